@@ -18,6 +18,7 @@ import workbench.measure.run as generation_module
 from compiled_kernels import Backend
 from compiled_kernels.level import Level
 from workbench.cli import main
+from workbench.engine.loaded_model import BUNDLED_MODELS
 from workbench.errors import WorkbenchError
 from workbench.runs.condition import MANIFEST, MARKER, fingerprint
 from workbench.runs.record import Record
@@ -326,7 +327,7 @@ def test_doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPa
         set(found["auto_backend"]["tries"]) <= {str(backend) for backend in Backend} and found["auto_backend"]["reason"]
     )
     assert found["backends"] == {"eager": None, "inductor": "no [C++] compiler"}
-    assert found["models"] == {"demo": None, "demo-draft": None} and found["extras"]["dev"] is None
+    assert found["models"] == dict.fromkeys(BUNDLED_MODELS) and found["extras"]["dev"] is None
 
 
 def test_doctor_shows_what_auto_chose_and_why(capsys, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

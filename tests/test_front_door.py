@@ -22,7 +22,7 @@ from workbench.kv_cache import eviction as evict
 from workbench.model.hf.families import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[1]
-MODULES = ("testing", "widgets")
+MODULES = ("demo_tools", "testing", "widgets")
 # Not triton: torch imports it by itself where it is installed.
 OPTIONAL = ("torch_mlir", "jupyterlab", "IPython", "ipywidgets", "transformers")
 

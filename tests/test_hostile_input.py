@@ -26,7 +26,7 @@ from workbench.model.hf.fields import read_object
 from workbench.offline.output_file import OutputFile
 from workbench.offline.requests import parse_line
 from workbench.prompt.templates import ChatTemplate
-from workbench.prompt.tokenizer import Tokenizer
+from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.reports.sweep_report import read_sweep
 from workbench.runs.compared_run import find_compared_runs
 from workbench.runs.condition import MANIFEST, check_folder
@@ -34,7 +34,7 @@ from workbench.runs.record import Record
 from workbench.runs.runs import open_runs
 from workbench.simulate.trace_files import read_trace
 from workbench.sweep.folder import SweepFolder, experiment_with_axes
-from workbench.sweep.point import Outcome, SweepPoint
+from workbench.sweep.point import PointResult, SweepPoint
 from workbench.sweep.settings import parse_executor
 from workbench.widgets.roofline.data import points_of
 
@@ -165,7 +165,7 @@ def test_a_listing_says_of_hostile_runs_that_they_are_damaged(name: str, tmp_pat
 def test_what_a_listing_skips_is_nothing_that_is_whole(tmp_path: Path) -> None:
     (tmp_path / "point.json").write_text("[" * 100_000)
     (tmp_path / "outcome.json").write_text("[" * 100_000)
-    assert Outcome.read(tmp_path) is None
+    assert PointResult.read(tmp_path) is None
     with pytest.raises(WorkbenchError, match="is no point of a sweep"):
         SweepPoint.read(tmp_path)
     (tmp_path / MANIFEST).write_text('{"files": ' * 90 + "1" + "}" * 90)

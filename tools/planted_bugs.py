@@ -98,6 +98,13 @@ BUGS = (
         ("tests/engine/test_parallel_samples.py",),
     ),
     PlantedBug(
+        "engine: after drafts that a grammar checked, its state is one token ahead",
+        "workbench/sampling/answer.py",
+        "if consumed:\n            self._tokens.rollback(consumed)",
+        "if consumed > 1:\n            self._tokens.rollback(consumed - 1)",
+        ("tests/engine/test_structured_output.py",),
+    ),
+    PlantedBug(
         "kernels: the compiled step rotates heads the wrong way",
         "compiled_kernels/decode_step/rotary.py",
         '((first, second, "arith.subf"), (second, first, "arith.addf"))',
@@ -117,6 +124,20 @@ BUGS = (
         "axis=0) / width + eps",
         "axis=0) / WIDTH + eps",
         ("tests/compiled_kernels/test_triton.py",),
+    ),
+    PlantedBug(
+        "prompt: a control token that a person spells is read as the template's",
+        "workbench/prompt/template_encoding.py",
+        "            forged = True",
+        "            forged = False",
+        ("tests/prompt/test_chat.py",),
+    ),
+    PlantedBug(
+        "prompt: a control token in a name of an argument is read as the template's",
+        "workbench/prompt/traced.py",
+        "else Traced(str(k), origin): traced",
+        "else Traced(str(k), TEMPLATE): traced",
+        ("tests/prompt/test_apply_chat_template.py",),
     ),
 )
 

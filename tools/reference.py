@@ -119,7 +119,10 @@ def _python_page() -> str:
             if name.startswith("__") or inspect.ismodule(value):
                 continue
             text += f"\n## {package.__name__}.{name}\n\n"
-            if isinstance(value, type) and issubclass(value, BaseModel):
+            if value is workbench.Conversation:  # no setting of an experiment
+                text += "```python\nConversation(*, system=None, tools=(), documents=(), turns=(), template=None, "
+                text += "template_arguments={})\n```\n"
+            elif isinstance(value, type) and issubclass(value, BaseModel):
                 text += f"Its settings are in [experiment.md](experiment.md#{name.lower()}).\n"
             else:
                 text += f"```python\n{_signature(name, value)}\n```\n"

@@ -17,6 +17,8 @@ import typing as _typing  # private, like every name here that is not public
 if _typing.TYPE_CHECKING:
     from compiled_kernels.attention import Causal, SlidingWindow
     from workbench import testing, widgets
+    from workbench.agents import demo_tools
+    from workbench.agents.agent import Agent, agent
     from workbench.custom import register
     from workbench.engine.beam_search import beam_search
     from workbench.engine.config import EngineConfig
@@ -25,6 +27,7 @@ if _typing.TYPE_CHECKING:
     from workbench.errors import WorkbenchError
     from workbench.experiment.build import runner_for
     from workbench.experiment.experiment import Experiment
+    from workbench.gateway.gate import Gateway
     from workbench.inspect.mask_picture import draw_mask
     from workbench.measure.quality.teacher_forcing import ForcedText, ReferenceLogits, measure_divergence
     from workbench.measure.run import run
@@ -32,6 +35,7 @@ if _typing.TYPE_CHECKING:
     from workbench.memory.measured import compare_memory
     from workbench.model.cost import StepCostModel
     from workbench.model.shapes import named_shape
+    from workbench.prompt.conversation import Conversation
     from workbench.reports.reproduce import reproduce
     from workbench.request import Request, SamplingParameters
     from workbench.runs.comparison import compare
@@ -40,29 +44,37 @@ if _typing.TYPE_CHECKING:
     from workbench.runs.runs import open_runs
     from workbench.sampling.filter_trace import entropy_bits, trace_filters
     from workbench.sampling.filters import History
+    from workbench.sampling.grammar_trace import trace_grammar
+    from workbench.serve.server import serve
     from workbench.sweep.run import run_sweep
     from workbench.trace.recorder import Recorder
 
 __version__ = "0.1.0"
 __all__ = [
-    "Causal", "EngineConfig", "Experiment", "ForcedText", "History", "Record", "Recorder", "ReferenceLogits", "Request",
-    "Runner", "SamplingParameters", "SlidingWindow", "StepCostModel", "WorkbenchError", "__version__", "beam_search",
-    "break_even_context", "compare", "compare_memory", "draw_mask", "entropy_bits", "load", "measure_divergence",
-    "named_shape", "open_runs", "register", "reproduce", "run", "run_sweep", "runner_for", "summarize", "testing",
-    "trace_filters", "widgets",
+    "Agent", "Causal", "Conversation", "EngineConfig", "Experiment", "ForcedText", "Gateway", "History", "Record",
+    "Recorder", "ReferenceLogits", "Request", "Runner", "SamplingParameters", "SlidingWindow", "StepCostModel",
+    "WorkbenchError", "__version__", "agent", "beam_search", "break_even_context", "compare", "compare_memory",
+    "demo_tools", "draw_mask", "entropy_bits", "load", "measure_divergence", "named_shape", "open_runs", "register",
+    "reproduce", "run", "run_sweep", "runner_for", "serve", "summarize", "testing", "trace_filters", "trace_grammar",
+    "widgets",
 ]  # fmt: skip
 
 _HOMES = {
+    "Agent": "workbench.agents.agent",
+    "agent": "workbench.agents.agent",
     "beam_search": "workbench.engine.beam_search",
     "break_even_context": "workbench.memory.capacity",
     "Causal": "compiled_kernels.attention",
     "compare": "workbench.runs.comparison",
     "compare_memory": "workbench.memory.measured",
+    "Conversation": "workbench.prompt.conversation",
+    "demo_tools": "workbench.agents.demo_tools",
     "draw_mask": "workbench.inspect.mask_picture",
     "EngineConfig": "workbench.engine.config",
     "entropy_bits": "workbench.sampling.filter_trace",
     "Experiment": "workbench.experiment.experiment",
     "ForcedText": "workbench.measure.quality.teacher_forcing",
+    "Gateway": "workbench.gateway.gate",
     "History": "workbench.sampling.filters",
     "load": "workbench.engine.load",
     "measure_divergence": "workbench.measure.quality.teacher_forcing",
@@ -79,11 +91,13 @@ _HOMES = {
     "Runner": "workbench.engine.runner",
     "runner_for": "workbench.experiment.build",
     "SamplingParameters": "workbench.request",
+    "serve": "workbench.serve",
     "SlidingWindow": "compiled_kernels.attention",
     "StepCostModel": "workbench.model.cost",
     "summarize": "workbench.runs.metrics",
     "testing": "workbench.testing",
     "trace_filters": "workbench.sampling.filter_trace",
+    "trace_grammar": "workbench.sampling.grammar_trace",
     "widgets": "workbench.widgets",
     "WorkbenchError": "workbench.errors",
 }
@@ -100,4 +114,4 @@ def __getattr__(name: str) -> object:
     import importlib
 
     home = importlib.import_module(_HOMES[name])
-    return home if home.__name__ == f"workbench.{name}" else getattr(home, name)
+    return home if home.__name__.endswith(f".{name}") and not hasattr(home, name) else getattr(home, name)

@@ -20,7 +20,7 @@ from workbench.model.hf.families import read_spec
 from workbench.model.hf.weights import load_weights, random_weights
 from workbench.model.model_parameters import stored_parameters
 from workbench.model.spec import NormSpec
-from workbench.prompt.tokenizer import Tokenizer
+from workbench.prompt.tokenization.tokenizer import Tokenizer
 
 
 @pytest.mark.parametrize("format", ["float32", "bfloat16"])

@@ -12,7 +12,7 @@ import workbench
 from experiments import demo_corpus
 from experiments.demo_tokenizer import CONTROL, bytes_only
 from workbench.engine.loaded_model import DEMO_FOLDER
-from workbench.prompt.tokenizer import Tokenizer
+from workbench.prompt.tokenization.tokenizer import Tokenizer
 
 CARD = json.loads((DEMO_FOLDER / "card.json").read_text())
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Inner
 
 from experiments import demo_tokenizer
-from workbench.prompt.tokenizer import Tokenizer
+from workbench.prompt.tokenization.tokenizer import Tokenizer
 
 SOURCE = "class Example:\n    def method(self, value=1234):\n\n        return value  # naïve\n"
 TEXT = st.text(st.characters(exclude_categories=["Cs"])) | st.text(st.sampled_from(list(" \n\r\tab1é🙂.")))

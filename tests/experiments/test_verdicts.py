@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from experiments import (
+    agent,
     batching,
     chunked_prefill,
     determinism,
@@ -22,6 +23,7 @@ from experiments import (
     schedule_price,
     speculation,
     streaming,
+    thinking,
     window_span,
 )
 from workbench.errors import WorkbenchError
@@ -34,6 +36,7 @@ EXPERIMENTS = Path(kv_precision.__file__).parent
 NAMES = (
     "kv_precision", "kv_evict", "window_span", "kv_groups", "prefix_reuse", "determinism", "disaggregation", "routing",
     "paging_waste", "batching", "chunked_prefill", "streaming", "queue_tail",
+    "agent", "thinking",
 )  # fmt: skip
 
 
@@ -415,3 +418,43 @@ def test_the_same_distribution_is_the_engines_own_rule(monkeypatch: pytest.Monke
         assert speculation.faster(rows).outcome == "refuted"
     finally:
         speculation.off_by.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("computed", "wait", "outcome"),
+    [(40, 0.3, "holds"), (40, 0.7, "holds-with-limits"), (70, 0.3, "holds-with-limits"), (40, 0.9, "refuted"),
+     (90, 0.3, "refuted")],
+)  # fmt: skip
+def test_rounds_of_an_agent(computed: float, wait: float, outcome: str) -> None:
+    times = {"later_cold_ttft_s": 0.1}
+    rows = [
+        {"variant": "kept", "computed_tokens_per_question": computed, "later_ttft_s": wait * 0.1, **times},
+        {"variant": "computed", "computed_tokens_per_question": 100, "later_ttft_s": 0.1, **times},
+    ]
+    (found,) = agent.judge(rows)
+    assert found.outcome == outcome and found.rule and found.reason and found.says
+
+
+def budgets(right: dict[str, float], of_a_kind: float, tokens: dict[str, float]) -> list[dict]:
+    return [
+        {"variant": name, "right": share, "questions": 100, "output_tokens_per_question": tokens[name],
+         "seconds_per_question": 1.0, "right_by_kind": {"talk": 1.0, "worked_out": 0.2 + (name == "64") * of_a_kind}}
+        for name, share in right.items()
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("right", "of_a_kind", "most", "outcomes"),
+    [
+        ((0.8, 0.8, 0.86, 0.85), 0.5, 60, ["holds", "holds"]),
+        ((0.8, 0.7, 0.81, 0.8), 0.3, 70, ["holds-with-limits", "holds-with-limits"]),
+        ((0.8, 0.7, 0.81, 0.8), 0.1, 90, ["refuted", "refuted"]),
+        ((0.8, 0.7, 0.77, 0.7), 0.5, 60, ["refuted", "holds"]),
+    ],
+)
+def test_budgets_of_thoughts(right: tuple[float, ...], of_a_kind: float, most: float, outcomes: list[str]) -> None:
+    shares = {str(budget): share for budget, share in zip(thinking.BUDGETS, right, strict=True)}
+    found = thinking.judge(budgets(shares, of_a_kind, {"0": 30, "16": 45, "64": 60, "256": most}))
+    assert [each.claim for each in found] == ["thinking-accuracy", "thinking-budget-cost"]
+    assert [each.outcome for each in found] == outcomes
+    assert all(each.rule and each.reason and each.says for each in found)

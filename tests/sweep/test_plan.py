@@ -20,7 +20,7 @@ from workbench.sweep import point_workload as work
 from workbench.sweep.estimate import COST_MODEL, MEASURED, SCALED_COST_MODEL, UNKNOWN, Estimate
 from workbench.sweep.folder import SweepFolder, experiment_with_axes
 from workbench.sweep.plan import PlannedPoint, SweepPlan, plan_sweep
-from workbench.sweep.point import Outcome, SweepPoint
+from workbench.sweep.point import PointResult, SweepPoint
 from workbench.sweep.point_workload import CachedCeilings, ServedRequests, point_workload
 from workbench.sweep.run import SweepRow
 from workbench.sweep.worker import RUN_NAME
@@ -39,7 +39,7 @@ def planned(folder: Path, *sets: str, more: str = "") -> SweepFolder:
 def done(point: SweepPoint, seconds: float, size: int = 10**9) -> None:
     point.write()
     run = RunFolder.create(point.folder, RUN_NAME)
-    Outcome(point.key, run.finish(), None, seconds, size).write(point.folder)
+    PointResult(point.key, run.finish(), None, seconds, size).write(point.folder)
 
 
 def sources(made: SweepPlan) -> list[str]:
@@ -54,7 +54,7 @@ def test_the_total_is_the_sum_of_what_is_to_run(rows: list, retry: bool) -> None
     made = []
     for number, (each, state) in enumerate(rows):
         point = SweepPoint(str(number), "", {}, "", Path("nowhere"))
-        outcome = None if state == "to run" else Outcome(point.key, None, "no" if state == "failed" else None, 1.0)
+        outcome = None if state == "to run" else PointResult(point.key, None, "no" if state == "failed" else None, 1.0)
         made.append(PlannedPoint(SweepRow(point, outcome), Estimate(each, 1, COST_MODEL)))
     sweep = SweepFolder(Path("nowhere"), "x", EXPERIMENT, ())
     found = SweepPlan(sweep, tuple(made), (), retry)

@@ -25,7 +25,7 @@ from workbench.sweep import executor as places
 from workbench.sweep import local, run
 from workbench.sweep.folder import SweepFolder, experiment_with_axes
 from workbench.sweep.local import LocalSweepExecutor
-from workbench.sweep.point import OUTCOME, POINT, Outcome, SweepPoint
+from workbench.sweep.point import OUTCOME, POINT, PointResult, SweepPoint
 from workbench.sweep.run import make_executor, read_rows, run_sweep
 from workbench.sweep.settings import LocalSweepConfig, parse_executor
 from workbench.sweep.worker import RUN_NAME, run_point
@@ -51,7 +51,7 @@ class Pretended:
             self.ran.append(point.name)
             if not self.dies(point, self.ran.count(point.name)):
                 run = RunFolder.create(point, RUN_NAME)
-                Outcome(point.name, run.finish(), None, 0.1).write(point)
+                PointResult(point.name, run.finish(), None, 0.1).write(point)
             on_end(point)
 
 
@@ -149,7 +149,7 @@ def test_a_point_is_a_run_like_any_other(tmp_path: Path) -> None:
     record = Record.open(outcome.folder)
     assert Experiment.from_yaml(record.experiment_text) == point.experiment
     assert record.summary["tokens"]["output"] == 6
-    assert run_point(point.folder) == outcome == Outcome.read(point.folder)  # nothing twice
+    assert run_point(point.folder) == outcome == PointResult.read(point.folder)  # nothing twice
     assert main(["reproduce", str(outcome.folder), "--out", str(tmp_path)]) == 0
 
 
@@ -240,7 +240,7 @@ def test_a_local_worker_that_is_killed_has_no_outcome(tmp_path: Path, monkeypatc
     monkeypatch.setenv("PYTHONPATH", str(broken))
     place.run([point.folder for point in sweep.points], ended.append)
     assert sorted(ended) == sorted(point.folder for point in sweep.points)
-    assert {Outcome.read(folder) for folder in ended} == {None}
+    assert {PointResult.read(folder) for folder in ended} == {None}
 
 
 def test_an_exception_ends_local_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

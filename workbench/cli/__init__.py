@@ -21,19 +21,25 @@ from rich.console import Console
 
 from workbench import __version__
 from workbench.cli import (
+    agent,
     batch,
     bench,
+    chat,
     check,
     claims,
     convert,
     cost,
     kernels,
+    keys,
     lab,
     memory,
     new_family,
     quality,
+    serve,
     simulate,
     sweep,
+    top,
+    usage,
 )
 from workbench.cli import reports as export
 from workbench.cli import reports as report
@@ -73,6 +79,8 @@ app.command("compare", epilog="Example: `workbench compare runs/a --baseline run
     records.compare
 )
 app.command("batch", epilog="Example: `workbench batch questions.jsonl answers.jsonl`")(batch.batch)
+app.command("chat", epilog='Example: `workbench chat "What is 2 + 3?" --system "Be brief."`')(chat.chat)
+app.command("agent", epilog='Example: `workbench agent "How many seconds are 3 weeks and 2 days?" --json`')(agent.agent)
 app.command("cost", epilog="Example: `workbench cost --prompt 2000 --requests 1000 --arrivals poisson`")(cost.cost)
 app.command("reproduce", epilog="Example: `workbench reproduce runs/first_light-20261121-120000-1a2b --replay`")(
     reproduce.reproduce
@@ -84,6 +92,10 @@ app.command("export", epilog="Example: `workbench export runs/first_light-202611
     export.export
 )
 app.command("lab", epilog="Example: `workbench lab`, or `workbench lab --check --pictures notebooks/pictures`")(lab.lab)
+app.command("serve", epilog="Example: `workbench serve demo-chat --port 8000 --set cache.format=int8`")(serve.serve)
+app.command("top", epilog="Example: `workbench top http://127.0.0.1:8000 --once`")(top.top)
+app.command("usage", epilog="Example: `workbench usage --by key,day --since 2026-11-01`")(usage.usage)
+app.add_typer(keys.app, name="keys")
 app.add_typer(kernels.app, name="kernels")
 app.add_typer(claims.app, name="claims")
 

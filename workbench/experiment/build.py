@@ -13,7 +13,7 @@ from workbench.engine.uncached import NaiveExecutor, RecomputingExecutor, disabl
 from workbench.errors import WorkbenchError
 from workbench.experiment.experiment import Experiment, PromptsWorkload, RandomWorkload
 from workbench.progress import to_stderr
-from workbench.prompt.tokenizer import Tokenizer
+from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.request import Request, SamplingParameters, random_token_ids
 from workbench.settings import Settings
 from workbench.simulate.arrival import Arrival, request_from_arrival

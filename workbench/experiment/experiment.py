@@ -13,6 +13,7 @@ from workbench.engine.config import EngineConfig
 from workbench.errors import WorkbenchError, explain
 from workbench.experiment import yaml as yaml_text
 from workbench.experiment.settings import (
+    AgentWorkload,
     DeterminismWorkload,
     LengthsWorkload,
     PrefillInterferenceWorkload,
@@ -60,6 +61,7 @@ COMPARISONS = (
     | StreamingWorkload
     | LengthsWorkload
     | TextsWorkload
+    | AgentWorkload
 )
 Workload = Annotated[PromptsWorkload | RandomWorkload | TrafficWorkload | COMPARISONS, Field(discriminator="kind")]
 
@@ -125,7 +127,7 @@ class Experiment(Displayable, EngineConfig):
             kind = type(values).__name__
             raise WorkbenchError(f"{where}: must be a mapping with `question` and `workload`, not {kind}")
         for override in overrides:
-            _override(values, override)
+            apply_override(values, override)
         return cls.from_values(values, where)
 
     @classmethod
@@ -166,7 +168,8 @@ def _file_of(path: Path) -> Path:
     return ours if path.parent == Path("experiments") and not path.exists() and ours.is_file() else path
 
 
-def _override(values: dict[str, Any], override: str) -> None:
+def apply_override(values: dict[str, Any], override: str) -> None:
+    """Change one of the plain values by `path=value` (WorkbenchError)."""
     path, equals, text = override.partition("=")
     if not equals or not path:
         raise WorkbenchError(f"--set {override}: write it as path=value, for example --set sampling.seed=7")

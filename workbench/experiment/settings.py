@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from workbench.agents.limits import Limits
+from workbench.request import CustomPart
 from workbench.settings import Count, Fraction01, Seed, Settings
 
 Delivery = Literal["whole", "events", "stream"]
@@ -181,6 +183,40 @@ class TextsWorkload(Settings):
     output_tokens: Annotated[int, Field(ge=16)] = 256
     repeats: Count = 1
     seed: Seed = 0
+
+
+class AgentQuestion(Settings):
+    """A question of an agent, and the texts that a right answer holds: numbers as a whole, other texts word for word.
+
+    Without `wanted`, any answer is right."""
+
+    question: Annotated[str, Field(min_length=1)]
+    wanted: tuple[str, ...] = ()
+    kind: str = ""  # right answers are counted by kind too
+    system: str | None = None  # None is the workload's
+    tools: tuple[str, ...] | None = None  # None are the workload's
+
+    @field_validator("wanted", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: object) -> object:
+        return (value,) if isinstance(value, str) else value
+
+
+class AgentWorkload(Settings):
+    """Ask an agent each question, one after another, and let it call its tools until it answers.
+
+    Questions are given, or made by a function that is named as custom parts are and returns `AgentQuestion` values.
+    The prefix cache is empty when a question begins. `cold_start` answers each round's prompt once more from an empty
+    cache, for its TTFT."""
+
+    kind: Literal["agent"] = "agent"
+    questions: Annotated[tuple[AgentQuestion, ...], Field(min_length=1)] | CustomPart
+    system: str | None = None
+    tools: tuple[str, ...] = ()  # functions, as module:function
+    tool_choice: Annotated[str, Field(min_length=1)] = "auto"  # auto, none, required, or the name of one tool
+    limits: Limits = Limits()
+    cold_start: bool = True
+    rounds: Count = 1  # measured rounds of all questions, interleaved, after a warm-up with the first question
 
 
 class Sweep(Settings):

@@ -33,6 +33,10 @@ TRIAL_COLUMNS = (
 )  # fmt: skip
 LAID_OUT = ("model", "weights", "cache", "threads", "cpu", "chosen", "reason", "date", "valid")
 
+TRAINED_BY = {
+    "demo": "experiments.train_demo", "demo-draft": "experiments.train_demo", "demo-chat": "experiments.train_chat"
+}  # fmt: skip
+
 
 def diagnose() -> dict:
     """Return backends, what they carry out, choices of `auto` and its untried ones, extras, models and the environment,
@@ -59,7 +63,7 @@ def diagnose() -> dict:
             for extra, (module, what) in EXTRAS.items()
         },
         "models": {
-            name: None if (folder / "model.safetensors").is_file() else "missing: run python -m experiments.train_demo"
+            name: None if (folder / "model.safetensors").is_file() else f"missing: run python -m {TRAINED_BY[name]}"
             for name, folder in BUNDLED_MODELS.items()
         },
         "environment": environment(),

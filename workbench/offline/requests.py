@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +10,7 @@ from workbench.engine.inputs import make_request, parse_sampling
 from workbench.errors import WorkbenchError, nearest
 from workbench.files import UnreadableText, read_json, read_json_object
 from workbench.prompt.templates import ChatTemplate
-from workbench.prompt.tokenizer import Tokenizer
+from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.request import Request, SamplingParameters
 
 LINE_KEYS = ("custom_id", "method", "url", "body")
@@ -59,6 +59,21 @@ def parse_line(raw: bytes, number: int, model: BatchModel) -> BatchRequest:
     Raises:
         InvalidLine: with what is wrong.
     """
+    name, url, body = read_line(raw, BODY_PARSERS)
+    given = {key: value for key, value in body.items() if value is not None}
+    try:
+        request = BODY_PARSERS[url](given, str(number), model)
+        salt = given.get("cache_salt", "")
+        if not isinstance(salt, str):
+            raise WorkbenchError(f"body.cache_salt: must be a text, not {salt!r}")
+    except WorkbenchError as error:
+        raise InvalidLine("invalid_request", str(error)) from None
+    # Single tokens are needed only for their log-probabilities.
+    return BatchRequest(name, url, replace(request, cache_salt=salt, final_only=request.sampling.logprobs is None))
+
+
+def read_line(raw: bytes, urls: Collection[str]) -> tuple[str, str, dict[str, Any]]:
+    """Return the custom_id, the url (one of `urls`) and the body of a line; InvalidLine with what is wrong."""
     line = _object(raw)
     for key in line:
         if key not in LINE_KEYS:
@@ -70,21 +85,12 @@ def parse_line(raw: bytes, number: int, model: BatchModel) -> BatchRequest:
         raise InvalidLine("invalid_request", f"custom_id: must be a text that names the line, not {name!r}")
     if line.get("method") != "POST":
         raise InvalidLine("invalid_request", f"method: must be 'POST', not {line.get('method')!r}")
-    if url not in BODY_PARSERS:
-        hint = nearest(str(url), BODY_PARSERS) or f"; known: {', '.join(BODY_PARSERS)}"
+    if not isinstance(url, str) or url not in urls:
+        hint = nearest(str(url), urls) or f"; known: {', '.join(urls)}"
         raise InvalidLine("invalid_request", f"url: {url!r} is not answered here{hint}")
     if not isinstance(body, dict):
         raise InvalidLine("invalid_request", f"body: must be an object, not {type(body).__name__}")
-    given = {key: value for key, value in body.items() if value is not None}
-    try:
-        request = BODY_PARSERS[url](given, str(number), model)
-        salt = given.get("cache_salt", "")
-        if not isinstance(salt, str):
-            raise WorkbenchError(f"body.cache_salt: must be a text, not {salt!r}")
-    except WorkbenchError as error:
-        raise InvalidLine("invalid_request", str(error)) from None
-    # Single tokens are needed only for their log-probabilities.
-    return BatchRequest(name, url, replace(request, cache_salt=salt, final_only=request.sampling.logprobs is None))
+    return name, url, body
 
 
 def _object(raw: bytes) -> dict[str, Any]:

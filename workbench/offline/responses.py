@@ -32,17 +32,18 @@ def response_line(
             line_id, batch_request.custom_id, wrong.reason, wrong.error, 400 if wrong.reason == "refused" else 500
         )
     body = _body(line_id, batch_request, model, sorted(ends, key=lambda end: end.sample), tokens)
-    return _line(
+    return result_line(
         line_id, batch_request.custom_id, {"status_code": 200, "request_id": f"req_{line_id}", "body": body}, None
     )
 
 
 def error_line(line_id: str, custom_id: str | None, code: str, message: str, status: int = 400) -> bytes:
     response = {"status_code": status, "request_id": f"req_{line_id}", "body": None}
-    return _line(line_id, custom_id, response, {"code": code, "message": message})
+    return result_line(line_id, custom_id, response, {"code": code, "message": message})
 
 
-def _line(line_id: str, custom_id: str | None, response: dict[str, Any], error: dict[str, str] | None) -> bytes:
+def result_line(line_id: str, custom_id: str | None, response: dict[str, Any], error: dict[str, str] | None) -> bytes:
+    """Return a line of an output file: the status, id and body of a response, or an error."""
     whole = {"id": f"batch_req_{line_id}", "custom_id": custom_id, "response": response, "error": error}
     return json.dumps(whole).encode() + b"\n"
 

@@ -14,6 +14,7 @@ from workbench.trace.recorder import row_name
 VERSION_ENTRIES = ("python", "implementation", "packages", "compiler", "platform", "commit")
 HARDWARE_ENTRIES = ("machine", "cpu", "memory_bytes", "gpu")
 RUNTIME_ENTRIES = ("threads", "backend")
+AGENT_ROUNDS = "agent_rounds.parquet"  # of measure.agent
 DRIFTING_ENTRY = "cpu.frequency_mhz"  # from second to second
 
 
@@ -70,7 +71,16 @@ def environment_differences(before: Record, after: Record, names: Sequence[str])
 
 def output_differences(before: Record, after: Record) -> tuple[TokenDifference, ...]:
     """List the first differing token of each request and sample whose outputs differ."""
-    return token_differences(before.requests.to_pylist(), after.requests.to_pylist())
+    return token_differences(outputs_of(before), outputs_of(after))
+
+
+def outputs_of(record: Record) -> list[dict[str, Any]]:
+    """Return a row for each output of a run: its requests, or the answers of an agent by question."""
+    if not (record.path / AGENT_ROUNDS).is_file():
+        return record.requests.to_pylist()
+    rows = record.read_table(AGENT_ROUNDS).to_pylist()
+    names = ("variant", "round", "question", "agent_round")
+    return [{**row, "request_id": ", ".join(f"{name} {row[name]}" for name in names)} for row in rows]
 
 
 def token_differences(

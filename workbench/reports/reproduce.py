@@ -10,6 +10,7 @@ from typing import Any
 from workbench.display import Displayable, Table
 from workbench.errors import WorkbenchError
 from workbench.experiment.experiment import Experiment
+from workbench.experiment.settings import AgentWorkload
 from workbench.machine.processor import is_contended
 from workbench.measure.run import run
 from workbench.reports import differences
@@ -127,7 +128,7 @@ def reproduce(
     record = record if isinstance(record, Record) else Record.open(record)
     record.verify()
     experiment = Experiment.from_yaml(record.experiment_text, where=f"{record.path}/experiment.yaml")
-    if experiment.is_comparison:
+    if experiment.is_comparison and not isinstance(experiment.workload, AgentWorkload):
         raise WorkbenchError(
             f"{record.path}: a table of variants, not one run of requests; "
             "`workbench run` of its experiment.yaml makes it anew"
@@ -185,7 +186,7 @@ def compare_repetition(
     return Reproduction(
         before,
         after,
-        before.requests.num_rows,
+        len(differences.outputs_of(before)),
         tokens,
         differences.setting_differences(before, experiment),
         differences.environment_differences(before, after, VERSION_ENTRIES),

@@ -35,6 +35,9 @@ def _ms(value: float) -> str:
 
 # What a row may hold, in the order of its table; a figure that no row has is no column.
 QUALITY: tuple[tuple[str, str, Cell], ...] = (
+    ("questions", "questions", _whole),
+    ("right", "right", _share),
+    ("answered", "answered", _share),
     ("bits_per_byte", "bits/byte", "{:.4f}".format),
     ("kl_mean", "KL mean", _small),
     ("kl_p99", "KL p99", _small),
@@ -103,6 +106,17 @@ COSTS: tuple[tuple[str, str, Cell], ...] = (
     ("predicted_speed_up", "predicted", "{:.2f}".format),
     ("loses_from", "loses from load", _whole),
     ("same_tokens_share", "same outputs", _share),
+    ("rounds_per_question", "rounds", "{:.2f}".format),
+    ("calls_per_question", "calls", "{:.2f}".format),
+    ("prompt_tokens_per_question", "prompt tokens", _whole),
+    ("cached_tokens_per_question", "of them cached", _whole),
+    ("computed_tokens_per_question", "computed", _whole),
+    ("output_tokens_per_question", "output tokens", _whole),
+    ("thinking_tokens_per_question", "of them thought", _whole),
+    ("later_ttft_s", "later rounds' TTFT ms", _ms),
+    ("later_cold_ttft_s", "from a cold start", _ms),
+    ("tools_s_per_question", "in tools ms", _ms),
+    ("seconds_per_question", "a question s", "{:.2f}".format),
 )
 CURVES: tuple[tuple[str, str, Cell], ...] = (
     ("slo_attainment", "SLO attainment", _share),

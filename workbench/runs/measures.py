@@ -12,15 +12,18 @@ Direction = Literal["min", "max"]
 DEFAULT_MEASURES = (
     "ttft_s_p50", "ttft_s_p99", "tpot_s_p50", "e2el_s_p50", "seconds", "tokens_per_s", "output_tokens_per_s",
     "goodput_share", "slo_attainment", "kv_bytes_peak", "bytes_per_token", "bits_per_byte", "kl_mean", "same_top",
-    "copied", "draft_acceptance_rate", "peak_bytes",
+    "copied", "draft_acceptance_rate", "peak_bytes", "right", "output_tokens_per_question",
+    "computed_tokens_per_question", "later_ttft_s", "seconds_per_question",
 )  # fmt: skip
 HIGHER_IS_BETTER = re.compile(
     r"per_s(_|$)"
     r"|^(same|greedy_equal|copied|copy_gain|goodput|slo_attainment|first_divergence|sequences|cache_hit|speed_up|cached)"
+    r"|^(right|answered)"
     r"|share_of_|acceptance|speedup|predicted_speed_up"
 )
 LOWER_IS_BETTER = re.compile(
     r"(_|^)(s|ms|seconds)(_|$)|bytes|^kl_|bits_per|waste|^price|num_preemptions|compiles|varying|parted|diverged|pages_used|memory"
+    r"|(computed|output|thinking)_tokens_per_question"
 )
 TIME_DEPENDENT = re.compile(
     r"(_|^)(s|ms|seconds)(_|$)|goodput|slo_attainment|^price|share_of_(roofline|read|gemm|ceiling)|speed"

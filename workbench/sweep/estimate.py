@@ -10,7 +10,7 @@ from typing import Any
 
 from workbench.errors import WorkbenchError
 from workbench.machine.processor import resident_bytes
-from workbench.sweep.point import Outcome, SweepPoint
+from workbench.sweep.point import PointResult, SweepPoint
 from workbench.sweep.point_workload import CachedCeilings, PointWorkload, ServedRequests, point_workload
 
 COST_MODEL, MEASURED, SCALED_COST_MODEL, UNKNOWN = (
@@ -43,7 +43,7 @@ class Estimates:
 
 def estimate_points(
     points: Sequence[SweepPoint],
-    outcomes: Mapping[str, Outcome],
+    outcomes: Mapping[str, PointResult],
     earlier_folders: Mapping[str, Path],
     start_seconds: float = 0.0,
 ) -> Estimates:
@@ -129,9 +129,9 @@ class _LowerBounds:
 
 
 def _measured(
-    point: SweepPoint, outcomes: Mapping[str, Outcome], earlier_folders: Mapping[str, Path]
-) -> Outcome | None:
+    point: SweepPoint, outcomes: Mapping[str, PointResult], earlier_folders: Mapping[str, Path]
+) -> PointResult | None:
     found = outcomes.get(point.key)
     if found is None and point.key in earlier_folders:
-        found = Outcome.read(earlier_folders[point.key])
+        found = PointResult.read(earlier_folders[point.key])
     return None if found is None or found.error is not None else found

@@ -63,7 +63,7 @@ class SweepPoint:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PointResult:
     """The result of a point: its run folder, or an error, or both where requests failed in a recorded run.
 
     `seconds` and `peak_bytes` are those of the worker's process, from its start to its end.
@@ -76,7 +76,7 @@ class Outcome:
     peak_bytes: int | None = None
 
     @classmethod
-    def read(cls, folder: Path) -> Outcome | None:
+    def read(cls, folder: Path) -> PointResult | None:
         """Read the outcome of the point in `folder`; None where it is missing, or its run folder is damaged."""
         try:
             values = read_json_file(folder / OUTCOME)

@@ -19,7 +19,7 @@ from workbench.experiment.experiment import Experiment
 from workbench.progress import BAR_FORMAT, Progress, refreshing
 from workbench.sweep.executor import SweepExecutor
 from workbench.sweep.folder import SweepFolder, open_sweep
-from workbench.sweep.point import LOG, OUTCOME, Outcome, SweepPoint
+from workbench.sweep.point import LOG, OUTCOME, PointResult, SweepPoint
 from workbench.sweep.settings import LocalSweepConfig, RaySweepConfig, SlurmSweepConfig, SweepExecutorSetting
 
 MAX_ATTEMPTS = 2  # runs of a point whose worker dies
@@ -47,7 +47,7 @@ class SweepRow:
     """A point and its outcome; None where it has not run, or runs elsewhere."""
 
     point: SweepPoint
-    outcome: Outcome | None
+    outcome: PointResult | None
 
     @property
     def state(self) -> Literal["done", "failed", "to run"]:
@@ -68,7 +68,7 @@ class SweepRows(Displayable, list[SweepRow]):
         return Table(f"{self.folder}: {counts}", cells, ("point", "state", "seconds", "run folder, or why not"))
 
 
-def _outcome_cells(outcome: Outcome | None, sweep: Path) -> tuple[object, str]:
+def _outcome_cells(outcome: PointResult | None, sweep: Path) -> tuple[object, str]:
     if outcome is None:
         return "", ""
     run = "" if outcome.folder is None else str(outcome.folder.relative_to(sweep))
@@ -77,7 +77,7 @@ def _outcome_cells(outcome: Outcome | None, sweep: Path) -> tuple[object, str]:
 
 def read_rows(sweep: SweepFolder) -> SweepRows:
     """Read the current state of all points."""
-    rows = SweepRows(SweepRow(point, Outcome.read(point.folder)) for point in sweep.points)
+    rows = SweepRows(SweepRow(point, PointResult.read(point.folder)) for point in sweep.points)
     rows.folder = sweep.path
     return rows
 
@@ -132,14 +132,14 @@ class _OutcomeCollector:
         self.again: list[Path] = []
 
     def __call__(self, folder: Path) -> None:
-        point, outcome = self.points[folder], Outcome.read(folder)
+        point, outcome = self.points[folder], PointResult.read(folder)
         if outcome is None:
             self.died[folder] += 1
             if self.died[folder] < self.attempts:
                 self.bar.tell(f"{point.label}: its worker died; it runs again")
                 self.again.append(folder)
                 return
-            outcome = Outcome(point.key, None, _death_message(folder, self.died[folder]), 0.0)
+            outcome = PointResult(point.key, None, _death_message(folder, self.died[folder]), 0.0)
             outcome.write(folder)
         self.bar.add(point, outcome)
 
@@ -167,7 +167,7 @@ class _Bar:
         self.bar, self.weights, self.done, self.points = bar, weights, done, points
         self._describe()
 
-    def add(self, point: SweepPoint, outcome: Outcome) -> None:
+    def add(self, point: SweepPoint, outcome: PointResult) -> None:
         if outcome.error is not None:
             self.tell(f"{point.label}: {outcome.error}")
         self.done += 1

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from workbench.runs.record import Record
-    from workbench.sweep.point import Outcome, SweepPoint
+    from workbench.sweep.point import PointResult, SweepPoint
 
 STARTED = time.perf_counter()  # before torch is imported, which counts
 LOCK = ".lock"
@@ -24,19 +24,19 @@ RUN_NAME = "run"
 FAILED_REASONS = ("refused", "error")
 
 
-def run_point(folder: Path) -> Outcome:
+def run_point(folder: Path) -> PointResult:
     """Run the point in `folder`, unless it has an outcome.
 
     An error becomes the outcome; only the end of the process leaves none.
     """
-    from workbench.sweep.point import Outcome, SweepPoint
+    from workbench.sweep.point import PointResult, SweepPoint
 
     point = SweepPoint.read(folder)
     with _point_lock(folder):
-        if (known := Outcome.read(folder)) is not None:
+        if (known := PointResult.read(folder)) is not None:
             return known
         record, error = _run_experiment(point)
-        found = Outcome(point.key, record and record.path, error, time.perf_counter() - STARTED, _peak())
+        found = PointResult(point.key, record and record.path, error, time.perf_counter() - STARTED, _peak())
         found.write(folder)
         return found
 

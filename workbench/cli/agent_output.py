@@ -1,0 +1,131 @@
+"""Print an agent's run as it goes, for `workbench chat` and `workbench agent`."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from workbench.errors import WorkbenchError, nearest
+
+if TYPE_CHECKING:
+    from workbench.agents.result import AgentResult, Round
+    from workbench.agents.rounds import AgentRun
+    from workbench.trace.agent_events import AgentEvent
+
+DIM, PLAIN = "\033[2m", "\033[0m"
+MAX_RESULT = 300  # characters of a result that are shown
+
+
+def show_run(run: AgentRun, as_json: bool) -> AgentResult:
+    """Print a run's events: text as it comes, thoughts dimmed, calls with their results; return the result."""
+    printer = RunPrinter((lambda text: None) if as_json else lambda text: print(text, end="", flush=True))
+    for event in run:
+        printer.show(event)
+    return run.result
+
+
+class RunPrinter:
+    """Print events of a run. A call is shown once it is complete, with its arguments."""
+
+    def __init__(self, write: Callable[[str], object]):
+        self._write = write
+        self._last = self._channel = ""
+
+    def show(self, event: AgentEvent) -> None:
+        from workbench.trace.agent_events import AgentFinished, AnswerPiece, CallFinished, CallStarted, RoundFinished
+
+        if isinstance(event, AnswerPiece):
+            if event.channel != "call":
+                if event.channel != self._channel:
+                    self._line()
+                self._channel = event.channel
+                self._put(event.text, event.channel == "thought")
+        elif isinstance(event, CallStarted):
+            self._line()
+            self._put(f"→ {event.name}({json.dumps(event.arguments, ensure_ascii=False)})\n")
+        elif isinstance(event, CallFinished):
+            self._line()
+            more = " ..." if len(event.result) > MAX_RESULT else ""
+            self._put(f"← {event.name}: {event.result[:MAX_RESULT]}{more}\n")
+        elif isinstance(event, RoundFinished):
+            self._line()
+            self._channel = ""
+            words = f"round {event.round}: {event.prompt_tokens} tokens of prompt, {event.cached_tokens} of them cached"
+            thought = f", {event.thinking_tokens} of them a thought" if event.thinking_tokens else ""
+            self._put(
+                f"[{words}, {event.computed_tokens} computed; {event.output_tokens} of answer{thought}; "
+                f"{event.finish_reason}]\n", True,
+            )  # fmt: skip
+        elif isinstance(event, AgentFinished):
+            self._line()
+            if event.stop_reason != "end_turn":
+                self._put(f"[ended: {event.stop_reason}{f': {event.error}' if event.error else ''}]\n", True)
+
+    def _line(self) -> None:
+        if self._last and not self._last.endswith("\n"):
+            self._put("\n")
+
+    def _put(self, text: str, dim: bool = False) -> None:
+        self._last = text or self._last
+        self._write(f"{DIM}{text}{PLAIN}" if dim and text and _is_coloured() else text)
+
+
+def _is_coloured() -> bool:
+    return sys.stdout.isatty() and "NO_COLOR" not in os.environ
+
+
+def round_json(turn: Any, each: Round) -> dict[str, Any]:
+    """Return one answer and its figures as plain values."""
+    used = each.usage
+    return {
+        **turn.model_dump(mode="json", exclude={"generated_ids"}), "finish_reason": each.finish_reason,
+        "prompt_tokens": used.prompt_tokens, "cached_tokens": used.cached_tokens,
+        "computed_tokens": used.computed_tokens, "output_tokens": used.output_tokens,
+        "thinking_tokens": used.thinking_tokens,
+    }  # fmt: skip
+
+
+def load_function(path: str) -> Any:
+    """Import the function that MODULE:FUNCTION names; modules in the present folder are found too."""
+    module, _, name = path.partition(":")
+    if not module or not name:
+        raise WorkbenchError(f"--tool {path}: give MODULE:FUNCTION")
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        found = importlib.import_module(module)
+    except Exception as error:  # a module may raise whatever it likes
+        raise WorkbenchError(f"--tool {path}: cannot be imported ({error}); give MODULE:FUNCTION") from None
+    if not hasattr(found, name):
+        hint = nearest(name, [each for each in dir(found) if not each.startswith("_")])
+        raise WorkbenchError(f"--tool {path}: cannot be imported ({module} has no {name!r}){hint or ''}")
+    return getattr(found, name)
+
+
+def read_schema(path: Path | None) -> dict[str, Any] | None:
+    """Return the JSON Schema in a file as a response_format."""
+    if path is None:
+        return None
+    from workbench.files import UnreadableText, read_bytes
+
+    try:
+        schema = json.loads(read_bytes(path))
+    except (UnreadableText, OSError) as error:
+        raise WorkbenchError(f"--schema {path}: cannot be read ({error})") from None
+    except (ValueError, RecursionError) as error:
+        raise WorkbenchError(f"--schema {path}: is no JSON ({error})") from None
+    if not isinstance(schema, dict | bool):
+        raise WorkbenchError(f"--schema {path}: a JSON Schema is an object, not {type(schema).__name__}")
+    return {"kind": "json_schema", "json_schema": schema}
+
+
+def answer_settings(schema: Path | None, thinking: int | None) -> dict[str, Any]:
+    """Return the sampling parameters that --schema and --thinking stand for."""
+    form = read_schema(schema)
+    values: dict[str, Any] = {} if form is None else {"response_format": form}
+    return values if thinking is None else {**values, "thinking": {"budget_tokens": thinking}}

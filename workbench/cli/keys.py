@@ -1,0 +1,79 @@
+"""`workbench keys`: create, list, rotate and revoke the keys of a server."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from workbench.cli.shared import AsJson, console, print_json
+from workbench.display import Table
+
+app = typer.Typer(help="Create, list, rotate and revoke the keys of a server.", no_args_is_help=True)
+KeyFileOption = Annotated[Path, typer.Option("--file", metavar="FILE", help="the file of keys, made if missing")]
+Id = Annotated[str, typer.Argument(help="the key's id, as `list` shows it")]
+DEFAULT_FILE = Path("keys.json")
+
+
+@app.command(epilog="Example: `workbench keys create alice --models demo,demo-chat --days 30`")
+def create(
+    owner: Annotated[str, typer.Argument(help="the tenant: keys of one owner share cached prefixes, budget and usage")],
+    name: Annotated[str, typer.Option(help="a name for people")] = "",
+    models: Annotated[str, typer.Option(help="models that it may use, with commas between; * for all")] = "*",
+    admin: Annotated[bool, typer.Option("--admin", help="it may see keys and usage of all")] = False,
+    days: Annotated[float | None, typer.Option(min=0, help="days until it expires; for ever unless given")] = None,
+    file: KeyFileOption = DEFAULT_FILE,
+    as_json: AsJson = False,
+) -> None:
+    """Make a key and print it. It is shown this once: the file has its hash."""
+    from workbench.gateway.keys import KeyStore
+
+    names = [each for each in models.split(",") if each]
+    key, text = KeyStore(file).create(owner, name, names, admin, days)
+    print_json({"id": key.id, "key": text, "owner": owner}) if as_json else print(text)
+
+
+@app.command("list", epilog="Example: `workbench keys list`")
+def list_keys(file: KeyFileOption = DEFAULT_FILE, as_json: AsJson = False) -> None:
+    """List the keys, without their texts."""
+    from workbench.gateway.keys import KeyStore
+
+    keys, now = KeyStore(file).list(), time.time()
+    if as_json:
+        listed = (each.model_dump(mode="json", exclude={"credentials"}) | {"state": each.state(now)} for each in keys)
+        print_json(list(listed))
+        return
+    rows = [
+        (each.id, each.owner, each.name, ",".join(each.models), "yes" if each.admin else "", each.state(now),
+         datetime.fromtimestamp(each.created, UTC).date().isoformat())
+        for each in keys
+    ]  # fmt: skip
+    headings = ("id", "owner", "name", "models", "admin", "state", "created")
+    console().print(Table(str(file), rows, headings, note="" if rows else "no keys: `workbench keys create OWNER`"))
+
+
+@app.command(epilog="Example: `workbench keys rotate 1a2b3c4d --hours 48`")
+def rotate(
+    id: Id,
+    hours: Annotated[float, typer.Option(min=0, help="hours for which the old text stays valid")] = 24.0,
+    days: Annotated[float | None, typer.Option(min=0, help="days until the new one expires")] = None,
+    file: KeyFileOption = DEFAULT_FILE,
+    as_json: AsJson = False,
+) -> None:
+    """Give a key a new text and print it. Limits, usage and owner stay."""
+    from workbench.gateway.keys import KeyStore
+
+    key, text = KeyStore(file).rotate(id, hours, days)
+    print_json({"id": key.id, "key": text, "owner": key.owner}) if as_json else print(text)
+
+
+@app.command(epilog="Example: `workbench keys revoke 1a2b3c4d`")
+def revoke(id: Id, file: KeyFileOption = DEFAULT_FILE, as_json: AsJson = False) -> None:
+    """End a key at once, in running servers too."""
+    from workbench.gateway.keys import KeyStore
+
+    key = KeyStore(file).revoke(id)
+    print_json({"id": key.id, "state": "revoked"}) if as_json else print(f"{key.id} of {key.owner}: revoked")

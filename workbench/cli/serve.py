@@ -1,0 +1,99 @@
+"""`workbench serve`: a model behind OpenAI's and Anthropic's protocols."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from workbench.cli.shared import AsJson, backend_errors, print_json
+from workbench.errors import WorkbenchError
+
+if TYPE_CHECKING:
+    from workbench.serve.config import ServeConfig
+    from workbench.serve.gate import Gate
+
+OWN_SECTIONS = ("served_name", "models", "server", "gateway")  # of a file that is an experiment otherwise
+DEFAULTS: dict[str, Any] = {"cache": {"prefix": "radix"}}  # of a server for a model by name
+
+
+def serve(
+    model: Annotated[str, typer.Argument(help="a model, or a file in YAML: a server's settings, or an experiment")],
+    port: Annotated[int | None, typer.Option(help="0: any free one; 8000 unless the file says")] = None,
+    host: Annotated[str | None, typer.Option(help="loopback unless given; 0.0.0.0: every address")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="change one setting; may be repeated")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Serve a model over HTTP until SIGTERM or Ctrl-C: calls under way end first.
+
+    Every setting of an engine is one of the server: `--set cache.format=int4` serves from a cache of four bits.
+    """
+    from workbench.engine.runner import Runner
+    from workbench.progress import discard, to_stderr
+    from workbench.serve.served_model import ServedModel
+    from workbench.serve.server import Server, served_name_of
+
+    overrides = [*(set_ or ())]
+    overrides += [f"server.{name}={value}" for name, value in (("port", port), ("host", host)) if value is not None]
+    config = read_serve_config(model, tuple(overrides))
+    gate = gate_of(config)
+    report = discard if as_json else to_stderr
+    with backend_errors():
+        first = Runner(config, report=report)
+        runners = {config.served_name or served_name_of(first): first}
+        runners |= {name: Runner(each, report=report) for name, each in config.models.items()}
+    most = config.server.default_max_tokens
+    models = {name: ServedModel(name, runner, most) for name, runner in runners.items()}
+    _allow_many_connections()
+    server = Server(models, gate, config.server)
+    if as_json:
+        print_json({"url": server.url, "models": list(models)})
+    else:
+        print(f"{', '.join(models)} at {server.url}; Ctrl-C ends it", flush=True)
+    server.run()
+
+
+def read_serve_config(model: str, overrides: tuple[str, ...]) -> ServeConfig:
+    """Return the settings of a model by name, or of a file: a server's, or an experiment's engine (WorkbenchError)."""
+    from pydantic import ValidationError
+
+    from workbench.errors import explain
+    from workbench.experiment.experiment import Experiment, apply_override
+    from workbench.files import read_bytes, read_yaml
+    from workbench.serve.config import ServeConfig
+
+    values: Any = {"model": model, **DEFAULTS}
+    if model.endswith((".yaml", ".yml")):
+        values = read_yaml(read_bytes(Path(model)), model)
+        if not isinstance(values, dict):
+            raise WorkbenchError(f"{model}: must be a mapping of settings, not {type(values).__name__}")
+    for override in overrides:
+        apply_override(values, override)
+    if "question" in values:
+        own = {name: values.pop(name) for name in OWN_SECTIONS if name in values}
+        engine = Experiment.from_values(values, model).engine
+        values = {name: getattr(engine, name) for name in type(engine).model_fields} | own
+    try:
+        return ServeConfig.model_validate(values)
+    except ValidationError as error:
+        raise explain(error, model, ServeConfig) from None
+
+
+def gate_of(config: ServeConfig) -> Gate | None:
+    """Return the gateway that the settings ask for; None for no gateway."""
+    if config.gateway is None:
+        return None
+    from workbench.gateway.gate import Gateway
+
+    return Gateway(config.gateway)
+
+
+def _allow_many_connections() -> None:
+    """Raise the limit of open files to what the system allows: each connection is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

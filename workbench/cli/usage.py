@@ -1,0 +1,42 @@
+"""`workbench usage`: sum the accounts of a server by key, tenant, model and day."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from workbench.cli.shared import AsJson, console, print_json
+from workbench.display import Table
+
+
+def usage(
+    by: Annotated[
+        str, typer.Option(help="day, key, tenant, model, dialect, ended, id; several with commas")
+    ] = "key,day",
+    since: Annotated[str, typer.Option(metavar="DAY", help="the first day of UTC, as 2026-11-23")] = "",
+    key: Annotated[str, typer.Option(help="of this key alone")] = "",
+    tenant: Annotated[str, typer.Option(help="of this tenant alone")] = "",
+    file: Annotated[Path, typer.Option(metavar="FILE", help="the `accounting.file` of the gateway")] = Path(
+        "usage.sqlite"
+    ),
+    as_json: AsJson = False,
+) -> None:
+    """Sum calls, tokens by kind and costs. Costs are those of the prices of their time; sums are exact."""
+    from workbench.economics.prices import KINDS, format_money
+    from workbench.gateway.accounting import open_accounts, sum_calls
+
+    names = tuple(filter(None, by.split(",")))
+    where = {name: value for name, value in (("key", key), ("tenant", tenant)) if value}
+    with open_accounts(file) as accounts:
+        rows = sum_calls(accounts, names, since, where)
+    if as_json:
+        print_json([row.as_dict(names) for row in rows])
+        return
+    headings = (*names, "calls", *KINDS, "kept", "cost")
+    cells = [
+        (*row.group, row.calls, *(count for _, count in row.usage), row.kept, format_money(row.cost, 6)) for row in rows
+    ]
+    note = "" if rows else "no calls yet"
+    console().print(Table(str(file), cells, headings, note=note, left=names))
