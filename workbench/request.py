@@ -243,6 +243,7 @@ class Sequence:
     finish_reason: FinishReason | None = None
     num_preemptions: int = 0
     arrival_step: int = 0  # the step before which it arrived
+    arrival_time: float = 0.0  # seconds, on the clock by which steps are planned
     scheduled_step: int = 0  # the step in which it was last admitted
     allocated_until: int = 0  # no page is missing up to this many known tokens
     next_page_boundary: int = 0  # computed tokens at which a page becomes full or unreachable

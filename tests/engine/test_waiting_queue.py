@@ -94,10 +94,15 @@ def test_what_a_policy_is_shown_is_what_is_made_anew(monkeypatch: pytest.MonkeyP
     state, shown = RequestViews.state, 0
 
     def checked(
-        self: RequestViews, step: int, running: list[Sequence], by_id: dict, uncovered: Iterable[Sequence] | None = None
+        self: RequestViews,
+        step: int,
+        running: list[Sequence],
+        by_id: dict,
+        uncovered: Iterable[Sequence] | None = None,
+        *times: float,
     ) -> SchedulerState:
         nonlocal shown
-        found = state(self, step, running, by_id, uncovered)
+        found = state(self, step, running, by_id, uncovered, *times)
         runs = {sequence.arrival_index for sequence in running}
         waiting = sorted(
             (each for each in by_id.values() if each.arrival_index not in runs), key=lambda each: each.arrival_index

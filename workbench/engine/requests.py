@@ -116,6 +116,7 @@ class RequestTracker:
             self._processor.defer(request.request_id, BestOf(sampling.num_sequences, sampling.n))
         for number, sample in enumerate(samples):
             sequence = Sequence.from_request(sample, self._submitted)
+            sequence.arrival_time = arrival
             sequence.length_limit = min(sequence.length_limit, self.spec.max_position_embeddings)
             sequence.length_class = self.spec.length_class(sequence.length_limit)
             self._submitted += 1

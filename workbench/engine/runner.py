@@ -326,7 +326,7 @@ class Runner(Displayable):
         Returns:
             The plan, without spans where nothing is to be computed; the time when it was made; pages in use by group.
         """
-        plan = self.scheduler.plan({name: draft.token_ids for name, draft in proposed.items()})
+        plan = self.scheduler.plan({name: draft.token_ids for name, draft in proposed.items()}, began)
         if plan is None:
             return StepPlan(self.scheduler.next_step, ()), began, []
         self.telemetry.emit_step_planned(plan, began)

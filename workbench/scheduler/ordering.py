@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import Any
 
 from workbench.scheduler.policy import RequestView, SchedulerDecision, SchedulerState
@@ -149,3 +149,38 @@ def with_aging(state: SchedulerState, starvation_limit: int, order: Iterator[Req
             gone.add(entry.request_id)
             begun += 1
         yield entry
+
+
+def most_in_time(state: SchedulerState, seconds: float, begins: float) -> Iterator[RequestView]:
+    """Yield waiting requests: those that have had their first token, then the most that can have it in time, then the
+    others, each in order of arrival.
+
+    The most are chosen as Moore does (1968): requests are taken in order of arrival, and whenever one would be late,
+    the longest of those taken is left out. Only requests that arrived within the last `seconds` are looked at.
+
+    Args:
+        state: the scheduler's state, with the seconds that a token of a prompt takes.
+        seconds: from arrival to the first token, the same for all.
+        begins: the time when the first of them could begin.
+    """
+    ready = [entry for entry in state.waiting if entry.num_tokens > entry.num_prompt_tokens]
+    young = [
+        entry
+        for entry in state.waiting
+        if entry.arrival_time + seconds >= begins and entry.num_tokens <= entry.num_prompt_tokens
+    ]
+    taken: list[tuple[float, int, RequestView]] = []  # a heap, the longest first
+    ends = begins
+    for entry in sorted(young, key=_arrival_time):
+        takes = state.seconds_per_prefill_token * state.num_new_tokens(entry)
+        ends += takes
+        heapq.heappush(taken, (-takes, -entry.arrival_index, entry))
+        if ends > entry.arrival_time + seconds:
+            ends += heapq.heappop(taken)[0]
+    in_time = sorted((entry for _, _, entry in taken), key=_arrival_time)
+    first = {entry.request_id for entry in (*ready, *in_time)}
+    return chain(ready, in_time, (entry for entry in state.waiting if entry.request_id not in first))
+
+
+def _arrival_time(entry: RequestView) -> tuple[float, int]:
+    return entry.arrival_time, entry.arrival_index

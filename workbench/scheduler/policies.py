@@ -4,7 +4,7 @@ Each built-in policy is a value: the name under `schedule.policy`, and its setti
 them. `fcfs` schedules in order of arrival. Under the others a request is starving once `starvation_limit` steps have
 passed since its arrival, and aging takes over:
 
-- `shortest_prompt`, `priority` and `fair` keep their own order even under overload. One admission in four goes to the
+- `shortest_prompt`, `priority`, `fair` and `deadline` keep their own order even under overload. One admission in four goes to the
   oldest starving request. Among running requests only the oldest, if starving, goes before the policy's order and is
   preempted last. So the oldest request is admitted at the fourth admission at the latest, and then gets all it needs.
 - `prefill_first` and `decode_first` schedule all starving requests first, in order of arrival. `starvation_limit` is
@@ -25,6 +25,7 @@ from workbench.custom import check_arity, load_custom
 from workbench.errors import WorkbenchError, nearest
 from workbench.request import CustomPart
 from workbench.scheduler.ordering import (
+    most_in_time,
     oldest_starving,
     schedule_in_order,
     sorted_with_aging,
@@ -177,6 +178,24 @@ class Fair(BuiltInPolicy):
                 )
 
 
+class Deadline(BuiltInPolicy):
+    """Serve as many requests as can be served in time: with a first token within `ttft` seconds of their arrival.
+
+    Where all can, they are served in order of arrival. Where not all can, those with the longest prompts wait until no
+    other may still be in time (Moore, "An n job, one machine sequencing algorithm for minimizing the number of late
+    jobs", 1968, with the time of a prompt as measured in the steps so far). A request that has had its first token
+    and was preempted goes first.
+    """
+
+    kind: Literal["deadline"] = "deadline"
+    ttft: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0  # seconds
+    starvation_limit: NumSteps = 1000
+
+    def turns(self, state: SchedulerState, prefills: list[RequestView]) -> Iterator[RequestView]:
+        begins = state.now + state.seconds_per_prefill_token * sum(entry.num_new_tokens for entry in prefills)
+        return chain(prefills, with_aging(state, self.starvation_limit, most_in_time(state, self.ttft, begins)))
+
+
 class StaticBatching:
     """Static batching: no request joins once any of the batch has decoded; `inner` chooses its members.
 
@@ -260,7 +279,8 @@ def _validate(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
 
 PolicySetting = Annotated[
     Annotated[
-        FCFS | PrefillFirst | DecodeFirst | ShortestPrompt | Priority | Fair | CustomPolicy, Field(discriminator="kind")
+        FCFS | PrefillFirst | DecodeFirst | ShortestPrompt | Priority | Fair | Deadline | CustomPolicy,
+        Field(discriminator="kind"),
     ],
     WrapValidator(_validate),
 ]

@@ -1,5 +1,5 @@
-"""Define what a scheduling policy sees and returns: a pure function from a state to a decision. Integers and short
-strings only.
+"""Define what a scheduling policy sees and returns: a pure function from a state to a decision. Numbers and short
+strings only; the time of a step is one of them, so that a decision can be repeated.
 
 A user-defined policy, in a file of its own (`schedule.policy: {path: mine.py:longest_first}`):
 
@@ -50,6 +50,7 @@ class RequestView(NamedTuple):
     slots_needed: int = 1  # slots that must be free for it to start: one per beam, which advance together
     num_preemptions: int = 0
     scheduled_step: int = 0  # the step in which it was last admitted, if it runs
+    arrival_time: float = 0.0  # seconds, on the clock of `SchedulerState.now`
 
     @property
     def is_decoding(self) -> bool:
@@ -165,6 +166,8 @@ class SchedulerState:
     max_num_batched_tokens: int = 512  # the most tokens of a step
     max_prefill_tokens: int = 512  # the most prefill tokens of a step
     whole_prefills: bool = False  # prefills are not cut, except one longer than a step after a preemption
+    now: float = 0.0  # seconds, the same for the whole step
+    seconds_per_prefill_token: float = 0.0  # of steps so far, decodes in them included; 0 while none is measured
     waiting_index: WaitingIndex | None = field(default=None, compare=False, repr=False)  # None in a materialized copy
 
     def waiting_by(self, key: Callable[[RequestView], Any]) -> tuple[RequestView, ...]:

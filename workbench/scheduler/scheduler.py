@@ -16,15 +16,25 @@ from workbench.kv_cache.pages import PagePool
 from workbench.request import FinishReason, Sequence
 from workbench.scheduler.allocate import StepAllocation
 from workbench.scheduler.plan import RequestDecision, SchedulerLimits, Span, StepPlan, add_drafts, check_request_fits
-from workbench.scheduler.policies import FCFS, BuiltInPolicy, DecodeFirst, Fair, PrefillFirst, Priority, ShortestPrompt
+from workbench.scheduler.policies import (
+    FCFS,
+    BuiltInPolicy,
+    Deadline,
+    DecodeFirst,
+    Fair,
+    PrefillFirst,
+    Priority,
+    ShortestPrompt,
+)
 from workbench.scheduler.policy import SchedulerDecision, SchedulerState, SchedulingPolicy
+from workbench.scheduler.prefill_rate import PrefillRate
 from workbench.scheduler.queue import SequenceGroups, WaitingQueue
 from workbench.scheduler.validate import ValidatedDecision, call_policy, policy_name, validate_decision
 from workbench.scheduler.views import RequestViews, TenantCounters
 
 MAX_POLICY_CALLS = 8  # per step: each further call follows a preemption without progress
 
-IN_PARTS = (FCFS, PrefillFirst, DecodeFirst, ShortestPrompt, Priority, Fair)
+IN_PARTS = (FCFS, PrefillFirst, DecodeFirst, ShortestPrompt, Priority, Fair, Deadline)
 
 
 class Scheduler:
@@ -59,7 +69,8 @@ class Scheduler:
         self._views = RequestViews(kv_cache_manager, limits, self.tenant_counters)
         self._queue = WaitingQueue(kv_cache_manager.pools, self._views)
         self.sequence_groups = SequenceGroups(kv_cache_manager, limits, self.running, self._queue)
-        self._steps = 0
+        self._steps, self._now = 0, 0.0
+        self._prefill_rate = PrefillRate()
         self._padded_rows = 0  # rows of a padded batch, until its last sequence finishes
         self._last_waiting = ("", "")  # the last recorded waiting request, and the reason
         self._named: list[Sequence] = []  # running sequences when `_one_each` was made
@@ -108,6 +119,7 @@ class Scheduler:
         group = [sequence, *children]
         if not self.has_unfinished_requests:
             self._last_waiting = ("", "")
+            self._prefill_rate.idle()
         check_request_fits(
             sequence, self.kv_cache_manager, self.limits, self.max_model_len, len(group) if as_beams else 0
         )
@@ -120,16 +132,19 @@ class Scheduler:
         for parent, *rest in [[each] for each in group] if alone else [group]:
             self._queue.add(parent, *rest)
 
-    def plan(self, proposed: Mapping[str, tuple[int, ...]] | None = None) -> StepPlan | None:
+    def plan(self, proposed: Mapping[str, tuple[int, ...]] | None = None, now: float = 0.0) -> StepPlan | None:
         """Plan the next step and allocate its pages; None if there is nothing to do.
 
         Args:
             proposed: draft tokens by request id; they are verified as far as the step has room.
+            now: seconds, for policies that know deadlines.
 
         Raises:
             WorkbenchError: if the policy returns no plan; all sequences are unchanged then.
         """
         self.kv_cache_manager.transfers_done()
+        self._now = now
+        self._prefill_rate.end_step(now)
         if self.tenant_counters.returned:
             self.tenant_counters.lift_returned(chain(self.running, self.waiting))
         decisions: list[RequestDecision] = []
@@ -138,9 +153,10 @@ class Scheduler:
                 decisions.append(RequestDecision(sequence.request_id, "evicted", reason))
         self.sequence_groups.start_children(self._steps, decisions)
         policy_decisions: list[SchedulerDecision] = []
-        spans, errors = self._steady_decode(decisions, policy_decisions), ()
+        spans, errors, prefill_tokens = self._steady_decode(decisions, policy_decisions), (), 0
         if spans is None:
             spans, errors = self._decide(decisions, policy_decisions)
+            prefill_tokens = sum([span.length for span in spans if not span.is_decode])
         if not spans and not errors:
             return None
         if proposed:
@@ -150,6 +166,7 @@ class Scheduler:
                 self.kv_cache_manager.allocate_snapshots(span.sequence, span.start, span.num_known_tokens)
         moves, padding = self.kv_cache_manager.pop_transfers(), self._padding(spans)
         plan = StepPlan(self._steps, spans, tuple(decisions), moves, errors, padding, tuple(policy_decisions))
+        self._prefill_rate.begin_step(now, prefill_tokens)
         self._steps += 1
         return plan
 
@@ -243,7 +260,7 @@ class Scheduler:
         if policy is None or any([sequence.children for sequence in running]):
             return False
         by_id = self._queue.by_id
-        state = self._views.state(self._steps, running, by_id, uncovered)
+        state = self._state(uncovered)
         if min(state.free_pages) < 0:
             return False
         head, because = policy.head(state)
@@ -264,6 +281,10 @@ class Scheduler:
         self._admit([(by_id[head.request_id], 0)], policy_decisions[-1].reasons, step)
         self._queue.changed = False
         return True
+
+    def _state(self, uncovered: list[Sequence] | None = None) -> SchedulerState:
+        rate = self._prefill_rate.seconds_per_token
+        return self._views.state(self._steps, self.running, self._queue.by_id, uncovered, self._now, rate)
 
     def _names(self, policy: BuiltInPolicy, state: SchedulerState) -> tuple[tuple[str, int], ...]:
         """Return (request id, 1) for each running request, in the order in which they keep their pages. It is rebuilt
@@ -289,7 +310,7 @@ class Scheduler:
             return (), ()
         name, by_id = policy_name(self.policy), self._queue.by_id
         step = StepAllocation(self.kv_cache_manager, self.limits, self._views, self.running, self._queue, decisions)
-        state = self._views.state(self._steps, self.running, by_id)
+        state = self._state()
         policy_decisions.append(call_policy(self.policy, state))
         found = validate_decision(policy_decisions[-1], state, by_id, name)
         decisions += found.ignored

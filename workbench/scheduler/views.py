@@ -170,12 +170,16 @@ class RequestViews:
         running: list[Sequence],
         by_id: dict[str, Sequence],
         uncovered: Iterable[Sequence] | None = None,
+        now: float = 0.0,
+        seconds_per_prefill_token: float = 0.0,
     ) -> SchedulerState:
         """Return the state that a policy decides on.
 
         Args:
             uncovered: running sequences that may lack pages. Where it is given, entries of running requests are made
                 when the policy first looks at one.
+            now: seconds, the time of the step.
+            seconds_per_prefill_token: as measured so far.
         """
         self.invalidate_matches()
         manager, limits = self.kv_cache_manager, self.limits
@@ -204,7 +208,7 @@ class RequestViews:
             served_tokens=MappingProxyType(served), num_admitted=self.num_admitted,
             max_num_seqs=limits.max_num_seqs, max_num_batched_tokens=limits.max_num_batched_tokens,
             max_prefill_tokens=limits.max_prefill_tokens, whole_prefills=not limits.chunked_prefill,
-            waiting_index=self._queue,
+            now=now, seconds_per_prefill_token=seconds_per_prefill_token, waiting_index=self._queue,
         )  # fmt: skip
 
     def _entries(self, running: list[Sequence]) -> tuple[RequestView, ...]:
@@ -239,6 +243,7 @@ class RequestViews:
             request.request_id, sequence.arrival_index, sequence.arrival_step, request.tenant, request.priority,
             len(request.prompt_ids), num_tokens, computed, todo, is_running, 1 + num_children,
             1 + num_children if sequence.beams else 1, sequence.num_preemptions, sequence.scheduled_step,
+            sequence.arrival_time,
         )  # fmt: skip
 
     def _needs(self, sequence: Sequence) -> PagesByGroup:

@@ -203,6 +203,7 @@ class Instance:
         tenant, priority = job.arrival.tenant, job.arrival.priority
         request = Request(job.name, job.prompt, sampling, cache_salt=tenant, priority=priority, tenant=tenant)
         sequence = Sequence(request, self._orders, [*job.prompt, *(NO_TOKEN - job.number,) * job.generated_tokens])
+        sequence.arrival_time = job.arrival_time / TICKS_PER_SECOND
         self._orders += 1
         if handed_over:
             sequence.swapped = self._receive_pages(len(sequence.token_ids) - 1)
@@ -226,7 +227,7 @@ class Instance:
         self.now = now
         broken: list[SimulatedRequest] = []
         decisions, moving = (), 0
-        while (plan := self.scheduler.plan()) is not None:
+        while (plan := self.scheduler.plan(now=now / TICKS_PER_SECOND)) is not None:
             decisions, moving = (*decisions, *plan.decisions), moving + self._swap_ticks(plan)
             for decision in plan.decisions:
                 if decision.action == "admitted" and (job := self.jobs[decision.request_id]).first_scheduled is None:

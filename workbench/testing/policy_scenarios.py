@@ -85,6 +85,9 @@ def policy_scenarios() -> st.SearchStrategy[PolicyScenario]:
     )  # fmt: skip
 
 
+STEP_SECONDS = 0.25  # so that policies with deadlines meet some and miss others
+
+
 @dataclass
 class ScheduleHarness:
     """A scheduler at work on requests.
@@ -96,6 +99,7 @@ class ScheduleHarness:
     policy: SchedulingPolicy
     unfinished: list[Sequence] = field(default_factory=list)
     num_submitted: int = 0
+    now: float = 0.0  # seconds: STEP_SECONDS a step
     last_decision: tuple[SchedulerState, SchedulerDecision] | None = None
 
     @classmethod
@@ -124,6 +128,8 @@ class ScheduleHarness:
             Sequence.from_request(coming.request(f"{name}.{i}" if i else name), self.num_submitted + i)
             for i in range(coming.samples)
         ]
+        for sequence in new:
+            sequence.arrival_time = self.now
         try:
             self.scheduler.submit(new[0], new[1:])
         except RequestRefused:
@@ -136,9 +142,10 @@ class ScheduleHarness:
         """Run one step, and finish requests that reached their length. LawBroken where the policy gives no plan."""
         self.last_decision = None
         try:
-            plan = self.scheduler.plan()
+            plan = self.scheduler.plan(now=self.now)
         except WorkbenchError as error:
             raise LawBroken(str(error)) from error
+        self.now += STEP_SECONDS
         if plan is None:
             return None
         for sequence, _ in plan.errors:
