@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from compiled_kernels.blocked.layout import PANEL
 from compiled_kernels.blocked.registers import InputRows, group_scales, step_sums
@@ -19,6 +20,13 @@ MAX_WIDENED_BYTES = 1 << 19  # bytes of float32 that a thread may hold of bfloat
 PREFETCH_DISTANCE_BYTES = {"f32": 4096, "bf16": 1024, "i8": 4096, "i4": 4096, "f4": 4096}
 
 
+class PanelPass(NamedTuple):
+    """One of the passes over a panel, each for some of the rows."""
+
+    number: int = 0
+    count: int = 1
+
+
 @dataclass(frozen=True)
 class FewRows(Panels):
     """A product of exactly `rows` rows; with `accumulate` it adds to what `out` holds, which is float32 then."""
@@ -31,6 +39,13 @@ class FewRows(Panels):
     def block(self) -> int:
         """Return the columns that are computed together."""
         return PANEL
+
+    @property
+    def rows_per_pass(self) -> int:
+        """Return the rows that a panel is multiplied with at once: as many as the registers hold sums for all its
+        columns, or `TILE_ROWS` for some of them; passes of about the same number."""
+        most = max(TILE_ROWS, TILE_ROWS * self.vectors_per_tile * self.lanes // PANEL)
+        return -(-self.rows // -(-self.rows // most))
 
     @property
     def x_type(self) -> str:
@@ -50,9 +65,10 @@ def few_text(product: FewRows) -> str:
     x = _widened(lines, product)
     lines.emit(f"scf.for %o = %begin to %end step {lines.index(PANEL)} {{")
     panel = lines.let(f"arith.divui %o, {lines.index(PANEL)} : index")
-    for first in range(0, product.rows, TILE_ROWS):
-        rows = [lines.index(row) for row in range(first, min(first + TILE_ROWS, product.rows))]
-        panel_rows(lines, product, x._replace(rows=rows), panel, rows)
+    firsts = range(0, product.rows, product.rows_per_pass)
+    for number, first in enumerate(firsts):
+        rows = [lines.index(row) for row in range(first, min(first + product.rows_per_pass, product.rows))]
+        panel_rows(lines, product, x._replace(rows=rows), panel, rows, passes=PanelPass(number, len(firsts)))
     lines.emit("}")
     head = f"func.func private @{product.name}({arguments}, %begin: index, %end: index) attributes {{no_inline}}"
     return f"{head} {{\n{lines.text()}\nreturn\n}}"
@@ -82,16 +98,17 @@ def _widened(lines: Lines, product: FewRows) -> InputRows:
 
 
 def panel_rows(
-    lines: Lines, product: FewRows, x: InputRows, panel: str, out_rows: Sequence[str], column: str = "%o"
-) -> None:
+    lines: Lines, product: FewRows, x: InputRows, panel: str, out_rows: Sequence[str], column: str = "%o",
+    passes: PanelPass = PanelPass(),
+) -> None:  # fmt: skip
     """Emit some rows of x times the columns of a panel, the first of which is %o: to `out_rows`, from `column` on."""
     wide = _vectors(product, len(x.rows))
     for at in range(0, PANEL, wide * product.lanes):
         columns = range(at, at + wide * product.lanes, product.lanes)
         found = (
-            _integers(lines, product, x.rows, panel, columns)
+            _integers(lines, product, x.rows, panel, columns, passes)
             if product.w8a8
-            else _tile(lines, product, x, panel, columns)
+            else _tile(lines, product, x, panel, columns, passes)
         )
         places = [lines.let(f"arith.addi %o, {lines.index(each)} : index") for each in columns]
         stored = (
@@ -109,7 +126,9 @@ def _vectors(product: FewRows, rows: int) -> int:
     return whole if rows * whole <= TILE_ROWS * product.vectors_per_tile else product.vectors_per_tile
 
 
-def _tile(lines: Lines, product: FewRows, x: InputRows, panel: str, columns: range) -> list[str]:
+def _tile(
+    lines: Lines, product: FewRows, x: InputRows, panel: str, columns: range, passes: PanelPass
+) -> list[str]:
     """Emit the sums of rows of x with some columns of a panel, along the whole width: a block's sums are in
     registers, and join their totals."""
     lanes, mark, zero = product.lanes, lines.serial, lines.constant("0.0", product.lanes)
@@ -119,20 +138,22 @@ def _tile(lines: Lines, product: FewRows, x: InputRows, panel: str, columns: ran
     found = lines.begin_loop(f"%total{mark}", over, totals, [zero] * count, lanes)
     after = lines.let(f"arith.addi %from{mark}, {block} : index")
     to = lines.let(f"arith.minui {after}, {width} : index")
-    sums = _block(lines, product, x, panel, columns, f"%from{mark}", to)
+    sums = _block(lines, product, x, panel, columns, passes, f"%from{mark}", to)
     joined = (lines.let(f"arith.addf {a}, {b} : {vector(lanes)}") for a, b in zip(totals, sums, strict=True))
     lines.end_loop(list(joined), lanes)
     return found
 
 
-def _block(lines: Lines, product: FewRows, x: InputRows, panel: str, columns: range, begin: str, end: str) -> list[str]:
+def _block(
+    lines: Lines, product: FewRows, x: InputRows, panel: str, columns: range, passes: PanelPass, begin: str, end: str
+) -> list[str]:
     """Emit the sums along the width from `begin` to `end`."""
     lanes, mark, zero = product.lanes, lines.serial, lines.constant("0.0", product.lanes)
     names = [f"%s{mark}_{i}" for i in range(len(x.rows) * len(columns))]
     over = f"%k{mark} = {begin} to {end} step {lines.index(product.values_per_word)}"
     found = lines.begin_loop(f"%block{mark}", over, names, [zero] * len(names), lanes)
     at = lines.let(f"arith.divui %k{mark}, {lines.index(product.values_per_word)} : index")
-    _fetch(lines, product, panel, at, columns)
+    _fetch(lines, product, panel, at, columns, passes)
     kind = product.weight_types[0]
     words = [lines.load("%w0", f"{panel}, {at}, {lines.index(column)}", kind, lanes, "i32") for column in columns]
     scales = scales_at(lines, product, panel, f"%k{mark}", columns)
@@ -150,7 +171,9 @@ def scales_at(lines: Lines, product: Panels, panel: str, k: str, columns: Iterab
     return [group_scales(lines, "%w1", at, kind, product.weight_dtype, product.lanes) for at in places]
 
 
-def _integers(lines: Lines, product: FewRows, rows: Sequence[str], panel: str, columns: range) -> list[str]:
+def _integers(
+    lines: Lines, product: FewRows, rows: Sequence[str], panel: str, columns: range, passes: PanelPass
+) -> list[str]:
     """Sums along the whole width of products of integers, which are exact: there are no blocks to keep apart."""
     lanes, mark, int8 = product.lanes, lines.serial, product.int8_rows
     names = [f"%s{mark}_{i}" for i in range(len(rows) * len(columns))]
@@ -161,7 +184,7 @@ def _integers(lines: Lines, product: FewRows, rows: Sequence[str], panel: str, c
         f"%whole{mark}", over, names, [lines.constant("0", lanes, "i32")] * len(names), lanes, "i32"
     )
     at = lines.let(f"arith.divui %k{mark}, {lines.index(product.values_per_word)} : index")
-    _fetch(lines, product, panel, at, columns)
+    _fetch(lines, product, panel, at, columns, passes)
     kind = product.weight_types[0]
     words = [lines.load("%w0", f"{panel}, {at}, {lines.index(column)}", kind, lanes, "i32") for column in columns]
     word = lines.let(f"arith.divui %k{mark}, {lines.index(int8.values)} : index")
@@ -171,13 +194,23 @@ def _integers(lines: Lines, product: FewRows, rows: Sequence[str], panel: str, c
     return found
 
 
-def _fetch(lines: Lines, product: FewRows, panel: str, at: str, columns: range) -> None:
-    """Ask for what is read soon: panels lie one behind the other, and the end of one is no end to the memory."""
-    distance = PREFETCH_DISTANCE_BYTES[product.weight_dtype]
-    later = lines.let(f"arith.addi {at}, {lines.index(distance // (4 * PANEL))} : index")
+def _fetch(lines: Lines, product: FewRows, panel: str, at: str, columns: range, passes: PanelPass) -> None:
+    """Ask for what is read soon: panels lie one behind the other, and the end of one is no end to the memory.
+
+    With several passes the panel is in a cache after the first, and memory would wait for the others: each asks for its
+    share of the next panel, from begin to end.
+    """
+    if passes.count == 1:
+        distance = PREFETCH_DISTANCE_BYTES[product.weight_dtype]
+        later, nearest = lines.let(f"arith.addi {at}, {lines.index(distance // (4 * PANEL))} : index"), 3
+    else:
+        words = product.in_features // product.values_per_word
+        done = lines.let(f"arith.addi {at}, {lines.index(passes.number * words)} : index")
+        later = lines.let(f"arith.divui {done}, {lines.index(passes.count)} : index")
+        panel, nearest = lines.let(f"arith.addi {panel}, {lines.index(1)} : index"), 2
     for column in range(columns.start, columns.stop, 16):
-        place = f"{panel}, {later}, {lines.index(column)}"
-        lines.emit(f"memref.prefetch %w0[{place}], read, locality<3>, data : {product.weight_types[0]}")
+        place, kind = f"{panel}, {later}, {lines.index(column)}", product.weight_types[0]
+        lines.emit(f"memref.prefetch %w0[{place}], read, locality<{nearest}>, data : {kind}")
 
 
 def _store(
