@@ -1,7 +1,7 @@
 """Ask a server on this machine many things at once, and note when each event comes: a load generator of few lines.
 
-`python -m experiments.serving_client < asks.json` runs in a process of its own, so that its work is not the server's.
-It reads a JSON object with `url` and `asks`, and prints the answers. Times are `time.perf_counter`, which processes of
+`ClientProcess` does so in a process of its own, so that its work is not the server's: there, this module reads a line of
+JSON with `url`, `at_once` and `asks`, and prints a line of answers. Times are `time.perf_counter`, which processes of
 one machine share on Linux.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -119,25 +120,38 @@ async def ask_all(
     return list(await asyncio.gather(*map(one, requests)))
 
 
-async def ask_from_another_process(url: str, requests: Sequence[Ask], at_once: int | None = None) -> list[Reply]:
-    """Do as `ask_all` in a new process; events are cut to their last 400 characters."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "experiments.serving_client",
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    given = {"url": url, "at_once": at_once, "asks": [asdict(each) for each in requests]}
-    out, _ = await process.communicate(json.dumps(given).encode())
-    return [Reply(**each) for each in json.loads(out)]
+class ClientProcess:
+    """A client in a process of its own, which lives as long as its block: none is starting while times are taken.
+
+    with ClientProcess() as client:
+        replies = client.ask_all(url, asks)
+    """
+
+    def __enter__(self) -> ClientProcess:
+        command = [sys.executable, "-m", "experiments.serving_client"]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate()
+
+    def ask_all(self, url: str, requests: Sequence[Ask], at_once: int | None = None) -> list[Reply]:
+        """Do as `ask_all` in that process; events are cut to their last 400 characters."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        given = {"url": url, "at_once": at_once, "asks": [asdict(each) for each in requests]}
+        print(json.dumps(given), file=self._process.stdin, flush=True)
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the client's process ended with {self._process.wait()}")
+        return [Reply(**each) for each in json.loads(line)]
 
 
 def main() -> None:
-    given = json.load(sys.stdin)
-    asks = [Ask(**each) for each in given["asks"]]
-    replies = asyncio.run(ask_all(given["url"], asks, given["at_once"], keep_events=False))
-    json.dump([asdict(each) for each in replies], sys.stdout)
+    for line in sys.stdin:
+        given = json.loads(line)
+        asks = [Ask(**each) for each in given["asks"]]
+        replies = asyncio.run(ask_all(given["url"], asks, given["at_once"], keep_events=False))
+        print(json.dumps([asdict(each) for each in replies]), flush=True)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,6 @@ as it comes (first come, first served: at parity with the best peer then) and wi
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import itertools
 import json
@@ -53,7 +52,7 @@ import typer
 from rich.console import Console
 
 from benchmarks.peers.process import OFFLINE_ENVIRONMENT
-from experiments.serving_client import Ask, Reply, ask_from_another_process
+from experiments.serving_client import Ask, ClientProcess, Reply
 from workbench.display import Table
 from workbench.machine.environment import environment
 from workbench.machine.processor import cpu_times, others_cpu_share
@@ -221,7 +220,7 @@ def draw_load(rate: float, vocab_size: int, draw: random.Random) -> list[dict[st
     return found
 
 
-def ask_server(url: str, model: str, load: Sequence[Mapping[str, Any]]) -> list[Reply]:
+def ask_server(client: ClientProcess, url: str, model: str, load: Sequence[Mapping[str, Any]]) -> list[Reply]:
     asks = [
         Ask(
             "/v1/completions",
@@ -233,7 +232,7 @@ def ask_server(url: str, model: str, load: Sequence[Mapping[str, Any]]) -> list[
         )
         for each in load
     ]  # fmt: skip
-    return asyncio.run(ask_from_another_process(url, asks))
+    return client.ask_all(url, asks)
 
 
 def judge(load: Sequence[Mapping[str, Any]], replies: Sequence[Reply]) -> dict[str, Any]:
@@ -274,10 +273,11 @@ def measure(found: Sequence[ServerProgram], vocab_size: int, folder: Path, round
     before = cpu_times()
     with contextlib.ExitStack() as stack:
         servers: dict[str, RunningServer] = {}
+        client = stack.enter_context(ClientProcess())
         for each in found:
             servers[each.name] = stack.enter_context(running(each, folder / f"{each.name}.log"))
             # What compiles at the first requests compiles now.
-            ask_server(servers[each.name].url, each.model, draw_load(2.0, vocab_size, random.Random(0)))
+            ask_server(client, servers[each.name].url, each.model, draw_load(2.0, vocab_size, random.Random(0)))
             servers[each.name].pause()
             report(f"{each.name} is warm")
         for turn, rate in itertools.product(range(rounds), RATES):
@@ -285,7 +285,7 @@ def measure(found: Sequence[ServerProgram], vocab_size: int, folder: Path, round
             order = [*found[turn % len(found) :], *found[: turn % len(found)]]
             for each in order:
                 with servers[each.name].awake():
-                    row = judge(load, ask_server(servers[each.name].url, each.model, load))
+                    row = judge(load, ask_server(client, servers[each.name].url, each.model, load))
                 rows.append({"server": each.name, "rate": rate, "round": turn, **row})
                 report(
                     f"round {turn}, {rate:g} a second: {each.name} {row['kept']} of {row['requests']}, TTFT p95"

@@ -27,6 +27,9 @@ class PanelPass(NamedTuple):
     count: int = 1
 
 
+ONLY_PASS = PanelPass()
+
+
 @dataclass(frozen=True)
 class FewRows(Panels):
     """A product of exactly `rows` rows; with `accumulate` it adds to what `out` holds, which is float32 then."""
@@ -99,7 +102,7 @@ def _widened(lines: Lines, product: FewRows) -> InputRows:
 
 def panel_rows(
     lines: Lines, product: FewRows, x: InputRows, panel: str, out_rows: Sequence[str], column: str = "%o",
-    passes: PanelPass = PanelPass(),
+    passes: PanelPass = ONLY_PASS,
 ) -> None:  # fmt: skip
     """Emit some rows of x times the columns of a panel, the first of which is %o: to `out_rows`, from `column` on."""
     wide = _vectors(product, len(x.rows))
@@ -126,9 +129,7 @@ def _vectors(product: FewRows, rows: int) -> int:
     return whole if rows * whole <= TILE_ROWS * product.vectors_per_tile else product.vectors_per_tile
 
 
-def _tile(
-    lines: Lines, product: FewRows, x: InputRows, panel: str, columns: range, passes: PanelPass
-) -> list[str]:
+def _tile(lines: Lines, product: FewRows, x: InputRows, panel: str, columns: range, passes: PanelPass) -> list[str]:
     """Emit the sums of rows of x with some columns of a panel, along the whole width: a block's sums are in
     registers, and join their totals."""
     lanes, mark, zero = product.lanes, lines.serial, lines.constant("0.0", product.lanes)

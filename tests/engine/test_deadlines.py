@@ -31,9 +31,7 @@ def view(number: int, tokens: int, arrival_time: float, known: int = 0) -> Reque
 def state_of(waiting: list[RequestView], now: float, rate: float = SECONDS_PER_TOKEN) -> SchedulerState:
     no_pages = {entry.request_id: (0,) for entry in waiting}
     cached = dict.fromkeys(no_pages, 0)
-    return SchedulerState(
-        0, (), tuple(waiting), (100,), no_pages, {}, cached, now=now, seconds_per_prefill_token=rate
-    )
+    return SchedulerState(0, (), tuple(waiting), (100,), no_pages, {}, cached, now=now, seconds_per_prefill_token=rate)
 
 
 def num_in_time(order: list[RequestView], begins: float, seconds: float) -> int:
@@ -51,9 +49,7 @@ def num_in_time(order: list[RequestView], begins: float, seconds: float) -> int:
 )  # fmt: skip
 def test_no_order_serves_more_in_time(drawn: list[tuple[int, int]], later: int, quarters: int) -> None:
     arrivals = sorted(at for _, at in drawn)
-    waiting = [
-        view(i, tokens, at / 4) for i, ((tokens, _), at) in enumerate(zip(drawn, arrivals, strict=True))
-    ]
+    waiting = [view(i, tokens, at / 4) for i, ((tokens, _), at) in enumerate(zip(drawn, arrivals, strict=True))]
     begins, seconds = arrivals[-1] / 4 + later / 4, quarters / 4
     order = list(most_in_time(state_of(waiting, begins), seconds, begins))
     assert sorted(order) == sorted(waiting)

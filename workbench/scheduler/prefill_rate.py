@@ -8,9 +8,9 @@ HALF_LIFE_TOKENS = 2048.0  # prefill tokens after which a measurement counts hal
 class PrefillRate:
     """Seconds per prefill token, decodes of the same steps included: time over tokens, older steps counting less.
 
-        planned   step n            step n + 1         step n + 2
-        now     ----|--- n computes ---|--- n + 1 ... ---|
-                    seconds of step n: from its plan to the next, if nothing was idle between them
+    planned   step n            step n + 1         step n + 2
+    now     ----|--- n computes ---|--- n + 1 ... ---|
+                seconds of step n: from its plan to the next, if nothing was idle between them
     """
 
     def __init__(self) -> None:
