@@ -1,6 +1,6 @@
 """Ask a server on this machine many things at once, and note when each event comes: a load generator of few lines.
 
-`ClientProcess` does so in a process of its own, so that its work is not the server's: there, this module reads a line of
+`ClientProcess` does so in a process of its own, so that its work is not the server's: this module then reads a line of
 JSON with `url`, `at_once` and `asks`, and prints a line of answers. Times are `time.perf_counter`, which processes of
 one machine share on Linux.
 """

@@ -5,8 +5,9 @@ them. `fcfs` schedules in order of arrival. Under the others a request is starvi
 passed since its arrival, and aging takes over:
 
 - `shortest_prompt`, `priority`, `fair` and `deadline` keep their own order even under overload. One admission in four
-  goes to the oldest starving request. Among running requests only the oldest, if starving, goes before the policy's order and is
-  preempted last. So the oldest request is admitted at the fourth admission at the latest, and then gets all it needs.
+  goes to the oldest starving request. Among running requests only the oldest, if starving, goes before the policy's
+  order and is preempted last. So the oldest request is admitted at the fourth admission at the latest, and then gets
+  all it needs.
 - `prefill_first` and `decode_first` schedule all starving requests first, in order of arrival. `starvation_limit` is
   also the longest wait that they may cost.
 """
