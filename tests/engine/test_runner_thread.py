@@ -65,6 +65,25 @@ def test_while_it_works_no_other_thread_steps(runner: Runner) -> None:
     assert asked.wait()
 
 
+def test_cached_tokens_are_told_while_it_works_and_after(runner: Runner) -> None:
+    ids = tuple(range(5, 5 + 3 * runner.config.cache.page_size))
+    assert RunnerThread.attach(runner).submit(Request("first", ids, SamplingParameters(max_tokens=2))).wait()
+    alone = runner.cached_tokens(ids)
+    assert alone > 0
+    asked = RunnerThread.attach(runner).submit("class A:", max_tokens=900)
+    until(lambda: asked.events)
+    assert runner.cached_tokens(ids) == alone
+    asked.stop()
+    assert asked.wait()
+
+
+def test_an_end_that_is_read_leaves_the_runner_to_its_reader(runner: Runner) -> None:
+    RunnerThread.attach(runner)
+    for _ in range(30):
+        assert [event for event in runner.stream("class A:", max_tokens=1) if isinstance(event, Finished)]
+        runner.step()
+
+
 def test_leaving_the_loop_ends_the_requests(runner: Runner) -> None:
     asked = RunnerThread.attach(runner).submit("class A:", max_tokens=900)
     for event in asked:
@@ -120,8 +139,7 @@ def test_requests_in_a_row_share_one_thread_and_its_pool(runner: Runner) -> None
     for _ in range(3):
         assert asked.submit("class A:", max_tokens=1).wait()
         threads.append(asked.call(lambda _: threading.get_ident()))
-        until(lambda: not asked.is_other_thread())
-        runner.step()  # a thread that only lingers is in no caller's way
+        runner.step()  # a thread that only lingers is in no caller's way, from the moment on at which a result is there
     assert len(set(threads)) == 1
 
 

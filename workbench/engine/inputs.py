@@ -19,6 +19,7 @@ from workbench.trace.events import Event
 
 RequestInput = str | Conversation | Request | Iterable[str | Conversation | Request]
 Streams = TypeVar("Streams", bound=Callable[..., Any])
+Result = TypeVar("Result")
 
 
 def parse_sampling(values: dict[str, Any], where: str = "sampling") -> SamplingParameters:
@@ -189,6 +190,10 @@ class RunnerOwner(Protocol):
         ...
 
     def stream(self, requests: RequestInput, **sampling: object) -> Iterator[Event]: ...
+
+    def call(self, function: Callable[[Any], Result]) -> Result:
+        """Return `function(runner)`, run between two of its steps."""
+        ...
 
     def run_soon(self, function: Callable[[], object]) -> None:
         """Run `function` in the owner's thread, between two steps, and do not wait for it."""

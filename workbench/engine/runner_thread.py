@@ -99,7 +99,7 @@ class RunnerThread:
         self._bell = threading.Condition()  # guards the three below
         self._jobs: deque[Callable[[], None]] = deque()
         self._thread: threading.Thread | None = None
-        self._lingers = False  # the thread has nothing to do, and ends soon
+        self._in_job = False  # while the thread does jobs, the last of which may have been taken from `_jobs`
         self._turn_began: float | None = None  # while jobs or a step are under way
         self._serving: list[_ServedRequests] = []  # of the owner's thread alone
         heard = runner.telemetry.listener
@@ -129,7 +129,15 @@ class RunnerThread:
         return 0.0 if began is None else time.perf_counter() - began
 
     def is_other_thread(self) -> bool:
-        return self._thread is not None and not self._lingers and not self.is_current_thread()
+        """Return whether the owner's thread is at work and is not this one.
+
+        It is not from the moment on at which the last request's end, or the result of the last call, is handed out:
+        then the caller may use the runner itself.
+        """
+        if self._thread is None or self.is_current_thread():
+            return False
+        with self._bell:
+            return bool(self._jobs) or self._in_job or bool(self._serving)
 
     def submit(self, requests: intake.RequestInput, **sampling: object) -> RequestHandle:
         """Submit `requests` as `Runner.stream` does, and return their handle at once."""
@@ -157,7 +165,7 @@ class RunnerThread:
     def submit_call(self, function: Callable[[Runner], Result]) -> Future[Result]:
         """Return the future of `function(runner)`, run between two of its steps unless it is cancelled before."""
         answer: Future[Result] = Future()
-        self._put(lambda: _resolve(answer, function, self.runner))
+        self._put(lambda: self._resolve(answer, function))
         return answer
 
     def run_soon(self, function: Callable[[], object]) -> None:
@@ -190,7 +198,6 @@ class RunnerThread:
             return
         with self._bell:
             self._jobs.append(job)
-            self._lingers = False
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._work, name="runner's owner", daemon=True)
                 self._thread.start()
@@ -214,14 +221,18 @@ class RunnerThread:
         self._turn_began = None
         with self._bell:
             idle = 0 if self._jobs else self._idle()
-            self._lingers = idle is None
             self._bell.wait_for(lambda: self._jobs, LINGER_SECONDS if idle is None else idle)
             if not self._jobs and idle is None:
                 self._thread = None
                 return False
+            self._in_job = bool(self._jobs)
         self._turn_began = time.perf_counter()
-        while self._jobs:  # one that raises leaves the others to the next turn
-            self._jobs.popleft()()
+        try:
+            while self._jobs:  # one that raises leaves the others to the next turn
+                self._in_job = True
+                self._jobs.popleft()()
+        finally:
+            self._in_job = False
         self._serve()
         self._notify_delivered()
         return True
@@ -229,6 +240,18 @@ class RunnerThread:
     def _notify_delivered(self) -> None:
         for callback in tuple(self._after_delivery):
             callback()
+
+    def _resolve(self, future: Future[Result], function: Callable[[Runner], Result]) -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            result = function(self.runner)
+        except BaseException as error:
+            self._in_job = False
+            future.set_exception(error)
+        else:
+            self._in_job = False
+            future.set_result(result)
 
     def _idle(self) -> float | None:
         """Return seconds until there is work; None where only a new job brings it."""
@@ -286,12 +309,3 @@ class RunnerThread:
 def between_steps(runner: Runner, function: Callable[[Runner], Result]) -> Result:
     """Return `function(runner)`, run between two steps of a runner that may be busy for others."""
     return RunnerThread.attach(runner).call(function)
-
-
-def _resolve(future: Future[Any], function: Callable[[Runner], Any], runner: Runner) -> None:
-    if not future.set_running_or_notify_cancel():
-        return
-    try:
-        future.set_result(function(runner))
-    except BaseException as error:
-        future.set_exception(error)
