@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sqlite3
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from fractions import Fraction
@@ -291,6 +292,59 @@ def test_the_router_is_wired_in() -> None:
 
     rule = {"to": "demo-chat", "models": ["auto"]}
     run(use, router={"rules": [rule], "fallbacks": {"demo-chat": ["demo"]}})
+
+
+def test_who_may_not_ask_now_has_nothing_classified() -> None:
+    classified: list[str] = []
+
+    @workbench.register("test-counts-classified")
+    def classify(text: str) -> float:
+        classified.append(text)
+        return 0.0
+
+    async def use(gateway: Gateway, models: Models) -> None:
+        await answered(gateway, chat("one", "auto"))
+        assert (await refused(gateway, chat("two", "auto"))).status == 429
+        assert classified == ["one"]
+
+    learned = {
+        "models": ["auto"],
+        "cheap": "demo",
+        "strong": "demo-chat",
+        "classifier": {"path": "test-counts-classified"},
+    }
+    run(use, router={"learned": learned}, limits={"each_key": {"requests_per_minute": 1}})
+
+
+def test_a_call_that_no_model_takes_now_costs_no_request() -> None:
+    async def use(gateway: Gateway, models: Models) -> None:
+        models.away["demo"] = "stopped"
+        assert (await refused(gateway, chat())).status == 503
+        models.away.clear()
+        await answered(gateway, chat())
+        assert (await refused(gateway, chat())).status == 429
+
+    run(use, limits={"each_key": {"requests_per_minute": 1}})
+
+
+def test_calls_are_refused_while_too_many_wait_to_be_accounted_for(tmp_path: Path) -> None:
+    file = tmp_path / "usage.sqlite"
+
+    async def use(gateway: Gateway, models: Models) -> None:
+        with sqlite3.connect(file) as connection:
+            connection.execute("alter table calls rename to away")
+        for _ in range(3):
+            await answered(gateway, chat())
+        error = await refused(gateway, chat())
+        assert error.status == 503 and error.code == "accounts_unavailable" and "retry-after" in error.headers
+        with sqlite3.connect(file) as connection:
+            connection.execute("alter table away rename to calls")
+        gateway.accounts.flush()
+        await answered(gateway, chat())
+        gateway.accounts.flush()
+        assert gateway.accounts.sums(())[0].calls == 4
+
+    run(use, accounting={"file": str(file), "max_unwritten": 3})
 
 
 def test_what_was_reserved_is_given_back_when_admission_fails() -> None:

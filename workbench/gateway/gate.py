@@ -1,11 +1,11 @@
 """Stand before a server: keys, bounds, limits, moderation, the router, kept answers and accounts.
 
     identify: key -> caller
-    admit:    bounds -> router -> limits -> moderation -> kept answers -> lease
+    admit:    bounds -> one request -> router -> its tokens -> moderation -> kept answers -> lease
     lease:    pieces -> moderation -> pieces ... settle: accounts, what was not used given back, answer kept
 
-The router comes before the limits, since tokens are counted and priced as the model that answers does; it has no effect
-on a call that is then refused.
+The router comes between the two parts of the limits: a caller who may not ask now has nothing classified, and tokens
+are counted and priced as the model that answers does.
 """
 
 from __future__ import annotations
@@ -103,13 +103,14 @@ class Gateway:
         assert models is not None, "connect a gateway to its models first"
         call = fit_output(call, self.config.bounds)
         check_bounds(call, self.config.bounds)
-        decision = await self.router.choose(call, models, lambda model: may_use(call.caller, model))
-        asked, call = call.model, replace(call, model=decision.model)
-        call.notes["router"] = decision.as_dict()
-        # Tokens that are only counted cost nothing, and the server counts them once.
-        lease = GatewayLease(self, call, asked, self.config.limits.holders(call.caller))
-        await self._reserve(lease, lease.id, ONE_REQUEST)  # who may not ask now has nothing tokenized
+        self._check_accounts()
+        lease = GatewayLease(self, call, self.config.limits.holders(call.caller))
+        await self._reserve(lease, lease.id, ONE_REQUEST)  # who may not ask now has nothing classified or tokenized
         try:
+            decision = await self.router.choose(call, models, lambda model: may_use(call.caller, model))
+            lease.call = call = replace(call, model=decision.model)
+            call.notes["router"] = decision.as_dict()
+            # Tokens that are only counted cost nothing, and the server counts them once.
             lease.prompt_ids = prompt_ids = () if call.purpose == "tokenize" else await models.prompt_ids(call)
             num_tokens = sum(map(len, prompt_ids))
             check_prompt_tokens(call, num_tokens, self.config.bounds)
@@ -126,8 +127,9 @@ class Gateway:
                 lease.answer, why = await self.answers.find(call, fingerprint, prompt_ids)
                 call.notes["answers"] = why
                 lease.keeps = lease.answer is None and not passes_by(call)
-        except BaseException:  # also where the client left meanwhile: what was reserved is given back
-            await self.give_back(lease, ONE_REQUEST)
+        except BaseException as error:  # also where the client left meanwhile: what was reserved is given back
+            is_ours = isinstance(error, ApiError) and error.status >= 500  # it takes nothing of the caller's limits
+            await self.give_back(lease, Cost() if is_ours else ONE_REQUEST)
             raise
         return lease
 
@@ -172,6 +174,12 @@ class Gateway:
         if self.answers is not None and self._models is not None and lease.keeps and outcome.ended == "finished":
             fingerprint = self._models.fingerprint(call.model)
             await self.answers.keep(call, fingerprint, lease.prompt_ids, lease.pieces)
+
+    def _check_accounts(self) -> None:
+        """Refuse a call that could not be accounted for: too many wait for a disk that is full or locked (ApiError)."""
+        if self.accounts.num_unwritten >= self.config.accounting.max_unwritten:
+            message = "calls cannot be accounted for now; try again later"
+            raise ApiError("unavailable_error", message, "", "accounts_unavailable", {"retry-after": "5"})
 
     async def _reserve(self, lease: GatewayLease, name: str, cost: Cost) -> None:
         if not lease.holders:
@@ -241,10 +249,9 @@ class GatewayLease:
         self,
         gateway: Gateway,
         call: Call,
-        asked: str,
         holders: tuple[Holder, ...],
     ):
-        self.call, self.asked, self.holders = call, asked, holders
+        self.call, self.asked, self.holders = call, call.model, holders
         self.prompt_ids: Sequence[Sequence[int]] = ()
         self.headers: Mapping[str, str] = {}
         self.answer: tuple[Piece, ...] | None = None

@@ -73,9 +73,8 @@ async def answer(service: Service, request: Request, dialect: Dialect) -> Respon
                 return Response(content, 200, {"content-type": JSON, **headers_of(run, dialect)})
         return Response(status_code=CLIENT_CLOSED)
     except Exception as error:  # as above
-        run.fail(as_api_error(error))
+        run.fail(failure := as_api_error(error))
         headers = headers_of(run, dialect)
-        failure = as_api_error(error)
         failure.headers = {**headers, **failure.headers}
         return error_response(failure, dialect, request_id)
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -21,7 +22,7 @@ from workbench.serve.call import Call, Caller
 from workbench.serve.call_run import CallRun, CallStream
 from workbench.serve.config import ServerSettings
 from workbench.serve.dialect import Dialect
-from workbench.serve.errors import ApiError
+from workbench.serve.errors import SERVER_FAILED, ApiError
 from workbench.serve.fields import invalid, read_body
 from workbench.serve.gate import Gate, Lease
 from workbench.serve.memory.call_memory import CallMemory
@@ -36,6 +37,7 @@ from workbench.serve.watch.traces import CallTrace, TraceStore
 if TYPE_CHECKING:
     from fastapi import Request
 
+LOG = logging.getLogger(__name__)
 Result = TypeVar("Result")
 TICK_SECONDS = 0.5
 RETRY_SECONDS = 1  # until a client that was refused for want of room may ask again
@@ -351,9 +353,10 @@ def _has_prompts_of(prepared: Call, call: Call) -> bool:
 
 
 def as_api_error(error: BaseException) -> ApiError:
-    """Return the error that a client sees for an error of any kind."""
+    """Return the error that a client sees for an error of any kind; of one that nobody expected the log has the text."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, WorkbenchError | ValidationError):
         return invalid(error)
-    return ApiError("api_error", f"the server failed: {describe_error(error)}")
+    LOG.error("an answer failed", exc_info=error)
+    return ApiError("api_error", SERVER_FAILED, detail=describe_error(error))

@@ -118,8 +118,9 @@ class Used(Piece):
 
 @dataclass(frozen=True, slots=True)
 class Failed(Piece):
-    """The call failed: an error's status, kind (of `errors.ApiError`) and message."""
+    """The call failed: an error's status, kind and message, and the detail that no client sees (`errors.ApiError`)."""
 
     status: int = 500
     kind: str = "api_error"
     message: str = ""
+    detail: str = ""
