@@ -206,7 +206,8 @@ def _meters(snapshot: ServerSnapshot) -> Table:
     for meter in snapshot.meters:
         bound = "–" if meter.limit is None else f"{meter.limit:,.6g}"
         style = "red" if meter.limit is not None and meter.used >= meter.limit else None
-        cells = (meter.name, f"{meter.used:,.6g} {meter.unit}", bound, format_seconds(meter.resets_in))
+        free = "now" if meter.resets_in <= 0 else _duration(meter.resets_in) if meter.resets_in >= 60 else ""
+        cells = (meter.name, f"{meter.used:,.6g} {meter.unit}", bound, free or format_seconds(meter.resets_in))
         table.add_row(*map(_plain, cells), style=style)
     return table
 

@@ -221,7 +221,7 @@ class Accounts:
         Rows are sorted by group. Of those behind the group `after`, the first `limit` are returned; None for all.
 
         Raises:
-            WorkbenchError: for a name that is none of `GROUPS`.
+            WorkbenchError: for a name that is none of `GROUPS`, and a `since` that is no day.
         """
         with self._lock, closing(self._connect()) as connection:
             return sum_calls(connection, by, since, where or {}, limit, after)
@@ -279,6 +279,7 @@ def sum_calls(
     after: Sequence[str] = (),
 ) -> list[UsageRow]:
     """Return sums as `Accounts.sums` does, over an open connection."""
+    _check_day(since)
     conditions = {"day": since} if since else {}
     for name in (*by, *(where or {})):
         if name not in GROUPS:
@@ -305,6 +306,21 @@ def sum_calls(
         other = found.get(group)
         found[group] = one if other is None else _added(one, other)
     return list(found.values())
+
+
+def _check_day(since: str) -> None:
+    try:
+        is_day = not since or datetime.date.fromisoformat(since).isoformat() == since
+    except ValueError:
+        is_day = False
+    if not is_day:
+        raise WorkbenchError(f"usage since {since[:40]!r}: is no day; write it like 2026-11-23")
+
+
+def currency_of(connection: sqlite3.Connection) -> str:
+    """Return the currency of the prices in accounts; empty without prices."""
+    found = {json.loads(content).get("currency", "") for (content,) in connection.execute("select content from prices")}
+    return ", ".join(sorted(found))
 
 
 @contextmanager

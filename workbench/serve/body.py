@@ -13,19 +13,24 @@ if TYPE_CHECKING:
     from fastapi import Request
 
 
-async def read_json_body(request: Request, max_bytes: int, seconds: float) -> dict[str, Any]:
-    """Return the object that a request's body is, whatever its content type says.
+def parse_json_object(body: bytes) -> dict[str, Any]:
+    """Return the object that a body is, whatever its content type says.
 
     Raises:
-        ApiError: as `read_bytes`, and invalid_request_error for what is no JSON object.
+        ApiError: invalid_request_error for what is no JSON object.
     """
     try:
-        found = orjson.loads(await read_bytes(request, max_bytes, seconds))
+        found = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise ApiError("invalid_request_error", f"the body is no JSON: {error}") from None
     if not isinstance(found, dict):
         raise ApiError("invalid_request_error", f"the body is a {type(found).__name__}; it must be an object")
     return found
+
+
+async def read_json_body(request: Request, max_bytes: int, seconds: float) -> dict[str, Any]:
+    """Return the object that a request's body is (ApiError as `read_bytes` and `parse_json_object`)."""
+    return parse_json_object(await read_bytes(request, max_bytes, seconds))
 
 
 async def read_bytes(request: Request, max_bytes: int, seconds: float) -> bytes:

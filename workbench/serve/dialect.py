@@ -1,6 +1,7 @@
 """Define a dialect: how one protocol's bodies become calls, and pieces of answers become its JSON and its events.
 
-A dialect holds no state and no engine: the server (`app.py`) does what all of them need. It reads the body's bytes,
+A dialect holds no engine: the server (`app.py`) does what all of them need. Large answers are written, and large
+bodies parsed, in other threads than the event loop's. The server reads the body's bytes,
 finds the model, calls `parse`, asks the gate, runs the call, and writes what comes:
 
     streamed   the bytes that `writer(...).write(pieces)` returns, for each list of pieces, from the first token on

@@ -17,7 +17,7 @@ from workbench.serve.answers.engine_stream import EngineStream, StepBridge
 from workbench.serve.answers.pieces import Piece
 from workbench.serve.answers.prompt_work import embed_prompts, tokenize_prompts
 from workbench.serve.answers.task_stream import TaskStream
-from workbench.serve.body import read_json_body
+from workbench.serve.body import parse_json_object, read_bytes
 from workbench.serve.call import Call, Caller
 from workbench.serve.call_run import CallRun, CallStream
 from workbench.serve.config import ServerSettings
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 Result = TypeVar("Result")
 TICK_SECONDS = 0.5
+MAX_BYTES_ON_LOOP = 1 << 16  # of a body that is parsed in the event loop: a few milliseconds
 RETRY_SECONDS = 1  # until a client that was refused for want of room may ask again
 SETTLE_SECONDS = 5.0  # for the engine to let go of its calls when the server ends
 
@@ -172,8 +173,12 @@ class Service:
     async def read(self, request: Request, dialect: Dialect) -> Call:
         """Return the validated call of a request, with its caller; not admitted yet (ApiError)."""
         caller = await self.identify(request)
-        given = await read_json_body(request, self.settings.max_body_bytes, self.settings.body_seconds)
-        return self.parse(given, dialect, caller)
+        body = await read_bytes(request, self.settings.max_body_bytes, self.settings.body_seconds)
+
+        def parse() -> Call:
+            return self.parse(parse_json_object(body), dialect, caller)
+
+        return parse() if len(body) <= MAX_BYTES_ON_LOOP else await self.in_thread(parse, caller.tenant)
 
     def parse(self, given: Mapping[str, Any], dialect: Dialect, caller: Caller) -> Call:
         """Return the call of a body, which may be a line of a batch; not admitted yet (ApiError)."""
@@ -353,7 +358,7 @@ def _has_prompts_of(prepared: Call, call: Call) -> bool:
 
 
 def as_api_error(error: BaseException) -> ApiError:
-    """Return the error that a client sees for an error of any kind; of one that nobody expected the log has the text."""
+    """Return the error that a client sees for an error of any kind; of one nobody expected the log has the words."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, WorkbenchError | ValidationError):

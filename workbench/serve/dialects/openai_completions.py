@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from workbench.request import MAX_LOGPROBS
 from workbench.serve.answers.pieces import Ended, Piece, PromptRead, Text, Thought, TokenLogprob, Used
@@ -40,15 +40,24 @@ MAX_PROMPTS = 1024
 Ids = list[Int]
 
 
+def _kind_of_prompt(given: Any) -> str:
+    """Return the tag of what a prompt seems to be, so that an error is about that; in brackets as no field's name."""
+    if not isinstance(given, list):
+        return "<text>"
+    first = given[0] if given else 0
+    return "<texts>" if isinstance(first, str) else "<lists>" if isinstance(first, list) else "<ids>"
+
+
 class CompletionBody(SamplingBody):
     """The body of a completion. A prompt is a text, token ids, or a list of either."""
 
-    prompt: (
-        str
-        | Ids
-        | Annotated[list[str], Field(max_length=MAX_PROMPTS)]
-        | Annotated[list[Ids], Field(max_length=MAX_PROMPTS)]
-    )
+    prompt: Annotated[
+        Annotated[str, Tag("<text>")]
+        | Annotated[Ids, Tag("<ids>")]
+        | Annotated[list[str], Field(max_length=MAX_PROMPTS), Tag("<texts>")]
+        | Annotated[list[Ids], Field(max_length=MAX_PROMPTS), Tag("<lists>")],
+        Discriminator(_kind_of_prompt),
+    ]
     max_tokens: TokenCount | None = None
     best_of: Annotated[Int, Field(ge=1, le=1024)] | None = None
     echo: bool | None = None
