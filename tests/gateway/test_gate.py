@@ -21,6 +21,7 @@ from tests.gateway.calls import ALICE, BOB, Models, answer, chat, numbers, outco
 from tests.gateway.redis_server import RedisServer
 from tests.patience import limit
 from workbench.errors import WorkbenchError
+from workbench.files import write_atomically
 from workbench.gateway.config import GatewayConfig
 from workbench.gateway.gate import Gateway
 from workbench.gateway.headers import duration
@@ -292,6 +293,29 @@ def test_the_router_is_wired_in() -> None:
 
     rule = {"to": "demo-chat", "models": ["auto"]}
     run(use, router={"rules": [rule], "fallbacks": {"demo-chat": ["demo"]}})
+
+
+def test_a_broken_file_of_keys_lets_nobody_in_and_says_nothing_of_itself(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "keys.json"
+
+    async def use(gateway: Gateway, models: Models) -> None:
+        assert gateway.keys is not None
+        key, text = gateway.keys.create("alice")
+        caller = await gateway.identify({"authorization": f"Bearer {text}"})
+        whole = file.read_text()
+        for broken in ("{", '{"keys": 5}'):
+            write_atomically(file, lambda to, broken=broken: to.write(broken.encode()))
+            for ask in (gateway.identify({"x-api-key": text}), gateway.renew(caller)):
+                with pytest.raises(ApiError) as caught:
+                    await ask
+                assert caught.value.status == 503 and str(tmp_path) not in caught.value.message
+        assert str(file) in caplog.text
+        write_atomically(file, lambda to: to.write(whole.encode()))
+        assert await gateway.identify({"x-api-key": text}) == caller
+
+    run(use, keys=str(file))
 
 
 def test_who_may_not_ask_now_has_nothing_classified() -> None:

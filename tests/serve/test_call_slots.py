@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.event_loop import run_async
-from tests.patience import until
+from tests.patience import limit, until
 from workbench.serve.batches.call_slots import CallSlots
 from workbench.serve.call import Call
 from workbench.serve.server import Server
@@ -70,7 +70,7 @@ def test_a_line_waits_for_room_in_the_cache(server: Server, monkeypatch: pytest.
     monkeypatch.setattr(server.app.state.batches.slots, "room", lambda model: 300)
     lines = [{"custom_id": str(n), "method": "POST", "url": PATH, "body": ASK} for n in range(4)]
     content = "\n".join(map(json.dumps, lines))
-    with httpx.Client(base_url=f"{server.url}/v1") as client:
+    with httpx.Client(base_url=f"{server.url}/v1", timeout=limit(60)) as client:
         file = client.post("/files", data={"purpose": "batch"}, files={"file": ("a.jsonl", content)}).json()["id"]
         body = {"input_file_id": file, "endpoint": PATH, "completion_window": "24h"}
         batch = client.post("/batches", json=body).json()["id"]

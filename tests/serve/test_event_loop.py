@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram
 
 import workbench
+from tests.patience import limit
 from workbench.engine.runner import Runner
 from workbench.serve import responses, service
 from workbench.serve.answers.pieces import Ended, Piece, PromptRead, Text, TokenLogprob, num_values
@@ -69,9 +70,9 @@ def test_errors_of_a_body_that_is_parsed_beside_the_loop_are_the_same(
     none = b'{"model": "none", "messages": [{"role": "user", "content": "hi"}]}'
     bodies = (b"{", b"[]", b'{"model": "demo-chat", "messages": []}', none)
     url = f"{server.url}/v1/chat/completions"
-    here = [httpx.post(url, content=each) for each in bodies]
+    here = [httpx.post(url, content=each, timeout=limit(60)) for each in bodies]
     monkeypatch.setattr(service, "MAX_BYTES_ON_LOOP", 0)
-    beside = [httpx.post(url, content=each) for each in bodies]
+    beside = [httpx.post(url, content=each, timeout=limit(60)) for each in bodies]
     assert [each.json() for each in here] == [each.json() for each in beside]
     assert [each.status_code for each in beside] == [400, 400, 400, 404]
 
@@ -100,7 +101,7 @@ def test_latencies_are_counted_as_prometheus_counts_them(answers: list[list[floa
 
 def test_the_metrics_of_a_server_have_them(server: Server, client: openai.OpenAI) -> None:
     client.chat.completions.create(**ASK)
-    lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+    lines = httpx.get(f"{server.url}/metrics", timeout=limit(60)).text.splitlines()
     (count,) = (line for line in lines if line.startswith("vllm:inter_token_latency_seconds_count"))
     (whole,) = (line for line in lines if line.startswith("vllm:generation_tokens_total"))
     assert 0 < float(count.split()[1]) < float(whole.split()[1])

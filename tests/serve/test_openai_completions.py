@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
+from tests.patience import limit
 from workbench.engine.runner import Runner
 from workbench.engine.runner_thread import RunnerThread
+from workbench.serve.server import Server
 
 MODEL = "demo-chat"
 
@@ -16,6 +19,29 @@ MODEL = "demo-chat"
 def complete(client: openai.OpenAI, prompt: Any, **options: Any) -> Any:
     options = {"temperature": 0, "max_tokens": 6, **options}
     return client.completions.create(model=MODEL, prompt=prompt, **options)
+
+
+WRONG = [
+    ([1, "a"], "1", "valid integer"),
+    (["a", 1], "1", "valid string"),
+    ([[1], ["a"]], "1.0", "valid integer"),
+    (7, "", "valid string"),
+]
+TOO_MANY = [(["a"] * 1025, "", "1024"), ([[1]] * 1025, "", "1024")]
+
+
+@pytest.mark.parametrize(
+    ("path", "prompt", "place", "words"),
+    [("completions", *each) for each in WRONG + TOO_MANY] + [("embeddings", *each) for each in WRONG],
+)
+def test_an_error_of_a_prompt_is_about_what_it_seems_to_be(
+    server: Server, path: str, prompt: Any, place: str, words: str
+) -> None:
+    field = "input" if path == "embeddings" else "prompt"
+    answer = httpx.post(f"{server.url}/v1/{path}", json={"model": MODEL, field: prompt}, timeout=limit(60))
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and error["param"] == ".".join(filter(None, (field, place))), error
+    assert words in error["message"] and len(error["message"]) < 400
 
 
 def test_texts_and_ids_are_completed_alike(client: openai.OpenAI, chat_runner: Runner) -> None:

@@ -15,19 +15,20 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
 from workbench.economics.prices import Usage
+from workbench.errors import WorkbenchError
 from workbench.gateway.accounting import Accounts, PriceBook, account_entry
 from workbench.gateway.answer_cache import AnswerCache, passes_by
 from workbench.gateway.bounds import check_bounds, check_prompt_tokens, fit_output, prompt_texts
 from workbench.gateway.config import GatewayConfig
 from workbench.gateway.headers import limit_headers, refusal
-from workbench.gateway.keys import ADMIN, EVERY_MODEL, KeyStore
+from workbench.gateway.keys import ADMIN, EVERY_MODEL, ApiKey, KeyStore
 from workbench.gateway.limits import MICROS, TOKENS, Cost, Holder, MemoryLimiter
 from workbench.gateway.limits_redis import STORE_ERRORS, RedisLimiter
 from workbench.gateway.meters import LimitMeters
@@ -82,7 +83,7 @@ class Gateway:
             return EVERY_CALLER
         kind, _, rest = headers.get("authorization", "").partition(" ")
         text = rest.strip() if kind.lower() == "bearer" else headers.get("x-api-key", "")
-        key = self.keys.check(text)
+        key = self._looked_up(lambda keys: keys.check(text))
         if key is None:
             wrong = "the key is wrong, was revoked or has expired"
             message = wrong if text else "a key is needed: send `authorization: Bearer KEY`"
@@ -92,11 +93,21 @@ class Gateway:
     async def renew(self, caller: Caller) -> Caller:
         if self.keys is None:
             return EVERY_CALLER
-        key = self.keys.active(caller.key)
+        key = self._looked_up(lambda keys: keys.active(caller.key))
         if key is None:
             message = f"the key {caller.key} was revoked or has expired since the batch was made"
             raise ApiError("authentication_error", message, code="invalid_api_key")
         return self.keys.caller(key)
+
+    def _looked_up(self, look: Callable[[KeyStore], ApiKey | None]) -> ApiKey | None:
+        """Return a key; ApiError where the file of keys cannot be read now, of which no caller is told more."""
+        assert self.keys is not None
+        try:
+            return look(self.keys)
+        except (WorkbenchError, OSError) as error:
+            LOG.error("keys cannot be checked, calls are refused: %s", error)
+            message = "keys cannot be checked now; try again later"
+            raise ApiError("unavailable_error", message, "", "keys_unavailable", {"retry-after": "5"}) from None
 
     async def admit(self, call: Call) -> GatewayLease:
         models = self._models

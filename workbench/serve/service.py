@@ -25,6 +25,7 @@ from workbench.serve.dialect import Dialect
 from workbench.serve.errors import SERVER_FAILED, ApiError
 from workbench.serve.fields import invalid, read_body
 from workbench.serve.gate import Gate, Lease
+from workbench.serve.local_names import check_names, is_loopback
 from workbench.serve.memory.call_memory import CallMemory
 from workbench.serve.prompt_threads import PromptThreads
 from workbench.serve.served_model import PreparedPrompt, ServedModel
@@ -167,7 +168,11 @@ class Service:
     async def identify(self, request: Request) -> Caller:
         """Return the caller of a request; the gate is asked once."""
         if not hasattr(request.state, "caller"):
-            request.state.caller = await self.gate.identify({k.lower(): v for k, v in request.headers.items()})
+            headers = {name.lower(): value for name, value in request.headers.items()}
+            caller = await self.gate.identify(headers)
+            if not caller.key and is_loopback(self.settings.host):
+                check_names(headers)
+            request.state.caller = caller
         return request.state.caller
 
     async def read(self, request: Request, dialect: Dialect) -> Call:

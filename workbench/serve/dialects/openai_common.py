@@ -48,6 +48,14 @@ Stop = str | Annotated[list[str], Field(max_length=MAX_STOP_STRINGS)]
 Priority = Annotated[Int, Field(ge=0, lt=2**31)]  # 0 is the default: a client may stand behind others only
 
 
+def kind_of_prompt(given: Any) -> str:
+    """Return the tag of what a prompt seems to be, so that an error is about that; in brackets as no field's name."""
+    if not isinstance(given, list):
+        return "<text>"
+    first = given[0] if given else 0
+    return "<texts>" if isinstance(first, str) else "<lists>" if isinstance(first, list) else "<ids>"
+
+
 class StreamOptions(Part):
     """Options of a stream; `continuous_usage_stats` is vLLM's."""
 

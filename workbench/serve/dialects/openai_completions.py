@@ -22,6 +22,7 @@ from workbench.serve.dialects.openai_common import (
     data_event,
     error_json,
     finite,
+    kind_of_prompt,
     new_id,
     prompt_logprobs_json,
     token_text,
@@ -40,14 +41,6 @@ MAX_PROMPTS = 1024
 Ids = list[Int]
 
 
-def _kind_of_prompt(given: Any) -> str:
-    """Return the tag of what a prompt seems to be, so that an error is about that; in brackets as no field's name."""
-    if not isinstance(given, list):
-        return "<text>"
-    first = given[0] if given else 0
-    return "<texts>" if isinstance(first, str) else "<lists>" if isinstance(first, list) else "<ids>"
-
-
 class CompletionBody(SamplingBody):
     """The body of a completion. A prompt is a text, token ids, or a list of either."""
 
@@ -56,7 +49,7 @@ class CompletionBody(SamplingBody):
         | Annotated[Ids, Tag("<ids>")]
         | Annotated[list[str], Field(max_length=MAX_PROMPTS), Tag("<texts>")]
         | Annotated[list[Ids], Field(max_length=MAX_PROMPTS), Tag("<lists>")],
-        Discriminator(_kind_of_prompt),
+        Discriminator(kind_of_prompt),
     ]
     max_tokens: TokenCount | None = None
     best_of: Annotated[Int, Field(ge=1, le=1024)] | None = None

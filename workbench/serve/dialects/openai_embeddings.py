@@ -8,14 +8,14 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NoReturn
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from workbench.request import SamplingParameters
 from workbench.serve.answers.pieces import Embedded, Piece, Used
 from workbench.serve.answers.prompt_work import DIMENSIONS, LAYER
 from workbench.serve.call import Call, Caller
 from workbench.serve.dialect import PING, Dialect, RouteServices
-from workbench.serve.dialects.openai_common import ERROR_SCHEMA, NO_ACCOUNT, data_event, error_json
+from workbench.serve.dialects.openai_common import ERROR_SCHEMA, NO_ACCOUNT, data_event, error_json, kind_of_prompt
 from workbench.serve.document import COUNT, OBJECT, list_schema, object_schema, one_of
 from workbench.serve.errors import ApiError
 from workbench.serve.fields import Body, Int
@@ -35,7 +35,13 @@ class EmbeddingBody(Body):
     """
 
     model: str
-    input: str | list[str] | list[Int] | list[list[Int]]
+    input: Annotated[
+        Annotated[str, Tag("<text>")]
+        | Annotated[list[Int], Tag("<ids>")]
+        | Annotated[list[str], Tag("<texts>")]
+        | Annotated[list[list[Int]], Tag("<lists>")],
+        Discriminator(kind_of_prompt),
+    ]
     dimensions: Annotated[Int, Field(ge=1)] | None = None
     encoding_format: Literal["float", "base64"] = "float"
     layer: Annotated[Int, Field(ge=0)] | None = None
