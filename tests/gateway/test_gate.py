@@ -295,7 +295,7 @@ def test_the_router_is_wired_in() -> None:
     run(use, router={"rules": [rule], "fallbacks": {"demo-chat": ["demo"]}})
 
 
-def test_a_broken_file_of_keys_lets_nobody_in_and_says_nothing_of_itself(
+def test_a_broken_file_of_keys_lets_no_caller_in_and_says_nothing_of_itself(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "keys.json"

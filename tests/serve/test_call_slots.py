@@ -46,7 +46,7 @@ def test_batches_leave_half_of_the_slots_and_of_the_cache(calls: list[tuple[int,
             assert held["sequences"] <= 4 and held["tokens"] <= room
             for _ in range(turns):
                 await asyncio.sleep(0)
-            held.subtract(sequences=min(sequences, 4), tokens=min(tokens, room))
+            held.update(sequences=-min(sequences, 4), tokens=-min(tokens, room))
             held["done"] += 1
 
     async def whole() -> None:

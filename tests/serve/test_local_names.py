@@ -45,7 +45,7 @@ def test_addresses_of_this_machine_alone() -> None:
     assert not any(map(is_loopback, ("0.0.0.0", "::", "10.1.2.3", "gpu1.example")))
 
 
-def test_a_server_asks_only_where_nobody_needs_a_key(server: Server, tmp_path) -> None:
+def test_a_server_asks_only_where_no_caller_needs_a_key(server: Server, tmp_path) -> None:
     ask = lambda server, **headers: httpx.get(f"{server.url}/v1/models", headers=headers, timeout=limit(60))  # noqa: E731
     assert ask(server).status_code == 200
     refused = ask(server, host="evil.example")

@@ -363,7 +363,7 @@ def _has_prompts_of(prepared: Call, call: Call) -> bool:
 
 
 def as_api_error(error: BaseException) -> ApiError:
-    """Return the error that a client sees for an error of any kind; of one nobody expected the log has the words."""
+    """Return the error that a client sees for an error of any kind; of an unexpected one the log has the words."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, WorkbenchError | ValidationError):
