@@ -19,8 +19,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
-
 from workbench.economics.prices import Usage
 from workbench.errors import WorkbenchError
 from workbench.gateway.accounting import Accounts, PriceBook, account_entry
@@ -35,7 +33,7 @@ from workbench.gateway.meters import LimitMeters
 from workbench.gateway.moderation import AnswerFilter, CheckFailed, Moderation
 from workbench.gateway.reservations import ONE_REQUEST, Reservations
 from workbench.gateway.router import ModelRouter, RouterConfig
-from workbench.gateway.usage_page import MAX_ROWS, read_group, usage_page
+from workbench.gateway.routes import gateway_routes
 from workbench.serve.answers.pieces import Piece
 from workbench.serve.call import Call, Caller
 from workbench.serve.errors import ApiError
@@ -154,7 +152,8 @@ class Gateway:
         return b"" if self.keys is None else self.keys.signing_key()
 
     def routes(self) -> Iterable[object]:
-        return (gateway_routes(self),)
+        found = self.config.limits, self.limiter, self.accounts, self.prices.currency, self.keys
+        return (gateway_routes(self.identify, *found),)
 
     def meters(self) -> Iterable[Meter]:
         return list(self._meters)
@@ -302,59 +301,3 @@ class GatewayLease:
 def may_use(caller: Caller, model: str) -> bool:
     """Return whether a caller's scopes have a model."""
     return EVERY_MODEL in caller.scopes or f"model:{model}" in caller.scopes
-
-
-def gateway_routes(gateway: Gateway) -> APIRouter:
-    """Return the routes of a gateway: usage, limits and keys. Administrators see all, others their own."""
-    router = APIRouter(tags=["gateway"])
-
-    async def caller_of(request: Request) -> Caller:
-        return await gateway.identify(request.headers)
-
-    @router.get("/v1/usage")
-    async def usage(
-        request: Request, by: str = "day", since: str = "", limit: int = 1_000, after: str = ""
-    ) -> Response:
-        """Return tokens and costs by day, key, tenant, model, dialect, ended or id, one or several with commas between.
-
-        Rows are sorted, `limit` of them at most; the next ones come with the answer's `last` as `after`.
-        """
-        caller = await caller_of(request)
-        where = {} if ADMIN in caller.scopes else {"tenant": caller.tenant}
-        if not 1 <= limit <= MAX_ROWS:
-            raise ApiError("invalid_request_error", f"limit: {limit} is not from 1 to {MAX_ROWS:,}", "limit")
-        names, last = tuple(filter(None, by.split(","))), read_group(after)
-        accounts, currency = gateway.accounts, gateway.prices.currency
-        try:
-            page = await asyncio.to_thread(usage_page, accounts, currency, names, since, where, limit, last)
-        except ValueError as error:
-            raise ApiError("invalid_request_error", str(error), "by") from None
-        return Response(page, media_type="application/json")
-
-    @router.get("/v1/limits")
-    async def limits(request: Request) -> dict[str, Any]:
-        """Return what remains of the caller's limits."""
-        caller = await caller_of(request)
-        holders = gateway.config.limits.holders(caller)
-        try:
-            remaining = await gateway.limiter.remaining(holders) if holders else ()
-        except STORE_ERRORS:
-            raise ApiError("unavailable_error", "limits cannot be read now; try again") from None
-        return {"object": "list", "data": [each._asdict() for each in remaining]}
-
-    @router.get("/v1/keys")
-    async def keys(request: Request) -> dict[str, Any]:
-        """Return the keys, without their hashes."""
-        caller = await caller_of(request)
-        if ADMIN not in caller.scopes:
-            raise ApiError("permission_error", "keys are shown to administrators; use a key with that scope")
-        listed = () if gateway.keys is None else gateway.keys.list()
-        return {
-            "object": "list",
-            "data": [
-                each.model_dump(mode="json", exclude={"credentials"}) | {"state": each.state(time.time())}
-                for each in listed
-            ],
-        }
-
-    return router
