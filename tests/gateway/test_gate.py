@@ -24,9 +24,9 @@ from workbench.errors import WorkbenchError
 from workbench.files import write_atomically
 from workbench.gateway.config import GatewayConfig
 from workbench.gateway.gate import Gateway
-from workbench.gateway.headers import duration
-from workbench.gateway.limits import DAY, MICROS, MemoryLimiter
-from workbench.gateway.limits_redis import RedisLimiter
+from workbench.gateway.limits.headers import duration
+from workbench.gateway.limits.limits import DAY, MICROS, MemoryLimiter
+from workbench.gateway.limits.limits_redis import RedisLimiter
 from workbench.prompt.conversation import Conversation
 from workbench.serve.answers.pieces import Ended, Piece, Text, Used
 from workbench.serve.call import Call, Caller

@@ -18,7 +18,7 @@ from tests.patience import limit
 from workbench.engine.runner import Runner
 from workbench.serve import responses, service
 from workbench.serve.answers.pieces import Ended, Piece, PromptRead, Text, TokenLogprob, num_values
-from workbench.serve.dialects.openai_chat import ChatWriter, OpenAIChat
+from workbench.serve.dialects.openai.chat import ChatWriter, OpenAIChat
 from workbench.serve.server import Server
 from workbench.serve.watch.metrics import SECONDS, Counts
 

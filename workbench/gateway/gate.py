@@ -25,13 +25,13 @@ from workbench.gateway.accounting import Accounts, PriceBook, account_entry
 from workbench.gateway.answer_cache import AnswerCache, passes_by
 from workbench.gateway.bounds import check_bounds, check_prompt_tokens, fit_output, prompt_texts
 from workbench.gateway.config import GatewayConfig
-from workbench.gateway.headers import limit_headers, refusal
 from workbench.gateway.keys import ADMIN, EVERY_MODEL, ApiKey, KeyStore
-from workbench.gateway.limits import MICROS, TOKENS, Cost, Holder, MemoryLimiter
-from workbench.gateway.limits_redis import STORE_ERRORS, RedisLimiter
-from workbench.gateway.meters import LimitMeters
+from workbench.gateway.limits.headers import limit_headers, refusal
+from workbench.gateway.limits.limits import MICROS, TOKENS, Cost, Holder, MemoryLimiter
+from workbench.gateway.limits.limits_redis import STORE_ERRORS, RedisLimiter
+from workbench.gateway.limits.meters import LimitMeters
+from workbench.gateway.limits.reservations import ONE_REQUEST, Reservations
 from workbench.gateway.moderation import AnswerFilter, CheckFailed, Moderation
-from workbench.gateway.reservations import ONE_REQUEST, Reservations
 from workbench.gateway.router import ModelRouter, RouterConfig
 from workbench.gateway.routes import gateway_routes
 from workbench.serve.answers.pieces import Piece

@@ -12,8 +12,8 @@ from fastapi import APIRouter, Request, Response
 from workbench.gateway.accounting import Accounts
 from workbench.gateway.config import LimitsConfig
 from workbench.gateway.keys import ADMIN, KeyStore
-from workbench.gateway.limits import Limiter
-from workbench.gateway.limits_redis import STORE_ERRORS
+from workbench.gateway.limits.limits import Limiter
+from workbench.gateway.limits.limits_redis import STORE_ERRORS
 from workbench.gateway.usage_page import MAX_ROWS, read_group, usage_page
 from workbench.serve.call import Caller
 from workbench.serve.errors import ApiError

@@ -8,7 +8,7 @@ finds the model, calls `parse`, asks the gate, runs the call, and writes what co
     plain      `answer(call, model, pieces)`, with all pieces of the answer
     refused    `error(...)` as the response, or `error_event(...)` where the stream has begun; nothing follows it
 
-To add one: a module in `workbench/serve/dialects` with a class of this shape, and its name in `dialects/__init__.py`.
+To add one: a module in or below `workbench/serve/dialects` with a class of this shape, and its name in `dialects/__init__.py`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from workbench.serve.answers.pieces import Piece
+from workbench.serve.bodies.fields import Body
 from workbench.serve.call import Call, Caller
 from workbench.serve.errors import ApiError
-from workbench.serve.fields import Body
 
 if TYPE_CHECKING:
     from fastapi import APIRouter, Request

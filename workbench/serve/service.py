@@ -17,13 +17,13 @@ from workbench.serve.answers.engine_stream import EngineStream, StepBridge
 from workbench.serve.answers.pieces import Piece
 from workbench.serve.answers.prompt_work import embed_prompts, tokenize_prompts
 from workbench.serve.answers.task_stream import TaskStream
-from workbench.serve.body import parse_json_object, read_bytes
+from workbench.serve.bodies.json_body import parse_json_object, read_bytes
+from workbench.serve.bodies.fields import invalid, read_body
 from workbench.serve.call import Call, Caller
 from workbench.serve.call_run import CallRun, CallStream
 from workbench.serve.config import ServerSettings
 from workbench.serve.dialect import Dialect
 from workbench.serve.errors import SERVER_FAILED, ApiError
-from workbench.serve.fields import invalid, read_body
 from workbench.serve.gate import Gate, Lease
 from workbench.serve.local_names import check_names, is_loopback
 from workbench.serve.memory.call_memory import CallMemory

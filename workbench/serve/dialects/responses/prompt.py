@@ -15,7 +15,7 @@ from workbench.prompt.conversation import Conversation
 from workbench.prompt.tools import declare_all
 from workbench.prompt.turns import AssistantTurn, ResultTurn, ToolCall, UserTurn, order_results
 from workbench.serve.call import Breakpoint
-from workbench.serve.dialects.responses_body import (
+from workbench.serve.dialects.responses.body import (
     FunctionCallItem,
     FunctionOutputItem,
     InputTokensBody,
@@ -23,7 +23,7 @@ from workbench.serve.dialects.responses_body import (
     ReasoningItem,
     RefusalPart,
 )
-from workbench.serve.dialects.responses_store import StoredResponse
+from workbench.serve.dialects.responses.store import StoredResponse
 from workbench.serve.errors import ApiError
 
 SECONDS = {"30m": 1800.0, "12h": 43200.0}

@@ -20,7 +20,7 @@ from workbench.prompt.cache_miss import CacheMiss
 from workbench.prompt.turns import AssistantTurn, ToolCall
 from workbench.serve.answers.pieces import Ended, Piece, Text, Thought, ToolArguments, ToolCallBegun, Used
 from workbench.serve.call import Call
-from workbench.serve.dialects.openai_common import chat_logprobs
+from workbench.serve.dialects.openai.common import chat_logprobs
 from workbench.serve.errors import ApiError
 from workbench.serve.served_model import ServedModel
 

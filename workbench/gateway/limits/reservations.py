@@ -9,8 +9,8 @@ from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
 
-from workbench.gateway.limits import Cost, Holder, Limiter, Reservation
-from workbench.gateway.limits_redis import STORE_ERRORS
+from workbench.gateway.limits.limits import Cost, Holder, Limiter, Reservation
+from workbench.gateway.limits.limits_redis import STORE_ERRORS
 
 LOG = logging.getLogger(__name__)
 ONE_REQUEST = Cost(requests=1)  # is used up by a call that did nothing else

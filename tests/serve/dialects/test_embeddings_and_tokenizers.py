@@ -12,7 +12,7 @@ from openai.types import embedding_create_params
 
 from workbench.engine.embeddings import embed_texts
 from workbench.engine.runner import Runner
-from workbench.serve.dialects.openai_embeddings import EmbeddingBody
+from workbench.serve.dialects.openai.embeddings import EmbeddingBody
 from workbench.serve.server import Server
 
 

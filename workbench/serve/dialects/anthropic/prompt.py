@@ -15,7 +15,7 @@ from workbench.prompt.conversation import Conversation
 from workbench.prompt.tools import Tool, declare_all
 from workbench.prompt.turns import AssistantTurn, Content, ResultTurn, ToolCall, UserTurn, order_results
 from workbench.serve.call import Breakpoint
-from workbench.serve.dialects.anthropic_body import (
+from workbench.serve.dialects.anthropic.body import (
     CacheControl,
     CountTokensBody,
     Message,

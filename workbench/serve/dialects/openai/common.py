@@ -12,10 +12,10 @@ from pydantic import Field
 from workbench.request import MAX_LOGPROBS, MAX_STOP_STRINGS, SamplingParameters
 from workbench.response_format import Choices, JSONSchema, Lark, Regex, ResponseFormat
 from workbench.serve.answers.pieces import EndReason, TokenLogprob, Used
+from workbench.serve.bodies.fields import Body, Int, Refused, Seed
+from workbench.serve.bodies.parts import Part
 from workbench.serve.document import COUNT, TEXT, object_schema, optional
 from workbench.serve.errors import ApiError
-from workbench.serve.fields import Body, Int, Refused, Seed
-from workbench.serve.parts import Part
 from workbench.serve.served_model import ServedModel
 
 DONE = b"data: [DONE]\n\n"

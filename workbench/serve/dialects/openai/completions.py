@@ -10,9 +10,10 @@ from pydantic import Discriminator, Field, Tag
 
 from workbench.request import MAX_LOGPROBS
 from workbench.serve.answers.pieces import Ended, Piece, PromptRead, Text, Thought, TokenLogprob, Used
+from workbench.serve.bodies.fields import Int, Refused, TokenCount
 from workbench.serve.call import Call, Caller, PromptInput
 from workbench.serve.dialect import PING, Dialect, RouteServices
-from workbench.serve.dialects.openai_common import (
+from workbench.serve.dialects.openai.common import (
     DONE,
     ERROR_SCHEMA,
     FINISH_REASONS,
@@ -30,7 +31,6 @@ from workbench.serve.dialects.openai_common import (
 )
 from workbench.serve.document import COUNT, OBJECT, TEXT, list_schema, object_schema, one_of, optional
 from workbench.serve.errors import ApiError
-from workbench.serve.fields import Int, Refused, TokenCount
 from workbench.serve.served_model import ServedModel
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 
 from workbench.gateway.config import LimitsConfig
-from workbench.gateway.limits import MICROS, Remaining
+from workbench.gateway.limits.limits import MICROS, Remaining
 from workbench.serve.call import Caller
 from workbench.serve.watch.snapshot import Meter
 

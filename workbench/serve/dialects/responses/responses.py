@@ -15,13 +15,14 @@ from workbench.prompt.turns import AssistantTurn
 from workbench.request import SamplingParameters
 from workbench.response_format import JSONSchema, Thinking
 from workbench.serve.answers.pieces import Piece, prompt_tokens
+from workbench.serve.bodies.fields import Body
 from workbench.serve.call import Call, Caller
 from workbench.serve.dialect import PING, Dialect, RouteServices
-from workbench.serve.dialects.openai_common import EFFORTS, ERROR_SCHEMA, data_event, error_json
-from workbench.serve.dialects.responses_answer import ResponseWriter
-from workbench.serve.dialects.responses_body import InputTokensBody, NamedFunction, ResponsesBody
-from workbench.serve.dialects.responses_prompt import read_input
-from workbench.serve.dialects.responses_store import ResponseStore, StoredResponse
+from workbench.serve.dialects.openai.common import EFFORTS, ERROR_SCHEMA, data_event, error_json
+from workbench.serve.dialects.responses.answer import ResponseWriter
+from workbench.serve.dialects.responses.body import InputTokensBody, NamedFunction, ResponsesBody
+from workbench.serve.dialects.responses.prompt import read_input
+from workbench.serve.dialects.responses.store import ResponseStore, StoredResponse
 from workbench.serve.dialects.thought_signature import ThoughtSigner
 from workbench.serve.document import (
     COUNT,
@@ -33,7 +34,6 @@ from workbench.serve.document import (
     optional,
 )
 from workbench.serve.errors import ApiError
-from workbench.serve.fields import Body
 from workbench.serve.served_model import ServedModel
 
 SEALED_PLACE = 0  # a response's thought is sealed as the first of its items

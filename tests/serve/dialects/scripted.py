@@ -13,9 +13,9 @@ import openai
 import orjson
 
 from workbench.serve.answers.pieces import Piece
+from workbench.serve.bodies.fields import invalid, read_body
 from workbench.serve.call import Call, Caller
 from workbench.serve.errors import ApiError
-from workbench.serve.fields import invalid, read_body
 
 THINKING_MODEL: Any = SimpleNamespace(name="tiny", can_think=True, max_model_len=512, created=1_700_000_000)
 PLAIN_MODEL: Any = SimpleNamespace(name="tiny", can_think=False, max_model_len=512, created=1_700_000_000)

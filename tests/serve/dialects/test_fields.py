@@ -11,12 +11,12 @@ from openai.types import completion_create_params as completions
 from openai.types.chat import ChatCompletionMessage, ChatCompletionStreamOptionsParam
 from openai.types.chat import completion_create_params as chats
 
-from workbench.serve.dialects.openai_chat import ChatBody
-from workbench.serve.dialects.openai_common import StreamOptions
-from workbench.serve.dialects.openai_completions import CompletionBody
-from workbench.serve.dialects.openai_messages import read_conversation
+from workbench.serve.bodies.fields import Body, read_body
+from workbench.serve.dialects.openai.chat import ChatBody
+from workbench.serve.dialects.openai.common import StreamOptions
+from workbench.serve.dialects.openai.completions import CompletionBody
+from workbench.serve.dialects.openai.messages import read_conversation
 from workbench.serve.errors import ApiError
-from workbench.serve.fields import Body, read_body
 
 BODIES = [
     (ChatBody, chats.CompletionCreateParamsStreaming),

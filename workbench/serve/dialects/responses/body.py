@@ -7,9 +7,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from workbench.serve.dialects.openai_common import NO_ACCOUNT, Effort
-from workbench.serve.fields import Body, Int, Refused
-from workbench.serve.parts import Part, refused_types, type_of
+from workbench.serve.bodies.fields import Body, Int, Refused
+from workbench.serve.bodies.parts import Part, refused_types, type_of
+from workbench.serve.dialects.openai.common import NO_ACCOUNT, Effort
 
 TEXT_ONLY = "the models here read text; give its text"
 FUNCTIONS_ONLY = "this server carries out no tools itself; declare a function and answer its calls"

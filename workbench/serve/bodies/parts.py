@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Tag, ValidationInfo, WithJsonSchema, model_validator
 
-from workbench.serve.fields import Body
+from workbench.serve.bodies.fields import Body
 
 
 class Part(Body):

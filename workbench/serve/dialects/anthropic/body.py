@@ -10,8 +10,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from workbench.serve.fields import Body, Int, Refused
-from workbench.serve.parts import Part, refused_types, type_of
+from workbench.serve.bodies.fields import Body, Int, Refused
+from workbench.serve.bodies.parts import Part, refused_types, type_of
 
 TEXT_ONLY = "the models here read text; give its text"
 NO_SERVER_TOOLS = "this server carries out no tools itself; declare a tool with an input_schema and answer its calls"

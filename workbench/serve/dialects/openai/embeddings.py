@@ -13,12 +13,12 @@ from pydantic import Discriminator, Field, Tag
 from workbench.request import SamplingParameters
 from workbench.serve.answers.pieces import Embedded, Piece, Used
 from workbench.serve.answers.prompt_work import DIMENSIONS, LAYER
+from workbench.serve.bodies.fields import Body, Int
 from workbench.serve.call import Call, Caller
 from workbench.serve.dialect import PING, Dialect, RouteServices
-from workbench.serve.dialects.openai_common import ERROR_SCHEMA, NO_ACCOUNT, data_event, error_json, kind_of_prompt
+from workbench.serve.dialects.openai.common import ERROR_SCHEMA, NO_ACCOUNT, data_event, error_json, kind_of_prompt
 from workbench.serve.document import COUNT, OBJECT, list_schema, object_schema, one_of
 from workbench.serve.errors import ApiError
-from workbench.serve.fields import Body, Int
 from workbench.serve.served_model import ServedModel
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from workbench.serve.dialects.anthropic_body import EFFORT_SHARES
+from workbench.serve.dialects.anthropic.body import EFFORT_SHARES
 
 if TYPE_CHECKING:
     from workbench.serve.served_model import ServedModel

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterable
 
-from workbench.gateway.limits import AT_ONCE, MICROS, MONEY, Remaining, Reservation
+from workbench.gateway.limits.limits import AT_ONCE, MICROS, MONEY, Remaining, Reservation
 from workbench.serve.errors import ApiError
 
 OPENAI = {"requests": "requests", "tokens": "tokens"}

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 from workbench.request import SamplingParameters
 from workbench.response_format import JSONSchema, Thinking
 from workbench.serve.answers.pieces import Piece, prompt_tokens
+from workbench.serve.bodies.fields import Body
 from workbench.serve.call import Call, Caller
-from workbench.serve.dialects import anthropic_answer
-from workbench.serve.dialects.anthropic_answer import HIDES_THOUGHTS, MessageWriter, event, whole_message
-from workbench.serve.dialects.anthropic_body import EFFORT_SHARES, CountTokensBody, MessagesBody, ToolChoice
-from workbench.serve.dialects.anthropic_prompt import read_conversation
+from workbench.serve.dialects.anthropic import answer as anthropic_answer
+from workbench.serve.dialects.anthropic.answer import HIDES_THOUGHTS, MessageWriter, event, whole_message
+from workbench.serve.dialects.anthropic.body import EFFORT_SHARES, CountTokensBody, MessagesBody, ToolChoice
+from workbench.serve.dialects.anthropic.prompt import read_conversation
 from workbench.serve.dialects.thought_signature import ThoughtSigner
 from workbench.serve.document import (
     COUNT,
@@ -25,7 +26,6 @@ from workbench.serve.document import (
     optional,
 )
 from workbench.serve.errors import ApiError
-from workbench.serve.fields import Body
 
 if TYPE_CHECKING:
     from fastapi import APIRouter

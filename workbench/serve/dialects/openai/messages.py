@@ -7,9 +7,9 @@ from typing import Any
 
 from workbench.prompt.conversation import Conversation
 from workbench.prompt.turns import SYSTEM_ROLES, THOUGHT_FIELDS
+from workbench.serve.bodies.fields import check_fields
 from workbench.serve.call import Breakpoint
 from workbench.serve.errors import ApiError
-from workbench.serve.fields import check_fields
 
 # Fields of a message by its role; those of other roles are refused.
 FIELDS = {

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from openai.types import responses, shared_params
 from openai.types.responses import input_token_count_params, response_create_params, response_input_item_param
 
-from tests.serve.scripted import THINKING_MODEL, Script
+from tests.serve.dialects.scripted import THINKING_MODEL, Script
 from workbench.prompt.cache_miss import CacheMiss
 from workbench.prompt.turns import AssistantTurn, ResultTurn, ToolCall, UserTurn
 from workbench.serve.answers.pieces import (
@@ -33,9 +33,9 @@ from workbench.serve.answers.pieces import (
 from workbench.serve.app import load_dialects
 from workbench.serve.call import Breakpoint
 from workbench.serve.config import ServerSettings
-from workbench.serve.dialects import responses_body
-from workbench.serve.dialects.openai_responses import OpenAIResponses
-from workbench.serve.dialects.responses_store import ResponseStore, StoredResponse
+from workbench.serve.dialects.responses import body as responses_body
+from workbench.serve.dialects.responses.responses import OpenAIResponses
+from workbench.serve.dialects.responses.store import ResponseStore, StoredResponse
 from workbench.serve.errors import ApiError
 
 TOOL: Any = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {"a": {}}}}

@@ -11,9 +11,10 @@ from pydantic import Field
 from workbench.prompt.conversation import Conversation
 from workbench.response_format import JSONSchema, ResponseFormat, Thinking
 from workbench.serve.answers.pieces import Ended, Piece, PromptRead, Text, Thought, ToolArguments, ToolCallBegun, Used
+from workbench.serve.bodies.fields import Int, Refused, TokenCount, check_fields
 from workbench.serve.call import Call, Caller
 from workbench.serve.dialect import PING, Dialect, RouteServices
-from workbench.serve.dialects.openai_common import (
+from workbench.serve.dialects.openai.common import (
     DONE,
     EFFORTS,
     ERROR_SCHEMA,
@@ -29,10 +30,9 @@ from workbench.serve.dialects.openai_common import (
     prompt_logprobs_json,
     usage_json,
 )
-from workbench.serve.dialects.openai_messages import read_conversation
+from workbench.serve.dialects.openai.messages import read_conversation
 from workbench.serve.document import COUNT, OBJECT, TEXT, list_schema, object_schema, one_of, optional
 from workbench.serve.errors import ApiError
-from workbench.serve.fields import Int, Refused, TokenCount, check_fields
 from workbench.serve.served_model import ServedModel
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from anthropic.types import message_create_params
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.serve.scripted import PLAIN_MODEL, THINKING_MODEL, Script
+from tests.serve.dialects.scripted import PLAIN_MODEL, THINKING_MODEL, Script
 from workbench.errors import WorkbenchError
 from workbench.prompt.cache_miss import CacheMiss
 from workbench.prompt.turns import AssistantTurn, ResultTurn, ToolCall, UserTurn
@@ -29,14 +29,14 @@ from workbench.serve.answers.pieces import (
     ToolCallBegun,
     Used,
 )
+from workbench.serve.bodies.fields import read_body
 from workbench.serve.call import Breakpoint
-from workbench.serve.dialects import anthropic_body
-from workbench.serve.dialects.anthropic_answer import STOP_REASONS
-from workbench.serve.dialects.anthropic_messages import AnthropicMessages
-from workbench.serve.dialects.anthropic_models import describe_model, list_models
+from workbench.serve.dialects.anthropic import body as anthropic_body
+from workbench.serve.dialects.anthropic.answer import STOP_REASONS
+from workbench.serve.dialects.anthropic.messages import AnthropicMessages
+from workbench.serve.dialects.anthropic.models import describe_model, list_models
 from workbench.serve.dialects.thought_signature import ThoughtSigner
 from workbench.serve.errors import STATUS, ApiError
-from workbench.serve.fields import read_body
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 TOOL: Any = {"name": "add", "description": "Add.", "input_schema": {"type": "object", "properties": {"a": {}}}}

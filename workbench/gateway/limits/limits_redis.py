@@ -11,7 +11,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
-from workbench.gateway.limits import BUCKETS, DAY, MICROS, SCALE, TOKENS, Cost, Holder, Remaining, Reservation
+from workbench.gateway.limits.limits import BUCKETS, DAY, MICROS, SCALE, TOKENS, Cost, Holder, Remaining, Reservation
 
 # Each holder is a hash: `at`, `day`, `spent`, a `level:` of each bucket, and a `lease:` of each call that runs. What is
 # returned: granted, now, number of the limit that refused, number of the holder, wait, then limit, remaining and reset
