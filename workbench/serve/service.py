@@ -17,8 +17,8 @@ from workbench.serve.answers.engine_stream import EngineStream, StepBridge
 from workbench.serve.answers.pieces import Piece
 from workbench.serve.answers.prompt_work import embed_prompts, tokenize_prompts
 from workbench.serve.answers.task_stream import TaskStream
-from workbench.serve.bodies.json_body import parse_json_object, read_bytes
 from workbench.serve.bodies.fields import invalid, read_body
+from workbench.serve.bodies.json_body import parse_json_object, read_bytes
 from workbench.serve.call import Call, Caller
 from workbench.serve.call_run import CallRun, CallStream
 from workbench.serve.config import ServerSettings
