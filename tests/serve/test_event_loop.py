@@ -41,7 +41,7 @@ def plain(client: openai.OpenAI) -> str:
 def test_large_answers_and_bodies_are_beside_the_loop(
     chat_runner: Runner, monkeypatch: pytest.MonkeyPatch, ask: Callable[[openai.OpenAI], str]
 ) -> None:
-    """Where everything counts as large, the answer is the same, and no thread but the prompts' has written it."""
+    """Count everything as large: the answer is the same, and no thread but the prompts' has written it."""
     threads: set[str] = set()
 
     def recorded(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -98,7 +98,7 @@ class Gateway:
         return self.keys.caller(key)
 
     def _looked_up(self, look: Callable[[KeyStore], ApiKey | None]) -> ApiKey | None:
-        """Return a key; ApiError where the file of keys cannot be read now, of which no caller is told more."""
+        """Return a key; ApiError where the file of keys cannot be read now, about which callers learn no more."""
         assert self.keys is not None
         try:
             return look(self.keys)

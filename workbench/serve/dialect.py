@@ -8,7 +8,8 @@ finds the model, calls `parse`, asks the gate, runs the call, and writes what co
     plain      `answer(call, model, pieces)`, with all pieces of the answer
     refused    `error(...)` as the response, or `error_event(...)` where the stream has begun; nothing follows it
 
-To add one: a module in or below `workbench/serve/dialects` with a class of this shape, and its name in `dialects/__init__.py`.
+To add one: a module below `workbench/serve/dialects` with a class of this shape, and its name in that package's
+`DIALECTS`.
 """
 
 from __future__ import annotations
