@@ -189,4 +189,4 @@ server
 # - Close the tab's connection in the middle of a long prompt instead of a stream.
 #
 # To read: `workbench/serve/call_run.py`, `workbench/serve/watch/serving_log.py` and
-# `workbench/serve/dialects/openai_chat.py`. `workbench serve demo-chat` is the same from a terminal.
+# `workbench/serve/dialects/openai/chat.py`. `workbench serve demo-chat` is the same from a terminal.

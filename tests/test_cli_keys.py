@@ -19,10 +19,12 @@ from workbench.serve.gate import Outcome
 def test_a_key_is_created_listed_rotated_and_revoked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = ["--file", str(tmp_path / "keys.json")]
     assert main(["keys", "create", "alice", "--models", "demo,demo-chat", "--days", "2", *file]) == 0
-    text = capsys.readouterr().out.strip()
+    printed = capsys.readouterr()
+    text = printed.out.strip()
     store = KeyStore(tmp_path / "keys.json")
     key = store.check(text)
     assert key is not None and key.owner == "alice" and key.models == ("demo", "demo-chat")
+    assert key.id in printed.err and "not shown again" in printed.err and text not in printed.err
     assert main(["keys", "list", *file]) == 0
     shown = capsys.readouterr().out
     assert key.id in shown and "active" in shown and text not in shown
@@ -51,6 +53,9 @@ def test_usage_is_summed_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["usage", "--since", "1970-01-02", *file]) == 0
     shown = capsys.readouterr().out
     assert "1970-01-02" in shown and "0.000450" in shown and "1970-01-01" not in shown
+    assert "cost (USD)" in shown
     assert main(["usage", "--by", "dya", *file]) == 2
     assert "did you mean 'day'" in capsys.readouterr().err
-    assert main(["usage", "--key", "other", *file]) == 0 and "no calls yet" in capsys.readouterr().out
+    assert main(["usage", "--key", "other", *file]) == 0 and "no such calls" in capsys.readouterr().out
+    assert main(["usage", "--since", "yesterday", *file]) == 2
+    assert "is no day" in capsys.readouterr().err

@@ -280,7 +280,11 @@ def test_a_similar_question_hits_only_where_the_facts_agree(second_gate: bool) -
         kept = semantic(second_gate=second_gate, threshold=0.8)
         await kept.keep(chat("How do I enable the cache?"), "demo@1", IDS, answer("so"))
         hit, why = await found(kept, chat("How do I enable a cache?"), ids=((9,),))
-        assert hit is not None and why.startswith("semantic")
+        assert hit is not None and why.startswith("semantic") and isinstance(hit[-1], Used)
+        (read,) = (each for each in hit if isinstance(each, PromptRead))
+        assert read.token_ids == (9,) and read.prompt_tokens == hit[-1].prompt_tokens == 1  # those of its own prompt
+        (read,) = (each for each in hit if isinstance(each, PromptRead))
+        assert read.token_ids == (9,) and (read.prompt_tokens, hit[-1].prompt_tokens) == (1, 1)  # its own prompt's
         hit, why = await found(kept, chat("How do I disable the cache?"), ids=((9,),))
         assert (hit is None) == second_gate and ("disable" in why) == second_gate
         bob = chat("How do I enable a cache?", caller=Caller("key", "bob", "other salt"))

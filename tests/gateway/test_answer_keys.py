@@ -15,8 +15,8 @@ from workbench.prompt.conversation import Conversation
 from workbench.request import CustomPart, SamplingParameters
 from workbench.response_format import JSONSchema, Regex, Thinking
 from workbench.serve.app import load_dialects
+from workbench.serve.bodies.fields import read_body
 from workbench.serve.call import Breakpoint, Call, Caller
-from workbench.serve.fields import read_body
 from workbench.serve.served_model import ServedModel
 
 IDS = ((1, 2, 3),)

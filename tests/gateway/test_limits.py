@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tests.event_loop import run_async
 from tests.gateway.redis_server import RedisServer
 from tests.patience import limit
-from workbench.gateway.limits import (
+from workbench.gateway.limits.limits import (
     BUCKETS,
     DAY,
     MAX_A_MINUTE,
@@ -27,7 +27,7 @@ from workbench.gateway.limits import (
     Limiter,
     MemoryLimiter,
 )
-from workbench.gateway.limits_redis import RedisLimiter
+from workbench.gateway.limits.limits_redis import RedisLimiter
 
 RATES = st.none() | st.integers(1, 60) | st.sampled_from([60, 7_919, MAX_A_MINUTE])
 BUDGETS = st.none() | st.integers(0, 5_000).map(lambda micros: Decimal(micros) / 1_000_000)

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workbench.gateway.config import LimitsConfig
-from workbench.gateway.limits import Remaining
-from workbench.gateway.meters import MAX_METERED, LimitMeters
+from workbench.gateway.limits.limits import Remaining
+from workbench.gateway.limits.meters import MAX_METERED, LimitMeters
 from workbench.serve.call import Caller
 from workbench.serve.watch.snapshot import Meter
 

@@ -19,7 +19,7 @@ from tests.patience import limit, until
 from tests.serve.serving import RecordingGate, connect, events_of, held_steps, post, read_until
 from tests.thorough import THOROUGH
 from workbench.engine.runner import Runner
-from workbench.serve.dialects.openai_chat import OpenAIChat
+from workbench.serve.dialects.openai.chat import OpenAIChat
 from workbench.serve.server import Server
 
 CHAT = "/v1/chat/completions"

@@ -19,7 +19,7 @@ from tests.thorough import THOROUGH, tries
 from workbench.engine.runner import Runner
 from workbench.serve.app import build_app
 from workbench.serve.call import Call
-from workbench.serve.dialects.openai_completions import OpenAICompletions
+from workbench.serve.dialects.openai.completions import OpenAICompletions
 from workbench.serve.document import build_document
 from workbench.serve.gate import Lease, OpenGate, OpenLease
 from workbench.serve.server import Server, serve

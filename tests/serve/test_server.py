@@ -21,6 +21,7 @@ from tests.serve.serving import RecordingGate, connect, events_of, held_steps, p
 from workbench.cli.serve import read_serve_config
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
+from workbench.serve.call import ADMIN, Caller
 from workbench.serve.server import Server
 from workbench.trace.events import Decoded
 
@@ -119,9 +120,12 @@ def test_errors_have_the_shape_of_their_protocol(server: Server) -> None:
 
 
 def test_an_engine_that_fails_is_an_error_and_then_answers_again(
-    server: Server, chat_runner: Runner, gate: RecordingGate
+    server: Server, chat_runner: Runner, gate: RecordingGate, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A plain call gets 503, a stream an event and an end; the next call is answered."""
+    """A plain call gets 503, a stream an event and an end; the next call is answered.
+
+    No client sees the engine's words, which may hold what others sent; administrators find them in the trace.
+    """
     for error in (RuntimeError("the board is on fire"), SystemExit("gone")):
         with held_steps(chat_runner) as steps, connect(server) as stream:
             stream.sendall(
@@ -145,6 +149,11 @@ def test_an_engine_that_fails_is_an_error_and_then_answers_again(
             steps._step = type(chat_runner).step.__get__(chat_runner)
         assert events_of(whole)[-1]["error"]["type"] == "server_error"
         assert answers[0][0] == 503, answers
+        assert str(error) not in whole.decode() + str(answers) and str(error) in caplog.text
+        name = next(each for each in events_of(whole) if "id" in each)["id"]
+        trace = server.service.traces.get(name, Caller(scopes=frozenset({ADMIN})))
+        assert trace is not None and str(error) in trace.as_json(Caller(scopes=frozenset({ADMIN})))["failure"]
+        assert str(error) not in str(trace.as_json(Caller()))
         until(lambda: not server.service.runs)
         assert ask(server)[0] == 200
     assert {outcome.ended for _, outcome in gate.outcomes[-5:]} == {"failed", "finished"}

@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from workbench.cli.shared import AsJson, console, print_json
 from workbench.display import Table
+
+if TYPE_CHECKING:
+    from workbench.gateway.keys import ApiKey
 
 app = typer.Typer(help="Create, list, rotate and revoke the keys of a server.", no_args_is_help=True)
 KeyFileOption = Annotated[Path, typer.Option("--file", metavar="FILE", help="the file of keys, made if missing")]
@@ -33,7 +36,18 @@ def create(
 
     names = [each for each in models.split(",") if each]
     key, text = KeyStore(file).create(owner, name, names, admin, days)
-    print_json({"id": key.id, "key": text, "owner": owner}) if as_json else print(text)
+    _show(key, text, file, as_json)
+
+
+def _show(key: ApiKey, text: str, file: Path, as_json: bool) -> None:
+    """Print a key's text alone, for scripts; what it is goes to the terminal beside it."""
+    if as_json:
+        print_json({"id": key.id, "key": text, "owner": key.owner})
+        return
+    print(text)
+    models = ", ".join(key.models) if key.models != ("*",) else "all models"
+    said = f"key {key.id} of {key.owner}, for {models}; its hash is in {file}. Keep the text: it is not shown again."
+    typer.echo(said, err=True)
 
 
 @app.command("list", epilog="Example: `workbench keys list`")
@@ -67,7 +81,7 @@ def rotate(
     from workbench.gateway.keys import KeyStore
 
     key, text = KeyStore(file).rotate(id, hours, days)
-    print_json({"id": key.id, "key": text, "owner": key.owner}) if as_json else print(text)
+    _show(key, text, file, as_json)
 
 
 @app.command(epilog="Example: `workbench keys revoke 1a2b3c4d`")

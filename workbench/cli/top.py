@@ -206,7 +206,7 @@ def _meters(snapshot: ServerSnapshot) -> Table:
     for meter in snapshot.meters:
         bound = "–" if meter.limit is None else f"{meter.limit:,.6g}"
         style = "red" if meter.limit is not None and meter.used >= meter.limit else None
-        cells = (meter.name, f"{meter.used:,.6g} {meter.unit}", bound, format_seconds(meter.resets_in))
+        cells = (meter.name, f"{meter.used:,.6g} {meter.unit}", bound, _until_free(meter.resets_in))
         table.add_row(*map(_plain, cells), style=style)
     return table
 
@@ -242,6 +242,12 @@ def _plain(text: str) -> Text:
     from rich.text import Text
 
     return Text("".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text))
+
+
+def _until_free(seconds: float | None) -> str:
+    if seconds is not None and seconds <= 0:
+        return "now"
+    return _duration(seconds) if seconds is not None and seconds >= 60 else format_seconds(seconds)
 
 
 def _duration(seconds: float) -> str:

@@ -25,18 +25,18 @@ def usage(
 ) -> None:
     """Sum calls, tokens by kind and costs. Costs are those of the prices of their time; sums are exact."""
     from workbench.economics.prices import KINDS, format_money
-    from workbench.gateway.accounting import open_accounts, sum_calls
+    from workbench.gateway.accounting import currency_of, open_accounts, sum_calls
 
     names = tuple(filter(None, by.split(",")))
     where = {name: value for name, value in (("key", key), ("tenant", tenant)) if value}
     with open_accounts(file) as accounts:
-        rows = sum_calls(accounts, names, since, where)
+        rows, currency = sum_calls(accounts, names, since, where), currency_of(accounts)
     if as_json:
         print_json([row.as_dict(names) for row in rows])
         return
-    headings = (*names, "calls", *KINDS, "kept", "cost")
+    headings = (*names, "calls", *KINDS, "kept", f"cost ({currency})" if currency else "cost")
     cells = [
         (*row.group, row.calls, *(count for _, count in row.usage), row.kept, format_money(row.cost, 6)) for row in rows
     ]
-    note = "" if rows else "no calls yet"
+    note = "" if rows else "no calls yet" if not (since or where) else "no such calls"
     console().print(Table(str(file), cells, headings, note=note, left=names))

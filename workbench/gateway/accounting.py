@@ -11,10 +11,12 @@ import json
 import queue
 import sqlite3
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields
 from fractions import Fraction
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from workbench.settings import Count, Settings
 FIVE_MINUTES = 300.0  # seconds: what lives longer is priced as an hour
 GROUPS = ("day", "key", "tenant", "model", "dialect", "ended", "id")
 MAX_BATCH = 256  # calls that are written in one transaction
+RETRY_SECONDS = 1.0  # until what could not be written is tried again
 SCHEMA = """
 create table if not exists prices (hash text primary key, content text not null);
 create table if not exists calls (
@@ -46,6 +49,7 @@ class AccountingConfig(Settings):
 
     file: Path | None = None  # None: in memory, as long as the server runs
     memory_calls: Count = 100_000  # that memory keeps one by one; older ones are added up, and have no id any more
+    max_unwritten: Count = 10_000  # calls that wait for a disk that is full or locked; then new ones are refused
     prices: str | None = None  # a shipped price table or a YAML file; None: tokens are counted, and cost nothing
     model_prices: dict[str, str] = {}  # by model, where others hold
 
@@ -154,7 +158,8 @@ class Accounts:
     Args:
         file: of SQLite; None for memory.
         memory_calls: that memory keeps one by one. Of older ones the sums remain, by every group but the id.
-        report: called with an error that kept entries from being written; they are tried again with the next.
+        report: called with an error that keeps entries from being written; they are tried again every
+            `RETRY_SECONDS`, and with the next.
 
     Raises:
         WorkbenchError: where the file cannot be opened as accounts.
@@ -168,6 +173,7 @@ class Accounts:
         self._memory_calls = memory_calls if file is None else None
         self._lock = threading.Lock()  # connections to memory do not wait for each other's tables
         self._entries: queue.Queue[tuple[AccountEntry, Prices | None] | threading.Event | None] = queue.Queue()
+        self._unwritten: deque[tuple[AccountEntry, Prices | None]] = deque()  # of the writing thread
         if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -184,6 +190,11 @@ class Accounts:
         """Enter a call. It is written soon; `flush` waits for that."""
         self._entries.put((entry, prices))
 
+    @property
+    def num_unwritten(self) -> int:
+        """Return how many calls wait to be written, about."""
+        return len(self._unwritten) + self._entries.qsize()
+
     def flush(self) -> None:
         """Wait until every entry so far is written, or could not be."""
         if self._thread.is_alive():
@@ -192,7 +203,7 @@ class Accounts:
             done.wait()
 
     def close(self) -> None:
-        """Write what is left, and close the file."""
+        """Write what is left, and close the file. What cannot be written now is lost, which is reported."""
         self._entries.put(None)
         self._thread.join()
         self._keeper.close()
@@ -210,7 +221,7 @@ class Accounts:
         Rows are sorted by group. Of those behind the group `after`, the first `limit` are returned; None for all.
 
         Raises:
-            WorkbenchError: for a name that is none of `GROUPS`.
+            WorkbenchError: for a name that is none of `GROUPS`, and a `since` that is no day.
         """
         with self._lock, closing(self._connect()) as connection:
             return sum_calls(connection, by, since, where or {}, limit, after)
@@ -219,32 +230,44 @@ class Accounts:
         return sqlite3.connect(self._address, uri=self._file is None, timeout=10.0, check_same_thread=False)
 
     def _write_all(self) -> None:
-        waiting: list[tuple[AccountEntry, Prices | None]] = []
         with closing(self._connect()) as connection:
-            while True:
-                item = self._entries.get()
-                flushed, is_last = [], item is None
-                while item is not None:
-                    if isinstance(item, threading.Event):
-                        flushed.append(item)
-                    else:
-                        waiting.append(item)
-                    if len(waiting) >= MAX_BATCH or self._entries.empty():
-                        break
-                    item = self._entries.get()
-                    is_last = is_last or item is None
-                try:
-                    with self._lock:
-                        _write(connection, waiting)
-                        waiting = []
-                        if self._memory_calls is not None:
-                            _add_up(connection, self._memory_calls)
-                except sqlite3.Error as error:  # a full disk, say: entries wait for the next attempt
-                    self._report(f"accounts {self._address}: {len(waiting)} calls are not written yet ({error})")
+            is_last = False
+            while not is_last:
+                flushed, is_last = self._take()
+                self._write_unwritten(connection, is_last)
                 for event in flushed:
                     event.set()
-                if is_last:
-                    return
+
+    def _take(self) -> tuple[list[threading.Event], bool]:
+        """Wait for entries and take some; return the events of those who wait for them, and whether none follow."""
+        flushed: list[threading.Event] = []
+        for number in range(MAX_BATCH):
+            try:
+                seconds = 0.0 if number else RETRY_SECONDS if self._unwritten else None
+                item = self._entries.get(seconds != 0, seconds)
+            except queue.Empty:
+                break
+            if item is None:
+                return flushed, True
+            if isinstance(item, threading.Event):
+                flushed.append(item)
+            else:
+                self._unwritten.append(item)
+        return flushed, False
+
+    def _write_unwritten(self, connection: sqlite3.Connection, is_last: bool) -> None:
+        try:
+            while self._unwritten:
+                batch = list(islice(self._unwritten, MAX_BATCH))
+                with self._lock:
+                    _write(connection, batch)
+                    for _ in batch:
+                        self._unwritten.popleft()
+                    if self._memory_calls is not None:
+                        _add_up(connection, self._memory_calls)
+        except Exception as error:  # a full disk, say: nothing ends the thread but `close`
+            fate = "lost" if is_last else "not written yet"
+            self._report(f"accounts {self._address}: {len(self._unwritten)} calls are {fate} ({error})")
 
 
 def sum_calls(
@@ -256,6 +279,7 @@ def sum_calls(
     after: Sequence[str] = (),
 ) -> list[UsageRow]:
     """Return sums as `Accounts.sums` does, over an open connection."""
+    _check_day(since)
     conditions = {"day": since} if since else {}
     for name in (*by, *(where or {})):
         if name not in GROUPS:
@@ -282,6 +306,21 @@ def sum_calls(
         other = found.get(group)
         found[group] = one if other is None else _added(one, other)
     return list(found.values())
+
+
+def _check_day(since: str) -> None:
+    try:
+        is_day = not since or datetime.date.fromisoformat(since).isoformat() == since
+    except ValueError:
+        is_day = False
+    if not is_day:
+        raise WorkbenchError(f"usage since {since[:40]!r}: is no day; write it like 2026-11-23")
+
+
+def currency_of(connection: sqlite3.Connection) -> str:
+    """Return the currency of the prices in accounts; empty without prices."""
+    found = {json.loads(content).get("currency", "") for (content,) in connection.execute("select content from prices")}
+    return ", ".join(sorted(found))
 
 
 @contextmanager

@@ -5,14 +5,15 @@ What is kept are pieces, so that an answer can be replayed in either protocol, s
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import hashlib
 import json
 import logging
 import secrets
 from array import array
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -31,6 +32,9 @@ from workbench.serve.call import Call, PromptInput
 from workbench.settings import Count, Settings
 
 LOG = logging.getLogger(__name__)
+Result = TypeVar("Result")
+BYTES_PER_PIECE = 120  # as JSON, about
+BYTES_ON_LOOP = 1 << 16  # of pieces that are read or written in the event loop: about a millisecond
 PIECES: dict[str, type[Piece]] = {
     each.__name__: each
     for each in (kinds.PromptRead, kinds.Text, kinds.Thought, ToolCallBegun, kinds.ToolArguments, Ended, Used)
@@ -117,13 +121,13 @@ class AnswerCache:
         self, call: Call, fingerprint: str, prompt_ids: Sequence[Sequence[int]]
     ) -> tuple[tuple[Piece, ...] | None, str]:
         if self.config.exact and (kept := await self._store.get(exact_key(call, fingerprint, prompt_ids))) is not None:
-            found = replayed(read_pieces(kept))
+            found = await _beside_loop(lambda: replayed(read_pieces(kept)), len(kept))
             self.hits["exact"] += 1
             return found, "exact"
-        near, why = await self._find_similar(call, fingerprint)
+        near, why = await self._find_similar(call, fingerprint, prompt_ids)
         if near is not None:
             self.hits["semantic"] += 1
-            return replayed(near), why
+            return near, why
         self.misses += 1
         return None, why or "not kept"
 
@@ -134,7 +138,7 @@ class AnswerCache:
         if passes_by(call) or not is_whole(call, pieces):
             return False
         try:
-            value = write_pieces(pieces)
+            value = await _beside_loop(lambda: write_pieces(pieces), len(pieces) * BYTES_PER_PIECE)
             if self.config.exact:
                 await self._store.put(exact_key(call, fingerprint, prompt_ids), value, self.config.ttl_seconds)
             if self.config.semantic is not None and (asked := _question(call)):
@@ -147,7 +151,9 @@ class AnswerCache:
     async def close(self) -> None:
         await self._store.close()
 
-    async def _find_similar(self, call: Call, fingerprint: str) -> tuple[tuple[Piece, ...] | None, str]:
+    async def _find_similar(
+        self, call: Call, fingerprint: str, prompt_ids: Sequence[Sequence[int]]
+    ) -> tuple[tuple[Piece, ...] | None, str]:
         semantic, asked = self.config.semantic, _question(call)
         if semantic is None or not asked:
             return None, ""
@@ -157,7 +163,8 @@ class AnswerCache:
         near, why = await self._threads.run(lambda: self._nearest(semantic, asked, json.loads(kept)), semantic.seconds)
         for score, id, question in near:
             if (answer := await self._store.get(f"{group}:{id}")) is not None:
-                return replayed(read_pieces(answer)), f"semantic: {score:.3f} to {question!r}"
+                found = await _beside_loop(lambda answer=answer: replayed(read_pieces(answer)), len(answer))
+                return with_prompt(found, prompt_ids[0]), f"semantic: {score:.3f} to {question!r}"
         return None, why
 
     def _nearest(
@@ -191,6 +198,11 @@ class AnswerCache:
         if len(vectors) != 1:
             raise WorkbenchError(f"answers.semantic.embedding: {len(vectors)} vectors for one text; return one of each")
         return unit(vectors[0])
+
+
+async def _beside_loop(function: Callable[[], Result], num_bytes: int) -> Result:
+    """Return `function()`, which reads or writes so many bytes of pieces: many of them in a thread."""
+    return function() if num_bytes <= BYTES_ON_LOOP else await asyncio.to_thread(function)
 
 
 def passes_by(call: Call) -> str:
@@ -260,6 +272,18 @@ def replayed(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
             found.append(dataclasses.replace(each, id=new))
         else:
             found.append(dataclasses.replace(each, from_kept_answer=True) if isinstance(each, Used) else each)
+    return tuple(found)
+
+
+def with_prompt(pieces: Sequence[Piece], ids: Sequence[int]) -> tuple[Piece, ...]:
+    """Return the answer to another question as one to the prompt `ids`: with its tokens, of which none was cached."""
+    read = {"prompt_tokens": len(ids), "cached_tokens": 0}
+    found: list[Piece] = []
+    for each in pieces:
+        if isinstance(each, kinds.PromptRead):
+            found.append(dataclasses.replace(each, token_ids=tuple(ids), **read))
+        else:
+            found.append(dataclasses.replace(each, **read) if isinstance(each, Used) else each)
     return tuple(found)
 
 

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Protocol
 
-from workbench.gateway.limits_redis import STORE_ERRORS, connect
+from workbench.gateway.limits.limits_redis import STORE_ERRORS, connect
 
 
 class AnswerStore(Protocol):

@@ -12,7 +12,7 @@ from workbench.errors import explain
 from workbench.gateway.accounting import AccountingConfig
 from workbench.gateway.answer_cache import AnswerCacheConfig
 from workbench.gateway.bounds import Bounds
-from workbench.gateway.limits import CallerLimits, Holder
+from workbench.gateway.limits.limits import CallerLimits, Holder
 from workbench.gateway.moderation import ModerationConfig
 from workbench.gateway.router import RouterConfig
 from workbench.serve.call import Caller

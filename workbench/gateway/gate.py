@@ -1,11 +1,11 @@
 """Stand before a server: keys, bounds, limits, moderation, the router, kept answers and accounts.
 
     identify: key -> caller
-    admit:    bounds -> router -> limits -> moderation -> kept answers -> lease
+    admit:    bounds -> one request -> router -> its tokens -> moderation -> kept answers -> lease
     lease:    pieces -> moderation -> pieces ... settle: accounts, what was not used given back, answer kept
 
-The router comes before the limits, since tokens are counted and priced as the model that answers does; it has no effect
-on a call that is then refused.
+The router comes between the two parts of the limits: a caller who may not ask now has nothing classified, and tokens
+are counted and priced as the model that answers does.
 """
 
 from __future__ import annotations
@@ -15,26 +15,25 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
-
 from workbench.economics.prices import Usage
+from workbench.errors import WorkbenchError
 from workbench.gateway.accounting import Accounts, PriceBook, account_entry
 from workbench.gateway.answer_cache import AnswerCache, passes_by
 from workbench.gateway.bounds import check_bounds, check_prompt_tokens, fit_output, prompt_texts
 from workbench.gateway.config import GatewayConfig
-from workbench.gateway.headers import limit_headers, refusal
-from workbench.gateway.keys import ADMIN, EVERY_MODEL, KeyStore
-from workbench.gateway.limits import MICROS, TOKENS, Cost, Holder, MemoryLimiter
-from workbench.gateway.limits_redis import STORE_ERRORS, RedisLimiter
-from workbench.gateway.meters import LimitMeters
+from workbench.gateway.keys import ADMIN, EVERY_MODEL, ApiKey, KeyStore
+from workbench.gateway.limits.headers import limit_headers, refusal
+from workbench.gateway.limits.limits import MICROS, TOKENS, Cost, Holder, MemoryLimiter
+from workbench.gateway.limits.limits_redis import STORE_ERRORS, RedisLimiter
+from workbench.gateway.limits.meters import LimitMeters
+from workbench.gateway.limits.reservations import ONE_REQUEST, Reservations
 from workbench.gateway.moderation import AnswerFilter, CheckFailed, Moderation
-from workbench.gateway.reservations import ONE_REQUEST, Reservations
 from workbench.gateway.router import ModelRouter, RouterConfig
-from workbench.gateway.usage_page import MAX_ROWS, read_group, usage_page
+from workbench.gateway.routes import gateway_routes
 from workbench.serve.answers.pieces import Piece
 from workbench.serve.call import Call, Caller
 from workbench.serve.errors import ApiError
@@ -82,7 +81,7 @@ class Gateway:
             return EVERY_CALLER
         kind, _, rest = headers.get("authorization", "").partition(" ")
         text = rest.strip() if kind.lower() == "bearer" else headers.get("x-api-key", "")
-        key = self.keys.check(text)
+        key = self._looked_up(lambda keys: keys.check(text))
         if key is None:
             wrong = "the key is wrong, was revoked or has expired"
             message = wrong if text else "a key is needed: send `authorization: Bearer KEY`"
@@ -92,24 +91,35 @@ class Gateway:
     async def renew(self, caller: Caller) -> Caller:
         if self.keys is None:
             return EVERY_CALLER
-        key = self.keys.active(caller.key)
+        key = self._looked_up(lambda keys: keys.active(caller.key))
         if key is None:
             message = f"the key {caller.key} was revoked or has expired since the batch was made"
             raise ApiError("authentication_error", message, code="invalid_api_key")
         return self.keys.caller(key)
+
+    def _looked_up(self, look: Callable[[KeyStore], ApiKey | None]) -> ApiKey | None:
+        """Return a key; ApiError where the file of keys cannot be read now, about which callers learn no more."""
+        assert self.keys is not None
+        try:
+            return look(self.keys)
+        except (WorkbenchError, OSError) as error:
+            LOG.error("keys cannot be checked, calls are refused: %s", error)
+            message = "keys cannot be checked now; try again later"
+            raise ApiError("unavailable_error", message, "", "keys_unavailable", {"retry-after": "5"}) from None
 
     async def admit(self, call: Call) -> GatewayLease:
         models = self._models
         assert models is not None, "connect a gateway to its models first"
         call = fit_output(call, self.config.bounds)
         check_bounds(call, self.config.bounds)
-        decision = await self.router.choose(call, models, lambda model: may_use(call.caller, model))
-        asked, call = call.model, replace(call, model=decision.model)
-        call.notes["router"] = decision.as_dict()
-        # Tokens that are only counted cost nothing, and the server counts them once.
-        lease = GatewayLease(self, call, asked, self.config.limits.holders(call.caller))
-        await self._reserve(lease, lease.id, ONE_REQUEST)  # who may not ask now has nothing tokenized
+        self._check_accounts()
+        lease = GatewayLease(self, call, self.config.limits.holders(call.caller))
+        await self._reserve(lease, lease.id, ONE_REQUEST)  # who may not ask now has nothing classified or tokenized
         try:
+            decision = await self.router.choose(call, models, lambda model: may_use(call.caller, model))
+            lease.call = call = replace(call, model=decision.model)
+            call.notes["router"] = decision.as_dict()
+            # Tokens that are only counted cost nothing, and the server counts them once.
             lease.prompt_ids = prompt_ids = () if call.purpose == "tokenize" else await models.prompt_ids(call)
             num_tokens = sum(map(len, prompt_ids))
             check_prompt_tokens(call, num_tokens, self.config.bounds)
@@ -126,8 +136,9 @@ class Gateway:
                 lease.answer, why = await self.answers.find(call, fingerprint, prompt_ids)
                 call.notes["answers"] = why
                 lease.keeps = lease.answer is None and not passes_by(call)
-        except BaseException:  # also where the client left meanwhile: what was reserved is given back
-            await self.give_back(lease, ONE_REQUEST)
+        except BaseException as error:  # also where the client left meanwhile: what was reserved is given back
+            is_ours = isinstance(error, ApiError) and error.status >= 500  # it takes nothing of the caller's limits
+            await self.give_back(lease, Cost() if is_ours else ONE_REQUEST)
             raise
         return lease
 
@@ -141,7 +152,8 @@ class Gateway:
         return b"" if self.keys is None else self.keys.signing_key()
 
     def routes(self) -> Iterable[object]:
-        return (gateway_routes(self),)
+        found = self.config.limits, self.limiter, self.accounts, self.prices.currency, self.keys
+        return (gateway_routes(self.identify, *found),)
 
     def meters(self) -> Iterable[Meter]:
         return list(self._meters)
@@ -172,6 +184,12 @@ class Gateway:
         if self.answers is not None and self._models is not None and lease.keeps and outcome.ended == "finished":
             fingerprint = self._models.fingerprint(call.model)
             await self.answers.keep(call, fingerprint, lease.prompt_ids, lease.pieces)
+
+    def _check_accounts(self) -> None:
+        """Refuse a call that could not be accounted for: too many wait for a disk that is full or locked (ApiError)."""
+        if self.accounts.num_unwritten >= self.config.accounting.max_unwritten:
+            message = "calls cannot be accounted for now; try again later"
+            raise ApiError("unavailable_error", message, "", "accounts_unavailable", {"retry-after": "5"})
 
     async def _reserve(self, lease: GatewayLease, name: str, cost: Cost) -> None:
         if not lease.holders:
@@ -241,10 +259,9 @@ class GatewayLease:
         self,
         gateway: Gateway,
         call: Call,
-        asked: str,
         holders: tuple[Holder, ...],
     ):
-        self.call, self.asked, self.holders = call, asked, holders
+        self.call, self.asked, self.holders = call, call.model, holders
         self.prompt_ids: Sequence[Sequence[int]] = ()
         self.headers: Mapping[str, str] = {}
         self.answer: tuple[Piece, ...] | None = None
@@ -284,59 +301,3 @@ class GatewayLease:
 def may_use(caller: Caller, model: str) -> bool:
     """Return whether a caller's scopes have a model."""
     return EVERY_MODEL in caller.scopes or f"model:{model}" in caller.scopes
-
-
-def gateway_routes(gateway: Gateway) -> APIRouter:
-    """Return the routes of a gateway: usage, limits and keys. Administrators see all, others their own."""
-    router = APIRouter(tags=["gateway"])
-
-    async def caller_of(request: Request) -> Caller:
-        return await gateway.identify(request.headers)
-
-    @router.get("/v1/usage")
-    async def usage(
-        request: Request, by: str = "day", since: str = "", limit: int = 1_000, after: str = ""
-    ) -> Response:
-        """Return tokens and costs by day, key, tenant, model, dialect, ended or id, one or several with commas between.
-
-        Rows are sorted, `limit` of them at most; the next ones come with the answer's `last` as `after`.
-        """
-        caller = await caller_of(request)
-        where = {} if ADMIN in caller.scopes else {"tenant": caller.tenant}
-        if not 1 <= limit <= MAX_ROWS:
-            raise ApiError("invalid_request_error", f"limit: {limit} is not from 1 to {MAX_ROWS:,}", "limit")
-        names, last = tuple(filter(None, by.split(","))), read_group(after)
-        accounts, currency = gateway.accounts, gateway.prices.currency
-        try:
-            page = await asyncio.to_thread(usage_page, accounts, currency, names, since, where, limit, last)
-        except ValueError as error:
-            raise ApiError("invalid_request_error", str(error), "by") from None
-        return Response(page, media_type="application/json")
-
-    @router.get("/v1/limits")
-    async def limits(request: Request) -> dict[str, Any]:
-        """Return what remains of the caller's limits."""
-        caller = await caller_of(request)
-        holders = gateway.config.limits.holders(caller)
-        try:
-            remaining = await gateway.limiter.remaining(holders) if holders else ()
-        except STORE_ERRORS:
-            raise ApiError("unavailable_error", "limits cannot be read now; try again") from None
-        return {"object": "list", "data": [each._asdict() for each in remaining]}
-
-    @router.get("/v1/keys")
-    async def keys(request: Request) -> dict[str, Any]:
-        """Return the keys, without their hashes."""
-        caller = await caller_of(request)
-        if ADMIN not in caller.scopes:
-            raise ApiError("permission_error", "keys are shown to administrators; use a key with that scope")
-        listed = () if gateway.keys is None else gateway.keys.list()
-        return {
-            "object": "list",
-            "data": [
-                each.model_dump(mode="json", exclude={"credentials"}) | {"state": each.state(time.time())}
-                for each in listed
-            ],
-        }
-
-    return router

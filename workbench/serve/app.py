@@ -15,14 +15,15 @@ from starlette.responses import PlainTextResponse, Response
 from workbench.serve.batches.batch_store import BatchStore
 from workbench.serve.batches.message_batch_routes import message_batch_routes
 from workbench.serve.batches.openai_batch_routes import openai_batch_routes
+from workbench.serve.bodies.fields import check_fields
 from workbench.serve.call import ADMIN
 from workbench.serve.config import ServerSettings
 from workbench.serve.dialect import Dialect
-from workbench.serve.dialects import DIALECTS, SIGN_THOUGHTS, anthropic_models
-from workbench.serve.dialects.responses_store import ResponseStore
+from workbench.serve.dialects import DIALECTS, SIGN_THOUGHTS
+from workbench.serve.dialects.anthropic import models as anthropic_models
+from workbench.serve.dialects.responses.store import ResponseStore
 from workbench.serve.document import OBJECT, build_document, describe_body, describe_responses
 from workbench.serve.errors import STATUS, ApiError
-from workbench.serve.fields import check_fields
 from workbench.serve.gate import Gate, OpenGate
 from workbench.serve.responses import answer, error_response, json_response
 from workbench.serve.served_model import ServedModel

@@ -7,6 +7,7 @@ arrival -> admission -> stream begins -> pieces ... -> settlement
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol
@@ -17,6 +18,8 @@ from workbench.serve.errors import STATUS, ApiError
 from workbench.serve.gate import Lease, Outcome
 from workbench.serve.served_model import PreparedPrompt
 from workbench.serve.watch.traces import CallTrace
+
+LOG = logging.getLogger(__name__)
 
 
 class CallStream(Protocol):
@@ -171,7 +174,8 @@ class CallRun:
                 self._ended = self._ended or ("kept" if self._kept is not None else "finished")
             elif isinstance(piece, Failed):
                 self._end("failed")
-                raise ApiError(piece.kind if piece.kind in STATUS else "api_error", piece.message)
+                kind = piece.kind if piece.kind in STATUS else "api_error"
+                raise self._noted(ApiError(kind, piece.message, detail=piece.detail))
         if not self.has_first_token and any(not isinstance(piece, PromptRead) for piece in shown):
             self.has_first_token = True
             self.first_token_seconds = time.perf_counter() - self.began
@@ -194,9 +198,16 @@ class CallRun:
     def fail(self, error: ApiError) -> None:
         """End the call with an error that the client is to see."""
         if not self._ended:
-            self._abort = error
+            self._abort = self._noted(error)
             self._end("failed")
             self.wake()
+
+    def _noted(self, error: ApiError) -> ApiError:
+        """Return an error, whose detail is left to the trace and the log: its client sees the message alone."""
+        if error.detail:
+            self.trace.failure = error.detail
+            LOG.error("call %s failed: %s", self.call.id, error.detail)
+        return error
 
     def abandon(self) -> None:
         """Wait for the engine no more: what it has reported so far is what the call used."""

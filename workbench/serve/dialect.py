@@ -1,13 +1,15 @@
 """Define a dialect: how one protocol's bodies become calls, and pieces of answers become its JSON and its events.
 
-A dialect holds no state and no engine: the server (`app.py`) does what all of them need. It reads the body's bytes,
+A dialect holds no engine: the server (`app.py`) does what all of them need. Large answers are written, and large
+bodies parsed, in other threads than the event loop's. The server reads the body's bytes,
 finds the model, calls `parse`, asks the gate, runs the call, and writes what comes:
 
     streamed   the bytes that `writer(...).write(pieces)` returns, for each list of pieces, from the first token on
     plain      `answer(call, model, pieces)`, with all pieces of the answer
     refused    `error(...)` as the response, or `error_event(...)` where the stream has begun; nothing follows it
 
-To add one: a module in `workbench/serve/dialects` with a class of this shape, and its name in `dialects/__init__.py`.
+To add one: a module below `workbench/serve/dialects` with a class of this shape, and its name in that package's
+`DIALECTS`.
 """
 
 from __future__ import annotations
@@ -16,9 +18,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from workbench.serve.answers.pieces import Piece
+from workbench.serve.bodies.fields import Body
 from workbench.serve.call import Call, Caller
 from workbench.serve.errors import ApiError
-from workbench.serve.fields import Body
 
 if TYPE_CHECKING:
     from fastapi import APIRouter, Request

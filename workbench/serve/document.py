@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from workbench.serve.fields import Body
+    from workbench.serve.bodies.fields import Body
 
 Schema = dict[str, Any]
 TEXT: Schema = {"type": "string"}

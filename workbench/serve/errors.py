@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from workbench.errors import WorkbenchError
 
 # HTTP status by kind. The names are Anthropic's, OpenAI's are made of them in its dialect.
+ENGINE_FAILED = "the engine failed; the server's log has the reason"
+SERVER_FAILED = "the server failed; its log has the reason"
 STATUS = {
     "invalid_request_error": 400,
     "authentication_error": 401,
@@ -32,14 +34,16 @@ class ApiError(WorkbenchError):
         param: the field that is at fault, as a path.
         code: a word for programs.
         headers: further headers (`retry-after`).
+        detail: what no client is to see, since it may hold data of other calls; administrators find it in the trace.
     """
 
     def __init__(
-        self, kind: str, message: str, param: str = "", code: str = "", headers: Mapping[str, str] | None = None
-    ):
+        self, kind: str, message: str, param: str = "", code: str = "", headers: Mapping[str, str] | None = None,
+        detail: str = "",
+    ):  # fmt: skip
         super().__init__(message)
         self.kind, self.message, self.param, self.code = kind, message, param, code
-        self.headers = dict(headers or {})
+        self.headers, self.detail = dict(headers or {}), detail
 
     @property
     def status(self) -> int:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import orjson
 from starlette.responses import Response
 
+from workbench.serve.answers.pieces import num_values
 from workbench.serve.errors import ApiError
 from workbench.serve.service import as_api_error
 
@@ -29,6 +31,7 @@ EVENT_STREAM = {
     "cache-control": "no-cache",
     "x-accel-buffering": "no",
 }
+MAX_ON_LOOP = 2_000  # values of an answer that are written in the event loop: a few milliseconds
 CLIENT_CLOSED = 499  # nginx's: of an answer that no client will read
 
 
@@ -38,8 +41,9 @@ def json_response(status: int, value: Any, headers: Mapping[str, str] | None = N
 
 def error_response(error: ApiError, dialect: Dialect, request_id: str = "") -> Response:
     """Return an error in the dialect's shape."""
+    request_id = request_id or f"req_{secrets.token_hex(12)}"  # of a request that became no call
     status, body = dialect.error(error, request_id)
-    headers = {"x-request-id": request_id, dialect.request_id_header: request_id} if request_id else {}
+    headers = {"x-request-id": request_id, dialect.request_id_header: request_id}
     return json_response(status, body, {**headers, **error.headers})
 
 
@@ -73,9 +77,8 @@ async def answer(service: Service, request: Request, dialect: Dialect) -> Respon
                 return Response(content, 200, {"content-type": JSON, **headers_of(run, dialect)})
         return Response(status_code=CLIENT_CLOSED)
     except Exception as error:  # as above
-        run.fail(as_api_error(error))
+        run.fail(failure := as_api_error(error))
         headers = headers_of(run, dialect)
-        failure = as_api_error(error)
         failure.headers = {**headers, **failure.headers}
         return error_response(failure, dialect, request_id)
     finally:
@@ -86,10 +89,14 @@ async def answer(service: Service, request: Request, dialect: Dialect) -> Respon
 
 async def _whole_answer(service: Service, call: Call, dialect: Dialect, pieces: list[Piece]) -> bytes:
     model = service.model_of(call.model)
-    if call.purpose == "answer":
-        return orjson.dumps(dialect.answer(call, model, pieces))
-    # Vectors, and the tokens of a long text, are too many for the event loop.
-    return await service.in_thread(lambda: orjson.dumps(dialect.answer(call, model, pieces)), call.caller.tenant)
+    # Vectors, and the tokens of a long text, are always too many for the event loop.
+    size = num_values(pieces) if call.purpose == "answer" else MAX_ON_LOOP + 1
+    return await _written(service, call, lambda: orjson.dumps(dialect.answer(call, model, pieces)), size)
+
+
+async def _written(service: Service, call: Call, write: Callable[[], bytes], size: int) -> bytes:
+    """Return `write()`, which writes `size` values: many of them beside the event loop, where other streams go on."""
+    return write() if size <= MAX_ON_LOOP else await service.in_thread(write, call.caller.tenant)
 
 
 async def _first_pieces(run: CallRun, seconds: float) -> list[Piece]:
@@ -157,10 +164,10 @@ class AnswerStream(Response):
     async def _stream(self, send: Send) -> None:
         run = self._run
         try:
-            body = self._writer.write(self._first)
+            body = await self._write(self._first)
             await self._send(send, body or self._dialect.ping)
             while (pieces := await run.next()) is not None:
-                body = self._writer.write(pieces) if pieces else b""
+                body = await self._write(pieces) if pieces else b""
                 if run.is_complete:  # accounts are written before the client sees the end
                     await run.settle()
                 if not body and time.perf_counter() - run.silent_since > self._service.settings.ping_seconds:
@@ -172,6 +179,9 @@ class AnswerStream(Response):
         except Exception as error:  # of any kind: the stream ends with an event that says so
             run.fail(failure := as_api_error(error))
             await self._send(send, self._dialect.error_event(failure, run.call.id))
+
+    async def _write(self, pieces: Sequence[Piece]) -> bytes:
+        return await _written(self._service, self._run.call, lambda: self._writer.write(pieces), num_values(pieces))
 
     async def _send(self, send: Send, body: bytes) -> None:
         run = self._run

@@ -21,9 +21,9 @@ from workbench.prompt.conversation import Conversation
 from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.request import Request, SamplingParameters
 from workbench.response_format import ResponseFormat, Thinking
+from workbench.serve.bodies.fields import invalid
 from workbench.serve.call import Call, PromptInput
 from workbench.serve.errors import ApiError
-from workbench.serve.fields import invalid
 from workbench.serve.memory.generated_turns import GeneratedTurns
 from workbench.serve.memory.prompt_cache import PlacedBreakpoint, pins_of, place_breakpoints
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -16,14 +17,15 @@ from workbench.serve.answers.engine_stream import EngineStream, StepBridge
 from workbench.serve.answers.pieces import Piece
 from workbench.serve.answers.prompt_work import embed_prompts, tokenize_prompts
 from workbench.serve.answers.task_stream import TaskStream
-from workbench.serve.body import read_json_body
+from workbench.serve.bodies.fields import invalid, read_body
+from workbench.serve.bodies.json_body import parse_json_object, read_bytes
 from workbench.serve.call import Call, Caller
 from workbench.serve.call_run import CallRun, CallStream
 from workbench.serve.config import ServerSettings
 from workbench.serve.dialect import Dialect
-from workbench.serve.errors import ApiError
-from workbench.serve.fields import invalid, read_body
+from workbench.serve.errors import SERVER_FAILED, ApiError
 from workbench.serve.gate import Gate, Lease
+from workbench.serve.local_names import check_names, is_loopback
 from workbench.serve.memory.call_memory import CallMemory
 from workbench.serve.prompt_threads import PromptThreads
 from workbench.serve.served_model import PreparedPrompt, ServedModel
@@ -36,8 +38,10 @@ from workbench.serve.watch.traces import CallTrace, TraceStore
 if TYPE_CHECKING:
     from fastapi import Request
 
+LOG = logging.getLogger(__name__)
 Result = TypeVar("Result")
 TICK_SECONDS = 0.5
+MAX_BYTES_ON_LOOP = 1 << 16  # of a body that is parsed in the event loop: a few milliseconds
 RETRY_SECONDS = 1  # until a client that was refused for want of room may ask again
 SETTLE_SECONDS = 5.0  # for the engine to let go of its calls when the server ends
 
@@ -164,14 +168,22 @@ class Service:
     async def identify(self, request: Request) -> Caller:
         """Return the caller of a request; the gate is asked once."""
         if not hasattr(request.state, "caller"):
-            request.state.caller = await self.gate.identify({k.lower(): v for k, v in request.headers.items()})
+            headers = {name.lower(): value for name, value in request.headers.items()}
+            caller = await self.gate.identify(headers)
+            if not caller.key and is_loopback(self.settings.host):
+                check_names(headers)
+            request.state.caller = caller
         return request.state.caller
 
     async def read(self, request: Request, dialect: Dialect) -> Call:
         """Return the validated call of a request, with its caller; not admitted yet (ApiError)."""
         caller = await self.identify(request)
-        given = await read_json_body(request, self.settings.max_body_bytes, self.settings.body_seconds)
-        return self.parse(given, dialect, caller)
+        body = await read_bytes(request, self.settings.max_body_bytes, self.settings.body_seconds)
+
+        def parse() -> Call:
+            return self.parse(parse_json_object(body), dialect, caller)
+
+        return parse() if len(body) <= MAX_BYTES_ON_LOOP else await self.in_thread(parse, caller.tenant)
 
     def parse(self, given: Mapping[str, Any], dialect: Dialect, caller: Caller) -> Call:
         """Return the call of a body, which may be a line of a batch; not admitted yet (ApiError)."""
@@ -351,9 +363,10 @@ def _has_prompts_of(prepared: Call, call: Call) -> bool:
 
 
 def as_api_error(error: BaseException) -> ApiError:
-    """Return the error that a client sees for an error of any kind."""
+    """Return the error that a client sees for an error of any kind; of an unexpected one the log has the words."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, WorkbenchError | ValidationError):
         return invalid(error)
-    return ApiError("api_error", f"the server failed: {describe_error(error)}")
+    LOG.error("an answer failed", exc_info=error)
+    return ApiError("api_error", SERVER_FAILED, detail=describe_error(error))

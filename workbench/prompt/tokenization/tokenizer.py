@@ -123,6 +123,7 @@ class Tokenizer:
         self.plain_special_token = next((each.content for each in plain), None)
         self.added_token_ids = {token.content: id for id, token in sorted(added.items()) if not token.special}
         self._controls = {id: token.content for id, token in added.items() if token.special}
+        self._bytes: dict[int, bytes] = {}  # of tokens that were asked for; computing them again takes far longer
         self.special_token_ids = {name: id for id, name in sorted(self._controls.items())}
         self.vocab_size = max(inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         decoder = json.loads(inner.decoder.__getstate__()) if inner.decoder else None
@@ -260,10 +261,16 @@ class Tokenizer:
 
         Without a byte rule: the token decoded alone.
         """
-        token = self.id_to_token(id)
-        if self.byte_rule is None:
-            return self._inner.decode([id], skip_special_tokens=False).encode()
-        return self.byte_rule.token_bytes(token, id in self._added)
+        found = self._bytes.get(id)
+        if found is None:
+            number = self.checked_id(id)
+            token = self.id_to_token(number)
+            if self.byte_rule is None:
+                found = self._inner.decode([number], skip_special_tokens=False).encode()
+            else:
+                found = self.byte_rule.token_bytes(token, number in self._added)
+            self._bytes[number] = found
+        return found
 
     @cached_property
     def max_token_characters(self) -> int:

@@ -24,6 +24,7 @@ from workbench.serve.answers.pieces import (
 )
 from workbench.serve.answers.tool_call_text import CallText, ToolCallText
 from workbench.serve.call import Call
+from workbench.serve.errors import ENGINE_FAILED
 from workbench.serve.memory.prompt_cache import written_by_ttl
 from workbench.serve.served_model import PreparedPrompt
 from workbench.trace.events import Decoded, Event, Finished, PinnedPrefix, Prefilled, Verified
@@ -144,8 +145,10 @@ class AnswerPieces:
             assert isinstance(event, Finished)
             is_refused = event.reason == FinishReason.REFUSED
             words = event.error.removeprefix(f"request {event.request_id}: ")
-            kind = ("invalid_request_error", 400) if is_refused else ("api_error", 500)
-            self.failure = Failed(kind=kind[0], status=kind[1], message=words)
+            if is_refused:  # by its own sizes
+                self.failure = Failed(kind="invalid_request_error", status=400, message=words)
+            else:
+                self.failure = Failed(message=ENGINE_FAILED, detail=words)
             return [self.failure]
         if isinstance(event, Finished):
             self._completion_tokens += len(event.token_ids)

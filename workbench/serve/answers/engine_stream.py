@@ -14,6 +14,7 @@ from workbench.errors import describe_error
 from workbench.serve.answers.answer_pieces import AnswerPieces
 from workbench.serve.answers.pieces import Failed, Piece, Used
 from workbench.serve.call import Call
+from workbench.serve.errors import ENGINE_FAILED, SERVER_FAILED
 from workbench.serve.memory.call_memory import CallMemory, CallRecorder
 from workbench.serve.served_model import PreparedPrompt, ServedModel
 from workbench.trace.events import Event, Stepped
@@ -41,6 +42,10 @@ class StepBridge:
             self._loop.call_soon_threadsafe(_deliver, batch)
         except RuntimeError:  # the loop is closed: no client is left
             return
+
+
+def _engine_failed(error: str) -> Failed:
+    return Failed(status=503, kind="unavailable_error", message=ENGINE_FAILED, detail=error)
 
 
 def _deliver(batch: list[tuple[EngineStream, list[Event], bool, str]]) -> None:
@@ -125,7 +130,7 @@ class EngineStream:
         if done:
             self.ended.set()
             if self._pieces.failure is None:
-                pieces.append(Failed(status=503, kind="unavailable_error", message=error) if error else self.used)
+                pieces.append(_engine_failed(error) if error else self.used)
         if not self._has_failed:
             self._buffer += pieces
         if len(self._buffer) > self._max_buffered and not done and not self._has_failed:
@@ -136,7 +141,7 @@ class EngineStream:
 
     def fail(self, fault: Exception, done: bool) -> None:
         """End the call after a fault of the server's own in reading its events; `done`: they were the last."""
-        failure = Failed(message=f"the server failed: {describe_error(fault)}")
+        failure = Failed(message=SERVER_FAILED, detail=describe_error(fault))
         self._pieces.failure = self._pieces.failure or failure  # further events are not read
         if not self._has_failed:
             self._buffer.append(failure)

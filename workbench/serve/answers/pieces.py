@@ -45,6 +45,16 @@ class PromptRead(Piece):
     pinned: tuple[PinnedPrefix, ...] = ()  # what came of the breakpoints
 
 
+def num_values(pieces: Iterable[Piece]) -> int:
+    """Return how many values the JSON of pieces has, about: the time to write them goes with it."""
+    found = 0
+    for each in pieces:
+        found += 1
+        if isinstance(each, PromptRead | Text) and each.logprobs:
+            found += len(each.logprobs) * (1 + len(each.logprobs[-1].top))
+    return found
+
+
 def prompt_tokens(pieces: Iterable[Piece]) -> int:
     """Return the tokens of the prompts that were read."""
     return sum(each.prompt_tokens for each in pieces if isinstance(each, PromptRead))
@@ -118,8 +128,9 @@ class Used(Piece):
 
 @dataclass(frozen=True, slots=True)
 class Failed(Piece):
-    """The call failed: an error's status, kind (of `errors.ApiError`) and message."""
+    """The call failed: an error's status, kind and message, and the detail that no client sees (`errors.ApiError`)."""
 
     status: int = 500
     kind: str = "api_error"
     message: str = ""
+    detail: str = ""

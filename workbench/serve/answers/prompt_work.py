@@ -11,9 +11,9 @@ from workbench.engine.embeddings import TextMean, texts_to_ids
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.serve.answers.pieces import Embedded, Piece, PromptRead, Text, Used
+from workbench.serve.bodies.fields import invalid
 from workbench.serve.call import Call
 from workbench.serve.errors import ApiError
-from workbench.serve.fields import invalid
 from workbench.serve.memory.generated_turns import GeneratedTurns
 from workbench.serve.served_model import ServedModel
 

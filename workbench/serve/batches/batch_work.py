@@ -16,6 +16,8 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+import orjson
+
 from workbench.serve.answers.pieces import Used
 from workbench.serve.batches.batch_requests import BatchItem, BatchRequests
 from workbench.serve.batches.call_slots import CallSlots
@@ -166,7 +168,8 @@ class BatchWork:
                         call = self._parse(item, caller)
                         embeds = call.purpose == "embed"
                         sequences = 1 if embeds else len(call.prompts) * call.sampling.num_sequences
-                        await stack.enter_async_context(self._slots.take(sequences))
+                        tokens = 0 if embeds else self._most_tokens(call, item)
+                        await stack.enter_async_context(self._slots.take(sequences, call.model, tokens))
                     if embeds:
                         await stack.enter_async_context(self._slots.embedding)
             except TimeoutError:
@@ -183,6 +186,15 @@ class BatchWork:
         if call.stream:
             raise ApiError("invalid_request_error", "stream: a batch does not stream; leave it out", "stream")
         return replace(call, priority=max(call.priority, PRIORITY), background=True)
+
+    def _most_tokens(self, call: Call, item: BatchItem) -> int:
+        """Return the tokens of a call's prompts and answers, at most: as if each byte of its body were one."""
+        models = self._service.models
+        context = max(
+            each.max_model_len for name, each in models.items() if name == call.model or call.model not in models
+        )
+        longest = min(context, len(orjson.dumps(item.body)) + call.sampling.max_output_tokens)
+        return len(call.prompts) * call.sampling.num_sequences * longest
 
     async def _answer(self, call: Call, dialect: Dialect) -> Mapping[str, Any]:
         run = await self._service.begin(call)

@@ -1,12 +1,14 @@
 """Let calls of batches begin behind those of clients, under every policy of the scheduler.
 
 A call of a batch reaches the engine only while no client waits for a first token, and those of all batches together
-hold at most `batch_calls` sequences and half of the engine's. A client who comes later waits for no more than these.
+hold at most `batch_calls` sequences, half of the engine's, and half of its KV cache. So a client who comes later finds
+slots and pages, and waits for the prefill of these calls at most.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
@@ -33,22 +35,38 @@ class CallSlots:
         self.head = asyncio.Lock()
         self.embedding = asyncio.Lock()  # one at a time: those of clients take turns with it
         self.taken = 0
+        self._tokens: Counter[str] = Counter()  # by model, of the cache: what the calls need at most
         self._freed = asyncio.Event()
 
+    def room(self, model: str) -> int:
+        """Return the tokens of a model's cache that batches may hold; of the smallest for an alias."""
+        models = self._service.models
+        runners = [each.runner for each in ([models[model]] if model in models else models.values())]
+        sizes = (each.config.cache.page_size * max(pool.num_pages for pool in each.scheduler.pools) for each in runners)
+        return min(sizes) // 2
+
     @asynccontextmanager
-    async def take(self, sequences: int) -> AsyncIterator[None]:
+    async def take(self, sequences: int, model: str = "", tokens: int = 0) -> AsyncIterator[None]:
         """Hold slots for a call, once no client waits. Called by the holder of `head`.
 
-        A call of more sequences than there are slots runs when all of them are free.
+        A call of more sequences than there are slots, or more tokens than there is room, runs when all are free.
+
+        Args:
+            sequences: of the call.
+            model: that the call names.
+            tokens: of its prompts and answers, at most.
         """
-        wanted = min(sequences, self.number)
-        while self._service.num_waiting or self.taken + wanted > self.number:
+        room = self.room(model)
+        wanted, tokens = min(sequences, self.number), min(tokens, room)
+        while self._service.num_waiting or self.taken + wanted > self.number or self._tokens[model] + tokens > room:
             self._freed.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._freed.wait(), POLL_SECONDS)
         self.taken += wanted
+        self._tokens[model] += tokens
         try:
             yield
         finally:
             self.taken -= wanted
+            self._tokens[model] -= tokens
             self._freed.set()

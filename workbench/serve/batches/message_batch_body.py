@@ -14,9 +14,9 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from workbench.serve.batches.batch_requests import BatchItem
+from workbench.serve.bodies.fields import Body, Refused, read_body
+from workbench.serve.bodies.parts import Part
 from workbench.serve.errors import ApiError
-from workbench.serve.fields import Body, Refused, read_body
-from workbench.serve.parts import Part
 
 MAX_REQUESTS = 10_000
 BLANKS = re.compile(r"[ \t\r\n]*")

@@ -23,11 +23,11 @@ from workbench.serve.batches.batch_store import BatchStore
 from workbench.serve.batches.batch_work import SECONDS_OF_LIFE, BatchWork, ItemResult
 from workbench.serve.batches.stored_files import FileStore, FileWriter, StoredFile
 from workbench.serve.batches.upload import file_response, mapped, parts_of, read_form, receive_body
-from workbench.serve.body import read_json_body
-from workbench.serve.dialects.openai_common import error_json
+from workbench.serve.bodies.fields import Body, Refused, read_body
+from workbench.serve.bodies.json_body import read_json_body
+from workbench.serve.dialects.openai.common import error_json
 from workbench.serve.document import describe_body
 from workbench.serve.errors import ApiError
-from workbench.serve.fields import Body, Refused, read_body
 from workbench.serve.responses import json_response
 
 if TYPE_CHECKING:

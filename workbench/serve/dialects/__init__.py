@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 DIALECTS = {
-    "openai.chat": "openai_chat:OpenAIChat",
-    "openai.completions": "openai_completions:OpenAICompletions",
-    "openai.responses": "openai_responses:OpenAIResponses",
-    "openai.embeddings": "openai_embeddings:OpenAIEmbeddings",
-    "anthropic.messages": "anthropic_messages:AnthropicMessages",
+    "openai.chat": "openai.chat:OpenAIChat",
+    "openai.completions": "openai.completions:OpenAICompletions",
+    "openai.responses": "responses.responses:OpenAIResponses",
+    "openai.embeddings": "openai.embeddings:OpenAIEmbeddings",
+    "anthropic.messages": "anthropic.messages:AnthropicMessages",
     "vllm.tokenize": "vllm_tokenizer:VllmTokenize",
     "vllm.detokenize": "vllm_tokenizer:VllmDetokenize",
 }

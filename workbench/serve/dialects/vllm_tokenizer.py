@@ -11,13 +11,13 @@ from fastapi import APIRouter, Request
 from workbench.request import SamplingParameters
 from workbench.serve.answers.pieces import Piece, PromptRead, Text
 from workbench.serve.answers.prompt_work import GIVES_BOS, GIVES_TEXT
+from workbench.serve.bodies.fields import Body, Int
 from workbench.serve.call import Call, Caller, PromptInput
 from workbench.serve.dialect import PING, Dialect, RouteServices
-from workbench.serve.dialects.openai_common import ERROR_SCHEMA, data_event, error_json
-from workbench.serve.dialects.openai_messages import read_conversation
+from workbench.serve.dialects.openai.common import ERROR_SCHEMA, data_event, error_json
+from workbench.serve.dialects.openai.messages import read_conversation
 from workbench.serve.document import COUNT, TEXT, list_schema, object_schema
 from workbench.serve.errors import ApiError
-from workbench.serve.fields import Body, Int
 
 if TYPE_CHECKING:
     from workbench.prompt.tokenization.tokenizer import Tokenizer

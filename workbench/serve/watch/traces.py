@@ -35,6 +35,7 @@ class CallTrace:
     Attributes:
         began: on the engine's clock (`time.perf_counter`), in seconds.
         is_moderated: the gate may have withheld text of the answer, which the events have.
+        failure: why the call failed, in words that only administrators see.
     """
 
     def __init__(self, call: Call):
@@ -45,6 +46,7 @@ class CallTrace:
         self.submitted: float | None = None
         self.outcome: Outcome | None = None
         self.is_moderated = False
+        self.failure = ""
 
     def keep(self, events: list[Event]) -> None:
         """Keep the events of a step."""
@@ -88,9 +90,11 @@ class CallTrace:
     def as_json(self, caller: Caller) -> dict[str, Any]:
         """Return the trace as JSON values for a caller; times are seconds since the call began.
 
-        Of a moderated answer only administrators see the ids and texts of tokens.
+        Of a moderated answer only administrators see the ids and texts of tokens, and of a failure the reason: the
+        engine's words may hold data of other calls.
         """
-        call, has_text = self.call, not self.is_moderated or ADMIN in caller.scopes
+        is_admin = ADMIN in caller.scopes
+        call, has_text = self.call, not self.is_moderated or is_admin
         return {
             "id": call.id,
             "object": "workbench.trace",
@@ -104,7 +108,7 @@ class CallTrace:
             "prompts": [self._prompt(each) for each in self.prepared],
             "spans": [{"name": name, "start": a, "end": b} for name, (a, b) in self.spans().items()],
             "text_withheld": not has_text,
-            "choices": self._choices(has_text),
+            "choices": self._choices(has_text, is_admin),
             "decisions": [
                 {"time": each.time - self.began, "step": each.step, "action": getattr(each, "action", "preempted"),
                  "reason": each.reason, "request": each.request_id}
@@ -113,6 +117,7 @@ class CallTrace:
             "steps": [self._step(each) for each in self.of_kind(Stepped)],
             "dropped_events": self.dropped,
             "outcome": _outcome(self.outcome),
+            "failure": self.failure if is_admin else "",
         }  # fmt: skip
 
     def _prompt(self, prepared: PreparedPrompt) -> dict[str, Any]:
@@ -127,7 +132,7 @@ class CallTrace:
             ]
         return found
 
-    def _choices(self, has_text: bool) -> list[dict[str, Any]]:
+    def _choices(self, has_text: bool, is_admin: bool) -> list[dict[str, Any]]:
         tokens: dict[tuple[str, int], list[dict[str, Any]]] = {}
         for event in self.of_kind(Decoded):
             said = {"id": event.token_id, "text": event.text, "logprob": event.logprob} if has_text else {}
@@ -144,7 +149,7 @@ class CallTrace:
             end = ends.get(key)
             found.append(
                 {"request": key[0], "sample": key[1], "tokens": tokens.get(key, []),
-                 "finished": None if end is None else _finished(end),
+                 "finished": None if end is None else _finished(end, is_admin),
                  "drafted_tokens": drafts.get(key[0], [0, 0])[0], "accepted_tokens": drafts.get(key[0], [0, 0])[1]}
             )  # fmt: skip
         return found
@@ -197,9 +202,10 @@ class TraceStore:
         return list(reversed(self._traces.values()))
 
 
-def _finished(end: Finished) -> dict[str, Any]:
+def _finished(end: Finished, is_admin: bool) -> dict[str, Any]:
+    error = end.error if is_admin or end.reason == FinishReason.REFUSED else ""
     return {
-        "reason": end.reason, "ended_by": end.ended_by, "error": end.error, "completion_tokens": len(end.token_ids),
+        "reason": end.reason, "ended_by": end.ended_by, "error": error, "completion_tokens": len(end.token_ids),
         "cached_tokens": end.cached_tokens, "computed_tokens": end.computed_tokens,
         "written_tokens": end.written_tokens, "restored_tokens": end.restored_tokens, "score": end.score,
         "is_cancelled": end.reason == FinishReason.CANCELLED,

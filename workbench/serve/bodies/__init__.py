@@ -1,0 +1,1 @@
+"""Bodies of requests: read within bounds, and validated field by field."""

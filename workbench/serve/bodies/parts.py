@@ -1,0 +1,61 @@
+"""Read objects within a body: blocks, tools and items, each with fields that it carries out, has no effect for, or
+refuses; and lists of objects of several types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Tag, ValidationInfo, WithJsonSchema, model_validator
+
+from workbench.serve.bodies.fields import Body
+
+
+class Part(Body):
+    """An object within a body. `REFUSED` and `IGNORED` hold as in the body itself.
+
+    What is ignored is written into the context of the validation, a dict, by the class and the field.
+    """
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_known_fields(cls, given: Any, info: ValidationInfo) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        taken = {}
+        for name, value in given.items():
+            refused = cls.REFUSED.get(name)
+            if name in cls.IGNORED:
+                if value is not None and isinstance(info.context, dict):
+                    info.context[f"{cls.__name__}.{name}"] = cls.IGNORED[name]
+            elif refused is None:
+                taken[name] = value
+            elif value is not None and not any(value == each and type(value) is type(each) for each in refused.neutral):
+                raise ValueError(f"{name} is not supported: {refused.reason}")
+        return taken
+
+
+def type_of(known: tuple[str, ...], otherwise: str = "") -> Callable[[Any], str]:
+    """Return a discriminator of objects by their `type`: the tag `<TYPE>` of one of `known`, else `<refused>`.
+
+    `otherwise` is the type of an object that names none. The brackets tell a tag from a field in an error's path.
+    """
+
+    def find(value: Any) -> str:
+        kind = (value.get("type") or otherwise) if isinstance(value, Mapping) else getattr(value, "type", None)
+        return f"<{kind}>" if isinstance(kind, str) and kind in known else "<refused>"
+
+    return find
+
+
+def refused_types(what: str, known: tuple[str, ...], reasons: Mapping[str, str]) -> Any:
+    """Return the annotation of the objects that are refused: by the reason of their type, or as an unknown type."""
+
+    def refuse(value: Any) -> Any:
+        kind = value.get("type") if isinstance(value, Mapping) else None
+        if isinstance(kind, str) and kind in reasons:
+            raise ValueError(f"{what} of type {kind!r} is not supported: {reasons[kind]}")
+        given = f"not {str(kind)[:60]!r}" if isinstance(value, Mapping) else f"not a {type(value).__name__}"
+        raise ValueError(f"must be {what} with a type, one of {', '.join(known)}, {given}")
+
+    return Annotated[Any, BeforeValidator(refuse), WithJsonSchema({"not": {}}), Tag("<refused>")]

@@ -1,0 +1,220 @@
+"""Define the bodies of Anthropic's Messages: what is carried out, with types, and what is refused, with reasons.
+
+A text stands for a list of one text block wherever the protocol takes both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag
+
+from workbench.serve.bodies.fields import Body, Int, Refused
+from workbench.serve.bodies.parts import Part, refused_types, type_of
+
+TEXT_ONLY = "the models here read text; give its text"
+NO_SERVER_TOOLS = "this server carries out no tools itself; declare a tool with an input_schema and answer its calls"
+NO_CONTAINER = "this server runs no containers"
+NO_PROFILES = "the key says who asks"
+
+# Tokens of a thought by `output_config.effort`, as shares of max_tokens; the thought is counted in max_tokens.
+EFFORT_SHARES = {"low": 0.2, "medium": 0.4, "high": 0.6, "xhigh": 0.75, "max": 0.9}
+
+
+class CacheControl(Part):
+    """A breakpoint: keep the prefix up to here for `ttl` after its last use."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] = "5m"
+
+
+class TextBlock(Part):
+    type: Literal["text"]
+    text: str
+    cache_control: CacheControl | None = None
+
+    REFUSED: ClassVar[Mapping[str, Refused]] = {
+        "citations": Refused("answers here cite no documents; put what it cites into the text", ([],))
+    }
+
+
+class ThinkingBlock(Part):
+    """A thought of an earlier answer, sent back as it came."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str
+
+
+class RedactedThinkingBlock(Part):
+    """A thought of an earlier answer without its text, sent back as it came."""
+
+    type: Literal["redacted_thinking"]
+    data: str
+
+
+class ToolUseBlock(Part):
+    type: Literal["tool_use"]
+    id: Annotated[str, Field(min_length=1, max_length=256)]
+    name: Annotated[str, Field(min_length=1, max_length=128)]
+    input: dict[str, Any]
+    cache_control: CacheControl | None = None
+
+    REFUSED: ClassVar[Mapping[str, Refused]] = {
+        "caller": Refused("tools are called by the model alone", ({"type": "direct"},)),
+        "toolset_name": Refused(NO_SERVER_TOOLS),
+    }
+
+
+def _as_blocks(content: Any) -> Any:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+TextBlocks = Annotated[list[TextBlock], BeforeValidator(_as_blocks, json_schema_input_type=str | list[TextBlock])]
+
+
+class ToolResultBlock(Part):
+    """A result of a tool. With `is_error` the model reads `Error: ` before it."""
+
+    type: Literal["tool_result"]
+    tool_use_id: Annotated[str, Field(min_length=1, max_length=256)]
+    content: Blocks = []
+    is_error: bool = False
+    cache_control: CacheControl | None = None
+
+    REFUSED: ClassVar[Mapping[str, Refused]] = {"toolset_name": Refused(NO_SERVER_TOOLS)}
+
+
+BLOCKS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
+REFUSED_BLOCKS = {
+    "image": TEXT_ONLY,
+    "document": TEXT_ONLY,
+    "search_result": TEXT_ONLY,
+    "container_upload": NO_CONTAINER,
+    "server_tool_use": NO_SERVER_TOOLS,
+    **dict.fromkeys(
+        (f"{name}_tool_result" for name in (
+            "web_search", "web_fetch", "code_execution", "bash_code_execution", "text_editor_code_execution",
+            "tool_search",
+        )),
+        NO_SERVER_TOOLS,
+    ),
+}  # fmt: skip
+Block = Annotated[
+    Annotated[TextBlock, Tag("<text>")]
+    | Annotated[ThinkingBlock, Tag("<thinking>")]
+    | Annotated[RedactedThinkingBlock, Tag("<redacted_thinking>")]
+    | Annotated[ToolUseBlock, Tag("<tool_use>")]
+    | Annotated[ToolResultBlock, Tag("<tool_result>")]
+    | refused_types("a block", BLOCKS, REFUSED_BLOCKS),
+    Discriminator(type_of(BLOCKS)),
+]
+Blocks = Annotated[list[Block], BeforeValidator(_as_blocks, json_schema_input_type=str | list[Block])]
+
+
+class Message(Part):
+    role: Literal["user", "assistant", "system"]
+    content: Blocks
+
+
+class ToolDeclaration(Part):
+    """A tool. Arguments always keep the schema, so `strict` changes nothing."""
+
+    name: str
+    input_schema: dict[str, Any]
+    description: str = ""
+    type: Literal["custom"] | None = None
+    cache_control: CacheControl | None = None
+
+    REFUSED: ClassVar[Mapping[str, Refused]] = {
+        "allowed_callers": Refused("tools are called by the model alone", (["direct"],)),
+        "defer_loading": Refused("this server searches no tools; give those that the model may call", (False,)),
+        "input_examples": Refused("no template shows them; put an example into the description", ([],)),
+    }
+    IGNORED: ClassVar[Mapping[str, str]] = {
+        "strict": "arguments always keep the tool's schema",
+        "eager_input_streaming": "arguments are always streamed as they are generated",
+    }
+
+
+def _refuse_server_tool(tool: Any) -> Any:
+    if isinstance(tool, Mapping) and (kind := tool.get("type")) not in (None, "custom"):
+        raise ValueError(f"a tool of type {str(kind)[:60]!r} is not supported: {NO_SERVER_TOOLS}")
+    return tool
+
+
+class ToolChoice(Part):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
+
+
+class ThinkingConfig(Part):
+    """The wish that the model thinks: `adaptive` takes the budget of `output_config.effort`."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Annotated[Int, Field(ge=1)] | None = None
+    display: Literal["summarized", "omitted"] | None = None  # the summary is the whole thought
+
+
+class AnswerSchema(Part):
+    type: Literal["json_schema"]
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+
+
+class OutputConfig(Part):
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: AnswerSchema | None = None
+
+
+class Metadata(Part):
+    user_id: Annotated[str, Field(max_length=512)] | None = None
+
+
+class Diagnostics(Part):
+    previous_message_id: Annotated[str, Field(max_length=256)] | None = None
+
+
+class CountTokensBody(Body):
+    """The body of a count of tokens: all that the prompt is built of."""
+
+    model: str
+    messages: Annotated[list[Message], Field(min_length=1, max_length=100_000)]
+    system: TextBlocks = []
+    tools: Annotated[
+        list[Annotated[ToolDeclaration, BeforeValidator(_refuse_server_tool)]], Field(max_length=1024)
+    ] = []
+    tool_choice: ToolChoice | None = None
+    thinking: ThinkingConfig | None = None
+    output_config: OutputConfig | None = None
+    cache_control: CacheControl | None = None
+
+    REFUSED: ClassVar[Mapping[str, Refused]] = {
+        "speed": Refused("there is one speed", ("standard",)),
+        "user_profile_id": Refused(NO_PROFILES),
+        "workspace_id": Refused(NO_PROFILES),
+    }
+
+
+class MessagesBody(CountTokensBody):
+    """The body of a message. `max_tokens` counts the thought too; 0 only reads the prompt into the cache."""
+
+    max_tokens: Annotated[Int, Field(ge=0)]
+    stream: bool = False
+    stop_sequences: list[str] = []
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[Int, Field(ge=0)] | None = None
+    metadata: Metadata | None = None
+    diagnostics: Diagnostics | None = None
+
+    REFUSED: ClassVar[Mapping[str, Refused]] = {
+        **CountTokensBody.REFUSED,
+        "container": Refused(NO_CONTAINER),
+        "inference_geo": Refused("the server stands where it stands"),
+        "context_management": Refused("the history is read as it is sent; leave out what is not to be read"),
+        "mcp_servers": Refused(NO_SERVER_TOOLS, ([],)),
+        "betas": Refused("a field without effect in the body; it is a header", ([],)),
+    }
+    IGNORED: ClassVar[Mapping[str, str]] = {"service_tier": "there is one tier"}

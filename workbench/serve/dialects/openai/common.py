@@ -1,0 +1,242 @@
+"""Share what OpenAI's dialects have in common: sampling fields, errors, usage, log-probabilities of tokens."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+import orjson
+from pydantic import Field
+
+from workbench.request import MAX_LOGPROBS, MAX_STOP_STRINGS, SamplingParameters
+from workbench.response_format import Choices, JSONSchema, Lark, Regex, ResponseFormat
+from workbench.serve.answers.pieces import EndReason, TokenLogprob, Used
+from workbench.serve.bodies.fields import Body, Int, Refused, Seed
+from workbench.serve.bodies.parts import Part
+from workbench.serve.document import COUNT, TEXT, object_schema, optional
+from workbench.serve.errors import ApiError
+from workbench.serve.served_model import ServedModel
+
+DONE = b"data: [DONE]\n\n"
+ERROR_SCHEMA = object_schema(
+    error=object_schema(message=TEXT, type=TEXT, param=optional(TEXT), code=optional(TEXT)),
+)
+USAGE_SCHEMA = object_schema(prompt_tokens=COUNT, completion_tokens=COUNT, total_tokens=COUNT)
+UNLIKELY = -9999.0  # in place of a log-probability of minus infinity, which JSON does not have
+FINISH_REASONS: dict[EndReason, str] = {
+    "stop": "stop", "stop_sequence": "stop", "length": "length", "context": "length", "tool_calls": "tool_calls",
+    "content_filter": "content_filter", "cancelled": "content_filter",
+}  # fmt: skip
+STATUS = {"overloaded_error": 503}  # where OpenAI's differ from Anthropic's
+TYPES = {
+    "invalid_request_error": "invalid_request_error", "authentication_error": "invalid_request_error",
+    "billing_error": "insufficient_quota", "permission_error": "invalid_request_error",
+    "not_found_error": "invalid_request_error", "conflict_error": "invalid_request_error",
+    "request_too_large": "invalid_request_error", "rate_limit_error": "rate_limit_error",
+    "api_error": "server_error", "unavailable_error": "server_error", "overloaded_error": "server_error",
+    "timeout_error": "server_error",
+}  # fmt: skip
+CODES = {"authentication_error": "invalid_api_key", "rate_limit_error": "rate_limit_exceeded"}
+EFFORTS = {"none": 0.0, "minimal": 1 / 64, "low": 1 / 16, "medium": 1 / 8, "high": 1 / 4, "xhigh": 3 / 8, "max": 1 / 2}
+SET_BY_SERVER = "the server sets it from the key's owner, so that tenants share no pages"
+NO_ACCOUNT = "there is no account behind this server that it could concern"
+
+Temperature = Annotated[float, Field(ge=0, le=2)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Stop = str | Annotated[list[str], Field(max_length=MAX_STOP_STRINGS)]
+Priority = Annotated[Int, Field(ge=0, lt=2**31)]  # 0 is the default: a client may stand behind others only
+
+
+def kind_of_prompt(given: Any) -> str:
+    """Return the tag of what a prompt seems to be, so that an error is about that; in brackets as no field's name."""
+    if not isinstance(given, list):
+        return "<text>"
+    first = given[0] if given else 0
+    return "<texts>" if isinstance(first, str) else "<lists>" if isinstance(first, list) else "<ids>"
+
+
+class StreamOptions(Part):
+    """Options of a stream; `continuous_usage_stats` is vLLM's."""
+
+    IGNORED: ClassVar[Mapping[str, str]] = {"include_obfuscation": "no padding is added to events"}
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class StructuredOutputs(Body):
+    """vLLM's way to say what an answer must be; one of these."""
+
+    json_schema: dict[str, Any] | None = Field(default=None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None  # in Lark
+
+    def format(self) -> ResponseFormat:
+        given = [name for name in type(self).model_fields if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ApiError("invalid_request_error", "structured_outputs: give one of json, regex, choice, grammar",
+                           "structured_outputs")  # fmt: skip
+        if self.json_schema is not None:
+            return JSONSchema(json_schema=self.json_schema)
+        if self.regex is not None:
+            return Regex(regex=self.regex)
+        return Choices(choices=tuple(self.choice)) if self.choice is not None else Lark(lark=self.grammar or "")
+
+
+class SamplingBody(Body):
+    """Fields of both kinds of completions. From `top_k` on they are vLLM's."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[Int, Field(ge=1, le=1024)] | None = None
+    temperature: Temperature | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    seed: Seed | None = None
+    stop: Stop | None = None
+    top_k: Annotated[Int, Field(ge=-1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None  # beyond these, logits overflow
+    ignore_eos: bool | None = None
+    stop_token_ids: list[Int] | None = None
+    prompt_logprobs: Annotated[Int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    return_token_ids: bool | None = None
+    priority: Priority | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+    VLLM_REFUSED: ClassVar[Mapping[str, Refused]] = {
+        "cache_salt": Refused(SET_BY_SERVER),
+        "min_tokens": Refused("the engine has no lower bound of an answer; use ignore_eos", (0,)),
+        "skip_special_tokens": Refused("control tokens are never shown", (True,)),
+        "add_special_tokens": Refused("a text has the tokens before it that the tokenizer puts there", (True,)),
+        "guided_json": Refused("use response_format or structured_outputs"),
+    }
+
+    def sampling(self, max_tokens: int, **more: Any) -> SamplingParameters:
+        """Return the sampling parameters; ValidationError and ApiError for what cannot be."""
+        values: dict[str, Any] = {"max_tokens": max_tokens, "seed": _seed(self.seed)}
+        for name in (
+            "n", "temperature", "top_p", "frequency_penalty", "presence_penalty", "min_p", "repetition_penalty",
+            "ignore_eos",
+        ):  # fmt: skip
+            if (value := getattr(self, name)) is not None:
+                values[name] = value
+        if self.top_k is not None:
+            values["top_k"] = max(0, self.top_k)
+        if self.stop is not None:
+            values["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        if self.stop_token_ids:
+            values["stop_token_ids"] = tuple(self.stop_token_ids)
+        if self.logit_bias:
+            values["logit_bias"] = {_token_id(name): bias for name, bias in self.logit_bias.items()}
+        if self.structured_outputs is not None:
+            values["response_format"] = self.structured_outputs.format()
+        return SamplingParameters(**(values | more))
+
+    @property
+    def includes_usage(self) -> bool:
+        return bool(self.stream_options is not None and self.stream_options.include_usage)
+
+    @property
+    def repeats_usage(self) -> bool:
+        return bool(self.stream_options is not None and self.stream_options.continuous_usage_stats)
+
+    def check_stream_options(self) -> None:
+        if self.stream_options is not None and not self.stream:
+            raise ApiError("invalid_request_error", "stream_options: is for streams; set stream", "stream_options")
+
+
+def _seed(seed: int | None) -> int:
+    return secrets.randbits(62) if seed is None else seed % 2**63
+
+
+def _token_id(name: str) -> int:
+    if not name.isascii() or not name.isdigit():
+        raise ApiError("invalid_request_error", f"logit_bias.{name[:50]}: keys are token ids", "logit_bias")
+    return int(name)
+
+
+def new_id(kind: str) -> str:
+    return f"{kind}-{secrets.token_hex(16)}"
+
+
+def error_json(error: ApiError) -> tuple[int, dict[str, Any]]:
+    """Return an error's status and body in OpenAI's shape."""
+    body = {
+        "message": error.message,
+        "type": TYPES.get(error.kind, "server_error"),
+        "param": error.param or None,
+        "code": error.code or CODES.get(error.kind),
+    }
+    return STATUS.get(error.kind, error.status), {"error": body}
+
+
+def data_event(value: Mapping[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(value) + b"\n\n"
+
+
+def usage_json(used: Used) -> dict[str, Any]:
+    rejected = used.drafted_tokens - used.accepted_tokens
+    return {
+        "prompt_tokens": used.prompt_tokens,
+        "completion_tokens": used.completion_tokens,
+        "total_tokens": used.prompt_tokens + used.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": used.cached_tokens, "cache_write_tokens": used.written_tokens},
+        "completion_tokens_details": {
+            "reasoning_tokens": used.thinking_tokens,
+            "accepted_prediction_tokens": used.accepted_tokens,
+            "rejected_prediction_tokens": rejected,
+        },
+    }
+
+
+def token_text(model: ServedModel, token_id: int) -> str:
+    """Return a token as log-probabilities name it: its text, or its id where the model has no tokenizer."""
+    if model.tokenizer is None:
+        return f"token_id:{token_id}"
+    return model.tokenizer.token_bytes(token_id).decode("utf-8", "replace")
+
+
+def chat_logprobs(model: ServedModel, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+    """Return log-probabilities in the shape of chats."""
+
+    def one(token_id: int, logprob: float | None) -> dict[str, Any]:
+        raw = model.tokenizer.token_bytes(token_id) if model.tokenizer is not None else b""
+        return {"token": token_text(model, token_id), "logprob": finite(logprob), "bytes": list(raw)}
+
+    return {
+        "content": [
+            {**one(each.token_id, each.logprob), "top_logprobs": [one(*other) for other in each.top]} for each in tokens
+        ],
+        "refusal": None,
+    }
+
+
+def finite(logprob: float | None) -> float | None:
+    return None if logprob is None else max(logprob, UNLIKELY)
+
+
+def prompt_logprobs_json(model: ServedModel, tokens: Sequence[TokenLogprob]) -> list[Any]:
+    """Return log-probabilities of a prompt in vLLM's shape: by token id, null for the first token."""
+    found: list[Any] = []
+    for each in tokens:
+        if each.logprob is None:
+            found.append(None)
+            continue
+        ranked = dict(each.top)
+        ranks = {token_id: place for place, token_id in enumerate(sorted(ranked, key=lambda id: -ranked[id]), 1)}
+        alternatives = {**ranked, each.token_id: each.logprob}
+        found.append({
+            str(token_id): {"logprob": finite(value), "rank": ranks.get(token_id),
+                            "decoded_token": token_text(model, token_id)}
+            for token_id, value in alternatives.items()
+        })  # fmt: skip
+    return found
+
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]

@@ -1,0 +1,267 @@
+"""Speak OpenAI's completions of texts and token ids, with vLLM's further fields."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from pydantic import Discriminator, Field, Tag
+
+from workbench.request import MAX_LOGPROBS
+from workbench.serve.answers.pieces import Ended, Piece, PromptRead, Text, Thought, TokenLogprob, Used
+from workbench.serve.bodies.fields import Int, Refused, TokenCount
+from workbench.serve.call import Call, Caller, PromptInput
+from workbench.serve.dialect import PING, Dialect, RouteServices
+from workbench.serve.dialects.openai.common import (
+    DONE,
+    ERROR_SCHEMA,
+    FINISH_REASONS,
+    NO_ACCOUNT,
+    USAGE_SCHEMA,
+    SamplingBody,
+    data_event,
+    error_json,
+    finite,
+    kind_of_prompt,
+    new_id,
+    prompt_logprobs_json,
+    token_text,
+    usage_json,
+)
+from workbench.serve.document import COUNT, OBJECT, TEXT, list_schema, object_schema, one_of, optional
+from workbench.serve.errors import ApiError
+from workbench.serve.served_model import ServedModel
+
+if TYPE_CHECKING:
+    from fastapi import APIRouter
+
+DEFAULT_MAX_TOKENS = 16  # as at OpenAI
+MAX_PROMPTS = 1024
+Ids = list[Int]
+
+
+class CompletionBody(SamplingBody):
+    """The body of a completion. A prompt is a text, token ids, or a list of either."""
+
+    prompt: Annotated[
+        Annotated[str, Tag("<text>")]
+        | Annotated[Ids, Tag("<ids>")]
+        | Annotated[list[str], Field(max_length=MAX_PROMPTS), Tag("<texts>")]
+        | Annotated[list[Ids], Field(max_length=MAX_PROMPTS), Tag("<lists>")],
+        Discriminator(kind_of_prompt),
+    ]
+    max_tokens: TokenCount | None = None
+    best_of: Annotated[Int, Field(ge=1, le=1024)] | None = None
+    echo: bool | None = None
+    logprobs: Annotated[Int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+
+    REFUSED: ClassVar[Mapping[str, Refused]] = {
+        **SamplingBody.VLLM_REFUSED,
+        "suffix": Refused("no model here was trained to fill in before a suffix", ("",)),
+    }
+    IGNORED: ClassVar[Mapping[str, str]] = {"user": NO_ACCOUNT}
+
+
+ANSWER_SCHEMA = object_schema(
+    id=TEXT, object=one_of("text_completion"), created=COUNT, model=TEXT, system_fingerprint=TEXT, usage=USAGE_SCHEMA,
+    choices=list_schema(object_schema(
+        index=COUNT, text=TEXT, finish_reason=one_of("stop", "length", "content_filter"),
+        logprobs=optional(object_schema(
+            tokens=list_schema(TEXT), token_logprobs=list_schema(optional({"type": "number", "maximum": 0})),
+            top_logprobs=list_schema(optional(OBJECT)), text_offset=list_schema(COUNT),
+        )),
+    )),
+)  # fmt: skip
+
+
+class OpenAICompletions:
+    """The dialect of `/v1/completions`."""
+
+    name, path, body = "openai.completions", "/v1/completions", CompletionBody
+    ping, request_id_header = PING, "x-request-id"
+    answer_schema, error_schema = ANSWER_SCHEMA, ERROR_SCHEMA
+
+    def parse(self, body: CompletionBody, model: ServedModel, ignored: Mapping[str, str], caller: Caller) -> Call:
+        body.check_stream_options()
+        n, best_of = body.n or 1, body.best_of
+        if best_of is not None and best_of < n:
+            raise ApiError("invalid_request_error", f"best_of: {best_of} is less than n", "best_of")
+        more: dict[str, Any] = {"logprobs": body.logprobs} if body.logprobs is not None else {}
+        if best_of is not None and best_of > n:
+            if body.stream:
+                words = "best_of: above n it cannot be streamed: the best are known at the end"
+                raise ApiError("invalid_request_error", words, "best_of")
+            more["best_of"] = best_of
+        wanted = body.prompt_logprobs
+        if body.echo and body.logprobs is not None:
+            wanted = max(wanted or 0, body.logprobs)
+        return Call(
+            new_id("cmpl"), self.name, body.model, _prompts(body.prompt),
+            body.sampling(body.max_tokens or DEFAULT_MAX_TOKENS, **more),
+            has_seed=body.seed is not None,
+            stream=bool(body.stream), echo=bool(body.echo), prompt_logprobs=wanted, priority=body.priority or 0,
+            ignored=ignored,
+            options={"include_usage": body.includes_usage, "continuous_usage": body.repeats_usage,
+                     "token_ids": bool(body.return_token_ids), "prompt_logprobs": body.prompt_logprobs is not None},
+        )  # fmt: skip
+
+    def writer(self, call: Call, model: ServedModel) -> CompletionWriter:
+        return CompletionWriter(call, model)
+
+    def answer(self, call: Call, model: ServedModel, pieces: Sequence[Piece]) -> dict[str, Any]:
+        whole = [_CompletionChoice(number, call, model) for number in range(call.num_choices)]
+        found: dict[str, Any] = {
+            "id": call.id, "object": "text_completion", "created": int(time.time()), "model": call.model,
+            "system_fingerprint": model.fingerprint,
+        }  # fmt: skip
+        for piece in pieces:
+            if isinstance(piece, Used):
+                found["usage"] = usage_json(piece)
+            elif isinstance(piece, PromptRead):
+                for number in range(piece.choice, piece.choice + call.sampling.n):
+                    whole[number].begin(piece)
+            else:
+                whole[piece.choice].add(piece)
+        return {**found, "choices": [each.take() for each in whole]}
+
+    def error(self, error: ApiError, request_id: str) -> tuple[int, dict[str, Any]]:
+        return error_json(error)
+
+    def error_event(self, error: ApiError, request_id: str) -> bytes:
+        return data_event(error_json(error)[1])
+
+    def routes(self, services: RouteServices) -> Iterable[APIRouter]:
+        return ()
+
+    def tokenizers(self) -> Iterable[Dialect]:
+        return ()
+
+
+def _prompts(given: Any) -> tuple[PromptInput, ...]:
+    if isinstance(given, str):
+        return (given,)
+    if not given:
+        raise ApiError("invalid_request_error", "prompt: is empty; give a text, token ids, or a list of them", "prompt")
+    if isinstance(given[0], int):
+        return (tuple(given),)
+    return tuple(each if isinstance(each, str) else tuple(each) for each in given)
+
+
+class _CompletionChoice:
+    """One choice of a completion: what of it was not written yet, in OpenAI's shape."""
+
+    def __init__(self, number: int, call: Call, model: ServedModel):
+        self.number, self._call, self._model = number, call, model
+        self._texts: list[str] = []
+        self._tokens: list[TokenLogprob] = []
+        self._prompt_tokens = 0  # of `_tokens`, those of the prompt
+        self._ids: list[int] = []
+        self._prompt: dict[str, Any] = {}
+        self._offset = 0  # characters of the text before this chunk
+        self._ended: Ended | None = None
+
+    def begin(self, piece: PromptRead) -> None:
+        """Take the prompt, which stands before the answer where `echo` says so."""
+        call = self._call
+        if call.options.get("token_ids"):
+            self._prompt["prompt_token_ids"] = piece.token_ids
+        if call.options.get("prompt_logprobs"):
+            self._prompt["prompt_logprobs"] = prompt_logprobs_json(self._model, piece.logprobs)
+        if call.echo:
+            self._texts.append(self._prompt_text(piece))
+            self._tokens += piece.logprobs
+
+    def _prompt_text(self, piece: PromptRead) -> str:
+        given = self._call.prompts[self.number // self._call.sampling.n]
+        if isinstance(given, str) or self._model.tokenizer is None:
+            return given if isinstance(given, str) else ""
+        return self._model.tokenizer.decode(piece.token_ids, special=True)
+
+    def add(self, piece: Piece) -> None:
+        if isinstance(piece, Text | Thought):
+            self._texts.append(piece.text)
+            self._ids += piece.token_ids
+            if isinstance(piece, Text):
+                self._tokens += piece.logprobs
+        elif isinstance(piece, Ended):
+            self._ended = piece
+
+    def take(self) -> dict[str, Any]:
+        """Return what came since the last time."""
+        text = "".join(self._texts)
+        ended = self._ended
+        found: dict[str, Any] = {
+            "index": self.number, "text": text, "logprobs": self._logprobs(),
+            "finish_reason": None if ended is None else FINISH_REASONS[ended.reason],
+            "stop_reason": None if ended is None else ended.stop, **self._prompt,
+        }  # fmt: skip
+        if self._call.options.get("token_ids"):
+            found["token_ids"] = list(self._ids)
+        self._offset += len(text)
+        self._texts, self._tokens, self._ids, self._prompt = [], [], [], {}
+        return found
+
+    def _logprobs(self) -> dict[str, Any] | None:
+        if self._call.sampling.logprobs is None:
+            return None
+        names = [token_text(self._model, each.token_id) for each in self._tokens]
+        offsets, place = [], self._offset
+        for name in names:
+            offsets.append(place)
+            place += len(name)
+        return {
+            "tokens": names,
+            "token_logprobs": [finite(each.logprob) for each in self._tokens],
+            "top_logprobs": [self._top(each) for each in self._tokens],
+            "text_offset": offsets,
+        }
+
+    def _top(self, token: TokenLogprob) -> dict[str, float | None] | None:
+        """Return the likeliest tokens by text, with the token itself; null for the first of a prompt."""
+        if token.logprob is None:
+            return None
+        found: dict[str, float | None] = {}
+        for token_id, logprob in [*token.top, (token.token_id, token.logprob)]:
+            found.setdefault(token_text(self._model, token_id), finite(logprob))
+        return found
+
+
+class CompletionWriter:
+    """The chunks of a streamed completion."""
+
+    def __init__(self, call: Call, model: ServedModel):
+        self._call = call
+        self._choices = [_CompletionChoice(number, call, model) for number in range(call.num_choices)]
+        self._head = {
+            "id": call.id, "object": "text_completion", "created": int(time.time()), "model": call.model,
+            "system_fingerprint": model.fingerprint,
+        }  # fmt: skip
+        self._includes_usage = bool(call.options.get("include_usage"))
+        self._repeats_usage = bool(call.options.get("continuous_usage"))
+        self._counts = [0, 0]  # tokens of prompts and of answers
+
+    def write(self, pieces: Sequence[Piece]) -> bytes:
+        return b"".join(map(self._event, pieces))
+
+    def _event(self, piece: Piece) -> bytes:
+        if isinstance(piece, Used):
+            end = data_event({**self._head, "choices": [], "usage": usage_json(piece)}) if self._includes_usage else b""
+            return end + DONE
+        if isinstance(piece, PromptRead):
+            self._counts[0] += piece.prompt_tokens
+            for number in range(piece.choice, piece.choice + self._call.sampling.n):
+                self._choices[number].begin(piece)
+            return b""
+        choice = self._choices[piece.choice]
+        choice.add(piece)
+        if isinstance(piece, Text | Thought):
+            self._counts[1] += len(piece.token_ids)
+        elif not isinstance(piece, Ended):
+            return b""
+        chunk = {**self._head, "choices": [choice.take()]}
+        if self._repeats_usage:
+            chunk["usage"] = usage_json(Used(0, self._counts[0], self._counts[1]))
+        elif self._includes_usage:
+            chunk["usage"] = None
+        return data_event(chunk)

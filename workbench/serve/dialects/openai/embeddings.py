@@ -1,0 +1,126 @@
+"""Speak OpenAI's embeddings: the mean of a layer's hidden states over a text's tokens, of unit length."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NoReturn
+
+from pydantic import Discriminator, Field, Tag
+
+from workbench.request import SamplingParameters
+from workbench.serve.answers.pieces import Embedded, Piece, Used
+from workbench.serve.answers.prompt_work import DIMENSIONS, LAYER
+from workbench.serve.bodies.fields import Body, Int
+from workbench.serve.call import Call, Caller
+from workbench.serve.dialect import PING, Dialect, RouteServices
+from workbench.serve.dialects.openai.common import ERROR_SCHEMA, NO_ACCOUNT, data_event, error_json, kind_of_prompt
+from workbench.serve.document import COUNT, OBJECT, list_schema, object_schema, one_of
+from workbench.serve.errors import ApiError
+from workbench.serve.served_model import ServedModel
+
+if TYPE_CHECKING:
+    from fastapi import APIRouter
+
+MAX_INPUTS = 2048  # as at OpenAI
+
+
+class EmbeddingBody(Body):
+    """The body of an embedding.
+
+    `dimensions` keeps the first numbers of a vector and gives them unit length again. `layer` is ours: hidden states
+    after so many layers; the last, after the final norm, unless given.
+    """
+
+    model: str
+    input: Annotated[
+        Annotated[str, Tag("<text>")]
+        | Annotated[list[Int], Tag("<ids>")]
+        | Annotated[list[str], Tag("<texts>")]
+        | Annotated[list[list[Int]], Tag("<lists>")],
+        Discriminator(kind_of_prompt),
+    ]
+    dimensions: Annotated[Int, Field(ge=1)] | None = None
+    encoding_format: Literal["float", "base64"] = "float"
+    layer: Annotated[Int, Field(ge=0)] | None = None
+
+    IGNORED: ClassVar[Mapping[str, str]] = {"user": NO_ACCOUNT}
+
+
+class OpenAIEmbeddings:
+    """The dialect of `/v1/embeddings`."""
+
+    name, path, body = "openai.embeddings", "/v1/embeddings", EmbeddingBody
+    ping, request_id_header = PING, "x-request-id"
+    error_schema = ERROR_SCHEMA
+    answer_schema = object_schema(
+        object=one_of("list"), data=list_schema(object_schema(object=one_of("embedding"), index=COUNT)), usage=OBJECT,
+    )  # fmt: skip
+
+    def parse(self, body: EmbeddingBody, model: ServedModel, ignored: Mapping[str, str], caller: Caller) -> Call:
+        texts = _texts(body)
+        return Call(
+            id=f"embd_{secrets.token_hex(12)}",
+            dialect=self.name,
+            model=body.model,
+            prompts=tuple(text if isinstance(text, str) else tuple(text) for text in texts),
+            sampling=SamplingParameters(max_tokens=1),
+            purpose="embed",
+            ignored=ignored,
+            options={LAYER: body.layer, DIMENSIONS: body.dimensions, "as_text": body.encoding_format == "base64"},
+        )
+
+    def writer(self, call: Call, model: ServedModel) -> NoReturn:
+        raise AssertionError("embeddings are not streamed")
+
+    def answer(self, call: Call, model: ServedModel, pieces: Sequence[Piece]) -> dict[str, Any]:
+        layers = len(model.runner.model.blocks)
+        layer = layers if call.options[LAYER] is None else call.options[LAYER]
+        tokens = sum(each.prompt_tokens for each in pieces if isinstance(each, Used))
+        found = [each for each in pieces if isinstance(each, Embedded)]
+        return {
+            "object": "list",
+            "data": [
+                {"object": "embedding", "index": each.choice, "embedding": _vector(each.vector, call)} for each in found
+            ],
+            "model": model.name,
+            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+            "workbench": {"pooling": "mean", "layer": layer, "num_layers": layers, "unit_length": True},
+        }
+
+    def error(self, error: ApiError, request_id: str) -> tuple[int, dict[str, Any]]:
+        return error_json(error)
+
+    def error_event(self, error: ApiError, request_id: str) -> bytes:
+        return data_event(error_json(error)[1])
+
+    def routes(self, services: RouteServices) -> Iterable[APIRouter]:
+        return ()
+
+    def tokenizers(self) -> Iterable[Dialect]:
+        return ()
+
+
+def _texts(body: EmbeddingBody) -> list[str] | list[Sequence[int]]:
+    given: Any = body.input
+    if isinstance(given, str) or (given and isinstance(given[0], int)):
+        given = [given]
+    if not 1 <= len(given) <= MAX_INPUTS:
+        raise ApiError("invalid_request_error", f"input: give 1 to {MAX_INPUTS:,} texts, not {len(given):,}", "input")
+    empty = next((place for place, text in enumerate(given) if not text), None)
+    if empty is not None:
+        raise ApiError("invalid_request_error", f"input.{empty}: is empty; give a text or token ids", f"input.{empty}")
+    return given
+
+
+def _vector(vector: Sequence[float], call: Call) -> list[float] | str:
+    wanted = call.options[DIMENSIONS]
+    if wanted is not None and wanted < len(vector):
+        vector = vector[:wanted]
+        length = sum(each * each for each in vector) ** 0.5
+        vector = [each / length for each in vector] if length else vector
+    if not call.options["as_text"]:
+        return [*vector]
+    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()

@@ -1,0 +1,103 @@
+"""Read OpenAI's messages and tools into a conversation, with the cache breakpoints of their parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from workbench.prompt.conversation import Conversation
+from workbench.prompt.turns import SYSTEM_ROLES, THOUGHT_FIELDS
+from workbench.serve.bodies.fields import check_fields
+from workbench.serve.call import Breakpoint
+from workbench.serve.errors import ApiError
+
+# Fields of a message by its role; those of other roles are refused.
+FIELDS = {
+    "user": ("role", "content", "name"),
+    "assistant": ("role", "content", "tool_calls", *THOUGHT_FIELDS),
+    "tool": ("role", "content", "tool_call_id", "name"),
+    "function": ("role", "content", "name"),
+    **dict.fromkeys(SYSTEM_ROLES, ("role", "content")),
+}
+REFUSED_FIELDS = ("audio", "function_call", "refusal", "annotations")  # taken where they say nothing
+BREAKPOINT = "prompt_cache_breakpoint"
+PART_FIELDS = ("type", "text", BREAKPOINT)
+TOOL_FIELDS, FUNCTION_FIELDS = ("type", "function"), ("name", "description", "parameters", "strict")
+CALL_FIELDS, CALLED_FIELDS = ("id", "type", "function", "index"), ("name", "arguments")
+LIFETIMES = {"5m": 300.0, "30m": 1800.0, "1h": 3600.0, "12h": 43200.0, "24h": 86400.0}
+DEFAULT_LIFETIME = "30m"
+
+
+def read_conversation(
+    messages: Sequence[Mapping[str, Any]], tools: Iterable[Mapping[str, Any]]
+) -> tuple[Conversation, tuple[Breakpoint, ...]]:
+    """Return the conversation and its breakpoints (ApiError or WorkbenchError with the path of what is wrong)."""
+    systems: list[Any] = []
+    turns: list[dict[str, Any]] = []
+    breakpoints: list[Breakpoint] = []
+    for number, message in enumerate(messages):
+        where = f"messages.{number}"
+        _check_message(message, where)
+        content, lifetimes = _without_breakpoints(message.get("content"), where)
+        is_system = message.get("role") in SYSTEM_ROLES and not turns
+        if is_system:
+            systems += content if isinstance(content, list) else [{"type": "text", "text": content}]
+        else:
+            turns.append({**{k: v for k, v in message.items() if v is not None}, "content": content})
+        part, index = ("system", len(systems) - 1) if is_system else ("turn", len(turns) - 1)
+        breakpoints += [Breakpoint(part, index, seconds) for seconds in lifetimes]
+    listed = [_system_message(systems), *turns] if systems else turns
+    for number, tool in enumerate(tools):
+        if tool.get("type") != "function":
+            kind = str(tool.get("type"))[:50]
+            raise ApiError("invalid_request_error", f"tools.{number}.type: {kind!r} is not supported; use function",
+                           f"tools.{number}.type")  # fmt: skip
+        check_fields(tool, TOOL_FIELDS, f"tools.{number}")
+        if isinstance(tool.get("function"), Mapping):
+            check_fields(tool["function"], FUNCTION_FIELDS, f"tools.{number}.function")
+    return Conversation.from_messages(listed, tools=tuple(tools)), tuple(breakpoints)
+
+
+def _system_message(blocks: list[Any]) -> dict[str, Any]:
+    whole = blocks[0]["text"] if len(blocks) == 1 and isinstance(blocks[0], dict) and "text" in blocks[0] else blocks
+    return {"role": "system", "content": whole}
+
+
+def _check_message(message: Mapping[str, Any], where: str) -> None:
+    for name in REFUSED_FIELDS:
+        if message.get(name):
+            raise ApiError("invalid_request_error", f"{where}.{name}: is not supported", f"{where}.{name}")
+    known = FIELDS.get(str(message.get("role")))
+    if known is not None:  # an unknown role is refused behind this
+        check_fields(message, (*known, *REFUSED_FIELDS), where)
+    calls = message.get("tool_calls")
+    for number, call in enumerate(calls if isinstance(calls, list) else ()):
+        if isinstance(call, Mapping):
+            check_fields(call, CALL_FIELDS, f"{where}.tool_calls.{number}")
+            if isinstance(call.get("function"), Mapping):
+                check_fields(call["function"], CALLED_FIELDS, f"{where}.tool_calls.{number}.function")
+
+
+def _without_breakpoints(content: Any, where: str) -> tuple[Any, list[float]]:
+    """Return a content without breakpoints, and the lifetimes of those that it has in seconds."""
+    if not isinstance(content, list):
+        return content, []
+    found: list[float] = []
+    parts = []
+    for number, part in enumerate(content):
+        if isinstance(part, Mapping):
+            if part.get("type") == "text":  # others are refused as a whole
+                check_fields(part, PART_FIELDS, f"{where}.content.{number}")
+            if part.get(BREAKPOINT) is not None:
+                found.append(_lifetime(part[BREAKPOINT], f"{where}.content.{number}.{BREAKPOINT}"))
+            part = {name: value for name, value in part.items() if name != BREAKPOINT}
+        parts.append(part)
+    return parts, found
+
+
+def _lifetime(given: Any, where: str) -> float:
+    ttl = given.get("ttl", DEFAULT_LIFETIME) if isinstance(given, Mapping) else None
+    if not isinstance(given, Mapping) or given.get("mode", "explicit") != "explicit" or ttl not in LIFETIMES:
+        known = ", ".join(LIFETIMES)
+        raise ApiError("invalid_request_error", f"{where}: must have mode explicit and a ttl of {known}", where)
+    return LIFETIMES[ttl]
