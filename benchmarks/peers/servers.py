@@ -316,6 +316,7 @@ def version_of(program: ServerProgram) -> str:
 
 
 def _command_without_folders(program: ServerProgram, folder: Path) -> str:
+    """Return a server's command as a record shows it: without the folders of this machine."""
     file, *words = program.command
     return " ".join([Path(file).name, *words]).replace(str(folder), "FOLDER")
 
@@ -346,12 +347,7 @@ def main(
         spec = make_model(shape, folder)
         found = programs(folder, llama_server, vllm_python)
         versions = {each.name: version_of(each) for each in found}
-        commands = {
-            each.name: " ".join(each.command)
-            .replace(str(folder), "FOLDER")
-            .replace(str(Path(sys.executable).parent) + "/", "")
-            for each in found
-        }
+        commands = {each.name: _command_without_folders(each, folder) for each in found}
         figures = measure(found, spec.vocab_size, folder, rounds, lambda line: print(line, file=sys.stderr, flush=True))
     record = {
         "experiment": "serving_peers", "date": datetime.now(UTC).isoformat(timespec="seconds"),
