@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -108,3 +109,17 @@ def chi_square(counts: torch.Tensor, expected: torch.Tensor) -> float:
 def limit(freedom: int) -> float:
     """The 1 - 1e-6 quantile of chi-square, by Wilson and Hilferty."""
     return freedom * (1 - 2 / (9 * freedom) + 4.75 * math.sqrt(2 / (9 * freedom))) ** 3
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("shape", [(1, 7), (1, 200_003), (3, 49_152), (17, 4_096)])
+def test_sums_of_weights_are_those_of_a_loop_on_any_threads(shape: tuple[int, int], threads: int) -> None:
+    """Sampled tokens rest on it: sums in another order would be other tokens, and rise where nothing was added."""
+    weights = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).mul(6).softmax(-1)
+    weights[:, ::3] = 0
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert np.array_equal(weights.cumsum(-1).numpy(), np.add.accumulate(weights.numpy(), axis=-1))
+    finally:
+        torch.set_num_threads(before)

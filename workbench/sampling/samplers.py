@@ -124,7 +124,9 @@ def sample_categorical(weights: Tensor, uniforms: Sequence[float]) -> list[int]:
     """
     if weights.device.type != "cpu" or weights.dtype != torch.float64:
         return sample_categorical_parallel(weights, uniforms)
-    reached = weights.detach().numpy().cumsum(-1)  # one after the other: it rises only where something was added
+    # On a CPU torch adds a row up one after the other, as numpy does in eight times the time (2.6 against 0.3 ms for 16
+    # rows of 49,152): it rises only where something was added.
+    reached = weights.detach().cumsum(-1).numpy()
     totals = reached[:, -1]
     targets = np.minimum(np.array(uniforms) * totals, np.nextafter(totals, 0.0))
     rows = np.broadcast_to(reached, (len(targets), reached.shape[-1]))
