@@ -19,7 +19,7 @@ from workbench.trace.events import Decoded, Event, Finished
 
 @pytest.fixture(scope="module")
 def demo() -> Runner:
-    return load("demo", backend="eager")
+    return load("demo", backend="eager", prefix="radix")
 
 
 @pytest.fixture

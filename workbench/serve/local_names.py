@@ -1,8 +1,8 @@
 """Refuse web pages that reach a server without keys through a browser on the same machine.
 
-A server on loopback trusts every request that reaches it. A page of any site can send it requests, and can read the answers where
-the site's name is made to point to this machine (DNS rebinding). A browser says where a request comes from, in `Origin`
-or `Host`: names with a dot are other machines', and no client that runs here needs one.
+A server on loopback trusts every request that reaches it. A page of any site can send it requests, and can read the
+answers where the site's name is made to point to this machine (DNS rebinding). A browser says where a request comes
+from, in `Origin` or `Host`: names with a dot are other machines', and no client that runs here needs one.
 """
 
 from __future__ import annotations
