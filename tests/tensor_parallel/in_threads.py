@@ -15,8 +15,8 @@ from tests.patience import limit
 from workbench.model.quantized import WeightFormat
 from workbench.model.spec import ModelSpec
 from workbench.tensor_parallel.cut import cut_state
-from workbench.tensor_parallel.processes import NoPeers
-from workbench.tensor_parallel.ranks import STOP, RankFailed, Ranks
+from workbench.tensor_parallel.ranks import STOP, NoPeers, RankFailed
+from workbench.tensor_parallel.shared_memory import SharedMemoryRanks as Ranks
 from workbench.tensor_parallel.transformer import TensorParallelTransformer
 
 Task = Callable[[Any], Any]

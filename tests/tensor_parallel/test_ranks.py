@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.patience import until
 from tests.tensor_parallel.in_threads import serving
 from workbench.errors import WorkbenchError
-from workbench.tensor_parallel.ranks import SLOT_BYTES, RankFailed, Ranks
+from workbench.tensor_parallel.ranks import CHUNK_BYTES, RankFailed, Ranks
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 
@@ -42,7 +42,7 @@ def test_a_sum_is_in_the_order_of_ranks_and_rounded_once(size: int, count: int, 
 
 
 def test_more_than_a_slot_goes_in_chunks() -> None:
-    count = SLOT_BYTES // 4 * 2 + 5
+    count = CHUNK_BYTES // 4 * 2 + 5
 
     def tasks(ranks: Ranks) -> dict[str, Any]:
         x = numbers(ranks.rank, count, torch.float32)

@@ -26,6 +26,7 @@ from workbench.scheduler.plan import SchedulerLimits
 from workbench.scheduler.policies import FCFS, BatchingMode, PolicySetting, PreemptionMode
 from workbench.settings import Count, Seed, Settings
 from workbench.speculative.config import NoSpeculation, SpeculationSetting
+from workbench.tensor_parallel.ranks import Transport
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 WeightSetting = Literal["auto", "dense", "int8", "int4"]
@@ -116,6 +117,7 @@ class ParallelConfig(Settings):
     main_setting: ClassVar = "tensor"
 
     tensor: Count = 1  # ranks: processes that hold a share of each layer's matrices and of the cache
+    transport: Transport = "shared_memory"  # gloo: torch.distributed, several hosts too; nccl: a CUDA device each
     rank_timeout: Annotated[float, Field(gt=0)] = 60.0  # seconds that one rank waits for another within a step
 
 
@@ -169,8 +171,9 @@ class EngineConfig(Settings):
             return "beside cache.evict are not carried out: each rank sees the weights of its own heads; leave one out"
         if not isinstance(self.cache.offload, NoOffload):
             return "beside cache.offload are not carried out: pages lie in several processes; leave one out"
-        if self.model.device != "cpu":
-            return f"are processes on the CPU, and model.device is {self.model.device!r}; set device: cpu"
+        device, transport = self.model.device, self.parallel.transport
+        if (device == "cpu") is (transport == "nccl"):
+            return f"with transport {transport} and model.device {device}: nccl is for device: cuda, the others for cpu"
         return ""
 
     @classmethod

@@ -38,7 +38,7 @@ from workbench.prompt.own_template import own_template
 from workbench.prompt.templates import ChatTemplate
 from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.tensor_parallel.cut import check_ranks, cut_state
-from workbench.tensor_parallel.processes import RankProcesses
+from workbench.tensor_parallel.processes import OtherRanks, open_ranks, started_by_torchrun, transport_problem
 from workbench.tensor_parallel.ranks import Ranks
 from workbench.tensor_parallel.transformer import TensorParallelTransformer
 
@@ -61,7 +61,7 @@ class LoadedModel:
     tokenizer: Tokenizer | None = None  # None for shapes: their requests are token ids
     backends: Backends | None = None
     folder: Path | None = None  # with its chat template, if it has one
-    processes: RankProcesses | None = None  # of the other ranks; the model is rank 0's share then
+    processes: OtherRanks | None = None  # of the other ranks; the model is rank 0's share then
 
     def close(self) -> None:
         """End the processes of other ranks, if there are any."""
@@ -86,10 +86,12 @@ class LoadedModel:
         size = config.parallel.tensor
         if size == 1:
             return cls._load(config, report, None)
+        if problem := transport_problem(config.parallel.transport, size):
+            raise WorkbenchError(f"parallel.tensor: {problem}")
         source = _source(config.model.name, config.attention)
         check_ranks(source.spec, source.weight_format(config.model)[0], size)
         select_backends(config.backend, Requirements(source.spec, ranks=size, batch_invariant=config.batch_invariant))
-        processes = RankProcesses(size, config.parallel.rank_timeout, RANK_MODULE)
+        processes = open_ranks(size, config.parallel.rank_timeout, RANK_MODULE, config.parallel.transport)
         settings = config.engine.model_dump(mode="json", include=RANK_SECTIONS)
         try:
             loaded = processes.ranks.lead(LOAD, settings, lambda: cls._load(config, report, processes.ranks), None)
@@ -108,6 +110,8 @@ class LoadedModel:
         name = config.model.name
         auto = config.backend == AUTO_BACKEND and not config.batch_invariant and ranks is None
         device, page_size = _device(config.model.device), config.cache.page_size
+        if ranks is not None and device.type == "cuda":
+            device = torch.device("cuda", ranks.rank % torch.cuda.device_count())
         source = _source(name, config.attention)
         format, reason = source.weight_format(config.model)
         format.check(source.spec)
@@ -133,7 +137,7 @@ class LoadedModel:
                 model = Transformer.from_state(source.spec, state(), backends.blocks, format).to(device)
             else:
                 own = state(lambda each: cut_state(each, source.spec, ranks.rank, ranks.size))
-                model = TensorParallelTransformer.of_rank(source.spec, own, backends.blocks, format, ranks)
+                model = TensorParallelTransformer.of_rank(source.spec, own, backends.blocks, format, ranks).to(device)
         if auto:
             trying = f"trying which backend decodes {name} fastest here: compiled now, then remembered"
             with report_if_slow(trying, report):

@@ -1,4 +1,7 @@
-"""Run a rank other than 0: load its share of the model, then do what rank 0 posts (`python -m`, by `RankProcesses`)."""
+"""Run a rank other than 0: load its share of the model, then do what rank 0 posts.
+
+`RankProcesses` starts it with `python -m`; under torchrun, `python -m workbench` becomes it in processes but the first.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ class RankState:
 
     def load(self, settings: dict[str, Any]) -> None:
         self.config = EngineConfig.model_validate(settings)
+        self.ranks.timeout = self.config.parallel.rank_timeout
         model = LoadedModel.load_rank(self.config, self.ranks).transformer
         assert isinstance(model, TensorParallelTransformer)
         self.model = model
@@ -31,7 +35,7 @@ class RankState:
         own = self.model.cache_shapes(self.config.cache)
         if repr(own) != shapes:
             raise WorkbenchError(f"its cache has another layout than rank 0's: {own[0]}")
-        return KVStore(own, num_pages, page_size, parse_dtype(dtype))
+        return KVStore(own, num_pages, page_size, parse_dtype(dtype), str(self.model.device))
 
 
 def main() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,31 +23,44 @@ from workbench.scheduler.plan import StepPlan
 from workbench.tensor_parallel.ranks import RankFailed, Ranks
 from workbench.tensor_parallel.transformer import TensorParallelTransformer
 
+NUMBERS = itertools.count()
 FORWARD, OPEN_CACHE, ZERO_PAGES, COPY_PAGES = "forward", "open_cache", "zero_pages", "copy_pages"
 
 
 class TensorParallelStore(KVStore):
-    """Rank 0's pages. What is done to a page is done on all ranks, whose stores have the same pages."""
+    """Rank 0's pages. What is done to a page is done on all ranks, whose stores have the same pages.
+
+    `number` tells a model's stores apart: two runners may share one model.
+    """
 
     def __init__(
-        self, ranks: Ranks, specs: Iterable[KVCacheSpec], num_pages: tuple[int, ...], page_size: int, dtype: torch.dtype
-    ):
-        self.ranks, specs = ranks, tuple(specs)
+        self, ranks: Ranks, specs: Iterable[KVCacheSpec], num_pages: tuple[int, ...], page_size: int,
+        dtype: torch.dtype, device: str = "cpu",
+    ):  # fmt: skip
+        self.ranks, specs, self.number = ranks, tuple(specs), next(NUMBERS)
         layout = num_pages, page_size, str(dtype).removeprefix("torch."), repr(specs)
-        ranks.lead(OPEN_CACHE, layout, lambda: KVStore.__init__(self, specs, num_pages, page_size, dtype))
+        unused, ranks.unused_stores = ranks.unused_stores, []
+        content = self.number, layout, unused
+        ranks.lead(OPEN_CACHE, content, lambda: KVStore.__init__(self, specs, num_pages, page_size, dtype, device))
+
+        weakref.finalize(self, ranks.unused_stores.append, self.number)
 
     def zero_pages(self, group: int, pages: Iterable[int]) -> None:
         """Zero `pages` of a cache group on all ranks; on rank 0 alone once another has died: none is computed then."""
         pages = list(pages)
         try:
-            self.ranks.lead(ZERO_PAGES, (group, pages), lambda: KVStore.zero_pages(self, group, pages))
+            self._lead(ZERO_PAGES, (group, pages), lambda: KVStore.zero_pages(self, group, pages))
         except RankFailed:
             super().zero_pages(group, pages)
 
     def copy_pages(self, group: int, sources: list[int], targets: list[int]) -> None:
         """Copy each page of `sources` to the page beside it in `targets`, on all ranks."""
         content = group, sources, targets
-        self.ranks.lead(COPY_PAGES, content, lambda: KVStore.copy_pages(self, *content))
+        self._lead(COPY_PAGES, content, lambda: KVStore.copy_pages(self, *content))
+
+    def _lead(self, kind: str, content: tuple[Any, ...], work: Callable[[], None]) -> None:
+        with DeferInterrupts():  # an interrupt half-way would part the ranks
+            self.ranks.lead(kind, (self.number, *content), work)
 
 
 class TensorParallelExecutor:
@@ -55,7 +70,7 @@ class TensorParallelExecutor:
     kernel_seconds: float | None = None
     artifacts: Mapping[str, str] = MappingProxyType({})
 
-    def __init__(self, model: TensorParallelTransformer, store: KVStore, threads: int):
+    def __init__(self, model: TensorParallelTransformer, store: TensorParallelStore, threads: int):
         """Create the executor; `threads` are rank 0's while it computes."""
         self.model, self.store, self.threads = model, store, threads
 
@@ -64,7 +79,8 @@ class TensorParallelExecutor:
         rows = len(plan.spans) + plan.padding_rows if plan.padding_rows else None
         batch = pack_batch(plan, self.store.page_size, self.model.device, rows)
         with DeferInterrupts(), _threads(self.threads):
-            logits = self.model.ranks.lead(FORWARD, to_arrays(batch), lambda: self._compute(batch))
+            content = self.store.number, to_arrays(batch)
+            logits = self.model.ranks.lead(FORWARD, content, lambda: self._compute(batch))
         self.model.count_experts(plan.num_tokens)
         return logits
 
@@ -89,18 +105,20 @@ def to_arrays(batch: TokenBatch) -> dict[str, Any]:
     """Return a batch's fields with arrays for tensors: they are pickled in a tenth of the time."""
 
     def convert(value: Any) -> Any:
-        return tuple(map(convert, value)) if isinstance(value, tuple) else getattr(value, "numpy", lambda: value)()
+        if isinstance(value, tuple):
+            return tuple(map(convert, value))
+        return value.cpu().numpy() if isinstance(value, Tensor) else value
 
     return {field.name: convert(getattr(batch, field.name)) for field in fields(batch)}
 
 
-def from_arrays(values: Mapping[str, Any]) -> TokenBatch:
-    """Return the batch of `to_arrays`."""
+def from_arrays(values: Mapping[str, Any], device: torch.device) -> TokenBatch:
+    """Return the batch of `to_arrays`, on `device`."""
 
     def convert(value: Any) -> Any:
         if isinstance(value, tuple):
             return tuple(map(convert, value))
-        return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+        return torch.from_numpy(value).to(device) if isinstance(value, np.ndarray) else value
 
     return TokenBatch(**{name: convert(value) for name, value in values.items()})
 
@@ -109,21 +127,24 @@ def tasks_of(
     model: Callable[[], TensorParallelTransformer], open_store: Callable[..., KVStore]
 ) -> dict[str, Callable[[Any], None]]:
     """Return what a rank other than 0 does for each task but loading, which makes its `model`."""
-    opened: list[KVStore] = []
+    stores: dict[int, KVStore] = {}
 
-    def store() -> KVStore:
-        return cast(KVStore, opened[0])
+    def open_cache(content: tuple[int, tuple[Any, ...], list[int]]) -> None:
+        number, layout, unused = content
+        for each in unused:
+            stores.pop(each, None)
+        stores[number] = open_store(*layout)
+
+    def forward(content: tuple[int, Mapping[str, Any]]) -> None:
+        number, values = content
+        compute(model(), stores[number], from_arrays(values, model().device))
 
     return {
-        OPEN_CACHE: lambda layout: opened.__setitem__(slice(None), [open_store(*layout)]),
-        FORWARD: lambda values: _discard(compute(model(), store(), from_arrays(values))),
-        ZERO_PAGES: lambda content: store().zero_pages(*content),
-        COPY_PAGES: lambda content: store().copy_pages(*content),
+        OPEN_CACHE: open_cache,
+        FORWARD: forward,
+        ZERO_PAGES: lambda content: stores[content[0]].zero_pages(*content[1:]),
+        COPY_PAGES: lambda content: stores[content[0]].copy_pages(*content[1:]),
     }
-
-
-def _discard(logits: Tensor) -> None:
-    """Keep nothing: rank 0 has the logits."""
 
 
 @contextmanager

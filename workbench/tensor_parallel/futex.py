@@ -53,6 +53,10 @@ class Words:
         self._view[word * WORD_STRIDE] = value % 2**32
         self._futex(word, WAKE, ALL_WAITERS, None)
 
+    def store(self, word: int, value: int) -> None:
+        """Set a word that no process waits for."""
+        self._view[word * WORD_STRIDE] = value % 2**32
+
     def reached(self, word: int, value: int) -> bool:
         return (self._view[word * WORD_STRIDE] - value) % 2**32 < 2**31
 

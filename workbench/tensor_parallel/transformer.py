@@ -49,6 +49,7 @@ class TensorParallelTransformer(Transformer):
     def compute_logits(self, x: Tensor) -> Tensor:
         """Compute logits [sample, hidden] -> [sample, vocab], float32 (float64 stays); of ranks but 0 their own part
         of the vocabulary alone."""
+        self.ranks.record([x])  # all ranks have the same bits, or rank 0 says so
         own = super().compute_logits(x)
         size, ranks = self.spec.vocab_size, self.ranks.size
         widest = -(-size // ranks)
