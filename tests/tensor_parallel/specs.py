@@ -5,14 +5,24 @@ from __future__ import annotations
 from typing import Literal
 
 from hypothesis import strategies as st
+from torch import Tensor
 
 from workbench.model.attention_spec import AttentionSpec, MLASpec, QKNormSpec
+from workbench.request import CustomPart
 from workbench.model.spec import ActivationSpec, LayerSpec, ModelSpec, MoESpec, NormSpec, RouterSpec
 
 ORDERS: list[tuple[Literal["pre", "both", "post"], Literal["no", "one_norm", "two_norms"]]] = [
     ("pre", "no"), ("pre", "one_norm"), ("pre", "two_norms"), ("both", "no"), ("post", "no"),
 ]  # fmt: skip
+QK_NORMS = [
+    None, QKNormSpec(), QKNormSpec(weight="per_head"), QKNormSpec(weight="none"), QKNormSpec(over="projection"),
+]  # fmt: skip
 SIZES = st.sampled_from([2, 2, 3, 4])
+
+
+def by_head(score: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    """A custom score function, another one of each head."""
+    return score - (head % 3).to(score.dtype) * (query - key).to(score.dtype) / 4
 
 
 @st.composite
@@ -24,7 +34,8 @@ def grouped(draw: st.DrawFn, size: int) -> AttentionSpec:
         num_heads=heads, num_kv_heads=kv_heads, head_dim=4, qkv_bias=draw(st.booleans()),
         o_proj_bias=draw(st.booleans()), sink_logits=draw(st.booleans()), output_gate=draw(st.booleans()),
         sliding_window=draw(st.sampled_from([None, 3])),
-        qk_norm=draw(st.sampled_from([None, QKNormSpec(), QKNormSpec(weight="per_head"), QKNormSpec(weight="none")])),
+        qk_norm=draw(st.sampled_from(QK_NORMS)), position=draw(st.sampled_from(["rotary", "rotary", "alibi", "none"])),
+        score=draw(st.sampled_from([None, None, CustomPart(path=f"{__name__}:by_head")])),
     )  # fmt: skip
 
 
@@ -63,10 +74,12 @@ def layers(draw: st.DrawFn, size: int) -> LayerSpec:
 def models(draw: st.DrawFn, size: int) -> ModelSpec:
     """A vocabulary that ranks do not divide is as good as any."""
     tied = draw(st.booleans())
+    layered = tuple(draw(st.lists(layers(size), min_size=1, max_size=2)))
+    over = any(isinstance(a := kind.attention, AttentionSpec) and a.qk_norm == QK_NORMS[-1] for kind in layered)
     return ModelSpec(
         name="random", vocab_size=draw(st.sampled_from([24, 29])), hidden_size=8,
-        layers=tuple(draw(st.lists(layers(size), min_size=1, max_size=2))), max_position_embeddings=32,
-        norm=NormSpec(kind="layer", bias=True) if draw(st.booleans()) else NormSpec(), tie_word_embeddings=tied,
+        layers=layered, max_position_embeddings=32,
+        norm=NormSpec() if over or draw(st.booleans()) else NormSpec(kind="layer", bias=True), tie_word_embeddings=tied,
         head_bias=not tied and draw(st.booleans()), learned_positions=draw(st.sampled_from([None, 2])),
         logit_scale=draw(st.sampled_from([1.0, 0.5])), residual_scale=1.0,
         embedding_scale=draw(st.sampled_from([1.0, 3.0])), final_logit_softcapping=draw(st.sampled_from([0.0, 5.0])),

@@ -11,17 +11,21 @@ from torch import Tensor
 from tests.tensor_parallel.in_threads import logits_of_ranks
 from tests.tensor_parallel.specs import SIZES, models
 from workbench.errors import WorkbenchError
+from workbench.executors.reference import ERROR_FACTOR, ROUNDING_FACTOR
 from workbench.model.attention_spec import AttentionSpec
 from workbench.model.hf.weights import random_weights
 from workbench.model.model_parameters import parameter_shapes
 from workbench.model.quantized import WeightFormat, quantize
+from workbench.model.recurrent_spec import ShortConvSpec
 from workbench.model.shapes import named_shape
-from workbench.model.spec import ModelSpec
+from workbench.model.spec import ActivationSpec, ModelSpec
 from workbench.model.transformer import Transformer
+from workbench.request import CustomPart
 from workbench.tensor_parallel.cut import Cut, Stretch, check_ranks, cut_state, cut_tensor, cuts_of, spec_of_rank
 
 SHARED = SIZES.flatmap(lambda size: st.tuples(st.just(size), models(size)))
 DENSE = WeightFormat()
+OWN_MODULE = CustomPart(path="workbench.model.layers:Attention")
 TEXT = [3, 17, 0, 23, 9, 9, 11]
 
 
@@ -50,6 +54,13 @@ def put_together(parts: list[Tensor], cut: Cut) -> Tensor:
             assert all(torch.equal(copy, held[0]) for copy in held)
             whole.append(held[0])
     return torch.cat(whole, cut.axis)
+
+
+def allowed(plain: Tensor, exact: Tensor) -> float:
+    """Return the distance from exact logits that any other way of computing them in the precision of `plain`, those of
+    one process, may have: as in executors/reference.py, for another order of summation and other places to round."""
+    rounding = ROUNDING_FACTOR * torch.finfo(plain.dtype).eps * (1 + float(exact.abs().max()))
+    return ERROR_FACTOR * float((plain.double() - exact.double()).abs().max()) + rounding
 
 
 @given(SHARED)
@@ -87,12 +98,15 @@ def test_partial_products_add_up_within_the_bound_of_rounding(size: int, columns
 
 @given(SHARED)
 def test_ranks_give_the_logits_of_one_process(shared: tuple[int, ModelSpec]) -> None:
-    """In float64, where only a mistake is larger than 2**-30 of the largest number."""
+    """In float64, where a mistake is far larger than rounding. Errors grow with the unit of rounding: what float32
+    errs against float64, times the ratio of both units, is what float64 errs; both sides may."""
     size, spec = shared
     state = weights(spec, torch.float64)
     alone = Transformer.from_state(spec, dict(state)).logits(TEXT)
+    rounded = Transformer.from_state(spec, {name: tensor.float() for name, tensor in state.items()}).logits(TEXT)
     together = logits_of_ranks(spec, state, DENSE, size, TEXT)
-    assert (together - alone).abs().max() <= 2**-30 * (1 + alone.abs().max())
+    ratio = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
+    assert (together - alone).abs().max() <= 2 * ratio * allowed(rounded, alone)
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
@@ -101,22 +115,24 @@ def test_quantized_weights_are_cut_as_they_are_stored(kind: str, size: int) -> N
     spec = named_shape("tiny")
     format = WeightFormat.parse(kind, quant_group=16)
     state = quantize(weights(spec, torch.float32), spec, format)
-    alone = Transformer.from_state(spec, dict(state), format=format).logits(TEXT)
+    model = Transformer.from_state(spec, dict(state), format=format)
+    alone = model.logits(TEXT)
+    exact = Transformer.from_state(spec, model.dense_state(torch.float64)).logits(TEXT)
     together = logits_of_ranks(spec, state, format, size, TEXT)
-    assert (together - alone).abs().max() <= 2**-15 * (1 + alone.abs().max())
+    assert (together - exact).abs().max() <= allowed(alone, exact)
 
 
 @given(SHARED)
 def test_float32_is_as_near_to_exact_as_one_process(shared: tuple[int, ModelSpec]) -> None:
-    """The error against float64 is no larger than four times that of one process, plus the rounding of a logit."""
+    """Its error against float64 is within the bound of one process, and its choice is that of float64 where the margin
+    exceeds the bound."""
     size, spec = shared
     exact_state = {name: tensor.double() for name, tensor in weights(spec, torch.float32).items()}
     state = {name: tensor.float() for name, tensor in exact_state.items()}
     exact = Transformer.from_state(spec, exact_state).logits(TEXT)
     alone = Transformer.from_state(spec, dict(state)).logits(TEXT)
     together = logits_of_ranks(spec, state, DENSE, size, TEXT)
-    rounding = 64 * torch.finfo(torch.float32).eps * (1 + exact.abs().max())
-    bound = 4 * (alone - exact).abs().max() + rounding
+    bound = allowed(alone, exact)
     assert (together - exact).abs().max() <= bound
     first, second = exact.topk(2).values.unbind(-1)
     clear = first - second > 2 * bound
@@ -129,7 +145,9 @@ def test_float32_is_as_near_to_exact_as_one_process(shared: tuple[int, ModelSpec
         ({}, 3, r"3 ranks cannot share tiny: layer 0: its num_heads of 4 is no multiple of 3; .* fit: 2, 4"),
         ({"intermediate_size": 126}, 4, r"its intermediate_size of 126 is no multiple of 4; .* fit: 2$"),
         ({"attention": AttentionSpec(num_heads=12, num_kv_heads=3, head_dim=8)}, 2, "its num_kv_heads of 3 is neither"),
-        ({"attention": AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=8, position="alibi")}, 2, "ALiBi"),
+        ({"attention": AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=8, module=OWN_MODULE)}, 2, "custom attention module"),
+        ({"attention": ShortConvSpec(channels=64)}, 2, "recurrent layers are not cut; no number of ranks fits"),
+        ({"activation": ActivationSpec(kind="gelu_tanh", sparsity=0.5)}, 2, r"all columns of the gate \(sparsity\)"),
     ],
 )
 def test_what_ranks_do_not_divide_is_refused(change: dict, size: int, message: str) -> None:

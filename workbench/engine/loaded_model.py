@@ -38,7 +38,7 @@ from workbench.prompt.own_template import own_template
 from workbench.prompt.templates import ChatTemplate
 from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.tensor_parallel.cut import check_ranks, cut_state
-from workbench.tensor_parallel.processes import OtherRanks, open_ranks, started_by_torchrun, transport_problem
+from workbench.tensor_parallel.processes import OtherRanks, open_ranks, transport_problem
 from workbench.tensor_parallel.ranks import Ranks
 from workbench.tensor_parallel.transformer import TensorParallelTransformer
 

@@ -213,11 +213,12 @@ class MixtureOfExperts(nn.Module):
 
     @property
     def unread_bytes(self) -> int:
-        """Return the bytes that a single token leaves unread: the experts that it does not use."""
+        """Return the bytes that a single token leaves unread: the experts that it does not use, of those that are
+        here."""
+        here = range(self.router.num_experts) if self.held is None else self.held
+        used = -(-self.num_experts_per_tok * len(here) // self.router.num_experts)
         stacks = [*self.stacks, self.gate_up_bias, self.down_bias]
-        return sum(
-            each.nbytes // len(each) * (len(each) - self.num_experts_per_tok) for each in stacks if each is not None
-        )
+        return sum(each.nbytes // len(each) * (len(here) - used) for each in stacks if each is not None)
 
     @property
     def stacks(self) -> list[Tensor]:

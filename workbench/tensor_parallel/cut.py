@@ -74,7 +74,9 @@ def _attention(layer: LayerSpec, ranks: int) -> dict[str, Cut]:
     queries, keys = Stretch(a.num_heads * dim, ranks), Stretch(a.num_kv_heads * dim, groups)
     qkv = Cut(0, (queries,) * (1 + a.output_gate) + (keys,) * (2 if a.kv_shared_with is None else 0))
     found = out | {"qkv.weight": qkv, "qkv.bias": qkv, "sink_logits": Cut(0, (Stretch(a.num_heads, ranks),))}
-    if a.qk_norm is not None and a.qk_norm.weight == "per_head":
+    if a.qk_norm is not None and a.qk_norm.over == "projection":
+        found |= {"query_norm.weight": Cut(0, (queries,)), "key_norm.weight": Cut(0, (keys,))}
+    elif a.qk_norm is not None and a.qk_norm.weight == "per_head":
         for kind in ("weight", "bias"):
             found[f"query_norm.{kind}"] = Cut(0, (Stretch(a.num_heads, ranks),))
             found[f"key_norm.{kind}"] = Cut(0, (Stretch(a.num_kv_heads, groups),))
@@ -187,12 +189,8 @@ def _problem_of_layer(layer: LayerSpec, format: WeightFormat, ranks: int) -> str
     a, experts = layer.attention, layer.experts
     if isinstance(a, RecurrentSpec) or layer.beside is not None:
         return "recurrent layers are not cut"
-    if a.score is not None or a.position == "alibi":
-        return "a score by head (ALiBi, or a custom one) is not cut"
     if isinstance(a, AttentionSpec) and a.module is not None:
         return "a custom attention module is not cut"
-    if isinstance(a, AttentionSpec) and a.qk_norm is not None and a.qk_norm.over == "projection":
-        return "norms over all queries and all keys (qk_norm.over: projection) are not cut"
     if layer.activation.sparsity:
         return "an activation that looks at all columns of the gate (sparsity) is not cut"
     sizes = {"num_heads": a.num_heads}
