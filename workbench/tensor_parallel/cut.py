@@ -161,8 +161,8 @@ def _layer_of_rank(layer: LayerSpec, rank: int, ranks: int) -> LayerSpec:
     return LayerSpec.model_validate(dict(layer) | changes)
 
 
-def check_ranks(spec: ModelSpec, format: WeightFormat, ranks: int) -> None:
-    """Check that a model whose weights are stored so can be cut over `ranks`.
+def check_ranks(spec: ModelSpec, format: WeightFormat, ranks: int, setting: str = "parallel.tensor") -> None:
+    """Check that a model whose weights are stored so can be cut over `ranks`, the value of `setting`.
 
     Raises:
         WorkbenchError: what cannot be cut, where, and the numbers of ranks that fit.
@@ -172,7 +172,7 @@ def check_ranks(spec: ModelSpec, format: WeightFormat, ranks: int) -> None:
     most = max(getattr(layer.attention, "num_heads", 1) for layer in spec.layers)
     fitting = [str(count) for count in range(2, most + 1) if problem_of_ranks(spec, format, count) is None]
     remedy = f"numbers of ranks that fit: {', '.join(fitting)}" if fitting else "no number of ranks fits; leave it out"
-    raise WorkbenchError(f"parallel.tensor: {ranks} ranks cannot share {spec.name}: {problem}; {remedy}")
+    raise WorkbenchError(f"{setting}: {ranks} ranks cannot share {spec.name}: {problem}; {remedy}")
 
 
 def problem_of_ranks(spec: ModelSpec, format: WeightFormat, ranks: int) -> str | None:
