@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.tensor_parallel.bound import allowed
 from tests.tensor_parallel.in_threads import logits_of_ranks
 from tests.tensor_parallel.specs import SIZES, models
 from workbench.errors import WorkbenchError
-from workbench.executors.reference import ERROR_FACTOR, ROUNDING_FACTOR
 from workbench.model.attention_spec import AttentionSpec
 from workbench.model.hf.weights import random_weights
 from workbench.model.model_parameters import parameter_shapes
@@ -54,13 +54,6 @@ def put_together(parts: list[Tensor], cut: Cut) -> Tensor:
             assert all(torch.equal(copy, held[0]) for copy in held)
             whole.append(held[0])
     return torch.cat(whole, cut.axis)
-
-
-def allowed(plain: Tensor, exact: Tensor) -> float:
-    """Return the distance from exact logits that any other way of computing them in the precision of `plain`, those of
-    one process, may have: as in executors/reference.py, for another order of summation and other places to round."""
-    rounding = ROUNDING_FACTOR * torch.finfo(plain.dtype).eps * (1 + float(exact.abs().max()))
-    return ERROR_FACTOR * float((plain.double() - exact.double()).abs().max()) + rounding
 
 
 @given(SHARED)

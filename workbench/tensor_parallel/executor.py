@@ -25,6 +25,7 @@ from workbench.tensor_parallel.transformer import TensorParallelTransformer
 
 NUMBERS = itertools.count()
 FORWARD, OPEN_CACHE, ZERO_PAGES, COPY_PAGES = "forward", "open_cache", "zero_pages", "copy_pages"
+MEMORY = "memory"
 
 
 class TensorParallelStore(KVStore):
@@ -84,6 +85,11 @@ class TensorParallelExecutor:
         self.model.count_experts(plan.num_tokens)
         return logits
 
+    def memory_of_ranks(self) -> list[tuple[int, int]]:
+        """Return the bytes of each rank's weights and of its pages, as they lie in its process."""
+        found = self.model.ranks.lead(MEMORY, self.store.number, lambda: gather_memory(self.model, self.store))
+        return [(weights, pages) for weights, pages in found.tolist()]
+
     def _compute(self, batch: TokenBatch) -> Tensor:
         return compute(self.model, self.store, batch)
 
@@ -92,6 +98,12 @@ def compute(model: TensorParallelTransformer, store: KVStore, batch: TokenBatch)
     """Compute a batch on this rank, and note what it was."""
     model.ranks.record(batch_tensors(batch))
     return model(batch, store)
+
+
+def gather_memory(model: TensorParallelTransformer, store: KVStore) -> Tensor:
+    """Return on rank 0 the bytes of weights and pages of each rank, [rank, 2]; storages are counted, not views."""
+    storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in model.parameters()}
+    return model.ranks.gather(torch.tensor([sum(storages.values()), store.bytes]))
 
 
 def batch_tensors(batch: TokenBatch) -> Iterator[Tensor]:
@@ -143,8 +155,13 @@ def tasks_of(
         OPEN_CACHE: open_cache,
         FORWARD: forward,
         ZERO_PAGES: lambda content: stores[content[0]].zero_pages(*content[1:]),
+        MEMORY: lambda number: _discard(gather_memory(model(), stores[number])),
         COPY_PAGES: lambda content: stores[content[0]].copy_pages(*content[1:]),
     }
+
+
+def _discard(found: Tensor) -> None:
+    """Keep nothing: rank 0 has it."""
 
 
 @contextmanager
