@@ -1,4 +1,4 @@
-"""`python -m workbench` is the command line `workbench`; of several processes that torchrun started, the first one is."""
+"""`python -m workbench` is the command line `workbench`; of processes that torchrun started, the first one is."""
 
 from __future__ import annotations
 

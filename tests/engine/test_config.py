@@ -86,6 +86,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "speculate": ("prompt_lookup", {}),
     "parallel.tensor": (2, {}),
     "parallel.rank_timeout": (77.0, {"parallel.tensor": 2}),
+    "parallel.transport": ("gloo", {"parallel.tensor": 2}),
 }
 
 
@@ -135,7 +136,7 @@ def engine_of(config: EngineConfig) -> dict[str, Any] | str:
         "evictor": None if runner.kv_cache.evictor is None else runner.kv_cache.evictor.policy,
         "scheduler": (runner.scheduler.limits, repr(runner.scheduler.policy), type(runner.scheduler.policy)),
         "speculator": repr(runner.speculator),
-        "ranks": None if ranks is None else (ranks.size, ranks.timeout),
+        "ranks": None if ranks is None else (type(ranks), ranks.size, ranks.timeout),
         "too long": [end.reason for end in ends.values()],
     }
 

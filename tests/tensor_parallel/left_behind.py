@@ -1,4 +1,4 @@
-"""What processes leave behind: other processes, and names in /dev/shm."""
+"""Look for what processes leave behind: other processes, and names in /dev/shm."""
 
 from __future__ import annotations
 

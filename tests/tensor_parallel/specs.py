@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from workbench.model.attention_spec import AttentionSpec, MLASpec, QKNormSpec
-from workbench.request import CustomPart
 from workbench.model.spec import ActivationSpec, LayerSpec, ModelSpec, MoESpec, NormSpec, RouterSpec
+from workbench.request import CustomPart
 
 ORDERS: list[tuple[Literal["pre", "both", "post"], Literal["no", "one_norm", "two_norms"]]] = [
     ("pre", "no"), ("pre", "one_norm"), ("pre", "two_norms"), ("both", "no"), ("post", "no"),

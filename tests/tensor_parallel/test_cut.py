@@ -138,7 +138,11 @@ def test_float32_is_as_near_to_exact_as_one_process(shared: tuple[int, ModelSpec
         ({}, 3, r"3 ranks cannot share tiny: layer 0: its num_heads of 4 is no multiple of 3; .* fit: 2, 4"),
         ({"intermediate_size": 126}, 4, r"its intermediate_size of 126 is no multiple of 4; .* fit: 2$"),
         ({"attention": AttentionSpec(num_heads=12, num_kv_heads=3, head_dim=8)}, 2, "its num_kv_heads of 3 is neither"),
-        ({"attention": AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=8, module=OWN_MODULE)}, 2, "custom attention module"),
+        (
+            {"attention": AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=8, module=OWN_MODULE)},
+            2,
+            "custom attention module",
+        ),
         ({"attention": ShortConvSpec(channels=64)}, 2, "recurrent layers are not cut; no number of ranks fits"),
         ({"activation": ActivationSpec(kind="gelu_tanh", sparsity=0.5)}, 2, r"all columns of the gate \(sparsity\)"),
     ],

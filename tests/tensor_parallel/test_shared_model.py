@@ -141,9 +141,9 @@ def test_a_shared_model_gives_the_tokens_of_one_process(
 @pytest.mark.parametrize("format", ["int8", "int4"])
 def test_a_quantized_cache_is_cut_by_heads(format: str, closing: list[Runner]) -> None:
     """Each head is quantized by itself: on ranks it has the same numbers, but for what differs before it."""
-    cache = {"format": format, "quant_group": 4}
-    plain = run(one := Runner(EngineConfig.build("shape:tiny", **settings(cache=cache))))[1]
-    closing.append(shared := Runner(EngineConfig.build("shape:tiny", **settings(cache=cache, tensor=2))))
+    values = settings(cache={"format": format, "quant_group": 8}, page_size=8)
+    plain = run(one := Runner(EngineConfig.build("shape:tiny", **values)))[1]
+    closing.append(shared := Runner(EngineConfig.build("shape:tiny", **values, tensor=2)))
     found = run(shared)[1]
     # A number near the border of two codes may become either: the first rows, of prompts without a quantized past,
     # agree to rounding; later ones within a step of the codes, which is far below the spread of logits.
@@ -155,7 +155,8 @@ def test_a_quantized_cache_is_cut_by_heads(format: str, closing: list[Runner]) -
 
 
 @pytest.mark.parametrize(("model", "changes"), [
-    ("demo", {}), ("demo", {"weights": "int8"}), ("shape:tiny", {"weights": "int4", "cache": {"format": "int8", "quant_group": 4}}),
+    ("demo", {}), ("demo", {"weights": "int8"}),
+    ("demo", {"weights": "int4", "weight_group": 32, "cache": {"format": "int8", "quant_group": 8}, "page_size": 8}),
 ])  # fmt: skip
 def test_a_rank_holds_what_the_calculator_says(model: str, changes: dict[str, Any], closing: list[Runner]) -> None:
     """Within 3% of what each process has; and that is a share of the whole, but for norms, which all have."""
@@ -165,13 +166,11 @@ def test_a_rank_holds_what_the_calculator_says(model: str, changes: dict[str, An
     assert isinstance(shared.executor, TensorParallelExecutor)
     held = shared.executor.memory_of_ranks()
     assert len(held) == size
-    pages = alone.store.num_pages[0] + 1
-    predicted = rank_memories(
-        alone.model.spec, "float32", alone.model.format, shared.config.cache, tensor=size, page_size=4
-    )
+    tokens = (alone.store.num_pages[0] + 1) * alone.store.page_size
+    predicted = rank_memories(alone.model.spec, "float32", alone.model.format, shared.config.cache, tensor=size)
     for (weights, cache), rank in zip(held, predicted, strict=True):
         assert weights == pytest.approx(rank.memory.weight_bytes, rel=0.03)
-        assert cache == pytest.approx(sum(part.bytes_per_token for part in rank.parts) * pages * 4, rel=0.03)
+        assert cache == pytest.approx(tokens * sum(part.bytes_per_token for part in rank.parts), rel=0.03)
         assert weights == pytest.approx(sum(p.nbytes for p in alone.model.parameters()) / size, rel=0.03)
         assert cache == pytest.approx(alone.store.bytes / size, rel=0.03)
 
@@ -184,9 +183,7 @@ def test_two_runners_of_one_shared_model_have_pages_of_their_own(closing: list[R
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_a_killed_rank_ends_the_request_with_its_reason_and_the_others(
-    transport: str, closing: list[Runner]
-) -> None:
+def test_a_killed_rank_ends_the_request_with_its_reason_and_the_others(transport: str, closing: list[Runner]) -> None:
     changes = {"tensor": 4, "pages": 80, "transport": transport}
     closing.append(runner := Runner(EngineConfig.build("demo", **settings(**changes))))
     processes = runner._loaded.processes
@@ -226,7 +223,10 @@ def test_what_is_not_carried_out_is_refused_before_any_process_starts(monkeypatc
         ({"tensor": 2, "batch_invariant": True, "backend": "auto"}, "batch_invariant: backend 'mlir' cannot be shared"),
         ({"tensor": 2, "backend": "triton"}, "backend 'triton'"),
         ({"tensor": 2, "offload": {"kind": "memory"}}, "parallel.tensor: 2 ranks beside cache.offload"),
-        ({"tensor": 2, "evict": {"kind": "snapkv", "budget": 64}, "prefix": None}, "2 ranks beside cache.evict"),
+        (
+            {"tensor": 2, "evict": {"kind": "snapkv", "budget": 64}, "prefix": {"kind": "off"}},
+            "2 ranks beside cache.evict",
+        ),
         ({"tensor": 2, "cache": {"codec": CODEC}}, "a custom cache codec: a codec may look at all heads"),
         ({"tensor": 2, "transport": "nccl"}, "with transport nccl and model.device cpu: nccl is for device: cuda"),
         ({"tensor": 2, "device": "cuda"}, "with transport shared_memory and model.device cuda"),

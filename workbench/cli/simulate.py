@@ -78,7 +78,9 @@ def show(found: dict[str, Any]) -> None:
     heading = f"{about['model']}, {about['instances']} instances, {about['step_times']}"
     out.print(Text(heading, style="bold"), soft_wrap=True)
     if "all_reduce_bytes_per_token" in about:
-        sent = f"{about['tensor']} ranks a layer: {about['all_reduce_bytes_per_token']:,.0f} bytes of all-reduce a token"
+        sent = (
+            f"{about['tensor']} ranks a layer: {about['all_reduce_bytes_per_token']:,.0f} bytes of all-reduce a token"
+        )
         out.print(Text(sent), soft_wrap=True)
     if "pipeline" in about:
         waits = f"{about['pipeline']} stages, {about['microbatches']} microbatches: {about['bubble_share']:.0%} bubbles"

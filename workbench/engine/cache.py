@@ -57,9 +57,7 @@ class KVCache:
         fixed = None if settings.pages == "auto" else (settings.pages,) * len(groups)
         counts = fixed or auto_num_pages(config, shapes, model.spec, dtype)
         if isinstance(model, TensorParallelTransformer):
-            store: KVStore = TensorParallelStore(
-                model.ranks, shapes, counts, page_size, dtype, str(model.device)
-            )
+            store: KVStore = TensorParallelStore(model.ranks, shapes, counts, page_size, dtype, str(model.device))
         else:
             store = KVStore(shapes, counts, page_size, dtype, str(model.device))
         orders = page_orders or (None,) * len(groups)

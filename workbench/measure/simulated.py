@@ -160,9 +160,7 @@ def _times(executor: SimulatedExecutor, sizes: ModelSizes, hardware: Hardware) -
     return roofline_step_times(sizes, hardware, executor.gpus, *shares, executor.pipeline, executor.microbatches)
 
 
-def _cache_bytes(
-    experiment: Experiment, executor: SimulatedExecutor, hardware: Hardware, dtype: str
-) -> float | None:
+def _cache_bytes(experiment: Experiment, executor: SimulatedExecutor, hardware: Hardware, dtype: str) -> float | None:
     """Return the bytes that an instance's cache may take, each key and value counted once: what the fullest of its
     ranks has room for. None for one accelerator."""
     if executor.gpus * executor.pipeline == 1:
@@ -172,13 +170,12 @@ def _cache_bytes(
     own = {"context": spec.max_position_embeddings, "page_size": cache.page_size}
     (whole,) = rank_memories(spec, dtype, format, cache, **own)
     ranks = rank_memories(spec, dtype, format, cache, tensor=executor.gpus, pipeline=executor.pipeline, **own)
-    rooms = (
+    return min(
         (executor.memory * hardware.memory - each.memory.weight_bytes)
         * whole.memory.sequence_bytes
         / each.memory.sequence_bytes
         for each in ranks
     )
-    return min(rooms)
 
 
 def fleet_for(
@@ -315,7 +312,10 @@ def describe_simulation(experiment: Experiment) -> dict[str, Any]:
     parallel: dict[str, Any] = {}
     spec = sizes_of(experiment).spec
     if executor.gpus > 1:
-        parallel |= {"tensor": executor.gpus, "all_reduce_bytes_per_token": all_reduce_bytes_per_token(spec, executor.gpus)}
+        parallel |= {
+            "tensor": executor.gpus,
+            "all_reduce_bytes_per_token": all_reduce_bytes_per_token(spec, executor.gpus),
+        }
     if executor.pipeline > 1:
         parts = executor.microbatches or executor.pipeline
         parallel |= {"pipeline": executor.pipeline, "microbatches": parts}

@@ -3,8 +3,8 @@
     stage 0: embedding, layers 0 ... i   |   stage 1: layers i ... n, norm, head      (pipeline: 2)
     rank 0 | rank 1: a share of each     |   rank 0 | rank 1: a share of each         (tensor: 2)
 
-Tensor cuts are those that `workbench/tensor_parallel` makes. A pipeline is here, and in the simulator, alone: a stage is
-a run of whole layers, and a tied embedding lies in the first stage and in the last.
+Tensor cuts are those that `workbench/tensor_parallel` makes. A pipeline is here, and in the simulator, alone: a stage
+has whole layers, one after the other, and a tied embedding lies in the first stage and in the last.
 """
 
 from __future__ import annotations
@@ -168,8 +168,8 @@ def bytes_of_layers(store: KVStore, layers: range) -> tuple[KVGroupBytes, ...]:
 
 
 def ranks_report(found: tuple[RankMemory, ...], memory_bytes: int | None = None) -> dict[str, Any]:
-    """Return what `workbench memory --json` prints of ranks: each one's bytes, and the most of one; in `memory_bytes` of
-    each device, how many sequences fit, and how long they may be."""
+    """Return what `workbench memory --json` prints of ranks: each one's bytes, and the most of one; in `memory_bytes`
+    of each device, how many sequences fit, and how long they may be."""
     rows = [
         {
             "stage": each.stage,

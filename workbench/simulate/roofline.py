@@ -161,6 +161,7 @@ def roofline_step_times(
     stretch = passes / parts  # of what is done by the token
     sent = all_reduce_bytes_per_token(spec, gpus) * per_link * stretch
     sent += (pipeline - 1) / parts * spec.hidden_size * BYTES_PER_VALUE * per_link  # the first part, stage to stage
+    read = (sum(n * a.cache_values_read * cache_copies(a, gpus) for a, n in alike.items()) for alike in kinds.values())
     computing = LinearCost(
         step=round(overhead * TICKS_PER_SECOND),
         prefill_tokens=round(2 * blocks * flop * stretch + sent),
@@ -173,10 +174,7 @@ def roofline_step_times(
         prefill_tokens=round(written * byte * stretch + sent),
         decode_tokens=round(written * byte * stretch + sent),
         head=round(head * weight * byte * parts),
-        positions_read=tuple(
-            round(sum(n * a.cache_values_read * cache_copies(a, gpus) for a, n in alike.items()) * number * byte * stretch)
-            for alike in kinds.values()
-        ),
+        positions_read=tuple(round(values * number * byte * stretch) for values in read),
     )
     name = f"roofline of {gpus} x {hardware.name}"
     name += f", {pipeline} stages, {parts} microbatches" if pipeline > 1 else ""

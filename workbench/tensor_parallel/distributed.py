@@ -45,7 +45,8 @@ def distributed_problem(transport: str, size: int) -> str | None:
     if transport == "nccl":
         devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if devices < size or not torch.distributed.is_nccl_available():
-            return f"transport nccl: a CUDA device for each of {size} ranks, and here are {devices}; take transport: gloo"
+            wanted = f"transport nccl: a CUDA device for each of {size} ranks, and here are {devices}"
+            return f"{wanted}; take transport: gloo"
     elif not torch.distributed.is_gloo_available():
         return f"transport {transport}: this build of torch has no gloo"
     return None

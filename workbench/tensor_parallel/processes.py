@@ -120,13 +120,17 @@ class RankProcesses:
         """Start a process a rank; `found` is what torchrun would set for all, `kept` the files that they inherit."""
         root = str(Path(__file__).resolve().parents[2])
         for rank in range(1, shared["size"]):
-            environment = os.environ | found | {
-                SETTINGS: json.dumps(shared | {"rank": rank}),
-                "RANK": str(rank),
-                "WORLD_SIZE": str(shared["size"]),
-                "OMP_NUM_THREADS": str(self.threads),
-                "PYTHONPATH": os.pathsep.join([root, *(path for path in sys.path if path)]),
-            }
+            environment = (
+                os.environ
+                | found
+                | {
+                    SETTINGS: json.dumps(shared | {"rank": rank}),
+                    "RANK": str(rank),
+                    "WORLD_SIZE": str(shared["size"]),
+                    "OMP_NUM_THREADS": str(self.threads),
+                    "PYTHONPATH": os.pathsep.join([root, *(path for path in sys.path if path)]),
+                }
+            )
             printed = tempfile.TemporaryFile()  # noqa: SIM115 (closed with this object)
             self._printed.append(printed)
             self.processes.append(
@@ -208,7 +212,7 @@ def _end(processes: list[subprocess.Popen[bytes]], last: list[Callable[[], None]
 
 @contextmanager
 def _on_loopback() -> Iterator[None]:
-    """Let gloo connect through the loopback while ranks of this host meet, unless the environment names an interface."""
+    """Let gloo connect through the loopback while ranks of this host meet, unless the environment says otherwise."""
     if "GLOO_SOCKET_IFNAME" in os.environ:
         yield
         return

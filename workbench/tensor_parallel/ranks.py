@@ -110,8 +110,8 @@ class Ranks(ABC):
         with self._leading:
             if self._broken is not None:
                 raise RankFailed(self._broken)
-            self._post(pickle.dumps((kind, content), protocol=5))
             try:
+                self._post(pickle.dumps((kind, content), protocol=5))
                 result = work()
                 self._end(timeout)
                 return result
