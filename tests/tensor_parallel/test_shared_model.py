@@ -33,7 +33,7 @@ from workbench.request import Request, SamplingParameters
 from workbench.runs.record import Record
 from workbench.scheduler.plan import StepPlan
 from workbench.tensor_parallel.executor import TensorParallelExecutor
-from workbench.tensor_parallel.processes import RankProcesses
+from workbench.tensor_parallel.processes import LOOPBACK, RankProcesses
 from workbench.tensor_parallel.transformer import TensorParallelTransformer
 from workbench.testing.family_checkpoints import CONFIGS, random_checkpoint
 from workbench.trace.events import Finished
@@ -269,7 +269,7 @@ def children(parent: int) -> list[int]:
     return found
 
 
-TORCHRUN = "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"
+TORCHRUN = "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "--local-addr", "127.0.0.1"
 
 
 def test_torchrun_starts_the_ranks(tmp_path: Path) -> None:
@@ -278,8 +278,9 @@ def test_torchrun_starts_the_ranks(tmp_path: Path) -> None:
               "parallel.tensor": "2", "parallel.transport": "gloo"}  # fmt: skip
     left = LeftBehind()
     sets = [part for name, value in values.items() for part in ("--set", f"{name}={value}")]
+    environment = left.environment | {"GLOO_SOCKET_IFNAME": LOOPBACK}
     command = [sys.executable, "-m", *TORCHRUN, "-m", "workbench", "run", "experiments/first_light.yaml", *sets]
-    ran = subprocess.run([*command, "--out", str(tmp_path)], capture_output=True, text=True, env=left.environment)
+    ran = subprocess.run([*command, "--out", str(tmp_path)], capture_output=True, text=True, env=environment)
     assert ran.returncode == 0, ran.stderr
     until(lambda: not left.processes() and not left.names())
     (folder,) = (each for each in tmp_path.iterdir() if each.is_dir())

@@ -74,7 +74,7 @@ def show(found: dict[str, Any]) -> None:
     out.print(Table("", rows, ("memory", "bytes", ""), left=()))
     if "ranks" in found:
         columns = ("rank", "layers", "weights", "cache", "activations", "in all")
-        out.print(Table("", [_rank_row(each) for each in found["ranks"]], columns, left=(0,)))
+        out.print(Table("", [_rank_row(each) for each in found["ranks"]], columns, left=()))
     if (saving := found["grouped_saving"]) and saving > 1:
         out.print(
             Text(f"with a key/value head for every query head the cache were {saving:g} times as large"), soft_wrap=True

@@ -9,7 +9,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -42,7 +42,7 @@ from workbench.scheduler.plan import StepPlan
 from workbench.scheduler.policies import parse_policy
 from workbench.scheduler.scheduler import Scheduler
 from workbench.speculative.proposers import Speculator
-from workbench.tensor_parallel.executor import TensorParallelExecutor
+from workbench.tensor_parallel.executor import TensorParallelExecutor, TensorParallelStore
 from workbench.tensor_parallel.transformer import TensorParallelTransformer
 from workbench.trace.events import Event, ExpertsUsed, Finished, ThreadsChanged
 
@@ -100,8 +100,9 @@ class Runner(Displayable):
         )
         self._thread_changes: list[tuple[int, str]] = []  # in the step under way
         threads = StepThreads(lambda *change: self._thread_changes.append(change))
-        if isinstance(self.model, TensorParallelTransformer) and loaded.processes is not None:
-            fast: Executor = TensorParallelExecutor(self.model, self.store, loaded.processes.threads)
+        if isinstance(self.store, TensorParallelStore) and loaded.processes is not None:
+            shared = cast(TensorParallelTransformer, self.model)
+            fast: Executor = TensorParallelExecutor(shared, self.store, loaded.processes.threads)
         else:
             how = config.compile, config.batch_invariant, self._on_fallback, threads
             fast = build_executor(self.model, self.store, self.backends, *how)
