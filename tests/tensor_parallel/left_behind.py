@@ -11,7 +11,7 @@ MARK = "WORKBENCH_TESTS_MARK"
 
 
 class LeftBehind:
-    """Everything that comes from processes started with `environment`, whatever it is called, and whichever process adopted it.
+    """Everything that comes from processes started with `environment`, under any name and parent.
 
     Children inherit the mark in the environment, so that each new process is seen, not only those that are expected; of
     /dev/shm every new name counts, but one that another program has in use or that is another user's.
