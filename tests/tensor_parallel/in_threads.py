@@ -25,6 +25,7 @@ Task = Callable[[Any], Any]
 class Threads:
     """The other ranks, as rank 0 sees them."""
 
+    can_end = False
     threads: list[threading.Thread]
 
     def check(self) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +15,10 @@ from hypothesis import strategies as st
 from tests.patience import until
 from tests.tensor_parallel.in_threads import serving
 from workbench.errors import WorkbenchError
+from workbench.model.memory import cache_shapes
+from workbench.model.shapes import named_shape
+from workbench.tensor_parallel.cut import spec_of_rank
+from workbench.tensor_parallel.executor import TensorParallelStore, tasks_of
 from workbench.tensor_parallel.ranks import CHUNK_BYTES, RankFailed, Ranks
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
@@ -61,7 +68,8 @@ def failing(ranks: Ranks) -> dict[str, Any]:
             raise WorkbenchError(f"no memory left here ({ranks.rank})")
         ranks.all_reduce(torch.ones(3))
 
-    return {"fail": fail, "add": lambda content: ranks.all_reduce(torch.ones(3))}
+    return {"fail": fail, "add": lambda content: ranks.all_reduce(torch.ones(3)),
+            "nothing": lambda content: None}  # fmt: skip
 
 
 @pytest.mark.parametrize("who", [(0,), (1,), (2,), (1, 2)])
@@ -95,6 +103,45 @@ def test_a_rank_that_does_not_answer_is_given_up_in_time() -> None:
             first.lead("hang", None, lambda: first.all_reduce(torch.ones(2)))
         finally:
             waits.clear()
+
+
+def test_pages_of_a_collected_store_are_given_back_by_all_ranks() -> None:
+    """With the next store that is opened, whichever of those before it was collected."""
+    shapes, pages = cache_shapes(spec_of_rank(named_shape("tiny"), 0, 2)), list[weakref.ref[Any]]()
+
+    def open_store(*layout: Any) -> Any:
+        pages.append(weakref.ref(store := SimpleNamespace()))
+        return store
+
+    def tasks(ranks: Ranks) -> dict[str, Any]:
+        return tasks_of(lambda: pytest.fail("no model is asked for"), open_store)
+
+    def held() -> list[bool]:
+        gc.collect()
+        return [each() is not None for each in pages]
+
+    with serving(tasks, 2) as first:
+        layout = shapes, (3,), 4, torch.float32
+        stores = [TensorParallelStore(first, *layout) for _ in range(3)]
+        assert held() == [True] * 3
+        del stores[0]
+        gc.collect()
+        stores.append(TensorParallelStore(first, *layout))
+        assert held() == [False, True, True, True]
+        stores.clear()
+        gc.collect()
+        stores.append(TensorParallelStore(first, *layout))
+        assert held() == [False] * 4 + [True]
+
+
+def test_tasks_without_exchanges_count_too() -> None:
+    """Words count modulo 2**32: more than 2**15 tasks between two exchanges do not make the second one early."""
+    with serving(failing, 2) as first:
+        own = failing(first)
+        assert first.lead("add", None, lambda: own["add"](None)).tolist() == [2.0, 2.0, 2.0]
+        for _ in range(2**15 + 2):
+            first.lead("nothing", None, lambda: None)
+        assert first.lead("add", None, lambda: own["add"](None)).tolist() == [2.0, 2.0, 2.0]
 
 
 def test_a_shared_model_computes_in_steps_alone() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from tests.tensor_parallel.left_behind import SHARED, LeftBehind
 from tests.tensor_parallel.numbers_rank import numbers
 from workbench.errors import WorkbenchError
 from workbench.tensor_parallel.distributed import distributed_problem
-from workbench.tensor_parallel.processes import RankProcesses, transport_problem
+from workbench.tensor_parallel.processes import LOOPBACK, RankProcesses, transport_problem
 from workbench.tensor_parallel.ranks import CHUNK_BYTES, RankFailed, Transport
 
 TRANSPORTS: tuple[Transport, ...] = ("shared_memory", "gloo")
@@ -87,6 +88,38 @@ def test_a_rank_that_does_not_answer_is_given_up_in_time(transport: Transport) -
         with pytest.raises(RankFailed, match=f"did not answer for {limit(0.1):g} s; load the model again"):
             lead(processes, "hang", 1)
         assert processes.processes[0].poll() is not None
+
+
+HANGS = """
+import sys
+from tests.tensor_parallel import numbers_rank
+from workbench.errors import WorkbenchError
+from workbench.tensor_parallel.processes import TorchrunRanks
+others = TorchrunRanks(2, float(sys.argv[1]))
+try:
+    others.ranks.lead("hang", 1, lambda: numbers_rank.hang(others.ranks, 1))
+except WorkbenchError as error:
+    print(error)
+others.close()
+print("closed")
+"""
+
+
+def test_where_torchrun_started_a_rank_that_hangs_rank_0_ends_as_failed() -> None:
+    """It cannot end the other; torchrun does, once one process has failed. It does not wait for it either."""
+    left = LeftBehind()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+    environment = left.environment | meeting | {"GLOO_SOCKET_IFNAME": LOOPBACK}
+    other = subprocess.Popen([sys.executable, "-m", MODULE], env=environment | {"RANK": "1"})
+    command = [sys.executable, "-c", HANGS, str(limit(0.1))]
+    first = subprocess.run(command, env=environment | {"RANK": "0"}, capture_output=True, text=True, check=False)
+    other.kill()
+    other.wait()
+    assert first.returncode == 1 and not first.stderr, first.stderr
+    assert f"did not answer for {limit(0.1):g} s" in first.stdout and first.stdout.endswith("closed\n")
+    until(lambda: not left.processes())
 
 
 def test_one_group_of_torch_distributed_at_a_time() -> None:

@@ -11,9 +11,10 @@ from workbench.engine.config import EngineConfig, parse_dtype
 from workbench.engine.loaded_model import LOAD, LoadedModel
 from workbench.errors import WorkbenchError
 from workbench.kv_cache.store import KVStore
+from workbench.tensor_parallel.distributed import end_process
 from workbench.tensor_parallel.executor import tasks_of
 from workbench.tensor_parallel.processes import join_ranks
-from workbench.tensor_parallel.ranks import Ranks
+from workbench.tensor_parallel.ranks import RankFailed, Ranks
 from workbench.tensor_parallel.transformer import TensorParallelTransformer
 
 
@@ -41,7 +42,10 @@ class RankState:
 def main() -> None:
     ranks = join_ranks()
     state = RankState(ranks)
-    ranks.serve({LOAD: state.load, **tasks_of(lambda: state.model, state.open_store)})
+    try:
+        ranks.serve({LOAD: state.load, **tasks_of(lambda: state.model, state.open_store)})
+    except (RankFailed, SystemExit) as error:  # a rank was lost, or this one says why it ends
+        end_process(error)
 
 
 if __name__ == "__main__":

@@ -117,6 +117,8 @@ def _measured(experiment: Experiment, folder: RunFolder, progress: bool, script:
         summary["replayed_steps"] = len(script.steps) if script is not None else None
         summary["model"] = _model_figures(runner)
         summary["kv"] = _cache_figures(runner, summary)
+        if (parallel := experiment.parallel).tensor > 1:
+            summary["ranks"] = {"tensor": parallel.tensor, "transport": parallel.transport}
         if experiment.measure.ceilings:
             summary["roofline"] = _roofline(runner, summary, progress)
     for table in ("requests", "steps", "tokens", "decisions", "spans", "inputs"):

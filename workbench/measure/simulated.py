@@ -167,9 +167,10 @@ def _cache_bytes(experiment: Experiment, executor: SimulatedExecutor, hardware: 
         return None
     spec, format = spec_and_dtype(experiment)[0], weight_format(experiment.model, experiment.attention)
     cache = experiment.cache
-    own = {"context": spec.max_position_embeddings, "page_size": cache.page_size}
+    own: dict[str, Any] = {"context": spec.max_position_embeddings, "page_size": cache.page_size}
     (whole,) = rank_memories(spec, dtype, format, cache, **own)
-    ranks = rank_memories(spec, dtype, format, cache, tensor=executor.gpus, pipeline=executor.pipeline, **own)
+    cut: dict[str, Any] = {"tensor": executor.gpus, "pipeline": executor.pipeline, "setting": "executor.gpus"}
+    ranks = rank_memories(spec, dtype, format, cache, **cut, **own)
     return min(
         (executor.memory * hardware.memory - each.memory.weight_bytes)
         * whole.memory.sequence_bytes

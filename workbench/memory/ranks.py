@@ -84,6 +84,7 @@ def rank_memories(
     batch: int = 1,
     step_tokens: int = 512,
     page_size: int = 1,
+    setting: str = "tensor",
 ) -> tuple[RankMemory, ...]:
     """Return the memory of every rank, stage by stage.
 
@@ -98,13 +99,14 @@ def rank_memories(
         batch: sequences.
         step_tokens: tokens that the largest step computes, or one of each sequence.
         page_size: tokens of a page.
+        setting: what `tensor` is called where it is given, for errors.
 
     Raises:
         WorkbenchError: where the model cannot be cut so.
     """
     stages, context = stages_of(spec, pipeline), context or spec.max_position_embeddings
     if tensor > 1:
-        check_ranks(spec, format, tensor, "tensor")
+        check_ranks(spec, format, tensor, setting)
     found, itemsize, known = [], DTYPES[dtype].itemsize, dict[ModelSpec, tuple[dict[str, int], KVStore]]()
     for rank in range(tensor):
         own = spec_of_rank(spec, rank, tensor) if tensor > 1 else spec

@@ -7,7 +7,9 @@ rank, or is interrupted, ends all ranks, since collective calls that only some h
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
 import time
 from datetime import timedelta
 from typing import Any
@@ -72,6 +74,7 @@ class DistributedRanks(Ranks):
             WorkbenchError: where they do not all come within `timeout`, or two minutes if that is more.
         """
         super().__init__(rank, size, timeout, peers)
+        self._stuck = False
         kind = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         if store is None:
             store, _, _ = next(torch.distributed.rendezvous("env://", rank, size))
@@ -85,7 +88,7 @@ class DistributedRanks(Ranks):
 
     def close(self) -> None:
         """Leave the group. Ranks that still wait for this one notice."""
-        if torch.distributed.is_initialized():
+        if torch.distributed.is_initialized() and not self._stuck:
             torch.distributed.destroy_process_group()
 
     def _post(self, raw: bytes) -> None:
@@ -126,7 +129,11 @@ class DistributedRanks(Ranks):
         """End the other ranks: some may wait in a collective call that this one never makes."""
         self._broken = self._broken or f"parallel.tensor: the ranks ended ({error}); load the model again"
         self._peers.end()
-        self.close()
+        if self._peers.can_end:
+            self.close()
+        elif not self._stuck:  # a rank may hang, and leaving the group would wait for it for ever
+            self._stuck = True
+            atexit.register(end_process)
 
     def _report(self, error: Exception) -> None:
         """Say in the store why this rank ends, and end: rank 0 sees the connection close, and looks there."""
@@ -170,3 +177,13 @@ class DistributedRanks(Ranks):
             time.sleep(LOOK_SECONDS)
         self._broken = f"parallel.tensor: a rank was lost: {str(error).splitlines()[0]}; load the model again"
         return RankFailed(self._broken)
+
+
+def end_process(said: object = "") -> None:
+    """End this process as one that failed, without waiting for the threads of torch.distributed, which may wait for a
+    rank for ever. torchrun then ends the others."""
+    if said:
+        print(said, file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)

@@ -40,7 +40,7 @@ class TensorParallelStore(KVStore):
     ):  # fmt: skip
         self.ranks, specs, self.number = ranks, tuple(specs), next(NUMBERS)
         layout = num_pages, page_size, str(dtype).removeprefix("torch."), repr(specs)
-        unused, ranks.unused_stores = ranks.unused_stores, []
+        unused, ranks.unused_stores[:] = list(ranks.unused_stores), []  # one list: stores that live append to it
         content = self.number, layout, unused
         ranks.lead(OPEN_CACHE, content, lambda: KVStore.__init__(self, specs, num_pages, page_size, dtype, device))
 

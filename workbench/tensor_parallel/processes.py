@@ -170,6 +170,8 @@ def _stop(ranks: DistributedRanks) -> None:
 class ProcessPeers:
     """The other ranks, as rank 0 sees them; the first that has ended ends the others."""
 
+    can_end = True
+
     def __init__(self, processes: list[subprocess.Popen[bytes]], printed: list[IO[bytes]]):
         self._processes, self._printed, self._failure = processes, printed, ""
 

@@ -46,6 +46,8 @@ class TaskAbandoned(Exception):
 class Peers(Protocol):
     """The processes of the other ranks, as a rank that waits sees them."""
 
+    can_end: bool  # whether `end` ends them
+
     def check(self) -> None:
         """Raise RankFailed where one of them has ended."""
 
@@ -54,7 +56,9 @@ class Peers(Protocol):
 
 
 class NoPeers:
-    """The other ranks, as those but 0 see them: rank 0 looks after all."""
+    """The other ranks, as those but 0 see them: rank 0, or torchrun, looks after all."""
+
+    can_end = False
 
     def check(self) -> None:
         """Do nothing."""
