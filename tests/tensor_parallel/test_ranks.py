@@ -68,8 +68,7 @@ def failing(ranks: Ranks) -> dict[str, Any]:
             raise WorkbenchError(f"no memory left here ({ranks.rank})")
         ranks.all_reduce(torch.ones(3))
 
-    return {"fail": fail, "add": lambda content: ranks.all_reduce(torch.ones(3)),
-            "nothing": lambda content: None}  # fmt: skip
+    return {"fail": fail, "add": lambda content: ranks.all_reduce(torch.ones(3))}
 
 
 @pytest.mark.parametrize("who", [(0,), (1,), (2,), (1, 2)])
@@ -136,12 +135,16 @@ def test_pages_of_a_collected_store_are_given_back_by_all_ranks() -> None:
 
 def test_tasks_without_exchanges_count_too() -> None:
     """Words count modulo 2**32: more than 2**15 tasks between two exchanges do not make the second one early."""
-    with serving(failing, 2) as first:
-        own = failing(first)
-        assert first.lead("add", None, lambda: own["add"](None)).tolist() == [2.0, 2.0, 2.0]
+
+    def tasks(ranks: Ranks) -> dict[str, Any]:
+        return {"nothing": lambda content: None, "add": lambda value: ranks.all_reduce(torch.full((3,), value))}
+
+    with serving(tasks, 2) as first:
+        own = tasks(first)
+        assert first.lead("add", 1.0, lambda: own["add"](1.0)).tolist() == [2.0, 2.0, 2.0]
         for _ in range(2**15 + 2):
             first.lead("nothing", None, lambda: None)
-        assert first.lead("add", None, lambda: own["add"](None)).tolist() == [2.0, 2.0, 2.0]
+        assert first.lead("add", 5.0, lambda: own["add"](5.0)).tolist() == [10.0, 10.0, 10.0]
 
 
 def test_a_shared_model_computes_in_steps_alone() -> None:
