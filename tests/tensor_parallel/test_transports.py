@@ -117,7 +117,7 @@ def test_where_torchrun_started_a_rank_that_hangs_rank_0_ends_as_failed() -> Non
     first = subprocess.run(command, env=environment | {"RANK": "0"}, capture_output=True, text=True, check=False)
     other.kill()
     other.wait()
-    assert first.returncode == 1 and not first.stderr, first.stderr
+    assert first.returncode == 1 and "Traceback" not in first.stderr, first.stderr
     assert f"did not answer for {limit(0.1):g} s" in first.stdout and first.stdout.endswith("closed\n")
     until(lambda: not left.processes())
 

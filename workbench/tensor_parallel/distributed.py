@@ -154,8 +154,10 @@ class DistributedRanks(Ranks):
             try:
                 call.wait(timedelta(seconds=LOOK_SECONDS if self.rank == 0 else 1.0))
                 return
-            except RuntimeError as error:
+            except RuntimeError:  # the time is over, or the call has failed
                 if call.is_completed():
+                    if (error := _error_of(call)) is None:  # it ended well, just after its time was over
+                        return
                     raise self._lost(error) from None
             self._look()
             if limit is not None and time.monotonic() - began > limit:
@@ -177,6 +179,15 @@ class DistributedRanks(Ranks):
             time.sleep(LOOK_SECONDS)
         self._broken = f"parallel.tensor: a rank was lost: {str(error).splitlines()[0]}; load the model again"
         return RankFailed(self._broken)
+
+
+def _error_of(call: Any) -> RuntimeError | None:
+    """Return the error with which a call ended; None where it ended well."""
+    try:
+        call.wait()
+    except RuntimeError as error:
+        return error
+    return None
 
 
 def end_process(said: object = "") -> None:
