@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -104,12 +103,16 @@ def test_a_rank_that_does_not_answer_is_given_up_in_time() -> None:
             waits.clear()
 
 
+class Pages:
+    """Stand for the pages of a rank."""
+
+
 def test_pages_of_a_collected_store_are_given_back_by_all_ranks() -> None:
     """With the next store that is opened, whichever of those before it was collected."""
     shapes, pages = cache_shapes(spec_of_rank(named_shape("tiny"), 0, 2)), list[weakref.ref[Any]]()
 
     def open_store(*layout: Any) -> Any:
-        pages.append(weakref.ref(store := SimpleNamespace()))
+        pages.append(weakref.ref(store := Pages()))
         return store
 
     def tasks(ranks: Ranks) -> dict[str, Any]:
