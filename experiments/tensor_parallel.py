@@ -60,9 +60,10 @@ def main(
     measured, memory = measure(runners), memory_of(runners, dtype)
     for runner in runners.values():
         runner.close()
+    machine = environment()
     record = {
-        "experiment": "tensor_parallel", "model": spec.name, "ranks": ranks, "dtype": dtype, "backend": "eager",
-        "threads": torch.get_num_threads(), "environment": environment(), "others_cpu_share": others_cpu_share(before),
+        "experiment": "tensor_parallel", "date": machine["date"], "model": spec.name, "ranks": ranks, "dtype": dtype, "backend": "eager",
+        "threads": torch.get_num_threads(), "environment": machine, "others_cpu_share": others_cpu_share(before),
         "predicted": predicted, "measured": measured, "memory": memory,
     }  # fmt: skip
     if out is not None:

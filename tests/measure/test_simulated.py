@@ -138,7 +138,7 @@ def test_simulating_from_words() -> None:
 
 @pytest.mark.parametrize(("gpus", "pipeline"), [(4, 1), (2, 2), (1, 4)])
 def test_four_accelerators_have_the_memory_of_four(gpus: int, pipeline: int) -> None:
-    """What they hold more than once is little; the fullest rank decides. The description says what travels."""
+    """Little is held more than once; the fullest rank decides. The description says what travels."""
     changes = ("model.name=shape:llama-3.1-70b", f"executor.gpus={gpus}", f"executor.pipeline={pipeline}")
     found = describe_simulation(Experiment.from_yaml(BASE, changes))
     whole = (0.9 * 4 * 80e9 - 141.1e9) / 327_680
