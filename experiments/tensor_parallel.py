@@ -62,7 +62,8 @@ def main(
         runner.close()
     machine = environment()
     record = {
-        "experiment": "tensor_parallel", "date": machine["date"], "model": spec.name, "ranks": ranks, "dtype": dtype, "backend": "eager",
+        "experiment": "tensor_parallel", "date": machine["date"], "model": spec.name,
+        "ranks": ranks, "dtype": dtype, "backend": "eager",
         "threads": torch.get_num_threads(), "environment": machine, "others_cpu_share": others_cpu_share(before),
         "predicted": predicted, "measured": measured, "memory": memory,
     }  # fmt: skip
