@@ -30,6 +30,7 @@ ORDER = [
     ("workbench.model",),
     ("workbench.sampling", "workbench.scheduler"),
     ("workbench.executors",),
+    ("workbench.tensor_parallel",),
     ("workbench.speculative", "workbench.inspect"),
     ("workbench.engine",),
     ("workbench.agents",),

@@ -23,6 +23,8 @@ from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
 from workbench.request import Sequence
 from workbench.scheduler.plan import StepPlan
+from workbench.tensor_parallel.executor import TensorParallelStore
+from workbench.tensor_parallel.transformer import TensorParallelTransformer
 
 AUTO_CACHE_BYTES = 2**30  # bytes that the cache may take when `pages` is auto
 
@@ -54,7 +56,10 @@ class KVCache:
         groups = build_cache_groups(shape.cache_groups for shape in shapes)
         fixed = None if settings.pages == "auto" else (settings.pages,) * len(groups)
         counts = fixed or auto_num_pages(config, shapes, model.spec, dtype)
-        store = KVStore(shapes, counts, page_size, dtype, str(model.device))
+        if isinstance(model, TensorParallelTransformer):
+            store: KVStore = TensorParallelStore(model.ranks, shapes, counts, page_size, dtype, str(model.device))
+        else:
+            store = KVStore(shapes, counts, page_size, dtype, str(model.device))
         orders = page_orders or (None,) * len(groups)
         pools = tuple(PagePool(count, page_size, order) for count, order in zip(counts, orders, strict=True))
         cpu_store, preemption_mode = open_offload(store, settings.offload), config.schedule.preemption_mode

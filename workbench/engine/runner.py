@@ -9,7 +9,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -42,6 +42,8 @@ from workbench.scheduler.plan import StepPlan
 from workbench.scheduler.policies import parse_policy
 from workbench.scheduler.scheduler import Scheduler
 from workbench.speculative.proposers import Speculator
+from workbench.tensor_parallel.executor import TensorParallelExecutor, TensorParallelStore
+from workbench.tensor_parallel.transformer import TensorParallelTransformer
 from workbench.trace.events import Event, ExpertsUsed, Finished, ThreadsChanged
 
 MAX_IDLE_SECONDS = 0.05  # of a step in which every request waits for its grammar
@@ -74,6 +76,10 @@ class Runner(Displayable):
             sleep: waits for arrivals.
         """
         config = (config or EngineConfig()).engine
+        if model is not None and config.parallel.tensor > 1 and model.processes is None:
+            raise WorkbenchError(
+                "parallel.tensor: ranks load their shares by the model's name; give no model in memory"
+            )
         loaded = model or LoadedModel.load(config, report)
         self.config, self.is_from_config = config, model is None
         self._loaded = loaded
@@ -94,9 +100,12 @@ class Runner(Displayable):
         )
         self._thread_changes: list[tuple[int, str]] = []  # in the step under way
         threads = StepThreads(lambda *change: self._thread_changes.append(change))
-        fast = build_executor(
-            self.model, self.store, self.backends, config.compile, config.batch_invariant, self._on_fallback, threads
-        )
+        if isinstance(self.store, TensorParallelStore) and loaded.processes is not None:
+            shared = cast(TensorParallelTransformer, self.model)
+            fast: Executor = TensorParallelExecutor(shared, self.store, loaded.processes.threads)
+        else:
+            how = config.compile, config.batch_invariant, self._on_fallback, threads
+            fast = build_executor(self.model, self.store, self.backends, *how)
         self.executor = with_eviction(
             self.model, self.store, self.backends, fast, self.kv_cache.evictor, self._on_fallback
         )
@@ -242,6 +251,11 @@ class Runner(Displayable):
         limits = self.config.schedule
         rows = limits.max_num_batched_tokens + limits.max_num_seqs + EXPERT_ROWS_OF_PADDING
         self.model.record_experts(rows if on else None)
+
+    def close(self) -> None:
+        """End the processes of other ranks (`parallel.tensor`); without any it does nothing. They end with this
+        process, or once the runner is collected as garbage, too."""
+        self._loaded.close()
 
     def reset_prefix_cache(self) -> None:
         """Empty the prefix cache; running sequences keep their pages."""
