@@ -75,8 +75,8 @@ class Cluster(Displayable):
             for event in cluster.stream("def fib(n):", max_tokens=32):
                 print(event.text, end="")
 
-    It is used like a runner: `stream`, `workbench.serve(cluster)`. A replica that is killed in mid-answer loses nothing:
-    its requests go on at another after what was emitted, and a new one starts.
+    It is used like a runner: `stream`, `workbench.serve(cluster)`. What a killed replica was answering goes on at
+    another after what was emitted, and a new one starts.
     """
 
     def __init__(
@@ -223,7 +223,7 @@ class Cluster(Displayable):
     @property
     def pages(self) -> PageCounts:
         """Return the pages of all replicas together."""
-        return self._ask(lambda: self.front.pages)
+        return self.front.pages
 
     @property
     def accounts(self) -> dict[str, FleetAccount]:
@@ -237,7 +237,8 @@ class Cluster(Displayable):
 
     def num_requests(self) -> tuple[int, int]:
         """Return the requests that replicas have, and those that wait at the front."""
-        return self._ask(lambda: (self.front.num_requests - self.front.num_waiting, self.front.num_waiting))
+        waiting = self.front.num_waiting
+        return self.front.num_requests - waiting, waiting
 
     def scale(self, replicas: int, variant: str = "", hand_over: bool = True) -> None:
         """Change the number of replicas; returns when new ones can serve, those that leave may still drain.

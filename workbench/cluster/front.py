@@ -130,7 +130,7 @@ class Front:
     def pages(self) -> PageCounts:
         """Return the pages of all replicas together, as each reported them last."""
         total = PageCounts()
-        for each in self.replicas.values():
+        for each in tuple(self.replicas.values()):  # any thread may ask
             total = total.plus(each.pages)
         return total
 

@@ -26,6 +26,7 @@ from workbench.engine.config import EngineConfig
 from workbench.errors import WorkbenchError
 from workbench.request import Request
 
+STARTS = 3  # tries to start a cluster on this machine
 POLL_SECONDS = 0.5  # that a replica without news waits before it says so
 SILENT_SECONDS = 60.0  # without an answer from a replica's process until it is given up
 READY_SECONDS = 600.0  # for a replica to load its model
@@ -151,8 +152,6 @@ class RayLauncher:
         self._threads = cpus or (1 if address else max(1, (os.cpu_count() or 1) // max(1, replicas)))
         # On a cluster of one's own nothing else asks for cores, and replicas may be more than cores.
         self._needs = {"num_cpus": self._threads if address else 0, "num_gpus": gpus}
-        if address is None:
-            self._needs["num_gpus"] = gpus
         if self._ray.is_initialized():
             if address is not None:
                 raise WorkbenchError("address: this process has a Ray cluster; leave it out or ray.shutdown()")
@@ -160,20 +159,20 @@ class RayLauncher:
         self._connect(address)
 
     def _connect(self, address: str | None) -> None:
-        common = {"log_to_driver": False, "logging_level": logging.ERROR}
         before = signal.getsignal(signal.SIGTERM)  # which Ray replaces
         try:
             with redirect_stdout(sys.stderr):
-                if address is not None:
-                    self._ray.init(address=address, **common)
-                else:
-                    self._folder = tempfile.mkdtemp(prefix="ray-", dir=SOCKET_FOLDER)
-                    self._ray.init(
-                        address="local", include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES,
-                        _temp_dir=self._folder, **common,
-                    )  # fmt: skip
-        except Exception as error:  # Ray reports a node that did not start by a plain Exception
-            self._remove_folder()
+                for left in reversed(range(STARTS)):
+                    try:
+                        self._init(address)
+                        break
+                    except Exception as error:
+                        # A node that did not start within Ray's 30 seconds is a plain Exception: a busy machine.
+                        self._ray.shutdown()
+                        self._remove_folder()
+                        if left == 0 or address is not None or type(error) is not Exception:
+                            raise
+        except Exception as error:
             where = address or "this machine"
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise WorkbenchError(f"address: no Ray cluster can be used at {where} ({reason})") from error
@@ -181,6 +180,17 @@ class RayLauncher:
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, before)
         self._is_own = True
+
+    def _init(self, address: str | None) -> None:
+        common = {"log_to_driver": False, "logging_level": logging.ERROR}
+        if address is not None:
+            self._ray.init(address=address, **common)
+            return
+        self._folder = tempfile.mkdtemp(prefix="ray-", dir=SOCKET_FOLDER)
+        self._ray.init(
+            address="local", include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, _temp_dir=self._folder,
+            **common,
+        )  # fmt: skip
 
     def start(self, number: int, config: EngineConfig) -> RayReplica:
         """Start a replica and wait until it can serve (WorkbenchError where it cannot)."""
