@@ -53,10 +53,10 @@ if _typing.TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Agent", "Causal", "Cluster", "Conversation", "EngineConfig", "Experiment", "ForcedText", "Gateway", "History",
-    "Record", "Recorder", "ReferenceLogits", "Request", "Runner", "SamplingParameters", "SlidingWindow", "StepCostModel",
-    "WorkbenchError", "__version__", "agent", "beam_search", "break_even_context", "compare", "compare_memory",
-    "demo_tools", "draw_mask", "entropy_bits", "load", "measure_divergence", "named_shape", "open_runs", "register",
-    "reproduce", "run", "run_sweep", "runner_for", "serve", "summarize", "testing", "trace_filters", "trace_grammar",
+    "Record", "Recorder", "ReferenceLogits", "Request", "Runner", "SamplingParameters", "SlidingWindow",
+    "StepCostModel", "WorkbenchError", "__version__", "agent", "beam_search", "break_even_context", "compare",
+    "compare_memory", "demo_tools", "draw_mask", "entropy_bits", "load", "measure_divergence", "named_shape",
+    "open_runs", "register", "reproduce", "run", "run_sweep", "runner_for", "serve", "summarize", "testing", "trace_filters", "trace_grammar",
     "widgets",
 ]  # fmt: skip
 

@@ -391,7 +391,8 @@ class Cluster(Displayable):
         if self._failed_starts < MAX_FAILED_STARTS:
             self._replace(variant)
         elif not any(each.variant == variant for each in self.front.replicas.values()):
-            self.front.end_all(f"no replica can be started: {why}")
+            self.front.unavailable = f"no replica can be started: {why}"
+            self.front.end_all(self.front.unavailable)
 
     def _trim(self, variant: str, hand_over: bool) -> int:
         """Let the replicas leave that are too many, the youngest first; return how many are missing."""
@@ -439,12 +440,11 @@ class Cluster(Displayable):
                 self._bell.wait_for(lambda: self._jobs, wait)
                 jobs, self._jobs = self._jobs, deque()
                 ends = self._is_closed
-            for job in jobs:
+            for job in (*jobs, self.front.arrive):
                 try:
                     job()
                 except Exception as error:  # a fault of the front's own: nothing that it has can go on
                     self.front.end_all(f"the front failed: {describe_error(error)}")
-            self.front.arrive()
             if ends:
                 return
 

@@ -93,6 +93,7 @@ class Front:
     Attributes:
         accounts: what each variant did.
         shares: the share of requests that each variant gets; they add up to 1.
+        unavailable: why no replica will come; requests are refused with it.
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class Front:
         self.listeners: list[Callable[[Event], None]] = []
         self.after_delivery: list[Callable[[], None]] = []
         self.num_lost = 0  # replicas
+        self.unavailable = ""
         self._submissions: list[Submission] = []
         self._owner: dict[str, tuple[FleetRequest, Submission]] = {}  # by the id of a request in the fleet
         self._taken: set[str] = set()  # ids of all samples in the fleet
@@ -140,6 +142,7 @@ class Front:
         """Take in a replica that is ready, with the pages that it has."""
         guess = PrefixGuess(self.limits.page_size, sum(pages))
         self.replicas[handle.number] = ReplicaView(handle, variant, guess, pages=pages)
+        self.unavailable = ""
         self._place_waiting()
         self._deliver()
 
@@ -275,6 +278,8 @@ class Front:
         refused = f"request id {each.name!r} is already taken; ids must differ" if names & self._taken else ""
         if not refused and len(self._waiting) >= self.limits.waiting:
             refused = f"request {each.name}: the fleet is full: {len(self._waiting)} requests wait; ask again later"
+        if not refused and self.unavailable:
+            refused = f"request {each.name}: {self.unavailable}"
         if refused:
             now = self.clock()
             end = Finished(now, each.name, reason=str(FinishReason.REFUSED), error=refused)
@@ -306,11 +311,20 @@ class Front:
                 return variant
         return variant
 
+    def _change_variant(self, each: FleetRequest) -> None:
+        self.accounts[each.variant].submitted -= len(each.unfinished)
+        each.variant = self._variant_of(each.request)
+        self.accounts[each.variant].submitted += len(each.unfinished)
+
     # Placement.
 
     def _place_waiting(self) -> None:
         """Send waiting requests, in order of arrival, as long as replicas of their variant have room."""
         full: set[str] = set()
+        present = {*self.shares, *(view.variant for view in self.replicas.values())}
+        for each in self._waiting:
+            if each.variant not in present:  # it was withdrawn
+                self._change_variant(each)
         for each in list(self._waiting):
             if each.variant in full or each not in self._waiting:  # a listener may have cancelled it
                 continue
