@@ -56,8 +56,8 @@ __all__ = [
     "Record", "Recorder", "ReferenceLogits", "Request", "Runner", "SamplingParameters", "SlidingWindow",
     "StepCostModel", "WorkbenchError", "__version__", "agent", "beam_search", "break_even_context", "compare",
     "compare_memory", "demo_tools", "draw_mask", "entropy_bits", "load", "measure_divergence", "named_shape",
-    "open_runs", "register", "reproduce", "run", "run_sweep", "runner_for", "serve", "summarize", "testing", "trace_filters", "trace_grammar",
-    "widgets",
+    "open_runs", "register", "reproduce", "run", "run_sweep", "runner_for", "serve", "summarize", "testing",
+    "trace_filters", "trace_grammar", "widgets",
 ]  # fmt: skip
 
 _HOMES = {

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import resource
+import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -62,12 +64,14 @@ def serve(
         print_json({"url": server.url, "models": list(models)})
     else:
         print(f"{', '.join(models)} at {server.url}; Ctrl-C ends it", flush=True)
+    clusters = [engine for engine in engines.values() if isinstance(engine, Cluster)]
+    if clusters:  # the server ends by the signal that it was given, and the clusters' processes after it
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         server.run()
     finally:
-        for engine in engines.values():
-            if isinstance(engine, Cluster):
-                engine.close()
+        for cluster in clusters:
+            cluster.close()
 
 
 def read_serve_config(model: str, overrides: tuple[str, ...]) -> ServeConfig:
