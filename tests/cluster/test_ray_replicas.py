@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -86,3 +89,48 @@ def test_the_server_answers_from_a_cluster(cluster: Cluster) -> None:
 def test_a_replica_can_be_asked(cluster: Cluster) -> None:
     for number in cluster.replicas:
         assert cluster.call(lambda runner: runner.model.spec.vocab_size, number) == cluster.model.spec.vocab_size
+
+
+ALONE = """
+import time
+from tests.cluster.threads import CONFIG
+from workbench.cluster.cluster import Cluster
+
+if __name__ == "__main__":
+    cluster = Cluster(CONFIG, 1, cpus=1)
+    handle = cluster.submit("def fib(n):", max_tokens=200, ignore_eos=True)
+    while not handle.events:
+        time.sleep(0.01)
+    print("serving", flush=True)
+    time.sleep(600)
+"""
+
+
+def descendants(process: int) -> set[int]:
+    """Return the processes that descend from one."""
+    parents: dict[int, int] = {}
+    for each in os.listdir("/proc"):
+        if each.isdigit():
+            with suppress(OSError), open(f"/proc/{each}/stat") as file:
+                parents[int(each)] = int(file.read().rsplit(")", 1)[1].split()[1])
+    found, news = set[int](), {process}
+    while news:
+        news = {child for child, parent in parents.items() if parent in news} - found
+        found |= news
+    return found
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_no_process_outlives_its_front(how: signal.Signals) -> None:
+    front = subprocess.Popen([sys.executable, "-c", ALONE], stdout=subprocess.PIPE, text=True)
+    assert front.stdout is not None
+    try:
+        assert any(line == "serving\n" for line in front.stdout)
+        processes = descendants(front.pid)
+        assert len(processes) > 2  # Ray's own, and the replica
+        front.send_signal(how)
+        front.wait(limit(60))
+        wait_for(lambda: not any(map(is_alive, processes)))
+    finally:
+        front.kill()
+        front.wait()

@@ -31,7 +31,7 @@ class ThreadReplica:
         self._reports: queue.Queue[Report | str] = queue.Queue()
         self.runner = Runner(config, demo())
         self.engine = ReplicaEngine(self.runner, self._reports.put)
-        self.ready = ReadyReplica(PageCounts.of_runner(self.runner), 0, "fp_test", 0.0)
+        self.ready = ReadyReplica(PageCounts.of_runner(self.runner), 0, "fp_test")
 
     def submit(self, requests: Sequence[Request]) -> None:
         self.engine.submit(requests)

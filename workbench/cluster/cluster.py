@@ -88,6 +88,7 @@ class Cluster(Displayable):
         address: str | None = None,
         cpus: int | None = None,
         gpus: float = 0,
+        step_seconds: float | None = 600.0,
         limits: FleetLimits | None = None,
         launcher: Launcher | None = None,
         report: Callable[[str], None] = to_stderr,
@@ -101,6 +102,7 @@ class Cluster(Displayable):
             address: of a Ray cluster; None starts one on this machine.
             cpus: cores, and threads, of a replica; an equal share of this machine's unless given.
             gpus: accelerators of a replica.
+            step_seconds: that a step may last; then its replica is ended as a lost one. None: any time.
             limits: bounds of the fleet; by the config unless given.
             launcher: starts replicas; Ray unless given.
             report: receives a line on each slow part of starting.
@@ -123,7 +125,7 @@ class Cluster(Displayable):
         if launcher is None:
             from workbench.cluster.ray_replicas import RayLauncher
 
-            launcher = RayLauncher(address, cpus, gpus, replicas)
+            launcher = RayLauncher(address, cpus, gpus, replicas, step_seconds)
         self._launcher = launcher
         self._numbers, self._request_ids = itertools.count(1), (f"request-{n}" for n in itertools.count())
         self._configs: dict[str, EngineConfig] = {"": self.config}

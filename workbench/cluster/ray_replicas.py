@@ -17,8 +17,10 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout, suppress
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from workbench.cluster.replica import PageCounts, ReplicaEngine, Report
@@ -28,7 +30,8 @@ from workbench.request import Request
 
 STARTS = 3  # tries to start a cluster on this machine
 POLL_SECONDS = 0.5  # that a replica without news waits before it says so
-SILENT_SECONDS = 60.0  # without an answer from a replica's process until it is given up
+SILENT_SECONDS = 120.0  # without an answer from a replica's process until it is given up
+CLOCK_QUESTIONS = 5
 READY_SECONDS = 600.0  # for a replica to load its model
 OBJECT_STORE_BYTES = 100 * 2**20  # of the object store, which stays empty
 SOCKET_FOLDER = "/tmp"  # paths of sockets have at most 107 bytes, and other folders for temporary files may be longer
@@ -42,7 +45,6 @@ class ReadyReplica(NamedTuple):
     pages: PageCounts
     process_id: int
     fingerprint: str
-    clock: float
 
 
 class ReplicaActor:
@@ -73,7 +75,11 @@ class ReplicaActor:
             found.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
             found.update(flat[::step].contiguous().float().cpu().numpy().tobytes())
         pages = PageCounts.of_runner(self._runner)
-        return ReadyReplica(pages, os.getpid(), f"fp_{found.hexdigest()[:12]}", self._runner.clock())
+        return ReadyReplica(pages, os.getpid(), f"fp_{found.hexdigest()[:12]}")
+
+    def now(self) -> float:
+        """Return the time on the clock of its events."""
+        return self._runner.clock()
 
     def submit(self, requests: Sequence[Request]) -> None:
         self._engine.submit(requests)
@@ -96,9 +102,10 @@ class ReplicaActor:
 class RayReplica:
     """The front's handle of an actor."""
 
-    def __init__(self, number: int, ray: Any, actor: Any, ready: ReadyReplica):
+    def __init__(self, number: int, ray: Any, actor: Any, ready: ReadyReplica, step_seconds: float | None):
         self.number, self.actor, self.ready = number, actor, ready
-        self._ray = ray
+        self._ray, self._step_seconds = ray, step_seconds
+        self.clock_ahead = 0.0  # seconds by which this process's clock is ahead of the replica's
         self.busy_seconds = 0.0
         self.is_stopped = False
 
@@ -133,7 +140,21 @@ class RayReplica:
                     on_lost(f"replica {self.number}: {type(error).__name__}: {str(error).splitlines()[0]}")
                 return
             for report in reports:
-                on_report(report)
+                on_report(report if not self.clock_ahead else _later(report, self.clock_ahead))
+            if self._step_seconds is not None and self.busy_seconds > self._step_seconds and not self.is_stopped:
+                self.stop()
+                on_lost(f"replica {self.number}: a step had not ended after {self.busy_seconds:.0f} s")
+                return
+
+    def compare_clocks(self) -> None:
+        """Find out how far its clock is behind, on another machine: by the quickest of a few questions."""
+        found = []
+        for _ in range(CLOCK_QUESTIONS):
+            began = time.perf_counter()
+            theirs = self._ray.get(self.actor.now.options(concurrency_group="query").remote())
+            took = time.perf_counter() - began
+            found.append((took, began + took / 2 - theirs))
+        self.clock_ahead = min(found)[1]
 
 
 class RayLauncher:
@@ -144,10 +165,14 @@ class RayLauncher:
         cpus: cores of a replica, which are its threads; None: on this machine an equal share, elsewhere one.
         gpus: accelerators of a replica.
         replicas: about how many there will be.
+        step_seconds: that a step may last; then the replica is ended as a lost one. None: any time.
     """
 
-    def __init__(self, address: str | None, cpus: int | None, gpus: float, replicas: int):
+    def __init__(
+        self, address: str | None, cpus: int | None, gpus: float, replicas: int, step_seconds: float | None = None
+    ):
         self._ray = _import_ray()
+        self._address, self._step_seconds = address, step_seconds
         self._is_own, self._folder = False, None
         self._threads = cpus or (1 if address else max(1, (os.cpu_count() or 1) // max(1, replicas)))
         # On a cluster of one's own nothing else asks for cores, and replicas may be more than cores.
@@ -205,7 +230,10 @@ class RayLauncher:
             cause = getattr(error, "cause", None) or error
             words = " ".join(str(cause).split())[-2000:]
             raise WorkbenchError(f"replica {number} did not start: {type(cause).__name__}: {words}") from error
-        return RayReplica(number, self._ray, actor, ready)
+        made = RayReplica(number, self._ray, actor, ready, self._step_seconds)
+        if self._address is not None:
+            made.compare_clocks()
+        return made
 
     def close(self) -> None:
         """Leave the cluster; one that was started here ends, with all its processes."""
@@ -217,6 +245,11 @@ class RayLauncher:
     def _remove_folder(self) -> None:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _later(report: Report, seconds: float) -> Report:
+    """Return a report on the front's clock."""
+    return report._replace(events=tuple(replace(event, time=event.time + seconds) for event in report.events))
 
 
 def _import_ray() -> Any:
