@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any, Protocol, TypeVar
 
 from workbench.cluster.accounts import FleetAccount
@@ -40,6 +40,7 @@ MAX_FAILED_STARTS = 3  # one after another, of replicas that are to take the pla
 ROUTERS = {"prefix": "prefix_aware", "session": "session_sticky"}  # short names
 SEQUENCES_PER_PLACE = 2  # a replica has so many of its running sequences, so that none of its places stays empty
 CLOSE_SECONDS = 10.0
+ALIVE_SECONDS = 1.0  # between two looks whether the front's thread goes on
 
 
 class StartedReplica(Replica, Protocol):
@@ -278,7 +279,11 @@ class Cluster(Displayable):
             raise WorkbenchError("deploy: the new model has another vocabulary, and the front encodes for the first")
         self._configs[name] = config.engine
         self._wanted[name] = replicas
-        self._start_all(name, replicas)
+        try:
+            self._start_all(name, replicas)
+        except BaseException:
+            self._wanted[name] = 0
+            raise
         self._ask(lambda: self._share(name, share))
         if share == 1:
             for other in [each for each in self._wanted if each != name]:
@@ -341,10 +346,11 @@ class Cluster(Displayable):
         except BaseException:
             self._put(lambda: self._starting.pop(number, None))
             raise
-        if self._is_closed:
+        try:
+            self._ask(lambda: self._take_in(made, variant))
+        except BaseException:  # the cluster was closed meanwhile
             made.stop()
-            return
-        self._ask(lambda: self._take_in(made, variant))
+            raise
         heard = threading.Thread(
             target=made.listen,
             args=(
@@ -429,17 +435,19 @@ class Cluster(Displayable):
             except BaseException as error:
                 answer.set_exception(error)
 
-        if self._is_closed:
-            raise WorkbenchError("the cluster was closed")
         self._put(run)
+        while not answer.done():
+            if not self._thread.is_alive():
+                raise WorkbenchError("the cluster was closed")
+            wait((answer,), ALIVE_SECONDS)
         return answer.result()
 
     def _work(self) -> None:
         while True:
             with self._bell:
                 coming = self.front.next_arrival()
-                wait = None if coming is None else max(0.0, coming - self.clock())
-                self._bell.wait_for(lambda: self._jobs, wait)
+                seconds = None if coming is None else max(0.0, coming - self.clock())
+                self._bell.wait_for(lambda: self._jobs, seconds)
                 jobs, self._jobs = self._jobs, deque()
                 ends = self._is_closed
             for job in (*jobs, self.front.arrive):
