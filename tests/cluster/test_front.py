@@ -88,7 +88,7 @@ class Fleet(RuleBasedStateMachine):
 
     @rule(place=st.integers(0, 3), heard=st.booleans())
     def kill(self, place: int, heard: bool) -> None:
-        """Kill a replica, also in the middle of a step whose message nobody gets."""
+        """Kill a replica, also in the middle of a step whose message does not arrive."""
         replica = self._choose(place)
         if replica is not None:
             report = replica.turn()

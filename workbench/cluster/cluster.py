@@ -60,7 +60,7 @@ class StartedReplica(Replica, Protocol):
 
 
 class Launcher(Protocol):
-    """What starts replicas: Ray (`ray_replicas.RayLauncher`)."""
+    """A launcher of replicas: Ray (`ray_replicas.RayLauncher`)."""
 
     def start(self, number: int, config: EngineConfig) -> StartedReplica:
         """Start a replica and wait until it can serve (WorkbenchError where it cannot)."""

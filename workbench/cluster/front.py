@@ -189,7 +189,7 @@ class Front:
         for event in report.events:
             if not event.request_id:
                 event = replace(event, replica=number)
-                self._tell(event)
+                self._emit(event)
                 whole_step.append(event)
                 continue
             known = view.names.get(event.request_id)
@@ -257,7 +257,7 @@ class Front:
                 self._cancel_on(self.replicas[each.replica], each)
             else:
                 self._waiting.remove(each)
-                self._tell_own(each, None, Cancelled(self.clock(), each.name))
+                self._emit_own(each, None, Cancelled(self.clock(), each.name))
                 self._end_samples(each, FinishReason.CANCELLED, "")
         self._deliver()
 
@@ -284,7 +284,7 @@ class Front:
             now = self.clock()
             end = Finished(now, each.name, reason=str(FinishReason.REFUSED), error=refused)
             for event in (submitted_event(each.request, now, each.arrival), end):
-                self._tell(event)
+                self._emit(event)
                 submission.outbox.append(event)
             submission.error = submission.error or refused * submission.is_single
             return
@@ -364,14 +364,14 @@ class Front:
                     self.clock(), each.name, source=each.moved_from, reason=each.move_reason,
                     generated_tokens=len(sample.token_ids),
                 )  # fmt: skip
-                self._tell_own(each, sample, replace(moved, replica=number))
+                self._emit_own(each, sample, replace(moved, replica=number))
 
     def _take_back(self, view: ReplicaView, each: FleetRequest, reason: str) -> None:
         """Take a request from a replica that is lost or leaves: it waits for another, unless it is to end."""
         self._take_off(view, each)
         each.lose(reason)
         if each.is_cancelling:
-            self._tell_own(each, None, Cancelled(self.clock(), each.name))
+            self._emit_own(each, None, Cancelled(self.clock(), each.name))
             self._end_samples(each, FinishReason.CANCELLED, "")
         elif each.losses > self.limits.losses:
             words = f"{each.losses} replicas ended while they served it, the last one: {reason}"
@@ -404,7 +404,7 @@ class Front:
             return
         if new.kind == "submitted":
             new = replace(new, arrival=each.arrival)  # type: ignore[call-arg]
-        self._tell_own(each, sample, replace(new, replica=view.number))
+        self._emit_own(each, sample, replace(new, replica=view.number))
         if isinstance(new, Finished):
             self._ended(each, sample, new)
             view.prefixes.enter((*_prompt_ids(each.request), *new.token_ids), each.request.cache_salt)
@@ -418,14 +418,14 @@ class Front:
         sample.lose()
         if not sample.is_submitted:
             sample.is_submitted = True
-            self._tell_own(each, sample, submitted_event(each.request, self.clock(), each.arrival))
+            self._emit_own(each, sample, submitted_event(each.request, self.clock(), each.arrival))
         end = Finished(
             self.clock(), each.name, reason=str(reason), error=error, token_ids=tuple(sample.token_ids),
             prompt_tokens=len(_prompt_ids(each.request)),
         )  # fmt: skip
         new = sample.take(end)
         assert isinstance(new, Finished)
-        self._tell_own(each, sample, new)
+        self._emit_own(each, sample, new)
         self._ended(each, sample, new)
 
     def _ended(self, each: FleetRequest, sample: SampleState, end: Finished) -> None:
@@ -440,12 +440,12 @@ class Front:
         del self._owner[each.name], submission.live[each.name]
         self._taken -= each.all_names
 
-    def _tell_own(self, each: FleetRequest, sample: SampleState | None, event: Event) -> None:
+    def _emit_own(self, each: FleetRequest, sample: SampleState | None, event: Event) -> None:
         event = replace(event, request_id=each.name, sample=0 if sample is None else sample.number)
         self._owner[each.name][1].outbox.append(event)
-        self._tell(event)
+        self._emit(event)
 
-    def _tell(self, event: Event) -> None:
+    def _emit(self, event: Event) -> None:
         for listener in tuple(self.listeners):
             listener(event)
 

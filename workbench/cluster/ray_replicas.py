@@ -40,7 +40,7 @@ GROUPS = {"control": 1, "poll": 1, "query": 1}  # threads of an actor; calls of 
 
 
 class ReadyReplica(NamedTuple):
-    """What a replica says when it can serve: its pages, its process, and a text that says weights and settings."""
+    """A replica that can serve: its pages, its process, and a text that says weights and settings."""
 
     pages: PageCounts
     process_id: int
