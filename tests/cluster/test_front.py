@@ -137,7 +137,7 @@ class Fleet(RuleBasedStateMachine):
             for replica in list(self.alive.values()):
                 if not replica.is_idle:
                     self.front.take_report(replica.number, replica.turn())
-        for replica in list(self.alive.values()):  # what they were told to cancel
+        for replica in list(self.alive.values()):  # what they were to cancel
             while not replica.is_idle:
                 self.front.take_report(replica.number, replica.turn())
             assert replica.runner.scheduler.pages_in_use == 0
