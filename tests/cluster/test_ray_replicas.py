@@ -16,7 +16,7 @@ import pytest
 
 from tests.cluster.test_cluster import ASKED, alone, wait_for
 from tests.cluster.threads import CONFIG
-from tests.patience import SlowClock, limit
+from tests.patience import limit
 from workbench.cluster.cluster import Cluster
 from workbench.serve.server import serve
 from workbench.trace.events import Decoded, Finished, Moved
@@ -26,11 +26,7 @@ pytest.importorskip("ray", reason="pip install 'ray>=2.40'")
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    import ray._private.node
-
-    with pytest.MonkeyPatch.context() as patch:  # Ray gives a node 30 seconds to start, and no setting for it
-        patch.setattr(ray._private.node, "time", SlowClock())
-        made = Cluster(CONFIG, 2, "least_loaded", cpus=1)
+    made = Cluster(CONFIG, 2, "least_loaded", cpus=1)  # which tries three times to start Ray
     processes = [each.process_id for each in made.replicas.values()]  # type: ignore[attr-defined]
     yield made
     processes += [each.process_id for each in made.replicas.values()]  # type: ignore[attr-defined]
