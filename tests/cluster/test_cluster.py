@@ -60,7 +60,7 @@ def test_closing_a_stream_cancels_and_frees_its_pages(cluster: Cluster) -> None:
     for event in stream:
         if isinstance(event, Decoded):
             break
-    stream.close()  # type: ignore[attr-defined]
+    stream.close()  # type: ignore[attr-defined] (of a process)
     wait_for(lambda: cluster.accounts[""].ended["cancelled"] == 1)
     assert cluster.pages.used == 0 and cluster.num_requests() == (0, 0)
 

@@ -27,9 +27,9 @@ pytest.importorskip("ray", reason="pip install 'ray>=2.40'")
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     made = Cluster(CONFIG, 2, "least_loaded", cpus=1)  # which tries three times to start Ray
-    processes = [each.process_id for each in made.replicas.values()]  # type: ignore[attr-defined]
+    processes = [each.process_id for each in made.replicas.values()]  # type: ignore[attr-defined] (of a process)
     yield made
-    processes += [each.process_id for each in made.replicas.values()]  # type: ignore[attr-defined]
+    processes += [each.process_id for each in made.replicas.values()]  # type: ignore[attr-defined] (of a process)
     made.close()
     wait_for(lambda: not any(map(is_alive, processes)))
 
@@ -48,7 +48,7 @@ def test_a_killed_replica_costs_no_token(cluster: Cluster) -> None:
     handles = [cluster.submit("def fib(n):", **ASKED) for _ in range(4)]
     wait_for(lambda: all(sum(isinstance(each, Decoded) for each in handle.events) > 2 for handle in handles))
     number, victim = next(iter(cluster.replicas.items()))
-    os.kill(victim.process_id, signal.SIGKILL)  # type: ignore[attr-defined]
+    os.kill(victim.process_id, signal.SIGKILL)  # type: ignore[attr-defined] (of a process)
     assert all(handle.wait(limit(120)) for handle in handles)
     wanted = alone("def fib(n):")
     for handle in handles:

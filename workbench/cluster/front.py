@@ -138,7 +138,7 @@ class Front:
 
     # Replicas.
 
-    def add_replica(self, handle: Replica, variant: str = "", pages: PageCounts = PageCounts()) -> None:  # noqa: B008
+    def add_replica(self, handle: Replica, variant: str = "", pages: PageCounts = PageCounts()) -> None:  # noqa: B008 (a frozen value)
         """Take in a replica that is ready, with the pages that it has."""
         guess = PrefixGuess(self.limits.page_size, sum(pages))
         self.replicas[handle.number] = ReplicaView(handle, variant, guess, pages=pages)
@@ -403,7 +403,7 @@ class Front:
         if new is None:
             return
         if new.kind == "submitted":
-            new = replace(new, arrival=each.arrival)  # type: ignore[call-arg]
+            new = replace(new, arrival=each.arrival)  # type: ignore[call-arg] (a Submitted)
         self._emit_own(each, sample, replace(new, replica=view.number))
         if isinstance(new, Finished):
             self._ended(each, sample, new)
