@@ -14,7 +14,7 @@ KEPT_LATENCIES = 10_000
 
 @dataclass
 class FleetAccount(Displayable):
-    """The account of one variant. Tokens are those of samples that ended: each once, however often they were computed."""
+    """The account of one variant. Tokens are those of samples that ended: each once, however often computed."""
 
     variant: str = ""
     submitted: int = 0  # samples
