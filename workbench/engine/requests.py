@@ -15,6 +15,7 @@ from workbench.engine.cache import KVCache
 from workbench.engine.compiling import CompilingRequests
 from workbench.engine.outputs import BestOf, DetokenizedTokens, OutputProcessor, StopChecker, detokenize
 from workbench.engine.request_events import emits_no_tokens, finished_event, submitted_event
+from workbench.engine.resume import check_resumable, resume
 from workbench.errors import describe_error
 from workbench.model.spec import ModelSpec
 from workbench.prompt.tokenization.tokenizer import Tokenizer
@@ -142,12 +143,18 @@ class RequestTracker:
 
     def _admit(self, request: Request, sequences: list[Sequence], grammar: Grammar | None) -> None:
         intake.check_request(sequences[0].request, self.spec.vocab_size)
+        check_resumable(request, self.spec.vocab_size)
         for sequence in sequences:
             output = StopChecker(
                 sequence.request, self.tokenizer, self.spec.eos_token_ids, self.spec.max_position_embeddings
             )
             self._stop_checkers[sequence.request_id] = output
-            self.sampler.add(sequence, self._constraint(sequence.request, output, grammar))
+            constraint = self._constraint(sequence.request, output, grammar)
+            self.sampler.add(sequence, constraint)
+            if request.generated_ids and (ended := resume(request, output, constraint)) is not None:
+                sequence.finish_reason = ended
+                self._end(sequence, ended, "")
+                return
         beams = request.sampling.beams > 0
         self._scheduler.submit(sequences[0], sequences[1:], as_beams=beams)
         if beams:
@@ -356,6 +363,7 @@ class RequestTracker:
                 Decoded(
                     now, sequence.request_id, text, step=step, token_id=choice.token_id,
                     index=index, logprob=choice.logprob, top_logprobs=choice.top_logprobs, channel=channel,
+                    closing=choice.closing,
                 )
             )  # fmt: skip
         if read.error:
