@@ -226,6 +226,26 @@ class KVCacheManager(KVCacheAccounting):
             pool.borrow([page for page, _ in kept], [flag for _, flag in kept])
         self._go_on_with(sequence, handed)
 
+    def decline(self, handed: HandedPages) -> None:
+        """Let pages that another process lends go back at once."""
+        for pool, pages in zip(self.pools, handed.pages, strict=True):
+            assert isinstance(pool, SharedPagePool)
+            own = [page for page in pages if page != NULL_PAGE]
+            pool.borrow(own, [False] * len(own))
+            pool.release(own)
+
+    def take_back(self, pages: Many[Many[int]]) -> list[list[int]]:
+        """End loans of pages, by cache group, as often as they are named; return those that became free."""
+        freed = []
+        for pool, mine in zip(self.pools, pages, strict=True):
+            assert isinstance(pool, SharedPagePool)
+            freed.append(pool.take_back(mine))
+        return freed
+
+    def pop_returned(self) -> list[tuple[list[int], list[int]]]:
+        """Return the borrowed pages that go back, by cache group: sound ones, and those of failed requests."""
+        return [pool.pop_returned() if isinstance(pool, SharedPagePool) else ([], []) for pool in self.pools]
+
     def adopt_copies(self, sequence: Sequence, handed: HandedPages) -> HandedPages | None:
         """Give a new sequence pages of its own for those of `handed`, which the caller then fills.
 
