@@ -95,6 +95,29 @@ class Lending(RuleBasedStateMachine):
             process.sequences.remove(pages)
             process.pool.release(pages)
 
+    @rule(home=st.integers(0, 2), borrower=st.integers(0, 2), cached=st.booleans())
+    def hand_over_twice(self, home: int, borrower: int, cached: bool) -> None:
+        """Two prompts with the same beginning go to one process."""
+        process = self.processes[home]
+        if home == borrower or not process.pool.num_free:
+            return
+        while process.outbox:
+            self.hear(home)
+        pages = process.pool.allocate(1)
+        if cached:
+            process.pool.mark_cached(pages[0])
+            process.cached += pages
+        process.pool.acquire(pages)
+        for _ in range(2):
+            self.tries += 1
+            key = TransferKey("r", self.tries)
+            process.outbox.append(("offer", key, list(pages), process.pool.lend(pages)))
+            process.pool.release(pages)
+            self.hear(home)
+            self.waiting.remove(key)
+            self.ledger.claim(key, borrower)
+            self.processes[borrower].inbox.append(("adopt", *self.contents[key]))
+
     @rule(which=st.integers(0, 2))
     def send_returned(self, which: int) -> None:
         process = self.processes[which]
@@ -236,7 +259,7 @@ class Lending(RuleBasedStateMachine):
 
 
 TestLending = Lending.TestCase
-TestLending.settings = settings(max_examples=tries(400), stateful_step_count=40, deadline=None)
+TestLending.settings = settings(max_examples=tries(200), stateful_step_count=30, deadline=None)
 
 
 def test_a_home_counts_its_own_pages_and_a_borrower_none() -> None:

@@ -13,18 +13,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from workbench.engine.resume import why_not_resumable
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
+from workbench.kv_cache.adoption import Adoption, page_contents
 from workbench.kv_cache.lending import HandedPages
-from workbench.kv_cache.manager import KVCacheManager
-from workbench.kv_cache.pages import NULL_PAGE
-from workbench.kv_cache.store import KVStore
 from workbench.request import Request, Sequence
 from workbench.trace.events import Event
 
@@ -55,7 +51,7 @@ def hand_over(runner: Runner, sequence: Sequence) -> Handover:
     """Lend the pages of a sequence to another process, and end it here as `moved`. Its loans come back by
     `take_back`."""
     handed = runner.kv_cache.manager.lend(sequence)
-    return Handover(_moved(runner, sequence), handed)
+    return Handover(end_as_moved(runner, sequence), handed)
 
 
 def hand_over_copies(runner: Runner, sequence: Sequence) -> tuple[Handover, list[Tensor]]:
@@ -67,89 +63,15 @@ def hand_over_copies(runner: Runner, sequence: Sequence) -> tuple[Handover, list
     pages = runner.kv_cache.manager.pages_to_hand_over(sequence)
     handed = HandedPages(sequence.num_computed_tokens, pages)
     contents = list(page_contents(runner.store, pages))
-    return Handover(_moved(runner, sequence), handed), contents
+    return Handover(end_as_moved(runner, sequence), handed), contents
 
 
-def _moved(runner: Runner, sequence: Sequence) -> Request:
+def end_as_moved(runner: Runner, sequence: Sequence) -> Request:
+    """End a sequence as `moved`; return the request that goes on after its tokens."""
     closing = runner.tracker.is_closing(sequence.request_id)
     request = replace(sequence.request, generated_ids=tuple(sequence.output_ids), closing=closing)
     runner.tracker.move_out(sequence)
     return request
-
-
-def page_contents(store: KVStore, pages: tuple[tuple[int, ...], ...], layer: int | None = None) -> Iterator[Tensor]:
-    """Yield the bytes of `pages`, layer by layer and tensor by tensor: uint8 [page, bytes], null pages left out.
-
-    Args:
-        store: the cache.
-        pages: page numbers by cache group.
-        layer: of this layer alone.
-    """
-    for tensor, index in _page_index(store, pages, layer):
-        yield tensor[index].flatten(1).contiguous().view(torch.uint8)
-
-
-def _page_index(
-    store: KVStore, pages: tuple[tuple[int, ...], ...], layer: int | None = None
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield each tensor of the layers with the pages to read or write, where there are any."""
-    wanted = [torch.tensor([page for page in each if page != NULL_PAGE], dtype=torch.long) for each in pages]
-    for cache in store.layers if layer is None else (store.layers[layer],):
-        for group, index in enumerate(wanted):
-            if len(index):
-                yield from ((tensor, index) for tensor in cache.page_tensors(group))
-
-
-class Adoption(Protocol):
-    """How a new sequence gets pages that another engine computed."""
-
-    def adopt(self, manager: KVCacheManager, store: KVStore, sequence: Sequence) -> None:
-        """Give `sequence` the pages, before it is submitted; without room for them it is computed again."""
-        ...
-
-    def decline(self, manager: KVCacheManager) -> None:
-        """Let the pages go: the request ended before it began."""
-        ...
-
-
-@dataclass(frozen=True)
-class BorrowedPages:
-    """Pages of a memory that both engines map."""
-
-    handed: HandedPages
-
-    def adopt(self, manager: KVCacheManager, store: KVStore, sequence: Sequence) -> None:
-        manager.adopt(sequence, self.handed)
-
-    def decline(self, manager: KVCacheManager) -> None:
-        manager.decline(self.handed)
-
-
-@dataclass(frozen=True)
-class CopiedPages:
-    """Bytes of pages, as `page_contents` gives them."""
-
-    handed: HandedPages
-    contents: list[Tensor]
-
-    def adopt(self, manager: KVCacheManager, store: KVStore, sequence: Sequence) -> None:
-        fill = manager.adopt_copies(sequence, self.handed)
-        if fill is None:
-            return
-        pairs = [
-            [own for own, sent in zip(mine, theirs, strict=True) if sent != NULL_PAGE]
-            for mine, theirs in zip(fill.pages, self.handed.pages, strict=True)
-        ]  # where each page that was sent goes: NULL_PAGE for one that the prefix cache had
-        parts = iter(self.contents)
-        for cache in store.layers:
-            for group, targets in enumerate(pairs):
-                kept = torch.tensor([place for place, page in enumerate(targets) if page != NULL_PAGE], dtype=torch.long)
-                index = torch.tensor([page for page in targets if page != NULL_PAGE], dtype=torch.long)
-                for tensor in cache.page_tensors(group) if targets else ():
-                    tensor[index] = next(parts)[kept].view(tensor.dtype).view(len(index), *tensor.shape[1:])
-
-    def decline(self, manager: KVCacheManager) -> None:
-        """Do nothing: the bytes are nobody's pages."""
 
 
 def adopt(runner: Runner, request: Request, adoption: Adoption, queue: deque[Event] | None = None) -> int:

@@ -208,12 +208,20 @@ class KVCacheManager(KVCacheAccounting):
             shared.append(tuple(page != NULL_PAGE and next(found) for page in pages))
         return HandedPages(sequence.num_computed_tokens, needed, tuple(shared))
 
-    def pages_to_hand_over(self, sequence: Sequence) -> tuple[tuple[int, ...], ...]:
-        """Return the pages that the next query of `sequence` reads, by cache group, NULL_PAGE in place of others."""
-        computed, found = sequence.num_computed_tokens, []
-        for table, pages in zip(self.groups, self._written(sequence), strict=True):
-            read = {place for places in table.pages_needed(computed, computed, self.page_size) for place in places}
-            found.append(tuple(page if place in read else NULL_PAGE for place, page in enumerate(pages)))
+    def pages_to_hand_over(self, sequence: Sequence, computed: int | None = None) -> tuple[tuple[int, ...], ...]:
+        """Return the pages that the next query of `sequence` reads, by cache group, NULL_PAGE in place of others.
+
+        Args:
+            sequence: the sequence.
+            computed: within a step, the computed tokens after it; None: those of now.
+        """
+        end, found = sequence.num_computed_tokens if computed is None else computed, []
+        for t, (table, pages) in enumerate(zip(self.groups, sequence.pages, strict=True)):
+            if computed is not None and table.is_recurrent:
+                pages = [NULL_PAGE] * ((end - 1) // self.page_size) + sequence.states[t].spare[:1]
+            read = {place for places in table.pages_needed(end, end, self.page_size) for place in places}
+            last = pages_for(table.quantized_until(end), self.page_size)
+            found.append(tuple(page if place in read else NULL_PAGE for place, page in enumerate(pages[:last])))
         return tuple(found)
 
     def adopt(self, sequence: Sequence, handed: HandedPages) -> None:

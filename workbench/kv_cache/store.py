@@ -192,7 +192,12 @@ def _shared(layer: CacheLayer | None) -> SharedLayer:
 
 
 class KVStore:
-    """All layers' pages. Cache groups may have different numbers of pages."""
+    """All layers' pages. Cache groups may have different numbers of pages.
+
+    `on_layer` is called with the number of each layer that was computed, by executors that call them one by one.
+    """
+
+    on_layer: Callable[[int], None] | None = None
 
     def __init__(
         self,

@@ -47,6 +47,7 @@ class Submitted(Event):
     cut_tokens: int = 0
     tenant: str = ""
     priority: int = 0
+    generated_tokens: int = 0  # tokens after the prompt that another engine had sampled; none of them is emitted again
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +125,7 @@ class Decoded(Event):
     logprob: float | None = None
     top_logprobs: tuple[tuple[int, float], ...] = ()
     channel: str = "text"  # or thought
+    closing: bool = False  # from here on an answer of a grammar is cut short, to end within its tokens
 
 
 @dataclass(frozen=True, slots=True)

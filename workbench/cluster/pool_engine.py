@@ -1,0 +1,283 @@
+"""Run one engine of a pool in a process of its own: take requests, step, hand sequences over, and give pages back.
+
+    coordinator: Run --> inbox --pages suffice--> runner --first token--> OfferPages
+                 Adopt -----------------------------> runner --tokens--> Progress
+
+The process ends with its connection: no coordinator, no engine.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+import threading
+from collections import deque
+from multiprocessing.connection import Connection
+
+import torch
+
+from workbench.cluster.page_channel import PageReceiver, PageSender, SendingExecutor
+from workbench.cluster.pool_messages import (
+    Adopt,
+    Begin,
+    Cancel,
+    Connect,
+    Described,
+    Drop,
+    Failed,
+    OfferPages,
+    Progress,
+    Ready,
+    Recall,
+    Run,
+    Start,
+    Stop,
+    TakeBack,
+)
+from workbench.engine.cache import cache_num_pages, describe_layout
+from workbench.engine.handover import adopt, hand_over, pop_returned, ready_sequences, take_back, why_not_apart
+from workbench.engine.loaded_model import LoadedModel
+from workbench.engine.runner import Runner
+from workbench.errors import describe_error
+from workbench.kv_cache.adoption import Adoption, BorrowedPages
+from workbench.kv_cache.lending import HandedPages, SharedPagePool, TransferKey
+from workbench.kv_cache.shared_memory import SharedMemory, SharedPages
+from workbench.request import FinishReason, Request, Sequence
+from workbench.trace.events import Event, Finished
+
+MAX_IDLE_SECONDS = 0.05  # between looks at bytes that are to arrive
+
+
+class PoolEngine:
+    """The engine of one process."""
+
+    def __init__(self, connection: Connection, start: Start):
+        self.connection = connection
+        torch.set_num_threads(start.threads)
+        self.config = start.config
+        self.loaded = LoadedModel.load(start.config, lambda line: None)
+        self.inbox: queue.SimpleQueue = queue.SimpleQueue()
+        self.queue: deque[Event] = deque()
+        self.waiting: deque[Run] = deque()  # for pages
+        self.attempts: dict[str, int] = {}
+        self.moving: dict[str, int | None] = {}  # requests to hand over, and where their bytes go
+        self.senders: dict[int, PageSender] = {}
+        self.receivers: dict[int, PageReceiver] = {}
+        self.arriving: list[Adopt] = []  # whose bytes are not all here
+        self.asked_for_pages = False
+        self.sending: SendingExecutor | None = None
+        self.runner: Runner
+
+    def describe(self) -> Described:
+        model = self.loaded.transformer
+        layout = describe_layout(model, self.config)
+        return Described(layout, cache_num_pages(model, self.config), model.spec.max_position_embeddings)
+
+    def begin(self, begin: Begin) -> None:
+        """Build the runner. A successor zeroes what its predecessor may have left half written."""
+        shared = None
+        if begin.memory is not None:
+            memory = SharedMemory.open(begin.memory)
+            shared = SharedPages(memory, begin.totals, begin.homes, begin.lent)
+        self.runner = Runner(self.config, self.loaded, shared_pages=shared, report=lambda line: None)
+        if shared is not None:
+            shared.memory.close()
+        if shared is None:  # bytes may be asked for
+            self.sending = SendingExecutor(self.runner.executor, self.runner, self._target)
+            self.runner.set_executor(self.sending)
+        if begin.is_successor and shared is not None:
+            for group, (home, lent) in enumerate(zip(begin.homes, begin.lent, strict=True)):
+                self.runner.store.zero_pages(group, (page for page in home if page not in lent))
+
+    def serve(self) -> None:
+        """Take messages and run steps until `Stop`."""
+        while True:
+            if not self._take_messages():
+                return
+            self._start_waiting()
+            self._adopt_arrived()
+            offers: list[OfferPages] = []
+            if self.runner.has_unfinished_requests:
+                self.runner.step()
+                offers = self._hand_over()
+            self._report(offers)
+
+    def _take_messages(self) -> bool:
+        idle = not self.runner.has_unfinished_requests
+        while True:
+            try:
+                wait = idle and not self.queue
+                limit = MAX_IDLE_SECONDS if self.arriving else None
+                message = self.inbox.get(block=wait, timeout=limit if wait else None)
+            except queue.Empty:
+                return True
+            if isinstance(message, Stop):
+                return False
+            self._take(message)
+            idle = False
+
+    def _take(self, message: object) -> None:
+        runner = self.runner
+        match message:
+            case Run():
+                self.waiting.append(message)
+            case Adopt():
+                self._adopt(message)
+            case TakeBack(pages, tainted):
+                take_back(runner, pages, tainted)
+                self.asked_for_pages = False
+            case Recall():
+                if runner.kv_cache.manager.prefix_cache is not None:
+                    runner.kv_cache.manager.prefix_cache.drop_idle_borrowed()
+            case Cancel(request_id):
+                self._cancel(request_id)
+            case Drop(key):
+                for receiver in self.receivers.values():
+                    receiver.drop(key)
+            case Connect(peer, _, _, sends):
+                if sends:
+                    self.senders[peer] = PageSender(message)
+                else:
+                    self.receivers[peer] = PageReceiver(message, lambda: self.inbox.put(None))
+
+    def _cancel(self, request_id: str) -> None:
+        for run in [run for run in self.waiting if run.request.request_id == request_id]:
+            self.waiting.remove(run)
+            self.attempts[request_id] = run.attempt
+            reason = str(FinishReason.CANCELLED)
+            self.queue.append(Finished(self.runner.clock(), request_id, reason=reason))
+        for adoption in [each for each in self.arriving if each.key.request_id == request_id]:
+            self.arriving.remove(adoption)
+            self.attempts[request_id] = adoption.key.attempt
+            ids, reason = adoption.request.generated_ids, str(FinishReason.CANCELLED)
+            self.queue.append(Finished(self.runner.clock(), request_id, reason=reason, token_ids=ids))
+        self.runner.cancel(request_id)
+
+    def _start_waiting(self) -> None:
+        """Submit requests in order while this process's own pages surely suffice for all: no prompt is preempted."""
+        while self.waiting and self._has_pages(self.waiting[0].request):
+            run = self.waiting.popleft()
+            name = run.request.request_id
+            self.attempts[name] = run.attempt
+            if run.hands_over:
+                self.moving[name] = run.send_to
+            self.runner.submit(run.request, self.queue)
+
+    def _has_pages(self, request: Request) -> bool:
+        """Return whether the pages that are left suffice for `request` and all that others may still take. A request
+        that never fits is let through, to be refused."""
+        pools, manager = self.runner.scheduler.pools, self.runner.kv_cache.manager
+        if not any(isinstance(pool, SharedPagePool) and pool.num_lent for pool in pools):
+            return True  # as in any runner
+        length = min(len(request.prompt_ids) + request.sampling.max_output_tokens, self._context) - 1
+        needs = [manager.peak_pages(length, len(request.prompt_ids), request.sampling.num_sequences)]
+        if any(need > pool.num_pages for need, pool in zip(needs[0], pools, strict=True)):
+            return True
+        for sequence in self.runner.tracker.sequences.values():
+            peak = manager.peak_pages(min(sequence.length_limit, self._context) - 1, sequence.prompt_length)
+            held = [sum(page != 0 for page in pages) for pages in sequence.pages] or [0] * len(pools)
+            needs.append([max(0, most - has) for most, has in zip(peak, held, strict=True)])
+        return all(sum(each) <= pool.num_available for each, pool in zip(zip(*needs, strict=True), pools, strict=True))
+
+    @property
+    def _context(self) -> int:
+        return self.loaded.transformer.spec.max_position_embeddings
+
+    def _adopt(self, message: Adopt) -> None:
+        name = message.key.request_id
+        self.attempts[name] = message.key.attempt
+        if message.sender is not None and message.handed is not None:
+            self.arriving.append(message)
+        elif message.handed is None:
+            self.runner.submit(message.request, self.queue)
+        else:
+            adopt(self.runner, message.request, BorrowedPages(message.handed), self.queue)
+
+    def _adopt_arrived(self) -> None:
+        """Submit the requests whose bytes are here; those whose bytes are lost are computed again."""
+        for message in list(self.arriving):
+            assert message.handed is not None and message.sender is not None
+            receiver = self.receivers.get(message.sender)
+            found: Adoption | None = None
+            if receiver is not None:
+                found = receiver.pop(message.key, message.sent_pass, message.handed, self.runner.store)
+                if found is None and receiver.error is None:
+                    continue
+            self.arriving.remove(message)
+            if found is None:
+                self.runner.submit(message.request, self.queue)
+            else:
+                adopt(self.runner, message.request, found, self.queue)
+
+    def _target(self, sequence: Sequence) -> tuple[TransferKey, PageSender] | None:
+        """Return the transfer of a sequence that is to be sent, and its channel."""
+        name = sequence.request_id
+        if (target := self.moving.get(name)) is None or why_not_apart(sequence.request):
+            return None
+        return TransferKey(name, self.attempts[name]), self.senders[target]
+
+    def _hand_over(self) -> list[OfferPages]:
+        offers = []
+        for sequence in list(ready_sequences(self.runner)):
+            name = sequence.request_id
+            if name not in self.moving:
+                continue
+            key, target = TransferKey(name, self.attempts[name]), self.moving[name]
+            if target is None:
+                made = hand_over(self.runner, sequence)
+                offers.append(OfferPages(key, made.request, made.handed))
+            else:
+                assert self.sending is not None
+                offers.append(self.sending.hand_over(sequence, key))
+        return offers
+
+    def _report(self, offers: list[OfferPages]) -> None:
+        events: list[tuple[int, Event]] = []
+        while self.queue:
+            event = self.queue.popleft()
+            events.append((self.attempts[event.request_id], event))
+            if isinstance(event, Finished):
+                self.moving.pop(event.request_id, None)
+                if self.sending is not None:
+                    self.sending.forget(TransferKey(event.request_id, self.attempts[event.request_id]))
+        returned, tainted = pop_returned(self.runner)
+        needs = bool(self.waiting) and not self.runner.has_unfinished_requests and not self.asked_for_pages
+        self.asked_for_pages |= needs
+        progress = Progress(
+            events, offers, returned if any(returned) else [], tainted if any(tainted) else [], needs
+        )
+        if progress != Progress():
+            self.connection.send(progress)
+
+
+def run_engine(connection: Connection) -> None:
+    """Run the engine that the coordinator at the other end asks for, until it says so or ends."""
+    start = connection.recv()
+    assert isinstance(start, Start)
+    try:
+        engine = PoolEngine(connection, start)
+        connection.send(engine.describe())
+        begin = connection.recv()
+        assert isinstance(begin, Begin)
+        engine.begin(begin)
+        connection.send(Ready())
+        threading.Thread(target=_receive, args=(connection, engine.inbox), daemon=True).start()
+        engine.serve()
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return
+    except Exception as error:
+        connection.send(Failed(describe_error(error)))
+        raise
+
+
+def _receive(connection: Connection, inbox: queue.SimpleQueue) -> None:
+    try:
+        while True:
+            inbox.put(connection.recv())
+    except (EOFError, OSError):
+        os._exit(0)  # the coordinator has ended, in the middle of a step too
+
+
+if __name__ == "__main__":
+    run_engine(Connection(int(sys.argv[1])))
