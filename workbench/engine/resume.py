@@ -45,7 +45,7 @@ def resumed_sample(request: Request, number: int, generated_ids: Sequence[int], 
 def why_not_resumable(request: Request) -> str:
     """Return why a request cannot go on after some of its tokens; empty where it can.
 
-    Beams and the samples of best_of > n emit nothing before their end, so whoever lost their engine submits them anew.
+    Beams and the samples of best_of > n emit nothing before their end, so they can be submitted anew instead.
     """
     sampling = request.sampling
     if sampling.beams:
