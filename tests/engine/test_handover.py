@@ -50,7 +50,11 @@ def test_two_engines_give_what_one_gives(data: st.DataObject) -> None:
     draw = data.draw
     model = model_of(draw(st.one_of(st.just(WINDOWS), st.just(spec_of(layer(2, 1, 8), layer(2, 1, 8))))))
     cache = dict(draw(st.sampled_from(FORMATS)), prefix=draw(st.sampled_from(["off", "radix"])))
-    chosen = {"cache": cache, "page_size": draw(st.sampled_from([8, 16])), "max_num_batched_tokens": draw(st.sampled_from([5, 16]))}
+    chosen = {
+        "cache": cache,
+        "page_size": draw(st.sampled_from([8, 16])),
+        "max_num_batched_tokens": draw(st.sampled_from([5, 16])),
+    }
     asked = drawn_requests(draw, f"{draw(st.integers(0, 99))}-")
     alone = finals(runner_of(model, **chosen, pages=40), asked)
     few = {"pages": draw(st.sampled_from([8, 40]))}

@@ -244,9 +244,7 @@ class PoolEngine:
         returned, tainted = pop_returned(self.runner)
         needs = bool(self.waiting) and not self.runner.has_unfinished_requests and not self.asked_for_pages
         self.asked_for_pages |= needs
-        progress = Progress(
-            events, offers, returned if any(returned) else [], tainted if any(tainted) else [], needs
-        )
+        progress = Progress(events, offers, returned if any(returned) else [], tainted if any(tainted) else [], needs)
         if progress != Progress():
             self.connection.send(progress)
 

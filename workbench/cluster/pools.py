@@ -33,7 +33,7 @@ from workbench.engine.config import EngineConfig
 from workbench.engine.handover import why_not_apart
 from workbench.errors import WorkbenchError, describe_error
 from workbench.kv_cache.lending import PageLedger, TransferKey
-from workbench.kv_cache.shared_memory import ALIGNMENT, CacheLayout, SharedMemory, assign_homes
+from workbench.kv_cache.shared_memory import SharedMemory, assign_homes
 from workbench.request import FinishReason, Request
 from workbench.trace.events import Decoded, Event, Finished, Submitted
 
@@ -120,6 +120,7 @@ class PrefillDecodePools:
         self._served: dict[str, _Served] = {}
         self._queued: deque[str] = deque()  # requests without a process
         self._offers: dict[TransferKey, message.OfferPages] = {}  # without a decode engine
+        self._offered_by: dict[TransferKey, int] = {}
         self._jobs: deque[Callable[[], None]] = deque()
         self._bell, self._ear = socket.socketpair()
         self._memory: SharedMemory | None = None
@@ -127,7 +128,6 @@ class PrefillDecodePools:
         self._totals: tuple[int, ...] = ()
         self._store: dist.TCPStore | None = None
         self._joined = 0
-        self._request_ids = (f"request-{number}" for number in iter(Counter().total, -1))
         self._closed, self._error = False, ""
         self._is_ready = threading.Event()
         if transfer == "gloo":
@@ -211,7 +211,9 @@ class PrefillDecodePools:
         ledger = self._ledger
         if ledger is None:
             return 0
-        return self.call(lambda: sum(sum(each.values()) for home in range(len(self.slots)) for each in ledger.lent_by(home)))
+        return self.call(
+            lambda: sum(sum(each.values()) for home in range(len(self.slots)) for each in ledger.lent_by(home))
+        )
 
     def recall(self) -> None:
         """Let every engine give back borrowed pages that no sequence references."""
@@ -295,7 +297,7 @@ class PrefillDecodePools:
             all_described[0].layout.check_equal(its.layout, self.slots[0].name, each.name)
         if self.transfer == "shared":
             self._totals, homes = assign_homes([each.num_pages for each in all_described])
-            self._memory = SharedMemory.create(_memory_bytes(all_described[0].layout, self._totals))
+            self._memory = SharedMemory.create(all_described[0].layout.memory_bytes(self._totals))
             self._ledger = PageLedger(homes)
         for each in self.slots:
             self._begin(each)
@@ -405,7 +407,7 @@ class PrefillDecodePools:
             if self._ledger is not None:
                 self._ledger.offer(offer.key, slot.number, offer.handed.pages)
             served = self._served.get(offer.key.request_id)
-            self._offers[offer.key] = offer
+            self._offers[offer.key], self._offered_by[offer.key] = offer, slot.number
             if served is None or served.is_cancelled or served.attempt != offer.key.attempt:
                 self._withdraw(offer.key)
                 if served is not None and served.slot is None:
@@ -448,12 +450,13 @@ class PrefillDecodePools:
         served.slot, served.is_decoding = slot.number, True
         slot.requests.add(key.request_id)
         self.counts["handed over"] += 1
-        sender = None if self._store is None else self._sender_of[key]
+        home = self._offered_by.pop(key)
+        sender = None if self._store is None else home
         self._send(slot, message.Adopt(key, offer.request, offer.handed, sender, offer.sent_pass))
 
     def _withdraw(self, key: TransferKey) -> None:
         """End a transfer that no process has claimed."""
-        del self._offers[key]
+        del self._offers[key], self._offered_by[key]
         if self._ledger is not None:
             self._send_home(self._ledger.withdraw(key))
         for slot in self.slots if self._store is not None else ():
@@ -568,12 +571,3 @@ def _merged(served: _Served, end: Finished, page_size: int) -> Finished:
         pinned=first.pinned,
         prompt_logprobs=first.prompt_logprobs,
     )
-
-
-def _memory_bytes(layout: CacheLayout, totals: tuple[int, ...]) -> int:
-    """Return the bytes of a memory for so many pages, as `shared_bytes` of the store."""
-    total = 0
-    for group, shape, dtype in layout.tensors:
-        raw = layout.tensor_bytes(shape, dtype) * (totals[group] + 1)
-        total += -(-raw // ALIGNMENT) * ALIGNMENT
-    return max(total, ALIGNMENT)

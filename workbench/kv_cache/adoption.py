@@ -82,12 +82,12 @@ class CopiedPages:
         parts = iter(self.contents)
         for cache in store.layers:
             for group, targets in enumerate(pairs):
-                kept = torch.tensor([place for place, page in enumerate(targets) if page != NULL_PAGE], dtype=torch.long)
+                kept = torch.tensor(
+                    [place for place, page in enumerate(targets) if page != NULL_PAGE], dtype=torch.long
+                )
                 index = torch.tensor([page for page in targets if page != NULL_PAGE], dtype=torch.long)
                 for tensor in cache.page_tensors(group) if targets else ():
                     tensor[index] = next(parts)[kept].view(tensor.dtype).view(len(index), *tensor.shape[1:])
 
     def decline(self, manager: KVCacheManager) -> None:
         """Do nothing: the bytes are nobody's pages."""
-
-

@@ -285,9 +285,7 @@ class KVCacheManager(KVCacheAccounting):
         for pool, pages in zip(self.pools, held, strict=True):  # first, so that they are not evicted for the others
             pool.acquire(page for page in pages if page != NULL_PAGE)
         fresh = [iter(self._allocate_pages(t, sum(each))) for t, each in enumerate(own)]
-        fill = tuple(
-            tuple(next(fresh[t]) if is_own else NULL_PAGE for is_own in each) for t, each in enumerate(own)
-        )
+        fill = tuple(tuple(next(fresh[t]) if is_own else NULL_PAGE for is_own in each) for t, each in enumerate(own))
         pages = tuple(
             tuple(mine or known_page for mine, known_page in zip(*both, strict=True))
             for both in zip(fill, held, strict=True)

@@ -41,7 +41,9 @@ class SharedMemory:
         try:
             self._map = mmap.mmap(fd, size)
         except OSError as error:
-            raise WorkbenchError(f"shared pages: cannot map {size} bytes ({error.strerror}); give fewer pages") from None
+            raise WorkbenchError(
+                f"shared pages: cannot map {size} bytes ({error.strerror}); give fewer pages"
+            ) from None
 
     @classmethod
     def create(cls, size: int) -> SharedMemory:
@@ -141,6 +143,10 @@ class PageTensor(NamedTuple):
     shape: tuple[int, ...]
     dtype: str
 
+    @property
+    def page_bytes(self) -> int:
+        return math.prod(self.shape) * getattr(torch, self.dtype).itemsize
+
 
 @dataclass(frozen=True)
 class CacheLayout:
@@ -163,11 +169,9 @@ class CacheLayout:
                     tensors.append(PageTensor(group, tuple(tensor.shape[1:]), str(tensor.dtype).removeprefix("torch.")))
         return cls(model, store.page_size, tuple(map(str, store.groups)), tuple(tensors))
 
-    def page_bytes(self, group: int) -> int:
-        """Return the bytes of one page of a cache group, in all its layers."""
-        return sum(
-            math.prod(each.shape) * getattr(torch, each.dtype).itemsize for each in self.tensors if each.group == group
-        )
+    def memory_bytes(self, totals: tuple[int, ...]) -> int:
+        """Return the bytes of a memory of so many pages, by cache group, as `shared_bytes` of their store."""
+        return max(sum(_aligned(each.page_bytes * (totals[each.group] + 1)) for each in self.tensors), ALIGNMENT)
 
     def differences(self, other: CacheLayout) -> list[str]:
         """Return what differs, one line each: empty where pages may be handed over."""
