@@ -3,17 +3,13 @@ and no page is lost."""
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.apart import engines_apart
 from tests.engine.test_recurrent import models as recurrent_models
-from tests.engine.tiny import Oracle, finals, layer, model_of, request, runner_of, spec_of, specs
+from tests.engine.tiny import Oracle, finals, layer, model_of, request, runner_of, spec_of
 from tests.thorough import tries
-from workbench.engine.config import EngineConfig
-from workbench.engine.cache import describe_layout
-from workbench.errors import WorkbenchError
 
 FORMATS = (
     {"format": "dense"},

@@ -1,8 +1,8 @@
 """Send the pages of sequences between processes that share no memory, layer by layer, over gloo.
 
 A channel joins two processes, the one that prefills and the one that decodes. Each layer of a transfer is a message of
-its own: a header (transfer, pass, layer, bytes), then the bytes of its pages in every cache group. Layers are copied out
-of the pages as they are computed, and sent while later ones are. A step that failed in parts is computed once more, in
+its own: a header (transfer, pass, layer, bytes), then the bytes of its pages in every cache group. Layers are copied
+out of the pages as they are computed, and sent while later ones are. A step that failed in parts is computed once more, in
 another pass; the pass that counts is told with the handover. A channel that breaks stays broken, and what it had not
 delivered is computed again.
 
@@ -14,9 +14,10 @@ This is the place of NIXL or NCCL between GPUs: `PageSender.send` and `PageRecei
 
 from __future__ import annotations
 
+import hashlib
 import queue
 import threading
-import zlib
+from collections import deque
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 
@@ -38,12 +39,14 @@ from workbench.scheduler.plan import StepPlan
 
 TIMEOUT_SECONDS = 60.0  # for a peer to join
 IDLE_SECONDS = 24 * 3600.0  # between two transfers
+MAX_DROPPED = 1024
 HEADER = 4  # numbers: transfer, pass, layer, bytes
 
 
 def transfer_number(key: TransferKey) -> int:
     """Return a number for a transfer, the same in both processes."""
-    return zlib.crc32(f"{key.request_id}\0{key.attempt}".encode())
+    digest = hashlib.sha256(f"{key.request_id}\0{key.attempt}".encode()).digest()
+    return int.from_bytes(digest[:8]) >> 1  # as int64 has it
 
 
 def _join(connect: Connect) -> dist.ProcessGroup:
@@ -98,7 +101,7 @@ class PageReceiver:
         self.error: str | None = None
         self._arrived, self._lock = arrived, threading.Lock()
         self._layers: dict[int, dict[tuple[int, int], Tensor]] = {}  # by transfer; by pass and layer
-        self._dropped: set[int] = set()
+        self._dropped: deque[int] = deque(maxlen=MAX_DROPPED)  # whose layers may still arrive
         threading.Thread(target=self._receive, args=(connect,), daemon=True).start()
 
     def _receive(self, connect: Connect) -> None:
@@ -141,7 +144,7 @@ class PageReceiver:
         """Forget a transfer that nobody will ask for."""
         with self._lock:
             self._layers.pop(transfer_number(key), None)
-            self._dropped.add(transfer_number(key))
+            self._dropped.append(transfer_number(key))
 
 
 class SendingExecutor:

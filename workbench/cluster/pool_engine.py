@@ -41,9 +41,10 @@ from workbench.engine.loaded_model import LoadedModel
 from workbench.engine.runner import Runner
 from workbench.errors import describe_error
 from workbench.kv_cache.adoption import Adoption, BorrowedPages
-from workbench.kv_cache.lending import HandedPages, SharedPagePool, TransferKey
+from workbench.kv_cache.lending import SharedPagePool, TransferKey
+from workbench.kv_cache.pages import NULL_PAGE
 from workbench.kv_cache.shared_memory import SharedMemory, SharedPages
-from workbench.request import FinishReason, Request, Sequence
+from workbench.request import FinishReason, Sequence
 from workbench.trace.events import Event, Finished
 
 MAX_IDLE_SECONDS = 0.05  # between looks at bytes that are to arrive
@@ -61,6 +62,7 @@ class PoolEngine:
         self.queue: deque[Event] = deque()
         self.waiting: deque[Run] = deque()  # for pages
         self.attempts: dict[str, int] = {}
+        self.left: dict[str, int] = {}  # ends to come, by request
         self.moving: dict[str, int | None] = {}  # requests to hand over, and where their bytes go
         self.senders: dict[int, PageSender] = {}
         self.receivers: dict[int, PageReceiver] = {}
@@ -108,9 +110,10 @@ class PoolEngine:
         while True:
             try:
                 wait = idle and not self.queue
-                limit = MAX_IDLE_SECONDS if self.arriving else None
+                limit = MAX_IDLE_SECONDS if self.arriving or self.waiting else None
                 message = self.inbox.get(block=wait, timeout=limit if wait else None)
             except queue.Empty:
+                self.asked_for_pages &= not wait  # ask again: what is lent may be idle now
                 return True
             if isinstance(message, Stop):
                 return False
@@ -139,6 +142,7 @@ class PoolEngine:
                 if sends:
                     self.senders[peer] = PageSender(message)
                 else:
+                    self._adopt_arrived(lost=peer)
                     self.receivers[peer] = PageReceiver(message, lambda: self.inbox.put(None))
 
     def _cancel(self, request_id: str) -> None:
@@ -156,27 +160,29 @@ class PoolEngine:
 
     def _start_waiting(self) -> None:
         """Submit requests in order while this process's own pages surely suffice for all: no prompt is preempted."""
-        while self.waiting and self._has_pages(self.waiting[0].request):
+        while self.waiting and self._has_pages(self.waiting[0]):
             run = self.waiting.popleft()
             name = run.request.request_id
             self.attempts[name] = run.attempt
             if run.hands_over:
                 self.moving[name] = run.send_to
-            self.runner.submit(run.request, self.queue)
+            self.left[name] = self.runner.submit(run.request, self.queue)
 
-    def _has_pages(self, request: Request) -> bool:
-        """Return whether the pages that are left suffice for `request` and all that others may still take. A request
+    def _has_pages(self, run: Run) -> bool:
+        """Return whether the home pages that are left suffice for `run` and all that others may still take. A request
         that never fits is let through, to be refused."""
-        pools, manager = self.runner.scheduler.pools, self.runner.kv_cache.manager
-        if not any(isinstance(pool, SharedPagePool) and pool.num_lent for pool in pools):
-            return True  # as in any runner
-        length = min(len(request.prompt_ids) + request.sampling.max_output_tokens, self._context) - 1
-        needs = [manager.peak_pages(length, len(request.prompt_ids), request.sampling.num_sequences)]
+        pools, manager, request = self.runner.scheduler.pools, self.runner.kv_cache.manager, run.request
+        if not isinstance(pools[0], SharedPagePool):
+            return True  # nothing is lent, and the scheduler waits and preempts as ever
+        known = len(request.prompt_ids) + len(request.generated_ids)
+        most = known + 1 if run.hands_over else len(request.prompt_ids) + request.sampling.max_output_tokens
+        needs = [manager.peak_pages(min(most, self._context), len(request.prompt_ids), request.sampling.num_sequences)]
         if any(need > pool.num_pages for need, pool in zip(needs[0], pools, strict=True)):
             return True
-        for sequence in self.runner.tracker.sequences.values():
-            peak = manager.peak_pages(min(sequence.length_limit, self._context) - 1, sequence.prompt_length)
-            held = [sum(page != 0 for page in pages) for pages in sequence.pages] or [0] * len(pools)
+        for name, sequence in self.runner.tracker.sequences.items():
+            end = len(sequence.token_ids) + 1 if name in self.moving else sequence.length_limit
+            peak = manager.peak_pages(min(end, self._context), sequence.prompt_length)
+            held = [sum(page != NULL_PAGE for page in pages) for pages in sequence.pages] or [0] * len(pools)
             needs.append([max(0, most - has) for most, has in zip(peak, held, strict=True)])
         return all(sum(each) <= pool.num_available for each, pool in zip(zip(*needs, strict=True), pools, strict=True))
 
@@ -190,25 +196,30 @@ class PoolEngine:
         if message.sender is not None and message.handed is not None:
             self.arriving.append(message)
         elif message.handed is None:
-            self.runner.submit(message.request, self.queue)
+            self.left[name] = self.runner.submit(message.request, self.queue)
         else:
-            adopt(self.runner, message.request, BorrowedPages(message.handed), self.queue)
+            self.left[name] = adopt(self.runner, message.request, BorrowedPages(message.handed), self.queue)
 
-    def _adopt_arrived(self) -> None:
-        """Submit the requests whose bytes are here; those whose bytes are lost are computed again."""
+    def _adopt_arrived(self, lost: int | None = None) -> None:
+        """Submit the requests whose bytes are here; those whose bytes are lost are computed again.
+
+        Args:
+            lost: a process that has ended: what is not here will not come.
+        """
         for message in list(self.arriving):
             assert message.handed is not None and message.sender is not None
-            receiver = self.receivers.get(message.sender)
+            name, receiver = message.key.request_id, self.receivers.get(message.sender)
             found: Adoption | None = None
             if receiver is not None:
+                ended = receiver.error is not None or message.sender == lost  # before the look at what is here
                 found = receiver.pop(message.key, message.sent_pass, message.handed, self.runner.store)
-                if found is None and receiver.error is None:
+                if found is None and not ended:
                     continue
             self.arriving.remove(message)
             if found is None:
-                self.runner.submit(message.request, self.queue)
+                self.left[name] = self.runner.submit(message.request, self.queue)
             else:
-                adopt(self.runner, message.request, found, self.queue)
+                self.left[name] = adopt(self.runner, message.request, found, self.queue)
 
     def _target(self, sequence: Sequence) -> tuple[TransferKey, PageSender] | None:
         """Return the transfer of a sequence that is to be sent, and its channel."""
@@ -236,17 +247,25 @@ class PoolEngine:
         events: list[tuple[int, Event]] = []
         while self.queue:
             event = self.queue.popleft()
-            events.append((self.attempts[event.request_id], event))
+            name = event.request_id
+            events.append((self.attempts[name], event))
             if isinstance(event, Finished):
-                self.moving.pop(event.request_id, None)
-                if self.sending is not None:
-                    self.sending.forget(TransferKey(event.request_id, self.attempts[event.request_id]))
+                self._forget(name)
         returned, tainted = pop_returned(self.runner)
         needs = bool(self.waiting) and not self.runner.has_unfinished_requests and not self.asked_for_pages
         self.asked_for_pages |= needs
         progress = Progress(events, offers, returned if any(returned) else [], tainted if any(tainted) else [], needs)
         if progress != Progress():
             self.connection.send(progress)
+
+    def _forget(self, name: str) -> None:
+        """Forget a request with its last end."""
+        self.left[name] = self.left.get(name, 1) - 1
+        if self.left[name] == 0:
+            self.moving.pop(name, None)
+            if self.sending is not None:
+                self.sending.forget(TransferKey(name, self.attempts[name]))
+            del self.left[name], self.attempts[name]
 
 
 def run_engine(connection: Connection) -> None:

@@ -63,8 +63,7 @@ class RayProcess:
             raise WorkbenchError("processes: ray is not started; call ray.init() first, or set processes: child")
         self._ray, self.name = ray, name
         key = secrets.token_bytes(16)
-        host = ray.util.get_node_ip_address()
-        with Listener((host, 0), authkey=key) as listener:
+        with Listener((host_address(), 0), authkey=key) as listener:
             self._actor = ray.remote(num_cpus=0, max_restarts=0)(_Actor).remote()
             self.pid, there = ray.get(self._actor.whereabouts.remote())
             if there != ray.get_runtime_context().get_node_id():
@@ -75,6 +74,13 @@ class RayProcess:
     def kill(self) -> None:
         self.connection.close()
         self._ray.kill(self._actor)
+
+
+def host_address() -> str:
+    """Return the address of this host in the Ray cluster."""
+    import ray  # optional
+
+    return ray.util.get_node_ip_address()
 
 
 class _Actor:

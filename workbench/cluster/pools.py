@@ -27,7 +27,7 @@ from typing import Any, Literal
 import torch.distributed as dist
 
 from workbench.cluster import pool_messages as message
-from workbench.cluster.pool_processes import STARTERS, EngineProcess
+from workbench.cluster.pool_processes import STARTERS, EngineProcess, host_address
 from workbench.engine import inputs as intake
 from workbench.engine.config import EngineConfig
 from workbench.engine.handover import why_not_apart
@@ -37,6 +37,7 @@ from workbench.kv_cache.shared_memory import SharedMemory, assign_homes
 from workbench.request import FinishReason, Request
 from workbench.trace.events import Decoded, Event, Finished, Submitted
 
+MAX_ATTEMPTS = 5  # of a request: one that ends every process that it comes to must not end them all
 Emit = Callable[[Event], None]
 State = Literal["starting", "described", "building", "ready", "gone"]
 
@@ -68,7 +69,7 @@ class _Served:
     attempt: int = 0
     slot: int | None = None  # where it is computed now
     is_decoding: bool = False
-    send_to: int | None = None
+    send_to: tuple[int, int] | None = None  # where its bytes go: a place, and the process there by its number
     generated: list[int] = field(default_factory=list)
     closing: bool = False
     is_submitted: bool = False
@@ -131,9 +132,8 @@ class PrefillDecodePools:
         self._closed, self._error = False, ""
         self._is_ready = threading.Event()
         if transfer == "gloo":
-            self._store = dist.TCPStore(
-                "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60)
-            )
+            host, limit = host_address() if processes == "ray" else "127.0.0.1", timedelta(seconds=60)
+            self._store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=limit)
         self._thread = threading.Thread(target=self._work, name="pools' coordinator", daemon=True)
         self._thread.start()
         try:
@@ -196,7 +196,7 @@ class PrefillDecodePools:
         """End all processes and wait for that; requests in progress end as cancelled."""
         if not self._closed:
             self._put(self._stop)
-            self._thread.join()
+        self._thread.join()
         if self._memory is not None:
             self._memory.close()
 
@@ -234,7 +234,6 @@ class PrefillDecodePools:
         except Exception as error:
             self._error = describe_error(error)
             self._stop()
-            raise
         finally:
             self._is_ready.set()
 
@@ -321,7 +320,7 @@ class PrefillDecodePools:
         for other in self.slots:
             if other.role != slot.role and other.state == "ready":
                 prefill, decode = (slot, other) if slot.role == "prefill" else (other, slot)
-                name, address = f"pages {self._joined}", ("127.0.0.1", self._store.port)
+                name, address = f"pages {self._joined}", (self._store.host, self._store.port)
                 self._joined += 1
                 self._send(decode, message.Connect(prefill.number, name, address, sends=False))
                 self._send(prefill, message.Connect(decode.number, name, address, sends=True))
@@ -389,11 +388,13 @@ class PrefillDecodePools:
             targets = [each for each in decode if each.state == "ready"]
             if not targets:
                 return False
-            served.send_to = min(targets, key=lambda each: (len(each.requests), each.number)).number
+            target = min(targets, key=lambda each: (len(each.requests), each.number))
+            served.send_to = target.number, target.restarts
         served.slot, served.is_decoding = slot.number, whole
         served.attempt += 1
         slot.requests.add(name)
-        self._send(slot, message.Run(request, served.attempt, not whole, served.send_to))
+        target_number = None if served.send_to is None else served.send_to[0]
+        self._send(slot, message.Run(request, served.attempt, not whole, target_number))
         return True
 
     def _pool(self, role: str) -> list[Slot]:
@@ -434,8 +435,7 @@ class PrefillDecodePools:
         pool = self._pool("decode")
         ready = [slot for slot in pool if slot.state == "ready"]
         if served.send_to is not None:
-            ready = [slot for slot in ready if slot.number == served.send_to]
-            pool = ready  # its bytes went there and nowhere else
+            pool = ready = [slot for slot in ready if (slot.number, slot.restarts) == served.send_to]
         if not ready:
             if not pool:
                 self._withdraw(key)
@@ -491,6 +491,7 @@ class PrefillDecodePools:
             case Finished():
                 page_size = slot.config.cache.page_size
                 event = _merged(served, event, page_size)
+                self._drop_bytes(served)
                 if served.request.sampling.num_sequences == 1 or self._all_ended(served):
                     del self._served[name]
                     slot.requests.discard(name)
@@ -519,18 +520,27 @@ class PrefillDecodePools:
             self._send_home(self._ledger.died(slot.number), tainted=True)
         for name in [name for name in self._served if name in lost]:
             self._lost(name)
-        for key in [key for key in self._offers if self._served[key.request_id].send_to == slot.number]:
-            self._place(key)
+        for key in list(self._offers) if self._store is not None else ():
+            self._place(key)  # bytes that went there are lost
         if slot.state == "starting":
             slot.restarts += 1
             self._start(slot)
         self._dispatch()
 
+    def _drop_bytes(self, served: _Served) -> None:
+        """Let a decode engine forget layers that it was sent for nothing: no handover follows."""
+        if served.send_to is not None and not served.is_decoding:
+            key = TransferKey(served.request.request_id, served.attempt)
+            self._send(self.slots[served.send_to[0]], message.Drop(key))
+
     def _lost(self, name: str) -> None:
         served = self._served[name]
+        self._drop_bytes(served)
         served.slot = None
         if served.is_cancelled:
             self._end(name, FinishReason.CANCELLED)
+        elif served.attempt >= MAX_ATTEMPTS:
+            self._end(name, FinishReason.ERROR, f"its process ended {MAX_ATTEMPTS} times")
         elif served.has_events and (why := why_not_apart(served.request)):
             self._end(name, FinishReason.ERROR, f"its process ended, and {why}")
         else:
@@ -542,7 +552,7 @@ class PrefillDecodePools:
             return
         self._closed = True
         for name in list(self._served):
-            self._end(name, FinishReason.CANCELLED, self._error)
+            self._end(name, FinishReason.ERROR if self._error else FinishReason.CANCELLED, self._error)
         for slot in self.slots:
             self._send(slot, message.Stop())
         for slot in self.slots:

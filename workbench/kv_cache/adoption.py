@@ -82,10 +82,8 @@ class CopiedPages:
         parts = iter(self.contents)
         for cache in store.layers:
             for group, targets in enumerate(pairs):
-                kept = torch.tensor(
-                    [place for place, page in enumerate(targets) if page != NULL_PAGE], dtype=torch.long
-                )
-                index = torch.tensor([page for page in targets if page != NULL_PAGE], dtype=torch.long)
+                used = [(place, page) for place, page in enumerate(targets) if page != NULL_PAGE]
+                kept, index = torch.tensor(used, dtype=torch.long).view(-1, 2).unbind(1)
                 for tensor in cache.page_tensors(group) if targets else ():
                     tensor[index] = next(parts)[kept].view(tensor.dtype).view(len(index), *tensor.shape[1:])
 
