@@ -40,6 +40,7 @@ class Apart:
     shares_memory: bool
     finished: dict[str, Finished] = field(default_factory=dict)
     emitted: dict[str, list[int]] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
     num_moved: int = 0
     on_the_way: list[tuple[Request, Adoption]] = field(default_factory=list)
     _queue: deque[Event] = field(default_factory=deque)
@@ -86,6 +87,7 @@ class Apart:
     def _collect(self) -> None:
         while self._queue:
             event = self._queue.popleft()
+            self.events.append(event)
             if isinstance(event, Finished) and event.reason != FinishReason.MOVED:
                 self.finished[event.request_id] = event
             elif event.kind == "decoded":

@@ -2,8 +2,8 @@
 
 A channel joins two processes, the one that prefills and the one that decodes. Each layer of a transfer is a message of
 its own: a header (transfer, pass, layer, bytes), then the bytes of its pages in every cache group. Layers are copied
-out of the pages as they are computed, and sent while later ones are. A step that failed in parts is computed once more, in
-another pass; the pass that counts is told with the handover. A channel that breaks stays broken, and what it had not
+out of the pages as they are computed, and sent while later ones are. A step that failed in parts is computed once more,
+in another pass; the pass that counts is told with the handover. A channel that breaks stays broken, and what it had not
 delivered is computed again.
 
 Executors that call blocks one by one from Python (eager, Inductor's blocks, panels) send so. Those that run a step as

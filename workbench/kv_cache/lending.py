@@ -270,7 +270,7 @@ class PageLedger:
         return self._by_home(self.loans.pop(process, Counter()))
 
     def lent_by(self, home: int) -> tuple[dict[int, int], ...]:
-        """Return the loans of a process by page, for each cache group, whoever holds them: its successor is owed them."""
+        """Return the loans of a home by page, for each cache group, whoever holds them: its successor is owed them."""
         ranges = self.homes[home]
         owed: tuple[Counter[int], ...] = tuple(Counter() for _ in ranges)
         for held in self.loans.values():
