@@ -88,7 +88,7 @@ class PrefillDecodePools:
     Args:
         config: of every engine.
         num_prefill: engines that compute prompts.
-        num_decode: engines that decode.
+        num_decode: engines that decode; with none the others compute requests whole, as one pool.
         decode: of the decode engines, where it differs; model and layout of the cache must not.
         transfer: `shared`: one memory that all processes of this host map; `gloo`: bytes are sent.
         processes: `child` of this process, or `ray` for actors of the cluster that it is part of.
@@ -108,7 +108,7 @@ class PrefillDecodePools:
         max_restarts: int = 3,
         listener: Emit | None = None,
     ):
-        if min(num_prefill, num_decode) < 1:
+        if num_prefill < 1 or num_decode < 0:
             raise WorkbenchError(f"a pool needs an engine at least, not {num_prefill} for prefill, {num_decode}")
         self.transfer, self.max_restarts, self.listener = transfer, max_restarts, listener
         self._start_process = STARTERS[processes]
