@@ -100,15 +100,15 @@ def test_bits_are_those_of_one_engine() -> None:
     asked = [request(f"r{i}", 9 + 5 * i, 8, temperature=0.7, seed=i, logprobs=2) for i in range(4)]
     same = [replace(asked[1], request_id="again"), asked[0]]
 
-    def told(events) -> dict:
+    def logprobs_of(events) -> dict:
         found = [event for event in events if isinstance(event, Decoded)]
         return {(each.request_id, each.index): (each.token_id, each.logprob, each.top_logprobs) for each in found}
 
-    alone = told(runner_of(model, **chosen).stream([*asked, same[0]]))
+    alone = logprobs_of(runner_of(model, **chosen).stream([*asked, same[0]]))
     for shares_memory in (True, False):
         apart = engines_apart(model, shares_memory, **chosen)
         apart.run([*asked[::-1], same[0]], hold=2)
-        assert told(apart.events) == alone and apart.num_moved == 5
+        assert logprobs_of(apart.events) == alone and apart.num_moved == 5
         apart.check_no_page_leaks()
 
 
@@ -135,7 +135,7 @@ def test_a_page_that_the_prefix_cache_has_is_not_filled_again() -> None:
 
 
 def test_layers_are_sent_while_later_ones_compute() -> None:
-    """What a layer's hook copies out is what lies in the pages at the end, and it comes before the next layer."""
+    """The bytes that a layer's hook copies out are those in the pages at the end, and come before the next layer."""
     model = model_of(WINDOWS)
     runner = runner_of(model, page_size=8)
     plain, sent = hand_over_copies, []

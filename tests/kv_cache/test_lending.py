@@ -39,7 +39,7 @@ class Lending(RuleBasedStateMachine):
         self.ledger = PageLedger(homes)
         self.processes = [Process(ranges[0], {}) for ranges in homes]
         self.tries = 0
-        self.waiting: list[TransferKey] = []  # offers that nobody has claimed
+        self.waiting: list[TransferKey] = []  # offers that were not claimed
 
     def busy(self, data: st.DataObject) -> Process | None:
         found = [process for process in self.processes if process.sequences]

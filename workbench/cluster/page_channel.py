@@ -3,7 +3,7 @@
 A channel joins two processes, the one that prefills and the one that decodes. Each layer of a transfer is a message of
 its own: a header (transfer, pass, layer, bytes), then the bytes of its pages in every cache group. Layers are copied
 out of the pages as they are computed, and sent while later ones are. A step that failed in parts is computed once more,
-in another pass; the pass that counts is told with the handover. A channel that breaks stays broken, and what it had not
+in another pass; the pass that counts goes with the handover. A channel that breaks stays broken, and what it had not
 delivered is computed again.
 
 Executors that call blocks one by one from Python (eager, Inductor's blocks, panels) send so. Those that run a step as
@@ -141,7 +141,7 @@ class PageReceiver:
         return CopiedPages(handed, contents)
 
     def drop(self, key: TransferKey) -> None:
-        """Forget a transfer that nobody will ask for."""
+        """Forget a transfer whose pages will not be asked for."""
         with self._lock:
             self._layers.pop(transfer_number(key), None)
             self._dropped.append(transfer_number(key))

@@ -1,7 +1,7 @@
 """Run one engine of a pool in a process of its own: take requests, step, hand sequences over, and give pages back.
 
     coordinator: Run --> inbox --pages suffice--> runner --first token--> OfferPages
-                 Adopt -----------------------------> runner --tokens--> Progress
+                 Adopt -----------------------------> runner --tokens--> StepReport
 
 The process ends with its connection: no coordinator, no engine.
 """
@@ -25,13 +25,13 @@ from workbench.cluster.pool_messages import (
     Connect,
     Described,
     Drop,
-    Failed,
+    EngineFailed,
     OfferPages,
-    Progress,
     Ready,
     Recall,
     Run,
     Start,
+    StepReport,
     Stop,
     TakeBack,
 )
@@ -254,8 +254,8 @@ class PoolEngine:
         returned, tainted = pop_returned(self.runner)
         needs = bool(self.waiting) and not self.runner.has_unfinished_requests and not self.asked_for_pages
         self.asked_for_pages |= needs
-        progress = Progress(events, offers, returned if any(returned) else [], tainted if any(tainted) else [], needs)
-        if progress != Progress():
+        progress = StepReport(events, offers, returned if any(returned) else [], tainted if any(tainted) else [], needs)
+        if progress != StepReport():
             self.connection.send(progress)
 
     def _forget(self, name: str) -> None:
@@ -284,7 +284,7 @@ def run_engine(connection: Connection) -> None:
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
     except Exception as error:
-        connection.send(Failed(describe_error(error)))
+        connection.send(EngineFailed(describe_error(error)))
         raise
 
 

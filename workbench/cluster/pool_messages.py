@@ -8,7 +8,7 @@ from typing import Literal
 
 from workbench.engine.config import EngineConfig
 from workbench.kv_cache.lending import HandedPages, TransferKey
-from workbench.kv_cache.shared_memory import CacheLayout, MemoryAddress
+from workbench.kv_cache.shared_memory import MemoryAddress, PageLayout
 from workbench.request import Request
 from workbench.trace.events import Event
 
@@ -107,7 +107,7 @@ class Stop:
 class Described:
     """The model is loaded: what its pages hold, and how many of its own it wants, by cache group."""
 
-    layout: CacheLayout
+    layout: PageLayout
     num_pages: tuple[int, ...]
     max_model_len: int
 
@@ -119,7 +119,7 @@ class Ready:
 
 @dataclass(frozen=True)
 class OfferPages:
-    """A prompt is computed: whoever goes on with `request` has `handed`."""
+    """A prompt is computed: the engine that goes on with `request` gets `handed`."""
 
     key: TransferKey
     request: Request
@@ -128,8 +128,8 @@ class OfferPages:
 
 
 @dataclass(frozen=True)
-class Progress:
-    """What a step, or a message, brought: events with their attempts, offers, and loans that end."""
+class StepReport:
+    """Events with their attempts, offers, and loans that end, after a step or messages."""
 
     events: list[tuple[int, Event]] = field(default_factory=list)
     offers: list[OfferPages] = field(default_factory=list)
@@ -139,7 +139,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Failed:
+class EngineFailed:
     """The process cannot go on; it ends."""
 
     error: str

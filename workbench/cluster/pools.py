@@ -278,9 +278,9 @@ class PrefillDecodePools:
                 if all(each.state in ("ready", "gone") for each in self.slots):
                     self._is_ready.set()
                 self._dispatch()
-            case message.Progress():
+            case message.StepReport():
                 self._progress(slot, found)
-            case message.Failed(error):
+            case message.EngineFailed(error):
                 self._died(slot, error)
 
     def _begin_when_all_described(self, slot: Slot) -> None:
@@ -401,7 +401,7 @@ class PrefillDecodePools:
         """Return the places of a pool that have a process, or will have one."""
         return [slot for slot in self.slots if slot.role == role and slot.state != "gone"]
 
-    def _progress(self, slot: Slot, found: message.Progress) -> None:
+    def _progress(self, slot: Slot, found: message.StepReport) -> None:
         for attempt, event in found.events:
             self._event(slot, attempt, event)
         for offer in found.offers:
@@ -463,7 +463,7 @@ class PrefillDecodePools:
             self._send(slot, message.Drop(key))
 
     def _send_home(self, pages: dict[int, list[list[int]]], tainted: bool = False) -> None:
-        """Tell the homes of pages that loans have ended. One that is not built yet is told by what it begins with."""
+        """Tell the homes of pages that loans have ended. One that is not built yet begins without them."""
         for home, its in pages.items():
             if self.slots[home].state in ("building", "ready"):
                 self._send(self.slots[home], message.TakeBack(its, tainted))

@@ -20,7 +20,7 @@ from workbench.kv_cache.offload import CPUPageStore, open_offload, transfer_page
 from workbench.kv_cache.pages import PagePool, build_cache_groups
 from workbench.kv_cache.prefix import RadixCache
 from workbench.kv_cache.settings import RadixPrefixCache
-from workbench.kv_cache.shared_memory import CacheLayout, SharedPages
+from workbench.kv_cache.shared_memory import PageLayout, SharedPages
 from workbench.kv_cache.store import KVStore
 from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
@@ -147,11 +147,11 @@ def check_shareable(model: Transformer, config: EngineConfig) -> None:
         raise WorkbenchError(f"prefill and decode apart on {model.device}: {message}")
 
 
-def describe_layout(model: Transformer, config: EngineConfig) -> CacheLayout:
+def describe_layout(model: Transformer, config: EngineConfig) -> PageLayout:
     """Describe the pages of `config`'s cache for `model`, to be compared with another engine's."""
     check_shareable(model, config)
     store = build_store(model, config, (1,) * len(cache_num_pages(model, config)), "meta")
-    return CacheLayout.describe(store, _model_digest(model))
+    return PageLayout.describe(store, _model_digest(model))
 
 
 def _model_digest(model: Transformer) -> str:

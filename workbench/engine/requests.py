@@ -140,7 +140,8 @@ class RequestTracker:
             self._admit(request, sequences, grammar)
         except Exception as error:  # an error of one request does not concern the others
             for sequence in sequences:
-                self._cache.manager.free(sequence)  # what it adopted
+                if sequence.pages:  # adopted ones
+                    self._cache.manager.free(sequence)
                 sequence.finish_reason = FinishReason.REFUSED
                 self._end(sequence, FinishReason.REFUSED, describe_error(error))
         self._decline(request.request_id)

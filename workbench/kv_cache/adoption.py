@@ -40,7 +40,7 @@ def _page_index(
 
 
 class Adoption(Protocol):
-    """How a new sequence gets pages that another engine computed."""
+    """Pages that another engine computed, for a new sequence."""
 
     def adopt(self, manager: KVCacheManager, store: KVStore, sequence: TokenSequence) -> None:
         """Give `sequence` the pages, before it is submitted; without room for them it is computed again."""
@@ -88,4 +88,4 @@ class CopiedPages:
                     tensor[index] = next(parts)[kept].view(tensor.dtype).view(len(index), *tensor.shape[1:])
 
     def decline(self, manager: KVCacheManager) -> None:
-        """Do nothing: the bytes are nobody's pages."""
+        """Do nothing: the bytes are no pages."""

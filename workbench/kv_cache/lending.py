@@ -8,7 +8,7 @@ stays its home's property and has two lifetimes: the references of its home (its
 each loan), and those of the borrower. The borrower gives the loan back when it has no reference left; the page is free
 when its home has none left either.
 
-    offered: of the transfer -> claimed: of the borrower -> returned to its home, or nobody's any more (both let go)
+    offered: of the transfer -> claimed: of the borrower -> returned to its home -> free (both let go)
 
 `SharedPagePool` is what one process knows. `PageLedger` is what the coordinator knows, and what is left of a process
 that died: the loans that it held go back, and those that it gave stay with their borrowers.
@@ -237,15 +237,15 @@ class PageLedger:
         self.offers[key] = Offer(home, own)
 
     def claim(self, key: TransferKey, borrower: int) -> None:
-        """Give the loans of a transfer to `borrower`. It is called before the borrower is told, so that its death
-        before it knows, and after, are one case."""
+        """Give the loans of a transfer to `borrower`. It is called before the borrower hears of it, so that its death
+        before that, and after, are one case."""
         offer = self.offers.pop(key)
         held = self.loans.setdefault(borrower, Counter())
         for group, pages in enumerate(offer.pages):
             held.update(LentPage(group, page) for page in pages)
 
     def withdraw(self, key: TransferKey) -> dict[int, list[list[int]]]:
-        """End a transfer that nobody claimed; return the pages that go back, by home and cache group."""
+        """End a transfer that was not claimed; return the pages that go back, by home and cache group."""
         offer = self.offers.pop(key, None)
         if offer is None:
             return {}
@@ -270,7 +270,7 @@ class PageLedger:
         return self._by_home(self.loans.pop(process, Counter()))
 
     def lent_by(self, home: int) -> tuple[dict[int, int], ...]:
-        """Return the loans of a home by page, for each cache group, whoever holds them: its successor is owed them."""
+        """Return all loans of a home by page, for each cache group: its successor is owed them."""
         ranges = self.homes[home]
         owed: tuple[Counter[int], ...] = tuple(Counter() for _ in ranges)
         for held in self.loans.values():

@@ -24,7 +24,7 @@ ALIGNMENT = 4096  # bytes: each tensor begins a memory page, and so any vector's
 
 
 class MemoryAddress(NamedTuple):
-    """Where another process of this host finds a memory: the file `fd` of process `pid`, which made it."""
+    """The place at which another process of this host finds a memory: the file `fd` of process `pid`, which made it."""
 
     pid: int
     fd: int
@@ -149,8 +149,8 @@ class PageTensor(NamedTuple):
 
 
 @dataclass(frozen=True)
-class CacheLayout:
-    """What the pages of a cache hold, byte by byte. Two engines hand pages over if theirs are equal."""
+class PageLayout:
+    """The contents of a cache's pages, byte by byte. Two engines hand pages over if theirs are equal."""
 
     model: str  # a digest of its architecture and of some weights
     page_size: int
@@ -158,7 +158,7 @@ class CacheLayout:
     tensors: tuple[PageTensor, ...]  # in the order of layers
 
     @classmethod
-    def describe(cls, store: KVStore, model: str) -> CacheLayout:
+    def describe(cls, store: KVStore, model: str) -> PageLayout:
         """Describe `store`, whose tensors may be on the meta device."""
         tensors = []
         for layer in store.layers:
@@ -173,7 +173,7 @@ class CacheLayout:
         """Return the bytes of a memory of so many pages, by cache group, as `shared_bytes` of their store."""
         return max(sum(_aligned(each.page_bytes * (totals[each.group] + 1)) for each in self.tensors), ALIGNMENT)
 
-    def differences(self, other: CacheLayout) -> list[str]:
+    def differences(self, other: PageLayout) -> list[str]:
         """Return what differs, one line each: empty where pages may be handed over."""
         found = []
         if self.model != other.model:
@@ -192,7 +192,7 @@ class CacheLayout:
                 break  # one format differs in all its layers
         return found
 
-    def check_equal(self, other: CacheLayout, mine: str = "one engine", theirs: str = "the other") -> None:
+    def check_equal(self, other: PageLayout, mine: str = "one engine", theirs: str = "the other") -> None:
         """Refuse to hand over pages of another layout (WorkbenchError, with what differs)."""
         if found := self.differences(other):
             raise WorkbenchError(
