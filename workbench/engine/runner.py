@@ -159,8 +159,7 @@ class Runner(Displayable):
         `cut_oldest` keeps `max_tokens` free for the answer, of the context half at most.
         """
         context, overflow = self.model.spec.max_position_embeddings, self.config.schedule.overflow
-        free = min(max_tokens, context // 2) if overflow == "cut_oldest" else 1
-        return conversation.prompt(self, context=context, max_tokens=free, overflow=overflow)
+        return intake.assemble(self, conversation, context, overflow, max_tokens)
 
     def cached_tokens(self, prompt_ids: Sequence[int], cache_salt: str = "") -> int:
         """Return how many tokens of a prompt the prefix cache has now, without taking them."""
