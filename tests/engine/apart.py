@@ -7,14 +7,16 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from tests.engine.tiny import poison
+from workbench.cluster.page_channel import SendingExecutor
 from workbench.engine.cache import build_store, cache_num_pages, describe_layout
 from workbench.engine.config import EngineConfig
 from workbench.engine.handover import (
     Handover,
     adopt,
     hand_over,
-    hand_over_copies,
     pop_returned,
     ready_sequences,
     take_back,
@@ -22,13 +24,23 @@ from workbench.engine.handover import (
 from workbench.engine.loaded_model import LoadedModel
 from workbench.engine.runner import Runner
 from workbench.kv_cache.adoption import Adoption, BorrowedPages, CopiedPages
-from workbench.kv_cache.lending import SharedPagePool
+from workbench.kv_cache.lending import SharedPagePool, TransferKey
 from workbench.kv_cache.shared_memory import SharedMemory, SharedPages, assign_homes, shared_bytes
 from workbench.model.transformer import Transformer
 from workbench.request import FinishReason, Request
 from workbench.trace.events import Event, Finished
 
 SIZES = {"page_size": 4, "pages": 40, "max_num_seqs": 4, "max_num_batched_tokens": 16}
+
+
+class Channel:
+    """A channel within one process: the layers of each request, by pass and layer."""
+
+    def __init__(self) -> None:
+        self.layers: dict[str, dict[tuple[int, int], list[Tensor]]] = {}
+
+    def send(self, key: TransferKey, number: int, layer: int, contents: list[Tensor]) -> None:
+        self.layers.setdefault(key.request_id, {})[number, layer] = contents
 
 
 @dataclass
@@ -42,6 +54,7 @@ class Apart:
     emitted: dict[str, list[int]] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
     num_moved: int = 0
+    channel: Channel = field(default_factory=Channel)
     on_the_way: list[tuple[Request, Adoption]] = field(default_factory=list)
     _queue: deque[Event] = field(default_factory=deque)
 
@@ -76,8 +89,11 @@ class Apart:
         if self.shares_memory:
             made: Handover = hand_over(self.prefill, sequence)
             return made.request, BorrowedPages(made.handed)
-        made, contents = hand_over_copies(self.prefill, sequence)
-        return made.request, CopiedPages(made.handed, contents)
+        assert isinstance(self.prefill.executor, SendingExecutor)
+        offer = self.prefill.executor.hand_over(sequence, TransferKey(sequence.request_id, 0))
+        layers = self.channel.layers.pop(sequence.request_id)
+        contents = [part for layer in range(len(self.prefill.store.layers)) for part in layers[offer.sent_pass, layer]]
+        return offer.request, CopiedPages(offer.handed, contents)
 
     def give_back(self) -> None:
         for pages, tainted in zip(pop_returned(self.decode), (False, True), strict=True):
@@ -124,4 +140,9 @@ def engines_apart(model: Transformer, shares_memory: bool, decode: dict | None =
             each.close()
     for runner in runners:
         poison(runner)
-    return Apart(*runners, shares_memory)
+    apart = Apart(*runners, shares_memory)
+    if not shares_memory:
+        prefill = apart.prefill
+        sends = lambda sequence: (TransferKey(sequence.request_id, 0), apart.channel)  # noqa: E731
+        prefill.set_executor(SendingExecutor(prefill.executor, prefill, sends))  # type: ignore[arg-type] (a channel)
+    return apart

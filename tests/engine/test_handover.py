@@ -19,8 +19,9 @@ from tests.thorough import tries
 from workbench.cluster.page_channel import SendingExecutor
 from workbench.engine.cache import describe_layout
 from workbench.engine.config import EngineConfig
-from workbench.engine.handover import adopt, hand_over_copies, pop_returned, ready_sequences, take_back
+from workbench.engine.handover import adopt, pop_returned, ready_sequences, take_back
 from workbench.errors import WorkbenchError
+from workbench.kv_cache.adoption import page_contents
 from workbench.kv_cache.lending import TransferKey
 from workbench.kv_cache.pages import NULL_PAGE
 from workbench.kv_cache.shared_memory import SharedMemory
@@ -138,7 +139,7 @@ def test_layers_are_sent_while_later_ones_compute() -> None:
     """The bytes that a layer's hook copies out are those in the pages at the end, and come before the next layer."""
     model = model_of(WINDOWS)
     runner = runner_of(model, page_size=8)
-    plain, sent = hand_over_copies, []
+    sent = []
 
     class Channel:
         def send(self, key, number, layer, contents) -> None:
@@ -154,7 +155,7 @@ def test_layers_are_sent_while_later_ones_compute() -> None:
     while not (ready := list(ready_sequences(runner))):
         computed.clear()
         runner.step()
-    _, whole = plain(runner, ready[0])
+    whole = list(page_contents(runner.store, runner.kv_cache.manager.pages_to_hand_over(ready[0])))
     assert [layer for _, layer, *_ in sent] == [0, 1, 2] and [after for *_, after in sent] == [1, 2, 3]
     found = [part for _, _, contents, _ in sent for part in contents]
     assert len(found) == len(whole) and all(torch.equal(*pair) for pair in zip(found, whole, strict=True))
@@ -221,3 +222,29 @@ def test_a_memory_ends_with_its_processes_and_is_opened_by_address_alone() -> No
     with pytest.raises(WorkbenchError, match="which owns them, cannot be reached|its owner has ended"):
         SharedMemory.open(address)
     assert other.tensor()[5] == 7, "what is mapped stays"
+
+
+@pytest.mark.parametrize("shares_memory", [True, False])
+def test_a_request_that_lost_its_engine_is_handed_over_again(shares_memory: bool) -> None:
+    """It comes back with the tokens that were emitted, and the prefix cache may know all of it but one token."""
+    model, chosen = model_of(spec_of()), {"cache": {"prefix": "radix"}, "page_size": 4}
+    asked = request("r", 15, 12, temperature=0.9, repetition_penalty=1.2)
+    alone = finals(runner_of(model, **chosen), [asked])
+    for emitted in range(12):
+        for again in range(2):  # the second time from what the first left in the prefix caches
+            apart = engines_apart(model, shares_memory, **chosen) if not again else apart
+            name = f"r{emitted}{again}"
+            ids = alone["r"][:emitted]
+            found = apart.run([replace(asked, request_id=name, generated_ids=ids)])
+            assert found[name] == alone["r"]
+        apart.check_no_page_leaks()
+
+
+@pytest.mark.parametrize("speculate", [{"kind": "prompt_lookup", "num_speculative_tokens": 3}])
+@pytest.mark.parametrize("shares_memory", [True, False])
+def test_drafts_are_verified_on_pages_that_came(shares_memory: bool, speculate: dict) -> None:
+    model = model_of(WINDOWS)
+    asked = [request(f"r{i}", 20 + i, 12) for i in range(3)]
+    apart = engines_apart(model, shares_memory, page_size=8, speculate=speculate)
+    assert apart.run(asked) == finals(runner_of(model, page_size=8), asked)
+    apart.check_no_page_leaks()

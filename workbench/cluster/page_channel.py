@@ -181,7 +181,7 @@ class SendingExecutor:
         manager, store = self.runner.kv_cache.manager, self.runner.store
         sent: list[tuple[TransferKey, PageSender, HandedPages]] = []
         for span in plan.spans:
-            if span.needs_sample and not span.is_decode and (found := self.target(span.sequence)) is not None:
+            if span.needs_sample and (found := self.target(span.sequence)) is not None:
                 pages = manager.pages_to_hand_over(span.sequence, span.end)
                 sent.append((*found, HandedPages(span.end, pages)))
         done: set[int] = set()
@@ -202,6 +202,10 @@ class SendingExecutor:
                 send(layer)
         self._sent.update({key: (self._passes, handed) for key, _, handed in sent})
         return logits
+
+    def has_sent(self, sequence: Sequence, key: TransferKey) -> bool:
+        """Return whether what was sent is all that the sequence has computed."""
+        return key in self._sent and self._sent[key][1].num_computed_tokens == sequence.num_computed_tokens
 
     def hand_over(self, sequence: Sequence, key: TransferKey) -> OfferPages:
         """End a sequence whose layers were sent as `moved`."""

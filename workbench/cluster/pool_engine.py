@@ -238,8 +238,7 @@ class PoolEngine:
             if target is None:
                 made = hand_over(self.runner, sequence)
                 offers.append(OfferPages(key, made.request, made.handed))
-            else:
-                assert self.sending is not None
+            elif self.sending is not None and self.sending.has_sent(sequence, key):
                 offers.append(self.sending.hand_over(sequence, key))
         return offers
 

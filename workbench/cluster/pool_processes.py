@@ -40,6 +40,7 @@ class ChildProcess:
             self._child = subprocess.Popen(
                 [sys.executable, "-m", "workbench.cluster.pool_engine", str(its.fileno())],
                 pass_fds=[its.fileno()], stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C in a terminal is the coordinator's
             )  # fmt: skip
         self.name, self.pid = name, self._child.pid
         self.connection = Connection(mine.detach())

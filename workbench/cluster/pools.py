@@ -35,7 +35,7 @@ from workbench.errors import WorkbenchError, describe_error
 from workbench.kv_cache.lending import PageLedger, TransferKey
 from workbench.kv_cache.shared_memory import SharedMemory, assign_homes
 from workbench.request import FinishReason, Request
-from workbench.trace.events import Decoded, Event, Finished, Submitted
+from workbench.trace.events import Decoded, Event, Finished, Prefilled, Submitted
 
 MAX_ATTEMPTS = 5  # of a request: one that ends every process that it comes to must not end them all
 Emit = Callable[[Event], None]
@@ -76,6 +76,8 @@ class _Served:
     moved: list[Finished] = field(default_factory=list)  # ends in engines that it left
     is_cancelled: bool = False
     has_events: bool = False  # of tokens, which a request computed anew would emit again
+    num_scored: int = 0  # log-probabilities of the prompt that were emitted
+    num_scored_again: int = 0  # by this attempt
 
 
 class PrefillDecodePools:
@@ -392,6 +394,7 @@ class PrefillDecodePools:
             served.send_to = target.number, target.restarts
         served.slot, served.is_decoding = slot.number, whole
         served.attempt += 1
+        served.num_scored_again = 0
         slot.requests.add(name)
         target_number = None if served.send_to is None else served.send_to[0]
         self._send(slot, message.Run(request, served.attempt, not whole, target_number))
@@ -478,6 +481,11 @@ class PrefillDecodePools:
                 if served.is_submitted:
                     return
                 served.is_submitted = True
+            case Prefilled(logprobs=logprobs) if logprobs:
+                known = max(0, served.num_scored - served.num_scored_again)
+                served.num_scored_again += len(logprobs)
+                served.num_scored = max(served.num_scored, served.num_scored_again)
+                event = replace(event, logprobs=logprobs[known:])
             case Decoded():
                 if why_not_apart(served.request) == "":
                     served.generated.append(event.token_id)

@@ -14,12 +14,10 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from torch import Tensor
-
 from workbench.engine.resume import why_not_resumable
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
-from workbench.kv_cache.adoption import Adoption, page_contents
+from workbench.kv_cache.adoption import Adoption
 from workbench.kv_cache.lending import HandedPages
 from workbench.request import Request, Sequence
 from workbench.trace.events import Event
@@ -52,18 +50,6 @@ def hand_over(runner: Runner, sequence: Sequence) -> Handover:
     `take_back`."""
     handed = runner.kv_cache.manager.lend(sequence)
     return Handover(end_as_moved(runner, sequence), handed)
-
-
-def hand_over_copies(runner: Runner, sequence: Sequence) -> tuple[Handover, list[Tensor]]:
-    """Return a sequence with the bytes of its pages, and end it here as `moved`.
-
-    Returns:
-        the handover, whose page numbers are only this engine's; and `page_contents` of them.
-    """
-    pages = runner.kv_cache.manager.pages_to_hand_over(sequence)
-    handed = HandedPages(sequence.num_computed_tokens, pages)
-    contents = list(page_contents(runner.store, pages))
-    return Handover(end_as_moved(runner, sequence), handed), contents
 
 
 def end_as_moved(runner: Runner, sequence: Sequence) -> Request:
