@@ -27,7 +27,7 @@ from workbench.kv_cache.adoption import Adoption, BorrowedPages, CopiedPages
 from workbench.kv_cache.lending import SharedPagePool, TransferKey
 from workbench.kv_cache.shared_memory import SharedMemory, SharedPages, assign_homes, shared_bytes
 from workbench.model.transformer import Transformer
-from workbench.request import FinishReason, Request
+from workbench.request import FinishReason, Request, Sequence
 from workbench.trace.events import Event, Finished
 
 SIZES = {"page_size": 4, "pages": 40, "max_num_seqs": 4, "max_num_batched_tokens": 16}
@@ -73,7 +73,7 @@ class Apart:
         """Run a step of each engine that has anything to do; return whether anything is left."""
         if self.prefill.has_unfinished_requests:
             self.prefill.step()
-            for sequence in list(ready_sequences(self.prefill)):
+            for sequence in list(filter(self.can_go, ready_sequences(self.prefill))):
                 self.on_the_way.append(self._hand_over(sequence))
         while len(self.on_the_way) > hold or (self.on_the_way and not self.prefill.has_unfinished_requests):
             request, adoption = self.on_the_way.pop(0)
@@ -84,7 +84,12 @@ class Apart:
         self._collect()
         return self.prefill.has_unfinished_requests or self.decode.has_unfinished_requests or bool(self.on_the_way)
 
-    def _hand_over(self, sequence) -> tuple[Request, Adoption]:
+    def can_go(self, sequence: Sequence) -> bool:
+        """Return whether its bytes were sent, where bytes are."""
+        executor, key = self.prefill.executor, TransferKey(sequence.request_id, 0)
+        return not isinstance(executor, SendingExecutor) or executor.has_sent(sequence, key)
+
+    def _hand_over(self, sequence: Sequence) -> tuple[Request, Adoption]:
         self.num_moved += 1
         if self.shares_memory:
             made: Handover = hand_over(self.prefill, sequence)
