@@ -13,6 +13,7 @@ import queue
 import sys
 import threading
 from collections import deque
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 import torch
@@ -36,6 +37,7 @@ from workbench.cluster.pool_messages import (
     TakeBack,
 )
 from workbench.engine.cache import cache_num_pages, describe_layout
+from workbench.engine.config import EngineConfig
 from workbench.engine.handover import adopt, hand_over, pop_returned, ready_sequences, take_back, why_not_apart
 from workbench.engine.loaded_model import LoadedModel
 from workbench.engine.runner import Runner
@@ -53,11 +55,11 @@ MAX_IDLE_SECONDS = 0.05  # between looks at bytes that are to arrive
 class PoolEngine:
     """The engine of one process."""
 
-    def __init__(self, connection: Connection, start: Start):
+    def __init__(self, connection: Connection, start: Start, load: Callable[[EngineConfig], LoadedModel]):
         self.connection = connection
         torch.set_num_threads(start.threads)
         self.config = start.config
-        self.loaded = LoadedModel.load(start.config, lambda line: None)
+        self.loaded = load(start.config)
         self.inbox: queue.SimpleQueue = queue.SimpleQueue()
         self.queue: deque[Event] = deque()
         self.waiting: deque[Run] = deque()  # for pages
@@ -267,32 +269,51 @@ class PoolEngine:
             del self.left[name], self.attempts[name]
 
 
-def run_engine(connection: Connection) -> None:
-    """Run the engine that the coordinator at the other end asks for, until it says so or ends."""
-    start = connection.recv()
-    assert isinstance(start, Start)
+def run_engine(
+    connection: Connection,
+    load: Callable[[EngineConfig], LoadedModel] | None = None,
+    orphaned: Callable[[PoolEngine], None] | None = None,
+) -> PoolEngine | None:
+    """Run the engine that the coordinator at the other end asks for, until it says so or ends.
+
+    Args:
+        connection: to the coordinator.
+        load: loads the model; None: as its config says.
+        orphaned: called in another thread when the coordinator has ended; None: ends the process, in any step.
+
+    Returns:
+        the engine, if it began.
+    """
+    engine = None
     try:
-        engine = PoolEngine(connection, start)
+        start = connection.recv()
+        assert isinstance(start, Start)
+        engine = PoolEngine(connection, start, load or (lambda config: LoadedModel.load(config, lambda line: None)))
         connection.send(engine.describe())
         begin = connection.recv()
         assert isinstance(begin, Begin)
         engine.begin(begin)
         connection.send(Ready())
-        threading.Thread(target=_receive, args=(connection, engine.inbox), daemon=True).start()
+        threading.Thread(target=_receive, args=(engine, orphaned or _exit), daemon=True).start()
         engine.serve()
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        return
+        return engine
     except Exception as error:
         connection.send(EngineFailed(describe_error(error)))
         raise
+    return engine
 
 
-def _receive(connection: Connection, inbox: queue.SimpleQueue) -> None:
+def _receive(engine: PoolEngine, orphaned: Callable[[PoolEngine], None]) -> None:
     try:
         while True:
-            inbox.put(connection.recv())
+            engine.inbox.put(engine.connection.recv())
     except (EOFError, OSError):
-        os._exit(0)  # the coordinator has ended, in the middle of a step too
+        orphaned(engine)
+
+
+def _exit(engine: PoolEngine) -> None:
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from typing import Any, Literal
 import torch.distributed as dist
 
 from workbench.cluster import pool_messages as message
-from workbench.cluster.pool_processes import STARTERS, EngineProcess, host_address
+from workbench.cluster.pool_processes import STARTERS, EngineProcess, StartProcess, host_address
 from workbench.engine import inputs as intake
 from workbench.engine.config import EngineConfig
 from workbench.engine.handover import why_not_apart
@@ -93,7 +93,8 @@ class PrefillDecodePools:
         num_decode: engines that decode; with none the others compute requests whole, as one pool.
         decode: of the decode engines, where it differs; model and layout of the cache must not.
         transfer: `shared`: one memory that all processes of this host map; `gloo`: bytes are sent.
-        processes: `child` of this process, or `ray` for actors of the cluster that it is part of.
+        processes: `child` of this process, `ray` for actors of the cluster that it is part of, or a function that
+            starts one by name.
         max_restarts: processes that may be started in place of dead ones, by place.
         listener: receives every event of every request, those of attempts that failed too.
     """
@@ -106,14 +107,14 @@ class PrefillDecodePools:
         *,
         decode: EngineConfig | None = None,
         transfer: message.Transfer = "shared",
-        processes: Literal["child", "ray"] = "child",
+        processes: Literal["child", "ray"] | StartProcess = "child",
         max_restarts: int = 3,
         listener: Emit | None = None,
     ):
         if num_prefill < 1 or num_decode < 0:
             raise WorkbenchError(f"a pool needs an engine at least, not {num_prefill} for prefill, {num_decode}")
         self.transfer, self.max_restarts, self.listener = transfer, max_restarts, listener
-        self._start_process = STARTERS[processes]
+        self._start_process = STARTERS[processes] if isinstance(processes, str) else processes
         configs = [config.engine] * num_prefill + [(decode or config).engine] * num_decode
         self.slots = [
             Slot(number, "prefill" if number < num_prefill else "decode", each) for number, each in enumerate(configs)
