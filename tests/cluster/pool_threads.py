@@ -3,6 +3,7 @@ connections are the real ones, so that thousands of deaths are tried in little t
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable
 from multiprocessing import Pipe
@@ -48,6 +49,8 @@ class ThreadProcess:
             try:
                 self.engine = run_engine(mortal, load, lambda engine: engine.inbox.put(Stop()))  # type: ignore[arg-type]
             finally:
+                with socket.fromfd(its.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as ended:
+                    ended.shutdown(socket.SHUT_RDWR)  # a thread that still reads would keep it open
                 its.close()
 
         self._thread = threading.Thread(target=run, daemon=True)

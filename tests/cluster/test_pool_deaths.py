@@ -24,7 +24,7 @@ from workbench.request import Request
 from workbench.trace.events import Decoded, Finished
 
 SPECS = (WINDOWS, spec_of(layer(2, 1, 8), layer(2, 1, 8)), HYBRID)
-DEATHS = st.lists(st.tuples(st.integers(2, 14), st.booleans()), max_size=2)  # none before it is ready
+DEATHS = st.lists(st.tuples(st.integers(2, 14), st.booleans()), max_size=1)  # none before it is ready
 
 
 def run(pools: PrefillDecodePools, asked: list[Request]) -> dict[str, tuple[int, ...]]:
@@ -40,6 +40,7 @@ def run(pools: PrefillDecodePools, asked: list[Request]) -> dict[str, tuple[int,
 
 
 def check_no_page_leaks(pools: PrefillDecodePools, started: StartThreads) -> None:
+    until(lambda: all(slot.state in ("ready", "gone") for slot in pools.slots))
     until(lambda: (pools.recall(), pools.pages_lent())[1] == 0)
     pools.close()
     for slot in pools.slots:
