@@ -207,13 +207,13 @@ def table(record: dict[str, Any]) -> Table:
 def main(
     trace: Annotated[Path, typer.Argument(help="a recorded trace: Azure's CSV or Mooncake's JSON lines")],
     model: Annotated[str, typer.Option(help="model of every engine")] = "shape:smollm2-135m",
-    requests: Annotated[int, typer.Option(help="requests of the trace")] = 40,
-    time_scale: Annotated[float, typer.Option(help="factor on the trace's distances")] = 5.0,
-    length_scale: Annotated[float, typer.Option(help="factor on the trace's lengths")] = 0.4,
+    requests: Annotated[int, typer.Option(help="requests of the trace")] = 30,
+    time_scale: Annotated[float, typer.Option(help="factor on the trace's distances")] = 8.0,
+    length_scale: Annotated[float, typer.Option(help="factor on the trace's lengths")] = 0.15,
     pages: Annotated[int, typer.Option(help="pages of each engine, of 64 tokens")] = 300,
-    ttft: Annotated[float, typer.Option(help="SLO: seconds to the first token")] = 2.0,
+    ttft: Annotated[float, typer.Option(help="SLO: seconds to the first token")] = 1.0,
     tpot: Annotated[float, typer.Option(help="SLO: seconds per later token")] = 0.1,
-    rounds: Annotated[int, typer.Option(help="rounds, variants in turn")] = 3,
+    rounds: Annotated[int, typer.Option(help="rounds, variants in turn")] = 1,
     out: Annotated[Path | None, typer.Option(help="folder for a dated record")] = None,
 ) -> None:
     """Predict, then measure, then judge."""

@@ -12,6 +12,7 @@ from their prompts to their ends.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import socket
@@ -173,7 +174,8 @@ class PrefillDecodePools:
                 yield event
         finally:
             if left:
-                self._put(lambda: [self._cancel(name) for name in names])
+                with contextlib.suppress(WorkbenchError):  # closed: nothing is left to cancel
+                    self._put(lambda: [self._cancel(name) for name in names])
 
     def submit(self, request: Request, emit: Emit) -> int:
         """Submit a request, whose events `emit` receives in the coordinator's thread; return the number of Finished
@@ -198,7 +200,8 @@ class PrefillDecodePools:
     def close(self) -> None:
         """End all processes and wait for that; requests in progress end as cancelled."""
         if not self._closed:
-            self._put(self._stop)
+            with contextlib.suppress(WorkbenchError):  # it has ended by itself
+                self._put(self._stop)
         self._thread.join()
         if self._memory is not None:
             self._memory.close()
@@ -225,6 +228,8 @@ class PrefillDecodePools:
     # What follows runs in the coordinator's thread.
 
     def _put(self, job: Callable[[], Any]) -> None:
+        if not self._thread.is_alive():
+            raise WorkbenchError(self._error or "the pools are closed")
         self._jobs.append(job)
         self._bell.send(b"x")
 
@@ -239,6 +244,8 @@ class PrefillDecodePools:
             self._stop()
         finally:
             self._is_ready.set()
+            while self._jobs:  # of callers that did not know yet
+                self._jobs.popleft()()
 
     def _turn(self) -> None:
         by_connection = {slot.process.connection: slot for slot in self.slots if slot.process is not None}
@@ -391,7 +398,8 @@ class PrefillDecodePools:
             targets = [each for each in decode if each.state == "ready"]
             if not targets:
                 return False
-            target = min(targets, key=lambda each: (len(each.requests), each.number))
+            coming = Counter(each.send_to[0] for each in self._served.values() if each.send_to and not each.is_decoding)
+            target = min(targets, key=lambda each: (len(each.requests) + coming[each.number], each.number))
             served.send_to = target.number, target.restarts
         served.slot, served.is_decoding = slot.number, whole
         served.attempt += 1
@@ -415,12 +423,14 @@ class PrefillDecodePools:
             self._offers[offer.key], self._offered_by[offer.key] = offer, slot.number
             if served is None or served.is_cancelled or served.attempt != offer.key.attempt:
                 self._withdraw(offer.key)
-                if served is not None and served.slot is None:
+                if served is not None and served.is_cancelled and served.slot is None:
                     self._end(offer.key.request_id, FinishReason.CANCELLED)
                 continue
             served.generated = list(offer.request.generated_ids)
             served.closing = offer.request.closing
             self._place(offer.key)
+        if found.offers:
+            self._dispatch()
         if self._ledger is not None:
             for pages, tainted in ((found.returned, False), (found.tainted, True)):
                 if pages:
@@ -434,7 +444,8 @@ class PrefillDecodePools:
                 self._send(slot, message.Recall())
 
     def _place(self, key: TransferKey) -> None:
-        """Give an offer to a decode engine; it waits while one is started, and is computed again if none will be."""
+        """Give an offer to a decode engine. It waits while one is started; if none will be, its request is queued
+        again, for the next `_dispatch`."""
         offer, served = self._offers[key], self._served[key.request_id]
         pool = self._pool("decode")
         ready = [slot for slot in pool if slot.state == "ready"]
@@ -445,7 +456,6 @@ class PrefillDecodePools:
                 self._withdraw(key)
                 self._queued.append(key.request_id)
                 self.counts["computed again"] += 1
-                self._dispatch()
             return
         slot = min(ready, key=lambda each: (len(each.requests), each.number))
         del self._offers[key]
