@@ -127,6 +127,7 @@ class PrefillDecodePools:
         self._offers: dict[TransferKey, message.OfferPages] = {}  # without a decode engine
         self._offered_by: dict[TransferKey, int] = {}
         self._jobs: deque[Callable[[], None]] = deque()
+        self._lock, self._takes_jobs = threading.Lock(), True
         self._bell, self._ear = socket.socketpair()
         self._memory: SharedMemory | None = None
         self._ledger: PageLedger | None = None
@@ -203,6 +204,8 @@ class PrefillDecodePools:
             with contextlib.suppress(WorkbenchError):  # it has ended by itself
                 self._put(self._stop)
         self._thread.join()
+        self._bell.close()
+        self._ear.close()
         if self._memory is not None:
             self._memory.close()
 
@@ -228,10 +231,11 @@ class PrefillDecodePools:
     # What follows runs in the coordinator's thread.
 
     def _put(self, job: Callable[[], Any]) -> None:
-        if not self._thread.is_alive():
-            raise WorkbenchError(self._error or "the pools are closed")
-        self._jobs.append(job)
-        self._bell.send(b"x")
+        with self._lock:
+            if not self._takes_jobs:
+                raise WorkbenchError(self._error or "the pools are closed")
+            self._jobs.append(job)
+            self._bell.send(b"x")
 
     def _work(self) -> None:
         try:
@@ -244,6 +248,8 @@ class PrefillDecodePools:
             self._stop()
         finally:
             self._is_ready.set()
+            with self._lock:
+                self._takes_jobs = False
             while self._jobs:  # of callers that did not know yet
                 self._jobs.popleft()()
 
