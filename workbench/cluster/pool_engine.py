@@ -291,7 +291,8 @@ def run_engine(
         engine = PoolEngine(connection, start, load or (lambda config: LoadedModel.load(config, lambda line: None)))
         connection.send(engine.describe())
         begin = connection.recv()
-        assert isinstance(begin, Begin)
+        if not isinstance(begin, Begin):
+            return engine  # the pools close
         engine.begin(begin)
         connection.send(Ready())
         threading.Thread(target=_receive, args=(engine, orphaned or _exit), daemon=True).start()

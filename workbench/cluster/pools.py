@@ -480,7 +480,8 @@ class PrefillDecodePools:
         if self._ledger is not None:
             self._send_home(self._ledger.withdraw(key))
         for slot in self.slots if self._store is not None else ():
-            self._send(slot, message.Drop(key))
+            if slot.state == "ready":
+                self._send(slot, message.Drop(key))
 
     def _send_home(self, pages: dict[int, list[list[int]]], tainted: bool = False) -> None:
         """Tell the homes of pages that loans have ended. One that is not built yet begins without them."""
@@ -556,7 +557,9 @@ class PrefillDecodePools:
         """Let a decode engine forget layers that it was sent for nothing: no handover follows."""
         if served.send_to is not None and not served.is_decoding:
             key = TransferKey(served.request.request_id, served.attempt)
-            self._send(self.slots[served.send_to[0]], message.Drop(key))
+            target = self.slots[served.send_to[0]]
+            if target.state == "ready":
+                self._send(target, message.Drop(key))
 
     def _lost(self, name: str) -> None:
         served = self._served[name]
