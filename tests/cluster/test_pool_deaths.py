@@ -67,9 +67,9 @@ def test_texts_and_pages_survive_any_deaths(data: st.DataObject) -> None:
     counts = draw(st.integers(1, 2)), draw(st.integers(0, 2))
     names = [f"{'prefill' if number < counts[0] else 'decode'} {number}" for number in range(sum(counts))]
     started = StartThreads(lambda config: loaded, {name: draw(DEATHS) for name in names})
-    transfer = draw(st.sampled_from(["shared", "shared", "gloo"]))
     config = EngineConfig.build(**chosen)
-    with PrefillDecodePools(config, *counts, transfer=transfer, processes=started, max_restarts=3) as pools:
+    # Not gloo: a thread that joins a store which closed holds the interpreter. test_pools.py kills its processes.
+    with PrefillDecodePools(config, *counts, processes=started, max_restarts=3) as pools:
         assert run(pools, asked) == alone
         again = [replace(each, request_id=f"{each.request_id} again") for each in asked]
         assert run(pools, again) == {f"{name} again": ids for name, ids in alone.items()}
