@@ -55,6 +55,7 @@ class Apart:
     events: list[Event] = field(default_factory=list)
     num_moved: int = 0
     channel: Channel = field(default_factory=Channel)
+    sending: SendingExecutor | None = None
     on_the_way: list[tuple[Request, Adoption]] = field(default_factory=list)
     _queue: deque[Event] = field(default_factory=deque)
 
@@ -86,16 +87,15 @@ class Apart:
 
     def can_go(self, sequence: Sequence) -> bool:
         """Return whether its bytes were sent, where bytes are."""
-        executor, key = self.prefill.executor, TransferKey(sequence.request_id, 0)
-        return not isinstance(executor, SendingExecutor) or executor.has_sent(sequence, key)
+        return self.sending is None or self.sending.has_sent(sequence, TransferKey(sequence.request_id, 0))
 
     def _hand_over(self, sequence: Sequence) -> tuple[Request, Adoption]:
         self.num_moved += 1
         if self.shares_memory:
             made: Handover = hand_over(self.prefill, sequence)
             return made.request, BorrowedPages(made.handed)
-        assert isinstance(self.prefill.executor, SendingExecutor)
-        offer = self.prefill.executor.hand_over(sequence, TransferKey(sequence.request_id, 0))
+        assert self.sending is not None
+        offer = self.sending.hand_over(sequence, TransferKey(sequence.request_id, 0))
         layers = self.channel.layers.pop(sequence.request_id)
         contents = [part for layer in range(len(self.prefill.store.layers)) for part in layers[offer.sent_pass, layer]]
         return offer.request, CopiedPages(offer.handed, contents)
@@ -149,5 +149,6 @@ def engines_apart(model: Transformer, shares_memory: bool, decode: dict | None =
     if not shares_memory:
         prefill = apart.prefill
         sends = lambda sequence: (TransferKey(sequence.request_id, 0), apart.channel)  # noqa: E731
-        prefill.set_executor(SendingExecutor(prefill.executor, prefill, sends))  # type: ignore[arg-type] (a channel)
+        apart.sending = SendingExecutor(prefill.executor, prefill, sends)  # type: ignore[arg-type] (a channel)
+        prefill.set_executor(apart.sending)
     return apart
