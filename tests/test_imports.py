@@ -60,6 +60,7 @@ INTEGERS = (
     "accounting",
     "budget",
     "cpu_pages",
+    "lending",
     "manager",
     "pages",
     "pins",

@@ -1,1 +1,1 @@
-"""Several engines behind one front: replicas of a model, each in a process of its own."""
+"""Several engines behind one front, each in a process of its own: replicas, and pools of prefill and of decode."""

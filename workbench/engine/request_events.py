@@ -31,7 +31,7 @@ def finished_event(
         score: of a beam.
     """
     ended = output.cause if output is not None and reason in FINISHED_NORMALLY else NOT_STOPPED
-    rest = output.finish() if output is not None else ""
+    rest = output.finish() if output is not None and reason is not FinishReason.MOVED else ""
     if output is not None and emits_no_tokens(sequence.request):
         rest = output.text
     return Finished(

@@ -31,6 +31,7 @@ from workbench.executors.contention import StepThreads
 from workbench.executors.select import Backends, incompatible_settings
 from workbench.inspect.attention import Inspection, inspect
 from workbench.interrupts import DeferInterrupts
+from workbench.kv_cache.shared_memory import SharedPages
 from workbench.progress import to_stderr
 from workbench.prompt.assemble import Prompt
 from workbench.prompt.conversation import Conversation
@@ -59,6 +60,7 @@ class Runner(Displayable):
         model: LoadedModel | None = None,
         *,
         page_orders: tuple[list[int], ...] | None = None,
+        shared_pages: SharedPages | None = None,
         listener: Callable[[Event], None] | None = None,
         report: Callable[[str], None] = to_stderr,
         clock: Callable[[], float] = time.perf_counter,
@@ -70,6 +72,7 @@ class Runner(Displayable):
             config: every setting; the defaults unless given.
             model: a model that is in memory; `config.model` and `config.backend` are loaded unless it is given.
             page_orders: for each cache group, the order in which its pages are first used.
+            shared_pages: pages that other processes map too; they hand sequences over (see handover.py).
             listener: receives every event.
             report: receives a line on each slow part of loading.
             clock: returns seconds.
@@ -88,7 +91,7 @@ class Runner(Displayable):
         if self.tokenizer is not None:
             self.tokenizer.check_vocab_size(spec.vocab_size)
         self.clock, self._sleep, self.now = clock, sleep, 0.0
-        self.kv_cache = KVCache.build(self.model, config, lambda: self.now, page_orders)
+        self.kv_cache = KVCache.build(self.model, config, lambda: self.now, page_orders, shared_pages)
         self.store = self.kv_cache.store
         self.backends = loaded.backends or Backends.own(self.model, self.store)
         schedule = config.schedule

@@ -243,9 +243,13 @@ class Transformer(nn.Module):
         found = (table(batch.positions, batch.length_limits) for table in self.rotary)
         angles = [(cos.to(exact), sin.to(exact)) for cos, sin in found]
         x = self.embed(batch.token_ids, batch.positions)
-        for block, rotary, cache in zip(self.blocks, self.rotary_of_block, store.layers, strict=True):
+        for layer, (block, rotary, cache) in enumerate(
+            zip(self.blocks, self.rotary_of_block, store.layers, strict=True)
+        ):
             cos, sin = (None, None) if rotary is None else angles[rotary]
             x = run(cast(TransformerBlock, block), x, cos, sin, batch, cache)
+            if store.on_layer is not None:
+                store.on_layer(layer)
         return x
 
     def compute_logits(self, x: Tensor) -> Tensor:
