@@ -16,7 +16,7 @@ from workbench.trace.events import Decoded, Event, Finished, PinnedPrefix, Prefi
 
 @dataclass
 class SampleState:
-    """What was emitted of one sample.
+    """Keep what was emitted of one sample.
 
     The counts `*_now` are of the attempt under way, those of `lost_*` of the attempts before it.
     """
