@@ -122,6 +122,7 @@ class Runner(Displayable):
             self.telemetry.raise_listener_error,
         )
         self.owner: RunnerOwner | None = None
+        self._compiles = 0  # before the step under way
         self._request_ids = (f"request-{number}" for number in itertools.count())
         self.speculator: Speculator | None = None
         self.set_speculator(build_speculator(config, spec, self.tokenizer, lambda draft: Runner(draft, report=report)))
@@ -172,7 +173,7 @@ class Runner(Displayable):
 
     def cached_tokens(self, prompt_ids: Sequence[int], cache_salt: str = "") -> int:
         """Return how many tokens of a prompt the prefix cache has now, without taking them. Any thread may ask."""
-        if self.owner is not None and self.owner.is_other_thread():
+        if self.owner is not None and not self.owner.is_current_thread():
             return self.owner.call(lambda runner: runner.cached_tokens(prompt_ids, cache_salt))
         cache = self.kv_cache.manager.prefix_cache
         return 0 if cache is None else cache.match_prefix(prompt_ids, cache_salt).num_tokens
@@ -400,6 +401,9 @@ class Runner(Displayable):
     ) -> None:
         """Emit the events of the whole step."""
         compiles, kernels = self.executor.compiles, self.executor.kernel_seconds
+        if compiles != self._compiles:
+            self.scheduler.ignore_step_time()
+            self._compiles = compiles
         for threads, reason in self._thread_changes:
             self.telemetry.emit(ThreadsChanged(self.clock(), step=plan.step, threads=threads, reason=reason))
         self._thread_changes.clear()

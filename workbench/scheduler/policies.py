@@ -184,8 +184,8 @@ class Deadline(BuiltInPolicy):
 
     Where all can, they are served in order of arrival. Where not all can, those with the longest prompts wait until no
     other may still be in time (Moore, "An n job, one machine sequencing algorithm for minimizing the number of late
-    jobs", 1968, with the time of a prompt as measured in the steps so far). A request that has had its first token
-    and was preempted goes first.
+    jobs", 1968, with the time of a prompt as measured in the steps so far; slots and pages are taken to be free). A
+    request that has had its first token and was preempted goes first.
     """
 
     kind: Literal["deadline"] = "deadline"
@@ -287,7 +287,8 @@ PolicySetting = Annotated[
 ]
 _ADAPTER: TypeAdapter[Any] = TypeAdapter(PolicySetting)
 BUILT_IN_POLICIES: dict[str, type[Any]] = {
-    cls.model_fields["kind"].default: cls for cls in (FCFS, PrefillFirst, DecodeFirst, ShortestPrompt, Priority, Fair)
+    cls.model_fields["kind"].default: cls
+    for cls in (FCFS, PrefillFirst, DecodeFirst, ShortestPrompt, Priority, Fair, Deadline)
 }
 
 
