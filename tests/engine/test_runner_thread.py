@@ -65,7 +65,7 @@ def test_while_it_works_no_other_thread_steps(runner: Runner) -> None:
     assert asked.wait()
 
 
-def test_cached_tokens_are_told_while_it_works_and_after(runner: Runner) -> None:
+def test_cached_tokens_are_known_while_it_works_and_after(runner: Runner) -> None:
     ids = tuple(range(5, 5 + 3 * runner.config.cache.page_size))
     assert RunnerThread.attach(runner).submit(Request("first", ids, SamplingParameters(max_tokens=2))).wait()
     alone = runner.cached_tokens(ids)
