@@ -23,6 +23,7 @@ from workbench.scheduler.scheduler import Scheduler
 
 SEQS, PAGE, BUDGET, CONTEXT = 64, 64, 4096, 65_536
 STEPS, WARM_UP_STEPS = 150, 20  # steps planned, and steps of warm-up (with prefill) that do not count
+STEP_SECONDS = 0.025  # as policies are told that a step takes
 
 
 def seconds(policy: str, waiting: int) -> list[float]:
@@ -31,11 +32,13 @@ def seconds(policy: str, waiting: int) -> list[float]:
     scheduler = Scheduler(manager, SchedulerLimits(SEQS + 8, BUDGET), CONTEXT, parse_policy(policy))
     for order, length in enumerate([256 + order for order in range(SEQS)] + [20_000] * waiting):
         request = Request(f"r{order}", tuple(range(length)), SamplingParameters(max_tokens=STEPS + 50))
-        scheduler.submit(Sequence.from_request(request, order))
+        sequence = Sequence.from_request(request, order)
+        sequence.arrival_time = STEPS * STEP_SECONDS  # none is late before the end, and a policy may choose among all
+        scheduler.submit(sequence)
     spent = []
     for step in range(STEPS):
         began = time.thread_time()
-        plan = scheduler.plan()
+        plan = scheduler.plan(now=step * STEP_SECONDS)
         if step >= WARM_UP_STEPS:
             spent.append(time.thread_time() - began)
         assert plan is not None

@@ -116,6 +116,8 @@ class History:
             Sequence.from_request(Request(f"r{self.count + i}", ids, asked, **theirs), self.count + i)
             for i in range(samples)
         ]
+        for each in new:
+            each.arrival_time = self.now
         self.count += samples
         tokens = min(len(ids) + most, CONTEXT) - 1
         count = samples if beams else 1
@@ -136,7 +138,7 @@ class History:
                 return
 
     def one_step(self) -> bool:
-        plan = self.scheduler.plan(self.drafts())
+        plan = self.scheduler.plan(self.drafts(), self.now)
         if plan is None:
             assert not self.open, "something waits and nothing is planned"
             return False

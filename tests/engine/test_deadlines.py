@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import permutations
 
 import pytest
@@ -74,6 +75,24 @@ def test_a_cached_prompt_takes_the_time_of_its_new_tokens() -> None:
     assert [entry.request_id for entry in most_in_time(state, 1.0, 0.0)] == ["r0", "r1"], "one of them fits"
     state.cached_tokens["r1"] = 7  # type: ignore[index]
     assert [entry.request_id for entry in most_in_time(state, 1.0, 0.0)][0] == "r1"
+
+
+def test_cached_tokens_are_looked_up_only_where_not_all_can_be_in_time() -> None:
+    """A look takes a walk through the prefix cache, for each of those that wait, before every step."""
+
+    class Counted(dict[str, int]):
+        looks = 0
+
+        def __getitem__(self, name: str) -> int:
+            self.looks += 1
+            return super().__getitem__(name)
+
+    waiting = [view(i, 4, 0.0) for i in range(8)]
+    for seconds, looks in ((4.0, 0), (3.5, 8)):
+        state = state_of(waiting, 0.0)
+        state = replace(state, cached_tokens=Counted(state.cached_tokens))
+        assert sorted(most_in_time(state, seconds, 0.0)) == waiting
+        assert state.cached_tokens.looks == looks  # type: ignore[attr-defined]
 
 
 def test_the_rate_is_of_busy_steps_with_prompts() -> None:

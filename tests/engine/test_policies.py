@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 
 from experiments import plan_cost
@@ -12,9 +14,16 @@ from workbench.kv_cache.manager import KVCacheManager
 from workbench.kv_cache.pages import KVCacheGroup, PagePool
 from workbench.request import FinishReason, Request, SamplingParameters, Sequence
 from workbench.scheduler.plan import SchedulerLimits
-from workbench.scheduler.policies import BUILT_IN_POLICIES, FCFS, BatchingMode, parse_policy
+from workbench.scheduler.policies import (
+    BUILT_IN_POLICIES,
+    FCFS,
+    BatchingMode,
+    CustomPolicy,
+    PolicySetting,
+    parse_policy,
+)
 from workbench.scheduler.policy import SchedulerDecision, SchedulerState, SchedulingPolicy
-from workbench.scheduler.scheduler import Scheduler
+from workbench.scheduler.scheduler import IN_PARTS, Scheduler
 from workbench.trace.events import Finished, Stepped
 
 
@@ -165,6 +174,12 @@ def test_a_padded_batch_computes_as_many_rows_to_its_end() -> None:
     assert [(step.requests, step.padding_rows) for step in steps] == (
         [(3, 0)] + [(2, 1)] * 2 + [(1, 2)] * 3 + [(2, 0)] * 2 + [(1, 1)] * 2
     )
+
+
+def test_each_policy_that_a_setting_may_name_is_in_the_list_and_planned_in_parts() -> None:
+    """Laws of policies are tested for those in the list, and messages name them."""
+    named = {*get_args(get_args(PolicySetting)[0])} - {CustomPolicy}
+    assert {*BUILT_IN_POLICIES.values()} == named == {*IN_PARTS}
 
 
 @pytest.mark.parametrize("kind", ["continuous", "static", "padded"])

@@ -19,6 +19,7 @@ from workbench.engine.replay import RecordedPolicy, ReplayDiverged, replay
 from workbench.engine.runner import Runner
 from workbench.request import Request
 from workbench.scheduler.plan import StepPlan
+from workbench.scheduler.policies import BUILT_IN_POLICIES
 from workbench.speculative.proposers import PromptLookupProposer, Speculator
 from workbench.trace.events import Decoded, Event, Finished
 from workbench.trace.recorder import Recorder
@@ -90,7 +91,7 @@ SETTINGS = st.fixed_dictionaries(
         "max_num_seqs": st.integers(3, 4),
         "max_num_batched_tokens": st.sampled_from([7, 16]),
         "pages": st.integers(9, 20),
-        "policy": st.sampled_from(["fcfs", "prefill_first", "decode_first", "shortest_prompt", "fair"]),
+        "policy": st.sampled_from([*BUILT_IN_POLICIES]),
         "prefix": st.sampled_from(["off", "radix", {"kind": "radix", "ttl": 2.0}]),
         "offload": st.sampled_from(["none", "memory"]),
     }

@@ -3,9 +3,10 @@ starve."""
 
 from __future__ import annotations
 
+import bisect
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, takewhile
+from itertools import takewhile
 from typing import Any
 
 from workbench.scheduler.policy import RequestView, SchedulerDecision, SchedulerState
@@ -163,23 +164,47 @@ def most_in_time(state: SchedulerState, seconds: float, begins: float) -> Iterat
         seconds: from arrival to the first token, the same for all.
         begins: the time when the first of them could begin.
     """
-    ready = [entry for entry in state.waiting if entry.num_tokens > entry.num_prompt_tokens]
-    young = [
-        entry
-        for entry in state.waiting
-        if entry.arrival_time + seconds >= begins and entry.num_tokens <= entry.num_prompt_tokens
-    ]
+    ready = takewhile(lambda entry: entry.num_tokens > entry.num_prompt_tokens, state.waiting_by(_lacks_first_token))
+    before = set[str]()
+    for entry in ready:
+        before.add(entry.request_id)
+        yield entry
+    if state.seconds_per_prefill_token:
+        arrivals = state.waiting_by(_arrival_time)
+        oldest = bisect.bisect_left(arrivals, begins, key=lambda entry: entry.arrival_time + seconds)
+        young = [entry for entry in arrivals[oldest:] if entry.num_tokens <= entry.num_prompt_tokens]
+        in_time = young if _all_in_time(state, young, seconds, begins) else _chosen(state, young, seconds, begins)
+        yield from in_time
+        before |= {entry.request_id for entry in in_time}
+    yield from (entry for entry in state.waiting if entry.request_id not in before)
+
+
+def _all_in_time(state: SchedulerState, young: list[RequestView], seconds: float, begins: float) -> bool:
+    """Return whether all of `young` are in time in this order even without cached tokens, which take a look at the
+    prefix cache for each."""
+    ends, rate = begins, state.seconds_per_prefill_token
+    for entry in young:
+        ends += rate * entry.num_new_tokens
+        if ends > entry.arrival_time + seconds:
+            return False
+    return True
+
+
+def _chosen(state: SchedulerState, young: list[RequestView], seconds: float, begins: float) -> list[RequestView]:
+    """Return the most of `young`, which are in order of arrival, that can be in time."""
     taken: list[tuple[float, int, RequestView]] = []  # a heap, the longest first
     ends = begins
-    for entry in sorted(young, key=_arrival_time):
+    for entry in young:
         takes = state.seconds_per_prefill_token * state.num_new_tokens(entry)
         ends += takes
         heapq.heappush(taken, (-takes, -entry.arrival_index, entry))
         if ends > entry.arrival_time + seconds:
             ends += heapq.heappop(taken)[0]
-    in_time = sorted((entry for _, _, entry in taken), key=_arrival_time)
-    first = {entry.request_id for entry in (*ready, *in_time)}
-    return chain(ready, in_time, (entry for entry in state.waiting if entry.request_id not in first))
+    return sorted((entry for _, _, entry in taken), key=_arrival_time)
+
+
+def _lacks_first_token(entry: RequestView) -> bool:
+    return entry.num_tokens <= entry.num_prompt_tokens
 
 
 def _arrival_time(entry: RequestView) -> tuple[float, int]:

@@ -287,7 +287,8 @@ PolicySetting = Annotated[
 ]
 _ADAPTER: TypeAdapter[Any] = TypeAdapter(PolicySetting)
 BUILT_IN_POLICIES: dict[str, type[Any]] = {
-    cls.model_fields["kind"].default: cls for cls in (FCFS, PrefillFirst, DecodeFirst, ShortestPrompt, Priority, Fair)
+    cls.model_fields["kind"].default: cls
+    for cls in (FCFS, PrefillFirst, DecodeFirst, ShortestPrompt, Priority, Fair, Deadline)
 }
 
 
