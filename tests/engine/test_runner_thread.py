@@ -84,6 +84,68 @@ def test_an_end_that_is_read_leaves_the_runner_to_its_reader(runner: Runner) -> 
         runner.step()
 
 
+def seen_by_others(owner: RunnerThread) -> bool:
+    """Return what another thread is told: whether the runner's thread is at work."""
+    found: list[bool] = []
+    other = threading.Thread(target=lambda: found.append(owner.is_other_thread()))
+    other.start()
+    other.join()
+    return found[0]
+
+
+@pytest.mark.parametrize("max_tokens", [1, 900])
+def test_whoever_is_handed_an_end_or_a_result_may_use_the_runner(runner: Runner, max_tokens: int) -> None:
+    owner, seen = RunnerThread.attach(runner), list[bool]()
+
+    class Sink:
+        def emit(self, events: list[Event], done: bool = False, error: str = "") -> None:
+            if done:
+                seen.append(seen_by_others(owner))
+
+    cancel = owner.submit_to(Sink(), [Request("asked", (5, 6, 7), SamplingParameters(max_tokens=max_tokens))])
+    if max_tokens > 1:
+        cancel()
+    until(lambda: seen)
+    answer = owner.submit_call(lambda _: None)
+    answer.add_done_callback(lambda _: seen.append(seen_by_others(owner)))
+    until(lambda: len(seen) == 2)
+    assert seen == [False, False]
+
+
+def test_a_call_within_a_call_or_a_step_does_not_give_the_runner_away(runner: Runner) -> None:
+    owner, seen = RunnerThread.attach(runner), list[bool]()
+
+    def outer(_: Runner) -> None:
+        owner.call(lambda _: None)
+        seen.append(seen_by_others(owner))
+
+    owner.call(outer)
+    asked = owner.submit("class A:", max_tokens=900)
+
+    def stop_within_a_step(event: Event) -> None:
+        if isinstance(event, Decoded) and not asked.done:
+            asked.stop()
+            seen.append(seen_by_others(owner))
+
+    leave = owner.listen(stop_within_a_step)
+    assert asked.wait()
+    owner.call(lambda _: None)  # that step is over
+    leave()
+    assert seen == [True, True]
+
+
+def test_requests_that_a_reader_submits_itself_are_its_own_to_step(runner: Runner) -> None:
+    owner = RunnerThread.attach(runner)
+    runner.submit(Request("mine", (5, 6, 7), SamplingParameters(max_tokens=3)))
+    before = runner.scheduler.next_step
+    for _ in range(2):  # the second is answered when the turn of the first is over
+        owner.call(lambda _: None)
+    assert runner.scheduler.next_step == before
+    runner.step()
+    assert runner.scheduler.next_step == before + 1
+    runner.cancel("mine")
+
+
 def test_leaving_the_loop_ends_the_requests(runner: Runner) -> None:
     asked = RunnerThread.attach(runner).submit("class A:", max_tokens=900)
     for event in asked:

@@ -161,7 +161,7 @@ class Runner(Displayable):
 
     def cached_tokens(self, prompt_ids: Sequence[int], cache_salt: str = "") -> int:
         """Return how many tokens of a prompt the prefix cache has now, without taking them. Any thread may ask."""
-        if self.owner is not None and self.owner.is_other_thread():
+        if self.owner is not None and not self.owner.is_current_thread():
             return self.owner.call(lambda runner: runner.cached_tokens(prompt_ids, cache_salt))
         cache = self.kv_cache.manager.prefix_cache
         return 0 if cache is None else cache.match_prefix(prompt_ids, cache_salt).num_tokens

@@ -11,8 +11,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from functools import partial
+from typing import Protocol, TypeVar
 
 from workbench.engine import inputs as intake
 from workbench.engine.request_handle import RequestHandle
@@ -25,6 +27,8 @@ from workbench.trace.events import Event, Finished
 Result = TypeVar("Result")
 # A thread that ends takes its pool of OpenMP threads along: the next would begin beside them, and make its own.
 LINGER_SECONDS = 1.0
+
+HandOut = Callable[[], object]  # what a job leaves to be done once it uses the runner no more: its reader may use it
 
 
 class EventSink(Protocol):
@@ -96,10 +100,10 @@ class RunnerThread:
         self.runner = runner
         self.exclusive = FifoLock()  # who changes the runner for a while, and wants it back as it was
         self._numbers = itertools.count(1)
-        self._bell = threading.Condition()  # guards the three below
-        self._jobs: deque[Callable[[], None]] = deque()
+        self._bell = threading.Condition()  # guards the two below
+        self._jobs: deque[Callable[[], HandOut | None]] = deque()
         self._thread: threading.Thread | None = None
-        self._in_job = False  # while the thread does jobs, the last of which may have been taken from `_jobs`
+        self._uses_runner = False  # while the thread is in a job or a step
         self._turn_began: float | None = None  # while jobs or a step are under way
         self._serving: list[_ServedRequests] = []  # of the owner's thread alone
         heard = runner.telemetry.listener
@@ -137,7 +141,7 @@ class RunnerThread:
         if self._thread is None or self.is_current_thread():
             return False
         with self._bell:
-            return bool(self._jobs) or self._in_job or bool(self._serving)
+            return bool(self._jobs) or self._uses_runner or bool(self._serving)
 
     def submit(self, requests: intake.RequestInput, **sampling: object) -> RequestHandle:
         """Submit `requests` as `Runner.stream` does, and return their handle at once."""
@@ -170,11 +174,20 @@ class RunnerThread:
 
     def run_soon(self, function: Callable[[], object]) -> None:
         """Run `function` in the owner's thread, between two steps, and do not wait for it; it must not raise."""
-        self._put(function)
+
+        def job() -> None:
+            function()
+
+        self._put(job)
 
     def stop(self) -> None:
         """Cancel all requests soon."""
-        self._put(lambda: [self._end(serving) for serving in list(self._serving)])
+
+        def job() -> HandOut:
+            ended = [self._end(serving) for serving in list(self._serving)]
+            return lambda: [hand_out() for hand_out in ended if hand_out is not None]
+
+        self._put(job)
 
     def listen(self, listener: Callable[[Event], None]) -> Callable[[], None]:
         """Call `listener` with every event of the runner; return a function that ends it.
@@ -192,9 +205,10 @@ class RunnerThread:
         self._after_delivery.append(callback)
         return lambda: self._after_delivery.remove(callback) if callback in self._after_delivery else None
 
-    def _put(self, job: Callable[[], Any]) -> None:
-        if self.is_current_thread():
-            job()
+    def _put(self, job: Callable[[], HandOut | None]) -> None:
+        if self.is_current_thread():  # within a job or a step, which goes on with the runner
+            if (hand_out := job()) is not None:
+                hand_out()
             return
         with self._bell:
             self._jobs.append(job)
@@ -225,14 +239,12 @@ class RunnerThread:
             if not self._jobs and idle is None:
                 self._thread = None
                 return False
-            self._in_job = bool(self._jobs)
         self._turn_began = time.perf_counter()
-        try:
-            while self._jobs:  # one that raises leaves the others to the next turn
-                self._in_job = True
-                self._jobs.popleft()()
-        finally:
-            self._in_job = False
+        while self._jobs:  # one that raises leaves the others to the next turn
+            with self._using_runner():
+                hand_out = self._jobs.popleft()()
+            if hand_out is not None:
+                hand_out()
         self._serve()
         self._notify_delivered()
         return True
@@ -241,17 +253,22 @@ class RunnerThread:
         for callback in tuple(self._after_delivery):
             callback()
 
-    def _resolve(self, future: Future[Result], function: Callable[[Runner], Result]) -> None:
+    @contextmanager
+    def _using_runner(self) -> Iterator[None]:
+        self._uses_runner = True
+        try:
+            yield
+        finally:
+            self._uses_runner = False
+
+    def _resolve(self, future: Future[Result], function: Callable[[Runner], Result]) -> HandOut | None:
         if not future.set_running_or_notify_cancel():
-            return
+            return None
         try:
             result = function(self.runner)
         except BaseException as error:
-            self._in_job = False
-            future.set_exception(error)
-        else:
-            self._in_job = False
-            future.set_result(result)
+            return partial(future.set_exception, error)
+        return lambda: future.set_result(result)
 
     def _idle(self) -> float | None:
         """Return seconds until there is work; None where only a new job brings it."""
@@ -265,15 +282,18 @@ class RunnerThread:
         each.start_time = self.runner.clock()
 
     def _serve(self) -> None:
+        if not self._serving:  # the runner is another thread's, which may have requests in it
+            return
         steps: deque[Event] = deque()
-        for each in self._serving:
-            while each.pending and each.start_time + intake.arrival(each.pending[0]) <= self.runner.clock():
-                request = each.pending.popleft()
-                each.num_unfinished += self.runner.submit(
-                    request, each.output_queue, each.start_time + intake.arrival(request)
-                )
-        if self.runner.has_unfinished_requests:
-            self.runner.step(steps)
+        with self._using_runner():
+            for each in self._serving:
+                while each.pending and each.start_time + intake.arrival(each.pending[0]) <= self.runner.clock():
+                    request = each.pending.popleft()
+                    each.num_unfinished += self.runner.submit(
+                        request, each.output_queue, each.start_time + intake.arrival(request)
+                    )
+            if self.runner.has_unfinished_requests:
+                self.runner.step(steps)
         for each in list(self._serving):
             self._deliver(each, steps)
 
@@ -291,19 +311,22 @@ class RunnerThread:
     def _fail_all(self, error: str) -> None:
         for each in list(self._serving):
             try:
-                self._end(each, error)
+                hand_out = self._end(each, error)
             except Exception:  # the runner cannot even cancel: its handles end all the same
                 self._serving.remove(each)
-                each.handle.emit([*each.output_queue], True, error)
+                hand_out = partial(each.handle.emit, [*each.output_queue], True, error)
+            if hand_out is not None:
+                hand_out()
 
-    def _end(self, each: _ServedRequests, error: str = "") -> None:
+    def _end(self, each: _ServedRequests, error: str = "") -> HandOut | None:
+        """Cancel `each` and return what hands out its end; None where it has ended."""
         if each not in self._serving:
-            return
+            return None
         each.pending.clear()
         for name in self.runner.tracker.request_ids_of(each.output_queue):
             self.runner.cancel(name)
         self._serving.remove(each)
-        each.handle.emit([*each.output_queue], True, error)
+        return partial(each.handle.emit, [*each.output_queue], True, error)
 
 
 def between_steps(runner: Runner, function: Callable[[Runner], Result]) -> Result:
