@@ -19,6 +19,8 @@ from compiled_kernels.blocked.shape import TILE_ROWS
 from compiled_kernels.cases import random_normal
 from compiled_kernels.level import Level, available_levels, limited_to
 from compiled_kernels.linear.quantize import quantize_int8
+from compiled_kernels.mlir.invoke import BoundCall
+from compiled_kernels.mlir_text import MLIR_TYPES, Target
 
 problem = backend_problems()[Backend.MLIR]
 mlir = pytest.mark.skipif(problem is not None, reason=f"backend mlir: {problem}")
@@ -89,6 +91,24 @@ def test_products_of_any_number_of_rows(kind: str, level: Level) -> None:
         assert (out.double() - exact[:rows])[clean].abs().max() < bound
         if rows > 2 and clean[2]:
             assert torch.equal(out[2:3], alone)
+
+
+@mlir
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_a_decode_step_have_the_bits_of_a_row_alone(kind: str, level: Level) -> None:
+    """A step's products are of few rows whatever their number: in one pass over each panel, or in several."""
+    x, weight, scales, bias, _ = inputs(kind)
+    given = [as_words(weight), *(part for part in (scales, bias) if part is not None)]
+
+    def product(rows: Tensor) -> Tensor:
+        sizes, types = (len(rows), WIDTH, OUT), (MLIR_TYPES[weight.dtype], MLIR_TYPES[x.dtype])
+        found = torch.full((len(rows), OUT), torch.nan)
+        BoundCall(blocked.few_rows(Target.current(), "step", *sizes, *types, True).address, (rows, *given, found))()
+        return found
+
+    alone = torch.cat([product(x[row : row + 1]) for row in range(17)])
+    for count in (8, TILE_ROWS * 2, 13, 17):
+        assert torch.equal(product(x[:count]), alone[:count])
 
 
 @mlir
