@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import permutations
+from types import MappingProxyType
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.engine.tiny import finals, model_of, request, runner_of, spec_of
 from workbench.errors import WorkbenchError
 from workbench.kv_cache.manager import KVCacheManager
 from workbench.kv_cache.pages import KVCacheGroup, PagePool
 from workbench.request import FinishReason, Request, SamplingParameters, Sequence
 from workbench.scheduler.ordering import most_in_time
-from workbench.scheduler.plan import SchedulerLimits
-from workbench.scheduler.policies import Deadline, ShortestPrompt, parse_policy
-from workbench.scheduler.policy import RequestView, SchedulerState
+from workbench.scheduler.plan import SchedulerLimits, StepPlan
+from workbench.scheduler.policies import FCFS, Deadline, ShortestPrompt, parse_policy
+from workbench.scheduler.policy import RequestView, SchedulerDecision, SchedulerState, SchedulingPolicy
 from workbench.scheduler.prefill_rate import PrefillRate
 from workbench.scheduler.scheduler import Scheduler
 
@@ -105,13 +108,56 @@ def test_the_rate_is_of_busy_steps_with_prompts() -> None:
     rate.begin_step(2.0, 0)  # decodes alone
     rate.end_step(50.0)
     rate.begin_step(50.0, 100)
-    rate.idle()  # the engine had nothing to do until the next request came
+    rate.forget_step()  # the engine had nothing to do until the next request came
     rate.end_step(1000.0)
     assert rate.seconds_per_token == pytest.approx(0.02)
     for step in range(100):
         rate.begin_step(step * 3.0, 100)
         rate.end_step(step * 3.0 + 1.0)
     assert rate.seconds_per_token == pytest.approx(0.01, rel=0.05), "old steps are forgotten"
+
+
+def test_time_without_work_is_not_of_a_prompt() -> None:
+    manager = KVCacheManager((PagePool(8, 4),), (KVCacheGroup(),), 8)
+    seen: list[float] = []
+    scheduler = Scheduler(manager, SchedulerLimits(max_num_batched_tokens=8), 32, watching(seen))
+    for number, begins in enumerate((0.0, 100.0)):
+        sequence = Sequence.from_request(Request(f"r{number}", (1, 2, 3), SamplingParameters(max_tokens=1)), number)
+        scheduler.submit(sequence)
+        plan = scheduler.plan(now=begins)
+        assert plan is not None
+        scheduler.commit(plan, {sequence.request_id: 1})
+        scheduler.finish(sequence, FinishReason.LENGTH)
+        assert scheduler.plan(now=begins + 50.0) is None  # asked in vain
+    assert seen == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("compiling", [False, True])
+def test_a_step_that_compiles_says_nothing_of_the_time_of_a_prompt(compiling: bool) -> None:
+    seen: list[float] = []
+    runner = runner_of(model_of(spec_of()), policy=watching(seen), max_num_batched_tokens=8)
+    forward = runner.executor.forward
+
+    class Executor:
+        compiles, kernel_seconds, artifacts = 0, None, MappingProxyType({})
+
+        def forward(self, plan: StepPlan) -> torch.Tensor:
+            self.compiles += compiling
+            return forward(plan)
+
+    runner.set_executor(Executor())  # type: ignore[arg-type]
+    finals(runner, [request("long", 20, 2)])
+    assert len(seen) >= 3 and [each > 0 for each in seen[1:3]] == [not compiling] * 2
+
+
+def watching(seen: list[float]) -> SchedulingPolicy:
+    """Return a policy that notes the seconds of a prefill token that it is shown."""
+
+    def policy(state: SchedulerState) -> SchedulerDecision:
+        seen.append(state.seconds_per_prefill_token)
+        return FCFS()(state)
+
+    return policy
 
 
 def served_in_time(policy: object, seconds: float, every: float, count: int) -> int:

@@ -110,6 +110,7 @@ class Runner(Displayable):
             self.telemetry.raise_listener_error,
         )
         self.owner: RunnerOwner | None = None
+        self._compiles = 0  # before the step under way
         self._request_ids = (f"request-{number}" for number in itertools.count())
         self.speculator: Speculator | None = None
         self.set_speculator(build_speculator(config, spec, self.tokenizer, lambda draft: Runner(draft, report=report)))
@@ -384,6 +385,9 @@ class Runner(Displayable):
     ) -> None:
         """Emit the events of the whole step."""
         compiles, kernels = self.executor.compiles, self.executor.kernel_seconds
+        if compiles != self._compiles:
+            self.scheduler.ignore_step_time()
+            self._compiles = compiles
         for threads, reason in self._thread_changes:
             self.telemetry.emit(ThreadsChanged(self.clock(), step=plan.step, threads=threads, reason=reason))
         self._thread_changes.clear()

@@ -10,7 +10,7 @@ class PrefillRate:
 
     planned   step n            step n + 1         step n + 2
     now     ----|--- n computes ---|--- n + 1 ... ---|
-                seconds of step n: from its plan to the next, if nothing was idle between them
+                seconds of step n: from its plan to the next, unless `forget_step` comes between them
     """
 
     def __init__(self) -> None:
@@ -35,6 +35,6 @@ class PrefillRate:
         """Begin a step with `tokens` prefill tokens."""
         self._began, self._tokens = now, tokens
 
-    def idle(self) -> None:
-        """Forget when the last step began: what follows it is no work."""
+    def forget_step(self) -> None:
+        """Leave out the step that was begun last: the time until the next one is not what its tokens take."""
         self._began = None

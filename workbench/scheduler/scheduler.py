@@ -119,7 +119,7 @@ class Scheduler:
         group = [sequence, *children]
         if not self.has_unfinished_requests:
             self._last_waiting = ("", "")
-            self._prefill_rate.idle()
+            self._prefill_rate.forget_step()  # idle since
         check_request_fits(
             sequence, self.kv_cache_manager, self.limits, self.max_model_len, len(group) if as_beams else 0
         )
@@ -144,7 +144,10 @@ class Scheduler:
         """
         self.kv_cache_manager.transfers_done()
         self._now = now
-        self._prefill_rate.end_step(now)
+        if self.has_unfinished_requests:
+            self._prefill_rate.end_step(now)
+        else:  # idle since the last of them ended
+            self._prefill_rate.forget_step()
         if self.tenant_counters.returned:
             self.tenant_counters.lift_returned(chain(self.running, self.waiting))
         decisions: list[RequestDecision] = []
@@ -193,6 +196,11 @@ class Scheduler:
                 if span.draft_token_ids:
                     self.kv_cache_manager.free_rejected_drafts(sequence)
                 self.kv_cache_manager.update_after_step(sequence)
+
+    def ignore_step_time(self) -> None:
+        """Leave the step that was planned last out of the seconds that a prefill token takes: part of its time is not
+        work on tokens, but a compilation, say."""
+        self._prefill_rate.forget_step()
 
     def skip_steps(self, steps: int) -> None:
         """Count `steps` steps that repeated the last plan and were not planned themselves."""
