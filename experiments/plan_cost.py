@@ -23,7 +23,7 @@ from workbench.scheduler.scheduler import Scheduler
 
 SEQS, PAGE, BUDGET, CONTEXT = 64, 64, 4096, 65_536
 STEPS, WARM_UP_STEPS = 150, 20  # steps planned, and steps of warm-up (with prefill) that do not count
-STEP_SECONDS = 0.025  # as policies are told that a step takes
+STEP_SECONDS = 0.025  # of a step, as policies see it
 
 
 def seconds(policy: str, waiting: int) -> list[float]:

@@ -85,7 +85,7 @@ def test_an_end_that_is_read_leaves_the_runner_to_its_reader(runner: Runner) -> 
 
 
 def seen_by_others(owner: RunnerThread) -> bool:
-    """Return what another thread is told: whether the runner's thread is at work."""
+    """Return whether the runner's thread is at work, in the view of another thread."""
     found: list[bool] = []
     other = threading.Thread(target=lambda: found.append(owner.is_other_thread()))
     other.start()
@@ -94,7 +94,7 @@ def seen_by_others(owner: RunnerThread) -> bool:
 
 
 @pytest.mark.parametrize("max_tokens", [1, 900])
-def test_whoever_is_handed_an_end_or_a_result_may_use_the_runner(runner: Runner, max_tokens: int) -> None:
+def test_an_end_or_a_result_that_is_handed_out_leaves_the_runner_free(runner: Runner, max_tokens: int) -> None:
     owner, seen = RunnerThread.attach(runner), list[bool]()
 
     class Sink:

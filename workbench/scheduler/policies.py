@@ -184,8 +184,8 @@ class Deadline(BuiltInPolicy):
 
     Where all can, they are served in order of arrival. Where not all can, those with the longest prompts wait until no
     other may still be in time (Moore, "An n job, one machine sequencing algorithm for minimizing the number of late
-    jobs", 1968, with the time of a prompt as measured in the steps so far). A request that has had its first token
-    and was preempted goes first.
+    jobs", 1968, with the time of a prompt as measured in the steps so far; slots and pages are taken to be free). A
+    request that has had its first token and was preempted goes first.
     """
 
     kind: Literal["deadline"] = "deadline"
