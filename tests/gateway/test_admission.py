@@ -13,7 +13,7 @@ import yaml
 import workbench
 from tests.economics.tables import table
 from tests.gateway.calls import ALICE, Models, answer, chat, outcome
-from tests.gateway.gates import answered, refused, run
+from tests.gateway.gates import answered, refused, run, slow_limiter
 from workbench.errors import WorkbenchError
 from workbench.gateway.gate import Gateway
 from workbench.gateway.limits.headers import duration

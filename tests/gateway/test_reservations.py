@@ -14,43 +14,15 @@ import yaml
 from tests.economics.tables import table
 from tests.event_loop import run_async
 from tests.gateway.calls import ALICE, Models, answer, chat, numbers, outcome
-from tests.gateway.gates import refused, run
+from tests.gateway.gates import refused, run, slow_limiter
 from tests.gateway.redis_server import RedisServer
 from tests.patience import limit
 from workbench.gateway.gate import Gateway
-from workbench.gateway.limits.limits import DAY, MICROS, MemoryLimiter
+from workbench.gateway.limits.limits import DAY, MICROS
 from workbench.gateway.limits.limits_redis import RedisLimiter
 from workbench.serve.answers.pieces import Used
 from workbench.serve.errors import ApiError
 from workbench.serve.gate import Lease, Outcome
-
-
-class SlowLimiter(MemoryLimiter):
-    """A limiter whose answer comes when it is let; its answer may be lost. It has a clock of its own."""
-
-    def __init__(self) -> None:
-        self.now = 20_700 * DAY
-        super().__init__(lambda: self.now)
-        self.asked, self.answers, self.renewed = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self.error: Exception | None = None
-
-    async def reserve(self, holders: Any, lease: str, cost: Any, seconds: float) -> Any:
-        found = await super().reserve(holders, lease, cost, seconds)
-        self.asked.set()
-        await self.answers.wait()
-        if self.error is not None:
-            raise self.error
-        return found
-
-    async def renew(self, holders: Any, lease: str, seconds: float) -> None:
-        await super().renew(holders, lease, seconds)
-        self.renewed.set()
-
-
-def slow_limiter(gateway: Gateway) -> SlowLimiter:
-    gateway.limiter = gateway.reservations.limiter = limiter = SlowLimiter()
-    return limiter
-
 
 ONE = {"each_key": {"requests_at_once": 1, "tokens_per_minute": 9_000}}
 
