@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,7 +28,8 @@ def test_in_a_terminal_it_is_one_line() -> None:
 @pytest.mark.parametrize("seconds", [0.0, 29.0, 31.0, 95.0, 600.0])
 def test_elsewhere_it_is_a_whole_line_each_half_minute(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
     out, now = io.StringIO(), 100.0
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    # The module's own name, not the clock of the process: an event loop of another test would sleep for hours.
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now))
     with Progress(total=1000, desc="steps", file=out, mininterval=0) as bar:
         for _ in range(1000):
             now += seconds / 1000
