@@ -352,7 +352,7 @@ def main(
     record = {
         "experiment": "serving_peers", "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "environment": environment(), "model": f"shape:{shape}", "weights": "bfloat16", "rounds": rounds,
-        "promise": {"ttft_s": TTFT_SECONDS, "tpot_s": TPOT_SECONDS}, "window_s": WINDOW_SECONDS,
+        "slo": {"ttft_s": TTFT_SECONDS, "tpot_s": TPOT_SECONDS}, "window_s": WINDOW_SECONDS,
         "versions": versions, "commands": commands, **figures,
     }  # fmt: skip
     Console(width=120).print(table(record).text())
