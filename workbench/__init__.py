@@ -19,6 +19,7 @@ if _typing.TYPE_CHECKING:
     from workbench import testing, widgets
     from workbench.agents import demo_tools
     from workbench.agents.agent import Agent, agent
+    from workbench.cluster.cluster import Cluster
     from workbench.custom import register
     from workbench.engine.beam_search import beam_search
     from workbench.engine.config import EngineConfig
@@ -51,12 +52,12 @@ if _typing.TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "Agent", "Causal", "Conversation", "EngineConfig", "Experiment", "ForcedText", "Gateway", "History", "Record",
-    "Recorder", "ReferenceLogits", "Request", "Runner", "SamplingParameters", "SlidingWindow", "StepCostModel",
-    "WorkbenchError", "__version__", "agent", "beam_search", "break_even_context", "compare", "compare_memory",
-    "demo_tools", "draw_mask", "entropy_bits", "load", "measure_divergence", "named_shape", "open_runs", "register",
-    "reproduce", "run", "run_sweep", "runner_for", "serve", "summarize", "testing", "trace_filters", "trace_grammar",
-    "widgets",
+    "Agent", "Causal", "Cluster", "Conversation", "EngineConfig", "Experiment", "ForcedText", "Gateway", "History",
+    "Record", "Recorder", "ReferenceLogits", "Request", "Runner", "SamplingParameters", "SlidingWindow",
+    "StepCostModel", "WorkbenchError", "__version__", "agent", "beam_search", "break_even_context", "compare",
+    "compare_memory", "demo_tools", "draw_mask", "entropy_bits", "load", "measure_divergence", "named_shape",
+    "open_runs", "register", "reproduce", "run", "run_sweep", "runner_for", "serve", "summarize", "testing",
+    "trace_filters", "trace_grammar", "widgets",
 ]  # fmt: skip
 
 _HOMES = {
@@ -65,6 +66,7 @@ _HOMES = {
     "beam_search": "workbench.engine.beam_search",
     "break_even_context": "workbench.memory.capacity",
     "Causal": "compiled_kernels.attention",
+    "Cluster": "workbench.cluster.cluster",
     "compare": "workbench.runs.comparison",
     "compare_memory": "workbench.memory.measured",
     "Conversation": "workbench.prompt.conversation",

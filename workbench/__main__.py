@@ -1,8 +1,15 @@
-"""`python -m workbench` is the command line `workbench`."""
+"""`python -m workbench` is the command line `workbench`; of processes that torchrun started, the first one is."""
 
 from __future__ import annotations
+
+import os
 
 from workbench.cli import entry
 
 if __name__ == "__main__":
-    entry()
+    if int(os.environ.get("RANK", "0")) and "MASTER_ADDR" in os.environ:  # set by torchrun
+        from workbench.engine.rank_process import main
+
+        main()
+    else:
+        entry()

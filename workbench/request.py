@@ -26,6 +26,7 @@ class FinishReason(StrEnum):
     CANCELLED = "cancelled"
     REFUSED = "refused"  # it could never have run; nothing was computed
     ERROR = "error"  # it failed while it ran; other requests did not
+    MOVED = "moved"  # another engine goes on with it (see engine/handover.py)
     NOT_CHOSEN = "not_chosen"  # it finished, but other samples or beams of its request score higher
 
 
@@ -174,6 +175,10 @@ class Request(Displayable):
     tenant: str = ""  # for `policy: fair`
     pins: tuple[PrefixPin, ...] = ()  # beginnings of the prompt to keep cached, shortest first
     final_only: bool = False  # its text comes at its end; no Decoded events, except with logprobs
+    # Tokens that were sampled for it elsewhere: it goes on after them (see engine/resume.py). `closing` as the last of
+    # their `Decoded` events has it.
+    generated_ids: tuple[int, ...] = ()
+    closing: bool = False
 
     def _display_table(self) -> Table:
         prompt = ("ids", _few(self.prompt_ids)) if self.prompt is None else ("prompt", _cut(self.prompt))
@@ -301,7 +306,8 @@ class Sequence:
     @classmethod
     def from_request(cls, request: Request, arrival_index: int) -> Sequence:
         limit = len(request.prompt_ids) + request.sampling.max_output_tokens
-        made = cls(request, arrival_index, list(request.prompt_ids), limit)
-        if request.sampling.prompt_logprobs is not None and request.prompt_ids:
+        made = cls(request, arrival_index, [*request.prompt_ids, *request.generated_ids], limit)
+        # Those of a prompt come before its first output token, so one that goes on after some has them.
+        if request.sampling.prompt_logprobs is not None and request.prompt_ids and not request.generated_ids:
             made.prompt_logprobs = [PromptLogprob(request.prompt_ids[0], None)]
         return made

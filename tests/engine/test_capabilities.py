@@ -129,6 +129,7 @@ MODELS: dict[str, Requirements] = {
 }  # fmt: skip
 OTHERS = {  # what no model has: settings of a run, and of the machine
     "batch_invariant": Requirements(batch_invariant=True),  # tests/engine/test_invariant.py
+    capabilities.RANKS: Requirements(ranks=2),  # tests/tensor_parallel/test_shared_model.py
     "a CPU": Requirements(),
     "a CUDA device": Requirements(device="cuda"),
     "other devices": Requirements(device="mps"),

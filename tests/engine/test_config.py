@@ -84,6 +84,9 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "schedule.preemption_mode": ("recompute", {"cache.offload": "memory"}),
     "schedule.overflow": ("cut_oldest", {}),
     "speculate": ("prompt_lookup", {}),
+    "parallel.tensor": (2, {}),
+    "parallel.rank_timeout": (77.0, {"parallel.tensor": 2}),
+    "parallel.transport": ("gloo", {"parallel.tensor": 2}),
 }
 
 
@@ -117,7 +120,9 @@ def engine_of(config: EngineConfig) -> dict[str, Any] | str:
     model, manager = runner.model, runner.kv_cache.manager
     context = model.spec.max_position_embeddings
     too_long = Request("a", (1,) * context, SamplingParameters(max_tokens=1), prompt=None)
-    ends = {} if runner.backends.decode != "eager" else generate(runner, [too_long])
+    ranks = getattr(model, "ranks", None)
+    runner.close()
+    ends = {} if ranks is not None or runner.backends.decode != "eager" else generate(runner, [too_long])
     return {
         "spec": model.spec,
         "weights": {name: (each.dtype, each.double().sum().item()) for name, each in model.state_dict().items()},
@@ -131,6 +136,7 @@ def engine_of(config: EngineConfig) -> dict[str, Any] | str:
         "evictor": None if runner.kv_cache.evictor is None else runner.kv_cache.evictor.policy,
         "scheduler": (runner.scheduler.limits, repr(runner.scheduler.policy), type(runner.scheduler.policy)),
         "speculator": repr(runner.speculator),
+        "ranks": None if ranks is None else (type(ranks), ranks.size, ranks.timeout),
         "too long": [end.reason for end in ends.values()],
     }
 
@@ -164,6 +170,8 @@ def test_a_flat_name_means_the_setting_of_its_section(names: dict[str, None]) ->
     given_flat = {name: value for name, (value, _) in flat.items()} | nested
     if {"chunk_tokens", "chunked_prefill"} <= set(flat):
         del given_flat["chunk_tokens"]
+    if {"device", "offload", "evict"} & set(names):  # not beside several ranks
+        given_flat.pop("tensor", None)
     sections: dict[str, Any] = {}
     for name, value in given_flat.items():
         sections.setdefault(FLAT_NAMES[name], {})[name] = value

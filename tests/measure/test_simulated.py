@@ -15,7 +15,7 @@ from workbench.measure import chart as pareto
 from workbench.measure import simulation as curves
 from workbench.measure.compare_variants import run_comparison
 from workbench.measure.run import run
-from workbench.measure.simulated import fleet_for
+from workbench.measure.simulated import describe_simulation, fleet_for
 from workbench.measure.simulation import simulate_experiment, simulation_experiment
 
 BASE = """
@@ -105,6 +105,9 @@ def test_settings_that_cannot_be_simulated_are_reported(tmp_path: Path) -> None:
         ("executor.hardware=h1000", "no hardware 'h1000'; did you mean 'h100'"),
         ("executor.router=fastest", "executor.router"),
         ("model.name=shape:llama-3.1-70b", "141.1 GB of weights on 1 x h100 with 80 GB each; give more gpus"),
+        ("executor.gpus=3", "executor.gpus: 3 ranks cannot share llama-3.1-8b: layer 0: its num_heads of 32 is no"),
+        ("executor.pipeline=40", "pipeline 40: llama-3.1-8b has 32 layers"),
+        ("parallel.tensor=2", "parallel.tensor 2: a simulated instance has executor.gpus 1; give it there alone"),
         ("speculate={kind: prompt_lookup}", "a clock does not know which proposals are accepted"),
         ("cache.offload=memory", "evict and offload are not simulated"),
         ("executor.steps=nowhere", "no such folder"),
@@ -131,6 +134,18 @@ def test_simulating_from_words() -> None:
     assert found["about"]["kv_bytes_per_token"] == 327_680
     early = simulate_experiment(experiment, until=3.0)["requests"]
     assert early["in_flight"] == early["submitted"] - early["finished"] > 0
+
+
+@pytest.mark.parametrize(("gpus", "pipeline"), [(4, 1), (2, 2), (1, 4)])
+def test_four_accelerators_have_the_memory_of_four(gpus: int, pipeline: int) -> None:
+    """Little is held more than once; the fullest rank decides. The description says what travels."""
+    changes = ("model.name=shape:llama-3.1-70b", f"executor.gpus={gpus}", f"executor.pipeline={pipeline}")
+    found = describe_simulation(Experiment.from_yaml(BASE, changes))
+    whole = (0.9 * 4 * 80e9 - 141.1e9) / 327_680
+    assert 0.95 * whole < found["cache_tokens"] <= 1.001 * whole
+    sent = 2 * 80 * 2 * (gpus - 1) / gpus * 8192 * 2
+    assert found.get("all_reduce_bytes_per_token", 0) == sent
+    assert found.get("bubble_share") == (None if pipeline == 1 else pytest.approx((pipeline - 1) / (2 * pipeline - 1)))
 
 
 def test_traffic_becomes_requests_of_the_real_runner() -> None:

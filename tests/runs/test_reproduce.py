@@ -80,6 +80,21 @@ def test_the_command_line_says_the_same(record: Record, tmp_path: Path, capsys: 
     assert all(set(each) >= {"was", "now", "low", "high", "spread_source", "inside"} for each in found["timings"])
 
 
+def test_a_changed_setting_is_equal_within_rounding_or_not(
+    record: Record, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another cut of the steps rounds otherwise; another model is another one. The status says which."""
+    change = "schedule.max_num_batched_tokens=16"
+    found = reproduce(record, tmp_path, progress=False, changes=(change,), logit_checks=6)
+    assert found.equal_within_bound and found.changes == (change,)
+    assert f"against    {change}: equal within the bound of rounding, 6 requests checked" in str(found)
+    assert [each.path for each in found.settings] == ["schedule.max_num_batched_tokens"]
+    options = ["--out", str(tmp_path), "--json", "--set"]
+    assert main(["reproduce", str(record.path), *options, "model.seed=4"]) == 1
+    shown = json.loads(capsys.readouterr().out)
+    assert not shown["equal_within_bound"] and shown["changes"] == ["model.seed=4"]
+
+
 def test_tokens_that_no_rounding_explains(record: Record, tmp_path: Path) -> None:
     """A token that is not the model's: the runs part there, and the logits say that it is no tie."""
 

@@ -10,9 +10,17 @@ from hypothesis import strategies as st
 
 from tests.simulate.scenes import FORMS
 from workbench.errors import WorkbenchError
+from workbench.model.attention_spec import MLASpec
 from workbench.model.cost import StepCostModel
 from workbench.model.shapes import SHAPES, named_shape
-from workbench.simulate.roofline import HARDWARE, ModelSizes, roofline_step_times
+from workbench.simulate.roofline import (
+    HARDWARE,
+    ModelSizes,
+    all_reduce_bytes_per_token,
+    bubble_share,
+    cache_copies,
+    roofline_step_times,
+)
 from workbench.simulate.step_times import (
     TICKS_PER_SECOND,
     AttentionReach,
@@ -70,6 +78,40 @@ def test_more_of_everything_takes_longer_and_more_accelerators_less() -> None:
     slower = roofline_step_times(sizes, HARDWARE["h100"], 1, 0.5, 0.5, 0.001)(work)
     assert slower == pytest.approx(2 * one + TICKS_PER_SECOND // 1000, rel=1e-6)
     assert roofline_step_times(sizes, HARDWARE["a100"])(work) > one > roofline_step_times(sizes, HARDWARE["h200"])(work)
+
+
+def test_a_pipeline_of_one_part_is_one_accelerator_after_the_other() -> None:
+    """Nothing is gained but memory: a single microbatch passes all stages, and its rows travel between them."""
+    spec = named_shape("llama-3.1-70b")
+    sizes, h100 = ModelSizes.dense(spec), HARDWARE["h100"]
+    work = step_work_of([(1000, 1)] * 8, 8, (AttentionReach(None, 0),))
+    alone = roofline_step_times(sizes, h100)(work)
+    sent = 3 * 8 * spec.hidden_size * 2 / h100.link
+    assert roofline_step_times(sizes, h100, pipeline=4, microbatches=1)(work) == pytest.approx(
+        alone + sent * TICKS_PER_SECOND, rel=1e-6
+    )
+
+
+@given(st.integers(1, 8), st.integers(1, 64))
+def test_an_even_pipeline_waits_for_its_bubbles(stages: int, parts: int) -> None:
+    """Computing takes the time of one accelerator over the stages, and over the fraction that is no bubble."""
+    spec = named_shape("llama-3.1-70b")
+    layers = spec.layers[:1] * (stages * 2)  # as many in each
+    sizes = ModelSizes.dense(spec.model_copy(update={"layers": layers}))
+    endless = HARDWARE["h100"].model_copy(update={"bandwidth": 1e30, "link": 1e30})
+    work = step_work_of([(0, 4096)], 0, (AttentionReach(None, 0),))
+    alone = roofline_step_times(sizes, endless)(work)
+    found = roofline_step_times(sizes, endless, pipeline=stages, microbatches=parts)(work)
+    assert found == pytest.approx(alone / stages / (1 - bubble_share(stages, parts)), rel=1e-6)
+
+
+def test_keys_that_several_accelerators_hold_are_read_by_each() -> None:
+    latent = MLASpec(num_heads=8, kv_lora_rank=5, qk_rope_head_dim=2, qk_nope_head_dim=3, v_head_dim=4)
+    grouped = named_shape("llama-3.1-8b")
+    assert [cache_copies(grouped.layers[0].attention, gpus) for gpus in (1, 2, 8, 16)] == [1, 1, 1, 2]
+    assert [cache_copies(latent, gpus) for gpus in (1, 4)] == [1, 4]
+    assert all_reduce_bytes_per_token(grouped, 1) == 0
+    assert all_reduce_bytes_per_token(grouped, 2) == 2 * 32 * 4096 * 2  # two a layer, a row in 16 bits each
 
 
 def test_a_table_is_fitted_to_steps_that_follow_it() -> None:

@@ -27,8 +27,10 @@ def memory(
     step_tokens: Annotated[int, typer.Option("--max-num-batched-tokens", help="tokens a step computes at most")] = 512,
     page_size: Annotated[int, typer.Option(help="count whole pages of so many tokens; 1 counts tokens")] = 1,
     available: Annotated[
-        str | None, typer.Option("--memory", help="how many sequences fit, e.g. 80GB or 64GiB")
+        str | None, typer.Option("--memory", help="of each device: how many sequences fit, e.g. 80GB or 64GiB")
     ] = None,
+    tensor: Annotated[int, typer.Option(help="ranks that share each layer: heads, columns, experts")] = 1,
+    pipeline: Annotated[int, typer.Option(help="stages of whole layers, one after the other")] = 1,
     as_json: AsJson = False,
 ) -> None:
     """Compute weights, cache and activations of a model of any size: nothing is loaded."""
@@ -39,12 +41,14 @@ def memory(
         ("batch", batch),
         ("max-num-batched-tokens", step_tokens),
         ("page-size", page_size),
+        ("tensor", tensor),
+        ("pipeline", pipeline),
     ):
         if value is not None and value < 1:
             raise WorkbenchError(f"--{name} {value}: must be at least 1")
     found = memory_report.report_for(
         spec, context=context, batch=batch, dtype=dtype, weights=weights, cache=cache, changes=tuple(set_ or ()),
-        step_tokens=step_tokens, page_size=page_size, memory=available,
+        step_tokens=step_tokens, page_size=page_size, memory=available, tensor=tensor, pipeline=pipeline,
     )  # fmt: skip
     print_json(found) if as_json else show(found)
 
@@ -68,6 +72,9 @@ def show(found: dict[str, Any]) -> None:
     heading = f"{found['model']}: {found['parameters']:,} parameters, {formats}"
     out.print(Text(heading, style="bold"), soft_wrap=True)
     out.print(Table("", rows, ("memory", "bytes", ""), left=()))
+    if "ranks" in found:
+        columns = ("rank", "layers", "weights", "cache", "activations", "in all")
+        out.print(Table("", [_rank_row(each) for each in found["ranks"]], columns, left=()))
     if (saving := found["grouped_saving"]) and saving > 1:
         out.print(
             Text(f"with a key/value head for every query head the cache were {saving:g} times as large"), soft_wrap=True
@@ -81,3 +88,11 @@ def show(found: dict[str, Any]) -> None:
         out.print(Text(f"or {found['batch']:,} {words}"), soft_wrap=True)
     for line in found["remarks"]:
         out.print(Text(line), soft_wrap=True)
+
+
+def _rank_row(found: dict[str, Any]) -> tuple[str, ...]:
+    from workbench.memory.report import format_bytes
+
+    first, end = found["layers"]
+    sizes = (found[name] for name in ("weight_bytes", "cache_bytes", "activation_bytes", "total_bytes"))
+    return f"stage {found['stage']}, rank {found['rank']}", f"{first} to {end - 1}", *map(format_bytes, sizes)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import resource
+import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,12 +28,16 @@ def serve(
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="change one setting; may be repeated")
     ] = None,
+    replicas: Annotated[int, typer.Option(help="engines in processes of their own (Ray); 1 and no address: none")] = 1,
+    router: Annotated[str, typer.Option(help="of replicas: prefix, session, least_loaded or round_robin")] = "prefix",
+    address: Annotated[str | None, typer.Option(help="of a Ray cluster; else replicas run on this machine")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Serve a model over HTTP until SIGTERM or Ctrl-C: calls under way end first.
 
     Every setting of an engine is one of the server: `--set cache.format=int4` serves from a cache of four bits.
     """
+    from workbench.cluster.cluster import Cluster
     from workbench.engine.runner import Runner
     from workbench.progress import discard, to_stderr
     from workbench.serve.served_model import ServedModel
@@ -43,18 +49,29 @@ def serve(
     gate = gate_of(config)
     report = discard if as_json else to_stderr
     with backend_errors():
-        first = Runner(config, report=report)
-        runners = {config.served_name or served_name_of(first): first}
-        runners |= {name: Runner(each, report=report) for name, each in config.models.items()}
+        engines: dict[str, Runner | Cluster] = {}
+        for name, each in (("", config), *config.models.items()):
+            if replicas > 1 or address is not None:
+                engine = Cluster(each, replicas, router, address=address, report=report)
+            else:
+                engine = Runner(each, report=report)
+            engines[name or config.served_name or served_name_of(engine)] = engine
     most = config.server.default_max_tokens
-    models = {name: ServedModel(name, runner, most) for name, runner in runners.items()}
+    models = {name: ServedModel(name, engine, most) for name, engine in engines.items()}
     _allow_many_connections()
     server = Server(models, gate, config.server)
     if as_json:
         print_json({"url": server.url, "models": list(models)})
     else:
         print(f"{', '.join(models)} at {server.url}; Ctrl-C ends it", flush=True)
-    server.run()
+    clusters = [engine for engine in engines.values() if isinstance(engine, Cluster)]
+    if clusters:  # the server ends by the signal that it was given, and the clusters' processes after it
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        server.run()
+    finally:
+        for cluster in clusters:
+            cluster.close()
 
 
 def read_serve_config(model: str, overrides: tuple[str, ...]) -> ServeConfig:

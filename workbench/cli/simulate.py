@@ -20,7 +20,13 @@ def simulate(
     trace: Annotated[str, typer.Argument(help="a trace file (Azure's CSV, Mooncake's JSON lines), azure or mooncake")],
     model: Annotated[str, typer.Option(help="shape:NAME, demo, or a folder")] = "shape:llama-3.1-8b",
     hardware: Annotated[str, typer.Option(help="h100, h200, a100, or here: this machine's ceilings")] = "h100",
-    gpus: Annotated[int, typer.Option(min=1, help="accelerators an instance has")] = 1,
+    gpus: Annotated[
+        int, typer.Option("--gpus", "--tensor", min=1, help="accelerators of an instance that share each layer")
+    ] = 1,
+    pipeline: Annotated[int, typer.Option(min=1, help="stages of whole layers, of so many accelerators each")] = 1,
+    microbatches: Annotated[
+        int | None, typer.Option(min=1, help="parts of a step that follow each other through the stages")
+    ] = None,
     instances: Annotated[int, typer.Option(min=1, help="instances; those for prompts where some only decode")] = 1,
     decode_instances: Annotated[int, typer.Option(min=0, help="further instances that only decode")] = 0,
     router: Annotated[
@@ -49,7 +55,8 @@ def simulate(
         known = f"there is no such file; name one, or {' or '.join(SHIPPED_TRACES)}{nearest(trace, SHIPPED_TRACES)}"
         raise WorkbenchError(f"trace {trace!r}: {known}")
     executor: dict[str, Any] = {
-        "kind": "simulated", "hardware": hardware, "gpus": gpus, "instances": instances, "router": router,
+        "kind": "simulated", "hardware": hardware, "gpus": gpus, "pipeline": pipeline, "microbatches": microbatches,
+        "instances": instances, "router": router,
     }  # fmt: skip
     if decode_instances:
         executor["decode"] = {"instances": decode_instances}
@@ -70,6 +77,14 @@ def show(found: dict[str, Any]) -> None:
     about, requests = found["about"], found["requests"]
     heading = f"{about['model']}, {about['instances']} instances, {about['step_times']}"
     out.print(Text(heading, style="bold"), soft_wrap=True)
+    if "all_reduce_bytes_per_token" in about:
+        sent = (
+            f"{about['tensor']} ranks a layer: {about['all_reduce_bytes_per_token']:,.0f} bytes of all-reduce a token"
+        )
+        out.print(Text(sent), soft_wrap=True)
+    if "pipeline" in about:
+        waits = f"{about['pipeline']} stages, {about['microbatches']} microbatches: {about['bubble_share']:.0%} bubbles"
+        out.print(Text(waits), soft_wrap=True)
     counts = [
         f"{requests[name]:,} {name.replace('_', ' ')}" for name in requests if name != "errors" and requests[name]
     ]

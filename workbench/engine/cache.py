@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import cast
@@ -13,17 +14,22 @@ from workbench.errors import WorkbenchError
 from workbench.executors.evicting import Evictor, check_eviction
 from workbench.kv_cache.eviction import EvictionPolicy
 from workbench.kv_cache.format import KVCacheSpec
+from workbench.kv_cache.lending import SharedPagePool
 from workbench.kv_cache.manager import KVCacheManager
 from workbench.kv_cache.offload import CPUPageStore, open_offload, transfer_pages
 from workbench.kv_cache.pages import PagePool, build_cache_groups
 from workbench.kv_cache.prefix import RadixCache
 from workbench.kv_cache.settings import RadixPrefixCache
+from workbench.kv_cache.shared_memory import PageLayout, SharedPages
 from workbench.kv_cache.store import KVStore
 from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
 from workbench.request import Sequence
 from workbench.scheduler.plan import StepPlan
+from workbench.tensor_parallel.executor import TensorParallelStore
+from workbench.tensor_parallel.transformer import TensorParallelTransformer
 
+DIGEST_TOKENS = 64
 AUTO_CACHE_BYTES = 2**30  # bytes that the cache may take when `pages` is auto
 
 
@@ -41,22 +47,31 @@ class KVCache:
         config: EngineConfig,
         clock: Callable[[], float],
         page_orders: tuple[list[int], ...] | None = None,
+        shared: SharedPages | None = None,
     ) -> KVCache:
         """Build the cache of `config` for `model`.
 
         Args:
             clock: returns seconds, for the lifetime of prefixes.
             page_orders: for each cache group, the order in which its pages are first used.
+            shared: pages of a memory that other processes map too, in place of `cache.pages` of its own.
         """
         settings, page_size = config.cache, config.cache.page_size
-        max_chunk_tokens, dtype = config.schedule.limits.max_prefill_tokens, config.cache_dtype(model.dtype)
-        shapes = model.cache_shapes(settings)
-        groups = build_cache_groups(shape.cache_groups for shape in shapes)
-        fixed = None if settings.pages == "auto" else (settings.pages,) * len(groups)
-        counts = fixed or auto_num_pages(config, shapes, model.spec, dtype)
-        store = KVStore(shapes, counts, page_size, dtype, str(model.device))
+        max_chunk_tokens = config.schedule.limits.max_prefill_tokens
+        counts = cache_num_pages(model, config)
+        groups = range(len(counts))
         orders = page_orders or (None,) * len(groups)
-        pools = tuple(PagePool(count, page_size, order) for count, order in zip(counts, orders, strict=True))
+        if shared is None:
+            store = build_store(model, config, counts, str(model.device))
+            pools = tuple(PagePool(count, page_size, order) for count, order in zip(counts, orders, strict=True))
+        else:
+            check_shareable(model, config)
+            store = shared.store(lambda totals, device: build_store(model, config, totals, device))
+            lent = shared.lent or ({},) * len(groups)
+            pools = tuple(
+                SharedPagePool(total, page_size, home, owed, order)
+                for total, home, owed, order in zip(shared.totals, shared.homes, lent, orders, strict=True)
+            )
         cpu_store, preemption_mode = open_offload(store, settings.offload), config.schedule.preemption_mode
         cpu_pools = cpu_store.cpu_pools if cpu_store is not None else ()
         if preemption_mode == "offload" and cpu_store is None:
@@ -100,11 +115,60 @@ class KVCache:
         """Zero the pages that a failed request freed, by cache group."""
         for table, pages in enumerate(freed):
             self.store.zero_pages(table, pages)
+        for pool in self.manager.pools:
+            if isinstance(pool, SharedPagePool):
+                pool.taint_returned()
 
     def reset_prefix_cache(self) -> None:
         """Empty the prefix cache; running sequences keep their pages."""
         if self.manager.prefix_cache is not None:
             self.manager.prefix_cache.clear()
+
+
+def build_store(model: Transformer, config: EngineConfig, num_pages: tuple[int, ...], device: str) -> KVStore:
+    """Build the store of `config` with so many pages, by cache group."""
+    shapes, page_size, dtype = model.cache_shapes(config.cache), config.cache.page_size, config.cache_dtype(model.dtype)
+    if isinstance(model, TensorParallelTransformer):
+        return TensorParallelStore(model.ranks, shapes, num_pages, page_size, dtype, device)
+    return KVStore(shapes, num_pages, page_size, dtype, device)
+
+
+def cache_num_pages(model: Transformer, config: EngineConfig) -> tuple[int, ...]:
+    """Return the pages of a runner's own, by cache group."""
+    shapes = model.cache_shapes(config.cache)
+    if config.cache.pages != "auto":
+        return (config.cache.pages,) * len(build_cache_groups(shape.cache_groups for shape in shapes))
+    return auto_num_pages(config, shapes, model.spec, config.cache_dtype(model.dtype))
+
+
+def check_shareable(model: Transformer, config: EngineConfig) -> None:
+    """Refuse a cache whose sequences cannot go over to another engine (WorkbenchError)."""
+    if config.cache.evict is not None:
+        message = "which tokens remain is known to the engine that chose them; leave out cache.evict"
+        raise WorkbenchError(f"prefill and decode apart with cache.evict: {message}")
+    if isinstance(model, TensorParallelTransformer):
+        message = "its pages lie with its ranks; leave out parallel.tensor"
+        raise WorkbenchError(f"prefill and decode apart with parallel.tensor: {message}")
+    if model.device.type != "cpu":
+        message = "NIXL, NCCL or CUDA IPC would carry a GPU's pages, and is not built; set model.device: cpu"
+        raise WorkbenchError(f"prefill and decode apart on {model.device}: {message}")
+
+
+def describe_layout(model: Transformer, config: EngineConfig) -> PageLayout:
+    """Describe the pages of `config`'s cache for `model`, to be compared with another engine's."""
+    check_shareable(model, config)
+    store = build_store(model, config, (1,) * len(cache_num_pages(model, config)), "meta")
+    return PageLayout.describe(store, _model_digest(model))
+
+
+def _model_digest(model: Transformer) -> str:
+    """Return a digest of the architecture, and of the embeddings of some tokens, which another checkpoint changes."""
+    ids = torch.arange(min(DIGEST_TOKENS, model.spec.vocab_size), device=model.device)
+    with torch.inference_mode():
+        rows = model.embed(ids, torch.arange(len(ids), device=model.device)).float().cpu()
+    found = hashlib.sha256(model.spec.model_dump_json().encode())
+    found.update(rows.contiguous().numpy().tobytes())
+    return found.hexdigest()[:16]
 
 
 def auto_num_pages(

@@ -26,6 +26,7 @@ from workbench.scheduler.plan import SchedulerLimits
 from workbench.scheduler.policies import FCFS, BatchingMode, PolicySetting, PreemptionMode
 from workbench.settings import Count, Seed, Settings
 from workbench.speculative.config import NoSpeculation, SpeculationSetting
+from workbench.tensor_parallel.ranks import Transport
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 WeightSetting = Literal["auto", "dense", "int8", "int4"]
@@ -110,10 +111,21 @@ class SchedulerConfig(Settings):
         return self
 
 
-SECTIONS: dict[str, type[ModelConfig] | type[CacheConfig] | type[SchedulerConfig]] = {
+class ParallelConfig(Settings):
+    """Settings of several processes that compute one model together: tensor parallelism."""
+
+    main_setting: ClassVar = "tensor"
+
+    tensor: Count = 1  # ranks: processes that hold a share of each layer's matrices and of the cache
+    transport: Transport = "shared_memory"  # gloo: torch.distributed, several hosts too; nccl: a CUDA device each
+    rank_timeout: Annotated[float, Field(gt=0)] = 60.0  # seconds that one rank waits for another within a step
+
+
+SECTIONS: dict[str, type[ModelConfig] | type[CacheConfig] | type[SchedulerConfig] | type[ParallelConfig]] = {
     "model": ModelConfig,
     "cache": CacheConfig,
     "schedule": SchedulerConfig,
+    "parallel": ParallelConfig,
 }
 
 
@@ -132,6 +144,7 @@ class EngineConfig(Settings):
     cache: CacheConfig = CacheConfig()
     schedule: SchedulerConfig = SchedulerConfig()
     speculate: SpeculationSetting = NoSpeculation()  # speculative decoding: the proposer of draft tokens
+    parallel: ParallelConfig = ParallelConfig()
 
     @model_validator(mode="before")
     @classmethod
@@ -147,7 +160,21 @@ class EngineConfig(Settings):
             self.batch_invariant, self.cache.evict is not None, self.speculate.kind != "none"
         ):
             raise ValueError(problem)
+        if self.parallel.tensor > 1 and (problem := self._problem_of_ranks):
+            raise ValueError(f"parallel.tensor: {self.parallel.tensor} ranks {problem}")
         return self
+
+    @property
+    def _problem_of_ranks(self) -> str:
+        """Return the setting that is not carried out beside several ranks; an empty string if there is none."""
+        if self.cache.evict is not None:
+            return "beside cache.evict are not carried out: each rank sees the weights of its own heads; leave one out"
+        if not isinstance(self.cache.offload, NoOffload):
+            return "beside cache.offload are not carried out: pages lie in several processes; leave one out"
+        device, transport = self.model.device, self.parallel.transport
+        if (device == "cpu") is (transport == "nccl"):
+            return f"with transport {transport} and model.device {device}: nccl is for device: cuda, the others for cpu"
+        return ""
 
     @classmethod
     def build(cls, model: str | Path | Mapping[str, Any] = "demo", **settings: Any) -> Self:
@@ -191,12 +218,12 @@ class EngineConfig(Settings):
 
 
 # Settings that `EngineConfig.build` takes by their own names, and the section of each. A section's main setting goes by
-# the section's name; those of the cache's format are given within `cache`.
+# the section's name, that of `parallel` by its own too; those of the cache's format are given within `cache`.
 FLAT_NAMES = {
     name: section
     for section, settings in SECTIONS.items()
     for name in settings.__annotations__
-    if name in settings.model_fields and name != settings.main_setting
+    if name in settings.model_fields and (name != settings.main_setting or section == "parallel")
 }
 
 
@@ -206,6 +233,8 @@ def _expand(section: type[Any], value: Any) -> Any:
         return {name: getattr(value, name) for name in value.model_fields_set}
     if isinstance(value, str | Path):
         return {section.main_setting: str(value)}
+    if section is ParallelConfig and type(value) is int:
+        return {section.main_setting: value}
     return dict(value) if isinstance(value, Mapping) else value
 
 

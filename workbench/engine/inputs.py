@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 from pydantic import ValidationError
 
 from workbench.errors import WorkbenchError, explain
-from workbench.prompt.assemble import Prompt
+from workbench.prompt.assemble import Prompt, PromptReader
 from workbench.prompt.conversation import Conversation
 from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.request import Request, SamplingParameters
@@ -65,6 +65,15 @@ def make_requests(
     if is_single(inputs) and requests[0].invalid_reason:
         raise WorkbenchError(requests[0].invalid_reason)
     return requests
+
+
+def assemble(model: PromptReader, conversation: Conversation, context: int, overflow: str, max_tokens: int) -> Prompt:
+    """Return the prompt of a conversation, within `context` tokens as `overflow` says.
+
+    `cut_oldest` keeps `max_tokens` free for the answer, of the context half at most.
+    """
+    free = min(max_tokens, context // 2) if overflow == "cut_oldest" else 1
+    return conversation.prompt(model, context=context, max_tokens=free, overflow=overflow)
 
 
 def is_single(inputs: RequestInput) -> bool:

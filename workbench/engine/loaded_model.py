@@ -27,9 +27,9 @@ from workbench.model.formats.open import is_quantized, open_checkpoint, read_con
 from workbench.model.formats.texts import open_chat_template, open_tokenizer
 from workbench.model.hf import families
 from workbench.model.hf.kept import cost_of_widening, stored_format
-from workbench.model.hf.weights import random_weights, read_weights, wanted_parameters
+from workbench.model.hf.weights import Keep, keep_all, random_weights, read_weights, wanted_parameters
 from workbench.model.memory import cache_shapes
-from workbench.model.quantized import WeightFormat, matrix_format
+from workbench.model.quantized import WeightFormat, matrix_format, quantize
 from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
 from workbench.model.variants import change_attention, change_spec
@@ -37,7 +37,13 @@ from workbench.progress import report_if_slow, to_stderr
 from workbench.prompt.own_template import own_template
 from workbench.prompt.templates import ChatTemplate
 from workbench.prompt.tokenization.tokenizer import Tokenizer
+from workbench.tensor_parallel.cut import check_ranks, cut_state
+from workbench.tensor_parallel.processes import OtherRanks, open_ranks, transport_problem
+from workbench.tensor_parallel.ranks import Ranks
+from workbench.tensor_parallel.transformer import TensorParallelTransformer
 
+LOAD, RANK_MODULE = "load", "workbench.engine.rank_process"
+RANK_SECTIONS = {"model", "backend", "attention", "cache", "parallel"}  # settings that a rank but 0 needs
 DEMO_FOLDER = Path(__file__).resolve().parent.parent / "demo"
 BUNDLED_MODELS = {
     "demo": DEMO_FOLDER / "target",
@@ -55,6 +61,12 @@ class LoadedModel:
     tokenizer: Tokenizer | None = None  # None for shapes: their requests are token ids
     backends: Backends | None = None
     folder: Path | None = None  # with its chat template, if it has one
+    processes: OtherRanks | None = None  # of the other ranks; the model is rank 0's share then
+
+    def close(self) -> None:
+        """End the processes of other ranks, if there are any."""
+        if self.processes is not None:
+            self.processes.close()
 
     @cached_property
     def chat_template(self) -> ChatTemplate | None:
@@ -71,9 +83,40 @@ class LoadedModel:
         Raises:
             WorkbenchError: for a model that is not there or not readable, and for settings that cannot be carried out.
         """
+        size = config.parallel.tensor
+        if size == 1:
+            return cls._load(config, report, None)
+        if problem := transport_problem(config.parallel.transport, size):
+            raise WorkbenchError(f"parallel.tensor: {problem}")
+        source = _source(config.model.name, config.attention)
+        check_ranks(source.spec, source.weight_format(config.model)[0], size)
+        if any(shape.codec is not None for shape in cache_shapes(source.spec, config.cache)):
+            raise WorkbenchError(
+                f"parallel.tensor: {size} ranks beside a custom cache codec: a codec may look at all heads, and a rank "
+                "has some; leave one out"
+            )
+        select_backends(config.backend, Requirements(source.spec, ranks=size, batch_invariant=config.batch_invariant))
+        processes = open_ranks(size, config.parallel.rank_timeout, RANK_MODULE, config.parallel.transport)
+        settings = config.engine.model_dump(mode="json", include=RANK_SECTIONS)
+        try:
+            loaded = processes.ranks.lead(LOAD, settings, lambda: cls._load(config, report, processes.ranks), None)
+        except BaseException:
+            processes.close()
+            raise
+        return replace(loaded, processes=processes)
+
+    @classmethod
+    def load_rank(cls, config: EngineConfig, ranks: Ranks) -> LoadedModel:
+        """Load the share of a rank but 0, as `load` does for rank 0."""
+        return cls._load(config, lambda line: None, ranks)
+
+    @classmethod
+    def _load(cls, config: EngineConfig, report: Callable[[str], None], ranks: Ranks | None) -> LoadedModel:
         name = config.model.name
-        auto = config.backend == AUTO_BACKEND and not config.batch_invariant
+        auto = config.backend == AUTO_BACKEND and not config.batch_invariant and ranks is None
         device, page_size = _device(config.model.device), config.cache.page_size
+        if ranks is not None and device.type == "cuda":
+            device = torch.device("cuda", ranks.rank % torch.cuda.device_count())
         source = _source(name, config.attention)
         format, reason = source.weight_format(config.model)
         format.check(source.spec)
@@ -82,16 +125,24 @@ class LoadedModel:
         shapes, cache_dtype = cache_shapes(source.spec, config.cache), config.cache_dtype(dtype)
         for shape in shapes:
             shape.page_formats(page_size)
-        wanted = Requirements(source.spec, dtype, format, shapes, cache_dtype, device.type, config.batch_invariant)
+        size = 1 if ranks is None else ranks.size
+        invariant = config.batch_invariant
+        wanted = Requirements(source.spec, dtype, format, shapes, cache_dtype, device.type, invariant, size)
         backends = select_backends(config.backend, wanted)
+        if ranks is not None:  # the modules as they are written, in every step
+            backends = Backends.uniform(backends.blocks, backends.reason, wanted)
         with report_if_slow(f"loading the weights of {name}", report):
-            model = Transformer.from_state(
-                source.spec,
-                # Not named: what is laid out anew later is then freed matrix by matrix.
-                source.state(dtype, config.model.seed, format, lambda cost: report(f"{name}: {cost}{reason}")),
-                backends.blocks,
-                format,
-            ).to(device)
+
+            def state(each: Keep = keep_all) -> dict[str, Tensor]:
+                line = f"{name}: {{}}{reason}"
+                return source.state(dtype, config.model.seed, format, lambda cost: report(line.format(cost)), each)
+
+            # The state has no name: what is laid out anew later is then freed matrix by matrix.
+            if ranks is None:
+                model = Transformer.from_state(source.spec, state(), backends.blocks, format).to(device)
+            else:
+                own = state(lambda each: cut_state(each, source.spec, ranks.rank, ranks.size))
+                model = TensorParallelTransformer.of_rank(source.spec, own, backends.blocks, format, ranks).to(device)
         if auto:
             trying = f"trying which backend decodes {name} fastest here: compiled now, then remembered"
             with report_if_slow(trying, report):
@@ -163,19 +214,27 @@ class _Source:
         return format, f" ({reason})" if reason else ""
 
     def state(
-        self, dtype: torch.dtype, seed: int, format: WeightFormat, report: Callable[[str], None]
+        self,
+        dtype: torch.dtype,
+        seed: int,
+        format: WeightFormat,
+        report: Callable[[str], None],
+        keep: Keep = keep_all,
     ) -> dict[str, Tensor]:
         """Return the parameters, stored as `format` says, but dense where attention is changed; `report` gets a line on
-        the cost of widening those that the files store in other bits."""
+        the cost of widening those that the files store in other bits. Of each parameter `keep` says what is kept."""
         if self.folder is None or self.trained is None:
-            return random_weights(self.spec, dtype, seed, format)
+            return random_weights(self.spec, dtype, seed, format, keep)
         checkpoint, unchanged = open_checkpoint(self.folder), self.attention.is_unchanged
         wanted = wanted_parameters(checkpoint, self.trained)
-        format = format if unchanged else WeightFormat()
+        kept_as, format = format, format if unchanged else WeightFormat()
         if cost := cost_of_widening(checkpoint, wanted, self.trained.tie_word_embeddings, format, dtype):
             report(cost)
+        if unchanged:
+            return read_weights(checkpoint, self.trained, wanted, dtype, format, keep)
         stored = read_weights(checkpoint, self.trained, wanted, dtype, format)
-        return stored if unchanged else change_attention(self.trained, stored, self.attention)[1]
+        changed = change_attention(self.trained, stored, self.attention)[1]
+        return changed if keep is keep_all else keep(quantize(changed, self.spec, kept_as))
 
     def tokenizer(self) -> Tokenizer | None:
         return None if self.folder is None else open_tokenizer(self.folder)

@@ -13,7 +13,7 @@ def submitted_event(request: Request, now: float, arrival: float) -> Submitted:
     """Return the event of a request that was submitted `now`, and arrived at `arrival`."""
     return Submitted(
         now, request.request_id, prompt_tokens=len(request.prompt_ids), arrival=arrival, cut_tokens=request.cut_tokens,
-        tenant=request.tenant, priority=request.priority,
+        tenant=request.tenant, priority=request.priority, generated_tokens=len(request.generated_ids),
     )  # fmt: skip
 
 
@@ -31,7 +31,7 @@ def finished_event(
         score: of a beam.
     """
     ended = output.cause if output is not None and reason in FINISHED_NORMALLY else NOT_STOPPED
-    rest = output.finish() if output is not None else ""
+    rest = output.finish() if output is not None and reason is not FinishReason.MOVED else ""
     if output is not None and emits_no_tokens(sequence.request):
         rest = output.text
     return Finished(

@@ -15,7 +15,9 @@ from workbench.engine.cache import KVCache
 from workbench.engine.compiling import CompilingRequests
 from workbench.engine.outputs import BestOf, DetokenizedTokens, OutputProcessor, StopChecker, detokenize
 from workbench.engine.request_events import emits_no_tokens, finished_event, submitted_event
+from workbench.engine.resume import check_resumable, resume
 from workbench.errors import describe_error
+from workbench.kv_cache.adoption import Adoption
 from workbench.model.spec import ModelSpec
 from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.request import FinishReason, Request, Sequence
@@ -66,6 +68,7 @@ class RequestTracker:
         self._sent: dict[str, tuple[int, int]] = {}  # log-probabilities of a prompt and pins that were emitted
         self.compiling = CompilingRequests(GrammarCompiler(tokenizer), clock)
         self.to_cancel: deque[str] = deque()  # request ids to cancel; any thread may append
+        self._adoptions: dict[str, Adoption] = {}  # by request id: pages that another engine computed
 
     def set_acceptance_rule(self, rule: Literal["rejection", "match"]) -> None:
         """Accept draft tokens by `rule` from the next step on."""
@@ -110,6 +113,7 @@ class RequestTracker:
             for event in (submitted_event(request, now, arrival), end):
                 self._emit(event)
                 queue.append(event)
+            self._decline(request.request_id)
             return 1
         sampling, sequences = request.sampling, []
         if not sampling.beams and sampling.num_sequences > sampling.n:
@@ -131,24 +135,53 @@ class RequestTracker:
             for sequence in reversed(sequences):
                 sequence.finish_reason = FinishReason.CANCELLED
                 self._end(sequence, FinishReason.CANCELLED, "")
+            self._decline(request.request_id)
             return len(samples)
         try:
             self._admit(request, sequences, grammar)
         except Exception as error:  # an error of one request does not concern the others
             for sequence in sequences:
+                if sequence.pages:  # adopted ones
+                    self._cache.manager.free(sequence)
                 sequence.finish_reason = FinishReason.REFUSED
                 self._end(sequence, FinishReason.REFUSED, describe_error(error))
+        self._decline(request.request_id)
         return len(samples)
+
+    def expect_pages(self, request_id: str, adoption: Adoption) -> None:
+        """Let the request of this id, which is submitted next, start on pages that another engine computed."""
+        self._adoptions[request_id] = adoption
+
+    def _decline(self, request_id: str) -> None:
+        if (adoption := self._adoptions.pop(request_id, None)) is not None:
+            adoption.decline(self._cache.manager)
+
+    def move_out(self, sequence: Sequence) -> None:
+        """End a sequence that another engine goes on with; text that is held back is emitted there."""
+        self._finish(sequence, FinishReason.MOVED)
+
+    def is_closing(self, request_id: str) -> bool:
+        """Return `Decoded.closing` of the last token of a request."""
+        constraint = self.sampler.constraint_of(request_id)
+        return constraint is not None and constraint.is_closing
 
     def _admit(self, request: Request, sequences: list[Sequence], grammar: Grammar | None) -> None:
         intake.check_request(sequences[0].request, self.spec.vocab_size)
+        check_resumable(request, self.spec.vocab_size)
         for sequence in sequences:
             output = StopChecker(
                 sequence.request, self.tokenizer, self.spec.eos_token_ids, self.spec.max_position_embeddings
             )
             self._stop_checkers[sequence.request_id] = output
-            self.sampler.add(sequence, self._constraint(sequence.request, output, grammar))
+            constraint = self._constraint(sequence.request, output, grammar)
+            self.sampler.add(sequence, constraint)
+            if request.generated_ids and (ended := resume(request, output, constraint)) is not None:
+                sequence.finish_reason = ended
+                self._end(sequence, ended, "")
+                return
         beams = request.sampling.beams > 0
+        if (adoption := self._adoptions.pop(request.request_id, None)) is not None:
+            adoption.adopt(self._cache.manager, self._cache.store, sequences[0])
         self._scheduler.submit(sequences[0], sequences[1:], as_beams=beams)
         if beams:
             self._beam_searches.add(request.sampling, sequences, self._stop_checkers[sequences[0].request_id])
@@ -356,6 +389,7 @@ class RequestTracker:
                 Decoded(
                     now, sequence.request_id, text, step=step, token_id=choice.token_id,
                     index=index, logprob=choice.logprob, top_logprobs=choice.top_logprobs, channel=channel,
+                    closing=choice.closing,
                 )
             )  # fmt: skip
         if read.error:

@@ -9,7 +9,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -31,6 +31,7 @@ from workbench.executors.contention import StepThreads
 from workbench.executors.select import Backends, incompatible_settings
 from workbench.inspect.attention import Inspection, inspect
 from workbench.interrupts import DeferInterrupts
+from workbench.kv_cache.shared_memory import SharedPages
 from workbench.progress import to_stderr
 from workbench.prompt.assemble import Prompt
 from workbench.prompt.conversation import Conversation
@@ -42,6 +43,8 @@ from workbench.scheduler.plan import StepPlan
 from workbench.scheduler.policies import parse_policy
 from workbench.scheduler.scheduler import Scheduler
 from workbench.speculative.proposers import Speculator
+from workbench.tensor_parallel.executor import TensorParallelExecutor, TensorParallelStore
+from workbench.tensor_parallel.transformer import TensorParallelTransformer
 from workbench.trace.events import Event, ExpertsUsed, Finished, ThreadsChanged
 
 MAX_IDLE_SECONDS = 0.05  # of a step in which every request waits for its grammar
@@ -57,6 +60,7 @@ class Runner(Displayable):
         model: LoadedModel | None = None,
         *,
         page_orders: tuple[list[int], ...] | None = None,
+        shared_pages: SharedPages | None = None,
         listener: Callable[[Event], None] | None = None,
         report: Callable[[str], None] = to_stderr,
         clock: Callable[[], float] = time.perf_counter,
@@ -68,12 +72,17 @@ class Runner(Displayable):
             config: every setting; the defaults unless given.
             model: a model that is in memory; `config.model` and `config.backend` are loaded unless it is given.
             page_orders: for each cache group, the order in which its pages are first used.
+            shared_pages: pages that other processes map too; they hand sequences over (see handover.py).
             listener: receives every event.
             report: receives a line on each slow part of loading.
             clock: returns seconds.
             sleep: waits for arrivals.
         """
         config = (config or EngineConfig()).engine
+        if model is not None and config.parallel.tensor > 1 and model.processes is None:
+            raise WorkbenchError(
+                "parallel.tensor: ranks load their shares by the model's name; give no model in memory"
+            )
         loaded = model or LoadedModel.load(config, report)
         self.config, self.is_from_config = config, model is None
         self._loaded = loaded
@@ -82,7 +91,7 @@ class Runner(Displayable):
         if self.tokenizer is not None:
             self.tokenizer.check_vocab_size(spec.vocab_size)
         self.clock, self._sleep, self.now = clock, sleep, 0.0
-        self.kv_cache = KVCache.build(self.model, config, lambda: self.now, page_orders)
+        self.kv_cache = KVCache.build(self.model, config, lambda: self.now, page_orders, shared_pages)
         self.store = self.kv_cache.store
         self.backends = loaded.backends or Backends.own(self.model, self.store)
         schedule = config.schedule
@@ -94,9 +103,12 @@ class Runner(Displayable):
         )
         self._thread_changes: list[tuple[int, str]] = []  # in the step under way
         threads = StepThreads(lambda *change: self._thread_changes.append(change))
-        fast = build_executor(
-            self.model, self.store, self.backends, config.compile, config.batch_invariant, self._on_fallback, threads
-        )
+        if isinstance(self.store, TensorParallelStore) and loaded.processes is not None:
+            shared = cast(TensorParallelTransformer, self.model)
+            fast: Executor = TensorParallelExecutor(shared, self.store, loaded.processes.threads)
+        else:
+            how = config.compile, config.batch_invariant, self._on_fallback, threads
+            fast = build_executor(self.model, self.store, self.backends, *how)
         self.executor = with_eviction(
             self.model, self.store, self.backends, fast, self.kv_cache.evictor, self._on_fallback
         )
@@ -157,8 +169,7 @@ class Runner(Displayable):
         `cut_oldest` keeps `max_tokens` free for the answer, of the context half at most.
         """
         context, overflow = self.model.spec.max_position_embeddings, self.config.schedule.overflow
-        free = min(max_tokens, context // 2) if overflow == "cut_oldest" else 1
-        return conversation.prompt(self, context=context, max_tokens=free, overflow=overflow)
+        return intake.assemble(self, conversation, context, overflow, max_tokens)
 
     def cached_tokens(self, prompt_ids: Sequence[int], cache_salt: str = "") -> int:
         """Return how many tokens of a prompt the prefix cache has now, without taking them. Any thread may ask."""
@@ -243,6 +254,11 @@ class Runner(Displayable):
         limits = self.config.schedule
         rows = limits.max_num_batched_tokens + limits.max_num_seqs + EXPERT_ROWS_OF_PADDING
         self.model.record_experts(rows if on else None)
+
+    def close(self) -> None:
+        """End the processes of other ranks (`parallel.tensor`); without any it does nothing. They end with this
+        process, or once the runner is collected as garbage, too."""
+        self._loaded.close()
 
     def reset_prefix_cache(self) -> None:
         """Empty the prefix cache; running sequences keep their pages."""

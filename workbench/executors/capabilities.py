@@ -39,6 +39,7 @@ REFUSALS = {
     "model": "cannot carry out this model",
     "cache": "cannot carry out this cache",
     "batch_invariant": "cannot keep it",
+    "parallel.tensor": "cannot be shared by ranks",
 }
 STEP_QK_NORMS = None, QKNormSpec(), QKNormSpec(over="projection")
 # Settings of a spec that the whole step of mlir supports or that other features cover: a new one is refused at first.
@@ -62,6 +63,7 @@ class Requirements:
     cache_dtype: torch.dtype | None = None  # of what is not quantized; None is `dtype`
     device: str = "cpu"
     batch_invariant: bool = False
+    ranks: int = 1  # processes that share the model (tensor parallelism)
 
     @classmethod
     def from_model(cls, model: Transformer, store: KVStore) -> Requirements:
@@ -246,9 +248,11 @@ def _experts_in_groups(odd: Callable[[int], Any]) -> Finder:
     return find
 
 
+RANKS = "several ranks (tensor parallelism)"
 INT8, INT4, FP8 = "INT8 keys or values", "INT4 keys or values", "FP8 keys or values"
 CODEC = "user-defined cache codec"
 FEATURES: dict[str, Feature] = {
+    RANKS: Feature("parallel.tensor", lambda wanted: f"{wanted.ranks} ranks" if wanted.ranks > 1 else None),
     "batch_invariant": Feature("batch_invariant", lambda wanted: "" if wanted.batch_invariant else None),
     "a CPU": Feature("device", _device(lambda device: device == "cpu" and not triton_interpreted())),
     "a CUDA device": Feature("device", _device(lambda device: device == "cuda")),
@@ -332,6 +336,9 @@ OPERATOR_CASES: dict[str, tuple[str, str, tuple[Role, ...]]] = {
 }
 NOT_IN_STEP = "the compiled decode step has none"
 LIMITS: tuple[Limit, ...] = (
+    Limit(RANKS, Backend.MLIR, STEP, "its compiled step has no sum over ranks"),
+    Limit(RANKS, Backend.INDUCTOR, EVERY, "its graphs have no sum over ranks"),
+    Limit(RANKS, Backend.TRITON, EVERY, "its kernels run on CUDA devices, and ranks are processes on the CPU"),
     *(Limit("batch_invariant", backend, EVERY, reason)
       for backend in Backend if (reason := batch_variance("decode_step", backend))),
     Limit("batch_invariant", Backend.MLIR, OPERATORS,

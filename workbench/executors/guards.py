@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import is_dataclass
 from enum import Enum
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -42,6 +43,8 @@ def _fixed(value: Any) -> bool:
     if is_dataclass(value) and not isinstance(value, type):
         frozen = type(value).__dataclass_params__.frozen  # type: ignore[attr-defined] (every dataclass has it)
         return _ours(value) and frozen and all(map(_fixed, vars(value).values()))
+    if isinstance(value, FunctionType):  # one_rank, where a model is not cut over ranks
+        return value.__closure__ is None and value.__module__.split(".")[0] in _OURS
     return isinstance(value, _PLAIN)
 
 

@@ -77,12 +77,14 @@ class PrefillExecutor:
                     mine[:rows] = angle
         x = blocks[0].x[:rows]
         x.copy_(model.embed(batch.token_ids))
-        for block, module, cache in zip(blocks, model.blocks, self.store.layers, strict=True):
+        for layer, (block, module, cache) in enumerate(zip(blocks, model.blocks, self.store.layers, strict=True)):
             attention = cast(TransformerBlock, module).attention
             q, k, v = block.before(rows)
             pages = cast(AttentionCache, cache)  # the capability table refuses recurrent layers
             pages.write(k, v, batch, Backend.MLIR)
             block.after(attention.attend(q, batch, pages, Backend.MLIR))
+            if self.store.on_layer is not None:
+                self.store.on_layer(layer)
         return x
 
     def _for(self, rows: int) -> list[PrefillBlock]:

@@ -28,6 +28,8 @@ ROWS_PER_BLOCK = 256  # rows whose weights are held at once
 class TextAttention:
     """The attention of `model` over `token_ids`, which `extend` makes longer. One thread at a time extends it."""
 
+    on_layer = None  # it stands in for a cache whose layers are not waited for
+
     def __init__(self, model: Transformer, token_ids: Iterable[int] = ()):
         refuse_recurrent_layers(model)
         self.model = model

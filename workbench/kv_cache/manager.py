@@ -11,6 +11,7 @@ from dataclasses import replace
 from workbench.kv_cache.accounting import KVCacheAccounting
 from workbench.kv_cache.budget import EvictionBudget
 from workbench.kv_cache.cpu_pages import CPUPagePool
+from workbench.kv_cache.lending import HandedPages, SharedPagePool
 from workbench.kv_cache.pages import NULL_PAGE, Eviction, KVCacheGroup, PagePool, PageTransfers, pages_for
 from workbench.kv_cache.prefix import PrefixMatch, RadixCache
 from workbench.kv_cache.recurrent import commit_states, snapshot_places
@@ -190,6 +191,112 @@ class KVCacheManager(KVCacheAccounting):
             sequence.next_page_boundary
         ) = 0
         return freed
+
+    def lend(self, sequence: Sequence) -> HandedPages:
+        """Lend the pages that the next query of `sequence` reads to another process, which goes on with it. Its own
+        references stay until it is freed.
+
+        Raises:
+            ValueError: if pages are borrowed themselves, or these are no pages of a shared memory.
+        """
+        needed = self.pages_to_hand_over(sequence)
+        shared = []
+        for pool, pages in zip(self.pools, needed, strict=True):
+            if not isinstance(pool, SharedPagePool):
+                raise ValueError("pages of a memory of one's own cannot be lent")
+            found = iter(pool.lend(page for page in pages if page != NULL_PAGE))
+            shared.append(tuple(page != NULL_PAGE and next(found) for page in pages))
+        return HandedPages(sequence.num_computed_tokens, needed, tuple(shared))
+
+    def pages_to_hand_over(self, sequence: Sequence, computed: int | None = None) -> tuple[tuple[int, ...], ...]:
+        """Return the pages that the next query of `sequence` reads, by cache group, NULL_PAGE in place of others.
+
+        Args:
+            sequence: the sequence.
+            computed: within a step, the computed tokens after it; None: those of now.
+        """
+        end, found = sequence.num_computed_tokens if computed is None else computed, []
+        for t, (table, pages) in enumerate(zip(self.groups, sequence.pages, strict=True)):
+            if computed is not None and table.is_recurrent:
+                pages = [NULL_PAGE] * ((end - 1) // self.page_size) + sequence.states[t].spare[:1]
+            read = {place for places in table.pages_needed(end, end, self.page_size) for place in places}
+            last = pages_for(table.quantized_until(end), self.page_size)
+            found.append(tuple(page if place in read else NULL_PAGE for place, page in enumerate(pages[:last])))
+        return tuple(found)
+
+    def adopt(self, sequence: Sequence, handed: HandedPages) -> None:
+        """Give a new sequence the pages that another process lends, as if it had computed them. It is submitted next,
+        waits on them, and may lose them to others as any waiting sequence: then it is computed again."""
+        for pool, pages, shared in zip(self.pools, handed.pages, handed.shared, strict=True):
+            if not isinstance(pool, SharedPagePool):
+                raise ValueError("pages of a memory of one's own cannot be borrowed")
+            kept = [(page, flag) for page, flag in zip(pages, shared, strict=True) if page != NULL_PAGE]
+            pool.borrow([page for page, _ in kept], [flag for _, flag in kept])
+        self._go_on_with(sequence, handed)
+
+    def decline(self, handed: HandedPages) -> None:
+        """Let pages that another process lends go back at once."""
+        for pool, pages in zip(self.pools, handed.pages, strict=True):
+            assert isinstance(pool, SharedPagePool)
+            own = [page for page in pages if page != NULL_PAGE]
+            pool.borrow(own, [False] * len(own))
+            pool.release(own)
+
+    def take_back(self, pages: Many[Many[int]]) -> list[list[int]]:
+        """End loans of pages, by cache group, as often as they are named; return those that became free."""
+        freed = []
+        for pool, mine in zip(self.pools, pages, strict=True):
+            assert isinstance(pool, SharedPagePool)
+            freed.append(pool.take_back(mine))
+        return freed
+
+    def pop_returned(self) -> list[tuple[list[int], list[int]]]:
+        """Return the borrowed pages that go back, by cache group: sound ones, and those of failed requests."""
+        return [pool.pop_returned() if isinstance(pool, SharedPagePool) else ([], []) for pool in self.pools]
+
+    def adopt_copies(self, sequence: Sequence, handed: HandedPages) -> HandedPages | None:
+        """Give a new sequence pages of its own for those of `handed`, which the caller then fills.
+
+        Pages that the prefix cache has are shared in place of it.
+
+        Returns:
+            the pages to fill, NULL_PAGE in place of those that are known; None if there are too few.
+        """
+        match = self.match_prefix(sequence)
+        known = [list(pages) for pages in match.pages]
+        for t, at, _ in match.on_cpu:
+            known[t][at] = NULL_PAGE
+        own = [
+            [
+                page != NULL_PAGE and not (place < len(known[t]) and known[t][place] != NULL_PAGE)
+                for place, page in enumerate(pages)
+            ]
+            for t, pages in enumerate(handed.pages)
+        ]
+        if self.first_exhausted_group([sum(each) for each in own], match) is not None:
+            return None
+        held = [
+            [
+                known[t][place] if page != NULL_PAGE and place < len(known[t]) and not own[t][place] else NULL_PAGE
+                for place, page in enumerate(pages)
+            ]
+            for t, pages in enumerate(handed.pages)
+        ]
+        for pool, pages in zip(self.pools, held, strict=True):  # first, so that they are not evicted for the others
+            pool.acquire(page for page in pages if page != NULL_PAGE)
+        fresh = [iter(self._allocate_pages(t, sum(each))) for t, each in enumerate(own)]
+        fill = tuple(tuple(next(fresh[t]) if is_own else NULL_PAGE for is_own in each) for t, each in enumerate(own))
+        pages = tuple(
+            tuple(mine or known_page for mine, known_page in zip(*both, strict=True))
+            for both in zip(fill, held, strict=True)
+        )
+        self._go_on_with(sequence, HandedPages(handed.num_computed_tokens, pages))
+        return HandedPages(handed.num_computed_tokens, fill)
+
+    def _go_on_with(self, sequence: Sequence, handed: HandedPages) -> None:
+        sequence.pages = tuple(list(pages) for pages in handed.pages)
+        sequence.num_computed_tokens = handed.num_computed_tokens
+        sequence.allocated_until = sequence.next_page_boundary = 0
 
     def evict(self, sequence: Sequence) -> str:
         """Evict tokens beyond the budget before the next step, and return the reason; the policy chooses them at

@@ -78,6 +78,10 @@ class PagePool:
     def is_cached(self, page: int) -> bool:
         return bool(self._kept[page])
 
+    def is_idle(self, page: int) -> bool:
+        """Return whether the prefix cache alone references it."""
+        return page in self.evictable
+
     def ref_counts(self) -> tuple[list[int], bytes]:
         """Return copies of the reference counts and cached flags of every page; the null page has 0."""
         return self._holders.copy(), bytes(self._kept)

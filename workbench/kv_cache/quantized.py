@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -88,6 +88,11 @@ class QuantizedLayer:
         if group == self.group:
             return *self.keys.tensors, *self.values.tensors
         return (self.residual_keys, self.residual_values) if group == self.residual_group else ()
+
+    def move(self, put: Callable[[Tensor], Tensor]) -> None:
+        """Replace each tensor by what `put` returns for it."""
+        self.keys, self.values = self.keys.map(put), self.values.map(put)
+        self.residual_keys, self.residual_values = put(self.residual_keys), put(self.residual_values)
 
     @property
     def bytes(self) -> int:

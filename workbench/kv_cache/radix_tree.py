@@ -102,7 +102,7 @@ class RadixTree:
         if self.groups[group].sliding_window is None:
             for t, page in enumerate(node.pages):
                 self.free_cpu_page(node, t)
-                if page != NULL_PAGE and page in self.pools[t].evictable:
+                if page != NULL_PAGE and self.pools[t].is_idle(page):
                     self.detach_page(node, t)
         self.prune(node)
 

@@ -63,6 +63,10 @@ class StateLayer:
         """Return every tensor whose first axis is the pages of a cache group."""
         return self.parts if group == self.group else ()
 
+    def move(self, put: Callable[[Tensor], Tensor]) -> None:
+        """Replace each tensor by what `put` returns for it."""
+        self.parts = tuple(map(put, self.parts))
+
     @property
     def bytes(self) -> int:
         return sum(part.nbytes for part in self.parts)

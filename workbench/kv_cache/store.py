@@ -3,7 +3,7 @@ store of all layers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import cast
 
 import torch
@@ -20,6 +20,8 @@ from workbench.kv_cache.format import KVCacheSpec
 from workbench.kv_cache.pages import NULL_PAGE, build_cache_groups
 from workbench.kv_cache.quantized import QuantizedLayer, quantize_layers
 from workbench.kv_cache.states import StateLayer
+
+Put = Callable[[Tensor], Tensor]  # returns a tensor of the same shape and type, elsewhere
 
 
 class DenseLayer:
@@ -60,6 +62,11 @@ class DenseLayer:
         if group != self.group:
             return ()
         return (self.keys, self.values) if self.num_value_columns is None else (self.keys,)
+
+    def move(self, put: Put) -> None:
+        """Replace each tensor by what `put` returns for it."""
+        self.keys = put(self.keys)
+        self.values = put(self.values) if self.num_value_columns is None else self.keys
 
     @property
     def bytes(self) -> int:
@@ -112,6 +119,10 @@ class CodecLayer:
         """Return every tensor whose first axis is the pages of a cache group."""
         return (*self.keys, *self.values) if group == self.group else ()
 
+    def move(self, put: Put) -> None:
+        """Replace each tensor by what `put` returns for it."""
+        self.keys, self.values = tuple(map(put, self.keys)), tuple(map(put, self.values))
+
     @property
     def bytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.page_tensors(self.group))
@@ -138,6 +149,9 @@ class SharedLayer:
         """Return nothing: the tensors are the earlier layer's."""
         return ()
 
+    def move(self, put: Put) -> None:
+        """Do nothing: the tensors are the earlier layer's."""
+
     @property
     def bytes(self) -> int:
         return 0
@@ -158,6 +172,11 @@ class HybridLayer:
         """Return every tensor whose first axis is the pages of a cache group."""
         return *self.attention.page_tensors(group), *self.states.page_tensors(group)
 
+    def move(self, put: Put) -> None:
+        """Replace each tensor by what `put` returns for it."""
+        self.attention.move(put)
+        self.states.move(put)
+
     @property
     def bytes(self) -> int:
         return self.attention.bytes + self.states.bytes
@@ -173,7 +192,12 @@ def _shared(layer: CacheLayer | None) -> SharedLayer:
 
 
 class KVStore:
-    """All layers' pages. Cache groups may have different numbers of pages."""
+    """All layers' pages. Cache groups may have different numbers of pages.
+
+    `on_layer` is called with the number of each layer that was computed, by executors that call them one by one.
+    """
+
+    on_layer: Callable[[int], None] | None = None
 
     def __init__(
         self,
@@ -265,6 +289,11 @@ class KVStore:
     def page_tensors(self, group: int) -> tuple[Tensor, ...]:
         """Return every tensor whose first axis is the pages of a cache group, layer by layer."""
         return tuple(tensor for layer in self.layers for tensor in layer.page_tensors(group))
+
+    def move(self, put: Put) -> None:
+        """Replace each tensor of each layer, in order, by what `put` returns for it; before anything reads them."""
+        for layer in self.layers:
+            layer.move(put)
 
     def zero_pages(self, group: int, pages: Iterable[int]) -> None:
         """Zero `pages` of a cache group, so that contents of a failed request never reach the next owner."""

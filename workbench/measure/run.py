@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +78,10 @@ def run(
 
 def _measured(experiment: Experiment, folder: RunFolder, progress: bool, script: StepScript | None) -> Record:
     folder.write_text("experiment.yaml", experiment.to_yaml())
-    with intra_op_threads(experiment.measure.threads):
+    with ExitStack() as closing, intra_op_threads(experiment.measure.threads):
         try:
             runner = runner_for(experiment, to_stderr if progress else discard)
+            closing.callback(runner.close)
             requests = requests_of(experiment, runner.tokenizer, runner.model.spec.vocab_size)
             clients = clients_of(experiment)
         except WorkbenchError:
@@ -115,6 +117,8 @@ def _measured(experiment: Experiment, folder: RunFolder, progress: bool, script:
         summary["replayed_steps"] = len(script.steps) if script is not None else None
         summary["model"] = _model_figures(runner)
         summary["kv"] = _cache_figures(runner, summary)
+        if (parallel := experiment.parallel).tensor > 1:
+            summary["ranks"] = {"tensor": parallel.tensor, "transport": parallel.transport}
         if experiment.measure.ceilings:
             summary["roofline"] = _roofline(runner, summary, progress)
     for table in ("requests", "steps", "tokens", "decisions", "spans", "inputs"):
@@ -158,7 +162,8 @@ def _cache_figures(runner: Runner, summary: dict) -> dict:
 
 def _roofline(runner: Runner, summary: dict, progress: bool) -> dict:
     """Compare decode and prefill with this machine's measured ceilings at the size of the working set."""
-    working_set = runner.model.weight_bytes + summary["kv"]["bytes_used_peak"]
+    ranks = runner.config.parallel.tensor  # each reads a share of both, from the memory of this machine
+    working_set = ranks * (runner.model.weight_bytes + summary["kv"]["bytes_used_peak"])
     dtype = summary["model"]["dtype"]
     if progress:
         Progress.write("measuring what this machine reads and multiplies at best", file=sys.stderr)

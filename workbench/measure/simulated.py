@@ -19,6 +19,7 @@ from workbench.kv_cache.settings import NoOffload, RadixPrefixCache
 from workbench.machine.ceilings import ceilings_for, gemm_dtypes
 from workbench.measure.goodput import goodput
 from workbench.memory.capacity import meta_kv_store, page_bytes, spec_and_dtype
+from workbench.memory.ranks import rank_memories
 from workbench.model.cost import StepCostModel
 from workbench.model.memory import weight_bytes
 from workbench.model.quantized import WeightFormat
@@ -34,7 +35,14 @@ from workbench.simulate.executor_settings import SimulatedExecutor
 from workbench.simulate.fleet import Fleet, FleetListener, InstanceFailure, InstancePool, KVTransfer
 from workbench.simulate.instance import Instance, InstanceSpec, instance_spec
 from workbench.simulate.job import SimulatedRequest, symbolic_prompt
-from workbench.simulate.roofline import Hardware, ModelSizes, named_hardware, roofline_step_times
+from workbench.simulate.roofline import (
+    Hardware,
+    ModelSizes,
+    all_reduce_bytes_per_token,
+    bubble_share,
+    named_hardware,
+    roofline_step_times,
+)
 from workbench.simulate.source import ClosedLoopSource, OpenLoopSource, TrafficSource, source_of
 from workbench.simulate.step_times import TICKS_PER_SECOND, StepTimeModel, fit_step_times
 from workbench.simulate.traffic_settings import TrafficWorkload
@@ -82,6 +90,11 @@ def instance_spec_for(experiment: Experiment) -> InstanceSpec:
     cache."""
     executor = simulated_executor_of(experiment)
     sizes, dtype = sizes_of(experiment), spec_and_dtype(experiment)[1]
+    if experiment.parallel.tensor not in (1, executor.gpus):
+        raise WorkbenchError(
+            f"parallel.tensor {experiment.parallel.tensor}: a simulated instance has executor.gpus {executor.gpus}; "
+            "give it there alone"
+        )
     hardware, schedule, cache = hardware_for(executor, sizes, dtype), experiment.schedule, experiment.cache
     prefix = cache.prefix
     return instance_spec(
@@ -90,8 +103,9 @@ def instance_spec_for(experiment: Experiment) -> InstanceSpec:
         SchedulerLimits(
             schedule.max_num_seqs, schedule.max_num_batched_tokens, schedule.chunk_tokens, schedule.chunked_prefill
         ),
-        gpus=executor.gpus,
+        gpus=executor.gpus * executor.pipeline,
         page_size=cache.page_size,
+        cache_bytes=_cache_bytes(experiment, executor, hardware, dtype),
         memory_share=executor.memory,
         pages=None if cache.pages == "auto" else cache.pages,
         prefix=isinstance(prefix, RadixPrefixCache),
@@ -108,7 +122,7 @@ def pools_for(experiment: Experiment, spec: InstanceSpec) -> tuple[InstancePool,
     if decode is None:
         return pool, None, KVTransfer()
     hardware = hardware_for(executor, sizes_of(experiment), spec_and_dtype(experiment)[1])
-    speed = decode.bytes_per_second or hardware.network * executor.gpus
+    speed = decode.bytes_per_second or hardware.network * executor.gpus * executor.pipeline
     receiving = replace(spec, receives_kv=True, prefix=False, ttl=None)
     return pool, InstancePool(receiving, decode.instances, decode.router), KVTransfer(speed, decode.latency)
 
@@ -143,7 +157,26 @@ def _times(executor: SimulatedExecutor, sizes: ModelSizes, hardware: Hardware) -
     if executor.steps is not None:
         return fit_step_times(Record.open(executor.steps).steps.to_pylist(), executor.steps)
     shares = (executor.compute_share, executor.memory_share, executor.overhead)
-    return roofline_step_times(sizes, hardware, executor.gpus, *shares)
+    return roofline_step_times(sizes, hardware, executor.gpus, *shares, executor.pipeline, executor.microbatches)
+
+
+def _cache_bytes(experiment: Experiment, executor: SimulatedExecutor, hardware: Hardware, dtype: str) -> float | None:
+    """Return the bytes that an instance's cache may take, each key and value counted once: what the fullest of its
+    ranks has room for. None for one accelerator."""
+    if executor.gpus * executor.pipeline == 1:
+        return None
+    spec, format = spec_and_dtype(experiment)[0], weight_format(experiment.model, experiment.attention)
+    cache = experiment.cache
+    own: dict[str, Any] = {"context": spec.max_position_embeddings, "page_size": cache.page_size}
+    (whole,) = rank_memories(spec, dtype, format, cache, **own)
+    cut: dict[str, Any] = {"tensor": executor.gpus, "pipeline": executor.pipeline, "setting": "executor.gpus"}
+    ranks = rank_memories(spec, dtype, format, cache, **cut, **own)
+    return min(
+        (executor.memory * hardware.memory - each.memory.weight_bytes)
+        * whole.memory.sequence_bytes
+        / each.memory.sequence_bytes
+        for each in ranks
+    )
 
 
 def fleet_for(
@@ -277,8 +310,20 @@ def instance_metrics(instance: Instance, now: int) -> dict[str, Any]:
 def describe_simulation(experiment: Experiment) -> dict[str, Any]:
     """Describe the simulated instances as far as the experiment does not."""
     machine, executor = instance_spec_for(experiment), simulated_executor_of(experiment)
+    parallel: dict[str, Any] = {}
+    spec = sizes_of(experiment).spec
+    if executor.gpus > 1:
+        parallel |= {
+            "tensor": executor.gpus,
+            "all_reduce_bytes_per_token": all_reduce_bytes_per_token(spec, executor.gpus),
+        }
+    if executor.pipeline > 1:
+        parts = executor.microbatches or executor.pipeline
+        parallel |= {"pipeline": executor.pipeline, "microbatches": parts}
+        parallel |= {"bubble_share": bubble_share(executor.pipeline, parts)}
     return {
-        "model": sizes_of(experiment).spec.name,
+        "model": spec.name,
+        **parallel,
         "step_times": machine.times.name,
         "instances": executor.instances + (executor.decode.instances if executor.decode else 0),
         "pages": list(machine.pages),

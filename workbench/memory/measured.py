@@ -34,7 +34,8 @@ def compare_memory(runner: Runner) -> tuple[MemoryComparison, ...]:
     Example: `workbench.compare_memory(workbench.load("demo"))`
     """
     model, store = runner.model, runner.store
-    weights = weights_by_formula(model.spec, model.dtype.itemsize, model.format)
+    spec = getattr(model, "rank_spec", model.spec)  # of several ranks this one's share
+    weights = weights_by_formula(spec, model.dtype.itemsize, model.format)
     beside = sum(buffer.nbytes for buffer in model.buffers())
     note = f"buffers that are no weights take {beside:,}" if beside else ""
     pages = " + ".join(f"{count + 1:,}" for count in store.num_pages)

@@ -23,6 +23,7 @@ from workbench.errors import WorkbenchError, nearest
 from workbench.experiment.experiment import Experiment
 from workbench.kv_cache.format import KVCacheSpec
 from workbench.memory.capacity import bytes_by_table, meta_kv_store
+from workbench.memory.ranks import rank_memories, ranks_report
 from workbench.model import memory
 from workbench.model.formats.open import gguf_file
 from workbench.model.hf.any_config import spec_from_any_config
@@ -192,22 +193,42 @@ def report_for(
     weights: str = "dense",
     cache: str = "dense",
     memory: str | None = None,
+    tensor: int = 1,
+    pipeline: int = 1,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Return the memory report of the model called `name`; `settings` are those of `estimate_memory`."""
+    """Return the memory report of the model called `name`; `settings` are those of `estimate_memory`. With `tensor`
+    ranks a layer or `pipeline` stages it has the memory of each rank, and `memory` is that of each device."""
     spec, remarks = read_spec_and_remarks(name)
     found = estimate_memory(spec, dtype=dtype, weights=weights, cache=cache, **settings)
-    settings = {"dtype": dtype, "weights": weights, "cache": cache}
-    return memory_report(found, settings, remarks, None if memory is None else parse_bytes(memory))
+    room = None if memory is None else parse_bytes(memory)
+    shown = {"dtype": dtype, "weights": weights, "cache": cache}
+    if tensor == pipeline == 1:
+        return memory_report(found, shown, remarks, room)
+    of_cache = cache_settings(cache, settings.get("changes", ())).cache
+    ranks = rank_memories(
+        found.spec, dtype, WeightFormat.parse(weights), of_cache, tensor=tensor, pipeline=pipeline,
+        context=found.memory.context, batch=found.memory.batch, step_tokens=settings.get("step_tokens", 512),
+        page_size=found.page_size,
+    )  # fmt: skip
+    least = max(each.memory.weight_bytes + each.memory.activation_bytes for each in ranks)
+    if room is not None and least > room:
+        remarks = [*remarks, f"weights and activations of one rank alone exceed {format_bytes(room)}"]
+    report = memory_report(found, {**shown, "tensor": tensor, "pipeline": pipeline}, remarks)
+    return report | ({} if room is None else {"memory_bytes": room}) | ranks_report(ranks, room)
+
+
+def cache_settings(cache: str, changes: tuple[str, ...]) -> Experiment:
+    """Return an experiment with a cache of this format and these changes."""
+    values = {"question": "how much memory?", "cache": {"format": cache}, "workload": {"kind": "random"}}
+    return Experiment.from_values(values, "memory").with_(*changes)
 
 
 @functools.lru_cache(maxsize=64)  # a slider requests the same repeatedly; a ModelSpec is frozen
 def _cache_layout(
     spec: Any, dtype: str, cache: str, changes: tuple[str, ...]
 ) -> tuple[ModelSpec, tuple[KVCacheSpec, ...], tuple[KVGroupBytes, ...]]:
-    settings = Experiment.from_values(
-        {"question": "how much memory?", "cache": {"format": cache}, "workload": {"kind": "random"}}, "memory"
-    ).with_(*changes)
+    settings = cache_settings(cache, changes)
     spec = change_spec(spec, settings.attention)
     settings.cache.check(len(spec.layers), settings.cache.page_size)
     store = meta_kv_store(spec, settings.cache, dtype)

@@ -23,7 +23,7 @@ class ExpertUse:
         """Let mixtures of a model's `blocks` keep what up to `max_rows` rows choose."""
         parts = {index: getattr(block, "feedforward", None) for index, block in enumerate(blocks)}
         self._mixtures = {index: part for index, part in parts.items() if isinstance(part, MixtureOfExperts)}
-        self._counts = {i: torch.zeros(len(part.gate_up), dtype=torch.long) for i, part in self._mixtures.items()}
+        self._counts = {i: torch.zeros(part.router.num_experts, dtype=torch.long) for i, part in self._mixtures.items()}
         for part in self._mixtures.values():
             shape = max_rows, part.num_experts_per_tok
             part.chosen = torch.zeros(shape, dtype=torch.long, device=part.gate_up.device)

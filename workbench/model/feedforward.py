@@ -124,7 +124,7 @@ class Router(Linear):
 
     def __init__(self, experts: MoESpec, hidden_size: int, backend: Backend):
         super().__init__(hidden_size, experts.num_experts, experts.router_bias, backend)
-        self.spec, self.num_chosen = experts.router, experts.num_experts_per_tok
+        self.spec, self.num_experts, self.num_chosen = experts.router, experts.num_experts, experts.num_experts_per_tok
         biased = experts.router.selection_bias
         self.selection_bias = nn.Parameter(torch.empty(experts.num_experts)) if biased else None
 
@@ -183,7 +183,8 @@ class MixtureOfExperts(nn.Module):
     def __init__(self, kind: LayerSpec, experts: MoESpec, hidden_size: int, backend: Backend, format: WeightFormat):
         super().__init__()
         self.backend, self.activation, self.num_experts_per_tok = backend, kind.activation, experts.num_experts_per_tok
-        count, hidden, bias = experts.num_experts, kind.intermediate_size, kind.mlp_bias
+        self.held = None if experts.held is None else experts.held_experts
+        count, hidden, bias = len(experts.held_experts), kind.intermediate_size, kind.mlp_bias
         if not kind.activation.gated:
             raise WorkbenchError("experts without a gate are not carried out")
         self.router, self.weighs_input = Router(experts, hidden_size, backend), experts.router.weighs_input
@@ -212,11 +213,12 @@ class MixtureOfExperts(nn.Module):
 
     @property
     def unread_bytes(self) -> int:
-        """Return the bytes that a single token leaves unread: the experts that it does not use."""
+        """Return the bytes that a single token leaves unread: the experts that it does not use, of those that are
+        here."""
+        here = range(self.router.num_experts) if self.held is None else self.held
+        used = -(-self.num_experts_per_tok * len(here) // self.router.num_experts)
         stacks = [*self.stacks, self.gate_up_bias, self.down_bias]
-        return sum(
-            each.nbytes // len(each) * (len(each) - self.num_experts_per_tok) for each in stacks if each is not None
-        )
+        return sum(each.nbytes // len(each) * (len(here) - used) for each in stacks if each is not None)
 
     @property
     def stacks(self) -> list[Tensor]:
@@ -232,13 +234,7 @@ class MixtureOfExperts(nn.Module):
         rows = repeat(x, "token width -> (token used) width", used=self.num_experts_per_tok)
         if self.weighs_input:
             rows = (rows * rearrange(weights, "token used -> (token used) 1")).to(x.dtype)
-        gate_up, down = (
-            (self.gate_up, self.gate_up_bias, self.gate_up_scales),
-            (self.down, self.down_bias, self.down_scales),
-        )
-        hidden = compiled_kernels.expert_linear(rows, experts, *gate_up, self.backend)
-        hidden = apply_gate(hidden, self.activation, self.backend)
-        out = compiled_kernels.expert_linear(hidden, experts, *down, self.backend)
+        out = self._products(rows, experts) if self.held is None else self._held_products(rows, experts, self.held)
         out = rearrange(out, "(token used) width -> token used width", used=self.num_experts_per_tok).to(weights.dtype)
         total = out.sum(dim=1) if self.weighs_input else torch.bmm(weights[:, None], out)[:, 0]
         if self.shared is not None:
@@ -246,6 +242,24 @@ class MixtureOfExperts(nn.Module):
             gate = None if self.shared_gate is None else torch.sigmoid(self.shared_gate(x).to(total.dtype))
             total = total + (always if gate is None else gate * always)
         return total.to(x.dtype)
+
+    def _products(self, rows: Tensor, experts: Tensor) -> Tensor:
+        """Return for each row [row, hidden] what its expert's feed-forward gives."""
+        gate_up, down = (
+            (self.gate_up, self.gate_up_bias, self.gate_up_scales),
+            (self.down, self.down_bias, self.down_scales),
+        )
+        hidden = compiled_kernels.expert_linear(rows, experts, *gate_up, self.backend)
+        hidden = apply_gate(hidden, self.activation, self.backend)
+        return compiled_kernels.expert_linear(hidden, experts, *down, self.backend)
+
+    def _held_products(self, rows: Tensor, experts: Tensor, held: range) -> Tensor:
+        """Return the products of the experts of this rank, and zeros for rows of the others."""
+        out = rows.new_zeros(rows.shape)
+        mine = ((experts >= held.start) & (experts < held.stop)).nonzero()[:, 0]
+        if len(mine):
+            out[mine] = self._products(rows[mine], experts[mine] - held.start)
+        return out
 
 
 def _empty_stack(experts: int, out: int, width: int, format: WeightFormat) -> tuple[nn.Parameter, nn.Parameter | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, cast
 
 import torch
@@ -31,6 +32,7 @@ from workbench.model.spec import LayerSpec, NormSpec
 PLAIN_NORM = NormSpec()
 HEAD_COLUMNS = {"head": "(token head) dim", "projection": "token (head dim)"}
 Angles = Tensor | None  # [token, dim / 2]; None where heads are not rotated
+SumOverRanks = Callable[[Tensor], Tensor]  # what a rank's share of a layer's matrices gives, to the sum of all ranks
 STORED_PARAMETERS = (
     "qkv.",
     "output.",
@@ -223,6 +225,11 @@ def build_custom_attention(
         return build_attention(spec, hidden_size, backend, format, norm).to(dtype).requires_grad_(False)
 
 
+def one_rank(part: Tensor) -> Tensor:
+    """Return what the only rank computed."""
+    return part
+
+
 class TransformerBlock(nn.Module):
     """One layer, one part after the other: attention, then the feed-forward, each normed before, after, or both.
 
@@ -231,10 +238,11 @@ class TransformerBlock(nn.Module):
 
     def __init__(
         self, kind: LayerSpec, hidden_size: int, backend: Backend, format: WeightFormat,
-        norm: NormSpec = PLAIN_NORM, residual_scale: float = 1.0,
+        norm: NormSpec = PLAIN_NORM, residual_scale: float = 1.0, sum_over_ranks: SumOverRanks = one_rank,
     ):  # fmt: skip
-        """Build the block; `residual_scale` multiplies what each part adds."""
+        """Build the block; `residual_scale` multiplies what each part adds, once `sum_over_ranks` has summed it."""
         super().__init__()
+        self.sum_over_ranks = sum_over_ranks
 
         def build(there: bool) -> RMSNorm | LayerNorm | NoNorm:
             return build_norm(hidden_size, norm, backend) if there else NoNorm()
@@ -264,9 +272,9 @@ class TransformerBlock(nn.Module):
     def after_attention(self, x: Tensor, mixed: Tensor) -> Tensor:
         """Add attention's result [token, head, head_dim] to x [token, hidden] and run the feed-forward: [token,
         hidden]."""
-        read = self.attention_post_norm(self.attention.o_proj(mixed))
+        read = self.attention_post_norm(self.sum_over_ranks(self.attention.o_proj(mixed)))
         x, normed = self.feedforward_norm.add_and_norm(x, read)
-        return x + self.feedforward_post_norm(self.feedforward(normed))
+        return x + self.feedforward_post_norm(self.sum_over_ranks(self.feedforward(normed)))
 
 
 class ParallelBlock(TransformerBlock):
@@ -274,8 +282,8 @@ class ParallelBlock(TransformerBlock):
 
     def after_attention(self, x: Tensor, mixed: Tensor) -> Tensor:
         normed = self.feedforward_norm(x) if self.has_two_norms else self.attention_norm(x)
-        read = self.attention_post_norm(self.attention.o_proj(mixed))
-        return x + read + self.feedforward_post_norm(self.feedforward(normed))
+        read = self.attention_post_norm(self.sum_over_ranks(self.attention.o_proj(mixed)))
+        return x + read + self.feedforward_post_norm(self.sum_over_ranks(self.feedforward(normed)))
 
 
 class RecurrentBlock(TransformerBlock):
@@ -317,12 +325,13 @@ class MixerBlock(RecurrentBlock):
 
 
 def build_block(
-    kind: LayerSpec, hidden_size: int, backend: Backend, format: WeightFormat, norm: NormSpec, residual_scale: float
-) -> TransformerBlock:
+    kind: LayerSpec, hidden_size: int, backend: Backend, format: WeightFormat, norm: NormSpec, residual_scale: float,
+    sum_over_ranks: SumOverRanks = one_rank,
+) -> TransformerBlock:  # fmt: skip
     """Build the block of one layer."""
-    block = TransformerBlock if kind.parallel == "no" else ParallelBlock
+    built = kind, hidden_size, backend, format, norm, residual_scale
     if isinstance(kind.attention, RecurrentSpec):
-        block = RecurrentBlock if kind.intermediate_size else MixerBlock
-    elif kind.beside is not None:
-        block = HybridBlock
-    return block(kind, hidden_size, backend, format, norm, residual_scale)
+        return (RecurrentBlock if kind.intermediate_size else MixerBlock)(*built)
+    if kind.beside is not None:
+        return HybridBlock(*built)
+    return (TransformerBlock if kind.parallel == "no" else ParallelBlock)(*built, sum_over_ranks)

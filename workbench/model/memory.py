@@ -96,17 +96,24 @@ def estimate_memory(
         step_tokens: tokens that the largest step computes, or one of each sequence.
         page_size: tokens of a page.
     """
-    late = {layer for part in parts if part.table.is_delayed for layer in part.table.layers}
-    lasting = [part for part in parts if part.table.is_delayed or not late.intersection(part.table.layers)]
     return MemoryEstimate(
         context=context,
         batch=batch,
         parameters=spec.num_parameters,
         weight_bytes=weight_bytes(spec, itemsize, format),
-        cache_bytes_per_token=sum(part.bytes_per_token for part in lasting),
-        sequence_bytes=math.ceil(sum(part.bytes(context, page_size) for part in parts)),
         activation_bytes=activation_bytes(spec, max(step_tokens, batch), itemsize, samples=batch),
+        **sum_of_parts(parts, context, page_size),
     )
+
+
+def sum_of_parts(parts: tuple[KVGroupBytes, ...], context: int, page_size: int) -> dict[str, Any]:
+    """Return the cache of a token and of a sequence of `context` tokens, as a MemoryEstimate has them."""
+    late = {layer for part in parts if part.table.is_delayed for layer in part.table.layers}
+    lasting = [part for part in parts if part.table.is_delayed or not late.intersection(part.table.layers)]
+    return {
+        "cache_bytes_per_token": sum(part.bytes_per_token for part in lasting),
+        "sequence_bytes": math.ceil(sum(part.bytes(context, page_size) for part in parts)),
+    }
 
 
 def break_even_context(
@@ -162,7 +169,12 @@ def longest_context(
 def weight_bytes(spec: ModelSpec, itemsize: int, format: WeightFormat = WeightFormat()) -> int:  # noqa: B008 (a frozen value)
     """Return the bytes of all parameters as they are stored: matrices of blocks and head as `format` says, the others
     dense."""
-    return _weight_bytes(cast(Hashable, spec), itemsize, format)
+    return sum(weight_bytes_by_parameter(spec, itemsize, format).values())
+
+
+def weight_bytes_by_parameter(spec: ModelSpec, itemsize: int, format: WeightFormat = WeightFormat()) -> dict[str, int]:  # noqa: B008 (a frozen value)
+    """Return the bytes of each parameter as it is stored, scales included."""
+    return dict(_weight_bytes(cast(Hashable, spec), itemsize, format))
 
 
 def max_layer_columns(spec: ModelSpec) -> int:
@@ -177,22 +189,23 @@ def _widest_columns(spec: Any) -> int:
 
 
 @functools.lru_cache(maxsize=64)
-def _weight_bytes(spec: Any, itemsize: int, format: WeightFormat) -> int:
-    total = 0
-    for name, shape in parameter_shapes(spec).items():
-        if name == "embedding.weight" and spec.tie_word_embeddings and not format.head.is_dense:
-            name = "head.weight"  # the one matrix of a tied model is stored as the head is
-        kind = format.of(name, len(shape))
-        group, values = format.columns_per_expert_scale, math.prod(shape)
-        if format.is_dense(name, len(shape)):
-            total += values * itemsize
-        elif not is_expert_stack(name, len(shape)):
-            total += kind.nbytes(shape[0], shape[1])
-        else:
-            scale = MXFP4_SCALE if format.expert_dtype == "mxfp4" else GROUP_SCALE
-            total += values if format.expert_dtype == "int8" else values // 2
-            total += values // group * scale if group else math.prod(shape[:-1]) * ROW_SCALE
-    return total
+def _weight_bytes(spec: Any, itemsize: int, format: WeightFormat) -> tuple[tuple[str, int], ...]:
+    shapes = parameter_shapes(spec).items()
+    return tuple((name, _stored_bytes(spec, name, shape, itemsize, format)) for name, shape in shapes)
+
+
+def _stored_bytes(spec: ModelSpec, name: str, shape: tuple[int, ...], itemsize: int, format: WeightFormat) -> int:
+    if name == "embedding.weight" and spec.tie_word_embeddings and not format.head.is_dense:
+        name = "head.weight"  # the one matrix of a tied model is stored as the head is
+    kind = format.of(name, len(shape))
+    group, values = format.columns_per_expert_scale, math.prod(shape)
+    if format.is_dense(name, len(shape)):
+        return values * itemsize
+    if not is_expert_stack(name, len(shape)):
+        return kind.nbytes(shape[0], shape[1])
+    scale = MXFP4_SCALE if format.expert_dtype == "mxfp4" else GROUP_SCALE
+    codes = values if format.expert_dtype == "int8" else values // 2
+    return codes + (values // group * scale if group else math.prod(shape[:-1]) * ROW_SCALE)
 
 
 def activation_bytes(spec: ModelSpec, rows: int, itemsize: int, samples: int | None = None) -> int:

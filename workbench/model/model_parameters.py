@@ -74,22 +74,24 @@ def _feedforward(ours: str, theirs: str, layer: LayerSpec, width: int, names: Ch
 def _mixture(ours: str, theirs: str, layer: LayerSpec, width: int, names: CheckpointNames) -> Named:
     """Yield a mixture's parameters: ours have the gate's rows, then the up projection's, expert by expert."""
     assert layer.experts is not None
-    count, hidden, shared = layer.experts.num_experts, layer.intermediate_size, layer.experts.shared_intermediate_size
-    yield from linear(f"{ours}.router", {theirs + names.router: count}, width, layer.experts.router_bias)
+    every, hidden, shared = layer.experts.num_experts, layer.intermediate_size, layer.experts.shared_intermediate_size
+    held = layer.experts.held_experts
+    count = len(held)
+    yield from linear(f"{ours}.router", {theirs + names.router: every}, width, layer.experts.router_bias)
     if layer.experts.router.selection_bias:
-        yield f"{ours}.router.selection_bias", whole(theirs + names.selection_bias, count)
+        yield f"{ours}.router.selection_bias", whole(theirs + names.selection_bias, every)
     gate, up, down = (theirs + name for name in (names.expert_gate, names.expert_up, names.expert_down))
     if names.experts == "apart":
-        rows = (name.format(expert=expert) for expert in range(count) for name in (gate, up))
+        rows = (name.format(expert=expert) for expert in held for name in (gate, up))
         parts = tuple(StoredPart(f"{name}.weight", (hidden, width)) for name in rows)
         yield f"{ours}.gate_up", StoredParameter(parts, (count, 2 * hidden, width))
-        parts = tuple(StoredPart(f"{down.format(expert=expert)}.weight", (width, hidden)) for expert in range(count))
+        parts = tuple(StoredPart(f"{down.format(expert=expert)}.weight", (width, hidden)) for expert in held)
         yield f"{ours}.down", StoredParameter(parts, (count, width, hidden))
         if layer.mlp_bias:
-            rows = (name.format(expert=expert) for expert in range(count) for name in (gate, up))
+            rows = (name.format(expert=expert) for expert in held for name in (gate, up))
             parts = tuple(StoredPart(f"{name}.bias", (hidden,)) for name in rows)
             yield f"{ours}.gate_up_bias", StoredParameter(parts, (count, 2 * hidden))
-            parts = tuple(StoredPart(f"{down.format(expert=expert)}.bias", (width,)) for expert in range(count))
+            parts = tuple(StoredPart(f"{down.format(expert=expert)}.bias", (width,)) for expert in held)
             yield f"{ours}.down_bias", StoredParameter(parts, (count, width))
     elif names.experts == "fused":
         yield f"{ours}.gate_up", whole(f"{gate}.weight", count, 2 * hidden, width)

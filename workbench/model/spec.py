@@ -96,14 +96,22 @@ class MoESpec(Settings):
     router_bias: bool = False
     shared_intermediate_size: Annotated[int, Field(ge=1)] | None = None
     shared_gate: bool = False
+    held: tuple[int, int] | None = None  # the experts [first, end) that a rank holds (tensor parallelism); None: all
 
     @model_validator(mode="after")
     def _enough(self) -> MoESpec:
+        if self.held is not None and not 0 <= self.held[0] < self.held[1] <= self.num_experts:
+            raise ValueError(f"held {self.held} of {self.num_experts} experts: a first one, and the end after the last")
         if self.num_experts_per_tok > self.num_experts:
             raise ValueError(f"a token cannot use {self.num_experts_per_tok} experts of {self.num_experts}")
         if self.num_experts % self.router.groups or self.router.kept_groups > self.router.groups:
             raise ValueError(f"{self.num_experts} experts in {self.router.groups} groups: even ones, and some kept")
         return self
+
+    @property
+    def held_experts(self) -> range:
+        """Return the numbers of the experts whose matrices are here."""
+        return range(*(self.held or (0, self.num_experts)))
 
 
 class LayerSpec(Settings):
@@ -169,7 +177,7 @@ class LayerSpec(Settings):
             return one, one
         always = self.experts.num_experts + matrices * (self.experts.shared_intermediate_size or 0)
         always += self.experts.shared_gate
-        return self.experts.num_experts * one + always, self.experts.num_experts_per_tok * one + always
+        return len(self.experts.held_experts) * one + always, self.experts.num_experts_per_tok * one + always
 
     def mlp_vector_parameters(self, hidden_size: int) -> int:
         """Return the number of the feed-forward's other parameters: biases."""
@@ -179,7 +187,8 @@ class LayerSpec(Settings):
         if self.experts is None:
             return rows * self.mlp_bias + 4 * (self.activation.kind == "xielu")
         count, router = self.experts.num_experts, self.experts.router
-        return count * (rows * self.mlp_bias + self.experts.router_bias + router.selection_bias)
+        biases = len(self.experts.held_experts) * rows * self.mlp_bias
+        return biases + count * (self.experts.router_bias + router.selection_bias)
 
 
 class AltUpSpec(Settings):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import cast
+from typing import Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,15 @@ from workbench.model.altup import AltUpBlock, Streams
 from workbench.model.attention_spec import AttentionSpec
 from workbench.model.expert_use import ExpertUse
 from workbench.model.feedforward import MixtureOfExperts
-from workbench.model.layers import STORED_PARAMETERS, Angles, TransformerBlock, build_block, build_custom_attention
+from workbench.model.layers import (
+    STORED_PARAMETERS,
+    Angles,
+    SumOverRanks,
+    TransformerBlock,
+    build_block,
+    build_custom_attention,
+    one_rank,
+)
 from workbench.model.linear import Linear, build_norm
 from workbench.model.memory import cache_shapes
 from workbench.model.model_parameters import parameter_shapes
@@ -43,7 +51,13 @@ class Transformer(nn.Module):
     """A model of `spec` whose operators run on one backend. Weights come from a state (see `hf/weights.py`), stored as
     `format` says."""
 
-    def __init__(self, spec: ModelSpec, backend: Backend = Backend.EAGER, format: WeightFormat = DENSE):
+    def __init__(
+        self,
+        spec: ModelSpec,
+        backend: Backend = Backend.EAGER,
+        format: WeightFormat = DENSE,
+        sum_over_ranks: SumOverRanks = one_rank,
+    ):
         super().__init__()
         self.spec = spec
         self.backend = backend
@@ -52,7 +66,7 @@ class Transformer(nn.Module):
         shared = spec.hidden_size, backend, format, spec.norm, spec.residual_scale
         altup = spec.altup
         self.blocks = nn.ModuleList(
-            build_block(kind, *shared) if altup is None else AltUpBlock(altup, kind, *shared[:-1])
+            build_block(kind, *shared, sum_over_ranks) if altup is None else AltUpBlock(altup, kind, *shared[:-1])
             for kind in spec.layers
         )
         self.streams = None if altup is None else Streams(spec, altup, backend, format)
@@ -76,13 +90,14 @@ class Transformer(nn.Module):
 
     @classmethod
     def from_state(
-        cls, spec: ModelSpec, state: dict[str, Tensor], backend: Backend = Backend.EAGER, format: WeightFormat = DENSE
-    ) -> Transformer:
+        cls, spec: ModelSpec, state: dict[str, Tensor], backend: Backend = Backend.EAGER, format: WeightFormat = DENSE,
+        sum_over_ranks: SumOverRanks = one_rank,
+    ) -> Self:  # fmt: skip
         """Build the model of a dense `state`, which is emptied where `format` stores it otherwise."""
         if format != DENSE:
             state = quantize(state, spec, format)
         with torch.device("meta"):
-            model = cls(spec, backend, format)
+            model = cls(spec, backend, format, sum_over_ranks)
         own = _own_modules(model, state["norm.weight" if "norm.weight" in state else "embedding.weight"].dtype)
         missing, extra = model.load_state_dict(state, strict=False, assign=True)
         missing = [name for name in missing if name not in own]
@@ -182,7 +197,7 @@ class Transformer(nn.Module):
     def embed(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:
         """Embed token ids [token] at positions [token], which a table of positions needs: [token, hidden], or
         the rows of `altup`."""
-        rows = cast(Linear, self.head).lookup_rows(ids, self.dtype) if self.embedding is None else self.embedding(ids)
+        rows = self.lookup(ids)
         scale = self.spec.embedding_scale
         if scale != 1:
             rows = rows * rows.new_full((), scale)  # rounded to the model's type, as it was trained
@@ -190,6 +205,10 @@ class Transformer(nn.Module):
             rows = rows + self.positions(positions + (self.spec.learned_positions or 0))
         rows = rows if self.embedding_norm is None else self.embedding_norm(rows)
         return rows if self.streams is None else self.streams.rows(rows, ids)
+
+    def lookup(self, ids: Tensor) -> Tensor:
+        """Look up token ids [token] in the embedding, as it is stored: [token, hidden]."""
+        return cast(Linear, self.head).lookup_rows(ids, self.dtype) if self.embedding is None else self.embedding(ids)
 
     def dense_state(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """Return every parameter as numbers of `dtype`, under its name; a quantized one as it is multiplied with."""
@@ -224,9 +243,13 @@ class Transformer(nn.Module):
         found = (table(batch.positions, batch.length_limits) for table in self.rotary)
         angles = [(cos.to(exact), sin.to(exact)) for cos, sin in found]
         x = self.embed(batch.token_ids, batch.positions)
-        for block, rotary, cache in zip(self.blocks, self.rotary_of_block, store.layers, strict=True):
+        for layer, (block, rotary, cache) in enumerate(
+            zip(self.blocks, self.rotary_of_block, store.layers, strict=True)
+        ):
             cos, sin = (None, None) if rotary is None else angles[rotary]
             x = run(cast(TransformerBlock, block), x, cos, sin, batch, cache)
+            if store.on_layer is not None:
+                store.on_layer(layer)
         return x
 
     def compute_logits(self, x: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from workbench.engine.inputs import truncate_prompt
+from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.executors.reference import ERROR_FACTOR, ROUNDING_FACTOR
 from workbench.executors.select import Backends
@@ -106,6 +107,15 @@ def _check_logits(
     record: Record, experiment: Experiment, differ: Mapping[str, TokenDifference], most: int
 ) -> tuple[LogitCheck, ...]:
     runner = runner_for(experiment, discard)
+    try:
+        return _checks_by(runner, record, experiment, differ, most)
+    finally:
+        runner.close()
+
+
+def _checks_by(
+    runner: Runner, record: Record, experiment: Experiment, differ: Mapping[str, TokenDifference], most: int
+) -> tuple[LogitCheck, ...]:
     bos_token_ids = runner.tokenizer.bos_token_ids if runner.tokenizer is not None else ()
     requests = requests_of(experiment, runner.tokenizer, runner.model.spec.vocab_size)
     requests_by_id = {request.request_id: request for request in requests}
@@ -129,7 +139,7 @@ def _check_logits(
     now = ReferenceLogits.compute(runner, texts)
     plain = (
         now
-        if _is_eager(runner.backends) and not experiment.batch_invariant
+        if _is_eager(runner.backends) and not experiment.batch_invariant and experiment.parallel.tensor == 1
         else _reference_distributions(experiment, texts, own)
     )
     exact = _reference_distributions(experiment, texts, higher)
@@ -153,8 +163,11 @@ def _text(request: Request, output: list[int], differs: TokenDifference | None) 
 
 
 def _reference_distributions(experiment: Experiment, texts: list[ForcedText], dtype: str) -> ReferenceLogits:
-    """Compute the distributions with the eager modules, in `dtype`."""
-    changes = (f"model.dtype={dtype}", "backend=eager", "compile=block", "batch_invariant=false", "speculate=none")
+    """Compute the distributions with the eager modules of one process, in `dtype`."""
+    changes = (
+        f"model.dtype={dtype}", "backend=eager", "compile=block", "batch_invariant=false", "speculate=none",
+        "parallel.tensor=1",
+    )  # fmt: skip
     return ReferenceLogits.compute(runner_for(experiment.with_(*changes), discard), texts)
 
 

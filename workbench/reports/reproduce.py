@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ class Reproduction(Displayable):
     """A run and its repetition.
 
     `tokens` has each request whose token ids differ, with the first position; `steps` counts steps formed as recorded,
-    None where this was no replay; `remarks` has warnings for the reader.
+    None where this was no replay; `remarks` has warnings for the reader; `changes` are settings given anew.
     """
 
     before: Record
@@ -53,10 +53,19 @@ class Reproduction(Displayable):
     steps: int | None = None
     same_reasons: bool = False
     remarks: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()
 
     @property
     def identical(self) -> bool:
         return not self.tokens
+
+    @property
+    def equal_within_bound(self) -> bool:
+        """Return whether rounding explains all that differs, in the requests that were checked: logits, what was
+        recorded of them, and the tokens where the runs part."""
+        return bool(self.logits) and all(
+            each.within_bound and each.explained_by_rounding is not False for each in self.logits
+        )
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -71,6 +80,9 @@ class Reproduction(Displayable):
         else:
             yield f"tokens differ in {len(self.tokens)} of {self.requests} requests"
             yield from map(str, self.tokens)
+        if self.changes:
+            verdict = "equal within the bound of rounding" if self.equal_within_bound else "NOT shown to be equal"
+            yield f"against    {', '.join(self.changes)}: {verdict}, {len(self.logits)} requests checked"
         if self.steps is not None:
             words = "down to the reason of every decision" if self.same_reasons else "some decisions with other reasons"
             yield f"replayed   {self.steps} steps, formed as they were recorded, {words}"
@@ -86,6 +98,8 @@ class Reproduction(Displayable):
         replayed = None if self.steps is None else {"steps": self.steps, "same_reasons": self.same_reasons}
         return {
             "identical": self.identical,
+            "changes": list(self.changes),
+            "equal_within_bound": self.equal_within_bound,
             "requests": self.requests,
             "tokens": [{**asdict(each), "text": str(each)} for each in self.tokens],
             **named,
@@ -109,6 +123,7 @@ def reproduce(
     progress: bool = True,
     replay: bool = False,
     logit_checks: int = DEFAULT_LOGIT_CHECKS,
+    changes: Sequence[str] = (),
 ) -> Reproduction:
     """Run the experiment of `record` again, and compare both runs.
 
@@ -120,6 +135,7 @@ def reproduce(
         progress: show progress on the terminal.
         replay: form every step as it was recorded, whatever the clock says.
         logit_checks: how many requests' logits are checked against exact ones.
+        changes: settings to change, as `parallel.tensor=1`: whether the run is equal, within rounding, without them.
 
     Raises:
         WorkbenchError: before any work, the record is damaged, changed, or no run of requests; later, a replay leaves
@@ -127,7 +143,7 @@ def reproduce(
     """
     record = record if isinstance(record, Record) else Record.open(record)
     record.verify()
-    experiment = Experiment.from_yaml(record.experiment_text, where=f"{record.path}/experiment.yaml")
+    experiment = Experiment.from_yaml(record.experiment_text, where=f"{record.path}/experiment.yaml").with_(*changes)
     if experiment.is_comparison and not isinstance(experiment.workload, AgentWorkload):
         raise WorkbenchError(
             f"{record.path}: a table of variants, not one run of requests; "
@@ -135,7 +151,7 @@ def reproduce(
         )
     script = record.script() if replay else None
     again = run(experiment, _outside(record.path, out), "reproduce", progress, script)
-    return compare_repetition(record, again, experiment, logit_checks)
+    return replace(compare_repetition(record, again, experiment, logit_checks), changes=tuple(changes))
 
 
 def _outside(path: Path, out: Path | str | None) -> Path:

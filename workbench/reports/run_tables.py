@@ -108,6 +108,8 @@ def roofline_table(summary: Summary) -> Table:
 def run_remarks(summary: Summary) -> Iterator[Remark]:
     backend = summary["backend"]
     yield Remark(f"backend {backend['name']} ({backend['reason']}); {summary['compiles']} graphs compiled")
+    if ranks := summary.get("ranks"):
+        yield Remark(f"{ranks['tensor']} ranks ({ranks['transport']}); bytes of weights and cache are one rank's")
     if cut := summary["tokens"]["cut"]:
         yield Remark(f"{cut} of the oldest prompt tokens were cut (overflow: cut_oldest)", True)
     if found := summary["tokens"].get("cached"):

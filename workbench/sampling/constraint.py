@@ -66,6 +66,34 @@ class Constraint:
                 "raise max_tokens, or shorten the prompt"
             )
 
+    @property
+    def is_closing(self) -> bool:
+        """Return whether the answer is cut short, to end within its tokens."""
+        return self.answer is not None and self.answer.shortened
+
+    def resume(self, generated_ids: Sequence[int], closing: bool) -> list[Literal["", "grammar", "length"]]:
+        """Take the tokens that came before, as they were sampled or put in place of a sampled one.
+
+        Args:
+            generated_ids: the tokens.
+            closing: whether the answer was being cut short after them, which the tokens alone do not say.
+
+        Returns:
+            what completed the answer with each token, or nothing.
+
+        Raises:
+            WorkbenchError: for a token that could not have come.
+        """
+        if self.answer is not None:
+            self.answer.shortened = closing
+        completions: list[Literal["", "grammar", "length"]] = []
+        for place, token in enumerate(generated_ids):
+            moved = self.advance(SampledToken(token))
+            if moved is None or moved[0] != token:
+                raise WorkbenchError(f"generated_ids: token {token} at place {place} leaves the answer no end")
+            completions.append(moved[1])
+        return completions
+
     def legal_count(self, draft: Sequence[int]) -> int:
         """Return how many of these draft tokens may follow one another."""
         thought = self.thought

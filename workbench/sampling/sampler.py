@@ -339,7 +339,8 @@ class _Taking:
                 return [*taken, SampledToken(NO_TOKEN, completes=completes)]
             if token != choice.token_id:
                 choice, left = self._token(place, token), []
-            taken.append(replace(choice, completes=completes) if completes else choice)
+            closing = constraint.is_closing
+            taken.append(replace(choice, completes=completes, closing=closing) if completes or closing else choice)
             if completes:
                 break
             forced = constraint.forced()  # whatever the next row says

@@ -36,6 +36,7 @@ class SampledToken:
     top_logprobs: tuple[tuple[int, float], ...] = ()  # most probable first, equal ones by token id
     error: str = ""
     completes: Literal["", "grammar", "length"] = ""  # nothing may follow; length: a limit made the answer short
+    closing: bool = False  # from here on an answer of a grammar is cut short, to end within its tokens
 
 
 def failed_token(error: str) -> SampledToken:

@@ -11,6 +11,8 @@ from functools import cached_property
 from workbench.agents.agent import THINKING
 from workbench.agents.call_format import PROBE, CallFormat, shows_tools
 from workbench.agents.choice import answer_grammar, arguments_schema, check_choice
+from workbench.cluster.cluster import Cluster
+from workbench.cluster.replica import PageCounts
 from workbench.engine.runner import Runner
 from workbench.engine.runner_thread import RunnerThread
 from workbench.errors import WorkbenchError
@@ -53,14 +55,15 @@ class PreparedPrompt:
 
 
 class ServedModel:
-    """A model under a name. `runner` stays usable in cells: all work for it goes through its thread.
+    """A model under a name. `runner` stays usable in cells: all work for it goes through its thread. It may be a
+    cluster, whose front is such a thread.
 
     `default_max_tokens` is of an answer whose call names none; what the context has left unless given.
     """
 
-    def __init__(self, name: str, runner: Runner, default_max_tokens: int | None = None):
+    def __init__(self, name: str, runner: Runner | Cluster, default_max_tokens: int | None = None):
         self.name, self.runner, self.created = name, runner, int(time.time())
-        self.thread = RunnerThread.attach(runner)
+        self.thread: RunnerThread | Cluster = runner if isinstance(runner, Cluster) else RunnerThread.attach(runner)
         self.tokenizer = runner.tokenizer
         self.max_model_len = runner.model.spec.max_position_embeddings  # tokens of prompt and answer
         self.answer_tokens = default_max_tokens or self.max_model_len
@@ -68,6 +71,8 @@ class ServedModel:
     @cached_property
     def fingerprint(self) -> str:
         """Return a text that differs where the same tokens may be answered differently: weights and settings."""
+        if isinstance(self.runner, Cluster):
+            return self.runner.fingerprint
         found = hashlib.sha256(repr(self.runner.config).encode())
         for name, tensor in self.runner.model.state_dict().items():
             flat = tensor.detach().flatten()
@@ -75,6 +80,18 @@ class ServedModel:
             found.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
             found.update(flat[::step].contiguous().float().cpu().numpy().tobytes())
         return f"fp_{found.hexdigest()[:12]}"
+
+    @property
+    def pages(self) -> PageCounts:
+        """Return the pages of its caches."""
+        return self.runner.pages if isinstance(self.runner, Cluster) else PageCounts.of_runner(self.runner)
+
+    @property
+    def num_requests(self) -> tuple[int, int]:
+        """Return the requests that run, and those that wait to be scheduled; of a cluster, to be sent to a replica."""
+        if isinstance(self.runner, Cluster):
+            return self.runner.num_requests()
+        return len(self.runner.scheduler.running), len(self.runner.scheduler.waiting)
 
     @property
     def page_size(self) -> int | None:

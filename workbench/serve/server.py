@@ -14,6 +14,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
+from workbench.cluster.cluster import Cluster
 from workbench.display import Displayable, Table
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
@@ -136,7 +137,7 @@ class Server(Displayable):
 
 
 def serve(
-    runner: Runner | Mapping[str, Runner],
+    runner: Runner | Cluster | Mapping[str, Runner | Cluster],
     port: int = 0,
     *,
     host: str = "127.0.0.1",
@@ -150,7 +151,7 @@ def serve(
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="any")
 
     Args:
-        runner: the model, or several by the name that clients give.
+        runner: the model, or several by the name that clients give. A cluster is served by all its replicas.
         port: 0 takes any free port.
         host: loopback alone unless another address is given.
         gate: what stands before the server (keys, limits, accounts; see `workbench.gateway`); none unless given.
@@ -181,7 +182,7 @@ def parse_server_settings(values: Mapping[str, Any]) -> ServerSettings:
         raise explain(error, "serve", ServerSettings) from None
 
 
-def served_name_of(runner: Runner) -> str:
+def served_name_of(runner: Runner | Cluster) -> str:
     """Return the name under which a runner's model is served unless one is given: that of its folder or file."""
     name = runner.config.model.name if runner.is_from_config else runner.model.spec.name
     return Path(name).stem if "/" in name or "\\" in name else name

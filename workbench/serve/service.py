@@ -313,9 +313,8 @@ class Service:
         ]
 
     def _count_pages(self) -> PageUse:
-        pools = [pool for model in self.models.values() for pool in model.runner.kv_cache.manager.pools]
-        idle, free = sum(len(pool.evictable) for pool in pools), sum(pool.num_free for pool in pools)
-        return PageUse(sum(pool.num_pages for pool in pools) - idle - free, idle, free)
+        counts = [model.pages for model in self.models.values()]
+        return PageUse(*(sum(each) for each in zip(*counts, strict=True)))
 
     async def in_thread(self, function: Callable[[], Result], tenant: str = "") -> Result:
         """Return `function()`, computed beside the event loop when it is the tenant's turn."""

@@ -3,7 +3,13 @@ time.
 
 FLOPs and bytes are counted as in `workbench.model.cost`. With tensor parallelism (Shoeybi et al., 2019) each
 accelerator does its fraction of the work, and two all-reduces a layer are added: 2 (n - 1) / n of a token's hidden
-state over the link for each. Peak rates are from data sheets, and dense: figures with sparsity are halved.
+state over the link for each. Keys and values that are held several times (fewer heads than accelerators, latents) are
+read several times. Peak rates are from data sheets, and dense: figures with sparsity are halved.
+
+A pipeline (Huang et al., 2019) cuts a step into microbatches that follow each other through the stages; the next step
+begins when the last has left. With m microbatches, s stages and a longest stage of the fraction c of all layers, a step
+takes (1 + (m - 1) c) / m of the computing of one accelerator after the other, and each microbatch reads a stage's
+weights anew. Of an even pipeline's time (s - 1) / (m + s - 1) are bubbles.
 """
 
 from __future__ import annotations
@@ -114,8 +120,10 @@ def roofline_step_times(
     compute_share: float = 1.0,
     memory_share: float = 1.0,
     overhead: float = 0.0,
+    pipeline: int = 1,
+    microbatches: int | None = None,
 ) -> StepTimeModel:
-    """Return the step times of `gpus` accelerators.
+    """Return the step times of `gpus` accelerators, or of `pipeline` stages of so many each.
 
     Args:
         sizes: Bytes of the model.
@@ -124,6 +132,8 @@ def roofline_step_times(
         compute_share: Fraction of the peak FLOP/s that is reached; 1 is the bound itself.
         memory_share: Fraction of the peak bandwidth that is reached.
         overhead: Seconds added to every step.
+        pipeline: Stages of whole layers.
+        microbatches: Parts of a step that follow each other through the stages; None is one a stage.
     """
     spec = sizes.spec
     if any(layer.recurrent is not None for layer in spec.layers):
@@ -145,35 +155,50 @@ def roofline_step_times(
     head = spec.vocab_size * spec.hidden_size
     written, weight = sizes.lasting_bytes, sizes.weight_bytes / spec.num_parameters
     number = written / sum(layer.attention.cache_values_per_token for layer in spec.layers)  # bytes of one in the cache
-    sent = (
-        2
-        * len(spec.layers)
-        * 2
-        * (gpus - 1)
-        / gpus
-        * spec.hidden_size
-        * BYTES_PER_VALUE
-        * TICKS_PER_SECOND
-        / hardware.link
-    )
+    per_link = TICKS_PER_SECOND / hardware.link
+    parts = microbatches or pipeline
+    passes = 1 + (parts - 1) * -(-len(spec.layers) // pipeline) / len(spec.layers)  # of all weights, in a step
+    stretch = passes / parts  # of what is done by the token
+    sent = all_reduce_bytes_per_token(spec, gpus) * per_link * stretch
+    sent += (pipeline - 1) / parts * spec.hidden_size * BYTES_PER_VALUE * per_link  # the first part, stage to stage
+    read = (sum(n * a.cache_values_read * cache_copies(a, gpus) for a, n in alike.items()) for alike in kinds.values())
     computing = LinearCost(
         step=round(overhead * TICKS_PER_SECOND),
-        prefill_tokens=round(2 * blocks * flop + sent),
-        decode_tokens=round(2 * blocks * flop + sent),
+        prefill_tokens=round(2 * blocks * flop * stretch + sent),
+        decode_tokens=round(2 * blocks * flop * stretch + sent),
         num_logits=round(2 * head * flop),
-        query_key_pairs=tuple(round(_flops_of(alike) * flop) for alike in kinds.values()),
+        query_key_pairs=tuple(round(_flops_of(alike) * flop * stretch) for alike in kinds.values()),
     )
     reading = LinearCost(
-        step=round(overhead * TICKS_PER_SECOND + blocks * weight * byte),
-        prefill_tokens=round(written * byte + sent),
-        decode_tokens=round(written * byte + sent),
-        head=round(head * weight * byte),
-        positions_read=tuple(
-            round(sum(n * attention.cache_values_read for attention, n in alike.items()) * number * byte)
-            for alike in kinds.values()
-        ),
+        step=round(overhead * TICKS_PER_SECOND + blocks * weight * byte * passes),
+        prefill_tokens=round(written * byte * stretch + sent),
+        decode_tokens=round(written * byte * stretch + sent),
+        head=round(head * weight * byte * parts),
+        positions_read=tuple(round(values * number * byte * stretch) for values in read),
     )
-    return StepTimeModel(f"roofline of {gpus} x {hardware.name}", tuple(kinds), (computing, reading))
+    name = f"roofline of {gpus} x {hardware.name}"
+    name += f", {pipeline} stages, {parts} microbatches" if pipeline > 1 else ""
+    return StepTimeModel(name, tuple(kinds), (computing, reading))
+
+
+def all_reduce_bytes_per_token(spec: ModelSpec, gpus: int, bytes_per_value: int = BYTES_PER_VALUE) -> float:
+    """Return the bytes that each of `gpus` accelerators sends for a token: two all-reduces a layer, of 2 (n - 1) / n of
+    the hidden state each."""
+    return 2 * len(spec.layers) * 2 * (gpus - 1) / gpus * spec.hidden_size * bytes_per_value
+
+
+def cache_copies(attention: AnyAttentionSpec, gpus: int) -> float:
+    """Return how many of `gpus` accelerators hold each key and value: all a latent, several a head where there are
+    fewer heads."""
+    if isinstance(attention, MLASpec):
+        return gpus
+    return max(1.0, gpus / attention.num_kv_heads)
+
+
+def bubble_share(pipeline: int, microbatches: int | None = None) -> float:
+    """Return the fraction of an even pipeline's time in which a stage waits."""
+    parts = microbatches or pipeline
+    return (pipeline - 1) / (parts + pipeline - 1)
 
 
 def _flops_of(alike: dict[AnyAttentionSpec, int]) -> float:

@@ -19,6 +19,7 @@ class Event:
     request_id: str = ""  # empty for events of a whole step
     text: str = ""
     sample: int = 0  # which of the request's `n` samples
+    replica: int = 0  # of a cluster, whose replicas are counted from 1; 0: the only engine there is
 
 
 class PromptLogprob(NamedTuple):
@@ -47,6 +48,7 @@ class Submitted(Event):
     cut_tokens: int = 0
     tenant: str = ""
     priority: int = 0
+    generated_tokens: int = 0  # tokens after the prompt that another engine had sampled; none of them is emitted again
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,7 @@ class Decoded(Event):
     logprob: float | None = None
     top_logprobs: tuple[tuple[int, float], ...] = ()
     channel: str = "text"  # or thought
+    closing: bool = False  # from here on an answer of a grammar is cut short, to end within its tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +150,16 @@ class Preempted(Event):
     kind: ClassVar[str] = "preempted"
     step: int = 0
     reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Moved(Event):
+    """A request goes on at another replica, `replica`, after `generated_tokens` tokens that were emitted."""
+
+    kind: ClassVar[str] = "moved"
+    source: int = 0  # the replica that it was taken from
+    reason: str = ""
+    generated_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

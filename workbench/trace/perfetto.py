@@ -1,7 +1,7 @@
 """Export events as a Chrome JSON trace: open the file in https://ui.perfetto.dev or chrome://tracing.
 
-One track for steps, one per request (queue, prefill, decode, with chunks and preemptions; an instant per token and
-decision), counters for pages and running requests. Format: "Trace Event Format", Google, 2016.
+One track for the steps of each engine, one per request (queue, prefill, decode, with chunks and preemptions; an instant
+per token and decision), counters for pages and running requests. Format: "Trace Event Format", Google, 2016.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ def chrome_trace(recorder: Recorder) -> dict:
         tracks.record(event)
     clock = _Clock(tracks.begin if recorder.events else 0.0)
     names = [_name("process", ENGINE, 0, "engine"), _name("process", REQUESTS, 0, "requests")]
-    names += [_name("thread", ENGINE, STEP_TRACK, "steps")]
+    replicas = sorted({step.args.get("replica", 0) for step in tracks.steps} or {0})
+    names += [
+        _name("thread", ENGINE, STEP_TRACK + each, f"steps of replica {each}" if each else "steps") for each in replicas
+    ]
     slices = [each for step in tracks.steps for each in _step(step, clock)]
     for tid, track in enumerate(tracks.requests, start=1):
         names += [_name("thread", REQUESTS, tid, row_name(track.row)), _order(tid)]
@@ -98,6 +101,8 @@ def _order(track: int) -> dict:
 
 
 def _step(step: Slice, clock: _Clock) -> Iterator[dict]:
-    yield clock.slice(step, ENGINE, STEP_TRACK)
-    yield clock.counter("pages used", step.end, step.args["pages_used"])
-    yield clock.counter("requests in step", step.end, step.args["requests"])
+    replica = step.args.get("replica", 0)
+    where = f" of replica {replica}" if replica else ""
+    yield clock.slice(step, ENGINE, STEP_TRACK + replica)
+    yield clock.counter(f"pages used{where}", step.end, step.args["pages_used"])
+    yield clock.counter(f"requests in step{where}", step.end, step.args["requests"])

@@ -13,7 +13,7 @@ from typing import Any
 
 from workbench.trace.agent_events import AgentEvent
 from workbench.trace.agent_tracks import AgentTrack, AgentTracks
-from workbench.trace.events import Decoded, Event, Finished, Preempted, Prefilled, Scheduled, Stepped
+from workbench.trace.events import Decoded, Event, Finished, Moved, Preempted, Prefilled, Scheduled, Stepped
 from workbench.trace.recorder import RowNumbers, empty_row, update_row
 from workbench.trace.slices import Moment, Slice, Track
 
@@ -37,6 +37,7 @@ class Tracks:
     def __init__(self) -> None:
         self.steps: list[Slice] = []
         self.step_times = array("d")  # when each began
+        self._step_ends: dict[int, float] = {}  # of the last step, by replica
         self.requests: list[Track] = []
         self.begin, self.end = float("inf"), float("-inf")
         self._numbers = RowNumbers()
@@ -76,11 +77,14 @@ class Tracks:
         return track.inner if track.preempted is None else [*track.inner, _preempted_slice(track.preempted, self.end)]
 
     def _step(self, event: Stepped) -> None:
-        # One step follows another, whatever the rounding of a difference says.
-        start = max(event.time - event.wall_seconds, self.steps[-1].end if self.steps else float("-inf"))
+        # One step of an engine follows another, whatever the rounding of a difference says.
+        start = max(event.time - event.wall_seconds, self._step_ends.get(event.replica, float("-inf")))
         self.begin = min(self.begin, event.time - event.wall_seconds)
         args = {name: getattr(event, name) for name in STEP_ARGUMENTS}
+        if event.replica:
+            args["replica"] = event.replica
         self.steps.append(Slice(event.phase or "step", start, max(start, event.time), args))
+        self._step_ends[event.replica] = self.steps[-1].end
         self.step_times.append(start)
         for track, chunk, since in self._chunks:
             if chunk.step == event.step:
@@ -107,6 +111,9 @@ class Tracks:
             case Scheduled():
                 details = {"step": event.step, "reason": event.reason}
                 track.moments.append(Moment(event.action, event.time, details))
+            case Moved():
+                names = ("source", "replica", "generated_tokens", "reason")
+                track.moments.append(Moment("moved", event.time, {name: getattr(event, name) for name in names}))
             case Finished():
                 track.phases = _phases(track.row, event.time)
 

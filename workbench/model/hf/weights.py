@@ -30,6 +30,12 @@ UNUSED_IN_SHARING_LAYERS = ("self_attn.k_proj.", "self_attn.v_proj.", "self_attn
 XIELU_VALUES = {"alpha_p": 0.2, "alpha_n": -1.05, "beta": 0.5, "eps": -1e-6}  # before training: alphas of 0.8
 DRAW_CHUNK = BLOCK_VALUES  # random numbers drawn at once, in float32; a multiple of 16 (see `_draws`)
 DENSE_FORMAT = WeightFormat()
+Keep = Callable[[dict[str, Tensor]], dict[str, Tensor]]  # the stored tensors of one parameter, to what is kept of them
+
+
+def keep_all(stored: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Keep every number of a parameter."""
+    return stored
 
 
 def load_weights(
@@ -51,8 +57,10 @@ def read_weights(
     wanted: dict[str, StoredParameter],
     dtype: torch.dtype,
     format: WeightFormat = DENSE_FORMAT,
+    keep: Keep = keep_all,
 ) -> dict[str, Tensor]:
-    """Read the `wanted` weights of an open checkpoint, as `load_weights` does."""
+    """Read the `wanted` weights of an open checkpoint, as `load_weights` does; of each parameter `keep` says what is
+    kept, before others are read."""
     tied = spec.tie_word_embeddings
     kept = {} if format == DENSE_FORMAT else kept_matrices(checkpoint, wanted, tied, format)
 
@@ -65,7 +73,7 @@ def read_weights(
         blocks = (block.to(dtype) for block in _blocks(checkpoint, wanted[name]))
         return _stored(ours, wanted[name].shape, dtype, format, blocks)
 
-    return _in_threads(store, wanted)
+    return _in_threads(lambda name: keep(store(name)), wanted)
 
 
 def _in_threads(store: Callable[[str], dict[str, Tensor]], names: Iterable[str]) -> dict[str, Tensor]:
@@ -117,12 +125,17 @@ def wanted_parameters(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, Stor
 
 
 def random_weights(
-    spec: ModelSpec, dtype: torch.dtype, seed: int = 0, format: WeightFormat = DENSE_FORMAT
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    seed: int = 0,
+    format: WeightFormat = DENSE_FORMAT,
+    keep: Keep = keep_all,
 ) -> dict[str, Tensor]:
     """Draw seeded random weights under which activations and logits stay near 1; norms multiply by ones.
 
     Every parameter is drawn in float32 from a generator of its own, seeded by `seed` and its name: order does not
-    change the numbers, and the dtype only rounds them. They are stored as `format` says while they are drawn.
+    change the numbers, and the dtype only rounds them. They are stored as `format` says while they are drawn; of each
+    `keep` says what is kept.
     """
     shapes = parameter_shapes(spec)
 
@@ -130,7 +143,7 @@ def random_weights(
         ours, blocks = stored_name(name, spec, format), _drawn(name, shapes[name], spec, dtype, seed)
         return _stored(ours, shapes[name], dtype, format, blocks)
 
-    return _in_threads(store, shapes)
+    return _in_threads(lambda name: keep(store(name)), shapes)
 
 
 def _stored(

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
+from workbench.cluster.cluster import Cluster
 from workbench.engine.runner_thread import RunnerThread
 from workbench.errors import describe_error
 from workbench.serve.answers.answer_pieces import AnswerPieces
@@ -26,7 +27,7 @@ SLOW_READER = "the client does not read what was generated; read the stream as i
 class StepBridge:
     """A bridge from one runner's thread to an event loop. It wakes the loop once a step, however many calls run."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, thread: RunnerThread):
+    def __init__(self, loop: asyncio.AbstractEventLoop, thread: RunnerThread | Cluster):
         self._loop = loop
         self._batch: list[tuple[EngineStream, list[Event], bool, str]] = []  # of the runner's thread alone
         self.close = thread.after_delivery(self._flush)

@@ -7,8 +7,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+from workbench.cluster.cluster import Cluster
 from workbench.engine.embeddings import TextMean, texts_to_ids
 from workbench.engine.runner import Runner
+from workbench.engine.runner_thread import RunnerThread
 from workbench.errors import WorkbenchError
 from workbench.serve.answers.pieces import Embedded, Piece, PromptRead, Text, Used
 from workbench.serve.bodies.fields import invalid
@@ -50,18 +52,23 @@ async def embed_prompts(
         ApiError: invalid_request_error for what cannot be embedded.
     """
     layer, wanted, size = call.options.get(LAYER), call.options.get(DIMENSIONS), model.runner.model.spec.hidden_size
+    runner, thread = model.runner, model.thread
+    if isinstance(runner, Cluster):
+        words = f"model: {model.name!r} is served by a cluster, whose front has no weights; embed with a runner"
+        raise ApiError("invalid_request_error", words, "model")
+    assert isinstance(thread, RunnerThread)
     if wanted is not None and wanted > size:
         words = f"dimensions: {wanted}, and the model's states have {size}; give at most that"
         raise ApiError("invalid_request_error", words, DIMENSIONS)
     try:
-        rows = await in_thread(lambda: texts_to_ids(model.runner, texts, layer, MAX_EMBEDDED_TOKENS))
+        rows = await in_thread(lambda: texts_to_ids(runner, texts, layer, MAX_EMBEDDED_TOKENS))
         found: list[Piece] = []
         for number, ids in enumerate(rows):
-            mean = TextMean(model.runner.model, ids, layer)
+            mean = TextMean(runner.model, ids, layer)
             has_more = True
             while has_more:
                 async with turn:
-                    has_more = await asyncio.wrap_future(model.thread.submit_call(partial(_advance, mean, count)))
+                    has_more = await asyncio.wrap_future(thread.submit_call(partial(_advance, mean, count)))
             found.append(Embedded(number, mean.embedding().vector))
     except WorkbenchError as error:
         raise invalid(WorkbenchError(str(error).replace("texts", "input", 1))) from None

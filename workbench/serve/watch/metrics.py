@@ -86,12 +86,10 @@ class Metrics:
             name: GaugeMetricFamily(f"vllm:{name}", words, labels=["model_name"]) for name, words in gauges.items()
         }
         for name, model in self._models.items():
-            scheduler = model.runner.scheduler
-            total = sum(pool.num_pages for pool in scheduler.pools)
-            used = sum(pool.num_used for pool in scheduler.pools)
-            families["num_requests_running"].add_metric([name], len(scheduler.running))
-            families["num_requests_waiting"].add_metric([name], len(scheduler.waiting))
-            families["kv_cache_usage_perc"].add_metric([name], used / total if total else 0.0)
+            pages, (running, waiting) = model.pages, model.num_requests
+            families["num_requests_running"].add_metric([name], running)
+            families["num_requests_waiting"].add_metric([name], waiting)
+            families["kv_cache_usage_perc"].add_metric([name], pages.used / sum(pages) if sum(pages) else 0.0)
         yield from families.values()
         between = HistogramMetricFamily(
             "vllm:inter_token_latency_seconds", "Seconds between two tokens of an answer.", labels=["model_name"]

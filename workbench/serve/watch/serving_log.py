@@ -28,6 +28,7 @@ from workbench.trace.events import (
     Decoded,
     Event,
     Finished,
+    Moved,
     Preempted,
     Prefilled,
     Scheduled,
@@ -226,6 +227,9 @@ class ServingLog:
                 each.preempted.append((now, None))
                 each.trace(each.decisions, TracedDecision(now, event.step, "preempted", event.reason))
                 self._move(each, "waiting")
+            case Moved():
+                words = f"from replica {event.source} to {event.replica}: {event.reason}"
+                each.trace(each.decisions, TracedDecision(now, 0, "moved", words))
             case Finished():
                 self._end(each, event)
 

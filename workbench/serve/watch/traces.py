@@ -16,6 +16,7 @@ from workbench.trace.events import (
     Decoded,
     Event,
     Finished,
+    Moved,
     Preempted,
     Prefilled,
     Scheduled,
@@ -110,9 +111,10 @@ class CallTrace:
             "text_withheld": not has_text,
             "choices": self._choices(has_text, is_admin),
             "decisions": [
-                {"time": each.time - self.began, "step": each.step, "action": getattr(each, "action", "preempted"),
-                 "reason": each.reason, "request": each.request_id}
-                for each in self.events if isinstance(each, Scheduled | Preempted)
+                {"time": each.time - self.began, "step": getattr(each, "step", 0),
+                 "action": getattr(each, "action", each.kind), "reason": each.reason, "request": each.request_id}
+                | ({"replica": each.replica} if each.replica else {})
+                for each in self.events if isinstance(each, Scheduled | Preempted | Moved)
             ],
             "steps": [self._step(each) for each in self.of_kind(Stepped)],
             "dropped_events": self.dropped,
@@ -161,7 +163,7 @@ class CallTrace:
             "pages_used": step.pages_used, "context_tokens": step.context_tokens,
             "measured": {"seconds": step.wall_seconds, "forward_seconds": step.forward_seconds},
             "predicted": {"flops": step.predicted_flops, "bytes": step.predicted_bytes},
-        }  # fmt: skip
+        } | ({"replica": step.replica} if step.replica else {})  # fmt: skip
 
 
 class TraceStore:

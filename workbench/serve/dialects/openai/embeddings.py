@@ -76,7 +76,7 @@ class OpenAIEmbeddings:
         raise AssertionError("embeddings are not streamed")
 
     def answer(self, call: Call, model: ServedModel, pieces: Sequence[Piece]) -> dict[str, Any]:
-        layers = len(model.runner.model.blocks)
+        layers = len(model.runner.model.spec.layers)
         layer = layers if call.options[LAYER] is None else call.options[LAYER]
         tokens = sum(each.prompt_tokens for each in pieces if isinstance(each, Used))
         found = [each for each in pieces if isinstance(each, Embedded)]

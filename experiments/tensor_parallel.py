@@ -1,0 +1,176 @@
+"""Measure the cost of ranks on one host: `python -m experiments.tensor_parallel [--out experiments/records] [--json]`.
+
+Bytes and seconds of the exchanges of ranks are predicted, from the model's sizes and from exchanges of processes that
+compute nothing, before a model is loaded; then decode steps of batch 1 are measured on one process and on ranks, over
+each transport, in turns. Ranks have as many threads as one process has, divided by their number. Nothing is asserted of
+times: speed is for machines with a core, or a card, to each rank. It takes about a minute.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from experiments.tensor_parallel_rank import exchange
+from workbench.engine.config import EngineConfig, parse_dtype
+from workbench.engine.loaded_model import describe_model
+from workbench.engine.runner import Runner
+from workbench.machine.environment import environment
+from workbench.machine.processor import cpu_times, others_cpu_share
+from workbench.memory.ranks import rank_memories
+from workbench.model.spec import ModelSpec
+from workbench.request import Request, SamplingParameters
+from workbench.runs.folder import write_dated_record
+from workbench.tensor_parallel.executor import TensorParallelExecutor
+from workbench.tensor_parallel.processes import RankProcesses
+from workbench.tensor_parallel.ranks import Traffic, Transport
+from workbench.tensor_parallel.transformer import TensorParallelTransformer
+from workbench.trace.events import Stepped
+
+EXCHANGES, DECODED, ROUNDS = 200, 33, 5
+PROMPT = tuple(range(5, 13))
+PAGES = 8
+EXCHANGE_MODULE = "experiments.tensor_parallel_rank"
+TRANSPORTS: tuple[Transport, ...] = ("shared_memory", "gloo")
+ONE = "one process"
+Row = dict[str, Any]
+
+
+def main(
+    model: str = "demo",
+    ranks: int = 2,
+    dtype: str = "bfloat16",
+    as_json: Annotated[bool, typer.Option("--json")] = False,
+    out: Annotated[Path | None, typer.Option(help="folder of the record")] = None,
+) -> None:
+    spec, _ = describe_model(model)
+    predicted = {transport: predict(spec, dtype, ranks, transport) for transport in TRANSPORTS}
+    before = cpu_times()
+    settings = {"backend": "eager", "dtype": dtype, "pages": PAGES}
+    runners = {ONE: Runner(EngineConfig.build(model, **settings))}
+    for transport in TRANSPORTS:
+        runners[transport] = Runner(EngineConfig.build(model, tensor=ranks, transport=transport, **settings))
+    measured, memory = measure(runners), memory_of(runners, dtype)
+    for runner in runners.values():
+        runner.close()
+    machine = environment()
+    record = {
+        "experiment": "tensor_parallel", "date": machine["date"], "model": spec.name,
+        "ranks": ranks, "dtype": dtype, "backend": "eager",
+        "threads": torch.get_num_threads(), "environment": machine, "others_cpu_share": others_cpu_share(before),
+        "predicted": predicted, "measured": measured, "memory": memory,
+    }  # fmt: skip
+    if out is not None:
+        print(f"record  {write_dated_record(record, out, 'tensor_parallel')}", file=sys.stderr)
+    print(json.dumps(record, indent=1)) if as_json else show(record)
+
+
+def show(record: Row) -> None:
+    print(f"{record['model']} on {record['ranks']} ranks, {record['dtype']}, eager; a decode step of batch 1, medians")
+    print(f"{'':40}{'predicted':>14}{'measured':>14}")
+    for transport, predicted in record["predicted"].items():
+        for name, value in predicted.items():
+            print(f"{transport + ', ' + name:40}{value:14,.3f}{record['measured'][transport][name]:14,.3f}")
+    for rank, row in enumerate(record["memory"]["ranks"]):
+        for name in ("weight_bytes", "cache_bytes"):
+            print(f"{f'rank {rank}, ' + name:40}{row['predicted'][name]:14,}{row['measured'][name]:14,}")
+    for name, row in record["measured"].items():
+        print(f"step, {name:34}{'':14}{row['ms of a step']:14,.3f} ms")
+
+
+def predict(spec: ModelSpec, dtype: str, ranks: int, transport: Transport) -> dict[str, float]:
+    """Predict the exchanges of one decode step: two sums a layer, one of the embedding, and the logits of rank 0."""
+    itemsize = parse_dtype(dtype).itemsize
+    sums = 2 * len(spec.layers) + 1
+    logits = -(-spec.vocab_size // ranks) * torch.float32.itemsize
+    processes = RankProcesses(ranks, 60.0, EXCHANGE_MODULE, transport)
+    try:
+        one, row = (
+            statistics.median(_seconds_of_exchange(processes, width, kind) for _ in range(ROUNDS))
+            for width, kind in ((spec.hidden_size, dtype), (logits // torch.float32.itemsize, "float32"))
+        )
+    finally:
+        processes.close()
+    return {
+        "exchanges a step": sums + 1,
+        "bytes a step and rank": sums * spec.hidden_size * itemsize + logits,
+        "ms of exchanges a step": 1000 * (one * sums + row),
+    }
+
+
+def _seconds_of_exchange(processes: RankProcesses, width: int, dtype: str) -> float:
+    content = width, dtype, EXCHANGES
+    processes.ranks.traffic = Traffic()
+    processes.ranks.lead("exchange", content, lambda: exchange(processes.ranks, content))
+    return processes.ranks.traffic.seconds / EXCHANGES
+
+
+def measure(runners: dict[str, Runner]) -> dict[str, dict[str, float]]:
+    """Measure decode steps on each runner, in turns; the seconds of exchanges are rank 0's, with its waiting."""
+    seconds: dict[str, list[float]] = {name: [] for name in runners}
+    costs: dict[str, list[Traffic]] = {name: [] for name in runners}
+    for turn in range(ROUNDS + 1):
+        for name, runner in runners.items():
+            steps, traffic = _decode(runner, f"turn-{turn}")
+            if turn:  # the first warms up
+                seconds[name] += steps
+                costs[name].append(traffic)
+    found = {}
+    for name in runners:
+        found[name] = {"ms of a step": 1000 * statistics.median(seconds[name])}
+        if name != ONE:
+            steps = DECODED - 1
+            found[name] |= {
+                "exchanges a step": statistics.median(each.exchanges for each in costs[name]) / steps,
+                "bytes a step and rank": statistics.median(each.bytes for each in costs[name]) / steps,
+                "ms of exchanges a step": 1000 * statistics.median(each.seconds for each in costs[name]) / steps,
+            }
+    return found
+
+
+def _decode(runner: Runner, name: str) -> tuple[list[float], Traffic]:
+    """Return the seconds of decode steps, and what their exchanges cost together."""
+    request = Request(name, PROMPT, SamplingParameters(temperature=0, max_tokens=DECODED, ignore_eos=True))
+    seconds, began, model = [], 0.0, runner.model
+    for event in runner.stream([request]):
+        if not isinstance(event, Stepped):
+            continue
+        if event.phase == "decode":
+            seconds.append(time.perf_counter() - began)
+        elif isinstance(model, TensorParallelTransformer):
+            model.ranks.traffic = Traffic()  # what follows is of decodes alone
+        began = time.perf_counter()
+    if not isinstance(model, TensorParallelTransformer):
+        return seconds, Traffic()
+    cost, model.ranks.traffic = model.ranks.traffic, Traffic()  # the next request counts on one of its own
+    return seconds, cost
+
+
+def memory_of(runners: dict[str, Runner], dtype: str) -> Row:
+    """Return the bytes of each rank, by formula and as they lie in its process, beside those of one process."""
+    alone = runners[ONE]
+    weights = sum(parameter.nbytes for parameter in alone.model.parameters())
+    found: Row = {ONE: {"weight_bytes": weights, "cache_bytes": alone.store.bytes}, "ranks": []}
+    executor, config = runners[TRANSPORTS[0]].executor, alone.config
+    assert isinstance(executor, TensorParallelExecutor)
+    held = executor.memory_of_ranks()
+    ranks = rank_memories(alone.model.spec, dtype, alone.model.format, config.cache, tensor=len(held))
+    tokens = (PAGES + 1) * config.cache.page_size
+    for rank, (own, pages) in zip(ranks, held, strict=True):
+        cache = round(tokens * sum(part.bytes_per_token for part in rank.parts))
+        found["ranks"].append({
+            "predicted": {"weight_bytes": rank.memory.weight_bytes, "cache_bytes": cache},
+            "measured": {"weight_bytes": own, "cache_bytes": pages},
+        })  # fmt: skip
+    return found
+
+
+if __name__ == "__main__":
+    typer.run(main)

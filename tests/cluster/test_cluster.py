@@ -1,0 +1,151 @@
+"""A cluster, with its front's thread, over replicas in threads of this process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.cluster.threads import CONFIG, Threads, demo
+from tests.patience import limit
+from workbench.cluster.cluster import Cluster
+from workbench.engine.runner import Runner, generate
+from workbench.errors import WorkbenchError
+from workbench.prompt.conversation import Conversation
+from workbench.request import Request
+from workbench.trace.events import Decoded, Finished, Moved
+
+ASKED: dict[str, Any] = {"max_tokens": 40, "temperature": 0, "ignore_eos": True}
+
+
+@pytest.fixture
+def launcher() -> Threads:
+    return Threads()
+
+
+@pytest.fixture
+def cluster(launcher: Threads) -> Iterator[Cluster]:
+    with Cluster(CONFIG, 2, launcher=launcher) as made:
+        yield made
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + limit(60)
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to pass"
+        time.sleep(0.005)
+
+
+def alone(text: str) -> Finished:
+    runner = Runner(CONFIG, demo())
+    return next(iter(generate(runner, runner.make_requests(text, dict(ASKED))).values()))
+
+
+def test_a_cluster_streams_as_a_runner(cluster: Cluster) -> None:
+    events = list(cluster.stream(["def fib(n):", "import"], **ASKED))
+    ends = {event.request_id: event for event in events if isinstance(event, Finished)}
+    assert [each.token_ids for each in ends.values()] != [] and len(ends) == 2
+    assert {end.token_ids for end in ends.values()} == {alone(text).token_ids for text in ("def fib(n):", "import")}
+    with pytest.raises(WorkbenchError, match="temperature"):
+        cluster.stream("x", temperature=-1)
+    assert cluster.assemble(Conversation(turns=["hello"])).ids == Runner(CONFIG, demo()).assemble(
+        Conversation(turns=["hello"])
+    ).ids  # fmt: skip
+
+
+def test_closing_a_stream_cancels_and_frees_its_pages(cluster: Cluster) -> None:
+    stream = cluster.stream("def fib(n):", **{**ASKED, "max_tokens": 400})
+    for event in stream:
+        if isinstance(event, Decoded):
+            break
+    stream.close()  # type: ignore[attr-defined] (of a process)
+    wait_for(lambda: cluster.accounts[""].ended["cancelled"] == 1)
+    assert cluster.pages.used == 0 and cluster.num_requests() == (0, 0)
+
+
+def test_a_lost_replica_is_replaced_and_its_requests_go_on(cluster: Cluster, launcher: Threads) -> None:
+    handles = [cluster.submit("def fib(n):", **ASKED) for _ in range(4)]
+    wait_for(lambda: all(any(isinstance(each, Decoded) for each in handle.events) for handle in handles))
+    victim = launcher.started[0]
+    victim.die("the power failed")
+    assert all(handle.wait(limit(60)) for handle in handles)
+    wanted = alone("def fib(n):").token_ids
+    for handle in handles:
+        (end,) = (each for each in handle.events if isinstance(each, Finished))
+        assert end.token_ids == wanted
+        assert [each.index for each in handle.events if isinstance(each, Decoded)] == list(range(len(wanted)))
+    moved = {each.reason for handle in handles for each in handle.events if isinstance(each, Moved)}
+    assert moved <= {"the power failed"}
+    wait_for(lambda: len(cluster.replicas) == 2 and 3 in cluster.replicas)
+    assert victim.number not in cluster.replicas
+    assert cluster.accounts[""].ended == {"length": 4} and cluster.pages.used == 0
+
+
+def test_scaling_under_load_loses_nothing(cluster: Cluster, launcher: Threads) -> None:
+    handles = [cluster.submit("def fib(n):", **{**ASKED, "seed": number, "temperature": 1}) for number in range(6)]
+    cluster.scale(3)
+    assert len(cluster.replicas) == 3
+    cluster.scale(1)
+    assert all(handle.wait(limit(60)) for handle in handles)
+    wait_for(lambda: len(cluster.replicas) == 1)
+    assert {each.number: each.is_stopped for each in launcher.started} == {1: False, 2: True, 3: True}
+    assert cluster.accounts[""].ended == {"length": 6}
+    with pytest.raises(WorkbenchError, match="needs at least 1"):
+        cluster.scale(0)
+
+
+def test_a_share_of_the_requests_goes_to_another_config(cluster: Cluster) -> None:
+    changed = CONFIG.model_copy(update={"schedule": CONFIG.schedule.model_copy(update={"max_num_seqs": 3})})
+    cluster.deploy(changed, share=0.5, name="three at once")
+    names = [f"tenant {number}" for number in range(12)]
+    requests = [
+        Request(f"{name}, {turn}", (5, 6, 7), tenant=name) for name in names for turn in range(2)
+    ]  # of the default sampling: at most 128 tokens
+    events = list(cluster.stream(requests))
+    served: dict[str, set[int]] = {}
+    for event in events:
+        if isinstance(event, Finished):
+            served.setdefault(event.request_id.split(",")[0], set()).add(event.replica)
+    second = next(number for number, view in cluster.front.replicas.items() if view.variant)
+    assert all(second not in numbers or numbers == {second} for numbers in served.values())
+    counts = {name: sum(account.ended.values()) for name, account in cluster.accounts.items()}
+    assert sum(counts.values()) == 24 and min(counts.values()) > 0
+    assert counts["three at once"] == 2 * sum(numbers == {second} for numbers in served.values())
+    cluster.deploy(changed, share=1, name="all")
+    wait_for(lambda: len(cluster.replicas) == 1)
+    assert list(cluster.front.shares) == ["all"]
+    (end,) = (event for event in cluster.stream([requests[0]]) if isinstance(event, Finished))
+    assert end.replica in cluster.replicas and end.reason in ("stop", "length")
+
+
+def test_without_any_replica_requests_end_with_the_reason(cluster: Cluster, launcher: Threads) -> None:
+    handle = cluster.submit("def fib(n):", **{**ASKED, "max_tokens": 400})
+    launcher.broken = "no memory is left"
+    for each in list(launcher.started):
+        each.die()
+    assert handle.wait(limit(60))
+    assert "no replica can be started: no memory is left" in handle.error
+    assert handle.events[-1].kind == "finished"
+
+
+def test_what_is_wrong_is_said_before_anything_starts() -> None:
+    launcher = Threads()
+    with pytest.raises(WorkbenchError, match="replicas: 0"):
+        Cluster(CONFIG, 0, launcher=launcher)
+    with pytest.raises(WorkbenchError, match="known: round_robin"):
+        Cluster(CONFIG, 2, "by_luck", launcher=launcher)
+    launcher.broken = "no model"
+    with pytest.raises(WorkbenchError, match="no model"):
+        Cluster(CONFIG, 2, launcher=launcher)
+    assert not launcher.started
+
+
+def test_a_closed_cluster_ends_what_it_has(launcher: Threads) -> None:
+    cluster = Cluster(CONFIG, 1, launcher=launcher)
+    handle = cluster.submit("def fib(n):", **{**ASKED, "max_tokens": 400})
+    cluster.close()
+    cluster.close()
+    assert handle.wait(limit(60)) and handle.error == "the cluster was closed"
+    assert all(each.is_stopped for each in launcher.started)

@@ -1,0 +1,307 @@
+"""A fleet is one engine: whatever replicas do, every sample ends once, with the tokens of an uninterrupted run."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from tests.cluster.fleet import COUNTING, MENU, SteppedReplica, uninterrupted
+from tests.thorough import tries
+from workbench.cluster.front import FleetLimits, Front, Submission
+from workbench.engine.resume import why_not_resumable
+from workbench.request import Request
+from workbench.simulate.routers import router_from
+from workbench.trace.events import Decoded, Event, Finished, Moved, Stepped, Submitted
+
+LOSSES = 2
+CLAIMS = ("reason", "ended_by", "stop_reason", "token_ids", "output_text", "thought_text", "thinking_tokens",
+          "prompt_tokens")  # fmt: skip
+PLACES = st.lists(st.integers(0, len(MENU) - 1), min_size=1, max_size=3)
+ROUTERS = ("round_robin", "least_loaded", "prefix_aware", "session_sticky")
+
+
+class Sink:
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.is_done, self.error = False, ""
+
+    def emit(self, events: list[Event], done: bool = False, error: str = "") -> None:
+        assert not self.is_done, "an event after the end"
+        self.events += events
+        self.is_done, self.error = done, error
+
+
+class Fleet(RuleBasedStateMachine):
+    """A front with replicas that the test steps, kills and retires."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.alive: dict[int, SteppedReplica] = {}
+        self.submitted: dict[str, tuple[int, Sink, Submission]] = {}
+        self.cancelled: set[str] = set()
+        self.heard: list[Event] = []
+        self.count = 0
+
+    @initialize(router=st.sampled_from(ROUTERS), replicas=st.integers(1, 3), room=st.integers(1, 6))
+    def begin(self, router: str, replicas: int, room: int) -> None:
+        limits = FleetLimits(page_size=4, replica_samples=room, losses=LOSSES)
+        self.front = Front(router_from(router), limits, lambda: self.now, self._gone)
+        self.front.listeners.append(self.heard.append)
+        for _ in range(replicas):
+            self.add()
+
+    def _gone(self, number: int) -> None:
+        self.alive.pop(number, None)
+
+    def _choose(self, place: int) -> SteppedReplica | None:
+        return [*self.alive.values()][place % len(self.alive)] if self.alive else None
+
+    @rule()
+    def add(self) -> None:
+        if len(self.alive) < 4:
+            self.count += 1
+            replica = self.alive[self.count] = SteppedReplica(self.count)
+            self.front.add_replica(replica, pages=replica.pages)
+
+    @rule(places=PLACES, later=st.sampled_from([0.0, 0.0, 5.0]))
+    def submit(self, places: list[int], later: float) -> None:
+        for place in places:
+            name = f"r{len(self.submitted)}"
+            asked = replace(MENU[place], request_id=name, arrival=later)
+            sink = Sink()
+            self.submitted[name] = place, sink, self.front.submit(sink, [asked])
+
+    @rule(place=st.integers(0, 3), turns=st.integers(1, 8))
+    def turn(self, place: int, turns: int) -> None:
+        for _ in range(turns):
+            replica = self._choose(place)
+            if replica is not None:
+                self.now += 1.0
+                self.front.arrive()
+                self.front.take_report(replica.number, replica.turn())
+
+    @rule(place=st.integers(0, 3), heard=st.booleans())
+    def kill(self, place: int, heard: bool) -> None:
+        """Kill a replica, also in the middle of a step whose message does not arrive."""
+        replica = self._choose(place)
+        if replica is not None:
+            report = replica.turn()
+            self.front.lose_replica(replica.number, "killed")
+            if heard:  # a message that was under way
+                self.front.take_report(replica.number, report)
+
+    @rule(place=st.integers(0, 3), hand_over=st.booleans())
+    def retire(self, place: int, hand_over: bool) -> None:
+        replica = self._choose(place)
+        if replica is not None:
+            self.front.retire_replica(replica.number, hand_over)
+
+    @rule(place=st.integers(0, 99))
+    def cancel(self, place: int) -> None:
+        if self.submitted:
+            name = [*self.submitted][place % len(self.submitted)]
+            self.cancelled.add(name)
+            self.front.cancel(self.submitted[name][2])
+
+    @invariant()
+    def the_account_is_the_sum(self) -> None:
+        if not hasattr(self, "front"):
+            return
+        ends = [each for _, sink, _ in self.submitted.values() for each in sink.events if isinstance(each, Finished)]
+        account = self.front.accounts[""]
+        assert account.ended == Counter(end.reason for end in ends)
+        assert account.output_tokens == sum(len(end.token_ids) for end in ends)
+        assert account.prompt_tokens == sum(end.prompt_tokens for end in ends)
+        assert account.computed_tokens == sum(end.computed_tokens for end in ends)
+        live = sum(len(each.unfinished) for each, _ in self.front._owner.values())
+        assert account.submitted == len(ends) + live
+
+    def teardown(self) -> None:
+        if not hasattr(self, "front"):
+            return
+        self.now += 10.0
+        if not any(not view.is_leaving for view in self.front.replicas.values()):
+            self.count += 1
+            replica = self.alive[self.count] = SteppedReplica(self.count)
+            self.front.add_replica(replica, pages=replica.pages)
+        self.front.arrive()
+        for _ in range(2000):
+            if all(sink.is_done for _, sink, _ in self.submitted.values()):
+                break
+            for replica in list(self.alive.values()):
+                if not replica.is_idle:
+                    self.front.take_report(replica.number, replica.turn())
+        for replica in list(self.alive.values()):  # what they were to cancel
+            while not replica.is_idle:
+                self.front.take_report(replica.number, replica.turn())
+            assert replica.runner.scheduler.pages_in_use == 0
+        assert self.front.num_requests == self.front.num_waiting == self.front.pages.used == 0
+        assert not self.front._taken and not any(view.names for view in self.front.replicas.values())
+        for name, (place, sink, _) in self.submitted.items():
+            check_request(name, place, sink, name in self.cancelled)
+        own = [each for each in self.heard if each.request_id]
+        assert Counter(type(each) for each in own) == Counter(
+            type(each) for _, sink, _ in self.submitted.values() for each in sink.events if each.request_id
+        )
+        assert all(each.replica for each in self.heard if isinstance(each, Decoded | Moved | Stepped))
+
+
+def check_request(name: str, place: int, sink: Sink, may_be_cancelled: bool) -> None:
+    """Assert that each sample ended once, as it does on one engine, or was cut off by what happened to it."""
+    assert sink.is_done
+    by_sample: dict[int, list[Event]] = defaultdict(list)
+    for each in sink.events:
+        if each.request_id == name:
+            by_sample[each.sample].append(each)
+    assert by_sample or may_be_cancelled  # or it was cancelled before it arrived
+    for sample, events in by_sample.items():
+        ends = [each for each in events if isinstance(each, Finished)]
+        assert len(ends) == 1 and events[-1] is ends[0], (name, events)
+        assert sum(isinstance(each, Submitted) for each in events) == 1
+        tokens = [each for each in events if isinstance(each, Decoded)]
+        assert [each.index for each in tokens] == list(range(len(tokens)))
+        end, wanted = ends[0], uninterrupted(place)[sample]
+        if end.reason in ("cancelled", "error"):
+            assert end.reason == "error" or may_be_cancelled
+            if end.reason == "error":
+                moves = sum(isinstance(each, Moved) for each in events)
+                sampler = MENU[place].sampling.sampler is COUNTING
+                assert moves >= LOSSES or sampler and why_not_resumable(MENU[place]), end.error
+            assert end.token_ids == wanted.token_ids[: len(end.token_ids)] or MENU[place].sampling.beams
+            continue
+        assert {key: getattr(end, key) for key in CLAIMS} == {key: getattr(wanted, key) for key in CLAIMS}
+        assert len(end.prompt_logprobs) == len(wanted.prompt_logprobs)
+        assert tuple(each.token_id for each in tokens) == wanted.token_ids
+        texts = {
+            channel: "".join(each.text for each in tokens if each.channel == channel) for channel in ("text", "thought")
+        }
+        assert (texts["text"] + end.text, texts["thought"]) == (wanted.output_text, wanted.thought_text)
+
+
+TestFleet = Fleet.TestCase
+TestFleet.settings = settings(max_examples=tries(60), stateful_step_count=25, deadline=None)
+
+
+def fleet(replicas: int = 2, **limits: Any) -> tuple[Front, list[SteppedReplica]]:
+    front = Front(router_from("least_loaded"), FleetLimits(page_size=4, **limits), lambda: 0.0)
+    made = [SteppedReplica(number) for number in range(1, replicas + 1)]
+    for each in made:
+        front.add_replica(each, pages=each.pages)
+    return front, made
+
+
+def serving(front: Front, replicas: list[SteppedReplica]) -> list[SteppedReplica]:
+    """Return the replicas, first the one that has requests."""
+    return sorted(replicas, key=lambda each: not front.replicas[each.number].requests)
+
+
+def finish(front: Front, replicas: list[SteppedReplica]) -> None:
+    while front.num_requests:
+        for each in replicas:
+            if not each.is_stopped and each.number in front.replicas:
+                front.take_report(each.number, each.turn())
+
+
+def test_a_request_goes_on_after_what_was_streamed() -> None:
+    front, replicas = fleet()
+    sink = Sink()
+    front.submit(sink, [replace(MENU[1], request_id="r")])
+    first, second = serving(front, replicas)
+    for _ in range(6):
+        front.take_report(first.number, first.turn())
+    before = [each.token_id for each in sink.events if isinstance(each, Decoded)]
+    assert 0 < len(before) < len(uninterrupted(1)[0].token_ids)
+    front.lose_replica(first.number, "killed by a test")
+    (moved,) = (each for each in sink.events if isinstance(each, Moved))
+    assert (moved.source, moved.replica, moved.generated_tokens) == (first.number, second.number, len(before))
+    assert moved.reason == "killed by a test"
+    finish(front, [second])
+    check_request("r", 1, sink, False)
+    assert {each.replica for each in sink.events if isinstance(each, Decoded)} == {1, 2}
+    assert (front.accounts[""].moves, front.num_lost) == (1, 1)
+
+
+def test_what_kills_every_replica_fails_by_name() -> None:
+    front, replicas = fleet(4, losses=2)
+    sink = Sink()
+    front.submit(sink, [replace(MENU[1], request_id="r")])
+    while not sink.is_done:
+        (serving,) = (number for number, view in front.replicas.items() if view.requests)
+        front.lose_replica(serving, "out of memory")
+    end = sink.events[-1]
+    assert isinstance(end, Finished) and end.reason == "error"
+    assert end.error == "3 replicas ended while they served it, the last one: out of memory"
+
+
+def test_without_room_requests_wait_in_order_and_too_many_are_refused() -> None:
+    front, (one,) = fleet(1, replica_samples=1, waiting=2)
+    sinks = [Sink() for _ in range(4)]
+    for number, sink in enumerate(sinks):
+        front.submit(sink, [replace(MENU[0], request_id=f"r{number}")])
+    assert front.num_waiting == 2
+    refused = sinks[3].events[-1]
+    assert isinstance(refused, Finished) and "the fleet is full: 2 requests wait" in refused.error
+    finish(front, [one])
+    ends = [next(each.time for each in sink.events if isinstance(each, Finished)) for sink in sinks[:3]]
+    assert ends == sorted(ends) and all(sink.is_done for sink in sinks)
+
+
+def test_an_id_that_is_taken_is_refused_and_the_first_goes_on() -> None:
+    front, replicas = fleet()
+    first, second = Sink(), Sink()
+    front.submit(first, [replace(MENU[2], request_id="r")])
+    front.submit(second, [replace(MENU[0], request_id="r#1")], is_single=True)
+    assert second.is_done and "already taken" in second.error
+    finish(front, replicas)
+    check_request("r", 2, first, False)
+
+
+def test_a_leaving_replica_hands_over_or_drains() -> None:
+    for hand_over in (True, False):
+        front, replicas = fleet()
+        sink = Sink()
+        front.submit(sink, [replace(MENU[1], request_id="r")])
+        first, _ = serving(front, replicas)
+        for _ in range(4):
+            front.take_report(first.number, first.turn())
+        front.retire_replica(first.number, hand_over)
+        assert first.is_stopped == hand_over
+        finish(front, replicas)
+        check_request("r", 1, sink, False)
+        assert first.is_stopped and first.number not in front.replicas
+        assert any(isinstance(each, Moved) for each in sink.events) == hand_over
+
+
+def test_prefix_aware_routing_follows_what_a_replica_computed() -> None:
+    front, replicas = fleet()
+    front.router = router_from({"kind": "prefix_aware", "request_tokens": 0})
+    asked = Request("a", MENU[1].prompt_ids, MENU[0].sampling)
+    other = Request("b", (9,) * 30, MENU[0].sampling)
+    front.submit(Sink(), [asked])
+    front.submit(Sink(), [other])
+    finish(front, replicas)
+    assert [view.cached_tokens(asked.prompt_ids, "") for view in front.replicas.values()] == [20, 0]
+    assert [replica.runner.cached_tokens(asked.prompt_ids[:-1]) for replica in replicas] == [20, 0]
+    for number in range(3):
+        front.submit(Sink(), [replace(asked, request_id=f"a{number}"), replace(other, request_id=f"b{number}")])
+        assert {name[0] for name in front.replicas[1].requests} == {"a"}
+        assert {name[0] for name in front.replicas[2].requests} == {"b"}
+    finish(front, replicas)
+    assert front.replicas[1].cached_tokens(asked.prompt_ids, "another salt") == 0
+
+
+def test_the_front_ends_everything_where_no_replica_will_come() -> None:
+    front, (one,) = fleet(1, replica_samples=1)
+    sinks = [Sink(), Sink()]
+    for number, sink in enumerate(sinks):
+        front.submit(sink, [replace(MENU[0], request_id=f"r{number}")])
+    front.end_all("no replica starts")
+    assert all(sink.is_done and sink.error == "no replica starts" for sink in sinks)
+    assert not front.num_requests and not front.num_waiting
+    front.take_report(1, one.turn())  # late

@@ -1,0 +1,100 @@
+"""Pools whose engines die at any message: each token is emitted once, texts are those of one engine, and every page is
+free at home in the end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.cluster.pool_threads import StartThreads
+from tests.engine.test_handover import FORMATS, WINDOWS, drawn_requests
+from tests.engine.test_recurrent import HYBRID
+from tests.engine.tiny import finals, layer, model_of, request, runner_of, spec_of
+from tests.patience import until
+from tests.thorough import tries
+from workbench.cluster.pools import PrefillDecodePools
+from workbench.engine.config import EngineConfig
+from workbench.engine.loaded_model import LoadedModel
+from workbench.kv_cache.lending import SharedPagePool
+from workbench.request import Request
+from workbench.trace.events import Decoded, Finished
+
+SPECS = (WINDOWS, spec_of(layer(2, 1, 8), layer(2, 1, 8)), HYBRID)
+DEATHS = st.lists(st.tuples(st.integers(2, 14), st.booleans()), max_size=1)  # none before it is ready
+
+
+def run(pools: PrefillDecodePools, asked: list[Request]) -> dict[str, tuple[int, ...]]:
+    found, emitted = {}, Counter()
+    for event in pools.stream(asked):
+        if isinstance(event, Decoded):
+            emitted[event.request_id, event.index, event.token_id] += 1
+        elif isinstance(event, Finished):
+            assert not event.error and event.reason == "length"
+            found[event.request_id] = event.token_ids
+    assert emitted == Counter({(name, at, token): 1 for name, ids in found.items() for at, token in enumerate(ids)})
+    return found
+
+
+def check_no_page_leaks(pools: PrefillDecodePools, started: StartThreads) -> None:
+    until(lambda: all(slot.state in ("ready", "gone") for slot in pools.slots))
+    until(lambda: (pools.recall(), pools.pages_lent())[1] == 0)
+    pools.close()
+    for slot in pools.slots:
+        if slot.state != "gone":
+            engine = started.living[slot.name].engine
+            assert engine is not None
+            for pool in engine.runner.scheduler.pools:
+                assert pool.num_available == pool.num_pages
+                assert not isinstance(pool, SharedPagePool) or not (pool.num_lent or pool.num_borrowed or pool.idle)
+
+
+@settings(max_examples=tries(60), deadline=None)
+@given(st.data())
+def test_texts_and_pages_survive_any_deaths(data: st.DataObject) -> None:
+    draw = data.draw
+    spec = draw(st.sampled_from(SPECS))
+    cache = dict(draw(st.sampled_from(FORMATS[:1] if spec is HYBRID else FORMATS)))
+    cache["prefix"] = draw(st.sampled_from(["off", "radix"]))
+    chosen = {"cache": cache, "page_size": 8, "max_num_batched_tokens": draw(st.sampled_from([5, 16]))}
+    chosen |= {"pages": draw(st.sampled_from([9, 20])), "max_num_seqs": 4, "backend": "eager"}
+    loaded = LoadedModel(model_of(spec), None, None)
+    asked = drawn_requests(draw, f"{draw(st.integers(0, 99))}-")
+    alone = finals(runner_of(loaded.transformer, **chosen), asked)
+    counts = draw(st.integers(1, 2)), draw(st.integers(0, 2))
+    names = [f"{'prefill' if number < counts[0] else 'decode'} {number}" for number in range(sum(counts))]
+    started = StartThreads(lambda config: loaded, {name: draw(DEATHS) for name in names})
+    config = EngineConfig.build(**chosen)
+    # Not gloo: a thread that joins a store which closed holds the interpreter. test_pools.py kills its processes.
+    with PrefillDecodePools(config, *counts, processes=started, max_restarts=3) as pools:
+        assert run(pools, asked) == alone
+        again = [replace(each, request_id=f"{each.request_id} again") for each in asked]
+        assert run(pools, again) == {f"{name} again": ids for name, ids in alone.items()}
+        check_no_page_leaks(pools, started)
+
+
+def test_a_request_whose_engines_always_die_ends_with_an_error_and_the_others_do_not() -> None:
+    loaded = LoadedModel(model_of(spec_of()), None, None)
+    deadly = [(3, False)] * 9
+    started = StartThreads(lambda config: loaded, {"prefill 0": list(deadly), "decode 1": list(deadly)})
+    config = EngineConfig.build(page_size=4, pages=20, backend="eager")
+    with PrefillDecodePools(config, processes=started, max_restarts=3) as pools:
+        ends = [event for event in pools.stream([request("r", 9, 40)]) if isinstance(event, Finished)]
+        assert len(ends) == 1 and ("no engine is left" in ends[0].error or "its process ended 5 times" in ends[0].error)
+
+
+@pytest.mark.parametrize("transfer", ["shared", "gloo"])
+def test_usage_adds_up_over_the_engines_of_a_request(transfer: str) -> None:
+    loaded = LoadedModel(model_of(spec_of()), None, None)
+    config = EngineConfig.build(page_size=4, pages=20, backend="eager", prefix="radix")
+    asked = request("r", 17, 9)
+    with PrefillDecodePools(config, transfer=transfer, processes=StartThreads(lambda config: loaded)) as pools:
+        [first] = [event for event in pools.stream([asked]) if isinstance(event, Finished)]
+        again = replace(asked, request_id="again")
+        [second] = [event for event in pools.stream([again]) if isinstance(event, Finished)]
+    assert (first.prompt_tokens, first.cached_tokens, first.computed_tokens) == (17, 0, 17 + 8)
+    assert (second.prompt_tokens, second.cached_tokens, second.computed_tokens) == (17, 16, 1 + 8)
+    assert first.token_ids == second.token_ids and pools.counts["handed over"] == 2

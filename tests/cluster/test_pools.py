@@ -1,0 +1,138 @@
+"""Pools of prefill and decode processes: texts are those of one engine, whatever is killed; nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.patience import until
+from workbench.cluster.pools import PrefillDecodePools
+from workbench.engine.config import EngineConfig
+from workbench.engine.inputs import sample_id
+from workbench.engine.runner import Runner, generate
+from workbench.errors import WorkbenchError
+from workbench.request import Request, SamplingParameters, random_token_ids
+from workbench.trace.events import Decoded, Finished
+
+SETTINGS = {"backend": "eager", "page_size": 16, "cache": {"pages": 40, "prefix": "radix"}}
+SHM = Path("/dev/shm")
+
+
+def config(**settings) -> EngineConfig:
+    return EngineConfig.build({"name": "demo", "dtype": "float32"}, **{**SETTINGS, **settings})
+
+
+def requests(seed: int) -> list[Request]:
+    """Prompts of which some begin alike, samples that share one, and one that ends with its first token."""
+    draw = random.Random(seed)
+    common = random_token_ids(draw, 300, 40)
+    made = [Request("one", common[:20], SamplingParameters(max_tokens=1, temperature=0, ignore_eos=True))]
+    for number in range(5):
+        ids = common[: draw.choice([0, 20, 40])] + random_token_ids(draw, 300, draw.randrange(5, 50))
+        sampling = SamplingParameters(max_tokens=draw.randrange(2, 24), temperature=0, ignore_eos=True)
+        made.append(Request(f"r{number}", ids, sampling))
+    drawn = SamplingParameters(max_tokens=6, n=2, temperature=0.8, repetition_penalty=1.2, ignore_eos=True)
+    return [*made, Request("many", common, drawn)]
+
+
+def children() -> set[int]:
+    """Processes of engines on this machine that this process, or one that it started, began."""
+    found = set()
+    for each in Path("/proc").iterdir():
+        try:
+            if each.name.isdigit() and b"pool_engine" in (each / "cmdline").read_bytes():
+                found.add(int(each.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[int, dict[str, tuple[int, ...]]]:
+    runner = Runner(config())
+    return {seed: {name: end.token_ids for name, end in generate(runner, requests(seed)).items()} for seed in (0, 1)}
+
+
+@pytest.mark.parametrize("transfer", ["shared", "gloo"])
+def test_texts_are_those_of_one_engine_through_any_kill(transfer, alone) -> None:
+    """Each token comes once, whichever process dies when; afterwards there is no loan, no process and no file."""
+    shm, draw = set(SHM.iterdir()), random.Random(os.urandom(8))
+    with PrefillDecodePools(config(), 1, 2, transfer=transfer) as pools:
+        begun = {slot.process.pid for slot in pools.slots if slot.process is not None}
+        for seed, kills in ((0, 0), (1, 2)):
+            found, tokens, when = {}, Counter(), sorted(draw.sample(range(1, 60), kills))
+            for number, event in enumerate(pools.stream(requests(seed))):
+                if when and number >= when[0]:
+                    when.pop(0)
+                    pools.kill(draw.randrange(3))
+                if isinstance(event, Decoded):
+                    tokens[sample_id(event.request_id, event.sample), event.index] += 1
+                elif isinstance(event, Finished):
+                    assert not event.error
+                    found[sample_id(event.request_id, event.sample)] = event.token_ids
+            assert found == alone[seed]
+            assert tokens == Counter({(name, at): 1 for name, ids in found.items() for at in range(len(ids))})
+            assert pools.counts["handed over"] >= 7
+        until(lambda: (pools.recall(), pools.pages_lent())[1] == 0)
+        begun |= {slot.process.pid for slot in pools.slots if slot.process is not None}
+    assert not begun & children()
+    assert set(SHM.iterdir()) <= shm | {each for each in SHM.iterdir() if "workbench" not in each.name}
+
+
+def test_requests_that_are_cancelled_end_and_leave_no_loan() -> None:
+    with PrefillDecodePools(config()) as pools:
+        for seed, limit in ((0, 1), (1, 40)):
+            asked = [replace(each, request_id=f"{each.request_id} of {seed}") for each in requests(seed)]
+            events = pools.stream(asked)
+            for _ in range(limit):
+                next(events)
+            events.close()
+        until(lambda: not pools.call(lambda: pools._served))
+        until(lambda: (pools.recall(), pools.pages_lent())[1] == 0)
+
+
+def test_a_pool_that_is_gone_leaves_its_work_to_the_other(alone) -> None:
+    for number in (0, 1):
+        with PrefillDecodePools(config(), max_restarts=0) as pools:
+            found = {}
+            for place, event in enumerate(pools.stream(requests(0))):
+                if place == 12:
+                    pools.kill(number)
+                if isinstance(event, Finished):
+                    found[sample_id(event.request_id, event.sample)] = event.token_ids
+            assert found == alone[0] and pools.counts["processes that died"] == 1
+
+
+def test_processes_end_with_their_coordinator() -> None:
+    """SIGKILL of the process that began them."""
+    script = """
+from tests.cluster.test_pools import config
+from workbench.cluster.pools import PrefillDecodePools
+with PrefillDecodePools(config()) as pools:
+    print(*(slot.process.pid for slot in pools.slots), flush=True)
+    input()
+"""
+    coordinator = subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert coordinator.stdout is not None
+    begun = set(map(int, coordinator.stdout.readline().split()))
+    assert len(begun) == 2
+    coordinator.send_signal(signal.SIGKILL)
+    coordinator.wait()
+    until(lambda: not begun & children())
+
+
+def test_engines_of_other_layouts_are_refused() -> None:
+    with pytest.raises(WorkbenchError, match=r"cache.page_size 16 and 32"):
+        PrefillDecodePools(config(), decode=config(page_size=32))
+    with pytest.raises(WorkbenchError, match="a pool needs an engine"):
+        PrefillDecodePools(config(), 0, 1)

@@ -1,0 +1,80 @@
+"""Replicas in threads of this process: a cluster without Ray."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+from workbench.cluster.ray_replicas import ReadyReplica
+from workbench.cluster.replica import PageCounts, ReplicaEngine, Report
+from workbench.engine.config import EngineConfig
+from workbench.engine.loaded_model import LoadedModel
+from workbench.engine.runner import Runner
+from workbench.errors import WorkbenchError
+from workbench.request import Request
+
+CONFIG = EngineConfig.build("demo", backend="eager", cache={"prefix": "radix"}, pages=120)
+
+
+@cache
+def demo() -> LoadedModel:
+    return LoadedModel.load(CONFIG)
+
+
+class ThreadReplica:
+    """A replica whose death is a word in its queue."""
+
+    def __init__(self, number: int, config: EngineConfig):
+        self.number, self.is_stopped, self.busy_seconds = number, False, 0.0
+        self._reports: queue.Queue[Report | str] = queue.Queue()
+        self.runner = Runner(config, demo())
+        self.engine = ReplicaEngine(self.runner, self._reports.put)
+        self.ready = ReadyReplica(PageCounts.of_runner(self.runner), 0, "fp_test")
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        self.engine.submit(requests)
+
+    def cancel(self, request_id: str) -> None:
+        self.engine.cancel(request_id)
+
+    def stop(self) -> None:
+        if not self.is_stopped:
+            self.is_stopped = True
+            self.engine.close()
+            self._reports.put("")
+
+    def die(self, why: str = "killed") -> None:
+        self.engine.close()
+        self._reports.put(why)
+
+    def call(self, function: Callable[[Any], Any]) -> Any:
+        return self.engine.thread.call(function)
+
+    def listen(self, on_report: Callable[[Report], None], on_lost: Callable[[str], None]) -> None:
+        while True:
+            report = self._reports.get()
+            if isinstance(report, str):
+                if report:
+                    on_lost(report)
+                return
+            on_report(report)
+
+
+class Threads:
+    """A launcher. `broken`: why no further replica starts."""
+
+    def __init__(self) -> None:
+        self.started: list[ThreadReplica] = []
+        self.broken = ""
+
+    def start(self, number: int, config: EngineConfig) -> ThreadReplica:
+        if self.broken:
+            raise WorkbenchError(self.broken)
+        self.started.append(ThreadReplica(number, config))
+        return self.started[-1]
+
+    def close(self) -> None:
+        for each in self.started:
+            each.stop()

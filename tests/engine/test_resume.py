@@ -1,0 +1,245 @@
+"""A request that goes on elsewhere after some of its tokens is the uninterrupted one: tokens, text, end and usage."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from tests.engine.guesses import Guesses, drafts
+from tests.engine.test_structured_output import CONTEXT, FORMATS, runner
+from tests.prompt.samples import byte_level
+from tests.thorough import tries
+from workbench.engine.resume import resumed_sample
+from workbench.engine.runner import Runner, generate
+from workbench.errors import WorkbenchError
+from workbench.request import CustomPart, Request, SamplingParameters
+from workbench.response_format import Choices, Thinking
+from workbench.sampling.samplers import RandomSampler
+from workbench.trace.events import Decoded, Event, Finished, Prefilled, Submitted
+
+CONTROLS = byte_level().special_token_ids
+OPENING = CONTROLS["<|think|>"]
+CLAIMS = ("reason", "error", "ended_by", "stop_reason", "token_ids", "output_text", "thought_text", "thinking_tokens",
+          "prompt_tokens")  # fmt: skip
+
+
+def free(model_runner: Runner, *asked: Request) -> list[Event]:
+    """Run requests beside another, which has nothing to do with them."""
+    other = Request("other", (5, 6, 7), SamplingParameters(max_tokens=9, ignore_eos=True, seed=3))
+    return [event for event in model_runner.stream([other, *asked]) if event.request_id not in ("", "other")]
+
+
+def shown(events: list[Event], sample: int = 0) -> list[tuple[int, int, str, str, bool]]:
+    return [
+        (each.index, each.token_id, each.text, each.channel, each.closing)
+        for each in events
+        if isinstance(each, Decoded) and each.sample == sample
+    ]
+
+
+def end_of(events: list[Event], sample: int = 0) -> Finished:
+    (end,) = (each for each in events if isinstance(each, Finished) and each.sample == sample)
+    return end
+
+
+def claims(end: Finished) -> dict[str, Any]:
+    return {name: getattr(end, name) for name in CLAIMS} | {"text": end.text}
+
+
+# Bytes that are often drawn, so that stop strings are met, and cross the seam; and the two halves of characters.
+KNOWN = {
+    byte_level().vocab_size + number: -100.0 for number in range(3)
+}  # the model has them, the tokenizer lacks them
+BIAS = {id: 6.0 for id in byte_level().encode("abé🙂")} | KNOWN
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> Request:
+    kind = draw(st.sampled_from(["free", "stops", "grammar", "thought", "thought and grammar"]))
+    sampling: dict[str, Any] = {
+        "temperature": draw(st.sampled_from([0.0, 1.0, 3.0])), "seed": draw(st.integers(0, 999)),
+        "max_tokens": draw(st.integers(1, 30)), "repetition_penalty": draw(st.sampled_from([1.0, 1.3])),
+        "frequency_penalty": draw(st.sampled_from([0.0, 0.5])), "top_k": draw(st.sampled_from([0, 20])),
+        "logprobs": draw(st.sampled_from([None, 0, 2])),
+    }  # fmt: skip
+    prompt = list(byte_level().encode("a = " * draw(st.sampled_from([1, 4, 20]))))
+    if kind == "stops":
+        sampling |= {"stop": ("ab", "ba", "🙂🙂"), "logit_bias": BIAS}
+    if "grammar" in kind:
+        sampling |= {"response_format": FORMATS[draw(st.sampled_from(sorted(FORMATS)))]}
+    if "thought" in kind:
+        budget, within = draw(st.integers(0, 12)), draw(st.booleans())
+        shows = draw(st.booleans())
+        sampling |= {"thinking": Thinking(budget_tokens=budget, within_max_tokens=within, soft_tokens=3, shown=shows)}
+        if draw(st.booleans()):
+            prompt.append(OPENING)
+        else:
+            sampling |= {"logit_bias": {OPENING: 100.0} | KNOWN}
+    final_only = draw(st.integers(0, 9)) == 0
+    parameters = SamplingParameters(**{"logit_bias": KNOWN, **sampling})
+    return Request("r", tuple(prompt), parameters, final_only=final_only)
+
+
+@settings(max_examples=tries(240))
+@given(asked=requests(), where=st.floats(0, 1), eos=st.sampled_from([(), (1, 9)]), warm=st.booleans())
+def test_a_resumed_request_is_the_uninterrupted_one(asked: Request, where: float, eos, warm: bool) -> None:
+    first = runner(eos, prefix="radix")
+    whole = free(first, asked)
+    end = end_of(whole)
+    if end.reason in ("refused", "error"):
+        return
+    tokens = shown(whole) if not asked.final_only or asked.sampling.logprobs is not None else None
+    cut = round(where * len(end.token_ids))
+    ids = end.token_ids[:cut]
+    closing = bool(cut and tokens is not None and tokens[cut - 1][-1])
+    if tokens is None and asked.sampling.response_format is not None:
+        return  # no event says then that it closes; nothing was shown, so it can begin anew
+    resumed = resumed_sample(asked, 0, ids, closing)
+    event(f"{end.ended_by}, {'none' if not cut else 'all' if cut == len(end.token_ids) else 'some'}")
+    second = first if warm else runner(eos, max_num_batched_tokens=7, max_num_seqs=2)
+    rest = free(second, resumed)
+    assert claims(end_of(rest)) == claims(end)
+    assert [*(tokens or [])[:cut], *shown(rest)] == (tokens or [])
+    (begun,) = (each for each in rest if isinstance(each, Submitted))
+    assert (begun.prompt_tokens, begun.generated_tokens) == (len(asked.prompt_ids), cut)
+    known = [each.logprob for each in whole if isinstance(each, Decoded)][cut:]
+    again = [each.logprob for each in rest if isinstance(each, Decoded)]
+    assert again == pytest.approx(known) if asked.sampling.logprobs is not None else not any(again)
+    assert second.scheduler.pages_in_use == 0 and not second.tracker.sequences
+
+
+@settings(max_examples=tries(40))
+@given(seed=st.integers(0, 99), cuts=st.tuples(*[st.floats(0, 1)] * 3), temperature=st.sampled_from([0.0, 2.0]))
+def test_each_sample_is_resumed_alone(seed: int, cuts: tuple[float, ...], temperature: float) -> None:
+    """Those of n have ids of their own then, and the seeds that they had."""
+    sampling = SamplingParameters(n=3, seed=seed, temperature=temperature, max_tokens=12, logit_bias=BIAS, stop=("ab",))
+    asked = Request("r", tuple(byte_level().encode("x = ")), sampling)
+    whole = free(runner(), asked)
+    resumed = []
+    for number, where in enumerate(cuts):
+        tokens = end_of(whole, number).token_ids
+        resumed.append(resumed_sample(asked, number, tokens[: round(where * len(tokens))]))
+    assert [each.request_id for each in resumed] == ["r", "r#1", "r#2"]
+    rest = free(runner(prefix="radix"), *resumed)
+    for number, each in enumerate(resumed):
+        mine = [event for event in rest if event.request_id == each.request_id]
+        assert claims(end_of(mine)) == claims(end_of(whole, number))
+        assert [*shown(whole, number)[: len(each.generated_ids)], *shown(mine)] == shown(whole, number)
+
+
+@settings(max_examples=tries(20))
+@given(seed=st.integers(0, 99), right=st.floats(0, 1), cut=st.integers(0, 20))
+def test_drafts_that_must_match_change_nothing_after_the_seam(seed: int, right: float, cut: int) -> None:
+    sampling = SamplingParameters(
+        temperature=1.0, seed=seed, max_tokens=20, logit_bias=dict.fromkeys(range(20), 9.0) | KNOWN
+    )
+    asked = Request("r", tuple(byte_level().encode("x = ")), sampling)
+    whole = generate(runner(), [asked])["r"]
+    speculator = drafts(Guesses({"r": whole.token_ids}, seed, right), 4)
+    speculator.max_model_len, speculator.accept = CONTEXT, "match"
+    end = generate(runner(speculator=speculator), [resumed_sample(asked, 0, whole.token_ids[:cut])])["r"]
+    assert claims(end) == claims(whole)
+
+
+def test_an_answer_that_is_being_closed_is_closed_all_the_same() -> None:
+    """The tokens do not say that one came in place of a sampled one: its event does."""
+    differing = 0
+    for seed in range(6):
+        sampling = SamplingParameters(response_format=FORMATS["regex"], temperature=5.0, max_tokens=30, seed=seed)
+        asked = Request("r", tuple(byte_level().encode("x = ")), sampling)
+        whole = free(runner(), asked)
+        closing = [each for each in whole if isinstance(each, Decoded) and each.closing]
+        if len(closing) < 2:
+            continue
+        ids = end_of(whole).token_ids[: closing[0].index + 1]
+        assert claims(end_of(free(runner(), resumed_sample(asked, 0, ids, True)))) == claims(end_of(whole))
+        differing += claims(end_of(free(runner(), resumed_sample(asked, 0, ids)))) != claims(end_of(whole))
+    assert differing  # so the flag is needed
+
+
+def test_a_resumed_request_computes_only_what_no_page_has() -> None:
+    asked = Request("r", tuple(byte_level().encode("x = " * 10)), SamplingParameters(max_tokens=20, temperature=0))
+    warm = runner(prefix="radix")
+    whole = generate(warm, [asked])["r"]
+    end = generate(warm, [resumed_sample(asked, 0, whole.token_ids[:12])])["r"]
+    assert end.token_ids == whole.token_ids and end.cached_tokens > len(asked.prompt_ids)
+    cold = [each for each in runner().stream([resumed_sample(asked, 0, whole.token_ids[:12])])]
+    assert sum(each.tokens for each in cold if isinstance(each, Prefilled)) == len(asked.prompt_ids) + 12
+
+
+def test_log_probabilities_of_the_prompt_are_not_emitted_again() -> None:
+    sampling = SamplingParameters(max_tokens=4, temperature=0, prompt_logprobs=0)
+    asked = Request("r", tuple(byte_level().encode("x = ")), sampling)
+    whole = generate(runner(), [asked])["r"]
+    assert len(whole.prompt_logprobs) == len(asked.prompt_ids)
+    rest = free(runner(), resumed_sample(asked, 0, whole.token_ids[:2]))
+    assert end_of(rest).token_ids == whole.token_ids
+    assert not any(each.logprobs for each in rest if isinstance(each, Prefilled))
+
+
+class Counting:
+    """A user's sampler whose state is how many tokens there were."""
+
+    def start(self) -> int:
+        return 0
+
+    def choose(self, logits, uniform: float, state: int) -> tuple[int, int]:
+        return RandomSampler().choose(logits, uniform)[0], state + 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"beams": 2, "n": 2, "temperature": 1.0}, "beams cannot be resumed"),
+        ({"best_of": 3}, "best_of > n cannot be resumed"),
+        ({"sampler": CustomPart(path=f"{__name__}:Counting")}, "Counting cannot be resumed"),
+        ({"n": 2}, "resume each sample alone"),
+        ({"stop_token_ids": (8,)}, "goes on after its end (stop_token, 1 tokens)"),
+        ({"max_tokens": 1}, "goes on after its end (max_tokens, 1 tokens)"),
+        ({"response_format": Choices(choices=("no",))}, "response_format: token 8"),
+    ],
+)
+def test_what_cannot_be_resumed_is_refused_by_name(changed: dict[str, Any], words: str) -> None:
+    sampling = SamplingParameters(**changed)
+    asked = Request("r", tuple(byte_level().encode("x = ")), sampling)
+    alone = runner()
+    end = generate(alone, [replace(asked, generated_ids=(8, 9))])["r"]
+    assert end.reason == "refused" and words in end.error, end.error
+    assert alone.scheduler.pages_in_use == 0 and not alone.tracker.sequences
+    if "cannot be resumed" in words:
+        with pytest.raises(WorkbenchError, match="cannot be resumed"):
+            resumed_sample(asked, 0, (8, 9))
+        assert resumed_sample(asked, 0, ()).generated_ids == ()  # from its start it can
+
+
+def test_ids_outside_the_vocabulary_are_refused() -> None:
+    asked = Request("r", (5,), SamplingParameters(), generated_ids=(7, 9999))
+    assert "generated_ids has token id 9999" in generate(runner(), [asked])["r"].error
+
+
+def test_after_tokens_that_ended_it_no_step_runs() -> None:
+    sampling = SamplingParameters(stop=("é",), max_tokens=9)
+    ids = tuple(byte_level().encode("né"))
+    steps: deque[Event] = deque()
+    alone = runner()
+    assert alone.submit(Request("r", (5, 6), sampling, generated_ids=ids), steps) == 1
+    end = end_of(list(steps))
+    assert (end.reason, end.stop_reason, end.output_text, end.computed_tokens) == ("stop", "é", "n", 0)
+    assert not alone.has_unfinished_requests
+
+
+def test_the_law_can_fail(monkeypatch) -> None:
+    """A stop checker that has not seen the tokens misses a stop string that crosses the seam."""
+    asked = Request("r", (5, 6), SamplingParameters(temperature=0, stop=("ab",), max_tokens=5, logit_bias=BIAS))
+    ids = tuple(byte_level().encode("a"))
+    (B,) = byte_level().encode("b")
+    biased = replace(asked, sampling=asked.sampling.model_copy(update={"logit_bias": {B: 99.0}}))
+    resumed = replace(biased, generated_ids=ids)
+    assert generate(runner(), [resumed])["r"].stop_reason == "ab"
+    monkeypatch.setattr("workbench.engine.requests.resume", lambda *_: None)
+    assert generate(runner(), [resumed])["r"].stop_reason is None

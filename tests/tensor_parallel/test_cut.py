@@ -1,0 +1,164 @@
+"""The shares of ranks are the model when put together, and their products add up to the model's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.tensor_parallel.bound import allowed
+from tests.tensor_parallel.in_threads import logits_of_ranks
+from tests.tensor_parallel.specs import SIZES, models
+from workbench.errors import WorkbenchError
+from workbench.model.attention_spec import AttentionSpec
+from workbench.model.hf.weights import random_weights
+from workbench.model.model_parameters import parameter_shapes
+from workbench.model.quantized import WeightFormat, quantize
+from workbench.model.recurrent_spec import ShortConvSpec
+from workbench.model.shapes import named_shape
+from workbench.model.spec import ActivationSpec, ModelSpec
+from workbench.model.transformer import Transformer
+from workbench.request import CustomPart
+from workbench.tensor_parallel.cut import Cut, Stretch, check_ranks, cut_state, cut_tensor, cuts_of, spec_of_rank
+
+SHARED = SIZES.flatmap(lambda size: st.tuples(st.just(size), models(size)))
+DENSE = WeightFormat()
+OWN_MODULE = CustomPart(path="workbench.model.layers:Attention")
+TEXT = [3, 17, 0, 23, 9, 9, 11]
+
+
+def weights(spec: ModelSpec, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return random parameters, none of them a constant that hides a mistake."""
+    drawn = random_weights(spec, dtype, 3)
+    noise = torch.Generator().manual_seed(5)
+    return {
+        name: tensor + 0.3 * torch.randn(tensor.shape, generator=noise, dtype=dtype) for name, tensor in drawn.items()
+    }
+
+
+def put_together(parts: list[Tensor], cut: Cut) -> Tensor:
+    """Return the parameter that ranks hold parts of, stretch by stretch; what several hold must be equal."""
+    if cut.added_once:
+        return torch.stack(parts).sum(0)
+    if cut.axis is None:
+        assert all(torch.equal(part, parts[0]) for part in parts)
+        return parts[0]
+    widths = [stretch.size // stretch.shares for stretch in cut.stretches]
+    whole = []
+    for place, stretch in enumerate(cut.stretches):
+        copies = len(parts) // stretch.shares
+        own = [part.split(widths, cut.axis)[place] if len(widths) > 1 else part for part in parts]
+        for held in (own[first : first + copies] for first in range(0, len(own), copies)):
+            assert all(torch.equal(copy, held[0]) for copy in held)
+            whole.append(held[0])
+    return torch.cat(whole, cut.axis)
+
+
+@given(SHARED)
+def test_the_parts_of_all_ranks_are_the_parameter(shared: tuple[int, ModelSpec]) -> None:
+    size, spec = shared
+    state = weights(spec, torch.float32)
+    parts = [cut_state(state, spec, rank, size) for rank in range(size)]
+    for name, cut in cuts_of(spec, size).items():
+        assert torch.equal(put_together([part[name] for part in parts], cut), state[name]), name
+
+
+@given(SHARED)
+def test_a_ranks_spec_describes_what_it_holds(shared: tuple[int, ModelSpec]) -> None:
+    size, spec = shared
+    state = weights(spec, torch.float32)
+    for rank in range(size):
+        own = {name: tuple(tensor.shape) for name, tensor in cut_state(state, spec, rank, size).items()}
+        described = spec_of_rank(spec, rank, size)
+        assert own == parameter_shapes(described)
+        assert described == ModelSpec.model_validate(described.model_dump())
+        assert sum(tensor.numel() for tensor in cut_state(state, spec, rank, size).values()) == described.num_parameters
+
+
+@given(st.integers(1, 4), st.integers(1, 40), st.integers(1, 8), st.integers(0, 2**32))
+def test_partial_products_add_up_within_the_bound_of_rounding(size: int, columns: int, rows: int, seed: int) -> None:
+    """A sum of n products in any order is within n u / (1 - n u) of |x| |w| (Higham, 2002), u half of eps."""
+    draw = torch.Generator().manual_seed(seed)
+    x, w = (torch.randn(count, size * columns, generator=draw) for count in (3, rows))
+    cut = Cut(1, (Stretch(size * columns, size),))
+    parts = [cut_tensor(x, cut, rank, size) @ cut_tensor(w, cut, rank, size).T for rank in range(size)]
+    exact = x.double() @ w.double().T
+    unit = torch.finfo(torch.float32).eps / 2 * (size * columns + size)
+    assert ((sum(parts) - exact).abs() <= unit / (1 - unit) * (x.double().abs() @ w.double().abs().T)).all()
+
+
+@given(SHARED)
+def test_ranks_give_the_logits_of_one_process(shared: tuple[int, ModelSpec]) -> None:
+    """In float64, where a mistake is far larger than rounding. Errors grow with the unit of rounding: what float32
+    errs against float64, times the ratio of both units, is what float64 errs; both sides may."""
+    size, spec = shared
+    state = weights(spec, torch.float64)
+    alone = Transformer.from_state(spec, dict(state)).logits(TEXT)
+    rounded = Transformer.from_state(spec, {name: tensor.float() for name, tensor in state.items()}).logits(TEXT)
+    together = logits_of_ranks(spec, state, DENSE, size, TEXT)
+    ratio = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
+    assert (together - alone).abs().max() <= 2 * ratio * allowed(rounded, alone)
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("size", [2, 4])
+def test_quantized_weights_are_cut_as_they_are_stored(kind: str, size: int) -> None:
+    spec = named_shape("tiny")
+    format = WeightFormat.parse(kind, quant_group=16)
+    state = quantize(weights(spec, torch.float32), spec, format)
+    model = Transformer.from_state(spec, dict(state), format=format)
+    alone = model.logits(TEXT)
+    exact = Transformer.from_state(spec, model.dense_state(torch.float64)).logits(TEXT)
+    together = logits_of_ranks(spec, state, format, size, TEXT)
+    assert (together - exact).abs().max() <= allowed(alone, exact)
+
+
+@given(SHARED)
+def test_float32_is_as_near_to_exact_as_one_process(shared: tuple[int, ModelSpec]) -> None:
+    """Its error against float64 is within the bound of one process, and its choice is that of float64 where the margin
+    exceeds the bound."""
+    size, spec = shared
+    exact_state = {name: tensor.double() for name, tensor in weights(spec, torch.float32).items()}
+    state = {name: tensor.float() for name, tensor in exact_state.items()}
+    exact = Transformer.from_state(spec, exact_state).logits(TEXT)
+    alone = Transformer.from_state(spec, dict(state)).logits(TEXT)
+    together = logits_of_ranks(spec, state, DENSE, size, TEXT)
+    bound = allowed(alone, exact)
+    assert (together - exact).abs().max() <= bound
+    first, second = exact.topk(2).values.unbind(-1)
+    clear = first - second > 2 * bound
+    assert torch.equal(together.argmax(-1)[clear], alone.argmax(-1)[clear])
+
+
+@pytest.mark.parametrize(
+    ("change", "size", "message"),
+    [
+        ({}, 3, r"3 ranks cannot share tiny: layer 0: its num_heads of 4 is no multiple of 3; .* fit: 2, 4"),
+        ({"intermediate_size": 126}, 4, r"its intermediate_size of 126 is no multiple of 4; .* fit: 2$"),
+        ({"attention": AttentionSpec(num_heads=12, num_kv_heads=3, head_dim=8)}, 2, "its num_kv_heads of 3 is neither"),
+        (
+            {"attention": AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=8, module=OWN_MODULE)},
+            2,
+            "custom attention module",
+        ),
+        ({"attention": ShortConvSpec(channels=64)}, 2, "recurrent layers are not cut; no number of ranks fits"),
+        ({"activation": ActivationSpec(kind="gelu_tanh", sparsity=0.5)}, 2, r"all columns of the gate \(sparsity\)"),
+    ],
+)
+def test_what_ranks_do_not_divide_is_refused(change: dict, size: int, message: str) -> None:
+    spec = named_shape("tiny")
+    spec = spec.model_copy(update={"layers": tuple(layer.model_copy(update=change) for layer in spec.layers)})
+    with pytest.raises(WorkbenchError, match=message):
+        check_ranks(spec, DENSE, size)
+
+
+def test_a_group_of_quantized_weights_is_never_cut() -> None:
+    spec, format = named_shape("tiny"), WeightFormat.parse("int4", quant_group=32)
+    check_ranks(spec, format, 2)
+    with pytest.raises(WorkbenchError, match=r"16 columns of its heads x dim are no whole groups of 32 .* fit: 2$"):
+        check_ranks(spec, format, 4)
+    state = quantize(weights(spec, torch.float32), spec, format)
+    with pytest.raises(WorkbenchError, match="no whole groups"):
+        cut_state(state, spec, 1, 4)

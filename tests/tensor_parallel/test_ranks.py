@@ -1,0 +1,155 @@
+"""Exchanges between ranks: sums in their order, failures on either side, and what was computed by each."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.patience import until
+from tests.tensor_parallel.in_threads import serving
+from workbench.errors import WorkbenchError
+from workbench.model.memory import cache_shapes
+from workbench.model.shapes import named_shape
+from workbench.tensor_parallel.cut import spec_of_rank
+from workbench.tensor_parallel.executor import TensorParallelStore, tasks_of
+from workbench.tensor_parallel.ranks import CHUNK_BYTES, RankFailed, Ranks
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float64)
+
+
+def numbers(rank: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(count, generator=torch.Generator().manual_seed(rank), dtype=torch.float32).to(dtype)
+
+
+@given(st.integers(2, 4), st.integers(1, 600), st.sampled_from(DTYPES), st.integers(1, 4))
+def test_a_sum_is_in_the_order_of_ranks_and_rounded_once(size: int, count: int, dtype: torch.dtype, times: int) -> None:
+    seen: dict[int, torch.Tensor] = {}
+
+    def tasks(ranks: Ranks) -> dict[str, Any]:
+        def add(content: Any) -> None:
+            for _ in range(times):
+                seen[ranks.rank] = ranks.all_reduce(numbers(ranks.rank, count, dtype))
+
+        return {"add": add}
+
+    with serving(tasks, size) as first:
+        first.lead("add", None, lambda: tasks(first)["add"](None))
+    exact = torch.promote_types(dtype, torch.float32)
+    total = numbers(0, count, dtype).to(exact)
+    for rank in range(1, size):
+        total = total + numbers(rank, count, dtype)
+    assert all(torch.equal(found, total.to(dtype)) for found in seen.values()) and len(seen) == size
+
+
+def test_more_than_a_slot_goes_in_chunks() -> None:
+    count = CHUNK_BYTES // 4 * 2 + 5
+
+    def tasks(ranks: Ranks) -> dict[str, Any]:
+        x = numbers(ranks.rank, count, torch.float32)
+        return {"both": lambda content: (ranks.all_reduce(x), ranks.gather(x))}
+
+    with serving(tasks, 2) as first:
+        summed, gathered = first.lead("both", None, lambda: tasks(first)["both"](None))
+    parts = [numbers(rank, count, torch.float32) for rank in range(2)]
+    assert torch.equal(summed, parts[0] + parts[1]) and torch.equal(gathered, torch.stack(parts))
+    assert first.traffic.bytes == 2 * count * 4 and first.traffic.exchanges == 2
+
+
+def failing(ranks: Ranks) -> dict[str, Any]:
+    def fail(content: Any) -> None:
+        if ranks.rank in content:
+            raise WorkbenchError(f"no memory left here ({ranks.rank})")
+        ranks.all_reduce(torch.ones(3))
+
+    return {"fail": fail, "add": lambda content: ranks.all_reduce(torch.ones(3))}
+
+
+@pytest.mark.parametrize("who", [(0,), (1,), (2,), (1, 2)])
+def test_what_fails_on_one_rank_ends_the_step_on_all_and_the_next_is_computed(who: tuple[int, ...]) -> None:
+    with serving(failing, 3) as first:
+        own = failing(first)
+        for _ in range(3):
+            with pytest.raises(WorkbenchError, match=rf"(rank {who[0]}: )?no memory left here \({who[0]}\)"):
+                first.lead("fail", who, lambda: own["fail"](who))
+            assert first.lead("add", None, lambda: own["add"](None)).tolist() == [3.0, 3.0, 3.0]
+
+
+def test_a_rank_that_computes_another_step_is_found() -> None:
+    def tasks(ranks: Ranks) -> dict[str, Any]:
+        return {"step": lambda pages: ranks.record([torch.tensor(pages) + (ranks.rank == 2)])}
+
+    with serving(tasks, 2) as first:
+        first.lead("step", [4, 7], lambda: first.record([torch.tensor([4, 7])]))
+    with pytest.raises(RankFailed, match="rank 2 computed another step"), serving(tasks, 3) as first:
+        first.lead("step", [4, 7], lambda: first.record([torch.tensor([4, 7])]))
+
+
+def test_a_rank_that_does_not_answer_is_given_up_in_time() -> None:
+    waits = [True]
+
+    def tasks(ranks: Ranks) -> dict[str, Any]:
+        return {"hang": lambda content: until(lambda: not waits)}
+
+    with pytest.raises(RankFailed, match=r"rank 1 did not answer for 0.2 s"), serving(tasks, 2, timeout=0.2) as first:
+        try:
+            first.lead("hang", None, lambda: first.all_reduce(torch.ones(2)))
+        finally:
+            waits.clear()
+
+
+class Pages:
+    """Stand for the pages of a rank."""
+
+
+def test_pages_of_a_collected_store_are_given_back_by_all_ranks() -> None:
+    """With the next store that is opened, whichever of those before it was collected."""
+    shapes, pages = cache_shapes(spec_of_rank(named_shape("tiny"), 0, 2)), list[weakref.ref[Any]]()
+
+    def open_store(*layout: Any) -> Any:
+        pages.append(weakref.ref(store := Pages()))
+        return store
+
+    def tasks(ranks: Ranks) -> dict[str, Any]:
+        return tasks_of(lambda: pytest.fail("no model is asked for"), open_store)
+
+    def held() -> list[bool]:
+        gc.collect()
+        return [each() is not None for each in pages]
+
+    with serving(tasks, 2) as first:
+        layout = shapes, (3,), 4, torch.float32
+        stores = [TensorParallelStore(first, *layout) for _ in range(3)]
+        assert held() == [True] * 3
+        del stores[0]
+        gc.collect()
+        stores.append(TensorParallelStore(first, *layout))
+        assert held() == [False, True, True, True]
+        stores.clear()
+        gc.collect()
+        stores.append(TensorParallelStore(first, *layout))
+        assert held() == [False] * 4 + [True]
+
+
+def test_tasks_without_exchanges_count_too() -> None:
+    """Words count modulo 2**32: more than 2**15 tasks between two exchanges do not make the second one early."""
+
+    def tasks(ranks: Ranks) -> dict[str, Any]:
+        return {"nothing": lambda content: None, "add": lambda value: ranks.all_reduce(torch.full((3,), value))}
+
+    with serving(tasks, 2) as first:
+        own = tasks(first)
+        assert first.lead("add", 1.0, lambda: own["add"](1.0)).tolist() == [2.0, 2.0, 2.0]
+        for _ in range(2**15 + 2):
+            first.lead("nothing", None, lambda: None)
+        assert first.lead("add", 5.0, lambda: own["add"](5.0)).tolist() == [10.0, 10.0, 10.0]
+
+
+def test_a_shared_model_computes_in_steps_alone() -> None:
+    with serving(failing, 2) as first, pytest.raises(WorkbenchError, match="in the runner's steps alone"):
+        first.all_reduce(torch.ones(2))

@@ -1,0 +1,470 @@
+"""Serve a model from several processes behind one front, which is used like a runner's thread.
+
+any thread: submit, scale, deploy ---> jobs ---> front's thread: place requests, take reports ---> sinks
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, wait
+from typing import Any, Protocol, TypeVar
+
+from workbench.cluster.accounts import FleetAccount
+from workbench.cluster.fleet_model import FleetModel
+from workbench.cluster.front import FleetLimits, Front
+from workbench.cluster.replica import PageCounts, Replica, Report
+from workbench.display import Displayable, Table
+from workbench.engine import inputs as intake
+from workbench.engine.config import EngineConfig
+from workbench.engine.request_handle import RequestHandle
+from workbench.engine.runner_thread import EventSink
+from workbench.errors import WorkbenchError, describe_error
+from workbench.kv_cache.settings import RadixPrefixCache
+from workbench.progress import report_if_slow, to_stderr
+from workbench.prompt.assemble import Prompt
+from workbench.prompt.conversation import Conversation
+from workbench.prompt.templates import ChatTemplate
+from workbench.prompt.tokenization.tokenizer import Tokenizer
+from workbench.request import Request
+from workbench.simulate.routers import router_from
+from workbench.stop_button import register_stoppable
+from workbench.trace.events import Event
+
+Result = TypeVar("Result")
+MAX_FAILED_STARTS = 3  # one after another, of replicas that are to take the place of lost ones
+ROUTERS = {"prefix": "prefix_aware", "session": "session_sticky"}  # short names
+SEQUENCES_PER_PLACE = 2  # a replica has so many of its running sequences, so that none of its places stays empty
+CLOSE_SECONDS = 10.0
+ALIVE_SECONDS = 1.0  # between two looks whether the front's thread goes on
+
+
+class StartedReplica(Replica, Protocol):
+    """A replica that can serve, in a process or a thread of its own."""
+
+    @property
+    def ready(self) -> Any: ...
+
+    @property
+    def busy_seconds(self) -> float: ...
+
+    def listen(self, on_report: Callable[[Report], None], on_lost: Callable[[str], None]) -> None:
+        """Hear its reports until it is stopped or lost; for a thread of its own."""
+        ...
+
+    def call(self, function: Callable[[Any], Any]) -> Any: ...
+
+
+class Launcher(Protocol):
+    """A launcher of replicas: Ray (`ray_replicas.RayLauncher`)."""
+
+    def start(self, number: int, config: EngineConfig) -> StartedReplica:
+        """Start a replica and wait until it can serve (WorkbenchError where it cannot)."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Cluster(Displayable):
+    """Replicas of a model and their front. `close()` ends them, and so does leaving a `with` block or Python.
+
+        with workbench.Cluster(workbench.EngineConfig(), replicas=2) as cluster:
+            for event in cluster.stream("def fib(n):", max_tokens=32):
+                print(event.text, end="")
+
+    It is used like a runner: `stream`, `workbench.serve(cluster)`. What a killed replica was answering goes on at
+    another after what was emitted, and a new one starts.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig | None = None,
+        replicas: int = 2,
+        router: object = "prefix",
+        *,
+        address: str | None = None,
+        cpus: int | None = None,
+        gpus: float = 0,
+        step_seconds: float | None = 600.0,
+        limits: FleetLimits | None = None,
+        launcher: Launcher | None = None,
+        report: Callable[[str], None] = to_stderr,
+    ):
+        """Start a cluster; return when all its replicas can serve.
+
+        Args:
+            config: every setting of an engine; the same for all replicas.
+            replicas: how many.
+            router: round_robin, least_loaded, session or prefix; or a router's settings (`simulate.routers`).
+            address: of a Ray cluster; None starts one on this machine.
+            cpus: cores, and threads, of a replica; an equal share of this machine's unless given.
+            gpus: accelerators of a replica.
+            step_seconds: that a step may last; then its replica is ended as a lost one. None: any time.
+            limits: bounds of the fleet; by the config unless given.
+            launcher: starts replicas; Ray unless given.
+            report: receives a line on each slow part of starting.
+
+        Raises:
+            WorkbenchError: for a model or settings that cannot be carried out, and where Ray is missing.
+        """
+        if replicas < 1:
+            raise WorkbenchError(f"replicas: {replicas}; give at least 1")
+        self.config = (config or EngineConfig()).engine
+        self.is_from_config = True
+        self.model = FleetModel.of(self.config)
+        self.clock = time.perf_counter
+        cache = self.config.cache
+        page_size = cache.page_size if isinstance(cache.prefix, RadixPrefixCache) else None
+        places = SEQUENCES_PER_PLACE * self.config.schedule.max_num_seqs
+        kind = ROUTERS.get(router, router) if isinstance(router, str) else router
+        limits = limits or FleetLimits(page_size, places)
+        self.front = Front(router_from(kind), limits, self.clock, self._on_gone)
+        if launcher is None:
+            from workbench.cluster.ray_replicas import RayLauncher
+
+            launcher = RayLauncher(address, cpus, gpus, replicas, step_seconds)
+        self._launcher = launcher
+        self._numbers, self._request_ids = itertools.count(1), (f"request-{n}" for n in itertools.count())
+        self._configs: dict[str, EngineConfig] = {"": self.config}
+        self._wanted: dict[str, int] = {"": replicas}  # replicas by variant
+        self._starting: dict[int, str] = {}  # variants of replicas that start, by number
+        self._replicas: dict[int, StartedReplica] = {}
+        self._failed_starts = 0
+        self._bell = threading.Condition()
+        self._jobs: deque[Callable[[], object]] = deque()
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._work, name="cluster's front", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+        register_stoppable(self)
+        try:
+            with report_if_slow(f"starting {replicas} replicas of {self.config.model.name}", report):
+                self._start_all("", replicas)
+        except BaseException:
+            self.close()
+            raise
+
+    # What a runner's thread offers.
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        return self.model.tokenizer
+
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        return self.model.chat_template
+
+    def assemble(self, conversation: Conversation, max_tokens: int = 1) -> Prompt:
+        """Return the prompt of a conversation, within the model's context as `overflow` says."""
+        context, overflow = self.model.spec.max_position_embeddings, self.config.schedule.overflow
+        return intake.assemble(self, conversation, context, overflow, max_tokens)
+
+    def make_requests(self, requests: intake.RequestInput, sampling: dict[str, Any]) -> list[Request]:
+        """Return `requests` as Requests, in the given order; texts and conversations are encoded and get an id."""
+        return intake.make_requests(requests, self.tokenizer, sampling, self._request_ids, self.assemble)
+
+    @intake.with_sampling_signature
+    def stream(self, requests: intake.RequestInput, **sampling: object) -> Iterator[Event]:
+        """Run `requests` and yield events as they happen, as `Runner.stream` does; each names its replica."""
+        return iter(self.submit(requests, **sampling))
+
+    def submit(self, requests: intake.RequestInput, **sampling: object) -> RequestHandle:
+        """Submit `requests` as `stream` does, and return their handle at once."""
+        asked = RequestHandle(lambda: cancel())
+        made = self.make_requests(requests, sampling)
+        cancel = self.submit_to(asked, made, intake.is_single(requests))
+        return asked
+
+    def submit_to(self, sink: EventSink, requests: Iterable[Request], is_single: bool = False) -> Callable[[], None]:
+        """Submit `requests`, whose events go to `sink`; return a function that cancels them soon, from any thread.
+
+        `is_single`: the sink is given the error of a request that is refused.
+        """
+        made = list(requests)
+        submissions: list[Any] = []
+        self._put(lambda: submissions.append(self.front.submit(sink, made, is_single)))
+        return lambda: self._put(lambda: [self.front.cancel(each) for each in submissions])
+
+    def listen(self, listener: Callable[[Event], None]) -> Callable[[], None]:
+        """Call `listener` with every event of the fleet, in the front's thread; return a function that ends it."""
+        self.front.listeners.append(listener)
+        return lambda: self.front.listeners.remove(listener) if listener in self.front.listeners else None
+
+    def after_delivery(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call `callback` when the events of a message are with their sinks; return a function that ends it."""
+        callbacks = self.front.after_delivery
+        callbacks.append(callback)
+        return lambda: callbacks.remove(callback) if callback in callbacks else None
+
+    def busy_seconds(self) -> float:
+        """Return the seconds that the present step has lasted, of the replica where it is shortest."""
+        return min((each.busy_seconds for each in tuple(self._replicas.values())), default=0.0)
+
+    def call(self, function: Callable[[Any], Result], replica: int | None = None) -> Result:
+        """Return `function(runner)`, run in a replica between two of its steps; the first replica unless given."""
+        known = dict(self._replicas)
+        number = next(iter(known), None) if replica is None else replica
+        if number not in known:
+            raise WorkbenchError(f"replica {number}: not there now; there are {', '.join(map(str, known)) or 'none'}")
+        return known[number].call(function)
+
+    def stop(self) -> None:
+        """Cancel all requests soon."""
+        self._put(lambda: [self.front.cancel(each) for each in self.front.submissions])
+
+    # The fleet.
+
+    @property
+    def fingerprint(self) -> str:
+        """Return a text that differs where the same tokens may be answered differently: weights and settings."""
+        return next((each.ready.fingerprint for each in tuple(self._replicas.values())), "")
+
+    @property
+    def pages(self) -> PageCounts:
+        """Return the pages of all replicas together."""
+        return self.front.pages
+
+    @property
+    def accounts(self) -> dict[str, FleetAccount]:
+        """Return what each variant did; the first variant's name is empty."""
+        return self.front.accounts
+
+    @property
+    def replicas(self) -> dict[int, StartedReplica]:
+        """Return the replicas that serve now, by number."""
+        return dict(self._replicas)
+
+    def num_requests(self) -> tuple[int, int]:
+        """Return the requests that replicas have, and those that wait at the front."""
+        waiting = self.front.num_waiting
+        return self.front.num_requests - waiting, waiting
+
+    def scale(self, replicas: int, variant: str = "", hand_over: bool = True) -> None:
+        """Change the number of replicas; returns when new ones can serve, those that leave may still drain.
+
+        Args:
+            replicas: how many of the variant there are to be.
+            variant: the name of a variant that was deployed.
+            hand_over: requests of a replica that leaves go on elsewhere at once; otherwise they end there.
+        """
+        if variant not in self._wanted:
+            raise WorkbenchError(f"variant {variant!r}: not deployed; there are {sorted(self._wanted)}")
+        if replicas < (1 if self.front.shares.get(variant, 0) else 0):
+            raise WorkbenchError(f"replicas: {replicas}; a variant that gets requests needs at least 1")
+        self._wanted[variant] = replicas
+        missing = self._ask(lambda: self._trim(variant, hand_over))
+        if missing > 0:
+            self._start_all(variant, missing)
+
+    def deploy(self, config: EngineConfig, share: float, replicas: int = 1, name: str = "b") -> None:
+        """Serve a share of the requests by another config: a rolling change, or two variants to compare.
+
+        A tenant's requests, or one without a tenant by its id, always go to the same variant, and stay with it when
+        its replicas are lost. `accounts` has the results of each.
+
+        Args:
+            config: of the new variant; its model must have the tokenizer of the first.
+            share: of the requests, 0 to 1; 1 replaces all others, whose replicas then leave as they get idle.
+            replicas: how many serve it.
+            name: of the variant.
+        """
+        if not 0 < share <= 1:
+            raise WorkbenchError(f"share: {share}; give a part of the requests, above 0 and up to 1")
+        model = FleetModel.of(config.engine)
+        if model.spec.vocab_size != self.model.spec.vocab_size:
+            raise WorkbenchError("deploy: the new model has another vocabulary, and the front encodes for the first")
+        self._configs[name] = config.engine
+        self._wanted[name] = replicas
+        try:
+            self._start_all(name, replicas)
+        except BaseException:
+            self._wanted[name] = 0
+            raise
+        self._ask(lambda: self._share(name, share))
+        if share == 1:
+            for other in [each for each in self._wanted if each != name]:
+                self.scale(0, other, hand_over=False)
+
+    def _share(self, name: str, share: float) -> None:
+        others = {each: part for each, part in self.front.shares.items() if each != name}
+        total = sum(others.values())
+        shares = {each: part / total * (1 - share) for each, part in others.items() if share < 1}
+        self.front.shares = {**shares, name: share}
+        self.front.accounts.setdefault(name, FleetAccount(name))
+
+    def close(self) -> None:
+        """End all requests and replicas, and the Ray cluster that was started here. Does nothing the second time."""
+        with self._bell:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._jobs.append(lambda: self.front.end_all("the cluster was closed"))
+            self._bell.notify()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(CLOSE_SECONDS)
+        for each in tuple(self._replicas.values()):
+            each.stop()
+        self._launcher.close()
+        atexit.unregister(self.close)
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Replicas come and go; all below but `_start` runs in the front's thread.
+
+    def _start_all(self, variant: str, count: int) -> None:
+        """Start replicas together, and wait until they can serve (WorkbenchError of the first that cannot)."""
+        errors: list[BaseException] = []
+        numbers = [next(self._numbers) for _ in range(count)]
+        self._ask(lambda: self._starting.update(dict.fromkeys(numbers, variant)))
+
+        def start(number: int) -> None:
+            try:
+                self._start(number, variant)
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=start, args=(number,), daemon=True) for number in numbers]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        if errors:
+            raise errors[0]
+
+    def _start(self, number: int, variant: str) -> None:
+        """Start a replica and take it in; for any thread but the front's."""
+        try:
+            made = self._launcher.start(number, self._configs[variant])
+        except BaseException:
+            self._put(lambda: self._starting.pop(number, None))
+            raise
+        try:
+            self._ask(lambda: self._take_in(made, variant))
+        except BaseException:  # the cluster was closed meanwhile
+            made.stop()
+            raise
+        heard = threading.Thread(
+            target=made.listen,
+            args=(
+                lambda report: self._put(lambda: self.front.take_report(number, report)),
+                lambda reason: self._put(lambda: self.front.lose_replica(number, reason)),
+            ),
+            name=f"reports of replica {number}",
+            daemon=True,
+        )
+        heard.start()
+
+    def _take_in(self, made: StartedReplica, variant: str) -> None:
+        self._starting.pop(made.number, None)
+        self._failed_starts = 0
+        self._replicas[made.number] = made
+        self.front.add_replica(made, variant, made.ready.pages)
+
+    def _on_gone(self, number: int) -> None:
+        """Start another replica in the place of one that was lost."""
+        self._replicas.pop(number, None)
+        for variant, wanted in self._wanted.items():
+            for _ in range(wanted - self._num_staying(variant)):
+                self._replace(variant)
+
+    def _num_staying(self, variant: str) -> int:
+        staying = sum(not each.is_leaving and each.variant == variant for each in self.front.replicas.values())
+        return staying + sum(each == variant for each in self._starting.values())
+
+    def _replace(self, variant: str) -> None:
+        if self._is_closed:
+            return
+        number = next(self._numbers)
+        self._starting[number] = variant
+
+        def start() -> None:
+            try:
+                self._start(number, variant)
+            except BaseException as error:
+                why = describe_error(error) if isinstance(error, Exception) else type(error).__name__
+                self._put(lambda: self._on_failed_start(variant, why))
+
+        threading.Thread(target=start, name=f"start of replica {number}", daemon=True).start()
+
+    def _on_failed_start(self, variant: str, why: str) -> None:
+        self._failed_starts += 1
+        if self._failed_starts < MAX_FAILED_STARTS:
+            self._replace(variant)
+        elif not any(each.variant == variant for each in self.front.replicas.values()):
+            self.front.unavailable = f"no replica can be started: {why}"
+            self.front.end_all(self.front.unavailable)
+
+    def _trim(self, variant: str, hand_over: bool) -> int:
+        """Let the replicas leave that are too many, the youngest first; return how many are missing."""
+        mine = [each for each in self.front.replicas.values() if each.variant == variant and not each.is_leaving]
+        extra = self._num_staying(variant) - self._wanted[variant]
+        for view in sorted(mine, key=lambda each: -each.number)[: max(0, extra)]:
+            self.front.retire_replica(view.number, hand_over)
+        return -extra
+
+    # The front's thread.
+
+    def is_current_thread(self) -> bool:
+        return threading.current_thread() is self._thread
+
+    def _put(self, job: Callable[[], object]) -> None:
+        if self.is_current_thread():
+            job()
+            return
+        with self._bell:
+            self._jobs.append(job)
+            self._bell.notify()
+
+    def _ask(self, function: Callable[[], Result]) -> Result:
+        """Return `function()`, run in the front's thread."""
+        if self.is_current_thread():
+            return function()
+        answer: Future[Result] = Future()
+
+        def run() -> None:
+            try:
+                answer.set_result(function())
+            except BaseException as error:
+                answer.set_exception(error)
+
+        self._put(run)
+        while not answer.done():
+            if not self._thread.is_alive():
+                raise WorkbenchError("the cluster was closed")
+            wait((answer,), ALIVE_SECONDS)
+        return answer.result()
+
+    def _work(self) -> None:
+        while True:
+            with self._bell:
+                coming = self.front.next_arrival()
+                seconds = None if coming is None else max(0.0, coming - self.clock())
+                self._bell.wait_for(lambda: self._jobs, seconds)
+                jobs, self._jobs = self._jobs, deque()
+                ends = self._is_closed
+            for job in (*jobs, self.front.arrive):
+                try:
+                    job()
+                except Exception as error:  # a fault of the front's own: nothing that it has can go on
+                    self.front.end_all(f"the front failed: {describe_error(error)}")
+            if ends:
+                return
+
+    def __repr__(self) -> str:
+        return f"<Cluster {self.config.model.name}, {len(self._replicas)} replicas>"
+
+    def _display_table(self) -> Table:
+        rows: list[list[object]] = []
+        for view in tuple(self.front.replicas.values()):
+            state = "leaves" if view.is_leaving else "serves"
+            rows.append([view.number, view.variant or "first", state, view.num_requests, *view.pages])
+        headings = ("replica", "variant", "state", "samples", "pages in use", "idle", "free")
+        return Table(f"cluster of {self.config.model.name}", rows, headings)

@@ -1,0 +1,40 @@
+"""Know a model without its weights: what a front needs to turn texts and conversations into requests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from workbench.engine.config import EngineConfig
+from workbench.engine.loaded_model import describe_model, model_folder
+from workbench.model.formats.texts import open_chat_template, open_tokenizer
+from workbench.model.spec import ModelSpec
+from workbench.prompt.own_template import own_template
+from workbench.prompt.templates import ChatTemplate
+from workbench.prompt.tokenization.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class FleetModel:
+    """The spec, the tokenizer and the chat template of a fleet's model; the replicas hold the weights."""
+
+    spec: ModelSpec
+    tokenizer: Tokenizer | None
+    name: str
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> FleetModel:
+        """Read the model that `config` names, without weights (WorkbenchError where it cannot be read)."""
+        spec, _ = describe_model(config.model.name, config.attention)
+        folder = model_folder(config.model.name)
+        tokenizer = None if folder is None else open_tokenizer(folder)
+        if tokenizer is not None:
+            tokenizer.check_vocab_size(spec.vocab_size)
+        return cls(spec, tokenizer, config.model.name)
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate | None:
+        """Return the template of the model's folder, or the workbench's own if the tokenizer has its control tokens."""
+        folder = model_folder(self.name)
+        found = None if folder is None else open_chat_template(folder)
+        return found if found is not None or self.tokenizer is None else own_template(self.tokenizer)

@@ -1,0 +1,484 @@
+"""Place the requests of a fleet on its replicas, and carry them over where one is lost or leaves.
+
+submit ---> waiting ---> router ---> replica: reports ---> sinks, listeners      lost or leaving: back to waiting
+                                                                                 after what was emitted
+
+A front has no thread and no clock of its own: every call belongs to one thread, and nothing waits. What a request emits
+does not depend on where it is computed, and every sample ends exactly once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+from workbench.cluster.accounts import FleetAccount
+from workbench.cluster.fleet_request import FleetRequest, SampleState
+from workbench.cluster.prefixes import PrefixGuess
+from workbench.cluster.replica import PageCounts, Replica, Report
+from workbench.engine import inputs as intake
+from workbench.engine.request_events import submitted_event
+from workbench.engine.resume import why_not_resumable
+from workbench.engine.runner_thread import EventSink
+from workbench.request import FinishReason, Request
+from workbench.simulate.arrival import Arrival
+from workbench.simulate.job import SimulatedRequest
+from workbench.simulate.routers import AnyRouter
+from workbench.trace.events import Cancelled, Decoded, Event, Finished, Moved, Prefilled
+
+
+@dataclass(frozen=True)
+class FleetLimits:
+    """Bounds of a fleet.
+
+    Args:
+        page_size: tokens of a page of the replicas' prefix caches; None without one.
+        replica_samples: samples that a replica has at most, running and waiting; more wait at the front.
+        waiting: requests that wait at the front at most; more are refused.
+        losses: replicas that a request may lose; a request that loses more may be what ends them, and fails.
+    """
+
+    page_size: int | None = None
+    replica_samples: int = 64
+    waiting: int = 4096
+    losses: int = 3
+
+
+@dataclass(eq=False)
+class ReplicaView:
+    """A replica as the front sees it, and as routers do (`simulate.routers.InstanceView`)."""
+
+    handle: Replica
+    variant: str
+    prefixes: PrefixGuess
+    requests: dict[str, FleetRequest] = field(default_factory=dict)
+    names: dict[str, tuple[FleetRequest, int | None]] = field(default_factory=dict)  # by id on the way
+    pages: PageCounts = PageCounts()
+    is_leaving: bool = False
+
+    @property
+    def number(self) -> int:
+        return self.handle.number
+
+    @property
+    def num_requests(self) -> int:
+        return sum(len(each.unfinished) for each in self.requests.values())
+
+    @property
+    def pending_prompt_tokens(self) -> int:
+        return sum(each.pending_tokens for each in self.requests.values())
+
+    def cached_tokens(self, prompt: tuple[int, ...], tenant: str) -> int:
+        """Return how many tokens of a prompt it is thought to have cached under the salt `tenant`."""
+        return self.prefixes.num_tokens(prompt, tenant)
+
+
+@dataclass(eq=False)
+class Submission:
+    """Requests that were submitted together: one sink has their events."""
+
+    sink: EventSink
+    pending: list[FleetRequest]  # still to arrive, latest first
+    is_single: bool
+    live: dict[str, FleetRequest] = field(default_factory=dict)
+    outbox: list[Event] = field(default_factory=list)
+    error: str = ""
+    is_done: bool = False
+
+
+class Front:
+    """The front of a fleet.
+
+    Attributes:
+        accounts: what each variant did.
+        shares: the share of requests that each variant gets; they add up to 1.
+        unavailable: why no replica will come; requests are refused with it.
+    """
+
+    def __init__(
+        self,
+        router: AnyRouter,
+        limits: FleetLimits,
+        clock: Callable[[], float],
+        on_gone: Callable[[int], None] = lambda number: None,
+    ):
+        """Create a front without replicas; `on_gone` is called with the number of each that was lost or has left."""
+        self.router, self.limits, self.clock, self._on_gone = router, limits, clock, on_gone
+        self.replicas: dict[int, ReplicaView] = {}
+        self.shares: dict[str, float] = {"": 1.0}
+        self.accounts: dict[str, FleetAccount] = {"": FleetAccount()}
+        self.listeners: list[Callable[[Event], None]] = []
+        self.after_delivery: list[Callable[[], None]] = []
+        self.num_lost = 0  # replicas
+        self.unavailable = ""
+        self._submissions: list[Submission] = []
+        self._owner: dict[str, tuple[FleetRequest, Submission]] = {}  # by the id of a request in the fleet
+        self._taken: set[str] = set()  # ids of all samples in the fleet
+        self._waiting: list[FleetRequest] = []  # in order of arrival
+        self._submitted = 0
+
+    @property
+    def num_waiting(self) -> int:
+        """Return the number of requests that wait at the front."""
+        return len(self._waiting)
+
+    @property
+    def num_requests(self) -> int:
+        """Return the number of requests in the fleet that have arrived and not ended."""
+        return len(self._owner)
+
+    @property
+    def pages(self) -> PageCounts:
+        """Return the pages of all replicas together, as each reported them last."""
+        total = PageCounts()
+        for each in tuple(self.replicas.values()):  # any thread may ask
+            total = total.plus(each.pages)
+        return total
+
+    # Replicas.
+
+    def add_replica(self, handle: Replica, variant: str = "", pages: PageCounts = PageCounts()) -> None:  # noqa: B008 (a frozen value)
+        """Take in a replica that is ready, with the pages that it has."""
+        guess = PrefixGuess(self.limits.page_size, sum(pages))
+        self.replicas[handle.number] = ReplicaView(handle, variant, guess, pages=pages)
+        self.unavailable = ""
+        self._place_waiting()
+        self._deliver()
+
+    def lose_replica(self, number: int, reason: str) -> None:
+        """Carry over what a replica had, which ended by itself; an unknown one is ignored."""
+        view = self.replicas.pop(number, None)
+        if view is None:
+            return
+        self.num_lost += 1
+        for each in list(view.requests.values()):
+            each.losses += 1
+            self._take_back(view, each, reason)
+        self._on_gone(number)
+        self._place_waiting()
+        self._deliver()
+
+    def retire_replica(self, number: int, hand_over: bool = True) -> None:
+        """Let a replica leave: it gets nothing new, and is stopped when it is empty.
+
+        Args:
+            number: the replica; an unknown one is ignored.
+            hand_over: its requests go on elsewhere at once; otherwise they end there.
+        """
+        view = self.replicas.get(number)
+        if view is None:
+            return
+        view.is_leaving = True
+        if hand_over:
+            for each in list(view.requests.values()):
+                if not each.is_cancelling and not why_not_resumable(each.request):  # the others end there
+                    self._cancel_on(view, each)
+                    self._take_back(view, each, f"replica {number} leaves")
+        self._stop_if_empty(view)
+        self._place_waiting()
+        self._deliver()
+
+    def take_report(self, number: int, report: Report) -> None:
+        """Take a message of a replica; one that is unknown, lost or gone is not heard any more."""
+        view = self.replicas.get(number)
+        if view is None:
+            return
+        view.pages = report.pages
+        whole_step: list[Event] = []
+        for event in report.events:
+            if not event.request_id:
+                event = replace(event, replica=number)
+                self._emit(event)
+                whole_step.append(event)
+                continue
+            known = view.names.get(event.request_id)
+            if known is None:  # of what was taken from it
+                continue
+            ended = isinstance(event, Finished) and event.reason == FinishReason.CANCELLED
+            if ended and not known[0].is_cancelling:
+                view.handle.stop()
+                return self.lose_replica(number, f"the engine of replica {number} gave up its requests")
+            self._take(view, *known, event)
+        mine = {id(self._owner[name][1]) for name in view.requests if name in self._owner}
+        for each in self._submissions:
+            if each.outbox or id(each) in mine:
+                each.outbox += whole_step
+        self._stop_if_empty(view)
+        self._place_waiting()
+        self._deliver()
+
+    def _stop_if_empty(self, view: ReplicaView) -> None:
+        if view.is_leaving and not view.requests and self.replicas.pop(view.number, None) is not None:
+            view.handle.stop()
+            self._on_gone(view.number)
+
+    # Requests.
+
+    def submit(self, sink: EventSink, requests: Iterable[Request], is_single: bool = False) -> Submission:
+        """Submit requests, each at its time of arrival after now; `sink` has their events.
+
+        `is_single`: the sink is given the error of a request that is refused.
+        """
+        now, made = self.clock(), []
+        for request in sorted(requests, key=intake.arrival):
+            made.append(FleetRequest(request, self._submitted, now + intake.arrival(request)))
+            self._submitted += 1
+        submission = Submission(sink, made[::-1], is_single)
+        self._submissions.append(submission)
+        self.arrive()
+        return submission
+
+    def arrive(self) -> None:
+        """Let the requests arrive that are due now."""
+        for submission in list(self._submissions):
+            while submission.pending and submission.pending[-1].arrival <= self.clock():
+                self._arrive(submission, submission.pending.pop())
+        self._place_waiting()
+        self._deliver()
+
+    @property
+    def submissions(self) -> list[Submission]:
+        """Return what was submitted and has not ended."""
+        return list(self._submissions)
+
+    def next_arrival(self) -> float | None:
+        """Return the time of the next arrival that is known; None without one."""
+        return min((each.pending[-1].arrival for each in self._submissions if each.pending), default=None)
+
+    def cancel(self, submission: Submission) -> None:
+        """Cancel what has not ended of a submission: it ends once its replicas say so, or are lost."""
+        submission.pending.clear()
+        for each in list(submission.live.values()):
+            if each.is_cancelling:
+                continue
+            each.is_cancelling = True
+            if each.replica:
+                self._cancel_on(self.replicas[each.replica], each)
+            else:
+                self._waiting.remove(each)
+                self._emit_own(each, None, Cancelled(self.clock(), each.name))
+                self._end_samples(each, FinishReason.CANCELLED, "")
+        self._deliver()
+
+    def end_all(self, error: str) -> None:
+        """End every request now with an error, whatever its replica does: the fleet itself ends."""
+        for submission in self._submissions:
+            submission.pending.clear()
+            submission.error = error
+            for each in list(submission.live.values()):
+                if each.replica:
+                    self._take_off(self.replicas[each.replica], each)
+                self._end_samples(each, FinishReason.ERROR, error)
+        self._waiting.clear()
+        self._deliver()
+
+    def _arrive(self, submission: Submission, each: FleetRequest) -> None:
+        names = each.all_names
+        refused = f"request id {each.name!r} is already taken; ids must differ" if names & self._taken else ""
+        if not refused and len(self._waiting) >= self.limits.waiting:
+            refused = f"request {each.name}: the fleet is full: {len(self._waiting)} requests wait; ask again later"
+        if not refused and self.unavailable:
+            refused = f"request {each.name}: {self.unavailable}"
+        if refused:
+            now = self.clock()
+            end = Finished(now, each.name, reason=str(FinishReason.REFUSED), error=refused)
+            for event in (submitted_event(each.request, now, each.arrival), end):
+                self._emit(event)
+                submission.outbox.append(event)
+            submission.error = submission.error or refused * submission.is_single
+            return
+        each.variant = self._variant_of(each.request)
+        self.accounts[each.variant].submitted += len(each.samples)
+        self._owner[each.name] = each, submission
+        self._taken |= names
+        submission.live[each.name] = each
+        self._wait(each)
+
+    def _wait(self, each: FleetRequest) -> None:
+        place = sum(other.order < each.order for other in self._waiting)
+        self._waiting.insert(place, each)
+
+    def _variant_of(self, request: Request) -> str:
+        """Return the variant of a request: always the same for a tenant, or for a request without one by its id."""
+        if len(self.shares) == 1:
+            return next(iter(self.shares))
+        key = hashlib.blake2b((request.tenant or request.request_id).encode(), digest_size=8).digest()
+        place, reached = int.from_bytes(key) / 2**64, 0.0
+        for variant, share in self.shares.items():
+            reached += share
+            if place < reached:
+                return variant
+        return variant
+
+    def _change_variant(self, each: FleetRequest) -> None:
+        self.accounts[each.variant].submitted -= len(each.unfinished)
+        each.variant = self._variant_of(each.request)
+        self.accounts[each.variant].submitted += len(each.unfinished)
+
+    # Placement.
+
+    def _place_waiting(self) -> None:
+        """Send waiting requests, in order of arrival, as long as replicas of their variant have room."""
+        full: set[str] = set()
+        present = {*self.shares, *(view.variant for view in self.replicas.values())}
+        for each in self._waiting:
+            if each.variant not in present:  # it was withdrawn
+                self._change_variant(each)
+        for each in list(self._waiting):
+            if each.variant in full or each not in self._waiting:  # a listener may have cancelled it
+                continue
+            room = [
+                view
+                for view in self.replicas.values()
+                if view.variant == each.variant
+                and not view.is_leaving
+                and (not view.requests or view.num_requests + len(each.unfinished) <= self.limits.replica_samples)
+            ]
+            if not room:
+                full.add(each.variant)
+                continue
+            self._waiting.remove(each)
+            self._place(each, room)
+
+    def _place(self, each: FleetRequest, room: list[ReplicaView]) -> None:
+        names, requests, lost = each.parts()
+        for sample, why in lost:
+            words = f"its replica ended ({each.move_reason}); {why.split(';')[0]}"
+            self._end_sample(each, sample, FinishReason.ERROR, words)
+        if not requests:
+            return
+        job = _as_job(each, requests[0])
+        number = self.router.choose(job, sorted(room, key=lambda view: view.number)).number
+        view = self.replicas[number]
+        each.replica, each.pending_tokens = number, each.num_tokens
+        view.requests[each.name] = each
+        view.names |= {name: (each, sample) for name, sample in names.items()}
+        for request in requests:
+            view.prefixes.enter((*job.prompt, *request.generated_ids), request.cache_salt)
+        view.handle.submit(requests)
+        if each.moved_from:
+            self.accounts[each.variant].moves += 1
+            for sample in each.unfinished:
+                moved = Moved(
+                    self.clock(), each.name, source=each.moved_from, reason=each.move_reason,
+                    generated_tokens=len(sample.token_ids),
+                )  # fmt: skip
+                self._emit_own(each, sample, replace(moved, replica=number))
+
+    def _take_back(self, view: ReplicaView, each: FleetRequest, reason: str) -> None:
+        """Take a request from a replica that is lost or leaves: it waits for another, unless it is to end."""
+        self._take_off(view, each)
+        each.lose(reason)
+        if each.is_cancelling:
+            self._emit_own(each, None, Cancelled(self.clock(), each.name))
+            self._end_samples(each, FinishReason.CANCELLED, "")
+        elif each.losses > self.limits.losses:
+            words = f"{each.losses} replicas ended while they served it, the last one: {reason}"
+            self._end_samples(each, FinishReason.ERROR, words)
+        else:
+            self._wait(each)
+
+    def _take_off(self, view: ReplicaView, each: FleetRequest) -> None:
+        view.requests.pop(each.name, None)
+        for name in each.all_names:
+            view.names.pop(name, None)
+
+    def _cancel_on(self, view: ReplicaView, each: FleetRequest) -> None:
+        for name, (owner, _) in list(view.names.items()):
+            if owner is each:
+                view.handle.cancel(name)
+
+    # Events.
+
+    def _take(self, view: ReplicaView, each: FleetRequest, number: int | None, event: Event) -> None:
+        """Take an event of a request from its replica; `number` is the sample, None where the event says it."""
+        sample = each.samples[event.sample if number is None else number]
+        if isinstance(event, Cancelled) and not each.is_cancelling:
+            return
+        if isinstance(event, Prefilled | Decoded):
+            computed = event.computed if isinstance(event, Prefilled) else each.pending_tokens
+            each.pending_tokens = max(0, each.num_tokens - computed) if isinstance(event, Prefilled) else 0
+        new = sample.take(event)
+        if new is None:
+            return
+        if new.kind == "submitted":
+            new = replace(new, arrival=each.arrival)  # type: ignore[call-arg] (a Submitted)
+        self._emit_own(each, sample, replace(new, replica=view.number))
+        if isinstance(new, Finished):
+            self._ended(each, sample, new)
+            view.prefixes.enter((*_prompt_ids(each.request), *new.token_ids), each.request.cache_salt)
+
+    def _end_samples(self, each: FleetRequest, reason: FinishReason, error: str) -> None:
+        for sample in each.unfinished:
+            self._end_sample(each, sample, reason, error)
+
+    def _end_sample(self, each: FleetRequest, sample: SampleState, reason: FinishReason, error: str) -> None:
+        """End a sample that no replica has."""
+        sample.lose()
+        if not sample.is_submitted:
+            sample.is_submitted = True
+            self._emit_own(each, sample, submitted_event(each.request, self.clock(), each.arrival))
+        end = Finished(
+            self.clock(), each.name, reason=str(reason), error=error, token_ids=tuple(sample.token_ids),
+            prompt_tokens=len(_prompt_ids(each.request)),
+        )  # fmt: skip
+        new = sample.take(end)
+        assert isinstance(new, Finished)
+        self._emit_own(each, sample, new)
+        self._ended(each, sample, new)
+
+    def _ended(self, each: FleetRequest, sample: SampleState, end: Finished) -> None:
+        self.accounts[each.variant].add(end, each.arrival, sample.first_token, sample.last_token)
+        _, submission = self._owner[each.name]
+        if end.reason == FinishReason.REFUSED and submission.is_single:
+            submission.error = submission.error or end.error
+        if each.unfinished:
+            return
+        if each.replica in self.replicas:
+            self._take_off(self.replicas[each.replica], each)
+        del self._owner[each.name], submission.live[each.name]
+        self._taken -= each.all_names
+
+    def _emit_own(self, each: FleetRequest, sample: SampleState | None, event: Event) -> None:
+        event = replace(event, request_id=each.name, sample=0 if sample is None else sample.number)
+        self._owner[each.name][1].outbox.append(event)
+        self._emit(event)
+
+    def _emit(self, event: Event) -> None:
+        for listener in tuple(self.listeners):
+            listener(event)
+
+    def _deliver(self) -> None:
+        """Give the sinks what came for them, and then call back once for all."""
+        is_news = False
+        for each in list(self._submissions):
+            done = not each.live and not each.pending
+            if not each.outbox and not done:
+                continue
+            is_news = True
+            events, each.outbox = each.outbox, []
+            if done:
+                self._submissions.remove(each)
+                each.is_done = True
+            each.sink.emit(events, done, each.error)
+        if is_news:
+            for callback in tuple(self.after_delivery):
+                callback()
+
+
+def _prompt_ids(request: Request) -> tuple[int, ...]:
+    """Return a request's prompt; nothing where it has none, and its replica will refuse it."""
+    ids = request.prompt_ids
+    return ids if isinstance(ids, tuple) else tuple(ids) if isinstance(ids, list) else ()
+
+
+def _as_job(each: FleetRequest, request: Request) -> SimulatedRequest:
+    """Return a request as routers see it: lengths, prompt, salt for what is cached, and tenant for its session."""
+    prompt = _prompt_ids(request)
+    arrival = Arrival(
+        each.arrival, len(prompt), request.sampling.max_output_tokens, session=request.tenant, tenant=request.cache_salt
+    )
+    job = SimulatedRequest(each.order, each.name, arrival, 0, request.sampling.max_output_tokens, prompt=prompt)
+    job.generated_tokens, job.retries = len(request.generated_ids), each.losses
+    return job

@@ -1,0 +1,263 @@
+"""Run replicas as Ray actors: on a given cluster, or on one that is started on this machine.
+
+front's process: a thread for each replica asks for reports ---> actor: engine, reports of its steps
+                 submit, cancel (in order, not waited for) --->
+
+A replica's death shows as an error of the request for reports that is always under way. Actors end with the process of
+the front; Ray restarts none, since a new one has another number.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout, suppress
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from workbench.cluster.replica import PageCounts, ReplicaEngine, Report
+from workbench.engine.config import EngineConfig
+from workbench.errors import WorkbenchError
+from workbench.request import Request
+
+STARTS = 3  # tries to start a cluster on this machine
+POLL_SECONDS = 0.5  # that a replica without news waits before it says so
+SILENT_SECONDS = 120.0  # without an answer from a replica's process until it is given up
+CLOCK_QUESTIONS = 5
+READY_SECONDS = 600.0  # for a replica to load its model
+OBJECT_STORE_BYTES = 100 * 2**20  # of the object store, which stays empty
+SOCKET_FOLDER = "/tmp"  # paths of sockets have at most 107 bytes, and other folders for temporary files may be longer
+SAMPLES_OF_A_TENSOR = 256
+GROUPS = {"control": 1, "poll": 1, "query": 1}  # threads of an actor; calls of one group are carried out in order
+
+
+class ReadyReplica(NamedTuple):
+    """A replica that can serve: its pages, its process, and a text that says weights and settings."""
+
+    pages: PageCounts
+    process_id: int
+    fingerprint: str
+
+
+class ReplicaActor:
+    """The actor of a replica. Its methods run in three threads, see `GROUPS`; the engine in one of its own."""
+
+    def __init__(self, config: EngineConfig, threads: int):
+        import torch
+
+        from workbench.engine.runner import Runner
+
+        torch.set_num_threads(threads)
+        self._news = threading.Condition()
+        self._reports: list[Report] = []
+        self._runner = Runner(config, report=lambda line: print(line, file=sys.stderr))
+        self._engine = ReplicaEngine(self._runner, self._put)
+
+    def _put(self, report: Report) -> None:
+        with self._news:
+            self._reports.append(report)
+            self._news.notify()
+
+    def ready(self) -> ReadyReplica:
+        """Return what the front needs to know of it."""
+        found = hashlib.sha256(repr(self._runner.config).encode())
+        for name, tensor in self._runner.model.state_dict().items():
+            flat = tensor.detach().flatten()
+            step = max(1, flat.numel() // SAMPLES_OF_A_TENSOR)
+            found.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+            found.update(flat[::step].contiguous().float().cpu().numpy().tobytes())
+        pages = PageCounts.of_runner(self._runner)
+        return ReadyReplica(pages, os.getpid(), f"fp_{found.hexdigest()[:12]}")
+
+    def now(self) -> float:
+        """Return the time on the clock of its events."""
+        return self._runner.clock()
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        self._engine.submit(requests)
+
+    def cancel(self, request_id: str) -> None:
+        self._engine.cancel(request_id)
+
+    def poll(self) -> tuple[list[Report], float]:
+        """Return the reports since the last call, and the seconds that the present step has lasted."""
+        with self._news:
+            self._news.wait_for(lambda: self._reports, POLL_SECONDS)
+            reports, self._reports = self._reports, []
+        return reports, self._engine.thread.busy_seconds()
+
+    def call(self, function: Callable[[Any], Any]) -> Any:
+        """Return `function(runner)`, run between two steps."""
+        return self._engine.thread.call(function)
+
+
+class RayReplica:
+    """The front's handle of an actor."""
+
+    def __init__(self, number: int, ray: Any, actor: Any, ready: ReadyReplica, step_seconds: float | None):
+        self.number, self.actor, self.ready = number, actor, ready
+        self._ray, self._step_seconds = ray, step_seconds
+        self.clock_ahead = 0.0  # seconds by which this process's clock is ahead of the replica's
+        self.busy_seconds = 0.0
+        self.is_stopped = False
+
+    @property
+    def process_id(self) -> int:
+        return self.ready.process_id
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        self.actor.submit.options(concurrency_group="control").remote(tuple(requests))
+
+    def cancel(self, request_id: str) -> None:
+        self.actor.cancel.options(concurrency_group="control").remote(request_id)
+
+    def call(self, function: Callable[[Any], Any]) -> Any:
+        """Return `function(runner)`, run in the replica between two of its steps."""
+        return self._ray.get(self.actor.call.options(concurrency_group="query").remote(function))
+
+    def stop(self) -> None:
+        self.is_stopped = True
+        with suppress(Exception):  # its process, or the cluster, may be gone
+            self._ray.kill(self.actor, no_restart=True)
+
+    def listen(self, on_report: Callable[[Report], None], on_lost: Callable[[str], None]) -> None:
+        """Hear its reports until it is stopped or lost; for a thread of its own."""
+        while not self.is_stopped:
+            try:
+                asked = self.actor.poll.options(concurrency_group="poll").remote()
+                reports, self.busy_seconds = self._ray.get(asked, timeout=SILENT_SECONDS)
+            except Exception as error:  # of any kind: it is lost
+                if not self.is_stopped:
+                    self.stop()
+                    on_lost(f"replica {self.number}: {type(error).__name__}: {str(error).splitlines()[0]}")
+                return
+            for report in reports:
+                on_report(report if not self.clock_ahead else _later(report, self.clock_ahead))
+            if self._step_seconds is not None and self.busy_seconds > self._step_seconds and not self.is_stopped:
+                self.stop()
+                on_lost(f"replica {self.number}: a step had not ended after {self.busy_seconds:.0f} s")
+                return
+
+    def compare_clocks(self) -> None:
+        """Find out how far its clock is behind, on another machine: by the quickest of a few questions."""
+        found = []
+        for _ in range(CLOCK_QUESTIONS):
+            began = time.perf_counter()
+            theirs = self._ray.get(self.actor.now.options(concurrency_group="query").remote())
+            took = time.perf_counter() - began
+            found.append((took, began + took / 2 - theirs))
+        self.clock_ahead = min(found)[1]
+
+
+class RayLauncher:
+    """Start replicas on Ray.
+
+    Args:
+        address: of a Ray cluster (`auto`, `ray://HOST:PORT`); None starts one on this machine, which ends with it.
+        cpus: cores of a replica, which are its threads; None: on this machine an equal share, elsewhere one.
+        gpus: accelerators of a replica.
+        replicas: about how many there will be.
+        step_seconds: that a step may last; then the replica is ended as a lost one. None: any time.
+    """
+
+    def __init__(
+        self, address: str | None, cpus: int | None, gpus: float, replicas: int, step_seconds: float | None = None
+    ):
+        self._ray = _import_ray()
+        self._address, self._step_seconds = address, step_seconds
+        self._is_own, self._folder = False, None
+        self._threads = cpus or (1 if address else max(1, (os.cpu_count() or 1) // max(1, replicas)))
+        # On a cluster of one's own nothing else asks for cores, and replicas may be more than cores.
+        self._needs = {"num_cpus": self._threads if address else 0, "num_gpus": gpus}
+        if self._ray.is_initialized():
+            if address is not None:
+                raise WorkbenchError("address: this process has a Ray cluster; leave it out or ray.shutdown()")
+            return
+        self._connect(address)
+
+    def _connect(self, address: str | None) -> None:
+        before = signal.getsignal(signal.SIGTERM)  # which Ray replaces
+        try:
+            with redirect_stdout(sys.stderr):
+                for left in reversed(range(STARTS)):
+                    try:
+                        self._init(address)
+                        break
+                    except Exception as error:
+                        # A node that did not start within Ray's 30 seconds is a plain Exception: a busy machine.
+                        self._ray.shutdown()
+                        self._remove_folder()
+                        if left == 0 or address is not None or type(error) is not Exception:
+                            raise
+        except Exception as error:
+            where = address or "this machine"
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise WorkbenchError(f"address: no Ray cluster can be used at {where} ({reason})") from error
+        finally:
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, before)
+        self._is_own = True
+
+    def _init(self, address: str | None) -> None:
+        common = {"log_to_driver": False, "logging_level": logging.ERROR}
+        if address is not None:
+            self._ray.init(address=address, **common)
+            return
+        self._folder = tempfile.mkdtemp(prefix="ray-", dir=SOCKET_FOLDER)
+        self._ray.init(
+            address="local", include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, _temp_dir=self._folder,
+            **common,
+        )  # fmt: skip
+
+    def start(self, number: int, config: EngineConfig) -> RayReplica:
+        """Start a replica and wait until it can serve (WorkbenchError where it cannot)."""
+        made = self._ray.remote(concurrency_groups=GROUPS, max_restarts=0, max_task_retries=0, **self._needs)
+        actor = made(ReplicaActor).remote(config, self._threads)
+        try:
+            asked = actor.ready.options(concurrency_group="query").remote()
+            ready = self._ray.get(asked, timeout=READY_SECONDS)
+        except Exception as error:
+            with suppress(Exception):
+                self._ray.kill(actor, no_restart=True)
+            cause = getattr(error, "cause", None) or error
+            words = " ".join(str(cause).split())[-2000:]
+            raise WorkbenchError(f"replica {number} did not start: {type(cause).__name__}: {words}") from error
+        made = RayReplica(number, self._ray, actor, ready, self._step_seconds)
+        if self._address is not None:
+            made.compare_clocks()
+        return made
+
+    def close(self) -> None:
+        """Leave the cluster; one that was started here ends, with all its processes."""
+        if self._is_own:
+            self._is_own = False
+            self._ray.shutdown()
+            self._remove_folder()
+
+    def _remove_folder(self) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _later(report: Report, seconds: float) -> Report:
+    """Return a report on the front's clock."""
+    return report._replace(events=tuple(replace(event, time=event.time + seconds) for event in report.events))
+
+
+def _import_ray() -> Any:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere
+    os.environ.setdefault("RAY_worker_niceness", "0")  # at Ray's niceness of 15 a replica would wait for all else
+    try:
+        import ray
+        import ray.exceptions
+    except ImportError as error:
+        raise WorkbenchError(f"a cluster needs Ray ({error}); pip install 'inference-workbench[cluster]'") from None
+    return ray

@@ -1,0 +1,107 @@
+"""Run one engine of a cluster: take requests, and report what happened, one message a step.
+
+front: submit, cancel ---> replica: its runner's thread ---> reports: events of a step, pages ---> front
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from workbench.engine.runner import Runner
+from workbench.engine.runner_thread import RunnerThread
+from workbench.request import Request
+from workbench.trace.events import Event
+
+
+class PageCounts(NamedTuple):
+    """Pages of all cache groups: held by requests, idle (of the prefix cache alone), and free."""
+
+    used: int = 0
+    idle: int = 0
+    free: int = 0
+
+    @classmethod
+    def of_runner(cls, runner: Runner) -> PageCounts:
+        """Return the counts of a runner, between two of its steps."""
+        pools = runner.kv_cache.manager.pools
+        idle, free = sum(len(pool.evictable) for pool in pools), sum(pool.num_free for pool in pools)
+        return cls(sum(pool.num_pages for pool in pools) - idle - free, idle, free)
+
+    def plus(self, other: PageCounts) -> PageCounts:
+        return PageCounts(*(mine + its for mine, its in zip(self, other, strict=True)))
+
+
+class Report(NamedTuple):
+    """One message of a replica: all events of a step and of what came before it, in order, and the pages after it."""
+
+    events: tuple[Event, ...]
+    pages: PageCounts
+
+
+class Replica(Protocol):
+    """A front's handle of an engine. No call waits; what came of it is in the replica's reports, or it is lost.
+
+    `number` is never used again for another. Calls are carried out in order.
+    """
+
+    @property
+    def number(self) -> int: ...
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Serve `requests`, whose ids differ from those of all that it serves."""
+        ...
+
+    def cancel(self, request_id: str) -> None:
+        """Cancel a request with all its samples; an unknown one is ignored."""
+        ...
+
+    def stop(self) -> None:
+        """End the engine and its process now, with whatever it still has."""
+        ...
+
+
+class ReplicaEngine:
+    """The engine of a replica, in the replica's process. `deliver` is called in the runner's thread, once a step."""
+
+    def __init__(self, runner: Runner, deliver: Callable[[Report], None]):
+        self._runner, self._deliver = runner, deliver
+        self._events: list[Event] = []
+        self._cancels: dict[str, Callable[[], None]] = {}
+        self.thread = RunnerThread.attach(runner)
+        self._leave = [self.thread.listen(self._events.append), self.thread.after_delivery(self._flush)]
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Submit requests, each of which can be cancelled by its id."""
+        for request in requests:
+            name = request.request_id
+            self._cancels[name] = self.thread.submit_to(_Forgotten(self._cancels, name), [request])
+
+    def cancel(self, request_id: str) -> None:
+        """Cancel a request soon; an unknown one is ignored."""
+        cancel = self._cancels.pop(request_id, None)
+        if cancel is not None:
+            cancel()
+
+    def close(self) -> None:
+        """Cancel everything soon and report no more."""
+        for leave in self._leave:
+            leave()
+        self.thread.stop()
+
+    def _flush(self) -> None:
+        if self._events:
+            events = tuple(self._events)
+            self._events.clear()
+            self._deliver(Report(events, PageCounts.of_runner(self._runner)))
+
+
+class _Forgotten:
+    """The sink of a request whose events leave by the listener: it only notes the end."""
+
+    def __init__(self, cancels: dict[str, Callable[[], None]], name: str):
+        self._cancels, self._name = cancels, name
+
+    def emit(self, events: list[Event], done: bool = False, error: str = "") -> None:
+        if done:
+            self._cancels.pop(self._name, None)

@@ -1,0 +1,95 @@
+"""Hand a sequence that has finished its prompt over to another engine, which decodes it.
+
+    prefill engine:  prompt, first token -> hand_over: pages lent, sequence ended as `moved`
+    decode engine:   adopt -> submitted after these tokens, on these pages -> decode
+
+Engines that map one memory (`SharedPages`) hand over page numbers; nothing is copied. Others hand over the bytes of
+those pages. What a page holds is the same in both: an adopted sequence is one that waits on pages, as a sample that
+shares its parent's does. It may lose them, and is then computed again like any preempted one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from workbench.engine.resume import why_not_resumable
+from workbench.engine.runner import Runner
+from workbench.errors import WorkbenchError
+from workbench.kv_cache.adoption import Adoption
+from workbench.kv_cache.lending import HandedPages
+from workbench.request import Request, Sequence
+from workbench.trace.events import Event
+
+
+@dataclass(frozen=True)
+class Handover:
+    """A sequence on its way: the request with the tokens it has, and the pages that its next query reads."""
+
+    request: Request
+    handed: HandedPages
+
+
+def why_not_apart(request: Request) -> str:
+    """Return why one engine must compute a request from its prompt to its end; empty where two can."""
+    if request.sampling.num_sequences > 1:
+        return "samples and beams share the pages of their prompt within one engine"
+    return why_not_resumable(request)
+
+
+def ready_sequences(runner: Runner) -> Iterator[Sequence]:
+    """Yield the running sequences that have computed their prompt and sampled their first token, between two steps."""
+    for sequence in runner.scheduler.running:
+        if sequence.num_uncomputed_tokens == 1 and sequence.output_ids and not why_not_apart(sequence.request):
+            yield sequence
+
+
+def hand_over(runner: Runner, sequence: Sequence) -> Handover:
+    """Lend the pages of a sequence to another process, and end it here as `moved`. Its loans come back by
+    `take_back`."""
+    handed = runner.kv_cache.manager.lend(sequence)
+    return Handover(end_as_moved(runner, sequence), handed)
+
+
+def end_as_moved(runner: Runner, sequence: Sequence) -> Request:
+    """End a sequence as `moved`; return the request that goes on after its tokens."""
+    closing = runner.tracker.is_closing(sequence.request_id)
+    request = replace(sequence.request, generated_ids=tuple(sequence.output_ids), closing=closing)
+    runner.tracker.move_out(sequence)
+    return request
+
+
+def adopt(runner: Runner, request: Request, adoption: Adoption, queue: deque[Event] | None = None) -> int:
+    """Submit a request that goes on after its `generated_ids`, on pages that another engine computed.
+
+    Returns:
+        the number of Finished events to expect, as `Runner.submit`.
+
+    Raises:
+        WorkbenchError: for a request that has no tokens yet, or whose samples share pages.
+    """
+    if not request.generated_ids or (why := why_not_apart(request)):
+        raise WorkbenchError(f"request {request.request_id} cannot be adopted: {why or 'it has no tokens yet'}")
+    runner.tracker.expect_pages(request.request_id, adoption)
+    return runner.submit(request, queue)
+
+
+def take_back(runner: Runner, pages: list[list[int]], tainted: bool = False) -> None:
+    """End loans of this engine's pages, by cache group, as often as they are named.
+
+    Args:
+        runner: their home.
+        pages: the pages.
+        tainted: whether a request that failed, or a process that died, may have left anything in them.
+    """
+    freed = runner.kv_cache.manager.take_back(pages)
+    if tainted:
+        for group, each in enumerate(freed):
+            runner.store.zero_pages(group, each)
+
+
+def pop_returned(runner: Runner) -> tuple[list[list[int]], list[list[int]]]:
+    """Return the borrowed pages that go back to their homes, by cache group: sound ones, and tainted ones."""
+    found = runner.kv_cache.manager.pop_returned()
+    return [sound for sound, _ in found], [tainted for _, tainted in found]

@@ -1,0 +1,52 @@
+"""Run a rank other than 0: load its share of the model, then do what rank 0 posts.
+
+`RankProcesses` starts it with `python -m`; under torchrun, `python -m workbench` becomes it in processes but the first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from workbench.engine.config import EngineConfig, parse_dtype
+from workbench.engine.loaded_model import LOAD, LoadedModel
+from workbench.errors import WorkbenchError
+from workbench.kv_cache.store import KVStore
+from workbench.tensor_parallel.distributed import end_process
+from workbench.tensor_parallel.executor import tasks_of
+from workbench.tensor_parallel.processes import join_ranks
+from workbench.tensor_parallel.ranks import RankFailed, Ranks
+from workbench.tensor_parallel.transformer import TensorParallelTransformer
+
+
+class RankState:
+    """A rank's model and its settings, once rank 0 has posted these."""
+
+    def __init__(self, ranks: Ranks):
+        self.ranks = ranks
+
+    def load(self, settings: dict[str, Any]) -> None:
+        self.config = EngineConfig.model_validate(settings)
+        self.ranks.timeout = self.config.parallel.rank_timeout
+        model = LoadedModel.load_rank(self.config, self.ranks).transformer
+        assert isinstance(model, TensorParallelTransformer)
+        self.model = model
+
+    def open_store(self, num_pages: tuple[int, ...], page_size: int, dtype: str, shapes: str) -> KVStore:
+        """Open the pages of this rank. Raises WorkbenchError where they would lie otherwise than rank 0's."""
+        own = self.model.cache_shapes(self.config.cache)
+        if repr(own) != shapes:
+            raise WorkbenchError(f"its cache has another layout than rank 0's: {own[0]}")
+        return KVStore(own, num_pages, page_size, parse_dtype(dtype), str(self.model.device))
+
+
+def main() -> None:
+    ranks = join_ranks()
+    state = RankState(ranks)
+    try:
+        ranks.serve({LOAD: state.load, **tasks_of(lambda: state.model, state.open_store)})
+    except (RankFailed, SystemExit) as error:  # a rank was lost, or this one says why it ends
+        end_process(error)
+
+
+if __name__ == "__main__":
+    main()

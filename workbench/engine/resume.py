@@ -1,0 +1,100 @@
+"""Go on with a request after tokens that another engine sampled for it, as if nothing had come between.
+
+    prompt_ids | generated_ids, never emitted again | tokens to sample |
+               ^ computed as after a preemption      ^ same place in the random stream, same penalties, same limits
+
+The engine that sampled them may be gone, or may have handed the request over. All that a token depends on is taken up
+from the tokens alone: the detokenizer's held-back characters and stop strings that cross the seam, the thought, the
+grammar. The prefix cache gives what it has of both prompt and generated tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from workbench.engine.inputs import sample_id, split_samples
+from workbench.engine.outputs import StopChecker
+from workbench.errors import WorkbenchError
+from workbench.request import FinishReason, Request
+from workbench.sampling.constraint import Constraint
+
+
+def resumed_sample(request: Request, number: int, generated_ids: Sequence[int], closing: bool = False) -> Request:
+    """Return the request that goes on with one sample of `request`.
+
+    Each sample is resumed alone, since they are at different places; those that finished are not resumed at all. Its
+    id is `request_id` for sample 0, and `request_id#number` for others.
+
+    Args:
+        request: the request as it was first submitted.
+        number: the sample.
+        generated_ids: its tokens so far; none start it anew.
+        closing: `Decoded.closing` of the last of them.
+
+    Raises:
+        WorkbenchError: for a request that cannot be resumed (see `why_not_resumable`), unless it has no tokens yet.
+    """
+    if generated_ids and (why := why_not_resumable(request)):
+        raise WorkbenchError(f"request {request.request_id}: {why}")
+    sample = split_samples(request)[number]
+    assert sample.request_id == sample_id(request.request_id, number)
+    return replace(sample, generated_ids=tuple(generated_ids), closing=closing)
+
+
+def why_not_resumable(request: Request) -> str:
+    """Return why a request cannot go on after some of its tokens; empty where it can.
+
+    Beams and the samples of best_of > n emit nothing before their end, so they can be submitted anew instead.
+    """
+    sampling = request.sampling
+    if sampling.beams:
+        return "beams cannot be resumed after some tokens; submit the request anew, nothing of it was emitted"
+    if sampling.num_sequences > sampling.n:
+        return "best_of > n cannot be resumed after some tokens; submit the request anew, nothing of it was emitted"
+    if sampling.sampler is not None:
+        path = sampling.sampler.path
+        return f"sampler {path} cannot be resumed after some tokens: its state is its own, and was not kept"
+    return ""
+
+
+def check_resumable(request: Request, vocab_size: int) -> None:
+    """Refuse generated tokens that no sequence can go on after (WorkbenchError)."""
+    if not request.generated_ids:
+        return
+    name, ids = request.request_id, request.generated_ids
+    why = why_not_resumable(request)
+    if not why and request.sampling.n > 1:
+        why = f"generated_ids are of one sample, and n is {request.sampling.n}: resume each sample alone"
+    wrong = [i for i in ids if not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < vocab_size]
+    if not why and wrong:
+        why = f"generated_ids has token id {wrong[0]!r}, the vocabulary is 0..{vocab_size - 1}"
+    if why:
+        raise WorkbenchError(f"request {name}: {why}")
+
+
+def resume(request: Request, output: StopChecker, constraint: Constraint | None) -> FinishReason | None:
+    """Take up what came of `generated_ids`: text, stop strings, limits, thought and grammar.
+
+    Args:
+        request: a request with generated tokens.
+        output: its stop checker, without any token yet.
+        constraint: its constraint, without any token yet; None where it has none.
+
+    Returns:
+        the finish reason, where the last of the tokens ended the request; then nothing is left to compute.
+
+    Raises:
+        WorkbenchError: for tokens that this request could not have had.
+    """
+    name, ended = request.request_id, None
+    completions = [""] * len(request.generated_ids)
+    if constraint is not None:
+        completions = constraint.resume(request.generated_ids, request.closing)
+    for place, (token, completes) in enumerate(zip(request.generated_ids, completions, strict=True)):
+        if ended is not None:
+            raise WorkbenchError(
+                f"request {name}: generated_ids goes on after its end ({output.cause.by}, {place} tokens)"
+            )
+        _, ended = output.push(token, completes)
+    return ended

@@ -1,0 +1,174 @@
+"""Compute steps and move pages on all ranks: rank 0 posts, and computes its own share."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from workbench.batch import TokenBatch
+from workbench.executors.packing import pack_batch
+from workbench.interrupts import DeferInterrupts
+from workbench.kv_cache.format import KVCacheSpec
+from workbench.kv_cache.store import KVStore
+from workbench.scheduler.plan import StepPlan
+from workbench.tensor_parallel.ranks import RankFailed, Ranks
+from workbench.tensor_parallel.transformer import TensorParallelTransformer
+
+NUMBERS = itertools.count()
+FORWARD, OPEN_CACHE, ZERO_PAGES, COPY_PAGES = "forward", "open_cache", "zero_pages", "copy_pages"
+MEMORY = "memory"
+
+
+class TensorParallelStore(KVStore):
+    """Rank 0's pages. What is done to a page is done on all ranks, whose stores have the same pages.
+
+    `number` tells a model's stores apart: two runners may share one model.
+    """
+
+    def __init__(
+        self, ranks: Ranks, specs: Iterable[KVCacheSpec], num_pages: tuple[int, ...], page_size: int,
+        dtype: torch.dtype, device: str = "cpu",
+    ):  # fmt: skip
+        self.ranks, specs, self.number = ranks, tuple(specs), next(NUMBERS)
+        layout = num_pages, page_size, str(dtype).removeprefix("torch."), repr(specs)
+        unused, ranks.unused_stores[:] = list(ranks.unused_stores), []  # one list: stores that live append to it
+        content = self.number, layout, unused
+        ranks.lead(OPEN_CACHE, content, lambda: KVStore.__init__(self, specs, num_pages, page_size, dtype, device))
+
+        weakref.finalize(self, ranks.unused_stores.append, self.number)
+
+    def zero_pages(self, group: int, pages: Iterable[int]) -> None:
+        """Zero `pages` of a cache group on all ranks; on rank 0 alone once another has died: none is computed then."""
+        pages = list(pages)
+        try:
+            self._lead(ZERO_PAGES, (group, pages), lambda: KVStore.zero_pages(self, group, pages))
+        except RankFailed:
+            super().zero_pages(group, pages)
+
+    def copy_pages(self, group: int, sources: list[int], targets: list[int]) -> None:
+        """Copy each page of `sources` to the page beside it in `targets`, on all ranks."""
+        content = group, sources, targets
+        self._lead(COPY_PAGES, content, lambda: KVStore.copy_pages(self, *content))
+
+    def _lead(self, kind: str, content: tuple[Any, ...], work: Callable[[], None]) -> None:
+        with DeferInterrupts():  # an interrupt half-way would part the ranks
+            self.ranks.lead(kind, (self.number, *content), work)
+
+
+class TensorParallelExecutor:
+    """Run the modules as written, on all ranks. A step is not interrupted half-way: the ranks would part."""
+
+    compiles = 0
+    kernel_seconds: float | None = None
+    artifacts: Mapping[str, str] = MappingProxyType({})
+
+    def __init__(self, model: TensorParallelTransformer, store: TensorParallelStore, threads: int):
+        """Create the executor; `threads` are rank 0's while it computes."""
+        self.model, self.store, self.threads = model, store, threads
+
+    def forward(self, plan: StepPlan) -> Tensor:
+        """Return logits as `Executor` does."""
+        rows = len(plan.spans) + plan.padding_rows if plan.padding_rows else None
+        batch = pack_batch(plan, self.store.page_size, self.model.device, rows)
+        with DeferInterrupts(), _threads(self.threads):
+            content = self.store.number, to_arrays(batch)
+            logits = self.model.ranks.lead(FORWARD, content, lambda: self._compute(batch))
+        self.model.count_experts(plan.num_tokens)
+        return logits
+
+    def memory_of_ranks(self) -> list[tuple[int, int]]:
+        """Return the bytes of each rank's weights and of its pages, as they lie in its process."""
+        found = self.model.ranks.lead(MEMORY, self.store.number, lambda: gather_memory(self.model, self.store))
+        return [(weights, pages) for weights, pages in found.tolist()]
+
+    def _compute(self, batch: TokenBatch) -> Tensor:
+        return compute(self.model, self.store, batch)
+
+
+def compute(model: TensorParallelTransformer, store: KVStore, batch: TokenBatch) -> Tensor:
+    """Compute a batch on this rank, and note what it was."""
+    model.ranks.record(batch_tensors(batch))
+    return model(batch, store)
+
+
+def gather_memory(model: TensorParallelTransformer, store: KVStore) -> Tensor:
+    """Return on rank 0 the bytes of weights and pages of each rank, [rank, 2]; storages are counted, not views."""
+    storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in model.parameters()}
+    return model.ranks.gather(torch.tensor([sum(storages.values()), store.bytes]))
+
+
+def batch_tensors(batch: TokenBatch) -> Iterator[Tensor]:
+    """Yield the tensors of a batch."""
+    for field in fields(batch):
+        value = getattr(batch, field.name)
+        yield from (each for each in (value if isinstance(value, tuple) else (value,)) if isinstance(each, Tensor))
+
+
+def to_arrays(batch: TokenBatch) -> dict[str, Any]:
+    """Return a batch's fields with arrays for tensors: they are pickled in a tenth of the time."""
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(convert, value))
+        return value.cpu().numpy() if isinstance(value, Tensor) else value
+
+    return {field.name: convert(getattr(batch, field.name)) for field in fields(batch)}
+
+
+def from_arrays(values: Mapping[str, Any], device: torch.device) -> TokenBatch:
+    """Return the batch of `to_arrays`, on `device`."""
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(convert, value))
+        return torch.from_numpy(value).to(device) if isinstance(value, np.ndarray) else value
+
+    return TokenBatch(**{name: convert(value) for name, value in values.items()})
+
+
+def tasks_of(
+    model: Callable[[], TensorParallelTransformer], open_store: Callable[..., KVStore]
+) -> dict[str, Callable[[Any], None]]:
+    """Return what a rank other than 0 does for each task but loading, which makes its `model`."""
+    stores: dict[int, KVStore] = {}
+
+    def open_cache(content: tuple[int, tuple[Any, ...], list[int]]) -> None:
+        number, layout, unused = content
+        for each in unused:
+            stores.pop(each, None)
+        stores[number] = open_store(*layout)
+
+    def forward(content: tuple[int, Mapping[str, Any]]) -> None:
+        number, values = content
+        compute(model(), stores[number], from_arrays(values, model().device))
+
+    return {
+        OPEN_CACHE: open_cache,
+        FORWARD: forward,
+        ZERO_PAGES: lambda content: stores[content[0]].zero_pages(*content[1:]),
+        MEMORY: lambda number: _discard(gather_memory(model(), stores[number])),
+        COPY_PAGES: lambda content: stores[content[0]].copy_pages(*content[1:]),
+    }
+
+
+def _discard(found: Tensor) -> None:
+    """Keep nothing: rank 0 has it."""
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

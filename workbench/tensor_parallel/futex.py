@@ -1,0 +1,79 @@
+"""Wait for a word in shared memory to change, without a core of one's own: Linux's futex."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import platform
+import sys
+import time
+
+SYSTEM_CALL = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
+WAIT, WAKE, ALL_WAITERS = 0, 1, 2**31 - 1
+WORD_STRIDE = 16  # words of four bytes: each lies in a cache line of its own
+SPINS = 300  # looks at a word before the system is asked, about 20 microseconds
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+def shared_memory_problem() -> str | None:
+    """Return why processes cannot wait for each other in shared memory here; None where they can.
+
+    Numbers are written before the word that announces them, and other processors than x86 may show them in another
+    order.
+    """
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return f"ranks exchange numbers in shared memory on Linux with x86-64, not {sys.platform} {platform.machine()}"
+    return None
+
+
+class Words:
+    """Counters at the beginning of a map that processes share. Each is written by one process only.
+
+    They count modulo 2**32: `reached` compares counts that are less than 2**31 apart.
+    """
+
+    def __init__(self, memory: mmap.mmap, count: int):
+        self._view = memoryview(memory).cast("I")
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        self._call = ctypes.CDLL(None, use_errno=True).syscall
+        self.count = count
+
+    @staticmethod
+    def bytes_of(count: int) -> int:
+        return count * WORD_STRIDE * 4
+
+    def __getitem__(self, word: int) -> int:
+        return self._view[word * WORD_STRIDE]
+
+    def publish(self, word: int, value: int) -> None:
+        """Set a word and wake the processes that wait for it."""
+        self._view[word * WORD_STRIDE] = value % 2**32
+        self._futex(word, WAKE, ALL_WAITERS, None)
+
+    def store(self, word: int, value: int) -> None:
+        """Set a word that no process waits for."""
+        self._view[word * WORD_STRIDE] = value % 2**32
+
+    def reached(self, word: int, value: int) -> bool:
+        return (self._view[word * WORD_STRIDE] - value) % 2**32 < 2**31
+
+    def spin(self, word: int, value: int) -> bool:
+        """Look at a word for some microseconds; return whether it has reached `value`."""
+        view, place = self._view, word * WORD_STRIDE
+        return any((view[place] - value) % 2**32 < 2**31 for _ in range(SPINS))
+
+    def sleep(self, word: int, value: int, seconds: float) -> None:
+        """Sleep until the word changes, or `seconds` have passed; return at once where it has reached `value`."""
+        seen = self[word]
+        if (seen - value) % 2**32 < 2**31:
+            return
+        if self._futex(word, WAIT, seen, _Timespec(int(seconds), int(seconds % 1 * 1e9))) < 0:
+            time.sleep(0)
+
+    def _futex(self, word: int, operation: int, value: int, timeout: _Timespec | None) -> int:
+        address = ctypes.c_void_p(self._address + word * WORD_STRIDE * 4)
+        until = None if timeout is None else ctypes.byref(timeout)
+        return self._call(SYSTEM_CALL, address, operation, ctypes.c_uint32(value), until, None, 0)

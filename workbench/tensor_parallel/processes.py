@@ -1,0 +1,251 @@
+"""Start ranks as processes, or join those that torchrun started; notice their end, and end them with rank 0.
+
+A rank runs `python -m MODULE`. It inherits the end of a pipe that rank 0 never writes to: when rank 0 ends, however it
+ends, the pipe closes, and the rank exits. Nothing that ranks share has a name: it is gone with the last of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import torch
+
+from workbench.errors import WorkbenchError
+from workbench.tensor_parallel.distributed import (
+    DistributedRanks,
+    distributed_problem,
+    open_store,
+    started_by_torchrun,
+)
+from workbench.tensor_parallel.futex import shared_memory_problem
+from workbench.tensor_parallel.ranks import STOP, NoPeers, RankFailed, Ranks, Transport
+from workbench.tensor_parallel.shared_memory import SharedMemoryRanks, create_memory, map_memory
+
+SETTINGS = "WORKBENCH_RANK"  # of the environment of a rank that rank 0 started
+LAST_WORDS = 500  # characters of what a rank printed before it ended
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+LOOK_FOR_PARENT_MS = 1000  # between looks at whether rank 0 still lives, where another process kept its pipe open
+DEFAULT_TIMEOUT = 60.0  # of a rank that torchrun started, until rank 0 has posted its settings
+
+
+class OtherRanks(Protocol):
+    """The ranks 1 to size - 1, as the process of rank 0 holds them."""
+
+    ranks: Ranks  # rank 0's place among them
+    threads: int  # with which each rank computes
+
+    def close(self) -> None:
+        """End them now."""
+
+
+def transport_problem(transport: Transport, size: int) -> str | None:
+    """Return why `size` ranks cannot exchange numbers so here; None where they can."""
+    if (shared := transport == "shared_memory") and (problem := shared_memory_problem()):
+        return f"{problem}; take transport: gloo"
+    if not started_by_torchrun():
+        return None if shared else distributed_problem(transport, size)
+    world = int(os.environ["WORLD_SIZE"])
+    if size != world:
+        return f"torchrun started {world} processes, and parallel.tensor is {size}: give both the same number"
+    if shared:
+        return "torchrun started these processes, which share no memory; take transport: gloo"
+    return distributed_problem(transport, int(os.environ.get("LOCAL_WORLD_SIZE", world)))
+
+
+def open_ranks(size: int, timeout: float, module: str, transport: Transport) -> OtherRanks:
+    """Start the other ranks, each running `module`, or join those that torchrun started.
+
+    Raises:
+        WorkbenchError: where processes cannot exchange numbers so.
+    """
+    if problem := transport_problem(transport, size):
+        raise WorkbenchError(f"parallel.tensor: {problem}")
+    if started_by_torchrun():
+        return TorchrunRanks(size, timeout)
+    return RankProcesses(size, timeout, module, transport)
+
+
+class RankProcesses:
+    """The processes of ranks 1 to `size` - 1, started by rank 0."""
+
+    def __init__(self, size: int, timeout: float, module: str, transport: Transport = "shared_memory"):
+        """Start the processes.
+
+        Args:
+            size: the number of ranks, rank 0 included.
+            timeout: seconds that ranks wait for each other within a task.
+            module: the module that each runs: it calls `join_ranks`.
+            transport: what carries numbers between ranks.
+        """
+        reading, writing = os.pipe()
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self._printed: list[IO[bytes]] = []
+        self._last: list[Callable[[], None]] = [lambda: os.close(writing)]
+        self._end = weakref.finalize(self, _end, self.processes, self._last)
+        self.threads = max(1, torch.get_num_threads() // size)
+        peers = ProcessPeers(self.processes, self._printed)
+        shared = {"size": size, "pipe": reading, "parent": os.getpid(), "timeout": timeout, "transport": transport}
+        try:
+            if transport == "shared_memory":
+                memory = create_memory(size)
+                try:
+                    self._start(shared | {"memory": memory}, module, {}, (memory, reading))
+                    self.ranks: Ranks = SharedMemoryRanks(map_memory(memory, size), 0, size, timeout, peers)
+                finally:
+                    os.close(memory)
+            else:
+                store = open_store(size)
+                self._start(shared, module, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}, (reading,))
+                with _on_loopback():
+                    self.ranks = ranks = DistributedRanks(0, size, timeout, peers, store)
+                self._last.append(ranks.close)
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            os.close(reading)
+
+    def _start(self, shared: dict[str, Any], module: str, found: dict[str, str], kept: tuple[int, ...]) -> None:
+        """Start a process a rank; `found` is what torchrun would set for all, `kept` the files that they inherit."""
+        root = str(Path(__file__).resolve().parents[2])
+        for rank in range(1, shared["size"]):
+            environment = (
+                os.environ
+                | found
+                | {
+                    SETTINGS: json.dumps(shared | {"rank": rank}),
+                    "RANK": str(rank),
+                    "WORLD_SIZE": str(shared["size"]),
+                    "OMP_NUM_THREADS": str(self.threads),
+                    "PYTHONPATH": os.pathsep.join([root, *(path for path in sys.path if path)]),
+                }
+            )
+            printed = tempfile.TemporaryFile()  # noqa: SIM115 (closed with this object)
+            self._printed.append(printed)
+            self.processes.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", module], env=environment, pass_fds=kept,
+                    stdin=subprocess.DEVNULL, stdout=printed, stderr=printed,
+                )
+            )  # fmt: skip
+
+    def close(self) -> None:
+        """End the processes now. Nothing of theirs outlives them."""
+        self._end()
+
+
+class TorchrunRanks:
+    """The processes beside this one that torchrun started, on this host or others; it looks after them."""
+
+    def __init__(self, size: int, timeout: float):
+        self.threads = torch.get_num_threads()  # torchrun has set it for each process
+        self.ranks: Ranks = (ranks := DistributedRanks(0, size, timeout, NoPeers()))
+        self._end = weakref.finalize(self, _stop, ranks)
+
+    def close(self) -> None:
+        """Let the other processes end."""
+        self._end()
+
+
+def _stop(ranks: DistributedRanks) -> None:
+    try:
+        ranks.lead(STOP, None, lambda: None)
+    except RankFailed:  # they have ended
+        pass
+    finally:
+        ranks.close()
+
+
+class ProcessPeers:
+    """The other ranks, as rank 0 sees them; the first that has ended ends the others."""
+
+    can_end = True
+
+    def __init__(self, processes: list[subprocess.Popen[bytes]], printed: list[IO[bytes]]):
+        self._processes, self._printed, self._failure = processes, printed, ""
+
+    def check(self) -> None:
+        if self._failure:  # of the first: the others were ended for it
+            raise RankFailed(self._failure)
+        for rank, process in enumerate(self._processes, 1):
+            if (status := process.poll()) is None:
+                continue
+            _kill(self._processes)
+            how = f"signal {-status}" if status < 0 else f"exit status {status}"
+            said = self._last_words(rank)
+            died = f"parallel.tensor: rank {rank} ended ({how}{said}), and so were the others; load the model again"
+            self._failure = died
+            raise RankFailed(died)
+
+    def end(self) -> None:
+        _kill(self._processes)
+
+    def _last_words(self, rank: int) -> str:
+        stream = self._printed[rank - 1]
+        stream.seek(0)
+        words = " ".join(stream.read().decode(errors="replace").split())
+        return f": {words[-LAST_WORDS:]}" if words else ""
+
+
+def _kill(processes: list[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+    for process in processes:
+        process.wait()
+
+
+def _end(processes: list[subprocess.Popen[bytes]], last: list[Callable[[], None]]) -> None:
+    _kill(processes)
+    for close in reversed(last):
+        close()
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Let gloo connect through the loopback while ranks of this host meet, unless the environment says otherwise."""
+    if "GLOO_SOCKET_IFNAME" in os.environ:
+        yield
+        return
+    os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
+    try:
+        yield
+    finally:
+        del os.environ["GLOO_SOCKET_IFNAME"]
+
+
+def join_ranks() -> Ranks:
+    """Take this process's place among the ranks, as the environment says: that of a rank which rank 0 started, or
+    torchrun's."""
+    if SETTINGS not in os.environ:
+        return DistributedRanks(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), DEFAULT_TIMEOUT, NoPeers())
+    found = json.loads(os.environ.pop(SETTINGS))
+    threading.Thread(target=_exit_with, args=(found["pipe"], found["parent"]), daemon=True).start()
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    place = found["rank"], found["size"], found["timeout"], NoPeers()
+    if found["transport"] == "shared_memory":
+        mapped = map_memory(found["memory"], found["size"])
+        os.close(found["memory"])
+        return SharedMemoryRanks(mapped, *place)
+    with _on_loopback():
+        return DistributedRanks(*place)
+
+
+def _exit_with(pipe: int, parent: int) -> None:
+    """Exit when the other end of a pipe closes, or the process that started this one has ended."""
+    closing = select.poll()
+    closing.register(pipe, select.POLLHUP)
+    while not closing.poll(LOOK_FOR_PARENT_MS) and os.getppid() == parent:
+        pass
+    os._exit(0)

@@ -1,0 +1,119 @@
+"""One rank's share of a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+from compiled_kernels import Backend
+from compiled_kernels.attention import Score
+from workbench.kv_cache.format import CacheFormat, KVCacheSpec
+from workbench.model.attention_spec import AnyAttentionSpec, AttentionSpec
+from workbench.model.custom import build_score
+from workbench.model.layers import Attention, HeadRMSNorm
+from workbench.model.memory import cache_shapes
+from workbench.model.quantized import WeightFormat
+from workbench.model.spec import ModelSpec
+from workbench.model.transformer import Transformer
+from workbench.tensor_parallel.cut import Stretch, spec_of_rank
+from workbench.tensor_parallel.ranks import Ranks
+
+
+@dataclass(frozen=True)
+class ScoreOfHeads:
+    """A score function of all heads, for a rank whose first head is number `first`."""
+
+    score: Score
+    first: int
+
+    def __call__(self, score: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return self.score(score, head + self.first, query, key)
+
+
+class NormOverRanks(nn.Module):
+    """RMSNorm of all queries or keys of a token, of which this rank has some heads [token, head, head_dim] and their
+    weights: the sum of squares is that of all ranks, in float32 at least. `copies` ranks hold each head."""
+
+    def __init__(self, own: HeadRMSNorm, ranks: Ranks, copies: int):
+        super().__init__()
+        self.own, self.ranks, self.copies = own, ranks, copies
+
+    def forward(self, heads: Tensor) -> Tensor:
+        rows = rearrange(heads, "token head dim -> token (head dim)")
+        exact = rows.to(torch.promote_types(rows.dtype, torch.float32))
+        total = self.ranks.all_reduce(exact.square().sum(-1, keepdim=True) / self.copies)
+        mean = total * self.copies / (rows.shape[1] * self.ranks.size)
+        normed = exact * torch.rsqrt(mean + self.own.eps) * self.own.multiplier.to(exact.dtype)
+        return rearrange(normed.to(rows.dtype), "token (head dim) -> token head dim", head=heads.shape[1])
+
+
+class TensorParallelTransformer(Transformer):
+    """The share of one rank: its modules have the sizes of `rank_spec`, `spec` is the whole model's.
+
+    What it takes and returns is as in a whole model, but for the logits, which rank 0 has alone. It computes together
+    with the other ranks, within a task of `Ranks`.
+    """
+
+    ranks: Ranks
+    rank_spec: ModelSpec
+
+    @classmethod
+    def of_rank(
+        cls, spec: ModelSpec, state: dict[str, Tensor], backend: Backend, format: WeightFormat, ranks: Ranks
+    ) -> TensorParallelTransformer:
+        """Build the share of the model `spec` whose parameters, cut (see `cut_state`), are `state`."""
+        model = cls.from_state(spec_of_rank(spec, ranks.rank, ranks.size), state, backend, format, ranks.all_reduce)
+        model.ranks, model.rank_spec, model.spec = ranks, model.spec, spec
+        for block, layer in zip(model.blocks, spec.layers, strict=True):
+            _see_all_heads(cast(Attention, block.attention), layer.attention, ranks)
+        return model
+
+    def cache_shapes(self, format: CacheFormat | None = None) -> tuple[KVCacheSpec, ...]:
+        """Return the cache shape of each layer of this rank."""
+        return cache_shapes(self.rank_spec, format)
+
+    def lookup(self, ids: Tensor) -> Tensor:
+        """Look up token ids [token]: each rank those of its own part of the vocabulary."""
+        first, end = self._vocabulary
+        mine = (ids >= first) & (ids < end)
+        rows = super().lookup(torch.where(mine, ids - first, 0))
+        return self.ranks.all_reduce(rows * mine[:, None].to(rows.dtype))
+
+    def compute_logits(self, x: Tensor) -> Tensor:
+        """Compute logits [sample, hidden] -> [sample, vocab], float32 (float64 stays); of ranks but 0 their own part
+        of the vocabulary alone."""
+        self.ranks.record([x])  # all ranks have the same bits, or rank 0 says so
+        own = super().compute_logits(x)
+        size, ranks = self.spec.vocab_size, self.ranks.size
+        widest = -(-size // ranks)
+        parts = self.ranks.gather(F.pad(own, (0, widest - own.shape[1])))
+        if self.ranks.rank:
+            return own
+        bounds = [Stretch(size, ranks).bounds(rank, ranks) for rank in range(ranks)]
+        return torch.cat([part[:, : end - first] for part, (first, end) in zip(parts, bounds, strict=True)], dim=1)
+
+    @property
+    def bytes_per_weight(self) -> tuple[float, float]:
+        """Return the bytes of a value of a matrix, scales included: in the blocks, and in the head."""
+        blocks, head = super().bytes_per_weight
+        first, end = self._vocabulary
+        return blocks, head * self.spec.vocab_size / (end - first)
+
+    @property
+    def _vocabulary(self) -> tuple[int, int]:
+        return Stretch(self.spec.vocab_size, self.ranks.size).bounds(self.ranks.rank, self.ranks.size)
+
+
+def _see_all_heads(part: Attention, whole: AnyAttentionSpec, ranks: Ranks) -> None:
+    """Let a rank's attention know what depends on all heads: the number of each, and norms over all of them."""
+    if (score := build_score(whole)) is not None:
+        part.score = ScoreOfHeads(score, ranks.rank * (whole.num_heads // ranks.size))
+    if isinstance(whole, AttentionSpec) and whole.qk_norm is not None and whole.qk_norm.over == "projection":
+        for name, heads in (("query_norm", whole.num_heads), ("key_norm", whole.num_kv_heads)):
+            if isinstance(own := getattr(part, name), HeadRMSNorm):
+                setattr(part, name, NormOverRanks(own, ranks, max(1, ranks.size // heads)))
