@@ -20,7 +20,7 @@ from workbench.trace.events import (
     Verified,
 )
 
-STEP_FIELDS = tuple(f.name for f in fields(Stepped) if f.name not in ("request_id", "text", "sample", "replica"))
+STEP_FIELDS = tuple(f.name for f in fields(Stepped) if f.name not in ("request_id", "text", "sample"))
 
 
 class RowNumbers:
