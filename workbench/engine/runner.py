@@ -105,7 +105,8 @@ class Runner(Displayable):
         threads = StepThreads(lambda *change: self._thread_changes.append(change))
         if isinstance(self.store, TensorParallelStore) and loaded.processes is not None:
             shared = cast(TensorParallelTransformer, self.model)
-            fast: Executor = TensorParallelExecutor(shared, self.store, loaded.processes.threads)
+            given = loaded.processes.threads, self.backends, config.batch_invariant
+            fast: Executor = TensorParallelExecutor(shared, self.store, *given)
         else:
             how = config.compile, config.batch_invariant, self._on_fallback, threads
             fast = build_executor(self.model, self.store, self.backends, *how)

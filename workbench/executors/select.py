@@ -41,6 +41,11 @@ class Backends:
         """Return the model's own backend for everything."""
         return cls.uniform(model.backend, "the model's", Requirements.from_model(model, store))
 
+    @property
+    def has_step(self) -> bool:
+        """Return whether `decode` computes a step as compiled functions of rows."""
+        return self.decode is Backend.MLIR and not self.decodes_by_blocks
+
     def fall_back_to_eager(self, why: str) -> Backends:
         """Return the same with eager blocks and attention, after blocks failed."""
         return replace(

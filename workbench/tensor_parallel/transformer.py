@@ -88,8 +88,13 @@ class TensorParallelTransformer(Transformer):
         """Compute logits [sample, hidden] -> [sample, vocab], float32 (float64 stays); of ranks but 0 their own part
         of the vocabulary alone."""
         self.ranks.record([x])  # all ranks have the same bits, or rank 0 says so
-        own = super().compute_logits(x)
+        return self.gather_logits(super().compute_logits(x))
+
+    def gather_logits(self, own: Tensor) -> Tensor:
+        """Return on rank 0 the logits [sample, vocab] of all ranks, each with its `own` part; on others that part."""
         size, ranks = self.spec.vocab_size, self.ranks.size
+        if not len(own):  # part of a prefill
+            return own.new_empty((0, size))
         widest = -(-size // ranks)
         parts = self.ranks.gather(F.pad(own, (0, widest - own.shape[1])))
         if self.ranks.rank:
