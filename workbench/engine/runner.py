@@ -9,6 +9,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -361,6 +362,8 @@ class Runner(Displayable):
     def _forward(self, plan: StepPlan, interrupts: DeferInterrupts) -> tuple[StepPlan, torch.Tensor]:
         """Compute the logits of `plan`, [sample, vocab]; return them with the part of it that is still wanted."""
         self.tracker.start_masks(plan)
+        if isinstance(self.store, TensorParallelStore):  # others have all logits at hand
+            plan = replace(plan, only_largest=self.tracker.needs_only_largest(plan))
         try:
             with interrupts.allow():
                 logits = self.executor.forward(plan)

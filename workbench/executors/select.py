@@ -96,7 +96,12 @@ def _select_auto(requirements: Requirements) -> Backends:
             refused.setdefault(backend, problem)
         return Backend.EAGER
 
-    blocks = first("blocks", *([Backend.TRITON] if requirements.device == "cuda" else []), Backend.INDUCTOR)
+    quickest = [Backend.TRITON] if requirements.device == "cuda" else []
+    if requirements.ranks == 1:
+        quickest.append(Backend.INDUCTOR)
+    elif requirements.device == "cpu":  # Inductor compiles on each rank, and is taken where it is asked for
+        quickest.append(Backend.MLIR)
+    blocks = first("blocks", *quickest)
     quick = (Backend.MLIR, blocks) if requirements.device == "cpu" else (blocks,)
     attention, decode = first("attention", *quick), first("step", *quick)
     reason = "; ".join(f"{backend} {problem}" for backend, problem in refused.items())

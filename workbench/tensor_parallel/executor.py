@@ -1,7 +1,7 @@
 """Compute steps and move pages on all ranks: rank 0 posts, and computes its own share.
 
-A batch is computed by `blocks`, the modules as written on the operators of their backend, or as `rows` of compiled
-functions (see rows.py).
+A batch is computed by `blocks`, the modules as written on the operators of their backend or compiled by Inductor (see
+graphs.py), or as `rows` of compiled functions (see rows.py).
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from compiled_kernels import Backend
 from workbench.batch import TokenBatch
 from workbench.executors.base import MAX_TOKEN_PARALLEL_TOKENS
-from workbench.executors.packing import pack_batch
+from workbench.executors.packing import bucket_for, pack_batch
 from workbench.executors.select import Backends
 from workbench.interrupts import DeferInterrupts
 from workbench.kv_cache.format import KVCacheSpec
 from workbench.kv_cache.store import KVStore
 from workbench.scheduler.plan import StepPlan
+from workbench.tensor_parallel.graphs import RankGraphs
 from workbench.tensor_parallel.ranks import RankFailed, Ranks
 from workbench.tensor_parallel.rows import RankRows
 from workbench.tensor_parallel.transformer import TensorParallelTransformer
@@ -108,8 +110,13 @@ class TensorParallelExecutor:
         with DeferInterrupts(), _threads(self.threads):
             if plan.num_tokens <= self.most_rows:
                 return self._by_rows(plan)
-            rows = len(plan.spans) + plan.padding_rows if plan.padding_rows else None
-            logits = self._lead(pack_batch(plan, self.store.page_size, self.model.device, rows), BLOCKS)
+            if self.model.backend is Backend.INDUCTOR:
+                plan = plan.as_decode_rows()
+            count = len(plan.spans) + plan.padding_rows
+            compiled = self.model.backend is Backend.INDUCTOR and plan.decode_only
+            rows = bucket_for(count) if compiled else count if plan.padding_rows else None
+            batch = pack_batch(plan, self.store.page_size, self.model.device, rows)
+            logits = self._lead(batch, BLOCKS, plan.only_largest)
         self.model.count_experts(plan.num_tokens)
         return logits
 
@@ -118,14 +125,14 @@ class TensorParallelExecutor:
         found: list[list[Tensor]] = [[] for _ in plan.spans]
         for places, spans in self.share.rows.calls(plan):
             batch = pack_batch(replace(plan, spans=spans), self.store.page_size, self.model.device)
-            logits = self._lead(batch, ROWS).split([span.num_logits for span in spans])
+            logits = self._lead(batch, ROWS, plan.only_largest).split([span.num_logits for span in spans])
             for place, mine in zip(places, logits, strict=True):
                 found[place].append(mine)
         return torch.cat([rows for span in found for rows in span])
 
-    def _lead(self, batch: TokenBatch, how: str) -> Tensor:
-        content = self.store.number, to_arrays(batch), how
-        return self.model.ranks.lead(FORWARD, content, lambda: self.share.compute(batch, how))
+    def _lead(self, batch: TokenBatch, how: str, only_largest: bool) -> Tensor:
+        content = self.store.number, to_arrays(batch), how, only_largest
+        return self.model.ranks.lead(FORWARD, content, lambda: self.share.compute(batch, how, only_largest))
 
     def memory_of_ranks(self) -> list[tuple[int, int]]:
         """Return the bytes of each rank's weights and of its pages, as they lie in its process."""
@@ -134,15 +141,22 @@ class TensorParallelExecutor:
 
 
 class Share:
-    """What a rank computes of a step: its share of a model, over its pages."""
+    """A rank's share of a model, over its pages."""
 
     def __init__(self, model: TensorParallelTransformer, store: KVStore):
         self.model, self.store = model, store
 
-    def compute(self, batch: TokenBatch, how: str) -> Tensor:
+    def compute(self, batch: TokenBatch, how: str, only_largest: bool) -> Tensor:
         """Compute a batch on this rank, and note what it was."""
         self.model.ranks.record(batch_tensors(batch))
-        return self.rows.compute(batch) if how == ROWS else self.model(batch, self.store)
+        self.model.only_largest = only_largest
+        if how == ROWS:
+            return self.rows.compute(batch)
+        return self.graphs.compute(batch) if self.model.backend is Backend.INDUCTOR else self.model(batch, self.store)
+
+    @cached_property
+    def graphs(self) -> RankGraphs:
+        return RankGraphs(self.model, self.store)
 
     @cached_property
     def rows(self) -> RankRows:
@@ -150,11 +164,16 @@ class Share:
 
     @property
     def compiles(self) -> int:
-        return self.rows.compiles if "rows" in vars(self) else 0
+        return sum(each.compiles for each in self._compiled)
 
     @property
     def artifacts(self) -> Mapping[str, str]:
-        return self.rows.artifacts if "rows" in vars(self) else {}
+        return {name: digest for each in self._compiled for name, digest in each.artifacts.items()}
+
+    @property
+    def _compiled(self) -> list[RankRows | RankGraphs]:
+        """Return those that have been used."""
+        return [each for name in ("rows", "graphs") if (each := vars(self).get(name)) is not None]
 
 
 def gather_memory(model: TensorParallelTransformer, store: KVStore) -> Tensor:
@@ -206,11 +225,11 @@ def tasks_of(
             shares.pop(each, None)
         stores[number] = open_store(*layout)
 
-    def forward(content: tuple[int, Mapping[str, Any], str]) -> None:
-        number, values, how = content
+    def forward(content: tuple[int, Mapping[str, Any], str, bool]) -> None:
+        number, values, *how = content
         if number not in shares:
             shares[number] = Share(model(), stores[number])
-        shares[number].compute(from_arrays(values, model().device), how)
+        shares[number].compute(from_arrays(values, model().device), *how)
 
     return {
         OPEN_CACHE: open_cache,
