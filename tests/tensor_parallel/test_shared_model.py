@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +74,7 @@ class Recorded:
         self.rows: dict[tuple[int, ...], Tensor] = {}
 
     def forward(self, plan: StepPlan) -> Tensor:
-        logits = self.executor.forward(replace(plan, only_largest=False))
+        logits = self.executor.forward(plan)
         sampled = [span for span in plan.spans if span.needs_sample]
         for span, row in zip(sampled, logits, strict=True):
             self.rows[tuple(span.sequence.token_ids[: span.end])] = row.clone()

@@ -362,7 +362,7 @@ class Runner(Displayable):
     def _forward(self, plan: StepPlan, interrupts: DeferInterrupts) -> tuple[StepPlan, torch.Tensor]:
         """Compute the logits of `plan`, [sample, vocab]; return them with the part of it that is still wanted."""
         self.tracker.start_masks(plan)
-        if isinstance(self.store, TensorParallelStore):  # others have all logits at hand
+        if isinstance(self.executor, TensorParallelExecutor):  # others have all logits at hand, or show them
             plan = replace(plan, only_largest=self.tracker.needs_only_largest(plan))
         try:
             with interrupts.allow():

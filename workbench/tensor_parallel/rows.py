@@ -21,6 +21,7 @@ from compiled_kernels.decode_step.shape import Half
 from compiled_kernels.decode_step.text import step_inputs
 from workbench.batch import TokenBatch
 from workbench.executors.mlir import step_tensors
+from workbench.executors.packing import DECODE_BUCKETS
 from workbench.executors.token_parallel import TokenParallelExecutor
 from workbench.kv_cache.store import KVStore
 from workbench.tensor_parallel.ranks import Ranks
@@ -63,9 +64,10 @@ class RankRows(TokenParallelExecutor):
     """Compute batches on this rank. Rank 0 cuts plans into them (`calls`), and posts each to the others."""
 
     model: TensorParallelTransformer
+    SIZES = DECODE_BUCKETS
 
     def __init__(self, model: TensorParallelTransformer, store: KVStore):
-        super().__init__(model, store)
+        super().__init__(model, store, self.SIZES)
 
     @torch.inference_mode()
     def compute(self, batch: TokenBatch) -> Tensor:
