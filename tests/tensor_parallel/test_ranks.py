@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.patience import until
+from tests.patience import limit, until
 from tests.tensor_parallel.in_threads import serving
 from workbench.errors import WorkbenchError
 from workbench.model.memory import cache_shapes
@@ -96,7 +96,8 @@ def test_a_rank_that_does_not_answer_is_given_up_in_time() -> None:
     def tasks(ranks: Ranks) -> dict[str, Any]:
         return {"hang": lambda content: until(lambda: not waits)}
 
-    with pytest.raises(RankFailed, match=r"rank 1 did not answer for 0.2 s"), serving(tasks, 2, timeout=0.2) as first:
+    said, timeout = f"rank 1 did not answer for {limit(0.02):g} s", limit(0.02)
+    with pytest.raises(RankFailed, match=said), serving(tasks, 2, timeout=timeout) as first:
         try:
             first.lead("hang", None, lambda: first.all_reduce(torch.ones(2)))
         finally:
