@@ -16,7 +16,7 @@ KEPT_LATENCIES = 10_000
 class FleetAccount(Displayable):
     """The account of one variant.
 
-    Tokens are those of samples that ended. A token that was generated counts once, also where its sample moved. A replica
+    Tokens are those of samples that ended. One that was generated counts once, also where its sample moved. A replica
     that was killed may have computed more than it reported: that is in no account, and no client had it.
     """
 
