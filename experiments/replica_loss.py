@@ -154,7 +154,8 @@ def story(trace: dict[str, Any]) -> list[str]:
             if place + 1 == len(moments) or moments[place + 1][2] != "token":
                 lines.append(f"{time:8.3f} s  replica {replica}: tokens up to number {count}")
             continue
-        lines.append(f"{time:8.3f} s  replica {replica}: {action}: {reason}")
+        words = reason if reason.startswith(action) else f"{action}: {reason}"
+        lines.append(f"{time:8.3f} s  replica {replica}: {words}")
         lines += [
             f"{'':12}replica {each['replica']}: {each['samples']} samples, {each['pending_prompt_tokens']} tokens "
             f"pending, {each['cached_tokens']} cached" for each in options
