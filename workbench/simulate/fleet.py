@@ -109,6 +109,7 @@ class Fleet:
         self.jobs: list[SimulatedRequest] = []
         self.now = 0
         self.finished = self.failed = 0
+        self.handed_over = self.sent_bytes = 0  # sequences and bytes that were sent from one pool to the other
         self.stranded: list[
             tuple[SimulatedRequest, Callable[[SimulatedRequest], None]]
         ] = []  # no instance is up for them; the call that retries
@@ -236,10 +237,12 @@ class Fleet:
         if not up:
             return
         instance = self._chosen(1, job, up)
-        sent = (job.num_tokens - 1) * self.pools[0].spec.kv_bytes_per_token / self.transfer.bytes_per_second
+        size = round((job.num_tokens - 1) * self.pools[0].spec.kv_bytes_per_token)
+        self.handed_over += 1
+        self.sent_bytes += size
         self.on_the_way[job.number] = job
-        what = (job, instance, instance.incarnation)
-        self._push(self.now + _ticks(sent + self.transfer.latency), HANDOVER, job.number, what)
+        seconds = size / self.transfer.bytes_per_second + self.transfer.latency
+        self._push(self.now + _ticks(seconds), HANDOVER, job.number, (job, instance, instance.incarnation))
 
     def _handed_over(self, job: SimulatedRequest, instance: Instance, incarnation: int) -> None:
         del self.on_the_way[job.number]
