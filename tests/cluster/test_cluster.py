@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.cluster.threads import CONFIG, Threads, demo
-from tests.patience import limit
+from tests.patience import limit, until
 from workbench.cluster.cluster import Cluster
 from workbench.engine.runner import Runner, generate
 from workbench.errors import WorkbenchError
@@ -29,13 +28,6 @@ def launcher() -> Threads:
 def cluster(launcher: Threads) -> Iterator[Cluster]:
     with Cluster(CONFIG, 2, launcher=launcher) as made:
         yield made
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + limit(60)
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to pass"
-        time.sleep(0.005)
 
 
 def alone(text: str) -> Finished:
@@ -61,13 +53,13 @@ def test_closing_a_stream_cancels_and_frees_its_pages(cluster: Cluster) -> None:
         if isinstance(event, Decoded):
             break
     stream.close()  # type: ignore[attr-defined] (of a process)
-    wait_for(lambda: cluster.accounts[""].ended["cancelled"] == 1)
+    until(lambda: cluster.accounts[""].ended["cancelled"] == 1)
     assert cluster.pages.used == 0 and cluster.num_requests() == (0, 0)
 
 
 def test_a_lost_replica_is_replaced_and_its_requests_go_on(cluster: Cluster, launcher: Threads) -> None:
     handles = [cluster.submit("def fib(n):", **ASKED) for _ in range(4)]
-    wait_for(lambda: all(any(isinstance(each, Decoded) for each in handle.events) for handle in handles))
+    until(lambda: all(any(isinstance(each, Decoded) for each in handle.events) for handle in handles))
     victim = launcher.started[0]
     victim.die("the power failed")
     assert all(handle.wait(limit(60)) for handle in handles)
@@ -78,7 +70,7 @@ def test_a_lost_replica_is_replaced_and_its_requests_go_on(cluster: Cluster, lau
         assert [each.index for each in handle.events if isinstance(each, Decoded)] == list(range(len(wanted)))
     moved = {each.reason for handle in handles for each in handle.events if isinstance(each, Moved)}
     assert moved <= {"the power failed"}
-    wait_for(lambda: len(cluster.replicas) == 2 and 3 in cluster.replicas)
+    until(lambda: len(cluster.replicas) == 2 and 3 in cluster.replicas)
     assert victim.number not in cluster.replicas
     assert cluster.accounts[""].ended == {"length": 4} and cluster.pages.used == 0
 
@@ -89,7 +81,7 @@ def test_scaling_under_load_loses_nothing(cluster: Cluster, launcher: Threads) -
     assert len(cluster.replicas) == 3
     cluster.scale(1)
     assert all(handle.wait(limit(60)) for handle in handles)
-    wait_for(lambda: len(cluster.replicas) == 1)
+    until(lambda: len(cluster.replicas) == 1)
     assert {each.number: each.is_stopped for each in launcher.started} == {1: False, 2: True, 3: True}
     assert cluster.accounts[""].ended == {"length": 6}
     with pytest.raises(WorkbenchError, match="needs at least 1"):
@@ -114,7 +106,7 @@ def test_a_share_of_the_requests_goes_to_another_config(cluster: Cluster) -> Non
     assert sum(counts.values()) == 24 and min(counts.values()) > 0
     assert counts["three at once"] == 2 * sum(numbers == {second} for numbers in served.values())
     cluster.deploy(changed, share=1, name="all")
-    wait_for(lambda: len(cluster.replicas) == 1)
+    until(lambda: len(cluster.replicas) == 1)
     assert list(cluster.front.shares) == ["all"]
     (end,) = (event for event in cluster.stream([requests[0]]) if isinstance(event, Finished))
     assert end.replica in cluster.replicas and end.reason in ("stop", "length")

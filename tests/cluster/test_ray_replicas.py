@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.test_cluster import ASKED, alone, wait_for
+from tests.cluster.test_cluster import ASKED, alone
 from tests.cluster.threads import CONFIG
-from tests.patience import limit
+from tests.patience import limit, until
 from workbench.cluster.cluster import Cluster
 from workbench.serve.server import serve
 from workbench.trace.events import Decoded, Finished, Moved
@@ -31,7 +31,7 @@ def cluster() -> Iterator[Cluster]:
     yield made
     processes += [each.process_id for each in made.replicas.values()]  # type: ignore[attr-defined] (of a process)
     made.close()
-    wait_for(lambda: not any(map(is_alive, processes)))
+    until(lambda: not any(map(is_alive, processes)))
 
 
 def is_alive(process: int) -> bool:
@@ -46,7 +46,7 @@ def test_a_killed_replica_costs_no_token(cluster: Cluster) -> None:
     heard: list[Any] = []
     leave = cluster.listen(heard.append)
     handles = [cluster.submit("def fib(n):", **ASKED) for _ in range(4)]
-    wait_for(lambda: all(sum(isinstance(each, Decoded) for each in handle.events) > 2 for handle in handles))
+    until(lambda: all(sum(isinstance(each, Decoded) for each in handle.events) > 2 for handle in handles))
     number, victim = next(iter(cluster.replicas.items()))
     os.kill(victim.process_id, signal.SIGKILL)  # type: ignore[attr-defined] (of a process)
     assert all(handle.wait(limit(120)) for handle in handles)
@@ -59,7 +59,7 @@ def test_a_killed_replica_costs_no_token(cluster: Cluster) -> None:
         assert "".join(each.text for each in tokens) + end.text == wanted.output_text
     moves = [each for each in heard if isinstance(each, Moved)]
     assert len(moves) == cluster.accounts[""].moves and all(each.source == number for each in moves)
-    wait_for(lambda: len(cluster.replicas) == 2)  # a new one in its place
+    until(lambda: len(cluster.replicas) == 2)  # a new one in its place
     assert number not in cluster.replicas and cluster.pages.used == 0
     leave()
 
@@ -88,17 +88,15 @@ def test_a_replica_can_be_asked(cluster: Cluster) -> None:
 
 
 ALONE = """
-import time
+import sys
 from tests.cluster.threads import CONFIG
 from workbench.cluster.cluster import Cluster
 
 if __name__ == "__main__":
     cluster = Cluster(CONFIG, 1, cpus=1)
-    handle = cluster.submit("def fib(n):", max_tokens=200, ignore_eos=True)
-    while not handle.events:
-        time.sleep(0.01)
+    next(cluster.stream("def fib(n):", max_tokens=200, ignore_eos=True))
     print("serving", flush=True)
-    time.sleep(600)
+    sys.stdin.read()
 """
 
 
@@ -117,7 +115,9 @@ def descendants(process: int) -> set[int]:
 
 
 def test_no_process_outlives_its_front() -> None:
-    front = subprocess.Popen([sys.executable, "-c", ALONE], stdout=subprocess.PIPE, text=True)
+    front = subprocess.Popen(
+        [sys.executable, "-c", ALONE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert front.stdout is not None
     try:
         assert any(line == "serving\n" for line in front.stdout)
@@ -125,7 +125,7 @@ def test_no_process_outlives_its_front() -> None:
         assert len(processes) > 2  # Ray's own, and the replica
         front.kill()
         front.wait(limit(60))
-        wait_for(lambda: not any(map(is_alive, processes)))
+        until(lambda: not any(map(is_alive, processes)))
     finally:
         front.kill()
         front.wait()

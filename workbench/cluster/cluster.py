@@ -184,7 +184,9 @@ class Cluster(Displayable):
 
         `is_single`: the sink is given the error of a request that is refused.
         """
-        made = list(requests)
+        context, overflow = self.model.spec.max_position_embeddings, self.config.schedule.overflow
+        begin = self.tokenizer.bos_token_ids if self.tokenizer is not None else ()
+        made = [intake.truncate_prompt(each, context, overflow, begin) for each in requests]  # as a runner does
         submissions: list[Any] = []
         self._put(lambda: submissions.append(self.front.submit(sink, made, is_single)))
         return lambda: self._put(lambda: [self.front.cancel(each) for each in submissions])

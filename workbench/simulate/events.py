@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from workbench.model.cost import StepCostModel
 from workbench.simulate.instance import Instance, PlannedSteps
 from workbench.simulate.job import SimulatedRequest
+from workbench.simulate.routers import AnyRouter, routing_options
 from workbench.simulate.step_times import TICKS_PER_SECOND
-from workbench.trace.events import Decoded, Event, Finished, Preempted, Prefilled, Scheduled, Stepped, Submitted
+from workbench.trace.events import Decoded, Event, Finished, Preempted, Prefilled, Routed, Scheduled, Stepped, Submitted
 
 UNKNOWN = -1  # the id of every token: no model samples one
 
@@ -28,6 +29,14 @@ class FleetEventAdapter:
                 priority=came.priority,
             )
         )  # fmt: skip
+
+    def on_routed(
+        self, job: SimulatedRequest, time: int, chosen: Instance, up: Sequence[Instance], router: AnyRouter
+    ) -> None:
+        """Emit a router's choice. Replicas are counted from 1, as those of a real fleet."""
+        options = routing_options(up, job, first=1)
+        reason = router.reason(job, chosen, up)
+        self._note(Routed(time / TICKS_PER_SECOND, job.name, replica=chosen.number + 1, reason=reason, options=options))
 
     def on_steps(self, instance: Instance, move: PlannedSteps) -> None:
         step, plan = instance.counters.steps - move.steps, move.plan

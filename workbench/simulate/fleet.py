@@ -62,6 +62,10 @@ class FleetListener(Protocol):
 
     def on_arrival(self, job: SimulatedRequest) -> None: ...
 
+    def on_routed(
+        self, job: SimulatedRequest, time: int, chosen: Instance, up: Sequence[Instance], router: AnyRouter
+    ) -> None: ...
+
     def on_steps(self, instance: Instance, move: PlannedSteps) -> None: ...
 
     def on_finish(self, job: SimulatedRequest) -> None: ...
@@ -213,8 +217,11 @@ class Fleet:
             self._push(moving.end, STEP, instance.number, moving)
 
     def _chosen(self, pool: int, job: SimulatedRequest, up: list[Instance]) -> Instance:
-        view = self.pools[pool].router.choose(job, up)
-        return self.instances[view.number]
+        router = self.pools[pool].router
+        chosen = self.instances[router.choose(job, up).number]
+        if self._listener is not None and len(self.instances) > 1:
+            self._listener.on_routed(job, self.now, chosen, up, router)
+        return chosen
 
     def _start(self, instance: Instance) -> None:
         for job in instance.start(self.now):

@@ -13,7 +13,18 @@ from typing import Any
 
 from workbench.trace.agent_events import AgentEvent
 from workbench.trace.agent_tracks import AgentTrack, AgentTracks
-from workbench.trace.events import Decoded, Event, Finished, Moved, Preempted, Prefilled, Scheduled, Stepped
+from workbench.trace.events import (
+    Decoded,
+    Event,
+    Finished,
+    Moved,
+    Preempted,
+    Prefilled,
+    Routed,
+    RoutingOption,
+    Scheduled,
+    Stepped,
+)
 from workbench.trace.recorder import RowNumbers, empty_row, update_row
 from workbench.trace.slices import Moment, Slice, Track
 
@@ -111,11 +122,23 @@ class Tracks:
             case Scheduled():
                 details = {"step": event.step, "reason": event.reason}
                 track.moments.append(Moment(event.action, event.time, details))
+            case Routed():
+                details = {"replica": event.replica, "reason": event.reason}
+                details |= {f"replica {each.replica}": option_words(each) for each in event.options}
+                track.moments.append(Moment("routed", event.time, details))
             case Moved():
                 names = ("source", "replica", "generated_tokens", "reason")
                 track.moments.append(Moment("moved", event.time, {name: getattr(event, name) for name in names}))
             case Finished():
                 track.phases = _phases(track.row, event.time)
+
+
+def option_words(option: RoutingOption) -> str:
+    """Return the numbers of a replica that a router considered, in words."""
+    return (
+        f"{option.samples} samples, {option.pending_prompt_tokens} tokens pending, "
+        f"{option.cached_tokens} of the prompt cached"
+    )
 
 
 def _preempted_slice(event: Preempted, end: float) -> Slice:

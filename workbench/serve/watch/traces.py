@@ -19,6 +19,7 @@ from workbench.trace.events import (
     Moved,
     Preempted,
     Prefilled,
+    Routed,
     Scheduled,
     Stepped,
     Submitted,
@@ -111,16 +112,26 @@ class CallTrace:
             "text_withheld": not has_text,
             "choices": self._choices(has_text, is_admin),
             "decisions": [
-                {"time": each.time - self.began, "step": getattr(each, "step", 0),
-                 "action": getattr(each, "action", each.kind), "reason": each.reason, "request": each.request_id}
-                | ({"replica": each.replica} if each.replica else {})
-                for each in self.events if isinstance(each, Scheduled | Preempted | Moved)
+                self._decision(each) for each in self.events if isinstance(each, Scheduled | Preempted | Routed | Moved)
             ],
             "steps": [self._step(each) for each in self.of_kind(Stepped)],
             "dropped_events": self.dropped,
             "outcome": _outcome(self.outcome),
             "failure": self.failure if is_admin else "",
         }  # fmt: skip
+
+    def _decision(self, event: Scheduled | Preempted | Routed | Moved) -> dict[str, Any]:
+        found = {
+            "time": event.time - self.began, "step": getattr(event, "step", 0),
+            "action": getattr(event, "action", event.kind), "reason": event.reason, "request": event.request_id,
+        }  # fmt: skip
+        if event.replica:
+            found["replica"] = event.replica
+        if isinstance(event, Routed):
+            found["options"] = [each._asdict() for each in event.options]
+        if isinstance(event, Moved):
+            found |= {"source": event.source, "generated_tokens": event.generated_tokens}
+        return found
 
     def _prompt(self, prepared: PreparedPrompt) -> dict[str, Any]:
         request = prepared.request
