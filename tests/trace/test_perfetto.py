@@ -146,6 +146,7 @@ def test_a_preemption_lasts_until_the_request_is_admitted_again():
 def test_a_handover_lasts_from_the_offer_of_its_pages_until_the_other_engine_has_them():
     recorder = Recorder()
     recorder.record(Submitted(1.0, "a", arrival=1.0))
+    recorder.record(Prefilled(1.5, "a", tokens=5, computed=5, replica=1))
     recorder.record(Decoded(2.0, "a", "x", token_id=3, replica=1))
     recorder.record(HandedOver(2.75, "a", source=1, replica=2, pages=5, bytes=640, seconds=0.5))
     recorder.record(Decoded(3.0, "a", "y", token_id=4, index=1, replica=2))

@@ -1,7 +1,7 @@
 """Export events as a Chrome JSON trace: open the file in https://ui.perfetto.dev or chrome://tracing.
 
-One track for the steps of each engine, one per request (queue, prefill, decode, with chunks, preemptions and handovers of
-pages; an instant per token and decision), counters for pages and running requests. Format: "Trace Event Format",
+One track for the steps of each engine, one per request (queue, prefill, decode, with chunks, preemptions and handovers
+of pages; an instant per token and decision), counters for pages and running requests. Format: "Trace Event Format",
 Google, 2016.
 """
 
