@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from tests.engine.tiny import poison
-from workbench.cluster.page_channel import SendingExecutor
+from workbench.cluster.apart.page_channel import SendingExecutor
 from workbench.engine.cache import build_store, cache_num_pages, describe_layout
 from workbench.engine.config import EngineConfig
 from workbench.engine.handover import (
