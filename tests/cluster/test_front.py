@@ -149,7 +149,30 @@ class Fleet(RuleBasedStateMachine):
         assert Counter(type(each) for each in own) == Counter(
             type(each) for _, sink, _ in self.submitted.values() for each in sink.events if each.request_id
         )
-        assert all(each.replica for each in self.heard if isinstance(each, Decoded | Moved | Stepped))
+        assert all(each.replica for each in self.heard if isinstance(each, Decoded | Moved | Routed | Stepped))
+        account = self.front.accounts[""]
+        assert (account.lost_attempts, account.lost_tokens) == lost(own)
+
+
+def lost(events: list[Event]) -> tuple[int, int]:
+    """Return the attempts of samples that were lost, and the tokens that had been computed in them, by the events."""
+    attempts, tokens = 0, 0
+    under_way: dict[tuple[str, int], int] = {}  # tokens of the present attempt
+    first: dict[tuple[str, int], bool] = {}  # its next token is its first, of its prefill's last position
+    for each in events:
+        key = each.request_id, each.sample
+        match each:
+            case Routed():
+                under_way[key], first[key] = 0, True
+            case Prefilled():
+                under_way[key] += each.tokens
+            case Decoded():
+                under_way[key], first[key] = under_way[key] + (not first[key]), False
+            case Finished(replica=replica) if replica:
+                under_way.pop(key)
+            case Moved() | Finished() if key in under_way:
+                attempts, tokens = attempts + 1, tokens + under_way.pop(key)
+    return attempts, tokens
 
 
 def check_routes(events: list[Event]) -> None:

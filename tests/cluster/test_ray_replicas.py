@@ -115,9 +115,7 @@ def descendants(process: int) -> set[int]:
 
 
 def test_no_process_outlives_its_front() -> None:
-    front = subprocess.Popen(
-        [sys.executable, "-c", ALONE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    front = subprocess.Popen([sys.executable, "-c", ALONE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert front.stdout is not None
     try:
         assert any(line == "serving\n" for line in front.stdout)

@@ -14,7 +14,11 @@ KEPT_LATENCIES = 10_000
 
 @dataclass
 class FleetAccount(Displayable):
-    """The account of one variant. Tokens are those of samples that ended: each once, however often computed."""
+    """The account of one variant.
+
+    Tokens are those of samples that ended. One that was generated counts once, also where its sample moved. A replica
+    that was killed may have computed more than it reported: that is in no account, and no client had it.
+    """
 
     variant: str = ""
     submitted: int = 0  # samples
@@ -22,8 +26,10 @@ class FleetAccount(Displayable):
     prompt_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
-    computed_tokens: int = 0  # with those of replicas that were lost, as far as they were reported
+    computed_tokens: int = 0  # with `lost_tokens` of these samples
     moves: int = 0  # requests that went on at another replica
+    lost_attempts: int = 0  # samples whose replica was lost, or left and handed them over; one may be lost twice
+    lost_tokens: int = 0  # that those replicas had computed for them and reported: computed again, but for cached ones
     ttft: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_LATENCIES), repr=False)  # seconds
     tpot: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_LATENCIES), repr=False)
 
@@ -45,6 +51,7 @@ class FleetAccount(Displayable):
         rows: list[tuple[str, object]] = [("samples", f"{self.submitted}: {ended}" if ended else self.submitted)]
         rows += [("prompt tokens", self.prompt_tokens), ("output tokens", self.output_tokens)]
         rows += [("found in caches", self.cached_tokens), ("computed", self.computed_tokens), ("moves", self.moves)]
+        rows += [("lost", f"{self.lost_attempts} attempts, {self.lost_tokens} tokens")] * (self.lost_attempts > 0)
         for name, seconds in (("TTFT, median", self.ttft), ("TPOT, median", self.tpot)):
             rows += [(name, f"{1e3 * median(seconds):.1f} ms")] if seconds else []
         return Table(f"variant {self.variant}" if self.variant else "fleet", rows)

@@ -240,6 +240,10 @@ class Cluster(Displayable):
         """Return the replicas that serve now, by number."""
         return dict(self._replicas)
 
+    def num_replicas(self, variant: str = "") -> int:
+        """Return the replicas that serve a variant now."""
+        return sum(each.variant == variant and not each.is_leaving for each in tuple(self.front.replicas.values()))
+
     def num_requests(self) -> tuple[int, int]:
         """Return the requests that replicas have, and those that wait at the front."""
         waiting = self.front.num_waiting

@@ -31,6 +31,7 @@ class SampleState:
     pins_now: int = 0
     cached_now: int | None = None
     computed_now: int = 0
+    has_token_now: bool = False
     lost_cached: int = 0
     lost_computed: int = 0
     first_token: float | None = None  # times
@@ -40,7 +41,8 @@ class SampleState:
         """Note that the attempt under way is lost; what was emitted of it stays."""
         self.lost_cached += self.cached_now or 0
         self.lost_computed += self.computed_now
-        self.cached_now, self.computed_now, self.logprobs_now, self.pins_now = None, 0, 0, 0
+        self.cached_now, self.computed_now, self.has_token_now = None, 0, False
+        self.logprobs_now, self.pins_now = 0, 0
 
     def take(self, event: Event) -> Event | None:
         """Take the next event of the attempt under way; return what is new of it to the sink, None for nothing."""
@@ -69,7 +71,8 @@ class SampleState:
 
     def _decoded(self, event: Decoded) -> Decoded:
         assert event.index == len(self.token_ids), f"{event.request_id}: token {event.index} after {self.token_ids}"
-        self.computed_now += 1 if self.token_ids else 0  # the first comes of the prompt's last position
+        self.computed_now += self.has_token_now  # the first of an attempt comes of its prefill's last position
+        self.has_token_now = True
         self.token_ids.append(event.token_id)
         self.closing = event.closing
         self.first_token = event.time if self.first_token is None else self.first_token

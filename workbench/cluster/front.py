@@ -239,6 +239,7 @@ class Front:
             for each in list(submission.live.values()):
                 if each.replica:
                     self._take_off(self.replicas[each.replica], each)
+                    self._lose(each, error)
                 self._end_samples(each, FinishReason.ERROR, error)
         self._waiting.clear()
         self._deliver()
@@ -347,7 +348,7 @@ class Front:
     def _take_back(self, view: ReplicaView, each: FleetRequest, reason: str) -> None:
         """Take a request from a replica that is lost or leaves: it waits for another, unless it is to end."""
         self._take_off(view, each)
-        each.lose(reason)
+        self._lose(each, reason)
         if each.is_cancelling:
             self._emit_own(each, None, Cancelled(self.clock(), each.name))
             self._end_samples(each, FinishReason.CANCELLED, "")
@@ -356,6 +357,12 @@ class Front:
             self._end_samples(each, FinishReason.ERROR, words)
         else:
             self._wait(each)
+
+    def _lose(self, each: FleetRequest, reason: str) -> None:
+        account = self.accounts[each.variant]
+        account.lost_attempts += len(each.unfinished)
+        account.lost_tokens += sum(sample.computed_now for sample in each.unfinished)
+        each.lose(reason)
 
     def _take_off(self, view: ReplicaView, each: FleetRequest) -> None:
         view.requests.pop(each.name, None)
@@ -391,7 +398,6 @@ class Front:
 
     def _end_sample(self, each: FleetRequest, sample: SampleState, reason: FinishReason, error: str) -> None:
         """End a sample that no replica has."""
-        sample.lose()
         end = Finished(
             self.clock(), each.name, reason=str(reason), error=error, token_ids=tuple(sample.token_ids),
             prompt_tokens=len(prompt_of(each.request)),
