@@ -120,7 +120,8 @@ class PrefillDecodePools:
         start = STARTERS[processes] if isinstance(processes, str) else processes
         threads = max(1, (os.cpu_count() or 1) // (num_prefill + num_decode))
         self._slots = PoolSlots(configs, transfer, start, max_restarts, threads, self._put)
-        self._requests = PoolRequests(self._slots, self.counts, listener)
+        self._listeners = [listener] if listener is not None else []
+        self._requests = PoolRequests(self._slots, self.counts, self._heard)
         self._jobs: deque[Callable[[], object]] = deque()
         self._lock, self._takes_jobs = threading.Lock(), True
         self._bell, self._ear = socket.socketpair()
@@ -214,6 +215,12 @@ class PrefillDecodePools:
         if not is_result:
             raise value
         return value
+
+    def listen(self, listener: Emit) -> Callable[[], None]:
+        """Call `listener` with every event of every request and every step, of all engines, in the coordinator's
+        thread; return a function that ends it."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener) if listener in self._listeners else None
 
     def snapshot(self) -> PoolsSnapshot:
         """Return what the engines, the loans of pages and the transfers are now."""
@@ -310,6 +317,10 @@ class PrefillDecodePools:
         if slot.state == "starting":
             self._slots.start(slot, self._started)
         self._requests.dispatch()
+
+    def _heard(self, event: Event) -> None:
+        for listener in tuple(self._listeners):
+            listener(event)
 
     def _submit(self, request: Request, emit: Emit) -> None:
         self._requests.submit(request, emit, "the pools are closed" if self._closed else "")

@@ -68,6 +68,8 @@ class FleetListener(Protocol):
 
     def on_steps(self, instance: Instance, move: PlannedSteps) -> None: ...
 
+    def on_handover(self, job: SimulatedRequest, target: Instance, time: int, size: int, ticks: int) -> None: ...
+
     def on_finish(self, job: SimulatedRequest) -> None: ...
 
 
@@ -248,15 +250,17 @@ class Fleet:
         self.handed_over += 1
         self.sent_bytes += size
         self.on_the_way[job.number] = job
-        seconds = size / self.transfer.bytes_per_second + self.transfer.latency
-        self._push(self.now + _ticks(seconds), HANDOVER, job.number, (job, instance, instance.incarnation))
+        ticks = _ticks(size / self.transfer.bytes_per_second + self.transfer.latency)
+        self._push(self.now + ticks, HANDOVER, job.number, (job, instance, instance.incarnation, size, ticks))
 
-    def _handed_over(self, job: SimulatedRequest, instance: Instance, incarnation: int) -> None:
+    def _handed_over(self, job: SimulatedRequest, instance: Instance, incarnation: int, size: int, ticks: int) -> None:
         del self.on_the_way[job.number]
         if not instance.up or instance.incarnation != incarnation:
             job.retries += 1
             self._route(job)  # the transfer is lost
             return
+        if self._listener is not None:
+            self._listener.on_handover(job, instance, self.now, size, ticks)
         job.tokens_on_instance = job.output_tokens
         self._submit(job, instance, True)
 
