@@ -149,6 +149,7 @@ def test_a_picture_is_drawn_of_any_history(
     shown = [each.attrib for each in root.iter() if "data-key" in each.attrib]
     names = {f"@{each.name}" for each in state.samples}
     assert {each["data-key"] for each in shown} <= names
+    assert {f"@{each.name}" for each in state.samples if each.place != ENDED} <= {each["data-key"] for each in shown}
     assert sum(each["tabindex"] == "0" for each in shown) >= bool(shown), "the tabulator key stops in it"
     assert sum(str(each.get("aria-label")).startswith(("replica", "engine")) for each in root.iter()) == len(
         state.replicas

@@ -297,13 +297,22 @@ def _with_member(replica: FleetReplica, member: FleetMember) -> FleetReplica:
 
 def summarize(state: FleetState) -> str:
     """Return the state as a sentence, which is read in place of the picture."""
-    serving = sum(each.state == "serves" for each in state.replicas)
+    states: dict[str, int] = {}
+    for each in state.replicas:
+        states[each.state] = states.get(each.state, 0) + 1
     held = sum(len(each.samples) for each in state.replicas)
-    text = f"Fleet of {len(state.replicas)} replicas, {serving} serve; {held} samples with them"
+    text = f"Fleet of {count_of(len(state.replicas), 'replica')}"
+    text += f" ({', '.join(f'{count} {name}' for name, count in states.items())})" if states else ""
+    text += f": {count_of(held, 'sample')} with them"
     text += f", {len(state.waiting)} at the front, {sum(state.num_ended.values())} ended"
     if state.in_flight:
-        text += f"; {sum(each.pages for each in state.in_flight)} pages in flight"
+        text += f"; {count_of(sum(each.pages for each in state.in_flight), 'page')} in flight"
     return text
+
+
+def count_of(number: int, noun: str) -> str:
+    """Return a number with its noun: `1 page`, `2,000 pages`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def news_line(event: News, began: float) -> str:
@@ -314,9 +323,9 @@ def news_line(event: News, began: float) -> str:
         case Routed():
             return f"{begin} to {event.replica}: {event.reason}"
         case Moved():
-            after = f" after {event.generated_tokens} tokens" if event.generated_tokens else ""
+            after = f" after {count_of(event.generated_tokens, 'token')}" if event.generated_tokens else ""
             return f"{begin} moved from {event.source} to {event.replica}{after}: {event.reason}"
         case HandedOver():
             size = f", {format_bytes(event.bytes)}" if event.bytes else ", shared memory: no bytes"
-            took = format_seconds(event.seconds)
-            return f"{begin} handed over from {event.source} to {event.replica}: {event.pages} pages{size}, {took}"
+            what = f"{count_of(event.pages, 'page')}{size}, {format_seconds(event.seconds)}"
+            return f"{begin} handed over from {event.source} to {event.replica}: {what}"

@@ -14,7 +14,7 @@ from workbench.display import truncate_text
 from workbench.memory.report import format_bytes
 from workbench.svg import format_seconds
 from workbench.trace.events import Routed
-from workbench.widgets.fleet.data import FleetReplica, FleetSample, FleetState, News, news_line, summarize
+from workbench.widgets.fleet.data import FleetReplica, FleetSample, FleetState, News, count_of, news_line, summarize
 
 MAX_SAMPLES = 12  # of a card; more are a number
 MAX_NEWS = 10  # lines
@@ -22,13 +22,14 @@ MAX_NAME_LETTERS = 22
 BAR_WIDTH, BAR_HEIGHT = 240.0, 14.0
 PHASES = {"waiting": "qu", "prefill": "pf", "decode": "de"}
 STYLE = (
-    ".wb-fl{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,260px),1fr));gap:8px;margin:6px 8px}"
+    ".wb-fl{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,260px),1fr));gap:8px;margin:6px 8px;"
+    "max-width:1300px}"
     ".wb-fl.pools{display:flex;flex-wrap:wrap}.wb-fl.pools>div{flex:1 1 260px;min-width:0}.wb-fl.one{display:block}"
     ".wb-fl .col{display:flex;flex-direction:column;gap:8px}.wb-fl.pools .mid{flex:0 1 200px}"
     ".wb-fl .card{border:1px solid rgba(128,128,128,.55);border-radius:4px;padding:5px 8px;min-width:0}"
     ".wb-fl .lost{border-style:dashed;opacity:.75}.wb-pic h4{font-size:13px;margin:0 0 3px}"
     ".wb-fl .head{display:flex;justify-content:space-between;gap:8px;flex-wrap:wrap}"
-    ".wb-fl .none{font-style:italic;opacity:.62}"
+    ".wb-fl .under{margin-top:4px}.wb-fl .none{font-style:italic;opacity:.62}"
     ".wb-fl .chips{display:flex;flex-wrap:wrap;align-items:center;gap:4px;margin-top:4px}"
     ".wb-fl .chip{font:12px var(--jp-code-font-family,ui-monospace,monospace);border:1px solid;border-radius:3px;"
     "padding:1px 5px;cursor:pointer;max-width:100%;overflow:hidden;text-overflow:ellipsis;white-space:nowrap}"
@@ -52,7 +53,8 @@ STYLE = (
 def draw_fleet(state: FleetState, chosen: str = "", title: str = "") -> str:
     """Draw a fleet; below it the latest news, and of the `chosen` sample (by its name) all that is kept."""
     samples = {each.name: each for each in state.samples}
-    stop = chosen if chosen in samples else next(iter(samples), "")
+    drawn = _drawn(state)
+    stop = chosen if chosen in drawn else next(iter(drawn), "")
     most = max((each.used + each.idle for each in state.replicas), default=0)
 
     def card(replica: FleetReplica) -> str:
@@ -62,7 +64,7 @@ def draw_fleet(state: FleetState, chosen: str = "", title: str = "") -> str:
     decode = [each for each in state.replicas if each.role == "decode"]
     others = [each for each in state.replicas if each not in prefill and each not in decode]
     parts = [svg.tag("style", STYLE), _head(state, title)]
-    if prefill or decode:
+    if prefill or decode or state.in_flight:
         columns = [
             _column(map(card, prefill)),
             svg.tag("div", _flight(state, chosen, stop), class_="mid"),
@@ -77,6 +79,16 @@ def draw_fleet(state: FleetState, chosen: str = "", title: str = "") -> str:
     if chosen in samples:
         parts.append(_chosen(state, samples[chosen]))
     return svg.html(*parts)
+
+
+def _drawn(state: FleetState) -> list[str]:
+    """Return the names of the samples that have a box of their own."""
+    groups = (state.waiting, *(each.samples for each in state.replicas), state.in_flight, _last_ended(state))
+    return [each.name for group in groups for each in group[:MAX_SAMPLES]]
+
+
+def _last_ended(state: FleetState) -> tuple[FleetSample, ...]:
+    return state.ended[-MAX_SAMPLES // 2 :]
 
 
 def _flow(*parts: str, class_: str) -> str:
@@ -99,19 +111,19 @@ def _front(state: FleetState, chosen: str, stop: str) -> str:
     ended = ", ".join(f"{count:,} {reason}" for reason, count in sorted(state.num_ended.items())) or "none"
     return svg.tag(
         "div", svg.tag("h4", "front"), _chips(state.waiting, chosen, stop, "no sample waits"),
-        svg.tag("div", escape(f"ended: {ended}"), class_="faint", style="margin-top:4px"),
-        _chips(state.ended[-MAX_SAMPLES // 2 :], chosen, stop, ""), class_="card", role="group", aria_label="front",
+        svg.tag("div", escape(f"ended: {ended}"), class_="faint under"),
+        _chips(_last_ended(state), chosen, stop, ""), class_="card", role="group", aria_label="front",
     )  # fmt: skip
 
 
 def _card(replica: FleetReplica, chosen: str, stop: str, most: int) -> str:
     name = f"replica {replica.number}" if replica.number else "engine"
-    about = " · ".join(filter(None, (replica.role, replica.state, f"{len(replica.samples)} samples")))
+    about = " · ".join(filter(None, (replica.role, replica.state, count_of(len(replica.samples), "sample"))))
     done = f"{replica.steps:,} steps, {replica.output_tokens:,} tokens"
     head = svg.tag("div", svg.tag("h4", name), svg.tag("span", escape(about), class_="faint"), class_="head")
     return svg.tag(
         "div", head, _pages(replica, most), _chips(replica.samples, chosen, stop, "no sample"),
-        svg.tag("div", done, class_="faint", style="margin-top:4px"),
+        svg.tag("div", done, class_="faint under"),
         class_="card" if replica.state == "serves" else "card lost", role="group", aria_label=f"{name}: {about}",
     )  # fmt: skip
 
@@ -143,10 +155,10 @@ def _chips(samples: Sequence[FleetSample], chosen: str, stop: str, none: str) ->
 
 def _chip(sample: FleetSample, chosen: str, stop: str) -> str:
     css = {"in flight": "fly", "ended": "ended"}.get(sample.place) or PHASES.get(sample.phase, "qu")
-    count = f" {sample.pages} pages" if sample.place == "in flight" else f" {sample.output_tokens}"
+    count = f" {count_of(sample.pages, 'page')}" if sample.place == "in flight" else f" {sample.output_tokens}"
     moved = f" ↷{sample.moves}" if sample.moves else ""
     tip = f"{sample.name}: {sample.phase}, {sample.prompt_tokens:,} prompt tokens, {sample.output_tokens:,} of output"
-    tip += f"; left {sample.moves} replicas" if sample.moves else ""
+    tip += f"; left {count_of(sample.moves, 'replica')}" if sample.moves else ""
     tip += f"; from {sample.source} to {sample.replica or 'nobody yet'}" if sample.place == "in flight" else ""
     return svg.tag(
         "span", escape(truncate_text(sample.name, MAX_NAME_LETTERS) + moved + count),
@@ -158,11 +170,11 @@ def _chip(sample: FleetSample, chosen: str, stop: str) -> str:
 
 def _flight(state: FleetState, chosen: str, stop: str) -> str:
     """Draw what is between the pools: pages on their way, and how much was handed over so far."""
-    pages = sum(each.pages for each in state.in_flight)
+    head = f"in flight: {count_of(sum(each.pages for each in state.in_flight), 'page')} →"
+    over = f"{count_of(state.num_handed_over, 'sample')}, {count_of(state.pages_handed_over, 'page')}"
     return svg.tag(
-        "div", svg.tag("h4", f"in flight: {pages:,} pages →"), _chips(state.in_flight, chosen, stop, "nothing now"),
-        svg.tag("div", f"handed over: {state.num_handed_over:,} samples, {state.pages_handed_over:,} pages, "
-                f"{format_bytes(state.bytes_handed_over)}", class_="faint", style="margin-top:4px"),
+        "div", svg.tag("h4", head), _chips(state.in_flight, chosen, stop, "nothing now"),
+        svg.tag("div", f"handed over: {over}, {format_bytes(state.bytes_handed_over)}", class_="faint under"),
         class_="card", role="group", aria_label="pages in flight",
     )  # fmt: skip
 
@@ -197,7 +209,9 @@ def _chosen(state: FleetState, sample: FleetSample) -> str:
     own = [each for each in state.news if _name(each) == sample.name]
     where = {"front": "at the front", "ended": f"ended: {sample.phase}", "in flight": "its pages are on their way"}
     place = where.get(sample.place, f"at replica {sample.replica}, {sample.phase}")
-    parts = [svg.tag("h4", escape(f"{sample.name}: {place}, {sample.output_tokens:,} tokens"), style="margin:8px")]
+    parts = [
+        svg.tag("h4", escape(f"{sample.name}: {place}, {count_of(sample.output_tokens, 'token')}"), style="margin:8px")
+    ]
     if own:
         parts.append(svg.tag("ul", *(svg.tag("li", escape(news_line(each, state.began))) for each in own),
                              class_="wb-news wb-own"))  # fmt: skip
