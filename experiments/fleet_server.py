@@ -107,7 +107,8 @@ class Traces:
                 words = " ".join(each.cmdline()).replace("=", " ").replace("/session_", " ").split()
                 self.folders |= {word for word in words if word.startswith("/tmp/ray-")}
                 maps = Path(f"/proc/{each.pid}/maps").read_text()
-                self.shared |= {name for line in maps.splitlines() if (name := line.partition("/dev/shm/")[2])}
+                names = {line.partition("/dev/shm/")[2] for line in maps.splitlines()}
+                self.shared |= {each for each in names if each and not each.endswith(" (deleted)")}
 
     def left(self) -> list[str]:
         """Return what is still there, in words; nothing, once all is as before the fleet."""

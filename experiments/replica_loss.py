@@ -10,6 +10,7 @@ before the first run:
 - usage: the gateway's account has each prompt token and each token that was streamed once.
 - pages: none is in use once all have ended.
 - replaced: two replicas serve again, and one of them is new.
+- ended: the server ends by SIGTERM with its status, and leaves no process, folder or shared memory.
 
 With `--kills N`, after that: N random kills, of a replica or of the front (then a new server begins), each under load.
 After each kill of a front, and in the end, no process, no folder for temporary files and no shared memory of the fleet
@@ -21,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -152,7 +154,8 @@ def story(trace: dict[str, Any]) -> list[str]:
             if place + 1 == len(moments) or moments[place + 1][2] != "token":
                 lines.append(f"{time:8.3f} s  replica {replica}: tokens up to number {count}")
             continue
-        lines.append(f"{time:8.3f} s  replica {replica}: {action}: {reason}")
+        words = reason if reason.startswith(action) else f"{action}: {reason}"
+        lines.append(f"{time:8.3f} s  replica {replica}: {words}")
         lines += [
             f"{'':12}replica {each['replica']}: {each['samples']} samples, {each['pending_prompt_tokens']} tokens "
             f"pending, {each['cached_tokens']} cached" for each in options
@@ -186,6 +189,7 @@ def one_loss(count: int, seed: int) -> tuple[dict[str, Any], list[str]]:
         }
         after = server.replicas()
         footprints = Traces(server)
+        status = server.stop()
     wait_until(lambda: not footprints.left(), "the end of all that the fleet had")
     own = {
         "prompt": sum(each.prompt_tokens for each in wanted),
@@ -197,6 +201,7 @@ def one_loss(count: int, seed: int) -> tuple[dict[str, Any], list[str]]:
         "met": {
             "answers": not faults and len(replies) == count, "moved": bool(moved), "usage": usage == own,
             "pages": pages == 0, "replaced": len(after) == 2 and before[0] not in after and before[1] in after,
+            "ended": status == 128 + signal.SIGTERM and not footprints.left(),
         },
         "trace": min(moved, key=lambda each: len(each["decisions"])) if moved else None,
     }  # fmt: skip

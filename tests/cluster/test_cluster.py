@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.cluster.threads import CONFIG, Threads, demo
 from tests.patience import limit, until
 from workbench.cluster.cluster import Cluster
+from workbench.cluster.front import FleetLimits
 from workbench.engine.runner import Runner, generate
 from workbench.errors import WorkbenchError
 from workbench.prompt.conversation import Conversation
 from workbench.request import Request
+from workbench.serve.server import serve
 from workbench.trace.events import Decoded, Finished, Moved
 
 ASKED: dict[str, Any] = {"max_tokens": 40, "temperature": 0, "ignore_eos": True}
@@ -132,6 +135,25 @@ def test_what_is_wrong_is_said_before_anything_starts() -> None:
     with pytest.raises(WorkbenchError, match="no model"):
         Cluster(CONFIG, 2, launcher=launcher)
     assert not launcher.started
+
+
+def test_a_full_fleet_refuses_over_http_and_goes_on(launcher: Threads) -> None:
+    """Beyond `waiting` a call is answered with 503 and `retry-after`; those that were taken end as they should."""
+    limits = FleetLimits(page_size=16, replica_samples=1, waiting=1)
+    with Cluster(CONFIG, 1, launcher=launcher, limits=limits) as cluster, serve(cluster) as server:
+        taken = [cluster.submit("def fib(n):", **{**ASKED, "max_tokens": 120}) for _ in range(2)]
+        until(lambda: cluster.num_requests() == (1, 1))
+        body = {"model": "demo", "prompt": "x", "max_tokens": 1}
+        refused = httpx.post(f"{server.url}/v1/completions", json=body, timeout=limit(60))
+        assert refused.status_code == 503 and refused.headers["retry-after"] == "1"
+        assert "the fleet is full: 1 requests wait" in refused.json()["error"]["message"]
+        body = {"model": "demo", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
+        refused = httpx.post(f"{server.url}/v1/messages", json=body, timeout=limit(60))
+        assert refused.status_code in (400, 529)  # a model without control tokens cannot chat
+        assert all(handle.wait(limit(60)) for handle in taken)
+        metrics = httpx.get(f"{server.url}/metrics", timeout=limit(60)).text
+        assert 'workbench:replicas{model_name="demo",variant=""} 1.0' in metrics
+        assert 'workbench:fleet_samples_total{model_name="demo",variant=""} 2.0' in metrics
 
 
 def test_a_closed_cluster_ends_what_it_has(launcher: Threads) -> None:

@@ -246,14 +246,17 @@ class Front:
 
     def _arrive(self, submission: Submission, each: FleetRequest) -> None:
         names = each.all_names
-        refused = f"request id {each.name!r} is already taken; ids must differ" if names & self._taken else ""
-        if not refused and len(self._waiting) >= self.limits.waiting:
+        refused, by = "", ""
+        if names & self._taken:
+            refused = f"request id {each.name!r} is already taken; ids must differ"
+        elif len(self._waiting) >= self.limits.waiting:
+            by = "overloaded"
             refused = f"request {each.name}: the fleet is full: {len(self._waiting)} requests wait; ask again later"
-        if not refused and self.unavailable:
-            refused = f"request {each.name}: {self.unavailable}"
+        elif self.unavailable:
+            refused, by = f"request {each.name}: {self.unavailable}", "unavailable"
         if refused:
             now = self.clock()
-            end = Finished(now, each.name, reason=str(FinishReason.REFUSED), error=refused)
+            end = Finished(now, each.name, reason=str(FinishReason.REFUSED), error=refused, ended_by=by)
             for event in (submitted_event(each.request, now, each.arrival), end):
                 self._emit(event)
                 submission.outbox.append(event)
@@ -327,6 +330,7 @@ class Front:
         job, room = as_job(each, requests[0]), sorted(room, key=lambda view: view.number)
         number = self.router.choose(job, room).number
         view = self.replicas[number]
+        now, name = self.clock(), each.name  # before the replica can have begun
         reason, options = self.router.reason(job, view, room), routing_options(room, job)
         each.replica, each.pending_tokens = number, each.num_tokens
         view.requests[each.name] = each
@@ -337,7 +341,6 @@ class Front:
         if each.moved_from:
             self.accounts[each.variant].moves += 1
         for sample in each.unfinished:
-            now, name = self.clock(), each.name
             if each.moved_from:
                 self._emit_own(each, sample, Moved(
                     now, name, replica=number, source=each.moved_from, reason=each.move_reason,

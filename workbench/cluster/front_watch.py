@@ -24,7 +24,7 @@ class FrontWatch:
     """A watcher of this process, for a folder that Ray's processes name in their command lines, or have files of."""
 
     def __init__(self, folder: str):
-        command = [sys.executable, "-S", "-E", str(Path(__file__).resolve()), folder]
+        command = [sys.executable, "-S", "-E", str(Path(__file__).resolve()), folder, str(os.getpid())]
         # A session of its own: a signal for the front's group, such as Ctrl-C, is not for the watcher.
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
@@ -35,15 +35,16 @@ class FrontWatch:
         self._process.wait()
 
 
-def processes_of(folder: str) -> set[int]:
-    """Return the processes, but this one, that name the folder or have a file of it open, and their descendants."""
+def processes_of(folder: str, front: int) -> set[int]:
+    """Return the processes that name the folder or have a file of it open, and their descendants; not the front."""
+    own = {front, os.getpid()}
     parents: dict[int, int] = {}
     found: set[int] = set()
     for each in os.listdir("/proc"):
         with suppress(OSError, ValueError):  # no process, or one that ends now
             number = int(each)
             parents[number] = int(Path(f"/proc/{each}/stat").read_text().rsplit(")", 1)[1].split()[1])
-            if number != os.getpid() and (_names(each, folder) or _has_open(each, folder)):
+            if number not in own and (_names(each, folder) or _has_open(each, folder)):
                 found.add(number)
     news = found
     while news:
@@ -66,10 +67,10 @@ def _has_open(process: str, folder: str) -> bool:
     return False
 
 
-def clean(folder: str) -> None:
-    """Kill the processes of a folder, and remove it."""
+def clean(folder: str, front: int) -> None:
+    """Kill the processes of a folder but the front, and remove it."""
     for _ in range(ROUNDS):
-        left = processes_of(folder)
+        left = processes_of(folder, front)
         for each in left:
             with suppress(ProcessLookupError):
                 os.kill(each, signal.SIGKILL)
@@ -82,4 +83,4 @@ def clean(folder: str) -> None:
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends with its front, and not before
     sys.stdin.read()
-    clean(sys.argv[1])
+    clean(sys.argv[1], int(sys.argv[2]))

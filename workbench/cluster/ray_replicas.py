@@ -13,6 +13,7 @@ import hashlib
 import logging
 import os
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -28,10 +29,11 @@ from workbench.engine.config import EngineConfig
 from workbench.errors import WorkbenchError
 from workbench.request import Request
 
-STARTS = 3  # tries to start a cluster on this machine
+STARTS = 5  # tries to start a cluster on this machine: Ray gives each 30 seconds, which a busy one may not hold
 POLL_SECONDS = 0.5  # that a replica without news waits before it says so
 SILENT_SECONDS = 120.0  # without an answer from a replica's process until it is given up
 CLOCK_QUESTIONS = 5
+CONNECT_SECONDS = 10.0  # for a connection to a given cluster
 READY_SECONDS = 600.0  # for a replica to load its model
 OBJECT_STORE_BYTES = 100 * 2**20  # of the object store, which stays empty
 SOCKET_FOLDER = "/tmp"  # paths of sockets have at most 107 bytes, and other folders for temporary files may be longer
@@ -185,6 +187,8 @@ class RayLauncher:
         self._connect(address)
 
     def _connect(self, address: str | None) -> None:
+        if address is not None:
+            check_reachable(address)
         before = signal.getsignal(signal.SIGTERM)  # which Ray replaces
         try:
             with redirect_stdout(sys.stderr):
@@ -249,6 +253,19 @@ class RayLauncher:
         if self._watch is not None:
             self._watch.close()
             self._watch = None
+
+
+def check_reachable(address: str) -> None:
+    """Refuse an address where nothing listens, for which Ray would look for minutes (WorkbenchError)."""
+    if address in ("auto", "local"):
+        return
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon or not host or not port.isdecimal():
+        raise WorkbenchError(f"address: {address!r}; give HOST:PORT, ray://HOST:PORT or auto")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise WorkbenchError(f"address: no Ray cluster can be used at {address} ({error})") from None
 
 
 def _later(report: Report, seconds: float) -> Report:

@@ -234,7 +234,8 @@ class Finished(Event, Displayable):
     shared_pages: int = 0  # that held the cached tokens, of all cache groups together
     score: float | None = None  # what best_of and beams rank by
     # Cause of the end: eos, stop_token, stop_string, grammar (the answer is complete), max_tokens or context (the
-    # model's is full); empty where something else did. `stop_reason` is that token's id, or that string.
+    # model's is full); empty where something else did. `stop_reason` is that token's id, or that string. Of a request
+    # that a fleet refused for the moment: overloaded (too many wait) or unavailable (no replica can be started).
     ended_by: str = ""
     stop_reason: int | str | None = None
     thought_text: str = ""
