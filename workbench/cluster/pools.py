@@ -70,7 +70,7 @@ class PagesInFlight:
 
 @dataclass(frozen=True)
 class PoolsSnapshot:
-    """What two pools do at a moment. Engines are counted from 1, as `Event.replica` does."""
+    """Two pools at a moment: engines, loans, transfers. Engines are counted from 1, as `Event.replica` does."""
 
     engines: tuple[EngineState, ...]
     lent: tuple[LentPages, ...]  # of a shared memory
@@ -287,8 +287,7 @@ class PrefillDecodePools:
             case _:
                 self._slots.take(slot, found)
                 if isinstance(found, message.Ready):
-                    if all(each.state in ("ready", "gone") for each in self.slots):
-                        self._is_ready.set()
+                    self._check_ready()
                     self._requests.dispatch()
 
     def _started(self, slot: Slot, process: EngineProcess | None, error: str) -> None:
@@ -303,13 +302,18 @@ class PrefillDecodePools:
         """A process has ended: start another, and let its requests go on elsewhere."""
         if self._closed:
             return
-        if not self._is_ready.is_set():  # it never worked
+        if slot.restarts == 0 and slot.state != "ready":  # it never worked
             raise WorkbenchError(f"{slot.name} could not start: {error}")
         self.counts["processes that died"] += 1
         self._requests.lost(self._slots.end(slot))
         if slot.state == "starting":
             self._slots.start(slot, self._started)
+        self._check_ready()
         self._requests.dispatch()
+
+    def _check_ready(self) -> None:
+        if all(each.state in ("ready", "gone") for each in self.slots):
+            self._is_ready.set()
 
     def _submit(self, request: Request, emit: Emit) -> None:
         self._requests.submit(request, emit, "the pools are closed" if self._closed else "")
