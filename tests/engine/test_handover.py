@@ -73,8 +73,9 @@ def drawn_requests(draw: st.DrawFn, name: str) -> list:
 def test_two_engines_give_what_one_gives(data: st.DataObject) -> None:
     """Any format, windows, prefix hits on both sides, pages that run out, and handovers that come late."""
     draw = data.draw
-    model = model_of(draw(st.sampled_from(MODELS)))
-    cache = dict(draw(st.sampled_from(FORMATS)), prefix=draw(st.sampled_from(["off", "radix"])))
+    spec = draw(st.sampled_from(MODELS))
+    model, formats = model_of(spec), FORMATS[:3] if spec is MODELS[-1] else FORMATS  # latent rows have no other form
+    cache = dict(draw(st.sampled_from(formats)), prefix=draw(st.sampled_from(["off", "radix"])))
     chosen = {
         "cache": cache,
         "page_size": draw(st.sampled_from([8, 16])),
