@@ -13,6 +13,7 @@ from their prompts to their ends.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import queue
 import socket
@@ -28,6 +29,7 @@ from workbench.cluster.apart import pool_messages as message
 from workbench.cluster.apart.pool_processes import STARTERS, EngineProcess, StartProcess
 from workbench.cluster.apart.pool_requests import Emit, PoolRequests
 from workbench.cluster.apart.pool_slots import PoolSlots, Slot, State
+from workbench.cluster.replica import PageCounts
 from workbench.engine import inputs as intake
 from workbench.engine.config import EngineConfig
 from workbench.errors import WorkbenchError, describe_error
@@ -140,6 +142,16 @@ class PrefillDecodePools:
     def slots(self) -> list[Slot]:
         """The places of both pools, those of the prefill pool first."""
         return self._slots.slots
+
+    @property
+    def error(self) -> str:
+        """The error that ended the pools; empty while they serve."""
+        return self._error
+
+    @property
+    def pages(self) -> PageCounts:
+        """The pages of all engines together, as they last reported; a page that is lent is in use."""
+        return functools.reduce(PageCounts.plus, (slot.pages for slot in self.slots))
 
     def __enter__(self) -> PrefillDecodePools:
         return self
@@ -281,6 +293,7 @@ class PrefillDecodePools:
     def _take(self, slot: Slot, found: object) -> None:
         match found:
             case message.StepReport():
+                slot.pages = found.pages or slot.pages
                 self._requests.report(slot, found)
             case message.EngineFailed(error):
                 self._died(slot, error)

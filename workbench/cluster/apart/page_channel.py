@@ -135,11 +135,11 @@ class GlooLink:
 
     def send(self, tensor: Tensor) -> None:
         assert self._group is not None
-        self._group.send([tensor], 1, 0).wait(timedelta(seconds=MESSAGE_SECONDS))
+        self._group.send([tensor], 1, 0).wait(timedelta(seconds=MESSAGE_SECONDS))  # type: ignore[attr-defined]
 
     def receive(self, tensor: Tensor, seconds: float = MESSAGE_SECONDS) -> None:
         assert self._group is not None
-        self._group.recv([tensor], 0, 0).wait(timedelta(seconds=seconds))
+        self._group.recv([tensor], 0, 0).wait(timedelta(seconds=seconds))  # type: ignore[attr-defined]
 
 
 class PageSender:

@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 
 from workbench.cluster.apart import pool_messages as message
 from workbench.cluster.apart.pool_processes import EngineProcess, StartProcess
+from workbench.cluster.replica import PageCounts
 from workbench.engine.config import EngineConfig
 from workbench.errors import WorkbenchError, describe_error
 from workbench.kv_cache.lending import PageLedger
@@ -38,6 +39,7 @@ class Slot:
     clock_ahead: float = 0.0  # seconds by which this process's clock is ahead of its
     restarts: int = 0
     requests: set[str] = field(default_factory=set)  # that are computed here
+    pages: PageCounts = PageCounts()  # of its home, as it last reported
 
     @property
     def name(self) -> str:
