@@ -248,6 +248,11 @@ class Cluster(Displayable):
         """Return the replicas that serve a variant now."""
         return sum(each.variant == variant and not each.is_leaving for each in tuple(self.front.replicas.values()))
 
+    @property
+    def starting(self) -> dict[int, str]:
+        """Return the variants of the replicas that start now, by number."""
+        return dict(self._starting)
+
     def num_requests(self) -> tuple[int, int]:
         """Return the requests that replicas have, and those that wait at the front."""
         waiting = self.front.num_waiting

@@ -162,7 +162,7 @@ class Front:
         whole_step: list[Event] = []
         for event in report.events:
             if not event.request_id:
-                event = replace(event, replica=number)
+                event = replace(event, replica=event.replica or number)  # pools name their engines
                 self._emit(event)
                 whole_step.append(event)
                 continue
@@ -394,7 +394,9 @@ class Front:
         new = sample.take(event)
         if new is None:
             return
-        self._emit_own(each, sample, replace(new, replica=view.number))
+        if new.kind == "submitted":
+            new = replace(new, arrival=each.arrival)  # type: ignore[call-arg] (a Submitted)
+        self._emit_own(each, sample, replace(new, replica=new.replica or view.number))
         if isinstance(new, Finished):
             self._ended(each, sample, new)
             view.prefixes.enter((*prompt_of(each.request), *new.token_ids), each.request.cache_salt)

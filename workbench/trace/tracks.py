@@ -17,6 +17,7 @@ from workbench.trace.events import (
     Decoded,
     Event,
     Finished,
+    HandedOver,
     Moved,
     Preempted,
     Prefilled,
@@ -84,7 +85,7 @@ class Tracks:
         return track.phases or _phases(track.row, self.end)
 
     def inner(self, track: Track) -> list[Slice]:
-        """Return its chunks and preemptions, a present one included."""
+        """Return its chunks, handovers and preemptions, a present one included."""
         return track.inner if track.preempted is None else [*track.inner, _preempted_slice(track.preempted, self.end)]
 
     def _step(self, event: Stepped) -> None:
@@ -129,6 +130,11 @@ class Tracks:
             case Moved():
                 names = ("source", "replica", "generated_tokens", "reason")
                 track.moments.append(Moment("moved", event.time, {name: getattr(event, name) for name in names}))
+            case HandedOver():
+                names = ("source", "replica", "pages", "bytes")
+                details = {name: getattr(event, name) for name in names}
+                offered = min(max(event.time - event.seconds, track.last), event.time)
+                track.inner.append(Slice("handover", offered, event.time, details))
             case Finished():
                 track.phases = _phases(track.row, event.time)
 
