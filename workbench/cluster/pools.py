@@ -96,6 +96,7 @@ class PrefillDecodePools:
         transfer: `shared`: one memory that all processes of this host map; `gloo`: bytes are sent.
         processes: `child` of this process, `ray` for actors of the cluster that it is part of, or a function that
             starts one by name.
+        threads: of each engine; an equal share of this machine's cores unless given.
         max_restarts: processes that may be started in place of dead ones, by place.
         listener: receives every event of every request, those of attempts that failed too.
     """
@@ -109,6 +110,7 @@ class PrefillDecodePools:
         decode: EngineConfig | None = None,
         transfer: message.Transfer = "shared",
         processes: Literal["child", "ray"] | StartProcess = "child",
+        threads: int | None = None,
         max_restarts: int = 3,
         listener: Emit | None = None,
     ):
@@ -121,7 +123,7 @@ class PrefillDecodePools:
             Slot(number, "prefill" if number < num_prefill else "decode", each) for number, each in enumerate(configs)
         ]
         self.counts: Counter[str] = Counter()  # handed over, computed again, processes that died
-        self._threads = max(1, (os.cpu_count() or 1) // len(self.slots))
+        self._threads = threads or max(1, (os.cpu_count() or 1) // len(self.slots))
         self._served: dict[str, _Served] = {}
         self._queued: deque[str] = deque()  # requests without a process
         self._offers: dict[TransferKey, message.OfferPages] = {}  # without a decode engine
