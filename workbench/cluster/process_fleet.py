@@ -21,7 +21,11 @@ LOOK_SECONDS = 0.02  # between two looks whether all engines serve
 
 
 class ProcessFleet(Protocol):
-    """Engines in processes, numbered as a simulated fleet's instances: those of the decode pool last."""
+    """Engines in processes, numbered as a simulated fleet's instances: those of the decode pool last.
+
+    `clock` is that of their events."""
+
+    clock: Callable[[], float]
 
     def stream(self, requests: Iterable[Request]) -> Iterator[Event]:
         """Run requests, each at its time of arrival after now, and yield their events as they happen."""
@@ -43,18 +47,24 @@ class ReplicaFleet:
     """Whole engines behind a router; `kill` ends the process of one."""
 
     def __init__(self, cluster: Cluster, kill: Callable[[StartedReplica], None] | None = None):
+        self.clock = cluster.clock
         self.cluster, self._kill, self._size = cluster, kill or _kill_process, len(cluster.replicas)
+        self._killed: set[int] = set()
 
     def stream(self, requests: Iterable[Request]) -> Iterator[Event]:
         return self.cluster.stream(list(requests))
 
     def kill(self, instance: int) -> None:
         """End the process of the `instance`-th of the replicas that are there, eldest first."""
-        self._kill(self.cluster.replicas[sorted(self.cluster.replicas)[instance]])
+        known = self.cluster.replicas
+        number = sorted(known)[instance]
+        self._killed.add(number)
+        self._kill(known[number])
 
     @property
     def is_whole(self) -> bool:
-        return len(self.cluster.replicas) == self._size
+        known = self.cluster.replicas
+        return len(known) == self._size and not self._killed & known.keys()
 
     def close(self) -> None:
         self.cluster.close()
@@ -64,17 +74,21 @@ class PoolFleet:
     """A prefill and a decode pool."""
 
     def __init__(self, pools: PrefillDecodePools):
-        self.pools = pools
+        self.pools, self.clock = pools, time.perf_counter
+        self._restarts: dict[int, int] = {}  # that follow kills, by place
 
     def stream(self, requests: Iterable[Request]) -> Iterator[Event]:
         return self.pools.stream(requests)
 
     def kill(self, instance: int) -> None:
+        self._restarts[instance] = self.pools.slots[instance].restarts + 1
         self.pools.kill(instance)
 
     @property
     def is_whole(self) -> bool:
-        return all(slot.state == "ready" for slot in self.pools.slots)
+        return all(
+            slot.state == "ready" and slot.restarts >= self._restarts.get(slot.number, 0) for slot in self.pools.slots
+        )
 
     def close(self) -> None:
         self.pools.close()

@@ -54,7 +54,17 @@ def cpu_times() -> CpuTimes | None:
         return None
     total = sum(value for name, value in seconds.items() if not name.startswith("guest"))  # they are part of user
     idle = seconds["idle"] + seconds.get("iowait", 0.0)  # waiting for disks
-    return CpuTimes(total=total, active=total - idle, own=sum(os.times()[:4]))
+    return CpuTimes(total=total, active=total - idle, own=sum(os.times()[:4]) + _descendants_seconds())
+
+
+def _descendants_seconds() -> float:
+    """Return the CPU seconds of the processes below this one, with those of their ended children."""
+    seconds = 0.0
+    for each in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            found = each.cpu_times()
+            seconds += found.user + found.system + found.children_user + found.children_system
+    return seconds
 
 
 def others_cpu_share(before: CpuTimes | None, after: CpuTimes | None = None) -> float | None:
