@@ -73,7 +73,8 @@ def test_figures_of_events_are_those_of_simulated_jobs(scene: dict[str, Any]) ->
     assert len(known) > 20 and {key: ours[key] for key in known} == {key: theirs[key] for key in known}
 
 
-STEPS = LinearCost(step=20 * 10**12, prefill_tokens=10**12, decode_tokens=3 * 10**12, positions_read=(10**10,))
+# A prompt's last chunk of one token counts as a decode to the simulator, so both tokens cost the same.
+STEPS = LinearCost(step=20 * 10**12, prefill_tokens=2 * 10**12, decode_tokens=2 * 10**12, positions_read=(10**10,))
 
 
 @pytest.mark.parametrize("split", [False, True])
@@ -97,7 +98,7 @@ def test_a_fleet_that_is_as_the_simulator_has_it_is_predicted_exactly(split: boo
     assert predicted is not None
     (fit,) = predicted["calibrations"]
     assert fit["message_s"] == pytest.approx(message, abs=1e-6)
-    assert fit["prefill_token_s"] == pytest.approx(1e-3, rel=0.01) and fit["errors"]["p90"] < 0.02
+    assert fit["prefill_token_s"] == pytest.approx(2e-3, rel=0.01) and fit["errors"]["p90"] < 0.02
     (row,) = measure_processes(experiment, discard, predicted, open_clocked).rows
     assert row["finished"] == 30 and set(row["measured_over_predicted"]) == set(PREDICTED)
     for name, ratio in row["measured_over_predicted"].items():
