@@ -10,8 +10,8 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
-from workbench.cluster.pool_engine import PoolEngine, run_engine
-from workbench.cluster.pool_messages import Stop
+from workbench.cluster.apart.pool_engine import PoolEngine, run_engine
+from workbench.cluster.apart.pool_messages import Stop
 from workbench.engine.config import EngineConfig
 from workbench.engine.loaded_model import LoadedModel
 
@@ -50,8 +50,7 @@ class ThreadProcess:
                 self.engine = run_engine(mortal, load, lambda engine: engine.inbox.put(Stop()))  # type: ignore[arg-type]
             finally:
                 with socket.fromfd(its.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as ended:
-                    ended.shutdown(socket.SHUT_RDWR)  # a thread that still reads would keep it open
-                its.close()
+                    ended.shutdown(socket.SHUT_RDWR)  # and not closed: a thread of the engine still reads
 
         self._thread = threading.Thread(target=run, daemon=True)
         self._thread.start()

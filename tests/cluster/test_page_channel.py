@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import itertools
-from datetime import timedelta
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from tests.engine.tiny import layer, model_of, request, runner_of, spec_of
 from tests.patience import until
-from workbench.cluster.page_channel import PageReceiver, PageSender, transfer_number
-from workbench.cluster.pool_messages import Connect
+from workbench.cluster.apart import channels, page_channel
+from workbench.cluster.apart.channels import PageChannels
+from workbench.cluster.apart.page_channel import GlooLink, PageReceiver, PageSender, transfer_number
+from workbench.cluster.apart.pool_messages import Adopt, Connect, Disconnect
 from workbench.engine.handover import ready_sequences
 from workbench.engine.runner import Runner
 from workbench.kv_cache.adoption import page_contents
 from workbench.kv_cache.lending import HandedPages, TransferKey
 
-NAMES = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def store() -> dist.TCPStore:
-    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+NUMBERS = itertools.count()
 
 
 @pytest.fixture(scope="module")
@@ -37,11 +32,13 @@ def prefilled() -> tuple[Runner, HandedPages]:
     return runner, HandedPages(ready[0].num_computed_tokens, manager.pages_to_hand_over(ready[0]))
 
 
-def channel(store: dist.TCPStore) -> tuple[PageSender, PageReceiver, list[int]]:
-    name, heard = f"channel {next(NAMES)}", []
-    address = store.host, store.port
-    receiver = PageReceiver(Connect(0, name, address, sends=False), lambda: heard.append(1))
-    return PageSender(Connect(1, name, address, sends=True)), receiver, heard
+def channel() -> tuple[PageSender, PageReceiver, list[int], list[str]]:
+    """Both ends of a channel in one process, what the receiver heard, and the errors of both."""
+    number, heard, errors = next(NUMBERS), [], []
+    first = GlooLink(Connect(number, sends=True), "127.0.0.1", lambda found: second.meet(found.address))
+    second = GlooLink(Connect(number, sends=False), "127.0.0.1", lambda found: first.meet(found.address))
+    receiver = PageReceiver(second, lambda: heard.append(1), errors.append)
+    return PageSender(first, errors.append), receiver, heard, errors
 
 
 def send(sender: PageSender, key: TransferKey, number: int, prefilled: tuple[Runner, HandedPages], layer: int) -> None:
@@ -49,9 +46,9 @@ def send(sender: PageSender, key: TransferKey, number: int, prefilled: tuple[Run
     sender.send(key, number, layer, list(page_contents(runner.store, handed.pages, layer)))
 
 
-def test_a_transfer_is_there_when_all_its_layers_are(store, prefilled) -> None:
+def test_a_transfer_is_there_when_all_its_layers_are(prefilled) -> None:
     runner, handed = prefilled
-    sender, receiver, heard = channel(store)
+    sender, receiver, heard, _ = channel()
     key = TransferKey("r", 1)
     send(sender, key, 7, prefilled, 0)
     send(sender, key, 8, prefilled, 1)  # of another pass
@@ -66,8 +63,8 @@ def test_a_transfer_is_there_when_all_its_layers_are(store, prefilled) -> None:
     assert receiver.error is None and sender.error is None
 
 
-def test_what_was_dropped_is_not_kept(store, prefilled) -> None:
-    sender, receiver, heard = channel(store)
+def test_what_was_dropped_is_not_kept(prefilled) -> None:
+    sender, receiver, heard, _ = channel()
     first, second = TransferKey("r", 1), TransferKey("r", 2)
     send(sender, first, 1, prefilled, 0)
     until(lambda: len(heard) == 1)
@@ -82,3 +79,50 @@ def test_transfers_have_numbers_of_their_own() -> None:
     keys = [TransferKey(name, number) for name in ("r", "r1", "s") for number in range(3)]
     assert len({transfer_number(key) for key in keys}) == len(keys)
     assert all(0 <= transfer_number(key) < 2**63 for key in keys)
+
+
+def test_what_was_sent_arrives_though_the_sender_leaves(prefilled) -> None:
+    runner, handed = prefilled
+    sender, receiver, heard, errors = channel()
+    for number in range(2):
+        send(sender, TransferKey("r", 1), 1, prefilled, number)
+    sender.close()
+    until(lambda: receiver.error is not None and sender.error is not None)
+    assert len(heard) == 2 and len(errors) == 1, "the receiver alone lost its channel"
+    assert receiver.pop(TransferKey("r", 1), 1, handed, runner.store) is not None
+    send(sender, TransferKey("r", 2), 1, prefilled, 0)
+    assert sender._queue.empty(), "nothing is kept for a channel that has ended"
+
+
+@pytest.mark.parametrize("sends", [True, False])
+def test_an_end_whose_other_end_does_not_come_gives_up(monkeypatch, sends: bool) -> None:
+    monkeypatch.setattr(page_channel, "JOIN_SECONDS", 0.2)
+    errors: list[str] = []
+    link = GlooLink(Connect(next(NUMBERS), sends), "127.0.0.1", lambda found: None)
+    end = PageSender(link, errors.append) if sends else PageReceiver(link, lambda: None, errors.append)
+    until(lambda: errors)
+    assert end.error == errors[0] and not link.is_joined
+
+
+def arriving(prefilled, connects: bool = True) -> tuple[PageChannels, Adopt]:
+    """A process that waits for the bytes of a transfer over a channel whose other end never comes."""
+    runner, handed = prefilled
+    made = PageChannels("127.0.0.1", lambda message: None, lambda: None)
+    if connects:
+        made.connect(Connect(3, sends=False))
+    adopt = Adopt(TransferKey("r", 1), request("r", 14, 4), handed, channel=3, sent_pass=1)
+    made.expect(adopt)
+    return made, adopt
+
+
+def test_a_transfer_that_cannot_arrive_is_computed_again(monkeypatch, prefilled) -> None:
+    store = prefilled[0].store
+    made, adopt = arriving(prefilled)
+    assert list(made.pop_arrived(store)) == [] and made.is_waiting
+    made.disconnect(Disconnect(3))
+    assert list(made.pop_arrived(store)) == [(adopt, None)] and not made.is_waiting
+    made, adopt = arriving(prefilled, connects=False)
+    assert list(made.pop_arrived(store)) == [(adopt, None)], "a channel that it has never had"
+    made, adopt = arriving(prefilled)
+    monkeypatch.setattr(channels, "STALL_SECONDS", -1.0)
+    assert list(made.pop_arrived(store)) == [(adopt, None)], "for too long no layer came"

@@ -68,8 +68,8 @@ def test_texts_and_pages_survive_any_deaths(data: st.DataObject) -> None:
     names = [f"{'prefill' if number < counts[0] else 'decode'} {number}" for number in range(sum(counts))]
     started = StartThreads(lambda config: loaded, {name: draw(DEATHS) for name in names})
     config = EngineConfig.build(**chosen)
-    # Not gloo: a thread that joins a store which closed holds the interpreter. test_pools.py kills its processes.
-    with PrefillDecodePools(config, *counts, processes=started, max_restarts=3) as pools:
+    transfer = draw(st.sampled_from(["shared", "gloo"]))
+    with PrefillDecodePools(config, *counts, transfer=transfer, processes=started, max_restarts=3) as pools:
         assert run(pools, asked) == alone
         again = [replace(each, request_id=f"{each.request_id} again") for each in asked]
         assert run(pools, again) == {f"{name} again": ids for name, ids in alone.items()}

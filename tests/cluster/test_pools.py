@@ -95,7 +95,7 @@ def test_requests_that_are_cancelled_end_and_leave_no_loan() -> None:
             for _ in range(limit):
                 next(events)
             events.close()
-        until(lambda: not pools.call(lambda: pools._served))
+        until(lambda: pools.call(lambda: pools._requests.is_empty))
         until(lambda: (pools.recall(), pools.pages_lent())[1] == 0)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from tests.engine.tiny import poison
-from workbench.cluster.page_channel import SendingExecutor
+from workbench.cluster.apart.page_channel import SendingExecutor
 from workbench.engine.cache import build_store, cache_num_pages, describe_layout
 from workbench.engine.config import EngineConfig
 from workbench.engine.handover import (
@@ -95,7 +95,7 @@ class Apart:
             made: Handover = hand_over(self.prefill, sequence)
             return made.request, BorrowedPages(made.handed)
         assert self.sending is not None
-        offer = self.sending.hand_over(sequence, TransferKey(sequence.request_id, 0))
+        offer = self.sending.hand_over(sequence, TransferKey(sequence.request_id, 0), 0)
         layers = self.channel.layers.pop(sequence.request_id)
         contents = [part for layer in range(len(self.prefill.store.layers)) for part in layers[offer.sent_pass, layer]]
         return offer.request, CopiedPages(offer.handed, contents)

@@ -16,7 +16,7 @@ from tests.engine.apart import engines_apart
 from tests.engine.test_recurrent import models as recurrent_models
 from tests.engine.tiny import Oracle, finals, layer, model_of, request, runner_of, spec_of
 from tests.thorough import tries
-from workbench.cluster.page_channel import SendingExecutor
+from workbench.cluster.apart.page_channel import SendingExecutor
 from workbench.engine.cache import describe_layout
 from workbench.engine.config import EngineConfig
 from workbench.engine.handover import adopt, pop_returned, ready_sequences, take_back

@@ -6,8 +6,8 @@ from collections import Counter, defaultdict
 from hypothesis import given
 
 from tests.trace.histories import recorders
-from workbench.trace.events import Decoded, Preempted, Prefilled, Scheduled, Stepped, Submitted
-from workbench.trace.perfetto import ENGINE, REQUESTS, STEP_TRACK, chrome_trace
+from workbench.trace.events import Decoded, Finished, HandedOver, Preempted, Prefilled, Scheduled, Stepped, Submitted
+from workbench.trace.perfetto import ENGINE, REQUESTS, STEP_TRACK, chrome_trace, read_trace
 from workbench.trace.recorder import Recorder
 
 REQUIRED = {"M": {"args"}, "X": {"dur", "args"}, "i": {"s"}, "C": {"args"}}
@@ -141,3 +141,20 @@ def test_a_preemption_lasts_until_the_request_is_admitted_again():
     found = {e["name"]: e for e in chrome_trace(recorder)["traceEvents"] if e["ph"] == "X"}
     assert (found["preempted"]["ts"], found["preempted"]["dur"]) == (1e6, 1e6)
     assert (found["chunk"]["ts"], found["chunk"]["dur"]) == (2e6, 1e6), "not before it was admitted"
+
+
+def test_a_handover_lasts_from_the_offer_of_its_pages_until_the_other_engine_has_them():
+    recorder = Recorder()
+    recorder.record(Submitted(1.0, "a", arrival=1.0))
+    recorder.record(Prefilled(1.5, "a", tokens=5, computed=5, replica=1))
+    recorder.record(Decoded(2.0, "a", "x", token_id=3, replica=1))
+    recorder.record(HandedOver(2.75, "a", source=1, replica=2, pages=5, bytes=640, seconds=0.5))
+    recorder.record(Decoded(3.0, "a", "y", token_id=4, index=1, replica=2))
+    recorder.record(Finished(3.0, "a", reason="length", token_ids=(3, 4)))
+    trace = chrome_trace(recorder)
+    [handover] = [each for each in slices(trace, REQUESTS)[1] if each["name"] == "handover"]
+    assert (handover["ts"], handover["dur"]) == (1.25e6, 0.5e6)
+    assert handover["args"] == {"source": 1, "replica": 2, "pages": 5, "bytes": 640}
+    [track] = read_trace(trace).requests
+    assert [each.name for each in track.inner] == ["handover"]
+    assert [each.name for each in track.phases] == ["a", "queue", "prefill", "decode"]

@@ -283,6 +283,16 @@ class PageLedger:
                     owed[group].update(pages)
         return tuple(dict(each) for each in owed)
 
+    def lent_pages(self) -> dict[tuple[int, int | None], int]:
+        """Return the number of loans by home and borrower; None: of transfers that no process has claimed."""
+        found: Counter[tuple[int, int | None]] = Counter()
+        for borrower, held in self.loans.items():
+            for (group, page), loans in held.items():
+                found[self.home_of(group, page), borrower] += loans
+        for offer in self.offers.values():
+            found[offer.home, None] += sum(map(len, offer.pages))
+        return {pair: pages for pair, pages in sorted(found.items(), key=str) if pages}
+
     def borrowed_by(self, process: int) -> Counter[LentPage]:
         """Return the loans that a process holds."""
         return Counter(self.loans.get(process, Counter()))

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from workbench.errors import WorkbenchError
+from workbench.kv_cache.pages import NULL_PAGE
 from workbench.kv_cache.store import KVStore
 
 ALIGNMENT = 4096  # bytes: each tensor begins a memory page, and so any vector's alignment holds
@@ -172,6 +173,11 @@ class PageLayout:
     def memory_bytes(self, totals: tuple[int, ...]) -> int:
         """Return the bytes of a memory of so many pages, by cache group, as `shared_bytes` of their store."""
         return max(sum(_aligned(each.page_bytes * (totals[each.group] + 1)) for each in self.tensors), ALIGNMENT)
+
+    def bytes_of(self, pages: tuple[tuple[int, ...], ...]) -> int:
+        """Return the bytes of these pages, by cache group, in all layers; null pages have none."""
+        counts = [sum(page != NULL_PAGE for page in each) for each in pages]
+        return sum(each.page_bytes * counts[each.group] for each in self.tensors)
 
     def differences(self, other: PageLayout) -> list[str]:
         """Return what differs, one line each: empty where pages may be handed over."""

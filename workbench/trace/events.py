@@ -163,6 +163,18 @@ class Moved(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class HandedOver(Event):
+    """A request goes on at the engine `replica`, on the pages that `source` computed (cluster/pools.py). `time` is when
+    it had them."""
+
+    kind: ClassVar[str] = "handed_over"
+    source: int = 0  # the engine that computed them
+    pages: int = 0
+    bytes: int = 0  # that travelled; 0: both engines map one memory, and only page numbers did
+    seconds: float = 0.0  # since they were offered
+
+
+@dataclass(frozen=True, slots=True)
 class ThreadsChanged(Event):
     """Compiled steps run on another number of threads after this step, and why (see executors/contention.py)."""
 

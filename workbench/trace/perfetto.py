@@ -1,7 +1,8 @@
 """Export events as a Chrome JSON trace: open the file in https://ui.perfetto.dev or chrome://tracing.
 
-One track for the steps of each engine, one per request (queue, prefill, decode, with chunks and preemptions; an instant
-per token and decision), counters for pages and running requests. Format: "Trace Event Format", Google, 2016.
+One track for the steps of each engine, one per request (queue, prefill, decode, with chunks, preemptions and handovers
+of pages; an instant per token and decision), counters for pages and running requests. Format: "Trace Event Format",
+Google, 2016.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def read_trace(trace: dict) -> Tracks:
             continue
         track = tracks.requests[tid - 1]
         if kind == "X":
-            inner = "step" in event["args"]  # a request may be called as it likes
+            inner = not {"step", "source"}.isdisjoint(event["args"])  # a request may be called as it likes
             (track.inner if inner else track.phases).append(Slice(event["name"], begin, end, event["args"]))
         elif event["name"] == "token":
             track.tokens.append(Moment("token", begin, event["args"]))

@@ -26,8 +26,8 @@ class Moment(NamedTuple):
 
 @dataclass
 class Track:
-    """One request: `phases` once it has finished, `inner` chunks and preemptions, `moments` decisions, and
-    its tokens."""
+    """One request: `phases` once it has finished, `inner` chunks, preemptions and handovers, `moments`
+    decisions, and its tokens."""
 
     row: dict[str, Any]
     phases: list[Slice] = field(default_factory=list)

@@ -13,7 +13,17 @@ from typing import Any
 
 from workbench.trace.agent_events import AgentEvent
 from workbench.trace.agent_tracks import AgentTrack, AgentTracks
-from workbench.trace.events import Decoded, Event, Finished, Moved, Preempted, Prefilled, Scheduled, Stepped
+from workbench.trace.events import (
+    Decoded,
+    Event,
+    Finished,
+    HandedOver,
+    Moved,
+    Preempted,
+    Prefilled,
+    Scheduled,
+    Stepped,
+)
 from workbench.trace.recorder import RowNumbers, empty_row, update_row
 from workbench.trace.slices import Moment, Slice, Track
 
@@ -73,7 +83,7 @@ class Tracks:
         return track.phases or _phases(track.row, self.end)
 
     def inner(self, track: Track) -> list[Slice]:
-        """Return its chunks and preemptions, a present one included."""
+        """Return its chunks, handovers and preemptions, a present one included."""
         return track.inner if track.preempted is None else [*track.inner, _preempted_slice(track.preempted, self.end)]
 
     def _step(self, event: Stepped) -> None:
@@ -114,6 +124,11 @@ class Tracks:
             case Moved():
                 names = ("source", "replica", "generated_tokens", "reason")
                 track.moments.append(Moment("moved", event.time, {name: getattr(event, name) for name in names}))
+            case HandedOver():
+                names = ("source", "replica", "pages", "bytes")
+                details = {name: getattr(event, name) for name in names}
+                offered = min(max(event.time - event.seconds, track.last), event.time)
+                track.inner.append(Slice("handover", offered, event.time, details))
             case Finished():
                 track.phases = _phases(track.row, event.time)
 

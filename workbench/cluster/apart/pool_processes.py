@@ -6,28 +6,33 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import select
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.connection import Client, Connection, answer_challenge, deliver_challenge
 from typing import Any, Protocol
 
-from workbench.cluster.pool_engine import run_engine
-from workbench.errors import WorkbenchError
+from workbench.cluster.apart.pool_engine import run_engine
+from workbench.errors import WorkbenchError, describe_error
 
 
 class EngineProcess(Protocol):
     """The process of an engine; `pid` is None where it runs on another host."""
 
     connection: Connection
-    pid: int | None
+
+    @property
+    def pid(self) -> int | None: ...
 
     def kill(self) -> None:
         """End it at once, and wait until it has ended."""
         ...
 
 
+START_SECONDS = 120.0  # for an actor to be there, and to call back
 StartProcess = Callable[[str], EngineProcess]  # by a name that errors show
 
 
@@ -38,7 +43,7 @@ class ChildProcess:
         mine, its = socket.socketpair()
         with its:
             self._child = subprocess.Popen(
-                [sys.executable, "-m", "workbench.cluster.pool_engine", str(its.fileno())],
+                [sys.executable, "-m", "workbench.cluster.apart.pool_engine", str(its.fileno())],
                 pass_fds=[its.fileno()], stdin=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C in a terminal is the coordinator's
             )  # fmt: skip
@@ -64,17 +69,40 @@ class RayProcess:
             raise WorkbenchError("processes: ray is not started; call ray.init() first, or set processes: child")
         self._ray, self.name = ray, name
         key = secrets.token_bytes(16)
-        with Listener((host_address(), 0), authkey=key) as listener:
-            self._actor = ray.remote(num_cpus=0, max_restarts=0)(_Actor).remote()
-            self.pid, there = ray.get(self._actor.whereabouts.remote())
+        self._fd: int | None = None  # of its process, where it is on this host
+        self._actor = ray.remote(num_cpus=0, max_restarts=0)(_Actor).remote()
+        try:
+            self.pid, there = ray.get(self._actor.whereabouts.remote(), timeout=START_SECONDS)
             if there != ray.get_runtime_context().get_node_id():
                 self.pid = None
-            self._actor.run.remote(listener.address, key)
-            self.connection: Connection = listener.accept()
+            elif hasattr(os, "pidfd_open"):  # Linux
+                self._fd = os.pidfd_open(self.pid)
+            with socket.create_server((host_address(), 0)) as server:
+                server.settimeout(START_SECONDS)
+                self._actor.run.remote(server.getsockname(), key)
+                its, _ = server.accept()
+            _keep_alive(its)
+            self.connection = Connection(its.detach())
+            deliver_challenge(self.connection, key)
+            answer_challenge(self.connection, key)
+        except BaseException as error:
+            self._end()
+            if isinstance(error, Exception):
+                raise WorkbenchError(f"processes: {name} did not start in Ray: {describe_error(error)}") from error
+            raise
 
     def kill(self) -> None:
         self.connection.close()
+        self._end()
+
+    def _end(self) -> None:
         self._ray.kill(self._actor)
+        if self._fd is not None:  # what it computes on pages of a shared memory must have ended
+            with contextlib.suppress(OSError):
+                signal.pidfd_send_signal(self._fd, signal.SIGKILL)
+            select.select([self._fd], [], [], START_SECONDS)
+            os.close(self._fd)
+            self._fd = None
 
 
 def host_address() -> str:
@@ -82,6 +110,14 @@ def host_address() -> str:
     import ray  # optional
 
     return ray.util.get_node_ip_address()
+
+
+def _keep_alive(connection: socket.socket) -> None:
+    """End a connection soon after the other host has vanished, which says nothing."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 class _Actor:
@@ -93,7 +129,10 @@ class _Actor:
         return os.getpid(), ray.get_runtime_context().get_node_id()
 
     def run(self, address: Any, key: bytes) -> None:
-        run_engine(Client(address, authkey=key))
+        connection = Client(address, authkey=key)
+        with socket.fromfd(connection.fileno(), socket.AF_INET, socket.SOCK_STREAM) as its:
+            _keep_alive(its)
+        run_engine(connection, host=host_address())
 
 
 STARTERS: dict[str, StartProcess] = {"child": ChildProcess, "ray": RayProcess}

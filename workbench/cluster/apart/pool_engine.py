@@ -12,19 +12,24 @@ import os
 import queue
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 import torch
 
-from workbench.cluster.page_channel import PageReceiver, PageSender, SendingExecutor
-from workbench.cluster.pool_messages import (
+from workbench.cluster.apart.channels import PageChannels
+from workbench.cluster.apart.page_channel import PageSender, SendingExecutor
+from workbench.cluster.apart.pool_messages import (
     Adopt,
     Begin,
     Cancel,
+    ChannelAddress,
     Connect,
     Described,
+    Disconnect,
     Drop,
     EngineFailed,
     OfferPages,
@@ -47,15 +52,29 @@ from workbench.kv_cache.lending import SharedPagePool, TransferKey
 from workbench.kv_cache.pages import NULL_PAGE
 from workbench.kv_cache.shared_memory import SharedMemory, SharedPages
 from workbench.request import FinishReason, Sequence
-from workbench.trace.events import Event, Finished
+from workbench.trace.events import Event, Finished, Stepped
 
 MAX_IDLE_SECONDS = 0.05  # between looks at bytes that are to arrive
 
 
-class PoolEngine:
-    """The engine of one process."""
+@dataclass(frozen=True)
+class _Post:
+    """A message of a channel's thread, on its way to the coordinator: one thread alone writes to the connection."""
 
-    def __init__(self, connection: Connection, start: Start, load: Callable[[EngineConfig], LoadedModel]):
+    message: object
+
+
+class PoolEngine:
+    """The engine of one process.
+
+    Args:
+        connection: to the coordinator.
+        start: its first message.
+        load: loads the model.
+        host: the address of this host, which the other processes can reach.
+    """
+
+    def __init__(self, connection: Connection, start: Start, load: Callable[[EngineConfig], LoadedModel], host: str):
         self.connection = connection
         torch.set_num_threads(start.threads)
         self.config = start.config
@@ -65,10 +84,10 @@ class PoolEngine:
         self.waiting: deque[Run] = deque()  # for pages
         self.attempts: dict[str, int] = {}
         self.left: dict[str, int] = {}  # ends to come, by request
-        self.moving: dict[str, int | None] = {}  # requests to hand over, and where their bytes go
-        self.senders: dict[int, PageSender] = {}
-        self.receivers: dict[int, PageReceiver] = {}
-        self.arriving: list[Adopt] = []  # whose bytes are not all here
+        self.moving: dict[str, int | None] = {}  # requests to hand over, and the channel of their bytes
+        self.channels = PageChannels(host, lambda message: self.inbox.put(_Post(message)), lambda: self.inbox.put(None))
+        self.steps: list[Event] = []
+        self.adopted: list[TransferKey] = []
         self.asked_for_pages = False
         self.sending: SendingExecutor | None = None
         self.runner: Runner
@@ -76,7 +95,7 @@ class PoolEngine:
     def describe(self) -> Described:
         model = self.loaded.transformer
         layout = describe_layout(model, self.config)
-        return Described(layout, cache_num_pages(model, self.config), model.spec.max_position_embeddings)
+        return Described(layout, cache_num_pages(model, self.config), time.perf_counter())
 
     def begin(self, begin: Begin) -> None:
         """Build the runner. A successor zeroes what its predecessor may have left half written."""
@@ -84,7 +103,9 @@ class PoolEngine:
         if begin.memory is not None:
             memory = SharedMemory.open(begin.memory)
             shared = SharedPages(memory, begin.totals, begin.homes, begin.lent)
-        self.runner = Runner(self.config, self.loaded, shared_pages=shared, report=lambda line: None)
+        self.runner = Runner(
+            self.config, self.loaded, listener=self._listen, shared_pages=shared, report=lambda line: None
+        )
         if shared is not None:
             shared.memory.close()
         if shared is None:  # bytes may be asked for
@@ -93,6 +114,10 @@ class PoolEngine:
         if begin.is_successor and shared is not None:
             for group, (home, lent) in enumerate(zip(begin.homes, begin.lent, strict=True)):
                 self.runner.store.zero_pages(group, (page for page in home if page not in lent))
+
+    def _listen(self, event: Event) -> None:
+        if isinstance(event, Stepped):  # others come with their requests
+            self.steps.append(event)
 
     def serve(self) -> None:
         """Take messages and run steps until `Stop`."""
@@ -112,7 +137,7 @@ class PoolEngine:
         while True:
             try:
                 wait = idle and not self.queue
-                limit = MAX_IDLE_SECONDS if self.arriving or self.waiting else None
+                limit = MAX_IDLE_SECONDS if self.channels.is_waiting or self.waiting else None
                 message = self.inbox.get(block=wait, timeout=limit if wait else None)
             except queue.Empty:
                 self.asked_for_pages &= not wait  # ask again: what is lent may be idle now
@@ -138,14 +163,15 @@ class PoolEngine:
             case Cancel(request_id):
                 self._cancel(request_id)
             case Drop(key):
-                for receiver in self.receivers.values():
-                    receiver.drop(key)
-            case Connect(peer, _, _, sends):
-                if sends:
-                    self.senders[peer] = PageSender(message)
-                else:
-                    self._adopt_arrived(lost=peer)
-                    self.receivers[peer] = PageReceiver(message, lambda: self.inbox.put(None))
+                self.channels.drop(key)
+            case Connect():
+                self.channels.connect(message)
+            case ChannelAddress():
+                self.channels.meet(message)
+            case Disconnect():
+                self.channels.disconnect(message)
+            case _Post(post):
+                self.connection.send(post)
 
     def _cancel(self, request_id: str) -> None:
         for run in [run for run in self.waiting if run.request.request_id == request_id]:
@@ -153,8 +179,7 @@ class PoolEngine:
             self.attempts[request_id] = run.attempt
             reason = str(FinishReason.CANCELLED)
             self.queue.append(Finished(self.runner.clock(), request_id, reason=reason))
-        for adoption in [each for each in self.arriving if each.key.request_id == request_id]:
-            self.arriving.remove(adoption)
+        for adoption in self.channels.cancel(request_id):
             self.attempts[request_id] = adoption.key.attempt
             ids, reason = adoption.request.generated_ids, str(FinishReason.CANCELLED)
             self.queue.append(Finished(self.runner.clock(), request_id, reason=reason, token_ids=ids))
@@ -167,7 +192,7 @@ class PoolEngine:
             name = run.request.request_id
             self.attempts[name] = run.attempt
             if run.hands_over:
-                self.moving[name] = run.send_to
+                self.moving[name] = run.channel
             self.left[name] = self.runner.submit(run.request, self.queue)
 
     def _has_pages(self, run: Run) -> bool:
@@ -193,42 +218,39 @@ class PoolEngine:
         return self.loaded.transformer.spec.max_position_embeddings
 
     def _adopt(self, message: Adopt) -> None:
-        name = message.key.request_id
-        self.attempts[name] = message.key.attempt
-        if message.sender is not None and message.handed is not None:
-            self.arriving.append(message)
-        elif message.handed is None:
-            self.left[name] = self.runner.submit(message.request, self.queue)
+        self.attempts[message.key.request_id] = message.key.attempt
+        if message.channel is not None:
+            self.channels.expect(message)
         else:
-            self.left[name] = adopt(self.runner, message.request, BorrowedPages(message.handed), self.queue)
+            self._go_on(message, BorrowedPages(message.handed))
 
-    def _adopt_arrived(self, lost: int | None = None) -> None:
-        """Submit the requests whose bytes are here; those whose bytes are lost are computed again.
+    def _adopt_arrived(self) -> None:
+        for message, found in self.channels.pop_arrived(self.runner.store):
+            self._go_on(message, found)
 
-        Args:
-            lost: a process that has ended: what is not here will not come.
-        """
-        for message in list(self.arriving):
-            assert message.handed is not None and message.sender is not None
-            name, receiver = message.key.request_id, self.receivers.get(message.sender)
-            found: Adoption | None = None
-            if receiver is not None:
-                ended = receiver.error is not None or message.sender == lost  # before the look at what is here
-                found = receiver.pop(message.key, message.sent_pass, message.handed, self.runner.store)
-                if found is None and not ended:
-                    continue
-            self.arriving.remove(message)
-            if found is None:
-                self.left[name] = self.runner.submit(message.request, self.queue)
-            else:
-                self.left[name] = adopt(self.runner, message.request, found, self.queue)
+    def _go_on(self, message: Adopt, pages: Adoption | None) -> None:
+        """Submit a request that another engine has begun, on its pages; without them, or room for them, they are
+        computed again."""
+        name = message.key.request_id
+        if pages is None:
+            self.left[name] = self.runner.submit(message.request, self.queue)
+            return
+        self.left[name] = adopt(self.runner, message.request, pages, self.queue)
+        tracker = self.runner.tracker
+        sequence = tracker.sequences.get(name)
+        if sequence is None:
+            has_pages = tracker.compiling.reserves(name)  # it gets them once its grammar is compiled
+        else:
+            has_pages = sequence.num_computed_tokens >= message.handed.num_computed_tokens
+        if has_pages:
+            self.adopted.append(message.key)
 
     def _target(self, sequence: Sequence) -> tuple[TransferKey, PageSender] | None:
         """Return the transfer of a sequence that is to be sent, and its channel."""
         name = sequence.request_id
-        if (target := self.moving.get(name)) is None or why_not_apart(sequence.request):
+        if (channel := self.moving.get(name)) is None or why_not_apart(sequence.request):
             return None
-        return TransferKey(name, self.attempts[name]), self.senders[target]
+        return TransferKey(name, self.attempts[name]), self.channels.senders[channel]
 
     def _hand_over(self) -> list[OfferPages]:
         offers = []
@@ -236,12 +258,12 @@ class PoolEngine:
             name = sequence.request_id
             if name not in self.moving:
                 continue
-            key, target = TransferKey(name, self.attempts[name]), self.moving[name]
-            if target is None:
+            key, channel = TransferKey(name, self.attempts[name]), self.moving[name]
+            if channel is None:
                 made = hand_over(self.runner, sequence)
                 offers.append(OfferPages(key, made.request, made.handed))
             elif self.sending is not None and self.sending.has_sent(sequence, key):
-                offers.append(self.sending.hand_over(sequence, key))
+                offers.append(self.sending.hand_over(sequence, key, channel))
         return offers
 
     def _report(self, offers: list[OfferPages]) -> None:
@@ -252,10 +274,14 @@ class PoolEngine:
             events.append((self.attempts[name], event))
             if isinstance(event, Finished):
                 self._forget(name)
+        events += [(0, step) for step in self.steps]
+        adopted, self.steps, self.adopted = self.adopted, [], []
         returned, tainted = pop_returned(self.runner)
         needs = bool(self.waiting) and not self.runner.has_unfinished_requests and not self.asked_for_pages
         self.asked_for_pages |= needs
-        progress = StepReport(events, offers, returned if any(returned) else [], tainted if any(tainted) else [], needs)
+        progress = StepReport(
+            events, offers, adopted, returned if any(returned) else [], tainted if any(tainted) else [], needs
+        )
         if progress != StepReport():
             self.connection.send(progress)
 
@@ -273,6 +299,7 @@ def run_engine(
     connection: Connection,
     load: Callable[[EngineConfig], LoadedModel] | None = None,
     orphaned: Callable[[PoolEngine], None] | None = None,
+    host: str = "127.0.0.1",
 ) -> PoolEngine | None:
     """Run the engine that the coordinator at the other end asks for, until it says so or ends.
 
@@ -280,6 +307,7 @@ def run_engine(
         connection: to the coordinator.
         load: loads the model; None: as its config says.
         orphaned: called in another thread when the coordinator has ended; None: ends the process, in any step.
+        host: the address of this host, which the other processes can reach.
 
     Returns:
         the engine, if it began.
@@ -288,20 +316,24 @@ def run_engine(
     try:
         start = connection.recv()
         assert isinstance(start, Start)
-        engine = PoolEngine(connection, start, load or (lambda config: LoadedModel.load(config, lambda line: None)))
+        load = load or (lambda config: LoadedModel.load(config, lambda line: None))
+        engine = PoolEngine(connection, start, load, host)
         connection.send(engine.describe())
-        begin = connection.recv()
+        threading.Thread(target=_receive, args=(engine, orphaned or _exit), daemon=True).start()
+        begin = engine.inbox.get()
         if not isinstance(begin, Begin):
             return engine  # the pools close
         engine.begin(begin)
         connection.send(Ready())
-        threading.Thread(target=_receive, args=(engine, orphaned or _exit), daemon=True).start()
         engine.serve()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return engine
     except Exception as error:
         connection.send(EngineFailed(describe_error(error)))
         raise
+    finally:
+        if engine is not None:
+            engine.channels.close()
     return engine
 
 

@@ -46,17 +46,17 @@ class Run:
     request: Request
     attempt: int
     hands_over: bool
-    send_to: int | None = None  # the process that will decode it, where bytes are sent
+    channel: int | None = None  # to the process that will decode it, where bytes are sent
 
 
 @dataclass(frozen=True)
 class Adopt:
-    """Go on with a request on these pages; None: compute them again."""
+    """Go on with a request on these pages."""
 
     key: TransferKey
     request: Request
-    handed: HandedPages | None
-    sender: int | None = None  # the process that sends their bytes
+    handed: HandedPages
+    channel: int | None = None  # over which their bytes come
     sent_pass: int = 0
 
 
@@ -87,12 +87,17 @@ class Cancel:
 
 @dataclass(frozen=True)
 class Connect:
-    """Join the process `peer` by a gloo group of two, under `name` in the store."""
+    """Open one end of a channel: answer with its `ChannelAddress`, and expect that of the other end."""
 
-    peer: int
-    name: str
-    store: tuple[str, int]
+    channel: int
     sends: bool
+
+
+@dataclass(frozen=True)
+class Disconnect:
+    """The process at the other end of a channel has ended: what it has not sent will not come."""
+
+    channel: int
 
 
 @dataclass(frozen=True)
@@ -100,7 +105,23 @@ class Stop:
     """End the process."""
 
 
-# From a process.
+# From a process; the coordinator passes a channel's address on to its other end.
+
+
+@dataclass(frozen=True)
+class ChannelAddress:
+    """The place at which one end of a channel listens, as gloo writes it."""
+
+    channel: int
+    address: bytes
+
+
+@dataclass(frozen=True)
+class ChannelBroken:
+    """A channel failed while both of its processes live, as far as this one knows."""
+
+    channel: int
+    error: str
 
 
 @dataclass(frozen=True)
@@ -109,7 +130,7 @@ class Described:
 
     layout: PageLayout
     num_pages: tuple[int, ...]
-    max_model_len: int
+    time: float  # on the clock of its events
 
 
 @dataclass(frozen=True)
@@ -124,15 +145,17 @@ class OfferPages:
     key: TransferKey
     request: Request
     handed: HandedPages
-    sent_pass: int = 0  # of the layers that count, where bytes are sent
+    channel: int | None = None  # over which their bytes go, where they do
+    sent_pass: int = 0  # of the layers that count
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """Events with their attempts, offers, and loans that end, after a step or messages."""
+    """Events with their attempts, offers, transfers that arrived, and loans that end, after a step or messages."""
 
     events: list[tuple[int, Event]] = field(default_factory=list)
     offers: list[OfferPages] = field(default_factory=list)
+    adopted: list[TransferKey] = field(default_factory=list)  # whose pages are here; others are computed again
     returned: Pages = field(default_factory=list)
     tainted: Pages = field(default_factory=list)
     needs_pages: bool = False  # a prompt waits for home pages that are lent

@@ -9,7 +9,8 @@ delivered is computed again.
 Executors that call blocks one by one from Python (eager, Inductor's blocks, panels) send so. Those that run a step as
 one compiled function (`batch_invariant`, mlir's steps of few tokens, CUDA graphs) send all layers after it.
 
-This is the place of NIXL or NCCL between GPUs: `PageSender.send` and `PageReceiver._receive` are all that names gloo.
+This is the place of NIXL or NCCL between GPUs: `GlooLink` is all that names gloo. The coordinator carries the address
+of each end to the other, so there is no store to join that may have closed, and nothing is waited for without a limit.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -25,7 +27,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from workbench.cluster.pool_messages import Connect, OfferPages
+from workbench.cluster.apart.pool_messages import ChannelAddress, Connect, OfferPages
 from workbench.engine.handover import end_as_moved
 from workbench.engine.runner import Runner
 from workbench.errors import describe_error
@@ -37,7 +39,8 @@ from workbench.kv_cache.store import KVStore
 from workbench.request import Sequence
 from workbench.scheduler.plan import StepPlan
 
-TIMEOUT_SECONDS = 60.0  # for a peer to join
+JOIN_SECONDS = 60.0  # for the other end to join
+MESSAGE_SECONDS = 60.0  # for the bytes of a layer to leave, or to arrive after their header
 IDLE_SECONDS = 24 * 3600.0  # between two transfers
 MAX_DROPPED = 1024
 HEADER = 4  # numbers: transfer, pass, layer, bytes
@@ -49,21 +52,75 @@ def transfer_number(key: TransferKey) -> int:
     return int.from_bytes(digest[:8]) >> 1  # as int64 has it
 
 
-def _join(connect: Connect) -> dist.ProcessGroup:
-    """Return the gloo group of two processes; the one that sends is rank 0."""
-    host, port = connect.store
-    store = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=TIMEOUT_SECONDS))
-    rank = 0 if connect.sends else 1
-    return dist.ProcessGroupGloo(dist.PrefixStore(connect.name, store), rank, 2, timedelta(seconds=IDLE_SECONDS))
+class GlooLink:
+    """One end of a gloo group of two: rank 0 sends, rank 1 receives.
+
+    Args:
+        connect: the channel.
+        host: the address of this host, which the other end can reach.
+        publish: called in a thread with this end's address, for the other end's `meet`.
+    """
+
+    def __init__(self, connect: Connect, host: str, publish: Callable[[ChannelAddress], None]):
+        self.channel, self._host, self._publish = connect.channel, host, publish
+        self._rank = 0 if connect.sends else 1
+        self._store = dist.HashStore()  # in which gloo puts its own address, and looks for the other's
+        self._store.set_timeout(timedelta(seconds=JOIN_SECONDS))
+        self._group: dist.ProcessGroupGloo | None = None
+
+    @property
+    def is_joined(self) -> bool:
+        return self._group is not None
+
+    def meet(self, address: bytes) -> None:
+        """Tell the address of the other end."""
+        self._store.set(f"0/{1 - self._rank}", address)  # type: ignore[arg-type] (bytes are taken as they are)
+
+    def join(self) -> None:
+        """Wait for the other end and join it.
+
+        Raises:
+            RuntimeError: if it does not come within `JOIN_SECONDS`.
+        """
+        threading.Thread(target=self._tell_address, daemon=True).start()
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined] (the stubs lack it)
+        options._timeout = timedelta(seconds=JOIN_SECONDS)
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._host)]
+        self._group = dist.ProcessGroupGloo(self._store, self._rank, 2, options)
+
+    def _tell_address(self) -> None:
+        try:
+            address = self._store.get(f"0/{self._rank}")
+        except RuntimeError:  # gloo could not listen, which `join` raises
+            return
+        self._publish(ChannelAddress(self.channel, address))
+
+    def leave(self) -> None:
+        """Close the connection; the other end's calls fail."""
+        self._group = None
+
+    def send(self, tensor: Tensor) -> None:
+        assert self._group is not None
+        self._group.send([tensor], 1, 0).wait(timedelta(seconds=MESSAGE_SECONDS))
+
+    def receive(self, tensor: Tensor, seconds: float = MESSAGE_SECONDS) -> None:
+        assert self._group is not None
+        self._group.recv([tensor], 0, 0).wait(timedelta(seconds=seconds))
 
 
 class PageSender:
-    """The end of a channel at the process that prefills. A thread sends, so that no step waits for the network."""
+    """The end of a channel at the process that prefills. A thread sends, so that no step waits for the network.
 
-    def __init__(self, connect: Connect):
+    Args:
+        link: its end of the channel.
+        broke: called in that thread with the error that ends the channel.
+    """
+
+    def __init__(self, link: GlooLink, broke: Callable[[str], None]):
+        self.link, self._broke = link, broke
         self.error: str | None = None
-        self._queue: queue.SimpleQueue[tuple[Tensor, Tensor]] = queue.SimpleQueue()
-        threading.Thread(target=self._send, args=(connect,), daemon=True).start()
+        self._queue: queue.SimpleQueue[tuple[Tensor, Tensor] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._send, daemon=True).start()
 
     def send(self, key: TransferKey, number: int, layer: int, contents: list[Tensor]) -> None:
         """Send the bytes of one layer's pages, soon.
@@ -74,53 +131,74 @@ class PageSender:
             layer: the layer.
             contents: `page_contents` of the layer.
         """
+        if self.error is not None:
+            return
         whole = torch.cat([part.flatten() for part in contents]) if contents else torch.empty(0, dtype=torch.uint8)
         self._queue.put((torch.tensor([transfer_number(key), number, layer, len(whole)]), whole))
 
-    def _send(self, connect: Connect) -> None:
+    def close(self) -> None:
+        """Leave the channel once all is sent."""
+        self._queue.put(None)
+
+    def _send(self) -> None:
         try:
-            group = _join(connect)
-            while True:
-                header, whole = self._queue.get()
-                group.send([header], 1, 0).wait()
+            self.link.join()
+            while (found := self._queue.get()) is not None:
+                header, whole = found
+                self.link.send(header)
                 if len(whole):
-                    group.send([whole], 1, 0).wait()
-        except Exception as error:  # the peer has ended, or the network; the coordinator hears of it from the peer
+                    self.link.send(whole)
+            self.error = "it was closed"
+        except Exception as error:  # the other end has ended, or the network
             self.error = describe_error(error)
+            self._broke(self.error)
+        self.link.leave()
+        while not self._queue.empty():
+            self._queue.get()
 
 
 class PageReceiver:
     """The end of a channel at the process that decodes.
 
     Args:
-        connect: the channel.
-        arrived: called in the channel's thread when a layer has arrived, or none will any more.
+        link: its end of the channel.
+        arrived: called in the channel's thread when a layer has arrived.
+        broke: called in that thread with the error that ends the channel.
     """
 
-    def __init__(self, connect: Connect, arrived: Callable[[], None]):
-        self.error: str | None = None
-        self._arrived, self._lock = arrived, threading.Lock()
+    def __init__(self, link: GlooLink, arrived: Callable[[], None], broke: Callable[[str], None]):
+        self.link, self._arrived, self._broke = link, arrived, broke
+        self.error: str | None = None  # set when nothing more will arrive
+        self.heard_at = time.monotonic()  # when the last layer arrived
+        self._lock = threading.Lock()
         self._layers: dict[int, dict[tuple[int, int], Tensor]] = {}  # by transfer; by pass and layer
         self._dropped: deque[int] = deque(maxlen=MAX_DROPPED)  # whose layers may still arrive
-        threading.Thread(target=self._receive, args=(connect,), daemon=True).start()
+        threading.Thread(target=self._receive, daemon=True).start()
 
-    def _receive(self, connect: Connect) -> None:
+    def _receive(self) -> None:
         try:
-            group = _join(connect)
+            self.link.join()
             while True:
                 header = torch.empty(HEADER, dtype=torch.int64)
-                group.recv([header], 0, 0).wait()
+                self.link.receive(header, IDLE_SECONDS)
                 transfer, number, layer, size = header.tolist()
                 whole = torch.empty(size, dtype=torch.uint8)
                 if size:
-                    group.recv([whole], 0, 0).wait()
+                    self.link.receive(whole)
                 with self._lock:
                     if transfer not in self._dropped:
                         self._layers.setdefault(transfer, {})[number, layer] = whole
+                self.heard_at = time.monotonic()
                 self._arrived()
         except Exception as error:
             self.error = describe_error(error)
-            self._arrived()
+            self._broke(self.error)
+        self.link.leave()
+
+    def disconnect(self) -> None:
+        """Note that the process at the other end has ended. What it had sent still arrives, if it had joined."""
+        if not self.link.is_joined:
+            self.error = "the other end has ended"
 
     def pop(self, key: TransferKey, number: int, handed: HandedPages, store: KVStore) -> CopiedPages | None:
         """Return the pages of a transfer once all layers of its last pass are here; None before."""
@@ -207,10 +285,10 @@ class SendingExecutor:
         """Return whether what was sent is all that the sequence has computed."""
         return key in self._sent and self._sent[key][1].num_computed_tokens == sequence.num_computed_tokens
 
-    def hand_over(self, sequence: Sequence, key: TransferKey) -> OfferPages:
-        """End a sequence whose layers were sent as `moved`."""
+    def hand_over(self, sequence: Sequence, key: TransferKey, channel: int) -> OfferPages:
+        """End a sequence whose layers were sent over `channel` as `moved`."""
         number, handed = self._sent.pop(key)
-        return OfferPages(key, end_as_moved(self.runner, sequence), handed, number)
+        return OfferPages(key, end_as_moved(self.runner, sequence), handed, channel, number)
 
     def forget(self, key: TransferKey) -> None:
         """Forget a transfer whose request ended with its first token."""

@@ -1,0 +1,1 @@
+"""Compute prompts in one pool of engines and decode in another; `workbench.cluster.pools` is the way in."""
