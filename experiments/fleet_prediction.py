@@ -1,0 +1,44 @@
+"""Judge the simulator's predictions of fleets by the rule of `fleet_prediction.yaml`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from workbench.errors import WorkbenchError
+from workbench.experiment.verdict import VariantRows, Verdict
+
+WITHIN = 0.2  # of the measured figure
+HALF = 0.5  # of the figures
+JUDGED = ("ttft_s_p50", "ttft_s_p90", "tpot_s_p50", "tpot_s_p90")
+
+
+def judge(rows: VariantRows) -> list[Verdict]:
+    """Judge all variants together; the reason names each figure that is farther off."""
+    off = {(row["variant"], name): error(row, name) for row in rows for name in JUDGED}
+    far = {key: each for key, each in off.items() if abs(each) > WITHIN}
+    words = ", ".join(f"{name} of {variant} by {each:+.0%}" for (variant, name), each in far.items())
+    worst = max(off.values(), key=abs)
+    kept = 1 - len(far) / len(off)
+    return [
+        Verdict(
+            claim="simulated-fleets",
+            says="A simulator that was fitted to engines of a machine predicts fleets of them",
+            rule=(
+                f"predicted TTFT and TPOT, p50 and p90, within {WITHIN:.0%} of the measured medians, for every variant: "
+                "holds; for at least half of the figures: with limits; else refuted"
+            ),
+            outcome="holds" if not far else "holds-with-limits" if kept >= HALF else "refuted",
+            reason=f"{len(off) - len(far)} of {len(off)} figures are; the worst is off by {worst:+.0%}"
+            + (f"; off: {words}" if far else ""),
+            limits=f"off: {words}",
+            figures={"figures within": kept, "worst": worst},
+        )
+    ]
+
+
+def error(row: Mapping[str, Any], name: str) -> float:
+    """Return a predicted figure over the measured one, less 1."""
+    if "prediction" not in row:
+        raise WorkbenchError(f"variant {row['variant']!r}: has no prediction; leave executor.predict on")
+    return row["prediction"][name] / row[name] - 1
