@@ -25,8 +25,8 @@ def judge(rows: VariantRows) -> list[Verdict]:
             claim="simulated-fleets",
             says="A simulator that was fitted to engines of a machine predicts fleets of them",
             rule=(
-                f"predicted TTFT and TPOT, p50 and p90, within {WITHIN:.0%} of the measured medians, for every variant: "
-                "holds; for at least half of the figures: with limits; else refuted"
+                f"predicted TTFT and TPOT, p50 and p90, within {WITHIN:.0%} of the measured medians of the rounds, in "
+                "every variant: holds; at least half of the figures: with limits; else refuted"
             ),
             outcome="holds" if not far else "holds-with-limits" if kept >= HALF else "refuted",
             reason=f"{len(off) - len(far)} of {len(off)} figures are; the worst is off by {worst:+.0%}"

@@ -114,6 +114,12 @@ def job_metrics(jobs: Sequence[SimulatedRequest], slo: SLO, seconds: float | Non
     }
 
 
+def served_seconds(jobs: Sequence[SimulatedRequest]) -> float | None:
+    """Return the seconds from the first arrival to the last end; None without any."""
+    ends = [job.finish_time for job in jobs if job.finish_time is not None]
+    return (max(ends) - min(job.arrival_time for job in jobs)) / TICKS_PER_SECOND if ends else None
+
+
 def job_row(jobs: Sequence[SimulatedRequest], found: Mapping[str, Any]) -> dict[str, Any]:
     """Return `job_metrics` of jobs as one flat row."""
     last = max((job.arrival.time for job in jobs), default=0.0)

@@ -183,7 +183,7 @@ def fit_step_times(steps: Sequence[Mapping[str, Any]], where: str = "steps") -> 
         lack = f"lacks {', '.join(missing)}" if steps and missing else f"has {len(steps)} steps, {MIN_STEPS} are needed"
         raise WorkbenchError(f"{where}: {lack}; run a real experiment with this version, and name its run folder")
     features = numpy.array([_features(step) for step in steps], dtype=float)
-    seconds = numpy.array(_seconds(steps))
+    seconds = numpy.array(step_seconds(steps))
     known = (seconds > 0) & (features[:, 1:3].sum(axis=1) > 0)
     scaled, kept = features[known] / seconds[known, None], list(range(features.shape[1]))
     while True:
@@ -201,7 +201,7 @@ def _features(step: Mapping[str, Any]) -> tuple[int, int, int, int]:
     return 1, step["prefill_tokens"], step["decode_tokens"], step["context_tokens"]
 
 
-def _seconds(steps: Sequence[Mapping[str, Any]]) -> list[float]:
+def step_seconds(steps: Sequence[Mapping[str, Any]]) -> list[float]:
     """Return the seconds of each step from the end of the one before, where it followed at once."""
     seconds, before = [], None
     for step in steps:

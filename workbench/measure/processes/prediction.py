@@ -12,7 +12,7 @@ from workbench.engine.cache import AUTO_CACHE_BYTES
 from workbench.experiment.experiment import Experiment
 from workbench.experiment.variants import every_variant
 from workbench.machine.ceilings import engine_threads
-from workbench.measure.jobs import job_metrics, job_row
+from workbench.measure.jobs import job_metrics, job_row, served_seconds
 from workbench.measure.processes.calibration import Calibration, calibrate
 from workbench.measure.processes.traffic import (
     FleetTraffic,
@@ -84,7 +84,7 @@ def predict_variant(variant: Experiment, calibration: Calibration, traffic: Flee
     message = round(calibration.message_seconds * TICKS_PER_SECOND)
     for job in fleet.jobs:  # which reached its engine that much later
         job.arrival_time -= message
-    seconds = (fleet.now - fleet.jobs[0].arrival_time) / TICKS_PER_SECOND
+    seconds = served_seconds(fleet.jobs)
     busy = [instance.counters.busy_ticks / fleet.now for instance in fleet.instances]
     row = job_row(fleet.jobs, job_metrics(fleet.jobs, variant.measure.slo, seconds))
     return row | {"seconds": seconds, "busy": busy}

@@ -12,12 +12,11 @@ from workbench.experiment.experiment import Experiment
 from workbench.experiment.variants import Rows, VariantResults, every_variant, settings_text
 from workbench.machine.ceilings import engine_threads
 from workbench.machine.processor import cpu_times, others_cpu_share
-from workbench.measure.jobs import job_metrics, job_row, jobs_of_events
+from workbench.measure.jobs import job_metrics, job_row, jobs_of_events, served_seconds
 from workbench.measure.processes.stream import serve_traffic
 from workbench.measure.processes.traffic import FleetTraffic, measured_traffic, processes_executor_of
 from workbench.progress import StageCounter
 from workbench.runs.metrics import TABLES
-from workbench.simulate.step_times import TICKS_PER_SECOND
 
 WARMING = 8  # requests, all at once, that a killed engine's successor computes before the next round
 PREDICTED = (
@@ -84,8 +83,7 @@ def _serve_round(fleet: ProcessFleet, variant: Experiment, traffic: FleetTraffic
     served = serve_traffic(fleet, traffic.of_round(f"round {turn}"), kills)
     others = others_cpu_share(before)
     jobs = jobs_of_events(traffic.arrivals, served.events, served.began)
-    ends = max((job.finish_time or 0 for job in jobs), default=0)
-    seconds = (ends - jobs[0].arrival_time) / TICKS_PER_SECOND if jobs else None
+    seconds = served_seconds(jobs)
     row = job_row(jobs, job_metrics(jobs, variant.measure.slo, seconds))
     recorder = served.recorded()
     return {"rounds": [row | {"seconds": seconds, "others_cpu_share": others}]} | {
