@@ -6,10 +6,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from workbench.errors import WorkbenchError
-from workbench.experiment.verdict import VariantRows, Verdict
+from workbench.experiment.verdict import RuleChange, VariantRows, Verdict
 
 WITHIN = 0.2  # of the measured figure
 HALF = 0.5  # of the figures
+CHANGED = (
+    RuleChange(
+        what=(
+            "step times have a part for steps with prompt tokens and one for steps with decodes, and are no longer "
+            "scaled to the sum of all steps; the rule and the experiment stayed"
+        ),
+        when="2026-11-26",
+        after="a first run (fleet_prediction-20261126-045412): two pools were predicted 36 to 43% too slow",
+        why="a step with both runs two sets of kernels, and an engine of a pool has steps of one kind",
+    ),
+)
 JUDGED = ("ttft_s_p50", "ttft_s_p90", "tpot_s_p50", "tpot_s_p90")
 
 
@@ -33,6 +44,7 @@ def judge(rows: VariantRows) -> list[Verdict]:
             + (f"; off: {words}" if far else ""),
             limits=f"off: {words}",
             figures={"figures within": kept, "worst": worst},
+            changed=CHANGED,
         )
     ]
 

@@ -81,7 +81,7 @@ def _measured(experiment: Experiment, folder: RunFolder, progress: bool) -> Reco
         "rows": found.rows,
         "about": found.metadata,
         "wall_s": time.perf_counter() - began,
-        "others_cpu_share": others_cpu_share(before),
+        "others_cpu_share": others_cpu_share(before) if found.others_cpu_share is None else found.others_cpu_share,
     }
     folder.write_json("summary.json", summary)  # what was measured stays, should judging or drawing it fail
     for table, rows in found.tables.items():

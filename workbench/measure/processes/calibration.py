@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -43,6 +43,8 @@ class Calibration:
         (cost,) = self.times.costs
         return {
             "engines": self.engines, "fit": self.times.name, "step_s": cost.step / TICKS_PER_SECOND,
+            "prefill_step_s": cost.prefill_step / TICKS_PER_SECOND,
+            "decode_step_s": cost.decode_step / TICKS_PER_SECOND,
             "prefill_token_s": cost.prefill_tokens / TICKS_PER_SECOND,
             "decode_token_s": cost.decode_tokens / TICKS_PER_SECOND,
             "position_read_s": cost.positions_read[0] / TICKS_PER_SECOND, "errors": self.errors,
@@ -63,29 +65,21 @@ def calibrate(
     finally:
         fleet.close()
     steps = served.steps()
-    times = scale_to_sum(fit_step_times(steps, f"{engines} engines of {threads} threads"), steps)
+    times = fit_step_times(steps, f"{engines} engines of {threads} threads")
     return Calibration(engines, times, message, start, fit_errors(times, steps))
 
 
-def scale_to_sum(times: StepTimeModel, steps: Sequence[dict[str, Any]]) -> StepTimeModel:
-    """Scale fitted step times so that all steps together take as long as measured.
-
-    The fit has the least relative errors and so is below the mean where times scatter; load is by the mean."""
-    factor = sum(step_seconds(steps)) / sum(fitted_seconds(times, step) for step in steps)
-    (cost,) = times.costs
-    scaled = replace(
-        cost, step=round(factor * cost.step), prefill_tokens=round(factor * cost.prefill_tokens),
-        decode_tokens=round(factor * cost.decode_tokens),
-        positions_read=tuple(round(factor * each) for each in cost.positions_read),
-    )  # fmt: skip
-    return replace(times, costs=(scaled,))
-
-
 def fit_errors(times: StepTimeModel, steps: Sequence[dict[str, Any]]) -> dict[str, float | None]:
-    """Return percentiles over steps of how far fitted step times are from measured ones."""
-    pairs = zip((fitted_seconds(times, step) for step in steps), step_seconds(steps), strict=True)
-    each = [abs(ours / its - 1) for ours, its in pairs if its]
-    return {"p50": percentile(each, 50), "p90": percentile(each, 90)}
+    """Return percentiles over steps of how far fitted step times are from measured ones, and by phase how far the sums
+    of its steps are."""
+    measured = step_seconds(steps)
+    fitted = [fitted_seconds(times, step) for step in steps]
+    each = [abs(ours / its - 1) for ours, its in zip(fitted, measured, strict=True) if its]
+    sums: dict[str, float | None] = {}
+    for phase in dict.fromkeys(step["phase"] for step in steps):
+        mine = [number for number, step in enumerate(steps) if step["phase"] == phase]
+        sums[phase] = sum(fitted[number] for number in mine) / sum(measured[number] for number in mine) - 1
+    return {"p50": percentile(each, 50), "p90": percentile(each, 90), **sums}
 
 
 def fitted_seconds(times: StepTimeModel, step: dict[str, Any]) -> float:

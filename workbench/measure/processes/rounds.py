@@ -61,7 +61,8 @@ def measure_processes(
         marks = {"variant": name, "settings": settings_text(experiment, name)}
         rows.append(marks | _medians(mine) | beside(_medians(mine), predicted and predicted["variants"].get(name)))
     about = {"requests": {name: len(each.requests) for name, each in traffics.items()}, "rounds": rounds}
-    return VariantResults(rows, about | _calibrations(predicted), tables)
+    shares = [row["others_cpu_share"] for row in tables["rounds"] if row["others_cpu_share"] is not None]
+    return VariantResults(rows, about | _calibrations(predicted), tables, median(shares) if shares else None)
 
 
 def beside(measured: Mapping[str, Any], predicted: Mapping[str, Any] | None) -> dict[str, Any]:
