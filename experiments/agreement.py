@@ -23,8 +23,9 @@ from workbench.engine.runner import Runner
 from workbench.experiment.build import arrivals_of, requests_of, runner_for
 from workbench.experiment.experiment import Experiment
 from workbench.machine.ceilings import intra_op_threads
+from workbench.measure.jobs import request_metrics_of
 from workbench.measure.rounds import run_requests
-from workbench.measure.simulated import instance_spec_for, request_metrics_of
+from workbench.measure.simulated import instance_spec_for
 from workbench.runs.metrics import distribution, summarize
 from workbench.simulate.fleet import Fleet, InstancePool
 from workbench.simulate.source import OpenLoopSource

@@ -9,10 +9,12 @@ import pytest
 
 from experiments import (
     agent,
+    apart,
     batching,
     chunked_prefill,
     determinism,
     disaggregation,
+    fleet_prediction,
     kv_evict,
     kv_groups,
     kv_precision,
@@ -36,7 +38,7 @@ EXPERIMENTS = Path(kv_precision.__file__).parent
 NAMES = (
     "kv_precision", "kv_evict", "window_span", "kv_groups", "prefix_reuse", "determinism", "disaggregation", "routing",
     "paging_waste", "batching", "chunked_prefill", "streaming", "queue_tail",
-    "agent", "thinking",
+    "agent", "thinking", "apart", "fleet_prediction",
 )  # fmt: skip
 
 
@@ -204,6 +206,37 @@ def test_interference(rows: list[dict], outcomes: list[str]) -> None:
     assert [each.claim for each in found] == ["chunked-prefill", "pd-disaggregation"]
     assert [each.outcome for each in found] == outcomes
     assert all(each.rule and each.reason and each.says for each in found)
+
+
+@pytest.mark.parametrize(
+    ("gap", "kept", "outcome"), [(0.05, 0.9, "holds"), (0.05, 0.8, "refuted"), (0.06, 0.9, "refuted")]
+)
+def test_pools_that_were_measured_pay_where_both_the_gap_and_the_goodput_say_so(
+    gap: float, kept: float, outcome: str
+) -> None:
+    predicted = {"longest_gap_s_p99": 0.2, "slo_attainment": 1.0}
+    rows = [
+        {"variant": "one pool, chunks", "longest_gap_s_p99": 0.1, "slo_attainment": 0.9, "prediction": predicted},
+        {"variant": "two pools, shared memory", "longest_gap_s_p99": gap, "slo_attainment": kept},
+    ]
+    (found,) = apart.judge(rows)
+    assert found.outcome == outcome and "predicted nothing" in found.reason
+    (found,) = apart.judge([rows[0], {**rows[1], "prediction": predicted}])
+    assert "predicted 200 ms against 200 ms, and 100% against 100%" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("factors", "outcome"),
+    [((1.0, 1.19, 0.81, 1.0), "holds"), ((1.0, 1.21, 0.79, 1.0), "holds-with-limits"), ((2.0, 2, 2, 1), "refuted")],
+)
+def test_predictions_of_fleets(factors: tuple[float, ...], outcome: str) -> None:
+    measured = dict.fromkeys(fleet_prediction.JUDGED, 0.1)
+    predicted = {name: 0.1 * factor for name, factor in zip(fleet_prediction.JUDGED, factors, strict=True)}
+    (found,) = fleet_prediction.judge([{"variant": "two replicas", **measured, "prediction": predicted}])
+    assert found.outcome == outcome
+    assert (outcome == "holds") == ("off:" not in found.reason)
+    with pytest.raises(WorkbenchError, match="has no prediction"):
+        fleet_prediction.judge([{"variant": "two replicas", **measured}])
 
 
 def tails(azure: list[tuple[float, float]], mooncake: list[tuple[float, float]]) -> list[dict]:

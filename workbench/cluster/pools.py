@@ -95,6 +95,7 @@ class PrefillDecodePools:
         transfer: `shared`: one memory that all processes of this host map; `gloo`: bytes are sent.
         processes: `child` of this process, `ray` for actors of the cluster that it is part of, or a function that
             starts one by name.
+        threads: of each engine; an equal share of this machine's cores unless given.
         max_restarts: processes that may be started in place of dead ones, by place.
         listener: receives every event of every request and every step, of all engines.
     """
@@ -108,6 +109,7 @@ class PrefillDecodePools:
         decode: EngineConfig | None = None,
         transfer: message.Transfer = "shared",
         processes: Literal["child", "ray"] | StartProcess = "child",
+        threads: int | None = None,
         max_restarts: int = 3,
         listener: Emit | None = None,
     ):
@@ -120,7 +122,7 @@ class PrefillDecodePools:
             "decode": [(decode or config).engine] * num_decode,
         }
         start = STARTERS[processes] if isinstance(processes, str) else processes
-        threads = max(1, (os.cpu_count() or 1) // (num_prefill + num_decode))
+        threads = threads or max(1, (os.cpu_count() or 1) // (num_prefill + num_decode))
         self._slots = PoolSlots(configs, transfer, start, max_restarts, threads, self._put)
         self._listeners = [listener] if listener is not None else []
         self._requests = PoolRequests(self._slots, self.counts, self._heard)

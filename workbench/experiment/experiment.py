@@ -27,7 +27,7 @@ from workbench.experiment.settings import (
 from workbench.files import UnreadableText, read_bytes, read_yaml
 from workbench.request import CustomPart, SamplingParameters
 from workbench.settings import Count, Settings, non_default_settings
-from workbench.simulate.executor_settings import AnyExecutorSettings, RealExecutor
+from workbench.simulate.executor_settings import AnyExecutorSettings, ProcessesExecutor, RealExecutor
 from workbench.simulate.traffic_settings import TrafficWorkload
 
 MAX_THREADS = 1024  # beyond it the system, not torch, refuses, and ends the process
@@ -104,7 +104,8 @@ class Experiment(Displayable, EngineConfig):
     @property
     def is_comparison(self) -> bool:
         """True if a run of it is a table of variants rather than one set of requests."""
-        return bool(self.variants) or self.sweep is not None or isinstance(self.workload, COMPARISONS)
+        fleet = isinstance(self.executor, ProcessesExecutor)
+        return bool(self.variants) or self.sweep is not None or isinstance(self.workload, COMPARISONS) or fleet
 
     def variant(self, name: str) -> Experiment:
         """Return the experiment of the variant `name`: this one with its changes, without variants."""

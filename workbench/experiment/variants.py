@@ -43,8 +43,11 @@ def settings_text(experiment: Experiment, name: str) -> str:
 
 @dataclass
 class VariantResults:
-    """Measured variants: one row each in `rows`, the inputs in `metadata`, the raw data behind the rows in `tables`."""
+    """Measured variants: one row each in `rows`, the inputs in `metadata`, the raw data behind the rows in `tables`.
+
+    `others_cpu_share` is that of the measured rounds, where the run's own would count processes of ours that ended."""
 
     rows: Rows
     metadata: dict[str, Any]
     tables: dict[str, Rows] = field(default_factory=dict, repr=False)
+    others_cpu_share: float | None = None

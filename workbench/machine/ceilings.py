@@ -151,6 +151,11 @@ def intra_op_threads(threads: int | str | None) -> Iterator[int]:
         torch.set_num_threads(before)
 
 
+def engine_threads(threads: int | str, engines: int) -> int:
+    """Return the threads of each of `engines` engines on this machine: `threads`, or an equal share of the cores."""
+    return threads if isinstance(threads, int) else max(1, (os.cpu_count() or 1) // engines)
+
+
 @dataclass(frozen=True)
 class _Timing:
     seconds: float

@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,11 +39,13 @@ LEVELS = {
 
 @dataclass(frozen=True)
 class CpuTimes:
-    """Seconds of CPU since boot over all cores: in total, active, and used by this process with its children."""
+    """Seconds of CPU since boot over all cores: in total, active, used by this process with its ended children, and by
+    each process below it that lives."""
 
     total: float
     active: float
     own: float
+    below: Mapping[int, float] = field(default_factory=dict)
 
 
 def cpu_times() -> CpuTimes | None:
@@ -54,15 +56,31 @@ def cpu_times() -> CpuTimes | None:
         return None
     total = sum(value for name, value in seconds.items() if not name.startswith("guest"))  # they are part of user
     idle = seconds["idle"] + seconds.get("iowait", 0.0)  # waiting for disks
-    return CpuTimes(total=total, active=total - idle, own=sum(os.times()[:4]))
+    return CpuTimes(total=total, active=total - idle, own=sum(os.times()[:4]), below=_descendants_seconds())
+
+
+def _descendants_seconds() -> dict[int, float]:
+    """Return the CPU seconds of each living process below this one, its children left out."""
+    found = {}
+    for each in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            times = each.cpu_times()
+            found[each.pid] = times.user + times.system
+    return found
 
 
 def others_cpu_share(before: CpuTimes | None, after: CpuTimes | None = None) -> float | None:
-    """Return the fraction of all cores, 0 to 1, that other processes (or stolen time) used since `before`."""
+    """Return the fraction of all cores, 0 to 1, that other processes (or stolen time) used since `before`.
+
+    A process below this one that ended meanwhile counts as another's, unless this one waited for it."""
     after = after or cpu_times()
     if before is None or after is None or after.total <= before.total:
         return None
-    others = (after.active - before.active) - (after.own - before.own)
+    # A child that was waited for is in `own` with all that it used: what it had before is no longer `below`.
+    ended = sum(seconds for process, seconds in before.below.items() if process not in after.below)
+    below = sum(seconds - before.below.get(process, 0.0) for process, seconds in after.below.items())
+    own = max(0.0, after.own - before.own - ended) + below
+    others = (after.active - before.active) - own
     return min(1.0, max(0.0, others / (after.total - before.total)))
 
 

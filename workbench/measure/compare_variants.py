@@ -40,6 +40,7 @@ from workbench.measure.determinism import measure_determinism
 from workbench.measure.lengths import measure_lengths
 from workbench.measure.predictions import Predictions, predict_variants
 from workbench.measure.prefill_interference import measure_prefill_interference
+from workbench.measure.processes.rounds import measure_processes
 from workbench.measure.quality.quality import measure_quality
 from workbench.measure.sampled_texts import measure_sampled_texts
 from workbench.measure.serving import measure_serving
@@ -50,7 +51,7 @@ from workbench.measure.streaming import measure_streaming
 from workbench.progress import progress_stages
 from workbench.runs.folder import RunFolder, writing
 from workbench.runs.record import Record
-from workbench.simulate.executor_settings import SimulatedExecutor
+from workbench.simulate.executor_settings import ProcessesExecutor, SimulatedExecutor
 
 
 def run_comparison(
@@ -80,7 +81,7 @@ def _measured(experiment: Experiment, folder: RunFolder, progress: bool) -> Reco
         "rows": found.rows,
         "about": found.metadata,
         "wall_s": time.perf_counter() - began,
-        "others_cpu_share": others_cpu_share(before),
+        "others_cpu_share": others_cpu_share(before) if found.others_cpu_share is None else found.others_cpu_share,
     }
     folder.write_json("summary.json", summary)  # what was measured stays, should judging or drawing it fail
     for table, rows in found.tables.items():
@@ -105,6 +106,8 @@ def measure_variants(
             "sweep: has points of its own, which `workbench sweep` runs; take it out here, or give a simulated "
             "experiment one axis, which is drawn as a curve"
         )
+    if isinstance(experiment.executor, ProcessesExecutor):
+        return measure_processes(experiment, on_progress, predicted)
     if isinstance(experiment.workload, LengthsWorkload):
         return measure_lengths(experiment, on_progress, predicted or predict_variants(experiment, on_progress) or {})
     if isinstance(experiment.workload, TextsWorkload):

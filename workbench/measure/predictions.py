@@ -20,13 +20,14 @@ from workbench.experiment.experiment import Experiment, PromptsWorkload, RandomW
 from workbench.experiment.settings import LengthsWorkload, QualityWorkload, TextsWorkload
 from workbench.experiment.variants import every_variant
 from workbench.machine.ceilings import ceilings_for, gemm_dtypes
+from workbench.measure.processes.prediction import predict_processes
 from workbench.measure.quality.costs import with_model
 from workbench.measure.sampled_texts import predict_draws
 from workbench.measure.simulated import fleet_for, fleet_metrics, sizes_of, step_cost_of
 from workbench.measure.simulation import tokenizer_of
 from workbench.memory.capacity import spec_and_dtype
 from workbench.model.cost import StepCostEstimate, StepCostModel
-from workbench.simulate.executor_settings import SimulatedExecutor, UncachedExecutor
+from workbench.simulate.executor_settings import ProcessesExecutor, SimulatedExecutor, UncachedExecutor
 from workbench.simulate.roofline import Hardware, ModelSizes
 from workbench.simulate.traffic_settings import TrafficWorkload
 from workbench.speculative.config import DraftModel, NoSpeculation
@@ -40,6 +41,10 @@ def predict_variants(experiment: Experiment, on_progress: ProgressCallback = lam
 
     For sampled texts the prediction is of the drawn distributions, not of time, since all variants cost the same."""
     work, here = experiment.workload, MeasuredHardware(on_progress)
+    if isinstance(experiment.executor, ProcessesExecutor):
+        if experiment.measure.predict:
+            raise WorkbenchError("measure.predict: a fleet is predicted by `executor.predict`; leave it out")
+        return predict_processes(experiment, on_progress)
     if isinstance(work, TextsWorkload):
         return predict_draws(experiment, on_progress)
     if isinstance(work, LengthsWorkload):

@@ -4,7 +4,6 @@ metrics, without weights."""
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -17,7 +16,7 @@ from workbench.experiment.build import clients_of, requests_of
 from workbench.experiment.experiment import SLO, Experiment
 from workbench.kv_cache.settings import NoOffload, RadixPrefixCache
 from workbench.machine.ceilings import ceilings_for, gemm_dtypes
-from workbench.measure.goodput import goodput
+from workbench.measure.jobs import job_metrics
 from workbench.memory.capacity import meta_kv_store, page_bytes, spec_and_dtype
 from workbench.memory.ranks import rank_memories
 from workbench.model.cost import StepCostModel
@@ -25,7 +24,6 @@ from workbench.model.memory import weight_bytes
 from workbench.model.quantized import WeightFormat
 from workbench.model.spec import ModelSpec
 from workbench.prompt.tokenization.tokenizer import Tokenizer
-from workbench.runs.metrics import distribution, metrics_by_group
 from workbench.runs.record import Record
 from workbench.scheduler.plan import SchedulerLimits
 from workbench.scheduler.policies import parse_policy
@@ -34,7 +32,7 @@ from workbench.simulate.events import FleetEventAdapter
 from workbench.simulate.executor_settings import SimulatedExecutor
 from workbench.simulate.fleet import Fleet, FleetListener, InstanceFailure, InstancePool, KVTransfer
 from workbench.simulate.instance import Instance, InstanceSpec, instance_spec
-from workbench.simulate.job import SimulatedRequest, symbolic_prompt
+from workbench.simulate.job import symbolic_prompt
 from workbench.simulate.roofline import (
     Hardware,
     ModelSizes,
@@ -85,9 +83,10 @@ def hardware_for(executor: SimulatedExecutor, sizes: ModelSizes, dtype: str) -> 
                     cpu_link=reads, source="measured on this machine")  # fmt: skip
 
 
-def instance_spec_for(experiment: Experiment) -> InstanceSpec:
-    """Return the instance that an experiment simulates. Raises WorkbenchError where the model leaves no memory for a
-    cache."""
+def instance_spec_for(experiment: Experiment, times: StepTimeModel | None = None) -> InstanceSpec:
+    """Return the instance that an experiment simulates, with `times` in place of its executor's if given.
+
+    Raises WorkbenchError where the model leaves no memory for a cache."""
     executor = simulated_executor_of(experiment)
     sizes, dtype = sizes_of(experiment), spec_and_dtype(experiment)[1]
     if experiment.parallel.tensor not in (1, executor.gpus):
@@ -111,7 +110,7 @@ def instance_spec_for(experiment: Experiment) -> InstanceSpec:
         prefix=isinstance(prefix, RadixPrefixCache),
         ttl=prefix.ttl if isinstance(prefix, RadixPrefixCache) else None,
         policy=parse_policy(schedule.policy, schedule.kind),
-        times=_times(executor, sizes, hardware),
+        times=times or _times(executor, sizes, hardware),
     )
 
 
@@ -217,37 +216,12 @@ def _source(experiment: Experiment, tokenizer: Tokenizer | None) -> tuple[Traffi
 def fleet_metrics(fleet: Fleet, slo: SLO, started_at: float) -> dict[str, Any]:
     """Summarize a fleet's requests, with units in the names. `started_at` is the wall clock's time at its start."""
     jobs = fleet.jobs
-    figures = [request_metrics_of(job) for job in jobs]
-    done = [each for each in figures if each["e2el_s"] is not None]
     seconds = (fleet.now - jobs[0].arrival_time) / TICKS_PER_SECOND if jobs else 0.0
-    prompt, cached = sum(job.arrival.prompt_tokens for job in jobs if not job.error), sum(j.cached_tokens for j in jobs)
-    return {
-        "requests": {
-            "submitted": fleet.submitted,
-            "finished": fleet.finished,
-            "failed": fleet.failed,
-            "in_flight": fleet.in_flight,
-            "retries": sum(job.retries for job in jobs),
-            "num_preemptions": sum(job.num_preemptions for job in jobs),
-            "errors": dict(Counter(job.error for job in jobs if job.error).most_common(3)),
-        },
-        "tokens": {
-            "prompt": prompt,
-            "output": sum(job.generated_tokens for job in jobs),
-            "cached": cached,
-            "written": sum(job.written_tokens for job in jobs),
-            "computed": sum(job.computed_tokens for job in jobs),
-        },
+    found = job_metrics(jobs, slo, seconds)
+    prompt, cached = found["tokens"]["prompt"], found["tokens"]["cached"]
+    return found | {
         "simulated_s": seconds,
         "wall_s": time.perf_counter() - started_at,
-        "output_tokens_per_s": sum(job.generated_tokens for job in jobs) / seconds if seconds else None,
-        **{
-            name: distribution(each[name] for each in done)
-            for name in ("ttft_s", "tpot_s", "e2el_s", "queue_s", "longest_gap_s")
-        },
-        "by_tenant": metrics_by_group(done, "tenant", distribution),
-        "by_priority": metrics_by_group(done, "priority", distribution),
-        "goodput": goodput(figures, slo, seconds),
         "handed_over": _handed_over(fleet, seconds),
         "cache_hit_rate": cached / prompt if prompt and any(i.spec.prefix for i in fleet.instances) else None,
         "cache_waste": cache_waste(fleet.instances),
@@ -264,32 +238,6 @@ def _handed_over(fleet: Fleet, seconds: float) -> dict[str, Any] | None:
         "bytes": fleet.sent_bytes,
         "bytes_per_s": fleet.sent_bytes / seconds if seconds else None,
         "transfer_bytes_per_s": fleet.transfer.bytes_per_second,
-    }
-
-
-def request_metrics_of(job: SimulatedRequest) -> dict[str, Any]:
-    """Return the metrics of one request; None for what did not happen."""
-
-    def since(ticks: int | None) -> float | None:
-        return None if ticks is None else (ticks - job.arrival_time) / TICKS_PER_SECOND
-
-    first, done = job.first_token, job.finish_time is not None and not job.error
-    more = job.generated_tokens - 1
-    return {
-        "request_id": job.name,
-        "tenant": job.arrival.tenant,
-        "priority": job.arrival.priority,
-        "instance": job.instances[-1] if job.instances else None,
-        "prompt_tokens": job.arrival.prompt_tokens,
-        "output_tokens": job.generated_tokens,
-        "cached_tokens": job.cached_tokens,
-        "written_tokens": job.written_tokens,
-        "retries": job.retries,
-        "queue_s": since(job.first_scheduled),
-        "ttft_s": since(first),
-        "tpot_s": (job.last_token - first) / TICKS_PER_SECOND / more if first is not None and more > 0 else None,
-        "longest_gap_s": job.longest_gap / TICKS_PER_SECOND if more > 0 else None,
-        "e2el_s": since(job.last_token) if done else None,
     }
 
 

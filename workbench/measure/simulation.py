@@ -16,22 +16,20 @@ from workbench.experiment.variants import VariantResults, every_variant, setting
 from workbench.machine.environment import environment
 from workbench.measure.chart import import_altair
 from workbench.measure.goodput import recorded_goodput
-from workbench.measure.simulated import describe_simulation, fleet_for, fleet_metrics, request_metrics_of, sizes_of
+from workbench.measure.jobs import job_row, request_metrics_of
+from workbench.measure.simulated import describe_simulation, fleet_for, fleet_metrics, sizes_of
 from workbench.model.formats.texts import open_tokenizer
 from workbench.progress import StageCounter
 from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.runs.folder import RunFolder, writing
-from workbench.runs.metrics import percentile, summarize
+from workbench.runs.metrics import summarize
 from workbench.runs.record import Record
 from workbench.simulate.fleet import Fleet
-from workbench.simulate.step_times import TICKS_PER_SECOND
 from workbench.trace.perfetto import chrome_trace
 from workbench.trace.recorder import Recorder
 
 SIMULATED_BACKEND = "simulated"
 SCHEDULER_DEFAULTS = {"max_num_seqs": 256, "max_num_batched_tokens": 2048}  # of a server, not of this machine
-SHORT_PROMPT_TOKENS = 2048  # tokens of a prompt up to which it is short
-SPREADS = ("ttft_s", "tpot_s", "longest_gap_s", "e2el_s", "queue_s")
 WIDTH, HEIGHT = 300, 220
 CURVES = (
     ("slo_attainment", "SLO attainment", "linear"),
@@ -182,24 +180,9 @@ def _row(fleet: Fleet, found: Mapping[str, Any]) -> dict[str, Any]:
     """Flatten the metrics of a fleet into one row."""
     steps = sum(each["steps"] for each in found["instances"])
     rows = sum(instance.counters.sequence_steps for instance in fleet.instances)
-    last = max((job.arrival.time for job in fleet.jobs), default=0.0)
-    short = [
-        job.first_token - job.arrival_time
-        for job in fleet.jobs
-        if job.arrival.prompt_tokens <= SHORT_PROMPT_TOKENS and job.first_token
-    ]
-    return {
-        **{name: found["requests"][name] for name in ("submitted", "finished", "failed", "retries", "num_preemptions")},
-        **{f"{name}_{q}": found[name][q] for name in SPREADS for q in ("p50", "p90", "p99", "max")},
-        **{f"short_ttft_s_p{q}": percentile((ticks / TICKS_PER_SECOND for ticks in short), q) for q in (50, 99)},
-        "offered_requests_per_s": fleet.submitted / last if last else None,
-        "slo_attainment": found["goodput"]["share"],
-        "goodput_requests_per_s": found["goodput"]["requests_per_s"],
-        "output_tokens_per_s": found["output_tokens_per_s"],
-        "cache_hit_rate": found["cache_hit_rate"],
-        "cache_waste": found["cache_waste"],
+    return job_row(fleet.jobs, found) | {
+        **{name: found[name] for name in ("cache_hit_rate", "cache_waste", "simulated_s")},
         "sequences_mean": rows / steps if steps else None,
-        "simulated_s": found["simulated_s"],
     }
 
 

@@ -133,6 +133,17 @@ CURVES: tuple[tuple[str, str, Cell], ...] = (
     ("e2el_s", "E2EL ms", _ms),
 )
 
+PREDICTED: tuple[tuple[str, str, Cell], ...] = (
+    ("ttft_s_p50", "TTFT p50 ms", _ms),
+    ("ttft_s_p90", "p90", _ms),
+    ("tpot_s_p50", "TPOT p50 ms", _ms),
+    ("tpot_s_p90", "p90", _ms),
+    ("longest_gap_s_p99", "longest gap p99 ms", _ms),
+    ("slo_attainment", "SLO attainment", _share),
+    ("goodput_requests_per_s", "goodput/s", "{:.2f}".format),
+    ("output_tokens_per_s", "output tokens/s", _whole),
+)
+
 
 def variant_tables(rows: Rows) -> list[Table]:
     """Return the tables that the rows have data for: quality, copying by depth, costs."""
@@ -142,8 +153,24 @@ def variant_tables(rows: Rows) -> list[Table]:
     speeds = [(f"decode_tokens_per_s.{context}", f"tok/s at {int(context):,}", _whole) for context in contexts]
     speeds += [(f"tokens_per_s.{load}", f"tok/s of {load}", _whole) for load in loads]
     costs = _table("what it costs and buys", (*COSTS, *speeds), list(map(flatten, decoded)))
-    found = [_table("quality", QUALITY, rows), _by_depth(rows), costs, *_curves(rows)]
+    found = [_table("quality", QUALITY, rows), _by_depth(rows), costs, _predictions(rows), *_curves(rows)]
     return [table for table in found if len(table.headings) > 1]
+
+
+def _predictions(rows: Rows) -> Table:
+    """Build the table of a fleet's prediction beside what was measured; figures that none has are no columns."""
+    of = [row for row in rows if row.get("prediction")]
+    columns = [each for each in PREDICTED if any(each[0] in row["prediction"] for row in of)]
+    cells: list[list[object]] = []
+    for row in of:
+        ratios = row["measured_over_predicted"]
+        cells.append(
+            [row["variant"], "predicted", *(_cell(row["prediction"].get(key), tell) for key, _, tell in columns)]
+        )
+        cells.append(["", "measured", *(_cell(row.get(key), tell) for key, _, tell in columns)])
+        cells.append(["", "measured / predicted", *(_cell(ratios.get(key), "{:.2f}".format) for key, *_ in columns)])
+    headings = ["what was predicted", "", *(heading for _, heading, _ in columns)] if columns else [""]
+    return Table("", cells, headings, left=("",))
 
 
 def _curves(rows: Rows) -> list[Table]:

@@ -1,4 +1,4 @@
-"""Settings of the executor: the model itself, or a simulated clock with known step times."""
+"""Settings of the executor: the model itself, a simulated clock with known step times, or engines in processes."""
 
 from __future__ import annotations
 
@@ -71,4 +71,50 @@ class SimulatedExecutor(Settings):
     failures: tuple[FailureSettings, ...] = ()
 
 
-AnyExecutorSettings = Annotated[RealExecutor | UncachedExecutor | SimulatedExecutor, Field(discriminator="kind")]
+class ProcessDecodeSettings(Settings):
+    """Settings of a decode pool of processes, to which the other instances hand over keys and values.
+
+    A prediction reckons with `bytes_per_second` after `latency` seconds, those of the transfer unless given."""
+
+    instances: Count = 1
+    router: Router = LeastLoaded()
+    transfer: Literal["shared", "gloo"] = "shared"  # page numbers in a shared memory, or bytes
+    bytes_per_second: Annotated[float, Field(gt=0)] | None = None
+    latency: Seconds | None = None
+
+
+class KillSettings(Settings):
+    """SIGKILL to the process of instance `instance` at second `at` of the traffic; another takes its place."""
+
+    instance: Annotated[int, Field(ge=0)]
+    at: Seconds
+
+
+class CalibrationSettings(Settings):
+    """Requests of the traffic, after those that are measured, to which a prediction's step times are fitted."""
+
+    requests: Count = 16
+
+
+class ProcessesExecutor(Settings):
+    """Serve the requests by engines in processes of this machine: the real twin of `simulated`.
+
+    Without `decode` they are whole engines behind a router (replicas, on Ray), with it a pool for prompts and one for
+    decodes. Each has the threads of `measure.threads`, an equal share of the cores unless given. With `predict` every
+    variant is simulated before any is measured."""
+
+    kind: Literal["processes"] = "processes"
+    instances: Count = 1
+    router: Router = LeastLoaded()
+    decode: ProcessDecodeSettings | None = None
+    failures: tuple[KillSettings, ...] = ()
+    predict: CalibrationSettings | None = CalibrationSettings()
+
+    @property
+    def num_engines(self) -> int:
+        return self.instances + (self.decode.instances if self.decode else 0)
+
+
+AnyExecutorSettings = Annotated[
+    RealExecutor | UncachedExecutor | SimulatedExecutor | ProcessesExecutor, Field(discriminator="kind")
+]

@@ -16,6 +16,7 @@ from workbench.model.cost import visible_pairs
 TICKS_PER_SECOND = 10**15  # ticks of the simulated clock
 REQUIRED_COLUMNS = ("time", "wall_seconds", "prefill_tokens", "decode_tokens", "context_tokens")
 MIN_STEPS = 20  # steps
+TOKENS = slice(1, 3)  # the columns of tokens among a step's features
 MAX_GAP_SECONDS = 2e-3  # longer gaps between steps, in seconds, are idle time
 
 
@@ -76,6 +77,8 @@ class LinearCost:
     head: int = 0  # a step with any
     query_key_pairs: tuple[int, ...] = ()
     positions_read: tuple[int, ...] = ()
+    prefill_step: int = 0  # a step with any prompt token
+    decode_step: int = 0  # a step with any decoded token
 
     def __call__(self, work: StepWork) -> int:
         ticks = (
@@ -86,6 +89,10 @@ class LinearCost:
         )
         if work.num_logits:
             ticks += self.head
+        if work.prefill_tokens:
+            ticks += self.prefill_step
+        if work.decode_tokens:
+            ticks += self.decode_step
         for each, count in zip(self.query_key_pairs, work.query_key_pairs, strict=False):
             ticks += each * count
         for each, count in zip(self.positions_read, work.positions_read, strict=False):
@@ -166,8 +173,9 @@ class StepSeries:
 def fit_step_times(steps: Sequence[Mapping[str, Any]], where: str = "steps") -> StepTimeModel:
     """Fit step times to the rows of a steps.parquet.
 
-    Finds nonnegative seconds a step, a prefill token, a decoded token and a position read, with the least relative
-    errors. The time between a step and the next belongs to the step.
+    Finds nonnegative seconds a step, a step with prompt tokens, a step with decodes (the two may run in kernels of
+    their own, and each reads the weights then), a prefill token, a decoded token and a position read, with the least
+    relative errors. The time between a step and the next belongs to the step.
 
     Args:
         steps: Rows with `time`, `wall_seconds`, `prefill_tokens`, `decode_tokens`, `context_tokens`.
@@ -183,9 +191,10 @@ def fit_step_times(steps: Sequence[Mapping[str, Any]], where: str = "steps") -> 
         lack = f"lacks {', '.join(missing)}" if steps and missing else f"has {len(steps)} steps, {MIN_STEPS} are needed"
         raise WorkbenchError(f"{where}: {lack}; run a real experiment with this version, and name its run folder")
     features = numpy.array([_features(step) for step in steps], dtype=float)
-    seconds = numpy.array(_seconds(steps))
-    known = (seconds > 0) & (features[:, 1:3].sum(axis=1) > 0)
-    scaled, kept = features[known] / seconds[known, None], list(range(features.shape[1]))
+    seconds = numpy.array(step_seconds(steps))
+    known = (seconds > 0) & (features[:, TOKENS].sum(axis=1) > 0)
+    scaled = features[known] / seconds[known, None]
+    kept = _independent(features[known])
     while True:
         found = numpy.linalg.lstsq(scaled[:, kept], numpy.ones(len(scaled)), rcond=None)[0]
         if (found >= 0).all():
@@ -193,15 +202,28 @@ def fit_step_times(steps: Sequence[Mapping[str, Any]], where: str = "steps") -> 
         kept.remove(kept[int(found.argmin())])
     ticks = dict.fromkeys(range(features.shape[1]), 0)
     ticks.update({column: round(float(value) * TICKS_PER_SECOND) for column, value in zip(kept, found, strict=True)})
-    form = LinearCost(ticks[0], ticks[1], ticks[2], positions_read=(ticks[3],))
+    step, prefill, decode, read, prefill_step, decode_step = (ticks[column] for column in range(features.shape[1]))
+    form = LinearCost(step, prefill, decode, positions_read=(read,), prefill_step=prefill_step, decode_step=decode_step)
     return StepTimeModel(f"fitted to {len(scaled)} steps of {where}", (AttentionReach(None, 0),), (form,))
 
 
-def _features(step: Mapping[str, Any]) -> tuple[int, int, int, int]:
-    return 1, step["prefill_tokens"], step["decode_tokens"], step["context_tokens"]
+def _features(step: Mapping[str, Any]) -> tuple[int, ...]:
+    prefill, decode = step["prefill_tokens"], step["decode_tokens"]
+    return 1, prefill, decode, step["context_tokens"], prefill > 0, decode > 0
 
 
-def _seconds(steps: Sequence[Mapping[str, Any]]) -> list[float]:
+def _independent(features: Any) -> list[int]:
+    """Return the columns that are no sums of columns before them: where all steps have decodes, `a step` says it."""
+    import numpy
+
+    kept: list[int] = []
+    for column in range(features.shape[1]):
+        if numpy.linalg.matrix_rank(features[:, [*kept, column]]) > len(kept):
+            kept.append(column)
+    return kept
+
+
+def step_seconds(steps: Sequence[Mapping[str, Any]]) -> list[float]:
     """Return the seconds of each step from the end of the one before, where it followed at once."""
     seconds, before = [], None
     for step in steps:

@@ -1,0 +1,60 @@
+"""Run requests on a fleet of processes as a client does: events get the time at which the client has them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+from workbench.cluster.process_fleet import ProcessFleet
+from workbench.engine.inputs import arrival
+from workbench.request import Request
+from workbench.simulate.executor_settings import KillSettings
+from workbench.trace.events import Event, Stepped, Submitted
+from workbench.trace.recorder import Recorder
+
+
+@dataclass(frozen=True)
+class ServedTraffic:
+    """The events of requests that a fleet served; `began` is second 0 of the traffic, on the same clock."""
+
+    events: list[Event]
+    began: float
+
+    def recorded(self) -> Recorder:
+        recorder = Recorder()
+        recorder.events = self.events
+        return recorder
+
+    def steps(self) -> list[dict[str, Any]]:
+        """Return a row for each step, those of one engine after those of another."""
+        found: dict[int, Recorder] = {}
+        for event in self.events:
+            if isinstance(event, Stepped):
+                found.setdefault(event.replica, Recorder()).record(event)
+        return [row for _, each in sorted(found.items()) for row in each.steps()]
+
+
+def serve_traffic(
+    fleet: ProcessFleet, requests: Sequence[Request], kills: Sequence[KillSettings] = ()
+) -> ServedTraffic:
+    """Run requests to their ends, and kill instances at their seconds."""
+    clock = fleet.clock
+    due = {each.request_id: arrival(each) for each in requests}
+    events: list[Event] = []
+    with ExitStack() as stack:
+        began = clock()
+        for each in kills:
+            timer = threading.Timer(max(0.0, began + each.at - clock()), fleet.kill, (each.instance,))
+            timer.start()
+            stack.callback(timer.cancel)
+        for event in fleet.stream(requests):
+            if isinstance(event, Stepped):  # of an engine's own clock, which its fit needs
+                events.append(event)
+            elif isinstance(event, Submitted):
+                events.append(replace(event, time=clock(), arrival=began + due[event.request_id]))
+            else:
+                events.append(replace(event, time=clock()))
+    return ServedTraffic(events, began)
