@@ -25,6 +25,7 @@ from workbench.model.spec import ModelSpec
 from workbench.tensor_parallel.cut import cut_state
 from workbench.tensor_parallel.executor import tasks_of
 from workbench.tensor_parallel.ranks import STOP, NoPeers, RankFailed
+from workbench.tensor_parallel.ranks import Ranks as AnyRanks
 from workbench.tensor_parallel.shared_memory import SharedMemoryRanks as Ranks
 from workbench.tensor_parallel.transformer import TensorParallelTransformer
 
@@ -74,8 +75,8 @@ def share(
 class Others:
     """The other ranks, as a runner holds them."""
 
-    ranks: Ranks
-    threads = 1
+    ranks: AnyRanks
+    threads: int = 1
 
     def close(self) -> None:
         """Leave them: `serving` ends them."""

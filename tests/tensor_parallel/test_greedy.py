@@ -12,13 +12,12 @@ from torch import Tensor
 
 from compiled_kernels import Backend
 from tests.engine.tiny import layer, spec_of, weights_of
-from tests.tensor_parallel.in_threads import Task, runner_of_ranks, serving, share
+from tests.tensor_parallel.in_threads import Ranks, Task, runner_of_ranks, serving, share
 from workbench.engine.runner import Runner, generate
 from workbench.model.quantized import WeightFormat
 from workbench.request import Request, SamplingParameters
 from workbench.sampling.sampler import _largest
 from workbench.tensor_parallel.cut import Stretch
-from workbench.tensor_parallel.ranks import Ranks
 
 SPEC = spec_of(layer(4, 4), layer(4, 2))
 STATE = weights_of(SPEC, torch.float32, 0)

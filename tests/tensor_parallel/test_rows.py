@@ -139,7 +139,9 @@ def test_processes_on_each_transport_have_the_same_bits_in_every_batch() -> None
     beside = [[asked(f"other {i}", draw.randrange(1, 38), 4, vocab) for i in range(count)] for count in (0, 3, 7)]
     found = []
     for changes in ({"tensor": 2, "transport": TRANSPORTS[0]}, {"tensor": 2, "transport": TRANSPORTS[1]}, {}):
-        runner = Runner(EngineConfig.build("shape:tiny", dtype="float32", max_num_batched_tokens=29, **GIVEN, **changes))
+        runner = Runner(
+            EngineConfig.build("shape:tiny", dtype="float32", max_num_batched_tokens=29, **GIVEN, **changes)
+        )
         try:
             found.append([rows_of(runner, [*others[: len(others) // 2], mine, *others[len(others) // 2 :]])
                           for others in beside])  # fmt: skip

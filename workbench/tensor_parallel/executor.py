@@ -226,10 +226,10 @@ def tasks_of(
         stores[number] = open_store(*layout)
 
     def forward(content: tuple[int, Mapping[str, Any], str, bool]) -> None:
-        number, values, *how = content
+        number, values, how, only_largest = content
         if number not in shares:
             shares[number] = Share(model(), stores[number])
-        shares[number].compute(from_arrays(values, model().device), *how)
+        shares[number].compute(from_arrays(values, model().device), how, only_largest)
 
     return {
         OPEN_CACHE: open_cache,

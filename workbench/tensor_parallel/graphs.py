@@ -17,6 +17,7 @@ from torch import Tensor
 from workbench.batch import TokenBatch
 from workbench.executors.inductor import InductorExecutor
 from workbench.kv_cache.store import KVStore
+from workbench.model.layers import TransformerBlock
 from workbench.tensor_parallel.ranks import Ranks
 from workbench.tensor_parallel.transformer import TensorParallelTransformer
 
@@ -57,7 +58,7 @@ class RankGraphs(InductorExecutor):
     def __init__(self, model: TensorParallelTransformer, store: KVStore):
         total = RankSum.of(model.ranks)
         for block in model.blocks:
-            block.sum_over_ranks = total
+            cast(TransformerBlock, block).sum_over_ranks = total
         super().__init__(model, store)
 
     @torch.inference_mode()
