@@ -108,6 +108,9 @@ def test_a_share_of_the_requests_goes_to_another_config(cluster: Cluster) -> Non
     counts = {name: sum(account.ended.values()) for name, account in cluster.accounts.items()}
     assert sum(counts.values()) == 24 and min(counts.values()) > 0
     assert counts["three at once"] == 2 * sum(numbers == {second} for numbers in served.values())
+    table = cluster.compare()
+    assert table.headings == ("", "first", "three at once")
+    assert [*table.rows[0]] == ["samples", counts[""], counts["three at once"]]
     cluster.deploy(changed, share=1, name="all")
     until(lambda: len(cluster.replicas) == 1)
     assert list(cluster.front.shares) == ["all"]

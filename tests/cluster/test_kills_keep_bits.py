@@ -103,8 +103,9 @@ def test_tokens_and_log_probabilities_are_those_of_one_engine(asked: list[int], 
             front.lose_replica(replica.number, "killed")
         elif action == "retire":
             front.retire_replica(replica.number)
-        for _ in range(times if action == "turn" and replica is not None else 0):
-            front.take_report(replica.number, replica.turn())
+        else:
+            for _ in range(times):
+                front.take_report(replica.number, replica.turn())
     while front.num_requests:
         if not any(not view.is_leaving for view in front.replicas.values()):
             pool.add()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
 from typing import Any, Protocol, TypeVar
 
-from workbench.cluster.accounts import FleetAccount
+from workbench.cluster.accounts import FleetAccount, compare_variants
 from workbench.cluster.fleet_model import FleetModel
 from workbench.cluster.front import FleetLimits, Front
 from workbench.cluster.replica import PageCounts, Replica, Report
@@ -127,7 +127,7 @@ class Cluster(Displayable):
             from workbench.cluster.ray_replicas import RayLauncher
 
             launcher = RayLauncher(address, cpus, gpus, replicas, step_seconds)
-        self._launcher = launcher
+        self._launcher, self._report = launcher, report
         self._numbers, self._request_ids = itertools.count(1), (f"request-{n}" for n in itertools.count())
         self._configs: dict[str, EngineConfig] = {"": self.config}
         self._wanted: dict[str, int] = {"": replicas}  # replicas by variant
@@ -234,6 +234,10 @@ class Cluster(Displayable):
     def accounts(self) -> dict[str, FleetAccount]:
         """Return what each variant did; the first variant's name is empty."""
         return self.front.accounts
+
+    def compare(self) -> Table:
+        """Return a table of the variants' accounts, a column for each (see `deploy`)."""
+        return compare_variants(tuple(self.accounts.values()))
 
     @property
     def replicas(self) -> dict[int, StartedReplica]:
@@ -366,7 +370,7 @@ class Cluster(Displayable):
             target=made.listen,
             args=(
                 lambda report: self._put(lambda: self.front.take_report(number, report)),
-                lambda reason: self._put(lambda: self.front.lose_replica(number, reason)),
+                lambda reason: self._put(lambda: self._lose(number, reason)),
             ),
             name=f"reports of replica {number}",
             daemon=True,
@@ -377,7 +381,12 @@ class Cluster(Displayable):
         self._starting.pop(made.number, None)
         self._failed_starts = 0
         self._replicas[made.number] = made
+        self._report(f"replica {made.number}: process {made.ready.process_id}")
         self.front.add_replica(made, variant, made.ready.pages)
+
+    def _lose(self, number: int, reason: str) -> None:
+        self._report(f"{reason} ({self.front.num_on(number)} requests go on elsewhere)")
+        self.front.lose_replica(number, reason)
 
     def _on_gone(self, number: int) -> None:
         """Start another replica in the place of one that was lost."""

@@ -106,6 +106,10 @@ class Front:
             total = total.plus(each.pages)
         return total
 
+    def num_on(self, number: int) -> int:
+        """Return the number of requests that a replica has; 0 of an unknown one."""
+        return len(self.replicas[number].requests) if number in self.replicas else 0
+
     # Replicas.
 
     def add_replica(self, handle: Replica, variant: str = "", pages: PageCounts = PageCounts()) -> None:  # noqa: B008 (a frozen value)

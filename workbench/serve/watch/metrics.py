@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.utils import floatToGoString
 
 from workbench.serve.served_model import ServedModel
@@ -75,7 +75,7 @@ class Metrics:
         )  # fmt: skip
         registry.register(self)  # type: ignore[arg-type] (a collector by its shape)
 
-    def collect(self) -> Iterator[GaugeMetricFamily | HistogramMetricFamily]:
+    def collect(self) -> Iterator[Metric]:
         """Yield what is read from the runners at this moment."""
         gauges = {
             "num_requests_running": "Requests that run.",
@@ -99,7 +99,7 @@ class Metrics:
             between.add_metric([name], counts.buckets(), counts.total)
         yield between
 
-    def _of_fleets(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+    def _of_fleets(self) -> Iterator[Metric]:
         """Yield what models that several replicas serve have beside the others, by variant."""
         label = ["model_name", "variant"]
         replicas = GaugeMetricFamily("workbench:replicas", "Replicas that serve.", labels=label)
