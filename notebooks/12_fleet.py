@@ -9,6 +9,7 @@
 # %%
 import os
 import signal
+import time
 
 import workbench
 from workbench import Request, SamplingParameters, widgets
@@ -94,6 +95,9 @@ after.chosen = moved.request_id
 after
 
 # %%
+while len(cluster.replicas) < 2:
+    time.sleep(0.1)
+print("replicas now:", *cluster.replicas)
 cluster.accounts[""]
 
 # %%
