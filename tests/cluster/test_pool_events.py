@@ -34,7 +34,7 @@ def test_a_handover_is_in_the_stream_and_in_the_trace(transfer: str) -> None:
     with PrefillDecodePools(config, transfer=transfer, processes=start, listener=recorder.record) as pools:
         events = list(pools.stream([asked]))
         if transfer == "shared":  # the prefix cache of the decode engine holds them
-            until(lambda: pools.snapshot().lent == (LentPages(1, 2, 4),))
+            until(lambda: pools.snapshot().lent == (LentPages(1, 2, 5),))
             pools.recall()
             until(lambda: pools.snapshot().lent == ())
         found = pools.snapshot()
@@ -42,7 +42,7 @@ def test_a_handover_is_in_the_stream_and_in_the_trace(transfer: str) -> None:
     assert all(each.state == "ready" and not each.requests for each in found.engines)
     assert found.counts == {"handed over": 1}
     [handover] = [each for each in events if isinstance(each, HandedOver)]
-    page_bytes = 2 * 4 * 4 * 4  # keys and values, tokens, columns, bytes
+    page_bytes = len(loaded.transformer.spec.layers) * 2 * 4 * 4 * 4  # keys and values, tokens, columns, bytes
     assert (handover.source, handover.replica, handover.pages) == (1, 2, 5)
     assert handover.bytes == (0 if transfer == "shared" else 5 * page_bytes) and handover.seconds >= 0
     kinds = [each.kind for each in events]
