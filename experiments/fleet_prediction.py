@@ -17,7 +17,7 @@ CHANGED = (
             "scaled to the sum of all steps; the rule and the experiment stayed"
         ),
         when="2026-11-26",
-        after="a first run (fleet_prediction-20261126-045412): two pools were predicted 36 to 43% too slow",
+        after="a first run (fleet_prediction-20261126-045413): two pools were predicted 36 to 43% too slow",
         why="a step with both runs two sets of kernels, and an engine of a pool has steps of one kind",
     ),
 )
