@@ -87,7 +87,7 @@ class FleetServer:
 
 
 class Traces:
-    """What a fleet has on the machine while it runs, to be looked for once it has ended.
+    """Note the processes and files that a fleet has while it runs, to look for them once it has ended.
 
     Args:
         server: the fleet; `note` may be called again, as its processes change.

@@ -35,7 +35,7 @@ import typer
 
 from experiments.fleet_server import FleetServer, Traces, kill, wait_until
 from experiments.serving_client import Ask, Reply, ask
-from workbench.cli.serve import read_serve_config
+from workbench.engine.config import EngineConfig
 from workbench.engine.runner import Runner, generate
 from workbench.machine.environment import environment
 from workbench.progress import discard
@@ -73,7 +73,7 @@ def draw_body(draw: random.Random) -> dict[str, Any]:
 
 def answers_alone(bodies: Sequence[dict[str, Any]]) -> list[Wanted]:
     """Return the answers of one engine of the same settings in this process, each request alone."""
-    runner = Runner(read_serve_config("demo", SETTINGS[:1]), report=discard)
+    runner = Runner(EngineConfig.build("demo", prefix="radix", batch_invariant=True), report=discard)
     assert runner.tokenizer is not None
     found = []
     for number, body in enumerate(bodies):

@@ -1,4 +1,4 @@
-"""A front that is killed leaves no process and no folder, and one that closes is spared."""
+"""A front that is killed leaves no process and no folder; one that closes goes on itself."""
 
 from __future__ import annotations
 
