@@ -135,7 +135,9 @@ handed = {event.request_id: event for event in apart.history if event.kind == "h
 for request in requests:
     pages = -(-len(request.prompt_ids) // 16)
     fact = handed[request.request_id]
-    print(f"{request.request_id}: {pages} pages, {16 * pages * size:,} bytes; it were {fact.pages} and {fact.bytes:,}")
+    print(
+        f"{request.request_id}: predicted {pages} pages, {16 * pages * size:,} bytes; sent {fact.pages}, {fact.bytes:,}"
+    )
 
 # %% [markdown]
 # The pages of these prompts are on their way for milliseconds. A view of events that are over has a slider for the
