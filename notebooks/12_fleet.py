@@ -151,7 +151,7 @@ slow.chosen = "r0"
 slow
 
 # %% [markdown]
-# ## The same picture of a fleet that nobody has
+# ## The same picture of a fleet that is only simulated
 # The simulator has the same scheduler, routers and events, and a clock in place of weights. So the view shows a fleet
 # of H100s with a model of 8 billion parameters as well: two instances for prompts, one for decodes. A prompt's pages
 # are a hundred megabytes and more here, and the network has them for milliseconds.
