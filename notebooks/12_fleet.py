@@ -135,7 +135,9 @@ handed = {event.request_id: event for event in apart.history if event.kind == "h
 for request in requests:
     pages = -(-len(request.prompt_ids) // 16)
     fact = handed[request.request_id]
-    print(f"{request.request_id}: {pages} pages, {16 * pages * size:,} bytes; it were {fact.pages} and {fact.bytes:,}")
+    print(
+        f"{request.request_id}: predicted {pages} pages, {16 * pages * size:,} bytes; sent {fact.pages}, {fact.bytes:,}"
+    )
 
 # %% [markdown]
 # The pages of these prompts are on their way for milliseconds. A view of events that are over has a slider for the
@@ -149,7 +151,7 @@ slow.chosen = "r0"
 slow
 
 # %% [markdown]
-# ## The same picture of a fleet that nobody has
+# ## The same picture of a fleet that is only simulated
 # The simulator has the same scheduler, routers and events, and a clock in place of weights. So the view shows a fleet
 # of H100s with a model of 8 billion parameters as well: two instances for prompts, one for decodes. A prompt's pages
 # are a hundred megabytes and more here, and the network has them for milliseconds.

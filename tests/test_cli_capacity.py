@@ -37,7 +37,7 @@ def test_the_rate_is_within_the_slo_and_the_next_one_is_not() -> None:
 
 
 def test_two_pools_send_every_prompt_once() -> None:
-    """What a sequence's first token was computed from goes over: its prompt, token by token."""
+    """A handover sends what the first token was computed from: the prompt, token by token."""
     metrics = simulate_experiment(at_rate(experiment(decode_instances=1), 20.0, 3.0))
     sent, prompt = metrics["handed_over"], metrics["tokens"]["prompt"]
     assert sent["sequences"] <= 60 and metrics["requests"]["finished"] == 60

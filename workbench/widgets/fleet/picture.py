@@ -159,7 +159,7 @@ def _chip(sample: FleetSample, chosen: str, stop: str) -> str:
     moved = f" ↷{sample.moves}" if sample.moves else ""
     tip = f"{sample.name}: {sample.phase}, {sample.prompt_tokens:,} prompt tokens, {sample.output_tokens:,} of output"
     tip += f"; left {count_of(sample.moves, 'replica')}" if sample.moves else ""
-    tip += f"; from {sample.source} to {sample.replica or 'nobody yet'}" if sample.place == "in flight" else ""
+    tip += f"; from {sample.source} to {sample.replica or 'none yet'}" if sample.place == "in flight" else ""
     return svg.tag(
         "span", escape(truncate_text(sample.name, MAX_NAME_LETTERS) + moved + count),
         class_=f"chip {css} on" if sample.name == chosen else f"chip {css}", data_key=f"@{sample.name}", data_tip=tip,
