@@ -40,7 +40,13 @@ def run(pools: PrefillDecodePools, asked: list[Request]) -> dict[str, tuple[int,
 
 
 def check_no_page_leaks(pools: PrefillDecodePools, started: StartThreads) -> None:
-    until(lambda: all(slot.state in ("ready", "gone") for slot in pools.slots))
+    started.spare()
+    until(
+        lambda: all(
+            slot.state == "gone" or (slot.state == "ready" and not started.living[slot.name].mortal.is_dying)
+            for slot in pools.slots
+        )
+    )
     until(lambda: (pools.recall(), pools.pages_lent())[1] == 0)
     pools.close()
     for slot in pools.slots:
