@@ -21,14 +21,19 @@ class MortalConnection:
 
     def __init__(self, inner: Connection, dies_at: int | None, says_it: bool):
         self.inner, self.left, self.says_it = inner, dies_at, says_it
+        self.is_spared = False
+
+    @property
+    def is_dying(self) -> bool:
+        return self.left is not None and self.left < 0
 
     def recv(self) -> Any:
         return self.inner.recv()
 
     def send(self, message: object) -> None:
-        if self.left is not None:
+        if self.left is not None and not self.is_spared:
             self.left -= 1
-            if self.left < 0:
+            if self.is_dying:
                 if self.says_it:
                     self.inner.send(message)
                 raise EOFError
@@ -43,7 +48,7 @@ class ThreadProcess:
     def __init__(self, load: Callable[[EngineConfig], LoadedModel], dies_at: int | None, says_it: bool):
         self.connection, its = Pipe()
         self.engine: PoolEngine | None = None
-        mortal = MortalConnection(its, dies_at, says_it)
+        self.mortal = mortal = MortalConnection(its, dies_at, says_it)
 
         def run() -> None:
             try:
@@ -75,10 +80,18 @@ class StartThreads:
         self.load, self.deaths = load, deaths or {}
         self.living: dict[str, ThreadProcess] = {}
         self.num_started = 0
+        self.is_spared = False
+
+    def spare(self) -> None:
+        """Let no more engine die, but those that do already."""
+        self.deaths, self.is_spared = {}, True
+        for each in list(self.living.values()):
+            each.mortal.is_spared = True
 
     def __call__(self, name: str) -> ThreadProcess:
         left = self.deaths.get(name)
         dies_at, says_it = left.pop(0) if left else (None, False)
         self.num_started += 1
         self.living[name] = ThreadProcess(self.load, dies_at, says_it)
+        self.living[name].mortal.is_spared = self.is_spared
         return self.living[name]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +17,7 @@ from tests.engine.test_recurrent import HYBRID
 from tests.engine.tiny import finals, layer, model_of, request, runner_of, spec_of
 from tests.patience import until
 from tests.thorough import tries
+from workbench.cluster.apart.pool_messages import Transfer
 from workbench.cluster.pools import PrefillDecodePools
 from workbench.engine.config import EngineConfig
 from workbench.engine.loaded_model import LoadedModel
@@ -40,7 +42,13 @@ def run(pools: PrefillDecodePools, asked: list[Request]) -> dict[str, tuple[int,
 
 
 def check_no_page_leaks(pools: PrefillDecodePools, started: StartThreads) -> None:
-    until(lambda: all(slot.state in ("ready", "gone") for slot in pools.slots))
+    started.spare()
+    until(
+        lambda: all(
+            slot.state == "gone" or (slot.state == "ready" and not started.living[slot.name].mortal.is_dying)
+            for slot in pools.slots
+        )
+    )
     until(lambda: (pools.recall(), pools.pages_lent())[1] == 0)
     pools.close()
     for slot in pools.slots:
@@ -55,7 +63,7 @@ def check_no_page_leaks(pools: PrefillDecodePools, started: StartThreads) -> Non
 @settings(max_examples=tries(60), deadline=None)
 @given(st.data())
 def test_texts_and_pages_survive_any_deaths(data: st.DataObject) -> None:
-    draw = data.draw
+    draw: Any = data.draw
     spec = draw(st.sampled_from(SPECS))
     cache = dict(draw(st.sampled_from(FORMATS[:1] if spec is HYBRID else FORMATS)))
     cache["prefix"] = draw(st.sampled_from(["off", "radix"]))
@@ -68,7 +76,7 @@ def test_texts_and_pages_survive_any_deaths(data: st.DataObject) -> None:
     names = [f"{'prefill' if number < counts[0] else 'decode'} {number}" for number in range(sum(counts))]
     started = StartThreads(lambda config: loaded, {name: draw(DEATHS) for name in names})
     config = EngineConfig.build(**chosen)
-    transfer = draw(st.sampled_from(["shared", "gloo"]))
+    transfer: Transfer = draw(st.sampled_from(get_args(Transfer)))
     with PrefillDecodePools(config, *counts, transfer=transfer, processes=started, max_restarts=3) as pools:
         assert run(pools, asked) == alone
         again = [replace(each, request_id=f"{each.request_id} again") for each in asked]
@@ -87,7 +95,7 @@ def test_a_request_whose_engines_always_die_ends_with_an_error_and_the_others_do
 
 
 @pytest.mark.parametrize("transfer", ["shared", "gloo"])
-def test_usage_adds_up_over_the_engines_of_a_request(transfer: str) -> None:
+def test_usage_adds_up_over_the_engines_of_a_request(transfer: Transfer) -> None:
     loaded = LoadedModel(model_of(spec_of()), None, None)
     config = EngineConfig.build(page_size=4, pages=20, backend="eager", prefix="radix")
     asked = request("r", 17, 9)

@@ -14,6 +14,7 @@ from tests.engine.test_handover import LAYERS, WINDOWS
 from tests.engine.tiny import finals, model_of, request, runner_of, spec_of
 from tests.patience import until
 from workbench.cluster.apart.page_channel import GlooLink
+from workbench.cluster.apart.pool_messages import Transfer
 from workbench.cluster.pools import LentPages, PrefillDecodePools
 from workbench.engine.config import EngineConfig
 from workbench.engine.loaded_model import LoadedModel
@@ -26,7 +27,7 @@ CHOSEN = {"page_size": 4, "pages": 40, "backend": "eager", "cache": {"prefix": "
 
 
 @TRANSFERS
-def test_a_handover_is_in_the_stream_and_in_the_trace(transfer: str) -> None:
+def test_a_handover_is_in_the_stream_and_in_the_trace(transfer: Transfer) -> None:
     loaded, recorder = LoadedModel(model_of(spec_of()), None, None), Recorder()
     config = EngineConfig.build(**CHOSEN)
     asked = request("r", 17, 9)
@@ -82,7 +83,7 @@ def logprobs_of(events) -> dict:
 
 
 @TRANSFERS
-def test_bits_are_those_of_one_engine_through_deaths(transfer: str) -> None:
+def test_bits_are_those_of_one_engine_through_deaths(transfer: Transfer) -> None:
     chosen = {**CHOSEN, "batch_invariant": True, "backend": "mlir", "page_size": 8}
     model = model_of(LAYERS, backend=Backend.EAGER)
     asked = [request(f"r{i}", 9 + 5 * i, 8, temperature=0.7, seed=i, logprobs=2) for i in range(4)]
