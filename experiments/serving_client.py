@@ -51,9 +51,12 @@ class Reply:
         return json.loads(self.events[-1])
 
 
-async def ask(url: str, request: Ask, keep_events: bool = True) -> Reply:
-    """Send one request over a connection of its own and read its answer to the end, or leave earlier."""
-    where, reply = urlsplit(url), Reply()
+async def ask(url: str, request: Ask, keep_events: bool = True, reply: Reply | None = None) -> Reply:
+    """Send one request over a connection of its own and read its answer to the end, or leave earlier.
+
+    `reply` is filled and returned, so that another task can see how far it has come; a new one unless given.
+    """
+    where, reply = urlsplit(url), reply or Reply()
     reader, writer = await asyncio.open_connection(where.hostname, where.port)
     try:
         payload = json.dumps(request.body).encode()

@@ -1,9 +1,10 @@
 """Measure the cost of ranks on one host: `python -m experiments.tensor_parallel [--out experiments/records] [--json]`.
 
 Bytes and seconds of the exchanges of ranks are predicted, from the model's sizes and from exchanges of processes that
-compute nothing, before a model is loaded; then decode steps of batch 1 are measured on one process and on ranks, over
-each transport, in turns. Ranks have as many threads as one process has, divided by their number. Nothing is asserted of
-times: speed is for machines with a core, or a card, to each rank. It takes about a minute.
+compute nothing, before a model is loaded; then greedy decode steps of batch 1 are measured on one process and on ranks,
+by the modules (`eager`) over each transport and by compiled halves of layers (`mlir`) in shared memory, in turns. Ranks
+have as many threads as one process has, divided by their number. Nothing is asserted of times: speed is for machines
+with a core, or a card, to each rank. It takes about a minute.
 """
 
 from __future__ import annotations
@@ -38,7 +39,12 @@ EXCHANGES, DECODED, ROUNDS = 200, 33, 5
 PROMPT = tuple(range(5, 13))
 PAGES = 8
 EXCHANGE_MODULE = "experiments.tensor_parallel_rank"
-TRANSPORTS: tuple[Transport, ...] = ("shared_memory", "gloo")
+WAYS: dict[str, tuple[str, Transport]] = {  # backend and transport of ranks
+    "eager, shared memory": ("eager", "shared_memory"),
+    "eager, gloo": ("eager", "gloo"),
+    "mlir, shared memory": ("mlir", "shared_memory"),
+}
+LARGEST = 2  # numbers of a row and rank in a greedy step: the largest logit and its token
 ONE = "one process"
 Row = dict[str, Any]
 
@@ -51,19 +57,23 @@ def main(
     out: Annotated[Path | None, typer.Option(help="folder of the record")] = None,
 ) -> None:
     spec, _ = describe_model(model)
-    predicted = {transport: predict(spec, dtype, ranks, transport) for transport in TRANSPORTS}
+    predicted = {name: predict(spec, dtype, ranks, *way) for name, way in WAYS.items()}
     before = cpu_times()
-    settings = {"backend": "eager", "dtype": dtype, "pages": PAGES}
-    runners = {ONE: Runner(EngineConfig.build(model, **settings))}
-    for transport in TRANSPORTS:
-        runners[transport] = Runner(EngineConfig.build(model, tensor=ranks, transport=transport, **settings))
+    settings: dict[str, Any] = {"dtype": dtype, "pages": PAGES}
+    runners = {
+        f"{backend}, {ONE}": Runner(EngineConfig.build(model, backend=backend, **settings))
+        for backend in dict.fromkeys(backend for backend, _ in WAYS.values())
+    }
+    for name, (backend, transport) in WAYS.items():
+        given = {"backend": backend, "tensor": ranks, "transport": transport, **settings}
+        runners[name] = Runner(EngineConfig.build(model, **given))
     measured, memory = measure(runners), memory_of(runners, dtype)
     for runner in runners.values():
         runner.close()
     machine = environment()
     record = {
-        "experiment": "tensor_parallel", "date": machine["date"], "model": spec.name,
-        "ranks": ranks, "dtype": dtype, "backend": "eager",
+        "experiment": "tensor_parallel", "date": machine["date"], "model": model,
+        "ranks": ranks, "dtype": dtype,
         "threads": torch.get_num_threads(), "environment": machine, "others_cpu_share": others_cpu_share(before),
         "predicted": predicted, "measured": measured, "memory": memory,
     }  # fmt: skip
@@ -73,35 +83,35 @@ def main(
 
 
 def show(record: Row) -> None:
-    print(f"{record['model']} on {record['ranks']} ranks, {record['dtype']}, eager; a decode step of batch 1, medians")
-    print(f"{'':40}{'predicted':>14}{'measured':>14}")
-    for transport, predicted in record["predicted"].items():
+    print(f"{record['model']} on {record['ranks']} ranks, {record['dtype']}; a greedy decode step of batch 1, medians")
+    print(f"{'':48}{'predicted':>14}{'measured':>14}")
+    for way, predicted in record["predicted"].items():
         for name, value in predicted.items():
-            print(f"{transport + ', ' + name:40}{value:14,.3f}{record['measured'][transport][name]:14,.3f}")
+            print(f"{way + ', ' + name:48}{value:14,.3f}{record['measured'][way][name]:14,.3f}")
     for rank, row in enumerate(record["memory"]["ranks"]):
         for name in ("weight_bytes", "cache_bytes"):
-            print(f"{f'rank {rank}, ' + name:40}{row['predicted'][name]:14,}{row['measured'][name]:14,}")
+            print(f"{f'rank {rank}, ' + name:48}{row['predicted'][name]:14,}{row['measured'][name]:14,}")
     for name, row in record["measured"].items():
-        print(f"step, {name:34}{'':14}{row['ms of a step']:14,.3f} ms")
+        print(f"step, {name:42}{'':14}{row['ms of a step']:14,.3f} ms")
 
 
-def predict(spec: ModelSpec, dtype: str, ranks: int, transport: Transport) -> dict[str, float]:
-    """Predict the exchanges of one decode step: two sums a layer, one of the embedding, and the logits of rank 0."""
-    itemsize = parse_dtype(dtype).itemsize
-    sums = 2 * len(spec.layers) + 1
-    logits = -(-spec.vocab_size // ranks) * torch.float32.itemsize
+def predict(spec: ModelSpec, dtype: str, ranks: int, backend: str, transport: Transport) -> dict[str, float]:
+    """Predict the exchanges of one greedy decode step: a sum of the embedding, two a layer (of compiled halves in
+    float32, of modules in the model's type), and the largest logits."""
+    halves = "float32" if backend == "mlir" else dtype
+    kinds = ((1, spec.hidden_size, dtype), (2 * len(spec.layers), spec.hidden_size, halves), (1, LARGEST, "float32"))
     processes = RankProcesses(ranks, 60.0, EXCHANGE_MODULE, transport)
     try:
-        one, row = (
-            statistics.median(_seconds_of_exchange(processes, width, kind) for _ in range(ROUNDS))
-            for width, kind in ((spec.hidden_size, dtype), (logits // torch.float32.itemsize, "float32"))
-        )
+        seconds = [
+            count * statistics.median(_seconds_of_exchange(processes, width, kind) for _ in range(ROUNDS))
+            for count, width, kind in kinds
+        ]
     finally:
         processes.close()
     return {
-        "exchanges a step": sums + 1,
-        "bytes a step and rank": sums * spec.hidden_size * itemsize + logits,
-        "ms of exchanges a step": 1000 * (one * sums + row),
+        "exchanges a step": sum(count for count, _, _ in kinds),
+        "bytes a step and rank": sum(count * width * parse_dtype(kind).itemsize for count, width, kind in kinds),
+        "ms of exchanges a step": 1000 * sum(seconds),
     }
 
 
@@ -125,7 +135,7 @@ def measure(runners: dict[str, Runner]) -> dict[str, dict[str, float]]:
     found = {}
     for name in runners:
         found[name] = {"ms of a step": 1000 * statistics.median(seconds[name])}
-        if name != ONE:
+        if name in WAYS:
             steps = DECODED - 1
             found[name] |= {
                 "exchanges a step": statistics.median(each.exchanges for each in costs[name]) / steps,
@@ -155,10 +165,10 @@ def _decode(runner: Runner, name: str) -> tuple[list[float], Traffic]:
 
 def memory_of(runners: dict[str, Runner], dtype: str) -> Row:
     """Return the bytes of each rank, by formula and as they lie in its process, beside those of one process."""
-    alone = runners[ONE]
+    alone = runners[f"eager, {ONE}"]
     weights = sum(parameter.nbytes for parameter in alone.model.parameters())
     found: Row = {ONE: {"weight_bytes": weights, "cache_bytes": alone.store.bytes}, "ranks": []}
-    executor, config = runners[TRANSPORTS[0]].executor, alone.config
+    executor, config = runners[next(iter(WAYS))].executor, alone.config
     assert isinstance(executor, TensorParallelExecutor)
     held = executor.memory_of_ranks()
     ranks = rank_memories(alone.model.spec, dtype, alone.model.format, config.cache, tensor=len(held))

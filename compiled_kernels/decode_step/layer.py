@@ -28,12 +28,16 @@ from compiled_kernels.quantized_attention.mlir_shape import QuantizedAttention
 
 def layer_text(layer: LayerKernel) -> str:
     """@{name}(see `passed`; thread, threads): the layer's part of x, row by row, and the rows' keys and values."""
-    products = [*map(product_text_of, layer.products), *quantizers(layer.name, layer.products, layer.step.rows)]
-    called = [*products, _attention_text(layer), rotary_text(layer), write_text(layer), gate_text(layer)]
-    called += mixture_functions(layer) if layer.shape.experts else []
-    body = "\n".join((_buffers(layer), _project(layer), _attend(layer), _output(layer), _feedforward(layer)))
+    called = [*map(product_text_of, layer.products), *quantizers(layer.name, layer.products, layer.step.rows)]
+    body = [_buffers(layer)]
+    if layer.step.has("attention"):
+        called += [_attention_text(layer), rotary_text(layer), write_text(layer)]
+        body += [_project(layer), _attend(layer), _output(layer)]
+    if layer.step.has("feedforward"):
+        called += [gate_text(layer), *(mixture_functions(layer) if layer.shape.experts else [])]
+        body += [_feedforward(layer)]
     head = f"@{layer.name}({declare_arguments(layer_arguments(layer))}, %thread: index, %threads: index) attributes {{no_inline}}"
-    return "\n".join([*called, f"func.func private {head} {{\n{body}\nreturn\n}}"])
+    return "\n".join([*called, f"func.func private {head} {{", *body, "return\n}"])
 
 
 def _attention_text(layer: LayerKernel) -> str:
@@ -45,7 +49,8 @@ def _attention_text(layer: LayerKernel) -> str:
 def layer_arguments(layer: LayerKernel) -> list[Named]:
     """Return a layer's arguments: its own weights and pages, the experts that its rows take, its page table and
     angles, and buffers shared by all layers."""
-    return [*layer.own_arguments, *layer.chosen, *layer.page_tables, *layer.angles, *layer.shared_buffers]
+    places = [*layer.page_tables, *layer.angles] * layer.step.has("attention")
+    return [*layer.own_arguments, *layer.chosen, *places, *layer.shared_buffers]
 
 
 def _normed(layer: LayerKernel) -> Named:
@@ -58,9 +63,9 @@ def _mixed(layer: LayerKernel) -> Named:
 
 def _buffers(layer: LayerKernel) -> str:
     """Emit the buffers that each thread has for itself."""
-    own = [_normed(layer), _mixed(layer), Named("queries", layer.attention.types["queries"])]
-    own += int8_buffers(layer.products, layer.step.rows)
-    own += Mixture(layer).buffers if layer.shape.experts else []
+    attention = [_mixed(layer), Named("queries", layer.attention.types["queries"])]
+    own = [_normed(layer), *attention * layer.step.has("attention"), *int8_buffers(layer.products, layer.step.rows)]
+    own += Mixture(layer).buffers if layer.shape.experts and layer.step.has("feedforward") else []
     buffers = [f"%{name} = memref.alloca() {{alignment = 64 : i64}} : {kind}" for name, kind in own]
     return "\n".join(("%zero = arith.constant 0 : index", "%one = arith.constant 1 : index", *buffers))
 
@@ -190,7 +195,7 @@ def _output(layer: LayerKernel) -> str:
             call(f"{layer.name}_merge", [layer.partial, *layer.sink_logits, _mixed(layer), *rows]),
             *_quantize(layer, layer.output, _mixed(layer)),
             thread_share("output", layer.output.out_features, layer.output.block),
-            _multiply(layer, layer.output, _mixed(layer), layer.x, "output"),
+            _multiply(layer, layer.output, _mixed(layer), layer.added, "output"),
             "call @GOMP_barrier() : () -> ()",
         )
     )
@@ -218,7 +223,7 @@ def _feedforward(layer: LayerKernel) -> str:
             "call @GOMP_barrier() : () -> ()",
             *_quantize(layer, layer.down, layer.gated),
             thread_share("down", layer.down.out_features, layer.down.block),
-            _multiply(layer, layer.down, layer.gated, layer.x, "down"),
+            _multiply(layer, layer.down, layer.gated, layer.added, "down"),
             "call @GOMP_barrier() : () -> ()",
         )
     )

@@ -39,8 +39,9 @@ class LayerKernel:
     @property
     def output(self) -> AnyProduct:
         width = self.shape.num_heads * self.shape.head_dim
+        adds = self.step.half is None
         return layer_product(
-            self.step, f"{self.name}_output", width, self.step.hidden_size, self.shape.output, accumulate=True
+            self.step, f"{self.name}_output", width, self.step.hidden_size, self.shape.output, accumulate=adds
         )
 
     @property
@@ -58,7 +59,7 @@ class LayerKernel:
             self.shape.intermediate_size,
             self.step.hidden_size,
             self.shape.down,
-            accumulate=True,
+            accumulate=self.step.half is None,
         )
 
     @property
@@ -103,9 +104,8 @@ class LayerKernel:
     @property
     def products(self) -> tuple[AnyProduct, ...]:
         """Return the products that all rows go through."""
-        if self.shape.experts is not None:
-            return self.qkv, self.output, self.router
-        return self.qkv, self.output, self.gate_up, self.down
+        feedforward = (self.gate_up, self.down) if self.shape.experts is None else (self.router,)
+        return (self.qkv, self.output) * self.step.has("attention") + feedforward * self.step.has("feedforward")
 
     @property
     def attention(self) -> DecodeAttention:
@@ -138,14 +138,12 @@ class LayerKernel:
     @property
     def weights(self) -> list[Named]:
         """Return the weights in the order in which they are passed."""
+        attention, feedforward = self.step.has("attention"), self.step.has("feedforward")
+        products = [*weight_arguments_of("qkv", self.qkv), *weight_arguments_of("output", self.output)]
         return [
-            Named("attention_norm", self.norm_type),
-            *weight_arguments_of("qkv", self.qkv),
-            *weight_arguments_of("output", self.output),
-            Named("feedforward_norm", self.norm_type),
-            *self._feedforward_weights,
-            *self.head_norms.values(),
-            *self.sink_logits,
+            *[Named("attention_norm", self.norm_type), *products] * attention,
+            *[Named("feedforward_norm", self.norm_type), *self._feedforward_weights] * feedforward,
+            *[*self.head_norms.values(), *self.sink_logits] * attention,
         ]
 
     @property
@@ -170,13 +168,19 @@ class LayerKernel:
     @property
     def own_arguments(self) -> list[Named]:
         """Return the arguments that each layer has for itself, even if its shape is another's: weights and pages."""
-        pages = self.attention.pages
-        return [*self.weights, Named("keys", pages), Named("values", pages), *self.quantized_pages]
+        kind = self.attention.pages
+        pages = [Named("keys", kind), Named("values", kind), *self.quantized_pages]
+        return [*self.weights, *pages * self.step.has("attention")]
 
     @property
     def x(self) -> Named:
         """Return the residual stream."""
         return Named("x", memref((self.step.rows, self.step.hidden_size), "f32"))
+
+    @property
+    def added(self) -> Named:
+        """Return where the layer's results go: to the residual stream, or of a half to a buffer of its own."""
+        return self.x if self.step.half is None else Named("added", self.x.type)
 
     @property
     def qkv_out(self) -> Named:
@@ -215,7 +219,8 @@ class LayerKernel:
     @property
     def chosen(self) -> list[Named]:
         """Return what says which experts each row takes, one row after another, where there is a mixture."""
-        return [Named("chosen", self.expert_down.order_type)] if self.shape.experts else []
+        there = self.shape.experts and self.step.has("feedforward")
+        return [Named("chosen", self.expert_down.order_type)] if there else []
 
     @property
     def router_logits(self) -> Named:
@@ -231,8 +236,10 @@ class LayerKernel:
     def shared_buffers(self) -> list[Named]:
         """Return the buffers that all threads see; they are named after their sizes, so that layers of one size share
         them."""
-        lengths = Named("lengths", self.attention.types["lengths"])
-        return [self.x, lengths, self.qkv_out, self.partial, self.gate_up_out, self.gated, *self.expert_buffers]
+        found = [self.x] if self.step.half is None else [self.x, self.added]
+        if self.step.has("attention"):
+            found += [Named("lengths", self.attention.types["lengths"]), self.qkv_out, self.partial]
+        return found + ([self.gate_up_out, self.gated, *self.expert_buffers] if self.step.has("feedforward") else [])
 
     @property
     def angles(self) -> list[Named]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from compiled_kernels.mlir_text import Target
 from compiled_kernels.paged_attention.mlir_shape import HeadShape
 from compiled_kernels.quantized_attention.mlir_shape import QuantizedLayout
+
+Half = Literal["attention", "feedforward"]
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,8 @@ class StepShape:
             before any is read.
         head: the output head; without one the step ends with the residual stream, in its buffer x.
         layers: without any the step begins with the residual stream.
+        half: the only half of each layer that is computed, of a rank that holds a share of it. What it gives is not
+            added to x but written to the buffer `added`, for the ranks to sum.
     """
 
     rows: int
@@ -97,6 +102,11 @@ class StepShape:
     chunks: int
     target: Target
     same_sequence: bool = False
+    half: Half | None = None
+
+    def has(self, half: Half) -> bool:
+        """Return whether this half of each layer is computed."""
+        return self.half in (None, half)
 
     @property
     def num_page_tables(self) -> int:

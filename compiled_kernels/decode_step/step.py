@@ -27,15 +27,17 @@ class DecodeStep:
     Fill `x`, `lengths`, `tables` and `angles`, call, and read `logits` (or `x`): all of them buffers of the step's
     own, for `shape.rows` rows, where the step has such; `chosen` [row, expert's place] says for each layer that is a
     mixture, by its index, which experts each row took. An unused row has length 1 and pages that no other row reads.
+
+    Steps of as many rows may share their buffers: those whose name is in `pool` are taken, others are added to it.
     """
 
-    def __init__(self, shape: StepShape, tensors: Mapping[str, Tensor]):
+    def __init__(self, shape: StepShape, tensors: Mapping[str, Tensor], pool: dict[str, Tensor] | None = None):
         check_tensors(tensors, step_inputs(shape))
         self.shape = shape
         self.kernel = compile_text(
             step_text(shape), "decode_step", level=shape.target.level, libraries=(libgomp_path(),)
         )
-        self._own = allocate(buffers(shape))
+        self._own = allocate(buffers(shape), pool)
         self._call = BoundCall(
             self.kernel.address, [*self._own.values(), *(tensors[name] for name, _ in step_inputs(shape))]
         )
@@ -45,10 +47,11 @@ class DecodeStep:
         self.chosen = {
             i: self._own[f"chosen_{i}"].view(shape.rows, kind.experts.per_row)
             for i, kind in enumerate(shape.layers)
-            if kind.experts is not None
+            if kind.experts is not None and shape.has("feedforward")
         }
-        self.tables = tuple(self._own[f"table_{i}"] for i in range(shape.num_page_tables))
-        self.angles = {i: (self._own[f"cos_{i}"], self._own[f"sin_{i}"]) for i in shape.rotary_dims}
+        tables, angles = (range(shape.num_page_tables), shape.rotary_dims) if shape.has("attention") else ((), ())
+        self.tables = tuple(self._own[f"table_{i}"] for i in tables)
+        self.angles = {i: (self._own[f"cos_{i}"], self._own[f"sin_{i}"]) for i in angles}
 
     def __call__(self, threads: int | None = None) -> None:
         self._call(threads)
@@ -74,9 +77,13 @@ def check_tensors(tensors: Mapping[str, Tensor], wanted: Sequence[Named]) -> Non
         check_argument("decode step", name, tensors[name], sizes, types)
 
 
-def allocate(wanted: Sequence[Named]) -> dict[str, Tensor]:
-    """Allocate buffers of these names and types, all zero."""
-    return {name: _buffer(kind) for name, kind in wanted}
+def allocate(wanted: Sequence[Named], pool: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """Return buffers of these names and types, new ones all zero; what `pool` has already is taken from there."""
+    pool = {} if pool is None else pool
+    for name, kind in wanted:
+        if name not in pool:
+            pool[name] = _buffer(kind)
+    return {name: pool[name] for name, _ in wanted}
 
 
 def _buffer(kind: str) -> Tensor:

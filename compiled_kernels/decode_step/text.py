@@ -65,10 +65,11 @@ def buffers(shape: StepShape) -> list[Named]:
     rows = shape.rows
     found = [Named("x", memref((rows, shape.hidden_size), "f32"))]
     found += [Named("logits", memref((rows, shape.vocab_size), "f32"))] if shape.head else []
-    found += [Named("lengths", memref((rows,), "i32"))] if shape.layers else []
-    found += [Named(f"table_{i}", memref((rows, shape.max_pages), "i32")) for i in range(shape.num_page_tables)]
-    for index, dim in shape.rotary_dims.items():
-        found += rotary_arguments(shape, dim, f"_{index}")
+    if shape.layers and shape.has("attention"):
+        found += [Named("lengths", memref((rows,), "i32"))]
+        found += [Named(f"table_{i}", memref((rows, shape.max_pages), "i32")) for i in range(shape.num_page_tables)]
+        for index, dim in shape.rotary_dims.items():
+            found += rotary_arguments(shape, dim, f"_{index}")
     for index, kind in enumerate(shape.layers):
         found += [Named(f"{name}_{index}", chosen) for name, chosen in LayerKernel(shape, kind).chosen]
     for kind in shape.layer_kinds:

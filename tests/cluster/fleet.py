@@ -10,7 +10,7 @@ from tests.engine.test_resume import BIAS, KNOWN, Counting
 from tests.engine.test_structured_output import FORMATS, runner
 from tests.prompt.samples import byte_level
 from workbench.cluster.replica import PageCounts, Report
-from workbench.engine.runner import generate
+from workbench.engine.runner import Runner, generate
 from workbench.request import CustomPart, Request, SamplingParameters
 from workbench.response_format import Thinking
 from workbench.trace.events import Event, Finished
@@ -22,9 +22,9 @@ THINK = byte_level().special_token_ids["<|think|>"]
 class SteppedReplica:
     """A replica whose messages travel when the test says so: `turn` carries out what came and runs one step."""
 
-    def __init__(self, number: int):
+    def __init__(self, number: int, engine: Runner | None = None):
         self.number, self.is_stopped = number, False
-        self.runner = runner(prefix="radix", pages=60)
+        self.runner = engine or runner(prefix="radix", pages=60)
         self._events: list[Event] = []
         self._inbox: list[Callable[[], object]] = []
         self.runner.set_listener(self._events.append)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.cluster.threads import CONFIG, Threads, demo
-from tests.patience import limit
+from tests.patience import limit, until
 from workbench.cluster.cluster import Cluster
+from workbench.cluster.front import FleetLimits
 from workbench.engine.runner import Runner, generate
 from workbench.errors import WorkbenchError
 from workbench.prompt.conversation import Conversation
 from workbench.request import Request
+from workbench.serve.server import serve
 from workbench.trace.events import Decoded, Finished, Moved
 
 ASKED: dict[str, Any] = {"max_tokens": 40, "temperature": 0, "ignore_eos": True}
@@ -29,13 +31,6 @@ def launcher() -> Threads:
 def cluster(launcher: Threads) -> Iterator[Cluster]:
     with Cluster(CONFIG, 2, launcher=launcher) as made:
         yield made
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + limit(60)
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to pass"
-        time.sleep(0.005)
 
 
 def alone(text: str) -> Finished:
@@ -61,13 +56,13 @@ def test_closing_a_stream_cancels_and_frees_its_pages(cluster: Cluster) -> None:
         if isinstance(event, Decoded):
             break
     stream.close()  # type: ignore[attr-defined] (of a process)
-    wait_for(lambda: cluster.accounts[""].ended["cancelled"] == 1)
+    until(lambda: cluster.accounts[""].ended["cancelled"] == 1)
     assert cluster.pages.used == 0 and cluster.num_requests() == (0, 0)
 
 
 def test_a_lost_replica_is_replaced_and_its_requests_go_on(cluster: Cluster, launcher: Threads) -> None:
     handles = [cluster.submit("def fib(n):", **ASKED) for _ in range(4)]
-    wait_for(lambda: all(any(isinstance(each, Decoded) for each in handle.events) for handle in handles))
+    until(lambda: all(any(isinstance(each, Decoded) for each in handle.events) for handle in handles))
     victim = launcher.started[0]
     victim.die("the power failed")
     assert all(handle.wait(limit(60)) for handle in handles)
@@ -78,7 +73,7 @@ def test_a_lost_replica_is_replaced_and_its_requests_go_on(cluster: Cluster, lau
         assert [each.index for each in handle.events if isinstance(each, Decoded)] == list(range(len(wanted)))
     moved = {each.reason for handle in handles for each in handle.events if isinstance(each, Moved)}
     assert moved <= {"the power failed"}
-    wait_for(lambda: len(cluster.replicas) == 2 and 3 in cluster.replicas)
+    until(lambda: len(cluster.replicas) == 2 and 3 in cluster.replicas)
     assert victim.number not in cluster.replicas
     assert cluster.accounts[""].ended == {"length": 4} and cluster.pages.used == 0
 
@@ -89,7 +84,7 @@ def test_scaling_under_load_loses_nothing(cluster: Cluster, launcher: Threads) -
     assert len(cluster.replicas) == 3
     cluster.scale(1)
     assert all(handle.wait(limit(60)) for handle in handles)
-    wait_for(lambda: len(cluster.replicas) == 1)
+    until(lambda: len(cluster.replicas) == 1)
     assert {each.number: each.is_stopped for each in launcher.started} == {1: False, 2: True, 3: True}
     assert cluster.accounts[""].ended == {"length": 6}
     with pytest.raises(WorkbenchError, match="needs at least 1"):
@@ -113,8 +108,11 @@ def test_a_share_of_the_requests_goes_to_another_config(cluster: Cluster) -> Non
     counts = {name: sum(account.ended.values()) for name, account in cluster.accounts.items()}
     assert sum(counts.values()) == 24 and min(counts.values()) > 0
     assert counts["three at once"] == 2 * sum(numbers == {second} for numbers in served.values())
+    table = cluster.compare()
+    assert table.headings == ("", "first", "three at once")
+    assert [*table.rows[0]] == ["samples", counts[""], counts["three at once"]]
     cluster.deploy(changed, share=1, name="all")
-    wait_for(lambda: len(cluster.replicas) == 1)
+    until(lambda: len(cluster.replicas) == 1)
     assert list(cluster.front.shares) == ["all"]
     (end,) = (event for event in cluster.stream([requests[0]]) if isinstance(event, Finished))
     assert end.replica in cluster.replicas and end.reason in ("stop", "length")
@@ -140,6 +138,25 @@ def test_what_is_wrong_is_said_before_anything_starts() -> None:
     with pytest.raises(WorkbenchError, match="no model"):
         Cluster(CONFIG, 2, launcher=launcher)
     assert not launcher.started
+
+
+def test_a_full_fleet_refuses_over_http_and_goes_on(launcher: Threads) -> None:
+    """Beyond `waiting` a call is answered with 503 and `retry-after`; those that were taken end as they should."""
+    limits = FleetLimits(page_size=16, replica_samples=1, waiting=1)
+    with Cluster(CONFIG, 1, launcher=launcher, limits=limits) as cluster, serve(cluster) as server:
+        taken = [cluster.submit("def fib(n):", **{**ASKED, "max_tokens": 120}) for _ in range(2)]
+        until(lambda: cluster.num_requests() == (1, 1))
+        body = {"model": "demo", "prompt": "x", "max_tokens": 1}
+        refused = httpx.post(f"{server.url}/v1/completions", json=body, timeout=limit(60))
+        assert refused.status_code == 503 and refused.headers["retry-after"] == "1"
+        assert "the fleet is full: 1 requests wait" in refused.json()["error"]["message"]
+        body = {"model": "demo", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
+        refused = httpx.post(f"{server.url}/v1/messages", json=body, timeout=limit(60))
+        assert refused.status_code in (400, 529)  # a model without control tokens cannot chat
+        assert all(handle.wait(limit(60)) for handle in taken)
+        metrics = httpx.get(f"{server.url}/metrics", timeout=limit(60)).text
+        assert 'workbench:replicas{model_name="demo",variant=""} 1.0' in metrics
+        assert 'workbench:fleet_samples_total{model_name="demo",variant=""} 2.0' in metrics
 
 
 def test_a_closed_cluster_ends_what_it_has(launcher: Threads) -> None:

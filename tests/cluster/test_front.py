@@ -16,7 +16,7 @@ from workbench.cluster.front import FleetLimits, Front, Submission
 from workbench.engine.resume import why_not_resumable
 from workbench.request import Request
 from workbench.simulate.routers import router_from
-from workbench.trace.events import Decoded, Event, Finished, Moved, Stepped, Submitted
+from workbench.trace.events import Decoded, Event, Finished, Moved, Prefilled, Routed, Stepped, Submitted
 
 LOSSES = 2
 CLAIMS = ("reason", "ended_by", "stop_reason", "token_ids", "output_text", "thought_text", "thinking_tokens",
@@ -149,7 +149,50 @@ class Fleet(RuleBasedStateMachine):
         assert Counter(type(each) for each in own) == Counter(
             type(each) for _, sink, _ in self.submitted.values() for each in sink.events if each.request_id
         )
-        assert all(each.replica for each in self.heard if isinstance(each, Decoded | Moved | Stepped))
+        assert all(each.replica for each in self.heard if isinstance(each, Decoded | Moved | Routed | Stepped))
+        account = self.front.accounts[""]
+        assert (account.lost_attempts, account.lost_tokens) == lost(own)
+
+
+def lost(events: list[Event]) -> tuple[int, int]:
+    """Return the attempts of samples that were lost, and the tokens that had been computed in them, by the events."""
+    attempts, tokens = 0, 0
+    under_way: dict[tuple[str, int], int] = {}  # tokens of the present attempt
+    first: dict[tuple[str, int], bool] = {}  # its next token is its first, of its prefill's last position
+    for each in events:
+        key = each.request_id, each.sample
+        match each:
+            case Routed():
+                under_way[key], first[key] = 0, True
+            case Prefilled():
+                under_way[key] += each.tokens
+            case Decoded():
+                under_way[key], first[key] = under_way[key] + (not first[key]), False
+            case Finished(replica=replica) if replica:
+                under_way.pop(key)
+            case Moved() | Finished() if key in under_way:
+                attempts, tokens = attempts + 1, tokens + under_way.pop(key)
+    return attempts, tokens
+
+
+def check_routes(events: list[Event]) -> None:
+    """Assert that whatever a sample emits on a replica follows the choice of that replica, which has its numbers."""
+    replica, moved = 0, None
+    for each in events:
+        match each:
+            case Moved():
+                assert each.source == replica and moved is None
+                moved = each
+            case Routed():
+                assert (moved is None) == (replica == 0)  # its first, or right after a move to the same
+                assert moved is None or (moved.replica, moved.time) == (each.replica, each.time)
+                replica, moved = each.replica, None
+                numbers = [option.replica for option in each.options]
+                assert numbers == sorted(set(numbers)) and replica in numbers and each.reason
+                assert all(min(option) >= 0 for option in each.options)
+            case Prefilled() | Decoded():
+                assert moved is None and each.replica == replica > 0
+    assert moved is None
 
 
 def check_request(name: str, place: int, sink: Sink, may_be_cancelled: bool) -> None:
@@ -163,7 +206,8 @@ def check_request(name: str, place: int, sink: Sink, may_be_cancelled: bool) -> 
     for sample, events in by_sample.items():
         ends = [each for each in events if isinstance(each, Finished)]
         assert len(ends) == 1 and events[-1] is ends[0], (name, events)
-        assert sum(isinstance(each, Submitted) for each in events) == 1
+        assert isinstance(events[0], Submitted) and sum(isinstance(each, Submitted) for each in events) == 1
+        check_routes(events)
         tokens = [each for each in events if isinstance(each, Decoded)]
         assert [each.index for each in tokens] == list(range(len(tokens)))
         end, wanted = ends[0], uninterrupted(place)[sample]
@@ -220,6 +264,10 @@ def test_a_request_goes_on_after_what_was_streamed() -> None:
     front.lose_replica(first.number, "killed by a test")
     (moved,) = (each for each in sink.events if isinstance(each, Moved))
     assert (moved.source, moved.replica, moved.generated_tokens) == (first.number, second.number, len(before))
+    routed = [each for each in sink.events if isinstance(each, Routed)]
+    assert [each.replica for each in routed] == [first.number, second.number]
+    assert [len(each.options) for each in routed] == [2, 1]
+    assert sink.events.index(moved) + 1 == sink.events.index(routed[1])
     assert moved.reason == "killed by a test"
     finish(front, [second])
     check_request("r", 1, sink, False)

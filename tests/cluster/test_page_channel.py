@@ -86,6 +86,7 @@ def test_what_was_sent_arrives_though_the_sender_leaves(prefilled) -> None:
     sender, receiver, heard, errors = channel()
     for number in range(2):
         send(sender, TransferKey("r", 1), 1, prefilled, number)
+    until(lambda: sender.link.is_joined and receiver.link.is_joined)
     sender.close()
     until(lambda: receiver.error is not None and sender.error is not None)
     assert len(heard) == 2 and len(errors) == 1, "the receiver alone lost its channel"
@@ -126,3 +127,12 @@ def test_a_transfer_that_cannot_arrive_is_computed_again(monkeypatch, prefilled)
     made, adopt = arriving(prefilled)
     monkeypatch.setattr(channels, "STALL_SECONDS", -1.0)
     assert list(made.pop_arrived(store)) == [(adopt, None)], "for too long no layer came"
+
+
+def test_an_end_that_closes_before_it_joined_waits_no_longer() -> None:
+    errors: list[str] = []
+    link = GlooLink(Connect(next(NUMBERS), sends=True), "127.0.0.1", lambda found: None)
+    sender = PageSender(link, errors.append)
+    sender.close()
+    until(lambda: errors)
+    assert not link.is_joined

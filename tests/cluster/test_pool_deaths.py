@@ -24,7 +24,7 @@ from workbench.request import Request
 from workbench.trace.events import Decoded, Finished
 
 SPECS = (WINDOWS, spec_of(layer(2, 1, 8), layer(2, 1, 8)), HYBRID)
-DEATHS = st.lists(st.tuples(st.integers(2, 14), st.booleans()), max_size=1)  # none before it is ready
+DEATHS = st.lists(st.tuples(st.integers(2, 16), st.booleans()), max_size=1)  # none before it is ready
 
 
 def run(pools: PrefillDecodePools, asked: list[Request]) -> dict[str, tuple[int, ...]]:

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cluster.test_cluster import ASKED, alone, wait_for
+from tests.cluster.processes import descendants, is_alive
+from tests.cluster.test_cluster import ASKED, alone
 from tests.cluster.threads import CONFIG
-from tests.patience import limit
+from tests.patience import limit, until
 from workbench.cluster.cluster import Cluster
+from workbench.cluster.front_watch import FrontWatch, clean
+from workbench.cluster.ray_replicas import OBJECT_STORE_BYTES, SOCKET_FOLDER, STARTS, check_reachable
+from workbench.errors import WorkbenchError
 from workbench.serve.server import serve
 from workbench.trace.events import Decoded, Finished, Moved
 
@@ -31,22 +39,14 @@ def cluster() -> Iterator[Cluster]:
     yield made
     processes += [each.process_id for each in made.replicas.values()]  # type: ignore[attr-defined] (of a process)
     made.close()
-    wait_for(lambda: not any(map(is_alive, processes)))
-
-
-def is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    return open(f"/proc/{process}/stat").read().split()[2] != "Z"
+    until(lambda: not any(map(is_alive, processes)))
 
 
 def test_a_killed_replica_costs_no_token(cluster: Cluster) -> None:
     heard: list[Any] = []
     leave = cluster.listen(heard.append)
     handles = [cluster.submit("def fib(n):", **ASKED) for _ in range(4)]
-    wait_for(lambda: all(sum(isinstance(each, Decoded) for each in handle.events) > 2 for handle in handles))
+    until(lambda: all(sum(isinstance(each, Decoded) for each in handle.events) > 2 for handle in handles))
     number, victim = next(iter(cluster.replicas.items()))
     os.kill(victim.process_id, signal.SIGKILL)  # type: ignore[attr-defined] (of a process)
     assert all(handle.wait(limit(120)) for handle in handles)
@@ -59,7 +59,7 @@ def test_a_killed_replica_costs_no_token(cluster: Cluster) -> None:
         assert "".join(each.text for each in tokens) + end.text == wanted.output_text
     moves = [each for each in heard if isinstance(each, Moved)]
     assert len(moves) == cluster.accounts[""].moves and all(each.source == number for each in moves)
-    wait_for(lambda: len(cluster.replicas) == 2)  # a new one in its place
+    until(lambda: len(cluster.replicas) == 2)  # a new one in its place
     assert number not in cluster.replicas and cluster.pages.used == 0
     leave()
 
@@ -88,44 +88,109 @@ def test_a_replica_can_be_asked(cluster: Cluster) -> None:
 
 
 ALONE = """
-import time
+import sys
 from tests.cluster.threads import CONFIG
 from workbench.cluster.cluster import Cluster
 
 if __name__ == "__main__":
     cluster = Cluster(CONFIG, 1, cpus=1)
-    handle = cluster.submit("def fib(n):", max_tokens=200, ignore_eos=True)
-    while not handle.events:
-        time.sleep(0.01)
+    next(cluster.stream("def fib(n):", max_tokens=200, ignore_eos=True))
     print("serving", flush=True)
-    time.sleep(600)
+    sys.stdin.read()
 """
 
 
-def descendants(process: int) -> set[int]:
-    """Return the processes that descend from one."""
-    parents: dict[int, int] = {}
-    for each in os.listdir("/proc"):
-        if each.isdigit():
-            with suppress(OSError), open(f"/proc/{each}/stat") as file:
-                parents[int(each)] = int(file.read().rsplit(")", 1)[1].split()[1])
-    found, news = set[int](), {process}
-    while news:
-        news = {child for child, parent in parents.items() if parent in news} - found
-        found |= news
+def test_nothing_outlives_its_front() -> None:
+    """After a SIGKILL of the front no process is left, and no folder for temporary files."""
+    command = [sys.executable, "-c", ALONE]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as front:
+        assert front.stdout is not None
+        try:
+            assert any(line == "serving\n" for line in front.stdout)
+            processes = descendants(front.pid)
+            assert len(processes) > 2  # Ray's own, and the replica
+            folders = folders_of(processes)
+            assert folders and all(map(os.path.exists, folders))
+        finally:
+            front.kill()
+        until(lambda: not any(map(is_alive, processes)) and not any(map(os.path.exists, folders)))
+
+
+def folders_of(processes: set[int]) -> set[str]:
+    """Return the folders for temporary files that command lines name."""
+    found: set[str] = set()
+    for each in processes:
+        with suppress(OSError), open(f"/proc/{each}/cmdline") as file:
+            found |= set(re.findall(rf"{SOCKET_FOLDER}/ray-\w+", file.read()))
     return found
 
 
-def test_no_process_outlives_its_front() -> None:
-    front = subprocess.Popen([sys.executable, "-c", ALONE], stdout=subprocess.PIPE, text=True)
-    assert front.stdout is not None
+GIVEN = """
+import os, signal, sys
+from tests.cluster.threads import CONFIG
+from workbench.cluster.cluster import Cluster
+
+if __name__ == "__main__":
+    with Cluster(CONFIG, 2, "least_loaded", address=sys.argv[1], cpus=1) as cluster:
+        handles = [cluster.submit("def fib(n):", max_tokens=40, temperature=0, ignore_eos=True) for _ in range(4)]
+        for event in handles[0]:
+            if event.kind == "decoded" and event.index == 4:
+                os.kill(cluster.replicas[event.replica].process_id, signal.SIGKILL)
+        for handle in handles:
+            handle.wait()
+            print([event.output_text for event in handle.events if event.kind == "finished"])
+        print(*(each.process_id for each in cluster.replicas.values()), cluster.accounts[""].moves > 0)
+"""
+
+
+def test_replicas_run_on_a_cluster_at_an_address(tmp_path: Path) -> None:
+    """A cluster that others started serves replicas, loses one without loss, and goes on when the front has left."""
+    folder = Path(tempfile.mkdtemp(prefix="ray-", dir=SOCKET_FOLDER))
+    watch = FrontWatch(str(folder))  # ends it, and removes its folder
     try:
-        assert any(line == "serving\n" for line in front.stdout)
-        processes = descendants(front.pid)
-        assert len(processes) > 2  # Ray's own, and the replica
-        front.kill()
-        front.wait(limit(60))
-        wait_for(lambda: not any(map(is_alive, processes)))
+        address = start_ray(folder)
+        command = [sys.executable, "-c", GIVEN, address]
+        answer = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=limit(300)).stdout
+        *texts, last = answer.splitlines()
+        assert texts == [repr([alone("def fib(n):").output_text])] * 4
+        *replicas, has_moved = last.split()
+        assert has_moved == "True"
+        until(lambda: not any(map(is_alive, map(int, replicas))))
+        assert subprocess.run([RAY, "status", "--address", address], capture_output=True).returncode == 0
     finally:
-        front.kill()
-        front.wait()
+        watch.close()
+
+
+RAY = str(Path(sys.executable).with_name("ray"))
+
+
+def start_ray(folder: Path) -> str:
+    """Start a cluster on this machine, as its administrator would, and return its address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [RAY, "start", "--head", f"--port={port}", "--num-cpus=4", "--include-dashboard=false"]
+    command += [f"--temp-dir={folder}", "--disable-usage-stats", f"--object-store-memory={OBJECT_STORE_BYTES}"]
+    names = {**os.environ, "RAY_TMPDIR": str(folder)}  # where it notes that there is a cluster
+    for left in reversed(range(STARTS)):
+        made = subprocess.run(command, env=names, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if made.returncode == 0:
+            return f"127.0.0.1:{port}"
+        assert left and "timed out during startup" in made.stdout, made.stdout
+        clean(str(folder), os.getpid())
+        folder.mkdir()
+    raise AssertionError("unreachable")
+
+
+def test_an_address_without_a_cluster_is_refused_at_once() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+        for scheme in ("", "ray://"):
+            with pytest.raises(WorkbenchError, match=f"no Ray cluster can be used at {scheme}127.0.0.1:{port}"):
+                check_reachable(f"{scheme}127.0.0.1:{port}")
+    for wrong in ("somewhere", "127.0.0.1:", ":6379", "127.0.0.1:x"):
+        with pytest.raises(WorkbenchError, match="give HOST:PORT, ray://HOST:PORT or auto"):
+            check_reachable(wrong)
+    with pytest.raises(WorkbenchError, match="no Ray cluster can be used at 127.0.0.1:99999"):
+        check_reachable("127.0.0.1:99999")

@@ -12,6 +12,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
@@ -129,7 +130,10 @@ MODELS: dict[str, Requirements] = {
 }  # fmt: skip
 OTHERS = {  # what no model has: settings of a run, and of the machine
     "batch_invariant": Requirements(batch_invariant=True),  # tests/engine/test_invariant.py
-    capabilities.RANKS: Requirements(ranks=2),  # tests/tensor_parallel/test_shared_model.py
+    capabilities.RANKS: Requirements(ranks=2),  # tests/tensor_parallel/test_shared_model.py, as the next three
+    capabilities.MIXTURE_ON_RANKS: replace(model(MIXTURE), ranks=2),
+    capabilities.NORM_ON_RANKS: replace(model(layer(4, 2, qk_norm=QKNormSpec(over="projection"))), ranks=2),
+    capabilities.PARALLEL_ON_RANKS: replace(model(layer().model_copy(update={"parallel": "one_norm"})), ranks=2),
     "a CPU": Requirements(),
     "a CUDA device": Requirements(device="cuda"),
     "other devices": Requirements(device="mps"),
@@ -219,7 +223,7 @@ def test_what_the_table_does_not_allow_is_refused_with_its_reason(row: Limit, mo
     elif "step" in row.roles:
         chosen = select_backends(row.backend, wanted)
         assert chosen.decodes_by_blocks and row.reason in chosen.reason
-        assert select_backends("auto", wanted).decode is Backend.INDUCTOR
+        assert select_backends("auto", wanted).decode is (Backend.INDUCTOR if wanted.ranks == 1 else Backend.EAGER)
 
 
 def test_it_is_refused_before_weights_are_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@ and no page is lost."""
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,20 +16,26 @@ from compiled_kernels import Backend
 from tests.engine.apart import engines_apart
 from tests.engine.test_recurrent import models as recurrent_models
 from tests.engine.tiny import Oracle, finals, layer, model_of, request, runner_of, spec_of
+from tests.patience import until
 from tests.thorough import tries
-from workbench.cluster.apart.page_channel import SendingExecutor
+from workbench.cluster.apart.page_channel import GlooLink, PageReceiver, PageSender, SendingExecutor
+from workbench.cluster.apart.pool_messages import Adopt, Connect
 from workbench.engine.cache import describe_layout
 from workbench.engine.config import EngineConfig
-from workbench.engine.handover import adopt, pop_returned, ready_sequences, take_back
+from workbench.engine.handover import adopt, hand_over, pop_returned, ready_sequences, take_back
 from workbench.errors import WorkbenchError
-from workbench.kv_cache.adoption import page_contents
+from workbench.kv_cache.adoption import BorrowedPages, page_contents
 from workbench.kv_cache.lending import TransferKey
 from workbench.kv_cache.pages import NULL_PAGE
 from workbench.kv_cache.shared_memory import SharedMemory
+from workbench.model.attention_spec import MLASpec
+from workbench.model.spec import LayerSpec
 from workbench.trace.events import Decoded
 
 FORMATS = (
     {"format": "dense"},
+    {"dtype": "bfloat16"},
+    {"dtype": "float16"},
     {"format": "int8", "quant_group": 8, "columns": 8, "residual_length": 4, "num_sink_tokens": 2},
     {"format": "int4", "quant_group": 8, "columns": 8, "residual_length": 9},
     {"format": "fp8", "quant_group": 8, "columns": 8, "residual_length": 1},
@@ -36,6 +43,12 @@ FORMATS = (
     {"codec": "tests.engine.tiny:Halved"},
 )
 WINDOWS = spec_of(layer(2, 1, 8), layer(2, 1, 8, sliding_window=5), layer(4, 2, 8, sliding_window=9, num_sink_tokens=3))
+LATENT = MLASpec(num_heads=2, kv_lora_rank=12, qk_rope_head_dim=4, qk_nope_head_dim=3, v_head_dim=5)
+MODELS = (
+    WINDOWS,
+    spec_of(layer(2, 1, 8), layer(2, 1, 8)),
+    spec_of(LayerSpec(attention=LATENT, intermediate_size=12), layer(2, 1, 8, sliding_window=6)),
+)
 
 
 def drawn_requests(draw: st.DrawFn, name: str) -> list:
@@ -60,8 +73,9 @@ def drawn_requests(draw: st.DrawFn, name: str) -> list:
 def test_two_engines_give_what_one_gives(data: st.DataObject) -> None:
     """Any format, windows, prefix hits on both sides, pages that run out, and handovers that come late."""
     draw = data.draw
-    model = model_of(draw(st.one_of(st.just(WINDOWS), st.just(spec_of(layer(2, 1, 8), layer(2, 1, 8))))))
-    cache = dict(draw(st.sampled_from(FORMATS)), prefix=draw(st.sampled_from(["off", "radix"])))
+    spec = draw(st.sampled_from(MODELS))
+    model, formats = model_of(spec), FORMATS[:3] if spec is MODELS[-1] else FORMATS  # latent rows have no other form
+    cache = dict(draw(st.sampled_from(formats)), prefix=draw(st.sampled_from(["off", "radix"])))
     chosen = {
         "cache": cache,
         "page_size": draw(st.sampled_from([8, 16])),
@@ -133,6 +147,68 @@ def test_a_page_that_the_prefix_cache_has_is_not_filled_again() -> None:
         pass
     assert apart.finished["again"].token_ids == apart.finished["r"].token_ids
     apart.check_no_page_leaks()
+
+
+def test_the_first_layer_has_arrived_before_the_last_is_computed() -> None:
+    """Over gloo: the last block waits until the other end has the bytes of the first."""
+    model = model_of(WINDOWS)
+    runner = runner_of(model, page_size=8)
+    first = GlooLink(Connect(0, sends=True), "127.0.0.1", lambda found: second.meet(found.address))
+    second = GlooLink(Connect(0, sends=False), "127.0.0.1", lambda found: first.meet(found.address))
+    heard: list[int] = []
+    receiver, given = PageReceiver(second, lambda: heard.append(1), lambda error: None), []
+
+    class Sender(PageSender):
+        def send(self, key, number, layer, contents) -> None:
+            given.append(layer)
+            super().send(key, number, layer, contents)
+
+    sender, key = Sender(first, lambda error: None), TransferKey("r", 1)
+    runner.set_executor(SendingExecutor(runner.executor, runner, lambda sequence: (key, sender)))
+    waited: list[tuple[tuple[int, ...], int]] = []
+
+    def wait(*_) -> None:
+        if runner.has_unfinished_requests and is_last_chunk():
+            if given:  # else nothing would come
+                until(lambda: heard, lives=lambda: sender.error is None and receiver.error is None)
+            waited.append((tuple(given), len(heard)))
+
+    def is_last_chunk() -> bool:
+        [sequence] = runner.scheduler.running
+        return sequence.num_computed_tokens + 16 >= 30
+
+    model.blocks[-1].register_forward_pre_hook(wait)
+    runner.submit(request("r", 30, 4))
+    while not (ready := list(ready_sequences(runner))):
+        runner.step()
+    offer = runner.executor.hand_over(ready[0], key, 0)
+    until(lambda: len(heard) == 3)
+    [(layers, arrived)] = waited
+    assert layers == (0, 1) and arrived >= 1, "a layer is sent as soon as it is computed"
+    assert receiver.pop(key, offer.sent_pass, offer.handed, runner.store) is not None
+    sender.close()
+
+
+def test_through_a_shared_memory_only_page_numbers_travel() -> None:
+    """What is said of a page has the same length whatever it holds, and the other engine reads those very bytes."""
+    lengths = []
+    for head_dim in (8, 64):
+        apart = engines_apart(model_of(spec_of(layer(2, 1, head_dim), layer(2, 1, head_dim))), True)
+        apart.submit([request("r", 26, 6)])
+        while not (ready := list(ready_sequences(apart.prefill))):
+            apart.prefill.step()
+        made = hand_over(apart.prefill, ready[0])
+        lengths.append(len(pickle.dumps(Adopt(TransferKey("r", 1), made.request, made.handed))))
+        adopt(apart.decode, made.request, BorrowedPages(made.handed), apart._queue)
+        [sequence] = apart.decode.scheduler.waiting
+        assert [tuple(pages) for pages in sequence.pages] == list(made.handed.pages), "its pages are the prompt's"
+        for mine, its in zip(page_contents(apart.prefill.store, made.handed.pages),
+                             page_contents(apart.decode.store, made.handed.pages), strict=True):  # fmt: skip
+            assert torch.equal(mine, its)
+        while apart.step():
+            pass
+        apart.check_no_page_leaks()
+    assert lengths[0] == lengths[1]
 
 
 def test_layers_are_sent_while_later_ones_compute() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
 from typing import Any
 
@@ -16,11 +17,13 @@ from workbench.kv_cache.pages import KVCacheGroup
 from workbench.scheduler.plan import SchedulerLimits
 from workbench.scheduler.policies import Fair
 from workbench.simulate.arrival import Arrival
+from workbench.simulate.events import FleetEventAdapter
 from workbench.simulate.fleet import Fleet, InstanceFailure, InstancePool
 from workbench.simulate.instance import InstanceSpec
 from workbench.simulate.routers import LeastLoaded
 from workbench.simulate.source import OpenLoopSource
 from workbench.simulate.step_times import AttentionReach, LinearCost, StepTimeModel
+from workbench.trace.events import Event, Routed
 
 
 @settings(max_examples=tries(200))
@@ -154,3 +157,19 @@ def _machine() -> Any:
     from workbench.simulate.roofline import HARDWARE, ModelSizes
 
     return instance_spec(ModelSizes.dense(named_shape("llama-3.1-8b")), HARDWARE["h100"], SchedulerLimits())
+
+
+@given(scenes())
+def test_every_placement_is_reported_with_its_reason(scene: dict[str, Any]) -> None:
+    """In a fleet of several instances each request has one `Routed` for each instance that it was sent to."""
+    heard: list[Event] = []
+    run = fleet(scene, listener=FleetEventAdapter(heard.append)).run()
+    sent: dict[str, list[int]] = defaultdict(list)
+    for each in heard:
+        if isinstance(each, Routed):
+            sent[each.request_id].append(each.replica - 1)
+            assert each.reason and each.replica in [option.replica for option in each.options]
+    if len(run.instances) == 1:
+        assert not sent
+    else:
+        assert {job.name: job.instances for job in run.jobs if job.instances} == sent

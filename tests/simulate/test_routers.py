@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from workbench.errors import WorkbenchError
 from workbench.simulate.arrival import Arrival
 from workbench.simulate.job import SimulatedRequest
-from workbench.simulate.routers import LeastLoaded, PrefixAware, RoundRobin, SessionSticky, router_from
+from workbench.simulate.routers import LeastLoaded, PrefixAware, RoundRobin, SessionSticky, router_from, routing_options
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,26 @@ def test_every_router_keeps_its_promise(views: list[Seen], number: int, session:
     others = [view for view in views if view.number != mine]
     for gone in others:  # who leaves takes only its own sessions along
         assert sticky.choose(job(number, session or "s"), [v for v in views if v is not gone]).number == mine
+
+
+@given(VIEWS, st.integers(0, 99))
+def test_a_reason_has_the_numbers_of_the_choice(views: list[Seen], number: int) -> None:
+    asked = job(number, "s")
+    assert [(each.replica, each.samples, each.pending_prompt_tokens, each.cached_tokens)
+            for each in routing_options(views, asked, first=1)] == [
+        (view.number + 1, view.num_requests, view.pending_prompt_tokens, view.holds) for view in views
+    ]  # fmt: skip
+    fewest = min(view.num_requests for view in views)
+    least = LeastLoaded()
+    words = least.reason(asked, least.choose(asked, views), views)
+    equal = sum(view.num_requests == fewest for view in views)
+    assert words == f"fewest requests: {fewest}" + f", in turn among {equal} that have so many" * (equal > 1)
+    aware = PrefixAware(request_tokens=7)
+    cost = {view.number: 60 - view.holds + view.pending_prompt_tokens + 7 * view.num_requests for view in views}
+    chosen = aware.choose(asked, views)
+    assert aware.reason(asked, chosen, views).startswith(f"fewest tokens to compute first: {min(cost.values())} (60 ")
+    assert SessionSticky().reason(asked, views[0], views) == "highest hash with session 's'"
+    assert RoundRobin().reason(asked, views[0], views) == f"in turn: request {number}"
 
 
 @pytest.mark.parametrize("instances", [2, 3, 5, 8, 16])

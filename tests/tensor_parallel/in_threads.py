@@ -6,16 +6,26 @@ import mmap
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from compiled_kernels import Backend
 from tests.patience import limit
+from workbench.engine.config import EngineConfig, parse_dtype
+from workbench.engine.loaded_model import LoadedModel
+from workbench.engine.runner import Runner
+from workbench.executors.capabilities import Requirements
+from workbench.executors.select import Backends
+from workbench.kv_cache.store import KVStore
 from workbench.model.quantized import WeightFormat
 from workbench.model.spec import ModelSpec
 from workbench.tensor_parallel.cut import cut_state
+from workbench.tensor_parallel.executor import tasks_of
 from workbench.tensor_parallel.ranks import STOP, NoPeers, RankFailed
+from workbench.tensor_parallel.ranks import Ranks as AnyRanks
 from workbench.tensor_parallel.shared_memory import SharedMemoryRanks as Ranks
 from workbench.tensor_parallel.transformer import TensorParallelTransformer
 
@@ -53,10 +63,54 @@ def serving(tasks: Callable[[Ranks], dict[str, Task]], size: int, timeout: float
         thread.join()
 
 
-def share(spec: ModelSpec, state: dict[str, Tensor], format: WeightFormat, ranks: Ranks) -> TensorParallelTransformer:
+def share(
+    spec: ModelSpec, state: dict[str, Tensor], format: WeightFormat, ranks: Ranks, backend: Backend = Backend.EAGER
+) -> TensorParallelTransformer:
     """Build a rank's share of a model whose state is stored as `format` says."""
     own = cut_state(state, spec, ranks.rank, ranks.size)
-    return TensorParallelTransformer.of_rank(spec, own, Backend.EAGER, format, ranks)
+    return TensorParallelTransformer.of_rank(spec, own, backend, format, ranks)
+
+
+@dataclass
+class Others:
+    """The other ranks, as a runner holds them."""
+
+    ranks: AnyRanks
+    threads: int = 1
+
+    def close(self) -> None:
+        """Leave them: `serving` ends them."""
+
+
+@contextmanager
+def runner_of_ranks(
+    spec: ModelSpec, state: dict[str, Tensor], format: WeightFormat, size: int, backend: Backend, **settings: Any
+) -> Iterator[Runner]:
+    """Give a runner of a model that `size` ranks share, whose unwritten cache is NaN on each."""
+
+    def poisoned(store: KVStore) -> KVStore:
+        for table in range(len(store.groups)):
+            for tensor in store.page_tensors(table):
+                tensor.view(torch.uint8).fill_(255)
+        return store
+
+    def tasks(ranks: Ranks) -> dict[str, Task]:
+        model = share(spec, state, format, ranks, backend)
+        shapes = model.cache_shapes(config.cache)
+
+        def open_store(pages: tuple[int, ...], page_size: int, dtype: str, _: str) -> KVStore:
+            return poisoned(KVStore(shapes, pages, page_size, parse_dtype(dtype)))
+
+        return tasks_of(lambda: model, open_store)
+
+    config = EngineConfig.build("demo", backend=backend, tensor=size, **settings)
+    with serving(tasks, size) as first:
+        model = share(spec, state, format, first, backend)
+        wanted = Requirements(spec, model.dtype, format, model.cache_shapes(config.cache), model.dtype, ranks=size)
+        backends = Backends.uniform(backend, "a test's", wanted)
+        runner = Runner(config, LoadedModel(model, backends=backends, processes=Others(first)))
+        poisoned(runner.store)
+        yield runner
 
 
 def logits_of_ranks(

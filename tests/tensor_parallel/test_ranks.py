@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import weakref
 from typing import Any
@@ -11,11 +12,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.patience import until
-from tests.tensor_parallel.in_threads import serving
+from compiled_kernels import Backend
+from tests.patience import limit, until
+from tests.tensor_parallel.in_threads import runner_of_ranks, serving
+from workbench.batch import TokenBatch
+from workbench.engine.runner import generate
 from workbench.errors import WorkbenchError
+from workbench.model.hf.weights import random_weights
 from workbench.model.memory import cache_shapes
+from workbench.model.quantized import WeightFormat
 from workbench.model.shapes import named_shape
+from workbench.request import Request, SamplingParameters
+from workbench.tensor_parallel import executor
 from workbench.tensor_parallel.cut import spec_of_rank
 from workbench.tensor_parallel.executor import TensorParallelStore, tasks_of
 from workbench.tensor_parallel.ranks import CHUNK_BYTES, RankFailed, Ranks
@@ -96,7 +104,8 @@ def test_a_rank_that_does_not_answer_is_given_up_in_time() -> None:
     def tasks(ranks: Ranks) -> dict[str, Any]:
         return {"hang": lambda content: until(lambda: not waits)}
 
-    with pytest.raises(RankFailed, match=r"rank 1 did not answer for 0.2 s"), serving(tasks, 2, timeout=0.2) as first:
+    said, timeout = f"rank 1 did not answer for {limit(0.02):g} s", limit(0.02)
+    with pytest.raises(RankFailed, match=said), serving(tasks, 2, timeout=timeout) as first:
         try:
             first.lead("hang", None, lambda: first.all_reduce(torch.ones(2)))
         finally:
@@ -153,3 +162,27 @@ def test_tasks_without_exchanges_count_too() -> None:
 def test_a_shared_model_computes_in_steps_alone() -> None:
     with serving(failing, 2) as first, pytest.raises(WorkbenchError, match="in the runner's steps alone"):
         first.all_reduce(torch.ones(2))
+
+
+def test_a_rank_with_another_page_table_ends_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: from its second step on, rank 1 reads a page beside the one that rank 0 reads. Its part of the sums is
+    wrong then, and all ranks have the same wrong rows: only the digest of the tables tells."""
+    spec, steps, right = named_shape("tiny"), list[int](), executor.from_arrays
+
+    def from_arrays(values: Any, device: torch.device) -> TokenBatch:
+        steps.append(len(steps))
+        batch = right(values, device)
+        if len(steps) > 1:
+            batch.page_tables[0][0, 0] += 1
+        return batch
+
+    state = random_weights(spec, torch.float32, 3)
+    request = Request("one", (5, 6, 7), SamplingParameters(temperature=0, max_tokens=6, ignore_eos=True))
+    for plant in (False, True):
+        if plant:
+            monkeypatch.setattr(executor, "from_arrays", from_arrays)
+        peers = pytest.raises(RankFailed) if plant else contextlib.nullcontext()
+        with peers, runner_of_ranks(spec, state, WeightFormat(), 2, Backend.EAGER, pages=9) as runner:
+            end = generate(runner, [request])["one"]
+            assert ("rank 1 computed another step than rank 0" in (end.error or "")) == plant
+    assert len(steps) == 2

@@ -8,7 +8,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -108,7 +107,10 @@ def exact_logits(runner: Runner, texts: Iterator[tuple[int, ...]]) -> dict[tuple
     return {text: wide.transformer.logits(list(text))[-1] for text in texts}
 
 
-CASES = [*((case, "eager") for case in FAMILIES), ("biases", "mlir"), ("mixture", "mlir")]
+CASES = [
+    *((case, "eager") for case in FAMILIES), ("biases", "mlir"), ("key/value heads fewer than ranks, tied", "mlir"),
+    ("mixture", "mlir"), ("norms over all heads", "mlir"),
+]  # fmt: skip
 AS_WELL = {"biases", "mixture"}  # on the other transport too
 
 
@@ -136,22 +138,6 @@ def test_a_shared_model_gives_the_tokens_of_one_process(
         closing.append(other := Runner(EngineConfig.build(tmp_path, **settings(tensor=2, transport="gloo"))))
         again, carried = run(other)
         assert again == together and all(torch.equal(found[text], carried[text]) for text in found)
-
-
-@pytest.mark.parametrize("format", ["int8", "int4"])
-def test_a_quantized_cache_is_cut_by_heads(format: str, closing: list[Runner]) -> None:
-    """Each head is quantized by itself: on ranks it has the same numbers, but for what differs before it."""
-    values = settings(cache={"format": format, "quant_group": 8}, page_size=8)
-    plain = run(one := Runner(EngineConfig.build("shape:tiny", **values)))[1]
-    closing.append(shared := Runner(EngineConfig.build("shape:tiny", **values, tensor=2)))
-    found = run(shared)[1]
-    # A number near the border of two codes may become either: the first rows, of prompts without a quantized past,
-    # agree to rounding; later ones within a step of the codes, which is far below the spread of logits.
-    spread = float(torch.stack(list(plain.values())).std())
-    both = found.keys() & plain.keys()
-    assert len(both) > len(plain) / 2
-    assert max(float((found[text] - plain[text]).abs().max()) for text in both) < 0.05 * spread
-    assert shared.store.bytes * 2 == one.store.bytes
 
 
 @pytest.mark.parametrize(("model", "changes"), [
@@ -221,8 +207,8 @@ def test_what_is_not_carried_out_is_refused_before_any_process_starts(monkeypatc
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a process was started"))
     for changes, message in (
         ({"tensor": 3}, r"3 ranks cannot share target.*num_heads of 4 .* fit: 2, 4"),
-        ({"tensor": 2, "backend": "inductor"}, "backend 'inductor' cannot be shared by ranks: 2 ranks: its graphs"),
-        ({"tensor": 2, "batch_invariant": True, "backend": "auto"}, "batch_invariant: backend 'mlir' cannot be shared"),
+        ({"tensor": 2, "backend": "inductor", "compile": "step"}, "2 ranks beside compile: step are not carried out"),
+        ({"tensor": 2, "batch_invariant": True}, "batch_invariant: backend 'eager' cannot keep it"),
         ({"tensor": 2, "backend": "triton"}, "backend 'triton'"),
         ({"tensor": 2, "offload": {"kind": "memory"}}, "parallel.tensor: 2 ranks beside cache.offload"),
         (
@@ -303,14 +289,13 @@ request = Request("one", (1, 2, 3), SamplingParameters(max_tokens=50))
 print("loaded", flush=True)
 while True:
     for event in runner.stream([request]):
-        pass
-    print("again", flush=True)
+        print("an event", flush=True)
 """
 
 
 def test_nothing_is_left_after_any_kill() -> None:
     """Ten kills at random moments, of rank 0 or of the other, while they load and while they compute, on both
-    transports: no process of any name and nothing in /dev/shm."""
+    transports: no process of any name and nothing in /dev/shm. Moments are counted in looks and events, not seconds."""
     draw = random.Random(1)
     for number in range(10):
         left = LeftBehind()
@@ -320,12 +305,15 @@ def test_nothing_is_left_after_any_kill() -> None:
         until(lambda: len(left.processes()) > 1, lambda: first.poll() is None)  # noqa: B023 (called in this round)
         if number % 3:
             assert first.stdout.readline() == b"loaded\n"
-        time.sleep(draw.random() * 0.3)
+            assert all(first.stdout.readline() == b"an event\n" for _ in range(draw.randrange(200)))
+        for _ in range(draw.randrange(40)):
+            left.processes()
         if number % 2:
             for other in set(left.processes()) - {first.pid}:
                 os.kill(other, signal.SIGKILL)
             # Its requests end with an error; so does the next load of a script that began while it loaded.
-            time.sleep(draw.random() * 0.1)
+            for _ in range(draw.randrange(20)):
+                left.processes()
         first.send_signal(draw.choice([signal.SIGKILL, signal.SIGTERM]))
         first.wait()
         first.stdout.close()

@@ -6,7 +6,19 @@ from collections import Counter, defaultdict
 from hypothesis import given
 
 from tests.trace.histories import recorders
-from workbench.trace.events import Decoded, Finished, HandedOver, Preempted, Prefilled, Scheduled, Stepped, Submitted
+from workbench.trace.events import (
+    Decoded,
+    Finished,
+    HandedOver,
+    Moved,
+    Preempted,
+    Prefilled,
+    Routed,
+    RoutingOption,
+    Scheduled,
+    Stepped,
+    Submitted,
+)
 from workbench.trace.perfetto import ENGINE, REQUESTS, STEP_TRACK, chrome_trace, read_trace
 from workbench.trace.recorder import Recorder
 
@@ -129,6 +141,27 @@ def test_every_decision_is_reported_with_its_reason(recorder):
     expected = Counter((e.action, e.reason) for e in recorder.events if isinstance(e, Scheduled))
     shown = [e for e in chrome_trace(recorder)["traceEvents"] if e["ph"] == "i" and e["name"] != "token"]
     assert Counter((e["name"], e["args"]["reason"]) for e in shown) == expected
+
+
+def test_a_request_that_moved_is_one_track_with_the_reasons_of_both_choices():
+    recorder = Recorder()
+    options = (RoutingOption(1, 0, 0, 16), RoutingOption(2, 3, 40, 0))
+    recorder.record(Submitted(1.0, "a", arrival=1.0))
+    recorder.record(Routed(1.0, "a", replica=1, reason="fewest requests: 0", options=options))
+    recorder.record(Prefilled(2.0, "a", replica=1, tokens=5, computed=5))
+    recorder.record(Decoded(2.0, "a", "x", replica=1))
+    recorder.record(Moved(3.0, "a", replica=2, source=1, reason="killed", generated_tokens=1))
+    recorder.record(Routed(3.0, "a", replica=2, reason="fewest requests: 3", options=options[1:]))
+    recorder.record(Decoded(4.0, "a", "y", replica=2, index=1))
+    recorder.record(Finished(4.0, "a", reason="length", token_ids=(1, 2), output_text="xy", replica=2))
+    assert [row["output_text"] for row in recorder.requests()] == ["xy"]
+    instants = [e for e in chrome_trace(recorder)["traceEvents"] if e["ph"] == "i" and e["name"] != "token"]
+    assert [(e["name"], e["args"]["replica"], e["args"]["reason"]) for e in instants] == [
+        ("routed", 1, "fewest requests: 0"), ("moved", 2, "killed"), ("routed", 2, "fewest requests: 3"),
+    ]  # fmt: skip
+    assert instants[0]["args"]["replica 2"] == "3 samples, 40 tokens pending, 0 of the prompt cached"
+    assert "replica 1" not in instants[2]["args"]
+    assert [(row["replica"], row["chosen"]) for row in recorder.routes()] == [(1, True), (2, False), (2, True)]
 
 
 def test_a_preemption_lasts_until_the_request_is_admitted_again():

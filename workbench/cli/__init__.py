@@ -24,6 +24,7 @@ from workbench.cli import (
     agent,
     batch,
     bench,
+    capacity,
     chat,
     check,
     claims,
@@ -71,6 +72,9 @@ app.command("convert", epilog="Example: `workbench convert MY_FOLDER MY_FOLDER-i
 app.command("new-family", epilog="Example: `workbench new-family my_model MY_FOLDER`")(new_family.new_family)
 app.command("memory", epilog="Example: `workbench memory shape:llama-3-70b --context 128000 --json`")(memory.memory)
 app.command("simulate", epilog="Example: `workbench simulate azure --instances 8 --hardware h100`")(simulate.simulate)
+app.command("capacity", epilog="Example: `workbench capacity azure --hardware h100 --users 1000000 --per-hour 2.50`")(
+    capacity.capacity
+)
 app.command("sweep", epilog="Example: `workbench sweep experiments/kv_precision.yaml --set cache.format=dense,int8`")(
     sweep.sweep
 )

@@ -31,6 +31,8 @@ def serve(
     replicas: Annotated[int, typer.Option(help="engines in processes of their own (Ray); 1 and no address: none")] = 1,
     router: Annotated[str, typer.Option(help="of replicas: prefix, session, least_loaded or round_robin")] = "prefix",
     address: Annotated[str | None, typer.Option(help="of a Ray cluster; else replicas run on this machine")] = None,
+    prefill: Annotated[int, typer.Option(help="engines that compute prompts alone, beside those of --decode")] = 0,
+    decode: Annotated[int, typer.Option(help="engines that decode what those of --prefill began")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Serve a model over HTTP until SIGTERM or Ctrl-C: calls under way end first.
@@ -38,6 +40,7 @@ def serve(
     Every setting of an engine is one of the server: `--set cache.format=int4` serves from a cache of four bits.
     """
     from workbench.cluster.cluster import Cluster
+    from workbench.cluster.pools_replica import PoolsLauncher
     from workbench.engine.runner import Runner
     from workbench.progress import discard, to_stderr
     from workbench.serve.served_model import ServedModel
@@ -51,7 +54,13 @@ def serve(
     with backend_errors():
         engines: dict[str, Runner | Cluster] = {}
         for name, each in (("", config), *config.models.items()):
-            if replicas > 1 or address is not None:
+            if prefill or decode:
+                if replicas > 1 or address is not None:
+                    raise WorkbenchError(
+                        "--prefill and --decode are pools on this machine; leave out --replicas, --address"
+                    )
+                engine = Cluster(each, 1, router, launcher=PoolsLauncher(prefill, decode), report=report)
+            elif replicas > 1 or address is not None:
                 engine = Cluster(each, replicas, router, address=address, report=report)
             else:
                 engine = Runner(each, report=report)

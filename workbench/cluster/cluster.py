@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
 from typing import Any, Protocol, TypeVar
 
-from workbench.cluster.accounts import FleetAccount
+from workbench.cluster.accounts import FleetAccount, compare_variants
 from workbench.cluster.fleet_model import FleetModel
 from workbench.cluster.front import FleetLimits, Front
 from workbench.cluster.replica import PageCounts, Replica, Report
@@ -127,7 +127,7 @@ class Cluster(Displayable):
             from workbench.cluster.ray_replicas import RayLauncher
 
             launcher = RayLauncher(address, cpus, gpus, replicas, step_seconds)
-        self._launcher = launcher
+        self._launcher, self._report = launcher, report
         self._numbers, self._request_ids = itertools.count(1), (f"request-{n}" for n in itertools.count())
         self._configs: dict[str, EngineConfig] = {"": self.config}
         self._wanted: dict[str, int] = {"": replicas}  # replicas by variant
@@ -184,7 +184,9 @@ class Cluster(Displayable):
 
         `is_single`: the sink is given the error of a request that is refused.
         """
-        made = list(requests)
+        context, overflow = self.model.spec.max_position_embeddings, self.config.schedule.overflow
+        begin = self.tokenizer.bos_token_ids if self.tokenizer is not None else ()
+        made = [intake.truncate_prompt(each, context, overflow, begin) for each in requests]  # as a runner does
         submissions: list[Any] = []
         self._put(lambda: submissions.append(self.front.submit(sink, made, is_single)))
         return lambda: self._put(lambda: [self.front.cancel(each) for each in submissions])
@@ -233,10 +235,23 @@ class Cluster(Displayable):
         """Return what each variant did; the first variant's name is empty."""
         return self.front.accounts
 
+    def compare(self) -> Table:
+        """Return a table of the variants' accounts, a column for each (see `deploy`)."""
+        return compare_variants(tuple(self.accounts.values()))
+
     @property
     def replicas(self) -> dict[int, StartedReplica]:
         """Return the replicas that serve now, by number."""
         return dict(self._replicas)
+
+    def num_replicas(self, variant: str = "") -> int:
+        """Return the replicas that serve a variant now."""
+        return sum(each.variant == variant and not each.is_leaving for each in tuple(self.front.replicas.values()))
+
+    @property
+    def starting(self) -> dict[int, str]:
+        """Return the variants of the replicas that start now, by number."""
+        return dict(self._starting)
 
     def num_requests(self) -> tuple[int, int]:
         """Return the requests that replicas have, and those that wait at the front."""
@@ -355,7 +370,7 @@ class Cluster(Displayable):
             target=made.listen,
             args=(
                 lambda report: self._put(lambda: self.front.take_report(number, report)),
-                lambda reason: self._put(lambda: self.front.lose_replica(number, reason)),
+                lambda reason: self._put(lambda: self._lose(number, reason)),
             ),
             name=f"reports of replica {number}",
             daemon=True,
@@ -366,7 +381,12 @@ class Cluster(Displayable):
         self._starting.pop(made.number, None)
         self._failed_starts = 0
         self._replicas[made.number] = made
+        self._report(f"replica {made.number}: process {made.ready.process_id}")
         self.front.add_replica(made, variant, made.ready.pages)
+
+    def _lose(self, number: int, reason: str) -> None:
+        self._report(f"{reason} ({self.front.num_on(number)} requests go on elsewhere)")
+        self.front.lose_replica(number, reason)
 
     def _on_gone(self, number: int) -> None:
         """Start another replica in the place of one that was lost."""

@@ -1,7 +1,7 @@
 """Follow one request through a fleet: what was emitted of each of its samples, and how it goes on after a loss.
 
-replica 1: Submitted, Prefilled, Decoded 0, 1, 2 | lost          replica 2: Decoded 3, 4, Finished
-one stream for the sink:  Submitted, Prefilled, Decoded 0, 1, 2, Moved, Prefilled, Decoded 3, 4, Finished
+front: Submitted, Routed   replica 1: Prefilled, Decoded 0, 1, 2 | lost   replica 2: Prefilled, Decoded 3, 4, Finished
+one stream: Submitted, Routed, Prefilled, Decoded 0, 1, 2, Moved, Routed, Prefilled, Decoded 3, 4, Finished
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ class SampleState:
     number: int
     token_ids: list[int] = field(default_factory=list)
     closing: bool = False
-    is_submitted: bool = False
     is_finished: bool = False
     logprobs: list[PromptLogprob] = field(default_factory=list)  # of the prompt
     pinned: list[PinnedPrefix] = field(default_factory=list)
@@ -32,6 +31,7 @@ class SampleState:
     pins_now: int = 0
     cached_now: int | None = None
     computed_now: int = 0
+    has_token_now: bool = False
     lost_cached: int = 0
     lost_computed: int = 0
     first_token: float | None = None  # times
@@ -41,14 +41,14 @@ class SampleState:
         """Note that the attempt under way is lost; what was emitted of it stays."""
         self.lost_cached += self.cached_now or 0
         self.lost_computed += self.computed_now
-        self.cached_now, self.computed_now, self.logprobs_now, self.pins_now = None, 0, 0, 0
+        self.cached_now, self.computed_now, self.has_token_now = None, 0, False
+        self.logprobs_now, self.pins_now = 0, 0
 
     def take(self, event: Event) -> Event | None:
         """Take the next event of the attempt under way; return what is new of it to the sink, None for nothing."""
         match event:
-            case Submitted():
-                is_new, self.is_submitted = not self.is_submitted, True
-                return event if is_new else None
+            case Submitted():  # the front emitted it when the request arrived
+                return None
             case Prefilled():
                 return self._prefilled(event)
             case Decoded():
@@ -71,7 +71,8 @@ class SampleState:
 
     def _decoded(self, event: Decoded) -> Decoded:
         assert event.index == len(self.token_ids), f"{event.request_id}: token {event.index} after {self.token_ids}"
-        self.computed_now += 1 if self.token_ids else 0  # the first comes of the prompt's last position
+        self.computed_now += self.has_token_now  # the first of an attempt comes of its prefill's last position
+        self.has_token_now = True
         self.token_ids.append(event.token_id)
         self.closing = event.closing
         self.first_token = event.time if self.first_token is None else self.first_token
@@ -109,7 +110,10 @@ class FleetRequest:
     move_reason: str = ""
 
     def __post_init__(self) -> None:
-        self.samples = [SampleState(number) for number in range(self.request.sampling.num_sequences)]
+        asked = self.request
+        self.samples = [
+            SampleState(number, [*asked.generated_ids], asked.closing) for number in range(asked.sampling.num_sequences)
+        ]
 
     @property
     def name(self) -> str:
@@ -134,7 +138,8 @@ class FleetRequest:
             and the samples that cannot go on, with the reason.
         """
         left = self.unfinished
-        if len(left) == len(self.samples) and not any(each.token_ids for each in left):
+        known = len(self.request.generated_ids)
+        if len(left) == len(self.samples) and all(len(each.token_ids) == known for each in left):
             whole = replace(self.request, arrival=0.0)
             return {self.name: None}, [whole], []
         names: dict[str, int | None] = {}

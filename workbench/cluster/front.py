@@ -17,15 +17,14 @@ from workbench.cluster.accounts import FleetAccount
 from workbench.cluster.fleet_request import FleetRequest, SampleState
 from workbench.cluster.prefixes import PrefixGuess
 from workbench.cluster.replica import PageCounts, Replica, Report
+from workbench.cluster.replica_view import ReplicaView, as_job, prompt_of
 from workbench.engine import inputs as intake
 from workbench.engine.request_events import submitted_event
 from workbench.engine.resume import why_not_resumable
 from workbench.engine.runner_thread import EventSink
 from workbench.request import FinishReason, Request
-from workbench.simulate.arrival import Arrival
-from workbench.simulate.job import SimulatedRequest
-from workbench.simulate.routers import AnyRouter
-from workbench.trace.events import Cancelled, Decoded, Event, Finished, Moved, Prefilled
+from workbench.simulate.routers import AnyRouter, routing_options
+from workbench.trace.events import Cancelled, Decoded, Event, Finished, Moved, Prefilled, Routed
 
 
 @dataclass(frozen=True)
@@ -43,35 +42,6 @@ class FleetLimits:
     replica_samples: int = 64
     waiting: int = 4096
     losses: int = 3
-
-
-@dataclass(eq=False)
-class ReplicaView:
-    """A replica as the front sees it, and as routers do (`simulate.routers.InstanceView`)."""
-
-    handle: Replica
-    variant: str
-    prefixes: PrefixGuess
-    requests: dict[str, FleetRequest] = field(default_factory=dict)
-    names: dict[str, tuple[FleetRequest, int | None]] = field(default_factory=dict)  # by id on the way
-    pages: PageCounts = PageCounts()
-    is_leaving: bool = False
-
-    @property
-    def number(self) -> int:
-        return self.handle.number
-
-    @property
-    def num_requests(self) -> int:
-        return sum(len(each.unfinished) for each in self.requests.values())
-
-    @property
-    def pending_prompt_tokens(self) -> int:
-        return sum(each.pending_tokens for each in self.requests.values())
-
-    def cached_tokens(self, prompt: tuple[int, ...], tenant: str) -> int:
-        """Return how many tokens of a prompt it is thought to have cached under the salt `tenant`."""
-        return self.prefixes.num_tokens(prompt, tenant)
 
 
 @dataclass(eq=False)
@@ -136,6 +106,10 @@ class Front:
             total = total.plus(each.pages)
         return total
 
+    def num_on(self, number: int) -> int:
+        """Return the number of requests that a replica has; 0 of an unknown one."""
+        return len(self.replicas[number].requests) if number in self.replicas else 0
+
     # Replicas.
 
     def add_replica(self, handle: Replica, variant: str = "", pages: PageCounts = PageCounts()) -> None:  # noqa: B008 (a frozen value)
@@ -188,7 +162,7 @@ class Front:
         whole_step: list[Event] = []
         for event in report.events:
             if not event.request_id:
-                event = replace(event, replica=number)
+                event = replace(event, replica=event.replica or number)  # pools name their engines
                 self._emit(event)
                 whole_step.append(event)
                 continue
@@ -269,20 +243,24 @@ class Front:
             for each in list(submission.live.values()):
                 if each.replica:
                     self._take_off(self.replicas[each.replica], each)
+                    self._lose(each, error)
                 self._end_samples(each, FinishReason.ERROR, error)
         self._waiting.clear()
         self._deliver()
 
     def _arrive(self, submission: Submission, each: FleetRequest) -> None:
         names = each.all_names
-        refused = f"request id {each.name!r} is already taken; ids must differ" if names & self._taken else ""
-        if not refused and len(self._waiting) >= self.limits.waiting:
+        refused, by = "", ""
+        if names & self._taken:
+            refused = f"request id {each.name!r} is already taken; ids must differ"
+        elif len(self._waiting) >= self.limits.waiting:
+            by = "overloaded"
             refused = f"request {each.name}: the fleet is full: {len(self._waiting)} requests wait; ask again later"
-        if not refused and self.unavailable:
-            refused = f"request {each.name}: {self.unavailable}"
+        elif self.unavailable:
+            refused, by = f"request {each.name}: {self.unavailable}", "unavailable"
         if refused:
             now = self.clock()
-            end = Finished(now, each.name, reason=str(FinishReason.REFUSED), error=refused)
+            end = Finished(now, each.name, reason=str(FinishReason.REFUSED), error=refused, ended_by=by)
             for event in (submitted_event(each.request, now, each.arrival), end):
                 self._emit(event)
                 submission.outbox.append(event)
@@ -294,6 +272,11 @@ class Front:
         self._taken |= names
         submission.live[each.name] = each
         self._wait(each)
+        event = submitted_event(each.request, self.clock(), each.arrival)
+        events = [replace(event, sample=sample.number) for sample in each.samples]
+        submission.outbox += events  # all before a listener can cancel
+        for event in events:
+            self._emit(event)
 
     def _wait(self, each: FleetRequest) -> None:
         place = sum(other.order < each.order for other in self._waiting)
@@ -348,9 +331,11 @@ class Front:
             self._end_sample(each, sample, FinishReason.ERROR, words)
         if not requests:
             return
-        job = _as_job(each, requests[0])
-        number = self.router.choose(job, sorted(room, key=lambda view: view.number)).number
+        job, room = as_job(each, requests[0]), sorted(room, key=lambda view: view.number)
+        number = self.router.choose(job, room).number
         view = self.replicas[number]
+        now, name = self.clock(), each.name  # before the replica can have begun
+        reason, options = self.router.reason(job, view, room), routing_options(room, job)
         each.replica, each.pending_tokens = number, each.num_tokens
         view.requests[each.name] = each
         view.names |= {name: (each, sample) for name, sample in names.items()}
@@ -359,17 +344,18 @@ class Front:
         view.handle.submit(requests)
         if each.moved_from:
             self.accounts[each.variant].moves += 1
-            for sample in each.unfinished:
-                moved = Moved(
-                    self.clock(), each.name, source=each.moved_from, reason=each.move_reason,
+        for sample in each.unfinished:
+            if each.moved_from:
+                self._emit_own(each, sample, Moved(
+                    now, name, replica=number, source=each.moved_from, reason=each.move_reason,
                     generated_tokens=len(sample.token_ids),
-                )  # fmt: skip
-                self._emit_own(each, sample, replace(moved, replica=number))
+                ))  # fmt: skip
+            self._emit_own(each, sample, Routed(now, name, replica=number, reason=reason, options=options))
 
     def _take_back(self, view: ReplicaView, each: FleetRequest, reason: str) -> None:
         """Take a request from a replica that is lost or leaves: it waits for another, unless it is to end."""
         self._take_off(view, each)
-        each.lose(reason)
+        self._lose(each, reason)
         if each.is_cancelling:
             self._emit_own(each, None, Cancelled(self.clock(), each.name))
             self._end_samples(each, FinishReason.CANCELLED, "")
@@ -378,6 +364,12 @@ class Front:
             self._end_samples(each, FinishReason.ERROR, words)
         else:
             self._wait(each)
+
+    def _lose(self, each: FleetRequest, reason: str) -> None:
+        account = self.accounts[each.variant]
+        account.lost_attempts += len(each.unfinished)
+        account.lost_tokens += sum(sample.computed_now for sample in each.unfinished)
+        each.lose(reason)
 
     def _take_off(self, view: ReplicaView, each: FleetRequest) -> None:
         view.requests.pop(each.name, None)
@@ -404,10 +396,10 @@ class Front:
             return
         if new.kind == "submitted":
             new = replace(new, arrival=each.arrival)  # type: ignore[call-arg] (a Submitted)
-        self._emit_own(each, sample, replace(new, replica=view.number))
+        self._emit_own(each, sample, replace(new, replica=new.replica or view.number))
         if isinstance(new, Finished):
             self._ended(each, sample, new)
-            view.prefixes.enter((*_prompt_ids(each.request), *new.token_ids), each.request.cache_salt)
+            view.prefixes.enter((*prompt_of(each.request), *new.token_ids), each.request.cache_salt)
 
     def _end_samples(self, each: FleetRequest, reason: FinishReason, error: str) -> None:
         for sample in each.unfinished:
@@ -415,13 +407,9 @@ class Front:
 
     def _end_sample(self, each: FleetRequest, sample: SampleState, reason: FinishReason, error: str) -> None:
         """End a sample that no replica has."""
-        sample.lose()
-        if not sample.is_submitted:
-            sample.is_submitted = True
-            self._emit_own(each, sample, submitted_event(each.request, self.clock(), each.arrival))
         end = Finished(
             self.clock(), each.name, reason=str(reason), error=error, token_ids=tuple(sample.token_ids),
-            prompt_tokens=len(_prompt_ids(each.request)),
+            prompt_tokens=len(prompt_of(each.request)),
         )  # fmt: skip
         new = sample.take(end)
         assert isinstance(new, Finished)
@@ -465,20 +453,3 @@ class Front:
         if is_news:
             for callback in tuple(self.after_delivery):
                 callback()
-
-
-def _prompt_ids(request: Request) -> tuple[int, ...]:
-    """Return a request's prompt; nothing where it has none, and its replica will refuse it."""
-    ids = request.prompt_ids
-    return ids if isinstance(ids, tuple) else tuple(ids) if isinstance(ids, list) else ()
-
-
-def _as_job(each: FleetRequest, request: Request) -> SimulatedRequest:
-    """Return a request as routers see it: lengths, prompt, salt for what is cached, and tenant for its session."""
-    prompt = _prompt_ids(request)
-    arrival = Arrival(
-        each.arrival, len(prompt), request.sampling.max_output_tokens, session=request.tenant, tenant=request.cache_salt
-    )
-    job = SimulatedRequest(each.order, each.name, arrival, 0, request.sampling.max_output_tokens, prompt=prompt)
-    job.generated_tokens, job.retries = len(request.generated_ids), each.losses
-    return job

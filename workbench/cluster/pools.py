@@ -13,6 +13,7 @@ from their prompts to their ends.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import queue
 import socket
@@ -28,6 +29,7 @@ from workbench.cluster.apart import pool_messages as message
 from workbench.cluster.apart.pool_processes import STARTERS, EngineProcess, StartProcess
 from workbench.cluster.apart.pool_requests import Emit, PoolRequests
 from workbench.cluster.apart.pool_slots import PoolSlots, Slot, State
+from workbench.cluster.replica import PageCounts
 from workbench.engine import inputs as intake
 from workbench.engine.config import EngineConfig
 from workbench.errors import WorkbenchError, describe_error
@@ -70,7 +72,7 @@ class PagesInFlight:
 
 @dataclass(frozen=True)
 class PoolsSnapshot:
-    """What two pools do at a moment. Engines are counted from 1, as `Event.replica` does."""
+    """Two pools at a moment: engines, loans, transfers. Engines are counted from 1, as `Event.replica` does."""
 
     engines: tuple[EngineState, ...]
     lent: tuple[LentPages, ...]  # of a shared memory
@@ -122,7 +124,8 @@ class PrefillDecodePools:
         start = STARTERS[processes] if isinstance(processes, str) else processes
         threads = threads or max(1, (os.cpu_count() or 1) // (num_prefill + num_decode))
         self._slots = PoolSlots(configs, transfer, start, max_restarts, threads, self._put)
-        self._requests = PoolRequests(self._slots, self.counts, listener)
+        self._listeners = [listener] if listener is not None else []
+        self._requests = PoolRequests(self._slots, self.counts, self._heard)
         self._jobs: deque[Callable[[], object]] = deque()
         self._lock, self._takes_jobs = threading.Lock(), True
         self._bell, self._ear = socket.socketpair()
@@ -142,6 +145,16 @@ class PrefillDecodePools:
     def slots(self) -> list[Slot]:
         """The places of both pools, those of the prefill pool first."""
         return self._slots.slots
+
+    @property
+    def error(self) -> str:
+        """The error that ended the pools; empty while they serve."""
+        return self._error
+
+    @property
+    def pages(self) -> PageCounts:
+        """The pages of all engines together, as they last reported; a page that is lent is in use."""
+        return functools.reduce(PageCounts.plus, (slot.pages for slot in self.slots))
 
     def __enter__(self) -> PrefillDecodePools:
         return self
@@ -217,6 +230,12 @@ class PrefillDecodePools:
             raise value
         return value
 
+    def listen(self, listener: Emit) -> Callable[[], None]:
+        """Call `listener` with every event of every request and every step, of all engines, in the coordinator's
+        thread; return a function that ends it."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener) if listener in self._listeners else None
+
     def snapshot(self) -> PoolsSnapshot:
         """Return what the engines, the loans of pages and the transfers are now."""
         return self.call(self._snapshot)
@@ -283,14 +302,14 @@ class PrefillDecodePools:
     def _take(self, slot: Slot, found: object) -> None:
         match found:
             case message.StepReport():
+                slot.pages = found.pages or slot.pages
                 self._requests.report(slot, found)
             case message.EngineFailed(error):
                 self._died(slot, error)
             case _:
                 self._slots.take(slot, found)
                 if isinstance(found, message.Ready):
-                    if all(each.state in ("ready", "gone") for each in self.slots):
-                        self._is_ready.set()
+                    self._check_ready()
                     self._requests.dispatch()
 
     def _started(self, slot: Slot, process: EngineProcess | None, error: str) -> None:
@@ -305,13 +324,22 @@ class PrefillDecodePools:
         """A process has ended: start another, and let its requests go on elsewhere."""
         if self._closed:
             return
-        if not self._is_ready.is_set():  # it never worked
+        if slot.restarts == 0 and slot.state != "ready":  # it never worked
             raise WorkbenchError(f"{slot.name} could not start: {error}")
         self.counts["processes that died"] += 1
         self._requests.lost(self._slots.end(slot))
         if slot.state == "starting":
             self._slots.start(slot, self._started)
+        self._check_ready()
         self._requests.dispatch()
+
+    def _heard(self, event: Event) -> None:
+        for listener in tuple(self._listeners):
+            listener(event)
+
+    def _check_ready(self) -> None:
+        if all(each.state in ("ready", "gone") for each in self.slots):
+            self._is_ready.set()
 
     def _submit(self, request: Request, emit: Emit) -> None:
         self._requests.submit(request, emit, "the pools are closed" if self._closed else "")

@@ -4,7 +4,7 @@ front's process: a thread for each replica asks for reports ---> actor: engine, 
                  submit, cancel (in order, not waited for) --->
 
 A replica's death shows as an error of the request for reports that is always under way. Actors end with the process of
-the front; Ray restarts none, since a new one has another number.
+the front (see `front_watch`); Ray restarts none, since a new one has another number.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import shutil
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -23,15 +23,17 @@ from contextlib import redirect_stdout, suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from workbench.cluster.front_watch import FrontWatch
 from workbench.cluster.replica import PageCounts, ReplicaEngine, Report
 from workbench.engine.config import EngineConfig
 from workbench.errors import WorkbenchError
 from workbench.request import Request
 
-STARTS = 3  # tries to start a cluster on this machine
+STARTS = 5  # tries to start a cluster on this machine: Ray gives each 30 seconds, which a busy one may not hold
 POLL_SECONDS = 0.5  # that a replica without news waits before it says so
 SILENT_SECONDS = 120.0  # without an answer from a replica's process until it is given up
 CLOCK_QUESTIONS = 5
+CONNECT_SECONDS = 10.0  # for a connection to a given cluster
 READY_SECONDS = 600.0  # for a replica to load its model
 OBJECT_STORE_BYTES = 100 * 2**20  # of the object store, which stays empty
 SOCKET_FOLDER = "/tmp"  # paths of sockets have at most 107 bytes, and other folders for temporary files may be longer
@@ -173,7 +175,8 @@ class RayLauncher:
     ):
         self._ray = _import_ray()
         self._address, self._step_seconds = address, step_seconds
-        self._is_own, self._folder = False, None
+        self._is_own = False
+        self._watch: FrontWatch | None = None
         self._threads = cpus or (1 if address else max(1, (os.cpu_count() or 1) // max(1, replicas)))
         # On a cluster of one's own nothing else asks for cores, and replicas may be more than cores.
         self._needs = {"num_cpus": self._threads if address else 0, "num_gpus": gpus}
@@ -184,6 +187,8 @@ class RayLauncher:
         self._connect(address)
 
     def _connect(self, address: str | None) -> None:
+        if address is not None:
+            check_reachable(address)
         before = signal.getsignal(signal.SIGTERM)  # which Ray replaces
         try:
             with redirect_stdout(sys.stderr):
@@ -194,7 +199,7 @@ class RayLauncher:
                     except Exception as error:
                         # A node that did not start within Ray's 30 seconds is a plain Exception: a busy machine.
                         self._ray.shutdown()
-                        self._remove_folder()
+                        self._clean()
                         if left == 0 or address is not None or type(error) is not Exception:
                             raise
         except Exception as error:
@@ -211,9 +216,10 @@ class RayLauncher:
         if address is not None:
             self._ray.init(address=address, **common)
             return
-        self._folder = tempfile.mkdtemp(prefix="ray-", dir=SOCKET_FOLDER)
+        folder = tempfile.mkdtemp(prefix="ray-", dir=SOCKET_FOLDER)
+        self._watch = FrontWatch(folder)
         self._ray.init(
-            address="local", include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, _temp_dir=self._folder,
+            address="local", include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, _temp_dir=folder,
             **common,
         )  # fmt: skip
 
@@ -240,11 +246,26 @@ class RayLauncher:
         if self._is_own:
             self._is_own = False
             self._ray.shutdown()
-            self._remove_folder()
+            self._clean()
 
-    def _remove_folder(self) -> None:
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+    def _clean(self) -> None:
+        """End what Ray left of a cluster that was started here."""
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+
+
+def check_reachable(address: str) -> None:
+    """Refuse an address where nothing listens, for which Ray would look for minutes (WorkbenchError)."""
+    if address in ("auto", "local"):
+        return
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon or not host or not port.isdecimal():
+        raise WorkbenchError(f"address: {address!r}; give HOST:PORT, ray://HOST:PORT or auto")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise WorkbenchError(f"address: no Ray cluster can be used at {address} ({error})") from None
 
 
 def _later(report: Report, seconds: float) -> Report:

@@ -171,6 +171,8 @@ class EngineConfig(Settings):
             return "beside cache.evict are not carried out: each rank sees the weights of its own heads; leave one out"
         if not isinstance(self.cache.offload, NoOffload):
             return "beside cache.offload are not carried out: pages lie in several processes; leave one out"
+        if self.compile == "step":
+            return "beside compile: step are not carried out: they compile block by block; leave one out"
         device, transport = self.model.device, self.parallel.transport
         if (device == "cpu") is (transport == "nccl"):
             return f"with transport {transport} and model.device {device}: nccl is for device: cuda, the others for cpu"

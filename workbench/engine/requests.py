@@ -247,6 +247,16 @@ class RequestTracker:
         spans = (span for span in plan.spans if span.needs_sample)
         self.sampler.start_masks((span.sequence, tuple(span.draft_token_ids)) for span in spans)
 
+    def needs_only_largest(self, plan: StepPlan) -> bool:
+        """Return whether all rows of the step's logits are for greedy requests that ask for nothing else of them."""
+        return all(
+            span.requested_logits is None
+            and span.sequence.request_id not in self._beam_searches
+            and self.sampler.is_plain_greedy(span.sequence)
+            for span in plan.spans
+            if span.num_logits
+        )
+
     def sample(self, logits: Tensor, plan: StepPlan, drafts: Mapping[str, Draft]) -> dict[str, list[SampledToken]]:
         """Sample tokens from the step's logits.
 

@@ -9,6 +9,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -105,7 +106,8 @@ class Runner(Displayable):
         threads = StepThreads(lambda *change: self._thread_changes.append(change))
         if isinstance(self.store, TensorParallelStore) and loaded.processes is not None:
             shared = cast(TensorParallelTransformer, self.model)
-            fast: Executor = TensorParallelExecutor(shared, self.store, loaded.processes.threads)
+            given = loaded.processes.threads, self.backends, config.batch_invariant
+            fast: Executor = TensorParallelExecutor(shared, self.store, *given)
         else:
             how = config.compile, config.batch_invariant, self._on_fallback, threads
             fast = build_executor(self.model, self.store, self.backends, *how)
@@ -360,6 +362,8 @@ class Runner(Displayable):
     def _forward(self, plan: StepPlan, interrupts: DeferInterrupts) -> tuple[StepPlan, torch.Tensor]:
         """Compute the logits of `plan`, [sample, vocab]; return them with the part of it that is still wanted."""
         self.tracker.start_masks(plan)
+        if isinstance(self.executor, TensorParallelExecutor):  # others have all logits at hand, or show them
+            plan = replace(plan, only_largest=self.tracker.needs_only_largest(plan))
         try:
             with interrupts.allow():
                 logits = self.executor.forward(plan)

@@ -248,11 +248,23 @@ def _experts_in_groups(odd: Callable[[int], Any]) -> Finder:
     return find
 
 
+def _on_ranks(find: Callable[[Requirements], object]) -> Finder:
+    """Find several ranks, beside what `find` finds."""
+    return lambda wanted: f"{wanted.ranks} ranks" if wanted.ranks > 1 and find(wanted) else None
+
+
 RANKS = "several ranks (tensor parallelism)"
+MIXTURE_ON_RANKS, NORM_ON_RANKS = "mixture of experts on several ranks", "norms over all heads on several ranks"
+PARALLEL_ON_RANKS = "parallel attention and feed-forward on several ranks"
 INT8, INT4, FP8 = "INT8 keys or values", "INT4 keys or values", "FP8 keys or values"
 CODEC = "user-defined cache codec"
 FEATURES: dict[str, Feature] = {
-    RANKS: Feature("parallel.tensor", lambda wanted: f"{wanted.ranks} ranks" if wanted.ranks > 1 else None),
+    RANKS: Feature("parallel.tensor", _on_ranks(lambda wanted: True)),
+    MIXTURE_ON_RANKS: Feature("parallel.tensor", _on_ranks(_setting("experts"))),
+    PARALLEL_ON_RANKS: Feature("parallel.tensor", _on_ranks(_setting("parallel"))),
+    NORM_ON_RANKS: Feature("parallel.tensor", _on_ranks(_attention(
+        lambda own: isinstance(own, AttentionSpec) and own.qk_norm is not None and own.qk_norm.over == "projection"
+    ))),
     "batch_invariant": Feature("batch_invariant", lambda wanted: "" if wanted.batch_invariant else None),
     "a CPU": Feature("device", _device(lambda device: device == "cpu" and not triton_interpreted())),
     "a CUDA device": Feature("device", _device(lambda device: device == "cuda")),
@@ -336,9 +348,11 @@ OPERATOR_CASES: dict[str, tuple[str, str, tuple[Role, ...]]] = {
 }
 NOT_IN_STEP = "the compiled decode step has none"
 LIMITS: tuple[Limit, ...] = (
-    Limit(RANKS, Backend.MLIR, STEP, "its compiled step has no sum over ranks"),
-    Limit(RANKS, Backend.INDUCTOR, EVERY, "its graphs have no sum over ranks"),
-    Limit(RANKS, Backend.TRITON, EVERY, "its kernels run on CUDA devices, and ranks are processes on the CPU"),
+    Limit(RANKS, Backend.MLIR, DRAFTS, "several steps in one call have no sum over ranks between them"),
+    Limit(MIXTURE_ON_RANKS, Backend.MLIR, STEP, "the compiled step's router names experts that another rank holds"),
+    Limit(NORM_ON_RANKS, Backend.MLIR, STEP, "the compiled step has no sum over ranks within attention"),
+    *(Limit(feature, Backend.INDUCTOR, EVERY, "two sums over ranks in its graph could change places")
+      for feature in (NORM_ON_RANKS, PARALLEL_ON_RANKS)),
     *(Limit("batch_invariant", backend, EVERY, reason)
       for backend in Backend if (reason := batch_variance("decode_step", backend))),
     Limit("batch_invariant", Backend.MLIR, OPERATORS,

@@ -56,7 +56,7 @@ class InductorExecutor:
         self._before_this = graph_count()
         self._step = compile_once(_step, dynamic=False)
         self._compile_blocks()
-        self._head = compile_once(Transformer.compute_logits, dynamic=False)
+        self.head = compile_once(Transformer.compute_logits, dynamic=False)
         for table in range(len(store.groups)):
             for pages in store.page_tensors(table):
                 torch._dynamo.mark_dynamic(pages, 0)  # the pool's size is no reason to compile again
@@ -75,8 +75,7 @@ class InductorExecutor:
         plan = plan.as_decode_rows()
         rows = bucket_for(len(plan.spans) + plan.padding_rows) if plan.decode_only else None
         batch = pack_batch(plan, self.store.page_size, self.model.device, rows)
-        for table in batch.page_tables:
-            torch._dynamo.mark_dynamic(table, 1)
+        self.mark_dynamic(batch)
         with torch.inference_mode():
             if rows is not None and self.compile_unit == "step":
                 logits = synchronized(self._step(self.model, batch, self.store)[batch.logits_indices])
@@ -85,12 +84,21 @@ class InductorExecutor:
         self.model.count_experts(plan.num_tokens)
         return logits
 
+    def mark_dynamic(self, batch: TokenBatch) -> None:
+        """Let the pages that sequences hold be of any number without compiling again."""
+        for table in batch.page_tables:
+            torch._dynamo.mark_dynamic(table, 1)
+
     def _by_blocks(self, batch: TokenBatch, decode_only: bool) -> Tensor:
+        return self.head(self.model, self.sampled_rows(batch, decode_only))[: len(batch.logits_indices)]
+
+    def sampled_rows(self, batch: TokenBatch, decode_only: bool) -> Tensor:
+        """Return the last block's output for the sampled rows, padded to a bucket of rows: [row, hidden]."""
         x = self.model.hidden_states(batch, self.store, self._whole if decode_only else self._mixed)
         samples = len(batch.logits_indices)
         wanted = torch.zeros(bucket_for(samples), dtype=torch.long, device=x.device)
         wanted[:samples] = batch.logits_indices
-        return self._head(self.model, x[wanted])[:samples]
+        return x[wanted]
 
     def _whole(
         self, block: TransformerBlock, x: Tensor, cos: Angles, sin: Angles, batch: TokenBatch, cache: CacheLayer

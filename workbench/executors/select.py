@@ -41,6 +41,11 @@ class Backends:
         """Return the model's own backend for everything."""
         return cls.uniform(model.backend, "the model's", Requirements.from_model(model, store))
 
+    @property
+    def has_step(self) -> bool:
+        """Return whether `decode` computes a step as compiled functions of rows."""
+        return self.decode is Backend.MLIR and not self.decodes_by_blocks
+
     def fall_back_to_eager(self, why: str) -> Backends:
         """Return the same with eager blocks and attention, after blocks failed."""
         return replace(
@@ -91,7 +96,12 @@ def _select_auto(requirements: Requirements) -> Backends:
             refused.setdefault(backend, problem)
         return Backend.EAGER
 
-    blocks = first("blocks", *([Backend.TRITON] if requirements.device == "cuda" else []), Backend.INDUCTOR)
+    quickest = [Backend.TRITON] if requirements.device == "cuda" else []
+    if requirements.ranks == 1:
+        quickest.append(Backend.INDUCTOR)
+    elif requirements.device == "cpu":  # Inductor compiles on each rank, and is taken where it is asked for
+        quickest.append(Backend.MLIR)
+    blocks = first("blocks", *quickest)
     quick = (Backend.MLIR, blocks) if requirements.device == "cpu" else (blocks,)
     attention, decode = first("attention", *quick), first("step", *quick)
     reason = "; ".join(f"{backend} {problem}" for backend, problem in refused.items())

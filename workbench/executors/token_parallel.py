@@ -81,7 +81,7 @@ class TokenParallelExecutor:
             self._reset_steps()
         self.kernel_seconds = 0.0
         found: list[list[Tensor]] = [[] for _ in plan.spans]  # hidden states of each span's sampled rows
-        for places, spans in self._calls(plan):
+        for places, spans in self.calls(plan):
             batch = pack_batch(replace(plan, spans=spans), self.store.page_size, self.model.device)
             rows = self._hidden(batch, plan.padding_rows).index_select(0, batch.logits_indices)
             for place, mine in zip(places, rows.split([span.num_logits for span in spans]), strict=True):
@@ -95,7 +95,7 @@ class TokenParallelExecutor:
             return self._logits(sampled[0])
         return torch.cat([self._logits(rows).clone() for rows in sampled])
 
-    def _calls(self, plan: StepPlan) -> Iterator[tuple[list[int], tuple[Span, ...]]]:
+    def calls(self, plan: StepPlan) -> Iterator[tuple[list[int], tuple[Span, ...]]]:
         """Yield the plan's tokens one call at a time: indices of spans in the plan, and the parts of these spans."""
         waiting = list(enumerate(plan.spans))
         while waiting:
@@ -152,11 +152,14 @@ class TokenParallelExecutor:
     def _step(self, part: str, rows: int) -> DecodeStep:
         key = part, next(size for size in self.buckets if size >= rows)
         if key not in self._steps:
-            shape = self.compile_shape(*key)
-            tensors, names = step_tensors(self.model, self.store), [name for name, _ in step_inputs(shape)]
-            self._steps[key] = DecodeStep(shape, {name: tensors[name] for name in names})
+            self._steps[key] = self._build(self.compile_shape(*key))
             self._made += 1
         return self._steps[key]
+
+    def _build(self, shape: StepShape) -> DecodeStep:
+        """Compile a step, bound to the model's weights and the store's pages."""
+        tensors, names = step_tensors(self.model, self.store), [name for name, _ in step_inputs(shape)]
+        return DecodeStep(shape, {name: tensors[name] for name in names})
 
     def compile_shape(self, part: str, rows: int) -> StepShape:
         """Return the compile-time shape of the `blocks`, or of the `head` alone."""

@@ -222,9 +222,22 @@ def fleet_metrics(fleet: Fleet, slo: SLO, started_at: float) -> dict[str, Any]:
     return found | {
         "simulated_s": seconds,
         "wall_s": time.perf_counter() - started_at,
+        "handed_over": _handed_over(fleet, seconds),
         "cache_hit_rate": cached / prompt if prompt and any(i.spec.prefix for i in fleet.instances) else None,
         "cache_waste": cache_waste(fleet.instances),
         "instances": [instance_metrics(instance, fleet.now) for instance in fleet.instances],
+    }
+
+
+def _handed_over(fleet: Fleet, seconds: float) -> dict[str, Any] | None:
+    """Return the keys and values that went from the prefill to the decode pool; None where there is one pool."""
+    if len(fleet.pools) == 1:
+        return None
+    return {
+        "sequences": fleet.handed_over,
+        "bytes": fleet.sent_bytes,
+        "bytes_per_s": fleet.sent_bytes / seconds if seconds else None,
+        "transfer_bytes_per_s": fleet.transfer.bytes_per_second,
     }
 
 

@@ -64,6 +64,7 @@ SCHEMAS = {
     ),
     "steps.parquet": _schema(
         time=SECONDS,
+        replica=COUNT,
         step=COUNT,
         phase=TEXT,
         requests=COUNT,

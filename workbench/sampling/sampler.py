@@ -160,6 +160,11 @@ class Sampler:
         known = self._states.get(request_id)
         return None if known is None else known.constraint
 
+    def is_plain_greedy(self, sequence: Sequence) -> bool:
+        """Return whether the largest logit of each row is all that this sequence's tokens hang on."""
+        known = self._states.get(sequence.request_id)
+        return known is not None and known.is_plain_greedy and known.constraint is None
+
     def start_masks(self, sequences: Iterable[tuple[Sequence, tuple[int, ...]]]) -> None:
         """Start on the masks of sequences with these drafts, in a thread; `verify` waits for them."""
         wanted = [(self.constraint_of(sequence.request_id), draft) for sequence, draft in sequences]

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from workbench.serve.answers.pieces import Ended, Failed, Piece, PromptRead, Used
 from workbench.serve.call import Call
-from workbench.serve.errors import STATUS, ApiError
+from workbench.serve.errors import RETRY_SECONDS, STATUS, ApiError
 from workbench.serve.gate import Lease, Outcome
 from workbench.serve.served_model import PreparedPrompt
 from workbench.serve.watch.traces import CallTrace
@@ -175,7 +175,8 @@ class CallRun:
             elif isinstance(piece, Failed):
                 self._end("failed")
                 kind = piece.kind if piece.kind in STATUS else "api_error"
-                raise self._noted(ApiError(kind, piece.message, detail=piece.detail))
+                headers = {"retry-after": str(RETRY_SECONDS)} if kind == "overloaded_error" else {}
+                raise self._noted(ApiError(kind, piece.message, headers=headers, detail=piece.detail))
         if not self.has_first_token and any(not isinstance(piece, PromptRead) for piece in shown):
             self.has_first_token = True
             self.first_token_seconds = time.perf_counter() - self.began

@@ -9,6 +9,7 @@ from workbench.errors import WorkbenchError
 # HTTP status by kind. The names are Anthropic's, OpenAI's are made of them in its dialect.
 ENGINE_FAILED = "the engine failed; the server's log has the reason"
 SERVER_FAILED = "the server failed; its log has the reason"
+RETRY_SECONDS = 1  # until a client that was refused for want of room may ask again
 STATUS = {
     "invalid_request_error": 400,
     "authentication_error": 401,

@@ -82,6 +82,11 @@ class ServedModel:
         return f"fp_{found.hexdigest()[:12]}"
 
     @property
+    def fleet(self) -> Cluster | None:
+        """Return the cluster that serves it; None where one engine does."""
+        return self.runner if isinstance(self.runner, Cluster) else None
+
+    @property
     def pages(self) -> PageCounts:
         """Return the pages of its caches."""
         return self.runner.pages if isinstance(self.runner, Cluster) else PageCounts.of_runner(self.runner)

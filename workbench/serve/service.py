@@ -23,7 +23,7 @@ from workbench.serve.call import Call, Caller
 from workbench.serve.call_run import CallRun, CallStream
 from workbench.serve.config import ServerSettings
 from workbench.serve.dialect import Dialect
-from workbench.serve.errors import SERVER_FAILED, ApiError
+from workbench.serve.errors import RETRY_SECONDS, SERVER_FAILED, ApiError
 from workbench.serve.gate import Gate, Lease
 from workbench.serve.local_names import check_names, is_loopback
 from workbench.serve.memory.call_memory import CallMemory
@@ -42,7 +42,6 @@ LOG = logging.getLogger(__name__)
 Result = TypeVar("Result")
 TICK_SECONDS = 0.5
 MAX_BYTES_ON_LOOP = 1 << 16  # of a body that is parsed in the event loop: a few milliseconds
-RETRY_SECONDS = 1  # until a client that was refused for want of room may ask again
 SETTLE_SECONDS = 5.0  # for the engine to let go of its calls when the server ends
 
 

@@ -62,7 +62,13 @@ class FleetListener(Protocol):
 
     def on_arrival(self, job: SimulatedRequest) -> None: ...
 
+    def on_routed(
+        self, job: SimulatedRequest, time: int, chosen: Instance, up: Sequence[Instance], router: AnyRouter
+    ) -> None: ...
+
     def on_steps(self, instance: Instance, move: PlannedSteps) -> None: ...
+
+    def on_handover(self, job: SimulatedRequest, target: Instance, time: int, size: int, ticks: int) -> None: ...
 
     def on_finish(self, job: SimulatedRequest) -> None: ...
 
@@ -109,6 +115,7 @@ class Fleet:
         self.jobs: list[SimulatedRequest] = []
         self.now = 0
         self.finished = self.failed = 0
+        self.handed_over = self.sent_bytes = 0  # sequences and bytes that were sent from one pool to the other
         self.stranded: list[
             tuple[SimulatedRequest, Callable[[SimulatedRequest], None]]
         ] = []  # no instance is up for them; the call that retries
@@ -212,8 +219,11 @@ class Fleet:
             self._push(moving.end, STEP, instance.number, moving)
 
     def _chosen(self, pool: int, job: SimulatedRequest, up: list[Instance]) -> Instance:
-        view = self.pools[pool].router.choose(job, up)
-        return self.instances[view.number]
+        router = self.pools[pool].router
+        chosen = self.instances[router.choose(job, up).number]
+        if self._listener is not None and len(self.instances) > 1:
+            self._listener.on_routed(job, self.now, chosen, up, router)
+        return chosen
 
     def _start(self, instance: Instance) -> None:
         for job in instance.start(self.now):
@@ -236,17 +246,21 @@ class Fleet:
         if not up:
             return
         instance = self._chosen(1, job, up)
-        sent = (job.num_tokens - 1) * self.pools[0].spec.kv_bytes_per_token / self.transfer.bytes_per_second
+        size = round((job.num_tokens - 1) * self.pools[0].spec.kv_bytes_per_token)
+        self.handed_over += 1
+        self.sent_bytes += size
         self.on_the_way[job.number] = job
-        what = (job, instance, instance.incarnation)
-        self._push(self.now + _ticks(sent + self.transfer.latency), HANDOVER, job.number, what)
+        ticks = _ticks(size / self.transfer.bytes_per_second + self.transfer.latency)
+        self._push(self.now + ticks, HANDOVER, job.number, (job, instance, instance.incarnation, size, ticks))
 
-    def _handed_over(self, job: SimulatedRequest, instance: Instance, incarnation: int) -> None:
+    def _handed_over(self, job: SimulatedRequest, instance: Instance, incarnation: int, size: int, ticks: int) -> None:
         del self.on_the_way[job.number]
         if not instance.up or instance.incarnation != incarnation:
             job.retries += 1
             self._route(job)  # the transfer is lost
             return
+        if self._listener is not None:
+            self._listener.on_handover(job, instance, self.now, size, ticks)
         job.tokens_on_instance = job.output_tokens
         self._submit(job, instance, True)
 

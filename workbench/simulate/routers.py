@@ -1,4 +1,4 @@
-"""Routers: small stateless values that choose among the instances that are up."""
+"""Routers: small stateless values that choose among the instances that are up, and say why in words."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 from workbench.errors import WorkbenchError, explain
 from workbench.settings import Settings
 from workbench.simulate.job import SimulatedRequest
+from workbench.trace.events import RoutingOption
 
 
 class InstanceView(Protocol):
@@ -36,6 +37,9 @@ class RoundRobin(Settings):
     def choose(self, job: SimulatedRequest, instances: Sequence[InstanceView]) -> InstanceView:
         return instances[(job.number + job.retries) % len(instances)]
 
+    def reason(self, job: SimulatedRequest, chosen: InstanceView, instances: Sequence[InstanceView]) -> str:
+        return f"in turn: request {job.number}" + f", sent {job.retries + 1} times" * (job.retries > 0)
+
 
 class LeastLoaded(Settings):
     """Choose the instance with the fewest requests; among equals in turn."""
@@ -45,6 +49,10 @@ class LeastLoaded(Settings):
     def choose(self, job: SimulatedRequest, instances: Sequence[InstanceView]) -> InstanceView:
         turn = job.number + job.retries
         return min(instances, key=lambda view: (view.num_requests, (view.number - turn) % len(instances)))
+
+    def reason(self, job: SimulatedRequest, chosen: InstanceView, instances: Sequence[InstanceView]) -> str:
+        equal = sum(view.num_requests == chosen.num_requests for view in instances)
+        return f"fewest requests: {chosen.num_requests}" + f", in turn among {equal} that have so many" * (equal > 1)
 
 
 class PrefixAware(Settings):
@@ -57,11 +65,19 @@ class PrefixAware(Settings):
     request_tokens: Annotated[int, Field(ge=0)] = 256
 
     def choose(self, job: SimulatedRequest, instances: Sequence[InstanceView]) -> InstanceView:
-        def tokens(view: InstanceView) -> int:
-            cached = view.cached_tokens(job.prompt, job.arrival.tenant)
-            return job.num_tokens - cached + view.pending_prompt_tokens + self.request_tokens * view.num_requests
+        return min(instances, key=lambda view: (self._tokens(job, view), view.number))
 
-        return min(instances, key=lambda view: (tokens(view), view.number))
+    def reason(self, job: SimulatedRequest, chosen: InstanceView, instances: Sequence[InstanceView]) -> str:
+        cached = chosen.cached_tokens(job.prompt, job.arrival.tenant)
+        running = f"{chosen.num_requests} requests at {self.request_tokens}"
+        return (
+            f"fewest tokens to compute first: {self._tokens(job, chosen)} ({job.num_tokens} of this request, "
+            f"less {cached} cached; {chosen.pending_prompt_tokens} pending; {running})"
+        )
+
+    def _tokens(self, job: SimulatedRequest, view: InstanceView) -> int:
+        cached = view.cached_tokens(job.prompt, job.arrival.tenant)
+        return job.num_tokens - cached + view.pending_prompt_tokens + self.request_tokens * view.num_requests
 
 
 class SessionSticky(Settings):
@@ -75,6 +91,23 @@ class SessionSticky(Settings):
     def choose(self, job: SimulatedRequest, instances: Sequence[InstanceView]) -> InstanceView:
         session = job.arrival.session or job.name
         return max(instances, key=lambda view: (_hash_score(session, view.number), view.number))
+
+    def reason(self, job: SimulatedRequest, chosen: InstanceView, instances: Sequence[InstanceView]) -> str:
+        name = f"session {job.arrival.session!r}" if job.arrival.session else f"request {job.name!r}, without a session"
+        return f"highest hash with {name}"
+
+
+def routing_options(
+    instances: Sequence[InstanceView], job: SimulatedRequest, first: int = 0
+) -> tuple[RoutingOption, ...]:
+    """Return what a router sees of the instances; `first` is the number of the first one in a trace less its own."""
+    return tuple(
+        RoutingOption(
+            view.number + first, view.num_requests, view.pending_prompt_tokens,
+            view.cached_tokens(job.prompt, job.arrival.tenant),
+        )
+        for view in instances
+    )  # fmt: skip
 
 
 def _hash_score(session: str, number: int) -> bytes:

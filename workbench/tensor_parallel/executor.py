@@ -1,31 +1,42 @@
-"""Compute steps and move pages on all ranks: rank 0 posts, and computes its own share."""
+"""Compute steps and move pages on all ranks: rank 0 posts, and computes its own share.
+
+A batch is computed by `blocks`, the modules as written on the operators of their backend or compiled by Inductor (see
+graphs.py), or as `rows` of compiled functions (see rows.py).
+"""
 
 from __future__ import annotations
 
 import itertools
+import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
-from types import MappingProxyType
+from dataclasses import fields, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from compiled_kernels import Backend
 from workbench.batch import TokenBatch
-from workbench.executors.packing import pack_batch
+from workbench.executors.base import MAX_TOKEN_PARALLEL_TOKENS
+from workbench.executors.packing import bucket_for, pack_batch
+from workbench.executors.select import Backends
 from workbench.interrupts import DeferInterrupts
 from workbench.kv_cache.format import KVCacheSpec
 from workbench.kv_cache.store import KVStore
 from workbench.scheduler.plan import StepPlan
+from workbench.tensor_parallel.graphs import RankGraphs
 from workbench.tensor_parallel.ranks import RankFailed, Ranks
+from workbench.tensor_parallel.rows import RankRows
 from workbench.tensor_parallel.transformer import TensorParallelTransformer
 
 NUMBERS = itertools.count()
 FORWARD, OPEN_CACHE, ZERO_PAGES, COPY_PAGES = "forward", "open_cache", "zero_pages", "copy_pages"
 MEMORY = "memory"
+BLOCKS, ROWS = "blocks", "rows"  # how a batch is computed
 
 
 class TensorParallelStore(KVStore):
@@ -65,39 +76,104 @@ class TensorParallelStore(KVStore):
 
 
 class TensorParallelExecutor:
-    """Run the modules as written, on all ranks. A step is not interrupted half-way: the ranks would part."""
+    """Run steps on all ranks. A step is not interrupted half-way: the ranks would part."""
 
-    compiles = 0
     kernel_seconds: float | None = None
-    artifacts: Mapping[str, str] = MappingProxyType({})
 
-    def __init__(self, model: TensorParallelTransformer, store: TensorParallelStore, threads: int):
-        """Create the executor; `threads` are rank 0's while it computes."""
+    def __init__(
+        self, model: TensorParallelTransformer, store: TensorParallelStore, threads: int, backends: Backends,
+        batch_invariant: bool = False,
+    ):  # fmt: skip
+        """Create the executor.
+
+        Args:
+            model: rank 0's share.
+            store: rank 0's pages.
+            threads: rank 0's while it computes.
+            backends: the model's: steps of few tokens are computed as rows where they have such.
+            batch_invariant: compute every step as rows.
+        """
         self.model, self.store, self.threads = model, store, threads
+        self.most_rows = math.inf if batch_invariant else MAX_TOKEN_PARALLEL_TOKENS * backends.has_step
+        self.share = Share(model, store)
+
+    @property
+    def compiles(self) -> int:
+        return self.share.compiles
+
+    @property
+    def artifacts(self) -> Mapping[str, str]:
+        return self.share.artifacts
 
     def forward(self, plan: StepPlan) -> Tensor:
         """Return logits as `Executor` does."""
-        rows = len(plan.spans) + plan.padding_rows if plan.padding_rows else None
-        batch = pack_batch(plan, self.store.page_size, self.model.device, rows)
         with DeferInterrupts(), _threads(self.threads):
-            content = self.store.number, to_arrays(batch)
-            logits = self.model.ranks.lead(FORWARD, content, lambda: self._compute(batch))
+            if plan.num_tokens <= self.most_rows:
+                return self._by_rows(plan)
+            if self.model.backend is Backend.INDUCTOR:
+                plan = plan.as_decode_rows()
+            count = len(plan.spans) + plan.padding_rows
+            compiled = self.model.backend is Backend.INDUCTOR and plan.decode_only
+            rows = bucket_for(count) if compiled else count if plan.padding_rows else None
+            batch = pack_batch(plan, self.store.page_size, self.model.device, rows)
+            logits = self._lead(batch, BLOCKS, plan.only_largest)
         self.model.count_experts(plan.num_tokens)
         return logits
+
+    def _by_rows(self, plan: StepPlan) -> Tensor:
+        """Compute a plan call by call: a call has the next tokens of each sequence, and a sequence's go in order."""
+        found: list[list[Tensor]] = [[] for _ in plan.spans]
+        for places, spans in self.share.rows.calls(plan):
+            batch = pack_batch(replace(plan, spans=spans), self.store.page_size, self.model.device)
+            logits = self._lead(batch, ROWS, plan.only_largest).split([span.num_logits for span in spans])
+            for place, mine in zip(places, logits, strict=True):
+                found[place].append(mine)
+        return torch.cat([rows for span in found for rows in span])
+
+    def _lead(self, batch: TokenBatch, how: str, only_largest: bool) -> Tensor:
+        content = self.store.number, to_arrays(batch), how, only_largest
+        return self.model.ranks.lead(FORWARD, content, lambda: self.share.compute(batch, how, only_largest))
 
     def memory_of_ranks(self) -> list[tuple[int, int]]:
         """Return the bytes of each rank's weights and of its pages, as they lie in its process."""
         found = self.model.ranks.lead(MEMORY, self.store.number, lambda: gather_memory(self.model, self.store))
         return [(weights, pages) for weights, pages in found.tolist()]
 
-    def _compute(self, batch: TokenBatch) -> Tensor:
-        return compute(self.model, self.store, batch)
 
+class Share:
+    """A rank's share of a model, over its pages."""
 
-def compute(model: TensorParallelTransformer, store: KVStore, batch: TokenBatch) -> Tensor:
-    """Compute a batch on this rank, and note what it was."""
-    model.ranks.record(batch_tensors(batch))
-    return model(batch, store)
+    def __init__(self, model: TensorParallelTransformer, store: KVStore):
+        self.model, self.store = model, store
+
+    def compute(self, batch: TokenBatch, how: str, only_largest: bool) -> Tensor:
+        """Compute a batch on this rank, and note what it was."""
+        self.model.ranks.record(batch_tensors(batch))
+        self.model.only_largest = only_largest
+        if how == ROWS:
+            return self.rows.compute(batch)
+        return self.graphs.compute(batch) if self.model.backend is Backend.INDUCTOR else self.model(batch, self.store)
+
+    @cached_property
+    def graphs(self) -> RankGraphs:
+        return RankGraphs(self.model, self.store)
+
+    @cached_property
+    def rows(self) -> RankRows:
+        return RankRows(self.model, self.store)
+
+    @property
+    def compiles(self) -> int:
+        return sum(each.compiles for each in self._compiled)
+
+    @property
+    def artifacts(self) -> Mapping[str, str]:
+        return {name: digest for each in self._compiled for name, digest in each.artifacts.items()}
+
+    @property
+    def _compiled(self) -> list[RankRows | RankGraphs]:
+        """Return those that have been used."""
+        return [each for name in ("rows", "graphs") if (each := vars(self).get(name)) is not None]
 
 
 def gather_memory(model: TensorParallelTransformer, store: KVStore) -> Tensor:
@@ -140,16 +216,20 @@ def tasks_of(
 ) -> dict[str, Callable[[Any], None]]:
     """Return what a rank other than 0 does for each task but loading, which makes its `model`."""
     stores: dict[int, KVStore] = {}
+    shares: dict[int, Share] = {}
 
     def open_cache(content: tuple[int, tuple[Any, ...], list[int]]) -> None:
         number, layout, unused = content
         for each in unused:
             stores.pop(each, None)
+            shares.pop(each, None)
         stores[number] = open_store(*layout)
 
-    def forward(content: tuple[int, Mapping[str, Any]]) -> None:
-        number, values = content
-        compute(model(), stores[number], from_arrays(values, model().device))
+    def forward(content: tuple[int, Mapping[str, Any], str, bool]) -> None:
+        number, values, how, only_largest = content
+        if number not in shares:
+            shares[number] = Share(model(), stores[number])
+        shares[number].compute(from_arrays(values, model().device), how, only_largest)
 
     return {
         OPEN_CACHE: open_cache,

@@ -128,6 +128,7 @@ class RankProcesses:
                     "RANK": str(rank),
                     "WORLD_SIZE": str(shared["size"]),
                     "OMP_NUM_THREADS": str(self.threads),
+                    "TORCHINDUCTOR_COMPILE_THREADS": "1",  # its helpers would be processes of their own
                     "PYTHONPATH": os.pathsep.join([root, *(path for path in sys.path if path)]),
                 }
             )

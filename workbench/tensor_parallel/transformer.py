@@ -61,6 +61,7 @@ class TensorParallelTransformer(Transformer):
 
     ranks: Ranks
     rank_spec: ModelSpec
+    only_largest = False  # whether of each row's logits only the largest counts in this step
 
     @classmethod
     def of_rank(
@@ -88,14 +89,36 @@ class TensorParallelTransformer(Transformer):
         """Compute logits [sample, hidden] -> [sample, vocab], float32 (float64 stays); of ranks but 0 their own part
         of the vocabulary alone."""
         self.ranks.record([x])  # all ranks have the same bits, or rank 0 says so
-        own = super().compute_logits(x)
+        return self.gather_logits(super().compute_logits(x))
+
+    def gather_logits(self, own: Tensor) -> Tensor:
+        """Return on rank 0 the logits [sample, vocab] of all ranks, each with its `own` part; on others that part.
+
+        Where the step asks for the largest alone, two numbers a row and rank travel, and all others are -inf.
+        """
         size, ranks = self.spec.vocab_size, self.ranks.size
+        if not len(own):  # part of a prefill
+            return own.new_empty((0, size))
+        if self.only_largest:
+            return self._gather_largest(own)
         widest = -(-size // ranks)
         parts = self.ranks.gather(F.pad(own, (0, widest - own.shape[1])))
         if self.ranks.rank:
             return own
         bounds = [Stretch(size, ranks).bounds(rank, ranks) for rank in range(ranks)]
         return torch.cat([part[:, : end - first] for part, (first, end) in zip(parts, bounds, strict=True)], dim=1)
+
+    def _gather_largest(self, own: Tensor) -> Tensor:
+        """Gather of each row and rank the largest logit and its token, the first of equal ones (NaN is the largest).
+        Ranks have tokens in order, and a token's number is exact as a float32."""
+        place = _first_largest(own)
+        largest = own.gather(1, place[:, None])
+        parts = self.ranks.gather(torch.cat([largest, (place[:, None] + self._vocabulary[0]).to(own.dtype)], dim=1))
+        if self.ranks.rank:
+            return own
+        best = parts[_first_largest(parts[..., 0].T), torch.arange(len(own), device=own.device)]
+        whole = own.new_full((len(own), self.spec.vocab_size), -torch.inf)
+        return whole.scatter_(1, best[:, 1:].long(), best[:, :1])
 
     @property
     def bytes_per_weight(self) -> tuple[float, float]:
@@ -107,6 +130,12 @@ class TensorParallelTransformer(Transformer):
     @property
     def _vocabulary(self) -> tuple[int, int]:
         return Stretch(self.spec.vocab_size, self.ranks.size).bounds(self.ranks.rank, self.ranks.size)
+
+
+def _first_largest(rows: Tensor) -> Tensor:
+    """Return the first place of each row's largest number, or of its first NaN: [row]. (torch's argmax on a CPU takes
+    ten times numpy's time.)"""
+    return torch.from_numpy(rows.numpy().argmax(-1)) if rows.is_cpu else rows.argmax(-1)
 
 
 def _see_all_heads(part: Attention, whole: AnyAttentionSpec, ranks: Ranks) -> None:

@@ -152,9 +152,31 @@ class Preempted(Event):
     reason: str = ""
 
 
+class RoutingOption(NamedTuple):
+    """A replica as a router saw it: the samples that it has, their tokens still to compute before their next ones, and
+    the tokens of this prompt that it is thought to have cached."""
+
+    replica: int
+    samples: int
+    pending_prompt_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Routed(Event):
+    """The router sent a request to `replica`, for `reason`; `options` are the replicas among which it chose."""
+
+    kind: ClassVar[str] = "routed"
+    reason: str = ""
+    options: tuple[RoutingOption, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Moved(Event):
-    """A request goes on at another replica, `replica`, after `generated_tokens` tokens that were emitted."""
+    """A request goes on at another replica, `replica`, after `generated_tokens` tokens that were emitted.
+
+    `Routed` follows, with the reason for that replica; `reason` is that for leaving `source`.
+    """
 
     kind: ClassVar[str] = "moved"
     source: int = 0  # the replica that it was taken from
@@ -212,7 +234,8 @@ class Finished(Event, Displayable):
     shared_pages: int = 0  # that held the cached tokens, of all cache groups together
     score: float | None = None  # what best_of and beams rank by
     # Cause of the end: eos, stop_token, stop_string, grammar (the answer is complete), max_tokens or context (the
-    # model's is full); empty where something else did. `stop_reason` is that token's id, or that string.
+    # model's is full); empty where something else did. `stop_reason` is that token's id, or that string. Of a request
+    # that a fleet refused for the moment: overloaded (too many wait) or unavailable (no replica can be started).
     ended_by: str = ""
     stop_reason: int | str | None = None
     thought_text: str = ""

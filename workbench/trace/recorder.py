@@ -12,6 +12,7 @@ from workbench.trace.events import (
     Finished,
     Preempted,
     Prefilled,
+    Routed,
     Scheduled,
     Stepped,
     StepPlanned,
@@ -20,7 +21,7 @@ from workbench.trace.events import (
     Verified,
 )
 
-STEP_FIELDS = tuple(f.name for f in fields(Stepped) if f.name not in ("request_id", "text", "sample", "replica"))
+STEP_FIELDS = tuple(f.name for f in fields(Stepped) if f.name not in ("request_id", "text", "sample"))
 
 
 class RowNumbers:
@@ -72,7 +73,7 @@ class Recorder:
                 yield number, event
 
     def steps(self) -> list[dict]:
-        """Return one row per step: all fields of `Stepped`; `time` is the step's end."""
+        """Return one row per step: all fields of `Stepped` but the replica; `time` is the step's end."""
         steps = [event for event in self.events if isinstance(event, Stepped)]
         return [{name: getattr(step, name) for name in STEP_FIELDS} for step in steps]
 
@@ -118,6 +119,17 @@ class Recorder:
                 row = {"kind": event.kind, "sequence": event.request_id, "tokens": None, "reason": ""}
                 rows.append({"event": place, "time": event.time, "step": step, **row})
         return rows
+
+    def routes(self) -> list[dict]:
+        """Return one row for each replica that a router considered for a request, in order; `chosen` is true of one.
+
+        A request that moved to another replica has such rows again, at a later time.
+        """
+        return [
+            {"time": e.time, "request_id": e.request_id, "sample": e.sample, **option._asdict(),
+             "chosen": option.replica == e.replica, "reason": e.reason}
+            for e in self.events if isinstance(e, Routed) for option in e.options
+        ]  # fmt: skip
 
     def decisions(self) -> list[dict]:
         """Return one row for each decision of the scheduler (`kind` planned), each preemption that followed from it

@@ -21,6 +21,8 @@ from workbench.trace.events import (
     Moved,
     Preempted,
     Prefilled,
+    Routed,
+    RoutingOption,
     Scheduled,
     Stepped,
 )
@@ -121,6 +123,10 @@ class Tracks:
             case Scheduled():
                 details = {"step": event.step, "reason": event.reason}
                 track.moments.append(Moment(event.action, event.time, details))
+            case Routed():
+                details = {"replica": event.replica, "reason": event.reason}
+                details |= {f"replica {each.replica}": option_words(each) for each in event.options}
+                track.moments.append(Moment("routed", event.time, details))
             case Moved():
                 names = ("source", "replica", "generated_tokens", "reason")
                 track.moments.append(Moment("moved", event.time, {name: getattr(event, name) for name in names}))
@@ -131,6 +137,14 @@ class Tracks:
                 track.inner.append(Slice("handover", offered, event.time, details))
             case Finished():
                 track.phases = _phases(track.row, event.time)
+
+
+def option_words(option: RoutingOption) -> str:
+    """Return the numbers of a replica that a router considered, in words."""
+    return (
+        f"{option.samples} samples, {option.pending_prompt_tokens} tokens pending, "
+        f"{option.cached_tokens} of the prompt cached"
+    )
 
 
 def _preempted_slice(event: Preempted, end: float) -> Slice:

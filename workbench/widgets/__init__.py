@@ -13,6 +13,7 @@ _HOMES = {
     "Claims": ".claims.view",
     "Compare": ".compare.view",
     "ExpertMap": ".experts.view",
+    "FleetView": ".fleet.view",
     "KernelView": ".kernels.view",
     "RunnerThread": "..engine.runner_thread",
     "between_steps": "..engine.runner_thread",

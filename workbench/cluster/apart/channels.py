@@ -69,6 +69,8 @@ class PageChannels:
         """Leave all channels; the threads end, those of receivers once their senders have left."""
         for sender in self.senders.values():
             sender.close()
+        for receiver in self._receivers.values():
+            receiver.disconnect()
 
     def expect(self, message: Adopt) -> None:
         """Wait for the bytes of a transfer."""

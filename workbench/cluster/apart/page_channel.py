@@ -52,20 +52,58 @@ def transfer_number(key: TransferKey) -> int:
     return int.from_bytes(digest[:8]) >> 1  # as int64 has it
 
 
+class _Meeting(dist.Store):
+    """The store of a gloo group of two: what gloo sets is told to the other end, and what the other end sets is put.
+
+    Args:
+        told: called with this end's address, in the thread that joins.
+    """
+
+    def __init__(self, told: Callable[[bytes], None]):
+        super().__init__()
+        self._told, self._values, self._ended = told, dict[str, bytes](), False
+        self._changed = threading.Condition()
+
+    def put(self, key: str, value: bytes) -> None:
+        with self._changed:
+            self._values[key] = value
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        """Let whatever waits here fail."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def set(self, key: str, value: bytes) -> None:  # type: ignore[override] (what follows is gloo's)
+        self.put(key, bytes(value))
+        self._told(bytes(value))
+
+    def get(self, key: str) -> bytes:
+        with self._changed:
+            return self._values[key]
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:  # type: ignore[override]
+        with self._changed:
+            here = self._changed.wait_for(
+                lambda: self._ended or all(key in self._values for key in keys), timeout.total_seconds()
+            )
+        if not here or self._ended:
+            raise RuntimeError("the other end of the channel has not come")
+
+
 class GlooLink:
     """One end of a gloo group of two: rank 0 sends, rank 1 receives.
 
     Args:
         connect: the channel.
         host: the address of this host, which the other end can reach.
-        publish: called in a thread with this end's address, for the other end's `meet`.
+        publish: called in another thread with this end's address, for the other end's `meet`.
     """
 
     def __init__(self, connect: Connect, host: str, publish: Callable[[ChannelAddress], None]):
-        self.channel, self._host, self._publish = connect.channel, host, publish
-        self._rank = 0 if connect.sends else 1
-        self._store = dist.HashStore()  # in which gloo puts its own address, and looks for the other's
-        self._store.set_timeout(timedelta(seconds=JOIN_SECONDS))
+        self._host, self._rank = host, 0 if connect.sends else 1
+        self._meeting = _Meeting(lambda address: publish(ChannelAddress(connect.channel, address)))
         self._group: dist.ProcessGroupGloo | None = None
 
     @property
@@ -74,26 +112,22 @@ class GlooLink:
 
     def meet(self, address: bytes) -> None:
         """Tell the address of the other end."""
-        self._store.set(f"0/{1 - self._rank}", address)  # type: ignore[arg-type] (bytes are taken as they are)
+        self._meeting.put(f"0/{1 - self._rank}", address)
 
     def join(self) -> None:
         """Wait for the other end and join it.
 
         Raises:
-            RuntimeError: if it does not come within `JOIN_SECONDS`.
+            RuntimeError: if it does not come within `JOIN_SECONDS`, or `give_up` is called.
         """
-        threading.Thread(target=self._tell_address, daemon=True).start()
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined] (the stubs lack it)
         options._timeout = timedelta(seconds=JOIN_SECONDS)
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._host)]
-        self._group = dist.ProcessGroupGloo(self._store, self._rank, 2, options)
+        self._group = dist.ProcessGroupGloo(self._meeting, self._rank, 2, options)
 
-    def _tell_address(self) -> None:
-        try:
-            address = self._store.get(f"0/{self._rank}")
-        except RuntimeError:  # gloo could not listen, which `join` raises
-            return
-        self._publish(ChannelAddress(self.channel, address))
+    def give_up(self) -> None:
+        """Let `join` fail soon, if it still waits."""
+        self._meeting.end()
 
     def leave(self) -> None:
         """Close the connection; the other end's calls fail."""
@@ -101,11 +135,11 @@ class GlooLink:
 
     def send(self, tensor: Tensor) -> None:
         assert self._group is not None
-        self._group.send([tensor], 1, 0).wait(timedelta(seconds=MESSAGE_SECONDS))
+        self._group.send([tensor], 1, 0).wait(timedelta(seconds=MESSAGE_SECONDS))  # type: ignore[attr-defined]
 
     def receive(self, tensor: Tensor, seconds: float = MESSAGE_SECONDS) -> None:
         assert self._group is not None
-        self._group.recv([tensor], 0, 0).wait(timedelta(seconds=seconds))
+        self._group.recv([tensor], 0, 0).wait(timedelta(seconds=seconds))  # type: ignore[attr-defined]
 
 
 class PageSender:
@@ -137,8 +171,9 @@ class PageSender:
         self._queue.put((torch.tensor([transfer_number(key), number, layer, len(whole)]), whole))
 
     def close(self) -> None:
-        """Leave the channel once all is sent."""
+        """Leave the channel once all is sent; one that has not joined gives up."""
         self._queue.put(None)
+        self.link.give_up()
 
     def _send(self) -> None:
         try:
@@ -199,6 +234,7 @@ class PageReceiver:
         """Note that the process at the other end has ended. What it had sent still arrives, if it had joined."""
         if not self.link.is_joined:
             self.error = "the other end has ended"
+            self.link.give_up()
 
     def pop(self, key: TransferKey, number: int, handed: HandedPages, store: KVStore) -> CopiedPages | None:
         """Return the pages of a transfer once all layers of its last pass are here; None before."""

@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 
 import torch
@@ -41,6 +41,7 @@ from workbench.cluster.apart.pool_messages import (
     Stop,
     TakeBack,
 )
+from workbench.cluster.replica import PageCounts
 from workbench.engine.cache import cache_num_pages, describe_layout
 from workbench.engine.config import EngineConfig
 from workbench.engine.handover import adopt, hand_over, pop_returned, ready_sequences, take_back, why_not_apart
@@ -88,6 +89,7 @@ class PoolEngine:
         self.channels = PageChannels(host, lambda message: self.inbox.put(_Post(message)), lambda: self.inbox.put(None))
         self.steps: list[Event] = []
         self.adopted: list[TransferKey] = []
+        self.pages = PageCounts()  # as last reported
         self.asked_for_pages = False
         self.sending: SendingExecutor | None = None
         self.runner: Runner
@@ -282,8 +284,10 @@ class PoolEngine:
         progress = StepReport(
             events, offers, adopted, returned if any(returned) else [], tainted if any(tainted) else [], needs
         )
-        if progress != StepReport():
-            self.connection.send(progress)
+        pages = PageCounts.of_runner(self.runner)
+        if progress != StepReport() or pages != self.pages:
+            self.connection.send(replace(progress, pages=pages))
+            self.pages = pages
 
     def _forget(self, name: str) -> None:
         """Forget a request with its last end."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from workbench.cluster.replica import PageCounts
 from workbench.engine.config import EngineConfig
 from workbench.kv_cache.lending import HandedPages, TransferKey
 from workbench.kv_cache.shared_memory import MemoryAddress, PageLayout
@@ -159,6 +160,7 @@ class StepReport:
     returned: Pages = field(default_factory=list)
     tainted: Pages = field(default_factory=list)
     needs_pages: bool = False  # a prompt waits for home pages that are lent
+    pages: PageCounts | None = None  # after it
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ Emit = Callable[[Event], None]
 
 
 @dataclass
-class Served:
+class PoolRequest:
     """A request that is being served: one sample of what was asked."""
 
     request: Request
@@ -68,7 +68,7 @@ class PoolRequests:
     def __init__(self, slots: PoolSlots, counts: Counter[str], listener: Emit | None):
         self.slots, self.counts, self.listener = slots, counts, listener
         self.transfers: dict[TransferKey, Transfer] = {}
-        self._served: dict[str, Served] = {}
+        self._served: dict[str, PoolRequest] = {}
         self._queued: deque[str] = deque()  # requests without a process
 
     @property
@@ -83,7 +83,7 @@ class PoolRequests:
         if error:
             emit(Finished(time.perf_counter(), name, reason=str(FinishReason.REFUSED), error=error))
             return
-        self._served[name] = Served(request, emit)
+        self._served[name] = PoolRequest(request, emit)
         self._queued.append(name)
         self.dispatch()
 
@@ -293,11 +293,11 @@ class PoolRequests:
                     slot.requests.discard(name)
         self._emit(served, event)
 
-    def _all_ended(self, served: Served) -> bool:
+    def _all_ended(self, served: PoolRequest) -> bool:
         served.moved.append(Finished(0.0))
         return len(served.moved) == served.request.sampling.num_sequences
 
-    def _drop_bytes(self, served: Served) -> None:
+    def _drop_bytes(self, served: PoolRequest) -> None:
         """Let a decode engine forget layers that it was sent for nothing: no handover follows."""
         if served.send_to is not None and not served.is_decoding:
             key = TransferKey(served.request.request_id, served.attempt)
@@ -318,13 +318,13 @@ class PoolRequests:
         end = Finished(time.perf_counter(), name, reason=str(reason), error=error, token_ids=ids)
         self._emit(served, _merged(served, end, 0))
 
-    def _emit(self, served: Served, event: Event) -> None:
+    def _emit(self, served: PoolRequest, event: Event) -> None:
         if self.listener is not None:
             self.listener(event)
         served.emit(event)
 
 
-def _merged(served: Served, end: Finished, page_size: int) -> Finished:
+def _merged(served: PoolRequest, end: Finished, page_size: int) -> Finished:
     """Return the end of a request with what the engines that it left had counted."""
     if not served.moved or served.request.sampling.num_sequences > 1:
         return end

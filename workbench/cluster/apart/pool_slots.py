@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 
 from workbench.cluster.apart import pool_messages as message
 from workbench.cluster.apart.pool_processes import EngineProcess, StartProcess
+from workbench.cluster.replica import PageCounts
 from workbench.engine.config import EngineConfig
 from workbench.errors import WorkbenchError, describe_error
 from workbench.kv_cache.lending import PageLedger
@@ -38,6 +39,7 @@ class Slot:
     clock_ahead: float = 0.0  # seconds by which this process's clock is ahead of its
     restarts: int = 0
     requests: set[str] = field(default_factory=set)  # that are computed here
+    pages: PageCounts = PageCounts()  # of its home, as it last reported
 
     @property
     def name(self) -> str:
@@ -83,7 +85,6 @@ class PoolSlots:
         self._channels: list[_Channel] = []  # by number
         self._start_process, self._threads, self._put = start_process, threads, put
         self._starts: list[threading.Thread] = []
-        self._began = False  # all were ready once
 
     def pool(self, role: str) -> list[Slot]:
         """Return the places of a pool that have a process, or will have one."""
@@ -142,7 +143,6 @@ class PoolSlots:
                 self._begin_when_all_described(slot)
             case message.Ready():
                 slot.state = "ready"
-                self._began |= all(each.state in ("ready", "gone") for each in self.slots)
                 if self.transfer == "gloo":
                     for other in self.slots:
                         if other.role != slot.role and other.state == "ready":
@@ -193,7 +193,7 @@ class PoolSlots:
 
     def _begin_when_all_described(self, slot: Slot) -> None:
         """Compare layouts, and give each process its pages once all have said what they want."""
-        if self._began or self.ledger is not None:
+        if self.layout is not None:
             self._begin(slot)
             return
         described = [each.described for each in self.slots if each.described is not None]

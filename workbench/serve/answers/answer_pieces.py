@@ -24,11 +24,12 @@ from workbench.serve.answers.pieces import (
 )
 from workbench.serve.answers.tool_call_text import CallText, ToolCallText
 from workbench.serve.call import Call
-from workbench.serve.errors import ENGINE_FAILED
+from workbench.serve.errors import ENGINE_FAILED, STATUS
 from workbench.serve.memory.prompt_cache import written_by_ttl
 from workbench.serve.served_model import PreparedPrompt
 from workbench.trace.events import Decoded, Event, Finished, PinnedPrefix, Prefilled, Verified
 
+FLEET_REFUSALS = {"overloaded": "overloaded_error", "unavailable": "unavailable_error"}  # by `ended_by`
 STOPPED: dict[str, EndReason] = {
     "eos": "stop", "grammar": "stop", "stop_token": "stop_sequence", "stop_string": "stop_sequence",
     "max_tokens": "length", "context": "context",
@@ -145,8 +146,9 @@ class AnswerPieces:
             assert isinstance(event, Finished)
             is_refused = event.reason == FinishReason.REFUSED
             words = event.error.removeprefix(f"request {event.request_id}: ")
-            if is_refused:  # by its own sizes
-                self.failure = Failed(kind="invalid_request_error", status=400, message=words)
+            if is_refused:  # by its own sizes, or by a fleet for the moment
+                kind = FLEET_REFUSALS.get(event.ended_by, "invalid_request_error")
+                self.failure = Failed(kind=kind, status=STATUS[kind], message=words)
             else:
                 self.failure = Failed(message=ENGINE_FAILED, detail=words)
             return [self.failure]

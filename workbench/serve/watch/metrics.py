@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.utils import floatToGoString
 
 from workbench.serve.served_model import ServedModel
@@ -75,7 +75,7 @@ class Metrics:
         )  # fmt: skip
         registry.register(self)  # type: ignore[arg-type] (a collector by its shape)
 
-    def collect(self) -> Iterator[GaugeMetricFamily | HistogramMetricFamily]:
+    def collect(self) -> Iterator[Metric]:
         """Yield what is read from the runners at this moment."""
         gauges = {
             "num_requests_running": "Requests that run.",
@@ -91,12 +91,38 @@ class Metrics:
             families["num_requests_waiting"].add_metric([name], waiting)
             families["kv_cache_usage_perc"].add_metric([name], pages.used / sum(pages) if sum(pages) else 0.0)
         yield from families.values()
+        yield from self._of_fleets()
         between = HistogramMetricFamily(
             "vllm:inter_token_latency_seconds", "Seconds between two tokens of an answer.", labels=["model_name"]
         )
         for name, counts in list(self._between.items()):
             between.add_metric([name], counts.buckets(), counts.total)
         yield between
+
+    def _of_fleets(self) -> Iterator[Metric]:
+        """Yield what models that several replicas serve have beside the others, by variant."""
+        label = ["model_name", "variant"]
+        replicas = GaugeMetricFamily("workbench:replicas", "Replicas that serve.", labels=label)
+        words = {
+            "samples": "Samples that were submitted.", "output_tokens": "Tokens of samples that ended.",
+            "moves": "Requests that went on at another replica.",
+            "lost_attempts": "Samples whose replica was lost or handed them over.",
+            "lost_tokens": "Tokens that those replicas had computed for them and reported.",
+        }  # fmt: skip
+        counters = {
+            name: CounterMetricFamily(f"workbench:fleet_{name}", each, labels=label) for name, each in words.items()
+        }
+        fleets = {name: model.fleet for name, model in self._models.items() if model.fleet is not None}
+        for name, fleet in fleets.items():
+            for variant, account in fleet.accounts.items():
+                replicas.add_metric([name, variant], fleet.num_replicas(variant))
+                counts = (account.submitted, account.output_tokens, account.moves, account.lost_attempts,
+                          account.lost_tokens)  # fmt: skip
+                for family, count in zip(counters.values(), counts, strict=True):
+                    family.add_metric([name, variant], count)
+        if fleets:
+            yield replicas
+            yield from counters.values()
 
     def refused(self, model: str) -> None:
         """Count a call that was refused for want of room."""

@@ -31,6 +31,7 @@ from workbench.trace.events import (
     Moved,
     Preempted,
     Prefilled,
+    Routed,
     Scheduled,
     Stepped,
     Submitted,
@@ -227,6 +228,9 @@ class ServingLog:
                 each.preempted.append((now, None))
                 each.trace(each.decisions, TracedDecision(now, event.step, "preempted", event.reason))
                 self._move(each, "waiting")
+            case Routed():
+                words = f"to replica {event.replica}: {event.reason}"
+                each.trace(each.decisions, TracedDecision(now, 0, "routed", words))
             case Moved():
                 words = f"from replica {event.source} to {event.replica}: {event.reason}"
                 each.trace(each.decisions, TracedDecision(now, 0, "moved", words))

@@ -19,6 +19,7 @@ from workbench.trace.events import (
     Moved,
     Preempted,
     Prefilled,
+    Routed,
     Scheduled,
     Stepped,
     Submitted,
@@ -111,16 +112,29 @@ class CallTrace:
             "text_withheld": not has_text,
             "choices": self._choices(has_text, is_admin),
             "decisions": [
-                {"time": each.time - self.began, "step": getattr(each, "step", 0),
-                 "action": getattr(each, "action", each.kind), "reason": each.reason, "request": each.request_id}
-                | ({"replica": each.replica} if each.replica else {})
-                for each in self.events if isinstance(each, Scheduled | Preempted | Moved)
+                self._decision(each) for each in self.events
+                if isinstance(each, Scheduled | Preempted | Prefilled | Routed | Moved)
             ],
             "steps": [self._step(each) for each in self.of_kind(Stepped)],
             "dropped_events": self.dropped,
             "outcome": _outcome(self.outcome),
             "failure": self.failure if is_admin else "",
         }  # fmt: skip
+
+    def _decision(self, event: Scheduled | Preempted | Prefilled | Routed | Moved) -> dict[str, Any]:
+        """Return a decision with its reason; of a prefill chunk that is its tokens."""
+        reason = f"{event.tokens} tokens" if isinstance(event, Prefilled) else event.reason
+        found = {
+            "time": event.time - self.began, "step": getattr(event, "step", 0),
+            "action": getattr(event, "action", event.kind), "reason": reason, "request": event.request_id,
+        }  # fmt: skip
+        if event.replica:
+            found["replica"] = event.replica
+        if isinstance(event, Routed):
+            found["options"] = [each._asdict() for each in event.options]
+        if isinstance(event, Moved):
+            found |= {"source": event.source, "generated_tokens": event.generated_tokens}
+        return found
 
     def _prompt(self, prepared: PreparedPrompt) -> dict[str, Any]:
         request = prepared.request
@@ -140,7 +154,8 @@ class CallTrace:
             said = {"id": event.token_id, "text": event.text, "logprob": event.logprob} if has_text else {}
             tokens.setdefault((event.request_id, event.sample), []).append(
                 {"time": event.time - self.began, "step": event.step, "channel": event.channel} | said
-            )
+                | ({"replica": event.replica} if event.replica else {})
+            )  # fmt: skip
         ends = {(each.request_id, each.sample): each for each in self.of_kind(Finished)}
         drafts: dict[str, list[int]] = {}
         for each in self.of_kind(Verified):

@@ -138,9 +138,10 @@ def request_tip(name: str, phases: Sequence[Slice]) -> str:
 
 
 def describe_decision(moment: Moment) -> str:
-    """Describe a scheduling decision: its time and reason."""
-    reason = moment.args.get("reason", "")
-    return f"step {moment.args.get('step')}: {reason if reason.startswith(moment.name) else f'{moment.name}: {reason}'}"
+    """Describe a decision of a scheduler or a fleet: its step or its replica, and its reason."""
+    step, replica, reason = (moment.args.get(name) for name in ("step", "replica", "reason"))
+    words = str(reason) if str(reason).startswith(moment.name) else f"{moment.name}: {reason}"
+    return f"replica {replica}: {words}" if step is None and replica is not None else f"step {step}: {words}"
 
 
 def bar_text(bar: TimelineBar) -> str:

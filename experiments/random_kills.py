@@ -1,0 +1,161 @@
+"""Kill processes at random, and look for what is left.
+
+`python -m experiments.random_kills [--kills 10] [--json] [--out DIR]`: each kill is a SIGKILL of one process of a
+running service, at a random token: of an engine of the pools or their coordinator (pages in a shared memory, or sent by
+gloo), or of any rank of a model that is cut in two. It fails where a request of the pools has not ended as it should,
+where a rank's death leaves others waiting, where a process that the service started still lives, or where /dev/shm has
+a file more than before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from workbench.cluster.pools import PrefillDecodePools
+from workbench.engine.config import EngineConfig
+from workbench.engine.runner import Runner
+from workbench.machine.environment import environment
+from workbench.request import Request, SamplingParameters
+from workbench.runs.folder import write_dated_record
+from workbench.trace.events import Decoded, Event, Finished
+
+SERVICES = ("pools over shared memory", "pools over gloo", "ranks over shared memory", "ranks over gloo")
+MARK = "WORKBENCH_RANDOM_KILL"  # in the environment of all that a service starts
+LEAVE_SECONDS = 120.0  # for processes to end after a kill
+SHM = Path("/dev/shm")
+REQUESTS, TOKENS = 6, 24
+LAST_TOKEN = 60  # at which a kill comes
+SETTINGS: dict[str, Any] = {"backend": "eager", "page_size": 16, "pages": 40}
+
+
+def main(
+    kills: Annotated[int, typer.Option(help="kills of each service")] = 10,
+    seed: int = 0,
+    as_json: Annotated[bool, typer.Option("--json")] = False,
+    out: Annotated[Path | None, typer.Option(help="folder of the record")] = None,
+) -> None:
+    draw, rows = random.Random(seed), []
+    for service in SERVICES:
+        for _ in range(kills):
+            rows.append(kill_once(service, draw))
+            if not as_json:
+                print(_words(rows[-1]), flush=True)
+    machine = environment()
+    record = {"experiment": "random_kills", "date": machine["date"], "kills": rows, "seed": seed}
+    record["environment"] = machine
+    if out is not None:
+        print(f"record  {write_dated_record(record, out, 'random_kills')}", file=sys.stderr)
+    if as_json:
+        print(json.dumps(record, indent=1))
+    if failed := [row for row in rows if row["faults"]]:
+        print(f"{len(failed)} of {len(rows)} kills left something", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+def _words(row: dict[str, Any]) -> str:
+    found = "; ".join(row["faults"]) or f"as before, {row['seconds']:.1f} s after the kill"
+    return f"{row['service']:26} {row['killed']:12} at token {row['token']:3}: {found}"
+
+
+def kill_once(service: str, draw: random.Random) -> dict[str, Any]:
+    """Start a service, kill one of its processes at a random token, and return what was found, `faults` above all."""
+    files, mark = set(SHM.iterdir()), secrets.token_hex(8)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "experiments.random_kills", "serve", service],
+        env=os.environ | {MARK: mark}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    names: dict[str, int] = json.loads(process.stdout.readline())
+    killed, token = draw.choice(sorted(names)), draw.randrange(1, LAST_TOKEN)
+    for _ in range(token):
+        process.stdout.readline()
+    began = time.monotonic()
+    with suppress(ProcessLookupError):
+        os.kill(names[killed], signal.SIGKILL)
+    said = process.stdout.read()  # until it ends
+    status, faults = process.wait(), []
+    expected = 0 if service.startswith("pools") else 1  # engines are replaced; of ranks none is
+    if names[killed] == process.pid:
+        expected = -signal.SIGKILL
+    if status != expected:
+        faults.append(f"it ended with {status} and not {expected}: {said.strip()[-200:]}")
+    while (left := marked(mark)) and time.monotonic() - began < LEAVE_SECONDS:
+        time.sleep(0.02)
+    faults += [f"process {each} is left" for each in left]
+    seconds = time.monotonic() - began
+    faults += [f"{file} is left" for file in sorted(set(SHM.iterdir()) - files) if not is_mapped(file)]
+    return {"service": service, "killed": killed, "token": token, "seconds": seconds, "faults": faults}
+
+
+def marked(mark: str) -> list[int]:
+    """Return the processes that live and have `mark` in the environment with which they started."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        with suppress(OSError):
+            if folder.name.isdigit() and f"{MARK}={mark}".encode() in (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+    return found
+
+
+def is_mapped(file: Path) -> bool:
+    """Return whether a process of this machine maps a file: another program's, where the service has ended."""
+    for folder in Path("/proc").iterdir():
+        with suppress(OSError):
+            if folder.name.isdigit() and str(file) in (folder / "maps").read_text():
+                return True
+    return False
+
+
+def serve(service: str) -> None:
+    """Serve requests, a line for each token; the first line names the processes."""
+    kind, _, transport = service.partition(" over ")
+    asked = [
+        Request(f"r{number}", tuple(range(5, 25 + 7 * number)), SamplingParameters(max_tokens=TOKENS, ignore_eos=True))
+        for number in range(REQUESTS)
+    ]
+    if kind == "ranks":
+        carrier = "gloo" if transport == "gloo" else "shared_memory"
+        runner = Runner(EngineConfig.build("demo", tensor=2, transport=carrier, **SETTINGS))
+        others = [pid for pid in marked(os.environ[MARK]) if pid != os.getpid()]
+        ranks = {f"rank {number}": pid for number, pid in enumerate([os.getpid(), *others])}
+        show(runner.stream(asked), ranks)
+        runner.close()
+        return
+    config = EngineConfig.build("demo", prefix="radix", **SETTINGS)
+    with PrefillDecodePools(config, 1, 2, transfer="gloo" if transport == "gloo" else "shared") as pools:
+        engines = {slot.name: slot.process.pid for slot in pools.slots if slot.process is not None and slot.process.pid}
+        show(pools.stream(asked), {"coordinator": os.getpid()} | engines)
+
+
+def show(events: Iterator[Event], names: dict[str, int]) -> None:
+    """Print the processes, then a line a token; exit with 1 where a request ends with an error or too few tokens."""
+    print(json.dumps(names), flush=True)
+    failed = []
+    for event in events:
+        if isinstance(event, Decoded):
+            print(event.request_id, flush=True)
+        elif isinstance(event, Finished) and (event.error or len(event.token_ids) != TOKENS):
+            failed.append(event.error or f"{event.request_id} has {len(event.token_ids)} tokens")
+    if failed:
+        print("; ".join(failed), flush=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["serve"]:
+        serve(sys.argv[2])
+    else:
+        typer.run(main)

@@ -1,0 +1,293 @@
+"""Kill a replica in mid-answer, under load over HTTP: `python -m experiments.replica_loss [--kills 10]`.
+
+`workbench serve demo --replicas 2` with `batch_invariant`, and a client that streams greedy and seeded completions, of
+one sample and of several. When each has had some tokens, one replica's process gets a SIGKILL. The rules, written
+before the first run:
+
+- answers: every text and every token is that of one engine that nothing happened to; each choice ends once.
+- streams: the texts of all events together are that text, so nothing came twice, and each token has its index once.
+- moved: what the killed replica was answering went on at the other one, and its trace says so, with the reason.
+- usage: the gateway's account has each prompt token and each token that was streamed once.
+- pages: none is in use once all have ended.
+- replaced: two replicas serve again, and one of them is new.
+- ended: the server ends by SIGTERM with its status, and leaves no process, folder or shared memory.
+
+With `--kills N`, after that: N random kills, of a replica or of the front (then a new server begins), each under load.
+After each kill of a front, and in the end, no process, no folder for temporary files and no shared memory of the fleet
+is left; as long as the front lives, what was asked is answered as above.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from experiments.fleet_server import FleetServer, Traces, kill, wait_until
+from experiments.serving_client import Ask, Reply, ask
+from workbench.cli.serve import read_serve_config
+from workbench.engine.runner import Runner, generate
+from workbench.machine.environment import environment
+from workbench.progress import discard
+from workbench.request import Request, SamplingParameters
+from workbench.runs.folder import write_dated_record
+
+SETTINGS = ("batch_invariant=true", "gateway.accounting.memory_calls=1000")
+PROMPTS = ("def fib(n):", "class Stack:\n    def push(self", "import os\nimport sys\n\n\ndef main", "for each in")
+MAX_TOKENS = 160
+TOKENS_BEFORE_THE_KILL = 12  # events of every answer
+PROMPT_KINDS = ("input", "cache_read", "cache_write_5m", "cache_write_1h")  # of the gateway's account
+SHARE_OF_FRONTS = 0.3  # of random kills
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The answer of one engine, by choice."""
+
+    texts: tuple[str, ...]
+    token_ids: tuple[tuple[int, ...], ...]
+    prompt_tokens: int
+
+
+def draw_body(draw: random.Random) -> dict[str, Any]:
+    """Return the body of a completion: greedy, or seeded with some penalty, of up to three samples."""
+    body: dict[str, Any] = {
+        "prompt": draw.choice(PROMPTS) + draw.choice(("", " ", "\n    x = ")),
+        "max_tokens": MAX_TOKENS,
+    }
+    if draw.random() < 0.5:
+        return body | {"temperature": 0}
+    body |= {"temperature": draw.choice((0.7, 1.0)), "seed": draw.randrange(2**31), "n": draw.choice((1, 1, 3))}
+    return body | {"repetition_penalty": draw.choice((1.0, 1.1))}
+
+
+def answers_alone(bodies: Sequence[dict[str, Any]]) -> list[Wanted]:
+    """Return the answers of one engine of the same settings in this process, each request alone."""
+    runner = Runner(read_serve_config("demo", SETTINGS[:1]), report=discard)
+    assert runner.tokenizer is not None
+    found = []
+    for number, body in enumerate(bodies):
+        sampling = {name: each for name, each in body.items() if name != "prompt"}
+        ids = tuple(runner.tokenizer.encode(body["prompt"]))
+        request = Request(f"alone-{number}", ids, SamplingParameters(ignore_eos=True, **sampling))
+        ends = sorted(generate(runner, [request]).values(), key=lambda end: end.sample)
+        found.append(Wanted(tuple(end.output_text for end in ends), tuple(end.token_ids for end in ends), len(ids)))
+    return found
+
+
+def as_ask(body: dict[str, Any]) -> Ask:
+    extra = {"model": "demo", "stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True}
+    return Ask("/v1/completions", body | extra | {"return_token_ids": True})
+
+
+def fault(reply: Reply | BaseException, wanted: Wanted) -> str:
+    """Return what is wrong with an answer; empty if nothing is."""
+    if isinstance(reply, BaseException):
+        return repr(reply)
+    if reply.status != 200 or not reply.events or reply.events[-1] != "[DONE]":
+        return f"status {reply.status}, and the end {reply.events[-1:]}"
+    texts, tokens, ends = [""] * len(wanted.texts), [[] for _ in wanted.texts], Counter[int]()
+    usage: dict[str, Any] = {}
+    for event in map(json.loads, reply.events[:-1]):
+        if "error" in event:
+            return f"error {event['error']}"
+        usage = event.get("usage") or usage
+        for choice in event["choices"]:
+            texts[choice["index"]] += choice["text"]
+            tokens[choice["index"]] += choice.get("token_ids") or []
+            ends[choice["index"]] += choice["finish_reason"] is not None
+    for number, (text, ids) in enumerate(zip(wanted.texts, wanted.token_ids, strict=True)):
+        if ends[number] != 1:
+            return f"choice {number} ended {ends[number]} times"
+        if texts[number] != text or tuple(tokens[number]) != ids:
+            return f"choice {number} is {texts[number]!r}, not {text!r}"
+    used = usage.get("prompt_tokens"), usage.get("completion_tokens")
+    if used != (wanted.prompt_tokens, sum(map(len, wanted.token_ids))):
+        return f"usage is {used}"
+    return ""
+
+
+async def ask_and_kill(
+    url: str, bodies: Sequence[dict[str, Any]], strike: Callable[[], object], tokens: int
+) -> list[Reply | BaseException]:
+    """Ask all at once, and call `strike` when every stream has had `tokens` events; return the replies."""
+    replies = [Reply() for _ in bodies]
+    tasks = [
+        asyncio.create_task(ask(url, as_ask(body), reply=reply)) for body, reply in zip(bodies, replies, strict=True)
+    ]
+    while any(len(reply.events) < tokens and not task.done() for reply, task in zip(replies, tasks, strict=True)):
+        await asyncio.sleep(0.001)
+    await asyncio.to_thread(strike)
+    return await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def call_id(reply: Reply) -> str:
+    return json.loads(reply.events[0])["id"]
+
+
+def story(trace: dict[str, Any]) -> list[str]:
+    """Return a trace's first choice as lines: what happened to it, in order, with its tokens counted."""
+    request = trace["choices"][0]["request"]
+    moments = [
+        (each["time"], each.get("replica", 0), each["action"], each["reason"], each.get("options", ()))
+        for each in trace["decisions"] if each["request"] == request
+    ]  # fmt: skip
+    moments += [(each["time"], each["replica"], "token", "", ()) for each in trace["choices"][0]["tokens"]]
+    lines, count = (
+        [f"{trace['spans'][0]['end']:8.3f} s  submitted, {trace['prompts'][0]['tokens']} tokens of prompt"],
+        0,
+    )
+    moments.sort(key=lambda each: each[0])
+    for place, (time, replica, action, reason, options) in enumerate(moments):
+        if action == "token":
+            count += 1
+            if place + 1 == len(moments) or moments[place + 1][2] != "token":
+                lines.append(f"{time:8.3f} s  replica {replica}: tokens up to number {count}")
+            continue
+        words = reason if reason.startswith(action) else f"{action}: {reason}"
+        lines.append(f"{time:8.3f} s  replica {replica}: {words}")
+        lines += [
+            f"{'':12}replica {each['replica']}: {each['samples']} samples, {each['pending_prompt_tokens']} tokens "
+            f"pending, {each['cached_tokens']} cached" for each in options
+        ]  # fmt: skip
+    end = trace["choices"][0]["finished"]
+    return [
+        *lines,
+        f"{trace['spans'][-1]['end']:8.3f} s  finished: {end['ended_by']}, {end['completion_tokens']} tokens",
+    ]
+
+
+def one_loss(count: int, seed: int) -> tuple[dict[str, Any], list[str]]:
+    """Return what came of a kill of one replica under load, and the story of a request that moved."""
+    draw = random.Random(seed)
+    bodies = [draw_body(draw) for _ in range(count)]
+    wanted = answers_alone(bodies)
+    with FleetServer("demo", 2, *SETTINGS) as server:
+        before = server.replicas()
+        got = asyncio.run(ask_and_kill(server.url, bodies, lambda: kill(before[0]), TOKENS_BEFORE_THE_KILL))
+        replies = [each for each in got if isinstance(each, Reply)]
+        faults = [why for each, want in zip(replies, wanted, strict=True) if (why := fault(each, want))]
+        traces = [server.trace(call_id(each)) for each in replies]
+        moved = [each for each in traces if any(one["action"] == "moved" for one in each["decisions"])]
+        took = wait_until(lambda: server.metric("workbench:replicas") == 2, "a new replica")
+        wait_until(lambda: server.metric("vllm:num_requests_running") == 0, "the end of all requests")
+        (sums,) = json.loads(server.get("/v1/usage?by=model"))["data"]
+        usage = {"prompt": sum(sums[name] for name in PROMPT_KINDS), "output": sums["output"]}
+        pages = server.metric("vllm:kv_cache_usage_perc")
+        lost = {
+            name: server.metric(f"workbench:fleet_{name}_total") for name in ("moves", "lost_attempts", "lost_tokens")
+        }
+        after = server.replicas()
+        footprints = Traces(server)
+        status = server.stop()
+    wait_until(lambda: not footprints.left(), "the end of all that the fleet had")
+    own = {
+        "prompt": sum(each.prompt_tokens for each in wanted),
+        "output": sum(len(ids) for each in wanted for ids in each.token_ids),
+    }
+    record = {
+        "requests": count, "faults": faults, "moved": len(moved), "seconds_to_a_new_replica": took, "usage": usage,
+        "lost": lost,
+        "met": {
+            "answers": not faults and len(replies) == count, "moved": bool(moved), "usage": usage == own,
+            "pages": pages == 0, "replaced": len(after) == 2 and before[0] not in after and before[1] in after,
+            "ended": status == 128 + signal.SIGTERM and not footprints.left(),
+        },
+        "trace": min(moved, key=lambda each: len(each["decisions"])) if moved else None,
+    }  # fmt: skip
+    return record, story(record["trace"]) if moved else []
+
+
+class RandomKills:
+    """Kills of replicas and of fronts, each with the same requests under way; without a front a new server begins."""
+
+    def __init__(self, bodies: Sequence[dict[str, Any]], seed: int):
+        self.draw, self.bodies, self.wanted = random.Random(seed), bodies, answers_alone(bodies)
+        self.server: FleetServer | None = None
+        self.seen: list[Traces] = []  # of every server
+
+    def next(self) -> dict[str, Any]:
+        """Kill once, wait until what should follow has followed, and return what came of it."""
+        if self.server is None:
+            self.server = FleetServer("demo", 2, *SETTINGS)
+            self.seen.append(Traces(self.server))
+        server, footprints = self.server, self.seen[-1]
+        is_front = self.draw.random() < SHARE_OF_FRONTS
+        victim = server.process.pid if is_front else self.draw.choice(server.replicas())
+        events = self.draw.randrange(1, 2 * TOKENS_BEFORE_THE_KILL)
+        got = asyncio.run(ask_and_kill(server.url, self.bodies, lambda: kill(victim), events))
+        if is_front:
+            server.kill()
+            self.server = None
+            seconds = wait_until(lambda: not footprints.left(), "the end of a fleet")
+            return {"killed": "front", "after_events": events, "seconds_until_nothing_was_left": seconds}
+        faults = [why for each, wanted in zip(got, self.wanted, strict=True) if (why := fault(each, wanted))]
+        seconds = wait_until(lambda: server.metric("workbench:replicas") == 2, "a new replica")
+        wait_until(lambda: server.metric("vllm:num_requests_running") == 0, "the end of all requests")
+        footprints.note(server)
+        return {
+            "killed": "replica", "after_events": events, "faults": faults, "seconds_to_a_new_replica": seconds,
+            "pages": server.metric("vllm:kv_cache_usage_perc"),
+        }  # fmt: skip
+
+    def left(self) -> list[str]:
+        return [each for one in self.seen for each in one.left()]
+
+
+def random_kills(kills: int, count: int, seed: int) -> dict[str, Any]:
+    """Return what came of random kills, each with `count` requests under way."""
+    draw = random.Random(seed)
+    run = RandomKills([draw_body(draw) for _ in range(count)], seed)
+    rows: list[dict[str, Any]] = []
+    try:
+        for _ in range(kills):
+            rows.append(run.next())
+            print(rows[-1], file=sys.stderr, flush=True)
+    finally:
+        if run.server is not None:
+            run.server.stop()
+    wait_until(lambda: not run.left(), "the end of all fleets")
+    return {
+        "kills": rows, "of": Counter(each["killed"] for each in rows),
+        "met": {
+            "answers": not any(each.get("faults") for each in rows),
+            "pages": not any(each.get("pages") for each in rows),
+            "nothing left": not run.left(),
+        },
+    }  # fmt: skip
+
+
+def main(
+    count: Annotated[int, typer.Option(help="requests")] = 16,
+    kills: Annotated[int, typer.Option(help="random kills after the first one")] = 0,
+    seed: Annotated[int, typer.Option(help="of requests and kills")] = 19,
+    out: Annotated[Path | None, typer.Option(help="folder for a dated record")] = None,
+) -> None:
+    """Kill a replica in mid-answer and hold answers, traces and accounts against the rules; then kill at random."""
+    loss, lines = one_loss(count, seed)
+    print("\n".join(lines))
+    record = {
+        "experiment": "replica_loss", "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "environment": environment(), "seed": seed, "loss": loss,
+    }  # fmt: skip
+    if kills:
+        record["random"] = random_kills(kills, count, seed)
+    for name, part in record.items():
+        for rule, is_met in part["met"].items() if isinstance(part, dict) and "met" in part else ():
+            print(f"{name}: {rule}: {'met' if is_met else 'missed'}")
+    if out is not None:
+        print(write_dated_record(record, out, "replica_loss"), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    typer.run(main)

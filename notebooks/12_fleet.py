@@ -1,0 +1,204 @@
+# %% [markdown]
+# # A fleet: more than one engine
+#
+# One engine is one process with one model. Where it is too slow or too small there are three ways on: several engines
+# behind one front (replicas), an engine for prompts and another for decodes, or one model shared among processes
+# (ranks). Here all three run on this machine, with a model that is small enough for it. What they gain is for machines
+# with more cores or cards; what they do can be seen here.
+
+# %%
+import os
+import signal
+import time
+
+import workbench
+from workbench import Request, SamplingParameters, widgets
+from workbench.cluster.pools import PrefillDecodePools
+from workbench.measure.simulated import fleet_for
+from workbench.measure.simulation import simulation_experiment
+from workbench.memory.report import report_for
+
+config = workbench.EngineConfig.build("demo", backend="eager", prefix="radix", page_size=16, pages=512)
+cluster = workbench.Cluster(config, replicas=2)
+cluster
+
+# %% [markdown]
+# Each replica is a process with its own weights, scheduler and pages. The front has none of them: it has the tokenizer,
+# the requests, and a router. Below is the fleet. A box is the front or a replica, a small one in it a sample with the
+# tokens that it has so far. The bar shows pages: in use, idle (kept by the prefix cache alone), free. The picture fills
+# as the next cells run.
+
+# %%
+view = widgets.FleetView(cluster)
+view
+
+# %% [markdown]
+# ## Where a request goes, and why
+# The router `prefix` sends a request to the replica that has the fewest tokens to compute before the first token of the
+# answer: its pending prompts, and what of the new prompt is not in its cache. For the first prompt both are equal. Two
+# that begin like it follow it, since most of what they need is there. For the last one both are equal again.
+
+# %%
+PROGRAM = "def read(path):\n    with open(path) as file:\n        return file.read()\n\n\n" * 3
+PROMPTS = [PROGRAM + "def write(", PROGRAM + "def append(", PROGRAM + "def lines(", "class Stack:\n    def push("]
+
+
+def routings(handle):
+    """Wait for requests and return where each was sent."""
+    handle.wait()
+    return [event for event in handle.events if event.kind == "routed"]
+
+
+for prompt in PROMPTS:
+    (sent,) = routings(cluster.submit(prompt, max_tokens=16, temperature=0))
+    print(f"{prompt[-24:]!r:<28} to replica {sent.replica}: {sent.reason}")
+    for option in sent.options:
+        print(f"{'':31}{option}")
+
+# %% [markdown]
+# Load counts as well: a replica with the prefix that has much to do already is passed over. Here sixteen such requests
+# come at once.
+
+# %%
+sent = routings(cluster.submit([PROGRAM + f"def part_{n}(" for n in range(16)], max_tokens=24, temperature=0))
+print({number: sum(each.replica == number for each in sent) for number in cluster.replicas})
+view.keep()
+
+# %% [markdown]
+# ## A replica dies in mid-answer
+# A long answer is read token by token. After twenty of them the process of its replica is killed, as by a machine that
+# fails. The front still has the prompt and the tokens that were streamed: another replica computes both as one prompt,
+# and goes on with the next token. No token is lost and none comes twice.
+
+# %%
+ask = {"max_tokens": 48, "temperature": 0, "ignore_eos": True}
+text, killed = "", 0
+for event in cluster.stream(PROMPTS[0], **ask):
+    text += event.text
+    if event.kind == "decoded" and event.index == 20 and not killed:
+        killed = event.replica
+        os.kill(cluster.replicas[killed].process_id, signal.SIGKILL)
+    if event.kind == "moved":
+        tokens = event.generated_tokens
+        print(f"moved from replica {event.source} to {event.replica} after {tokens} tokens: {event.reason}")
+unharmed = "".join(event.text for event in cluster.stream(PROMPTS[0], **ask))
+print("the same text as of an answer that nothing happened to:", text == unharmed)
+
+# %% [markdown]
+# A new replica starts in the place of the dead one, with a number of its own and an empty cache. The view below has the
+# same events up to now. Choose the request that moved: its way is listed, and what the router saw.
+
+# %%
+moved = next(event for event in view.history if event.kind == "moved")
+after = widgets.FleetView([event for event in view.history if event.time <= moved.time])
+after.chosen = moved.request_id
+after
+
+# %%
+while len(cluster.replicas) < 2:
+    time.sleep(0.1)
+print("replicas now:", *cluster.replicas)
+cluster.accounts[""]
+
+# %%
+view.keep()
+encode = cluster.tokenizer.encode
+cluster.close()
+
+# %% [markdown]
+# ## Prefill and decode apart
+# A prompt takes a long step, and answers that share the engine wait for it. Two pools avoid that: one engine computes
+# prompts and the first token, the other the rest. In between the keys and values go over, by page. On one machine both
+# engines map one memory, and only page numbers travel; here bytes are sent, as between machines.
+
+# %%
+pools = PrefillDecodePools(config, transfer="gloo")
+apart = widgets.FleetView(pools)
+apart
+
+# %%
+sampling = SamplingParameters(max_tokens=32, temperature=0, ignore_eos=True)
+requests = [Request(f"r{number}", tuple(encode(text)), sampling) for number, text in enumerate(PROMPTS)]
+for event in pools.stream(requests):
+    if event.kind == "handed_over":
+        print(f"{event.request_id} from {event.source} to {event.replica}: {event.pages} pages, {event.bytes:,} bytes")
+apart.keep()
+pools.close()
+
+# %% [markdown]
+# How many pages and bytes go over can be known before: a prompt's tokens in whole pages, and the bytes of a token in
+# the cache. Prediction and fact:
+
+# %%
+size = report_for("demo")["cache_bytes_per_token"]
+handed = {event.request_id: event for event in apart.history if event.kind == "handed_over"}
+for request in requests:
+    pages = -(-len(request.prompt_ids) // 16)
+    fact = handed[request.request_id]
+    print(f"{request.request_id}: {pages} pages, {16 * pages * size:,} bytes; it were {fact.pages} and {fact.bytes:,}")
+
+# %% [markdown]
+# The pages of these prompts are on their way for milliseconds. A view of events that are over has a slider for the
+# moment: move it (with the arrow keys too) to see pages in flight. Here it stands where the first ones are.
+
+# %%
+first = handed["r0"]
+slow = widgets.FleetView(apart.history)
+slow.moment = first.time - first.seconds / 2 - apart.history[0].time
+slow.chosen = "r0"
+slow
+
+# %% [markdown]
+# ## The same picture of a fleet that nobody has
+# The simulator has the same scheduler, routers and events, and a clock in place of weights. So the view shows a fleet
+# of H100s with a model of 8 billion parameters as well: two instances for prompts, one for decodes. A prompt's pages
+# are a hundred megabytes and more here, and the network has them for milliseconds.
+
+# %%
+recorder = workbench.Recorder()
+executor = {"kind": "simulated", "hardware": "h100", "instances": 2, "decode": {"instances": 1}}
+traffic = {"kind": "traffic", "lengths": {"kind": "azure"}, "arrivals": {"kind": "poisson", "rate": 30}, "requests": 60}
+question = simulation_experiment("shape:llama-3.1-8b", executor, traffic, {"ttft": 1, "tpot": 0.05})
+fleet_for(question, recorder.record).run()
+handed = [event for event in recorder.events if event.kind == "handed_over"]
+longest = max(handed, key=lambda event: event.seconds)
+simulated = widgets.FleetView(recorder)
+simulated.moment = longest.time - longest.seconds / 2 - recorder.events[0].time
+simulated.chosen = longest.request_id
+simulated
+
+# %% [markdown]
+# ## One model among two processes
+# A model that is too large for one card is cut: each rank has some heads and some columns of every layer. After
+# attention and after the feed-forward the ranks add their parts, so a token costs two exchanges a layer, one for the
+# embedding, and one for the logits of the other half of the vocabulary. Prediction and fact for a decode step:
+
+# %%
+ranks = workbench.load("demo", tensor=2, backend="eager")
+spec = ranks.model.spec
+sums = 2 * len(spec.layers) + 1
+predicted = sums * spec.hidden_size * 2 + spec.vocab_size // 2 * 4  # bfloat16, and logits in float32
+before, steps = 0, []
+for event in ranks.stream("def add(a, b):", max_tokens=9, temperature=0, ignore_eos=True):
+    if event.kind == "stepped":
+        sent = ranks.model.ranks.traffic.bytes
+        steps.append(sent - before)
+        before = sent
+print(f"predicted: {predicted:,} bytes a rank and decode step; measured: {min(steps[1:]):,} to {max(steps[1:]):,}")
+ranks.close()
+
+# %% [markdown]
+# The bytes are few and the exchanges many, so their number and latency decide. On a machine without spare cores ranks
+# only cost time. `workbench simulate azure --model shape:llama-3.1-70b --tensor 4` predicts ranks on cards, and
+# docs/scale.md the fleet that a million users need.
+#
+# ## Try
+# - Start the cluster with `router="round_robin"`, and send the prompts again. How many of their tokens are cached now?
+#   `Finished` events have `cached_tokens`.
+# - Kill a replica while it has eight requests. In which order do they go on, and where?
+# - Give the pools `transfer="shared"`. What does a handover cost then, and why are its bytes 0?
+# - At which rate of the simulated traffic does the engine for decodes have more requests than it can run? What changes
+#   with two of them and one for prompts?
+#
+# To read: `workbench/simulate/routers.py`, `workbench/cluster/front.py`, `workbench/cluster/apart/pool_requests.py` and
+# `workbench/widgets/fleet/data.py`. `workbench serve demo --replicas 2` is the first half from a terminal.

@@ -1,0 +1,59 @@
+"""A front that is killed leaves no process and no folder, and one that closes is spared."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.processes import is_alive
+from tests.patience import limit, until
+from workbench.cluster.front_watch import FrontWatch
+
+FRONT = """
+import os, subprocess, sys
+from workbench.cluster.front_watch import FrontWatch
+
+folder = sys.argv[1]
+os.mkdir(folder)
+watch = FrontWatch(folder)
+own = open(folder + "/own", "w")  # the front has a file open there too, as Ray's driver has
+sleeper = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+named = subprocess.Popen([*sleeper, folder], stdin=subprocess.PIPE)
+with open(folder + "/log", "w") as log:
+    opened = subprocess.Popen(sleeper, stdin=subprocess.PIPE, stdout=log)
+other = subprocess.Popen(sleeper, stdin=subprocess.PIPE)
+print(named.pid, opened.pid, other.pid, flush=True)
+if sys.stdin.readline() == "close\\n":
+    watch.close()
+    print(named.wait(), opened.wait(), other.poll(), os.path.exists(folder), flush=True)
+"""
+
+
+@pytest.mark.parametrize("way", ["closed", "killed"])
+def test_what_a_front_started_ends_with_it(tmp_path: Path, way: str) -> None:
+    folder = tmp_path / "ray-x"
+    command = [sys.executable, "-c", FRONT, str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as front:
+        assert front.stdout is not None and front.stdin is not None
+        *mine, other = map(int, front.stdout.readline().split())
+        assert all(map(is_alive, [*mine, other])) and folder.exists()
+        if way == "closed":
+            answer, _ = front.communicate("close\n", limit(60))
+            assert answer.split() == ["-9", "-9", "None", "False"] and front.returncode == 0
+        else:
+            front.kill()
+            front.wait()
+        until(lambda: not any(map(is_alive, mine)) and not folder.exists())
+
+
+def test_a_watcher_is_closed_twice(tmp_path: Path) -> None:
+    folder = tmp_path / "ray-x"
+    folder.mkdir()
+    watch = FrontWatch(str(folder))
+    watch.close()
+    watch.close()
+    assert not folder.exists() and is_alive(os.getpid())

@@ -1,0 +1,52 @@
+"""Pools behind the server: one replica of a cluster, whose engines die without a token lost."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from typing import Any
+
+import pytest
+
+from tests.cluster.test_cluster import ASKED, alone
+from tests.cluster.threads import CONFIG
+from tests.patience import limit, until
+from workbench.cluster.cluster import Cluster
+from workbench.cluster.pools_replica import PoolsLauncher
+from workbench.errors import WorkbenchError
+from workbench.serve.server import serve
+from workbench.trace.events import Decoded, Finished, HandedOver, Stepped
+
+
+def test_the_server_answers_from_pools() -> None:
+    wanted, heard = alone("def fib(n):"), list[Any]()
+    with Cluster(CONFIG, 1, launcher=PoolsLauncher(1, 1)) as cluster:
+        cluster.listen(heard.append)
+        with serve(cluster) as server:
+            body = {"model": "demo", "prompt": "def fib(n):", "stream": True, "stream_options": {"include_usage": True}}
+            body |= {"max_tokens": ASKED["max_tokens"], "temperature": 0, "ignore_eos": True}
+            asked = urllib.request.Request(
+                f"{server.url}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+            )
+            with urllib.request.urlopen(asked, timeout=limit(120)) as answer:
+                lines = [line[6:] for line in answer.read().decode().splitlines() if line.startswith("data: {")]
+        pieces = [json.loads(line) for line in lines]
+        assert "".join(each["choices"][0]["text"] for each in pieces if each["choices"]) == wanted.output_text
+        assert pieces[-1]["usage"]["completion_tokens"] == len(wanted.token_ids)
+        [handover] = [each for each in heard if isinstance(each, HandedOver)]
+        assert (handover.source, handover.replica) == (1, 2)
+        assert {each.replica for each in heard if isinstance(each, Stepped)} == {1, 2}
+        [pools] = cluster.replicas.values()
+        handles = [cluster.submit("def fib(n):", **ASKED) for _ in range(3)]
+        until(lambda: all(sum(isinstance(each, Decoded) for each in handle.events) > 2 for handle in handles))
+        pools.pools.kill(1)  # type: ignore[attr-defined] (of pools)
+        for handle in handles:
+            assert handle.wait(limit(120))
+            [end] = [each for each in handle.events if isinstance(each, Finished)]
+            assert end.token_ids == wanted.token_ids and end.output_text == wanted.output_text
+        assert list(cluster.replicas.values()) == [pools], "its engine was replaced, and not the replica"
+
+
+def test_a_pool_without_an_engine_is_refused() -> None:
+    with pytest.raises(WorkbenchError, match="prefill: 1, decode: 0; give each an engine at least"):
+        PoolsLauncher(1, 0)

@@ -1,0 +1,69 @@
+"""Pools whose engines are Ray actors, on a real Ray of this machine: bytes by gloo, a SIGKILL, nothing left."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster.test_pools import config, requests
+from tests.cluster.test_ray_replicas import is_alive
+from tests.patience import until
+from workbench.cluster.pools import PrefillDecodePools
+from workbench.cluster.ray_replicas import RayLauncher
+from workbench.engine.inputs import sample_id
+from workbench.engine.runner import Runner, generate
+from workbench.errors import WorkbenchError
+from workbench.trace.events import Decoded, Finished, HandedOver
+
+pytest.importorskip("ray", reason="pip install 'ray>=2.40'")
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[None]:
+    launcher = RayLauncher(None, 1, 0.0, 2)  # which tries three times to start Ray
+    yield
+    launcher.close()
+
+
+def test_texts_are_those_of_one_engine_though_an_actor_is_killed(ray) -> None:
+    alone = {name: end.token_ids for name, end in generate(Runner(config()), requests(0)).items()}
+    with PrefillDecodePools(config(), 1, 1, transfer="gloo", processes="ray") as pools:
+        begun = {slot.process.pid for slot in pools.slots if slot.process is not None}
+        assert all(begun) and os.getpid() not in begun
+        for kills in (False, True):
+            found, sent = {}, []
+            for event in pools.stream(requests(0)):
+                if kills and isinstance(event, Decoded):
+                    kills, victim = False, pools.slots[1].process
+                    assert victim is not None and victim.pid is not None
+                    os.kill(victim.pid, signal.SIGKILL)
+                if isinstance(event, HandedOver):
+                    sent.append(event.bytes)
+                elif isinstance(event, Finished):
+                    assert not event.error
+                    found[sample_id(event.request_id, event.sample)] = event.token_ids
+            assert found == alone and sent and all(sent)
+        assert pools.counts["processes that died"] == 1
+        begun |= {slot.process.pid for slot in pools.slots if slot.process is not None}
+    until(lambda: not any(map(is_alive, filter(None, begun))))
+
+
+def test_a_shared_memory_serves_actors_of_this_host(ray) -> None:
+    asked = requests(1)[:3]
+    alone = {name: end.token_ids for name, end in generate(Runner(config()), asked).items()}
+    with PrefillDecodePools(config(), 1, 1, processes="ray") as pools:
+        found = {end.request_id: end.token_ids for end in pools.stream(asked) if isinstance(end, Finished)}
+        assert found == alone and pools.counts["handed over"] == 2
+        until(lambda: (pools.recall(), pools.pages_lent())[1] == 0)
+
+
+def test_actors_without_ray_are_refused() -> None:
+    import ray
+
+    if ray.is_initialized():
+        ray.shutdown()
+    with pytest.raises(WorkbenchError, match=r"call ray\.init\(\) first"):
+        PrefillDecodePools(config(), transfer="gloo", processes="ray")

@@ -1,0 +1,101 @@
+"""`workbench capacity`: the rate that it finds, the fleet that it sizes, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workbench.cli import main
+from workbench.economics.fleet import Demand, fleets_for
+from workbench.measure.capacity import PRECISION, at_rate, highest_rate
+from workbench.measure.simulation import simulate_experiment, simulation_experiment
+
+SHORT = ["--tpot", "0.02", "--seconds", "4"]
+TRAFFIC = {"kind": "traffic", "lengths": {"kind": "exponential", "prompt": 900, "output": 20}}
+
+
+def experiment(decode_instances: int = 0) -> Any:
+    executor: dict[str, Any] = {"kind": "simulated", "instances": 1}
+    if decode_instances:
+        executor["decode"] = {"instances": decode_instances}
+    return simulation_experiment("shape:llama-3.1-8b", executor, TRAFFIC, {"ttft": 0.3, "tpot": 0.02})
+
+
+def test_the_rate_is_within_the_slo_and_the_next_one_is_not() -> None:
+    found, asked = highest_rate(experiment(), 0.9, 4.0), experiment()
+
+    def share(rate: float) -> float:
+        return simulate_experiment(at_rate(asked, rate, 4.0), 100.0)["goodput"]["share"]
+
+    assert 0 < found["rate"] < found["too_high"] and found["too_high"] - found["rate"] <= PRECISION * found["too_high"]
+    assert share(found["rate"]) == found["at_rate"]["goodput"]["share"] >= 0.9 > share(found["too_high"])
+
+
+def test_two_pools_send_every_prompt_once() -> None:
+    """What a sequence's first token was computed from goes over: its prompt, token by token."""
+    metrics = simulate_experiment(at_rate(experiment(decode_instances=1), 20.0, 3.0))
+    sent, prompt = metrics["handed_over"], metrics["tokens"]["prompt"]
+    assert sent["sequences"] <= 60 and metrics["requests"]["finished"] == 60
+    whole = sent["bytes"] / metrics["about"]["kv_bytes_per_token"]
+    assert whole <= prompt and (sent["sequences"] < 60 or whole == prompt)  # one of a single token never goes over
+    assert simulate_experiment(at_rate(experiment(), 20.0, 1.0))["handed_over"] is None
+
+
+@given(
+    users=st.integers(1, 10**8),
+    requests_a_day=st.floats(0.1, 1000),
+    peak=st.floats(1, 10),
+    rate=st.floats(0.1, 500),
+    price=st.floats(0.01, 100),
+)
+def test_a_fleet_is_large_enough_and_no_larger(
+    users: int, requests_a_day: float, peak: float, rate: float, price: float
+) -> None:
+    metrics = {
+        "requests": {"submitted": 10},
+        "tokens": {"prompt": 5000, "output": 200},
+        "handed_over": {"sequences": 10, "bytes": 5000 * 7},
+    }
+    demand = Demand(users, requests_a_day, peak)
+    sized = fleets_for({"rate": rate, "at_rate": metrics}, demand, experiment(decode_instances=2), price)
+    fleets, needed = sized["fleets"], users * requests_a_day * peak / 86_400
+    assert (fleets - 1) * rate < needed * (1 + 1e-9) and fleets * rate >= needed * (1 - 1e-9)
+    assert sized["instances"] == sized["accelerators"] == 3 * fleets
+    assert sized["handed_over_bytes_per_s"] == pytest.approx(7 * sized["prompt_tokens_per_s"])
+    a_day = users * requests_a_day * 20 / 1e6  # millions of output tokens
+    assert sized["per_million_output_tokens"] * a_day == pytest.approx(sized["per_day"])
+    assert sized["per_user_a_month"] * users == pytest.approx(30 * sized["per_day"])
+
+
+def test_it_is_read_by_people_and_by_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["capacity", "azure", *SHORT, "--users", "100000", "--per-hour", "2"]
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    fleet = found["fleet"]
+    assert f"{found['rate']:.3g} requests/s" in out and f"{fleet['accelerators']:,} accelerators" in out
+    assert fleet["fleets"] == math.ceil(fleet["peak_rate"] / found["rate"]) and fleet["per_hour"] == 2 * fleet["fleets"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["azur"], "did you mean 'azure'?"),
+        (["azure", "--share", "0"], "share 0, seconds 60: give a share in (0, 1]"),
+        (["azure", "--seconds", "-1"], "seconds -1: give"),
+        (["azure", "--users", "0"], "0 users"),
+        (["azure", "--users", "5", "--peak", "0.5"], "a peak of at least 1"),
+        (["azure", "--per-hour", "2"], "--per-hour 2: give 0 or more, and --users"),
+        (["azure", "--tpot", "0.001", "--seconds", "2"], "a request alone is not within the SLO"),
+    ],
+)
+def test_mistakes_are_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["capacity", *words]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("error: ") and err.count("\n") == 1 and message in err

@@ -1,0 +1,70 @@
+"""Compute a batch on a rank by blocks that Inductor compiled, each with its two sums over ranks in the graph.
+
+The sums are calls of an operator of their own, which no compiler looks into. They come in one order on all ranks, since
+each needs what the one before gave; a block whose two sums could change places is refused (see capabilities.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from workbench.batch import TokenBatch
+from workbench.executors.inductor import InductorExecutor
+from workbench.kv_cache.store import KVStore
+from workbench.model.layers import TransformerBlock
+from workbench.tensor_parallel.ranks import Ranks
+from workbench.tensor_parallel.transformer import TensorParallelTransformer
+
+_NUMBERS = itertools.count()
+_RANKS: weakref.WeakValueDictionary[int, Ranks] = weakref.WeakValueDictionary()  # of this process, by `RankSum.number`
+
+
+@torch.library.custom_op("workbench::sum_over_ranks", mutates_args=())
+def _sum_over_ranks(part: Tensor, number: int) -> Tensor:
+    return _RANKS[number].all_reduce(part)
+
+
+@_sum_over_ranks.register_fake
+def _(part: Tensor, number: int) -> Tensor:
+    return torch.empty_like(part, memory_format=torch.contiguous_format)
+
+
+@dataclass(frozen=True)
+class RankSum:
+    """The sum over the ranks of this number, as a constant that a compiled block may hold."""
+
+    number: int
+
+    @classmethod
+    def of(cls, ranks: Ranks) -> RankSum:
+        _RANKS[number := next(_NUMBERS)] = ranks
+        return cls(number)
+
+    def __call__(self, part: Tensor) -> Tensor:
+        return cast(Tensor, _sum_over_ranks(part, self.number))
+
+
+class RankGraphs(InductorExecutor):
+    """Compute batches on this rank; decodes are padded to a bucket of rows by rank 0."""
+
+    model: TensorParallelTransformer
+
+    def __init__(self, model: TensorParallelTransformer, store: KVStore):
+        total = RankSum.of(model.ranks)
+        for block in model.blocks:
+            cast(TransformerBlock, block).sum_over_ranks = total
+        super().__init__(model, store)
+
+    @torch.inference_mode()
+    def compute(self, batch: TokenBatch) -> Tensor:
+        """Return the logits of a batch's sampled rows, as `TensorParallelTransformer.compute_logits` does."""
+        self.mark_dynamic(batch)
+        x, samples = self.sampled_rows(batch, batch.decode_only), len(batch.logits_indices)
+        self.model.ranks.record([x[:samples]])
+        return self.model.gather_logits(self.head(self.model, x)[:samples])
