@@ -141,7 +141,7 @@ def test_a_table_is_fitted_to_steps_that_follow_it() -> None:
 
 
 def test_steps_of_either_kind_and_of_both_have_their_own_times() -> None:
-    """Where one has prompts alone, one decodes and one both, each kind has its part of a step."""
+    """Each kind has its part of a step, where steps have prompts alone, decodes alone, and both."""
     draw, now, rows = random.Random(0), 0.0, []
     for _ in range(200):
         prefill, decode = draw.choice([(0, 1), (1, 0), (1, 1)])
