@@ -138,3 +138,25 @@ def test_a_table_is_fitted_to_steps_that_follow_it() -> None:
         fit_step_times([{key: value for key, value in row.items() if key != "context_tokens"} for row in rows])
     with pytest.raises(WorkbenchError, match="has 3 steps, 20 are needed"):
         fit_step_times(rows[:3])
+
+
+def test_steps_of_either_kind_and_of_both_have_their_own_times() -> None:
+    """Each kind has its part of a step, where steps have prompts alone, decodes alone, and both."""
+    draw, now, rows = random.Random(0), 0.0, []
+    for _ in range(200):
+        prefill, decode = draw.choice([(0, 1), (1, 0), (1, 1)])
+        prefill, decode = prefill * draw.randrange(2, 200), decode * draw.randrange(1, 9)
+        context = prefill + decode * draw.randrange(100, 400)
+        seconds = 1e-3 + 5e-3 * (prefill > 0) + 2e-3 * (decode > 0) + 2e-5 * prefill + 1e-4 * decode + 3e-7 * context
+        now += seconds
+        rows.append({
+            "time": now, "wall_seconds": seconds, "prefill_tokens": prefill, "decode_tokens": decode,
+            "context_tokens": context,
+        })  # fmt: skip
+    times = fit_step_times(rows)
+    for row in rows:
+        work = StepWork(row["prefill_tokens"], row["decode_tokens"], 0, (), (row["context_tokens"],))
+        assert times(work) / TICKS_PER_SECOND == pytest.approx(row["wall_seconds"], rel=1e-6)
+    (form,) = times.costs
+    found = [form.step, form.prefill_step, form.decode_step]
+    assert [ticks / TICKS_PER_SECOND for ticks in found] == pytest.approx([1e-3, 5e-3, 2e-3], rel=1e-3)

@@ -30,7 +30,7 @@ PROBE_TOKENS = 8
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was measured of `engines` engines: step times, seconds of messages beside a first token, and seconds until
+    """Figures measured of `engines` engines: step times, seconds of messages beside a first token, and seconds until
     the successor of a killed engine serves (None where none was killed)."""
 
     engines: int
