@@ -21,7 +21,7 @@ class MortalConnection:
 
     def __init__(self, inner: Connection, dies_at: int | None, says_it: bool):
         self.inner, self.left, self.says_it = inner, dies_at, says_it
-        self.is_spared = False
+        self.is_immortal = False
 
     @property
     def is_dying(self) -> bool:
@@ -31,7 +31,7 @@ class MortalConnection:
         return self.inner.recv()
 
     def send(self, message: object) -> None:
-        if self.left is not None and not self.is_spared:
+        if self.left is not None and not self.is_immortal:
             self.left -= 1
             if self.is_dying:
                 if self.says_it:
@@ -80,18 +80,18 @@ class StartThreads:
         self.load, self.deaths = load, deaths or {}
         self.living: dict[str, ThreadProcess] = {}
         self.num_started = 0
-        self.is_spared = False
+        self.is_immortal = False
 
     def spare(self) -> None:
         """Let no more engine die, but those that do already."""
-        self.deaths, self.is_spared = {}, True
+        self.deaths, self.is_immortal = {}, True
         for each in list(self.living.values()):
-            each.mortal.is_spared = True
+            each.mortal.is_immortal = True
 
     def __call__(self, name: str) -> ThreadProcess:
         left = self.deaths.get(name)
         dies_at, says_it = left.pop(0) if left else (None, False)
         self.num_started += 1
         self.living[name] = ThreadProcess(self.load, dies_at, says_it)
-        self.living[name].mortal.is_spared = self.is_spared
+        self.living[name].mortal.is_immortal = self.is_immortal
         return self.living[name]

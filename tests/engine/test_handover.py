@@ -190,7 +190,7 @@ def test_the_first_layer_has_arrived_before_the_last_is_computed() -> None:
 
 
 def test_through_a_shared_memory_only_page_numbers_travel() -> None:
-    """What is said of a page has the same length whatever it holds, and the other engine reads those very bytes."""
+    """A page's message has the same length whatever it holds, and the other engine reads those very bytes."""
     lengths = []
     for head_dim in (8, 64):
         apart = engines_apart(model_of(spec_of(layer(2, 1, head_dim), layer(2, 1, head_dim))), True)
