@@ -9,11 +9,20 @@ from __future__ import annotations
 
 from typing import Any
 
+from experiments.disaggregation import STALL
 from workbench.experiment.verdict import RuleChange, VariantRows, Verdict, variant_row
 
 GAP = "longest_gap_s_p99"
-CHUNKS, SHARED = "one pool, chunks", "two pools, shared memory"
+WHOLE, CHUNKS, SHARED = "one pool, whole prompts", "one pool, chunks", "two pools, shared memory"
 HALF = 0.5
+BESIDE = (
+    RuleChange(
+        what="the claim has the rule that simulated fleets had since 2026-11-21; whether pools pay here is beside it",
+        when="2026-11-26",
+        after="a first run on a busy machine (apart-20261126-044921), which judged only whether they pay",
+        why="the claim says that the interference goes, not that it pays",
+    ),
+)
 CHANGED = (
     RuleChange(
         what=(
@@ -28,28 +37,57 @@ CHANGED = (
 
 
 def judge(rows: VariantRows) -> list[Verdict]:
-    """Judge whether separate pools pay here: decodes wait less, and as many requests keep their promise."""
+    return [interference(rows), pays(rows)]
+
+
+def interference(rows: VariantRows) -> Verdict:
+    """Judge the claim by the rule that simulated fleets had before (`disaggregation.separate`), at one load."""
+    whole, two = variant_row(rows, WHOLE), variant_row(rows, SHARED)
+    times = whole[GAP] / two[GAP]
+    best = max(variant_row(rows, name)["slo_attainment"] for name in (WHOLE, CHUNKS))
+    worth = two["slo_attainment"] >= best
+    return Verdict(
+        claim="pd-disaggregation",
+        says="Separate pools for prefill and decode remove that interference",
+        rule=(
+            "p99 over requests of the longest gap between tokens, one pool with whole prompts over two pools: at least "
+            f"{STALL:g} times, and no fewer requests within the SLO than with one pool of as many engines, chunked or "
+            "not: holds; the gap alone: with limits; else refuted"
+        ),
+        outcome="refuted" if times < STALL else "holds" if worth else "holds-with-limits",
+        reason=(
+            f"{_ms(whole, GAP)} against {_ms(two, GAP)} with two pools: {times:.1f} times; "
+            f"{two['slo_attainment']:.0%} of the requests within the SLO, against {best:.0%} with one pool"
+        ),
+        limits="decodes do not wait, but one pool of as many engines keeps more requests within the SLO",
+        figures={
+            "times the longest gap, prompts computed whole": times,
+            "times the requests within the SLO": two["slo_attainment"] / best,
+        },
+        changed=BESIDE,
+    )
+
+
+def pays(rows: VariantRows) -> Verdict:
+    """Judge whether separate pools pay here, against one pool with chunks."""
     one, two = variant_row(rows, CHUNKS), variant_row(rows, SHARED)
     times, kept = two[GAP] / one[GAP], two["slo_attainment"] / one["slo_attainment"]
-    pays = times <= HALF and kept >= 1
-    return [
-        Verdict(
-            claim="pd-disaggregation",
-            says="Separate pools for prefill and decode pay: decodes wait less, and as many promises are kept",
-            rule=(
-                "p99 of the longest gap at most half of that of one pool with chunks, and goodput no lower: pays, and "
-                "holds; else it does not pay here, and is refuted"
-            ),
-            outcome="holds" if pays else "refuted",
-            reason=(
-                f"longest gap p99 {_ms(two, GAP)} with two pools against {_ms(one, GAP)} with one: {times:.2f} times; "
-                f"{two['slo_attainment']:.0%} of the requests within the SLO against {one['slo_attainment']:.0%}; "
-                f"predicted {_predicted(two, one)}"
-            ),
-            figures={"times the longest gap of one pool": times, "times the requests within the SLO": kept},
-            changed=CHANGED,
-        )
-    ]
+    return Verdict(
+        claim="pools-pay-here",
+        says="Separate pools pay on this machine: decodes wait less, and as many requests are within the SLO",
+        rule=(
+            "p99 of the longest gap at most half of that of one pool with chunks, and no fewer requests within the "
+            "SLO: holds; else it does not pay here, and is refuted"
+        ),
+        outcome="holds" if times <= HALF and kept >= 1 else "refuted",
+        reason=(
+            f"longest gap p99 {_ms(two, GAP)} with two pools against {_ms(one, GAP)} with one: {times:.2f} times; "
+            f"{two['slo_attainment']:.0%} of the requests within the SLO against {one['slo_attainment']:.0%}; "
+            f"predicted {_predicted(two, one)}"
+        ),
+        figures={"times the longest gap of one pool": times, "times the requests within the SLO": kept},
+        changed=CHANGED,
+    )
 
 
 def _predicted(two: Any, one: Any) -> str:

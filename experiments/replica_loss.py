@@ -167,8 +167,8 @@ def story(trace: dict[str, Any]) -> list[str]:
     ]
 
 
-def one_loss(count: int, seed: int) -> tuple[dict[str, Any], list[str]]:
-    """Return what came of a kill of one replica under load, and the story of a request that moved."""
+def one_loss(count: int, seed: int) -> dict[str, Any]:
+    """Return what came of a kill of one replica under load, with the story of a request that moved."""
     draw = random.Random(seed)
     bodies = [draw_body(draw) for _ in range(count)]
     wanted = answers_alone(bodies)
@@ -203,9 +203,9 @@ def one_loss(count: int, seed: int) -> tuple[dict[str, Any], list[str]]:
             "pages": pages == 0, "replaced": len(after) == 2 and before[0] not in after and before[1] in after,
             "ended": status == 128 + signal.SIGTERM and not footprints.left(),
         },
-        "trace": min(moved, key=lambda each: len(each["decisions"])) if moved else None,
+        "story": story(min(moved, key=lambda each: len(each["decisions"]))) if moved else [],
     }  # fmt: skip
-    return record, story(record["trace"]) if moved else []
+    return record
 
 
 class RandomKills:
@@ -274,8 +274,8 @@ def main(
     out: Annotated[Path | None, typer.Option(help="folder for a dated record")] = None,
 ) -> None:
     """Kill a replica in mid-answer and hold answers, traces and accounts against the rules; then kill at random."""
-    loss, lines = one_loss(count, seed)
-    print("\n".join(lines))
+    loss = one_loss(count, seed)
+    print("\n".join(loss["story"]))
     record = {
         "experiment": "replica_loss", "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "environment": environment(), "seed": seed, "loss": loss,

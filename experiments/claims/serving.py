@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from experiments import (
+    apart,
     batch_size,
     batching,
     chunked_prefill,
@@ -66,6 +67,15 @@ def _pools(gap: float, served: int = 2) -> EvidenceNumbers:
         longest = gap if name == disaggregation.WHOLE else 1.0
         rows.append({"variant": name, disaggregation.GAP: longest, "ttft_s_p50": 0.1, "curve": points})
     return rows
+
+
+def _engines_apart(gap: float, kept: float) -> EvidenceNumbers:
+    """Return rows of two engines: whole prompts make the longest gap `gap` times that of two pools, which have `kept`
+    of all requests within the SLO, and one pool 0.9."""
+    names = {apart.WHOLE: (gap, 0.9), apart.CHUNKS: (1.0, 0.9), apart.SHARED: (1.0, kept)}
+    return [
+        {"variant": name, apart.GAP: 0.1 * times, "slo_attainment": share} for name, (times, share) in names.items()
+    ]
 
 
 def _tails(*tails: float) -> EvidenceNumbers:
@@ -161,6 +171,10 @@ CLAIMS = (
             ClaimTrial(
                 RunEvidence("disaggregation"), disaggregation.separate,
                 _goes(_pools(9), _pools(9, served=1), _pools(1.0)),
+            ),
+            ClaimTrial(
+                RunEvidence("apart", ("measure.rounds=1",)), apart.interference,
+                _goes(_engines_apart(9, 1.0), _engines_apart(9, 0.8), _engines_apart(1, 1.0)),
             ),
         ),
     ),

@@ -219,9 +219,9 @@ def test_pools_that_were_measured_pay_where_both_the_gap_and_the_goodput_say_so(
         {"variant": "one pool, chunks", "longest_gap_s_p99": 0.1, "slo_attainment": 0.9, "prediction": predicted},
         {"variant": "two pools, shared memory", "longest_gap_s_p99": gap, "slo_attainment": kept},
     ]
-    (found,) = apart.judge(rows)
+    found = apart.pays(rows)
     assert found.outcome == outcome and "predicted nothing" in found.reason
-    (found,) = apart.judge([rows[0], {**rows[1], "prediction": predicted}])
+    found = apart.pays([rows[0], {**rows[1], "prediction": predicted}])
     assert "predicted 200 ms against 200 ms, and 100% against 100%" in found.reason
 
 
