@@ -244,7 +244,7 @@ class RayLauncher:
         return made
 
     def _wait(self, asked: Any) -> Any:
-        """Return what an actor answers (TimeoutError after `READY_SECONDS`, WorkbenchError once starts are cancelled)."""
+        """Return what an actor answers (TimeoutError after too long, WorkbenchError once starts are cancelled)."""
         ends = time.monotonic() + READY_SECONDS
         while not self._ray.wait([asked], timeout=POLL_SECONDS)[0]:
             if self._is_cancelled:
