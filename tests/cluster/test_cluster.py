@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -166,3 +168,60 @@ def test_a_closed_cluster_ends_what_it_has(launcher: Threads) -> None:
     cluster.close()
     assert handle.wait(limit(60)) and handle.error == "the cluster was closed"
     assert all(each.is_stopped for each in launcher.started)
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+def test_a_start_under_way_has_ended_before_the_launcher_is_closed(launcher: Threads, is_cancelled: bool) -> None:
+    """Ray exits the process where a thread uses it while it shuts down. A replica that starts all the same is ended."""
+    cluster = Cluster(CONFIG, 2, launcher=launcher)
+    launcher.held = threading.Event()
+    launcher.entered.clear()
+    if not is_cancelled:
+        launcher.cancel_starts = launcher.held.set  # as one that cannot cancel: the start ends by itself
+    launcher.started[0].die()
+    launcher.entered.wait()
+    assert list(cluster.starting) == [3]
+    cluster.close()
+    assert launcher.under_way_at_close == launcher.under_way == 0
+    assert len(launcher.started) == (2 if is_cancelled else 3)
+    assert all(each.is_stopped for each in launcher.started[1:])
+    assert not [each.name for each in threading.enumerate() if each.name.endswith("of replica 3")]
+    with pytest.raises(WorkbenchError, match="the cluster was closed"):
+        cluster.call(lambda runner: None)
+    with pytest.raises(WorkbenchError, match="the cluster was closed"):
+        cluster.scale(3)
+
+
+def test_a_listener_may_close_the_cluster(launcher: Threads) -> None:
+    """In the front's thread, which the start under way asks to be taken in."""
+    cluster = Cluster(CONFIG, 2, "least_loaded", launcher=launcher)
+    launcher.held, closed = threading.Event(), threading.Event()
+    launcher.entered.clear()
+
+    def close(event: Any) -> None:
+        if isinstance(event, Moved):
+            launcher.entered.wait()
+            cluster.close()
+            closed.set()
+
+    handles = [cluster.submit("def fib(n):", **ASKED) for _ in range(2)]
+    until(lambda: all(any(isinstance(each, Decoded) for each in handle.events) for handle in handles))
+    cluster.listen(close)
+    launcher.started[0].die()
+    closed.wait()
+    assert launcher.under_way_at_close == 0
+
+
+def test_a_batch_runs_on_a_cluster(cluster: Cluster) -> None:
+    assert cluster.cache_tokens == CONFIG.cache.page_size * 120
+    path = "/v1/completions"
+    body = {"model": "demo", "prompt": "def fib(n):", **ASKED}
+    content = json.dumps({"custom_id": "a", "method": "POST", "url": path, "body": body})
+    with serve(cluster) as server, httpx.Client(base_url=f"{server.url}/v1", timeout=limit(60)) as client:
+        file = client.post("/files", data={"purpose": "batch"}, files={"file": ("a.jsonl", content)}).json()["id"]
+        asked = {"input_file_id": file, "endpoint": path, "completion_window": "24h"}
+        batch = client.post("/batches", json=asked).json()["id"]
+        until(lambda: client.get(f"/batches/{batch}").json()["status"] == "completed")
+        output = client.get(f"/batches/{batch}").json()["output_file_id"]
+        (line,) = client.get(f"/files/{output}/content").text.splitlines()
+    assert json.loads(line)["response"]["body"]["choices"][0]["text"] == alone("def fib(n):").output_text

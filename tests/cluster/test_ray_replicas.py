@@ -116,6 +116,29 @@ def test_nothing_outlives_its_front() -> None:
         until(lambda: not any(map(is_alive, processes)) and not any(map(os.path.exists, folders)))
 
 
+CLOSED = """
+import os, signal
+from tests.cluster.threads import CONFIG
+from tests.patience import until
+from workbench.cluster.cluster import Cluster
+
+if __name__ == "__main__":
+    cluster = Cluster(CONFIG, 2, cpus=1)
+    number, victim = next(iter(cluster.replicas.items()))
+    os.kill(victim.process_id, signal.SIGKILL)
+    until(lambda: cluster.starting)
+    cluster.close()
+    assert number not in cluster.replicas and len(cluster.replicas) == 1
+    print("goes on")
+"""
+
+
+def test_a_front_goes_on_that_closes_while_a_replica_starts() -> None:
+    """Ray exits a process where a thread uses it while it shuts down."""
+    ended = subprocess.run([sys.executable, "-c", CLOSED], stdout=subprocess.PIPE, text=True, timeout=limit(300))
+    assert (ended.returncode, ended.stdout) == (0, "goes on\n")
+
+
 def folders_of(processes: set[int]) -> set[str]:
     """Return the folders for temporary files that command lines name."""
     found: set[str] = set()

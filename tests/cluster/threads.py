@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
 from workbench.cluster.ray_replicas import ReadyReplica
-from workbench.cluster.replica import PageCounts, ReplicaEngine, Report
+from workbench.cluster.replica import PageCounts, ReplicaEngine, Report, tokens_in_cache
 from workbench.engine.config import EngineConfig
 from workbench.engine.loaded_model import LoadedModel
 from workbench.engine.runner import Runner
@@ -31,7 +32,7 @@ class ThreadReplica:
         self._reports: queue.Queue[Report | str] = queue.Queue()
         self.runner = Runner(config, demo())
         self.engine = ReplicaEngine(self.runner, self._reports.put)
-        self.ready = ReadyReplica(PageCounts.of_runner(self.runner), 0, "fp_test")
+        self.ready = ReadyReplica(PageCounts.of_runner(self.runner), 0, "fp_test", tokens_in_cache(self.runner))
 
     def submit(self, requests: Sequence[Request]) -> None:
         self.engine.submit(requests)
@@ -63,18 +64,42 @@ class ThreadReplica:
 
 
 class Threads:
-    """A launcher. `broken`: why no further replica starts."""
+    """A launcher. `broken`: why no further replica starts.
+
+    Attributes:
+        held: a start waits for it, or for `cancelled`; None: no start waits.
+        entered: a start is under way.
+        under_way: starts that are, and those that were when the launcher was closed.
+    """
 
     def __init__(self) -> None:
         self.started: list[ThreadReplica] = []
         self.broken = ""
+        self.held: threading.Event | None = None
+        self.entered, self.cancelled = threading.Event(), threading.Event()
+        self.under_way, self.under_way_at_close = 0, 0
 
     def start(self, number: int, config: EngineConfig) -> ThreadReplica:
         if self.broken:
             raise WorkbenchError(self.broken)
-        self.started.append(ThreadReplica(number, config))
-        return self.started[-1]
+        self.under_way += 1
+        try:
+            self.entered.set()
+            if self.held is not None:
+                self.held.wait()
+                if self.cancelled.is_set():
+                    raise WorkbenchError("cancelled")
+            self.started.append(ThreadReplica(number, config))
+            return self.started[-1]
+        finally:
+            self.under_way -= 1
+
+    def cancel_starts(self) -> None:
+        self.cancelled.set()
+        if self.held is not None:
+            self.held.set()
 
     def close(self) -> None:
+        self.under_way_at_close = self.under_way
         for each in self.started:
             each.stop()

@@ -12,6 +12,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
+from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from workbench.cluster.accounts import FleetAccount, compare_variants
@@ -40,6 +42,7 @@ MAX_FAILED_STARTS = 3  # one after another, of replicas that are to take the pla
 ROUTERS = {"prefix": "prefix_aware", "session": "session_sticky"}  # short names
 SEQUENCES_PER_PLACE = 2  # a replica has so many of its running sequences, so that none of its places stays empty
 CLOSE_SECONDS = 10.0
+CLOSED = "the cluster was closed"
 ALIVE_SECONDS = 1.0  # between two looks whether the front's thread goes on
 
 
@@ -66,7 +69,13 @@ class Launcher(Protocol):
         """Start a replica and wait until it can serve (WorkbenchError where it cannot)."""
         ...
 
-    def close(self) -> None: ...
+    def cancel_starts(self) -> None:
+        """Let starts that are under way end soon, where they can be cancelled; no other will come."""
+        ...
+
+    def close(self) -> None:
+        """End everything. Nothing starts, and no replica is asked, while or after it is called."""
+        ...
 
 
 class Cluster(Displayable):
@@ -137,6 +146,8 @@ class Cluster(Displayable):
         self._bell = threading.Condition()
         self._jobs: deque[Callable[[], object]] = deque()
         self._is_closed = False
+        self._users = 0  # threads that start, hear or ask replicas
+        self._unused = threading.Condition()
         self._thread = threading.Thread(target=self._work, name="cluster's front", daemon=True)
         self._thread.start()
         atexit.register(self.close)
@@ -212,7 +223,11 @@ class Cluster(Displayable):
         number = next(iter(known), None) if replica is None else replica
         if number not in known:
             raise WorkbenchError(f"replica {number}: not there now; there are {', '.join(map(str, known)) or 'none'}")
-        return known[number].call(function)
+        self._enter()
+        try:
+            return known[number].call(function)
+        finally:
+            self._leave()
 
     def stop(self) -> None:
         """Cancel all requests soon."""
@@ -229,6 +244,11 @@ class Cluster(Displayable):
     def pages(self) -> PageCounts:
         """Return the pages of all replicas together."""
         return self.front.pages
+
+    @property
+    def cache_tokens(self) -> int:
+        """Return how many tokens the cache of the smallest replica has room for; 0 while none serves."""
+        return min((each.ready.cache_tokens for each in tuple(self._replicas.values())), default=0)
 
     @property
     def accounts(self) -> dict[str, FleetAccount]:
@@ -312,17 +332,23 @@ class Cluster(Displayable):
         self.front.accounts.setdefault(name, FleetAccount(name))
 
     def close(self) -> None:
-        """End all requests and replicas, and the Ray cluster that was started here. Does nothing the second time."""
+        """End all requests and replicas, and the Ray cluster that was started here. Does nothing the second time.
+
+        Waits for starts that are under way: Ray exits the process where a thread uses it while it shuts down.
+        """
         with self._bell:
             if self._is_closed:
                 return
             self._is_closed = True
-            self._jobs.append(lambda: self.front.end_all("the cluster was closed"))
+            self._jobs.append(lambda: self.front.end_all(CLOSED))
             self._bell.notify()
         if threading.current_thread() is not self._thread:
             self._thread.join(CLOSE_SECONDS)
+        self._launcher.cancel_starts()
         for each in tuple(self._replicas.values()):
             each.stop()
+        with self._unused:
+            self._unused.wait_for(lambda: not self._users)
         self._launcher.close()
         atexit.unregister(self.close)
 
@@ -346,9 +372,7 @@ class Cluster(Displayable):
             except BaseException as error:
                 errors.append(error)
 
-        threads = [threading.Thread(target=start, args=(number,), daemon=True) for number in numbers]
-        for each in threads:
-            each.start()
+        threads = [self._begin(f"start of replica {number}", partial(start, number)) for number in numbers]
         for each in threads:
             each.join()
         if errors:
@@ -366,16 +390,38 @@ class Cluster(Displayable):
         except BaseException:  # the cluster was closed meanwhile
             made.stop()
             raise
-        heard = threading.Thread(
-            target=made.listen,
-            args=(
-                lambda report: self._put(lambda: self.front.take_report(number, report)),
-                lambda reason: self._put(lambda: self._lose(number, reason)),
-            ),
-            name=f"reports of replica {number}",
-            daemon=True,
+        listen = partial(
+            made.listen,
+            lambda report: self._put(lambda: self.front.take_report(number, report)),
+            lambda reason: self._put(lambda: self._lose(number, reason)),
         )
-        heard.start()
+        self._begin(f"reports of replica {number}", listen)
+
+    def _begin(self, name: str, work: Callable[[], None]) -> threading.Thread:
+        """Begin work with the launcher or a replica in a thread of its own (WorkbenchError after `close`)."""
+        self._enter()
+
+        def run() -> None:
+            try:
+                work()
+            finally:
+                self._leave()
+
+        made = threading.Thread(target=run, name=name, daemon=True)
+        made.start()
+        return made
+
+    def _enter(self) -> None:
+        """Put off the launcher's end until `_leave` (WorkbenchError after `close`)."""
+        with self._unused:
+            if self._is_closed:
+                raise WorkbenchError(CLOSED)
+            self._users += 1
+
+    def _leave(self) -> None:
+        with self._unused:
+            self._users -= 1
+            self._unused.notify_all()
 
     def _take_in(self, made: StartedReplica, variant: str) -> None:
         self._starting.pop(made.number, None)
@@ -400,8 +446,6 @@ class Cluster(Displayable):
         return staying + sum(each == variant for each in self._starting.values())
 
     def _replace(self, variant: str) -> None:
-        if self._is_closed:
-            return
         number = next(self._numbers)
         self._starting[number] = variant
 
@@ -412,7 +456,8 @@ class Cluster(Displayable):
                 why = describe_error(error) if isinstance(error, Exception) else type(error).__name__
                 self._put(lambda: self._on_failed_start(variant, why))
 
-        threading.Thread(target=start, name=f"start of replica {number}", daemon=True).start()
+        with suppress(WorkbenchError):  # closed meanwhile
+            self._begin(f"start of replica {number}", start)
 
     def _on_failed_start(self, variant: str, why: str) -> None:
         self._failed_starts += 1
@@ -457,8 +502,8 @@ class Cluster(Displayable):
 
         self._put(run)
         while not answer.done():
-            if not self._thread.is_alive():
-                raise WorkbenchError("the cluster was closed")
+            if self._is_closed or not self._thread.is_alive():
+                raise WorkbenchError(CLOSED)
             wait((answer,), ALIVE_SECONDS)
         return answer.result()
 

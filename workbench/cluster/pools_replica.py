@@ -25,6 +25,7 @@ class ReadyPools(NamedTuple):
     pages: PageCounts
     process_id: int
     fingerprint: str
+    cache_tokens: int
 
 
 class PoolsReplica:
@@ -37,7 +38,9 @@ class PoolsReplica:
         layout = self.pools.slots[0].described
         named = f"{config!r} {layout.layout.model if layout else ''}"
         fingerprint = f"fp_{hashlib.sha256(named.encode()).hexdigest()[:12]}"
-        self.ready = ReadyPools(self.pools.pages, os.getpid(), fingerprint)
+        smallest = min(max(each.described.num_pages) for each in self.pools.slots if each.described is not None)
+        tokens = smallest * config.cache.page_size
+        self.ready = ReadyPools(self.pools.pages, os.getpid(), fingerprint, tokens)
         self._is_stopped = False
 
     def _hear(self, event: Event) -> None:
@@ -99,6 +102,9 @@ class PoolsLauncher:
         """Start two pools and wait until they can serve (WorkbenchError where they cannot)."""
         self._started.append(PoolsReplica(number, config, *self._sizes, self._transfer))
         return self._started[-1]
+
+    def cancel_starts(self) -> None:
+        """Do nothing: pools start to the end."""
 
     def close(self) -> None:
         for each in self._started:

@@ -24,7 +24,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from workbench.cluster.front_watch import FrontWatch
-from workbench.cluster.replica import PageCounts, ReplicaEngine, Report
+from workbench.cluster.replica import PageCounts, ReplicaEngine, Report, tokens_in_cache
 from workbench.engine.config import EngineConfig
 from workbench.errors import WorkbenchError
 from workbench.request import Request
@@ -42,11 +42,12 @@ GROUPS = {"control": 1, "poll": 1, "query": 1}  # threads of an actor; calls of 
 
 
 class ReadyReplica(NamedTuple):
-    """A replica that can serve: its pages, its process, and a text that says weights and settings."""
+    """A replica that can serve: its pages, its process, a text that says weights and settings, and its cache's room."""
 
     pages: PageCounts
     process_id: int
     fingerprint: str
+    cache_tokens: int
 
 
 class ReplicaActor:
@@ -77,7 +78,7 @@ class ReplicaActor:
             found.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
             found.update(flat[::step].contiguous().float().cpu().numpy().tobytes())
         pages = PageCounts.of_runner(self._runner)
-        return ReadyReplica(pages, os.getpid(), f"fp_{found.hexdigest()[:12]}")
+        return ReadyReplica(pages, os.getpid(), f"fp_{found.hexdigest()[:12]}", tokens_in_cache(self._runner))
 
     def now(self) -> float:
         """Return the time on the clock of its events."""
@@ -177,6 +178,7 @@ class RayLauncher:
         self._address, self._step_seconds = address, step_seconds
         self._is_own = False
         self._watch: FrontWatch | None = None
+        self._is_cancelled = False
         self._threads = cpus or (1 if address else max(1, (os.cpu_count() or 1) // max(1, replicas)))
         # On a cluster of one's own nothing else asks for cores, and replicas may be more than cores.
         self._needs = {"num_cpus": self._threads if address else 0, "num_gpus": gpus}
@@ -229,7 +231,7 @@ class RayLauncher:
         actor = made(ReplicaActor).remote(config, self._threads)
         try:
             asked = actor.ready.options(concurrency_group="query").remote()
-            ready = self._ray.get(asked, timeout=READY_SECONDS)
+            ready = self._wait(asked)
         except Exception as error:
             with suppress(Exception):
                 self._ray.kill(actor, no_restart=True)
@@ -240,6 +242,20 @@ class RayLauncher:
         if self._address is not None:
             made.compare_clocks()
         return made
+
+    def _wait(self, asked: Any) -> Any:
+        """Return what an actor answers (TimeoutError after too long, WorkbenchError once starts are cancelled)."""
+        ends = time.monotonic() + READY_SECONDS
+        while not self._ray.wait([asked], timeout=POLL_SECONDS)[0]:
+            if self._is_cancelled:
+                raise WorkbenchError("the cluster was closed")
+            if time.monotonic() > ends:
+                raise TimeoutError(f"it cannot serve after {READY_SECONDS:.0f} s")
+        return self._ray.get(asked)
+
+    def cancel_starts(self) -> None:
+        """Let starts that are under way end soon; their actors are killed."""
+        self._is_cancelled = True
 
     def close(self) -> None:
         """Leave the cluster; one that was started here ends, with all its processes."""

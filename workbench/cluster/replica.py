@@ -32,6 +32,11 @@ class PageCounts(NamedTuple):
         return PageCounts(*(mine + its for mine, its in zip(self, other, strict=True)))
 
 
+def tokens_in_cache(runner: Runner) -> int:
+    """Return how many tokens the cache of a runner has room for, by its largest group."""
+    return runner.config.cache.page_size * max(pool.num_pages for pool in runner.scheduler.pools)
+
+
 class Report(NamedTuple):
     """One message of a replica: all events of a step and of what came before it, in order, and the pages after it."""
 

@@ -12,7 +12,7 @@ from workbench.agents.agent import THINKING
 from workbench.agents.call_format import PROBE, CallFormat, shows_tools
 from workbench.agents.choice import answer_grammar, arguments_schema, check_choice
 from workbench.cluster.cluster import Cluster
-from workbench.cluster.replica import PageCounts
+from workbench.cluster.replica import PageCounts, tokens_in_cache
 from workbench.engine.runner import Runner
 from workbench.engine.runner_thread import RunnerThread
 from workbench.errors import WorkbenchError
@@ -90,6 +90,11 @@ class ServedModel:
     def pages(self) -> PageCounts:
         """Return the pages of its caches."""
         return self.runner.pages if isinstance(self.runner, Cluster) else PageCounts.of_runner(self.runner)
+
+    @property
+    def cache_tokens(self) -> int:
+        """Return how many tokens its cache has room for; of a cluster, that of the smallest replica."""
+        return self.runner.cache_tokens if isinstance(self.runner, Cluster) else tokens_in_cache(self.runner)
 
     @property
     def num_requests(self) -> tuple[int, int]:

@@ -31,11 +31,9 @@ ASK = {"model": "demo-chat", "messages": [{"role": "user", "content": "hi"}], "m
 )
 def test_batches_leave_half_of_the_slots_and_of_the_cache(calls: list[tuple[int, int, int]], num_pages: int) -> None:
     """Calls (sequences, tokens, turns of the loop that they last) never hold more together, and all of them run."""
-    config = SimpleNamespace(schedule=SimpleNamespace(max_num_seqs=8), cache=SimpleNamespace(page_size=16))
-    runner = SimpleNamespace(config=config, scheduler=SimpleNamespace(pools=[SimpleNamespace(num_pages=num_pages)]))
-    service: Any = SimpleNamespace(
-        models={"m": SimpleNamespace(runner=runner)}, settings=SimpleNamespace(batch_calls=100), num_waiting=0
-    )
+    runner = SimpleNamespace(config=SimpleNamespace(schedule=SimpleNamespace(max_num_seqs=8)))
+    model = SimpleNamespace(runner=runner, cache_tokens=num_pages * 16)
+    service: Any = SimpleNamespace(models={"m": model}, settings=SimpleNamespace(batch_calls=100), num_waiting=0)
     room, held = num_pages * 16 // 2, Counter[str]()
 
     async def one(slots: CallSlots, sequences: int, tokens: int, turns: int) -> None:

@@ -41,9 +41,7 @@ class CallSlots:
     def room(self, model: str) -> int:
         """Return the tokens of a model's cache that batches may hold; of the smallest for an alias."""
         models = self._service.models
-        runners = [each.runner for each in ([models[model]] if model in models else models.values())]
-        sizes = (each.config.cache.page_size * max(pool.num_pages for pool in each.scheduler.pools) for each in runners)
-        return min(sizes) // 2
+        return min(each.cache_tokens for each in ([models[model]] if model in models else models.values())) // 2
 
     @asynccontextmanager
     async def take(self, sequences: int, model: str = "", tokens: int = 0) -> AsyncIterator[None]:
