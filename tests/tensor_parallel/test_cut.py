@@ -21,7 +21,7 @@ from workbench.model.shapes import named_shape
 from workbench.model.spec import ActivationSpec, ModelSpec
 from workbench.model.transformer import Transformer
 from workbench.request import CustomPart
-from workbench.tensor_parallel.cut import Cut, Stretch, check_ranks, cut_state, cut_tensor, cuts_of, spec_of_rank
+from workbench.tensor_parallel.cut import Cut, Section, check_ranks, cut_state, cut_tensor, cuts_of, spec_of_rank
 
 SHARED = SIZES.flatmap(lambda size: st.tuples(st.just(size), models(size)))
 DENSE = WeightFormat()
@@ -82,7 +82,7 @@ def test_partial_products_add_up_within_the_bound_of_rounding(size: int, columns
     """A sum of n products in any order is within n u / (1 - n u) of |x| |w| (Higham, 2002), u half of eps."""
     draw = torch.Generator().manual_seed(seed)
     x, w = (torch.randn(count, size * columns, generator=draw) for count in (3, rows))
-    cut = Cut(1, (Stretch(size * columns, size),))
+    cut = Cut(1, (Section(size * columns, size),))
     parts = [cut_tensor(x, cut, rank, size) @ cut_tensor(w, cut, rank, size).T for rank in range(size)]
     exact = x.double() @ w.double().T
     unit = torch.finfo(torch.float32).eps / 2 * (size * columns + size)

@@ -17,7 +17,7 @@ from workbench.engine.runner import Runner, generate
 from workbench.model.quantized import WeightFormat
 from workbench.request import Request, SamplingParameters
 from workbench.sampling.sampler import _largest
-from workbench.tensor_parallel.cut import Stretch
+from workbench.tensor_parallel.cut import Section
 
 SPEC = spec_of(layer(4, 4), layer(4, 2))
 STATE = weights_of(SPEC, torch.float32, 0)
@@ -39,7 +39,7 @@ def test_the_largest_of_all_ranks_is_that_of_the_whole_row(size: int, rows: list
     def gather(ranks: Ranks) -> Task:
         model = share(SPEC, STATE, WeightFormat(), ranks)
         model.only_largest = True
-        first, end = Stretch(SPEC.vocab_size, size).bounds(ranks.rank, size)
+        first, end = Section(SPEC.vocab_size, size).bounds(ranks.rank, size)
         return lambda _: found.append(model.gather_logits(logits[:, first:end])) if not ranks.rank else (
             model.gather_logits(logits[:, first:end]))  # fmt: skip
 

@@ -31,7 +31,7 @@ from workbench.model.quantized import WeightFormat
 from workbench.model.spec import ModelSpec
 from workbench.tensor_parallel.cut import check_ranks, spec_of_rank
 
-FIRST = ("embedding.", "embedding_norm.", "positions.")  # parameters of the first stage; the last has those left
+FIRST_STAGE_PARAMETERS = ("embedding.", "embedding_norm.", "positions.")  # by prefix; the last stage has those left
 LOGIT_BYTES = 4
 
 
@@ -144,7 +144,7 @@ def _names(
         elif name == "embedding.weight" and spec.tie_word_embeddings:
             here = stage in (0, stages - 1)
         else:
-            here = stage == (0 if name.startswith(FIRST) else stages - 1)
+            here = stage == (0 if name.startswith(FIRST_STAGE_PARAMETERS) else stages - 1)
         if here:
             yield name
 

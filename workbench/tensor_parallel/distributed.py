@@ -127,7 +127,7 @@ class DistributedRanks(Ranks):
 
     def _abandon(self, error: BaseException) -> None:
         """End the other ranks: some may wait in a collective call that this one never makes."""
-        self._broken = self._broken or f"parallel.tensor: the ranks ended ({error}); load the model again"
+        self.broken = self.broken or f"parallel.tensor: the ranks ended ({error}); load the model again"
         self._peers.end()
         if self._peers.can_end:
             self.close()
@@ -167,8 +167,8 @@ class DistributedRanks(Ranks):
         """Raise on rank 0 where another rank has failed or ended."""
         if self.rank == 0:
             if self.store.check([FAILED]):
-                self._broken = f"parallel.tensor: {self.store.get(FAILED).decode()}; load the model again"
-                raise RankFailed(self._broken)
+                self.broken = f"parallel.tensor: {self.store.get(FAILED).decode()}; load the model again"
+                raise RankFailed(self.broken)
             self._peers.check()
 
     def _lost(self, error: RuntimeError) -> RankFailed:
@@ -177,8 +177,8 @@ class DistributedRanks(Ranks):
         while self.rank == 0 and time.monotonic() < deadline:
             self._look()
             time.sleep(LOOK_SECONDS)
-        self._broken = f"parallel.tensor: a rank was lost: {str(error).splitlines()[0]}; load the model again"
-        return RankFailed(self._broken)
+        self.broken = f"parallel.tensor: a rank was lost: {str(error).splitlines()[0]}; load the model again"
+        return RankFailed(self.broken)
 
 
 def _error_of(call: Any) -> RuntimeError | None:

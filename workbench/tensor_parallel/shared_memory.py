@@ -82,15 +82,15 @@ class SharedMemoryRanks(Ranks):
         """Let all ranks give up the task, so that the next begins with all of them idle."""
         self._words.publish(ABANDONED, self._serial)
         if not isinstance(error, Exception):  # an interrupt: others may be long in what they do
-            self._broken = self._broken or "parallel.tensor: the ranks were interrupted; load the model again"
-        if self._broken is not None:
+            self.broken = self.broken or "parallel.tensor: the ranks were interrupted; load the model again"
+        if self.broken is not None:
             self._peers.end()
             return
         try:
             for other in range(1, self.size):
                 self._wait(self._ended(other), self._serial, looks=False)
         except RankFailed as failed:
-            self._broken = self._broken or str(failed)
+            self.broken = self.broken or str(failed)
             self._peers.end()
             if not isinstance(error, RankFailed):
                 raise
