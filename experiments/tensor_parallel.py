@@ -99,7 +99,11 @@ def predict(spec: ModelSpec, dtype: str, ranks: int, backend: str, transport: Tr
     """Predict the exchanges of one greedy decode step: a sum of the embedding, two a layer (of compiled halves in
     float32, of modules in the model's type), and the largest logits."""
     halves = "float32" if backend == "mlir" else dtype
-    kinds = ((1, spec.hidden_size, dtype), (2 * len(spec.layers), spec.hidden_size, halves), (1, NUMBERS_OF_LARGEST, "float32"))
+    kinds = (
+        (1, spec.hidden_size, dtype),
+        (2 * len(spec.layers), spec.hidden_size, halves),
+        (1, NUMBERS_OF_LARGEST, "float32"),
+    )
     processes = RankProcesses(ranks, 60.0, EXCHANGE_MODULE, transport)
     try:
         seconds = [
