@@ -116,9 +116,9 @@ def cut_tensor(tensor: Tensor, cut: Cut, rank: int, ranks: int) -> Tensor:
             raise WorkbenchError(f"columns {begin + first} to {begin + end} of {columns} are no whole groups")
         shards.append(tensor.narrow(cut.axis, low // columns, (high - low) // columns))
         begin += section.size
-    return (
-        torch.cat(shards, dim=cut.axis) if len(shards) > 1 else shards[0].clone(memory_format=torch.contiguous_format)
-    )
+    if len(shards) > 1:
+        return torch.cat(shards, dim=cut.axis)
+    return shards[0].clone(memory_format=torch.contiguous_format)
 
 
 def cut_state(state: dict[str, Tensor], spec: ModelSpec, rank: int, ranks: int) -> dict[str, Tensor]:

@@ -59,7 +59,7 @@ class TensorParallelStore(KVStore):
         weakref.finalize(self, ranks.unused_stores.append, self.number)
 
     def zero_pages(self, group: int, pages: Iterable[int]) -> None:
-        """Zero `pages` of a cache group on all ranks; on rank 0 alone once these are broken for good: none computes then.
+        """Zero `pages` of a cache group on all ranks; on rank 0 alone once the ranks are broken: none computes then.
 
         A rank that cannot zero its pages breaks them: what it computes from old contents no digest would tell.
         """

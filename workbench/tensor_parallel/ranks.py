@@ -221,7 +221,8 @@ class Ranks(ABC):
         self._peers.end()
 
     def close(self) -> None:
-        """Leave the ranks."""
+        """Leave the ranks: none leads a task any more."""
+        self.broken = self.broken or "parallel.tensor: the ranks were closed; load the model again"
 
     @abstractmethod
     def _post(self, raw: bytes) -> None:

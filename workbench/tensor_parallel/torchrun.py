@@ -53,6 +53,8 @@ def torchrun_problem(transport: Transport, size: int) -> str | None:
     local = int(os.environ.get("LOCAL_WORLD_SIZE", world))
     if size != world:
         return f"torchrun started {world} processes, and parallel.tensor is {size}: give both the same number"
+    if TorchrunRanks.taken:
+        return "the processes that torchrun started have served a model already: load one in each process"
     if transport != "shared_memory":
         return distributed_problem(transport, local)
     if local != world:
@@ -63,6 +65,8 @@ def torchrun_problem(transport: Transport, size: int) -> str | None:
 class TorchrunRanks:
     """The processes beside this one that torchrun started, as rank 0 holds them; torchrun looks after them."""
 
+    taken = False  # whether the others have joined once: they serve one model, and end with it
+
     def __init__(self, size: int, timeout: float, transport: Transport):
         """Take rank 0's place among them.
 
@@ -70,6 +74,7 @@ class TorchrunRanks:
             WorkbenchError: where they do not all come, or cannot map one memory.
         """
         self.threads = torch.get_num_threads()  # torchrun has set it for each process
+        TorchrunRanks.taken = True
         store = _meet(0, size, timeout)
         if transport == "shared_memory":
             self.ranks: Ranks = offer_memory(store, size, timeout)
@@ -149,8 +154,8 @@ def _open_offered(offer: Mapping[str, Any]) -> int:
         memory = os.open(offer["path"], os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
         raise WorkbenchError(
-            f"transport shared_memory: it may not open rank 0's memory at {offer['path']} ({error.strerror}): the ranks "
-            f"must be processes of one user and one container; {REMEDY}"
+            f"transport shared_memory: it may not open rank 0's memory at {offer['path']} ({error.strerror}): all must "
+            f"be processes of one user and one container; {REMEDY}"
         ) from None
     found = os.fstat(memory)
     if [found.st_dev, found.st_ino] != offer["file"]:  # the number of another process, in another container
