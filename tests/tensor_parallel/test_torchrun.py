@@ -101,7 +101,7 @@ def test_processes_on_several_hosts_are_refused_by_name(monkeypatch: pytest.Monk
 
 def test_the_end_of_a_process_that_is_no_child_is_noticed() -> None:
     """A grandchild: its parent has ended, and this process cannot wait for it."""
-    child = "import subprocess as s; print(s.Popen(['sleep', '999'], stdout=s.DEVNULL).pid)"
+    child = "import subprocess as s; print(s.Popen(['sleep', '999'], stdout=s.DEVNULL, stderr=s.DEVNULL).pid)"
     pid = int(subprocess.run([sys.executable, "-c", child], capture_output=True, check=True).stdout)
     peers = TorchrunPeers({3: pid})
     peers.check()

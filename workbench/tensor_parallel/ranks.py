@@ -35,6 +35,11 @@ AS_IN_EXCHANGES = -1.0  # a time limit: that of the ranks
 STOP = "stop"  # the last task
 
 
+def rows_per_exchange(columns: int, itemsize: int) -> int:
+    """Return how many rows of so many columns an exchange of at most `CHUNK_BYTES` carries; one at least."""
+    return max(1, CHUNK_BYTES // (columns * itemsize))
+
+
 class RankFailed(WorkbenchError):
     """A rank other than this one died, failed, or did not answer in time."""
 

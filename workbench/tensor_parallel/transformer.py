@@ -21,7 +21,7 @@ from workbench.model.quantized import WeightFormat
 from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
 from workbench.tensor_parallel.cut import Section, spec_of_rank
-from workbench.tensor_parallel.ranks import CHUNK_BYTES, Ranks
+from workbench.tensor_parallel.ranks import Ranks, rows_per_exchange
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class TensorParallelTransformer(Transformer):
         widest = -(-size // ranks)
         whole = own.new_empty((0 if self.ranks.rank else len(own), size))
         bounds = [Section(size, ranks).bounds(rank, ranks) for rank in range(ranks)]
-        rows = max(1, CHUNK_BYTES // (widest * own.itemsize))  # so that no second copy of all logits is held
+        rows = rows_per_exchange(widest, own.itemsize)  # so that no second copy of all logits is held
         for begin in range(0, len(own), rows):
             gathered = self.ranks.gather(F.pad(own[begin : begin + rows], (0, widest - own.shape[1])))
             if not self.ranks.rank:
