@@ -1,4 +1,4 @@
-"""Wait for calls of NCCL, which this machine has no devices for: stand-ins that behave as `WorkNCCL` in PyTorch's source."""
+"""Wait for calls of NCCL by stand-ins that behave as `WorkNCCL` in PyTorch's source; here are no two devices."""
 
 from __future__ import annotations
 
