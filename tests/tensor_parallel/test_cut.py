@@ -39,16 +39,16 @@ def weights(spec: ModelSpec, dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 def put_together(parts: list[Tensor], cut: Cut) -> Tensor:
-    """Return the parameter that ranks hold parts of, stretch by stretch; what several hold must be equal."""
+    """Return the parameter that ranks hold parts of, section by section; what several hold must be equal."""
     if cut.added_once:
         return torch.stack(parts).sum(0)
     if cut.axis is None:
         assert all(torch.equal(part, parts[0]) for part in parts)
         return parts[0]
-    widths = [stretch.size // stretch.shares for stretch in cut.stretches]
+    widths = [section.size // section.shares for section in cut.sections]
     whole = []
-    for place, stretch in enumerate(cut.stretches):
-        copies = len(parts) // stretch.shares
+    for place, section in enumerate(cut.sections):
+        copies = len(parts) // section.shares
         own = [part.split(widths, cut.axis)[place] if len(widths) > 1 else part for part in parts]
         for held in (own[first : first + copies] for first in range(0, len(own), copies)):
             assert all(torch.equal(copy, held[0]) for copy in held)

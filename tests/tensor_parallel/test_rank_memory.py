@@ -107,7 +107,7 @@ def test_the_report_says_what_a_device_holds() -> None:
             "tensor: 3 ranks cannot share llama-3.1-8b: layer 0: its num_heads of 32 is no multiple of 3",
         ),
         ("llama-3.1-8b", {"pipeline": 33}, "pipeline 33: llama-3.1-8b has 32 layers, and a stage has at least one"),
-        ("tiny", {"tensor": 2, "weights": "int4"}, "32 columns of its heads x head_dim are no whole groups of 64"),
+        ("tiny", {"tensor": 2, "weights": "int4"}, "32 columns of its heads x dim are no whole groups of 64"),
     ],
 )
 def test_what_cannot_be_cut_is_refused(name: str, given: dict, words: str) -> None:

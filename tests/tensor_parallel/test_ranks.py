@@ -160,8 +160,11 @@ def test_a_rank_that_does_not_zero_its_pages_computes_no_more(times: int) -> Non
         def copy_pages(self, group: int, sources: list[int], targets: list[int]) -> None:
             """Stand for a task that computes."""
 
+    def open_store(*layout: Any) -> Any:
+        return RankPages()
+
     def tasks(ranks: Ranks) -> dict[str, Any]:
-        return tasks_of(lambda: pytest.fail("no model is asked for"), lambda *layout: RankPages())
+        return tasks_of(lambda: pytest.fail("no model is asked for"), open_store)
 
     left = contextlib.nullcontext() if times < 2 else pytest.raises(RankFailed, match="keep old contents")
     with left, serving(tasks, 2) as first:

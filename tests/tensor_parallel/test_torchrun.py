@@ -68,7 +68,7 @@ def test_ranks_that_meet_exchange_numbers_in_one_memory() -> None:
 
     other = threading.Thread(target=second.serve, args=(task(second),))
     other.start()
-    content = 5, "float32", b""
+    content = 5, "float32", 0
     total, _ = first.lead("exchange", content, lambda: numbers_rank.exchange(first, content))
     assert torch.equal(total, numbers_rank.numbers(0, 5) + numbers_rank.numbers(1, 5))
     first.lead(STOP, None, lambda: None)

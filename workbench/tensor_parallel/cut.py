@@ -207,7 +207,7 @@ def _problem_of_layer(layer: LayerSpec, format: WeightFormat, ranks: int) -> str
     if isinstance(a, AttentionSpec) and kv_heads % ranks and ranks % kv_heads:
         return f"its num_kv_heads of {kv_heads} is neither a multiple nor a divisor of {ranks}"
     quant_group = format.blocks.group
-    columns = {"heads x head_dim": a.o_proj_inputs}
+    columns = {"heads x dim": a.o_proj_inputs}
     columns |= {"intermediate_size": layer.intermediate_size} if experts is None else {}
     columns |= {"shared_intermediate_size": shared} if experts and (shared := experts.shared_intermediate_size) else {}
     for name, size in columns.items():
