@@ -45,10 +45,10 @@ def put_together(parts: list[Tensor], cut: Cut) -> Tensor:
     if cut.axis is None:
         assert all(torch.equal(part, parts[0]) for part in parts)
         return parts[0]
-    widths = [section.size // section.shares for section in cut.sections]
+    widths = [section.size // section.num_shards for section in cut.sections]
     whole = []
     for place, section in enumerate(cut.sections):
-        copies = len(parts) // section.shares
+        copies = len(parts) // section.num_shards
         own = [part.split(widths, cut.axis)[place] if len(widths) > 1 else part for part in parts]
         for held in (own[first : first + copies] for first in range(0, len(own), copies)):
             assert all(torch.equal(copy, held[0]) for copy in held)
