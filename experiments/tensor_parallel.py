@@ -44,8 +44,8 @@ WAYS: dict[str, tuple[str, Transport]] = {  # backend and transport of ranks
     "eager, gloo": ("eager", "gloo"),
     "mlir, shared memory": ("mlir", "shared_memory"),
 }
-LARGEST = 2  # numbers of a row and rank in a greedy step: the largest logit and its token
-ONE = "one process"
+NUMBERS_OF_LARGEST = 2  # numbers of a row and rank in a greedy step: the largest logit and its token
+ONE_PROCESS = "one process"
 Row = dict[str, Any]
 
 
@@ -61,7 +61,7 @@ def main(
     before = cpu_times()
     settings: dict[str, Any] = {"dtype": dtype, "pages": PAGES}
     runners = {
-        f"{backend}, {ONE}": Runner(EngineConfig.build(model, backend=backend, **settings))
+        f"{backend}, {ONE_PROCESS}": Runner(EngineConfig.build(model, backend=backend, **settings))
         for backend in dict.fromkeys(backend for backend, _ in WAYS.values())
     }
     for name, (backend, transport) in WAYS.items():
@@ -99,7 +99,11 @@ def predict(spec: ModelSpec, dtype: str, ranks: int, backend: str, transport: Tr
     """Predict the exchanges of one greedy decode step: a sum of the embedding, two a layer (of compiled halves in
     float32, of modules in the model's type), and the largest logits."""
     halves = "float32" if backend == "mlir" else dtype
-    kinds = ((1, spec.hidden_size, dtype), (2 * len(spec.layers), spec.hidden_size, halves), (1, LARGEST, "float32"))
+    kinds = (
+        (1, spec.hidden_size, dtype),
+        (2 * len(spec.layers), spec.hidden_size, halves),
+        (1, NUMBERS_OF_LARGEST, "float32"),
+    )
     processes = RankProcesses(ranks, 60.0, EXCHANGE_MODULE, transport)
     try:
         seconds = [
@@ -165,9 +169,9 @@ def _decode(runner: Runner, name: str) -> tuple[list[float], Traffic]:
 
 def memory_of(runners: dict[str, Runner], dtype: str) -> Row:
     """Return the bytes of each rank, by formula and as they lie in its process, beside those of one process."""
-    alone = runners[f"eager, {ONE}"]
+    alone = runners[f"eager, {ONE_PROCESS}"]
     weights = sum(parameter.nbytes for parameter in alone.model.parameters())
-    found: Row = {ONE: {"weight_bytes": weights, "cache_bytes": alone.store.bytes}, "ranks": []}
+    found: Row = {ONE_PROCESS: {"weight_bytes": weights, "cache_bytes": alone.store.bytes}, "ranks": []}
     executor, config = runners[next(iter(WAYS))].executor, alone.config
     assert isinstance(executor, TensorParallelExecutor)
     held = executor.memory_of_ranks()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from typing import Any
 
@@ -42,13 +44,19 @@ def hang(ranks: Ranks, who: int) -> None:
     ranks.all_reduce(torch.ones(3))
 
 
+def die(ranks: Ranks, who: int) -> None:
+    if ranks.rank == who:
+        os.kill(os.getpid(), signal.SIGKILL)
+    ranks.all_reduce(torch.ones(3))
+
+
 def main() -> None:
     ranks = join_ranks()
 
     def task(do: Any) -> Any:
         return lambda content: do(ranks, content)
 
-    ranks.serve({each.__name__: task(each) for each in (exchange, fail, part, hang)})
+    ranks.serve({each.__name__: task(each) for each in (exchange, fail, part, hang, die)})
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from workbench.model.shapes import named_shape
 from workbench.model.spec import ActivationSpec, ModelSpec
 from workbench.model.transformer import Transformer
 from workbench.request import CustomPart
-from workbench.tensor_parallel.cut import Cut, Stretch, check_ranks, cut_state, cut_tensor, cuts_of, spec_of_rank
+from workbench.tensor_parallel.cut import Cut, Section, check_ranks, cut_state, cut_tensor, cuts_of, spec_of_rank
 
 SHARED = SIZES.flatmap(lambda size: st.tuples(st.just(size), models(size)))
 DENSE = WeightFormat()
@@ -39,16 +39,16 @@ def weights(spec: ModelSpec, dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 def put_together(parts: list[Tensor], cut: Cut) -> Tensor:
-    """Return the parameter that ranks hold parts of, stretch by stretch; what several hold must be equal."""
+    """Return the parameter that ranks hold parts of, section by section; what several hold must be equal."""
     if cut.added_once:
         return torch.stack(parts).sum(0)
     if cut.axis is None:
         assert all(torch.equal(part, parts[0]) for part in parts)
         return parts[0]
-    widths = [stretch.size // stretch.shares for stretch in cut.stretches]
+    widths = [section.size // section.num_shards for section in cut.sections]
     whole = []
-    for place, stretch in enumerate(cut.stretches):
-        copies = len(parts) // stretch.shares
+    for place, section in enumerate(cut.sections):
+        copies = len(parts) // section.num_shards
         own = [part.split(widths, cut.axis)[place] if len(widths) > 1 else part for part in parts]
         for held in (own[first : first + copies] for first in range(0, len(own), copies)):
             assert all(torch.equal(copy, held[0]) for copy in held)
@@ -82,7 +82,7 @@ def test_partial_products_add_up_within_the_bound_of_rounding(size: int, columns
     """A sum of n products in any order is within n u / (1 - n u) of |x| |w| (Higham, 2002), u half of eps."""
     draw = torch.Generator().manual_seed(seed)
     x, w = (torch.randn(count, size * columns, generator=draw) for count in (3, rows))
-    cut = Cut(1, (Stretch(size * columns, size),))
+    cut = Cut(1, (Section(size * columns, size),))
     parts = [cut_tensor(x, cut, rank, size) @ cut_tensor(w, cut, rank, size).T for rank in range(size)]
     exact = x.double() @ w.double().T
     unit = torch.finfo(torch.float32).eps / 2 * (size * columns + size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,15 +10,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from compiled_kernels import Backend
 from tests.engine.tiny import layer, spec_of, weights_of
 from tests.tensor_parallel.in_threads import Ranks, Task, runner_of_ranks, serving, share
 from workbench.engine.runner import Runner, generate
+from workbench.memory.ranks import gathered_logits_bytes
 from workbench.model.quantized import WeightFormat
 from workbench.request import Request, SamplingParameters
 from workbench.sampling.sampler import _largest
-from workbench.tensor_parallel.cut import Stretch
+from workbench.tensor_parallel.cut import Section
+from workbench.tensor_parallel.transformer import TensorParallelTransformer
 
 SPEC = spec_of(layer(4, 4), layer(4, 2))
 STATE = weights_of(SPEC, torch.float32, 0)
@@ -39,7 +45,7 @@ def test_the_largest_of_all_ranks_is_that_of_the_whole_row(size: int, rows: list
     def gather(ranks: Ranks) -> Task:
         model = share(SPEC, STATE, WeightFormat(), ranks)
         model.only_largest = True
-        first, end = Stretch(SPEC.vocab_size, size).bounds(ranks.rank, size)
+        first, end = Section(SPEC.vocab_size, size).bounds(ranks.rank, size)
         return lambda _: found.append(model.gather_logits(logits[:, first:end])) if not ranks.rank else (
             model.gather_logits(logits[:, first:end]))  # fmt: skip
 
@@ -48,6 +54,47 @@ def test_the_largest_of_all_ranks_is_that_of_the_whole_row(size: int, rows: list
         first.lead("gather", None, lambda: own(None))
         assert first.traffic.bytes == 2 * FLOAT32 * len(rows)
     assert exactly(_largest(found[0])) == exactly(_largest(logits))
+
+
+class PeakBytes(TorchDispatchMode):
+    """Count the bytes of all storages that operations of this thread made and that live, but for `known` ones."""
+
+    def __init__(self, *known: Tensor):
+        super().__init__()
+        self.known, self.live, self.peak = {StorageWeakRef(each.untyped_storage()).cdata for each in known}, {}, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, Tensor) and (ref := StorageWeakRef(tensor.untyped_storage())).cdata not in self.known:
+                self.live[ref.cdata] = ref, tensor.untyped_storage().nbytes()
+        self.live = {key: each for key, each in self.live.items() if not each[0].expired()}
+        self.peak = max(self.peak, sum(size for _, size in self.live.values()))
+        return out
+
+
+@pytest.mark.parametrize(("size", "vocab_size"), [(2, 20000), (3, 20000), (3, 900000)])
+def test_gathered_logits_take_the_bytes_of_the_formula(size: int, vocab_size: int) -> None:
+    """Whether ranks divide the vocabulary or not, and where a row is longer than an exchange: one copy of all."""
+    logits, found = torch.randn(64 if vocab_size < 10**5 else 4, vocab_size), list[Tensor]()
+
+    def gather(ranks: Ranks) -> Task:
+        model = SimpleNamespace(spec=SimpleNamespace(vocab_size=vocab_size), ranks=ranks, only_largest=False)
+        first, end = Section(vocab_size, size).bounds(ranks.rank, size)
+        own = logits[:, first:end].clone()
+        return lambda _: TensorParallelTransformer.gather_logits(model, own)  # type: ignore[arg-type]
+
+    with serving(lambda ranks: {"gather": gather(ranks)}, size) as first:
+        own = gather(first)
+
+        def measured() -> None:
+            with PeakBytes(first._slots, logits) as held:
+                found.append(own(None))
+            assert held.peak <= gathered_logits_bytes(vocab_size, size, len(logits))
+            assert held.peak > 0.8 * gathered_logits_bytes(vocab_size, size, len(logits))
+
+        first.lead("gather", None, measured)
+    assert torch.equal(found[0], logits)
 
 
 def tokens_and_bytes(runner: Runner, **sampling: Any) -> tuple[list[tuple[int, ...]], int]:

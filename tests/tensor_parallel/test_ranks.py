@@ -145,6 +145,42 @@ def test_pages_of_a_collected_store_are_given_back_by_all_ranks() -> None:
         assert held() == [False] * 4 + [True]
 
 
+@pytest.mark.parametrize("times", [0, 1, 2, 3])
+def test_a_rank_that_does_not_zero_its_pages_computes_no_more(times: int) -> None:
+    """It may fail once; where it fails again the ranks are broken, since no digest covers what pages hold."""
+    shapes, failures, zeroed = cache_shapes(spec_of_rank(named_shape("tiny"), 0, 2)), [times], list[list[int]]()
+
+    class RankPages:
+        def zero_pages(self, group: int, pages: list[int]) -> None:
+            failures[0] -= 1
+            if failures[0] >= 0:
+                raise WorkbenchError("no memory left here")
+            zeroed.append(pages)
+
+        def copy_pages(self, group: int, sources: list[int], targets: list[int]) -> None:
+            """Stand for a task that computes."""
+
+    def open_store(*layout: Any) -> Any:
+        return RankPages()
+
+    def tasks(ranks: Ranks) -> dict[str, Any]:
+        return tasks_of(lambda: pytest.fail("no model is asked for"), open_store)
+
+    left = contextlib.nullcontext() if times < 2 else pytest.raises(RankFailed, match="keep old contents")
+    with left, serving(tasks, 2) as first:
+        store = TensorParallelStore(first, shapes, (3,), 4, torch.float32)
+        for tensor in store.page_tensors(0):
+            tensor.fill_(1)
+        store.zero_pages(0, [2])
+        assert all(not tensor[2].any() and tensor[1].all() for tensor in store.page_tensors(0))
+        assert zeroed == [[2]] * (times < 2)
+        if times >= 2:
+            with pytest.raises(RankFailed, match="rank 1: no memory left here; its pages keep old contents"):
+                store.copy_pages(0, [1], [2])
+        else:
+            store.copy_pages(0, [1], [2])
+
+
 def test_tasks_without_exchanges_count_too() -> None:
     """Words count modulo 2**32: more than 2**15 tasks between two exchanges do not make the second one early."""
 

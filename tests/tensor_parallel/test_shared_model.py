@@ -260,10 +260,11 @@ def children(parent: int) -> list[int]:
 TORCHRUN = "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "--local-addr", "127.0.0.1"
 
 
-def test_torchrun_starts_the_ranks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_torchrun_starts_the_ranks(tmp_path: Path, transport: str) -> None:
     """Its processes join rank 0, which is the command line, and leave with it; the record is that of one process."""
     values = {"backend": "eager", "model.dtype": "float32", "sampling.temperature": "0", "sampling.max_tokens": "8",
-              "parallel.tensor": "2", "parallel.transport": "gloo"}  # fmt: skip
+              "parallel.tensor": "2", "parallel.transport": transport}  # fmt: skip
     left = LeftBehind()
     sets = [part for name, value in values.items() for part in ("--set", f"{name}={value}")]
     environment = left.environment | {"GLOO_SOCKET_IFNAME": LOOPBACK}

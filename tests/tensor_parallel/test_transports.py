@@ -94,8 +94,8 @@ HANGS = """
 import sys
 from tests.tensor_parallel import numbers_rank
 from workbench.errors import WorkbenchError
-from workbench.tensor_parallel.processes import TorchrunRanks
-others = TorchrunRanks(2, float(sys.argv[1]))
+from workbench.tensor_parallel.torchrun import TorchrunRanks
+others = TorchrunRanks(2, float(sys.argv[1]), sys.argv[2])
 try:
     others.ranks.lead("hang", 1, lambda: numbers_rank.hang(others.ranks, 1))
 except WorkbenchError as error:
@@ -105,7 +105,8 @@ print("closed")
 """
 
 
-def test_where_torchrun_started_a_rank_that_hangs_rank_0_ends_as_failed() -> None:
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_where_torchrun_started_a_rank_that_hangs_rank_0_ends_as_failed(transport: Transport) -> None:
     """It cannot end the other; torchrun does, once one process has failed. It does not wait for it either."""
     left = LeftBehind()
     with socket.socket() as free:
@@ -113,7 +114,7 @@ def test_where_torchrun_started_a_rank_that_hangs_rank_0_ends_as_failed() -> Non
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
     environment = left.environment | meeting | {"GLOO_SOCKET_IFNAME": LOOPBACK}
     other = subprocess.Popen([sys.executable, "-m", MODULE], env=environment | {"RANK": "1"})
-    command = [sys.executable, "-c", HANGS, str(limit(0.1))]
+    command = [sys.executable, "-c", HANGS, str(limit(0.1)), transport]
     first = subprocess.run(command, env=environment | {"RANK": "0"}, capture_output=True, text=True, check=False)
     other.kill()
     other.wait()

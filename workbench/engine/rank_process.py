@@ -14,7 +14,7 @@ from workbench.kv_cache.store import KVStore
 from workbench.tensor_parallel.distributed import end_process
 from workbench.tensor_parallel.executor import tasks_of
 from workbench.tensor_parallel.processes import join_ranks
-from workbench.tensor_parallel.ranks import RankFailed, Ranks
+from workbench.tensor_parallel.ranks import Ranks
 from workbench.tensor_parallel.transformer import TensorParallelTransformer
 
 
@@ -40,11 +40,10 @@ class RankState:
 
 
 def main() -> None:
-    ranks = join_ranks()
-    state = RankState(ranks)
     try:
+        state = RankState(ranks := join_ranks())
         ranks.serve({LOAD: state.load, **tasks_of(lambda: state.model, state.open_store)})
-    except (RankFailed, SystemExit) as error:  # a rank was lost, or this one says why it ends
+    except (WorkbenchError, SystemExit) as error:  # the ranks do not meet, one was lost, or this one says why it ends
         end_process(error)
 
 

@@ -12,7 +12,7 @@ from workbench.simulate.traffic_settings import Poisson, TrafficWorkload
 
 PRECISION = 0.03  # of a rate: the search ends when the bounds are this near
 HIGHEST_RATE = 2.0**14  # requests/s; no fleet of this size is simulated in a reader's time
-OVERLOAD = 60.0  # seconds after the last arrival at which what is unfinished counts as late
+OVERLOAD_SECONDS = 60.0  # after the last arrival at which what is unfinished counts as late
 
 
 def at_rate(experiment: Experiment, rate: float, seconds: float) -> Experiment:
@@ -45,7 +45,7 @@ def highest_rate(experiment: Experiment, share: float, seconds: float) -> dict[s
         raise WorkbenchError(f"share {share:g}, seconds {seconds:g}: give a share in (0, 1] and seconds above 0")
 
     def tried(rate: float) -> dict[str, Any]:
-        return simulate_experiment(at_rate(experiment, rate, seconds), seconds + OVERLOAD)
+        return simulate_experiment(at_rate(experiment, rate, seconds), seconds + OVERLOAD_SECONDS)
 
     low, high, best = 0.0, 1.0, None
     while (found := tried(high))["goodput"]["share"] >= share:

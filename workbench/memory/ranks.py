@@ -30,8 +30,9 @@ from workbench.model.model_parameters import parameter_shapes
 from workbench.model.quantized import WeightFormat
 from workbench.model.spec import ModelSpec
 from workbench.tensor_parallel.cut import check_ranks, spec_of_rank
+from workbench.tensor_parallel.ranks import rows_per_exchange
 
-FIRST = ("embedding.", "embedding_norm.", "positions.")  # parameters of the first stage; the last has those left
+FIRST_STAGE_PARAMETERS = ("embedding.", "embedding_norm.", "positions.")  # by prefix; the last stage has those left
 LOGIT_BYTES = 4
 
 
@@ -119,8 +120,8 @@ def rank_memories(
             parts = bytes_of_layers(store, layers)
             last = stage == len(stages) - 1
             rows = activation_bytes(_layers_alone(own, layers), max(step_tokens, batch), itemsize, batch * last)
-            if last and tensor > 1 and rank == 0:  # the logits of all ranks come together here
-                rows += batch * LOGIT_BYTES * spec.vocab_size
+            if last and tensor > 1 and rank == 0:
+                rows += gathered_logits_bytes(spec.vocab_size, tensor, batch)
             found.append(
                 RankMemory(stage, rank, layers, parts, MemoryEstimate(
                     context=context,
@@ -134,6 +135,14 @@ def rank_memories(
     return tuple(sorted(found, key=lambda each: (each.stage, each.rank)))
 
 
+def gathered_logits_bytes(vocab_size: int, tensor: int, batch: int) -> int:
+    """Return what rank 0 holds of logits beside its own: those of all ranks, and some rows as they are exchanged, its
+    own and every rank's."""
+    widest = -(-vocab_size // tensor)
+    rows = min(batch, rows_per_exchange(widest, LOGIT_BYTES))
+    return LOGIT_BYTES * (batch * vocab_size + (1 + tensor) * rows * widest)
+
+
 def _names(
     spec: ModelSpec, shapes: dict[str, tuple[int, ...]], layers: range, stage: int, stages: int
 ) -> Iterator[str]:
@@ -144,7 +153,7 @@ def _names(
         elif name == "embedding.weight" and spec.tie_word_embeddings:
             here = stage in (0, stages - 1)
         else:
-            here = stage == (0 if name.startswith(FIRST) else stages - 1)
+            here = stage == (0 if name.startswith(FIRST_STAGE_PARAMETERS) else stages - 1)
         if here:
             yield name
 

@@ -3,7 +3,7 @@
     x -> qkv (rows of whole heads) -> attention -> output (columns) -> sum over ranks
       -> gate | up (rows) -> activation -> down (columns)           -> sum over ranks
 
-Queries, keys, values, gate and up are stretches of a fused matrix, and each is cut by itself.
+Queries, keys, values, gate and up are sections of a fused matrix, and each is cut by itself.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from workbench.model.recurrent_spec import RecurrentSpec
 from workbench.model.spec import LayerSpec, ModelSpec
 
 
-class Stretch(NamedTuple):
-    """A stretch of an axis that is cut into `shares`; where these are fewer than ranks, neighbours hold the same."""
+class Section(NamedTuple):
+    """A section of an axis, cut into `num_shards`; where these are fewer than ranks, neighbours hold the same."""
 
     size: int
-    shares: int
+    num_shards: int
 
     def bounds(self, rank: int, ranks: int) -> tuple[int, int]:
-        """Return the first place of a rank's share, and the end after its last."""
-        share = rank * self.shares // ranks
-        return self.size * share // self.shares, self.size * (share + 1) // self.shares
+        """Return the first index of a rank's shard, and the end after its last."""
+        shard = rank * self.num_shards // ranks
+        return self.size * shard // self.num_shards, self.size * (shard + 1) // self.num_shards
 
 
 @dataclass(frozen=True)
 class Cut:
-    """The cut of one parameter: `axis` in stretches, or None: every rank holds all of it.
+    """The cut of one parameter: `axis` in sections, or None: every rank holds all of it.
 
     With `added_once` rank 0 holds it and others hold zeros: a bias of what is summed over ranks.
     """
 
     axis: int | None = None
-    stretches: tuple[Stretch, ...] = ()
+    sections: tuple[Section, ...] = ()
     added_once: bool = False
 
 
@@ -51,46 +51,46 @@ WHOLE, ADDED_ONCE = Cut(), Cut(added_once=True)
 
 def cuts_of(spec: ModelSpec, ranks: int) -> dict[str, Cut]:
     """Return the cut of every parameter of `parameter_shapes(spec)`; norms, routers and positions are whole."""
-    vocabulary = Cut(0, (Stretch(spec.vocab_size, ranks),))
+    vocabulary = Cut(0, (Section(spec.vocab_size, ranks),))
     found = dict.fromkeys(parameter_shapes(spec), WHOLE)
     found |= {name: vocabulary for name in ("embedding.weight", "head.weight", "head.bias") if name in found}
     for index, layer in enumerate(spec.layers):
-        for part, cuts in (("attention", _attention(layer, ranks)), ("feedforward", _feedforward(layer, ranks))):
+        for module, cuts in (("attention", _attention(layer, ranks)), ("feedforward", _feedforward(layer, ranks))):
             for name, cut in cuts.items():
-                if (path := f"blocks.{index}.{part}.{name}") in found:
+                if (path := f"blocks.{index}.{module}.{name}") in found:
                     found[path] = cut
     return found
 
 
 def _attention(layer: LayerSpec, ranks: int) -> dict[str, Cut]:
     a = layer.attention
-    out = {"output.weight": Cut(1, (Stretch(a.o_proj_inputs, ranks),)), "output.bias": ADDED_ONCE}
+    out = {"output.weight": Cut(1, (Section(a.o_proj_inputs, ranks),)), "output.bias": ADDED_ONCE}
     if isinstance(a, MLASpec):
-        queries, heads = Cut(0, (Stretch(a.query_columns, ranks),)), Cut(0, (Stretch(a.num_heads, ranks),))
-        down = WHOLE if a.q_lora_rank is not None else Cut(0, (Stretch(a.query_columns, ranks), Stretch(a.head_dim, 1)))
+        queries, heads = Cut(0, (Section(a.query_columns, ranks),)), Cut(0, (Section(a.num_heads, ranks),))
+        down = WHOLE if a.q_lora_rank is not None else Cut(0, (Section(a.query_columns, ranks), Section(a.head_dim, 1)))
         return out | {"down.weight": down, "down.bias": down, "query_up.weight": queries, "up": heads}
     assert isinstance(a, AttentionSpec)
-    groups, dim = min(ranks, a.num_kv_heads), a.head_dim
-    queries, keys = Stretch(a.num_heads * dim, ranks), Stretch(a.num_kv_heads * dim, groups)
+    kv_shards = min(ranks, a.num_kv_heads)
+    queries, keys = Section(a.num_heads * a.head_dim, ranks), Section(a.num_kv_heads * a.head_dim, kv_shards)
     qkv = Cut(0, (queries,) * (1 + a.output_gate) + (keys,) * (2 if a.kv_shared_with is None else 0))
-    found = out | {"qkv.weight": qkv, "qkv.bias": qkv, "sink_logits": Cut(0, (Stretch(a.num_heads, ranks),))}
+    found = out | {"qkv.weight": qkv, "qkv.bias": qkv, "sink_logits": Cut(0, (Section(a.num_heads, ranks),))}
     if a.qk_norm is not None and a.qk_norm.over == "projection":
         found |= {"query_norm.weight": Cut(0, (queries,)), "key_norm.weight": Cut(0, (keys,))}
     elif a.qk_norm is not None and a.qk_norm.weight == "per_head":
         for kind in ("weight", "bias"):
-            found[f"query_norm.{kind}"] = Cut(0, (Stretch(a.num_heads, ranks),))
-            found[f"key_norm.{kind}"] = Cut(0, (Stretch(a.num_kv_heads, groups),))
+            found[f"query_norm.{kind}"] = Cut(0, (Section(a.num_heads, ranks),))
+            found[f"key_norm.{kind}"] = Cut(0, (Section(a.num_kv_heads, kv_shards),))
     return found
 
 
 def _feedforward(layer: LayerSpec, ranks: int) -> dict[str, Cut]:
-    width = Stretch(layer.intermediate_size, ranks)
+    intermediate = Section(layer.intermediate_size, ranks)
     if layer.experts is None:
-        rows = Cut(0, (width,) * (1 + layer.activation.gated))
+        rows = Cut(0, (intermediate,) * (1 + layer.activation.gated))
         names = ("gate_up.weight", "gate_up.bias", "up.weight", "up.bias")
-        return dict.fromkeys(names, rows) | {"down.weight": Cut(1, (width,)), "down.bias": ADDED_ONCE}
-    experts = Cut(0, (Stretch(layer.experts.num_experts, ranks),))
-    shared = Stretch(layer.experts.shared_intermediate_size or 0, ranks)
+        return dict.fromkeys(names, rows) | {"down.weight": Cut(1, (intermediate,)), "down.bias": ADDED_ONCE}
+    experts = Cut(0, (Section(layer.experts.num_experts, ranks),))
+    shared = Section(layer.experts.shared_intermediate_size or 0, ranks)
     return dict.fromkeys(("gate_up", "down", "gate_up_bias", "down_bias"), experts) | {
         "shared.gate_up.weight": Cut(0, (shared, shared)),
         "shared.down.weight": Cut(1, (shared,)),
@@ -98,7 +98,7 @@ def _feedforward(layer: LayerSpec, ranks: int) -> dict[str, Cut]:
 
 
 def cut_tensor(tensor: Tensor, cut: Cut, rank: int, ranks: int) -> Tensor:
-    """Return a rank's part of a stored tensor: of numbers, of codes, or of the scales and minima beside these.
+    """Return a rank's shard of a stored tensor: of numbers, of codes, or of the scales and minima beside these.
 
     Codes and scales have fewer places on the cut axis than the matrix has columns: two codes to a byte, one scale to a
     group. A scale for a whole row is every rank's.
@@ -107,20 +107,22 @@ def cut_tensor(tensor: Tensor, cut: Cut, rank: int, ranks: int) -> Tensor:
         return tensor if rank == 0 else torch.zeros_like(tensor)
     if cut.axis is None or cut.axis >= tensor.ndim:
         return tensor
-    places, numbers = tensor.shape[cut.axis], sum(stretch.size for stretch in cut.stretches)
-    parts, begin = [], 0
-    for stretch in cut.stretches:
-        first, end = stretch.bounds(rank, ranks)
-        low, high = ((begin + bound) * places for bound in (first, end))
-        if low % numbers or high % numbers:
-            raise WorkbenchError(f"columns {begin + first} to {begin + end} of {numbers} are no whole groups")
-        parts.append(tensor.narrow(cut.axis, low // numbers, (high - low) // numbers))
-        begin += stretch.size
-    return torch.cat(parts, dim=cut.axis) if len(parts) > 1 else parts[0].clone(memory_format=torch.contiguous_format)
+    stored, columns = tensor.shape[cut.axis], sum(section.size for section in cut.sections)
+    shards, begin = [], 0
+    for section in cut.sections:
+        first, end = section.bounds(rank, ranks)
+        low, high = ((begin + bound) * stored for bound in (first, end))
+        if low % columns or high % columns:
+            raise WorkbenchError(f"columns {begin + first} to {begin + end} of {columns} are no whole groups")
+        shards.append(tensor.narrow(cut.axis, low // columns, (high - low) // columns))
+        begin += section.size
+    if len(shards) > 1:
+        return torch.cat(shards, dim=cut.axis)
+    return shards[0].clone(memory_format=torch.contiguous_format)
 
 
 def cut_state(state: dict[str, Tensor], spec: ModelSpec, rank: int, ranks: int) -> dict[str, Tensor]:
-    """Return a rank's part of a state, or of some parameters of it; `spec` is the whole model's. What is quantized is
+    """Return a rank's shard of a state, or of some parameters of it; `spec` is the whole model's. What is quantized is
     cut as it is stored: each number stays what it was."""
     cuts = cuts_of(spec, ranks)
     cuts.setdefault("head.weight", cuts["embedding.weight"])  # a tied embedding in few bits is stored as the head
@@ -128,7 +130,7 @@ def cut_state(state: dict[str, Tensor], spec: ModelSpec, rank: int, ranks: int) 
 
 
 def _matrix_of(name: str) -> str:
-    """Return the name of the parameter that a stored tensor is a part of: its scales and minima are cut as it is."""
+    """Return the name of the parameter that a stored tensor belongs to: its scales and minima are cut as it is."""
     for beside in BESIDE:
         if name.endswith(f".{beside}"):
             return name.removesuffix(beside) + "weight"
@@ -139,7 +141,7 @@ def _matrix_of(name: str) -> str:
 
 def spec_of_rank(spec: ModelSpec, rank: int, ranks: int) -> ModelSpec:
     """Return the architecture of what a rank holds: its heads, columns, experts and tokens of the vocabulary."""
-    first, end = Stretch(spec.vocab_size, ranks).bounds(rank, ranks)
+    first, end = Section(spec.vocab_size, ranks).bounds(rank, ranks)
     layers = tuple(_layer_of_rank(layer, rank, ranks) for layer in spec.layers)
     return ModelSpec.model_validate(dict(spec) | {"layers": layers, "vocab_size": end - first})
 
@@ -154,7 +156,7 @@ def _layer_of_rank(layer: LayerSpec, rank: int, ranks: int) -> LayerSpec:
         changes["intermediate_size"] = layer.intermediate_size // ranks
     else:
         shared = experts.shared_intermediate_size
-        held = Stretch(experts.num_experts, ranks).bounds(rank, ranks)
+        held = Section(experts.num_experts, ranks).bounds(rank, ranks)
         changes["experts"] = experts.model_validate(
             dict(experts) | {"held": held, "shared_intermediate_size": shared and shared // ranks}
         )
@@ -204,11 +206,12 @@ def _problem_of_layer(layer: LayerSpec, format: WeightFormat, ranks: int) -> str
     kv_heads = a.num_kv_heads
     if isinstance(a, AttentionSpec) and kv_heads % ranks and ranks % kv_heads:
         return f"its num_kv_heads of {kv_heads} is neither a multiple nor a divisor of {ranks}"
-    group = format.blocks.group
+    quant_group = format.blocks.group
     columns = {"heads x dim": a.o_proj_inputs}
     columns |= {"intermediate_size": layer.intermediate_size} if experts is None else {}
     columns |= {"shared_intermediate_size": shared} if experts and (shared := experts.shared_intermediate_size) else {}
     for name, size in columns.items():
-        if group and size // ranks % group:
-            return f"a rank's {size // ranks} columns of its {name} are no whole groups of {group} ({format.blocks})"
+        if quant_group and size // ranks % quant_group:
+            held = f"a rank's {size // ranks} columns of its {name}"
+            return f"{held} are no whole groups of {quant_group} ({format.blocks})"
     return None

@@ -30,7 +30,8 @@ from workbench.tensor_parallel.ranks import (
 
 TASK_BYTES = 2**14  # of a task that is sent with its size; a longer one follows
 FOR_EVER = timedelta(days=365)  # limits are those of `_wait`
-TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # of the environment that torchrun sets
+POLL_SECONDS = 5e-5  # between looks at whether a call of NCCL has ended
+MEETING_SECONDS = 120.0  # at least, for all ranks to come
 GRACE_SECONDS = 1.0  # from the end of a rank's connections to that of its process
 FAILED = "failed"  # in the store: what the first rank that failed said
 
@@ -54,37 +55,35 @@ def distributed_problem(transport: str, size: int) -> str | None:
     return None
 
 
-def started_by_torchrun() -> bool:
-    """Return whether this process is one of several that torchrun started."""
-    return all(name in os.environ for name in TORCHRUN) and int(os.environ["WORLD_SIZE"]) > 1
-
-
 def open_store(size: int) -> Any:
     """Open the store at which ranks of this host meet, on its loopback; they need its `port`."""
     return torch.distributed.TCPStore("127.0.0.1", 0, size, is_master=True, wait_for_workers=False)
 
 
+def not_met(error: Exception) -> WorkbenchError:
+    """Return what to raise where ranks wait for each other in vain while they start."""
+    return WorkbenchError(f"parallel.tensor: the ranks do not meet: {str(error).splitlines()[0]}")
+
+
 class DistributedRanks(Ranks):
     """A rank of torch.distributed's default process group, which it makes and, in `close`, ends."""
 
-    def __init__(self, rank: int, size: int, timeout: float, peers: Peers, store: Any = None):
-        """Take a place among ranks, as `Ranks` does: at `store`, or where the environment of torchrun says.
+    def __init__(self, rank: int, size: int, timeout: float, peers: Peers, store: Any):
+        """Take a place among ranks, as `Ranks` does; they meet at `store`.
 
         Raises:
-            WorkbenchError: where they do not all come within `timeout`, or two minutes if that is more.
+            WorkbenchError: where they do not all come within `MEETING_SECONDS`, or `timeout` if that is more.
         """
         super().__init__(rank, size, timeout, peers)
         self._stuck = False
         kind = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        if store is None:
-            store, _, _ = next(torch.distributed.rendezvous("env://", rank, size))
-        store.set_timeout(timedelta(seconds=max(timeout, 120)))
+        store.set_timeout(timedelta(seconds=max(timeout, MEETING_SECONDS)))
         self.store = torch.distributed.PrefixStore("workbench", store)
         try:
             torch.distributed.init_process_group(kind, store=self.store, rank=rank, world_size=size, timeout=FOR_EVER)
         except RuntimeError as error:
             peers.check()
-            raise WorkbenchError(f"parallel.tensor: the ranks do not meet: {str(error).splitlines()[0]}") from error
+            raise not_met(error) from error
 
     def close(self) -> None:
         """Leave the group. Ranks that still wait for this one notice."""
@@ -111,9 +110,9 @@ class DistributedRanks(Ranks):
         return bytes(task[8 : 8 + size].numpy())
 
     def _swap(self, chunk: Tensor) -> list[Tensor]:
-        parts = [torch.empty_like(chunk) for _ in range(self.size)]
-        self._wait(torch.distributed.all_gather(parts, chunk, async_op=True))
-        return parts
+        chunks = [torch.empty_like(chunk) for _ in range(self.size)]
+        self._wait(torch.distributed.all_gather(chunks, chunk, async_op=True), on_cuda=chunk.is_cuda)
+        return chunks
 
     def _end(self, timeout: float | None) -> None:
         notes = [torch.zeros(DIGEST_BYTES, dtype=torch.uint8) for _ in range(self.size)]
@@ -127,7 +126,7 @@ class DistributedRanks(Ranks):
 
     def _abandon(self, error: BaseException) -> None:
         """End the other ranks: some may wait in a collective call that this one never makes."""
-        self._broken = self._broken or f"parallel.tensor: the ranks ended ({error}); load the model again"
+        self.broken = self.broken or f"parallel.tensor: the ranks ended ({error}); load the model again"
         self._peers.end()
         if self._peers.can_end:
             self.close()
@@ -142,33 +141,27 @@ class DistributedRanks(Ranks):
             self.store.set(FAILED, words[:NOTE_BYTES])
         raise SystemExit(words)
 
-    def _wait(self, call: Any, timeout: float | None = AS_IN_EXCHANGES) -> None:
-        """Wait until a collective call has ended; None is for ever.
+    def _wait(self, call: Any, timeout: float | None = AS_IN_EXCHANGES, on_cuda: bool = False) -> None:
+        """Wait until a collective call has ended, of NCCL where it is `on_cuda`; None is for ever.
 
         Raises:
             RankFailed: where another rank died, failed or did not answer.
         """
         limit = self.timeout if timeout == AS_IN_EXCHANGES else timeout
         began = time.monotonic()
-        while True:
-            try:
-                call.wait(timedelta(seconds=LOOK_SECONDS if self.rank == 0 else 1.0))
-                return
-            except RuntimeError:  # the time is over, or the call has failed
-                if call.is_completed():
-                    if (error := _error_of(call)) is None:  # it ended well, just after its time was over
-                        return
-                    raise self._lost(error) from None
+        while not (_poll if on_cuda else _wait_for)(call, LOOK_SECONDS if self.rank == 0 else 1.0):
             self._look()
             if limit is not None and time.monotonic() - began > limit:
                 raise self._no_answer(None, limit)
+        if (error := _error_of(call)) is not None:
+            raise self._lost(error)
 
     def _look(self) -> None:
         """Raise on rank 0 where another rank has failed or ended."""
         if self.rank == 0:
             if self.store.check([FAILED]):
-                self._broken = f"parallel.tensor: {self.store.get(FAILED).decode()}; load the model again"
-                raise RankFailed(self._broken)
+                self.broken = f"parallel.tensor: {self.store.get(FAILED).decode()}; load the model again"
+                raise RankFailed(self.broken)
             self._peers.check()
 
     def _lost(self, error: RuntimeError) -> RankFailed:
@@ -177,14 +170,39 @@ class DistributedRanks(Ranks):
         while self.rank == 0 and time.monotonic() < deadline:
             self._look()
             time.sleep(LOOK_SECONDS)
-        self._broken = f"parallel.tensor: a rank was lost: {str(error).splitlines()[0]}; load the model again"
-        return RankFailed(self._broken)
+        self.broken = f"parallel.tensor: a rank was lost: {str(error).splitlines()[0]}; load the model again"
+        return RankFailed(self.broken)
+
+
+def _wait_for(call: Any, seconds: float) -> bool:
+    """Wait at most so long for a call of gloo; return whether it has ended, well or not."""
+    try:
+        call.wait(timedelta(seconds=seconds))
+    except RuntimeError:  # the time is over, or the call has failed
+        return call.is_completed()
+    return True
+
+
+def _poll(call: Any, seconds: float) -> bool:
+    """Look at most so long whether a call of NCCL has ended, well or not; return whether it has.
+
+    Its `wait` with a limit would not do: where the limit is over it makes the call itself fail, and the communicator
+    with it; without one it returns at once, and the next copy to the CPU waits for ever
+    (`WorkNCCL::wait` and `isCompleted` in torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp).
+    """
+    deadline = time.monotonic() + seconds
+    while not call.is_completed():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_SECONDS)
+    return True
 
 
 def _error_of(call: Any) -> RuntimeError | None:
-    """Return the error with which a call ended; None where it ended well."""
+    """Return the error with which a call ended; None where it ended well. What follows on this stream comes after it:
+    NCCL looks for errors only where `wait` has a limit, which is never over for a call that has ended."""
     try:
-        call.wait()
+        call.wait(FOR_EVER)
     except RuntimeError as error:
         return error
     return None

@@ -33,9 +33,10 @@ from workbench.tensor_parallel.ranks import RankFailed, Ranks
 from workbench.tensor_parallel.rows import RankRows
 from workbench.tensor_parallel.transformer import TensorParallelTransformer
 
-NUMBERS = itertools.count()
+STORE_NUMBERS = itertools.count()
 FORWARD, OPEN_CACHE, ZERO_PAGES, COPY_PAGES = "forward", "open_cache", "zero_pages", "copy_pages"
 MEMORY = "memory"
+ZERO_ATTEMPTS = 2  # at zeroing pages on all ranks, before they are given up
 BLOCKS, ROWS = "blocks", "rows"  # how a batch is computed
 
 
@@ -49,7 +50,7 @@ class TensorParallelStore(KVStore):
         self, ranks: Ranks, specs: Iterable[KVCacheSpec], num_pages: tuple[int, ...], page_size: int,
         dtype: torch.dtype, device: str = "cpu",
     ):  # fmt: skip
-        self.ranks, specs, self.number = ranks, tuple(specs), next(NUMBERS)
+        self.ranks, specs, self.number = ranks, tuple(specs), next(STORE_NUMBERS)
         layout = num_pages, page_size, str(dtype).removeprefix("torch."), repr(specs)
         unused, ranks.unused_stores[:] = list(ranks.unused_stores), []  # one list: stores that live append to it
         content = self.number, layout, unused
@@ -58,21 +59,30 @@ class TensorParallelStore(KVStore):
         weakref.finalize(self, ranks.unused_stores.append, self.number)
 
     def zero_pages(self, group: int, pages: Iterable[int]) -> None:
-        """Zero `pages` of a cache group on all ranks; on rank 0 alone once another has died: none is computed then."""
+        """Zero `pages` of a cache group on all ranks; on rank 0 alone once the ranks are broken: none computes then.
+
+        A rank that cannot zero its pages breaks them: what it computes from old contents no digest would tell.
+        """
         pages = list(pages)
-        try:
-            self._lead(ZERO_PAGES, (group, pages), lambda: KVStore.zero_pages(self, group, pages))
-        except RankFailed:
-            super().zero_pages(group, pages)
+        for attempt in range(ZERO_ATTEMPTS):
+            try:
+                self._lead(ZERO_PAGES, (group, pages), lambda: KVStore.zero_pages(self, group, pages))
+                return
+            except RankFailed as error:
+                if self.ranks.broken is None and attempt == ZERO_ATTEMPTS - 1:
+                    self.ranks.break_off(f"{error}; its pages keep old contents: load the model again")
+                if self.ranks.broken is not None:
+                    break
+        super().zero_pages(group, pages)
 
     def copy_pages(self, group: int, sources: list[int], targets: list[int]) -> None:
         """Copy each page of `sources` to the page beside it in `targets`, on all ranks."""
         content = group, sources, targets
         self._lead(COPY_PAGES, content, lambda: KVStore.copy_pages(self, *content))
 
-    def _lead(self, kind: str, content: tuple[Any, ...], work: Callable[[], None]) -> None:
+    def _lead(self, kind: str, content: tuple[Any, ...], compute: Callable[[], None]) -> None:
         with DeferInterrupts():  # an interrupt half-way would part the ranks
-            self.ranks.lead(kind, (self.number, *content), work)
+            self.ranks.lead(kind, (self.number, *content), compute)
 
 
 class TensorParallelExecutor:
@@ -87,28 +97,28 @@ class TensorParallelExecutor:
         """Create the executor.
 
         Args:
-            model: rank 0's share.
+            model: rank 0's shard.
             store: rank 0's pages.
             threads: rank 0's while it computes.
             backends: the model's: steps of few tokens are computed as rows where they have such.
             batch_invariant: compute every step as rows.
         """
         self.model, self.store, self.threads = model, store, threads
-        self.most_rows = math.inf if batch_invariant else MAX_TOKEN_PARALLEL_TOKENS * backends.has_step
-        self.share = Share(model, store)
+        self.max_rows = math.inf if batch_invariant else MAX_TOKEN_PARALLEL_TOKENS * backends.has_step
+        self.own = RankExecutor(model, store)
 
     @property
     def compiles(self) -> int:
-        return self.share.compiles
+        return self.own.compiles
 
     @property
     def artifacts(self) -> Mapping[str, str]:
-        return self.share.artifacts
+        return self.own.artifacts
 
     def forward(self, plan: StepPlan) -> Tensor:
         """Return logits as `Executor` does."""
         with DeferInterrupts(), _threads(self.threads):
-            if plan.num_tokens <= self.most_rows:
+            if plan.num_tokens <= self.max_rows:
                 return self._by_rows(plan)
             if self.model.backend is Backend.INDUCTOR:
                 plan = plan.as_decode_rows()
@@ -122,17 +132,22 @@ class TensorParallelExecutor:
 
     def _by_rows(self, plan: StepPlan) -> Tensor:
         """Compute a plan call by call: a call has the next tokens of each sequence, and a sequence's go in order."""
-        found: list[list[Tensor]] = [[] for _ in plan.spans]
-        for places, spans in self.share.rows.calls(plan):
+        counts = [span.num_logits for span in plan.spans]
+        next_rows, whole = [0, *itertools.accumulate(counts)], torch.empty(0)
+        for number, (indices, spans) in enumerate(self.own.rows.calls(plan)):
             batch = pack_batch(replace(plan, spans=spans), self.store.page_size, self.model.device)
-            logits = self._lead(batch, ROWS, plan.only_largest).split([span.num_logits for span in spans])
-            for place, mine in zip(places, logits, strict=True):
-                found[place].append(mine)
-        return torch.cat([rows for span in found for rows in span])
+            logits = self._lead(batch, ROWS, plan.only_largest)
+            if number == 0:  # a call with all logits has them in order: they are not copied
+                whole = logits if len(logits) == sum(counts) else logits.new_empty((sum(counts), logits.shape[1]))
+            for index, rows in zip(indices, logits.split([span.num_logits for span in spans]), strict=True):
+                if whole is not logits:
+                    whole[next_rows[index] : next_rows[index] + len(rows)] = rows
+                next_rows[index] += len(rows)
+        return whole
 
-    def _lead(self, batch: TokenBatch, how: str, only_largest: bool) -> Tensor:
-        content = self.store.number, to_arrays(batch), how, only_largest
-        return self.model.ranks.lead(FORWARD, content, lambda: self.share.compute(batch, how, only_largest))
+    def _lead(self, batch: TokenBatch, mode: str, only_largest: bool) -> Tensor:
+        content = self.store.number, to_arrays(batch), mode, only_largest
+        return self.model.ranks.lead(FORWARD, content, lambda: self.own.compute(batch, mode, only_largest))
 
     def memory_of_ranks(self) -> list[tuple[int, int]]:
         """Return the bytes of each rank's weights and of its pages, as they lie in its process."""
@@ -140,17 +155,17 @@ class TensorParallelExecutor:
         return [(weights, pages) for weights, pages in found.tolist()]
 
 
-class Share:
-    """A rank's share of a model, over its pages."""
+class RankExecutor:
+    """Compute batches on this rank: its shard of a model, over its pages."""
 
     def __init__(self, model: TensorParallelTransformer, store: KVStore):
         self.model, self.store = model, store
 
-    def compute(self, batch: TokenBatch, how: str, only_largest: bool) -> Tensor:
+    def compute(self, batch: TokenBatch, mode: str, only_largest: bool) -> Tensor:
         """Compute a batch on this rank, and note what it was."""
         self.model.ranks.record(batch_tensors(batch))
         self.model.only_largest = only_largest
-        if how == ROWS:
+        if mode == ROWS:
             return self.rows.compute(batch)
         return self.graphs.compute(batch) if self.model.backend is Backend.INDUCTOR else self.model(batch, self.store)
 
@@ -216,20 +231,20 @@ def tasks_of(
 ) -> dict[str, Callable[[Any], None]]:
     """Return what a rank other than 0 does for each task but loading, which makes its `model`."""
     stores: dict[int, KVStore] = {}
-    shares: dict[int, Share] = {}
+    executors: dict[int, RankExecutor] = {}
 
     def open_cache(content: tuple[int, tuple[Any, ...], list[int]]) -> None:
         number, layout, unused = content
         for each in unused:
             stores.pop(each, None)
-            shares.pop(each, None)
+            executors.pop(each, None)
         stores[number] = open_store(*layout)
 
     def forward(content: tuple[int, Mapping[str, Any], str, bool]) -> None:
-        number, values, how, only_largest = content
-        if number not in shares:
-            shares[number] = Share(model(), stores[number])
-        shares[number].compute(from_arrays(values, model().device), how, only_largest)
+        number, values, mode, only_largest = content
+        if number not in executors:
+            executors[number] = RankExecutor(model(), stores[number])
+        executors[number].compute(from_arrays(values, model().device), mode, only_largest)
 
     return {
         OPEN_CACHE: open_cache,

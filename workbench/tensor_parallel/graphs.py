@@ -26,13 +26,13 @@ _RANKS: weakref.WeakValueDictionary[int, Ranks] = weakref.WeakValueDictionary() 
 
 
 @torch.library.custom_op("workbench::sum_over_ranks", mutates_args=())
-def _sum_over_ranks(part: Tensor, number: int) -> Tensor:
-    return _RANKS[number].all_reduce(part)
+def _sum_over_ranks(own: Tensor, number: int) -> Tensor:
+    return _RANKS[number].all_reduce(own)
 
 
 @_sum_over_ranks.register_fake
-def _(part: Tensor, number: int) -> Tensor:
-    return torch.empty_like(part, memory_format=torch.contiguous_format)
+def _(own: Tensor, number: int) -> Tensor:
+    return torch.empty_like(own, memory_format=torch.contiguous_format)
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class RankSum:
         _RANKS[number := next(_NUMBERS)] = ranks
         return cls(number)
 
-    def __call__(self, part: Tensor) -> Tensor:
-        return cast(Tensor, _sum_over_ranks(part, self.number))
+    def __call__(self, own: Tensor) -> Tensor:
+        return cast(Tensor, _sum_over_ranks(own, self.number))
 
 
 class RankGraphs(InductorExecutor):

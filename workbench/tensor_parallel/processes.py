@@ -1,4 +1,4 @@
-"""Start ranks as processes, or join those that torchrun started; notice their end, and end them with rank 0.
+"""Start ranks as processes, notice their end, and end them with rank 0; those that torchrun started join instead.
 
 A rank runs `python -m MODULE`. It inherits the end of a pipe that rank 0 never writes to: when rank 0 ends, however it
 ends, the pipe closes, and the rank exits. Nothing that ranks share has a name: it is gone with the last of them.
@@ -22,21 +22,16 @@ from typing import IO, Any, Protocol
 import torch
 
 from workbench.errors import WorkbenchError
-from workbench.tensor_parallel.distributed import (
-    DistributedRanks,
-    distributed_problem,
-    open_store,
-    started_by_torchrun,
-)
+from workbench.tensor_parallel.distributed import DistributedRanks, distributed_problem, open_store
 from workbench.tensor_parallel.futex import shared_memory_problem
-from workbench.tensor_parallel.ranks import STOP, NoPeers, RankFailed, Ranks, Transport
+from workbench.tensor_parallel.ranks import NoPeers, RankFailed, Ranks, Transport
 from workbench.tensor_parallel.shared_memory import SharedMemoryRanks, create_memory, map_memory
+from workbench.tensor_parallel.torchrun import TorchrunRanks, join_torchrun, started_by_torchrun, torchrun_problem
 
 SETTINGS = "WORKBENCH_RANK"  # of the environment of a rank that rank 0 started
 LAST_WORDS = 500  # characters of what a rank printed before it ended
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 LOOK_FOR_PARENT_MS = 1000  # between looks at whether rank 0 still lives, where another process kept its pipe open
-DEFAULT_TIMEOUT = 60.0  # of a rank that torchrun started, until rank 0 has posted its settings
 
 
 class OtherRanks(Protocol):
@@ -51,16 +46,11 @@ class OtherRanks(Protocol):
 
 def transport_problem(transport: Transport, size: int) -> str | None:
     """Return why `size` ranks cannot exchange numbers so here; None where they can."""
-    if (shared := transport == "shared_memory") and (problem := shared_memory_problem()):
+    if transport == "shared_memory" and (problem := shared_memory_problem()):
         return f"{problem}; take transport: gloo"
-    if not started_by_torchrun():
-        return None if shared else distributed_problem(transport, size)
-    world = int(os.environ["WORLD_SIZE"])
-    if size != world:
-        return f"torchrun started {world} processes, and parallel.tensor is {size}: give both the same number"
-    if shared:
-        return "torchrun started these processes, which share no memory; take transport: gloo"
-    return distributed_problem(transport, int(os.environ.get("LOCAL_WORLD_SIZE", world)))
+    if started_by_torchrun():
+        return torchrun_problem(transport, size)
+    return None if transport == "shared_memory" else distributed_problem(transport, size)
 
 
 def open_ranks(size: int, timeout: float, module: str, transport: Transport) -> OtherRanks:
@@ -72,7 +62,7 @@ def open_ranks(size: int, timeout: float, module: str, transport: Transport) -> 
     if problem := transport_problem(transport, size):
         raise WorkbenchError(f"parallel.tensor: {problem}")
     if started_by_torchrun():
-        return TorchrunRanks(size, timeout)
+        return TorchrunRanks(size, timeout, transport)
     return RankProcesses(size, timeout, module, transport)
 
 
@@ -146,28 +136,6 @@ class RankProcesses:
         self._end()
 
 
-class TorchrunRanks:
-    """The processes beside this one that torchrun started, on this host or others; it looks after them."""
-
-    def __init__(self, size: int, timeout: float):
-        self.threads = torch.get_num_threads()  # torchrun has set it for each process
-        self.ranks: Ranks = (ranks := DistributedRanks(0, size, timeout, NoPeers()))
-        self._end = weakref.finalize(self, _stop, ranks)
-
-    def close(self) -> None:
-        """Let the other processes end."""
-        self._end()
-
-
-def _stop(ranks: DistributedRanks) -> None:
-    try:
-        ranks.lead(STOP, None, lambda: None)
-    except RankFailed:  # they have ended
-        pass
-    finally:
-        ranks.close()
-
-
 class ProcessPeers:
     """The other ranks, as rank 0 sees them; the first that has ended ends the others."""
 
@@ -228,9 +196,13 @@ def _on_loopback() -> Iterator[None]:
 
 def join_ranks() -> Ranks:
     """Take this process's place among the ranks, as the environment says: that of a rank which rank 0 started, or
-    torchrun's."""
+    torchrun's.
+
+    Raises:
+        WorkbenchError: where they do not meet, or cannot exchange numbers as rank 0 wants.
+    """
     if SETTINGS not in os.environ:
-        return DistributedRanks(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), DEFAULT_TIMEOUT, NoPeers())
+        return join_torchrun()
     found = json.loads(os.environ.pop(SETTINGS))
     threading.Thread(target=_exit_with, args=(found["pipe"], found["parent"]), daemon=True).start()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
@@ -239,8 +211,9 @@ def join_ranks() -> Ranks:
         mapped = map_memory(found["memory"], found["size"])
         os.close(found["memory"])
         return SharedMemoryRanks(mapped, *place)
+    store, _, _ = next(torch.distributed.rendezvous("env://", found["rank"], found["size"]))
     with _on_loopback():
-        return DistributedRanks(*place)
+        return DistributedRanks(*place, store)
 
 
 def _exit_with(pipe: int, parent: int) -> None:

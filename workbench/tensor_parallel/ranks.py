@@ -35,6 +35,11 @@ AS_IN_EXCHANGES = -1.0  # a time limit: that of the ranks
 STOP = "stop"  # the last task
 
 
+def rows_per_exchange(columns: int, itemsize: int) -> int:
+    """Return how many rows of so many columns an exchange of at most `CHUNK_BYTES` carries; one at least."""
+    return max(1, CHUNK_BYTES // (columns * itemsize))
+
+
 class RankFailed(WorkbenchError):
     """A rank other than this one died, failed, or did not answer in time."""
 
@@ -92,31 +97,31 @@ class Ranks(ABC):
         self._serial = 0
         self._running = False
         self._digest = hashlib.blake2b(digest_size=DIGEST_BYTES)  # of the task under way
-        self._broken: str | None = None
+        self.broken: str | None = None  # why no task can be led any more, once one broke them
         self._leading = threading.Lock()
         self.unused_stores: list[int] = []  # numbers of stores that rank 0 has collected and others still have
         self.traffic = Traffic()
 
     def lead(
-        self, kind: str, content: Any, work: Callable[[], Result], timeout: float | None = AS_IN_EXCHANGES
+        self, kind: str, content: Any, compute: Callable[[], Result], timeout: float | None = AS_IN_EXCHANGES
     ) -> Result:
-        """Post a task to the other ranks, do rank 0's `work` of it, and wait until all have done theirs.
+        """Post a task to the other ranks, `compute` rank 0's own of it, and wait until all have done theirs.
 
         Args:
             kind: the task's name.
             content: what others need for it: anything that can be pickled.
-            work: rank 0's part, with the same exchanges as that of the others.
+            compute: what rank 0 does, with the same exchanges as that of the others.
             timeout: seconds to wait for others at its end, None for ever; as in exchanges unless given.
 
         Raises:
             RankFailed: where another rank died, failed or did not answer.
         """
         with self._leading:
-            if self._broken is not None:
-                raise RankFailed(self._broken)
+            if self.broken is not None:
+                raise RankFailed(self.broken)
             try:
                 self._post(pickle.dumps((kind, content), protocol=5))
-                result = work()
+                result = compute()
                 self._end(timeout)
                 return result
             except BaseException as error:
@@ -143,20 +148,20 @@ class Ranks(ABC):
             self._running = False
             self._finish()
 
-    def record(self, parts: Iterable[Tensor]) -> None:
+    def record(self, tensors: Iterable[Tensor]) -> None:
         """Add what this rank is about to compute to its digest, which rank 0 compares at the end of the task."""
-        for part in parts:
-            self._digest.update(str(tuple(part.shape)).encode())
-            self._digest.update(part.contiguous().cpu().view(-1).view(torch.uint8).numpy().data)
+        for tensor in tensors:
+            self._digest.update(str(tuple(tensor.shape)).encode())
+            self._digest.update(tensor.contiguous().cpu().view(-1).view(torch.uint8).numpy().data)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Return the sum of all ranks' x, which have one shape: in float32 at least, rank by rank, rounded once."""
         exact = torch.promote_types(x.dtype, torch.float32)
 
-        def add(parts: list[Tensor], out: Tensor) -> None:
-            total = parts[0].to(exact)
-            for part in parts[1:]:
-                total = total + part
+        def add(chunks: list[Tensor], out: Tensor) -> None:
+            total = chunks[0].to(exact)
+            for chunk in chunks[1:]:
+                total = total + chunk
             out.copy_(total)
 
         return self._exchange_in_chunks(x, torch.empty_like(x, memory_format=torch.contiguous_format), add)
@@ -165,20 +170,20 @@ class Ranks(ABC):
         """Return all ranks' x, which have one shape, on a new first axis: [rank, ...]. Ranks but 0 get their own
         alone, on an axis of one."""
         if self.rank:
-            self._exchange_in_chunks(x, None, lambda parts, out: None)
+            self._exchange_in_chunks(x, None, lambda chunks, out: None)
             return x[None]
         found = torch.empty(self.size, x.numel(), dtype=x.dtype, device=x.device)
 
-        def keep(parts: list[Tensor], out: Tensor) -> None:
-            for rank, part in enumerate(parts):
-                out[rank] = part
+        def keep(chunks: list[Tensor], out: Tensor) -> None:
+            for rank, chunk in enumerate(chunks):
+                out[rank] = chunk
 
         return self._exchange_in_chunks(x, found, keep).view(self.size, *x.shape)
 
     def _exchange_in_chunks(
-        self, x: Tensor, out: Tensor | None, read: Callable[[list[Tensor], Tensor], None]
+        self, x: Tensor, out: Tensor | None, combine: Callable[[list[Tensor], Tensor], None]
     ) -> Tensor:
-        """Exchange x chunk by chunk; `read` takes all ranks' chunks and the place in `out` [..., value] for them."""
+        """Exchange x chunk by chunk; `combine` writes all ranks' chunks to their place in `out` [..., value]."""
         if not self._running:
             raise WorkbenchError("parallel.tensor: a model on several ranks computes in the runner's steps alone")
         began, flat = time.perf_counter(), x.contiguous().view(-1)
@@ -186,9 +191,9 @@ class Ranks(ABC):
         step = CHUNK_BYTES // x.dtype.itemsize
         for first in range(0, flat.numel(), step):
             chunk = flat[first : first + step]
-            parts = self._swap(chunk)
+            chunks = self._swap(chunk)
             if target is not None:
-                read(parts, target[..., first : first + step])
+                combine(chunks, target[..., first : first + step])
         self.traffic.exchanges += 1
         self.traffic.bytes += x.nbytes
         self.traffic.seconds += time.perf_counter() - began
@@ -201,8 +206,8 @@ class Ranks(ABC):
     def _compare(self, other: int, digest: bytes) -> None:
         """Raise where another rank computed something else than this one; for ever after."""
         if digest != self._digest.digest():
-            self._broken = f"parallel.tensor: rank {other} computed another step than rank 0; load the model again"
-            raise RankFailed(self._broken)
+            self.broken = f"parallel.tensor: rank {other} computed another step than rank 0; load the model again"
+            raise RankFailed(self.broken)
 
     @staticmethod
     def _words_of(error: Exception) -> str:
@@ -212,8 +217,17 @@ class Ranks(ABC):
     def _no_answer(self, other: int | None, seconds: float) -> RankFailed:
         """Break the ranks for ever, since one did not answer in time; return what to raise."""
         who = "another rank" if other is None else f"rank {other}"
-        self._broken = f"parallel.tensor: {who} did not answer for {seconds:g} s; load the model again"
-        return RankFailed(self._broken)
+        self.broken = f"parallel.tensor: {who} did not answer for {seconds:g} s; load the model again"
+        return RankFailed(self.broken)
+
+    def break_off(self, reason: str) -> None:
+        """Break the ranks for good, on rank 0: none computes any more. Kept is the first reason."""
+        self.broken = self.broken or reason
+        self._peers.end()
+
+    def close(self) -> None:
+        """Leave the ranks: none leads a task any more."""
+        self.broken = self.broken or "parallel.tensor: the ranks were closed; load the model again"
 
     @abstractmethod
     def _post(self, raw: bytes) -> None:

@@ -42,11 +42,11 @@ class SharedMemoryRanks(Ranks):
         self._exchange = 0
         self._words = Words(memory, 2 + 3 * size)
         with torch.inference_mode(False):  # they are written within that mode and without
-            whole = torch.frombuffer(memory, dtype=torch.uint8)
+            mapped = torch.frombuffer(memory, dtype=torch.uint8)
             begin = _page_aligned(Words.bytes_of(2 + 3 * size))
-            self._task, begin = whole[begin : begin + TASK_BYTES], begin + TASK_BYTES
-            self._notes, begin = whole[begin : begin + size * NOTE_BYTES].view(size, -1), begin + size * NOTE_BYTES
-            self._slots = whole[begin:].view(size, 2, CHUNK_BYTES)
+            self._task, begin = mapped[begin : begin + TASK_BYTES], begin + TASK_BYTES
+            self._notes, begin = mapped[begin : begin + size * NOTE_BYTES].view(size, -1), begin + size * NOTE_BYTES
+            self._slots = mapped[begin:].view(size, 2, CHUNK_BYTES)
 
     @staticmethod
     def memory_bytes(size: int) -> int:
@@ -82,15 +82,15 @@ class SharedMemoryRanks(Ranks):
         """Let all ranks give up the task, so that the next begins with all of them idle."""
         self._words.publish(ABANDONED, self._serial)
         if not isinstance(error, Exception):  # an interrupt: others may be long in what they do
-            self._broken = self._broken or "parallel.tensor: the ranks were interrupted; load the model again"
-        if self._broken is not None:
+            self.broken = self.broken or "parallel.tensor: the ranks were interrupted; load the model again"
+        if self.broken is not None:
             self._peers.end()
             return
         try:
             for other in range(1, self.size):
                 self._wait(self._ended(other), self._serial, looks=False)
         except RankFailed as failed:
-            self._broken = self._broken or str(failed)
+            self.broken = self.broken or str(failed)
             self._peers.end()
             if not isinstance(error, RankFailed):
                 raise
@@ -137,7 +137,12 @@ class SharedMemoryRanks(Ranks):
                 return
             if looks:
                 self._look()
-            self._peers.check()
+            try:
+                self._peers.check()
+            except RankFailed:
+                if self._words.reached(word, value):  # it announced this, and ended well
+                    return
+                raise
             if limit is not None and time.monotonic() - began > limit:
                 raise self._no_answer((word - 2) // 3, limit)
 

@@ -1,4 +1,4 @@
-"""One rank's share of a model."""
+"""One rank's shard of a model."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from workbench.model.memory import cache_shapes
 from workbench.model.quantized import WeightFormat
 from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
-from workbench.tensor_parallel.cut import Stretch, spec_of_rank
-from workbench.tensor_parallel.ranks import Ranks
+from workbench.tensor_parallel.cut import Section, spec_of_rank
+from workbench.tensor_parallel.ranks import Ranks, rows_per_exchange
 
 
 @dataclass(frozen=True)
@@ -102,21 +102,25 @@ class TensorParallelTransformer(Transformer):
         if self.only_largest:
             return self._gather_largest(own)
         widest = -(-size // ranks)
-        parts = self.ranks.gather(F.pad(own, (0, widest - own.shape[1])))
-        if self.ranks.rank:
-            return own
-        bounds = [Stretch(size, ranks).bounds(rank, ranks) for rank in range(ranks)]
-        return torch.cat([part[:, : end - first] for part, (first, end) in zip(parts, bounds, strict=True)], dim=1)
+        whole = own.new_empty((0 if self.ranks.rank else len(own), size))
+        bounds = [Section(size, ranks).bounds(rank, ranks) for rank in range(ranks)]
+        rows = rows_per_exchange(widest, own.itemsize)  # so that no second copy of all logits is held
+        for begin in range(0, len(own), rows):
+            gathered = self.ranks.gather(F.pad(own[begin : begin + rows], (0, widest - own.shape[1])))
+            if not self.ranks.rank:
+                for shard, (first, end) in zip(gathered, bounds, strict=True):
+                    whole[begin : begin + rows, first:end] = shard[:, : end - first]
+        return own if self.ranks.rank else whole
 
     def _gather_largest(self, own: Tensor) -> Tensor:
         """Gather of each row and rank the largest logit and its token, the first of equal ones (NaN is the largest).
         Ranks have tokens in order, and a token's number is exact as a float32."""
         place = _first_largest(own)
         largest = own.gather(1, place[:, None])
-        parts = self.ranks.gather(torch.cat([largest, (place[:, None] + self._vocabulary[0]).to(own.dtype)], dim=1))
+        gathered = self.ranks.gather(torch.cat([largest, (place[:, None] + self._vocabulary[0]).to(own.dtype)], dim=1))
         if self.ranks.rank:
             return own
-        best = parts[_first_largest(parts[..., 0].T), torch.arange(len(own), device=own.device)]
+        best = gathered[_first_largest(gathered[..., 0].T), torch.arange(len(own), device=own.device)]
         whole = own.new_full((len(own), self.spec.vocab_size), -torch.inf)
         return whole.scatter_(1, best[:, 1:].long(), best[:, :1])
 
@@ -129,7 +133,7 @@ class TensorParallelTransformer(Transformer):
 
     @property
     def _vocabulary(self) -> tuple[int, int]:
-        return Stretch(self.spec.vocab_size, self.ranks.size).bounds(self.ranks.rank, self.ranks.size)
+        return Section(self.spec.vocab_size, self.ranks.size).bounds(self.ranks.rank, self.ranks.size)
 
 
 def _first_largest(rows: Tensor) -> Tensor:
@@ -138,11 +142,11 @@ def _first_largest(rows: Tensor) -> Tensor:
     return torch.from_numpy(rows.numpy().argmax(-1)) if rows.is_cpu else rows.argmax(-1)
 
 
-def _see_all_heads(part: Attention, whole: AnyAttentionSpec, ranks: Ranks) -> None:
+def _see_all_heads(own: Attention, whole: AnyAttentionSpec, ranks: Ranks) -> None:
     """Let a rank's attention know what depends on all heads: the number of each, and norms over all of them."""
     if (score := build_score(whole)) is not None:
-        part.score = ScoreOfHeads(score, ranks.rank * (whole.num_heads // ranks.size))
+        own.score = ScoreOfHeads(score, ranks.rank * (whole.num_heads // ranks.size))
     if isinstance(whole, AttentionSpec) and whole.qk_norm is not None and whole.qk_norm.over == "projection":
         for name, heads in (("query_norm", whole.num_heads), ("key_norm", whole.num_kv_heads)):
-            if isinstance(own := getattr(part, name), HeadRMSNorm):
-                setattr(part, name, NormOverRanks(own, ranks, max(1, ranks.size // heads)))
+            if isinstance(norm := getattr(own, name), HeadRMSNorm):
+                setattr(own, name, NormOverRanks(norm, ranks, max(1, ranks.size // heads)))
