@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -31,7 +32,7 @@ class ThreadReplica:
         self._reports: queue.Queue[Report | str] = queue.Queue()
         self.runner = Runner(config, demo())
         self.engine = ReplicaEngine(self.runner, self._reports.put)
-        self.ready = ReadyReplica(PageCounts.of_runner(self.runner), 0, "fp_test")
+        self.ready = ReadyReplica(PageCounts.of_runner(self.runner), 0, f"fp_{config.schedule.max_num_seqs}")
 
     def submit(self, requests: Sequence[Request]) -> None:
         self.engine.submit(requests)
@@ -63,15 +64,27 @@ class ThreadReplica:
 
 
 class Threads:
-    """A launcher. `broken`: why no further replica starts."""
+    """A launcher.
+
+    Attributes:
+        broken: why no further replica starts.
+        room: replicas that start before it is broken.
+        go_on: not set, a replica that starts waits for it.
+    """
 
     def __init__(self) -> None:
         self.started: list[ThreadReplica] = []
-        self.broken = ""
+        self.broken, self.room = "", 0
+        self.go_on = threading.Event()
+        self.go_on.set()
+        self._lock = threading.Lock()
 
     def start(self, number: int, config: EngineConfig) -> ThreadReplica:
-        if self.broken:
-            raise WorkbenchError(self.broken)
+        self.go_on.wait()
+        with self._lock:
+            if self.broken and not self.room:
+                raise WorkbenchError(self.broken)
+            self.room = max(0, self.room - 1)
         self.started.append(ThreadReplica(number, config))
         return self.started[-1]
 
