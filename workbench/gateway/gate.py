@@ -184,9 +184,9 @@ class Gateway:
         prompt, output = (0, 0) if entry.kept else (outcome.used.prompt_tokens, outcome.used.completion_tokens)
         await self.give_back(lease, Cost(1, prompt + output, prompt, output, micros))
         if self.answers is not None and self._models is not None and lease.keeps and outcome.ended == "finished":
-            # Where a variant of the model came or went meanwhile, it is unknown which of them answered.
-            if self._models.fingerprint(call.model, call.caller.tenant) == lease.fingerprint:
-                await self.answers.keep(call, lease.fingerprint, lease.prompt_ids, lease.pieces)
+            fingerprint = self._models.fingerprint(call.model, call.caller.tenant)
+            if fingerprint == lease.fingerprint:  # else variants of it came or went, and it is unknown which answered
+                await self.answers.keep(call, fingerprint, lease.prompt_ids, lease.pieces)
 
     def _check_accounts(self) -> None:
         """Refuse a call that could not be accounted for: too many wait for a disk that is full or locked (ApiError)."""
