@@ -94,13 +94,13 @@ def test_each_tenant_has_one_variant_that_serves(changes: list[tuple[str, float,
 
 
 def test_a_variant_without_a_replica_leaves_its_requests_to_the_others(cluster: Cluster, launcher: Threads) -> None:
-    cluster.deploy(OTHER, 0.1, keys=("alice",))
+    cluster.deploy(OTHER, 0.1, keys=("alice", "alice, later"))
     mine, others = ask(cluster, "alice", 300), ask(cluster, "bob", 300)
     until(lambda: any(isinstance(each, Decoded) for each in mine.events))
     launcher.broken = "no memory is left"
     of_variant(cluster, "b").die()
     until(lambda: cluster.front.variants.shares == {"": 1.0})
-    later = ask(cluster, "alice")
+    later = ask(cluster, "alice, later")
     assert [(end(each).reason, end(each).error) for each in (mine, others, later)] == [("length", "")] * 3
     assert end(mine).replica in cluster.replicas and len(end(mine).token_ids) == 300
     with pytest.raises(WorkbenchError, match="variant 'b': not deployed"):
@@ -129,7 +129,9 @@ def test_tenants_with_a_key_get_its_variant_and_share_no_answers_with_others(clu
     cluster.deploy(CONFIG, 0.5, name="c")
     assert cluster.fingerprint_of("") == ""  # by id: now one variant, now another
     cluster.deploy(OTHER, 1, name="d")
-    assert cluster.config is OTHER.engine and cluster.fingerprint == cluster.fingerprint_of("") == "fp_3"
+    assert (
+        cluster.config == OTHER.engine != CONFIG.engine and cluster.fingerprint == cluster.fingerprint_of("") == "fp_3"
+    )
     assert cluster.model.name == "demo" and cluster.front.variants == VariantShares({"d": 1.0})
 
 
