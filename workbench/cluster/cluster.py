@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 from workbench.cluster.accounts import FleetAccount, compare_variants
@@ -132,8 +133,9 @@ class Cluster(Displayable):
             launcher = RayLauncher(address, cpus, gpus, replicas, step_seconds)
         self._launcher, self._report = launcher, report
         self._numbers, self._request_ids = itertools.count(1), (f"request-{n}" for n in itertools.count())
-        self._variants = {"": DeployedVariant(self.config, self.model, replicas)}
-        self._starting: dict[int, str] = {}  # variants of replicas that start, by number
+        first = DeployedVariant("", self.config, self.model, replicas)
+        self._variants = {"": first}
+        self._starting: dict[int, DeployedVariant] = {}  # of replicas that start, by number
         self._replicas: dict[int, StartedReplica] = {}
         self._bell = threading.Condition()
         self._jobs: deque[Callable[[], object]] = deque()
@@ -144,7 +146,7 @@ class Cluster(Displayable):
         register_stoppable(self)
         try:
             with report_if_slow(f"starting {replicas} replicas of {self.config.model.name}", report):
-                self._start_all("", self._ask(lambda: self._reserve("", replicas)))
+                self._start_all(first, self._ask(lambda: self._reserve(first, replicas)))
         except BaseException:
             self.close()
             raise
@@ -267,7 +269,7 @@ class Cluster(Displayable):
     @property
     def starting(self) -> dict[int, str]:
         """Return the variants of the replicas that start now, by number."""
-        return dict(self._starting)
+        return {number: known.name for number, known in dict(self._starting).items()}
 
     def num_requests(self) -> tuple[int, int]:
         """Return the requests that replicas have, and those that wait at the front."""
@@ -282,18 +284,19 @@ class Cluster(Displayable):
             variant: the name of a variant that was deployed.
             hand_over: requests of a replica that leaves go on elsewhere at once; otherwise they end there.
         """
-        self._start_all(variant, self._ask(lambda: self._resize(variant, replicas, hand_over)))
+        self._start_all(*self._ask(lambda: self._resize(variant, replicas, hand_over)))
 
-    def _resize(self, variant: str, replicas: int, hand_over: bool) -> list[int]:
-        """Change how many replicas are wanted; return the numbers of those that are to start."""
+    def _resize(self, variant: str, replicas: int, hand_over: bool) -> tuple[DeployedVariant, list[int]]:
+        """Change how many replicas are wanted; return the variant and the numbers of those that are to start."""
         if variant not in self._variants:
             raise WorkbenchError(f"variant {variant!r}: not deployed; there are {sorted(self._variants)}")
         shares = self.front.variants
         if replicas < (1 if shares.shares.get(variant) or variant in shares.keys.values() else 0):
             raise WorkbenchError(f"replicas: {replicas}; a variant that gets requests needs at least 1")
-        self._variants[variant].wanted = replicas
-        self._trim(variant, hand_over)
-        return self._reserve(variant, replicas - self._num_staying(variant))
+        known = self._variants[variant]
+        known.wanted = replicas
+        self._trim(known, hand_over)
+        return known, self._reserve(known, replicas - self._num_staying(known))
 
     def deploy(
         self, config: EngineConfig, share: float, replicas: int = 1, name: str = "b", keys: Sequence[str] = ()
@@ -317,38 +320,42 @@ class Cluster(Displayable):
             raise WorkbenchError(f"keys: {keys!r}; give a list of tenants")
         if replicas < 1:
             raise WorkbenchError(f"replicas: {replicas}; a variant that gets requests needs at least 1")
-        made = DeployedVariant(config.engine, FleetModel.of(config.engine), replicas)
+        made = DeployedVariant(name, config.engine, FleetModel.of(config.engine), replicas)
         self.model.check_encodes_for(made.model)
-        numbers = self._ask(lambda: self._enter(name, made))
+        numbers = self._ask(lambda: self._enter(made))
         try:
-            self._start_all(name, numbers)
-            self._ask(lambda: self._share(name, made, share, keys))
+            self._start_all(made, numbers)
+            self._ask(lambda: self._share(made, share, keys))
         except BaseException:
-            self._put(lambda: self._withdraw(name, made))
+            with suppress(WorkbenchError):  # the cluster was closed, which is the error
+                self._ask(lambda: self._withdraw(made))
             raise
 
-    def _enter(self, name: str, made: DeployedVariant) -> list[int]:
-        if name in self._variants:
+    def _enter(self, made: DeployedVariant) -> list[int]:
+        if (name := made.name) in self._variants:
             raise WorkbenchError(f"name: variant {name!r} is deployed; give another name (share=1 replaces the others)")
         self._variants[name] = made
-        return self._reserve(name, made.wanted)
+        return self._reserve(made, made.wanted)
 
-    def _share(self, name: str, made: DeployedVariant, share: float, keys: Sequence[str]) -> None:
-        if self._variants.get(name) is not made:
-            raise WorkbenchError(f"variant {name!r}: its replicas ended before it served, and none can be started")
-        self.front.accounts.setdefault(name, FleetAccount(name))
-        self.front.variants = self.front.variants.with_variant(name, share, keys)
-        for other, known in list(self._variants.items()):
-            if share == 1 and other != name:
-                self._withdraw(other, known, hand_over=False)
+    def _share(self, made: DeployedVariant, share: float, keys: Sequence[str]) -> None:
+        if not self._is_deployed(made):
+            raise WorkbenchError(f"variant {made.name!r}: its replicas ended before it served; none can be started")
+        self.front.accounts.setdefault(made.name, FleetAccount(made.name))
+        self.front.variants = self.front.variants.with_variant(made.name, share, keys)
+        for known in list(self._variants.values()):
+            if share == 1 and known is not made:
+                self._withdraw(known, hand_over=False)
         self._follow()
 
-    def _withdraw(self, name: str, known: DeployedVariant, hand_over: bool = True) -> None:
+    def _is_deployed(self, known: DeployedVariant) -> bool:
+        return self._variants.get(known.name) is known
+
+    def _withdraw(self, known: DeployedVariant, hand_over: bool = True) -> None:
         """Let the replicas of a variant leave, also those that start now."""
-        if self._variants.get(name) is known:
+        if self._is_deployed(known):
             known.wanted = 0
-            self._trim(name, hand_over)
-            del self._variants[name]
+            self._trim(known, hand_over)
+            del self._variants[known.name]
 
     def _follow(self) -> None:
         """Take over template, context and settings where one variant alone serves, maybe another than before."""
@@ -377,23 +384,21 @@ class Cluster(Displayable):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # Replicas come and go; all below but `_start` runs in the front's thread.
+    # Replicas come and go; all below but what starts one runs in the front's thread.
 
-    def _reserve(self, variant: str, count: int) -> list[int]:
+    def _reserve(self, known: DeployedVariant, count: int) -> list[int]:
         """Return the numbers of replicas that are to start now."""
         numbers = [next(self._numbers) for _ in range(count)]
-        self._starting.update(dict.fromkeys(numbers, variant))
+        self._starting.update(dict.fromkeys(numbers, known))
         return numbers
 
-    def _start_all(self, variant: str, numbers: Sequence[int]) -> None:
+    def _start_all(self, known: DeployedVariant, numbers: Sequence[int]) -> None:
         """Start replicas together, and wait until they can serve (WorkbenchError of the first that cannot)."""
         errors: list[BaseException] = []
-        known = self._variants.get(variant)
 
         def start(number: int) -> None:
             try:
-                if known is not None:
-                    self._start(number, variant, known)
+                self._start(number, known)
             except BaseException as error:
                 errors.append(error)
 
@@ -405,7 +410,7 @@ class Cluster(Displayable):
         if errors:
             raise errors[0]
 
-    def _start(self, number: int, variant: str, known: DeployedVariant) -> None:
+    def _start(self, number: int, known: DeployedVariant) -> None:
         """Start a replica and take it in; for any thread but the front's."""
         try:
             made = self._launcher.start(number, known.config)
@@ -413,7 +418,7 @@ class Cluster(Displayable):
             self._put(lambda: self._starting.pop(number, None))
             raise
         try:
-            is_wanted = self._ask(lambda: self._take_in(made, variant, known))
+            is_wanted = self._ask(lambda: self._take_in(made, known))
         except BaseException:  # the cluster was closed meanwhile
             made.stop()
             raise
@@ -431,15 +436,15 @@ class Cluster(Displayable):
         )
         heard.start()
 
-    def _take_in(self, made: StartedReplica, variant: str, known: DeployedVariant) -> bool:
+    def _take_in(self, made: StartedReplica, known: DeployedVariant) -> bool:
         """Let a replica serve; return False where it is no longer wanted: scaled down or withdrawn meanwhile."""
         self._starting.pop(made.number, None)
-        if self._variants.get(variant) is not known or self.num_replicas(variant) >= known.wanted:
+        if not self._is_deployed(known) or self.num_replicas(known.name) >= known.wanted:
             return False
         known.failed_starts, known.fingerprint = 0, made.ready.fingerprint
         self._replicas[made.number] = made
         self._report(f"replica {made.number}: process {made.ready.process_id}")
-        self.front.add_replica(made, variant, made.ready.pages)
+        self.front.add_replica(made, known.name, made.ready.pages)
         return True
 
     def _lose(self, number: int, reason: str) -> None:
@@ -449,48 +454,47 @@ class Cluster(Displayable):
     def _on_gone(self, number: int) -> None:
         """Start another replica in the place of one that was lost."""
         self._replicas.pop(number, None)
-        for variant, known in self._variants.items():
-            self._replace_missing(variant, known)
+        for known in self._variants.values():
+            self._replace_missing(known)
 
-    def _num_staying(self, variant: str) -> int:
-        return self.num_replicas(variant) + sum(each == variant for each in self._starting.values())
+    def _num_staying(self, known: DeployedVariant) -> int:
+        return self.num_replicas(known.name) + sum(each is known for each in self._starting.values())
 
-    def _replace_missing(self, variant: str, known: DeployedVariant) -> None:
+    def _replace_missing(self, known: DeployedVariant) -> None:
         if self._is_closed:
             return
-        for number in self._reserve(variant, known.wanted - self._num_staying(variant)):
+        for number in self._reserve(known, known.wanted - self._num_staying(known)):
             name = f"start of replica {number}"
-            threading.Thread(target=self._replace, args=(number, variant, known), name=name, daemon=True).start()
+            threading.Thread(target=self._replace, args=(number, known), name=name, daemon=True).start()
 
-    def _replace(self, number: int, variant: str, known: DeployedVariant) -> None:
+    def _replace(self, number: int, known: DeployedVariant) -> None:
         """Start a replica in the place of a lost one; for a thread of its own."""
         try:
-            self._start(number, variant, known)
+            self._start(number, known)
         except BaseException as error:
             why = describe_error(error) if isinstance(error, Exception) else type(error).__name__
-            self._put(lambda: self._on_failed_start(variant, known, why))
+            self._put(lambda: self._on_failed_start(known, why))
 
-    def _on_failed_start(self, variant: str, known: DeployedVariant, why: str) -> None:
-        if self._variants.get(variant) is not known:
+    def _on_failed_start(self, known: DeployedVariant, why: str) -> None:
+        if not self._is_deployed(known):
             return
         known.failed_starts += 1
         if known.failed_starts < MAX_FAILED_STARTS:
-            self._replace_missing(variant, known)
-        elif not self._num_staying(variant):
-            error = f"variant {variant}: " * bool(variant) + f"no replica can be started: {why}"
+            self._replace_missing(known)
+        elif not self._num_staying(known):
+            error = f"variant {known.name}: " * bool(known.name) + f"no replica can be started: {why}"
             self._report(error)
-            self.front.give_up(variant, error)
-            if variant not in self.front.variants.shares:
-                self._withdraw(variant, known)
+            self.front.give_up(known.name, error)
+            if known.name not in self.front.variants.shares:
+                self._withdraw(known)
             self._follow()
 
-    def _trim(self, variant: str, hand_over: bool) -> None:
+    def _trim(self, known: DeployedVariant, hand_over: bool) -> None:
         """Let the replicas leave that are too many of those that serve, the youngest first.
 
         One that starts and is then too many is stopped when it could serve: it may never come to that."""
-        mine = [each for each in self.front.replicas.values() if each.variant == variant and not each.is_leaving]
-        extra = len(mine) - self._variants[variant].wanted
-        for view in sorted(mine, key=lambda each: -each.number)[: max(0, extra)]:
+        mine = [each for each in self.front.replicas.values() if each.variant == known.name and not each.is_leaving]
+        for view in sorted(mine, key=lambda each: -each.number)[: max(0, len(mine) - known.wanted)]:
             self.front.retire_replica(view.number, hand_over)
 
     # The front's thread.

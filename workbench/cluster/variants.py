@@ -13,8 +13,9 @@ from workbench.request import Request
 
 @dataclass(eq=False)
 class DeployedVariant:
-    """A config that replicas serve, under a name; changed in the front's thread alone."""
+    """A config that replicas serve under a name; changed in the front's thread alone."""
 
+    name: str
     config: EngineConfig
     model: FleetModel
     wanted: int  # replicas
