@@ -20,6 +20,15 @@ CHANGED = (
         after="a first run (fleet_prediction-20261126-045413): two pools were predicted 36 to 43% too slow",
         why="a step with both runs two sets of kernels, and an engine of a pool has steps of one kind",
     ),
+    RuleChange(
+        what="a replica is killed at second 2.2 and no longer at 4; the rule stayed",
+        when="2026-11-26",
+        after="its second run (fleet_prediction-20261126-050456), whose kill met a replica that had next to nothing",
+        why=(
+            "the median of the moved requests was 0; by the simulator with that run's calibration instance 0 has three "
+            "requests at second 2.2, all with tokens"
+        ),
+    ),
 )
 JUDGED = ("ttft_s_p50", "ttft_s_p90", "tpot_s_p50", "tpot_s_p90")
 

@@ -14,7 +14,8 @@ before the first run:
 
 With `--kills N`, after that: N random kills, of a replica or of the front (then a new server begins), each under load.
 After each kill of a front, and in the end, no process, no folder for temporary files and no shared memory of the fleet
-is left; as long as the front lives, what was asked is answered as above.
+is left; as long as the front lives, what was asked is answered and accounted for as above. It exits with 1 where a
+rule was missed.
 """
 
 from __future__ import annotations
@@ -167,6 +168,25 @@ def story(trace: dict[str, Any]) -> list[str]:
     ]
 
 
+def usage_of(server: FleetServer) -> dict[str, int]:
+    """Return the tokens in the gateway's account of a server."""
+    (sums,) = json.loads(server.get("/v1/usage?by=model"))["data"]
+    return {"prompt": sum(sums[name] for name in PROMPT_KINDS), "output": sums["output"]}
+
+
+def usage_alone(wanted: Sequence[Wanted], times: int = 1) -> dict[str, int]:
+    """Return the tokens of answers that were each given so many times."""
+    prompt = sum(each.prompt_tokens for each in wanted)
+    output = sum(len(ids) for each in wanted for ids in each.token_ids)
+    return {"prompt": times * prompt, "output": times * output}
+
+
+def missed(record: dict[str, Any]) -> list[str]:
+    """Return the rules that were missed, each with its part of the record."""
+    parts = {name: part for name, part in record.items() if isinstance(part, dict) and "met" in part}
+    return [f"{name}: {rule}" for name, part in parts.items() for rule, is_met in part["met"].items() if not is_met]
+
+
 def one_loss(count: int, seed: int) -> dict[str, Any]:
     """Return what came of a kill of one replica under load, with the story of a request that moved."""
     draw = random.Random(seed)
@@ -181,8 +201,7 @@ def one_loss(count: int, seed: int) -> dict[str, Any]:
         moved = [each for each in traces if any(one["action"] == "moved" for one in each["decisions"])]
         took = wait_until(lambda: server.metric("workbench:replicas") == 2, "a new replica")
         wait_until(lambda: server.metric("vllm:num_requests_running") == 0, "the end of all requests")
-        (sums,) = json.loads(server.get("/v1/usage?by=model"))["data"]
-        usage = {"prompt": sum(sums[name] for name in PROMPT_KINDS), "output": sums["output"]}
+        usage = usage_of(server)
         pages = server.metric("vllm:kv_cache_usage_perc")
         lost = {
             name: server.metric(f"workbench:fleet_{name}_total") for name in ("moves", "lost_attempts", "lost_tokens")
@@ -191,10 +210,7 @@ def one_loss(count: int, seed: int) -> dict[str, Any]:
         footprints = Traces(server)
         status = server.stop()
     wait_until(lambda: not footprints.left(), "the end of all that the fleet had")
-    own = {
-        "prompt": sum(each.prompt_tokens for each in wanted),
-        "output": sum(len(ids) for each in wanted for ids in each.token_ids),
-    }
+    own = usage_alone(wanted)
     record = {
         "requests": count, "faults": faults, "moved": len(moved), "seconds_to_a_new_replica": took, "usage": usage,
         "lost": lost,
@@ -214,12 +230,13 @@ class RandomKills:
     def __init__(self, bodies: Sequence[dict[str, Any]], seed: int):
         self.draw, self.bodies, self.wanted = random.Random(seed), bodies, answers_alone(bodies)
         self.server: FleetServer | None = None
+        self.answered = 0  # times that it answered all
         self.seen: list[Traces] = []  # of every server
 
     def next(self) -> dict[str, Any]:
         """Kill once, wait until what should follow has followed, and return what came of it."""
         if self.server is None:
-            self.server = FleetServer("demo", 2, *SETTINGS)
+            self.server, self.answered = FleetServer("demo", 2, *SETTINGS), 0
             self.seen.append(Traces(self.server))
         server, footprints = self.server, self.seen[-1]
         is_front = self.draw.random() < SHARE_OF_FRONTS
@@ -235,8 +252,11 @@ class RandomKills:
         seconds = wait_until(lambda: server.metric("workbench:replicas") == 2, "a new replica")
         wait_until(lambda: server.metric("vllm:num_requests_running") == 0, "the end of all requests")
         footprints.note(server)
+        self.answered += 1
+        usage, own = usage_of(server), usage_alone(self.wanted, self.answered)
         return {
             "killed": "replica", "after_events": events, "faults": faults, "seconds_to_a_new_replica": seconds,
+            "usage": usage, "usage_alone": own,
             "pages": server.metric("vllm:kv_cache_usage_perc"),
         }  # fmt: skip
 
@@ -261,6 +281,7 @@ def random_kills(kills: int, count: int, seed: int) -> dict[str, Any]:
         "kills": rows, "of": Counter(each["killed"] for each in rows),
         "met": {
             "answers": not any(each.get("faults") for each in rows),
+            "usage": all(each.get("usage") == each.get("usage_alone") for each in rows),
             "pages": not any(each.get("pages") for each in rows),
             "nothing left": not run.left(),
         },
@@ -287,6 +308,8 @@ def main(
             print(f"{name}: {rule}: {'met' if is_met else 'missed'}")
     if out is not None:
         print(write_dated_record(record, out, "replica_loss"), file=sys.stderr)
+    if missed(record):
+        raise typer.Exit(1)
 
 
 if __name__ == "__main__":

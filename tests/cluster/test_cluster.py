@@ -115,7 +115,7 @@ def test_a_share_of_the_requests_goes_to_another_config(cluster: Cluster) -> Non
     assert [*table.rows[0]] == ["samples", counts[""], counts["three at once"]]
     cluster.deploy(changed, share=1, name="all")
     until(lambda: len(cluster.replicas) == 1)
-    assert list(cluster.front.shares) == ["all"]
+    assert list(cluster.front.variants.shares) == ["all"]
     (end,) = (event for event in cluster.stream([requests[0]]) if isinstance(event, Finished))
     assert end.replica in cluster.replicas and end.reason in ("stop", "length")
 

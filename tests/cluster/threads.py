@@ -32,7 +32,8 @@ class ThreadReplica:
         self._reports: queue.Queue[Report | str] = queue.Queue()
         self.runner = Runner(config, demo())
         self.engine = ReplicaEngine(self.runner, self._reports.put)
-        self.ready = ReadyReplica(PageCounts.of_runner(self.runner), 0, "fp_test", tokens_in_cache(self.runner))
+        name = f"fp_{config.schedule.max_num_seqs}"
+        self.ready = ReadyReplica(PageCounts.of_runner(self.runner), 0, name, tokens_in_cache(self.runner))
 
     def submit(self, requests: Sequence[Request]) -> None:
         self.engine.submit(requests)
@@ -64,9 +65,11 @@ class ThreadReplica:
 
 
 class Threads:
-    """A launcher. `broken`: why no further replica starts.
+    """A launcher.
 
     Attributes:
+        broken: why no further replica starts.
+        room: replicas that start before it is broken.
         held: a start waits for it, or for `cancelled`; None: no start waits.
         entered: a start is under way.
         under_way: starts that are, and those that were when the launcher was closed.
@@ -74,25 +77,30 @@ class Threads:
 
     def __init__(self) -> None:
         self.started: list[ThreadReplica] = []
-        self.broken = ""
+        self.broken, self.room = "", 0
         self.held: threading.Event | None = None
         self.entered, self.cancelled = threading.Event(), threading.Event()
         self.under_way, self.under_way_at_close = 0, 0
+        self._lock = threading.Lock()
 
     def start(self, number: int, config: EngineConfig) -> ThreadReplica:
-        if self.broken:
-            raise WorkbenchError(self.broken)
-        self.under_way += 1
+        with self._lock:
+            self.under_way += 1
         try:
             self.entered.set()
             if self.held is not None:
                 self.held.wait()
                 if self.cancelled.is_set():
                     raise WorkbenchError("cancelled")
+            with self._lock:
+                if self.broken and not self.room:
+                    raise WorkbenchError(self.broken)
+                self.room = max(0, self.room - 1)
             self.started.append(ThreadReplica(number, config))
             return self.started[-1]
         finally:
-            self.under_way -= 1
+            with self._lock:
+                self.under_way -= 1
 
     def cancel_starts(self) -> None:
         self.cancelled.set()

@@ -42,8 +42,8 @@ class Models:
     def names(self) -> Collection[str]:
         return self.known
 
-    def fingerprint(self, model: str) -> str:
-        return f"{model}@{self.weights}"
+    def fingerprint(self, model: str, tenant: str) -> str:
+        return self.weights and f"{model}@{self.weights}"
 
     def max_model_len(self, model: str) -> int:
         return self.context

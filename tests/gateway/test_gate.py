@@ -147,6 +147,28 @@ def test_kept_answers_cost_nothing_and_are_accounted_as_kept() -> None:
     run(use, answers={}, accounting={"prices": "article-a"})
 
 
+def test_answers_of_variants_of_a_model_do_not_stand_for_each_other() -> None:
+    async def use(gateway: Gateway, models: Models) -> None:
+        async def asked(instead: str) -> str:
+            return said(await answered(gateway, chat("Hi"), answer(instead)))
+
+        models.weights = ""  # now one variant, now another
+        call = chat("Hi")
+        assert said(await answered(gateway, call, answer("of a"))) == "of a"
+        assert call.notes["answers"] == "several variants of the model answer"
+        assert [await asked("of b"), await asked("of a")] == ["of b", "of a"]
+        models.weights = "1"
+        lease = await gateway.admit(chat("Hi"))
+        models.weights = "2"  # while it was answered
+        left = [found for piece in answer("of a") for found in await lease.take([piece])]
+        await lease.settle(outcome(left, "finished"))
+        assert await asked("of b") == "of b"
+        models.weights = "1"
+        assert [await asked("of c"), await asked("of d")] == ["of c", "of c"]
+
+    run(use, answers={})
+
+
 def test_the_router_is_wired_in() -> None:
     async def use(gateway: Gateway, models: Models) -> None:
         models.away["demo-chat"] = "stopped"

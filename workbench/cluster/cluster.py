@@ -6,11 +6,12 @@ any thread: submit, scale, deploy ---> jobs ---> front's thread: place requests,
 from __future__ import annotations
 
 import atexit
+import hashlib
 import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from functools import partial
@@ -20,6 +21,7 @@ from workbench.cluster.accounts import FleetAccount, compare_variants
 from workbench.cluster.fleet_model import FleetModel
 from workbench.cluster.front import FleetLimits, Front
 from workbench.cluster.replica import PageCounts, Replica, Report
+from workbench.cluster.variants import DeployedVariant
 from workbench.display import Displayable, Table
 from workbench.engine import inputs as intake
 from workbench.engine.config import EngineConfig
@@ -138,11 +140,10 @@ class Cluster(Displayable):
             launcher = RayLauncher(address, cpus, gpus, replicas, step_seconds)
         self._launcher, self._report = launcher, report
         self._numbers, self._request_ids = itertools.count(1), (f"request-{n}" for n in itertools.count())
-        self._configs: dict[str, EngineConfig] = {"": self.config}
-        self._wanted: dict[str, int] = {"": replicas}  # replicas by variant
-        self._starting: dict[int, str] = {}  # variants of replicas that start, by number
+        first = DeployedVariant("", self.config, self.model, replicas)
+        self._variants = {"": first}
+        self._starting: dict[int, DeployedVariant] = {}  # of replicas that start, by number
         self._replicas: dict[int, StartedReplica] = {}
-        self._failed_starts = 0
         self._bell = threading.Condition()
         self._jobs: deque[Callable[[], object]] = deque()
         self._is_closed = False
@@ -154,7 +155,7 @@ class Cluster(Displayable):
         register_stoppable(self)
         try:
             with report_if_slow(f"starting {replicas} replicas of {self.config.model.name}", report):
-                self._start_all("", replicas)
+                self._start_all(first, self._ask(lambda: self._reserve(first, replicas)))
         except BaseException:
             self.close()
             raise
@@ -199,7 +200,8 @@ class Cluster(Displayable):
         begin = self.tokenizer.bos_token_ids if self.tokenizer is not None else ()
         made = [intake.truncate_prompt(each, context, overflow, begin) for each in requests]  # as a runner does
         submissions: list[Any] = []
-        self._put(lambda: submissions.append(self.front.submit(sink, made, is_single)))
+        if not self._try_put(lambda: submissions.append(self.front.submit(sink, made, is_single))):
+            raise WorkbenchError(CLOSED)
         return lambda: self._put(lambda: [self.front.cancel(each) for each in submissions])
 
     def listen(self, listener: Callable[[Event], None]) -> Callable[[], None]:
@@ -223,11 +225,11 @@ class Cluster(Displayable):
         number = next(iter(known), None) if replica is None else replica
         if number not in known:
             raise WorkbenchError(f"replica {number}: not there now; there are {', '.join(map(str, known)) or 'none'}")
-        self._enter()
+        self._use_launcher()
         try:
             return known[number].call(function)
         finally:
-            self._leave()
+            self._release_launcher()
 
     def stop(self) -> None:
         """Cancel all requests soon."""
@@ -237,8 +239,22 @@ class Cluster(Displayable):
 
     @property
     def fingerprint(self) -> str:
-        """Return a text that differs where the same tokens may be answered differently: weights and settings."""
-        return next((each.ready.fingerprint for each in tuple(self._replicas.values())), "")
+        """Return a text that differs where the same tokens may be answered differently: weights and settings.
+
+        Several variants that serve have one together; see `fingerprint_of`."""
+        prints = sorted({self._fingerprint(name) for name in self.front.variants.shares})
+        return prints[0] if len(prints) == 1 else f"fp_{hashlib.sha256(repr(prints).encode()).hexdigest()[:12]}"
+
+    def fingerprint_of(self, tenant: str) -> str:
+        """Return the fingerprint of the variant that a tenant's requests get; empty where they get several.
+
+        Only answers of one fingerprint may stand for each other."""
+        variant = self.front.variants.of_tenant(tenant)
+        return "" if variant is None else self._fingerprint(variant)
+
+    def _fingerprint(self, variant: str) -> str:
+        known = self._variants.get(variant)
+        return "" if known is None else known.fingerprint
 
     @property
     def pages(self) -> PageCounts:
@@ -271,7 +287,7 @@ class Cluster(Displayable):
     @property
     def starting(self) -> dict[int, str]:
         """Return the variants of the replicas that start now, by number."""
-        return dict(self._starting)
+        return {number: known.name for number, known in dict(self._starting).items()}
 
     def num_requests(self) -> tuple[int, int]:
         """Return the requests that replicas have, and those that wait at the front."""
@@ -286,50 +302,84 @@ class Cluster(Displayable):
             variant: the name of a variant that was deployed.
             hand_over: requests of a replica that leaves go on elsewhere at once; otherwise they end there.
         """
-        if variant not in self._wanted:
-            raise WorkbenchError(f"variant {variant!r}: not deployed; there are {sorted(self._wanted)}")
-        if replicas < (1 if self.front.shares.get(variant, 0) else 0):
-            raise WorkbenchError(f"replicas: {replicas}; a variant that gets requests needs at least 1")
-        self._wanted[variant] = replicas
-        missing = self._ask(lambda: self._trim(variant, hand_over))
-        if missing > 0:
-            self._start_all(variant, missing)
+        self._start_all(*self._ask(lambda: self._resize(variant, replicas, hand_over)))
 
-    def deploy(self, config: EngineConfig, share: float, replicas: int = 1, name: str = "b") -> None:
+    def _resize(self, variant: str, replicas: int, hand_over: bool) -> tuple[DeployedVariant, list[int]]:
+        """Change how many replicas are wanted; return the variant and the numbers of those that are to start."""
+        if variant not in self._variants:
+            raise WorkbenchError(f"variant {variant!r}: not deployed; there are {sorted(self._variants)}")
+        shares = self.front.variants
+        if replicas < (1 if shares.shares.get(variant) or variant in shares.keys.values() else 0):
+            raise WorkbenchError(f"replicas: {replicas}; a variant that gets requests needs at least 1")
+        known = self._variants[variant]
+        known.wanted = replicas
+        self._trim(known, hand_over)
+        return known, self._reserve(known, replicas - self._num_staying(known))
+
+    def deploy(
+        self, config: EngineConfig, share: float, replicas: int = 1, name: str = "b", keys: Sequence[str] = ()
+    ) -> None:
         """Serve a share of the requests by another config: a rolling change, or two variants to compare.
 
         A tenant's requests, or one without a tenant by its id, always go to the same variant, and stay with it when
-        its replicas are lost. `accounts` has the results of each.
+        its replicas are lost. Where none of them can be started again, its requests go to the other variants.
+        `accounts` has the results of each. A variant that cannot be started leaves the fleet as it was.
 
         Args:
             config: of the new variant; its model must have the tokenizer of the first.
             share: of the requests, 0 to 1; 1 replaces all others, whose replicas then leave as they get idle.
             replicas: how many serve it.
-            name: of the variant.
+            name: of the variant; none that serves now has it.
+            keys: tenants (the owners of the server's keys) that always get it; the share is of all others.
         """
-        if not 0 < share <= 1:
-            raise WorkbenchError(f"share: {share}; give a part of the requests, above 0 and up to 1")
-        model = FleetModel.of(config.engine)
-        if model.spec.vocab_size != self.model.spec.vocab_size:
-            raise WorkbenchError("deploy: the new model has another vocabulary, and the front encodes for the first")
-        self._configs[name] = config.engine
-        self._wanted[name] = replicas
+        if not 0 <= share <= 1 or not (share or keys):
+            raise WorkbenchError(f"share: {share}; give a part of the requests, above 0 and up to 1; or 0 and keys")
+        if isinstance(keys, str):
+            raise WorkbenchError(f"keys: {keys!r}; give a list of tenants")
+        if replicas < 1:
+            raise WorkbenchError(f"replicas: {replicas}; a variant that gets requests needs at least 1")
+        made = DeployedVariant(name, config.engine, FleetModel.of(config.engine), replicas)
+        self.model.check_encodes_for(made.model)
+        numbers = self._ask(lambda: self._enter(made))
         try:
-            self._start_all(name, replicas)
+            self._start_all(made, numbers)
+            self._ask(lambda: self._share(made, share, keys))
         except BaseException:
-            self._wanted[name] = 0
+            with suppress(WorkbenchError):  # the cluster was closed, which is the error
+                self._ask(lambda: self._withdraw(made))
             raise
-        self._ask(lambda: self._share(name, share))
-        if share == 1:
-            for other in [each for each in self._wanted if each != name]:
-                self.scale(0, other, hand_over=False)
 
-    def _share(self, name: str, share: float) -> None:
-        others = {each: part for each, part in self.front.shares.items() if each != name}
-        total = sum(others.values())
-        shares = {each: part / total * (1 - share) for each, part in others.items() if share < 1}
-        self.front.shares = {**shares, name: share}
-        self.front.accounts.setdefault(name, FleetAccount(name))
+    def _enter(self, made: DeployedVariant) -> list[int]:
+        if (name := made.name) in self._variants:
+            raise WorkbenchError(f"name: variant {name!r} is deployed; give another name (share=1 replaces the others)")
+        self._variants[name] = made
+        return self._reserve(made, made.wanted)
+
+    def _share(self, made: DeployedVariant, share: float, keys: Sequence[str]) -> None:
+        if not self._is_deployed(made):
+            raise WorkbenchError(f"variant {made.name!r}: its replicas ended before it served; none can be started")
+        self.front.accounts.setdefault(made.name, FleetAccount(made.name))
+        self.front.variants = self.front.variants.with_variant(made.name, share, keys)
+        for known in list(self._variants.values()):
+            if share == 1 and known is not made:
+                self._withdraw(known, hand_over=False)
+        self._follow()
+
+    def _is_deployed(self, known: DeployedVariant) -> bool:
+        return self._variants.get(known.name) is known
+
+    def _withdraw(self, known: DeployedVariant, hand_over: bool = True) -> None:
+        """Let the replicas of a variant leave, also those that start now."""
+        if self._is_deployed(known):
+            known.wanted = 0
+            self._trim(known, hand_over)
+            del self._variants[known.name]
+
+    def _follow(self) -> None:
+        """Take over template, context and settings where one variant alone serves, maybe another than before."""
+        names = [*self.front.variants.shares]
+        if len(names) == 1 and names[0] in self._variants:
+            self.config, self.model = self._variants[names[0]].config, self._variants[names[0]].model
 
     def close(self) -> None:
         """End all requests and replicas, and the Ray cluster that was started here. Does nothing the second time.
@@ -358,17 +408,21 @@ class Cluster(Displayable):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # Replicas come and go; all below but `_start` runs in the front's thread.
+    # Replicas come and go; all below but what starts one runs in the front's thread.
 
-    def _start_all(self, variant: str, count: int) -> None:
+    def _reserve(self, known: DeployedVariant, count: int) -> list[int]:
+        """Return the numbers of replicas that are to start now."""
+        numbers = [next(self._numbers) for _ in range(count)]
+        self._starting.update(dict.fromkeys(numbers, known))
+        return numbers
+
+    def _start_all(self, known: DeployedVariant, numbers: Sequence[int]) -> None:
         """Start replicas together, and wait until they can serve (WorkbenchError of the first that cannot)."""
         errors: list[BaseException] = []
-        numbers = [next(self._numbers) for _ in range(count)]
-        self._ask(lambda: self._starting.update(dict.fromkeys(numbers, variant)))
 
         def start(number: int) -> None:
             try:
-                self._start(number, variant)
+                self._start(number, known)
             except BaseException as error:
                 errors.append(error)
 
@@ -378,18 +432,21 @@ class Cluster(Displayable):
         if errors:
             raise errors[0]
 
-    def _start(self, number: int, variant: str) -> None:
+    def _start(self, number: int, known: DeployedVariant) -> None:
         """Start a replica and take it in; for any thread but the front's."""
         try:
-            made = self._launcher.start(number, self._configs[variant])
+            made = self._launcher.start(number, known.config)
         except BaseException:
             self._put(lambda: self._starting.pop(number, None))
             raise
         try:
-            self._ask(lambda: self._take_in(made, variant))
+            is_wanted = self._ask(lambda: self._take_in(made, known))
         except BaseException:  # the cluster was closed meanwhile
             made.stop()
             raise
+        if not is_wanted:
+            made.stop()
+            return
         listen = partial(
             made.listen,
             lambda report: self._put(lambda: self.front.take_report(number, report)),
@@ -399,36 +456,40 @@ class Cluster(Displayable):
 
     def _begin(self, name: str, work: Callable[[], None]) -> threading.Thread:
         """Begin work with the launcher or a replica in a thread of its own (WorkbenchError after `close`)."""
-        self._enter()
+        self._use_launcher()
 
         def run() -> None:
             try:
                 work()
             finally:
-                self._leave()
+                self._release_launcher()
 
         made = threading.Thread(target=run, name=name, daemon=True)
         made.start()
         return made
 
-    def _enter(self) -> None:
-        """Put off the launcher's end until `_leave` (WorkbenchError after `close`)."""
+    def _use_launcher(self) -> None:
+        """Put off the launcher's end until `_release_launcher` (WorkbenchError after `close`)."""
         with self._unused:
             if self._is_closed:
                 raise WorkbenchError(CLOSED)
             self._users += 1
 
-    def _leave(self) -> None:
+    def _release_launcher(self) -> None:
         with self._unused:
             self._users -= 1
             self._unused.notify_all()
 
-    def _take_in(self, made: StartedReplica, variant: str) -> None:
+    def _take_in(self, made: StartedReplica, known: DeployedVariant) -> bool:
+        """Let a replica serve; return False where it is no longer wanted: scaled down or withdrawn meanwhile."""
         self._starting.pop(made.number, None)
-        self._failed_starts = 0
+        if not self._is_deployed(known) or self.num_replicas(known.name) >= known.wanted:
+            return False
+        known.failed_starts, known.fingerprint = 0, made.ready.fingerprint
         self._replicas[made.number] = made
         self._report(f"replica {made.number}: process {made.ready.process_id}")
-        self.front.add_replica(made, variant, made.ready.pages)
+        self.front.add_replica(made, known.name, made.ready.pages)
+        return True
 
     def _lose(self, number: int, reason: str) -> None:
         self._report(f"{reason} ({self.front.num_on(number)} requests go on elsewhere)")
@@ -437,43 +498,46 @@ class Cluster(Displayable):
     def _on_gone(self, number: int) -> None:
         """Start another replica in the place of one that was lost."""
         self._replicas.pop(number, None)
-        for variant, wanted in self._wanted.items():
-            for _ in range(wanted - self._num_staying(variant)):
-                self._replace(variant)
+        for known in self._variants.values():
+            self._replace_missing(known)
 
-    def _num_staying(self, variant: str) -> int:
-        staying = sum(not each.is_leaving and each.variant == variant for each in self.front.replicas.values())
-        return staying + sum(each == variant for each in self._starting.values())
+    def _num_staying(self, known: DeployedVariant) -> int:
+        return self.num_replicas(known.name) + sum(each is known for each in self._starting.values())
 
-    def _replace(self, variant: str) -> None:
-        number = next(self._numbers)
-        self._starting[number] = variant
+    def _replace_missing(self, known: DeployedVariant) -> None:
+        for number in self._reserve(known, known.wanted - self._num_staying(known)):
+            with suppress(WorkbenchError):  # closed meanwhile
+                self._begin(f"start of replica {number}", partial(self._replace, number, known))
 
-        def start() -> None:
-            try:
-                self._start(number, variant)
-            except BaseException as error:
-                why = describe_error(error) if isinstance(error, Exception) else type(error).__name__
-                self._put(lambda: self._on_failed_start(variant, why))
+    def _replace(self, number: int, known: DeployedVariant) -> None:
+        """Start a replica in the place of a lost one; for a thread of its own."""
+        try:
+            self._start(number, known)
+        except BaseException as error:
+            why = describe_error(error) if isinstance(error, Exception) else type(error).__name__
+            self._put(lambda: self._on_failed_start(known, why))
 
-        with suppress(WorkbenchError):  # closed meanwhile
-            self._begin(f"start of replica {number}", start)
+    def _on_failed_start(self, known: DeployedVariant, why: str) -> None:
+        if not self._is_deployed(known):
+            return
+        known.failed_starts += 1
+        if known.failed_starts < MAX_FAILED_STARTS:
+            self._replace_missing(known)
+        elif not self._num_staying(known):
+            error = f"variant {known.name}: " * bool(known.name) + f"no replica can be started: {why}"
+            self._report(error)
+            self.front.give_up(known.name, error)
+            if known.name not in self.front.variants.shares:
+                self._withdraw(known)
+            self._follow()
 
-    def _on_failed_start(self, variant: str, why: str) -> None:
-        self._failed_starts += 1
-        if self._failed_starts < MAX_FAILED_STARTS:
-            self._replace(variant)
-        elif not any(each.variant == variant for each in self.front.replicas.values()):
-            self.front.unavailable = f"no replica can be started: {why}"
-            self.front.end_all(self.front.unavailable)
+    def _trim(self, known: DeployedVariant, hand_over: bool) -> None:
+        """Let the replicas leave that are too many of those that serve, the youngest first.
 
-    def _trim(self, variant: str, hand_over: bool) -> int:
-        """Let the replicas leave that are too many, the youngest first; return how many are missing."""
-        mine = [each for each in self.front.replicas.values() if each.variant == variant and not each.is_leaving]
-        extra = self._num_staying(variant) - self._wanted[variant]
-        for view in sorted(mine, key=lambda each: -each.number)[: max(0, extra)]:
+        One that starts and is then too many is stopped when it could serve: it may never come to that."""
+        mine = [each for each in self.front.replicas.values() if each.variant == known.name and not each.is_leaving]
+        for view in sorted(mine, key=lambda each: -each.number)[: max(0, len(mine) - known.wanted)]:
             self.front.retire_replica(view.number, hand_over)
-        return -extra
 
     # The front's thread.
 
@@ -481,12 +545,20 @@ class Cluster(Displayable):
         return threading.current_thread() is self._thread
 
     def _put(self, job: Callable[[], object]) -> None:
+        """Run `job` in the front's thread, soon; not at all once the cluster is closed."""
+        self._try_put(job)
+
+    def _try_put(self, job: Callable[[], object]) -> bool:
+        """Run `job` in the front's thread, soon; return False where it will not be run, since the cluster is closed."""
         if self.is_current_thread():
             job()
-            return
+            return True
         with self._bell:
+            if self._is_closed:
+                return False
             self._jobs.append(job)
             self._bell.notify()
+        return True
 
     def _ask(self, function: Callable[[], Result]) -> Result:
         """Return `function()`, run in the front's thread."""
@@ -500,7 +572,8 @@ class Cluster(Displayable):
             except BaseException as error:
                 answer.set_exception(error)
 
-        self._put(run)
+        if not self._try_put(run):
+            raise WorkbenchError(CLOSED)
         while not answer.done():
             if self._is_closed or not self._thread.is_alive():
                 raise WorkbenchError(CLOSED)

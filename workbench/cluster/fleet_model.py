@@ -7,6 +7,7 @@ from functools import cached_property
 
 from workbench.engine.config import EngineConfig
 from workbench.engine.loaded_model import describe_model, model_folder
+from workbench.errors import WorkbenchError
 from workbench.model.formats.texts import open_chat_template, open_tokenizer
 from workbench.model.spec import ModelSpec
 from workbench.prompt.own_template import own_template
@@ -31,6 +32,15 @@ class FleetModel:
         if tokenizer is not None:
             tokenizer.check_vocab_size(spec.vocab_size)
         return cls(spec, tokenizer, config.model.name)
+
+    def check_encodes_for(self, other: FleetModel) -> None:
+        """Raise WorkbenchError if prompts that this model's tokenizer encodes are not what another model reads."""
+        mine, its = self.tokenizer, other.tokenizer
+        words = "deploy: {} has another {} than {}, for which the front encodes; give a model that has the same"
+        if self.spec.vocab_size != other.spec.vocab_size:
+            raise WorkbenchError(words.format(other.name, "vocabulary", self.name))
+        if (mine is None) != (its is None) or mine and its and mine.to_json() != its.to_json():
+            raise WorkbenchError(words.format(other.name, "tokenizer", self.name))
 
     @cached_property
     def chat_template(self) -> ChatTemplate | None:

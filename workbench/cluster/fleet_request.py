@@ -7,6 +7,7 @@ one stream: Submitted, Routed, Prefilled, Decoded 0, 1, 2, Moved, Routed, Prefil
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from workbench.engine.inputs import sample_id
 from workbench.engine.resume import resumed_sample, why_not_resumable
@@ -90,6 +91,20 @@ class SampleState:
         )
 
 
+class Attempt(NamedTuple):
+    """What is sent to a replica of a request that waits.
+
+    Args:
+        names: by id on the way, the sample that it is; None for all samples together under one id.
+        requests: to be sent; none where no sample can go on.
+        lost: the samples that cannot go on, with the reason.
+    """
+
+    names: dict[str, int | None]
+    requests: list[Request]
+    lost: list[tuple[SampleState, str]]
+
+
 @dataclass(eq=False)
 class FleetRequest:
     """A request of a fleet, from its arrival at the front to its last end.
@@ -130,29 +145,22 @@ class FleetRequest:
         known = len(prompt) if isinstance(prompt, tuple | list) else 0
         return known + max(len(each.token_ids) for each in self.samples)
 
-    def parts(self) -> tuple[dict[str, int | None], list[Request], list[tuple[SampleState, str]]]:
-        """Return how the request is to be sent now.
-
-        Returns:
-            by id on the way, the sample that it is, None for all samples together under one id; the requests to send;
-            and the samples that cannot go on, with the reason.
-        """
+    def attempt(self) -> Attempt:
+        """Return how the request is to be sent now, after what was emitted of it."""
         left = self.unfinished
         known = len(self.request.generated_ids)
         if len(left) == len(self.samples) and all(len(each.token_ids) == known for each in left):
             whole = replace(self.request, arrival=0.0)
-            return {self.name: None}, [whole], []
-        names: dict[str, int | None] = {}
-        requests: list[Request] = []
-        lost: list[tuple[SampleState, str]] = []
+            return Attempt({self.name: None}, [whole], [])
+        made = Attempt({}, [], [])
         for each in left:
             if each.token_ids and (why := why_not_resumable(self.request)):
-                lost.append((each, why))
+                made.lost.append((each, why))
                 continue
             sample = replace(resumed_sample(self.request, each.number, each.token_ids, each.closing), arrival=0.0)
-            names[sample.request_id] = each.number
-            requests.append(sample)
-        return names, requests, lost
+            made.names[sample.request_id] = each.number
+            made.requests.append(sample)
+        return made
 
     def lose(self, reason: str) -> None:
         """Note that its replica is lost, or hands it over."""

@@ -9,7 +9,6 @@ does not depend on where it is computed, and every sample ends exactly once.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
@@ -18,6 +17,7 @@ from workbench.cluster.fleet_request import FleetRequest, SampleState
 from workbench.cluster.prefixes import PrefixGuess
 from workbench.cluster.replica import PageCounts, Replica, Report
 from workbench.cluster.replica_view import ReplicaView, as_job, prompt_of
+from workbench.cluster.variants import VariantShares
 from workbench.engine import inputs as intake
 from workbench.engine.request_events import submitted_event
 from workbench.engine.resume import why_not_resumable
@@ -62,8 +62,7 @@ class Front:
 
     Attributes:
         accounts: what each variant did.
-        shares: the share of requests that each variant gets; they add up to 1.
-        unavailable: why no replica will come; requests are refused with it.
+        variants: how requests are divided among variants.
     """
 
     def __init__(
@@ -76,12 +75,11 @@ class Front:
         """Create a front without replicas; `on_gone` is called with the number of each that was lost or has left."""
         self.router, self.limits, self.clock, self._on_gone = router, limits, clock, on_gone
         self.replicas: dict[int, ReplicaView] = {}
-        self.shares: dict[str, float] = {"": 1.0}
+        self.variants = VariantShares()
         self.accounts: dict[str, FleetAccount] = {"": FleetAccount()}
         self.listeners: list[Callable[[Event], None]] = []
         self.after_delivery: list[Callable[[], None]] = []
         self.num_lost = 0  # replicas
-        self.unavailable = ""
         self._submissions: list[Submission] = []
         self._owner: dict[str, tuple[FleetRequest, Submission]] = {}  # by the id of a request in the fleet
         self._taken: set[str] = set()  # ids of all samples in the fleet
@@ -116,7 +114,7 @@ class Front:
         """Take in a replica that is ready, with the pages that it has."""
         guess = PrefixGuess(self.limits.page_size, sum(pages))
         self.replicas[handle.number] = ReplicaView(handle, variant, guess, pages=pages)
-        self.unavailable = ""
+        self.variants = self.variants.with_available(variant)
         self._place_waiting()
         self._deliver()
 
@@ -179,6 +177,22 @@ class Front:
             if each.outbox or id(each) in mine:
                 each.outbox += whole_step
         self._stop_if_empty(view)
+        self._place_waiting()
+        self._deliver()
+
+    def give_up(self, variant: str, why: str) -> None:
+        """Give up a variant of which no replica will come: its requests go to the other variants, by their shares.
+
+        Where no other has a share, they end with the error `why`, and those that come are refused with it. Requests of
+        the others are not touched."""
+        self.variants = self.variants.without(variant, why)
+        if variant in self.variants.unavailable:
+            for each in [each for each in self._waiting if each.variant == variant]:
+                self._waiting.remove(each)
+                submission = self._owner[each.name][1]
+                self._end_samples(each, FinishReason.ERROR, why)
+                if not submission.live and not submission.pending:
+                    submission.error = submission.error or why
         self._place_waiting()
         self._deliver()
 
@@ -256,8 +270,8 @@ class Front:
         elif len(self._waiting) >= self.limits.waiting:
             by = "overloaded"
             refused = f"request {each.name}: the fleet is full: {len(self._waiting)} requests wait; ask again later"
-        elif self.unavailable:
-            refused, by = f"request {each.name}: {self.unavailable}", "unavailable"
+        elif (variant := self.variants.of(each.request)) in self.variants.unavailable:
+            refused, by = f"request {each.name}: {self.variants.unavailable[variant]}", "unavailable"
         if refused:
             now = self.clock()
             end = Finished(now, each.name, reason=str(FinishReason.REFUSED), error=refused, ended_by=by)
@@ -266,7 +280,7 @@ class Front:
                 submission.outbox.append(event)
             submission.error = submission.error or refused * submission.is_single
             return
-        each.variant = self._variant_of(each.request)
+        each.variant = self.variants.of(each.request)
         self.accounts[each.variant].submitted += len(each.samples)
         self._owner[each.name] = each, submission
         self._taken |= names
@@ -282,21 +296,9 @@ class Front:
         place = sum(other.order < each.order for other in self._waiting)
         self._waiting.insert(place, each)
 
-    def _variant_of(self, request: Request) -> str:
-        """Return the variant of a request: always the same for a tenant, or for a request without one by its id."""
-        if len(self.shares) == 1:
-            return next(iter(self.shares))
-        key = hashlib.blake2b((request.tenant or request.request_id).encode(), digest_size=8).digest()
-        place, reached = int.from_bytes(key) / 2**64, 0.0
-        for variant, share in self.shares.items():
-            reached += share
-            if place < reached:
-                return variant
-        return variant
-
     def _change_variant(self, each: FleetRequest) -> None:
         self.accounts[each.variant].submitted -= len(each.unfinished)
-        each.variant = self._variant_of(each.request)
+        each.variant = self.variants.of(each.request)
         self.accounts[each.variant].submitted += len(each.unfinished)
 
     # Placement.
@@ -304,7 +306,7 @@ class Front:
     def _place_waiting(self) -> None:
         """Send waiting requests, in order of arrival, as long as replicas of their variant have room."""
         full: set[str] = set()
-        present = {*self.shares, *(view.variant for view in self.replicas.values())}
+        present = {*self.variants.shares, *(view.variant for view in self.replicas.values() if not view.is_leaving)}
         for each in self._waiting:
             if each.variant not in present:  # it was withdrawn
                 self._change_variant(each)
@@ -325,8 +327,9 @@ class Front:
             self._place(each, room)
 
     def _place(self, each: FleetRequest, room: list[ReplicaView]) -> None:
-        names, requests, lost = each.parts()
-        for sample, why in lost:
+        attempt = each.attempt()
+        requests = attempt.requests
+        for sample, why in attempt.lost:
             words = f"its replica ended ({each.move_reason}); {why.split(';')[0]}"
             self._end_sample(each, sample, FinishReason.ERROR, words)
         if not requests:
@@ -338,7 +341,7 @@ class Front:
         reason, options = self.router.reason(job, view, room), routing_options(room, job)
         each.replica, each.pending_tokens = number, each.num_tokens
         view.requests[each.name] = each
-        view.names |= {name: (each, sample) for name, sample in names.items()}
+        view.names |= {name: (each, sample) for name, sample in attempt.names.items()}
         for request in requests:
             view.prefixes.enter((*job.prompt, *request.generated_ids), request.cache_salt)
         view.handle.submit(requests)

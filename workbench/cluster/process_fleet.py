@@ -47,24 +47,38 @@ class ReplicaFleet:
     """Whole engines behind a router; `kill` ends the process of one."""
 
     def __init__(self, cluster: Cluster, kill: Callable[[StartedReplica], None] | None = None):
+        """Take the replicas that serve now as instances, the eldest as number 0; close the cluster with the fleet.
+
+        `kill` ends a replica; by a SIGKILL to its process unless given."""
         self.clock = cluster.clock
-        self.cluster, self._kill, self._size = cluster, kill or _kill_process, len(cluster.replicas)
+        self.cluster, self._kill = cluster, kill or _kill_process
+        self._places = sorted(cluster.replicas)  # the number of each instance's replica
         self._killed: set[int] = set()
 
     def stream(self, requests: Iterable[Request]) -> Iterator[Event]:
         return self.cluster.stream(list(requests))
 
     def kill(self, instance: int) -> None:
-        """End the process of the `instance`-th of the replicas that are there, eldest first."""
+        """End the process of an instance: the replica that it began with, or that took its place.
+
+        WorkbenchError where it has none, since a killed one's successor does not serve yet."""
         known = self.cluster.replicas
-        number = sorted(known)[instance]
+        news = sorted(known.keys() - set(self._places))
+        for place, number in enumerate(self._places):
+            if news and (number not in known or number in self._killed):
+                self._places[place] = news.pop(0)
+        number = self._places[instance]
+        if number not in known or number in self._killed:
+            raise WorkbenchError(
+                f"executor.failures: instance {instance} is dead already and has no successor yet; kill it later"
+            )
         self._killed.add(number)
         self._kill(known[number])
 
     @property
     def is_whole(self) -> bool:
         known = self.cluster.replicas
-        return len(known) == self._size and not self._killed & known.keys()
+        return len(known) == len(self._places) and not self._killed & known.keys()
 
     def close(self) -> None:
         self.cluster.close()

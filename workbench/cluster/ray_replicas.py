@@ -140,7 +140,7 @@ class RayReplica:
             except Exception as error:  # of any kind: it is lost
                 if not self.is_stopped:
                     self.stop()
-                    on_lost(f"replica {self.number}: {type(error).__name__}: {str(error).splitlines()[0]}")
+                    on_lost(f"replica {self.number}: {_first_line(error)}")
                 return
             for report in reports:
                 on_report(report if not self.clock_ahead else _later(report, self.clock_ahead))
@@ -206,8 +206,7 @@ class RayLauncher:
                             raise
         except Exception as error:
             where = address or "this machine"
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise WorkbenchError(f"address: no Ray cluster can be used at {where} ({reason})") from error
+            raise WorkbenchError(f"address: no Ray cluster can be used at {where} ({_first_line(error)})") from error
         finally:
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, before)
@@ -282,6 +281,11 @@ def check_reachable(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
     except (OSError, OverflowError) as error:
         raise WorkbenchError(f"address: no Ray cluster can be used at {address} ({error})") from None
+
+
+def _first_line(error: Exception) -> str:
+    """Return an error's kind and the first line of its message, which may be empty."""
+    return ": ".join((type(error).__name__, *str(error).splitlines()[:1])).removesuffix(": ")
 
 
 def _later(report: Report, seconds: float) -> Report:

@@ -80,7 +80,7 @@ class ReplicaEngine:
         """Submit requests, each of which can be cancelled by its id."""
         for request in requests:
             name = request.request_id
-            self._cancels[name] = self.thread.submit_to(_Forgotten(self._cancels, name), [request])
+            self._cancels[name] = self.thread.submit_to(_EndSink(self._cancels, name), [request])
 
     def cancel(self, request_id: str) -> None:
         """Cancel a request soon; an unknown one is ignored."""
@@ -101,8 +101,8 @@ class ReplicaEngine:
             self._deliver(Report(events, PageCounts.of_runner(self._runner)))
 
 
-class _Forgotten:
-    """The sink of a request whose events leave by the listener: it only notes the end."""
+class _EndSink:
+    """Note the end of a request, whose events leave by the listener."""
 
     def __init__(self, cancels: dict[str, Callable[[], None]], name: str):
         self._cancels, self._name = cancels, name

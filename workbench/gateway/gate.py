@@ -132,10 +132,12 @@ class Gateway:
                     raise
             await self._moderate(call)
             if self.answers is not None and call.purpose == "answer":
-                fingerprint = models.fingerprint(call.model)
-                lease.answer, why = await self.answers.find(call, fingerprint, prompt_ids)
+                lease.fingerprint = models.fingerprint(call.model, call.caller.tenant)
+                why = "several variants of the model answer"
+                if lease.fingerprint:
+                    lease.answer, why = await self.answers.find(call, lease.fingerprint, prompt_ids)
                 call.notes["answers"] = why
-                lease.keeps = lease.answer is None and not passes_by(call)
+                lease.keeps = bool(lease.fingerprint) and lease.answer is None and not passes_by(call)
         except BaseException as error:  # also where the client left meanwhile: what was reserved is given back
             is_ours = isinstance(error, ApiError) and error.status >= 500  # it takes nothing of the caller's limits
             await self.give_back(lease, Cost() if is_ours else ONE_REQUEST)
@@ -182,8 +184,9 @@ class Gateway:
         prompt, output = (0, 0) if entry.kept else (outcome.used.prompt_tokens, outcome.used.completion_tokens)
         await self.give_back(lease, Cost(1, prompt + output, prompt, output, micros))
         if self.answers is not None and self._models is not None and lease.keeps and outcome.ended == "finished":
-            fingerprint = self._models.fingerprint(call.model)
-            await self.answers.keep(call, fingerprint, lease.prompt_ids, lease.pieces)
+            fingerprint = self._models.fingerprint(call.model, call.caller.tenant)
+            if fingerprint == lease.fingerprint:  # else variants of it came or went, and it is unknown which answered
+                await self.answers.keep(call, fingerprint, lease.prompt_ids, lease.pieces)
 
     def _check_accounts(self) -> None:
         """Refuse a call that could not be accounted for: too many wait for a disk that is full or locked (ApiError)."""
@@ -269,7 +272,7 @@ class GatewayLease:
         self.counts_tokens = any(each.limits.counts_tokens for each in holders)
         self.tokens = Cost()  # that are reserved, besides one request
         self.begun: int | None = None  # time of the reservation, if there is one
-        self.keeps = False
+        self.keeps, self.fingerprint = False, ""
         self.pieces: list[Piece] = []  # that left, where they are to be kept
         self._gateway = gateway
         self._is_settled = False

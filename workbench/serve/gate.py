@@ -62,8 +62,10 @@ class ModelCatalog(Protocol):
         """Return the names under which calls are answered."""
         ...
 
-    def fingerprint(self, model: str) -> str:
-        """Return a text that differs where the same tokens may be answered differently: weights, backend, dtype."""
+    def fingerprint(self, model: str, tenant: str) -> str:
+        """Return a text that differs where the same tokens may be answered differently: weights, backend, dtype.
+
+        Empty where the tenant's calls themselves are: by one of several variants, as it happens."""
         ...
 
     def max_model_len(self, model: str) -> int:

@@ -20,6 +20,7 @@ from workbench.kv_cache.settings import RadixPrefixCache
 from workbench.prompt.answers import AnswerFormat
 from workbench.prompt.assemble import Prompt
 from workbench.prompt.conversation import Conversation
+from workbench.prompt.templates import ChatTemplate
 from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.request import Request, SamplingParameters
 from workbench.response_format import ResponseFormat, Thinking
@@ -65,14 +66,31 @@ class ServedModel:
         self.name, self.runner, self.created = name, runner, int(time.time())
         self.thread: RunnerThread | Cluster = runner if isinstance(runner, Cluster) else RunnerThread.attach(runner)
         self.tokenizer = runner.tokenizer
-        self.max_model_len = runner.model.spec.max_position_embeddings  # tokens of prompt and answer
-        self.answer_tokens = default_max_tokens or self.max_model_len
+        self._default_max_tokens = default_max_tokens
+        self._looked_at: tuple[ChatTemplate | None, tuple[bool, CallFormat | None]] | None = None
 
-    @cached_property
+    @property
+    def max_model_len(self) -> int:
+        """Return the most tokens of a prompt and its answer; a cluster's may change with its variants."""
+        return self.runner.model.spec.max_position_embeddings
+
+    @property
+    def answer_tokens(self) -> int:
+        """Return the most tokens of an answer whose call names no limit."""
+        return self._default_max_tokens or self.max_model_len
+
+    @property
     def fingerprint(self) -> str:
         """Return a text that differs where the same tokens may be answered differently: weights and settings."""
-        if isinstance(self.runner, Cluster):
-            return self.runner.fingerprint
+        return self.runner.fingerprint if isinstance(self.runner, Cluster) else self._engine_fingerprint
+
+    def fingerprint_of(self, tenant: str) -> str:
+        """Return the fingerprint of a tenant's answers; empty where a cluster gives them by several variants."""
+        return self.runner.fingerprint_of(tenant) if isinstance(self.runner, Cluster) else self._engine_fingerprint
+
+    @cached_property
+    def _engine_fingerprint(self) -> str:
+        assert isinstance(self.runner, Runner)
         found = hashlib.sha256(repr(self.runner.config).encode())
         for name, tensor in self.runner.model.state_dict().items():
             flat = tensor.detach().flatten()
@@ -214,20 +232,24 @@ class ServedModel:
     def _shows_tools(self, template: str | None) -> bool:
         if template is not None:
             return shows_tools(self.runner, template)
-        return self._default_shows_tools
-
-    @cached_property
-    def _default_shows_tools(self) -> bool:
-        return shows_tools(self.runner)
+        return self._default_tools[0]
 
     def _call_format(self, template: str | None) -> CallFormat | None:
         if template is not None:
             return CallFormat.from_model(self.runner, self.answer_format(template, True), template)
-        return self._default_call_format
+        return self._default_tools[1]
 
-    @cached_property
-    def _default_call_format(self) -> CallFormat | None:
-        return CallFormat.from_model(self.runner, self.answer_format(None, bool(PROBE)))
+    @property
+    def _default_tools(self) -> tuple[bool, CallFormat | None]:
+        """Return whether the model's own template shows tools, and how calls are written in it.
+
+        It is looked at once; a cluster may replace it."""
+        template = self.runner.chat_template
+        if self._looked_at is None or self._looked_at[0] is not template:
+            shows = shows_tools(self.runner)
+            calls = CallFormat.from_model(self.runner, self.answer_format(None, bool(PROBE))) if shows else None
+            self._looked_at = template, (shows, calls)
+        return self._looked_at[1]
 
     def prompt_ids(self, call: Call, turns: GeneratedTurns | None = None, begins: bool = True) -> list[tuple[int, ...]]:
         """Return the ids of a call's prompts, of texts also where they do not fit the model.

@@ -123,8 +123,8 @@ class Service:
     def names(self) -> Collection[str]:
         return self.models.keys()
 
-    def fingerprint(self, model: str) -> str:
-        return self.models[model].fingerprint
+    def fingerprint(self, model: str, tenant: str) -> str:
+        return self.models[model].fingerprint_of(tenant)
 
     def max_model_len(self, model: str) -> int:
         return self.models[model].max_model_len

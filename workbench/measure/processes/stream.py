@@ -40,14 +40,22 @@ class ServedTraffic:
 def serve_traffic(
     fleet: ProcessFleet, requests: Sequence[Request], kills: Sequence[KillSettings] = ()
 ) -> ServedTraffic:
-    """Run requests to their ends, and kill instances at their seconds."""
+    """Run requests to their ends, and kill instances at their seconds (the error of a kill that failed)."""
+    faults: list[Exception] = []
+
+    def kill(instance: int) -> None:
+        try:
+            fleet.kill(instance)
+        except Exception as error:  # a timer's thread has no other way to say it
+            faults.append(error)
+
     clock = fleet.clock
     due = {each.request_id: arrival(each) for each in requests}
     events: list[Event] = []
     with ExitStack() as stack:
         began = clock()
         for each in kills:
-            timer = threading.Timer(max(0.0, began + each.at - clock()), fleet.kill, (each.instance,))
+            timer = threading.Timer(max(0.0, began + each.at - clock()), kill, (each.instance,))
             timer.start()
             stack.callback(timer.cancel)
         for event in fleet.stream(requests):
@@ -57,4 +65,6 @@ def serve_traffic(
                 events.append(replace(event, time=clock(), arrival=began + due[event.request_id]))
             else:
                 events.append(replace(event, time=clock()))
+    if faults:
+        raise faults[0]
     return ServedTraffic(events, began)

@@ -1,0 +1,88 @@
+"""A measured fleet's kills: they meet the instance that was named, and one that cannot is heard."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from workbench.cluster.cluster import Cluster, StartedReplica
+from workbench.cluster.process_fleet import ReplicaFleet
+from workbench.cluster.ray_replicas import RayReplica, ReadyReplica
+from workbench.cluster.replica import PageCounts
+from workbench.errors import WorkbenchError
+from workbench.measure.processes.stream import serve_traffic
+from workbench.request import Request
+from workbench.simulate.executor_settings import KillSettings
+from workbench.trace.events import Event
+
+
+class FewReplicas:
+    """A cluster that is its replicas' numbers; `killed` ones stay in it until `lose`."""
+
+    def __init__(self, *numbers: int):
+        self.replicas: dict[int, Any] = {number: SimpleNamespace(number=number) for number in numbers}
+        self.killed: list[int] = []
+
+    def clock(self) -> float:
+        return 0.0
+
+    def kill(self, replica: StartedReplica) -> None:
+        self.killed.append(replica.number)
+
+    def fleet(self) -> ReplicaFleet:
+        return ReplicaFleet(cast(Cluster, self), self.kill)
+
+
+def test_a_kill_meets_the_instance_in_its_place() -> None:
+    cluster = FewReplicas(1, 2)
+    fleet = cluster.fleet()
+    fleet.kill(0)
+    with pytest.raises(WorkbenchError, match="instance 0 is dead already"):
+        fleet.kill(0)  # it was not noticed yet
+    del cluster.replicas[1]
+    with pytest.raises(WorkbenchError, match="instance 0 is dead already"):
+        fleet.kill(0)
+    fleet.kill(1)  # while the successor of instance 0 starts
+    assert cluster.killed == [1, 2] and not fleet.is_whole
+    del cluster.replicas[2]
+    cluster.replicas |= {3: SimpleNamespace(number=3), 4: SimpleNamespace(number=4)}
+    assert fleet.is_whole
+    fleet.kill(1)
+    fleet.kill(0)
+    assert cluster.killed == [1, 2, 4, 3]
+
+
+def test_a_kill_that_fails_ends_the_run_with_its_error() -> None:
+    class Fleet(ReplicaFleet):
+        def stream(self, requests: Iterable[Request]) -> Iterator[Event]:
+            tried.wait()
+            yield from ()
+
+    tried = threading.Event()
+
+    def kill(replica: StartedReplica) -> None:
+        tried.set()
+        raise WorkbenchError(f"replica {replica.number}: has no process")
+
+    fleet = Fleet(cast(Cluster, FewReplicas(1, 2)), kill)
+    with pytest.raises(WorkbenchError, match="replica 2: has no process"):
+        serve_traffic(fleet, [], [KillSettings(instance=1, at=0)])
+
+
+@pytest.mark.parametrize(("message", "words"), [("", "RuntimeError"), ("gone\nand more", "RuntimeError: gone")])
+def test_a_replica_is_lost_by_an_error_of_any_text(message: str, words: str) -> None:
+    class Ray:
+        def get(self, asked: object, timeout: float) -> Any:
+            raise RuntimeError(message)
+
+        def kill(self, actor: object, no_restart: bool) -> None: ...
+
+    poll = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda: None))
+    replica = RayReplica(1, Ray(), SimpleNamespace(poll=poll), ReadyReplica(PageCounts(), 0, ""), None)
+    lost: list[str] = []
+    replica.listen(lambda report: None, lost.append)
+    assert lost == [f"replica 1: {words}"]
