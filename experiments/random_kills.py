@@ -3,12 +3,14 @@
 `python -m experiments.random_kills [--kills 10] [--json] [--out DIR]`: each kill is a SIGKILL of one process of a
 running service, at a random token: of an engine of the pools or their coordinator (pages in a shared memory, or sent by
 gloo), or of any rank of a model that is cut in two. It fails where a request of the pools has not ended as it should,
-where a rank's death leaves others waiting, where a process that the service started still lives, or where /dev/shm has
-a file more than before.
+where its tokens are not those of an engine that was not harmed, each streamed once and in order, where a rank's death
+leaves others waiting, where a process that the service started still lives, or where /dev/shm has a file more than
+before.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import random
@@ -17,7 +19,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,7 +28,7 @@ import typer
 
 from workbench.cluster.pools import PrefillDecodePools
 from workbench.engine.config import EngineConfig
-from workbench.engine.runner import Runner
+from workbench.engine.runner import Runner, generate
 from workbench.machine.environment import environment
 from workbench.request import Request, SamplingParameters
 from workbench.runs.folder import write_dated_record
@@ -74,7 +76,7 @@ def kill_once(service: str, draw: random.Random) -> dict[str, Any]:
     """Start a service, kill one of its processes at a random token, and return what was found, `faults` above all."""
     files, mark = set(SHM.iterdir()), secrets.token_hex(8)
     process = subprocess.Popen(
-        [sys.executable, "-m", "experiments.random_kills", "serve", service],
+        [sys.executable, "-m", "experiments.random_kills", "serve", service, json.dumps(unharmed_ids())],
         env=os.environ | {MARK: mark}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdout is not None
@@ -119,43 +121,88 @@ def is_mapped(file: Path) -> bool:
     return False
 
 
-def serve(service: str) -> None:
-    """Serve requests, a line for each token; the first line names the processes."""
+def asked_requests() -> list[Request]:
+    """Return what every service is asked."""
+    sampling = SamplingParameters(max_tokens=TOKENS, temperature=0, ignore_eos=True)
+    return [Request(f"r{number}", tuple(range(5, 25 + 7 * number)), sampling) for number in range(REQUESTS)]
+
+
+def pool_config() -> EngineConfig:
+    """Return the settings of an engine of the pools: a request has the same tokens in any batch."""
+    return EngineConfig.build("demo", prefix="radix", batch_invariant=True, **SETTINGS)
+
+
+@functools.cache
+def unharmed_ids() -> dict[str, list[int]]:
+    """Return the tokens of every request by one engine that lives."""
+    return {name: list(end.token_ids) for name, end in generate(Runner(pool_config()), asked_requests()).items()}
+
+
+def serve(service: str, wanted: dict[str, list[int]]) -> None:
+    """Serve requests, a line for each token; the first line names the processes.
+
+    Args:
+        service: one of `SERVICES`.
+        wanted: the tokens of each request of the pools.
+    """
     kind, _, transport = service.partition(" over ")
-    asked = [
-        Request(f"r{number}", tuple(range(5, 25 + 7 * number)), SamplingParameters(max_tokens=TOKENS, ignore_eos=True))
-        for number in range(REQUESTS)
-    ]
+    asked = asked_requests()
     if kind == "ranks":
         carrier = "gloo" if transport == "gloo" else "shared_memory"
         runner = Runner(EngineConfig.build("demo", tensor=2, transport=carrier, **SETTINGS))
         others = [pid for pid in marked(os.environ[MARK]) if pid != os.getpid()]
         ranks = {f"rank {number}": pid for number, pid in enumerate([os.getpid(), *others])}
-        show(runner.stream(asked), ranks)
+        show(runner.stream(asked), ranks, None)
         runner.close()
         return
-    config = EngineConfig.build("demo", prefix="radix", **SETTINGS)
-    with PrefillDecodePools(config, 1, 2, transfer="gloo" if transport == "gloo" else "shared") as pools:
+    with PrefillDecodePools(pool_config(), 1, 2, transfer="gloo" if transport == "gloo" else "shared") as pools:
         engines = {slot.name: slot.process.pid for slot in pools.slots if slot.process is not None and slot.process.pid}
-        show(pools.stream(asked), {"coordinator": os.getpid()} | engines)
+        show(pools.stream(asked), {"coordinator": os.getpid()} | engines, wanted)
 
 
-def show(events: Iterator[Event], names: dict[str, int]) -> None:
-    """Print the processes, then a line a token; exit with 1 where a request ends with an error or too few tokens."""
+def show(events: Iterator[Event], names: dict[str, int], wanted: dict[str, list[int]] | None) -> None:
+    """Print the processes, then a line a token; exit with 1 where `faults_of` finds any."""
     print(json.dumps(names), flush=True)
-    failed = []
-    for event in events:
-        if isinstance(event, Decoded):
-            print(event.request_id, flush=True)
-        elif isinstance(event, Finished) and (event.error or len(event.token_ids) != TOKENS):
-            failed.append(event.error or f"{event.request_id} has {len(event.token_ids)} tokens")
+    failed = faults_of(_printed(events), wanted)
     if failed:
         print("; ".join(failed), flush=True)
         sys.exit(1)
 
 
+def _printed(events: Iterator[Event]) -> Iterator[Event]:
+    for event in events:
+        if isinstance(event, Decoded):
+            print(event.request_id, flush=True)
+        yield event
+
+
+def faults_of(events: Iterable[Event], wanted: dict[str, list[int]] | None) -> list[str]:
+    """Return what is wrong with the streams and ends of requests.
+
+    Args:
+        events: of all requests.
+        wanted: the tokens of each; None: `TOKENS` of any, as another number of ranks rounds otherwise.
+    """
+    failed, streamed, ended = [], dict[str, list[tuple[int, int]]](), dict[str, list[int]]()
+    for event in events:
+        if isinstance(event, Decoded):
+            streamed.setdefault(event.request_id, []).append((event.index, event.token_id))
+        elif isinstance(event, Finished):
+            failed += [f"{event.request_id} ended twice"] if event.request_id in ended else []
+            failed += [event.error] if event.error else []
+            ended[event.request_id] = list(event.token_ids)
+    if wanted is None:
+        return failed + [f"{name} has {len(ids)} tokens" for name, ids in ended.items() if len(ids) != TOKENS]
+    for name, ids in wanted.items():
+        if ended.get(name) != ids:
+            failed.append(f"{name} ended with {ended.get(name)} and not {ids}")
+        if streamed.get(name) != list(enumerate(ids)):
+            failed.append(f"{name} streamed {streamed.get(name)} and not {ids}")
+    return failed
+
+
 if __name__ == "__main__":
     if sys.argv[1:2] == ["serve"]:
-        serve(sys.argv[2])
+        serve(sys.argv[2], json.loads(sys.argv[3]))
     else:
         typer.run(main)

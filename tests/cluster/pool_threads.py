@@ -3,6 +3,7 @@ connections are the real ones, so that thousands of deaths are tried in little t
 
 from __future__ import annotations
 
+import select
 import socket
 import threading
 from collections.abc import Callable
@@ -17,20 +18,33 @@ from workbench.engine.loaded_model import LoadedModel
 
 
 class MortalConnection:
-    """A connection whose process dies at its message of this number, before it is sent or right after."""
+    """A connection whose process dies at its message of this number, before it is sent or right after. From `hang` to
+    `go_on` it is as one of a process that was stopped: nothing is read or sent."""
 
     def __init__(self, inner: Connection, dies_at: int | None, says_it: bool):
         self.inner, self.left, self.says_it = inner, dies_at, says_it
         self.is_immortal = False
+        self._goes_on = threading.Event()
+        self._goes_on.set()
+
+    def hang(self) -> None:
+        """Stop at the next message, in either direction; what is read already is lost at the process's end."""
+        self._goes_on.clear()
+
+    def go_on(self) -> None:
+        self._goes_on.set()
 
     @property
     def is_dying(self) -> bool:
         return self.left is not None and self.left < 0
 
     def recv(self) -> Any:
+        select.select([self.inner], [], [])
+        self._goes_on.wait()
         return self.inner.recv()
 
     def send(self, message: object) -> None:
+        self._goes_on.wait()
         if self.left is not None and not self.is_immortal:
             self.left -= 1
             if self.is_dying:
@@ -62,6 +76,7 @@ class ThreadProcess:
 
     def kill(self) -> None:
         self.connection.close()
+        self.mortal.go_on()
         self._thread.join()
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.patience import until
+from tests.patience import limit, until
 from workbench.cluster.pools import PrefillDecodePools
 from workbench.engine.config import EngineConfig
 from workbench.engine.inputs import sample_id
@@ -136,3 +136,20 @@ def test_engines_of_other_layouts_are_refused() -> None:
         PrefillDecodePools(config(), decode=config(page_size=32))
     with pytest.raises(WorkbenchError, match="a pool needs an engine"):
         PrefillDecodePools(config(), 0, 1)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_process_that_is_stopped_is_ended_and_its_requests_go_on(alone, number: int) -> None:
+    """SIGSTOP: it answers nothing, and its connection stays."""
+    with PrefillDecodePools(config(), step_seconds=limit(0.3)) as pools:
+        process = pools.slots[number].process
+        assert process is not None and process.pid is not None
+        os.kill(process.pid, signal.SIGSTOP)
+        ends = [event for event in pools.stream(requests(0)) if isinstance(event, Finished)]
+        assert {sample_id(each.request_id, each.sample): each.token_ids for each in ends} == alone[0]
+        assert pools.counts["processes that died"] >= 1 and process.pid not in children()
+    with PrefillDecodePools(config()) as pools:
+        process = pools.slots[number].process
+        assert process is not None and process.pid is not None
+        os.kill(process.pid, signal.SIGSTOP)
+    assert process.pid not in children(), "the end of the pools waits for no answer"

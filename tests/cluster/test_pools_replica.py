@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import threading
 import urllib.request
 from typing import Any
 
 import pytest
 
+from tests.cluster.pool_threads import StartThreads, ThreadProcess
 from tests.cluster.test_cluster import ASKED, alone
-from tests.cluster.threads import CONFIG
+from tests.cluster.threads import CONFIG, demo
 from tests.patience import limit, until
 from workbench.cluster.cluster import Cluster
+from workbench.cluster.pools import PrefillDecodePools
 from workbench.cluster.pools_replica import PoolsLauncher
 from workbench.errors import WorkbenchError
+from workbench.request import Request, SamplingParameters
 from workbench.serve.server import serve
 from workbench.trace.events import Decoded, Finished, HandedOver, Stepped
 
@@ -50,3 +54,52 @@ def test_the_server_answers_from_pools() -> None:
 def test_a_pool_without_an_engine_is_refused() -> None:
     with pytest.raises(WorkbenchError, match="prefill: 1, decode: 0; give each an engine at least"):
         PoolsLauncher(1, 0)
+
+
+def thread_pools() -> PoolsLauncher:
+    return PoolsLauncher(1, 1, processes=StartThreads(lambda config: demo()))
+
+
+def test_no_call_of_the_front_waits_for_an_end(monkeypatch) -> None:
+    """The end of a process may take long; whoever closes the launcher waits for it."""
+    goes_on, kill = threading.Event(), ThreadProcess.kill
+    monkeypatch.setattr(ThreadProcess, "kill", lambda self: (goes_on.wait(), kill(self)))
+    launcher = thread_pools()
+    replica = launcher.start(1, CONFIG)
+    replica.stop()
+    assert not goes_on.is_set() and replica.pools._thread.is_alive()
+    replica.submit([])
+    replica.cancel("r")
+    goes_on.set()
+    launcher.close()
+    assert not replica.pools._thread.is_alive()
+
+
+def test_pools_whose_coordinator_ends_are_a_lost_replica() -> None:
+    """What they had goes on at their successor, and so does what is submitted before the loss is noticed."""
+    wanted = alone("def fib(n):")
+    with Cluster(CONFIG, 1, launcher=thread_pools()) as cluster:
+        [first] = cluster.replicas.values()
+        pools: PrefillDecodePools = first.pools  # type: ignore[attr-defined] (of pools)
+        handle = cluster.submit("def fib(n):", **ASKED)
+        until(lambda: sum(isinstance(each, Decoded) for each in handle.events) > 2)
+        pools._put(lambda: 1 // 0)
+        until(lambda: not pools._thread.is_alive())
+        late = cluster.submit("def fib(n):", **ASKED)
+        for each in (handle, late):
+            assert each.wait(limit(120))
+            [end] = [event for event in each.events if isinstance(event, Finished)]
+            assert end.token_ids == wanted.token_ids and not end.error
+        assert list(cluster.replicas.values()) != [first]
+
+
+def test_what_is_submitted_to_pools_that_have_ended_is_lost_with_them() -> None:
+    launcher, lost = thread_pools(), list[str]()
+    replica = launcher.start(1, CONFIG)
+    replica.pools._put(lambda: 1 // 0)
+    until(lambda: not replica.pools._thread.is_alive())
+    replica.submit([Request("r", (5, 6), SamplingParameters(max_tokens=2))])
+    replica.cancel("r")
+    replica.listen(lambda report: None, lost.append)
+    assert len(lost) == 1 and "replica 1: " in lost[0] and "division" in lost[0]
+    launcher.close()

@@ -9,8 +9,9 @@ import sys
 
 import pytest
 
-from experiments.random_kills import MARK, SERVICES, kill_once, marked
+from experiments.random_kills import MARK, SERVICES, faults_of, kill_once, marked
 from tests.patience import until
+from workbench.trace.events import Decoded, Finished
 
 
 @pytest.mark.parametrize("service", SERVICES[:2])  # ranks: tests/tensor_parallel/test_shared_model.py
@@ -28,3 +29,18 @@ def test_a_process_that_is_left_is_found() -> None:
         assert len(marked("7")) == 1 and not marked("8")
         os.close(its)
         until(lambda: not marked("7"))
+
+
+def test_a_doubled_token_beside_a_lost_one_is_found() -> None:
+    """As many tokens as were asked for, and the wrong ones: in the stream, or in what the end says."""
+    ids = [7, 8, 9]
+
+    def run(streamed: list[tuple[int, int]], ended: list[int]) -> list[str]:
+        events = [Decoded(0.0, "r0", index=index, token_id=token) for index, token in streamed]
+        return faults_of([*events, Finished(1.0, "r0", token_ids=tuple(ended))], {"r0": ids})
+
+    assert run([(0, 7), (1, 8), (2, 9)], ids) == []
+    assert "streamed" in run([(0, 7), (1, 7), (2, 9)], ids)[0]
+    assert "streamed" in run([(0, 7), (0, 7), (2, 9)], ids)[0]
+    assert "ended with [7, 7, 9]" in run([(0, 7), (1, 8), (2, 9)], [7, 7, 9])[0]
+    assert faults_of([], {"r0": ids}), "a request that never ended"

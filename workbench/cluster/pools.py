@@ -16,13 +16,11 @@ import contextlib
 import functools
 import os
 import queue
-import socket
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from multiprocessing import connection as connections
+from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from workbench.cluster.apart import pool_messages as message
@@ -61,9 +59,10 @@ class LentPages:
 
 @dataclass(frozen=True)
 class PagesInFlight:
-    """Pages of a request on their way from one engine to another; `target` is None while none is ready."""
+    """Pages of a sample on their way from one engine to another; `target` is None while none is ready."""
 
     request_id: str
+    sample: int
     source: int
     target: int | None
     pages: int
@@ -97,6 +96,7 @@ class PrefillDecodePools:
             starts one by name.
         threads: of each engine; an equal share of this machine's cores unless given.
         max_restarts: processes that may be started in place of dead ones, by place.
+        step_seconds: that a step may last; then its process is ended as one that died. None: any time.
         listener: receives every event of every request and every step, of all engines.
     """
 
@@ -111,6 +111,7 @@ class PrefillDecodePools:
         processes: Literal["child", "ray"] | StartProcess = "child",
         threads: int | None = None,
         max_restarts: int = 3,
+        step_seconds: float | None = 600.0,
         listener: Emit | None = None,
     ):
         if num_prefill < 1 or num_decode < 0:
@@ -123,12 +124,14 @@ class PrefillDecodePools:
         }
         start = STARTERS[processes] if isinstance(processes, str) else processes
         threads = threads or max(1, (os.cpu_count() or 1) // (num_prefill + num_decode))
-        self._slots = PoolSlots(configs, transfer, start, max_restarts, threads, self._put)
+        self._slots = PoolSlots(
+            configs, transfer, start, max_restarts, threads, step_seconds, self._put, self._receive, self._died
+        )
         self._listeners = [listener] if listener is not None else []
         self._requests = PoolRequests(self._slots, self.counts, self._heard)
         self._jobs: deque[Callable[[], object]] = deque()
         self._lock, self._takes_jobs = threading.Lock(), True
-        self._bell, self._ear = socket.socketpair()
+        self._bell = threading.Event()
         self._closed, self._error = False, ""
         self._is_ready = threading.Event()
         self._thread = threading.Thread(target=self._work, name="pools' coordinator", daemon=True)
@@ -191,9 +194,8 @@ class PrefillDecodePools:
         asked = request.sampling
         apart = asked.num_sequences == asked.n and not asked.beams
         samples = intake.split_samples(request) if apart else [request]
-        for number, sample in enumerate(samples):
-            sink = emit if len(samples) == 1 else _as_sample(emit, request.request_id, number)
-            self._put(lambda sample=sample, sink=sink: self._submit(sample, sink))
+        public = [(request.request_id, number) if len(samples) > 1 else None for number in range(len(samples))]
+        self._put(lambda: [self._submit(*each, emit) for each in zip(samples, public, strict=True)])
         return asked.num_sequences
 
     def cancel(self, request_id: str) -> None:
@@ -211,8 +213,6 @@ class PrefillDecodePools:
             self._put(self._stop)
         self._thread.join()
         self._slots.close()
-        self._bell.close()
-        self._ear.close()
 
     def call(self, function: Callable[[], Result]) -> Result:
         """Return `function()`, run in the coordinator's thread between two messages; its errors are raised here."""
@@ -255,15 +255,18 @@ class PrefillDecodePools:
             if not self._takes_jobs:
                 raise WorkbenchError(self._error or "the pools are closed")
             self._jobs.append(job)
-            if len(self._jobs) == 1:  # the bell is rung until they are taken
-                self._bell.send(b"x")
+        self._bell.set()
 
     def _work(self) -> None:
         try:
             for slot in self.slots:
                 self._slots.start(slot, self._started)
             while not self._closed:
-                self._turn()
+                self._bell.wait(self._slots.look_seconds)
+                self._bell.clear()
+                self._carry_out()
+                for slot, error in self._slots.find_hung():
+                    self._died(slot, error)
         except Exception as error:
             self._error = describe_error(error)
             self._stop()
@@ -282,24 +285,7 @@ class PrefillDecodePools:
                 job = self._jobs.popleft()
             job()
 
-    def _turn(self) -> None:
-        by_connection = {slot.process.connection: slot for slot in self.slots if slot.process is not None}
-        for ready in connections.wait([self._ear, *by_connection]):
-            if ready is self._ear:
-                self._ear.recv(4096)
-                self._carry_out()
-                continue
-            slot = by_connection[ready]  # type: ignore[index] (a connection)
-            if slot.process is None or slot.process.connection is not ready:
-                continue  # it ended by a job, or another message
-            try:
-                found = slot.process.connection.recv()
-            except (EOFError, OSError):
-                self._died(slot, "its process has ended")
-                continue
-            self._take(slot, found)
-
-    def _take(self, slot: Slot, found: object) -> None:
+    def _receive(self, slot: Slot, found: object) -> None:
         match found:
             case message.StepReport():
                 slot.pages = found.pages or slot.pages
@@ -307,7 +293,7 @@ class PrefillDecodePools:
             case message.EngineFailed(error):
                 self._died(slot, error)
             case _:
-                self._slots.take(slot, found)
+                self._slots.receive(slot, found)
                 if isinstance(found, message.Ready):
                     self._check_ready()
                     self._requests.dispatch()
@@ -341,8 +327,8 @@ class PrefillDecodePools:
         if all(each.state in ("ready", "gone") for each in self.slots):
             self._is_ready.set()
 
-    def _submit(self, request: Request, emit: Emit) -> None:
-        self._requests.submit(request, emit, "the pools are closed" if self._closed else "")
+    def _submit(self, request: Request, public: tuple[str, int] | None, emit: Emit) -> None:
+        self._requests.submit(request, emit, public, "the pools are closed" if self._closed else "")
 
     def _stop(self) -> None:
         if self._closed:
@@ -360,8 +346,8 @@ class PrefillDecodePools:
         lent = () if ledger is None else ledger.lent_pages().items()
         in_flight = tuple(
             PagesInFlight(
-                key.request_id, each.home + 1, None if each.target is None else each.target + 1, each.num_pages,
-                now - each.offered_at,
+                *self._requests.public_name(key.request_id), each.home + 1,
+                None if each.target is None else each.target + 1, each.num_pages, now - each.offered_at,
             )
             for key, each in self._requests.transfers.items()
         )  # fmt: skip
@@ -369,7 +355,3 @@ class PrefillDecodePools:
             LentPages(home + 1, None if borrower is None else borrower + 1, pages) for (home, borrower), pages in lent
         )
         return PoolsSnapshot(engines, loans, in_flight, dict(self.counts))
-
-
-def _as_sample(emit: Emit, request_id: str, number: int) -> Emit:
-    return lambda event: emit(replace(event, request_id=request_id, sample=number))

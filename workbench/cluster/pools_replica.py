@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import queue
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from workbench.cluster.apart.pool_messages import Transfer
@@ -29,30 +31,39 @@ class ReadyPools(NamedTuple):
 
 
 class PoolsReplica:
-    """The front's handle of two pools, which replace a dead engine themselves. It is lost with their coordinator."""
+    """The front's handle of two pools, which replace a dead engine themselves. It is lost with their coordinator.
 
-    def __init__(self, number: int, config: EngineConfig, num_prefill: int, num_decode: int, transfer: Transfer):
+    Args:
+        number: of the replica.
+        pools: makes the pools, with a listener that it is given.
+    """
+
+    def __init__(self, number: int, pools: Callable[[Callable[[Event], None]], PrefillDecodePools]):
         self.number, self.busy_seconds = number, 0.0
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
-        self.pools = PrefillDecodePools(config, num_prefill, num_decode, transfer=transfer, listener=self._hear)
-        layout = self.pools.slots[0].described
-        named = f"{config!r} {layout.layout.model if layout else ''}"
+        self.pools = pools(self._hear)
+        first = self.pools.slots[0]
+        layout = first.described
+        named = f"{first.config!r} {layout.layout.model if layout else ''}"
         fingerprint = f"fp_{hashlib.sha256(named.encode()).hexdigest()[:12]}"
         smallest = min(max(each.described.num_pages) for each in self.pools.slots if each.described is not None)
         tokens = smallest * config.cache.page_size
         self.ready = ReadyPools(self.pools.pages, os.getpid(), fingerprint, tokens)
         self._is_stopped = False
+        self._closing = threading.Thread(target=self.pools.close, name=f"end of replica {number}", daemon=True)
 
     def _hear(self, event: Event) -> None:
         if not event.request_id:  # of a step; those of requests come to what they were submitted with
             self._events.put(event)
 
     def submit(self, requests: Sequence[Request]) -> None:
-        for request in requests:
-            self.pools.submit(request, self._events.put)
+        with suppress(WorkbenchError):  # they have ended: the replica is lost, and `listen` says so
+            for request in requests:
+                self.pools.submit(request, self._events.put)
 
     def cancel(self, request_id: str) -> None:
-        self.pools.cancel(request_id)
+        with suppress(WorkbenchError):
+            self.pools.cancel(request_id)
 
     def call(self, function: Callable[[Any], Any]) -> Any:
         raise WorkbenchError("pools of prefill and decode are several runners; none answers for them")
@@ -60,21 +71,25 @@ class PoolsReplica:
     def stop(self) -> None:
         if not self._is_stopped:
             self._is_stopped = True
-            self.pools.close()
+            self._closing.start()
             self._events.put(None)
+
+    def close(self) -> None:
+        """Stop them, and wait until all their processes have ended; not for the front's thread."""
+        self.stop()
+        self._closing.join()
 
     def listen(self, on_report: Callable[[Report], None], on_lost: Callable[[str], None]) -> None:
         """Hear their events until they are stopped or lost; for a thread of its own."""
         while True:
-            try:
-                found = [self._events.get(timeout=LOOK_SECONDS)]
-            except queue.Empty:
-                if self.pools.error and not self._is_stopped:
-                    on_lost(self.pools.error)
-                    return
-                continue
+            found: list[Event | None] = []
+            with suppress(queue.Empty):
+                found.append(self._events.get(timeout=LOOK_SECONDS))
             while not self._events.empty():
                 found.append(self._events.get())
+            if self.pools.error and not self._is_stopped:  # the ends that came with it are no answers
+                on_lost(f"replica {self.number}: {self.pools.error}")
+                return
             events = tuple(event for event in found if event is not None)
             if events and not self._is_stopped:
                 on_report(Report(events, self.pools.pages))
@@ -89,23 +104,30 @@ class PoolsLauncher:
         num_prefill: engines that compute prompts.
         num_decode: engines that decode.
         transfer: how pages travel.
+        options: others of `PrefillDecodePools`.
     """
 
-    def __init__(self, num_prefill: int, num_decode: int, transfer: Transfer = "shared"):
+    def __init__(self, num_prefill: int, num_decode: int, transfer: Transfer = "shared", **options: Any):
         if num_prefill < 1 or num_decode < 1:
             raise WorkbenchError(f"prefill: {num_prefill}, decode: {num_decode}; give each an engine at least")
         self._sizes = num_prefill, num_decode
-        self._transfer: Transfer = transfer
+        self._options = {"transfer": transfer, **options}
         self._started: list[PoolsReplica] = []
 
     def start(self, number: int, config: EngineConfig) -> PoolsReplica:
         """Start two pools and wait until they can serve (WorkbenchError where they cannot)."""
-        self._started.append(PoolsReplica(number, config, *self._sizes, self._transfer))
-        return self._started[-1]
+        made = PoolsReplica(
+            number, lambda hear: PrefillDecodePools(config, *self._sizes, listener=hear, **self._options)
+        )
+        self._started.append(made)
+        return made
 
     def cancel_starts(self) -> None:
         """Do nothing: pools start to the end."""
 
     def close(self) -> None:
+        """End all pools and wait for that."""
         for each in self._started:
             each.stop()
+        for each in self._started:
+            each.close()

@@ -88,6 +88,7 @@ class PoolFleet:
     """A prefill and a decode pool."""
 
     def __init__(self, pools: PrefillDecodePools):
+        """Serve by `pools`, which `close` ends; their events are on this process's clock."""
         self.pools, self.clock = pools, time.perf_counter
         self._restarts: dict[int, int] = {}  # that follow kills, by place
 

@@ -24,6 +24,8 @@ from workbench.cluster.apart.channels import PageChannels
 from workbench.cluster.apart.page_channel import PageSender, SendingExecutor
 from workbench.cluster.apart.pool_messages import (
     Adopt,
+    Answer,
+    Ask,
     Begin,
     Cancel,
     ChannelAddress,
@@ -52,15 +54,15 @@ from workbench.kv_cache.adoption import Adoption, BorrowedPages
 from workbench.kv_cache.lending import SharedPagePool, TransferKey
 from workbench.kv_cache.pages import NULL_PAGE
 from workbench.kv_cache.shared_memory import SharedMemory, SharedPages
-from workbench.request import FinishReason, Sequence
+from workbench.request import FinishReason, Request, Sequence
 from workbench.trace.events import Event, Finished, Stepped
 
 MAX_IDLE_SECONDS = 0.05  # between looks at bytes that are to arrive
 
 
 @dataclass(frozen=True)
-class _Post:
-    """A message of a channel's thread, on its way to the coordinator: one thread alone writes to the connection."""
+class _FromChannel:
+    """A message of a channel's thread to the coordinator, in the inbox: one thread alone writes to the connection."""
 
     message: object
 
@@ -86,7 +88,7 @@ class PoolEngine:
         self.attempts: dict[str, int] = {}
         self.left: dict[str, int] = {}  # ends to come, by request
         self.moving: dict[str, int | None] = {}  # requests to hand over, and the channel of their bytes
-        self.channels = PageChannels(host, lambda message: self.inbox.put(_Post(message)), lambda: self.inbox.put(None))
+        self.channels = PageChannels(host, self._send_soon, lambda: self.inbox.put(None))
         self.steps: list[Event] = []
         self.adopted: list[TransferKey] = []
         self.pages = PageCounts()  # as last reported
@@ -94,7 +96,11 @@ class PoolEngine:
         self.sending: SendingExecutor | None = None
         self.runner: Runner
 
+    def _send_soon(self, message: object) -> None:
+        self.inbox.put(_FromChannel(message))
+
     def describe(self) -> Described:
+        """Return what the other engines are to have alike, and the pages that this one wants."""
         model = self.loaded.transformer
         layout = describe_layout(model, self.config)
         return Described(layout, cache_num_pages(model, self.config), time.perf_counter())
@@ -122,9 +128,9 @@ class PoolEngine:
             self.steps.append(event)
 
     def serve(self) -> None:
-        """Take messages and run steps until `Stop`."""
+        """Receive messages and run steps until `Stop`."""
         while True:
-            if not self._take_messages():
+            if not self._receive_messages():
                 return
             self._start_waiting()
             self._adopt_arrived()
@@ -134,7 +140,7 @@ class PoolEngine:
                 offers = self._hand_over()
             self._report(offers)
 
-    def _take_messages(self) -> bool:
+    def _receive_messages(self) -> bool:
         idle = not self.runner.has_unfinished_requests
         while True:
             try:
@@ -146,10 +152,10 @@ class PoolEngine:
                 return True
             if isinstance(message, Stop):
                 return False
-            self._take(message)
+            self._carry_out(message)
             idle = False
 
-    def _take(self, message: object) -> None:
+    def _carry_out(self, message: object) -> None:
         runner = self.runner
         match message:
             case Run():
@@ -172,20 +178,28 @@ class PoolEngine:
                 self.channels.meet(message)
             case Disconnect():
                 self.channels.disconnect(message)
-            case _Post(post):
-                self.connection.send(post)
+            case Ask():
+                self.connection.send(Answer())
+            case _FromChannel(its):
+                self.connection.send(its)
 
     def _cancel(self, request_id: str) -> None:
         for run in [run for run in self.waiting if run.request.request_id == request_id]:
             self.waiting.remove(run)
-            self.attempts[request_id] = run.attempt
-            reason = str(FinishReason.CANCELLED)
-            self.queue.append(Finished(self.runner.clock(), request_id, reason=reason))
+            self._end_cancelled(run.request, run.attempt)
         for adoption in self.channels.cancel(request_id):
-            self.attempts[request_id] = adoption.key.attempt
-            ids, reason = adoption.request.generated_ids, str(FinishReason.CANCELLED)
-            self.queue.append(Finished(self.runner.clock(), request_id, reason=reason, token_ids=ids))
+            self._end_cancelled(adoption.request, adoption.key.attempt)
         self.runner.cancel(request_id)
+
+    def _end_cancelled(self, request: Request, attempt: int) -> None:
+        """End a request that its runner does not have yet."""
+        name, asked = request.request_id, request.sampling
+        self.attempts[name], self.left[name] = attempt, asked.num_sequences
+        for sample in range(asked.num_sequences):
+            self.queue.append(Finished(
+                self.runner.clock(), name, sample=sample, reason=str(FinishReason.CANCELLED),
+                token_ids=request.generated_ids, prompt_tokens=len(request.prompt_ids),
+            ))  # fmt: skip
 
     def _start_waiting(self) -> None:
         """Submit requests in order while this process's own pages surely suffice for all: no prompt is preempted."""

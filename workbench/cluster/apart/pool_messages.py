@@ -106,6 +106,11 @@ class Stop:
     """End the process."""
 
 
+@dataclass(frozen=True)
+class Ask:
+    """Answer between two steps: with an `Answer`."""
+
+
 # From a process; the coordinator passes a channel's address on to its other end.
 
 
@@ -161,6 +166,11 @@ class StepReport:
     tainted: Pages = field(default_factory=list)
     needs_pages: bool = False  # a prompt waits for home pages that are lent
     pages: PageCounts | None = None  # after it
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The process goes on: no step of it hangs."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,9 @@ from dataclasses import dataclass, field, replace
 
 from workbench.cluster.apart import pool_messages as message
 from workbench.cluster.apart.pool_slots import PoolSlots, Slot
+from workbench.cluster.replica_view import prompt_of
 from workbench.engine.handover import why_not_apart
+from workbench.engine.inputs import sample_id
 from workbench.kv_cache.lending import TransferKey
 from workbench.kv_cache.pages import NULL_PAGE
 from workbench.request import FinishReason, Request
@@ -27,22 +29,40 @@ Emit = Callable[[Event], None]
 
 @dataclass
 class PoolRequest:
-    """A request that is being served: one sample of what was asked."""
+    """A request that is being served: one sample of what was asked, or all where they share state.
+
+    `public` is the id and the number of a sample that is served alone, as its events have them.
+    """
 
     request: Request
     emit: Emit
+    public: tuple[str, int] | None = None
     attempt: int = 0
     slot: int | None = None  # where it is computed now
     is_decoding: bool = False
     send_to: tuple[int, int] | None = None  # where its bytes go: a place, and the process there by its number
     generated: list[int] = field(default_factory=list)
     closing: bool = False
-    is_submitted: bool = False
+    submitted: set[int] = field(default_factory=set)  # samples
+    ended: set[int] = field(default_factory=set)  # samples
     moved: list[Finished] = field(default_factory=list)  # ends in engines that it left
     is_cancelled: bool = False
     has_events: bool = False  # of tokens, which a request computed anew would emit again
     num_scored: int = 0  # log-probabilities of the prompt that were emitted
     num_scored_again: int = 0  # by this attempt
+
+    def __post_init__(self) -> None:
+        self.generated, self.closing = list(self.request.generated_ids), self.request.closing
+
+    @property
+    def names(self) -> set[str]:
+        """Return the ids of all its samples."""
+        return {sample_id(self.request.request_id, at) for at in range(self.request.sampling.num_sequences)}
+
+    @property
+    def unfinished(self) -> list[int]:
+        """Return the samples that have not ended."""
+        return [at for at in range(self.request.sampling.num_sequences) if at not in self.ended]
 
 
 @dataclass
@@ -69,21 +89,28 @@ class PoolRequests:
         self.slots, self.counts, self.listener = slots, counts, listener
         self.transfers: dict[TransferKey, Transfer] = {}
         self._served: dict[str, PoolRequest] = {}
+        self._taken: set[str] = set()  # ids of all samples
         self._queued: deque[str] = deque()  # requests without a process
 
     @property
     def is_empty(self) -> bool:
         return not self._served
 
-    def submit(self, request: Request, emit: Emit, error: str = "") -> None:
-        """Queue a request; refuse it with `error`, or if its id is taken."""
-        name = request.request_id
-        if not error and name in self._served:
-            error = f"request id {name!r} is already taken; ids must differ"
+    def submit(self, request: Request, emit: Emit, public: tuple[str, int] | None = None, error: str = "") -> None:
+        """Queue a request; refuse it with `error`, or if an id of its samples is taken.
+
+        `public`: the id and the number of a sample that is served alone, for its events.
+        """
+        name, served = request.request_id, PoolRequest(request, emit, public)
+        if not error and (taken := sorted(served.names & self._taken)):
+            error = f"request id {taken[0]!r} is already taken; ids must differ"
         if error:
-            emit(Finished(time.perf_counter(), name, reason=str(FinishReason.REFUSED), error=error))
+            for sample in served.unfinished:
+                end = Finished(time.perf_counter(), name, sample=sample, reason=str(FinishReason.REFUSED), error=error)
+                self._emit(served, end)
             return
-        self._served[name] = PoolRequest(request, emit)
+        self._served[name] = served
+        self._taken |= served.names
         self._queued.append(name)
         self.dispatch()
 
@@ -110,8 +137,13 @@ class PoolRequests:
                 self._queued.appendleft(name)
                 return
 
+    def public_name(self, name: str) -> tuple[str, int]:
+        """Return the id and the number of a sample, as its events have them."""
+        served = self._served.get(name)
+        return (served and served.public) or (name, 0)
+
     def report(self, slot: Slot, found: message.StepReport) -> None:
-        """Take what a process reports after a step."""
+        """Carry out what a process reports after a step."""
         for key in found.adopted:
             self._has_arrived(slot, key)
         for attempt, event in found.events:
@@ -143,8 +175,8 @@ class PoolRequests:
             if served.is_cancelled:
                 self._end(name, FinishReason.CANCELLED)
             elif served.attempt >= MAX_ATTEMPTS:
-                self._end(name, FinishReason.ERROR, f"its process ended {MAX_ATTEMPTS} times")
-            elif served.has_events and (why := why_not_apart(served.request)):
+                self._end(name, FinishReason.ERROR, f"{MAX_ATTEMPTS} attempts ended with their processes")
+            elif (served.has_events or served.ended) and (why := why_not_apart(served.request)):
                 self._end(name, FinishReason.ERROR, f"its process ended, and {why}")
             else:
                 self._queue_again(name)
@@ -187,7 +219,7 @@ class PoolRequests:
         return True
 
     def _offered(self, slot: Slot, offer: message.OfferPages) -> None:
-        """Take the pages of a prompt that is computed."""
+        """Receive the pages of a prompt that is computed."""
         key = offer.key
         if self.slots.ledger is not None:
             self.slots.ledger.offer(key, slot.number, offer.handed.pages)
@@ -242,6 +274,8 @@ class PoolRequests:
         if transfer is None or served is None or served.attempt != key.attempt:
             return
         self.counts["handed over"] += 1
+        if transfer.offer.channel is not None:
+            self.slots.has_arrived(transfer.offer.channel)
         now, pages = time.perf_counter(), transfer.offer.handed.pages
         sent = 0 if self.slots.layout is None or transfer.offer.channel is None else self.slots.layout.bytes_of(pages)
         self._emit(
@@ -266,9 +300,9 @@ class PoolRequests:
             case Submitted():
                 if self.transfers.pop(TransferKey(name, attempt), None) is not None:  # it has begun without them
                     self.counts["transfers that failed"] += 1
-                if served.is_submitted:
+                if event.sample in served.submitted:
                     return
-                served.is_submitted = True
+                served.submitted.add(event.sample)
             case Prefilled(logprobs=logprobs) if logprobs:
                 known = max(0, served.num_scored - served.num_scored_again)
                 served.num_scored_again += len(logprobs)
@@ -288,14 +322,18 @@ class PoolRequests:
                 self.transfers.pop(TransferKey(name, attempt), None)
                 event = _merged(served, event, slot.config.cache.page_size)
                 self._drop_bytes(served)
-                if served.request.sampling.num_sequences == 1 or self._all_ended(served):
-                    del self._served[name]
+                if event.sample in served.ended:
+                    return
+                served.ended.add(event.sample)
+                if not served.unfinished:
+                    self._forget(name)
                     slot.requests.discard(name)
         self._emit(served, event)
 
-    def _all_ended(self, served: PoolRequest) -> bool:
-        served.moved.append(Finished(0.0))
-        return len(served.moved) == served.request.sampling.num_sequences
+    def _forget(self, name: str) -> PoolRequest:
+        served = self._served.pop(name)
+        self._taken -= served.names
+        return served
 
     def _drop_bytes(self, served: PoolRequest) -> None:
         """Let a decode engine forget layers that it was sent for nothing: no handover follows."""
@@ -310,15 +348,20 @@ class PoolRequests:
         self._queued.append(name)
 
     def _end(self, name: str, reason: FinishReason, error: str = "") -> None:
-        """End a request that no process has."""
-        served = self._served.pop(name)
+        """End the samples of a request that no process has."""
+        served = self._forget(name)
         if name in self._queued:
             self._queued.remove(name)
-        ids = tuple(served.generated)
-        end = Finished(time.perf_counter(), name, reason=str(reason), error=error, token_ids=ids)
-        self._emit(served, _merged(served, end, 0))
+        prompt, ids = len(prompt_of(served.request)), tuple(served.generated)
+        end = Finished(
+            time.perf_counter(), name, reason=str(reason), error=error, token_ids=ids, prompt_tokens=prompt
+        )  # fmt: skip
+        for sample in served.unfinished:
+            self._emit(served, _merged(served, replace(end, sample=sample), 0))
 
     def _emit(self, served: PoolRequest, event: Event) -> None:
+        if served.public is not None:
+            event = replace(event, request_id=served.public[0], sample=served.public[1])
         if self.listener is not None:
             self.listener(event)
         served.emit(event)

@@ -8,13 +8,16 @@ All of it belongs to the coordinator's thread, but for the start of a process, w
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from workbench.cluster.apart import pool_messages as message
+from workbench.cluster.apart.engine_link import EngineLink
 from workbench.cluster.apart.pool_processes import EngineProcess, StartProcess
 from workbench.cluster.replica import PageCounts
 from workbench.engine.config import EngineConfig
@@ -22,7 +25,9 @@ from workbench.errors import WorkbenchError, describe_error
 from workbench.kv_cache.lending import PageLedger
 from workbench.kv_cache.shared_memory import PageLayout, SharedMemory, assign_homes
 
-MAX_CHANNELS = 3  # opened between two processes, one in place of another that broke
+MAX_FAILURES = 3  # of channels between two processes, one after another, without a transfer that arrived
+ASK_SECONDS = 1.0  # between an answer of an engine and the next question whether it goes on
+START_SECONDS = 600.0  # for a process to load its model, and to build its runner
 State = Literal["starting", "described", "building", "ready", "gone"]
 
 
@@ -34,6 +39,9 @@ class Slot:
     role: Literal["prefill", "decode"]
     config: EngineConfig
     process: EngineProcess | None = None
+    link: EngineLink | None = None  # to that process
+    silent: float | None = None  # seconds that an answer is due; None: none is
+    answered_at: float = 0.0  # time.monotonic()
     state: State = "starting"
     described: message.Described | None = None
     clock_ahead: float = 0.0  # seconds by which this process's clock is ahead of its
@@ -62,7 +70,10 @@ class PoolSlots:
         start_process: starts a process, in a thread.
         max_restarts: processes that may be started in place of dead ones, by place.
         threads: of torch, in each process.
+        step_seconds: that a step may last, after which its process is ended; None: any time.
         put: lets the coordinator's thread carry out a job.
+        receive: called in the coordinator's thread with each message of a process.
+        ended: called there when a process has ended by itself.
     """
 
     def __init__(
@@ -72,7 +83,10 @@ class PoolSlots:
         start_process: StartProcess,
         max_restarts: int,
         threads: int,
+        step_seconds: float | None,
         put: Callable[[Callable[[], None]], None],
+        receive: Callable[[Slot, object], None],
+        ended: Callable[[Slot, str], None],
     ):
         self.slots: list[Slot] = []
         for role, its in configs.items():
@@ -83,7 +97,10 @@ class PoolSlots:
         self._memory: SharedMemory | None = None
         self._totals: tuple[int, ...] = ()
         self._channels: list[_Channel] = []  # by number
+        self._failures: Counter[_Channel] = Counter()  # of channels, since a transfer arrived over one
         self._start_process, self._threads, self._put = start_process, threads, put
+        self._receive, self._ended, self._step_seconds = receive, ended, step_seconds
+        self._looked_at = time.monotonic()
         self._starts: list[threading.Thread] = []
 
     def pool(self, role: str) -> list[Slot]:
@@ -91,12 +108,32 @@ class PoolSlots:
         return [slot for slot in self.slots if slot.role == role and slot.state != "gone"]
 
     def send(self, slot: Slot, found: object) -> None:
-        """Send a message; if the process has died, its end of the connection says so next."""
-        if slot.process is not None:
-            try:
-                slot.process.connection.send(found)
-            except OSError:
-                return
+        """Send a message, soon; if the process has died, its end of the connection says so next."""
+        if slot.link is not None:
+            slot.link.send(found)
+
+    @property
+    def look_seconds(self) -> float:
+        """Return how often `find_hung` is to be called."""
+        return ASK_SECONDS if self._step_seconds is None else min(ASK_SECONDS, self._step_seconds / 4)
+
+    def find_hung(self) -> Iterator[tuple[Slot, str]]:
+        """Ask every engine whether it goes on; yield those whose answers are due for too long, with the reason.
+
+        Engines answer between two steps. Only time in which this is called counts, so that a coordinator that was
+        stopped itself hears the answers first.
+        """
+        now = time.monotonic()
+        passed, self._looked_at = min(now - self._looked_at, 2 * self.look_seconds), now
+        for slot in self.slots:
+            if slot.silent is not None:
+                slot.silent += passed
+                limit = self._step_seconds if slot.state == "ready" else START_SECONDS
+                if limit is not None and slot.silent > limit:
+                    yield slot, f"it gave no answer for {slot.silent:.0f} s"
+            elif slot.state == "ready" and now - slot.answered_at > self.look_seconds:
+                self.send(slot, message.Ask())
+                slot.silent = 0.0
 
     def send_home(self, pages: dict[int, list[list[int]]], tainted: bool = False) -> None:
         """Tell the homes of pages that loans have ended. One that is not built yet begins without them."""
@@ -126,23 +163,35 @@ class PoolSlots:
 
     def greet(self, slot: Slot, process: EngineProcess) -> None:
         """Give a place its new process."""
-        slot.process = process
+
+        def put(job: Callable[[], None]) -> None:
+            with contextlib.suppress(WorkbenchError):  # the pools have closed
+                self._put(lambda: job() if slot.process is process else None)
+
+        slot.process, slot.silent = process, 0.0
+        slot.link = EngineLink(
+            process.connection,
+            lambda found: put(lambda: self._receive(slot, found)),
+            lambda error: put(lambda: self._ended(slot, error)),
+        )
         self.send(slot, message.Start(slot.name, slot.config, self._threads))
 
-    def take(self, slot: Slot, found: object) -> None:
-        """Take a message of a process about itself.
+    def receive(self, slot: Slot, found: object) -> None:
+        """Carry out a message of a process about itself.
 
         Raises:
             WorkbenchError: if the engines' caches differ.
         """
         match found:
+            case message.Answer():
+                slot.silent, slot.answered_at = None, time.monotonic()
             case message.Described():
-                slot.described, slot.state = found, "described"
+                slot.described, slot.state, slot.silent = found, "described", None
                 if slot.process is not None and slot.process.pid is None:  # another host's clock has another origin
                     slot.clock_ahead = time.perf_counter() - found.time
                 self._begin_when_all_described(slot)
             case message.Ready():
-                slot.state = "ready"
+                slot.state, slot.silent, slot.answered_at = "ready", None, time.monotonic()
                 if self.transfer == "gloo":
                     for other in self.slots:
                         if other.role != slot.role and other.state == "ready":
@@ -159,11 +208,13 @@ class PoolSlots:
         wanted = _Channel((prefill.number, prefill.restarts), (decode.number, decode.restarts))
         return max(number for number, each in enumerate(self._channels) if each == wanted)
 
+    def has_arrived(self, channel: int) -> None:
+        """Note that a transfer has arrived over a channel."""
+        self._failures.pop(self._channels[channel], None)
+
     def end(self, slot: Slot) -> set[str]:
-        """End a process that has died; return the requests that it had. Its loans go back, tainted."""
-        if slot.process is not None:
-            slot.process.kill()
-            slot.process = None
+        """End a process that has died or hangs; return the requests that it had. Its loans go back, tainted."""
+        self._kill(slot)
         lost, slot.requests = slot.requests, set()
         mine = (slot.number, slot.restarts)
         for number, channel in enumerate(self._channels):
@@ -178,11 +229,13 @@ class PoolSlots:
     def stop(self) -> None:
         """End all processes."""
         for slot in self.slots:
-            self.send(slot, message.Stop())
-        for slot in self.slots:
-            if slot.process is not None:
-                slot.process.kill()
-                slot.process = None
+            self._kill(slot)
+
+    def _kill(self, slot: Slot) -> None:
+        if slot.process is not None and slot.link is not None:
+            slot.link.close()
+            slot.process.kill()
+        slot.process = slot.link = slot.silent = None
 
     def close(self) -> None:
         """Wait for the ends of processes that were being started, and close the memory; for another thread."""
@@ -212,7 +265,7 @@ class PoolSlots:
     def _begin(self, slot: Slot) -> None:
         assert slot.described is not None and self.layout is not None
         self.layout.check_equal(slot.described.layout, "the other engines", slot.name)
-        slot.state = "building"
+        slot.state, slot.silent = "building", 0.0
         if self.ledger is None or self._memory is None:
             self.send(slot, message.Begin(is_successor=slot.restarts > 0))
             return
@@ -238,8 +291,12 @@ class PoolSlots:
         return next((each for each in self._ready_ends(channel) if each is not None and each is not slot), None)
 
     def _mend(self, channel: int) -> None:
-        """Open another channel in place of one that broke between two processes that live, a few times."""
+        """Open another channel in place of one that broke between two processes that live, unless none works."""
         prefill, decode = self._ready_ends(channel)
-        opened = [number for number, each in enumerate(self._channels) if each == self._channels[channel]]
-        if prefill is not None and decode is not None and opened[-1] == channel and len(opened) < MAX_CHANNELS:
+        pair = self._channels[channel]
+        newest = max(number for number, each in enumerate(self._channels) if each == pair)
+        if prefill is None or decode is None or newest != channel:  # both of its ends say that it broke
+            return
+        self._failures[pair] += 1
+        if self._failures[pair] < MAX_FAILURES:
             self._connect(prefill, decode)

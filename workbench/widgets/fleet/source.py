@@ -79,14 +79,11 @@ def _of_pools(pools: PrefillDecodePools) -> tuple[Members, tuple[PagesOnTheWay, 
         FleetMember(each.number, each.name.split()[0], "serves" if each.state == "ready" else each.state)
         for each in now.engines
     )
-    ways = (PagesOnTheWay(_key(each.request_id), each.source, each.target or 0, each.pages) for each in now.in_flight)
+    ways = (
+        PagesOnTheWay((each.request_id, each.sample), each.source, each.target or 0, each.pages)
+        for each in now.in_flight
+    )
     return members, tuple(ways)
-
-
-def _key(name: str) -> tuple[str, int]:
-    """Return the request and the sample that pools call `request#sample`."""
-    request, mark, number = name.rpartition("#")
-    return (request, int(number)) if mark and number.isdecimal() else (name, 0)
 
 
 def save_events(events: Iterable[Event], path: str | Path) -> Path:

@@ -1,0 +1,178 @@
+"""Ends of requests in pools: every sample once, with its usage, whatever is refused, cancelled, lost or hangs."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.cluster.pool_threads import StartThreads
+from tests.engine.test_handover import WINDOWS
+from tests.engine.tiny import finals, model_of, request, runner_of, spec_of
+from tests.patience import limit, until
+from workbench.cluster.apart.page_channel import GlooLink
+from workbench.cluster.apart.pool_engine import PoolEngine
+from workbench.cluster.apart.pool_messages import Transfer
+from workbench.cluster.pools import PrefillDecodePools
+from workbench.engine.config import EngineConfig
+from workbench.engine.loaded_model import LoadedModel
+from workbench.request import Request
+from workbench.trace.events import Decoded, Event, Finished, HandedOver
+from workbench.widgets.fleet.data import IN_FLIGHT, FleetBook
+from workbench.widgets.fleet.source import open_fleet
+
+CHOSEN: dict[str, Any] = {"page_size": 4, "pages": 20, "backend": "eager"}
+SHARED = pytest.mark.parametrize("sampling", [{"beams": 4, "n": 2}, {"best_of": 4, "n": 2}])
+
+
+def pools_of(start: StartThreads, *counts: int, **options: Any) -> PrefillDecodePools:
+    return PrefillDecodePools(EngineConfig.build(**CHOSEN), *counts, processes=start, **options)
+
+
+def ends_of(events: list[Event]) -> Counter[tuple[str, int]]:
+    return Counter((each.request_id, each.sample) for each in events if isinstance(each, Finished))
+
+
+def samples(name: str, count: int = 4) -> Counter[tuple[str, int]]:
+    return Counter((name, number) for number in range(count))
+
+
+@pytest.fixture
+def loaded() -> LoadedModel:
+    return LoadedModel(model_of(spec_of()), None, None)
+
+
+@SHARED
+@pytest.mark.parametrize("second", ["r", "r#2"])
+def test_a_taken_id_ends_every_sample_of_the_second(loaded, sampling: dict[str, int], second: str) -> None:
+    first, other = request("r", 9, 8, **sampling), request(second, 9, 8, **sampling)
+    with pools_of(StartThreads(lambda config: loaded)) as pools:
+        events = list(pools.stream([first, other]))
+    assert ends_of(events) == samples("r") + samples(second)
+    errors = [each.error for each in events if isinstance(each, Finished) and each.error]
+    assert sum("is already taken" in error for error in errors) == 4
+
+
+@SHARED
+@pytest.mark.parametrize("closes", [True, False])
+def test_a_cancel_and_a_close_end_every_sample(loaded, sampling: dict[str, int], closes: bool) -> None:
+    start, events = StartThreads(lambda config: loaded), list[Event]()
+    with pools_of(start, 1, 0) as pools:
+        start.living["prefill 0"].mortal.hang()  # nothing is computed, and nothing is answered
+        assert pools.submit(request("r", 9, 8, **sampling), events.append) == 4
+        if not closes:  # while it is queued
+            pools.call(lambda: pools._requests.lost({"r"}))
+            pools.cancel("r")
+            until(lambda: ends_of(events) == samples("r"))
+    assert ends_of(events) == samples("r")
+    assert all(each.reason == "cancelled" for each in events if isinstance(each, Finished))
+
+
+def test_a_cancel_ends_every_sample_that_waits_for_pages(loaded) -> None:
+    """In its engine, behind a request that has them."""
+    start, events = StartThreads(lambda config: loaded), list[Event]()
+    with pools_of(start) as pools:
+        pools.submit(request("long", 9, 60), events.append)
+        pools.submit(request("r", 9, 40, beams=4), events.append)
+        pools.cancel("r")
+        pools.cancel("long")
+        until(lambda: pools.call(lambda: pools._requests.is_empty))
+    assert ends_of(events) == samples("r") + samples("long", 1)
+
+
+def test_a_resumed_request_keeps_its_tokens_when_its_process_dies(loaded) -> None:
+    asked = request("r", 9, 12)
+    ids = finals(runner_of(loaded.transformer, **CHOSEN), [asked])["r"]
+    for message in range(3, 9):
+        start = StartThreads(lambda config: loaded, {"prefill 0": [(message, True)]})
+        with pools_of(start, 1, 0) as pools:
+            events = list(pools.stream([replace(asked, generated_ids=ids[:2])]))
+            assert pools.counts["processes that died"] == 1
+        [end] = [each for each in events if isinstance(each, Finished)]
+        assert end.token_ids == ids
+        streamed = [(each.index, each.token_id) for each in events if isinstance(each, Decoded)]
+        assert streamed == list(enumerate(ids))[2:]
+
+
+@pytest.mark.parametrize("is_queued", [True, False])
+def test_a_cancel_of_a_retry_says_what_was_streamed(monkeypatch, loaded, is_queued: bool) -> None:
+    """It waits for a process, or in one for pages."""
+    monkeypatch.setattr(PoolEngine, "_has_pages", lambda self, run: False)  # as if all were lent
+    start, events = StartThreads(lambda config: loaded), list[Event]()
+    ids = finals(runner_of(loaded.transformer, **CHOSEN), [request("r", 9, 12)])["r"]
+    with pools_of(start) as pools:
+        if is_queued:
+            start.living["prefill 0"].mortal.hang()
+        pools.submit(replace(request("r", 9, 12), generated_ids=ids[:10]), events.append)
+        if is_queued:
+            pools.call(lambda: pools._requests.lost({"r"}))
+        pools.cancel("r")
+        until(lambda: events)
+    [end] = [each for each in events if isinstance(each, Finished)]
+    assert (end.reason, end.token_ids, end.prompt_tokens) == ("cancelled", ids[:10], 9)
+
+
+@pytest.mark.parametrize("transfer", ["shared", "gloo"])
+def test_an_engine_that_hangs_is_ended_and_its_requests_go_on(loaded, transfer: Transfer) -> None:
+    asked = [request(f"r{number}", 9 + number, 12) for number in range(3)]
+    alone = finals(runner_of(loaded.transformer, **CHOSEN), asked)
+    for place in ("prefill 0", "decode 1"):
+        start = StartThreads(lambda config: loaded)
+        with pools_of(start, transfer=transfer, step_seconds=limit(0.1)) as pools:
+            start.living[place].mortal.hang()
+            found = {each.request_id: each.token_ids for each in pools.stream(asked) if isinstance(each, Finished)}
+            assert found == alone and pools.counts["processes that died"] >= 1
+
+
+def test_a_full_socket_blocks_neither_the_others_nor_the_end(loaded) -> None:
+    start = StartThreads(lambda config: loaded)
+    with pools_of(start, 2, 0, step_seconds=None) as pools:
+        start.living["prefill 0"].mortal.hang()
+        for number in range(4):  # two megabytes each, two for each engine
+            pools.submit(Request(f"big {number}", (5,) * 1_000_000, request("r", 9, 4).sampling), lambda event: None)
+        until(lambda: sorted(len(each.requests) for each in pools.snapshot().engines) == [0, 2])
+
+
+def test_channels_that_break_now_and_then_are_opened_again(monkeypatch) -> None:
+    breaks, original = itertools.count(), GlooLink.send
+    is_to_break = [False]
+
+    def send(self, tensor) -> None:
+        if is_to_break[0]:
+            is_to_break[0] = False
+            next(breaks)
+            raise RuntimeError("planted")
+        original(self, tensor)
+
+    monkeypatch.setattr(GlooLink, "send", send)
+    loaded = LoadedModel(model_of(WINDOWS), None, None)
+    with pools_of(StartThreads(lambda config: loaded), transfer="gloo") as pools:
+        for number in range(12):
+            is_to_break[0] = number % 2 == 0
+            list(pools.stream([request(f"r{number}", 17, 4)]))
+            channels = number // 2 + 2
+            until(lambda channels=channels: pools.call(lambda: len(pools._slots._channels)) == channels)
+        assert pools.counts["handed over"] == pools.counts["transfers that failed"] == 6
+
+
+def test_listeners_snapshots_and_views_name_samples_as_streams_do(loaded) -> None:
+    """Of a sample whose pages are on their way, too."""
+    start, heard, book = StartThreads(lambda config: loaded), list[Event](), FleetBook()
+    with pools_of(start, listener=heard.append) as pools:
+        start.living["decode 1"].mortal.hang()
+        source, streamed = open_fleet(pools), list[Event]()
+        pools.submit(request("r", 9, 6, n=2, temperature=0.7, seed=3), streamed.append)
+        until(lambda: len(pools.snapshot().in_flight) == 2)
+        assert {(each.request_id, each.sample) for each in pools.snapshot().in_flight} == {("r", 0), ("r", 1)}
+        members, ways = source.read()
+        for event in tuple(heard):
+            book.take(event)
+        state = book.state(members, ways)
+        assert {(each.key, each.place) for each in state.in_flight} == {(("r", n), IN_FLIGHT) for n in (0, 1)}
+        start.living["decode 1"].mortal.go_on()
+        until(lambda: ends_of(streamed) == samples("r", 2))
+    assert [each for each in heard if each.request_id] == streamed
+    assert {each.sample for each in streamed if isinstance(each, HandedOver)} == {0, 1}
