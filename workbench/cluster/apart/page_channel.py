@@ -54,7 +54,7 @@ def transfer_number(key: TransferKey) -> int:
 
 
 class LayerSender(Protocol):
-    """What takes the bytes of one layer's pages to where they are adopted."""
+    """Takes the bytes of one layer's pages to where they are adopted."""
 
     def send(self, key: TransferKey, number: int, layer: int, contents: list[Tensor]) -> None: ...
 
