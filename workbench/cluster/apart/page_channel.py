@@ -60,15 +60,15 @@ class LayerSender(Protocol):
 
 
 class _Meeting(dist.Store):
-    """The store of a gloo group of two: what gloo sets is told to the other end, and what the other end sets is put.
+    """The store of a gloo group of two: what gloo sets is reported to the other end, and what the other end sets is put.
 
     Args:
-        told: called with this end's address, in the thread that joins.
+        report: called with this end's address, in the thread that joins.
     """
 
-    def __init__(self, told: Callable[[bytes], None]):
+    def __init__(self, report: Callable[[bytes], None]):
         super().__init__()
-        self._told, self._values, self._ended = told, dict[str, bytes](), False
+        self._report, self._values, self._ended = report, dict[str, bytes](), False
         self._changed = threading.Condition()
 
     def put(self, key: str, value: bytes) -> None:
@@ -84,13 +84,13 @@ class _Meeting(dist.Store):
 
     def set(self, key: str, value: bytes) -> None:  # type: ignore[override] (what follows is gloo's)
         self.put(key, bytes(value))
-        self._told(bytes(value))
+        self._report(bytes(value))
 
     def get(self, key: str) -> bytes:
         with self._changed:
             return self._values[key]
 
-    def wait(self, keys: list[str], timeout: timedelta) -> None:  # type: ignore[override]
+    def wait(self, keys: list[str], timeout: timedelta) -> None:  # type: ignore[override] (what follows is gloo's)
         with self._changed:
             here = self._changed.wait_for(
                 lambda: self._ended or all(key in self._values for key in keys), timeout.total_seconds()
@@ -142,11 +142,11 @@ class GlooLink:
 
     def send(self, tensor: Tensor) -> None:
         assert self._group is not None
-        self._group.send([tensor], 1, 0).wait(timedelta(seconds=MESSAGE_SECONDS))  # type: ignore[attr-defined]
+        self._group.send([tensor], 1, 0).wait(timedelta(seconds=MESSAGE_SECONDS))  # type: ignore[attr-defined] (the stubs lack it)
 
     def receive(self, tensor: Tensor, seconds: float = MESSAGE_SECONDS) -> None:
         assert self._group is not None
-        self._group.recv([tensor], 0, 0).wait(timedelta(seconds=seconds))  # type: ignore[attr-defined]
+        self._group.recv([tensor], 0, 0).wait(timedelta(seconds=seconds))  # type: ignore[attr-defined] (the stubs lack it)
 
 
 class PageSender:
