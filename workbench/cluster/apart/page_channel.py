@@ -54,13 +54,13 @@ def transfer_number(key: TransferKey) -> int:
 
 
 class LayerSender(Protocol):
-    """Takes the bytes of one layer's pages to where they are adopted."""
+    """Take the bytes of one layer's pages to where they are adopted."""
 
     def send(self, key: TransferKey, number: int, layer: int, contents: list[Tensor]) -> None: ...
 
 
 class _Meeting(dist.Store):
-    """The store of a gloo group of two: what gloo sets is reported to the other end, and what the other end sets is put.
+    """The store of a gloo group of two: what gloo sets is reported to the other end, and what that sets is put.
 
     Args:
         report: called with this end's address, in the thread that joins.
@@ -142,11 +142,13 @@ class GlooLink:
 
     def send(self, tensor: Tensor) -> None:
         assert self._group is not None
-        self._group.send([tensor], 1, 0).wait(timedelta(seconds=MESSAGE_SECONDS))  # type: ignore[attr-defined] (the stubs lack it)
+        limit = timedelta(seconds=MESSAGE_SECONDS)
+        self._group.send([tensor], 1, 0).wait(limit)  # type: ignore[attr-defined] (the stubs lack it)
 
     def receive(self, tensor: Tensor, seconds: float = MESSAGE_SECONDS) -> None:
         assert self._group is not None
-        self._group.recv([tensor], 0, 0).wait(timedelta(seconds=seconds))  # type: ignore[attr-defined] (the stubs lack it)
+        limit = timedelta(seconds=seconds)
+        self._group.recv([tensor], 0, 0).wait(limit)  # type: ignore[attr-defined] (the stubs lack it)
 
 
 class PageSender:
