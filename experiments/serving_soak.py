@@ -48,7 +48,10 @@ from workbench.trace.events import Event, Finished, Prefilled
 MODEL = "demo-chat"
 MAX_GROWTH = 0.05
 SETTLE_SECONDS = 60.0
-BOUNDS = {"kept_traces": 64, "memory_bytes": 1 << 20}  # of what the server remembers, which 1,000 requests fill
+BOUNDS: dict[str, Any] = {
+    "kept_traces": 64,
+    "memory_bytes": 1 << 20,
+}  # of what the server remembers, which 1,000 requests fill
 QUESTIONS = ("What is {} * {}?", "How many minutes are {} hours and {} minutes?", "Say {} and {}.", "What is {}?")
 CONVERT = {
     "name": "convert", "description": "Convert a value from one unit to another.",

@@ -34,7 +34,7 @@ def similar_questions(quick: bool) -> EvidenceNumbers:
         for action, thing, frame in itertools.product(ACTIONS, OBJECTS, FRAMES)
     ]
     random.Random(0).shuffle(asked)
-    kept: list[tuple[tuple[str, str], list[float]]] = []
+    kept: list[tuple[tuple[str, str], tuple[float, ...]]] = []
     hits = wrong = 0
     asked = asked[:100] if quick else asked
     for meaning, text in asked:

@@ -82,7 +82,7 @@ def test_a_replica_is_lost_by_an_error_of_any_text(message: str, words: str) -> 
         def kill(self, actor: object, no_restart: bool) -> None: ...
 
     poll = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda: None))
-    replica = RayReplica(1, Ray(), SimpleNamespace(poll=poll), ReadyReplica(PageCounts(), 0, ""), None)
+    replica = RayReplica(1, Ray(), SimpleNamespace(poll=poll), ReadyReplica(PageCounts(), 0, "", 0), None)
     lost: list[str] = []
     replica.listen(lambda report: None, lost.append)
     assert lost == [f"replica 1: {words}"]

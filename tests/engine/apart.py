@@ -28,7 +28,7 @@ from workbench.kv_cache.lending import SharedPagePool, TransferKey
 from workbench.kv_cache.shared_memory import SharedMemory, SharedPages, assign_homes, shared_bytes
 from workbench.model.transformer import Transformer
 from workbench.request import FinishReason, Request, Sequence
-from workbench.trace.events import Event, Finished
+from workbench.trace.events import Decoded, Event, Finished
 
 SIZES = {"page_size": 4, "pages": 40, "max_num_seqs": 4, "max_num_batched_tokens": 16}
 
@@ -89,7 +89,7 @@ class Apart:
         """Return whether its bytes were sent, where bytes are."""
         return self.sending is None or self.sending.has_sent(sequence, TransferKey(sequence.request_id, 0))
 
-    def _hand_over(self, sequence: Sequence) -> tuple[Request, Adoption]:
+    def _hand_over(self, sequence: Sequence) -> tuple[Request, BorrowedPages | CopiedPages]:
         self.num_moved += 1
         if self.shares_memory:
             made: Handover = hand_over(self.prefill, sequence)
@@ -111,7 +111,7 @@ class Apart:
             self.events.append(event)
             if isinstance(event, Finished) and event.reason != FinishReason.MOVED:
                 self.finished[event.request_id] = event
-            elif event.kind == "decoded":
+            elif isinstance(event, Decoded):
                 self.emitted.setdefault(event.request_id, []).append(event.token_id)
 
     def check_no_page_leaks(self) -> None:
@@ -145,10 +145,12 @@ def engines_apart(model: Transformer, shares_memory: bool, decode: dict | None =
             each.close()
     for runner in runners:
         poison(runner)
-    apart = Apart(*runners, shares_memory)
+    apart = Apart(prefill := runners[0], runners[1], shares_memory)
     if not shares_memory:
-        prefill = apart.prefill
-        sends = lambda sequence: (TransferKey(sequence.request_id, 0), apart.channel)  # noqa: E731
-        apart.sending = SendingExecutor(prefill.executor, prefill, sends)  # type: ignore[arg-type] (a channel)
+
+        def target(sequence: Sequence) -> tuple[TransferKey, Channel]:
+            return TransferKey(sequence.request_id, 0), apart.channel
+
+        apart.sending = SendingExecutor(prefill.executor, prefill, target)
         prefill.set_executor(apart.sending)
     return apart

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pickle
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,6 +31,7 @@ from workbench.kv_cache.pages import NULL_PAGE
 from workbench.kv_cache.shared_memory import SharedMemory
 from workbench.model.attention_spec import MLASpec
 from workbench.model.spec import LayerSpec
+from workbench.request import Request
 from workbench.trace.events import Decoded
 
 FORMATS = (
@@ -51,9 +53,9 @@ MODELS = (
 )
 
 
-def drawn_requests(draw: st.DrawFn, name: str) -> list:
+def drawn_requests(data: st.DataObject, name: str) -> list[Request]:
     """Requests of which some begin alike, and whose tokens depend on every one before."""
-    made = []
+    draw, made = data.draw, list[Request]()
     for number in range(draw(st.integers(1, 4))):
         penalty = draw(st.sampled_from([1.0, 1.3]))
         heat = draw(st.sampled_from([0.0, 1.0]))
@@ -63,9 +65,7 @@ def drawn_requests(draw: st.DrawFn, name: str) -> list:
                 temperature=heat, seed=number, repetition_penalty=penalty,
             )
         )  # fmt: skip
-    return [
-        type(each)(f"{each.request_id}-{number}", each.prompt_ids, each.sampling) for number, each in enumerate(made)
-    ]
+    return [Request(f"{each.request_id}-{number}", each.prompt_ids, each.sampling) for number, each in enumerate(made)]
 
 
 @settings(max_examples=tries(60), deadline=None)
@@ -81,7 +81,7 @@ def test_two_engines_give_what_one_gives(data: st.DataObject) -> None:
         "page_size": draw(st.sampled_from([8, 16])),
         "max_num_batched_tokens": draw(st.sampled_from([5, 16])),
     }
-    asked = drawn_requests(draw, f"{draw(st.integers(0, 99))}-")
+    asked = drawn_requests(data, f"{draw(st.integers(0, 99))}-")
     alone = finals(runner_of(model, **chosen), asked)
     few = {"pages": draw(st.sampled_from([8, 40]))}
     apart = engines_apart(model, draw(st.booleans()), few, **chosen, pages=40)
@@ -96,7 +96,7 @@ def test_two_engines_give_what_one_gives(data: st.DataObject) -> None:
 def test_states_of_recurrent_layers_go_along(data: st.DataObject) -> None:
     model = model_of(data.draw(recurrent_models()))
     chosen = {"cache": {"prefix": data.draw(st.sampled_from(["off", "radix"]))}, "page_size": 4}
-    asked = drawn_requests(data.draw, f"{data.draw(st.integers(0, 99))}-")
+    asked = drawn_requests(data, f"{data.draw(st.integers(0, 99))}-")
     apart = engines_apart(model, data.draw(st.booleans()), {"pages": data.draw(st.sampled_from([12, 40]))}, **chosen)
     Oracle(apart.prefill)
     Oracle(apart.decode)
@@ -164,7 +164,8 @@ def test_the_first_layer_has_arrived_before_the_last_is_computed() -> None:
             super().send(key, number, layer, contents)
 
     sender, key = Sender(first, lambda error: None), TransferKey("r", 1)
-    runner.set_executor(SendingExecutor(runner.executor, runner, lambda sequence: (key, sender)))
+    sending = SendingExecutor(runner.executor, runner, lambda sequence: (key, sender))
+    runner.set_executor(sending)
     waited: list[tuple[tuple[int, ...], int]] = []
 
     def wait(*_) -> None:
@@ -181,7 +182,7 @@ def test_the_first_layer_has_arrived_before_the_last_is_computed() -> None:
     runner.submit(request("r", 30, 4))
     while not (ready := list(ready_sequences(runner))):
         runner.step()
-    offer = runner.executor.hand_over(ready[0], key, 0)
+    offer = sending.hand_over(ready[0], key, 0)
     until(lambda: len(heard) == 3)
     [(layers, arrived)] = waited
     assert layers == (0, 1) and arrived >= 1, "a layer is sent as soon as it is computed"
@@ -238,13 +239,14 @@ def test_layers_are_sent_while_later_ones_compute() -> None:
 
 
 def test_layouts_are_compared_and_what_differs_is_named() -> None:
-    model, base = model_of(WINDOWS), {"page_size": 8}
+    model, base = model_of(WINDOWS), dict[str, Any](page_size=8)
     mine = describe_layout(model, EngineConfig.build(**base))
-    for changed, words in (
+    others: tuple[tuple[dict[str, Any], str], ...] = (
         ({"page_size": 16}, "cache.page_size 8 and 16"),
         ({"page_size": 8, "cache": {"format": "int8", "quant_group": 8}}, "cache groups"),
         ({"page_size": 8, "cache": {"dtype": "bfloat16"}}, "pages .* float32 .* bfloat16"),
-    ):
+    )
+    for changed, words in others:
         with pytest.raises(WorkbenchError, match=words):
             mine.check_equal(describe_layout(model, EngineConfig.build(**changed)))
     with pytest.raises(WorkbenchError, match="the models or their weights differ"):

@@ -46,6 +46,11 @@ def model() -> ServedModel:
     return ServedModel("demo-chat", Runner(EngineConfig.build(**settings)))
 
 
+def runner_of(model: ServedModel) -> Runner:
+    assert isinstance(model.runner, Runner)
+    return model.runner
+
+
 @dataclass
 class Answered:
     """A call that was carried out as the server does it, with what its client was shown."""
@@ -158,7 +163,7 @@ def test_an_answer_is_found_by_its_call_and_by_no_other_tenant(model: ServedMode
 def test_tenants_share_no_pages(model: ServedModel) -> None:
     """A tenant computes all of what another has asked: nothing in time or usage tells of the other's prompt."""
     asked = Conversation(system="The code word of this test is heron, known to none but us.").user("What is it?")
-    index = model.runner.kv_cache.manager.prefix_cache
+    index = runner_of(model).kv_cache.manager.prefix_cache
     assert index is not None
     pages: dict[str, set[int]] = {}
     computed: dict[str, int] = {}
@@ -242,7 +247,7 @@ def test_a_miss_is_explained_against_the_earlier_call(model: ServedModel) -> Non
         assert (None if miss is None else miss.kind) == kind
         if kind == "system_changed":
             assert isinstance(miss, CacheMiss) and miss.missed_tokens and miss.part == "system"
-    model.runner.reset_prefix_cache()
+    runner_of(model).reset_prefix_cache()
     got = answered(model, memory, asked, "msg_e", "m", previous="msg_a", sampling=brief)
     assert got.call.notes["cache_miss"].kind == "evicted"
 

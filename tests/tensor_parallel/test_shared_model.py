@@ -294,18 +294,19 @@ while True:
 """
 
 
-def test_nothing_is_left_after_any_kill() -> None:
+def test_nothing_is_left_after_any_kill(tmp_path: Path) -> None:
     """Ten kills at random moments, of rank 0 or of the other, while they load and while they compute, on both
     transports: no process of any name and nothing in /dev/shm. Moments are counted in looks and events, not seconds."""
     draw = random.Random(1)
     for number in range(10):
         left = LeftBehind()
         command = [sys.executable, "-c", SCRIPT, TRANSPORTS[number % 4 // 2]]
-        first = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=left.environment)
+        with (said := tmp_path / f"{number}").open("wb") as errors:
+            first = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, env=left.environment)
         assert first.stdout is not None
         until(lambda: len(left.processes()) > 1, lambda: first.poll() is None)  # noqa: B023 (called in this round)
         if number % 3:
-            assert first.stdout.readline() == b"loaded\n"
+            assert first.stdout.readline() == b"loaded\n", said.read_text()
             assert all(first.stdout.readline() == b"an event\n" for _ in range(draw.randrange(200)))
         for _ in range(draw.randrange(40)):
             left.processes()

@@ -19,7 +19,7 @@ import queue
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -165,7 +165,7 @@ class PrefillDecodePools:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def stream(self, requests: Request | Iterable[Request]) -> Iterator[Event]:
+    def stream(self, requests: Request | Iterable[Request]) -> Generator[Event]:
         """Run requests and yield their events as they happen, as `Runner.stream`; closing the iterator cancels them."""
         waiting = deque(sorted([requests] if isinstance(requests, Request) else requests, key=intake.arrival))
         began, events, names = time.perf_counter(), queue.SimpleQueue[Event](), []

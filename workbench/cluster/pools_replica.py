@@ -47,7 +47,7 @@ class PoolsReplica:
         named = f"{first.config!r} {layout.layout.model if layout else ''}"
         fingerprint = f"fp_{hashlib.sha256(named.encode()).hexdigest()[:12]}"
         smallest = min(max(each.described.num_pages) for each in self.pools.slots if each.described is not None)
-        tokens = smallest * config.cache.page_size
+        tokens = smallest * first.config.cache.page_size
         self.ready = ReadyPools(self.pools.pages, os.getpid(), fingerprint, tokens)
         self._is_stopped = False
         self._closing = threading.Thread(target=self.pools.close, name=f"end of replica {number}", daemon=True)

@@ -35,7 +35,9 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
 
 
 def runner_of(server: Server) -> Runner:
-    return server.service.models["demo"].runner
+    runner = server.service.models["demo"].runner
+    assert isinstance(runner, Runner)
+    return runner
 
 
 def payload(prompts: Sequence[Sequence[int]]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -50,6 +51,12 @@ def transfer_number(key: TransferKey) -> int:
     """Return a number for a transfer, the same in both processes."""
     digest = hashlib.sha256(f"{key.request_id}\0{key.attempt}".encode()).digest()
     return int.from_bytes(digest[:8]) >> 1  # as int64 has it
+
+
+class LayerSender(Protocol):
+    """Take the bytes of one layer's pages to where they are adopted."""
+
+    def send(self, key: TransferKey, number: int, layer: int, contents: list[Tensor]) -> None: ...
 
 
 class _Meeting(dist.Store):
@@ -135,11 +142,13 @@ class GlooLink:
 
     def send(self, tensor: Tensor) -> None:
         assert self._group is not None
-        self._group.send([tensor], 1, 0).wait(timedelta(seconds=MESSAGE_SECONDS))  # type: ignore[attr-defined] (stubs lack it)
+        limit = timedelta(seconds=MESSAGE_SECONDS)
+        self._group.send([tensor], 1, 0).wait(limit)  # type: ignore[attr-defined] (the stubs lack it)
 
     def receive(self, tensor: Tensor, seconds: float = MESSAGE_SECONDS) -> None:
         assert self._group is not None
-        self._group.recv([tensor], 0, 0).wait(timedelta(seconds=seconds))  # type: ignore[attr-defined] (stubs lack it)
+        limit = timedelta(seconds=seconds)
+        self._group.recv([tensor], 0, 0).wait(limit)  # type: ignore[attr-defined] (the stubs lack it)
 
 
 class PageSender:
@@ -271,7 +280,7 @@ class SendingExecutor:
     """
 
     def __init__(
-        self, inner: Executor, runner: Runner, target: Callable[[Sequence], tuple[TransferKey, PageSender] | None]
+        self, inner: Executor, runner: Runner, target: Callable[[Sequence], tuple[TransferKey, LayerSender] | None]
     ):
         self.inner, self.runner, self.target = inner, runner, target
         self._passes = 0
@@ -293,7 +302,7 @@ class SendingExecutor:
         """Return logits as `Executor` does."""
         self._passes += 1
         manager, store = self.runner.kv_cache.manager, self.runner.store
-        sent: list[tuple[TransferKey, PageSender, HandedPages]] = []
+        sent: list[tuple[TransferKey, LayerSender, HandedPages]] = []
         for span in plan.spans:
             if span.needs_sample and (found := self.target(span.sequence)) is not None:
                 pages = manager.pages_to_hand_over(span.sequence, span.end)
