@@ -75,7 +75,7 @@ class PeakBytes(TorchDispatchMode):
 
 @pytest.mark.parametrize(("size", "vocab_size"), [(2, 20000), (3, 20000), (3, 900000)])
 def test_gathered_logits_take_the_bytes_of_the_formula(size: int, vocab_size: int) -> None:
-    """Whether ranks divide the vocabulary or not, and where a row is longer than an exchange: one copy of all."""
+    """Hold one copy of all: of a vocabulary that ranks divide, of one they do not, of rows longer than an exchange."""
     logits, found = torch.randn(64 if vocab_size < 10**5 else 4, vocab_size), list[Tensor]()
 
     def gather(ranks: Ranks) -> Task:
