@@ -130,7 +130,7 @@ def map_offered(store: Any, offer: Mapping[str, Any], rank: int, size: int) -> S
     """Map the memory that rank 0 offers, and answer it.
 
     Raises:
-        WorkbenchError: where this process is on another host, or may not open the memory; rank 0 is told.
+        WorkbenchError: where this process is on another host, or may not open the memory, which it reports to rank 0.
     """
     try:
         memory = _open_offered(offer)

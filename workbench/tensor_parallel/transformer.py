@@ -103,14 +103,18 @@ class TensorParallelTransformer(Transformer):
             return self._gather_largest(own)
         widest = -(-size // ranks)
         whole = own.new_empty((0 if self.ranks.rank else len(own), size))
-        bounds = [Section(size, ranks).bounds(rank, ranks) for rank in range(ranks)]
         rows = rows_per_exchange(widest, own.itemsize)  # so that no second copy of all logits is held
         for begin in range(0, len(own), rows):
-            gathered = self.ranks.gather(F.pad(own[begin : begin + rows], (0, widest - own.shape[1])))
-            if not self.ranks.rank:
-                for shard, (first, end) in zip(gathered, bounds, strict=True):
-                    whole[begin : begin + rows, first:end] = shard[:, : end - first]
+            self._gather_rows(own[begin : begin + rows], whole[begin : begin + rows], widest)
         return own if self.ranks.rank else whole
+
+    def _gather_rows(self, own: Tensor, whole: Tensor, widest: int) -> None:
+        """Write on rank 0 the logits of all ranks to `whole` [sample, vocab]; a rank has `widest` columns at most."""
+        gathered = self.ranks.gather(F.pad(own, (0, widest - own.shape[1])))
+        if self.ranks.rank == 0:
+            for rank, shard in enumerate(gathered):
+                first, end = Section(self.spec.vocab_size, self.ranks.size).bounds(rank, self.ranks.size)
+                whole[:, first:end] = shard[:, : end - first]
 
     def _gather_largest(self, own: Tensor) -> Tensor:
         """Gather of each row and rank the largest logit and its token, the first of equal ones (NaN is the largest).
