@@ -202,7 +202,11 @@ class Cluster(Displayable):
         submissions: list[Any] = []
         if not self._try_put(lambda: submissions.append(self.front.submit(sink, made, is_single))):
             raise WorkbenchError(CLOSED)
-        return lambda: self._put(lambda: [self.front.cancel(each) for each in submissions])
+
+        def cancel() -> None:
+            self._put(lambda: [self.front.cancel(each) for each in submissions])
+
+        return cancel
 
     def listen(self, listener: Callable[[Event], None]) -> Callable[[], None]:
         """Call `listener` with every event of the fleet, in the front's thread; return a function that ends it."""

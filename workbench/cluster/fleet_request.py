@@ -92,7 +92,7 @@ class SampleState:
 
 
 class Attempt(NamedTuple):
-    """What is sent to a replica of a request that waits.
+    """Requests that are sent to a replica for one that waits.
 
     Args:
         names: by id on the way, the sample that it is; None for all samples together under one id.
