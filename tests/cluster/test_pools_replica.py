@@ -61,7 +61,7 @@ def thread_pools() -> PoolsLauncher:
 
 
 def test_no_call_of_the_front_waits_for_an_end(monkeypatch) -> None:
-    """The end of a process may take long; whoever closes the launcher waits for it."""
+    """The end of a process may take long; the end of the launcher waits for it."""
     goes_on, kill = threading.Event(), ThreadProcess.kill
     monkeypatch.setattr(ThreadProcess, "kill", lambda self: (goes_on.wait(), kill(self)))
     launcher = thread_pools()
@@ -76,7 +76,7 @@ def test_no_call_of_the_front_waits_for_an_end(monkeypatch) -> None:
 
 
 def test_pools_whose_coordinator_ends_are_a_lost_replica() -> None:
-    """What they had goes on at their successor, and so does what is submitted before the loss is noticed."""
+    """Their requests go on at their successor, and so do those that come before the loss is noticed."""
     wanted = alone("def fib(n):")
     with Cluster(CONFIG, 1, launcher=thread_pools()) as cluster:
         [first] = cluster.replicas.values()

@@ -24,8 +24,6 @@ from workbench.cluster.apart.channels import PageChannels
 from workbench.cluster.apart.page_channel import PageSender, SendingExecutor
 from workbench.cluster.apart.pool_messages import (
     Adopt,
-    Answer,
-    Ask,
     Begin,
     Cancel,
     ChannelAddress,
@@ -35,6 +33,8 @@ from workbench.cluster.apart.pool_messages import (
     Drop,
     EngineFailed,
     OfferPages,
+    Ping,
+    Pong,
     Ready,
     Recall,
     Run,
@@ -178,8 +178,8 @@ class PoolEngine:
                 self.channels.meet(message)
             case Disconnect():
                 self.channels.disconnect(message)
-            case Ask():
-                self.connection.send(Answer())
+            case Ping():
+                self.connection.send(Pong())
             case _FromChannel(its):
                 self.connection.send(its)
 

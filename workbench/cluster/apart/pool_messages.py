@@ -107,8 +107,8 @@ class Stop:
 
 
 @dataclass(frozen=True)
-class Ask:
-    """Answer between two steps: with an `Answer`."""
+class Ping:
+    """Answer with a `Pong`, between two steps."""
 
 
 # From a process; the coordinator passes a channel's address on to its other end.
@@ -169,7 +169,7 @@ class StepReport:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Pong:
     """The process goes on: no step of it hangs."""
 
 

@@ -26,7 +26,7 @@ from workbench.kv_cache.lending import PageLedger
 from workbench.kv_cache.shared_memory import PageLayout, SharedMemory, assign_homes
 
 MAX_FAILURES = 3  # of channels between two processes, one after another, without a transfer that arrived
-ASK_SECONDS = 1.0  # between an answer of an engine and the next question whether it goes on
+PING_SECONDS = 1.0  # between an answer of an engine and the next question whether it goes on
 START_SECONDS = 600.0  # for a process to load its model, and to build its runner
 State = Literal["starting", "described", "building", "ready", "gone"]
 
@@ -115,7 +115,7 @@ class PoolSlots:
     @property
     def look_seconds(self) -> float:
         """Return how often `find_hung` is to be called."""
-        return ASK_SECONDS if self._step_seconds is None else min(ASK_SECONDS, self._step_seconds / 4)
+        return PING_SECONDS if self._step_seconds is None else min(PING_SECONDS, self._step_seconds / 4)
 
     def find_hung(self) -> Iterator[tuple[Slot, str]]:
         """Ask every engine whether it goes on; yield those whose answers are due for too long, with the reason.
@@ -132,7 +132,7 @@ class PoolSlots:
                 if limit is not None and slot.silent > limit:
                     yield slot, f"it gave no answer for {slot.silent:.0f} s"
             elif slot.state == "ready" and now - slot.answered_at > self.look_seconds:
-                self.send(slot, message.Ask())
+                self.send(slot, message.Ping())
                 slot.silent = 0.0
 
     def send_home(self, pages: dict[int, list[list[int]]], tainted: bool = False) -> None:
@@ -183,7 +183,7 @@ class PoolSlots:
             WorkbenchError: if the engines' caches differ.
         """
         match found:
-            case message.Answer():
+            case message.Pong():
                 slot.silent, slot.answered_at = None, time.monotonic()
             case message.Described():
                 slot.described, slot.state, slot.silent = found, "described", None
