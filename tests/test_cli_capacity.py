@@ -16,7 +16,7 @@ from workbench.errors import WorkbenchError
 from workbench.measure.capacity import MIN_COUNTED, PRECISION, at_rate, highest_rate, metrics_at_rate
 from workbench.measure.simulation import simulate_experiment, simulation_experiment
 
-SHORT = ["--tpot", "0.02", "--seconds", "4"]
+SHORT = ["--tpot", "0.02", "--seconds", "4", "--length", "0.2"]
 TRAFFIC = {"kind": "traffic", "lengths": {"kind": "exponential", "prompt": 900, "output": 20}}
 
 

@@ -90,9 +90,8 @@ def show(found: dict[str, Any]) -> None:
     submitted, tokens = metrics["requests"]["submitted"], metrics["tokens"]
     lengths = f"{tokens['prompt'] / submitted:,.0f} tokens of prompt and {tokens['output'] / submitted:,.0f} of output"
     say(f"a request has {lengths}; {found['too_high']:.3g} requests/s are too many")
-    say(
-        f"counted: {metrics['counted']:,} of {submitted:,} requests, the half in the middle: {good['share']:.1%} of them"
-    )
+    counted = f"{metrics['counted']:,} of {submitted:,} requests count, the half in the middle"
+    say(f"{counted}: {good['share']:.1%} of them are within the SLO")
     for name, label in (("ttft_s", "TTFT"), ("tpot_s", "TPOT")):
         say(f"{label} p50 {1e3 * metrics[name]['p50']:,.0f} ms, p99 {1e3 * metrics[name]['p99']:,.0f} ms")
     if hits := metrics["cache_hit_rate"]:

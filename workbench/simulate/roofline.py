@@ -9,9 +9,9 @@ read several times. Peak rates are from data sheets, and dense: figures with spa
 A pipeline (Huang et al., 2019) cuts a step into microbatches that follow each other through the stages; the next step
 begins when the last has left. With m even microbatches, s stages and a longest stage of the fraction c of all layers, a
 step takes (1 + (m - 1) c) / m of the computing of one accelerator after the other, and each microbatch reads a stage's
-weights anew. Of an even pipeline's time (s - 1) / (m + s - 1) are bubbles. A step is cut into the number of microbatches
-with the least time, at most one a token: a prompt may be cut (Li et al., 2021, TeraPipe), a decode may not. Where reading
-the weights takes the longest, a step is not cut.
+weights anew. Of an even pipeline's time (s - 1) / (m + s - 1) are bubbles. A step is cut into the number of
+microbatches with the least time, at most one a token: a prompt may be cut (Li et al., 2021, TeraPipe), a decode may
+not. Where reading the weights takes the longest, a step is not cut.
 """
 
 from __future__ import annotations
