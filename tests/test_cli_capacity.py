@@ -50,7 +50,8 @@ def test_two_pools_send_every_prompt_once() -> None:
 @given(rate=st.floats(0.01, 200), seconds=st.floats(0.5, 20))
 def test_enough_requests_count(rate: float, seconds: float) -> None:
     """A share is estimated from 200 requests or more, and from half of those of the seconds that are asked for."""
-    requests = at_rate(experiment(), rate, seconds).workload.requests
+    workload: Any = at_rate(experiment(), rate, seconds).workload
+    requests: int = workload.requests
     assert requests >= 2 * MIN_COUNTED and rate * seconds <= requests <= max(rate * seconds + 1, 2 * MIN_COUNTED)
 
 
