@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from workbench.cli import main
 from workbench.economics.fleet import Demand, fleets_for
-from workbench.measure.capacity import PRECISION, at_rate, highest_rate
+from workbench.errors import WorkbenchError
+from workbench.measure.capacity import MIN_COUNTED, PRECISION, at_rate, highest_rate, metrics_at_rate
 from workbench.measure.simulation import simulate_experiment, simulation_experiment
 
-SHORT = ["--tpot", "0.02", "--seconds", "4"]
+SHORT = ["--tpot", "0.02", "--seconds", "4", "--length", "0.2"]
 TRAFFIC = {"kind": "traffic", "lengths": {"kind": "exponential", "prompt": 900, "output": 20}}
 
 
@@ -30,7 +31,7 @@ def test_the_rate_is_within_the_slo_and_the_next_one_is_not() -> None:
     found, asked = highest_rate(experiment(), 0.9, 4.0), experiment()
 
     def share(rate: float) -> float:
-        return simulate_experiment(at_rate(asked, rate, 4.0), 100.0)["goodput"]["share"]
+        return metrics_at_rate(asked, rate, 4.0)["goodput"]["share"]
 
     assert 0 < found["rate"] < found["too_high"] and found["too_high"] - found["rate"] <= PRECISION * found["too_high"]
     assert share(found["rate"]) == found["at_rate"]["goodput"]["share"] >= 0.9 > share(found["too_high"])
@@ -39,11 +40,36 @@ def test_the_rate_is_within_the_slo_and_the_next_one_is_not() -> None:
 def test_two_pools_send_every_prompt_once() -> None:
     """A handover sends what the first token was computed from: the prompt, token by token."""
     metrics = simulate_experiment(at_rate(experiment(decode_instances=1), 20.0, 3.0))
-    sent, prompt = metrics["handed_over"], metrics["tokens"]["prompt"]
-    assert sent["sequences"] <= 60 and metrics["requests"]["finished"] == 60
+    sent, prompt, submitted = metrics["handed_over"], metrics["tokens"]["prompt"], metrics["requests"]["submitted"]
+    assert sent["sequences"] <= submitted == metrics["requests"]["finished"]
     whole = sent["bytes"] / metrics["about"]["kv_bytes_per_token"]
-    assert whole <= prompt and (sent["sequences"] < 60 or whole == prompt)  # one of a single token never goes over
+    assert whole <= prompt and (sent["sequences"] < submitted or whole == prompt)  # one of a single token stays
     assert simulate_experiment(at_rate(experiment(), 20.0, 1.0))["handed_over"] is None
+
+
+@given(rate=st.floats(0.01, 200), seconds=st.floats(0.5, 20))
+def test_enough_requests_count(rate: float, seconds: float) -> None:
+    """A share is estimated from 200 requests or more, and from half of those of the seconds that are asked for."""
+    workload: Any = at_rate(experiment(), rate, seconds).workload
+    requests: int = workload.requests
+    assert requests >= 2 * MIN_COUNTED and rate * seconds <= requests <= max(rate * seconds + 1, 2 * MIN_COUNTED)
+
+
+def test_requests_in_the_middle_count() -> None:
+    """An instance that is down for the first eighth makes late only requests that do not count."""
+    asked = experiment().with_("executor.failures=[{instance: 0, at: 0, down: 20}]")
+    found = metrics_at_rate(asked, 2.0, 1.0)
+    late = found["requests"]["submitted"] - simulate_experiment(at_rate(asked, 2.0, 1.0))["goodput"]["requests"]
+    assert found["counted"] == 200 and late > 20 and found["goodput"]["share"] == 1
+
+
+def test_failed_requests_are_outside_the_slo() -> None:
+    """Without a decode instance a request has a first token in time, and no end."""
+    lost = experiment(decode_instances=1).with_("executor.failures=[{instance: 1, at: 0}]")
+    found = metrics_at_rate(lost, 2.0, 1.0)
+    assert found["requests"]["failed"] > 350 and found["goodput"]["share"] < 0.1
+    with pytest.raises(WorkbenchError, match="a request alone is not within the SLO"):
+        highest_rate(lost, 0.9, 1.0)
 
 
 @given(

@@ -35,11 +35,14 @@ WORKS = st.builds(StepWork, COUNTS, COUNTS, COUNTS, st.tuples(COUNTS, COUNTS), s
 KINDS = (AttentionReach(None, 0), AttentionReach(7, 2))
 
 
-@given(st.lists(FORMS, min_size=1, max_size=2), WORKS, st.tuples(COUNTS, COUNTS), st.integers(0, 9), st.integers(1, 40))
+CHOICES = st.lists(st.lists(FORMS, min_size=1, max_size=2).map(tuple), min_size=1, max_size=4)
+
+
+@given(CHOICES, WORKS, st.tuples(COUNTS, COUNTS), st.integers(0, 9), st.integers(1, 40))
 def test_many_steps_take_what_they_take_one_by_one(
-    forms: list, work: StepWork, rows: tuple[int, int], more: int, steps: int
+    choices: list, work: StepWork, rows: tuple[int, int], more: int, steps: int
 ) -> None:
-    times = StepTimeModel("drawn", KINDS, tuple(forms))
+    times = StepTimeModel("drawn", KINDS, choices[0], tuple(choices[1:]))
     run = times.series(work, rows, more)
     ends, now = [0], more
     for step in range(steps):
@@ -80,7 +83,7 @@ def test_more_of_everything_takes_longer_and_more_accelerators_less() -> None:
     assert roofline_step_times(sizes, HARDWARE["a100"])(work) > one > roofline_step_times(sizes, HARDWARE["h200"])(work)
 
 
-def test_a_pipeline_of_one_part_is_one_accelerator_after_the_other() -> None:
+def test_a_pipeline_of_one_microbatch_is_one_accelerator_after_the_other() -> None:
     """Nothing is gained but memory: a single microbatch passes all stages, and its rows travel between them."""
     spec = named_shape("llama-3.1-70b")
     sizes, h100 = ModelSizes.dense(spec), HARDWARE["h100"]
@@ -92,8 +95,44 @@ def test_a_pipeline_of_one_part_is_one_accelerator_after_the_other() -> None:
     )
 
 
+PIPELINES = st.tuples(st.integers(1, 4), st.integers(2, 8), st.integers(1, 8))  # gpus, stages, microbatches
+SPANS = st.lists(st.tuples(st.integers(0, 5000), st.integers(1, 900)), min_size=1, max_size=40)
+
+
+@given(PIPELINES, SPANS)
+def test_a_step_is_cut_only_where_that_is_faster(pipeline: tuple[int, int, int], spans: list) -> None:
+    """Never above the time of the uncut step; a single row is not cut, and more microbatches are never slower."""
+    gpus, stages, most = pipeline
+    sizes, h100 = ModelSizes.dense(named_shape("llama-3.1-70b")), HARDWARE["h100"]
+    uncut, cut, more = (
+        roofline_step_times(sizes, h100, gpus, pipeline=stages, microbatches=count) for count in (1, most, most + 1)
+    )
+    work = step_work_of(spans, len(spans), uncut.kinds)
+    assert more(work) <= cut(work) <= uncut(work)
+    row = step_work_of([(spans[0][0], 1)], 1, uncut.kinds)
+    assert cut(row) == uncut(row)
+
+
+@given(PIPELINES, st.integers(0, 5000))
+def test_more_rows_take_no_less(pipeline: tuple[int, int, int], start: int) -> None:
+    gpus, stages, most = pipeline
+    times = roofline_step_times(
+        ModelSizes.dense(named_shape("llama-3.1-70b")), HARDWARE["h100"], gpus, pipeline=stages, microbatches=most
+    )
+    found = [times(step_work_of([(start, 1)] * rows, rows, times.kinds)) for rows in (*range(1, 20), 300, 301, 3000)]
+    assert found == sorted(found)
+
+
+def test_a_pipeline_reads_its_weights_once_for_one_sequence() -> None:
+    """Half of the weights of 70B by two accelerators each, twice: 141 GB at 2 x 3.35 TB/s, less the embedding."""
+    spec = named_shape("llama-3.1-70b")
+    times = roofline_step_times(ModelSizes.dense(spec), HARDWARE["h100"], 2, pipeline=2)
+    read = 2 * (spec.num_parameters - spec.vocab_size * spec.hidden_size) / (2 * 3.35e12)
+    assert times(step_work_of([(0, 1)], 1, times.kinds)) / TICKS_PER_SECOND == pytest.approx(read, rel=2e-3)
+
+
 @given(st.integers(1, 8), st.integers(1, 64))
-def test_an_even_pipeline_waits_for_its_bubbles(stages: int, parts: int) -> None:
+def test_an_even_pipeline_waits_for_its_bubbles(stages: int, microbatches: int) -> None:
     """Computing takes the time of one accelerator over the stages, and over the fraction that is no bubble."""
     spec = named_shape("llama-3.1-70b")
     layers = spec.layers[:1] * (stages * 2)  # as many in each
@@ -101,8 +140,8 @@ def test_an_even_pipeline_waits_for_its_bubbles(stages: int, parts: int) -> None
     endless = HARDWARE["h100"].model_copy(update={"bandwidth": 1e30, "link": 1e30})
     work = step_work_of([(0, 4096)], 0, (AttentionReach(None, 0),))
     alone = roofline_step_times(sizes, endless)(work)
-    found = roofline_step_times(sizes, endless, pipeline=stages, microbatches=parts)(work)
-    assert found == pytest.approx(alone / stages / (1 - bubble_share(stages, parts)), rel=1e-6)
+    found = roofline_step_times(sizes, endless, pipeline=stages, microbatches=microbatches)(work)
+    assert found == pytest.approx(alone / stages / (1 - bubble_share(stages, microbatches)), rel=1e-6)
 
 
 def test_keys_that_several_accelerators_hold_are_read_by_each() -> None:

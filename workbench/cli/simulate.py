@@ -123,8 +123,8 @@ def show(found: dict[str, Any]) -> None:
             out.print(group_table(kind, found[f"by_{kind}"]))
     good = found["goodput"]
     if good["requests_per_s"] is not None:
-        promised = f"TTFT {good['ttft_s']:g} s, TPOT {good['tpot_s']:g} s"
-        out.print(Text(f"goodput ({promised}): {good['requests_per_s']:.2f} requests/s, {good['share']:.1%} of all"))
+        slo = f"TTFT {good['ttft_s']:g} s, TPOT {good['tpot_s']:g} s"
+        out.print(Text(f"goodput ({slo}): {good['requests_per_s']:.2f} requests/s, {good['share']:.1%} of all"))
     rate = found["output_tokens_per_s"]
     tokens = f"{found['tokens']['output']:,} output tokens" + (f", {rate:,.0f} a second" if rate else "")
     hits, waste = found["cache_hit_rate"], found["cache_waste"]
@@ -146,8 +146,8 @@ def parallel_lines(about: dict[str, Any]) -> list[str]:
         sent = f"{about['all_reduce_bytes_per_token']:,.0f} bytes of all-reduce a token"
         lines.append(f"{about['tensor']} ranks a layer: {sent}")
     if "pipeline" in about:
-        stages = f"{about['pipeline']} stages, {about['microbatches']} microbatches"
-        lines.append(f"{stages}: {about['bubble_share']:.0%} bubbles")
+        stages = f"{about['pipeline']} stages, up to {about['microbatches']} microbatches a step"
+        lines.append(f"{stages}: with so many {about['bubble_share']:.0%} bubbles")
     return lines
 
 

@@ -6,18 +6,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from workbench.experiment.experiment import SLO
-from workbench.runs.metrics import per_request
+from workbench.runs.metrics import COMPLETED, per_request
 from workbench.trace.recorder import Recorder
 
 ROUNDING_TOLERANCE = 1 + 1e-9
 
 
 def goodput(requests: Sequence[Mapping[str, Any]], slo: SLO, seconds: float | None) -> dict[str, Any]:
-    """Count the requests that attain the SLO: first token within `slo.ttft`, mean time per later token within
-    `slo.tpot`.
+    """Count the requests that attain the SLO: completed, with the first token within `slo.ttft` and a mean time per
+    later token within `slo.tpot`.
 
     Args:
-        requests: Metrics of requests with `ttft_s` (None: no token) and `tpot_s` (None: no second token).
+        requests: Metrics of requests with `ttft_s`, `tpot_s` (None: no second token) and `e2el_s` (None: not completed,
+            for it failed or is not at its end).
         slo: The objective, in seconds.
         seconds: Duration of the run; None or 0 gives no rate.
 
@@ -35,14 +36,20 @@ def goodput(requests: Sequence[Mapping[str, Any]], slo: SLO, seconds: float | No
 
 
 def recorded_goodput(recorder: Recorder, slo: SLO, seconds: float | None) -> dict[str, Any]:
-    """Return the goodput of a recorded run."""
-    return goodput(per_request(recorder.requests(), recorder.tokens()), slo, seconds)
+    """Return the goodput of a recorded run. Refused requests do not count."""
+    requests = [row for row in recorder.requests() if row["finish_reason"] != "refused"]
+    figures = per_request(requests, recorder.tokens())
+    for row, each in zip(requests, figures, strict=True):
+        if row["finish_reason"] not in COMPLETED:
+            each["e2el_s"] = None
+    return goodput(figures, slo, seconds)
 
 
 def _meets_slo(figures: Mapping[str, Any], slo: SLO) -> bool:
     ttft, tpot = figures["ttft_s"], figures["tpot_s"]
     return (
-        ttft is not None
+        figures["e2el_s"] is not None
+        and ttft is not None
         and ttft <= slo.ttft * ROUNDING_TOLERANCE
         and (tpot is None or tpot <= slo.tpot * ROUNDING_TOLERANCE)
     )

@@ -279,9 +279,9 @@ def describe_simulation(experiment: Experiment) -> dict[str, Any]:
             "all_reduce_bytes_per_token": all_reduce_bytes_per_token(spec, executor.gpus),
         }
     if executor.pipeline > 1:
-        parts = executor.microbatches or executor.pipeline
-        parallel |= {"pipeline": executor.pipeline, "microbatches": parts}
-        parallel |= {"bubble_share": bubble_share(executor.pipeline, parts)}
+        microbatches = executor.microbatches or executor.pipeline
+        parallel |= {"pipeline": executor.pipeline, "microbatches": microbatches}
+        parallel |= {"bubble_share": bubble_share(executor.pipeline, microbatches)}
     return {
         "model": spec.name,
         **parallel,

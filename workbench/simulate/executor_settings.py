@@ -59,7 +59,7 @@ class SimulatedExecutor(Settings):
     hardware: str | Hardware = "h100"
     gpus: Count = 1  # that share each layer of an instance, and its cache: tensor parallelism
     pipeline: Count = 1  # stages of whole layers, each on so many gpus
-    microbatches: Count | None = None  # into which a step is cut for the stages; None: as many as stages
+    microbatches: Count | None = None  # at most so many a step, for the stages; None: as many as stages
     memory: Share = 0.9  # of their memory, for weights and cache
     compute_share: Share = 1.0
     memory_share: Share = 1.0

@@ -7,9 +7,11 @@ state over the link for each. Keys and values that are held several times (fewer
 read several times. Peak rates are from data sheets, and dense: figures with sparsity are halved.
 
 A pipeline (Huang et al., 2019) cuts a step into microbatches that follow each other through the stages; the next step
-begins when the last has left. With m microbatches, s stages and a longest stage of the fraction c of all layers, a step
-takes (1 + (m - 1) c) / m of the computing of one accelerator after the other, and each microbatch reads a stage's
-weights anew. Of an even pipeline's time (s - 1) / (m + s - 1) are bubbles.
+begins when the last has left. With m even microbatches, s stages and a longest stage of the fraction c of all layers, a
+step takes (1 + (m - 1) c) / m of the computing of one accelerator after the other, and each microbatch reads a stage's
+weights anew. Of an even pipeline's time (s - 1) / (m + s - 1) are bubbles. A step is cut into the number of
+microbatches with the least time, at most one a token: a prompt may be cut (Li et al., 2021, TeraPipe), a decode may
+not. Where reading the weights takes the longest, a step is not cut.
 """
 
 from __future__ import annotations
@@ -133,7 +135,7 @@ def roofline_step_times(
         memory_share: Fraction of the peak bandwidth that is reached.
         overhead: Seconds added to every step.
         pipeline: Stages of whole layers.
-        microbatches: Parts of a step that follow each other through the stages; None is one a stage.
+        microbatches: Maximum number of microbatches of a step; None is one a stage.
     """
     spec = sizes.spec
     if any(layer.recurrent is not None for layer in spec.layers):
@@ -156,29 +158,36 @@ def roofline_step_times(
     written, weight = sizes.lasting_bytes, sizes.weight_bytes / spec.num_parameters
     number = written / sum(layer.attention.cache_values_per_token for layer in spec.layers)  # bytes of one in the cache
     per_link = TICKS_PER_SECOND / hardware.link
-    parts = microbatches or pipeline
-    passes = 1 + (parts - 1) * -(-len(spec.layers) // pipeline) / len(spec.layers)  # of all weights, in a step
-    stretch = passes / parts  # of what is done by the token
-    sent = all_reduce_bytes_per_token(spec, gpus) * per_link * stretch
-    sent += (pipeline - 1) / parts * spec.hidden_size * BYTES_PER_VALUE * per_link  # the first part, stage to stage
-    read = (sum(n * a.cache_values_read * cache_copies(a, gpus) for a, n in alike.items()) for alike in kinds.values())
-    computing = LinearCost(
-        step=round(overhead * TICKS_PER_SECOND),
-        prefill_tokens=round(2 * blocks * flop * stretch + sent),
-        decode_tokens=round(2 * blocks * flop * stretch + sent),
-        num_logits=round(2 * head * flop),
-        query_key_pairs=tuple(round(_flops_of(alike) * flop * stretch) for alike in kinds.values()),
-    )
-    reading = LinearCost(
-        step=round(overhead * TICKS_PER_SECOND + blocks * weight * byte * passes),
-        prefill_tokens=round(written * byte * stretch + sent),
-        decode_tokens=round(written * byte * stretch + sent),
-        head=round(head * weight * byte * parts),
-        positions_read=tuple(round(values * number * byte * stretch) for values in read),
-    )
+    all_reduced = all_reduce_bytes_per_token(spec, gpus) * per_link
+    to_next_stage = (pipeline - 1) * spec.hidden_size * BYTES_PER_VALUE * per_link
+    read = [sum(n * a.cache_values_read * cache_copies(a, gpus) for a, n in alike.items()) for alike in kinds.values()]
+    longest_stage = -(-len(spec.layers) // pipeline) / len(spec.layers)  # of all layers
+
+    def costs(count: int) -> tuple[LinearCost, LinearCost]:
+        """Return the costs of computing and of reading, of a step in `count` microbatches."""
+        weight_reads = 1 + (count - 1) * longest_stage  # of all weights, one after the other
+        per_token = weight_reads / count  # the first microbatch in all stages, the others in the longest
+        sent = all_reduced * per_token + to_next_stage / count
+        computing = LinearCost(
+            step=round(overhead * TICKS_PER_SECOND),
+            prefill_tokens=round(2 * blocks * flop * per_token + sent),
+            decode_tokens=round(2 * blocks * flop * per_token + sent),
+            num_logits=round(2 * head * flop),
+            query_key_pairs=tuple(round(_flops_of(alike) * flop * per_token) for alike in kinds.values()),
+        )
+        reading = LinearCost(
+            step=round(overhead * TICKS_PER_SECOND + blocks * weight * byte * weight_reads),
+            prefill_tokens=round(written * byte * per_token + sent),
+            decode_tokens=round(written * byte * per_token + sent),
+            head=round(head * weight * byte * count),
+            positions_read=tuple(round(values * number * byte * per_token) for values in read),
+        )
+        return computing, reading
+
+    most = (microbatches or pipeline) if pipeline > 1 else 1
     name = f"roofline of {gpus} x {hardware.name}"
-    name += f", {pipeline} stages, {parts} microbatches" if pipeline > 1 else ""
-    return StepTimeModel(name, tuple(kinds), (computing, reading))
+    name += f", {pipeline} stages, up to {most} microbatches" if pipeline > 1 else ""
+    return StepTimeModel(name, tuple(kinds), costs(1), tuple(costs(count) for count in range(2, most + 1)))
 
 
 def all_reduce_bytes_per_token(spec: ModelSpec, gpus: int, bytes_per_value: int = BYTES_PER_VALUE) -> float:
@@ -197,8 +206,7 @@ def cache_copies(attention: AnyAttentionSpec, gpus: int) -> float:
 
 def bubble_share(pipeline: int, microbatches: int | None = None) -> float:
     """Return the fraction of an even pipeline's time in which a stage waits."""
-    parts = microbatches or pipeline
-    return (pipeline - 1) / (parts + pipeline - 1)
+    return (pipeline - 1) / ((microbatches or pipeline) + pipeline - 1)
 
 
 def _flops_of(alike: dict[AnyAttentionSpec, int]) -> float:

@@ -111,47 +111,75 @@ class LinearCost:
 
 @dataclass(frozen=True)
 class StepTimeModel:
-    """Step times as the maximum of one or two linear costs, for example computing and reading. `name` states their
-    origin."""
+    """Step times as the maximum of linear costs, for example computing and reading. `name` states their origin.
+
+    A pipeline may cut a step into up to as many microbatches as it has tokens, and takes the number with the least
+    time. `microbatched` has the costs of a step in 2, 3, ... microbatches, `costs` those of a step that is not cut."""
 
     name: str
     kinds: tuple[AttentionReach, ...]
     costs: tuple[LinearCost, ...]
+    microbatched: tuple[tuple[LinearCost, ...], ...] = ()
 
     def __call__(self, work: StepWork) -> int:
-        return max(form(work) for form in self.costs)
+        return min(max(cost(work) for cost in costs) for costs in self._choices(work))
 
     def series(self, work: StepWork, growing_queries: tuple[int, ...], extra_ticks: int = 0) -> StepSeries:
         """Return the times of a series of steps.
 
         The first does `work` and takes `extra_ticks` more; in each next one `growing_queries` of each reach read one
         position more."""
-        lines = [(form(work), form.increment(growing_queries)) for form in self.costs]
-        if len(lines) == 1:
-            return StepSeries(*lines[0], *lines[0], 0, extra_ticks)
-        first, second = sorted(lines, reverse=True)
-        if second[1] <= first[1]:
-            return StepSeries(*first, *first, 0, extra_ticks)
-        return StepSeries(*first, *second, (first[0] - second[0]) // (second[1] - first[1]) + 1, extra_ticks)
+        choices = [
+            [Line(cost(work), cost.increment(growing_queries)) for cost in costs] for costs in self._choices(work)
+        ]
+        return StepSeries(least_of_maxima(choices), extra_ticks)
+
+    def _choices(self, work: StepWork) -> tuple[tuple[LinearCost, ...], ...]:
+        """Return the costs by the number of microbatches that a step of this work may be cut into."""
+        return (self.costs, *self.microbatched[: max(0, work.tokens - 1)])
+
+
+class Line(NamedTuple):
+    """Ticks of the steps of a series: step i takes `first` + `more` i."""
+
+    first: int
+    more: int
+
+    def at(self, step: int) -> int:
+        return self.first + self.more * step
+
+
+def least_of_maxima(choices: Sequence[Sequence[Line]]) -> tuple[tuple[int, Line], ...]:
+    """Return the least, over `choices`, of the maximum of each one's lines: the lines that it follows, each with the
+    step from which on it does."""
+    lines = [line for choice in choices for line in choice]
+    crossings = {0}
+    for number, one in enumerate(lines):
+        for other in lines[:number]:
+            if one.more != other.more:
+                crossings.add((one.first - other.first) // (other.more - one.more) + 1)
+    pieces: list[tuple[int, Line]] = []
+    for step in sorted(crossing for crossing in crossings if crossing >= 0):  # none crosses another from here to next
+        line = min((max(choice, key=lambda line: line.at(step)) for choice in choices), key=lambda line: line.at(step))
+        if not pieces or pieces[-1][1] != line:
+            pieces.append((step, line))
+    return tuple(pieces)
 
 
 @dataclass(frozen=True, slots=True)
 class StepSeries:
-    """Times of a series of steps: step i takes a + b i ticks before step `crossover`, and c + d i from there on."""
+    """Times of a series of steps, which follow the line of each of `pieces` from its step on."""
 
-    a: int
-    b: int
-    c: int
-    d: int
-    crossover: int
+    pieces: tuple[tuple[int, Line], ...]
     extra_ticks: int
 
     def elapsed(self, steps: int) -> int:
         """Return the ticks of the first `steps` steps."""
-        early = min(steps, self.crossover)
-        ticks = self.c * steps + self.d * (steps * (steps - 1) // 2) + (self.extra_ticks if steps else 0)
-        if early:
-            ticks += (self.a - self.c) * early + (self.b - self.d) * (early * (early - 1) // 2)
+        ticks, end = self.extra_ticks if steps else 0, steps
+        for begin, (first, more) in reversed(self.pieces):
+            if begin < end:
+                ticks += (end - begin) * first + more * ((end - begin) * (begin + end - 1) // 2)
+                end = begin
         return ticks
 
     def last_step(self, steps: int) -> int:
