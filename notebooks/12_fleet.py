@@ -12,11 +12,7 @@ import signal
 import time
 
 import workbench
-from workbench import Request, SamplingParameters, widgets
-from workbench.cluster.pools import PrefillDecodePools
-from workbench.measure.simulated import fleet_for
-from workbench.measure.simulation import simulation_experiment
-from workbench.memory.report import report_for
+from workbench import PrefillDecodePools, Request, SamplingParameters, widgets
 
 config = workbench.EngineConfig.build("demo", backend="eager", prefix="radix", page_size=16, pages=512)
 cluster = workbench.Cluster(config, replicas=2)
@@ -130,7 +126,7 @@ pools.close()
 # the cache. Prediction and fact:
 
 # %%
-size = report_for("demo")["cache_bytes_per_token"]
+size = 2 * sum(layer.attention.cache_values_per_token for layer in cluster.model.spec.layers)  # of bfloat16
 handed = {event.request_id: event for event in apart.history if event.kind == "handed_over"}
 for request in requests:
     pages = -(-len(request.prompt_ids) // 16)
@@ -160,8 +156,10 @@ slow
 recorder = workbench.Recorder()
 executor = {"kind": "simulated", "hardware": "h100", "instances": 2, "decode": {"instances": 1}}
 traffic = {"kind": "traffic", "lengths": {"kind": "azure"}, "arrivals": {"kind": "poisson", "rate": 30}, "requests": 60}
-question = simulation_experiment("shape:llama-3.1-8b", executor, traffic, {"ttft": 1, "tpot": 0.05})
-fleet_for(question, recorder.record).run()
+schedule = {"max_num_seqs": 256, "max_num_batched_tokens": 2048}
+settings = {"schedule": schedule, "executor": executor, "workload": traffic, "question": "Where are the pages?"}
+question = workbench.Experiment.model_validate({"model": {"name": "shape:llama-3.1-8b"}, **settings})
+workbench.fleet_for(question, recorder.record).run()
 handed = [event for event in recorder.events if event.kind == "handed_over"]
 longest = max(handed, key=lambda event: event.seconds)
 simulated = widgets.FleetView(recorder)

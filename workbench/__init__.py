@@ -20,6 +20,7 @@ if _typing.TYPE_CHECKING:
     from workbench.agents import demo_tools
     from workbench.agents.agent import Agent, agent
     from workbench.cluster.cluster import Cluster
+    from workbench.cluster.pools import PrefillDecodePools
     from workbench.custom import register
     from workbench.engine.beam_search import beam_search
     from workbench.engine.config import EngineConfig
@@ -32,6 +33,7 @@ if _typing.TYPE_CHECKING:
     from workbench.inspect.mask_picture import draw_mask
     from workbench.measure.quality.teacher_forcing import ForcedText, ReferenceLogits, measure_divergence
     from workbench.measure.run import run
+    from workbench.measure.simulated import fleet_for
     from workbench.memory.capacity import break_even_context
     from workbench.memory.measured import compare_memory
     from workbench.model.cost import StepCostModel
@@ -53,11 +55,11 @@ if _typing.TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Agent", "Causal", "Cluster", "Conversation", "EngineConfig", "Experiment", "ForcedText", "Gateway", "History",
-    "Record", "Recorder", "ReferenceLogits", "Request", "Runner", "SamplingParameters", "SlidingWindow",
-    "StepCostModel", "WorkbenchError", "__version__", "agent", "beam_search", "break_even_context", "compare",
-    "compare_memory", "demo_tools", "draw_mask", "entropy_bits", "load", "measure_divergence", "named_shape",
-    "open_runs", "register", "reproduce", "run", "run_sweep", "runner_for", "serve", "summarize", "testing",
-    "trace_filters", "trace_grammar", "widgets",
+    "PrefillDecodePools", "Record", "Recorder", "ReferenceLogits", "Request", "Runner", "SamplingParameters",
+    "SlidingWindow", "StepCostModel", "WorkbenchError", "__version__", "agent", "beam_search", "break_even_context",
+    "compare", "compare_memory", "demo_tools", "draw_mask", "entropy_bits", "fleet_for", "load", "measure_divergence",
+    "named_shape", "open_runs", "register", "reproduce", "run", "run_sweep", "runner_for", "serve", "summarize",
+    "testing", "trace_filters", "trace_grammar", "widgets",
 ]  # fmt: skip
 
 _HOMES = {
@@ -75,6 +77,7 @@ _HOMES = {
     "EngineConfig": "workbench.engine.config",
     "entropy_bits": "workbench.sampling.filter_trace",
     "Experiment": "workbench.experiment.experiment",
+    "fleet_for": "workbench.measure.simulated",
     "ForcedText": "workbench.measure.quality.teacher_forcing",
     "Gateway": "workbench.gateway.gate",
     "History": "workbench.sampling.filters",
@@ -82,6 +85,7 @@ _HOMES = {
     "measure_divergence": "workbench.measure.quality.teacher_forcing",
     "named_shape": "workbench.model.shapes",
     "open_runs": "workbench.runs.runs",
+    "PrefillDecodePools": "workbench.cluster.pools",
     "Record": "workbench.runs.record",
     "Recorder": "workbench.trace.recorder",
     "ReferenceLogits": "workbench.measure.quality.teacher_forcing",

@@ -183,6 +183,8 @@ def fleet_for(
 ) -> Fleet:
     """Build the fleet of an experiment with its traffic.
 
+        fleet = workbench.fleet_for(experiment, recorder.record).run()
+
     Args:
         experiment: An experiment with a simulated executor.
         on_event: Receives every event; None records none.

@@ -153,13 +153,13 @@ def least_of_maxima(choices: Sequence[Sequence[Line]]) -> tuple[tuple[int, Line]
     """Return the least, over `choices`, of the maximum of each one's lines: the lines that it follows, each with the
     step from which on it does."""
     lines = [line for choice in choices for line in choice]
-    crossings = {0}
+    meetings = {0}
     for number, one in enumerate(lines):
         for other in lines[:number]:
             if one.more != other.more:
-                crossings.add((one.first - other.first) // (other.more - one.more) + 1)
+                meetings.add((one.first - other.first) // (other.more - one.more) + 1)
     pieces: list[tuple[int, Line]] = []
-    for step in sorted(crossing for crossing in crossings if crossing >= 0):  # none crosses another from here to next
+    for step in sorted(each for each in meetings if each >= 0):  # none crosses another from here to next
         line = min((max(choice, key=lambda line: line.at(step)) for choice in choices), key=lambda line: line.at(step))
         if not pieces or pieces[-1][1] != line:
             pieces.append((step, line))
