@@ -206,7 +206,10 @@ class RayLauncher:
                             raise
         except Exception as error:
             where = address or "this machine"
-            raise WorkbenchError(f"address: no Ray cluster can be used at {where} ({_first_line(error)})") from error
+            hint = "; see whether it wants RAY_AUTH_MODE=token" * (address is not None)
+            raise WorkbenchError(
+                f"address: no Ray cluster can be used at {where} ({_first_line(error)}){hint}"
+            ) from error
         finally:
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, before)
