@@ -11,6 +11,7 @@ from experiments import (
     chunked_prefill,
     determinism,
     disaggregation,
+    fleet_prediction,
     prefix_reuse,
     queue_tail,
     routing,
@@ -69,13 +70,19 @@ def _pools(gap: float, served: int = 2) -> EvidenceNumbers:
     return rows
 
 
-def _engines_apart(gap: float, kept: float) -> EvidenceNumbers:
-    """Return rows of two engines: whole prompts make the longest gap `gap` times that of two pools, which have `kept`
-    of all requests within the SLO, and one pool 0.9."""
-    names = {apart.WHOLE: (gap, 0.9), apart.CHUNKS: (1.0, 0.9), apart.SHARED: (1.0, kept)}
-    return [
-        {"variant": name, apart.GAP: 0.1 * times, "slo_attainment": share} for name, (times, share) in names.items()
-    ]
+def _engines_apart(gap: float, kept: float, chunks: float = 1.0) -> EvidenceNumbers:
+    """Return rows of two engines: whole prompts make the longest gap `gap` times that of two pools, and chunks `chunks`
+    times; two pools have `kept` of all requests within the SLO, and one pool 0.9."""
+    names = {apart.WHOLE: (gap, 0.9), apart.CHUNKS: (chunks, 0.9), apart.SHARED: (1.0, kept)}
+    figures = {name: {apart.GAP: 0.1 * times, "slo_attainment": share} for name, (times, share) in names.items()}
+    return [{"variant": name, **row, "prediction": row} for name, row in figures.items()]
+
+
+def _predicted(*times: float) -> EvidenceNumbers:
+    """Return rows of two fleets whose predicted figures are so many times the measured ones."""
+    measured = dict.fromkeys(fleet_prediction.JUDGED, 0.1)
+    return [{"variant": name, **measured, "prediction": {key: 0.1 * each for key in measured}}
+            for name, each in zip(("two replicas", "two pools"), times, strict=True)]  # fmt: skip
 
 
 def _tails(*tails: float) -> EvidenceNumbers:
@@ -175,6 +182,31 @@ CLAIMS = (
             ClaimTrial(
                 RunEvidence("apart", ("measure.rounds=1",)), apart.interference,
                 _goes(_engines_apart(9, 1.0), _engines_apart(9, 0.8), _engines_apart(1, 1.0)),
+            ),
+        ),
+    ),
+    Claim(
+        id="pools-pay-here",
+        says="Separate pools pay on this machine: decodes wait less, and as many requests are within the SLO",
+        sources=(ClaimSource("this project", "half the longest gap, goodput no lower"),),
+        trials=(
+            ClaimTrial(
+                RunEvidence("apart", ("measure.rounds=1",)),
+                apart.pays,
+                {"holds": _engines_apart(9, 1.0, 3.0), "refuted": _engines_apart(9, 0.8, 3.0)},
+                impossible={"holds-with-limits": "they pay, or they do not"},
+            ),
+        ),
+    ),
+    Claim(
+        id="simulated-fleets",
+        says="A simulator that was fitted to engines of a machine predicts fleets of them",
+        sources=(ClaimSource("this project", "TTFT and TPOT, p50 and p90, within 20% of the measured"),),
+        trials=(
+            ClaimTrial(
+                RunEvidence("fleet_prediction", ("measure.rounds=1",)),
+                JudgeRule(fleet_prediction.judge, "simulated-fleets"),
+                _goes(_predicted(1.0, 1.1), _predicted(1.1, 1.3), _predicted(1.3, 1.4)),
             ),
         ),
     ),

@@ -171,7 +171,8 @@ CHANGES = """
 stop-conditions batch-amortises ttft-vs-throughput continuous-vs-static batch-no-stream stream-perceived queue-p99
 chunked-prefill pd-disaggregation prefix-routing kv-evict-bounded kv-heavy-hitters kv-sinks kv-snapkv kv-llama70b
 spec-decode greedy-not-deterministic exact-cache semantic-cache thinking-tokens router-savings prefill-flat
-decode-bandwidth-bound kv-linear-step lost-in-the-middle prefix-cache-latency prefix-cache-throughput
+decode-bandwidth-bound kv-linear-step lost-in-the-middle prefix-cache-latency prefix-cache-throughput pools-pay-here
+simulated-fleets
 """
 CHANGED = CHANGES.split()
 
