@@ -40,7 +40,7 @@ LEAVE_SECONDS = 120.0  # for processes to end after a kill
 SHM = Path("/dev/shm")
 REQUESTS, TOKENS = 6, 24
 LAST_TOKEN = 60  # at which a kill comes
-SETTINGS: dict[str, Any] = {"backend": "eager", "page_size": 16, "pages": 40}
+SETTINGS: dict[str, Any] = {"backend": "mlir", "page_size": 64, "pages": 16}  # which keeps bits in any batch
 
 
 def main(

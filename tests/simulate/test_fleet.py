@@ -161,7 +161,8 @@ def _machine() -> Any:
 
 @given(scenes())
 def test_every_placement_is_reported_with_its_reason(scene: dict[str, Any]) -> None:
-    """In a fleet of several instances each request has one `Routed` for each instance that it was sent to."""
+    """In a fleet of several instances each request has one `Routed` for each instance that it came to, and one more for
+    each retry at most: a transfer may be lost on its way."""
     heard: list[Event] = []
     run = fleet(scene, listener=FleetEventAdapter(heard.append)).run()
     sent: dict[str, list[int]] = defaultdict(list)
@@ -172,4 +173,7 @@ def test_every_placement_is_reported_with_its_reason(scene: dict[str, Any]) -> N
     if len(run.instances) == 1:
         assert not sent
     else:
-        assert {job.name: job.instances for job in run.jobs if job.instances} == sent
+        for job in (each for each in run.jobs if each.instances):  # the others were refused where they came
+            placed = iter(sent[job.name])
+            assert all(instance in placed for instance in job.instances)  # in this order
+            assert len(sent[job.name]) <= len(job.instances) + job.retries
