@@ -70,7 +70,7 @@ def test_texts_and_pages_survive_any_deaths(data: st.DataObject) -> None:
     chosen = {"cache": cache, "page_size": 8, "max_num_batched_tokens": draw(st.sampled_from([5, 16]))}
     chosen |= {"pages": draw(st.sampled_from([9, 20])), "max_num_seqs": 4, "backend": "eager"}
     loaded = LoadedModel(model_of(spec), None, None)
-    asked = drawn_requests(draw, f"{draw(st.integers(0, 99))}-")
+    asked = drawn_requests(data, f"{draw(st.integers(0, 99))}-")
     alone = finals(runner_of(loaded.transformer, **chosen), asked)
     counts = draw(st.integers(1, 2)), draw(st.integers(0, 2))
     names = [f"{'prefill' if number < counts[0] else 'decode'} {number}" for number in range(sum(counts))]
