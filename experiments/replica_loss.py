@@ -45,8 +45,8 @@ from workbench.runs.folder import write_dated_record
 
 SETTINGS = ("batch_invariant=true", "gateway.accounting.memory_calls=1000")
 PROMPTS = ("def fib(n):", "class Stack:\n    def push(self", "import os\nimport sys\n\n\ndef main", "for each in")
-MAX_TOKENS = 160
-TOKENS_BEFORE_THE_KILL = 12  # events of every answer
+MAX_TOKENS = 400
+TOKENS_BEFORE_THE_KILL = 4  # events of every answer
 PROMPT_KINDS = ("input", "cache_read", "cache_write_5m", "cache_write_1h")  # of the gateway's account
 SHARE_OF_FRONTS = 0.3  # of random kills
 
