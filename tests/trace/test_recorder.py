@@ -63,7 +63,7 @@ def test_a_step_row_is_the_whole_step():
     recorder.record(step)
     [row] = recorder.steps()
     assert row["time"] == 2.0
-    assert row == {k: v for k, v in asdict(step).items() if k not in ("request_id", "text", "sample", "replica")}
+    assert row == {k: v for k, v in asdict(step).items() if k not in ("request_id", "text", "sample")}
 
 
 def test_a_time_that_has_no_short_form_stays_as_it_is():

@@ -73,7 +73,7 @@ class Recorder:
                 yield number, event
 
     def steps(self) -> list[dict]:
-        """Return one row per step: all fields of `Stepped` but the replica; `time` is the step's end."""
+        """Return one row per step: all fields of `Stepped`, its replica among them; `time` is the step's end."""
         steps = [event for event in self.events if isinstance(event, Stepped)]
         return [{name: getattr(step, name) for name in STEP_FIELDS} for step in steps]
 
