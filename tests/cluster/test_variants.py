@@ -151,7 +151,7 @@ def test_a_deploy_that_fails_leaves_the_fleet_as_it_was(cluster: Cluster, launch
     ):
         with pytest.raises(WorkbenchError, match=words):
             bad()
-    assert cluster.front.variants is shares and sorted(cluster._variants) == ["", "b"]
+    assert cluster.front.variants is shares and sorted(cluster._deployments.variants) == ["", "b"]
 
 
 def test_scaling_down_keeps_what_serves_before_what_starts(cluster: Cluster, launcher: Threads) -> None:
