@@ -50,8 +50,8 @@ def launcher() -> Threads:
 @pytest.fixture
 def cluster(launcher: Threads) -> Iterator[Cluster]:
     with Cluster(CONFIG, 2, launcher=launcher, report=discard) as made:
-        known = ByFront(made._variants)
-        known.cluster, made._variants = made, known
+        known = ByFront(made._deployments.variants)
+        known.cluster, made._deployments.variants = made, known
         yield made
 
 
