@@ -170,12 +170,13 @@ class Cluster(Displayable):
 
     def listen(self, listener: Callable[[Event], None]) -> Callable[[], None]:
         """Call `listener` with every event of the fleet, in the front's thread; return a function that ends it."""
-        self.front.listeners.append(listener)
-        return lambda: self.front.listeners.remove(listener) if listener in self.front.listeners else None
+        listeners = self.front.submissions.listeners
+        listeners.append(listener)
+        return lambda: listeners.remove(listener) if listener in listeners else None
 
     def after_delivery(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback` when the events of a message are with their sinks; return a function that ends it."""
-        callbacks = self.front.after_delivery
+        callbacks = self.front.submissions.after_delivery
         callbacks.append(callback)
         return lambda: callbacks.remove(callback) if callback in callbacks else None
 

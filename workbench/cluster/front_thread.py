@@ -79,7 +79,7 @@ class FrontThread:
     def _work(self) -> None:
         while True:
             with self._bell:
-                coming = self.front.next_arrival()
+                coming = self.front.submissions.next_arrival()
                 seconds = None if coming is None else max(0.0, coming - self.front.clock())
                 self._bell.wait_for(lambda: self._jobs, seconds)
                 jobs, self._jobs = self._jobs, deque()
