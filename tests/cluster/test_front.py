@@ -12,7 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tests.cluster.fleet import COUNTING, MENU, SteppedReplica, uninterrupted
 from tests.thorough import tries
-from workbench.cluster.front import FleetLimits, Front, Submission
+from workbench.cluster.front import FleetLimits, Front
+from workbench.cluster.submissions import Submission
 from workbench.engine.resume import why_not_resumable
 from workbench.request import Request
 from workbench.simulate.routers import router_from
@@ -52,7 +53,7 @@ class Fleet(RuleBasedStateMachine):
     def begin(self, router: str, replicas: int, room: int) -> None:
         limits = FleetLimits(page_size=4, replica_samples=room, losses=LOSSES)
         self.front = Front(router_from(router), limits, lambda: self.now, self._gone)
-        self.front.listeners.append(self.heard.append)
+        self.front.submissions.listeners.append(self.heard.append)
         for _ in range(replicas):
             self.add()
 
@@ -119,7 +120,7 @@ class Fleet(RuleBasedStateMachine):
         assert account.output_tokens == sum(len(end.token_ids) for end in ends)
         assert account.prompt_tokens == sum(end.prompt_tokens for end in ends)
         assert account.computed_tokens == sum(end.computed_tokens for end in ends)
-        live = sum(len(each.unfinished) for each, _ in self.front._owner.values())
+        live = sum(len(each.unfinished) for one in self.front.submissions for each in one.live.values())
         assert account.submitted == len(ends) + live
 
     def teardown(self) -> None:
@@ -142,7 +143,7 @@ class Fleet(RuleBasedStateMachine):
                 self.front.take_report(replica.number, replica.turn())
             assert replica.runner.scheduler.pages_in_use == 0
         assert self.front.num_requests == self.front.num_waiting == self.front.pages.used == 0
-        assert not self.front._taken and not any(view.names for view in self.front.replicas.values())
+        assert not self.front.submissions._taken and not any(view.names for view in self.front.replicas.values())
         for name, (place, sink, _) in self.submitted.items():
             check_request(name, place, sink, name in self.cancelled)
         own = [each for each in self.heard if each.request_id]

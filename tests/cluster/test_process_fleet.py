@@ -9,7 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from workbench.cluster.cluster import Cluster, StartedReplica
+from workbench.cluster.cluster import Cluster
+from workbench.cluster.launcher import StartedReplica
 from workbench.cluster.process_fleet import ReplicaFleet
 from workbench.cluster.ray_replicas import RayReplica, ReadyReplica
 from workbench.cluster.replica import PageCounts

@@ -8,26 +8,24 @@ from __future__ import annotations
 import atexit
 import hashlib
 import itertools
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, wait
-from contextlib import suppress
-from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from workbench.cluster.accounts import FleetAccount, compare_variants
+from workbench.cluster.deployments import Deployments
 from workbench.cluster.fleet_model import FleetModel
 from workbench.cluster.front import FleetLimits, Front
-from workbench.cluster.replica import PageCounts, Replica, Report
+from workbench.cluster.front_thread import FrontThread
+from workbench.cluster.launcher import CLOSED, Launcher, LauncherThreads, StartedReplica
+from workbench.cluster.replica import PageCounts
 from workbench.cluster.variants import DeployedVariant
 from workbench.display import Displayable, Table
 from workbench.engine import inputs as intake
 from workbench.engine.config import EngineConfig
 from workbench.engine.request_handle import RequestHandle
 from workbench.engine.runner_thread import EventSink
-from workbench.errors import WorkbenchError, describe_error
+from workbench.errors import WorkbenchError
 from workbench.kv_cache.settings import RadixPrefixCache
 from workbench.progress import report_if_slow, to_stderr
 from workbench.prompt.assemble import Prompt
@@ -40,44 +38,8 @@ from workbench.stop_button import register_stoppable
 from workbench.trace.events import Event
 
 Result = TypeVar("Result")
-MAX_FAILED_STARTS = 3  # one after another, of replicas that are to take the place of lost ones
 ROUTERS = {"prefix": "prefix_aware", "session": "session_sticky"}  # short names
 SEQUENCES_PER_PLACE = 2  # a replica has so many of its running sequences, so that none of its places stays empty
-CLOSE_SECONDS = 10.0
-CLOSED = "the cluster was closed"
-ALIVE_SECONDS = 1.0  # between two looks whether the front's thread goes on
-
-
-class StartedReplica(Replica, Protocol):
-    """A replica that can serve, in a process or a thread of its own."""
-
-    @property
-    def ready(self) -> Any: ...
-
-    @property
-    def busy_seconds(self) -> float: ...
-
-    def listen(self, on_report: Callable[[Report], None], on_lost: Callable[[str], None]) -> None:
-        """Hear its reports until it is stopped or lost; for a thread of its own."""
-        ...
-
-    def call(self, function: Callable[[Any], Any]) -> Any: ...
-
-
-class Launcher(Protocol):
-    """A launcher of replicas: Ray (`ray_replicas.RayLauncher`)."""
-
-    def start(self, number: int, config: EngineConfig) -> StartedReplica:
-        """Start a replica and wait until it can serve (WorkbenchError where it cannot)."""
-        ...
-
-    def cancel_starts(self) -> None:
-        """Let starts that are under way end soon, where they can be cancelled; no other will come."""
-        ...
-
-    def close(self) -> None:
-        """End everything. Nothing starts, and no replica is asked, while or after it is called."""
-        ...
 
 
 class Cluster(Displayable):
@@ -124,43 +86,41 @@ class Cluster(Displayable):
         """
         if replicas < 1:
             raise WorkbenchError(f"replicas: {replicas}; give at least 1")
-        self.config = (config or EngineConfig()).engine
+        settings = (config or EngineConfig()).engine
+        first = DeployedVariant("", settings, FleetModel.of(settings), replicas)
         self.is_from_config = True
-        self.model = FleetModel.of(self.config)
         self.clock = time.perf_counter
-        cache = self.config.cache
-        page_size = cache.page_size if isinstance(cache.prefix, RadixPrefixCache) else None
-        places = SEQUENCES_PER_PLACE * self.config.schedule.max_num_seqs
+        page_size = settings.cache.page_size if isinstance(settings.cache.prefix, RadixPrefixCache) else None
         kind = ROUTERS.get(router, router) if isinstance(router, str) else router
-        limits = limits or FleetLimits(page_size, places)
-        self.front = Front(router_from(kind), limits, self.clock, self._on_gone)
+        limits = limits or FleetLimits(page_size, SEQUENCES_PER_PLACE * settings.schedule.max_num_seqs)
+        self.front = Front(router_from(kind), limits, self.clock, lambda number: self._deployments.on_gone(number))
         if launcher is None:
             from workbench.cluster.ray_replicas import RayLauncher
 
             launcher = RayLauncher(address, cpus, gpus, replicas, step_seconds)
-        self._launcher, self._report = launcher, report
-        self._numbers, self._request_ids = itertools.count(1), (f"request-{n}" for n in itertools.count())
-        first = DeployedVariant("", self.config, self.model, replicas)
-        self._variants = {"": first}
-        self._starting: dict[int, DeployedVariant] = {}  # of replicas that start, by number
-        self._replicas: dict[int, StartedReplica] = {}
-        self._bell = threading.Condition()
-        self._jobs: deque[Callable[[], object]] = deque()
-        self._is_closed = False
-        self._users = 0  # threads that start, hear or ask replicas
-        self._unused = threading.Condition()
-        self._thread = threading.Thread(target=self._work, name="cluster's front", daemon=True)
-        self._thread.start()
+        self._threads = LauncherThreads(launcher)
+        self._thread = FrontThread(self.front)
+        self._deployments = Deployments(first, self._thread, self._threads, report)
+        self._request_ids = (f"request-{n}" for n in itertools.count())
         atexit.register(self.close)
         register_stoppable(self)
         try:
-            with report_if_slow(f"starting {replicas} replicas of {self.config.model.name}", report):
-                self._start_all(first, self._ask(lambda: self._reserve(first, replicas)))
+            with report_if_slow(f"starting {replicas} replicas of {settings.model.name}", report):
+                self._deployments.start_first()
         except BaseException:
             self.close()
             raise
 
     # What a runner's thread offers.
+
+    @property
+    def config(self) -> EngineConfig:
+        """Return the settings of the variant that serves, of the first where several do."""
+        return self._deployments.current.config
+
+    @property
+    def model(self) -> FleetModel:
+        return self._deployments.current.model
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -200,44 +160,42 @@ class Cluster(Displayable):
         begin = self.tokenizer.bos_token_ids if self.tokenizer is not None else ()
         made = [intake.truncate_prompt(each, context, overflow, begin) for each in requests]  # as a runner does
         submissions: list[Any] = []
-        if not self._try_put(lambda: submissions.append(self.front.submit(sink, made, is_single))):
+        if not self._thread.put(lambda: submissions.append(self.front.submit(sink, made, is_single))):
             raise WorkbenchError(CLOSED)
 
         def cancel() -> None:
-            self._put(lambda: [self.front.cancel(each) for each in submissions])
+            self._thread.put(lambda: [self.front.cancel(each) for each in submissions])
 
         return cancel
 
     def listen(self, listener: Callable[[Event], None]) -> Callable[[], None]:
         """Call `listener` with every event of the fleet, in the front's thread; return a function that ends it."""
-        self.front.listeners.append(listener)
-        return lambda: self.front.listeners.remove(listener) if listener in self.front.listeners else None
+        listeners = self.front.submissions.listeners
+        listeners.append(listener)
+        return lambda: listeners.remove(listener) if listener in listeners else None
 
     def after_delivery(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback` when the events of a message are with their sinks; return a function that ends it."""
-        callbacks = self.front.after_delivery
+        callbacks = self.front.submissions.after_delivery
         callbacks.append(callback)
         return lambda: callbacks.remove(callback) if callback in callbacks else None
 
     def busy_seconds(self) -> float:
         """Return the seconds that the present step has lasted, of the replica where it is shortest."""
-        return min((each.busy_seconds for each in tuple(self._replicas.values())), default=0.0)
+        return min((each.busy_seconds for each in self.replicas.values()), default=0.0)
 
     def call(self, function: Callable[[Any], Result], replica: int | None = None) -> Result:
         """Return `function(runner)`, run in a replica between two of its steps; the first replica unless given."""
-        known = dict(self._replicas)
+        known = self.replicas
         number = next(iter(known), None) if replica is None else replica
         if number not in known:
             raise WorkbenchError(f"replica {number}: not there now; there are {', '.join(map(str, known)) or 'none'}")
-        self._use_launcher()
-        try:
+        with self._threads.using():
             return known[number].call(function)
-        finally:
-            self._release_launcher()
 
     def stop(self) -> None:
         """Cancel all requests soon."""
-        self._put(lambda: [self.front.cancel(each) for each in self.front.submissions])
+        self._thread.put(lambda: [self.front.cancel(each) for each in self.front.submissions])
 
     # The fleet.
 
@@ -257,7 +215,7 @@ class Cluster(Displayable):
         return "" if variant is None else self._fingerprint(variant)
 
     def _fingerprint(self, variant: str) -> str:
-        known = self._variants.get(variant)
+        known = self._deployments.variants.get(variant)
         return "" if known is None else known.fingerprint
 
     @property
@@ -268,7 +226,7 @@ class Cluster(Displayable):
     @property
     def cache_tokens(self) -> int:
         """Return how many tokens the cache of the smallest replica has room for; 0 while none serves."""
-        return min((each.ready.cache_tokens for each in tuple(self._replicas.values())), default=0)
+        return min((each.ready.cache_tokens for each in self.replicas.values()), default=0)
 
     @property
     def accounts(self) -> dict[str, FleetAccount]:
@@ -282,16 +240,16 @@ class Cluster(Displayable):
     @property
     def replicas(self) -> dict[int, StartedReplica]:
         """Return the replicas that serve now, by number."""
-        return dict(self._replicas)
+        return dict(self._deployments.replicas)
 
     def num_replicas(self, variant: str = "") -> int:
         """Return the replicas that serve a variant now."""
-        return sum(each.variant == variant and not each.is_leaving for each in tuple(self.front.replicas.values()))
+        return self._deployments.num_replicas(variant)
 
     @property
     def starting(self) -> dict[int, str]:
         """Return the variants of the replicas that start now, by number."""
-        return {number: known.name for number, known in dict(self._starting).items()}
+        return {number: known.name for number, known in dict(self._deployments.starting).items()}
 
     def num_requests(self) -> tuple[int, int]:
         """Return the requests that replicas have, and those that wait at the front."""
@@ -306,19 +264,7 @@ class Cluster(Displayable):
             variant: the name of a variant that was deployed.
             hand_over: requests of a replica that leaves go on elsewhere at once; otherwise they end there.
         """
-        self._start_all(*self._ask(lambda: self._resize(variant, replicas, hand_over)))
-
-    def _resize(self, variant: str, replicas: int, hand_over: bool) -> tuple[DeployedVariant, list[int]]:
-        """Change how many replicas are wanted; return the variant and the numbers of those that are to start."""
-        if variant not in self._variants:
-            raise WorkbenchError(f"variant {variant!r}: not deployed; there are {sorted(self._variants)}")
-        shares = self.front.variants
-        if replicas < (1 if shares.shares.get(variant) or variant in shares.keys.values() else 0):
-            raise WorkbenchError(f"replicas: {replicas}; a variant that gets requests needs at least 1")
-        known = self._variants[variant]
-        known.wanted = replicas
-        self._trim(known, hand_over)
-        return known, self._reserve(known, replicas - self._num_staying(known))
+        self._deployments.scale(variant, replicas, hand_over)
 
     def deploy(
         self, config: EngineConfig, share: float, replicas: int = 1, name: str = "b", keys: Sequence[str] = ()
@@ -344,66 +290,16 @@ class Cluster(Displayable):
             raise WorkbenchError(f"replicas: {replicas}; a variant that gets requests needs at least 1")
         made = DeployedVariant(name, config.engine, FleetModel.of(config.engine), replicas)
         self.model.check_encodes_for(made.model)
-        numbers = self._ask(lambda: self._enter(made))
-        try:
-            self._start_all(made, numbers)
-            self._ask(lambda: self._share(made, share, keys))
-        except BaseException:
-            with suppress(WorkbenchError):  # the cluster was closed, which is the error
-                self._ask(lambda: self._withdraw(made))
-            raise
-
-    def _enter(self, made: DeployedVariant) -> list[int]:
-        if (name := made.name) in self._variants:
-            raise WorkbenchError(f"name: variant {name!r} is deployed; give another name (share=1 replaces the others)")
-        self._variants[name] = made
-        return self._reserve(made, made.wanted)
-
-    def _share(self, made: DeployedVariant, share: float, keys: Sequence[str]) -> None:
-        if not self._is_deployed(made):
-            raise WorkbenchError(f"variant {made.name!r}: its replicas ended before it served; none can be started")
-        self.front.accounts.setdefault(made.name, FleetAccount(made.name))
-        self.front.variants = self.front.variants.with_variant(made.name, share, keys)
-        for known in list(self._variants.values()):
-            if share == 1 and known is not made:
-                self._withdraw(known, hand_over=False)
-        self._follow()
-
-    def _is_deployed(self, known: DeployedVariant) -> bool:
-        return self._variants.get(known.name) is known
-
-    def _withdraw(self, known: DeployedVariant, hand_over: bool = True) -> None:
-        """Let the replicas of a variant leave, also those that start now."""
-        if self._is_deployed(known):
-            known.wanted = 0
-            self._trim(known, hand_over)
-            del self._variants[known.name]
-
-    def _follow(self) -> None:
-        """Take over template, context and settings where one variant alone serves, maybe another than before."""
-        names = [*self.front.variants.shares]
-        if len(names) == 1 and names[0] in self._variants:
-            self.config, self.model = self._variants[names[0]].config, self._variants[names[0]].model
+        self._deployments.deploy(made, share, keys)
 
     def close(self) -> None:
         """End all requests and replicas, and the Ray cluster that was started here. Does nothing the second time.
 
         Waits for starts that are under way: Ray exits the process where a thread uses it while it shuts down.
         """
-        with self._bell:
-            if self._is_closed:
-                return
-            self._is_closed = True
-            self._jobs.append(lambda: self.front.end_all(CLOSED))
-            self._bell.notify()
-        if threading.current_thread() is not self._thread:
-            self._thread.join(CLOSE_SECONDS)
-        self._launcher.cancel_starts()
-        for each in tuple(self._replicas.values()):
-            each.stop()
-        with self._unused:
-            self._unused.wait_for(lambda: not self._users)
-        self._launcher.close()
+        if not self._thread.close():
+            return
+        self._threads.close(lambda: [each.stop() for each in self.replicas.values()])
         atexit.unregister(self.close)
 
     def __enter__(self) -> Cluster:
@@ -412,196 +308,12 @@ class Cluster(Displayable):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # Replicas come and go; all below but what starts one runs in the front's thread.
-
-    def _reserve(self, known: DeployedVariant, count: int) -> list[int]:
-        """Return the numbers of replicas that are to start now."""
-        numbers = [next(self._numbers) for _ in range(count)]
-        self._starting.update(dict.fromkeys(numbers, known))
-        return numbers
-
-    def _start_all(self, known: DeployedVariant, numbers: Sequence[int]) -> None:
-        """Start replicas together, and wait until they can serve (WorkbenchError of the first that cannot)."""
-        errors: list[BaseException] = []
-
-        def start(number: int) -> None:
-            try:
-                self._start(number, known)
-            except BaseException as error:
-                errors.append(error)
-
-        threads = [self._begin(f"start of replica {number}", partial(start, number)) for number in numbers]
-        for each in threads:
-            each.join()
-        if errors:
-            raise errors[0]
-
-    def _start(self, number: int, known: DeployedVariant) -> None:
-        """Start a replica and take it in; for any thread but the front's."""
-        try:
-            made = self._launcher.start(number, known.config)
-        except BaseException:
-            self._put(lambda: self._starting.pop(number, None))
-            raise
-        try:
-            is_wanted = self._ask(lambda: self._take_in(made, known))
-        except BaseException:  # the cluster was closed meanwhile
-            made.stop()
-            raise
-        if not is_wanted:
-            made.stop()
-            return
-        listen = partial(
-            made.listen,
-            lambda report: self._put(lambda: self.front.take_report(number, report)),
-            lambda reason: self._put(lambda: self._lose(number, reason)),
-        )
-        self._begin(f"reports of replica {number}", listen)
-
-    def _begin(self, name: str, work: Callable[[], None]) -> threading.Thread:
-        """Begin work with the launcher or a replica in a thread of its own (WorkbenchError after `close`)."""
-        self._use_launcher()
-
-        def run() -> None:
-            try:
-                work()
-            finally:
-                self._release_launcher()
-
-        made = threading.Thread(target=run, name=name, daemon=True)
-        made.start()
-        return made
-
-    def _use_launcher(self) -> None:
-        """Put off the launcher's end until `_release_launcher` (WorkbenchError after `close`)."""
-        with self._unused:
-            if self._is_closed:
-                raise WorkbenchError(CLOSED)
-            self._users += 1
-
-    def _release_launcher(self) -> None:
-        with self._unused:
-            self._users -= 1
-            self._unused.notify_all()
-
-    def _take_in(self, made: StartedReplica, known: DeployedVariant) -> bool:
-        """Let a replica serve; return False where it is no longer wanted: scaled down or withdrawn meanwhile."""
-        self._starting.pop(made.number, None)
-        if not self._is_deployed(known) or self.num_replicas(known.name) >= known.wanted:
-            return False
-        known.failed_starts, known.fingerprint = 0, made.ready.fingerprint
-        self._replicas[made.number] = made
-        self._report(f"replica {made.number}: process {made.ready.process_id}")
-        self.front.add_replica(made, known.name, made.ready.pages)
-        return True
-
-    def _lose(self, number: int, reason: str) -> None:
-        self._report(f"{reason} ({self.front.num_on(number)} requests go on elsewhere)")
-        self.front.lose_replica(number, reason)
-
-    def _on_gone(self, number: int) -> None:
-        """Start another replica in the place of one that was lost."""
-        self._replicas.pop(number, None)
-        for known in self._variants.values():
-            self._replace_missing(known)
-
-    def _num_staying(self, known: DeployedVariant) -> int:
-        return self.num_replicas(known.name) + sum(each is known for each in self._starting.values())
-
-    def _replace_missing(self, known: DeployedVariant) -> None:
-        for number in self._reserve(known, known.wanted - self._num_staying(known)):
-            with suppress(WorkbenchError):  # closed meanwhile
-                self._begin(f"start of replica {number}", partial(self._replace, number, known))
-
-    def _replace(self, number: int, known: DeployedVariant) -> None:
-        """Start a replica in the place of a lost one; for a thread of its own."""
-        try:
-            self._start(number, known)
-        except BaseException as error:
-            why = describe_error(error) if isinstance(error, Exception) else type(error).__name__
-            self._put(lambda: self._on_failed_start(known, why))
-
-    def _on_failed_start(self, known: DeployedVariant, why: str) -> None:
-        if not self._is_deployed(known):
-            return
-        known.failed_starts += 1
-        if known.failed_starts < MAX_FAILED_STARTS:
-            self._replace_missing(known)
-        elif not self._num_staying(known):
-            error = f"variant {known.name}: " * bool(known.name) + f"no replica can be started: {why}"
-            self._report(error)
-            self.front.give_up(known.name, error)
-            if known.name not in self.front.variants.shares:
-                self._withdraw(known)
-            self._follow()
-
-    def _trim(self, known: DeployedVariant, hand_over: bool) -> None:
-        """Let the replicas leave that are too many of those that serve, the youngest first.
-
-        One that starts and is then too many is stopped when it could serve: it may never come to that."""
-        mine = [each for each in self.front.replicas.values() if each.variant == known.name and not each.is_leaving]
-        for view in sorted(mine, key=lambda each: -each.number)[: max(0, len(mine) - known.wanted)]:
-            self.front.retire_replica(view.number, hand_over)
-
-    # The front's thread.
-
     def is_current_thread(self) -> bool:
-        return threading.current_thread() is self._thread
-
-    def _put(self, job: Callable[[], object]) -> None:
-        """Run `job` in the front's thread, soon; not at all once the cluster is closed."""
-        self._try_put(job)
-
-    def _try_put(self, job: Callable[[], object]) -> bool:
-        """Run `job` in the front's thread, soon; return False where it will not be run, since the cluster is closed."""
-        if self.is_current_thread():
-            job()
-            return True
-        with self._bell:
-            if self._is_closed:
-                return False
-            self._jobs.append(job)
-            self._bell.notify()
-        return True
-
-    def _ask(self, function: Callable[[], Result]) -> Result:
-        """Return `function()`, run in the front's thread."""
-        if self.is_current_thread():
-            return function()
-        answer: Future[Result] = Future()
-
-        def run() -> None:
-            try:
-                answer.set_result(function())
-            except BaseException as error:
-                answer.set_exception(error)
-
-        if not self._try_put(run):
-            raise WorkbenchError(CLOSED)
-        while not answer.done():
-            if self._is_closed or not self._thread.is_alive():
-                raise WorkbenchError(CLOSED)
-            wait((answer,), ALIVE_SECONDS)
-        return answer.result()
-
-    def _work(self) -> None:
-        while True:
-            with self._bell:
-                coming = self.front.next_arrival()
-                seconds = None if coming is None else max(0.0, coming - self.clock())
-                self._bell.wait_for(lambda: self._jobs, seconds)
-                jobs, self._jobs = self._jobs, deque()
-                ends = self._is_closed
-            for job in (*jobs, self.front.arrive):
-                try:
-                    job()
-                except Exception as error:  # a fault of the front's own: nothing that it has can go on
-                    self.front.end_all(f"the front failed: {describe_error(error)}")
-            if ends:
-                return
+        """Return whether this is the front's thread, in which sinks and listeners are called."""
+        return self._thread.is_current
 
     def __repr__(self) -> str:
-        return f"<Cluster {self.config.model.name}, {len(self._replicas)} replicas>"
+        return f"<Cluster {self.config.model.name}, {len(self._deployments.replicas)} replicas>"
 
     def _display_table(self) -> Table:
         rows: list[list[object]] = []

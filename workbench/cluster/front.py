@@ -10,15 +10,15 @@ does not depend on where it is computed, and every sample ends exactly once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from workbench.cluster.accounts import FleetAccount
 from workbench.cluster.fleet_request import FleetRequest, SampleState
 from workbench.cluster.prefixes import PrefixGuess
 from workbench.cluster.replica import PageCounts, Replica, Report
 from workbench.cluster.replica_view import ReplicaView, as_job, prompt_of
+from workbench.cluster.submissions import Submission, Submissions
 from workbench.cluster.variants import VariantShares
-from workbench.engine import inputs as intake
 from workbench.engine.request_events import submitted_event
 from workbench.engine.resume import why_not_resumable
 from workbench.engine.runner_thread import EventSink
@@ -44,25 +44,13 @@ class FleetLimits:
     losses: int = 3
 
 
-@dataclass(eq=False)
-class Submission:
-    """Requests that were submitted together: one sink has their events."""
-
-    sink: EventSink
-    pending: list[FleetRequest]  # still to arrive, latest first
-    is_single: bool
-    live: dict[str, FleetRequest] = field(default_factory=dict)
-    outbox: list[Event] = field(default_factory=list)
-    error: str = ""
-    is_done: bool = False
-
-
 class Front:
     """The front of a fleet.
 
     Attributes:
         accounts: what each variant did.
         variants: how requests are divided among variants.
+        submissions: what was submitted and has not ended; its listeners hear every event.
     """
 
     def __init__(
@@ -77,14 +65,9 @@ class Front:
         self.replicas: dict[int, ReplicaView] = {}
         self.variants = VariantShares()
         self.accounts: dict[str, FleetAccount] = {"": FleetAccount()}
-        self.listeners: list[Callable[[Event], None]] = []
-        self.after_delivery: list[Callable[[], None]] = []
+        self.submissions = Submissions()
         self.num_lost = 0  # replicas
-        self._submissions: list[Submission] = []
-        self._owner: dict[str, tuple[FleetRequest, Submission]] = {}  # by the id of a request in the fleet
-        self._taken: set[str] = set()  # ids of all samples in the fleet
         self._waiting: list[FleetRequest] = []  # in order of arrival
-        self._submitted = 0
 
     @property
     def num_waiting(self) -> int:
@@ -94,7 +77,7 @@ class Front:
     @property
     def num_requests(self) -> int:
         """Return the number of requests in the fleet that have arrived and not ended."""
-        return len(self._owner)
+        return self.submissions.num_live
 
     @property
     def pages(self) -> PageCounts:
@@ -116,7 +99,7 @@ class Front:
         self.replicas[handle.number] = ReplicaView(handle, variant, guess, pages=pages)
         self.variants = self.variants.with_available(variant)
         self._place_waiting()
-        self._deliver()
+        self.submissions.deliver()
 
     def lose_replica(self, number: int, reason: str) -> None:
         """Carry over what a replica had, which ended by itself; an unknown one is ignored."""
@@ -129,7 +112,7 @@ class Front:
             self._take_back(view, each, reason)
         self._on_gone(number)
         self._place_waiting()
-        self._deliver()
+        self.submissions.deliver()
 
     def retire_replica(self, number: int, hand_over: bool = True) -> None:
         """Let a replica leave: it gets nothing new, and is stopped when it is empty.
@@ -149,7 +132,7 @@ class Front:
                     self._take_back(view, each, f"replica {number} leaves")
         self._stop_if_empty(view)
         self._place_waiting()
-        self._deliver()
+        self.submissions.deliver()
 
     def take_report(self, number: int, report: Report) -> None:
         """Take a message of a replica; one that is unknown, lost or gone is not heard any more."""
@@ -161,7 +144,7 @@ class Front:
         for event in report.events:
             if not event.request_id:
                 event = replace(event, replica=event.replica or number)  # pools name their engines
-                self._emit(event)
+                self.submissions.emit(event)
                 whole_step.append(event)
                 continue
             known = view.names.get(event.request_id)
@@ -172,13 +155,10 @@ class Front:
                 view.handle.stop()
                 return self.lose_replica(number, f"the engine of replica {number} gave up its requests")
             self._take(view, *known, event)
-        mine = {id(self._owner[name][1]) for name in view.requests if name in self._owner}
-        for each in self._submissions:
-            if each.outbox or id(each) in mine:
-                each.outbox += whole_step
+        self.submissions.add_steps(whole_step, view.requests)
         self._stop_if_empty(view)
         self._place_waiting()
-        self._deliver()
+        self.submissions.deliver()
 
     def give_up(self, variant: str, why: str) -> None:
         """Give up a variant of which no replica will come: its requests go to the other variants, by their shares.
@@ -189,12 +169,12 @@ class Front:
         if variant in self.variants.unavailable:
             for each in [each for each in self._waiting if each.variant == variant]:
                 self._waiting.remove(each)
-                submission = self._owner[each.name][1]
+                submission = self.submissions.of(each.name)
                 self._end_samples(each, FinishReason.ERROR, why)
                 if not submission.live and not submission.pending:
                     submission.error = submission.error or why
         self._place_waiting()
-        self._deliver()
+        self.submissions.deliver()
 
     def _stop_if_empty(self, view: ReplicaView) -> None:
         if view.is_leaving and not view.requests and self.replicas.pop(view.number, None) is not None:
@@ -208,31 +188,17 @@ class Front:
 
         `is_single`: the sink is given the error of a request that is refused.
         """
-        now, made = self.clock(), []
-        for request in sorted(requests, key=intake.arrival):
-            made.append(FleetRequest(request, self._submitted, now + intake.arrival(request)))
-            self._submitted += 1
-        submission = Submission(sink, made[::-1], is_single)
-        self._submissions.append(submission)
+        submission = self.submissions.add(sink, requests, is_single, self.clock())
         self.arrive()
         return submission
 
     def arrive(self) -> None:
         """Let the requests arrive that are due now."""
-        for submission in list(self._submissions):
+        for submission in self.submissions:
             while submission.pending and submission.pending[-1].arrival <= self.clock():
                 self._arrive(submission, submission.pending.pop())
         self._place_waiting()
-        self._deliver()
-
-    @property
-    def submissions(self) -> list[Submission]:
-        """Return what was submitted and has not ended."""
-        return list(self._submissions)
-
-    def next_arrival(self) -> float | None:
-        """Return the time of the next arrival that is known; None without one."""
-        return min((each.pending[-1].arrival for each in self._submissions if each.pending), default=None)
+        self.submissions.deliver()
 
     def cancel(self, submission: Submission) -> None:
         """Cancel what has not ended of a submission: it ends once its replicas say so, or are lost."""
@@ -245,13 +211,13 @@ class Front:
                 self._cancel_on(self.replicas[each.replica], each)
             else:
                 self._waiting.remove(each)
-                self._emit_own(each, None, Cancelled(self.clock(), each.name))
+                self.submissions.emit_of(each, None, Cancelled(self.clock(), each.name))
                 self._end_samples(each, FinishReason.CANCELLED, "")
-        self._deliver()
+        self.submissions.deliver()
 
     def end_all(self, error: str) -> None:
         """End every request now with an error, whatever its replica does: the fleet itself ends."""
-        for submission in self._submissions:
+        for submission in self.submissions:
             submission.pending.clear()
             submission.error = error
             for each in list(submission.live.values()):
@@ -260,12 +226,11 @@ class Front:
                     self._lose(each, error)
                 self._end_samples(each, FinishReason.ERROR, error)
         self._waiting.clear()
-        self._deliver()
+        self.submissions.deliver()
 
     def _arrive(self, submission: Submission, each: FleetRequest) -> None:
-        names = each.all_names
         refused, by = "", ""
-        if names & self._taken:
+        if self.submissions.is_taken(each):
             refused = f"request id {each.name!r} is already taken; ids must differ"
         elif len(self._waiting) >= self.limits.waiting:
             by = "overloaded"
@@ -276,21 +241,19 @@ class Front:
             now = self.clock()
             end = Finished(now, each.name, reason=str(FinishReason.REFUSED), error=refused, ended_by=by)
             for event in (submitted_event(each.request, now, each.arrival), end):
-                self._emit(event)
+                self.submissions.emit(event)
                 submission.outbox.append(event)
             submission.error = submission.error or refused * submission.is_single
             return
         each.variant = self.variants.of(each.request)
         self.accounts[each.variant].submitted += len(each.samples)
-        self._owner[each.name] = each, submission
-        self._taken |= names
-        submission.live[each.name] = each
+        self.submissions.enter(submission, each)
         self._wait(each)
         event = submitted_event(each.request, self.clock(), each.arrival)
         events = [replace(event, sample=sample.number) for sample in each.samples]
         submission.outbox += events  # all before a listener can cancel
         for event in events:
-            self._emit(event)
+            self.submissions.emit(event)
 
     def _wait(self, each: FleetRequest) -> None:
         place = sum(other.order < each.order for other in self._waiting)
@@ -349,18 +312,18 @@ class Front:
             self.accounts[each.variant].moves += 1
         for sample in each.unfinished:
             if each.moved_from:
-                self._emit_own(each, sample, Moved(
+                self.submissions.emit_of(each, sample, Moved(
                     now, name, replica=number, source=each.moved_from, reason=each.move_reason,
                     generated_tokens=len(sample.token_ids),
                 ))  # fmt: skip
-            self._emit_own(each, sample, Routed(now, name, replica=number, reason=reason, options=options))
+            self.submissions.emit_of(each, sample, Routed(now, name, replica=number, reason=reason, options=options))
 
     def _take_back(self, view: ReplicaView, each: FleetRequest, reason: str) -> None:
         """Take a request from a replica that is lost or leaves: it waits for another, unless it is to end."""
         self._take_off(view, each)
         self._lose(each, reason)
         if each.is_cancelling:
-            self._emit_own(each, None, Cancelled(self.clock(), each.name))
+            self.submissions.emit_of(each, None, Cancelled(self.clock(), each.name))
             self._end_samples(each, FinishReason.CANCELLED, "")
         elif each.losses > self.limits.losses:
             words = f"{each.losses} replicas ended while they served it, the last one: {reason}"
@@ -399,7 +362,7 @@ class Front:
             return
         if new.kind == "submitted":
             new = replace(new, arrival=each.arrival)  # type: ignore[call-arg] (a Submitted)
-        self._emit_own(each, sample, replace(new, replica=new.replica or view.number))
+        self.submissions.emit_of(each, sample, replace(new, replica=new.replica or view.number))
         if isinstance(new, Finished):
             self._ended(each, sample, new)
             view.prefixes.enter((*prompt_of(each.request), *new.token_ids), each.request.cache_salt)
@@ -416,43 +379,16 @@ class Front:
         )  # fmt: skip
         new = sample.take(end)
         assert isinstance(new, Finished)
-        self._emit_own(each, sample, new)
+        self.submissions.emit_of(each, sample, new)
         self._ended(each, sample, new)
 
     def _ended(self, each: FleetRequest, sample: SampleState, end: Finished) -> None:
         self.accounts[each.variant].add(end, each.arrival, sample.first_token, sample.last_token)
-        _, submission = self._owner[each.name]
+        submission = self.submissions.of(each.name)
         if end.reason == FinishReason.REFUSED and submission.is_single:
             submission.error = submission.error or end.error
         if each.unfinished:
             return
         if each.replica in self.replicas:
             self._take_off(self.replicas[each.replica], each)
-        del self._owner[each.name], submission.live[each.name]
-        self._taken -= each.all_names
-
-    def _emit_own(self, each: FleetRequest, sample: SampleState | None, event: Event) -> None:
-        event = replace(event, request_id=each.name, sample=0 if sample is None else sample.number)
-        self._owner[each.name][1].outbox.append(event)
-        self._emit(event)
-
-    def _emit(self, event: Event) -> None:
-        for listener in tuple(self.listeners):
-            listener(event)
-
-    def _deliver(self) -> None:
-        """Give the sinks what came for them, and then call back once for all."""
-        is_news = False
-        for each in list(self._submissions):
-            done = not each.live and not each.pending
-            if not each.outbox and not done:
-                continue
-            is_news = True
-            events, each.outbox = each.outbox, []
-            if done:
-                self._submissions.remove(each)
-                each.is_done = True
-            each.sink.emit(events, done, each.error)
-        if is_news:
-            for callback in tuple(self.after_delivery):
-                callback()
+        self.submissions.leave(each)

@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
-from workbench.cluster.cluster import Cluster, StartedReplica
+from workbench.cluster.cluster import Cluster
+from workbench.cluster.launcher import StartedReplica
 from workbench.cluster.pools import PrefillDecodePools
 from workbench.engine.config import EngineConfig
 from workbench.errors import WorkbenchError

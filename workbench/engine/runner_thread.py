@@ -5,9 +5,11 @@ any thread: submit, call ---> jobs ---> owner's thread: submit due requests, ste
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
@@ -19,7 +21,7 @@ from typing import Protocol, TypeVar
 from workbench.engine import inputs as intake
 from workbench.engine.request_handle import RequestHandle
 from workbench.engine.runner import Runner
-from workbench.errors import describe_error
+from workbench.errors import WorkbenchError, describe_error
 from workbench.request import FinishReason, Request
 from workbench.stop_button import register_stoppable
 from workbench.trace.events import Event, Finished
@@ -27,6 +29,8 @@ from workbench.trace.events import Event, Finished
 Result = TypeVar("Result")
 # A thread that ends takes its pool of OpenMP threads along: the next would begin beside them, and make its own.
 LINGER_SECONDS = 1.0
+CLOSE_SECONDS = 10.0  # for a step under way when Python ends
+CLOSED = "the runner's thread was closed, since Python ends"
 
 HandOut = Callable[[], object]  # what a job leaves to be done once it uses the runner no more: its reader may use it
 
@@ -103,6 +107,7 @@ class RunnerThread:
         self._bell = threading.Condition()  # guards the two below
         self._jobs: deque[Callable[[], HandOut | None]] = deque()
         self._thread: threading.Thread | None = None
+        self._is_closed = False  # Python ends
         self._uses_runner = False  # while the thread is in a job or a step
         self._turn_began: float | None = None  # while jobs or a step are under way
         self._serving: list[_ServedRequests] = []  # of the owner's thread alone
@@ -111,6 +116,7 @@ class RunnerThread:
         self._after_delivery: list[Callable[[], None]] = []
         runner.set_listener(self._on_event)
         runner.set_owner(self)
+        _OPEN.add(self)
 
     @classmethod
     def attach(cls, runner: Runner) -> RunnerThread:
@@ -156,8 +162,13 @@ class RunnerThread:
         `is_single`: the sink is given the error of a request that is refused.
         """
         serving = _ServedRequests(sink, deque(sorted(requests, key=intake.arrival)), is_single)
-        self._put(lambda: self._begin(serving))
-        return lambda: self._put(lambda: self._end(serving))
+        if not self._put(lambda: self._begin(serving)):
+            raise WorkbenchError(CLOSED)
+
+        def cancel() -> None:
+            self._put(lambda: self._end(serving))
+
+        return cancel
 
     def stream(self, requests: intake.RequestInput, **sampling: object) -> Iterator[Event]:
         return iter(self.submit(requests, **sampling))
@@ -169,7 +180,8 @@ class RunnerThread:
     def submit_call(self, function: Callable[[Runner], Result]) -> Future[Result]:
         """Return the future of `function(runner)`, run between two of its steps unless it is cancelled before."""
         answer: Future[Result] = Future()
-        self._put(lambda: self._resolve(answer, function))
+        if not self._put(lambda: self._resolve(answer, function)):
+            raise WorkbenchError(CLOSED)
         return answer
 
     def run_soon(self, function: Callable[[], object]) -> None:
@@ -182,12 +194,19 @@ class RunnerThread:
 
     def stop(self) -> None:
         """Cancel all requests soon."""
+        self._put(self._end_all)
 
-        def job() -> HandOut:
-            ended = [self._end(serving) for serving in list(self._serving)]
-            return lambda: [hand_out() for hand_out in ended if hand_out is not None]
+    def close(self) -> None:
+        """Cancel all requests and end the thread; for the end of Python, which must not find it in a step.
 
-        self._put(job)
+        A thread that Python ends within C++ code ends the process by `std::terminate`, and none can be begun then."""
+        with self._bell:
+            thread, self._is_closed = self._thread, True
+            if thread is None or not thread.is_alive() or thread is threading.current_thread():
+                return
+            self._jobs.append(self._end_all)
+            self._bell.notify()
+        thread.join(CLOSE_SECONDS)
 
     def listen(self, listener: Callable[[Event], None]) -> Callable[[], None]:
         """Call `listener` with every event of the runner; return a function that ends it.
@@ -205,17 +224,21 @@ class RunnerThread:
         self._after_delivery.append(callback)
         return lambda: self._after_delivery.remove(callback) if callback in self._after_delivery else None
 
-    def _put(self, job: Callable[[], HandOut | None]) -> None:
+    def _put(self, job: Callable[[], HandOut | None]) -> bool:
+        """Run `job` in the owner's thread; return False where it will not be run, since Python ends."""
         if self.is_current_thread():  # within a job or a step, which goes on with the runner
             if (hand_out := job()) is not None:
                 hand_out()
-            return
+            return True
         with self._bell:
+            if self._is_closed:
+                return False
             self._jobs.append(job)
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._work, name="runner's owner", daemon=True)
                 self._thread.start()
             self._bell.notify()
+        return True
 
     def _on_event(self, event: Event) -> None:
         for listener in tuple(self._listeners):
@@ -247,7 +270,7 @@ class RunnerThread:
                 hand_out()
         self._serve()
         self._notify_delivered()
-        return True
+        return not self._is_closed
 
     def _notify_delivered(self) -> None:
         for callback in tuple(self._after_delivery):
@@ -318,6 +341,10 @@ class RunnerThread:
             if hand_out is not None:
                 hand_out()
 
+    def _end_all(self) -> HandOut:
+        ended = [self._end(serving) for serving in list(self._serving)]
+        return lambda: [hand_out() for hand_out in ended if hand_out is not None]
+
     def _end(self, each: _ServedRequests, error: str = "") -> HandOut | None:
         """Cancel `each` and return what hands out its end; None where it has ended."""
         if each not in self._serving:
@@ -327,6 +354,15 @@ class RunnerThread:
             self.runner.cancel(name)
         self._serving.remove(each)
         return partial(each.handle.emit, [*each.output_queue], True, error)
+
+
+_OPEN: weakref.WeakSet[RunnerThread] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_threads() -> None:
+    for each in tuple(_OPEN):
+        each.close()
 
 
 def between_steps(runner: Runner, function: Callable[[Runner], Result]) -> Result:
