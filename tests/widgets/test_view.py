@@ -85,8 +85,12 @@ class Clock:
 
     def Timer(self, delay: float, ring: Callable[[], None]) -> SimpleNamespace:  # noqa: N802
         timer = SimpleNamespace(at=self.now + delay, ring=ring, daemon=False)
-        timer.start, timer.cancel = lambda: self.timers.append(timer), lambda: self.timers.remove(timer)
+        timer.start, timer.cancel = lambda: self.timers.append(timer), lambda: self.cancel(timer)
         return timer
+
+    def cancel(self, timer: SimpleNamespace) -> None:
+        if timer in self.timers:  # one that has rung may be cancelled
+            self.timers.remove(timer)
 
     def pass_by(self, seconds: float) -> None:
         until = self.now + seconds
@@ -118,6 +122,23 @@ def test_a_throttle_is_no_faster_than_it_says(pauses: list[int], long: int) -> N
     assert len(at) >= bool(pauses) and not clock.timers
     between = [later - earlier for earlier, later in pairwise(at)]
     assert all(each >= 1.0 + long / 8 for each in (between[:-1] if marked else between))
+
+
+def test_a_later_mark_replaces_the_one_before_it_and_ends_with_the_throttle(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, at = Clock(), []
+    monkeypatch.setattr(throttle_module, "time", clock)
+    monkeypatch.setattr(throttle_module, "threading", clock)
+    throttle = Throttle(lambda: at.append(clock.now))
+    throttle.mark_later(1.0)
+    clock.pass_by(0.5)
+    throttle.mark_later(1.0)
+    clock.pass_by(2.0)
+    assert at == [1.5]
+    throttle.mark_later(1.0)
+    throttle.stop()
+    throttle.mark_later(1.0)
+    clock.pass_by(2.0)
+    assert at == [1.5] and not clock.timers
 
 
 def test_a_throttle_never_draws_twice_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

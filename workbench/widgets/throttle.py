@@ -29,6 +29,7 @@ class Throttle:
         self._draw, self._seconds = draw, seconds
         self._state, self._drawing = threading.Lock(), threading.RLock()
         self._timer: threading.Timer | None = None
+        self._later: threading.Timer | None = None
         self._next, self._stopped = 0.0, False
         _ALL.add(self)
 
@@ -39,6 +40,17 @@ class Throttle:
             self._timer = threading.Timer(max(0.0, self._next - time.monotonic()), self._on_timer)
             self._timer.daemon = True
             self._timer.start()
+
+    def mark_later(self, seconds: float) -> None:
+        """Mark after `seconds`, in place of an earlier call that has not come to it."""
+        with self._state:
+            if self._later is not None:
+                self._later.cancel()
+                self._later = None
+            if not self._stopped:
+                self._later = threading.Timer(seconds, self.mark)
+                self._later.daemon = True
+                self._later.start()
 
     def flush(self) -> None:
         """Draw what is marked last, here and now."""
@@ -60,9 +72,10 @@ class Throttle:
     def stop(self) -> None:
         with self._state:
             self._stopped = True
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
+            for timer in (self._timer, self._later):
+                if timer is not None:
+                    timer.cancel()
+            self._timer = self._later = None
 
     def _on_timer(self) -> None:
         with self._state:

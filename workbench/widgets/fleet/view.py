@@ -6,7 +6,6 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from threading import Timer
 from typing import Any
 
 import ipywidgets
@@ -39,7 +38,6 @@ class FleetView(PictureWidget):
     moment = traitlets.Float(0.0)
 
     _leave: Callable[[], None] | None = None
-    _timer: Timer | None = None
     _was_busy = _closed = False
 
     def __init__(self, source: Any):
@@ -78,7 +76,7 @@ class FleetView(PictureWidget):
             self.keep()
         self._was_busy = is_busy
         if is_busy or any(each.state not in HOLDING for each in self.state.replicas):
-            self._redraw_later()
+            self.throttle.mark_later(CLOCK_SECONDS)  # a replica starts without an event
 
     def keep(self) -> None:
         if not self._closed:
@@ -99,8 +97,6 @@ class FleetView(PictureWidget):
         self._closed = True
         if self._leave is not None:
             self._leave()
-        if self._timer is not None:
-            self._timer.cancel()
         super().close()
 
     def _hear(self, event: Event) -> None:
@@ -119,15 +115,6 @@ class FleetView(PictureWidget):
             members, in_flight = None, ()
         with self._lock:
             return self._book.state(members, in_flight)
-
-    def _redraw_later(self) -> None:
-        """Look again: a replica starts without an event."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = Timer(CLOCK_SECONDS, self.throttle.mark)
-        self._timer.daemon = True
-        if not self._closed:
-            self._timer.start()
 
     def _pick(self, key: str) -> None:
         if key.startswith("@"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from threading import Timer
 from typing import Any
 
 import ipywidgets
@@ -34,7 +33,6 @@ class ServerView(PictureWidget):
     chosen = traitlets.Unicode("")
 
     _leave: Callable[[], None] | None = None
-    _timer: Timer | None = None
     _was_busy = _closed = False
 
     def __init__(self, source: Any):
@@ -64,7 +62,7 @@ class ServerView(PictureWidget):
         self._was_busy = is_busy
         rates = self.snapshot.rates[-RATE_SECONDS:]
         if is_busy or any(rate.output_tokens or rate.prompt_tokens for rate in rates):
-            self._redraw_later()
+            self.throttle.mark_later(CLOCK_SECONDS)  # rates fall and bars grow though nothing is reported
 
     def keep(self) -> None:
         self.snapshot = self._source.read()
@@ -83,18 +81,7 @@ class ServerView(PictureWidget):
         self._closed = True
         if self._leave is not None:
             self._leave()
-        if self._timer is not None:
-            self._timer.cancel()
         super().close()
-
-    def _redraw_later(self) -> None:
-        """Draw again when time has passed: rates fall and bars grow though nothing is reported."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = Timer(CLOCK_SECONDS, self.throttle.mark)
-        self._timer.daemon = True
-        if not self._closed:
-            self._timer.start()
 
     def _pick(self, key: str) -> None:
         if key.startswith("@"):
