@@ -176,3 +176,51 @@ def test_listeners_snapshots_and_views_name_samples_as_streams_do(loaded) -> Non
         until(lambda: ends_of(streamed) == samples("r", 2))
     assert [each for each in heard if each.request_id] == streamed
     assert {each.sample for each in streamed if isinstance(each, HandedOver)} == {0, 1}
+
+
+def fail(event: Event) -> None:
+    raise ZeroDivisionError("planted")
+
+
+def test_a_listener_that_raises_is_dropped_and_everything_goes_on(loaded) -> None:
+    """At an event or at the end of all requests; one that raises again there kept the engines and hung the stream."""
+    start, heard, lines = StartThreads(lambda config: loaded), list[Event](), list[str]()
+    with pools_of(start, listener=fail, report=lines.append) as pools:
+        pools.listen(heard.append)
+        events = list(pools.stream(request("r", 9, 4)))
+        assert ends_of(events) == samples("r", 1) and not pools.error
+        assert [each for each in heard if each.request_id] == events
+        assert len(lines) == 1 and "a listener of the pools failed" in lines[0] and "planted" in lines[0]
+        pools.submit(request("s", 9, 4), fail)
+        until(lambda: ends_of(heard)["s", 0])
+        assert len(lines) == 2 and lines[1].startswith("request s: its receiver failed")
+        start.living["decode 1"].mortal.hang()
+        pools.submit(request("t", 9, 4), fail)
+        pools.listen(fail)
+    assert ends_of(heard)["t", 0] == 1
+    assert all(slot.process is None for slot in pools.slots)
+    assert not any(each._thread.is_alive() for each in start.living.values())
+
+
+def test_an_error_while_requests_end_still_ends_every_engine(monkeypatch, loaded) -> None:
+    start = StartThreads(lambda config: loaded)
+    with pools_of(start) as pools:
+        monkeypatch.setattr(pools._requests, "end_all", lambda *_: 1 // 0)
+    assert not any(each._thread.is_alive() for each in start.living.values())
+
+
+def test_a_listener_may_ask_the_pools_and_close_them(loaded) -> None:
+    """In the coordinator's own thread, which waited for itself."""
+    start, found = StartThreads(lambda config: loaded), list[Any]()
+    pools = pools_of(start)
+
+    def ask(event: Event) -> None:
+        if not found:
+            found.extend([pools.snapshot(), pools.pages_lent(), pools.call(lambda: 7)])
+            pools.close()
+
+    pools.listen(ask)
+    [end] = [each for each in pools.stream(request("r", 9, 40)) if isinstance(each, Finished)]
+    pools.close()
+    assert found[0].engines and found[2] == 7 and end.reason == "cancelled"
+    assert not pools._thread.is_alive() and not any(each._thread.is_alive() for each in start.living.values())

@@ -31,6 +31,7 @@ from workbench.cluster.replica import PageCounts
 from workbench.engine import inputs as intake
 from workbench.engine.config import EngineConfig
 from workbench.errors import WorkbenchError, describe_error
+from workbench.progress import to_stderr
 from workbench.request import FinishReason, Request
 from workbench.trace.events import Event, Finished
 
@@ -97,7 +98,8 @@ class PrefillDecodePools:
         threads: of each engine; an equal share of this machine's cores unless given.
         max_restarts: processes that may be started in place of dead ones, by place.
         step_seconds: that a step may last; then its process is ended as one that died. None: any time.
-        listener: receives every event of every request and every step, of all engines.
+        listener: receives every event of every request and every step, of all engines. One that raises gets no more.
+        report: receives lines about listeners and receivers of requests that raised.
     """
 
     def __init__(
@@ -113,6 +115,7 @@ class PrefillDecodePools:
         max_restarts: int = 3,
         step_seconds: float | None = 600.0,
         listener: Emit | None = None,
+        report: Callable[[str], None] = to_stderr,
     ):
         if num_prefill < 1 or num_decode < 0:
             raise WorkbenchError(f"a pool needs an engine at least, not {num_prefill} for prefill, {num_decode}")
@@ -128,7 +131,8 @@ class PrefillDecodePools:
             configs, transfer, start, max_restarts, threads, step_seconds, self._put, self._receive, self._died
         )
         self._listeners = [listener] if listener is not None else []
-        self._requests = PoolRequests(self._slots, self.counts, self._heard)
+        self._report = report
+        self._requests = PoolRequests(self._slots, self.counts, self._heard, self._tell)
         self._jobs: deque[Callable[[], object]] = deque()
         self._lock, self._takes_jobs = threading.Lock(), True
         self._bell = threading.Event()
@@ -208,14 +212,17 @@ class PrefillDecodePools:
             os.kill(process.pid, 9)
 
     def close(self) -> None:
-        """End all processes and wait for that; requests in progress end as cancelled."""
+        """End all processes and wait for that; requests in progress end as cancelled. A listener does not wait."""
         with contextlib.suppress(WorkbenchError):  # it has ended by itself
             self._put(self._stop)
-        self._thread.join()
-        self._slots.close()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
 
     def call(self, function: Callable[[], Result]) -> Result:
-        """Return `function()`, run in the coordinator's thread between two messages; its errors are raised here."""
+        """Return `function()`, run in the coordinator's thread: between two messages, or at once where a listener
+        calls it. Its errors are raised here."""
+        if threading.current_thread() is self._thread:
+            return function()
         found: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
 
         def run() -> None:
@@ -269,13 +276,23 @@ class PrefillDecodePools:
                     self._died(slot, error)
         except Exception as error:
             self._error = describe_error(error)
-            self._stop()
         finally:
-            self._is_ready.set()
-            with self._lock:
-                self._takes_jobs = False
-            self._closed = True
-            self._carry_out()  # of callers that did not know yet
+            try:
+                self._stop()
+            finally:
+                self._is_ready.set()
+                with self._lock:
+                    self._takes_jobs = False
+                self._finish()
+
+    def _finish(self) -> None:
+        """Carry out the jobs of callers that did not know yet, whatever one of them raises, and close the memory."""
+        while self._jobs:
+            try:
+                self._carry_out()
+            except Exception as error:
+                self._error = self._error or describe_error(error)
+        self._slots.close()
 
     def _carry_out(self) -> None:
         while True:
@@ -321,7 +338,16 @@ class PrefillDecodePools:
 
     def _heard(self, event: Event) -> None:
         for listener in tuple(self._listeners):
-            listener(event)
+            try:
+                listener(event)
+            except Exception as error:  # the listener's fault: requests and other listeners go on
+                if listener in self._listeners:
+                    self._listeners.remove(listener)
+                self._tell(f"a listener of the pools failed and gets no more events: {describe_error(error)}")
+
+    def _tell(self, line: str) -> None:
+        with contextlib.suppress(Exception):  # a closed stderr, say
+            self._report(line)
 
     def _check_ready(self) -> None:
         if all(each.state in ("ready", "gone") for each in self.slots):
@@ -334,8 +360,10 @@ class PrefillDecodePools:
         if self._closed:
             return
         self._closed = True
-        self._requests.end_all(FinishReason.ERROR if self._error else FinishReason.CANCELLED, self._error)
-        self._slots.stop()
+        try:
+            self._requests.end_all(FinishReason.ERROR if self._error else FinishReason.CANCELLED, self._error)
+        finally:
+            self._slots.stop()
 
     def _snapshot(self) -> PoolsSnapshot:
         now, ledger = time.perf_counter(), self._slots.ledger

@@ -18,6 +18,7 @@ from workbench.cluster.apart.pool_slots import PoolSlots, Slot
 from workbench.cluster.replica_view import prompt_of
 from workbench.engine.handover import why_not_apart
 from workbench.engine.inputs import sample_id
+from workbench.errors import describe_error
 from workbench.kv_cache.lending import TransferKey
 from workbench.kv_cache.pages import NULL_PAGE
 from workbench.request import FinishReason, Request
@@ -82,11 +83,12 @@ class PoolRequests:
     Args:
         slots: the places of the pools.
         counts: of what happened: handed over, computed again, transfers that failed.
-        listener: receives every event that any request's own emitter does, and those of steps.
+        listener: receives every event that any request's own emitter does, and those of steps; it must not raise.
+        tell: receives a line about each emitter that raised, which gets no more events.
     """
 
-    def __init__(self, slots: PoolSlots, counts: Counter[str], listener: Emit | None):
-        self.slots, self.counts, self.listener = slots, counts, listener
+    def __init__(self, slots: PoolSlots, counts: Counter[str], listener: Emit | None, tell: Callable[[str], None]):
+        self.slots, self.counts, self.listener, self.tell = slots, counts, listener, tell
         self.transfers: dict[TransferKey, Transfer] = {}
         self._served: dict[str, PoolRequest] = {}
         self._taken: set[str] = set()  # ids of all samples
@@ -364,7 +366,12 @@ class PoolRequests:
             event = replace(event, request_id=served.public[0], sample=served.public[1])
         if self.listener is not None:
             self.listener(event)
-        served.emit(event)
+        try:
+            served.emit(event)
+        except Exception as error:  # the receiver's fault: this request and the others go on
+            served.emit = lambda event: None
+            name = event.request_id
+            self.tell(f"request {name}: its receiver failed and gets no more events: {describe_error(error)}")
 
 
 def _merged(served: PoolRequest, end: Finished, page_size: int) -> Finished:

@@ -227,22 +227,27 @@ class PoolSlots:
         return lost
 
     def stop(self) -> None:
-        """End all processes."""
-        for slot in self.slots:
-            self._kill(slot)
+        """End all processes, the others too where the end of one raises."""
+        with contextlib.ExitStack() as ends:
+            for slot in self.slots:
+                ends.callback(self._kill, slot)
 
     def _kill(self, slot: Slot) -> None:
-        if slot.process is not None and slot.link is not None:
-            slot.link.close()
-            slot.process.kill()
+        process, link = slot.process, slot.link
         slot.process = slot.link = slot.silent = None
+        if process is not None and link is not None:
+            link.close()
+            process.kill()
 
     def close(self) -> None:
-        """Wait for the ends of processes that were being started, and close the memory; for another thread."""
+        """Wait for the ends of processes that were being started, and close the memory: nothing of it stays mapped.
+
+        Threads that start processes must find that no job is taken any more."""
         for thread in self._starts:
             thread.join()
         if self._memory is not None:
             self._memory.close()
+            self._memory = None  # its mapping ends with its last reference
 
     def _begin_when_all_described(self, slot: Slot) -> None:
         """Compare layouts, and give each process its pages once all have said what they want."""
