@@ -19,6 +19,7 @@ from workbench.cluster.apart.pool_messages import Transfer
 from workbench.cluster.pools import PrefillDecodePools
 from workbench.engine.config import EngineConfig
 from workbench.engine.loaded_model import LoadedModel
+from workbench.errors import WorkbenchError
 from workbench.request import Request
 from workbench.trace.events import Decoded, Event, Finished, HandedOver
 from workbench.widgets.fleet.data import IN_FLIGHT, FleetBook
@@ -224,3 +225,43 @@ def test_a_listener_may_ask_the_pools_and_close_them(loaded) -> None:
     pools.close()
     assert found[0].engines and found[2] == 7 and end.reason == "cancelled"
     assert not pools._thread.is_alive() and not any(each._thread.is_alive() for each in start.living.values())
+
+
+def test_a_cancel_ends_no_request_whose_id_looks_like_a_sample(loaded) -> None:
+    """Of another request."""
+    start, events, alike = StartThreads(lambda config: loaded), list[Event](), list[Event]()
+    with pools_of(start) as pools:
+        start.living["prefill 0"].mortal.hang()
+        pools.submit(request("issue#12", 9, 20), alike.append)
+        pools.submit(request("issue", 9, 40, n=2, temperature=0.7, seed=3), events.append)
+        pools.cancel("issue")
+        pools.call(lambda: start.living["prefill 0"].mortal.go_on())
+        until(lambda: ends_of(events) == samples("issue", 2) and ends_of(alike) == samples("issue#12", 1))
+    assert {each.reason for each in events if isinstance(each, Finished)} == {"cancelled"}
+    assert [each.reason for each in alike if isinstance(each, Finished)] == ["length"]
+
+
+def test_a_stream_that_is_closed_cancels_only_what_it_was_given(loaded) -> None:
+    """And not the request of another stream, whose id it was refused for."""
+    start, first = StartThreads(lambda config: loaded), list[Event]()
+    with pools_of(start) as pools:
+        start.living["prefill 0"].mortal.hang()
+        pools.submit(request("a", 9, 12), first.append)
+        second = pools.stream([request("a", 9, 12), request("b", 9, 12)])
+        refused = next(second)
+        assert isinstance(refused, Finished) and "is already taken" in refused.error
+        second.close()
+        start.living["prefill 0"].mortal.go_on()
+        until(lambda: pools.call(lambda: pools._requests.is_empty))
+    assert [each.reason for each in first if isinstance(each, Finished)] == ["length"]
+
+
+def test_an_engine_that_is_no_process_of_this_host_is_not_killed_in_silence(loaded) -> None:
+    with pools_of(StartThreads(lambda config: loaded)) as pools, pytest.raises(WorkbenchError, match="prefill 0 is no"):
+        pools.kill(0)
+
+
+def test_the_pages_of_pools_are_known_before_the_first_request(loaded) -> None:
+    """By which a front remembers prefixes."""
+    with pools_of(StartThreads(lambda config: loaded)) as pools:
+        assert pools.pages == (0, 0, 40)

@@ -16,6 +16,7 @@ import contextlib
 import functools
 import os
 import queue
+import signal
 import threading
 import time
 from collections import Counter, deque
@@ -172,14 +173,13 @@ class PrefillDecodePools:
     def stream(self, requests: Request | Iterable[Request]) -> Generator[Event]:
         """Run requests and yield their events as they happen, as `Runner.stream`; closing the iterator cancels them."""
         waiting = deque(sorted([requests] if isinstance(requests, Request) else requests, key=intake.arrival))
-        began, events, names = time.perf_counter(), queue.SimpleQueue[Event](), []
+        began, events = time.perf_counter(), queue.SimpleQueue[Event]()
+        emit = events.put  # one object, which tells this stream's requests from others of the same ids
         left = 0
         try:
             while waiting or left:
                 while waiting and began + intake.arrival(waiting[0]) <= time.perf_counter():
-                    request = waiting.popleft()
-                    names.append(request.request_id)
-                    left += self.submit(request, events.put)
+                    left += self.submit(waiting.popleft(), emit)
                 due = began + intake.arrival(waiting[0]) - time.perf_counter() if waiting else None
                 try:
                     event = events.get(timeout=None if due is None else max(0.0, due))
@@ -190,7 +190,7 @@ class PrefillDecodePools:
         finally:
             if left:
                 with contextlib.suppress(WorkbenchError):  # closed: nothing is left to cancel
-                    self._put(lambda: [self._requests.cancel(name) for name in names])
+                    self._put(lambda: self._requests.cancel_of(emit))
 
     def submit(self, request: Request, emit: Emit) -> int:
         """Submit a request, whose events `emit` receives in the coordinator's thread; return the number of Finished
@@ -207,9 +207,21 @@ class PrefillDecodePools:
         self._put(lambda: self._requests.cancel(request_id))
 
     def kill(self, number: int) -> None:
-        """End the process of a place at once, as its death would; for tests and exercises."""
-        if (process := self.slots[number].process) is not None and process.pid is not None:
-            os.kill(process.pid, 9)
+        """End the process of a place at once, as its death would; for tests and exercises.
+
+        Raises:
+            WorkbenchError: where it has none now (it died, and its successor is being started, or it is gone for good),
+                or where its process runs on another host.
+        """
+        slot = self.slots[number]
+        if (process := slot.process) is None:
+            raise WorkbenchError(f"{slot.name} has no process to kill: it is {slot.state}")
+        if process.pid is None:
+            raise WorkbenchError(f"{slot.name} is no process of this host; kill it there")
+        try:
+            os.kill(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            raise WorkbenchError(f"{slot.name} has no process to kill: it has just ended") from None
 
     def close(self) -> None:
         """End all processes and wait for that; requests in progress end as cancelled. A listener does not wait."""

@@ -342,7 +342,8 @@ def run_engine(
         if not isinstance(begin, Begin):
             return engine  # the pools close
         engine.begin(begin)
-        connection.send(Ready())
+        engine.pages = PageCounts.of_runner(engine.runner)
+        connection.send(Ready(engine.pages))
         engine.serve()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return engine

@@ -141,7 +141,9 @@ class Described:
 
 @dataclass(frozen=True)
 class Ready:
-    """The runner is built."""
+    """The runner is built, with these pages."""
+
+    pages: PageCounts
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from workbench.cluster.apart import pool_messages as message
@@ -117,9 +117,17 @@ class PoolRequests:
         self.dispatch()
 
     def cancel(self, request_id: str) -> None:
-        """End a request soon, with all its samples."""
-        names = [name for name in self._served if name == request_id or name.rpartition("#")[0] == request_id]
-        for name in names:
+        """End a request soon, with all its samples; or one sample that is served alone, by its own id."""
+        self._cancel(
+            name for name, served in self._served.items() if request_id in (name, served.public and served.public[0])
+        )
+
+    def cancel_of(self, emit: Emit) -> None:
+        """End soon the requests whose events this very object receives, and no others of the same ids."""
+        self._cancel(name for name, served in self._served.items() if served.emit is emit)
+
+    def _cancel(self, names: Iterable[str]) -> None:
+        for name in tuple(names):
             served = self._served[name]
             served.is_cancelled = True
             if served.slot is not None:

@@ -47,7 +47,7 @@ class Slot:
     clock_ahead: float = 0.0  # seconds by which this process's clock is ahead of its
     restarts: int = 0
     requests: set[str] = field(default_factory=set)  # that are computed here
-    pages: PageCounts = PageCounts()  # of its home, as it last reported
+    pages: PageCounts = PageCounts()  # of its home, as its process last reported; none without a process
 
     @property
     def name(self) -> str:
@@ -190,8 +190,9 @@ class PoolSlots:
                 if slot.process is not None and slot.process.pid is None:  # another host's clock has another origin
                     slot.clock_ahead = time.perf_counter() - found.time
                 self._begin_when_all_described(slot)
-            case message.Ready():
+            case message.Ready(pages):
                 slot.state, slot.silent, slot.answered_at = "ready", None, time.monotonic()
+                slot.pages = pages
                 if self.transfer == "gloo":
                     for other in self.slots:
                         if other.role != slot.role and other.state == "ready":
@@ -215,7 +216,7 @@ class PoolSlots:
     def end(self, slot: Slot) -> set[str]:
         """End a process that has died or hangs; return the requests that it had. Its loans go back, tainted."""
         self._kill(slot)
-        lost, slot.requests = slot.requests, set()
+        lost, slot.requests, slot.pages = slot.requests, set(), PageCounts()
         mine = (slot.number, slot.restarts)
         for number, channel in enumerate(self._channels):
             if mine in channel and (other := self._other_end(slot, number)) is not None:
