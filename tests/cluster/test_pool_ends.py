@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
+import socket
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
@@ -13,6 +19,7 @@ from tests.cluster.pool_threads import StartThreads
 from tests.engine.test_handover import WINDOWS
 from tests.engine.tiny import finals, model_of, request, runner_of, spec_of
 from tests.patience import limit, until
+from workbench.cluster.apart import pool_processes
 from workbench.cluster.apart.page_channel import GlooLink
 from workbench.cluster.apart.pool_engine import PoolEngine
 from workbench.cluster.apart.pool_messages import Transfer
@@ -265,3 +272,28 @@ def test_the_pages_of_pools_are_known_before_the_first_request(loaded) -> None:
     """By which a front remembers prefixes."""
     with pools_of(StartThreads(lambda config: loaded)) as pools:
         assert pools.pages == (0, 0, 40)
+
+
+def test_a_process_that_outlives_its_kill_does_not_count_as_dead(monkeypatch) -> None:
+    """Its successor would get pages that it may still write to."""
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    fd = os.pidfd_open(child.pid)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(pool_processes, "START_SECONDS", 0.01)
+            patch.setattr(signal, "pidfd_send_signal", lambda *_: None)
+            with pytest.raises(WorkbenchError, match="decode 1: its process lives"):
+                pool_processes.end_process(fd, "decode 1")
+        pool_processes.end_process(fd, "decode 1")
+        assert child.wait() == -signal.SIGKILL
+    finally:
+        os.close(fd)
+        child.communicate()
+
+
+def test_a_peer_that_says_nothing_ends_the_greeting_and_later_reads_wait() -> None:
+    mine, its = socket.socketpair()
+    with its, mine, Connection(os.dup(mine.fileno())) as connection:
+        with pool_processes.limited_reads(mine, 0.01), pytest.raises(OSError, match="unavailable"):
+            connection.recv_bytes()
+        assert mine.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, 16) == bytes(16)

@@ -9,9 +9,10 @@ import secrets
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Client, Connection, answer_challenge, deliver_challenge
 from typing import Any, Protocol
 
@@ -81,10 +82,12 @@ class RayProcess:
                 server.settimeout(START_SECONDS)
                 self._actor.run.remote(server.getsockname(), key)
                 its, _ = server.accept()
-            _keep_alive(its)
-            self.connection = Connection(its.detach())
-            deliver_challenge(self.connection, key)
-            answer_challenge(self.connection, key)
+            with its:
+                _keep_alive(its)
+                self.connection = Connection(os.dup(its.fileno()))
+                with limited_reads(its, START_SECONDS):
+                    deliver_challenge(self.connection, key)
+                    answer_challenge(self.connection, key)
         except BaseException as error:
             self._end()
             if isinstance(error, Exception):
@@ -98,11 +101,33 @@ class RayProcess:
     def _end(self) -> None:
         self._ray.kill(self._actor)
         if self._fd is not None:  # what it computes on pages of a shared memory must have ended
-            with contextlib.suppress(OSError):
-                signal.pidfd_send_signal(self._fd, signal.SIGKILL)
-            select.select([self._fd], [], [], START_SECONDS)
-            os.close(self._fd)
-            self._fd = None
+            fd, self._fd = self._fd, None
+            try:
+                end_process(fd, self.name)
+            finally:
+                os.close(fd)
+
+
+def end_process(fd: int, name: str) -> None:
+    """End the process of a pidfd, and wait until it has ended.
+
+    Raises:
+        WorkbenchError: if it lives on, so that no other process may write to its pages.
+    """
+    with contextlib.suppress(OSError):
+        signal.pidfd_send_signal(fd, signal.SIGKILL)
+    if not select.select([fd], [], [], START_SECONDS)[0]:
+        raise WorkbenchError(f"{name}: its process lives {START_SECONDS:g} s after SIGKILL and may write to its pages")
+
+
+@contextlib.contextmanager
+def limited_reads(connection: socket.socket, seconds: float) -> Iterator[None]:
+    """Let each read of a connection end with an OSError after so long meanwhile, by any descriptor of it."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", *divmod(int(seconds * 1e6), 10**6)))
+    try:
+        yield
+    finally:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
 
 
 def host_address() -> str:
