@@ -24,7 +24,6 @@ from workbench.request import Request, SamplingParameters, random_token_ids
 from workbench.trace.events import Decoded, Finished
 
 SETTINGS = {"backend": "eager", "page_size": 16, "cache": {"pages": 40, "prefix": "radix"}}
-SHM = Path("/dev/shm")
 
 
 def config(**settings) -> EngineConfig:
@@ -56,6 +55,21 @@ def children() -> set[int]:
     return found
 
 
+def page_memories() -> set[tuple[int, str]]:
+    """Files and mappings of pages in this process and in engines: (process, descriptor or line of its map).
+
+    They are files without a name in any folder (`SharedMemory`)."""
+    found, name = set(), "memfd:workbench-pages"
+    for process in (os.getpid(), *children()):
+        with suppress(OSError):  # it has ended
+            for each in Path(f"/proc/{process}/fd").iterdir():
+                with suppress(OSError):  # closed meanwhile
+                    found |= {(process, each.name)} if name in os.readlink(each) else set()
+            lines = Path(f"/proc/{process}/maps").read_text().splitlines()
+            found |= {(process, line) for line in lines if name in line}
+    return found
+
+
 @pytest.fixture(scope="module")
 def alone() -> dict[int, dict[str, tuple[int, ...]]]:
     runner = Runner(config())
@@ -64,8 +78,8 @@ def alone() -> dict[int, dict[str, tuple[int, ...]]]:
 
 @pytest.mark.parametrize("transfer", ["shared", "gloo"])
 def test_texts_are_those_of_one_engine_through_any_kill(transfer, alone) -> None:
-    """Each token comes once, whichever process dies when; afterwards there is no loan, no process and no file."""
-    shm, draw = set(SHM.iterdir()), random.Random(os.urandom(8))
+    """Each token comes once, whichever process dies when; afterwards there is no loan, no process and no memory."""
+    memories, draw = page_memories(), random.Random(os.urandom(8))
     with PrefillDecodePools(config(), 1, 2, transfer=transfer) as pools:
         begun = {slot.process.pid for slot in pools.slots if slot.process is not None}
         for seed, kills in ((0, 0), (1, 2)):
@@ -85,8 +99,11 @@ def test_texts_are_those_of_one_engine_through_any_kill(transfer, alone) -> None
             assert pools.counts["handed over"] >= 7
         until(lambda: (pools.recall(), pools.pages_lent())[1] == 0)
         begun |= {slot.process.pid for slot in pools.slots if slot.process is not None}
+        if transfer == "shared":
+            here = [its for process, its in page_memories() - memories if process == os.getpid()]
+            assert {each.isdigit() for each in here} == {True, False}, "a memory's file and its mapping are found"
     assert not begun & children()
-    assert set(SHM.iterdir()) <= shm | {each for each in SHM.iterdir() if "workbench" not in each.name}
+    assert not {each for each in page_memories() - memories if each[0] in {os.getpid(), *begun}}
 
 
 def test_requests_that_are_cancelled_end_and_leave_no_loan() -> None:

@@ -103,3 +103,16 @@ def test_what_is_submitted_to_pools_that_have_ended_is_lost_with_them() -> None:
     replica.listen(lambda report: None, lost.append)
     assert len(lost) == 1 and "replica 1: " in lost[0] and "division" in lost[0]
     launcher.close()
+
+
+def test_the_launcher_forgets_a_replica_that_was_lost_or_retired() -> None:
+    """With its pools, which it would keep until the end of the server."""
+    launcher = thread_pools()
+    lost, retired, left = (launcher.start(number, CONFIG) for number in (1, 2, 3))
+    lost.pools._put(lambda: 1 // 0)
+    lost.listen(lambda report: None, lambda why: None)
+    retired.stop()
+    until(lambda: launcher._started == [left])
+    assert lost.ready.pages == left.ready.pages and lost.ready.pages.free > 0, "which the front's guess remembers"
+    launcher.close()
+    assert launcher._started == []

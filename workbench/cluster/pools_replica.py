@@ -36,9 +36,15 @@ class PoolsReplica:
     Args:
         number: of the replica.
         pools: makes the pools, with a listener that it is given.
+        ended: called, in a thread, with this replica once all processes of its pools have ended.
     """
 
-    def __init__(self, number: int, pools: Callable[[Callable[[Event], None]], PrefillDecodePools]):
+    def __init__(
+        self,
+        number: int,
+        pools: Callable[[Callable[[Event], None]], PrefillDecodePools],
+        ended: Callable[[PoolsReplica], None] = lambda replica: None,
+    ):
         self.number, self.busy_seconds = number, 0.0
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self.pools = pools(self._hear)
@@ -49,8 +55,12 @@ class PoolsReplica:
         smallest = min(max(each.described.num_pages) for each in self.pools.slots if each.described is not None)
         tokens = smallest * first.config.cache.page_size
         self.ready = ReadyPools(self.pools.pages, os.getpid(), fingerprint, tokens)
-        self._is_stopped = False
-        self._closing = threading.Thread(target=self.pools.close, name=f"end of replica {number}", daemon=True)
+        self._is_stopped, self._lock, self._ended = False, threading.Lock(), ended
+        self._closing = threading.Thread(target=self._close_pools, name=f"end of replica {number}", daemon=True)
+
+    def _close_pools(self) -> None:
+        self.pools.close()
+        self._ended(self)
 
     def _hear(self, event: Event) -> None:
         if not event.request_id:  # of a step; those of requests come to what they were submitted with
@@ -69,10 +79,12 @@ class PoolsReplica:
         raise WorkbenchError("pools of prefill and decode are several runners; none answers for them")
 
     def stop(self) -> None:
-        if not self._is_stopped:
+        with self._lock:  # the thread that hears a loss stops it, too
+            if self._is_stopped:
+                return
             self._is_stopped = True
             self._closing.start()
-            self._events.put(None)
+        self._events.put(None)
 
     def close(self) -> None:
         """Stop them, and wait until all their processes have ended; not for the front's thread."""
@@ -88,6 +100,7 @@ class PoolsReplica:
             while not self._events.empty():
                 found.append(self._events.get())
             if self.pools.error and not self._is_stopped:  # the ends that came with it are no answers
+                self.stop()
                 on_lost(f"replica {self.number}: {self.pools.error}")
                 return
             events = tuple(event for event in found if event is not None)
@@ -112,12 +125,14 @@ class PoolsLauncher:
             raise WorkbenchError(f"prefill: {num_prefill}, decode: {num_decode}; give each an engine at least")
         self._sizes = num_prefill, num_decode
         self._options = {"transfer": transfer, **options}
-        self._started: list[PoolsReplica] = []
+        self._started: list[PoolsReplica] = []  # that have not ended
 
     def start(self, number: int, config: EngineConfig) -> PoolsReplica:
         """Start two pools and wait until they can serve (WorkbenchError where they cannot)."""
         made = PoolsReplica(
-            number, lambda hear: PrefillDecodePools(config, *self._sizes, listener=hear, **self._options)
+            number,
+            lambda hear: PrefillDecodePools(config, *self._sizes, listener=hear, **self._options),
+            lambda replica: self._started.remove(replica),
         )
         self._started.append(made)
         return made
@@ -127,7 +142,8 @@ class PoolsLauncher:
 
     def close(self) -> None:
         """End all pools and wait for that."""
-        for each in self._started:
+        left = tuple(self._started)  # those that end are forgotten
+        for each in left:
             each.stop()
-        for each in self._started:
+        for each in left:
             each.close()
