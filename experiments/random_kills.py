@@ -4,8 +4,8 @@
 running service, at a random token: of an engine of the pools or their coordinator (pages in a shared memory, or sent by
 gloo), or of any rank of a model that is cut in two. It fails where a request of the pools has not ended as it should,
 where its tokens are not those of an engine that was not harmed, each streamed once and in order, where a rank's death
-leaves others waiting, where a process that the service started still lives, or where /dev/shm has a file more than
-before.
+leaves others waiting, or a request without an end that says so, where a process that the service started still lives,
+or where /dev/shm has a file more than before.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ import functools
 import json
 import os
 import random
+import re
 import secrets
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,7 +38,10 @@ from workbench.trace.events import Decoded, Event, Finished
 
 SERVICES = ("pools over shared memory", "pools over gloo", "ranks over shared memory", "ranks over gloo")
 MARK = "WORKBENCH_RANDOM_KILL"  # in the environment of all that a service starts
+FAILED = "failed: "  # begins the last line of a service, before what is wrong with its requests, as JSON
 LEAVE_SECONDS = 120.0  # for processes to end after a kill
+TOKEN_SECONDS = 300.0  # for a service to start and to reach the token of the kill
+RANK_LOST = re.compile(r"rank \d+ ended \(signal 9|the ranks ended")  # in the reason of a request that a kill ended
 SHM = Path("/dev/shm")
 REQUESTS, TOKENS = 6, 24
 LAST_TOKEN = 60  # at which a kill comes
@@ -80,26 +85,66 @@ def kill_once(service: str, draw: random.Random) -> dict[str, Any]:
         env=os.environ | {MARK: mark}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdout is not None
-    names: dict[str, int] = json.loads(process.stdout.readline())
-    killed, token = draw.choice(sorted(names)), draw.randrange(1, LAST_TOKEN)
-    for _ in range(token):
-        process.stdout.readline()
+    with ending(mark, TOKEN_SECONDS):
+        names: dict[str, int] = json.loads(process.stdout.readline() or "{}")
+        if not names:
+            raise RuntimeError(f"{service}: it ended, or did not start within {TOKEN_SECONDS:.0f} s")
+        killed, token = draw.choice(sorted(names)), draw.randrange(1, LAST_TOKEN)
+        for _ in range(token):
+            process.stdout.readline()
     began = time.monotonic()
     with suppress(ProcessLookupError):
         os.kill(names[killed], signal.SIGKILL)
-    said = process.stdout.read()  # until it ends
-    status, faults = process.wait(), []
-    expected = 0 if service.startswith("pools") else 1  # engines are replaced; of ranks none is
+    with ending(mark, LEAVE_SECONDS) as is_late:
+        said = process.stdout.read()  # until all have ended that may print
+        status = process.wait()
+    faults = [f"it had not ended after {LEAVE_SECONDS:.0f} s"] if is_late.is_set() else []
     if names[killed] == process.pid:
-        expected = -signal.SIGKILL
-    if status != expected:
-        faults.append(f"it ended with {status} and not {expected}: {said.strip()[-200:]}")
+        faults += status_faults(status, said, -signal.SIGKILL)
+    elif service.startswith("pools"):
+        faults += status_faults(status, said, 0)  # engines are replaced
+    else:
+        faults += status_faults(status, said, 1) or rank_faults(said)  # of ranks none is
     while (left := marked(mark)) and time.monotonic() - began < LEAVE_SECONDS:
         time.sleep(0.02)
     faults += [f"process {each} is left" for each in left]
     seconds = time.monotonic() - began
     faults += [f"{file} is left" for file in sorted(set(SHM.iterdir()) - files) if not is_mapped(file)]
     return {"service": service, "killed": killed, "token": token, "seconds": seconds, "faults": faults}
+
+
+@contextmanager
+def ending(mark: str, seconds: float) -> Iterator[threading.Event]:
+    """End the processes of `mark` where the block takes longer than `seconds`; the event says that it did."""
+    is_late = threading.Event()
+
+    def end() -> None:
+        is_late.set()
+        for each in marked(mark):
+            with suppress(ProcessLookupError):
+                os.kill(each, signal.SIGKILL)
+
+    timer = threading.Timer(seconds, end)
+    timer.start()
+    try:
+        yield is_late
+    finally:
+        timer.cancel()
+        timer.join()
+
+
+def status_faults(status: int, said: str, expected: int) -> list[str]:
+    """Return what is wrong with how a service ended."""
+    return [f"it ended with {status} and not {expected}: {said.strip()[-200:]}"] if status != expected else []
+
+
+def rank_faults(said: str) -> list[str]:
+    """Return what is wrong with requests besides that a rank was killed, by the service's last line."""
+    *_, last = said.splitlines() or [""]
+    found = last.removeprefix(FAILED)
+    if found == last:
+        return [f"it said no faults: {said.strip()[-200:]}"]
+    return [why for why in json.loads(found) if not RANK_LOST.search(why)]
 
 
 def marked(mark: str) -> list[int]:
@@ -165,7 +210,7 @@ def show(events: Iterator[Event], names: dict[str, int], wanted: dict[str, list[
     print(json.dumps(names), flush=True)
     failed = faults_of(_printed(events), wanted)
     if failed:
-        print("; ".join(failed), flush=True)
+        print(FAILED + json.dumps(failed), flush=True)
         sys.exit(1)
 
 
@@ -181,18 +226,27 @@ def faults_of(events: Iterable[Event], wanted: dict[str, list[int]] | None) -> l
 
     Args:
         events: of all requests.
-        wanted: the tokens of each; None: `TOKENS` of any, as another number of ranks rounds otherwise.
+        wanted: the tokens of each; None: `TOKENS` of any of each of `asked_requests`, unless it ended by an error, as
+            another number of ranks rounds otherwise.
     """
-    failed, streamed, ended = [], dict[str, list[tuple[int, int]]](), dict[str, list[int]]()
+    failed, streamed, ended = list[str](), dict[str, list[tuple[int, int]]](), dict[str, list[int]]()
+    errors: set[str] = set()
     for event in events:
         if isinstance(event, Decoded):
             streamed.setdefault(event.request_id, []).append((event.index, event.token_id))
         elif isinstance(event, Finished):
             failed += [f"{event.request_id} ended twice"] if event.request_id in ended else []
-            failed += [event.error] if event.error else []
+            if event.error:
+                failed.append(event.error)
+                errors.add(event.request_id)
             ended[event.request_id] = list(event.token_ids)
     if wanted is None:
-        return failed + [f"{name} has {len(ids)} tokens" for name, ids in ended.items() if len(ids) != TOKENS]
+        for name in (each.request_id for each in asked_requests()):
+            if name not in ended:
+                failed.append(f"{name} never ended")
+            elif name not in errors and len(ended[name]) != TOKENS:
+                failed.append(f"{name} has {len(ended[name])} tokens")
+        return failed
     for name, ids in wanted.items():
         if ended.get(name) != ids:
             failed.append(f"{name} ended with {ended.get(name)} and not {ids}")

@@ -14,8 +14,8 @@ before the first run:
 
 With `--kills N`, after that: N random kills, of a replica or of the front (then a new server begins), each under load.
 After each kill of a front, and in the end, no process, no folder for temporary files and no shared memory of the fleet
-is left; as long as the front lives, what was asked is answered and accounted for as above. It exits with 1 where a
-rule was missed.
+is left; as long as the front lives, what was asked is answered and accounted for as above. What does not come in time
+is recorded under `late`, and ends the kills. It exits with 1 where a rule was missed.
 """
 
 from __future__ import annotations
@@ -132,8 +132,26 @@ async def ask_and_kill(
     return await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def call_id(reply: Reply) -> str:
-    return json.loads(reply.events[0])["id"]
+def call_id(reply: Reply | BaseException) -> str:
+    """Return the id of an answer; empty where none came, or an error in its place."""
+    if isinstance(reply, BaseException) or not reply.events or reply.events[0] == "[DONE]":
+        return ""
+    return json.loads(reply.events[0]).get("id", "")
+
+
+def faults_of(got: Sequence[Reply | BaseException], wanted: Sequence[Wanted]) -> list[str]:
+    """Return what is wrong with answers, with the place of each."""
+    found = (fault(each, want) for each, want in zip(got, wanted, strict=True))
+    return [f"request {number}: {why}" for number, why in enumerate(found) if why]
+
+
+def wait_for(true: Callable[[], bool], what: str, late: list[str]) -> float | None:
+    """Wait until `true()` and return the seconds that it took; None, and a line in `late`, if it takes too long."""
+    try:
+        return wait_until(true, what)
+    except RuntimeError as error:
+        late.append(str(error))
+        return None
 
 
 def story(trace: dict[str, Any]) -> list[str]:
@@ -195,12 +213,12 @@ def one_loss(count: int, seed: int) -> dict[str, Any]:
     with FleetServer("demo", 2, *SETTINGS) as server:
         before = server.replicas()
         got = asyncio.run(ask_and_kill(server.url, bodies, lambda: kill(before[0]), TOKENS_BEFORE_THE_KILL))
-        replies = [each for each in got if isinstance(each, Reply)]
-        faults = [why for each, want in zip(replies, wanted, strict=True) if (why := fault(each, want))]
-        traces = [server.trace(call_id(each)) for each in replies]
+        faults = faults_of(got, wanted)
+        traces = [server.trace(name) for name in map(call_id, got) if name]
         moved = [each for each in traces if any(one["action"] == "moved" for one in each["decisions"])]
-        took = wait_until(lambda: server.metric("workbench:replicas") == 2, "a new replica")
-        wait_until(lambda: server.metric("vllm:num_requests_running") == 0, "the end of all requests")
+        late: list[str] = []
+        took = wait_for(lambda: server.metric("workbench:replicas") == 2, "a new replica", late)
+        idle = wait_for(lambda: server.metric("vllm:num_requests_running") == 0, "the end of all requests", late)
         usage = usage_of(server)
         pages = server.metric("vllm:kv_cache_usage_perc")
         lost = {
@@ -209,15 +227,16 @@ def one_loss(count: int, seed: int) -> dict[str, Any]:
         after = server.replicas()
         footprints = Traces(server)
         status = server.stop()
-    wait_until(lambda: not footprints.left(), "the end of all that the fleet had")
+    gone = wait_for(lambda: not footprints.left(), "the end of all that the fleet had", late)
     own = usage_alone(wanted)
     record = {
         "requests": count, "faults": faults, "moved": len(moved), "seconds_to_a_new_replica": took, "usage": usage,
-        "lost": lost,
+        "lost": lost, "late": late, "left": [] if gone is not None else footprints.left(),
         "met": {
-            "answers": not faults and len(replies) == count, "moved": bool(moved), "usage": usage == own,
-            "pages": pages == 0, "replaced": len(after) == 2 and before[0] not in after and before[1] in after,
-            "ended": status == 128 + signal.SIGTERM and not footprints.left(),
+            "answers": not faults, "moved": bool(moved), "usage": usage == own,
+            "pages": idle is not None and pages == 0,
+            "replaced": took is not None and len(after) == 2 and before[0] not in after and before[1] in after,
+            "ended": status == 128 + signal.SIGTERM and gone is not None,
         },
         "story": story(min(moved, key=lambda each: len(each["decisions"]))) if moved else [],
     }  # fmt: skip
@@ -243,21 +262,22 @@ class RandomKills:
         victim = server.process.pid if is_front else self.draw.choice(server.replicas())
         events = self.draw.randrange(1, 2 * TOKENS_BEFORE_THE_KILL)
         got = asyncio.run(ask_and_kill(server.url, self.bodies, lambda: kill(victim), events))
+        late: list[str] = []
         if is_front:
             server.kill()
             self.server = None
-            seconds = wait_until(lambda: not footprints.left(), "the end of a fleet")
-            return {"killed": "front", "after_events": events, "seconds_until_nothing_was_left": seconds}
-        faults = [why for each, wanted in zip(got, self.wanted, strict=True) if (why := fault(each, wanted))]
-        seconds = wait_until(lambda: server.metric("workbench:replicas") == 2, "a new replica")
-        wait_until(lambda: server.metric("vllm:num_requests_running") == 0, "the end of all requests")
+            seconds = wait_for(lambda: not footprints.left(), "the end of a fleet", late)
+            return {"killed": "front", "after_events": events, "seconds_until_nothing_was_left": seconds, "late": late}
+        faults = faults_of(got, self.wanted)
+        seconds = wait_for(lambda: server.metric("workbench:replicas") == 2, "a new replica", late)
+        wait_for(lambda: server.metric("vllm:num_requests_running") == 0, "the end of all requests", late)
         footprints.note(server)
         self.answered += 1
         usage, own = usage_of(server), usage_alone(self.wanted, self.answered)
         return {
             "killed": "replica", "after_events": events, "faults": faults, "seconds_to_a_new_replica": seconds,
             "usage": usage, "usage_alone": own,
-            "pages": server.metric("vllm:kv_cache_usage_perc"),
+            "pages": server.metric("vllm:kv_cache_usage_perc"), "late": late,
         }  # fmt: skip
 
     def left(self) -> list[str]:
@@ -273,17 +293,23 @@ def random_kills(kills: int, count: int, seed: int) -> dict[str, Any]:
         for _ in range(kills):
             rows.append(run.next())
             print(rows[-1], file=sys.stderr, flush=True)
+            if rows[-1].get("late"):
+                break
     finally:
         if run.server is not None:
             run.server.stop()
-    wait_until(lambda: not run.left(), "the end of all fleets")
+    late: list[str] = []
+    gone = wait_for(lambda: not run.left(), "the end of all fleets", late)
+    slow = {each["killed"] for each in rows if each.get("late")}
     return {
-        "kills": rows, "of": Counter(each["killed"] for each in rows),
+        "kills": rows, "of": Counter(each["killed"] for each in rows), "late": late,
+        "left": [] if gone is not None else run.left(),
         "met": {
             "answers": not any(each.get("faults") for each in rows),
             "usage": all(each.get("usage") == each.get("usage_alone") for each in rows),
             "pages": not any(each.get("pages") for each in rows),
-            "nothing left": not run.left(),
+            "replaced": "replica" not in slow,
+            "nothing left": gone is not None and "front" not in slow,
         },
     }  # fmt: skip
 

@@ -21,15 +21,23 @@ folder = sys.argv[1]
 os.mkdir(folder)
 watch = FrontWatch(folder)
 own = open(folder + "/own", "w")  # the front has a file open there too, as Ray's driver has
-sleeper = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+package = os.path.dirname(folder) + "/package/ray"
+os.makedirs(package)
+script = package + "/sleep.py"
+with open(script, "w") as file:
+    file.write("import sys; sys.stdin.read()")
+sleeper = [sys.executable, script]  # as Ray's: a script of its package
 named = subprocess.Popen([*sleeper, folder], stdin=subprocess.PIPE)
 with open(folder + "/log", "w") as log:
     opened = subprocess.Popen(sleeper, stdin=subprocess.PIPE, stdout=log)
+    stranger = subprocess.Popen(["cat", folder + "/log", "-"], stdin=subprocess.PIPE, stdout=log)
+    marked = os.environ | {"RAY_RAYLET_PID": "1"}
+    started = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=log, env=marked)  # by a worker that is gone
 other = subprocess.Popen(sleeper, stdin=subprocess.PIPE)
-print(named.pid, opened.pid, other.pid, flush=True)
+print(named.pid, opened.pid, started.pid, other.pid, flush=True)
 if sys.stdin.readline() == "close\\n":
     watch.close()
-    print(named.wait(), opened.wait(), other.poll(), os.path.exists(folder), flush=True)
+    print(named.wait(), opened.wait(), started.wait(), other.poll(), stranger.poll(), os.path.exists(folder))
 """
 
 
@@ -43,7 +51,7 @@ def test_what_a_front_started_ends_with_it(tmp_path: Path, way: str) -> None:
         assert all(map(is_alive, [*mine, other])) and folder.exists()
         if way == "closed":
             answer, _ = front.communicate("close\n", limit(60))
-            assert answer.split() == ["-9", "-9", "None", "False"] and front.returncode == 0
+            assert answer.split() == ["-9", "-9", "-9", "None", "None", "False"] and front.returncode == 0
         else:
             front.kill()
             front.wait()

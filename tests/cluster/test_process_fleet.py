@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,7 +12,8 @@ import pytest
 
 from workbench.cluster.cluster import Cluster
 from workbench.cluster.launcher import StartedReplica
-from workbench.cluster.process_fleet import ReplicaFleet
+from workbench.cluster.pools import PrefillDecodePools
+from workbench.cluster.process_fleet import PoolFleet, ReplicaFleet
 from workbench.cluster.ray_replicas import RayReplica, ReadyReplica
 from workbench.cluster.replica import PageCounts
 from workbench.errors import WorkbenchError
@@ -72,6 +74,59 @@ def test_a_kill_that_fails_ends_the_run_with_its_error() -> None:
     fleet = Fleet(cast(Cluster, FewReplicas(1, 2)), kill)
     with pytest.raises(WorkbenchError, match="replica 2: has no process"):
         serve_traffic(fleet, [], [KillSettings(instance=1, at=0)])
+
+
+@pytest.mark.parametrize("pid", [None, 7])
+def test_a_kill_in_pools_without_a_process_is_refused(pid: int | None) -> None:
+    """No successor would come of it, for which a measurement would wait."""
+    slot = SimpleNamespace(number=0, state="ready", restarts=0, process=SimpleNamespace(pid=pid))
+    killed: list[int] = []
+    fleet = PoolFleet(cast(PrefillDecodePools, SimpleNamespace(slots=[slot], kill=killed.append)))
+    if pid is None:
+        with pytest.raises(WorkbenchError, match="instance 0: its process is on another machine"):
+            fleet.kill(0)
+        assert not killed and fleet.is_whole
+        return
+    fleet.kill(0)
+    for process in (slot.process, None):  # its death was not noticed yet; its successor starts
+        slot.process = process
+        with pytest.raises(WorkbenchError, match="instance 0 is dead already"):
+            fleet.kill(0)
+    slot.restarts, slot.process = 1, SimpleNamespace(pid=8)
+    assert killed == [0] and fleet.is_whole
+
+
+class IdleFleet(ReplicaFleet):
+    """A fleet whose traffic ends once `ends` is set; its clock is the machine's."""
+
+    def __init__(self, cluster: FewReplicas, kill: Callable[[StartedReplica], None]):
+        super().__init__(cast(Cluster, cluster), kill)
+        self.clock, self.ends = time.perf_counter, threading.Event()
+
+    def stream(self, requests: Iterable[Request]) -> Iterator[Event]:
+        self.ends.wait()
+        yield from ()
+
+
+def test_a_kill_after_the_end_of_the_traffic_is_reported() -> None:
+    cluster = FewReplicas(1, 2)
+    fleet = IdleFleet(cluster, cluster.kill)
+    fleet.ends.set()
+    with pytest.raises(WorkbenchError, match=r"instance 1 at 3000 s; the traffic had ended after \d+\.\d+ s"):
+        serve_traffic(fleet, [], [KillSettings(instance=1, at=3000)])
+    assert not cluster.killed
+
+
+def test_a_kill_under_way_ends_before_the_traffic_is_returned() -> None:
+    def kill(replica: StartedReplica) -> None:
+        fleet.ends.set()
+        time.sleep(0.2)
+        killed.append(replica.number)
+
+    killed: list[int] = []
+    fleet = IdleFleet(FewReplicas(1, 2), kill)
+    serve_traffic(fleet, [], [KillSettings(instance=1, at=0)])
+    assert killed == [2]
 
 
 @pytest.mark.parametrize(("message", "words"), [("", "RuntimeError"), ("gone\nand more", "RuntimeError: gone")])

@@ -23,7 +23,7 @@ pytest.importorskip("ray", reason="pip install 'ray>=2.40'")
 
 @pytest.fixture(scope="module")
 def ray() -> Iterator[None]:
-    launcher = RayLauncher(None, 1, 0.0, 2)  # which starts Ray, in several tries where it must
+    launcher = RayLauncher(None, 1, 0.0, 2)  # which tries to start Ray `STARTS` times
     yield
     launcher.close()
 

@@ -34,7 +34,7 @@ pytest.importorskip("ray", reason="pip install 'ray>=2.40'")
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    made = Cluster(CONFIG, 2, "least_loaded", cpus=1)  # which tries three times to start Ray
+    made = Cluster(CONFIG, 2, "least_loaded", cpus=1)  # which tries to start Ray `STARTS` times
     processes = [each.process_id for each in made.replicas.values()]  # type: ignore[attr-defined] (of a process)
     yield made
     processes += [each.process_id for each in made.replicas.values()]  # type: ignore[attr-defined] (of a process)
@@ -58,6 +58,7 @@ def test_a_killed_replica_costs_no_token(cluster: Cluster) -> None:
         assert [each.index for each in tokens] == list(range(len(wanted.token_ids)))
         assert "".join(each.text for each in tokens) + end.text == wanted.output_text
     moves = [each for each in heard if isinstance(each, Moved)]
+    assert moves, "the replica had ended all that it was given before it was killed"
     assert len(moves) == cluster.accounts[""].moves and all(each.source == number for each in moves)
     until(lambda: len(cluster.replicas) == 2)  # a new one in its place
     assert number not in cluster.replicas and cluster.pages.used == 0

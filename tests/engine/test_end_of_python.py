@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from tests.patience import limit
+
 BEGIN = """
 import workbench
 from workbench.engine.runner_thread import RunnerThread
@@ -39,6 +41,6 @@ def test_a_process_ends_in_the_middle_of_a_stream(end: str) -> None:
     """A thread that Python ended within a step would abort the process; a cancel that began a thread would hang it."""
     command = [sys.executable, "-c", BEGIN + ENDS[end] + "\nraise SystemExit(3)"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=180, env=environment)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=limit(180), env=environment)
     assert ran.returncode == 3 and not {"Traceback", "terminate"} & {*ran.stderr.split()}, ran.stderr
     assert ran.stdout == ("the runner's thread was closed, since Python ends\n" if "another job" in end else "")

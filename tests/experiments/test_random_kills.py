@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import subprocess
@@ -9,7 +10,18 @@ import sys
 
 import pytest
 
-from experiments.random_kills import MARK, SERVICES, faults_of, kill_once, marked
+from experiments.random_kills import (
+    FAILED,
+    MARK,
+    SERVICES,
+    TOKENS,
+    asked_requests,
+    ending,
+    faults_of,
+    kill_once,
+    marked,
+    rank_faults,
+)
 from tests.patience import until
 from workbench.trace.events import Decoded, Finished
 
@@ -44,3 +56,27 @@ def test_a_doubled_token_beside_a_lost_one_is_found() -> None:
     assert "streamed" in run([(0, 7), (0, 7), (2, 9)], ids)[0]
     assert "ended with [7, 7, 9]" in run([(0, 7), (1, 8), (2, 9)], [7, 7, 9])[0]
     assert faults_of([], {"r0": ids}), "a request that never ended"
+
+
+def test_requests_of_ranks_end_by_all_their_tokens_or_by_the_rank_that_was_killed() -> None:
+    lost = "parallel.tensor: rank 1 ended (signal 9), and so were the others; load the model again"
+    names = [each.request_id for each in asked_requests()]
+    whole = [Finished(1.0, name, token_ids=(7,) * TOKENS) for name in names]
+    assert faults_of([], None) == [f"{name} never ended" for name in names]
+    assert faults_of(whole, None) == []
+    assert faults_of([*whole[1:], Finished(1.0, names[0], token_ids=(7,))], None) == [f"{names[0]} has 1 tokens"]
+    assert faults_of([*whole[1:], Finished(1.0, names[0], error=lost)], None) == [lost]
+    assert rank_faults(f"r1\n{FAILED}{json.dumps([lost, 'r2 never ended', 'out of memory'])}\n") == [
+        "r2 never ended", "out of memory",
+    ]  # fmt: skip
+    assert rank_faults(f"{FAILED}{json.dumps([lost])}") == []
+    assert rank_faults("Traceback\nValueError: x") == ["it said no faults: Traceback\nValueError: x"]
+
+
+def test_a_service_that_waits_is_ended() -> None:
+    command = [sys.executable, "-c", "import time; print(1, flush=True); time.sleep(1000)"]
+    with subprocess.Popen(command, env=os.environ | {MARK: "9"}, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "1\n"
+        with ending("9", 0.1) as is_late:
+            assert process.stdout.read() == ""
+        assert is_late.is_set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import signal
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,7 +29,9 @@ def serve(
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="change one setting; may be repeated")
     ] = None,
-    replicas: Annotated[int, typer.Option(help="engines in processes of their own (Ray); 1 and no address: none")] = 1,
+    replicas: Annotated[
+        int, typer.Option(min=1, help="engines in processes of their own (Ray); 1 and no address: none")
+    ] = 1,
     router: Annotated[str, typer.Option(help="of replicas: prefix, session, least_loaded or round_robin")] = "prefix",
     address: Annotated[str | None, typer.Option(help="of a Ray cluster; else replicas run on this machine")] = None,
     prefill: Annotated[int, typer.Option(help="engines that compute prompts alone, beside those of --decode")] = 0,
@@ -76,11 +79,10 @@ def serve(
     clusters = [engine for engine in engines.values() if isinstance(engine, Cluster)]
     if clusters:  # the server ends by the signal that it was given, and the clusters' processes after it
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    try:
-        server.run()
-    finally:
+    with ExitStack() as closing:  # in reverse order, and each whatever becomes of the others
         for cluster in clusters:
-            cluster.close()
+            closing.callback(cluster.close)
+        server.run()
 
 
 def read_serve_config(model: str, overrides: tuple[str, ...]) -> ServeConfig:

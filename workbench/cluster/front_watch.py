@@ -17,6 +17,9 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+BINARIES = (b"raylet", b"gcs_server")
+TITLES = (b"ray::", b"ray-dashboard")  # with which Ray's processes in Python replace their command lines
+MARK = b"RAY_RAYLET_PID="  # in the environment of a worker, and of what it starts
 ROUNDS = 50  # of kills and removals, of 0.1 s each; a process that the kernel keeps for longer is left to it
 
 
@@ -36,7 +39,9 @@ class FrontWatch:
 
 
 def processes_of(folder: str, front: int) -> set[int]:
-    """Return the processes that name the folder or have a file of it open, and their descendants; not the front."""
+    """Return Ray's processes that name the folder or have a file of it open, and their descendants; not the front.
+
+    Others may name it too, such as a `tail` of a log, or a backup; they are left alone."""
     own = {front, os.getpid()}
     parents: dict[int, int] = {}
     found: set[int] = set()
@@ -44,13 +49,25 @@ def processes_of(folder: str, front: int) -> set[int]:
         with suppress(OSError, ValueError):  # no process, or one that ends now
             number = int(each)
             parents[number] = int(Path(f"/proc/{each}/stat").read_text().rsplit(")", 1)[1].split()[1])
-            if number not in own and (_names(each, folder) or _has_open(each, folder)):
+            if number not in own and (_names(each, folder) or _has_open(each, folder)) and is_of_ray(each):
                 found.add(number)
     news = found
     while news:
         news = {child for child, parent in parents.items() if parent in news} - found
         found = found | news
     return found
+
+
+def is_of_ray(process: str) -> bool:
+    """Return whether a process is Ray's: by its program, its title, its script in Python, or its environment."""
+    folder = Path(f"/proc/{process}")
+    program, *words = (folder / "cmdline").read_bytes().split(b"\0")
+    name = program.rsplit(b"/", 1)[-1]
+    if name in BINARIES or program.startswith(TITLES):
+        return True
+    if name.startswith(b"python") and any(b"/ray/" in word and word.endswith(b".py") for word in words):
+        return True
+    return MARK in (folder / "environ").read_bytes()
 
 
 def _names(process: str, folder: str) -> bool:
@@ -72,7 +89,7 @@ def clean(folder: str, front: int) -> None:
     for _ in range(ROUNDS):
         left = processes_of(folder, front)
         for each in left:
-            with suppress(ProcessLookupError):
+            with suppress(OSError):  # it has ended, or is another user's
                 os.kill(each, signal.SIGKILL)
         shutil.rmtree(folder, ignore_errors=True)
         if not left and not os.path.exists(folder):

@@ -19,6 +19,7 @@ from workbench.simulate.routers import LeastLoaded
 from workbench.trace.events import Event
 
 LOOK_SECONDS = 0.02  # between two looks whether all engines serve
+DEAD_ALREADY = "executor.failures: instance {} is dead already and has no successor yet; kill it later"
 
 
 class ProcessFleet(Protocol):
@@ -70,9 +71,7 @@ class ReplicaFleet:
                 self._places[place] = news.pop(0)
         number = self._places[instance]
         if number not in known or number in self._killed:
-            raise WorkbenchError(
-                f"executor.failures: instance {instance} is dead already and has no successor yet; kill it later"
-            )
+            raise WorkbenchError(DEAD_ALREADY.format(instance))
         self._killed.add(number)
         self._kill(known[number])
 
@@ -97,7 +96,16 @@ class PoolFleet:
         return self.pools.stream(requests)
 
     def kill(self, instance: int) -> None:
-        self._restarts[instance] = self.pools.slots[instance].restarts + 1
+        """End the process of an instance.
+
+        WorkbenchError where it has none, since a killed one's successor has not started yet, or none that can be killed
+        from here."""
+        slot = self.pools.slots[instance]
+        if slot.process is not None and slot.process.pid is None:
+            raise WorkbenchError(f"instance {instance}: its process is on another machine; it cannot be killed here")
+        if slot.process is None or slot.restarts < self._restarts.get(instance, 0):
+            raise WorkbenchError(DEAD_ALREADY.format(instance))
+        self._restarts[instance] = slot.restarts + 1
         self.pools.kill(instance)
 
     @property

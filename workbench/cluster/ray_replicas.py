@@ -20,7 +20,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from workbench.cluster.front_watch import FrontWatch
@@ -42,12 +43,14 @@ GROUPS = {"control": 1, "poll": 1, "query": 1}  # threads of an actor; calls of 
 
 
 class ReadyReplica(NamedTuple):
-    """A replica that can serve: its pages, its process, a text that says weights and settings, and its cache's room."""
+    """A replica that can serve: its pages, its process, a text that says weights and settings, its cache's room, and
+    the machine whose clock it reads."""
 
     pages: PageCounts
     process_id: int
     fingerprint: str
     cache_tokens: int
+    machine: str = ""
 
 
 class ReplicaActor:
@@ -78,7 +81,9 @@ class ReplicaActor:
             found.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
             found.update(flat[::step].contiguous().float().cpu().numpy().tobytes())
         pages = PageCounts.of_runner(self._runner)
-        return ReadyReplica(pages, os.getpid(), f"fp_{found.hexdigest()[:12]}", tokens_in_cache(self._runner))
+        return ReadyReplica(
+            pages, os.getpid(), f"fp_{found.hexdigest()[:12]}", tokens_in_cache(self._runner), machine_id()
+        )
 
     def now(self) -> float:
         """Return the time on the clock of its events."""
@@ -149,22 +154,54 @@ class RayReplica:
                 on_lost(f"replica {self.number}: a step had not ended after {self.busy_seconds:.0f} s")
                 return
 
-    def compare_clocks(self) -> None:
-        """Find out how far its clock is behind, on another machine: by the quickest of a few questions."""
+    def compare_clocks(self, wait: Callable[[Any], Any]) -> None:
+        """Find out how far its clock is behind, on another machine: by the quickest of a few questions.
+
+        `wait` returns what an actor answers, or raises what keeps it from an answer."""
         found = []
         for _ in range(CLOCK_QUESTIONS):
             began = time.perf_counter()
-            theirs = self._ray.get(self.actor.now.options(concurrency_group="query").remote())
+            theirs = wait(self.actor.now.options(concurrency_group="query").remote())
             took = time.perf_counter() - began
             found.append((took, began + took / 2 - theirs))
         self.clock_ahead = min(found)[1]
+
+
+@dataclass
+class SharedRay:
+    """Ray as the launchers of this process share it: the first one starts it, and the last one shuts it down.
+
+    Attributes:
+        lock: for the other fields, and for each start and end of Ray.
+        users: launchers that are open.
+        is_own: a launcher started Ray; otherwise it is the caller's, and stays.
+        address: that the launcher gave which started it.
+        watch: of the cluster that was started on this machine.
+    """
+
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    users: int = 0
+    is_own: bool = False
+    address: str | None = None
+    watch: FrontWatch | None = None
+
+    def clean(self) -> None:
+        """End what Ray left of a cluster that was started here, once Ray is shut down."""
+        self.is_own = False
+        if self.watch is not None:
+            self.watch.close()
+            self.watch = None
+
+
+SHARED_RAY = SharedRay()
 
 
 class RayLauncher:
     """Start replicas on Ray.
 
     Args:
-        address: of a Ray cluster (`auto`, `ray://HOST:PORT`); None starts one on this machine, which ends with it.
+        address: of a Ray cluster (`auto`, `ray://HOST:PORT`); None starts one on this machine, which ends with the last
+            launcher of this process.
         cpus: cores of a replica, which are its threads; None: on this machine an equal share, elsewhere one.
         gpus: accelerators of a replica.
         replicas: about how many there will be.
@@ -175,18 +212,19 @@ class RayLauncher:
         self, address: str | None, cpus: int | None, gpus: float, replicas: int, step_seconds: float | None = None
     ):
         self._ray = _import_ray()
-        self._address, self._step_seconds = address, step_seconds
-        self._is_own = False
-        self._watch: FrontWatch | None = None
+        self._step_seconds = step_seconds
+        self._is_closed = False
         self._is_cancelled = False
         self._threads = cpus or (1 if address else max(1, (os.cpu_count() or 1) // max(1, replicas)))
         # On a cluster of one's own nothing else asks for cores, and replicas may be more than cores.
         self._needs = {"num_cpus": self._threads if address else 0, "num_gpus": gpus}
-        if self._ray.is_initialized():
-            if address is not None:
+        with SHARED_RAY.lock:
+            if not self._ray.is_initialized():
+                SHARED_RAY.clean()  # the caller shut down what an earlier launcher had started
+                self._connect(address)
+            elif address is not None and not (SHARED_RAY.is_own and SHARED_RAY.address == address):
                 raise WorkbenchError("address: this process has a Ray cluster; leave it out or ray.shutdown()")
-            return
-        self._connect(address)
+            SHARED_RAY.users += 1
 
     def _connect(self, address: str | None) -> None:
         if address is not None:
@@ -201,7 +239,7 @@ class RayLauncher:
                     except Exception as error:
                         # A node that did not start within Ray's 30 seconds is a plain Exception: a busy machine.
                         self._ray.shutdown()
-                        self._clean()
+                        SHARED_RAY.clean()
                         if left == 0 or address is not None or type(error) is not Exception:
                             raise
         except Exception as error:
@@ -213,7 +251,7 @@ class RayLauncher:
         finally:
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, before)
-        self._is_own = True
+        SHARED_RAY.is_own, SHARED_RAY.address = True, address
 
     def _init(self, address: str | None) -> None:
         common = {"log_to_driver": False, "logging_level": logging.ERROR}
@@ -221,7 +259,7 @@ class RayLauncher:
             self._ray.init(address=address, **common)
             return
         folder = tempfile.mkdtemp(prefix="ray-", dir=SOCKET_FOLDER)
-        self._watch = FrontWatch(folder)
+        SHARED_RAY.watch = FrontWatch(folder)
         self._ray.init(
             address="local", include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, _temp_dir=folder,
             **common,
@@ -234,16 +272,16 @@ class RayLauncher:
         try:
             asked = actor.ready.options(concurrency_group="query").remote()
             ready = self._wait(asked)
+            replica = RayReplica(number, self._ray, actor, ready, self._step_seconds)
+            if ready.machine != machine_id():
+                replica.compare_clocks(self._wait)
         except Exception as error:
             with suppress(Exception):
                 self._ray.kill(actor, no_restart=True)
             cause = getattr(error, "cause", None) or error
             words = " ".join(str(cause).split())[-2000:]
             raise WorkbenchError(f"replica {number} did not start: {type(cause).__name__}: {words}") from error
-        made = RayReplica(number, self._ray, actor, ready, self._step_seconds)
-        if self._address is not None:
-            made.compare_clocks()
-        return made
+        return replica
 
     def _wait(self, asked: Any) -> Any:
         """Return what an actor answers (TimeoutError after too long, WorkbenchError once starts are cancelled)."""
@@ -260,17 +298,23 @@ class RayLauncher:
         self._is_cancelled = True
 
     def close(self) -> None:
-        """Leave the cluster; one that was started here ends, with all its processes."""
-        if self._is_own:
-            self._is_own = False
-            self._ray.shutdown()
-            self._clean()
+        """Leave the cluster. One that was started here ends with its last launcher. Does nothing the second time."""
+        with SHARED_RAY.lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            SHARED_RAY.users -= 1
+            if SHARED_RAY.is_own and not SHARED_RAY.users:
+                self._ray.shutdown()
+                SHARED_RAY.clean()
 
-    def _clean(self) -> None:
-        """End what Ray left of a cluster that was started here."""
-        if self._watch is not None:
-            self._watch.close()
-            self._watch = None
+
+def machine_id() -> str:
+    """Return a text that processes have in common which read the same clock: of the machine and its last start."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:  # no Linux
+        return socket.gethostname()
 
 
 def check_reachable(address: str) -> None:

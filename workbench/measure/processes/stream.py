@@ -10,6 +10,7 @@ from typing import Any
 
 from workbench.cluster.process_fleet import ProcessFleet
 from workbench.engine.inputs import arrival
+from workbench.errors import WorkbenchError
 from workbench.request import Request
 from workbench.simulate.executor_settings import KillSettings
 from workbench.trace.events import Event, Stepped, Submitted
@@ -40,12 +41,19 @@ class ServedTraffic:
 def serve_traffic(
     fleet: ProcessFleet, requests: Sequence[Request], kills: Sequence[KillSettings] = ()
 ) -> ServedTraffic:
-    """Run requests to their ends, and kill instances at their seconds (the error of a kill that failed)."""
-    faults: list[Exception] = []
+    """Run requests to their ends, and kill instances at their seconds.
 
-    def kill(instance: int) -> None:
+    Raises:
+        WorkbenchError: for a kill that was due after the traffic's end.
+        Exception: of a kill that failed.
+    """
+    faults: list[Exception] = []
+    tried: list[KillSettings] = []
+
+    def kill(asked: KillSettings) -> None:
+        tried.append(asked)
         try:
-            fleet.kill(instance)
+            fleet.kill(asked.instance)
         except Exception as error:  # a timer's thread has no other way to say it
             faults.append(error)
 
@@ -55,8 +63,9 @@ def serve_traffic(
     with ExitStack() as stack:
         began = clock()
         for each in kills:
-            timer = threading.Timer(max(0.0, began + each.at - clock()), kill, (each.instance,))
+            timer = threading.Timer(max(0.0, began + each.at - clock()), kill, (each,))
             timer.start()
+            stack.callback(timer.join)  # once it is cancelled: a kill under way is waited for
             stack.callback(timer.cancel)
         for event in fleet.stream(requests):
             if isinstance(event, Stepped):  # of an engine's own clock, which its fit needs
@@ -65,6 +74,13 @@ def serve_traffic(
                 events.append(replace(event, time=clock(), arrival=began + due[event.request_id]))
             else:
                 events.append(replace(event, time=clock()))
+        seconds = clock() - began
     if faults:
         raise faults[0]
+    for each in kills:
+        if each not in tried:
+            raise WorkbenchError(
+                f"executor.failures: instance {each.instance} at {each.at:g} s; "
+                f"the traffic had ended after {seconds:.2f} s; kill it earlier"
+            )
     return ServedTraffic(events, began)

@@ -1,0 +1,117 @@
+"""Launchers of one process share Ray: the last shuts it down. Clocks of other machines are compared. A stub is Ray."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from workbench.cluster import ray_replicas
+from workbench.cluster.ray_replicas import RayLauncher, ReadyReplica, SharedRay, machine_id
+from workbench.cluster.replica import PageCounts
+from workbench.engine.config import EngineConfig
+from workbench.errors import WorkbenchError
+
+
+class StubRay:
+    """Ray whose actors say that they are on `machine`, and answer by `now` what time it is there."""
+
+    def __init__(self, machine: str = "", now: Callable[[], float] = time.perf_counter):
+        self.is_up, self.shutdowns, self.killed = False, 0, 0
+        self.answers: dict[str, Callable[[], Any]] = {
+            "ready": lambda: ReadyReplica(PageCounts(), 7, "", 0, machine or machine_id()), "now": now,
+        }  # fmt: skip
+
+    def is_initialized(self) -> bool:
+        return self.is_up
+
+    def init(self, **settings: Any) -> None:
+        assert not self.is_up
+        self.is_up = True
+
+    def shutdown(self) -> None:
+        self.shutdowns += self.is_up
+        self.is_up = False
+
+    def remote(self, **settings: Any) -> Any:
+        asked = {name: SimpleNamespace(options=lambda name=name, **_: SimpleNamespace(remote=lambda: name))
+                 for name in self.answers}  # fmt: skip
+        return lambda kind: SimpleNamespace(remote=lambda *_: SimpleNamespace(**asked))
+
+    def wait(self, asked: list[str], timeout: float) -> tuple[list[str], list[str]]:
+        return (asked, []) if asked[0] in self.answers else ([], asked)
+
+    def get(self, asked: str) -> Any:
+        return self.answers[asked]()
+
+    def kill(self, actor: Any, no_restart: bool) -> None:
+        self.killed += 1
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[StubRay], StubRay]:
+    """Return a function that makes a stub the Ray of launchers."""
+    monkeypatch.setattr(ray_replicas, "SHARED_RAY", SharedRay())
+    monkeypatch.setattr(ray_replicas, "FrontWatch", lambda folder: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(ray_replicas, "check_reachable", lambda address: None)
+    monkeypatch.setattr(ray_replicas.tempfile, "mkdtemp", lambda **_: "/tmp/ray-stub")
+
+    def put(ray: StubRay) -> StubRay:
+        monkeypatch.setattr(ray_replicas, "_import_ray", lambda: ray)
+        return ray
+
+    return put
+
+
+@pytest.mark.parametrize("address", [None, "127.0.0.1:6379"])
+@pytest.mark.parametrize("first", [0, 1])
+def test_the_last_launcher_shuts_ray_down(use: Callable[[StubRay], StubRay], first: int, address: str | None) -> None:
+    ray = use(StubRay())
+    launchers = [RayLauncher(address, 1, 0.0, 2) for _ in range(2)]
+    launchers[first].close()
+    launchers[first].close()  # which counts once
+    assert ray.is_up, "the other launcher has no Ray"
+    launchers[1 - first].close()
+    assert not ray.is_up and ray.shutdowns == 1
+    RayLauncher(address, 1, 0.0, 2).close()
+    assert ray.shutdowns == 2
+
+
+def test_a_ray_of_the_callers_stays(use: Callable[[StubRay], StubRay]) -> None:
+    ray = use(StubRay())
+    ray.init()
+    RayLauncher(None, 1, 0.0, 2).close()
+    assert ray.is_up
+    with pytest.raises(WorkbenchError, match="this process has a Ray cluster"):
+        RayLauncher("127.0.0.1:6379", 1, 0.0, 2)
+
+
+def test_clocks_are_compared_with_other_machines_alone(use: Callable[[StubRay], StubRay]) -> None:
+    """Whoever started Ray: the caller's may have several machines."""
+    for machine, ahead in (("", 0.0), ("another", 100.0)):
+        ray = use(StubRay(machine, lambda: time.perf_counter() - 100))
+        ray.init()
+        replica = RayLauncher(None, 1, 0.0, 2).start(1, EngineConfig.build("demo"))
+        assert replica.clock_ahead == pytest.approx(ahead, abs=1)
+
+
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_a_replica_whose_clock_is_unknown_does_not_start(
+    use: Callable[[StubRay], StubRay], is_silent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is ended, and the error says why: it fails to answer, or does not answer in time."""
+    monkeypatch.setattr(ray_replicas, "READY_SECONDS", 0.0)
+
+    def now() -> float:
+        raise RuntimeError("no clock")
+
+    ray = use(StubRay("another", now))
+    launcher = RayLauncher(None, 1, 0.0, 2)
+    if is_silent:
+        ray.wait = lambda asked, timeout: ([], asked) if asked == ["now"] else (asked, [])
+    with pytest.raises(WorkbenchError, match="replica 1 did not start: " + ("Timeout" if is_silent else "Runtime")):
+        launcher.start(1, EngineConfig.build("demo"))
+    assert ray.killed == 1

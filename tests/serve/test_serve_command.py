@@ -1,0 +1,48 @@
+"""`workbench serve` as a command: what it refuses, and how its clusters end."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from workbench.cli import app
+from workbench.cluster import cluster
+from workbench.serve import served_model, server
+
+
+@pytest.mark.parametrize("replicas", [0, -1])
+def test_a_server_has_a_replica(replicas: int) -> None:
+    result = CliRunner().invoke(app, ["serve", "demo", "--port", "0", "--replicas", str(replicas)])
+    assert result.exit_code == 2 and "replicas" in result.output
+
+
+def test_clusters_close_in_reverse_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them, although one cannot."""
+    closed: list[str] = []
+
+    class FakeCluster:
+        def __init__(self, config: Any, *_: Any, **__: Any):
+            self.name = config.served_name if hasattr(config, "served_name") else "other"
+
+        def close(self) -> None:
+            closed.append(self.name)
+            if self.name == "other":
+                raise RuntimeError("it cannot close")
+
+    made = SimpleNamespace(url="http://x", run=lambda: None)
+    monkeypatch.setattr(cluster, "Cluster", FakeCluster)
+    monkeypatch.setattr(server, "Server", lambda *_: made)
+    monkeypatch.setattr(served_model, "ServedModel", lambda *_: None)
+    file = tmp_path / "two.yaml"
+    file.write_text("model: demo\nserved_name: first\nmodels: {other: {model: demo}}\n")
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        result = CliRunner().invoke(app, ["serve", str(file), "--replicas", "2"])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert closed == ["other", "first"] and "it cannot close" in str(result.exception)
