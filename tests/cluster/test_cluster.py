@@ -225,3 +225,32 @@ def test_a_batch_runs_on_a_cluster(cluster: Cluster) -> None:
         output = client.get(f"/batches/{batch}").json()["output_file_id"]
         (line,) = client.get(f"/files/{output}/content").text.splitlines()
     assert json.loads(line)["response"]["body"]["choices"][0]["text"] == alone("def fib(n):").output_text
+
+
+def test_a_start_that_fails_is_reported_and_tried_again(launcher: Threads, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workbench.cluster.deployments.FIRST_PAUSE", 0.05)
+    lines: list[str] = []
+    with Cluster(CONFIG, 2, launcher=launcher, report=lines.append) as cluster:
+        launcher.broken = "no memory is left"
+        launcher.started[0].die()
+        until(lambda: sum("no memory is left" in line for line in lines) > 3)  # three at once, and later others
+        assert cluster.num_replicas() == 1
+        launcher.broken = ""
+        until(lambda: cluster.num_replicas() == 2)
+
+
+def test_what_broke_an_engine_is_the_reason_of_its_loss(launcher: Threads) -> None:
+    lines: list[str] = []
+    with Cluster(CONFIG, 2, launcher=launcher, report=lines.append) as cluster:
+        asked = cluster.submit("def fib(n):", **{**ASKED, "max_tokens": 400})
+        until(lambda: any(isinstance(each, Decoded) for each in asked.events))
+        (number,) = (number for number, view in cluster.front.replicas.items() if view.requests)
+        broken = next(each for each in launcher.started if each.number == number)
+
+        def fail(*_: object) -> None:
+            raise ArithmeticError("a step went wrong")
+
+        broken.runner.step = fail  # type: ignore[method-assign]
+        assert asked.wait(limit(60)) and not asked.error
+        (moved,) = (each for each in asked.events if isinstance(each, Moved))
+        assert "a step went wrong" in moved.reason and any("a step went wrong" in line for line in lines)

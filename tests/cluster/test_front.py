@@ -354,3 +354,69 @@ def test_the_front_ends_everything_where_no_replica_will_come() -> None:
     assert all(sink.is_done and sink.error == "no replica starts" for sink in sinks)
     assert not front.num_requests and not front.num_waiting
     front.take_report(1, one.turn())  # late
+
+
+def test_a_listener_and_a_sink_that_raise_are_dropped_and_named() -> None:
+    lines: list[str] = []
+    front = Front(router_from("least_loaded"), FleetLimits(page_size=4), lambda: 0.0, report=lines.append)
+    replica = SteppedReplica(1)
+    front.add_replica(replica, pages=replica.pages)
+    well, ill = Sink(), Sink()
+    ill.emit = lambda *_: 1 / 0  # type: ignore[method-assign]
+    heard: list[Event] = []
+    front.submissions.listeners += [lambda event: {}[event.kind], heard.append]
+    front.submissions.after_delivery.append(lambda: [].pop())
+    front.submit(ill, [replace(MENU[1], request_id="ill")])
+    front.submit(well, [replace(MENU[1], request_id="well")])
+    finish(front, [replica])
+    check_request("well", 1, well, False)
+    assert [each.request_id for each in heard if isinstance(each, Finished)].count("ill") == 1
+    assert [words in line for words, line in zip(("KeyError", "ZeroDivisionError", "IndexError"), lines, strict=True)]
+    assert len(front.submissions.listeners) == 1 and not front.submissions.after_delivery
+
+
+def test_what_is_cancelled_while_its_replica_is_lost_ends_once() -> None:
+    """A listener cancels both requests when the first one's end is heard, which the loss of their replica brings."""
+    front, replicas = fleet(1, losses=0)
+    sinks = [Sink(), Sink()]
+    made = [front.submit(sink, [replace(MENU[1], request_id=name)]) for sink, name in zip(sinks, "ab", strict=True)]
+
+    def hear(event: Event) -> None:
+        if isinstance(event, Finished):
+            for each in made:
+                front.cancel(each)
+
+    front.submissions.listeners.append(hear)
+    front.lose_replica(replicas[0].number, "killed by a test")
+    ends = [[each.reason for each in sink.events if isinstance(each, Finished)] for sink in sinks]
+    assert all(sink.is_done for sink in sinks) and ends == [["error"], ["cancelled"]]
+    assert not front.num_requests and not front.num_waiting
+
+
+def test_a_sink_may_cancel_another_submission() -> None:
+    front, replicas = fleet(1)
+    first, second, third = Sink(), Sink(), Sink()
+    other = front.submit(second, [replace(MENU[1], request_id="other", arrival=5.0)])
+    emit = first.emit
+
+    def emit_and_cancel(events: list[Event], done: bool = False, error: str = "") -> None:
+        emit(events, done, error)
+        if done:
+            front.cancel(other)
+
+    first.emit = emit_and_cancel  # type: ignore[method-assign]
+    front.submit(first, [replace(MENU[1], request_id="first")])
+    front.submit(third, [replace(MENU[1], request_id="third")])
+    finish(front, replicas)
+    check_request("third", 1, third, False)
+    assert first.is_done and second.is_done and not list(front.submissions)
+
+
+def test_the_end_of_a_front_cancels_what_replicas_have() -> None:
+    front, replicas = fleet(1)
+    sink = Sink()
+    front.submit(sink, [replace(MENU[1], request_id="r")])
+    front.end_all("the cluster was closed")
+    assert sink.is_done and sink.error == "the cluster was closed"
+    replicas[0].turn()
+    assert replicas[0].is_idle

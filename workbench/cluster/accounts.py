@@ -22,7 +22,8 @@ class FleetAccount(Displayable):
     """
 
     variant: str = ""
-    submitted: int = 0  # samples
+    submitted: int = 0  # samples, with those that it took over from another variant
+    left: int = 0  # of them, those that another variant took over
     ended: Counter[str] = field(default_factory=Counter)  # samples by finish reason
     prompt_tokens: int = 0
     output_tokens: int = 0
@@ -54,7 +55,7 @@ class FleetAccount(Displayable):
     def rows(self) -> list[tuple[str, object]]:
         """Return what it counts, in words; the same rows for every variant."""
         ended = ", ".join(f"{count} {reason}" for reason, count in sorted(self.ended.items()))
-        found: list[tuple[str, object]] = [("samples", self.submitted), ("ended", ended or "none")]
+        found: list[tuple[str, object]] = [("samples", self.submitted - self.left), ("ended", ended or "none")]
         found += [("prompt tokens", self.prompt_tokens), ("output tokens", self.output_tokens)]
         found += [("found in caches", self.cached_tokens), ("computed", self.computed_tokens), ("moves", self.moves)]
         found += [("lost", f"{self.lost_attempts} attempts, {self.lost_tokens} tokens")]

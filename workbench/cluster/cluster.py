@@ -93,7 +93,9 @@ class Cluster(Displayable):
         page_size = settings.cache.page_size if isinstance(settings.cache.prefix, RadixPrefixCache) else None
         kind = ROUTERS.get(router, router) if isinstance(router, str) else router
         limits = limits or FleetLimits(page_size, SEQUENCES_PER_PLACE * settings.schedule.max_num_seqs)
-        self.front = Front(router_from(kind), limits, self.clock, lambda number: self._deployments.on_gone(number))
+        self.front = Front(
+            router_from(kind), limits, self.clock, lambda number: self._deployments.on_gone(number), report
+        )
         if launcher is None:
             from workbench.cluster.ray_replicas import RayLauncher
 
@@ -115,7 +117,7 @@ class Cluster(Displayable):
 
     @property
     def config(self) -> EngineConfig:
-        """Return the settings of the variant that serves, of the first where several do."""
+        """Return the settings of the variant that serves alone, or of the last one that did."""
         return self._deployments.current.config
 
     @property

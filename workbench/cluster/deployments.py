@@ -1,12 +1,13 @@
 """Keep as many replicas of each variant as are wanted: start them, replace lost ones, let others leave.
 
 scale, deploy ---> reserve numbers ---> threads: start ---> take in, or stop where no longer wanted
-lost          ---> reserve numbers ---> thread: start again, up to MAX_FAILED_STARTS times ---> give up the variant
+lost          ---> reserve numbers ---> thread: start again ---> later again, or give up the variant if none serves
 """
 
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -19,6 +20,8 @@ from workbench.cluster.variants import DeployedVariant
 from workbench.errors import WorkbenchError, describe_error
 
 MAX_FAILED_STARTS = 3  # one after another, of replicas that are to take the place of lost ones
+# Seconds before the next try, each twice the one before, where others of the variant still serve.
+FIRST_PAUSE, MAX_PAUSE = 5.0, 60.0
 
 
 class Deployments:
@@ -100,7 +103,7 @@ class Deployments:
             self._thread.put(lambda: self._front.take_report(number, report))
 
         def on_lost(reason: str) -> None:
-            self._thread.put(lambda: self._lose(number, reason))
+            self._thread.put(lambda: self._front.lose_replica(number, reason))
 
         self._threads.begin(f"reports of replica {number}", partial(made.listen, on_report, on_lost))
 
@@ -187,10 +190,6 @@ class Deployments:
         self._front.add_replica(made, known.name, made.ready.pages)
         return True
 
-    def _lose(self, number: int, reason: str) -> None:
-        self._report(f"{reason} ({self._front.num_on(number)} requests go on elsewhere)")
-        self._front.lose_replica(number, reason)
-
     def _num_staying(self, known: DeployedVariant) -> int:
         return self.num_replicas(known.name) + sum(each is known for each in self.starting.values())
 
@@ -203,15 +202,26 @@ class Deployments:
         if not self._is_deployed(known):
             return
         known.failed_starts += 1
+        of_variant = f"variant {known.name}: " * bool(known.name)
+        self._report(f"{of_variant}a replica did not start in the place of a lost one: {why}")
         if known.failed_starts < MAX_FAILED_STARTS:
             self._replace_missing(known)
-        elif not self._num_staying(known):
-            error = f"variant {known.name}: " * bool(known.name) + f"no replica can be started: {why}"
+        elif self._num_staying(known):
+            pause = min(MAX_PAUSE, FIRST_PAUSE * 2 ** (known.failed_starts - MAX_FAILED_STARTS))
+            again = threading.Timer(pause, lambda: self._thread.put(lambda: self._try_again(known)))
+            again.daemon = True
+            again.start()
+        else:
+            error = f"{of_variant}no replica can be started: {why}"
             self._report(error)
             self._front.give_up(known.name, error)
             if known.name not in self._front.variants.shares:
                 self._withdraw(known)
             self._follow()
+
+    def _try_again(self, known: DeployedVariant) -> None:
+        if self._is_deployed(known):
+            self._replace_missing(known)
 
     def _trim(self, known: DeployedVariant, hand_over: bool) -> None:
         """Let the replicas leave that are too many of those that serve, the youngest first.

@@ -22,6 +22,7 @@ from workbench.cluster.variants import VariantShares
 from workbench.engine.request_events import submitted_event
 from workbench.engine.resume import why_not_resumable
 from workbench.engine.runner_thread import EventSink
+from workbench.progress import to_stderr
 from workbench.request import FinishReason, Request
 from workbench.simulate.routers import AnyRouter, routing_options
 from workbench.trace.events import Cancelled, Decoded, Event, Finished, Moved, Prefilled, Routed
@@ -59,13 +60,16 @@ class Front:
         limits: FleetLimits,
         clock: Callable[[], float],
         on_gone: Callable[[int], None] = lambda number: None,
+        report: Callable[[str], None] = to_stderr,
     ):
-        """Create a front without replicas; `on_gone` is called with the number of each that was lost or has left."""
+        """Create a front without replicas; `on_gone` is called with the number of each that was lost or has left.
+
+        `report` gets a line on each that was lost, and on listeners and sinks that raised."""
         self.router, self.limits, self.clock, self._on_gone = router, limits, clock, on_gone
         self.replicas: dict[int, ReplicaView] = {}
         self.variants = VariantShares()
         self.accounts: dict[str, FleetAccount] = {"": FleetAccount()}
-        self.submissions = Submissions()
+        self.submissions, self._report = Submissions(report), report
         self.num_lost = 0  # replicas
         self._waiting: list[FleetRequest] = []  # in order of arrival
 
@@ -107,9 +111,11 @@ class Front:
         if view is None:
             return
         self.num_lost += 1
-        for each in list(view.requests.values()):
+        self._report(f"{reason} ({len(view.requests)} requests go on elsewhere)")
+        mine = list(view.requests.values())
+        for each in mine:
             each.losses += 1
-            self._take_back(view, each, reason)
+        self._take_back(view, mine, reason)
         self._on_gone(number)
         self._place_waiting()
         self.submissions.deliver()
@@ -126,10 +132,14 @@ class Front:
             return
         view.is_leaving = True
         if hand_over:
-            for each in list(view.requests.values()):
-                if not each.is_cancelling and not why_not_resumable(each.request):  # the others end there
-                    self._cancel_on(view, each)
-                    self._take_back(view, each, f"replica {number} leaves")
+            mine = [  # the others end there
+                each
+                for each in view.requests.values()
+                if not each.is_cancelling and not why_not_resumable(each.request)
+            ]
+            for each in mine:
+                self._cancel_on(view, each)
+            self._take_back(view, mine, f"replica {number} leaves")
         self._stop_if_empty(view)
         self._place_waiting()
         self.submissions.deliver()
@@ -153,7 +163,8 @@ class Front:
             ended = isinstance(event, Finished) and event.reason == FinishReason.CANCELLED
             if ended and not known[0].is_cancelling:
                 view.handle.stop()
-                return self.lose_replica(number, f"the engine of replica {number} gave up its requests")
+                why = report.error or "gave up its requests"
+                return self.lose_replica(number, f"the engine of replica {number}: {why}")
             self._take(view, *known, event)
         self.submissions.add_steps(whole_step, view.requests)
         self._stop_if_empty(view)
@@ -210,9 +221,7 @@ class Front:
             if each.replica:
                 self._cancel_on(self.replicas[each.replica], each)
             else:
-                self._waiting.remove(each)
-                self.submissions.emit_of(each, None, Cancelled(self.clock(), each.name))
-                self._end_samples(each, FinishReason.CANCELLED, "")
+                self._end_cancelled(each)
         self.submissions.deliver()
 
     def end_all(self, error: str) -> None:
@@ -221,21 +230,22 @@ class Front:
             submission.pending.clear()
             submission.error = error
             for each in list(submission.live.values()):
-                if each.replica:
-                    self._take_off(self.replicas[each.replica], each)
+                if view := self.replicas.get(each.replica):
+                    self._cancel_on(view, each)
+                    self._take_off(view, each)
                     self._lose(each, error)
                 self._end_samples(each, FinishReason.ERROR, error)
         self._waiting.clear()
         self.submissions.deliver()
 
     def _arrive(self, submission: Submission, each: FleetRequest) -> None:
-        refused, by = "", ""
+        refused, by, variant = "", "", self.variants.of(each.request)
         if self.submissions.is_taken(each):
             refused = f"request id {each.name!r} is already taken; ids must differ"
         elif len(self._waiting) >= self.limits.waiting:
             by = "overloaded"
             refused = f"request {each.name}: the fleet is full: {len(self._waiting)} requests wait; ask again later"
-        elif (variant := self.variants.of(each.request)) in self.variants.unavailable:
+        elif variant in self.variants.unavailable:
             refused, by = f"request {each.name}: {self.variants.unavailable[variant]}", "unavailable"
         if refused:
             now = self.clock()
@@ -245,8 +255,8 @@ class Front:
                 submission.outbox.append(event)
             submission.error = submission.error or refused * submission.is_single
             return
-        each.variant = self.variants.of(each.request)
-        self.accounts[each.variant].submitted += len(each.samples)
+        each.variant = variant
+        self.accounts[variant].submitted += len(each.samples)
         self.submissions.enter(submission, each)
         self._wait(each)
         event = submitted_event(each.request, self.clock(), each.arrival)
@@ -260,7 +270,7 @@ class Front:
         self._waiting.insert(place, each)
 
     def _change_variant(self, each: FleetRequest) -> None:
-        self.accounts[each.variant].submitted -= len(each.unfinished)
+        self.accounts[each.variant].left += len(each.unfinished)
         each.variant = self.variants.of(each.request)
         self.accounts[each.variant].submitted += len(each.unfinished)
 
@@ -274,7 +284,7 @@ class Front:
             if each.variant not in present:  # it was withdrawn
                 self._change_variant(each)
         for each in list(self._waiting):
-            if each.variant in full or each not in self._waiting:  # a listener may have cancelled it
+            if each.variant in full or each.is_cancelling or each not in self._waiting:  # a listener cancelled it
                 continue
             room = [
                 view
@@ -295,7 +305,7 @@ class Front:
         for sample, why in attempt.lost:
             words = f"its replica ended ({each.move_reason}); {why.split(';')[0]}"
             self._end_sample(each, sample, FinishReason.ERROR, words)
-        if not requests:
+        if not requests or each.is_cancelling:
             return
         job, room = as_job(each, requests[0]), sorted(room, key=lambda view: view.number)
         number = self.router.choose(job, room).number
@@ -318,18 +328,28 @@ class Front:
                 ))  # fmt: skip
             self.submissions.emit_of(each, sample, Routed(now, name, replica=number, reason=reason, options=options))
 
-    def _take_back(self, view: ReplicaView, each: FleetRequest, reason: str) -> None:
-        """Take a request from a replica that is lost or leaves: it waits for another, unless it is to end."""
-        self._take_off(view, each)
-        self._lose(each, reason)
-        if each.is_cancelling:
-            self.submissions.emit_of(each, None, Cancelled(self.clock(), each.name))
-            self._end_samples(each, FinishReason.CANCELLED, "")
-        elif each.losses > self.limits.losses:
-            words = f"{each.losses} replicas ended while they served it, the last one: {reason}"
-            self._end_samples(each, FinishReason.ERROR, words)
-        else:
+    def _take_back(self, view: ReplicaView, requests: list[FleetRequest], reason: str) -> None:
+        """Take requests from a replica that is lost or leaves: each waits for another, unless it is to end."""
+        for each in requests:  # all are at the front before a listener hears of one
+            self._take_off(view, each)
+            self._lose(each, reason)
             self._wait(each)
+        for each in requests:
+            if each not in self._waiting:  # a listener cancelled it
+                continue
+            if each.is_cancelling:
+                self._end_cancelled(each)
+            elif each.losses > self.limits.losses:
+                self._waiting.remove(each)
+                words = f"{each.losses} replicas ended while they served it, the last one: {reason}"
+                self._end_samples(each, FinishReason.ERROR, words)
+
+    def _end_cancelled(self, each: FleetRequest) -> None:
+        """End a request that was cancelled and is at the front."""
+        if each in self._waiting:
+            self._waiting.remove(each)
+        self.submissions.emit_of(each, None, Cancelled(self.clock(), each.name))
+        self._end_samples(each, FinishReason.CANCELLED, "")
 
     def _lose(self, each: FleetRequest, reason: str) -> None:
         account = self.accounts[each.variant]
@@ -354,14 +374,13 @@ class Front:
         sample = each.samples[event.sample if number is None else number]
         if isinstance(event, Cancelled) and not each.is_cancelling:
             return
-        if isinstance(event, Prefilled | Decoded):
-            computed = event.computed if isinstance(event, Prefilled) else each.pending_tokens
-            each.pending_tokens = max(0, each.num_tokens - computed) if isinstance(event, Prefilled) else 0
+        if isinstance(event, Prefilled):
+            each.pending_tokens = max(0, each.num_tokens - event.computed)
+        elif isinstance(event, Decoded):
+            each.pending_tokens = 0
         new = sample.take(event)
         if new is None:
             return
-        if new.kind == "submitted":
-            new = replace(new, arrival=each.arrival)  # type: ignore[call-arg] (a Submitted)
         self.submissions.emit_of(each, sample, replace(new, replica=new.replica or view.number))
         if isinstance(new, Finished):
             self._ended(each, sample, new)

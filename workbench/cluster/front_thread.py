@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from typing import TypeVar
 
 from workbench.cluster.front import Front
@@ -33,10 +34,7 @@ class FrontThread:
         return threading.current_thread() is self._thread
 
     def put(self, job: Callable[[], object]) -> bool:
-        """Run `job` soon; return False where it will not be run, since the thread was closed."""
-        if self.is_current:
-            job()
-            return True
+        """Run `job` soon, after what the thread is at; return False where it will not be run, since it was closed."""
         with self._bell:
             if self.is_closed:
                 return False
@@ -88,6 +86,7 @@ class FrontThread:
                 try:
                     job()
                 except Exception as error:  # a fault of the front's own: nothing that it has can go on
-                    self.front.end_all(f"the front failed: {describe_error(error)}")
+                    with suppress(Exception):
+                        self.front.end_all(f"the front failed: {describe_error(error)}")
             if ends:
                 return

@@ -38,10 +38,13 @@ def tokens_in_cache(runner: Runner) -> int:
 
 
 class Report(NamedTuple):
-    """One message of a replica: all events of a step and of what came before it, in order, and the pages after it."""
+    """One message of a replica: all events of a step and of what came before it, in order, and the pages after it.
+
+    `error`: why the engine gave up all that it had, if it did."""
 
     events: tuple[Event, ...]
     pages: PageCounts
+    error: str = ""
 
 
 class Replica(Protocol):
@@ -72,6 +75,7 @@ class ReplicaEngine:
     def __init__(self, runner: Runner, deliver: Callable[[Report], None]):
         self._runner, self._deliver = runner, deliver
         self._events: list[Event] = []
+        self._error = ""
         self._cancels: dict[str, Callable[[], None]] = {}
         self.thread = RunnerThread.attach(runner)
         self._leave = [self.thread.listen(self._events.append), self.thread.after_delivery(self._flush)]
@@ -80,7 +84,7 @@ class ReplicaEngine:
         """Submit requests, each of which can be cancelled by its id."""
         for request in requests:
             name = request.request_id
-            self._cancels[name] = self.thread.submit_to(_EndSink(self._cancels, name), [request])
+            self._cancels[name] = self.thread.submit_to(_EndSink(self, name), [request])
 
     def cancel(self, request_id: str) -> None:
         """Cancel a request soon; an unknown one is ignored."""
@@ -96,17 +100,23 @@ class ReplicaEngine:
 
     def _flush(self) -> None:
         if self._events:
-            events = tuple(self._events)
+            events, error = tuple(self._events), self._error
             self._events.clear()
-            self._deliver(Report(events, PageCounts.of_runner(self._runner)))
+            self._error = ""
+            self._deliver(Report(events, PageCounts.of_runner(self._runner), error))
+
+    def _end(self, name: str, error: str) -> None:
+        """Note the end of a request, and the error where the engine gave up all that it had."""
+        self._cancels.pop(name, None)
+        self._error = self._error or error
 
 
 class _EndSink:
-    """Note the end of a request, whose events leave by the listener."""
+    """Tell the engine of the end of a request, whose events leave by the listener."""
 
-    def __init__(self, cancels: dict[str, Callable[[], None]], name: str):
-        self._cancels, self._name = cancels, name
+    def __init__(self, engine: ReplicaEngine, name: str):
+        self._engine, self._name = engine, name
 
     def emit(self, events: list[Event], done: bool = False, error: str = "") -> None:
         if done:
-            self._cancels.pop(self._name, None)
+            self._engine._end(self._name, error)

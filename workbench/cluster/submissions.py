@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from workbench.cluster.fleet_request import FleetRequest, SampleState
 from workbench.engine import inputs as intake
 from workbench.engine.runner_thread import EventSink
+from workbench.errors import describe_error
+from workbench.progress import to_stderr
 from workbench.request import Request
 from workbench.trace.events import Event
+
+Called = TypeVar("Called")
 
 
 @dataclass(eq=False)
@@ -22,7 +27,7 @@ class Submission:
     live: dict[str, FleetRequest] = field(default_factory=dict)
     outbox: list[Event] = field(default_factory=list)
     error: str = ""
-    is_done: bool = False
+    is_heard: bool = True  # its sink has not raised
 
 
 class Submissions:
@@ -31,9 +36,12 @@ class Submissions:
     Attributes:
         listeners: called with every event, when it comes.
         after_delivery: called once when sinks have got what came for them.
+
+    A listener, a callback or a sink that raises is called no more, and `report` gets a line: the others go on.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, report: Callable[[str], None] = to_stderr) -> None:
+        self._report = report
         self.listeners: list[Callable[[Event], None]] = []
         self.after_delivery: list[Callable[[], None]] = []
         self._open: list[Submission] = []
@@ -87,7 +95,10 @@ class Submissions:
     def emit(self, event: Event) -> None:
         """Let the listeners hear an event."""
         for listener in tuple(self.listeners):
-            listener(event)
+            try:
+                listener(event)
+            except Exception as error:
+                self._drop(self.listeners, listener, error)
 
     def emit_of(self, each: FleetRequest, sample: SampleState | None, event: Event) -> None:
         """Emit an event of a live request, or of one sample of it."""
@@ -108,14 +119,26 @@ class Submissions:
         is_news = False
         for each in tuple(self._open):
             done = not each.live and not each.pending
-            if not each.outbox and not done:
+            if each not in self._open or not each.outbox and not done:  # a sink may have had others delivered
                 continue
             is_news = True
             events, each.outbox = each.outbox, []
             if done:
                 self._open.remove(each)
-                each.is_done = True
-            each.sink.emit(events, done, each.error)
+            if each.is_heard:
+                try:
+                    each.sink.emit(events, done, each.error)
+                except Exception as error:
+                    each.is_heard = False
+                    self._report(f"a sink raised, and gets no more events: {describe_error(error)}")
         if is_news:
             for callback in tuple(self.after_delivery):
-                callback()
+                try:
+                    callback()
+                except Exception as error:
+                    self._drop(self.after_delivery, callback, error)
+
+    def _drop(self, called: list[Called], one: Called, error: Exception) -> None:
+        if one in called:
+            called.remove(one)
+        self._report(f"{one!r} raised, and is called no more: {describe_error(error)}")

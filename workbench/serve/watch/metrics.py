@@ -114,7 +114,7 @@ class Metrics:
         }
         fleets = {name: model.fleet for name, model in self._models.items() if model.fleet is not None}
         for name, fleet in fleets.items():
-            for variant, account in fleet.accounts.items():
+            for variant, account in dict(fleet.accounts).items():
                 replicas.add_metric([name, variant], fleet.num_replicas(variant))
                 counts = (account.submitted, account.output_tokens, account.moves, account.lost_attempts,
                           account.lost_tokens)  # fmt: skip
