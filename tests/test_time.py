@@ -28,6 +28,9 @@ ALLOWED = {
     "lab/test_page.py": "a cell that never ends",
     "runs/test_index.py": "lets files become old enough for the index: any longer will do",
     "widgets/test_compare_in_browser.py": "gives the browser time to forget a letter: any longer will do",
+    "cluster/test_process_fleet.py": "a kill that takes a while: any time will do",
+    "cluster/test_ray_launcher.py": "the clock of another machine, far from this one's",
+    "experiments/test_random_kills.py": "stands for a service that never ends",
     "fresh_environment.py": "a command of .ci/run that prints how long each of README's took",
 }
 LIMITS = {"timeout", "timeout_s", "timeout_ms", "limit_s", "startup_timeout"}

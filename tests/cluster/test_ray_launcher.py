@@ -90,7 +90,7 @@ def test_a_ray_of_the_callers_stays(use: Callable[[StubRay], StubRay]) -> None:
 
 
 def test_clocks_are_compared_with_other_machines_alone(use: Callable[[StubRay], StubRay]) -> None:
-    """Whoever started Ray: the caller's may have several machines."""
+    """Also in a Ray of the caller's, which may have several machines."""
     for machine, ahead in (("", 0.0), ("another", 100.0)):
         ray = use(StubRay(machine, lambda: time.perf_counter() - 100))
         ray.init()

@@ -157,12 +157,12 @@ def test_a_deploy_that_fails_leaves_the_fleet_as_it_was(cluster: Cluster, launch
 
 def test_scaling_down_keeps_what_serves_before_what_starts(cluster: Cluster, launcher: Threads) -> None:
     launcher.held = threading.Event()
-    launcher.started[1].die()
+    launcher.replica(2).die()
     until(lambda: cluster.starting == {3: ""} and [*cluster.replicas] == [1])
     cluster.scale(1)
-    assert [*cluster.replicas] == [1] and not launcher.started[0].is_stopped
+    assert [*cluster.replicas] == [1] and not launcher.replica(1).is_stopped
     launcher.held.set()
-    until(lambda: len(launcher.started) == 3 and launcher.started[2].is_stopped)
+    until(lambda: len(launcher.started) == 3 and launcher.replica(3).is_stopped)
     assert [*cluster.replicas] == [1] and not cluster.starting
     assert end(ask(cluster, "alice")).replica == 1
 

@@ -96,11 +96,17 @@ class Threads:
                 if self.broken and not self.room:
                     raise WorkbenchError(self.broken)
                 self.room = max(0, self.room - 1)
-            self.started.append(ThreadReplica(number, config))
-            return self.started[-1]
+            made = ThreadReplica(number, config)
+            self.started.append(made)
+            return made
         finally:
             with self._lock:
                 self.under_way -= 1
+
+    def replica(self, number: int) -> ThreadReplica:
+        """Return the replica of a number; `started` has them as they came, and those that start together in any order."""
+        (found,) = (each for each in self.started if each.number == number)
+        return found
 
     def cancel_starts(self) -> None:
         self.cancelled.set()

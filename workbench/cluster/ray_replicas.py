@@ -9,7 +9,6 @@ the front (see `front_watch`); Ray restarts none, since a new one has another nu
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import signal
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from workbench.cluster.front_watch import FrontWatch
-from workbench.cluster.replica import PageCounts, ReplicaEngine, Report, tokens_in_cache
+from workbench.cluster.replica import PageCounts, ReplicaEngine, Report, fingerprint_of, tokens_in_cache
 from workbench.engine.config import EngineConfig
 from workbench.errors import WorkbenchError
 from workbench.request import Request
@@ -38,7 +37,6 @@ CONNECT_SECONDS = 10.0  # for a connection to a given cluster
 READY_SECONDS = 600.0  # for a replica to load its model
 OBJECT_STORE_BYTES = 100 * 2**20  # of the object store, which stays empty
 SOCKET_FOLDER = "/tmp"  # paths of sockets have at most 107 bytes, and other folders for temporary files may be longer
-SAMPLES_OF_A_TENSOR = 256
 GROUPS = {"control": 1, "poll": 1, "query": 1}  # threads of an actor; calls of one group are carried out in order
 
 
@@ -74,15 +72,9 @@ class ReplicaActor:
 
     def ready(self) -> ReadyReplica:
         """Return what the front needs to know of it."""
-        found = hashlib.sha256(repr(self._runner.config).encode())
-        for name, tensor in self._runner.model.state_dict().items():
-            flat = tensor.detach().flatten()
-            step = max(1, flat.numel() // SAMPLES_OF_A_TENSOR)
-            found.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
-            found.update(flat[::step].contiguous().float().cpu().numpy().tobytes())
         pages = PageCounts.of_runner(self._runner)
         return ReadyReplica(
-            pages, os.getpid(), f"fp_{found.hexdigest()[:12]}", tokens_in_cache(self._runner), machine_id()
+            pages, os.getpid(), fingerprint_of(self._runner), tokens_in_cache(self._runner), machine_id()
         )
 
     def now(self) -> float:

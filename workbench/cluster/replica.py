@@ -5,6 +5,7 @@ front: submit, cancel ---> replica: its runner's thread ---> reports: events of 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -12,6 +13,8 @@ from workbench.engine.runner import Runner
 from workbench.engine.runner_thread import RunnerThread
 from workbench.request import Request
 from workbench.trace.events import Event
+
+SAMPLES_OF_A_TENSOR = 256  # weights that a fingerprint reads
 
 
 class PageCounts(NamedTuple):
@@ -35,6 +38,17 @@ class PageCounts(NamedTuple):
 def tokens_in_cache(runner: Runner) -> int:
     """Return how many tokens the cache of a runner has room for, by its largest group."""
     return runner.config.cache.page_size * max(pool.num_pages for pool in runner.scheduler.pools)
+
+
+def fingerprint_of(runner: Runner) -> str:
+    """Return a text that differs where the same tokens may be answered differently: of settings and sampled weights."""
+    found = hashlib.sha256(repr(runner.config).encode())
+    for name, tensor in runner.model.state_dict().items():
+        flat = tensor.detach().flatten()
+        step = max(1, flat.numel() // SAMPLES_OF_A_TENSOR)
+        found.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+        found.update(flat[::step].contiguous().float().cpu().numpy().tobytes())
+    return f"fp_{found.hexdigest()[:12]}"
 
 
 class Report(NamedTuple):

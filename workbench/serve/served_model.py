@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from workbench.agents.agent import THINKING
 from workbench.agents.call_format import PROBE, CallFormat, shows_tools
 from workbench.agents.choice import answer_grammar, arguments_schema, check_choice
 from workbench.cluster.cluster import Cluster
-from workbench.cluster.replica import PageCounts, tokens_in_cache
+from workbench.cluster.replica import PageCounts, fingerprint_of, tokens_in_cache
 from workbench.engine.runner import Runner
 from workbench.engine.runner_thread import RunnerThread
 from workbench.errors import WorkbenchError
@@ -30,7 +29,6 @@ from workbench.serve.errors import ApiError
 from workbench.serve.memory.generated_turns import GeneratedTurns
 from workbench.serve.memory.prompt_cache import PlacedBreakpoint, pins_of, place_breakpoints
 
-SAMPLES_OF_A_TENSOR = 256
 CONTEXT_EXCEEDED = "context_length_exceeded"
 
 
@@ -91,13 +89,7 @@ class ServedModel:
     @cached_property
     def _engine_fingerprint(self) -> str:
         assert isinstance(self.runner, Runner)
-        found = hashlib.sha256(repr(self.runner.config).encode())
-        for name, tensor in self.runner.model.state_dict().items():
-            flat = tensor.detach().flatten()
-            step = max(1, flat.numel() // SAMPLES_OF_A_TENSOR)
-            found.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
-            found.update(flat[::step].contiguous().float().cpu().numpy().tobytes())
-        return f"fp_{found.hexdigest()[:12]}"
+        return fingerprint_of(self.runner)
 
     @property
     def fleet(self) -> Cluster | None:
