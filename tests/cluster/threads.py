@@ -104,7 +104,7 @@ class Threads:
                 self.under_way -= 1
 
     def replica(self, number: int) -> ThreadReplica:
-        """Return the replica of a number; `started` has them as they came, and those that start together in any order."""
+        """Return the replica of a number: those that start together come into `started` in any order."""
         (found,) = (each for each in self.started if each.number == number)
         return found
 
