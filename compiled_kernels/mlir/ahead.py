@@ -39,8 +39,8 @@ PROVIDED = frozenset((*OPENMP, *LIBC))
 
 def llvm_ir(llvm: str) -> str:
     """The text of LLVM IR that a module of the LLVM dialect (its text) stands for."""
-    from torch_mlir.dialects.llvm import translate_module_to_llvmir
-    from torch_mlir.ir import Context, Location, Module
+    from torch_mlir.dialects.llvm import translate_module_to_llvmir  # type: ignore[attr-defined] (not in its stubs)
+    from torch_mlir.ir import Context, Location, Module  # type: ignore[attr-defined] (not in its stubs)
 
     with Context(), Location.unknown():
         text = translate_module_to_llvmir(Module.parse(llvm).operation)

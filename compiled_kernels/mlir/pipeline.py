@@ -37,8 +37,8 @@ TUNE_CPU = {Level.V3: "znver3"} | dict.fromkeys((Level.V4, Level.V4_VNNI, Level.
 
 def run_pipeline(module: Any, text: str) -> None:
     """Run a pass pipeline on `module`, in place; raises BackendError with MLIR's message."""
-    from torch_mlir.ir import Location, MLIRError
-    from torch_mlir.passmanager import PassManager
+    from torch_mlir.ir import Location, MLIRError  # type: ignore[attr-defined] (not in its stubs)
+    from torch_mlir.passmanager import PassManager  # type: ignore[attr-defined] (not in its stubs)
 
     with module.context, Location.unknown():
         try:
@@ -86,7 +86,7 @@ def target_level(module: Any, processor: Processor) -> None:
     MLIR's execution engine adds such functions itself (`_mlir_NAME`), but for the machine: with many arguments they hold
     AVX-512 on a machine that has it. They are not called, and nothing may be inlined into them.
     """
-    from torch_mlir.ir import Attribute, InsertionPoint, Module, StringAttr, UnitAttr
+    from torch_mlir.ir import Attribute, InsertionPoint, Module, StringAttr, UnitAttr  # type: ignore[attr-defined] (not in its stubs)
 
     features = ", ".join(f'"{each}"' for each in processor.features)
     with module.context:

@@ -14,7 +14,7 @@ from workbench.engine.runner_thread import RunnerThread
 from workbench.request import Request
 from workbench.trace.events import Event
 
-SAMPLES_OF_A_TENSOR = 256  # weights that a fingerprint reads
+SAMPLES_OF_A_TENSOR = 256  # weights of each tensor that a fingerprint reads
 
 
 class PageCounts(NamedTuple):
