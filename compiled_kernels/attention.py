@@ -1,16 +1,8 @@
-"""Attention as every backend means it: masks, score functions, a layer's parameters, spans and pages; and the
-specification, one span after another, each over its own context.
-
-Masks are predicates over positions that broadcast. Score functions have the sense of flex_attention's (Dong et al.,
-2024): given a score q k, already scaled and capped, its head and the positions of its query and key, what is put in its
-place. Minus infinity hides the key.
-"""
+"""Attention as every backend means it: a layer's parameters, spans and pages; and the specification, one span after
+another, each over its own context."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, Self
 
 import torch
@@ -18,126 +10,8 @@ from einops import einsum, rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from compiled_kernels.backends import BackendError, describe_callable
-
-# Given query and key positions that broadcast: True where the query may look.
-Mask = Callable[[Tensor, Tensor], Tensor]
-# (score, head, query, key) -> score; the four broadcast, the result has the score's shape and type.
-Score = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class Causal:
-    """Every position up to the query's own."""
-
-    def __call__(self, query: Tensor, key: Tensor) -> Tensor:
-        return key <= query
-
-
-@dataclass(frozen=True)
-class SlidingWindow:
-    """The last `sliding_window` positions, the query's own included (Mistral, Beltagy et al. 2020), and the first
-    `num_sink_tokens` positions of the text (StreamingLLM, Xiao et al. 2023)."""
-
-    sliding_window: int
-    num_sink_tokens: int = 0
-
-    def __call__(self, query: Tensor, key: Tensor) -> Tensor:
-        return (key <= query) & ((key > query - self.sliding_window) | (key < self.num_sink_tokens))
-
-
-@dataclass(frozen=True)
-class Chunked:
-    """The past within the query's own chunk of `chunk_size` positions (Llama 4)."""
-
-    chunk_size: int
-
-    def __call__(self, query: Tensor, key: Tensor) -> Tensor:
-        return (key <= query) & (key // self.chunk_size == query // self.chunk_size)
-
-
-@dataclass(frozen=True)
-class AndMask:
-    """The keys that both masks show."""
-
-    first: Mask
-    second: Mask
-
-    def __call__(self, query: Tensor, key: Tensor) -> Tensor:
-        return self.first(query, key) & self.second(query, key)
-
-    def __repr__(self) -> str:
-        return f"Both({describe_callable(self.first)}, {describe_callable(self.second)})"
-
-
-def window_and_sinks(mask: Mask, backend: str) -> tuple[int, int]:
-    """Return (window, sinks) of a mask, 0 for no window: the form in which operations known to torch by a schema take
-    masks.
-
-    Raises BackendError for any other predicate: the backend cannot carry it out.
-    """
-    if isinstance(mask, Causal):
-        return 0, 0
-    if isinstance(mask, SlidingWindow):
-        return mask.sliding_window, mask.num_sink_tokens
-    raise BackendError(
-        f"paged_attention: backend {backend} knows causal masks with window and sinks, not {describe_callable(mask)}"
-    )
-
-
-@dataclass(frozen=True)
-class ALiBi:
-    """ALiBi: each head's score falls by its slope for every token between key and query (Press et al., 2022).
-
-    The slopes of n heads, n a power of two, are 2^(-8/n), 2^(-16/n), ...; where it is none, the heads beyond the next
-    lower power p take every other slope of 2p heads, from the first on, as in the authors' code.
-    """
-
-    heads: int
-
-    def __call__(self, score: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        power = 1 << int(math.log2(self.heads))
-        at = head.to(score.dtype)
-        exponent = torch.where(head < power, (at + 1) * (8 / power), (2 * (at - power) + 1) * (4 / power))
-        return score - torch.exp2(-exponent) * (query - key).to(score.dtype)
-
-
-@dataclass(frozen=True)
-class ScoreTemperature:
-    """A factor of late queries' scores: 1 + `strength` log(1 + floor((query + `offset`) / `floor`)) (Llama 4)."""
-
-    strength: float
-    floor: int
-    offset: int = 0
-
-    def __call__(self, score: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        steps = ((query + self.offset) // self.floor).to(score.dtype)
-        return score * (1 + self.strength * torch.log1p(steps))
-
-
-@dataclass(frozen=True)
-class ChainedScore:
-    """One score function after another: `second` of what `first` gives."""
-
-    first: Score
-    second: Score
-
-    def __call__(self, score: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return self.second(self.first(score, head, query, key), head, query, key)
-
-    def __repr__(self) -> str:
-        return f"Then({describe_callable(self.first)}, {describe_callable(self.second)})"
-
-
-def uses_alibi(score: Score | None, backend: str) -> bool:
-    """Return whether scores fall as in ALiBi: the form in which operations known to torch by a schema take a score
-    function. Raises BackendError for any other: the backend cannot carry it out."""
-    if score is None or isinstance(score, ALiBi):
-        return score is not None
-    raise BackendError(
-        f"paged_attention: backend {backend} knows no score functions but ALiBi, not {describe_callable(score)}"
-    )
-
+from compiled_kernels.attention_rules import AttentionRules, rules_of
+from compiled_kernels.masks import Causal, Mask, Score
 
 class AttentionParameters(NamedTuple):
     """A layer's attention, as a rule over scores.
@@ -148,6 +22,7 @@ class AttentionParameters(NamedTuple):
         softcap: c > 0 makes every score c tanh(score / c) (Gemma 2, 2024).
         sink_logits: one logit a head in the softmax's sum that attends to nothing (gpt-oss, 2025).
         score: changes each score after the cap.
+        rules: mask and score function as kernels take them, where they are known already: a graph cannot trace them.
     """
 
     scale: float
@@ -155,14 +30,11 @@ class AttentionParameters(NamedTuple):
     softcap: float = 0.0
     sink_logits: Float[Tensor, " head"] | None = None
     score: Score | None = None
+    rules: AttentionRules | None = None
 
-    def window_and_sinks(self, operator: str, backend: str) -> tuple[int, int]:
-        """Return (window, sinks) of the mask for a kernel written by hand. Raises BackendError for any other mask, and
-        for score functions: the kernel cannot carry them out."""
-        if self.score is not None:
-            words = f"backend {backend} knows no score functions, not {describe_callable(self.score)}"
-            raise BackendError(f"{operator}: {words}")
-        return window_and_sinks(self.mask, backend)
+    def kernel_rules(self, operator: str, backend: str) -> AttentionRules:
+        """Return mask and score function as a kernel takes them. Raises BackendError for what it cannot take."""
+        return self.rules or rules_of(self.mask, self.score, operator, backend)
 
 
 class Spans(NamedTuple):
@@ -256,7 +128,7 @@ def attend(q: Tensor, context: SpanContext, parameters: AttentionParameters) -> 
 def attention_weights(q: Tensor, context: SpanContext, parameters: AttentionParameters) -> Tensor:
     """Return the weight of each key for each query: [kv_head, queries_per_kv, token, read], in float32 or q's
     float64."""
-    scale, mask, softcap, sink_logits, score = parameters
+    scale, mask, softcap, sink_logits, score, _ = parameters
     k, groups = context.k, context.k.shape[1]
     exact = torch.promote_types(q.dtype, torch.float32)
     grouped = rearrange(q.to(exact), "token (group share) dim -> group share token dim", group=groups)

@@ -15,7 +15,7 @@ read what they left. Cells of a notebook need this package, and `from workbench 
 import typing as _typing  # private, like every name here that is not public
 
 if _typing.TYPE_CHECKING:
-    from compiled_kernels.attention import Causal, SlidingWindow
+    from compiled_kernels.masks import Causal, SlidingWindow
     from workbench import testing, widgets
     from workbench.agents import demo_tools
     from workbench.agents.agent import Agent, agent

@@ -9,20 +9,9 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from compiled_kernels.attention import (
-    ALiBi,
-    AttentionParameters,
-    Causal,
-    KVPages,
-    Mask,
-    Score,
-    SlidingWindow,
-    SpanContext,
-    Spans,
-    attention_reference,
-    uses_alibi,
-    window_and_sinks,
-)
+from compiled_kernels.attention import AttentionParameters, KVPages, SpanContext, Spans, attention_reference
+from compiled_kernels.masks import Mask, Score
+from compiled_kernels.attention_rules import AttentionRules, rules_of
 from compiled_kernels.backends import Backend, BackendError
 from compiled_kernels.operators import Operator, define_operator
 from compiled_kernels.paged_attention.inductor import by_spans, decode_attention
@@ -30,7 +19,7 @@ from compiled_kernels.paged_attention.inductor import by_spans, decode_attention
 # Behind an operator's own tensors; graphs hold flat tensors and numbers only.
 SCHEMA = (
     "Tensor span_starts, Tensor context_lengths, bool decode_only,"
-    " float scale, int window, int sinks, float softcap, Tensor? sink_logits, bool alibi"
+    " float scale, float softcap, Tensor? sink_logits, int window, int sinks, str mask, str score"
 )
 
 
@@ -76,26 +65,19 @@ def gather_context(pages: Tensor, table: Tensor, context: int) -> Tensor:
     return rearrange(used, "page group offset dim -> (page offset) group dim")[:context]
 
 
-def flatten(spans: Spans, parameters: AttentionParameters, backend: str) -> tuple[Any, ...]:
-    """Return both as `SCHEMA` lists them. Raises BackendError for masks and score functions that it has no word for."""
-    seen = window_and_sinks(parameters.mask, backend)
-    scored = parameters.softcap, parameters.sink_logits, uses_alibi(parameters.score, backend)
-    return *spans, parameters.scale, *seen, *scored
+def flatten(spans: Spans, parameters: AttentionParameters, operator: str, backend: str) -> tuple[Any, ...]:
+    """Return both as `SCHEMA` lists them. Raises BackendError for masks and score functions that cannot be traced."""
+    rules = parameters.kernel_rules(operator, backend)
+    return *spans, parameters.scale, parameters.softcap, parameters.sink_logits, *rules
 
 
 def unflatten(
-    num_heads: int,
-    starts: Tensor,
-    lengths: Tensor,
-    decode_only: bool,
-    scale: float,
-    window: int,
-    sinks: int,
-    *scored: Any,
-) -> tuple[Spans, AttentionParameters]:
+    starts: Tensor, lengths: Tensor, decode_only: bool, scale: float, softcap: float, sink_logits: Tensor | None,
+    *flat: Any,
+) -> tuple[Spans, AttentionParameters]:  # fmt: skip
     """Undo `flatten`."""
-    mask, (softcap, sink_logits, alibi) = SlidingWindow(window, sinks) if window else Causal(), scored
-    parameters = AttentionParameters(scale, mask, softcap, sink_logits, ALiBi(num_heads) if alibi else None)
+    rules = AttentionRules(*flat)
+    parameters = AttentionParameters(scale, rules.as_mask, softcap, sink_logits, rules.as_score, rules)
     return Spans(starts, lengths, decode_only), parameters
 
 
@@ -105,7 +87,7 @@ def define_attention(name: str, kv: type, schema: str) -> Operator:
 
     def unpack(q: Tensor, *rest: Any) -> tuple[Tensor, KVPages, Spans, AttentionParameters]:
         count = schema.count(",") + 1
-        return q, kv.unflat(*rest[:count]), *unflatten(q.shape[1], *rest[count:])
+        return q, kv.unflat(*rest[:count]), *unflatten(*rest[count:])
 
     return define_operator(
         name,
@@ -127,12 +109,12 @@ def attend_on(
     """Carry out attention on a backend: as traced or eager code where that can be, else as the opaque operation."""
     if backend is Backend.INDUCTOR and spans.decode_only:
         return decode_attention(q, kv, spans.context_lengths, parameters)
-    if backend in (Backend.TRITON, Backend.MLIR):
-        parameters.window_and_sinks(operator.name, backend)
-    elif not torch.compiler.is_compiling():
+    if backend not in (Backend.TRITON, Backend.MLIR) and not torch.compiler.is_compiling():
         return (by_spans if backend is Backend.INDUCTOR else attention_reference)(q, kv, spans, parameters)
     # Walking spans reads their lengths, which no graph can: inside one, eager and inductor are opaque too.
-    return operator.implementation(backend)(q, *kv.flat, *flatten(spans, parameters, backend))
+    return operator.implementation(backend)(
+        q, *kv.flat, *flatten(spans, parameters, operator.name, backend)
+    )
 
 
 PAGED_ATTENTION = define_attention("paged_attention", PagedKV, "Tensor keys, Tensor values, Tensor page_table")
@@ -161,7 +143,8 @@ def paged_attention(
         Weighted sums of values in the type of `q`.
 
     Raises:
-        BackendError: for what the backend cannot express: triton and mlir know windows with sinks, no score functions.
+        BackendError: for what the backend cannot express: triton and mlir trace masks and score functions to scalar
+            code (see `scalar_code`).
     """
     return attend_on(PAGED_ATTENTION, backend, q, kv, spans, parameters)
 
@@ -171,7 +154,7 @@ def unsupported_reason(backend: Backend, mask: Mask, score: Score | None) -> str
     if backend in (Backend.EAGER, Backend.INDUCTOR):
         return None
     try:
-        AttentionParameters(1.0, mask, score=score).window_and_sinks("paged_attention", backend)
+        rules_of(mask, score, "paged_attention", backend)
     except BackendError as error:
         return str(error)
     return None

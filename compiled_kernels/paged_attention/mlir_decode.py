@@ -11,39 +11,69 @@ and value while it lies in the nearest cache. An item writes its unscaled sums, 
 from __future__ import annotations
 
 from compiled_kernels.mlir_text import Lines
+from compiled_kernels.paged_attention.mlir_rules import seek_text
 from compiled_kernels.paged_attention.mlir_shape import DecodeAttention
 from compiled_kernels.paged_attention.mlir_tile import tile
 
 
 def pages(shape: DecodeAttention, name: str) -> str:
     """Emit @{name}_pages(q [share, dim], k, v, table, partial, row, group, chunk, scores, weights, begin, end, first,
-    last): the tile of every page of the row's table from begin to end, cut to the positions from first to last."""
+    last, position): the tile of every page of the row's table from begin to end in which the query at `position` may
+    see a key, cut to the positions from first to last."""
     t = shape.types
+    given = f"%q, %k, %v, %page, %next, %group, %from, %to, %base, %position, %partial, %row, %chunk, %scores, %weights"
+    kinds = f"""{t["queries"]}, {t["pages"]}, {t["pages"]}, index, index, index, index, index, index, index,
+    {t["partial"]}, index, index, {t["scores"]}, {t["weights"]}"""
+    body = f"""{offsets_of_page()}
+  %number = memref.load %table[%row, %p] : {t["table"]}
+  %page = arith.index_cast %number : i32 to index
+  %next_number = memref.load %table[%row, %later] : {t["table"]}
+  %next = arith.index_cast %next_number : i32 to index
+  func.call @{name}_tile({given})
+    : ({kinds}) -> ()"""
     return f"""func.func private @{name}_pages(%q: {t["queries"]}, %k: {t["pages"]}, %v: {t["pages"]},
     %table: {t["table"]}, %partial: {t["partial"]}, %row: index, %group: index, %chunk: index, %scores: {t["scores"]},
-    %weights: {t["weights"]}, %begin: index, %end: index, %first: index, %last: index) {{
+    %weights: {t["weights"]}, %begin: index, %end: index, %first: index, %last: index, %position: index) {{
 %zero = arith.constant 0 : index
 %one = arith.constant 1 : index
 %size = arith.constant {shape.page_size} : index
-scf.for %p = %begin to %end step %one {{
-  %base = arith.muli %p, %size : index
+{for_each_page(shape, name, body)}
+return
+}}"""
+
+
+def offsets_of_page() -> str:
+    """Emit %from and %to: the offsets of page %p, which begins at position %base, from %first to %last."""
+    return """  %base = arith.muli %p, %size : index
   %started = arith.cmpi ugt, %first, %base : index
   %skipped = arith.subi %first, %base : index
   %from = arith.select %started, %skipped, %zero : index
   %left = arith.subi %last, %base : index
-  %to = arith.minui %left, %size : index
-  %number = memref.load %table[%row, %p] : {t["table"]}
-  %page = arith.index_cast %number : i32 to index
+  %to = arith.minui %left, %size : index"""
+
+
+def for_each_page(shape: DecodeAttention, name: str, body: str) -> str:
+    """Emit `body` for each page %p from %begin to %end in which the query at %position may see a key; %later is the
+    page after it, or %p where there is none."""
+    if not shape.mask:
+        return f"""scf.for %p = %begin to %end step %one {{
   %after = arith.addi %p, %one : index
   %more = arith.cmpi ult, %after, %end : index
   %later = arith.select %more, %after, %p : index
-  %next_number = memref.load %table[%row, %later] : {t["table"]}
-  %next = arith.index_cast %next_number : i32 to index
-  func.call @{name}_tile(%q, %k, %v, %page, %next, %group, %from, %to, %partial, %row, %chunk, %scores, %weights)
-    : ({t["queries"]}, {t["pages"]}, {t["pages"]}, index, index, index, index, index, {t["partial"]}, index, index, {t["scores"]},
-       {t["weights"]}) -> ()
-}}
-return
+{body}
+}}"""
+    return f"""%start = func.call @{name}_seek(%begin, %end, %position) : (index, index, index) -> index
+scf.while (%at = %start) : (index) -> index {{
+  %inside = arith.cmpi ult, %at, %end : index
+  scf.condition(%inside) %at : index
+}} do {{
+^bb0(%p: index):
+  %after = arith.addi %p, %one : index
+  %following = func.call @{name}_seek(%after, %end, %position) : (index, index, index) -> index
+  %more = arith.cmpi ult, %following, %end : index
+  %later = arith.select %more, %following, %p : index
+{body}
+  scf.yield %following : index
 }}"""
 
 
@@ -67,6 +97,7 @@ def item(shape: DecodeAttention, name: str) -> str:
 {empty(shape)}
 %length32 = memref.load %lengths[%row] : {t["lengths"]}
 %length = arith.index_cast %length32 : i32 to index
+%position = arith.subi %length, %one : index
 {first_seen(shape, "first")}
 {_chunk(shape)}
 {chr(10).join(walks)}
@@ -128,11 +159,11 @@ def _sinks(shape: DecodeAttention) -> str:
 
 
 def _walk(shape: DecodeAttention, name: str, bounds: str) -> str:
-    """Emit a call of @{name}_pages with these (begin, end, first, last)."""
+    """Emit a call of @{name}_pages with these (begin, end, first, last), for the query at %position."""
     t = shape.types
-    given = f"%q, %k, %v, %table, %partial, %row, %group, %chunk, %scores, %weights, {bounds}"
+    given = f"%q, %k, %v, %table, %partial, %row, %group, %chunk, %scores, %weights, {bounds}, %position"
     memories = f"{t['queries']}, {t['pages']}, {t['pages']}, {t['table']}, {t['partial']}"
-    kinds = f"{memories}, index, index, index, {t['scores']}, {t['weights']}, index, index, index, index"
+    kinds = f"{memories}, index, index, index, {t['scores']}, {t['weights']}, index, index, index, index, index"
     return f"func.call @{name}_pages({given})\n  : ({kinds}) -> ()"
 
 
@@ -207,7 +238,8 @@ def _mixed(lines: Lines, shape: DecodeAttention, chunks: list[str], shares: list
 def attention_text(shape: DecodeAttention, name: str) -> str:
     """Emit @{name}_item(queries, keys, values, table, lengths, partial, row, group, chunk) and @{name}_merge(partial[,
     sink logits], mixed, begin, end), with what they call."""
-    return "\n".join((tile(shape, name), pages(shape, name), item(shape, name), merge(shape, name)))
+    seek = [seek_text(shape, name)] if shape.mask else []
+    return "\n".join((*seek, tile(shape, name), pages(shape, name), item(shape, name), merge(shape, name)))
 
 
 def entry_text(shape: DecodeAttention) -> str:

@@ -37,6 +37,8 @@ class HeadShape:
         window: positions that a query sees, all where it is 0.
         sinks: first positions that are always seen.
         sink_logits: whether each head has one logit more in its softmax, without a value.
+        mask: text of a program (see `scalar_code`) that gives of (query, key) whether a key is seen too, or empty.
+        score: text of one that gives of (score, head, query, key) what is put in the score's place, or empty.
     """
 
     num_heads: int
@@ -47,6 +49,8 @@ class HeadShape:
     sinks: int = 0
     softcap: float = 0.0
     sink_logits: bool = False
+    mask: str = ""
+    score: str = ""
 
     @property
     def queries_per_kv(self) -> int:
@@ -68,13 +72,13 @@ class PagedHeads(HeadShape):
         cls, operator: str, q: Tensor, pages: Tensor, parameters: AttentionParameters, **more: Any
     ) -> Self:
         """Return the shape for queries [token, head, dim] over pages [page, kv_head, offset, dim]. Raises BackendError
-        for masks and scores that kernels do not know."""
-        window, sinks = parameters.window_and_sinks(operator, Backend.MLIR)
+        for masks and scores that cannot be traced."""
+        rules = parameters.kernel_rules(operator, Backend.MLIR)._asdict()
         sink_logits = parameters.sink_logits is not None
         scored = {"scale": parameters.scale, "softcap": parameters.softcap, "sink_logits": sink_logits}
         return cls(
             num_heads=q.shape[1], num_kv_heads=pages.shape[1], head_dim=q.shape[2], page_size=pages.shape[2],
-            dtype=MLIR_TYPES[q.dtype], target=Target.current(), window=window, sinks=sinks, **scored, **more,
+            dtype=MLIR_TYPES[q.dtype], target=Target.current(), **rules, **scored, **more,
         )  # fmt: skip
 
     @property

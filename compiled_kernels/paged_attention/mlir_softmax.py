@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from compiled_kernels.mlir_text import Lines, number, vector
+from compiled_kernels.paged_attention.mlir_rules import KeyRun, Rules
 from compiled_kernels.paged_attention.mlir_shape import PagedHeads
 
 
@@ -32,12 +33,21 @@ class Softmax:
     def _kind(self) -> str:
         return vector(self.shape.lanes)
 
-    def logits(self, score: str, visible: str) -> str:
-        """Emit scores, scaled and capped; minus infinity where a key is not visible."""
+    def scaled(self, score: str) -> str:
+        """Emit scores, scaled and capped."""
         score = self.lines.let(f"arith.mulf {score}, {self.scale} : {self._kind}")
-        if self.shape.softcap:
-            score = self._capped(score)
-        return self._where(visible, score, self.none)
+        return self._capped(score) if self.shape.softcap else score
+
+    def logits(self, score: str, visible: str, rules: Rules, run: KeyRun) -> tuple[str, str]:
+        """Emit the logits of a run of keys, minus infinity where one is not visible, and which are: of those that come
+        so far, what the mask shows and the score function does not hide."""
+        score = rules.scored(self.lines, run, self.scaled(score))
+        visible = rules.visible(self.lines, run, visible)
+        if self.shape.score:
+            bits = vector(self.shape.lanes, "i1")
+            shown = self.lines.let(f"arith.cmpf une, {score}, {self.none} : {self._kind}")
+            visible = self.lines.let(f"arith.andi {visible}, {shown} : {bits}")
+        return visible, self._where(visible, score, self.none)
 
     def highest(self, logits: list[str]) -> str:
         """Emit the highest of vectors of logits, as one number."""

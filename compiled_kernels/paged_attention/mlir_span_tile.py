@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from compiled_kernels.mlir_text import Lines, vector
+from compiled_kernels.paged_attention.mlir_rules import KeyRun, Rules
 from compiled_kernels.paged_attention.mlir_shape import BLOCK_POSITIONS, QUERIES_TOGETHER, SpanAttention
 from compiled_kernels.paged_attention.mlir_softmax import Softmax
 
@@ -22,12 +23,12 @@ class QuerySlot(NamedTuple):
     position: str
 
 
-def weigh(lines: Lines, shape: SpanAttention, query: QuerySlot, scores: list[str]) -> None:
+def weigh(lines: Lines, shape: SpanAttention, query: QuerySlot, scores: list[str], rules: Rules) -> None:
     """Emit the weights of a block from its scores, a vector for each run of keys, and update the query's peak, total
     and sums."""
     t, lanes = shape.types, shape.lanes
     softmax = Softmax.begin(lines, shape)
-    visible, logits = _logits(lines, shape, softmax, query, scores)
+    visible, logits = _logits(lines, shape, softmax, query, scores, rules)
     before, peaks = softmax.raise_peak(f"%peaks[{query.slot}] : {t['peaks']}", softmax.highest(logits))
     total, weights = softmax.zero, []
     for each, seen in zip(logits, visible, strict=True):
@@ -42,18 +43,21 @@ def weigh(lines: Lines, shape: SpanAttention, query: QuerySlot, scores: list[str
 
 
 def _logits(
-    lines: Lines, shape: SpanAttention, softmax: Softmax, query: QuerySlot, scores: list[str]
+    lines: Lines, shape: SpanAttention, softmax: Softmax, query: QuerySlot, scores: list[str], rules: Rules
 ) -> tuple[list[str], list[str]]:
     """Emit for each run of keys which of them the query sees, and their logits."""
     lanes, positions = shape.lanes, vector(shape.lanes, "index")
     steps = lines.let(f"vector.step : {positions}")
     here = lines.let(f"vector.broadcast {query.position} : index to {positions}")
     visible, logits = [], []
-    for run, score in enumerate(scores):
-        base = lines.let(f"arith.addi %start, {lines.index(run * lanes)} : index")
+    for number, score in enumerate(scores):
+        base = lines.let(f"arith.addi %start, {lines.index(number * lanes)} : index")
         keys = lines.let(f"vector.broadcast {base} : index to {positions}")
-        visible.append(_visible(lines, shape, lines.let(f"arith.addi {keys}, {steps} : {positions}"), here))
-        logits.append(softmax.logits(score, visible[-1]))
+        keys = lines.let(f"arith.addi {keys}, {steps} : {positions}")
+        run = KeyRun(query.position, keys, query.head)
+        seen, logit = softmax.logits(score, _visible(lines, shape, keys, here), rules, run)
+        visible.append(seen)
+        logits.append(logit)
     return visible, logits
 
 
@@ -88,13 +92,14 @@ def rows(shape: SpanAttention) -> str:
     totals, weights): the queries of ROWS slots, from `slot` on, of the tile that begins with `token` and has
     `queries`, over the block `at`, whose first position is `start`. `before` is how many positions the span itself
     comes after."""
-    t, lines = shape.types, Lines()
+    t, lines, rules = shape.types, Lines(), Rules(shape, "rows")
     queries = _queries(lines, shape)
     scores = _scores(lines, shape, queries)
     for query, found in zip(queries, scores, strict=True):
-        weigh(lines, shape, query, found)
+        weigh(lines, shape, query, found, rules)
     _mix(lines, shape, queries)
-    return f"""func.func private @rows(%q: {t["q"]}, %keys: {t["keys"]}, %values: {t["values"]}, %at: index, %start: index,
+    return f"""{rules.text}
+func.func private @rows(%q: {t["q"]}, %keys: {t["keys"]}, %values: {t["values"]}, %at: index, %start: index,
     %group: index, %token: index, %slot: index, %queries: index, %before: index, %sums: {t["sums"]}, %peaks: {t["peaks"]},
     %totals: {t["peaks"]}, %weights: {t["weights"]}) {{
 %zero = arith.constant 0 : index
@@ -227,11 +232,14 @@ return
 
 
 def _share(lines: Lines, shape: SpanAttention) -> str:
-    """Emit the factor of a slot's sums: 1 / total, where a sink logit joins the total."""
+    """Emit the factor of a slot's sums: 1 / total, where a sink logit joins the total; 1 for a query that sees nothing,
+    whose sums are 0."""
     t = shape.types
     total = lines.let(f"memref.load %totals[%slot] : {t['peaks']}")
     if not shape.sink_logits:
-        return lines.let(f"arith.divf {lines.let('arith.constant 1.0 : f32')}, {total} : f32")
+        nothing, one = (lines.let(f"arith.constant {each} : f32") for each in ("0.0", "1.0"))
+        blind = lines.let(f"arith.cmpf oeq, {total}, {nothing} : f32")
+        return lines.let(f"arith.divf {one}, {lines.let(f'arith.select {blind}, {one}, {total} : f32')} : f32")
     sink = lines.let(f"memref.load %sinks[%head] : {t['sinks']}")
     peak = lines.let(f"memref.load %peaks[%slot] : {t['peaks']}")
     highest = lines.let(f"arith.maximumf {sink}, {peak} : f32")

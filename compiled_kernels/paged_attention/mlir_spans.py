@@ -11,6 +11,7 @@ processor multiplies pairs of bfloat16, a vector's element is a pair: two column
 from __future__ import annotations
 
 from compiled_kernels.mlir_text import Lines, largest_divisor, vector
+from compiled_kernels.paged_attention.mlir_rules import Rules
 from compiled_kernels.paged_attention.mlir_shape import BLOCK_POSITIONS, QUERIES_TOGETHER, SpanAttention
 from compiled_kernels.paged_attention.mlir_span_tile import finish, rows
 
@@ -131,10 +132,12 @@ def _joined(lines: Lines, shape: SpanAttention, loaded: str, column: str) -> str
 def span_text(shape: SpanAttention) -> str:
     """Emit @paged_attention(q [token, head, dim], k, v, table, (tokens, context), quantized keys, quantized values[,
     sink logits], out), run by all threads at once, with what it calls."""
-    return "\n".join((pack(shape), rows(shape), finish(shape), _entry(shape)))
+    rules = Rules(shape, "span")
+    entry = _entry(shape, rules)
+    return "\n".join((rules.text, pack(shape), rows(shape), finish(shape), entry))
 
 
-def _entry(shape: SpanAttention) -> str:
+def _entry(shape: SpanAttention, rules: Rules) -> str:
     """Emit @paged_attention: packs blocks of groups in turn with the other threads, then tiles of groups."""
     t = shape.types
     sinks = f"%sinks: {t['sinks']}, " if shape.sink_logits else ""
@@ -157,7 +160,7 @@ def _entry(shape: SpanAttention) -> str:
 %tokens = arith.index_cast %tokens64 : i64 to index
 %context = arith.index_cast %context64 : i64 to index
 %before = arith.subi %context, %tokens : index
-{_packs(shape)}
+{_packs(shape, rules)}
 call @GOMP_barrier() : () -> ()
 %sums = memref.alloca() {{alignment = 64 : i64}} : {t["sums"]}
 %peaks = memref.alloca() {{alignment = 64 : i64}} : {t["peaks"]}
@@ -166,26 +169,36 @@ call @GOMP_barrier() : () -> ()
 %tiles = arith.ceildivui %tokens, %tile : index
 %items = arith.muli %tiles, %groups : index
 scf.for %item = %thread to %items step %threads {{
-{_tile(shape)}
+{_tile(shape, rules)}
 }}
 return
 }}"""
 
 
-def _packs(shape: SpanAttention) -> str:
-    """Emit all blocks of all groups, laid out anew."""
-    t = shape.types
+def _packs(shape: SpanAttention, rules: Rules) -> str:
+    """Emit all blocks of all groups, laid out anew, but for those that the mask hides from every query."""
+    t, lines, packed = shape.types, Lines("p"), "%always"
+    lines.emit("%always = arith.constant true")
+    if shape.mask:
+        first = lines.let("arith.muli %block, %length : index")
+        after = lines.let(f"arith.addi {first}, %length : index")
+        ends = (lines.let(f"arith.subi {each}, %one : index") for each in ("%context", after))
+        last_query, last_key = ends
+        packed = rules.needed(lines, ("%before", last_query), (first, last_key))
     return f"""%blocks = arith.ceildivui %context, %length : index
 %packs = arith.muli %blocks, %groups : index
 scf.for %item = %thread to %packs step %threads {{
   %group = arith.divui %item, %blocks : index
   %block = arith.remui %item, %blocks : index
-  func.call @pack(%k, %v, %table, %keys, %values, %group, %block, %blocks, %context)
-    : ({t["pages"]}, {t["pages"]}, {t["table"]}, {t["keys"]}, {t["values"]}, index, index, index, index) -> ()
+{lines.text()}
+  scf.if {packed} {{
+    func.call @pack(%k, %v, %table, %keys, %values, %group, %block, %blocks, %context)
+      : ({t["pages"]}, {t["pages"]}, {t["table"]}, {t["keys"]}, {t["values"]}, index, index, index, index) -> ()
+  }}
 }}"""
 
 
-def _tile(shape: SpanAttention) -> str:
+def _tile(shape: SpanAttention, rules: Rules) -> str:
     """Emit one tile: `queries` queries of `group`, whose first token is `token`, over every block up to their own."""
     t = shape.types
     sunk, sunk_type = ("%sinks, ", f"{t['sinks']}, ") if shape.sink_logits else ("", "")
@@ -206,19 +219,19 @@ def _tile(shape: SpanAttention) -> str:
   %seen = arith.addi %before, %end : index
   %last = arith.ceildivui %seen, %length : index
   scf.for %block = %zero to %last step %one {{
-{_block(shape)}
+{_block(shape, rules)}
   }}
   func.call @finish({sunk}%sums, %peaks, %totals, %out, %group, %token, %queries)
     : ({sunk_type}{t["sums"]}, {t["peaks"]}, {t["peaks"]}, {t["q"]}, index, index, index) -> ()"""
 
 
-def _block(shape: SpanAttention) -> str:
+def _block(shape: SpanAttention, rules: Rules) -> str:
     """Emit one block, for all queries of a tile, a few at a time; blocks that none of them sees are passed over."""
     t = shape.types
     return f"""    %start = arith.muli %block, %length : index
     %from = arith.muli %group, %blocks : index
     %at = arith.addi %from, %block : index
-{_needed(shape)}
+{_needed(shape, rules)}
     scf.if %needed {{
       scf.for %slot = %zero to %queries step %step {{
         func.call @rows(%q, %keys, %values, %at, %start, %group, %token, %slot, %queries, %before, %sums, %peaks, %totals, %weights)
@@ -227,10 +240,24 @@ def _block(shape: SpanAttention) -> str:
     }}"""
 
 
-def _needed(shape: SpanAttention) -> str:
-    """Emit %needed: whether the block reaches into the window of the tile's first token, or holds sinks."""
+def _needed(shape: SpanAttention, rules: Rules) -> str:
+    """Emit %needed: whether the block reaches into the window of the tile's first token, or holds sinks; and whether
+    the mask may show one of its keys to one of the tile's queries."""
+    if not shape.mask:
+        return _in_window(shape, "needed")
+    lines = Lines("n")
+    first = lines.let("arith.addi %before, %token : index")
+    ends = (lines.let(f"arith.addi {each}, {many} : index") for each, many in ((first, "%mine"), ("%start", "%length")))
+    last_query, last_key = (lines.let(f"arith.subi {each}, %one : index") for each in ends)
+    shown = rules.needed(lines, (first, last_query), ("%start", last_key))
+    return f"""{_in_window(shape, "near_enough")}
+{lines.text()}
+    %needed = arith.andi %near_enough, {shown} : i1"""
+
+
+def _in_window(shape: SpanAttention, name: str) -> str:
     if not shape.window:
-        return "    %needed = arith.constant true"
+        return f"    %{name} = arith.constant true"
     return f"""    %earliest = arith.addi %before, %token : index
     %reach = arith.constant {shape.window} : index
     %up_to = arith.addi %earliest, %one : index
@@ -241,4 +268,4 @@ def _needed(shape: SpanAttention) -> str:
     %near = arith.cmpi ugt, %ends, %nearest : index
     %sink_end = arith.constant {shape.sinks} : index
     %sink = arith.cmpi ult, %start, %sink_end : index
-    %needed = arith.ori %near, %sink : i1"""
+    %{name} = arith.ori %near, %sink : i1"""

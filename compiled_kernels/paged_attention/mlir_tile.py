@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from compiled_kernels.mlir_text import Lines, vector
+from compiled_kernels.paged_attention.mlir_rules import KeyRun, Rules
 from compiled_kernels.paged_attention.mlir_shape import HEADS_TOGETHER, DecodeAttention
 from compiled_kernels.paged_attention.mlir_softmax import Softmax
 
@@ -189,14 +190,16 @@ def _woven(lines: Lines, shape: DecodeAttention, run: list[str]) -> list[str]:
 
 
 def tile(shape: DecodeAttention, name: str) -> str:
-    """Emit @{name}_tile(q [share, dim], k, v, page, next page, group, from, to, partial, row, chunk, scores, weights):
-    offsets [from, to) of one page move on what `partial` holds of the row's chunk, for all query heads of the group."""
-    t, lines = shape.types, Lines()
+    """Emit @{name}_tile(q [share, dim], k, v, page, next page, group, from, to, base, position, partial, row, chunk,
+    scores, weights): offsets [from, to) of one page, whose first position is `base`, move on what `partial` holds of
+    the row's chunk, for all query heads of the group; the query is at `position`."""
+    t, lines, rules = shape.types, Lines(), Rules(shape, f"{name}_tile")
     for first in range(0, shape.queries_per_kv, HEADS_TOGETHER):
-        _heads(lines, shape, range(first, min(first + HEADS_TOGETHER, shape.queries_per_kv)))
-    return f"""func.func private @{name}_tile(%q: {t["queries"]}, %k: {t["pages"]}, %v: {t["pages"]}, %page: index,
-    %next: index, %group: index, %from: index, %to: index, %partial: {t["partial"]}, %row: index, %chunk: index,
-    %scores: {t["scores"]}, %weights: {t["weights"]}) {{
+        _heads(lines, shape, range(first, min(first + HEADS_TOGETHER, shape.queries_per_kv)), rules)
+    return f"""{rules.text}
+func.func private @{name}_tile(%q: {t["queries"]}, %k: {t["pages"]}, %v: {t["pages"]}, %page: index,
+    %next: index, %group: index, %from: index, %to: index, %base: index, %position: index, %partial: {t["partial"]},
+    %row: index, %chunk: index, %scores: {t["scores"]}, %weights: {t["weights"]}) {{
 %one = arith.constant 1 : index
 {lines.text()}
 return
@@ -211,20 +214,21 @@ def query_heads(lines: Lines, shape: DecodeAttention, numbers: range) -> list[Qu
     return [QueryHead(*names) for names in zip(numbers, slots, owners, strict=True)]
 
 
-def _heads(lines: Lines, shape: DecodeAttention, numbers: range) -> None:
+def _heads(lines: Lines, shape: DecodeAttention, numbers: range, rules: Rules) -> None:
     """Emit the heads of these numbers in the group: scores, weights, sums."""
     heads = query_heads(lines, shape, numbers)
     score_keys(lines, shape, heads)
-    factors = [weigh(lines, shape, head) for head in heads]
+    factors = [weigh(lines, shape, head, rules) for head in heads]
     mix_values(lines, shape, heads, factors)
 
 
-def weigh(lines: Lines, shape: DecodeAttention, head: QueryHead) -> str:
-    """Emit a head's weights from its scores, and update its peak and total; return the factor for earlier sums."""
+def weigh(lines: Lines, shape: DecodeAttention, head: QueryHead, rules: Rules) -> str:
+    """Emit a head's weights from its scores, and update its peak and total; return the factor for earlier sums. The
+    page's first position is %base, the query's %position."""
     t, lanes = shape.types, shape.lanes
     softmax = Softmax.begin(lines, shape)
     starts = [lines.index(at) for at in range(0, shape.padded_page_size, lanes)]
-    visible, logits = _logits(lines, shape, softmax, head, starts)
+    visible, logits = _logits(lines, shape, softmax, head, starts, rules)
     highest = softmax.highest(logits)
     peak_at, total_at = lines.index(shape.head_dim), lines.index(shape.head_dim + 1)
     before, peaks = softmax.raise_peak(f"%partial[%row, {head.owner}, %chunk, {peak_at}] : {t['partial']}", highest)
@@ -240,19 +244,24 @@ def weigh(lines: Lines, shape: DecodeAttention, head: QueryHead) -> str:
 
 
 def _logits(
-    lines: Lines, shape: DecodeAttention, softmax: Softmax, head: QueryHead, starts: list[str]
+    lines: Lines, shape: DecodeAttention, softmax: Softmax, head: QueryHead, starts: list[str], rules: Rules
 ) -> tuple[list[str], list[str]]:
-    """Emit for each run of offsets which are in [from, to), and their logits."""
+    """Emit for each run of offsets which are visible, in [from, to) and by the rules, and their logits."""
     lanes, kind = shape.lanes, vector(shape.lanes, "index")
     steps = lines.let(f"vector.step : {kind}")
-    begin, end = (lines.let(f"vector.broadcast {limit} : index to {kind}") for limit in ("%from", "%to"))
+    begin, end, base = (
+        lines.let(f"vector.broadcast {limit} : index to {kind}") for limit in ("%from", "%to", "%base")
+    )
     visible, logits = [], []
     for start in starts:
         offset = lines.let(f"vector.broadcast {start} : index to {kind}")
         offset = lines.let(f"arith.addi {offset}, {steps} : {kind}")
         begun = lines.let(f"arith.cmpi uge, {offset}, {begin} : {kind}")
         not_ended = lines.let(f"arith.cmpi ult, {offset}, {end} : {kind}")
-        visible.append(lines.let(f"arith.andi {begun}, {not_ended} : {vector(lanes, 'i1')}"))
+        inside = lines.let(f"arith.andi {begun}, {not_ended} : {vector(lanes, 'i1')}")
         scores = lines.load("%scores", f"{head.slot}, {start}", shape.types["scores"], lanes, "f32")
-        logits.append(softmax.logits(scores, visible[-1]))
+        keys = lines.let(f"arith.addi {base}, {offset} : {kind}")
+        seen, logit = softmax.logits(scores, inside, rules, KeyRun("%position", keys, head.owner))
+        visible.append(seen)
+        logits.append(logit)
     return visible, logits

@@ -41,7 +41,7 @@ def plan(
     Returns:
         The launches, and the output they fill.
     """
-    window, sinks = parameters.window_and_sinks("paged_attention", Backend.TRITON)
+    rules = parameters.kernel_rules("paged_attention", Backend.TRITON)
     (keys, values, page_table), (groups, size) = kv, kv.keys.shape[1:3]
     check("paged_attention", q, keys, values, parameters.sink_logits)
     if not (keys.is_contiguous() and values.is_contiguous()):
@@ -49,15 +49,15 @@ def plan(
     held = page_table.shape[1] * size
     narrow = min(MAX_TILE_KEYS, TILE_BYTES // (power_of_two(q.shape[2], MIN_DOT_SIZE) * keys.dtype.itemsize))
     if batch_invariant:
-        tile, splits, window = max(MIN_DOT_SIZE, narrow), 1, window or UNLIMITED_WINDOW
-    tile = tile or max(MIN_DOT_SIZE, min(narrow, power_of_two(reach_of(held, window, sinks))))
+        tile, splits = max(MIN_DOT_SIZE, narrow), 1
+        rules = rules._replace(window=rules.window or UNLIMITED_WINDOW)
+    tile = tile or max(MIN_DOT_SIZE, min(narrow, power_of_two(reach_of(held, *rules[:2]))))
     walk = {
         "keys": keys, "values": values, "page_table": page_table, "table_stride": page_table.stride(0),
         "groups": groups, "page_stride": keys.stride(0), "group_stride": keys.stride(1), "TILE": tile, "SIZE": size,
     }  # fmt: skip
-    seen = window, sinks
     return AttentionLaunches(
-        attend, q, spans, parameters, seen, groups, held, tile, walk, splits, batch_invariant
+        attend, q, spans, parameters, rules, groups, held, tile, walk, splits, batch_invariant
     ).plan()
 
 

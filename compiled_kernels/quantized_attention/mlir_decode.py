@@ -19,7 +19,8 @@ are still seen.
 from __future__ import annotations
 
 from compiled_kernels.mlir_text import Lines
-from compiled_kernels.paged_attention.mlir_decode import empty, first_seen, merge
+from compiled_kernels.paged_attention.mlir_decode import empty, first_seen, for_each_page, merge, offsets_of_page
+from compiled_kernels.paged_attention.mlir_rules import seek_text
 from compiled_kernels.paged_attention.mlir_tile import tile
 from compiled_kernels.quantized_attention.mlir_shape import QuantizedAttention
 from compiled_kernels.quantized_attention.mlir_tile import QUANTIZED_NAMES, quantized_arguments, quantized_tile
@@ -29,40 +30,33 @@ _PACKED = ", ".join(f"%{name}" for name in QUANTIZED_NAMES)
 
 def pages_text(shape: QuantizedAttention, name: str, recent: bool) -> str:
     """Emit @{name}_recent(q, k, v, ...) and @{name}_packed(q, packed, ...; table, place, partial, row, group, chunk,
-    scores, weights, first, last, begin, end): the tiles of pages from begin to end, cut to positions from first to
-    last. The row's page numbers stand in `table` from `place` on."""
+    scores, weights, first, last, begin, end, position): the tiles of pages from begin to end in which the query at
+    `position` may see a key, cut to positions from first to last. The row's page numbers stand in `table` from `place`
+    on."""
     t = shape.types
     pages = f"%k: {t['pages']}, %v: {t['pages']}" if recent else quantized_arguments(shape)
     given = "%k, %v" if recent else _PACKED
     kinds = f"{t['pages']}, {t['pages']}" if recent else ", ".join(shape.quantized_types)
     queries, tile = (t["queries"], "tile") if recent else (shape.float_queries_type, "quantized_tile")
-    following = f"""  %after = arith.addi %p, %one : index
-  %more = arith.cmpi ult, %after, %end : index
-  %later = arith.select %more, %after, %p : index
+    places = "%page, %next, %group, %from, %to, %base, %position, %partial, %row, %chunk, %scores, %weights"
+    rest = f"{', '.join(['index'] * 7)}, {t['partial']}, index, index, {t['scores']}, {t['weights']}"
+    body = f"""{offsets_of_page()}
+  %at_table = arith.addi %place, %p : index
+  %number = memref.load %table[%at_table] : {shape.flat_type}
+  %page = arith.index_cast %number : i32 to index
   %next_at = arith.addi %place, %later : index
   %next_number = memref.load %table[%next_at] : {shape.flat_type}
-  %next = arith.index_cast %next_number : i32 to index"""
-    rest = f"index, index, index, index, {t['partial']}, index, index, {t['scores']}, {t['weights']}"
+  %next = arith.index_cast %next_number : i32 to index
+  func.call @{name}_{tile}(%q, {given}, {places})
+    : ({queries}, {kinds}, {rest}) -> ()"""
     return f"""func.func private @{name}_{"recent" if recent else "packed"}(%q: {queries}, {pages},
     %table: {shape.flat_type}, %place: index, %partial: {t["partial"]}, %row: index, %group: index, %chunk: index,
-    %scores: {t["scores"]}, %weights: {t["weights"]}, %first: index, %last: index, %begin: index, %end: index) {{
+    %scores: {t["scores"]}, %weights: {t["weights"]}, %first: index, %last: index, %begin: index, %end: index,
+    %position: index) {{
 %zero = arith.constant 0 : index
 %one = arith.constant 1 : index
 %size = arith.constant {shape.page_size} : index
-scf.for %p = %begin to %end step %one {{
-  %base = arith.muli %p, %size : index
-  %started = arith.cmpi ugt, %first, %base : index
-  %skipped = arith.subi %first, %base : index
-  %from = arith.select %started, %skipped, %zero : index
-  %left = arith.subi %last, %base : index
-  %to = arith.minui %left, %size : index
-  %at = arith.addi %place, %p : index
-  %number = memref.load %table[%at] : {shape.flat_type}
-  %page = arith.index_cast %number : i32 to index
-{following}
-  func.call @{name}_{tile}(%q, {given}, %page, %next, %group, %from, %to, %partial, %row, %chunk, %scores, %weights)
-    : ({queries}, {kinds}, index, {rest}) -> ()
-}}
+{for_each_page(shape, name, body)}
 return
 }}"""
 
@@ -94,6 +88,7 @@ def item(shape: QuantizedAttention, name: str) -> str:
 %size = arith.constant {shape.page_size} : index
 %dim = arith.constant {shape.head_dim} : index
 %total_at = arith.constant {shape.head_dim + 1} : index
+%position = arith.subi %length, %one : index
 {empty(shape)}
 {_settled(shape)}
 {first_seen(shape, "seen")}
@@ -159,8 +154,8 @@ def _packed_walk(shape: QuantizedAttention, name: str) -> str:
     kinds = (
         f"{shape.flat_type}, index, {t['partial']}, index, index, index, {t['scores']}, {t['weights']}, index, index"
     )
-    return f"""func.call @{name}_packed(%f, {_PACKED}, {given}, %begin, %end)
-  : ({shape.float_queries_type}, {", ".join(shape.quantized_types)}, {kinds}, index, index) -> ()"""
+    return f"""func.call @{name}_packed(%f, {_PACKED}, {given}, %begin, %end, %position)
+  : ({shape.float_queries_type}, {", ".join(shape.quantized_types)}, {kinds}, index, index, index) -> ()"""
 
 
 def _recent_walk(shape: QuantizedAttention, name: str, mark: str, first: str, last: str) -> str:
@@ -171,13 +166,14 @@ def _recent_walk(shape: QuantizedAttention, name: str, mark: str, first: str, la
         f"{shape.flat_type}, index, {t['partial']}, index, index, index, {t['scores']}, {t['weights']}, index, index"
     )
     return f"""%{mark}_begin, %{mark}_stop = func.call @span({first}, {last}, %size) : (index, index, index) -> (index, index)
-func.call @{name}_recent(%q, %k, %v, {given}, %{mark}_begin, %{mark}_stop)
-  : ({t["queries"]}, {t["pages"]}, {t["pages"]}, {kinds}, index, index) -> ()"""
+func.call @{name}_recent(%q, %k, %v, {given}, %{mark}_begin, %{mark}_stop, %position)
+  : ({t["queries"]}, {t["pages"]}, {t["pages"]}, {kinds}, index, index, index) -> ()"""
 
 
 def attention_text(shape: QuantizedAttention, name: str) -> str:
     """Emit @{name}_item, @{name}_merge and @{name}_widen, with what they call but for @span."""
     tiles = (
+        *([seek_text(shape, name)] if shape.mask else []),
         tile(shape, name),
         quantized_tile(shape, name),
         *(pages_text(shape, name, recent) for recent in (True, False)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from compiled_kernels.mlir_text import Lines
+from compiled_kernels.paged_attention.mlir_rules import Rules
 from compiled_kernels.paged_attention.mlir_shape import HEADS_TOGETHER
 from compiled_kernels.paged_attention.mlir_tile import QueryHead, query_heads, weigh
 from compiled_kernels.quantized_attention.mlir_shape import QuantizedAttention
@@ -16,16 +17,17 @@ def quantized_arguments(shape: QuantizedAttention) -> str:
 
 
 def quantized_tile(shape: QuantizedAttention, name: str) -> str:
-    """Emit @{name}_quantized_tile(q [share, dim] f32, quantized keys and values, page, next page, group, from, to,
-    partial, row, chunk, scores, weights): as @{name}_tile of residual pages. Every offset of the page is scored; those
+    """Emit @{name}_quantized_tile(q [share, dim] f32, quantized keys and values, page, next page, group, from, to, base,
+    position, partial, row, chunk, scores, weights): as @{name}_tile of residual pages. Every offset of the page is scored; those
     outside [from, to) weigh nothing, whatever lies there."""
-    t, lines = shape.types, Lines()
+    t, lines, rules = shape.types, Lines(), Rules(shape, f"{name}_quantized_tile")
     for first in range(0, shape.queries_per_kv, HEADS_TOGETHER):
-        _heads(lines, shape, range(first, min(first + HEADS_TOGETHER, shape.queries_per_kv)))
+        _heads(lines, shape, range(first, min(first + HEADS_TOGETHER, shape.queries_per_kv)), rules)
     folded = [f"%folded_{side} = memref.alloca() {{alignment = 64 : i64}} : {kind}" for side, kind in _folded(shape)]
-    return f"""func.func private @{name}_quantized_tile(%q: {shape.float_queries_type}, {quantized_arguments(shape)}, %page: index,
-    %next: index, %group: index, %from: index, %to: index, %partial: {t["partial"]}, %row: index, %chunk: index,
-    %scores: {t["scores"]}, %weights: {t["weights"]}) {{
+    return f"""{rules.text}
+func.func private @{name}_quantized_tile(%q: {shape.float_queries_type}, {quantized_arguments(shape)}, %page: index,
+    %next: index, %group: index, %from: index, %to: index, %base: index, %position: index, %partial: {t["partial"]},
+    %row: index, %chunk: index, %scores: {t["scores"]}, %weights: {t["weights"]}) {{
 {chr(10).join(folded)}
 {lines.text()}
 return
@@ -36,10 +38,10 @@ def _folded(shape: QuantizedAttention) -> list[tuple[str, str]]:
     return [("k", shape.key_operand.folded), ("v", shape.value_operand.folded)]
 
 
-def _heads(lines: Lines, shape: QuantizedAttention, numbers: range) -> None:
+def _heads(lines: Lines, shape: QuantizedAttention, numbers: range, rules: Rules) -> None:
     heads = query_heads(lines, shape, numbers)
     _score(lines, shape, heads)
-    factors = {head: weigh(lines, shape, head) for head in heads}
+    factors = {head: weigh(lines, shape, head, rules) for head in heads}
     _mix(lines, shape, heads, factors)
 
 

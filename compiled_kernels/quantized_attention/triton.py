@@ -28,14 +28,14 @@ def plan(
 ) -> tuple[list[KernelLaunch], Tensor]:
     """Plan the launches of attention over quantized pages; `tile` (keys, a power of two that divides a page) and
     `splits` are chosen by shape unless given."""
-    seen = parameters.window_and_sinks("quantized_attention", Backend.TRITON)
+    rules = parameters.kernel_rules("quantized_attention", Backend.TRITON)
     keys, values, residual_keys, residual_values, quantized_table, residual_table, rule = kv
     (groups, size), padded = residual_keys.shape[1:3], power_of_two(q.shape[2], MIN_DOT_SIZE)
     step = tile or min(MAX_TILE_KEYS, size & -size)
     check("quantized_attention", q, residual_keys, residual_values, parameters.sink_logits)
     if not all(part.is_contiguous() for part in (*keys.tensors, *values.tensors, residual_keys, residual_values)):
         raise BackendError("quantized_attention: backend triton reads contiguous pages")
-    check_sinks("quantized_attention", Backend.TRITON, rule, *seen)
+    check_sinks("quantized_attention", Backend.TRITON, rule, *rules[:2])
     walk = {
         "residual_keys": residual_keys, "residual_values": residual_values, "quantized_table": quantized_table,
         "residual_table": residual_table, "quantized_stride": quantized_table.stride(0),
@@ -47,7 +47,7 @@ def plan(
         "COLUMNS": padded if values.scales is None else _columns(values, padded),
     }  # fmt: skip
     held = residual_table.shape[1] * size
-    return AttentionLaunches(attend_quantized, q, spans, parameters, seen, groups, held, step, walk, splits).plan()
+    return AttentionLaunches(attend_quantized, q, spans, parameters, rules, groups, held, step, walk, splits).plan()
 
 
 def _pages(name: str, quantized: QuantizedTensor) -> dict[str, object]:

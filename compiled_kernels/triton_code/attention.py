@@ -6,7 +6,8 @@ is read once for all of them:
     row r  =  token r // share, head r % share of its group          rows [0, TOKENS * share) of ROWS are used
 
 It walks the tiles of keys that its queries may see: those of the first `sinks` positions, then from the window's
-left edge to its last query. Where the walk is split, each part leaves its normalised result and the logarithm of its
+left edge to its last query. `MASK` and `SCORE` are a user's functions (see `scalar_code`), and `REACH` says whether
+the mask may show any key of a tile to any query: tiles that it hides are not read. Where the walk is split, each part leaves its normalised result and the logarithm of its
 sum, and `merge` weighs them.
 """
 
@@ -86,14 +87,24 @@ def store_result(
 
 
 @triton.jit
-def scale_scores(scores, scale, softcap, SOFTCAP: tl.constexpr):
-    """Scale products of queries and keys to scores in base 2."""
+def scale_scores(
+    scores, scale, softcap, head, positions, key, allowed, SOFTCAP: tl.constexpr, SCORE: tl.constexpr, MASK: tl.constexpr
+):
+    """Scale products of queries [ROWS] and keys [TILE] to scores in base 2, as the user's functions have them, where
+    `allowed`; minus infinity elsewhere."""
     if SOFTCAP:
         capped = 1.0 - 2.0 / (1.0 + tl.exp(2.0 * (scores * (scale / softcap))))  # tanh
-        scores = capped * (softcap * LOG2E)
-    else:
+        if SCORE is None:
+            scores = capped * (softcap * LOG2E)
+        else:
+            scores = SCORE(capped * softcap, head[:, None], positions[:, None], key[None, :]) * LOG2E
+    elif SCORE is None:
         scores = scores * (scale * LOG2E)
-    return scores
+    else:
+        scores = SCORE(scores * scale, head[:, None], positions[:, None], key[None, :]) * LOG2E
+    if MASK is not None:
+        allowed = allowed & MASK(positions[:, None], key[None, :])
+    return tl.where(allowed, scores, -float("inf"))
 
 
 @triton.jit
@@ -111,13 +122,13 @@ def update_softmax(sums, peak, total, scores, v, dtype: tl.constexpr):
 
 @triton.jit
 def attend_tile(
-    sums, peak, total, q, keys, values, table, tile, positions, first, last, scale,
+    sums, peak, total, q, keys, values, table, tile, head, positions, first, last, scale,
     page_stride, dim, softcap, window, sinks,
     SIZE: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr, WHOLE_DIM: tl.constexpr, MASKED: tl.constexpr,
-    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, MASK: tl.constexpr, SCORE: tl.constexpr,
 ):  # fmt: skip
     """Update the running softmax by one tile of keys. `MASKED` tiles hold keys that some query may not see; keys that
-    none may see are not read."""
+    none may see by the window are not read."""
     key = tile * TILE + tl.arange(0, TILE)
     column = tl.arange(0, DIM)
     wanted = key <= last
@@ -142,12 +153,12 @@ def attend_tile(
         v = tl.load(values + at, mask=(column < dim)[None, :], other=0.0)
 
     scores = dot(q, tl.trans(k), tl.zeros([q.shape[0], TILE], tl.float32))
-    scores = scale_scores(scores, scale, softcap, SOFTCAP)
+    allowed = tl.full([1, 1], True, tl.int1)
     if MASKED:
         allowed = key[None, :] <= positions[:, None]
         if WINDOW:
             allowed = allowed & ((key[None, :] > positions[:, None] - window) | (key < sinks)[None, :])
-        scores = tl.where(allowed, scores, -float("inf"))
+    scores = scale_scores(scores, scale, softcap, head, positions, key, allowed, SOFTCAP, SCORE, MASK)
     return update_softmax(sums, peak, total, scores, v, v.dtype)
 
 
@@ -158,7 +169,7 @@ def attend(
     scale, softcap, window, sinks,
     SHARE: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, SIZE: tl.constexpr,
     DIM: tl.constexpr, WHOLE_DIM: tl.constexpr, KIND: tl.constexpr, SPLIT: tl.constexpr, WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr, SINK_LOGITS: tl.constexpr,
+    SOFTCAP: tl.constexpr, SINK_LOGITS: tl.constexpr, MASK: tl.constexpr, REACH: tl.constexpr, SCORE: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(0)
     group = tl.program_id(1)
@@ -195,7 +206,7 @@ def attend(
     step = split * each
     stop = tl.minimum(step + each, steps)
     clear = step  # where tiles begin that hold keys some query may not see
-    if not WINDOW:
+    if not WINDOW and MASK is None:
         clear = tl.maximum(step, tl.minimum((first + 1) // TILE, stop))
 
     sums = tl.zeros([ROWS, DIM], tl.float32)
@@ -204,20 +215,24 @@ def attend(
     table = page_table + seq.to(tl.int64) * table_stride
     k_group = keys + group * group_stride
     v_group = values + group * group_stride
-    if not WINDOW:
+    if not WINDOW and MASK is None:
         for i in range(step, clear):
             sums, peak, total = attend_tile(
-                sums, peak, total, queries, k_group, v_group, table, i, positions, first, last, scale,
-                page_stride, dim, softcap, window, sinks, SIZE, TILE, DIM, WHOLE_DIM, False, False, SOFTCAP,
+                sums, peak, total, queries, k_group, v_group, table, i, head, positions, first, last, scale,
+                page_stride, dim, softcap, window, sinks, SIZE, TILE, DIM, WHOLE_DIM, False, False, SOFTCAP, None, SCORE,
             )  # fmt: skip
     for i in range(clear, stop):
         tile = i
         if WINDOW:
             tile = tl.where(i < early, i, i - early + begin)
-        sums, peak, total = attend_tile(
-            sums, peak, total, queries, k_group, v_group, table, tile, positions, first, last, scale,
-            page_stride, dim, softcap, window, sinks, SIZE, TILE, DIM, WHOLE_DIM, True, WINDOW, SOFTCAP,
-        )  # fmt: skip
+        needed = True
+        if REACH is not None:
+            needed = REACH(first, last, tile * TILE, tile * TILE + TILE - 1)
+        if needed:
+            sums, peak, total = attend_tile(
+                sums, peak, total, queries, k_group, v_group, table, tile, head, positions, first, last, scale,
+                page_stride, dim, softcap, window, sinks, SIZE, TILE, DIM, WHOLE_DIM, True, WINDOW, SOFTCAP, MASK, SCORE,
+            )  # fmt: skip
 
     store_result(
         out, parts, logs, sink_logits, sums, peak, total, line * heads + head, used, head, split, splits, dim,

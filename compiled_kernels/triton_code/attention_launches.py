@@ -12,6 +12,10 @@ import torch
 from torch import Tensor
 
 from compiled_kernels.attention import AttentionParameters, Spans
+from compiled_kernels.attention_rules import AttentionRules
+from compiled_kernels.scalar_code.intervals import reach
+from compiled_kernels.scalar_code.program import Program
+from compiled_kernels.scalar_code.triton import triton_function
 from compiled_kernels.triton_code.attention import ANY, LONGER, SINGLE, merge
 from compiled_kernels.triton_code.launch import KernelLaunch, ceil_div, floor_power_of_two, num_processors, power_of_two
 
@@ -56,7 +60,7 @@ class AttentionLaunches:
     q: Tensor
     spans: Spans
     parameters: AttentionParameters
-    window_and_sinks: tuple[int, int]
+    rules: AttentionRules
     num_kv_heads: int
     held: int
     tile: int
@@ -67,6 +71,13 @@ class AttentionLaunches:
     @property
     def has_sink_logits(self) -> bool:
         return self.parameters.sink_logits is not None
+
+    @property
+    def _functions(self) -> dict[str, Any]:
+        """Return the user's mask, where it may show anything, and the score function; None for none."""
+        mask, score = (Program.parse(text) if text else None for text in self.rules[2:])
+        programs = {"MASK": mask, "REACH": None if mask is None else reach(mask), "SCORE": score}
+        return {name: None if each is None else triton_function(each) for name, each in programs.items()}
 
     def plan(self) -> tuple[list[KernelLaunch], Tensor]:
         """Return the launches and the output they fill. Spans of one token and longer ones have launches of their own,
@@ -96,8 +107,8 @@ class AttentionLaunches:
         q, (tokens, heads, dim), seqs = self.q, self.q.shape, len(self.spans.context_lengths)
         together = 1 if kind == SINGLE.value else rows // (heads // self.num_kv_heads)
         count = seqs if kind == SINGLE.value else tokens // together + seqs
-        reach = reach_of(self.held, *self.window_and_sinks)
-        most = min(MAX_SPLITS, floor_power_of_two(ceil_div(reach, self.tile) // MIN_TILES_PER_SPLIT))
+        seen = reach_of(self.held, *self.rules[:2])
+        most = min(MAX_SPLITS, floor_power_of_two(ceil_div(seen, self.tile) // MIN_TILES_PER_SPLIT))
         decode = kind == SINGLE.value
         parts = self.splits or choose_splits(count * self.num_kv_heads, num_processors(q.device), most, decode)
         buffers = {"parts": out, "logs": out}  # unused where nothing is split
@@ -106,8 +117,8 @@ class AttentionLaunches:
                 "parts": q.new_empty((tokens, heads, parts, dim), dtype=torch.float32),
                 "logs": q.new_empty((tokens, heads, parts), dtype=torch.float32),
             }
-        padded, (scale, _, softcap, sink_logits, _) = power_of_two(dim, MIN_DOT_SIZE), self.parameters
-        window, sinks = self.window_and_sinks
+        padded, (scale, _, softcap, sink_logits, *_) = power_of_two(dim, MIN_DOT_SIZE), self.parameters
+        window, sinks, *_ = self.rules
         shared = {
             "span_starts": self.spans.starts, "sink_logits": q if sink_logits is None else sink_logits, "out": out,
             "seqs": seqs, "heads": heads, "dim": dim, "DIM": padded, "WHOLE_DIM": padded == dim, **buffers,
@@ -118,7 +129,7 @@ class AttentionLaunches:
             "context_lengths": self.spans.context_lengths, "scale": scale, "softcap": softcap, "window": window,
             "sinks": sinks, "SHARE": heads // self.num_kv_heads, "WINDOW": window > 0, "SOFTCAP": softcap > 0,
             **self.walk, "TOKENS": together, "ROWS": rows, "KIND": kind, "SPLIT": parts > 1,
-            "SINK_LOGITS": self.has_sink_logits and parts == 1,
+            "SINK_LOGITS": self.has_sink_logits and parts == 1, **self._functions,
         }  # fmt: skip
         warps = 8 if rows == MAX_ROWS else 4
         found = [

@@ -10,7 +10,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from compiled_kernels.attention import AttentionParameters, Causal, Mask, SlidingWindow, Spans
+from compiled_kernels.attention import AttentionParameters, Spans
+from compiled_kernels.masks import Causal, Mask, SlidingWindow
 from compiled_kernels.triton_code.launch import KernelLaunch
 
 WIDTH, HIDDEN, HEADS, GROUPS, DIM, VOCAB = 4096, 14_336, 32, 8, 128, 128_256

@@ -25,11 +25,12 @@ def quantized_until(tokens, LAG: tl.constexpr, RUN: tl.constexpr):
 
 @triton.jit
 def update_softmax_tile(
-    sums, peak, total, q, k, v, allowed, scale, softcap, dtype: tl.constexpr, SOFTCAP: tl.constexpr,
+    sums, peak, total, q, k, v, allowed, scale, softcap, head, positions, key, dtype: tl.constexpr,
+    SOFTCAP: tl.constexpr, MASK: tl.constexpr, SCORE: tl.constexpr,
 ):  # fmt: skip
     """Update the running softmax by a tile of keys [DIM, TILE] and values [TILE, DIM], where `allowed` [ROWS, TILE]."""
     scores = dot(q, operand(k, dtype), tl.zeros([q.shape[0], k.shape[1]], tl.float32))
-    scores = tl.where(allowed, scale_scores(scores, scale, softcap, SOFTCAP), -float("inf"))
+    scores = scale_scores(scores, scale, softcap, head, positions, key, allowed, SOFTCAP, SCORE, MASK)
     return update_softmax(sums, peak, total, scores, operand(v, dtype), dtype)
 
 
@@ -45,6 +46,7 @@ def attend_quantized(
     SIZE: tl.constexpr, DIM: tl.constexpr, WHOLE_DIM: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
     RUN: tl.constexpr, COLUMNS: tl.constexpr, LAG: tl.constexpr, FIRST: tl.constexpr, KIND: tl.constexpr,
     SPLIT: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINK_LOGITS: tl.constexpr,
+    MASK: tl.constexpr, REACH: tl.constexpr, SCORE: tl.constexpr,
 ):  # fmt: skip
     group = tl.program_id(1)
     split = tl.program_id(2)
@@ -89,43 +91,53 @@ def attend_quantized(
         at = (i - front + begin) * STEP
         key = at + offset
         wanted = (offset < STEP) & (key >= FIRST) & (key >= left) & (key < settled_last)
-        page = tl.load(quantized_table + seq.to(tl.int64) * quantized_stride + at // SIZE).to(tl.int64)
-        k = key_tile(
-            key_codes, key_scales, key_minima, page, group, at % SIZE, wanted, key_page, key_group,
-            key_scale_page, key_scale_group, dim, TILE, SIZE, DIM, KEYS, RUN,
-        )  # fmt: skip
-        v = value_tile(
-            value_codes, value_scales, value_minima, page, group, at % SIZE, wanted, value_page, value_group,
-            value_scale_page, value_scale_group, dim, TILE, SIZE, DIM, VALUES, COLUMNS,
-        )  # fmt: skip
-        allowed = wanted[None, :] & (key[None, :] < settled[:, None])
-        if WINDOW:
-            allowed = allowed & (key[None, :] > positions[:, None] - window)
-        sums, peak, total = update_softmax_tile(
-            sums, peak, total, queries, k, v, allowed, scale, softcap, q.dtype.element_ty, SOFTCAP
-        )
+        needed = True
+        if REACH is not None:
+            needed = REACH(first, last, at, at + STEP - 1)
+        if needed:
+            page = tl.load(quantized_table + seq.to(tl.int64) * quantized_stride + at // SIZE).to(tl.int64)
+            k = key_tile(
+                key_codes, key_scales, key_minima, page, group, at % SIZE, wanted, key_page, key_group,
+                key_scale_page, key_scale_group, dim, TILE, SIZE, DIM, KEYS, RUN,
+            )  # fmt: skip
+            v = value_tile(
+                value_codes, value_scales, value_minima, page, group, at % SIZE, wanted, value_page, value_group,
+                value_scale_page, value_scale_group, dim, TILE, SIZE, DIM, VALUES, COLUMNS,
+            )  # fmt: skip
+            allowed = wanted[None, :] & (key[None, :] < settled[:, None])
+            if WINDOW:
+                allowed = allowed & (key[None, :] > positions[:, None] - window)
+            sums, peak, total = update_softmax_tile(
+                sums, peak, total, queries, k, v, allowed, scale, softcap, head, positions, key, q.dtype.element_ty,
+                SOFTCAP, MASK, SCORE,
+            )  # fmt: skip
     early = tl.maximum(tl.minimum(stop, front) - step, 0)
     late = tl.maximum(step, front + quantized)
     for i in range(0, early + tl.maximum(stop - late, 0)):
         tile = tl.where(i < early, step + i, late - front - quantized + tail + i - early)
         key = tile * STEP + offset
-        page = tl.load(residual_table + seq.to(tl.int64) * recent_stride + tile * STEP // SIZE).to(tl.int64)
-        allowed = (key[None, :] >= settled[:, None]) | (key < FIRST)[None, :]
-        allowed = allowed & (offset < STEP)[None, :] & (key[None, :] <= positions[:, None])
-        if WINDOW:
-            allowed = allowed & ((key[None, :] > positions[:, None] - window) | (key < sinks)[None, :])
-        wanted = tl.max((allowed & used[:, None]).to(tl.int32), axis=0) > 0
-        k = key_tile(
-            residual_keys, residual_keys, residual_keys, page, group, tile * STEP % SIZE, wanted, recent_page,
-            recent_group, 0, 0, dim, TILE, SIZE, DIM, DENSE, RUN,
-        )  # fmt: skip
-        v = value_tile(
-            residual_values, residual_values, residual_values, page, group, tile * STEP % SIZE, wanted, recent_page,
-            recent_group, 0, 0, dim, TILE, SIZE, DIM, DENSE, COLUMNS,
-        )  # fmt: skip
-        sums, peak, total = update_softmax_tile(
-            sums, peak, total, queries, k, v, allowed, scale, softcap, q.dtype.element_ty, SOFTCAP
-        )
+        needed = True
+        if REACH is not None:
+            needed = REACH(first, last, tile * STEP, tile * STEP + STEP - 1)
+        if needed:
+            page = tl.load(residual_table + seq.to(tl.int64) * recent_stride + tile * STEP // SIZE).to(tl.int64)
+            allowed = (key[None, :] >= settled[:, None]) | (key < FIRST)[None, :]
+            allowed = allowed & (offset < STEP)[None, :] & (key[None, :] <= positions[:, None])
+            if WINDOW:
+                allowed = allowed & ((key[None, :] > positions[:, None] - window) | (key < sinks)[None, :])
+            wanted = tl.max((allowed & used[:, None]).to(tl.int32), axis=0) > 0
+            k = key_tile(
+                residual_keys, residual_keys, residual_keys, page, group, tile * STEP % SIZE, wanted, recent_page,
+                recent_group, 0, 0, dim, TILE, SIZE, DIM, DENSE, RUN,
+            )  # fmt: skip
+            v = value_tile(
+                residual_values, residual_values, residual_values, page, group, tile * STEP % SIZE, wanted, recent_page,
+                recent_group, 0, 0, dim, TILE, SIZE, DIM, DENSE, COLUMNS,
+            )  # fmt: skip
+            sums, peak, total = update_softmax_tile(
+                sums, peak, total, queries, k, v, allowed, scale, softcap, head, positions, key, q.dtype.element_ty,
+                SOFTCAP, MASK, SCORE,
+            )  # fmt: skip
 
     store_result(
         out, parts, logs, sink_logits, sums, peak, total, line * heads + head, used, head, split, splits, dim,

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compiled_kernels import Backend, BackendError, paged_attention
-from compiled_kernels.attention import ALiBi, AndMask, AttentionParameters, Causal, ChainedScore, SlidingWindow, Spans
+from compiled_kernels.attention import AttentionParameters, Spans
+from compiled_kernels.masks import ALiBi, AndMask, Causal, ChainedScore, SlidingWindow
 from compiled_kernels.paged_attention import PagedKV, unsupported_reason
 from workbench.inspect.mask_picture import draw_mask
 

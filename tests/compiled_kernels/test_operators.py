@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import compiled_kernels
 from compiled_kernels import Backend, backend_problems, cases
 from compiled_kernels.agreement import disagreement
-from compiled_kernels.attention import AndMask, Causal, SlidingWindow
+from compiled_kernels.masks import AndMask, Causal, SlidingWindow
 from compiled_kernels.cases import Case, CaseCost, suites
 from compiled_kernels.check import verdict
 from compiled_kernels.linear.matrix_format import MatrixFormat

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 import compiled_kernels
 from compiled_kernels import Backend, backend_problems
-from compiled_kernels.attention import AttentionParameters, SlidingWindow, Spans
+from compiled_kernels.attention import AttentionParameters, Spans
+from compiled_kernels.masks import SlidingWindow
 from compiled_kernels.paged_attention import PagedKV
 from tests.thorough import tries
 

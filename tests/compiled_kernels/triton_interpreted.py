@@ -17,7 +17,7 @@ from torch import Tensor
 import compiled_kernels
 from compiled_kernels import Backend, BackendError
 from compiled_kernels.agreement import disagreement
-from compiled_kernels.attention import Causal
+from compiled_kernels.masks import Causal
 from compiled_kernels.capabilities import BF16_DOTS, GAPS, Gap, known_gap
 from compiled_kernels.cases import Case, CaseCost, Suite
 from compiled_kernels.check import verdict

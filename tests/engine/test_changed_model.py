@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from compiled_kernels import Backend, backend_problems
-from compiled_kernels.attention import SlidingWindow
+from compiled_kernels.masks import SlidingWindow
 from tests.engine.tiny import layer, model_of, request, runner_of, spec_of
 from tests.thorough import THOROUGH
 from workbench.engine.runner import Runner, generate

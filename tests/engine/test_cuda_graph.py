@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from torch import Tensor
 
-from compiled_kernels.attention import SlidingWindow
+from compiled_kernels.masks import SlidingWindow
 from tests.engine.tiny import Oracle, finals, layer, model_of, request, runner_of, spec_of
 from workbench.engine.runner import generate
 from workbench.executors.cuda_graph import CudaGraphExecutor

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from compiled_kernels import Backend, backend_problems
-from compiled_kernels.attention import AttentionParameters, Causal, SlidingWindow
+from compiled_kernels.attention import AttentionParameters
+from compiled_kernels.masks import Causal, SlidingWindow
 from tests.kv_cache.quantized_oracle import attended
 from tests.thorough import tries
 from workbench.batch import TokenBatch

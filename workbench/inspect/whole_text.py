@@ -14,7 +14,8 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from compiled_kernels.attention import AttentionParameters, Mask, SpanContext, attend, attention_weights
+from compiled_kernels.attention import AttentionParameters, SpanContext, attend, attention_weights
+from compiled_kernels.masks import Mask
 from workbench.batch import TokenBatch
 from workbench.errors import WorkbenchError
 from workbench.inspect.attention import refuse_recurrent_layers

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from torch import nn
 
-from compiled_kernels.attention import (
+from compiled_kernels.masks import (
     ALiBi,
     AndMask,
     Causal,

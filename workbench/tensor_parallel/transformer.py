@@ -11,7 +11,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from compiled_kernels import Backend
-from compiled_kernels.attention import Score
+from compiled_kernels.masks import Score
 from workbench.kv_cache.format import CacheFormat, KVCacheSpec
 from workbench.model.attention_spec import AnyAttentionSpec, AttentionSpec
 from workbench.model.custom import build_score

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from compiled_kernels import Backend, BackendError, backend_problems
 from compiled_kernels.agreement import disagreement
-from compiled_kernels.attention import AndMask
+from compiled_kernels.masks import AndMask
 from compiled_kernels.cases import Case, CaseCost, suite_of
 from compiled_kernels.check import device_of, to_device
 from compiled_kernels.paged_attention import unsupported_reason

@@ -1,0 +1,110 @@
+"""Masks and score functions.
+
+Masks are predicates over positions that broadcast. Score functions have the sense of flex_attention's (Dong et al.,
+2024): given a score q k, already scaled and capped, its head and the positions of its query and key, what is put in its
+place. Minus infinity hides the key.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from compiled_kernels.backends import describe_callable
+
+# Given query and key positions that broadcast: True where the query may look.
+Mask = Callable[[Tensor, Tensor], Tensor]
+# (score, head, query, key) -> score; the four broadcast, the result has the score's shape and type.
+Score = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Causal:
+    """Every position up to the query's own."""
+
+    def __call__(self, query: Tensor, key: Tensor) -> Tensor:
+        return key <= query
+
+
+@dataclass(frozen=True)
+class SlidingWindow:
+    """The last `sliding_window` positions, the query's own included (Mistral, Beltagy et al. 2020), and the first
+    `num_sink_tokens` positions of the text (StreamingLLM, Xiao et al. 2023)."""
+
+    sliding_window: int
+    num_sink_tokens: int = 0
+
+    def __call__(self, query: Tensor, key: Tensor) -> Tensor:
+        return (key <= query) & ((key > query - self.sliding_window) | (key < self.num_sink_tokens))
+
+
+@dataclass(frozen=True)
+class Chunked:
+    """The past within the query's own chunk of `chunk_size` positions (Llama 4)."""
+
+    chunk_size: int
+
+    def __call__(self, query: Tensor, key: Tensor) -> Tensor:
+        return (key <= query) & (key // self.chunk_size == query // self.chunk_size)
+
+
+@dataclass(frozen=True)
+class AndMask:
+    """The keys that both masks show."""
+
+    first: Mask
+    second: Mask
+
+    def __call__(self, query: Tensor, key: Tensor) -> Tensor:
+        return self.first(query, key) & self.second(query, key)
+
+    def __repr__(self) -> str:
+        return f"Both({describe_callable(self.first)}, {describe_callable(self.second)})"
+
+
+@dataclass(frozen=True)
+class ALiBi:
+    """ALiBi: each head's score falls by its slope for every token between key and query (Press et al., 2022).
+
+    The slopes of n heads, n a power of two, are 2^(-8/n), 2^(-16/n), ...; where it is none, the heads beyond the next
+    lower power p take every other slope of 2p heads, from the first on, as in the authors' code.
+    """
+
+    heads: int
+
+    def __call__(self, score: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        power = 1 << int(math.log2(self.heads))
+        at = head.to(score.dtype)
+        exponent = torch.where(head < power, (at + 1) * (8 / power), (2 * (at - power) + 1) * (4 / power))
+        return score - torch.exp2(-exponent) * (query - key).to(score.dtype)
+
+
+@dataclass(frozen=True)
+class ScoreTemperature:
+    """A factor of late queries' scores: 1 + `strength` log(1 + floor((query + `offset`) / `floor`)) (Llama 4)."""
+
+    strength: float
+    floor: int
+    offset: int = 0
+
+    def __call__(self, score: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        steps = ((query + self.offset) // self.floor).to(score.dtype)
+        return score * (1 + self.strength * torch.log1p(steps))
+
+
+@dataclass(frozen=True)
+class ChainedScore:
+    """One score function after another: `second` of what `first` gives."""
+
+    first: Score
+    second: Score
+
+    def __call__(self, score: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return self.second(self.first(score, head, query, key), head, query, key)
+
+    def __repr__(self) -> str:
+        return f"Then({describe_callable(self.first)}, {describe_callable(self.second)})"

@@ -1,0 +1,1 @@
+"""A user's function of numbers as scalar code inside a kernel: traced, bounded over intervals, written as MLIR or Triton."""

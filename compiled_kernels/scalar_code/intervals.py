@@ -1,0 +1,274 @@
+"""Bound a program over intervals of its inputs: what may it give for any query of a tile and any key of a page?
+
+Of each value `low`, `high` and `known` are computed, which are programs of the inputs' bounds again: where `known`, the
+value lies between `low` and `high` whatever the inputs are. So a kernel passes over a page whose keys a mask hides
+without reading them. Operations that are monotone have bounds of their own (Moore, 1966: interval arithmetic); of all
+others only points are known: a block mask that hashes the number of a block has one such number in a page.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import torch
+
+from compiled_kernels.scalar_code.program import Builder, Kind, Number, Program, Step
+
+MAX_POSITION = 1 << 24
+MAX_HEAD = 1 << 12
+LIMITS: dict[str, int] = {"query": MAX_POSITION, "key": MAX_POSITION, "head": MAX_HEAD}
+FITS = 1 << 31  # integers below it, either way, are computed in 32 bits
+
+
+class Bounds(NamedTuple):
+    """Numbers of values: bounds of one value, and whether they hold. Of a bool, `low` is whether it is always true,
+    and `high` whether it may be."""
+
+    low: int
+    high: int
+    known: int
+
+
+@functools.lru_cache(maxsize=1024)
+def reach(program: Program) -> Program:
+    """Return a program of the inputs' bounds (`key_low`, `key_high`, ...): whether `program`, which gives a bool, may
+    be true for any inputs within them."""
+    builder, bounds = _bound(program)
+    result = bounds[program.result]
+    unknown = builder.add("not", result.known)
+    return builder.program(builder.add("or", unknown, result.high))
+
+
+def _bound(program: Program) -> tuple[Builder, list[Bounds]]:
+    builder = Builder([(f"{name}_{end}", kind) for name, kind in program.inputs for end in ("low", "high")])
+    true = builder.constant(True)
+    found = [Bounds(2 * at, 2 * at + 1, true) for at in range(len(program.inputs))]
+    for step in program.steps:
+        found.append(_Rule(builder, program, step, [found[at] for at in step.reads]).bounds())
+    return builder, found
+
+
+class _Rule:
+    """The bounds of one step, from those of what it reads."""
+
+    def __init__(self, builder: Builder, program: Program, step: Step, reads: list[Bounds]):
+        self.builder, self.step, self.reads = builder, step, reads
+        self.kinds: list[Kind] = [program.kind(at) for at in step.reads]
+        self.known = functools.reduce(self._and, (each.known for each in reads), builder.constant(True))
+
+    def bounds(self) -> Bounds:
+        special = getattr(self, f"_of_{self.step.operation}", None)
+        found = None if special is None else special()
+        return self._of_points() if found is None else found
+
+    def _add(self, operation: str, *reads: int) -> int:
+        return self.builder.add(operation, *reads)
+
+    def _and(self, a: int, b: int) -> int:
+        return self.builder.add("and", a, b)
+
+    def _number(self, at: int) -> Number | None:
+        """Return the constant that the step reads there."""
+        return self.builder.number(self.reads[at].low)
+
+    def _of_points(self) -> Bounds:
+        """Bounds of any operation: its value, where each of what it reads is one."""
+        known = self.known
+        for each in self.reads:
+            known = self._and(known, self._add("eq", each.low, each.high))
+        lows = [each.low for each in self.reads]
+        if self.step.operation == "table":
+            value = self._clamped_table(lows[0])
+        else:
+            value = self._add(self.step.operation, *lows)
+        return Bounds(value, value, known)
+
+    def _clamped_table(self, index: int) -> int:
+        """Read the table within its ends: an index that is not known may be any."""
+        last = self.builder.constant(len(self.step.numbers) - 1)
+        index = self._add("max", self.builder.constant(0), self._add("min", index, last))
+        return self.builder.table(index, self.step.numbers, self.step.kind)
+
+    def _of_const(self) -> Bounds:
+        value = self.builder.constant(self.step.numbers[0], self.step.kind)
+        return Bounds(value, value, self.known)
+
+    def _of_table(self) -> Bounds:
+        point = self._of_points()
+        least, most = (self.builder.constant(end(self.step.numbers), self.step.kind) for end in (min, max))
+        low, high = (self._add("select", point.known, point.low, each) for each in (least, most))
+        return Bounds(low, high, self.known)
+
+    # Monotone arithmetic.
+
+    def _ends(self, operation: str, *pairs: tuple[int, int]) -> Bounds:
+        """Bounds where the operation of these (values for low, values for high) gives the ends."""
+        low, high = (self._add(operation, *(pair[end] for pair in pairs)) for end in (0, 1))
+        return Bounds(low, high, self.known)
+
+    def _rising(self, operation: str) -> Bounds:
+        return self._ends(operation, *((each.low, each.high) for each in self.reads))
+
+    def _of_add(self) -> Bounds:
+        return self._rising("add")
+
+    def _of_min(self) -> Bounds:
+        return self._rising("min")
+
+    def _of_max(self) -> Bounds:
+        return self._rising("max")
+
+    def _of_sub(self) -> Bounds:
+        a, b = self.reads
+        return self._ends("sub", (a.low, a.high), (b.high, b.low))
+
+    def _of_neg(self) -> Bounds:
+        return self._ends("neg", (self.reads[0].high, self.reads[0].low))
+
+    def _of_exp(self) -> Bounds:
+        return self._rising(self.step.operation)
+
+    _of_exp2 = _of_sqrt = _of_tanh = _of_floor = _of_ceil = _of_log = _of_exp
+
+    def _of_float(self) -> Bounds:
+        return self._rising(self.step.operation)
+
+    _of_int = _of_float  # of a bool too: `low` is whether it always, `high` whether it may be true
+
+    def _of_mul(self) -> Bounds | None:
+        for at, other in ((0, 1), (1, 0)):
+            factor = self._number(at)
+            if factor is not None and factor == factor:
+                value = self.reads[other]
+                ends = (value.low, value.high) if factor >= 0 else (value.high, value.low)
+                return self._ends("mul", ends, (self.reads[at].low,) * 2)
+        return None
+
+    def _of_div(self) -> Bounds | None:
+        divisor = self._number(1)
+        if divisor is None or not divisor:
+            return None
+        value = self.reads[0]
+        ends = (value.low, value.high) if divisor > 0 else (value.high, value.low)
+        return self._ends(self.step.operation, ends, (self.reads[1].low,) * 2)
+
+    _of_floordiv = _of_quot = _of_div
+
+    def _of_shr(self) -> Bounds | None:
+        return None if self._number(1) is None else self._rising("shr")
+
+    _of_shl = _of_shr
+
+    def _of_mod(self) -> Bounds | None:
+        """a mod n: of one turn the two ends, of several 0 and n - 1 (of floats: n)."""
+        divisor = self._number(1)
+        if divisor is None or not divisor > 0:
+            return None
+        value, by = self.reads[0], self.reads[1].low
+        same = self._add("eq", self._add("floordiv", value.low, by), self._add("floordiv", value.high, by))
+        kind = self.step.kind
+        least = self.builder.constant(0, kind)
+        most = self.builder.constant(divisor - 1 if kind == "int" else divisor, kind)
+        low = self._add("select", same, self._add("mod", value.low, by), least)
+        high = self._add("select", same, self._add("mod", value.high, by), most)
+        return Bounds(low, high, self.known)
+
+    def _of_abs(self) -> Bounds:
+        value, zero = self.reads[0], self.builder.constant(0, self.step.kind)
+        low = self._add("max", self._add("max", value.low, self._add("neg", value.high)), zero)
+        return Bounds(low, self._add("max", self._add("neg", value.low), value.high), self.known)
+
+    # What is true or false.
+
+    def _of_lt(self) -> Bounds:
+        a, b = self.reads
+        operation = self.step.operation
+        return Bounds(self._add(operation, a.high, b.low), self._add(operation, a.low, b.high), self.known)
+
+    _of_le = _of_lt
+
+    def _equal(self) -> tuple[int, int]:
+        """Return whether both are always equal, and whether they may be."""
+        a, b = self.reads
+        always = self._and(self._add("eq", a.low, b.high), self._add("eq", a.high, b.low))
+        return always, self._and(self._add("le", a.low, b.high), self._add("le", b.low, a.high))
+
+    def _of_eq(self) -> Bounds:
+        return Bounds(*self._equal(), self.known)
+
+    def _of_ne(self) -> Bounds:
+        always, maybe = self._equal()
+        return Bounds(self._add("not", maybe), self._add("not", always), self.known)
+
+    def _of_not(self) -> Bounds | None:
+        if self.step.kind != "bool":
+            return None
+        value = self.reads[0]
+        return Bounds(self._add("not", value.high), self._add("not", value.low), self.known)
+
+    def _of_and(self) -> Bounds | None:
+        """Of bools one side is enough: what is never true with it hides whatever the other may be."""
+        if self.step.kind != "bool":
+            return None
+        return self._sides()
+
+    def _of_or(self) -> Bounds | None:
+        return None if self.step.kind != "bool" else self._sides()
+
+    def _sides(self) -> Bounds:
+        a, b = self.reads
+        low = self._add(self.step.operation, self._surely(a), self._surely(b))
+        high = self._add(self.step.operation, self._maybe(a), self._maybe(b))
+        return Bounds(low, high, self.builder.constant(True))
+
+    def _surely(self, value: Bounds) -> int:
+        return self._and(value.known, value.low)
+
+    def _maybe(self, value: Bounds) -> int:
+        return self._add("or", self._add("not", value.known), value.high)
+
+    def _of_select(self) -> Bounds:
+        condition, first, second = self.reads
+        always, maybe = self._surely(condition), self._maybe(condition)
+        if self.step.kind == "bool":
+            both = [self._add("and", self._surely(first), self._surely(second))]
+            both.append(self._add("or", self._maybe(first), self._maybe(second)))
+            ends = [(self._surely(first), self._surely(second)), (self._maybe(first), self._maybe(second))]
+            known = self.builder.constant(True)
+        else:
+            both = [self._add("min", first.low, second.low), self._add("max", first.high, second.high)]
+            ends = [(first.low, second.low), (first.high, second.high)]
+            either = self._and(first.known, second.known)
+            known = self._add("select", always, first.known, self._add("select", maybe, either, second.known))
+        low, high = (
+            self._add("select", always, one, self._add("select", maybe, wide, other))
+            for wide, (one, other) in zip(both, ends, strict=True)
+        )
+        return Bounds(low, high, known)
+
+
+@functools.lru_cache(maxsize=1024)
+def ranges(program: Program) -> tuple[tuple[int, int] | None, ...]:
+    """Return the least and the largest number of each integer value, for positions and heads within `LIMITS`; None
+    where that is not known."""
+    builder, bounds = _bound(program)
+    whole = Program(builder.inputs, tuple(builder.steps), 0)
+    ends = {"low": 0, "high": 1}
+    given = {}
+    for name, kind in builder.inputs:
+        base, _, end = name.rpartition("_")
+        number = (LIMITS.get(base, MAX_POSITION) - 1) * ends[end] if kind == "int" else float("nan")
+        given[name] = torch.tensor(number, dtype=torch.int64 if kind == "int" else torch.float32)
+    values = whole.values(given)
+    found: list[tuple[int, int] | None] = []
+    for at, each in enumerate(bounds):
+        known = program.kind(at) == "int" and bool(values[each.known])
+        found.append((int(values[each.low]), int(values[each.high])) if known else None)
+    return tuple(found)
+
+
+def fits_32_bits(program: Program) -> bool:
+    """Return whether every integer of the program has at most 32 bits."""
+    integers = (span for at, span in enumerate(ranges(program)) if program.kind(at) == "int")
+    return all(span is not None and -FITS <= span[0] and span[1] < FITS for span in integers)
