@@ -96,9 +96,11 @@ class KVPages(Protocol):
         """Return the same pages, with page tables of the first sequences only."""
         ...
 
-    def gather(self, seq: int, context: int, tokens: int, dtype: torch.dtype | None = None) -> SpanContext:
+    def gather(
+        self, seq: int, context: int, tokens: int, dtype: torch.dtype | None = None, mask: Mask = Causal()  # noqa: B008
+    ) -> SpanContext:
         """Gather what the last `tokens` of the `context` positions of a sequence may read; converted from codes to
-        `dtype`, to float32 at the least unless given."""
+        `dtype`, to float32 at the least unless given. Pages that `mask` hides from all of them are left out."""
         ...
 
     def blocks(self, lengths: Tensor, dtype: torch.dtype) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
@@ -106,12 +108,27 @@ class KVPages(Protocol):
         [seq, page, kv_head, offset, dim], positions and whether the query reads them [seq, page, offset]."""
         ...
 
+    def shown(self, lengths: Tensor, mask: Mask) -> Self:
+        """Return the pages that `mask` shows to queries at the end of their contexts, for `blocks`."""
+        ...
+
+
+def shown_pages(mask: Mask, context: int, tokens: int, size: int, device: torch.device) -> Tensor | None:
+    """Return which pages of a context hold a key that one of the last `tokens` queries sees; None for all of them."""
+    if isinstance(mask, Causal):
+        return None
+    at = torch.arange(context, device=device)
+    seen = mask(at[context - tokens :, None], at[None]).expand(tokens, context).any(0)
+    pages = torch.nn.functional.pad(seen, (0, -context % size)).view(-1, size).any(1)
+    return None if bool(pages.all()) else pages.nonzero()[:, 0]
+
 
 def attention_reference(q: Tensor, kv: KVPages, spans: Spans, parameters: AttentionParameters) -> Tensor:
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
     for seq, rows, context in spans.listed():
         if rows.start < rows.stop:
-            out[rows] = attend(q[rows], kv.gather(seq, context, rows.stop - rows.start), parameters)
+            read = kv.gather(seq, context, rows.stop - rows.start, mask=parameters.mask)
+            out[rows] = attend(q[rows], read, parameters)
     return out
 
 

@@ -42,31 +42,31 @@ class AttentionRules(NamedTuple):
     @property
     def as_mask(self) -> Mask:
         band: Mask = SlidingWindow(self.window, self.sinks) if self.window else Causal()
-        return AndMask(band, TracedMask(self.mask)) if self.mask else band
+        return AndMask(band, TracedMask(Program.parse(self.mask))) if self.mask else band
 
     @property
     def as_score(self) -> Score | None:
-        return TracedScore(self.score) if self.score else None
+        return TracedScore(Program.parse(self.score)) if self.score else None
 
 
 @dataclass(frozen=True)
 class TracedMask:
-    """The mask that a program is, by its text."""
+    """The mask that a program is."""
 
-    program: str
+    program: Program
 
     def __call__(self, query: Tensor, key: Tensor) -> Tensor:
-        return Program.parse(self.program)(query=query, key=key)
+        return self.program(query=query, key=key)
 
 
 @dataclass(frozen=True)
 class TracedScore:
-    """The score function that a program is, by its text."""
+    """The score function that a program is."""
 
-    program: str
+    program: Program
 
     def __call__(self, score: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return Program.parse(self.program)(score=score, head=head, query=query, key=key)
+        return self.program(score=score, head=head, query=query, key=key)
 
 
 def rules_of(mask: Mask, score: Score | None, operator: str, backend: str) -> AttentionRules:
@@ -78,6 +78,14 @@ def rules_of(mask: Mask, score: Score | None, operator: str, backend: str) -> At
         return AttentionRules(window, sinks, seen, "" if score is None else _traced(score, SCORE_INPUTS, "float"))
     except Untraceable as error:
         raise BackendError(f"{operator}: backend {backend}: {error}") from None
+
+
+def known_rules(mask: Mask, score: Score | None) -> AttentionRules | None:
+    """Return the rules where they can be traced, else None."""
+    try:
+        return rules_of(mask, score, "", "")
+    except BackendError:
+        return None
 
 
 def _parts(mask: Mask) -> tuple[int, int, Mask | None]:
@@ -100,7 +108,7 @@ _known: OrderedDict[Hashable, tuple[Any, str | Untraceable]] = OrderedDict()
 def _traced(function: Callable[..., Tensor], inputs: tuple[tuple[str, Kind], ...], result: Kind) -> str:
     """Return the text of a function's program; equal functions are traced once, and kept."""
     if isinstance(function, TracedMask | TracedScore):
-        return function.program
+        return function.program.text
     try:
         key: Hashable = (hash(function), function)
     except TypeError:

@@ -36,15 +36,11 @@ class Gap:
 
 BF16_DOTS = "Triton's interpreter multiplies bfloat16 as if its bits were integers: operands are float32 there"
 DOTS = "compiled_kernels/triton_code/dots.py"
-NO_SCORES = "written by hand for scale, soft-cap and sink logits: score functions run on eager and inductor"
-NO_MASKS = "written by hand for windows with sinks: other masks run on eager and inductor"
 
 GAPS: tuple[Gap, ...] = (
     Gap("linear_w8a8", Backend.TRITON, "*", "not written; INT8 activations run on eager, inductor and mlir"),
     Gap("quantized_attention", Backend.MLIR, "*dense keys*", "keys and values are both read as integers, or neither"),
     Gap("log_softmax", Backend.TRITON, "*", "fused with the top-k extraction: see top_logprobs"),
-    *(Gap("paged_attention", backend, "*ALiBi*", NO_SCORES) for backend in (Backend.TRITON, Backend.MLIR)),
-    *(Gap("paged_attention", backend, "*own mask*", NO_MASKS) for backend in (Backend.TRITON, Backend.MLIR)),
     Gap("top_logprobs", Backend.MLIR, "*", "selection has no vector form; log_softmax has"),
     Gap("linear_int8", Backend.TRITON, "* bfloat16", BF16_DOTS, DOTS),
     Gap("linear_grouped", Backend.TRITON, "* bfloat16", BF16_DOTS, DOTS),

@@ -9,12 +9,12 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from compiled_kernels.attention import AttentionParameters, KVPages, SpanContext, Spans, attention_reference
-from compiled_kernels.masks import Mask, Score
+from compiled_kernels.attention import AttentionParameters, KVPages, SpanContext, Spans, attention_reference, shown_pages
+from compiled_kernels.masks import Causal, Mask, Score, SlidingWindow
 from compiled_kernels.attention_rules import AttentionRules, rules_of
 from compiled_kernels.backends import Backend, BackendError
 from compiled_kernels.operators import Operator, define_operator
-from compiled_kernels.paged_attention.inductor import by_spans, decode_attention
+from compiled_kernels.paged_attention.inductor import by_spans, decode_attention, shown_table
 
 # Behind an operator's own tensors; graphs hold flat tensors and numbers only.
 SCHEMA = (
@@ -24,15 +24,18 @@ SCHEMA = (
 
 
 class PagedKV(NamedTuple):
-    """Keys and values in pages. Position p of sequence s lies in page `page_table[s, p // offset]`; page 0 is null."""
+    """Keys and values in pages. Position p of sequence s lies in page `page_table[s, p // offset]`; page 0 is null.
+    Where only some pages are listed, column c of the table is page `places[s, c]` of the sequence."""
 
     keys: Float[Tensor, "page group offset dim"]
     values: Float[Tensor, "page group offset dim"]
     page_table: Int[Tensor, "seq held"]
+    places: Int[Tensor, "seq held"] | None = None
 
     @property
     def flat(self) -> tuple[Tensor, ...]:
-        return tuple(self)
+        assert self.places is None
+        return self.keys, self.values, self.page_table
 
     @classmethod
     def unflat(cls, *flat: Tensor) -> PagedKV:
@@ -45,14 +48,29 @@ class PagedKV(NamedTuple):
     def first(self, seqs: int) -> PagedKV:
         return self._replace(page_table=self.page_table[:seqs])
 
-    def gather(self, seq: int, context: int, tokens: int, dtype: torch.dtype | None = None) -> SpanContext:
-        k, v = (gather_context(pages, self.page_table[seq], context) for pages in (self.keys, self.values))
-        return SpanContext.whole(k, v, tokens)
+    def gather(
+        self, seq: int, context: int, tokens: int, dtype: torch.dtype | None = None, mask: Mask = Causal()  # noqa: B008
+    ) -> SpanContext:
+        size, table = self.keys.shape[2], self.page_table[seq]
+        shown = shown_pages(mask, context, tokens, size, table.device)
+        if shown is None:
+            k, v = (gather_context(pages, table, context) for pages in (self.keys, self.values))
+            return SpanContext.whole(k, v, tokens)
+        positions = (shown[:, None] * size + torch.arange(size, device=table.device)).flatten()
+        known = int((positions < context).sum())
+        k, v = (gather_context(pages, table[shown], known) for pages in (self.keys, self.values))
+        queries = torch.arange(context - tokens, context, device=table.device)[:, None]
+        return SpanContext(k, v, queries, positions[:known])
 
     def blocks(self, lengths: Tensor, dtype: torch.dtype) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
         table, size = self.page_table.long(), self.keys.shape[2]
-        positions = torch.arange(table.shape[1] * size, device=table.device).view(1, -1, size)
+        places = torch.arange(table.shape[1], device=table.device)[None] if self.places is None else self.places
+        positions = places[..., None] * size + torch.arange(size, device=table.device)
         return [(self.keys[table].to(dtype), self.values[table].to(dtype), positions, positions < lengths)]
+
+    def shown(self, lengths: Tensor, mask: Mask) -> PagedKV:
+        table, places = shown_table(self.page_table, lengths, mask, self.keys.shape[2])
+        return self._replace(page_table=table, places=places)
 
 
 def gather_context(pages: Tensor, table: Tensor, context: int) -> Tensor:
@@ -107,9 +125,12 @@ def attend_on(
     operator: Operator, backend: Backend, q: Tensor, kv: KVPages, spans: Spans, parameters: AttentionParameters
 ) -> Tensor:
     """Carry out attention on a backend: as traced or eager code where that can be, else as the opaque operation."""
-    if backend is Backend.INDUCTOR and spans.decode_only:
+    inside = torch.compiler.is_compiling()
+    # The pages that a user's mask shows are looked for before a graph: how many there are is no graph's business.
+    plain = isinstance(parameters.mask, Causal | SlidingWindow) or inside and not parameters.rules
+    if backend is Backend.INDUCTOR and spans.decode_only and plain:
         return decode_attention(q, kv, spans.context_lengths, parameters)
-    if backend not in (Backend.TRITON, Backend.MLIR) and not torch.compiler.is_compiling():
+    if backend not in (Backend.TRITON, Backend.MLIR) and not inside:
         return (by_spans if backend is Backend.INDUCTOR else attention_reference)(q, kv, spans, parameters)
     # Walking spans reads their lengths, which no graph can: inside one, eager and inductor are opaque too.
     return operator.implementation(backend)(

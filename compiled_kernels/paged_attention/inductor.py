@@ -17,7 +17,7 @@ from einops import rearrange
 from torch import Tensor
 
 from compiled_kernels.attention import AttentionParameters, KVPages, SpanContext, Spans, attend
-from compiled_kernels.masks import Causal
+from compiled_kernels.masks import Causal, Mask, SlidingWindow
 from compiled_kernels.torch_compile import compile_once
 
 
@@ -53,19 +53,40 @@ def decode_attention(q: Tensor, kv: KVPages, context_lengths: Tensor, parameters
     return functools.reduce(operator.add, mixed).view(seqs, heads, dim).to(q.dtype)
 
 
+def shown_table(table: Tensor, lengths: Tensor, mask: Mask, size: int) -> tuple[Tensor, Tensor]:
+    """Return the pages [seq, few] of a table [seq, held] in which the last position of a context sees a key, and their
+    places in it. A row that has fewer than others is filled up with the null page, in a place that no context reaches.
+    """
+    held = table.shape[1]
+    seen = compile_once(_pages_seen, dynamic=True)(lengths, mask, held, size)
+    most = max(2, int(seen.sum(1).max()))  # two at the least: of one, torch.compile would make a special case
+    places = (~seen).byte().argsort(dim=1, stable=True)[:, :most]
+    seen, pages = seen.gather(1, places), table.gather(1, places)
+    return torch.where(seen, pages, 0), torch.where(seen, places, held)
+
+
+def _pages_seen(lengths: Tensor, mask: Mask, held: int, size: int) -> Tensor:
+    """Return whether each of `held` pages has a key that the last position of each context sees: [seq, page]."""
+    positions = torch.arange(held * size, device=lengths.device).view(1, held, size)
+    seen = mask((lengths - 1).long().view(-1, 1, 1), positions) & (positions < lengths.view(-1, 1, 1))
+    return seen.any(-1)
+
+
 def by_spans(q: Tensor, kv: KVPages, spans: Spans, parameters: AttentionParameters) -> Tensor:
     """Attend with decodes, which come first, in one compiled function, and with each longer span for itself."""
     decodes, longer = spans.decodes_and_longer()
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
     if decodes:
-        first = kv.first(decodes)
+        first, lengths = kv.first(decodes), spans.context_lengths[:decodes]
+        if not isinstance(parameters.mask, Causal | SlidingWindow):
+            first = first.shown(lengths, parameters.mask)
         for table in first.tables:
             torch._dynamo.mark_dynamic(table, 1)
         run = compile_once(decode_attention, dynamic=True)
-        out[:decodes] = run(q[:decodes], first, spans.context_lengths[:decodes], parameters)
+        out[:decodes] = run(q[:decodes], first, lengths, parameters)
     changed = parameters.softcap or parameters.sink_logits is not None or parameters.score is not None
     for seq, rows, context in longer:
-        read = kv.gather(seq, context, rows.stop - rows.start, q.dtype)
+        read = kv.gather(seq, context, rows.stop - rows.start, q.dtype, parameters.mask)
         out[rows] = (attend if changed or read.k.dtype != q.dtype else _fused)(q[rows], read, parameters)
     return out
 

@@ -42,7 +42,7 @@ def plan(
         The launches, and the output they fill.
     """
     rules = parameters.kernel_rules("paged_attention", Backend.TRITON)
-    (keys, values, page_table), (groups, size) = kv, kv.keys.shape[1:3]
+    (keys, values, page_table), (groups, size) = kv[:3], kv.keys.shape[1:3]
     check("paged_attention", q, keys, values, parameters.sink_logits)
     if not (keys.is_contiguous() and values.is_contiguous()):
         raise BackendError("paged_attention: backend triton reads contiguous pages")

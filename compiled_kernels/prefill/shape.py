@@ -45,6 +45,8 @@ class BlockShape:
             "sinks": 0,
             "softcap": 0.0,
             "sink_logits": False,
+            "mask": "",
+            "score": "",
         }
         return replace(self, layer=replace(self.layer, rotary_index=rotary, scale=1.0, **ours))
 

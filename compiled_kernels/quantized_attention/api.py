@@ -9,9 +9,11 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from compiled_kernels.attention import AttentionParameters, SpanContext, Spans
+from compiled_kernels.attention import AttentionParameters, SpanContext, Spans, shown_pages
 from compiled_kernels.backends import Backend, BackendError
+from compiled_kernels.masks import Causal, Mask
 from compiled_kernels.paged_attention.api import attend_on, define_attention
+from compiled_kernels.paged_attention.inductor import shown_table
 from compiled_kernels.quantized_attention.pages import QuantizationRule
 from compiled_kernels.quantized_attention.quantize import QuantizedTensor, dequantize
 
@@ -28,10 +30,12 @@ class QuantizedKV(NamedTuple):
     quantized_table: Int[Tensor, "seq packed_held"]
     residual_table: Int[Tensor, "seq recent_held"]
     rule: QuantizationRule
+    places: Int[Tensor, "seq packed_held"] | None = None  # of the quantized pages, where only some are listed
 
     @property
     def flat(self) -> tuple[Any, ...]:
         """Return the tensors and the rule's numbers, as the operator's schema lists them."""
+        assert self.places is None
         rule = self.rule
         return *self.keys, *self.values, *self[2:6], rule.quant_group, rule.residual_length, rule.num_sink_tokens
 
@@ -48,23 +52,29 @@ class QuantizedKV(NamedTuple):
     def first(self, seqs: int) -> QuantizedKV:
         return self._replace(quantized_table=self.quantized_table[:seqs], residual_table=self.residual_table[:seqs])
 
-    def gather(self, seq: int, context: int, tokens: int, dtype: torch.dtype | None = None) -> SpanContext:
+    def gather(
+        self, seq: int, context: int, tokens: int, dtype: torch.dtype | None = None, mask: Mask = Causal()  # noqa: B008
+    ) -> SpanContext:
         """Gather what a span reads. A position that only some queries read quantized comes twice."""
-        rule, device = self.rule, self.residual_keys.device
+        rule, device, size = self.rule, self.residual_keys.device, self.residual_keys.shape[2]
         exact = dtype or torch.promote_types(self.residual_keys.dtype, torch.float32)
         settled, unsettled = rule.quantized_until(context), rule.quantized_until(context - tokens + 1)
-        runs = [(0, settled), (0, min(rule.num_sink_tokens, unsettled)), (unsettled, context)]
-        positions = torch.cat([torch.arange(*run, device=device) for run in runs])
-        is_quantized = torch.arange(len(positions), device=device) < settled
+        shown = shown_pages(mask, context, tokens, size, device)
+        pages = torch.arange(-(-settled // size), device=device)
+        pages = pages if shown is None else shown[shown < len(pages)]
+        old = (pages[:, None] * size + torch.arange(size, device=device)).flatten()
+        old = old[: int((old < settled).sum())]
+        runs = [(0, min(rule.num_sink_tokens, unsettled)), (unsettled, context)]
+        positions = torch.cat([old, *(torch.arange(*run, device=device) for run in runs)])
+        is_quantized = torch.arange(len(positions), device=device) < len(old)
         found = []
-        for pages, residual, are_keys in (
+        for quantized, residual, are_keys in (
             (self.keys, self.residual_keys, True),
             (self.values, self.residual_values, False),
         ):
-            table = self.quantized_table[seq, : -(-settled // residual.shape[2])].long()
-            numbers = dequantized_pages(pages, table, exact, are_keys)
-            parts = [rearrange(numbers, "page group offset dim -> (page offset) group dim")[:settled]]
-            parts += [_residual_run(residual, self.residual_table[seq], *run).to(exact) for run in runs[1:]]
+            numbers = dequantized_pages(quantized, self.quantized_table[seq, pages].long(), exact, are_keys)
+            parts = [rearrange(numbers, "page group offset dim -> (page offset) group dim")[: len(old)]]
+            parts += [_residual_run(residual, self.residual_table[seq], *run).to(exact) for run in runs]
             found.append(torch.cat(parts))
         queries = torch.arange(context - tokens, context, device=device)[:, None]
         readable = (rule.is_quantized(queries, positions) == is_quantized) & (positions <= queries)
@@ -81,12 +91,17 @@ class QuantizedKV(NamedTuple):
         )
         residual = self.residual_keys[pages].to(dtype), self.residual_values[pages].to(dtype)
         every = torch.arange(table.shape[1], device=table.device)[None].expand(len(table), -1)
+        every = every if self.places is None else self.places
         found = []
         for (k, v), at, is_quantized in ((quantized, every, True), (residual, places, False)):
             positions = at[..., None] * size + torch.arange(size, device=table.device)
             read = (positions < lengths) & (self.rule.is_quantized(lengths - 1, positions) == is_quantized)
             found.append((k, v, positions, read))
         return found
+
+    def shown(self, lengths: Tensor, mask: Mask) -> QuantizedKV:
+        table, places = shown_table(self.quantized_table, lengths, mask, self.residual_keys.shape[2])
+        return self._replace(quantized_table=table, places=places)
 
     def _residual(self, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Return places [seq, few] of what is read in full precision, and the pages there: the residual end, and the

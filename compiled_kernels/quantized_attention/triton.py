@@ -29,7 +29,7 @@ def plan(
     """Plan the launches of attention over quantized pages; `tile` (keys, a power of two that divides a page) and
     `splits` are chosen by shape unless given."""
     rules = parameters.kernel_rules("quantized_attention", Backend.TRITON)
-    keys, values, residual_keys, residual_values, quantized_table, residual_table, rule = kv
+    keys, values, residual_keys, residual_values, quantized_table, residual_table, rule, _ = kv
     (groups, size), padded = residual_keys.shape[1:3], power_of_two(q.shape[2], MIN_DOT_SIZE)
     step = tile or min(MAX_TILE_KEYS, size & -size)
     check("quantized_attention", q, residual_keys, residual_values, parameters.sink_logits)

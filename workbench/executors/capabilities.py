@@ -13,7 +13,8 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from compiled_kernels import Backend
+from compiled_kernels import Backend, BackendError
+from compiled_kernels.attention_rules import rules_of
 from compiled_kernels.backends import triton_interpreted
 from compiled_kernels.blocked.layout import PANEL_PAIR
 from compiled_kernels.capabilities import DTYPES, batch_variance, known_gap
@@ -45,7 +46,8 @@ STEP_QK_NORMS = None, QKNormSpec(), QKNormSpec(over="projection")
 # Settings of a spec that the whole step of mlir supports or that other features cover: a new one is refused at first.
 STEP_SETTINGS: dict[type, str] = {
     AttentionSpec: """kind num_heads num_kv_heads head_dim sliding_window num_sink_tokens softcap scale qk_norm
-        position rotary rotated_columns sink_logits mask score module qkv_bias o_proj_bias kv_shared_with""",
+        position rotary rotated_columns sink_logits mask score module qkv_bias o_proj_bias kv_shared_with
+        chunk_size temperature""",
     LayerSpec: "attention intermediate_size mlp_bias experts",
     ModelSpec: """name vocab_size hidden_size layers max_position_embeddings rotary norm embedding_scale
         final_logit_softcapping tie_word_embeddings eos_token_ids""",
@@ -197,6 +199,22 @@ def _untraceable(wanted: Requirements) -> str | None:
     return _attention(describe)(wanted)
 
 
+def _without_scalar_form(wanted: Requirements) -> str | None:
+    """Find a custom mask or score function that cannot be traced to scalar code."""
+
+    def describe(attention: Any) -> str | None:
+        if attention.mask is None and attention.score is None:
+            return None
+        try:
+            rules_of(build_mask(attention), build_score(attention), "", "")
+        except BackendError as error:
+            part = attention.mask or attention.score
+            return f"{part.path}: {str(error).removeprefix(': backend : ')}"
+        return None
+
+    return _attention(describe)(wanted)
+
+
 def _trace_problem(function: Any, *inputs: torch.Tensor) -> str | None:
     def call(*inputs: torch.Tensor) -> torch.Tensor:
         return function(*inputs)
@@ -294,7 +312,8 @@ FEATURES: dict[str, Feature] = {
     "ALiBi": Feature("model", _attention(lambda own: own.position == "alibi" and "ALiBi")),
     "custom score function": Feature("model", _attention(lambda own: own.score and f"score {own.score.path}")),
     "custom mask": Feature("model", _attention(lambda own: own.mask and f"mask {own.mask.path}")),
-    "custom part that cannot be traced": Feature("model", _untraceable),
+    "custom part that torch.compile cannot trace": Feature("model", _untraceable),
+    "custom part that is no arithmetic on positions": Feature("model", _without_scalar_form),
     "chunks of attention": Feature("model", _setting("chunk_size")),
     "temperature by position": Feature("model", _setting("temperature")),
     "residual streams": Feature("model", _setting("altup")),
@@ -339,11 +358,6 @@ FEATURES: dict[str, Feature] = {
 # Features that are one operator's, by the name of a case of it: who cannot carry them out stands with the operators.
 OPERATOR_CASES: dict[str, tuple[str, str, tuple[Role, ...]]] = {
     "INT8 activations": ("linear_w8a8", "", BLOCKS),
-    "ALiBi": ("paged_attention", "ALiBi", EVERY),
-    "custom score function": ("paged_attention", "ALiBi", EVERY),
-    "custom mask": ("paged_attention", "own mask", EVERY),
-    "chunks of attention": ("paged_attention", "own mask", EVERY),
-    "temperature by position": ("paged_attention", "ALiBi", EVERY),
     "quantized keys with dense values, or the other way": ("quantized_attention", "dense keys", EVERY),
 }
 NOT_IN_STEP = "the compiled decode step has none"
@@ -369,7 +383,9 @@ LIMITS: tuple[Limit, ...] = (
     Limit("weights in groups of no power of two", Backend.TRITON, BLOCKS, "a group is a power of two columns"),
     Limit("experts in groups of no multiple of 8", Backend.MLIR, STEP, "a word of a panel is of one group"),
     Limit("experts in groups of no power of two", Backend.TRITON, BLOCKS, "a group is a power of two columns"),
-    Limit("custom part that cannot be traced", Backend.INDUCTOR, EVERY, "it is compiled into the attention"),
+    Limit("custom part that torch.compile cannot trace", Backend.INDUCTOR, EVERY, "it is compiled into the attention"),
+    *(Limit("custom part that is no arithmetic on positions", backend, EVERY, "it is part of a kernel as scalar code")
+      for backend in (Backend.MLIR, Backend.TRITON)),
     *(Limit(feature, Backend.MLIR, STEP, NOT_IN_STEP) for feature in (
         "latent attention", "custom attention module", "heads of odd width", "keys and values of another layer",
         "mixtures with groups, shared experts, biases or weighed inputs",

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from compiled_kernels import Backend
-from compiled_kernels.attention import window_and_sinks
+from compiled_kernels.attention_rules import rules_of
 from compiled_kernels.backends import BackendError
 from compiled_kernels.blocked import as_words, in_panels
 from compiled_kernels.decode_step import DecodeStep, LayerShape, MixtureShape, QuantizedLayout, StepShape, WeightLayout
@@ -159,7 +159,7 @@ def step_shape(
 def _layer(block: TransformerBlock, cache: KVCacheSpec, rotary: int | None) -> LayerShape:
     attention, feedforward = cast(AttentionModule, block.attention), block.feedforward
     spec, experts = attention.spec, feedforward if isinstance(feedforward, MixtureOfExperts) else None
-    window, sinks = window_and_sinks(attention.mask, "mlir")
+    rules = rules_of(attention.mask, attention.score, "decode_step", "mlir")
     if experts is not None:
         gate_up = _expert_layout(experts.gate_up, experts.gate_up_scales)
         down = _expert_layout(experts.down, experts.down_scales)
@@ -177,8 +177,7 @@ def _layer(block: TransformerBlock, cache: KVCacheSpec, rotary: int | None) -> L
         output=_stored(attention.output),
         gate_up=gate_up,
         down=down,
-        window=window,
-        sinks=sinks,
+        **rules._asdict(),
         softcap=spec.softcap,
         sink_logits=spec.sink_logits,
         qk_norm=spec.qk_norm is not None,

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import compiled_kernels
 from compiled_kernels import Backend
 from compiled_kernels.attention import AttentionParameters
+from compiled_kernels.attention_rules import known_rules
 from workbench.batch import TokenBatch
 from workbench.custom import build_custom
 from workbench.errors import WorkbenchError
@@ -63,6 +64,7 @@ class Attention(nn.Module):
         self.backend = backend
         self.scale = spec.head_dim**-0.5 if spec.scale is None else spec.scale
         self.mask, self.score = build_mask(spec), build_score(spec)
+        self.rules = known_rules(self.mask, self.score)
         stored = backend, format.blocks, format.activations_of(format.blocks)
         self.qkv = Linear(hidden_size, spec.num_projected_heads * spec.head_dim, spec.qkv_bias, *stored)
         self.output = Linear(spec.num_heads * spec.head_dim, hidden_size, spec.o_proj_bias, *stored)
@@ -104,7 +106,7 @@ class Attention(nn.Module):
 
     def attend(self, q: Tensor, batch: TokenBatch, cache: AttentionCache, backend: Backend | None = None) -> Tensor:
         """Attend to everything written so far: [token, head, head_dim]; on the module's backend unless given."""
-        parameters = AttentionParameters(self.scale, self.mask, self.spec.softcap, self.sink_logits, self.score)
+        parameters = AttentionParameters(self.scale, self.mask, self.spec.softcap, self.sink_logits, self.score, self.rules)
         return cache.attend(q, batch, parameters, backend or self.backend)
 
     def o_proj(self, mixed: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import compiled_kernels
 from compiled_kernels import Backend
 from compiled_kernels.attention import AttentionParameters
+from compiled_kernels.attention_rules import known_rules
 from workbench.batch import TokenBatch
 from workbench.kv_cache.store import AttentionCache
 from workbench.model.attention_spec import MLASpec
@@ -33,6 +34,7 @@ class MLA(nn.Module):
         self.backend = backend
         self.scale = (spec.qk_nope_head_dim + spec.qk_rope_head_dim) ** -0.5 if spec.scale is None else spec.scale
         self.mask, self.score = build_mask(spec), build_score(spec)
+        self.rules = known_rules(self.mask, self.score)
         stored = backend, format.blocks, format.activations_of(format.blocks)
         self.down = Linear(hidden_size, spec.down_proj_columns, spec.qkv_bias, *stored)
         if spec.q_lora_rank is not None:
@@ -69,7 +71,7 @@ class MLA(nn.Module):
 
     def attend(self, q: Tensor, batch: TokenBatch, cache: AttentionCache, backend: Backend | None = None) -> Tensor:
         """Attend to the cache: weighted sums of latents [token, head, latent]; on the module's backend unless given."""
-        parameters = AttentionParameters(self.scale, self.mask, self.spec.softcap, None, self.score)
+        parameters = AttentionParameters(self.scale, self.mask, self.spec.softcap, None, self.score, self.rules)
         return cache.attend(q, batch, parameters, backend or self.backend)
 
     def o_proj(self, mixed: Tensor) -> Tensor:
