@@ -19,8 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._decomp import core_aten_decompositions
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.node import map_arg
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from compiled_kernels.backends import describe_callable
@@ -62,35 +63,47 @@ def trace(function: Callable[..., Tensor], inputs: Sequence[tuple[str, Kind]], r
         graph = make_fx(lambda *given: function(*given), decomposition_table=core_aten_decompositions())(*examples)
     except Exception as error:  # whatever the user's code or the tracer throws
         raise Untraceable(f"{name} cannot be traced: {_where(error.__traceback__)}{_first_line(error)}") from error
-    builder, values = Builder(inputs), dict[Node, int]()
+    builder, values, constants = Builder(inputs), dict[Node, int](), dict[Node, Tensor]()
     placeholders = iter(range(len(inputs)))
     found: Any = None
     for node in graph.graph.nodes:
         if node.op == "placeholder":
             values[node] = next(placeholders)
         elif node.op == "get_attr":
-            pass  # read where it is used: a constant, or a table
+            constants[node] = operator.attrgetter(str(node.target))(graph)
         elif node.op == "output":
             found = node.args[0][0] if isinstance(node.args[0], tuple | list) else node.args[0]
+        elif all(each in constants for each in node.all_input_nodes):
+            constants[node] = _computed(node, constants)
         else:
             try:
-                values[node] = _Step(builder, values, graph, node).value()
+                values[node] = _Step(builder, values, constants, node).value()
             except NotImplementedError as error:
                 where = _line_of(node, function, examples)
                 raise Untraceable(f"{name} cannot be traced: {where}{error}") from None
-    if not isinstance(found, Node):
+    if found in constants:
+        values[found] = builder.constant(constants[found].flatten()[0].item())
+    if found not in values:
         raise Untraceable(f"{name} cannot be traced: it gives {found!r}, not a tensor of its arguments")
-    value = values[found] if found in values else _Step(builder, values, graph, found).operand(found)
+    value = values[found]
     if result == "bool" and builder.kind(value) != "bool" or result != "bool" and builder.kind(value) == "bool":
         raise Untraceable(f"{name} gives {builder.kind(value)} numbers, must give {result}")
     return builder.program(builder.cast(value, result))
 
 
+def _computed(node: Node, constants: Mapping[Node, Tensor]) -> Tensor:
+    """Carry out an operation on constants alone."""
+    arguments, keywords = map_arg((node.args, node.kwargs), lambda each: constants[each])
+    return node.target(*arguments, **keywords)  # type: ignore[operator] (it is a function: there are no modules here)
+
+
 class _Step:
     """One node of the graph, added to the builder."""
 
-    def __init__(self, builder: Builder, values: Mapping[Node, int], graph: GraphModule, node: Node):
-        self.builder, self.values, self.graph, self.node = builder, values, graph, node
+    def __init__(
+        self, builder: Builder, values: Mapping[Node, int], constants: Mapping[Node, Tensor], node: Node
+    ):
+        self.builder, self.values, self.constants, self.node = builder, values, constants, node
         self.name = getattr(node.target, "__name__", str(node.target)).split(".")[0]
         if isinstance(node.target, torch._ops.OpOverload):
             self.name = node.target._schema.name.removeprefix("aten::")
@@ -100,7 +113,7 @@ class _Step:
         if isinstance(given, Node):
             if given in self.values:
                 return self.values[given]
-            tensor = self._tensor(given)
+            tensor = self.constants[given]
             if tensor.numel() != 1:
                 raise NotImplementedError(f"a tensor of {tuple(tensor.shape)} is used as a whole: read it by an index")
             return self.builder.constant(tensor.item())
@@ -115,33 +128,11 @@ class _Step:
         if name in LOGICAL:
             return builder.add(LOGICAL[name], *(builder.cast(self.operand(each), "bool") for each in node.args))
         if name in SAME:
-            return self._same()
+            return self.operand(node.args[0])
         special = getattr(self, f"_{name.strip('_')}", None)
         if special is None:
             raise NotImplementedError(f"{name} has no scalar form")
         return special()
-
-    def _same(self) -> int:
-        given = self.node.args[0]
-        if isinstance(given, Node) and given not in self.values and self._tensor(given).numel() != 1:
-            return -1  # a table, which `index` reads
-        return self.operand(given)
-
-    def _tensor(self, node: Node) -> Tensor:
-        """Return the constant tensor of a node."""
-        while node.op != "get_attr":
-            if node.op == "call_function" and self._name_of(node) in SAME and isinstance(node.args[0], Node):
-                node = node.args[0]
-                continue
-            raise NotImplementedError(f"{self.name} has no scalar form")
-        found = operator.attrgetter(str(node.target))(self.graph)
-        assert isinstance(found, Tensor)
-        return found
-
-    @staticmethod
-    def _name_of(node: Node) -> str:
-        target = node.target
-        return target._schema.name.removeprefix("aten::") if isinstance(target, torch._ops.OpOverload) else str(target)
 
     def _add(self) -> int:
         return self._scaled("add")
@@ -292,7 +283,9 @@ class _Step:
         """A constant tensor, read at one place."""
         table, places = self.node.args[:2]
         assert isinstance(table, Node) and isinstance(places, tuple | list)
-        numbers = self._tensor(table)
+        if table not in self.constants:
+            raise NotImplementedError("an index into what is computed has no scalar form")
+        numbers = self.constants[table]
         if numbers.ndim != 1 or len(places) != 1 or not 0 < numbers.numel() <= MAX_TABLE:
             what = f"a tensor of {tuple(numbers.shape)} is read by {len(places)} indices"
             raise NotImplementedError(f"{what}: tables have one axis, of up to {MAX_TABLE} entries")
