@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from compiled_kernels.attention import AttentionParameters, Spans
-from compiled_kernels.masks import Causal, Mask, SlidingWindow
+from compiled_kernels.masks import ALiBi, AndMask, Causal, Mask, SlidingWindow
 from compiled_kernels.triton_code.launch import KernelLaunch
 
 WIDTH, HIDDEN, HEADS, GROUPS, DIM, VOCAB = 4096, 14_336, 32, 8, 128, 128_256
@@ -78,11 +78,12 @@ def attention() -> Examples:
 
     def one(
         seqs: int, tokens: int, held: int, window: int = 0, sinks: int = 0, size: int = SIZE, softcap: float = 0.0,
-        fixed: bool = False,
+        fixed: bool = False, rules: bool = False,
     ) -> list[KernelLaunch]:  # fmt: skip
         pages = meta(4096, GROUPS, size, DIM)
         sink_logits = meta(HEADS, dtype=torch.float32) if softcap else None
-        parameters = AttentionParameters(DIM**-0.5, _mask(window, sinks), softcap, sink_logits)
+        mask, score = (AndMask(_mask(window, sinks), _blocks), ALiBi(HEADS)) if rules else (_mask(window, sinks), None)
+        parameters = AttentionParameters(DIM**-0.5, mask, softcap, sink_logits, score)
         kv = PagedKV(pages, pages, ints(seqs, held))
         return plan(meta(tokens, HEADS, DIM), kv, _spans(seqs, tokens), parameters, batch_invariant=fixed)[0]
 
@@ -95,8 +96,15 @@ def attention() -> Examples:
         "prefill": one(1, 512, 32),
         "prefill, pages of 64": one(1, 512, 8, size=64),
         "mixed": one(8, 512, 256),
+        "decode, a mask and a score function": one(16, 16, 256, rules=True),
+        "mixed, a window, a mask and a score function": one(8, 512, 256, window=1024, sinks=4, rules=True),
         "mixed, one order of sums": one(8, 512, 256, fixed=True),
     }
+
+
+def _blocks(query: Tensor, key: Tensor) -> Tensor:
+    """One block of 64 keys in four."""
+    return (query // 64 - key // 64) % 4 == 0
 
 
 def _mask(window: int, sinks: int = 0) -> Mask:
@@ -115,7 +123,9 @@ def quantized_attention() -> Examples:
 
     size, run = 64, 64
 
-    def one(kind: QuantFormat, seqs: int, tokens: int, held: int, window: int = 0) -> list[KernelLaunch]:
+    def one(
+        kind: QuantFormat, seqs: int, tokens: int, held: int, window: int = 0, rules: bool = False
+    ) -> list[KernelLaunch]:
         before = 4096, GROUPS
         keys, values = (
             QuantizedTensor(*(meta(*shape, dtype=dtype) for shape, dtype in storage_shapes(kind, before, *sides)))
@@ -123,7 +133,8 @@ def quantized_attention() -> Examples:
         )
         recent, table = meta(4096, GROUPS, size, DIM), ints(seqs, held)
         kv = QuantizedKV(keys, values, recent, recent, table, table, QuantizationRule(run, 64))
-        parameters = AttentionParameters(DIM**-0.5, _mask(window))
+        mask, score = (AndMask(_mask(window), _blocks), ALiBi(HEADS)) if rules else (_mask(window), None)
+        parameters = AttentionParameters(DIM**-0.5, mask, score=score)
         return plan(meta(tokens, HEADS, DIM), kv, _spans(seqs, tokens), parameters)[0]
 
     return {
@@ -133,6 +144,7 @@ def quantized_attention() -> Examples:
         "decode 64 int4": one("int4", 64, 64, 64),
         "decode int8, window": one("int8", 16, 16, 64, window=1024),
         "prefill int4": one("int4", 1, 512, 16),
+        "decode int4, a mask and a score function": one("int4", 16, 16, 64, rules=True),
     }
 
 

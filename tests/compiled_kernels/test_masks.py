@@ -85,15 +85,23 @@ def test_then_is_one_after_the_other() -> None:
     assert torch.equal(ChainedScore(twice, ALiBi(1))(score, head, query, key), first + 1)
 
 
+def ranked(query, key):
+    return key.argsort() >= 0
+
+
+def summed(score, head, query, key):
+    return score - score.mean()
+
+
 @pytest.mark.parametrize("backend", [Backend.TRITON, Backend.MLIR])
-def test_a_backend_refuses_a_mask_it_cannot_express_with_a_reason(backend: Backend) -> None:
-    own = AndMask(Causal(), SlidingWindow(3))
-    for mask, score, message in ((own, None, "knows causal masks"), (Causal(), twice, "knows no score functions")):
+def test_a_backend_refuses_what_is_no_arithmetic_on_positions_with_its_line(backend: Backend) -> None:
+    own = AndMask(Causal(), ranked)
+    for mask, score, message in ((own, None, "key.argsort"), (Causal(), summed, "score.mean")):
         reason = unsupported_reason(backend, mask, score)
-        assert reason is not None and message in reason and str(backend) in reason
+        assert reason is not None and message in reason and str(backend) in reason and "test_masks.py:" in reason
         pages, table = torch.zeros(2, 1, 4, 2), torch.ones(1, 2, dtype=torch.int32)
         given = PagedKV(pages, pages, table), Spans(torch.tensor([0, 1]), torch.tensor([1]), True)
         with pytest.raises(BackendError, match=message):
             paged_attention(torch.zeros(1, 1, 2), *given, AttentionParameters(1.0, mask, score=score), backend)
-    assert unsupported_reason(backend, SlidingWindow(3, 1), None) is None
-    assert unsupported_reason(Backend.INDUCTOR, own, twice) is None
+    assert unsupported_reason(backend, AndMask(Causal(), SlidingWindow(3, 1)), twice) is None
+    assert unsupported_reason(Backend.INDUCTOR, own, summed) is None
