@@ -65,7 +65,9 @@ class QuantizedKV(NamedTuple):
         old = (pages[:, None] * size + torch.arange(size, device=device)).flatten()
         old = old[: int((old < settled).sum())]
         runs = [(0, min(rule.num_sink_tokens, unsettled)), (unsettled, context)]
-        positions = torch.cat([old, *(torch.arange(*run, device=device) for run in runs)])
+        recent = torch.cat([torch.arange(*run, device=device) for run in runs])
+        stays = slice(None) if shown is None else torch.isin(recent // size, shown)
+        positions = torch.cat([old, recent[stays]])
         is_quantized = torch.arange(len(positions), device=device) < len(old)
         found = []
         for quantized, residual, are_keys in (
@@ -73,9 +75,9 @@ class QuantizedKV(NamedTuple):
             (self.values, self.residual_values, False),
         ):
             numbers = dequantized_pages(quantized, self.quantized_table[seq, pages].long(), exact, are_keys)
-            parts = [rearrange(numbers, "page group offset dim -> (page offset) group dim")[: len(old)]]
-            parts += [_residual_run(residual, self.residual_table[seq], *run).to(exact) for run in runs]
-            found.append(torch.cat(parts))
+            rest = torch.cat([_residual_run(residual, self.residual_table[seq], *run) for run in runs])
+            numbers = rearrange(numbers, "page group offset dim -> (page offset) group dim")[: len(old)]
+            found.append(torch.cat([numbers, rest[stays].to(exact)]))
         queries = torch.arange(context - tokens, context, device=device)[:, None]
         readable = (rule.is_quantized(queries, positions) == is_quantized) & (positions <= queries)
         k, v = found

@@ -35,12 +35,22 @@ seeds = st.integers(0, 2**31)
 
 
 BANDS = st.one_of(st.just(Causal()), st.builds(SlidingWindow, st.integers(1, 6), st.integers(0, 2)))
-MASKS = st.one_of(BANDS, st.builds(AndMask, BANDS, st.just(even)))
+
+
+def near_or_every_third(query, key):
+    return (query - key < 4) | (key % 3 == 0)
+
+
+def some_blocks(query, key):
+    """Blocks of four keys by a hash of their numbers, as of BigBird."""
+    return ((query // 4 * 2654435761 ^ key // 4 * 40503) % 2**32) % 3 == 0
+
+
+MASKS = st.one_of(BANDS, st.builds(AndMask, BANDS, st.sampled_from([even, near_or_every_third, some_blocks])))
 
 
 @st.composite
-def attention(draw: st.DrawFn, own: bool = False) -> dict:
-    """`own` adds what only traced backends carry out: masks and score functions of any kind."""
+def attention(draw: st.DrawFn) -> dict:
     contexts = draw(st.lists(st.integers(1, 14), min_size=1, max_size=4))
     decode = draw(st.booleans())
     return {
@@ -50,10 +60,10 @@ def attention(draw: st.DrawFn, own: bool = False) -> dict:
         "queries_per_kv": draw(st.sampled_from([1, 3])),
         "dim": draw(st.sampled_from([2, 8])),
         "size": draw(st.integers(1, 5)),
-        "mask": draw(MASKS if own else BANDS),
+        "mask": draw(MASKS),
         "softcap": draw(st.sampled_from([0.0, 1.5])),
         "sinks": draw(st.booleans()),
-        "alibi": own and draw(st.booleans()),
+        "alibi": draw(st.booleans()),
     }
 
 
@@ -74,7 +84,7 @@ def quantized(draw: st.DrawFn) -> dict:
         "columns": draw(st.sampled_from([8, 64])),
         "lag": draw(st.integers(1, 20)),
         "first": first,
-        "mask": draw(st.one_of(st.just(Causal()), window)),
+        "mask": draw(st.one_of(st.just(Causal()), window, st.builds(AndMask, window, st.sampled_from([even, some_blocks])))),
         "softcap": draw(st.sampled_from([0.0, 1.5])),
         "sinks": draw(st.booleans()),
     }
@@ -153,8 +163,7 @@ def test_every_operator_has_a_strategy() -> None:
 def test_any_shape_agrees_with_float64(operator: str, backend: Backend, data: st.DataObject) -> None:
     suite = SUITES[operator]
     dtype = torch.float32 if "vocab" in str(ARGUMENTS[operator]) else data.draw(DTYPES)
-    drawn = attention(own=True) if operator == "paged_attention" else ARGUMENTS[operator]
-    arguments = data.draw(drawn) | {"dtype": dtype}
+    arguments = data.draw(ARGUMENTS[operator]) | {"dtype": dtype}
     inputs = suite.input_maker(torch.Generator().manual_seed(data.draw(seeds)), **arguments)
     assert disagreement(suite, Case("drawn", arguments, CaseCost(0, 0)), inputs, backend) is None
 

@@ -26,6 +26,7 @@ from compiled_kernels.paged_attention import triton as attention
 from compiled_kernels.paged_attention.api import flatten
 from compiled_kernels.quantized_attention import triton as packed_attention
 from compiled_kernels.triton_code.launch import run
+from tests.compiled_kernels import hidden_pages
 from tests.compiled_kernels.interpreter import set_up_once_a_launch
 from tests.compiled_kernels.test_operators import ARGUMENTS, DTYPES, SUITES, seeds
 from tests.thorough import THOROUGH, tries
@@ -278,3 +279,10 @@ def test_the_interpreter_is_still_wrong_in_bfloat16() -> None:
         out = torch.zeros(16, 16)
         bare_dot[(1,)](a.to(dtype), b.to(dtype), out)
         assert torch.allclose(out, a.to(dtype).float() @ b.to(dtype).float(), atol=1e-4) is right, dtype
+
+
+@pytest.mark.parametrize("spans", [(1, 1, 1), (3, 1, 1)])
+@pytest.mark.parametrize("mask", hidden_pages.MASKS)
+@pytest.mark.parametrize("operator", ["paged_attention", "quantized_attention"])
+def test_pages_that_a_mask_hides_are_not_read(operator: str, mask: str, spans: tuple[int, ...]) -> None:
+    assert hidden_pages.problem(operator, Backend.TRITON, "causal", mask, spans, 1) is None
