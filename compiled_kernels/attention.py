@@ -13,6 +13,7 @@ from torch import Tensor
 from compiled_kernels.attention_rules import AttentionRules, rules_of
 from compiled_kernels.masks import Causal, Mask, Score
 
+
 class AttentionParameters(NamedTuple):
     """A layer's attention, as a rule over scores.
 

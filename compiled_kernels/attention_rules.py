@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from compiled_kernels.masks import AndMask, Causal, Chunked, Mask, Score, SlidingWindow
 from compiled_kernels.backends import BackendError, describe_callable
 from compiled_kernels.masks import AndMask, Causal, Chunked, Mask, Score, SlidingWindow
 from compiled_kernels.scalar_code.program import Kind, Program

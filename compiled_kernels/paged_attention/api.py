@@ -9,10 +9,17 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from compiled_kernels.attention import AttentionParameters, KVPages, SpanContext, Spans, attention_reference, shown_pages
-from compiled_kernels.masks import Causal, Mask, Score, SlidingWindow
+from compiled_kernels.attention import (
+    AttentionParameters,
+    KVPages,
+    SpanContext,
+    Spans,
+    attention_reference,
+    shown_pages,
+)
 from compiled_kernels.attention_rules import AttentionRules, rules_of
 from compiled_kernels.backends import Backend, BackendError
+from compiled_kernels.masks import Causal, Mask, Score, SlidingWindow
 from compiled_kernels.operators import Operator, define_operator
 from compiled_kernels.paged_attention.inductor import by_spans, decode_attention, shown_table
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 import compiled_kernels
 from compiled_kernels.attention import AttentionParameters, Spans, attention_reference
-from compiled_kernels.masks import ALiBi, AndMask, Causal, Mask, SlidingWindow
 from compiled_kernels.cases import Case, CaseCost, Suite, in_float64, random_normal
+from compiled_kernels.masks import ALiBi, AndMask, Causal, Mask, SlidingWindow
 from compiled_kernels.paged_attention.api import PagedKV
 
 

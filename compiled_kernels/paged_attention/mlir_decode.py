@@ -21,7 +21,7 @@ def pages(shape: DecodeAttention, name: str) -> str:
     last, position): the tile of every page of the row's table from begin to end in which the query at `position` may
     see a key, cut to the positions from first to last."""
     t = shape.types
-    given = f"%q, %k, %v, %page, %next, %group, %from, %to, %base, %position, %partial, %row, %chunk, %scores, %weights"
+    given = "%q, %k, %v, %page, %next, %group, %from, %to, %base, %position, %partial, %row, %chunk, %scores, %weights"
     kinds = f"""{t["queries"]}, {t["pages"]}, {t["pages"]}, index, index, index, index, index, index, index,
     {t["partial"]}, index, index, {t["scores"]}, {t["weights"]}"""
     body = f"""{offsets_of_page()}

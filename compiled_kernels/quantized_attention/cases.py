@@ -8,8 +8,8 @@ from torch import Tensor
 
 import compiled_kernels
 from compiled_kernels.attention import AttentionParameters, Spans, attention_reference
-from compiled_kernels.masks import Causal, Mask, SlidingWindow
 from compiled_kernels.cases import Case, CaseCost, Suite, in_float64, random_normal
+from compiled_kernels.masks import Causal, Mask, SlidingWindow
 from compiled_kernels.paged_attention.cases import terms
 from compiled_kernels.quantized_attention.api import QuantizedKV
 from compiled_kernels.quantized_attention.pages import PageFormat, QuantizationRule, TokenGroups, quantize_pages

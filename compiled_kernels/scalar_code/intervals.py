@@ -271,4 +271,4 @@ def ranges(program: Program) -> tuple[tuple[int, int] | None, ...]:
 def fits_32_bits(program: Program) -> bool:
     """Return whether every integer of the program has at most 32 bits."""
     integers = (span for at, span in enumerate(ranges(program)) if program.kind(at) == "int")
-    return all(span is not None and -FITS <= span[0] and span[1] < FITS for span in integers)
+    return all(span is not None and span[0] >= -FITS and span[1] < FITS for span in integers)

@@ -34,7 +34,7 @@ def triton_function(program: Program) -> Any:
     place = f"<{name}>"
     linecache.cache[place] = (len(text), None, text.splitlines(keepends=True), place)
     found: dict[str, Any] = {"__name__": __name__}
-    exec(compile(f"import triton\nimport triton.language as tl\n", place, "exec"), found)
+    exec(compile("import triton\nimport triton.language as tl\n", place, "exec"), found)
     exec(compile(text, place, "exec"), found)
     assert triton is found["triton"]
     return found[name]

@@ -7,8 +7,8 @@ is read once for all of them:
 
 It walks the tiles of keys that its queries may see: those of the first `sinks` positions, then from the window's
 left edge to its last query. `MASK` and `SCORE` are a user's functions (see `scalar_code`), and `REACH` says whether
-the mask may show any key of a tile to any query: tiles that it hides are not read. Where the walk is split, each part leaves its normalised result and the logarithm of its
-sum, and `merge` weighs them.
+the mask may show any key of a tile to any query: tiles that it hides are not read. Where the walk is split, each part
+leaves its normalised result and the logarithm of its sum, and `merge` weighs them.
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ def store_result(
 
 @triton.jit
 def scale_scores(
-    scores, scale, softcap, head, positions, key, allowed, SOFTCAP: tl.constexpr, SCORE: tl.constexpr, MASK: tl.constexpr
+    scores, scale, softcap, head, positions, key, allowed, SOFTCAP: tl.constexpr, SCORE: tl.constexpr,
+    MASK: tl.constexpr,
 ):
     """Scale products of queries [ROWS] and keys [TILE] to scores in base 2, as the user's functions have them, where
     `allowed`; minus infinity elsewhere."""
@@ -219,7 +220,8 @@ def attend(
         for i in range(step, clear):
             sums, peak, total = attend_tile(
                 sums, peak, total, queries, k_group, v_group, table, i, head, positions, first, last, scale,
-                page_stride, dim, softcap, window, sinks, SIZE, TILE, DIM, WHOLE_DIM, False, False, SOFTCAP, None, SCORE,
+                page_stride, dim, softcap, window, sinks, SIZE, TILE, DIM, WHOLE_DIM, False, False, SOFTCAP, None,
+                SCORE,
             )  # fmt: skip
     for i in range(clear, stop):
         tile = i
@@ -231,7 +233,8 @@ def attend(
         if needed:
             sums, peak, total = attend_tile(
                 sums, peak, total, queries, k_group, v_group, table, tile, head, positions, first, last, scale,
-                page_stride, dim, softcap, window, sinks, SIZE, TILE, DIM, WHOLE_DIM, True, WINDOW, SOFTCAP, MASK, SCORE,
+                page_stride, dim, softcap, window, sinks, SIZE, TILE, DIM, WHOLE_DIM, True, WINDOW, SOFTCAP, MASK,
+                SCORE,
             )  # fmt: skip
 
     store_result(

@@ -29,7 +29,8 @@ MASKS = {"one in three": one_block_in_three, "hashed": hashed_blocks}
 
 def problem(operator: str, backend: Backend, band: str, mask: str, spans: tuple[int, ...], seed: int) -> str | None:
     """Return how a backend's result differs from the specification's; None where it agrees."""
-    suite, contexts = suite_of(operator), (447, 130, 64)[: len(spans)]  # spans lie within one block: bounds are exact then
+    suite = suite_of(operator)
+    contexts = (447, 130, 64)[: len(spans)]  # spans lie within one block: bounds are exact then
     arguments = {
         "contexts": contexts, "spans": spans, "num_kv_heads": 2, "queries_per_kv": 3, "dim": 16, "size": SIZE,
         "dtype": torch.float32, "mask": AndMask(BANDS[band], MASKS[mask]),

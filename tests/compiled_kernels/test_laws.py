@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 import compiled_kernels
 from compiled_kernels import Backend
 from compiled_kernels.attention import AttentionParameters, Spans
-from compiled_kernels.masks import Causal, SlidingWindow
 from compiled_kernels.linear.quantize import quantize_int4, quantize_int8
+from compiled_kernels.masks import Causal, SlidingWindow
 from compiled_kernels.paged_attention import PagedKV
 from tests.thorough import tries
 

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 import compiled_kernels
 from compiled_kernels import Backend, backend_problems, cases
 from compiled_kernels.agreement import disagreement
-from compiled_kernels.masks import AndMask, Causal, SlidingWindow
 from compiled_kernels.cases import Case, CaseCost, suites
 from compiled_kernels.check import verdict
 from compiled_kernels.linear.matrix_format import MatrixFormat
@@ -25,6 +24,7 @@ from compiled_kernels.linear.quantize import (
     quantize_int8,
     quantize_matrix,
 )
+from compiled_kernels.masks import AndMask, Causal, SlidingWindow
 from compiled_kernels.paged_attention.cases import even
 from tests.thorough import tries
 
@@ -84,7 +84,9 @@ def quantized(draw: st.DrawFn) -> dict:
         "columns": draw(st.sampled_from([8, 64])),
         "lag": draw(st.integers(1, 20)),
         "first": first,
-        "mask": draw(st.one_of(st.just(Causal()), window, st.builds(AndMask, window, st.sampled_from([even, some_blocks])))),
+        "mask": draw(
+            st.one_of(st.just(Causal()), window, st.builds(AndMask, window, st.sampled_from([even, some_blocks])))
+        ),
         "softcap": draw(st.sampled_from([0.0, 1.5])),
         "sinks": draw(st.booleans()),
     }

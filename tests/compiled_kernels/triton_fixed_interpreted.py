@@ -19,10 +19,10 @@ from torch import Tensor
 import compiled_kernels
 from compiled_kernels import Backend
 from compiled_kernels.attention import Spans
-from compiled_kernels.masks import Causal, Mask, SlidingWindow
 from compiled_kernels.linear import triton as products
 from compiled_kernels.linear.matrix_format import MatrixFormat
 from compiled_kernels.linear.quantize import dequantize_int8, dequantize_matrix, quantize_int8, quantize_matrix
+from compiled_kernels.masks import Causal, Mask, SlidingWindow
 from compiled_kernels.paged_attention import triton as attention
 from compiled_kernels.triton_code.launch import run
 from tests.compiled_kernels.interpreter import set_up_once_a_launch

@@ -17,11 +17,11 @@ from torch import Tensor
 import compiled_kernels
 from compiled_kernels import Backend, BackendError
 from compiled_kernels.agreement import disagreement
-from compiled_kernels.masks import Causal
 from compiled_kernels.capabilities import BF16_DOTS, GAPS, Gap, known_gap
 from compiled_kernels.cases import Case, CaseCost, Suite
 from compiled_kernels.check import verdict
 from compiled_kernels.linear import triton as products
+from compiled_kernels.masks import Causal
 from compiled_kernels.paged_attention import triton as attention
 from compiled_kernels.paged_attention.api import flatten
 from compiled_kernels.quantized_attention import triton as packed_attention

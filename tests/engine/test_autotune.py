@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compiled_kernels import Backend, rounds
-from compiled_kernels.masks import Causal
 from compiled_kernels.correct_backend import CorrectBackend
+from compiled_kernels.masks import Causal
 from compiled_kernels.result_cache import ResultCache
 from tests.engine.tiny import VOCAB, layer, model_of, spec_of
 from tests.thorough import tries

@@ -106,7 +106,8 @@ class Attention(nn.Module):
 
     def attend(self, q: Tensor, batch: TokenBatch, cache: AttentionCache, backend: Backend | None = None) -> Tensor:
         """Attend to everything written so far: [token, head, head_dim]; on the module's backend unless given."""
-        parameters = AttentionParameters(self.scale, self.mask, self.spec.softcap, self.sink_logits, self.score, self.rules)
+        spec = self.spec
+        parameters = AttentionParameters(self.scale, self.mask, spec.softcap, self.sink_logits, self.score, self.rules)
         return cache.attend(q, batch, parameters, backend or self.backend)
 
     def o_proj(self, mixed: Tensor) -> Tensor:

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from compiled_kernels import Backend, BackendError, backend_problems
 from compiled_kernels.agreement import disagreement
-from compiled_kernels.masks import AndMask
 from compiled_kernels.cases import Case, CaseCost, suite_of
 from compiled_kernels.check import device_of, to_device
+from compiled_kernels.masks import AndMask
 from compiled_kernels.paged_attention import unsupported_reason
 from workbench.model.attention_spec import AttentionSpec, MLASpec
 from workbench.model.custom import build_mask, build_score
