@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from compiled_kernels.attention_rules import AttentionRules, rules_of
-from compiled_kernels.masks import Causal, Mask, Score
+from compiled_kernels.masks import Causal, Mask, Score, is_normalized, seen_by_head
 
 
 class AttentionParameters(NamedTuple):
@@ -75,8 +75,14 @@ class SpanContext(NamedTuple):
         return cls(k, v, positions[len(k) - tokens :, None], positions)
 
     def allowed(self, mask: Mask) -> Tensor:
-        """Return which queries see what: [token, read]."""
+        """Return which queries see what: [token, read]; where heads differ, what one of them sees."""
         seen = mask(self.queries, self.positions)
+        return seen if self.readable is None else seen & self.readable
+
+    def allowed_to(self, mask: Mask, heads: Tensor) -> Tensor:
+        """Return which queries of `heads` [..., 1, 1] see what: [..., token, read], or without the leading axes where
+        all heads see the same."""
+        seen = seen_by_head(mask, self.queries, self.positions, heads)
         return seen if self.readable is None else seen & self.readable
 
 
@@ -153,10 +159,12 @@ def attention_weights(q: Tensor, context: SpanContext, parameters: AttentionPara
     scores = einsum(grouped, k.to(exact), "group share token dim, read group dim -> group share token read") * scale
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
+    heads = torch.arange(q.shape[1], device=q.device).view(groups, -1, 1, 1)  # group share 1 1
     if score is not None:
-        heads = torch.arange(q.shape[1], device=q.device).view(groups, -1, 1, 1)  # group share 1 1
         scores = score(scores, heads, context.queries, context.positions)
-    scores = torch.where(context.allowed(mask), scores, -torch.inf)
+    scores = torch.where(context.allowed_to(mask, heads), scores, -torch.inf)
+    if not is_normalized(score):
+        return scores.exp()
     seen = (scores != -torch.inf).any(-1, keepdim=True)
     if sink_logits is not None:
         sink = rearrange(sink_logits.to(exact), "(group share) -> group share 1 1", group=groups)

@@ -11,15 +11,26 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from compiled_kernels.backends import BackendError, describe_callable
-from compiled_kernels.masks import AndMask, Causal, Chunked, Mask, Score, SlidingWindow
+from compiled_kernels.masks import (
+    AndMask,
+    Causal,
+    Chunked,
+    HeadMask,
+    Mask,
+    Score,
+    SlidingWindow,
+    is_normalized,
+    seen_by_head,
+)
 from compiled_kernels.scalar_code.program import Kind, Program
 from compiled_kernels.scalar_code.trace import Untraceable, trace
 
-MASK_INPUTS: tuple[tuple[str, Kind], ...] = (("query", "int"), ("key", "int"))
-SCORE_INPUTS: tuple[tuple[str, Kind], ...] = (("score", "float"), ("head", "int"), *MASK_INPUTS)
+MASK_INPUTS: tuple[tuple[str, Kind], ...] = (("query", "int"), ("key", "int"), ("head", "int"))
+SCORE_INPUTS: tuple[tuple[str, Kind], ...] = (("score", "float"), ("head", "int"), ("query", "int"), ("key", "int"))
 MAX_PROGRAMS = 512
 
 
@@ -29,23 +40,28 @@ class AttentionRules(NamedTuple):
     Attributes:
         window: positions that a query sees, all of the past where it is 0.
         sinks: first positions that are always seen.
-        mask: text of the program that gives of (query, key) whether the key is seen too; empty where all are.
+        mask: text of the program that gives of (query, key, head) whether the key is seen too; empty where all are.
         score: text of the program that gives of (score, head, query, key) what is put in the score's place.
+        normalized: whether a softmax divides the weights; else a score is the logarithm of its weight.
     """
 
     window: int = 0
     sinks: int = 0
     mask: str = ""
     score: str = ""
+    normalized: bool = True
 
-    @property
-    def as_mask(self) -> Mask:
+    def as_mask(self, heads: int) -> Mask:
+        """Return the mask of that many heads."""
         band: Mask = SlidingWindow(self.window, self.sinks) if self.window else Causal()
-        return AndMask(band, TracedMask(Program.parse(self.mask))) if self.mask else band
+        if not self.mask:
+            return band
+        traced = TracedMask(Program.parse(self.mask))
+        return AndMask(band, HeadMask(traced.of_head, heads) if traced.program.uses("head") else traced)
 
     @property
     def as_score(self) -> Score | None:
-        return TracedScore(Program.parse(self.score)) if self.score else None
+        return TracedScore(Program.parse(self.score), self.normalized) if self.score else None
 
 
 @dataclass(frozen=True)
@@ -54,8 +70,12 @@ class TracedMask:
 
     program: Program
 
+    def of_head(self, query: Tensor, key: Tensor, head: Tensor) -> Tensor:
+        """Return what heads see; the three broadcast."""
+        return self.program(query=query, key=key, head=head)
+
     def __call__(self, query: Tensor, key: Tensor) -> Tensor:
-        return self.program(query=query, key=key)
+        return self.of_head(query, key, torch.zeros_like(query))  # the program asks for no head
 
 
 @dataclass(frozen=True)
@@ -63,6 +83,7 @@ class TracedScore:
     """The score function that a program is."""
 
     program: Program
+    normalized: bool = True
 
     def __call__(self, score: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return self.program(score=score, head=head, query=query, key=key)
@@ -73,8 +94,9 @@ def rules_of(mask: Mask, score: Score | None, operator: str, backend: str) -> At
     line of the file that does it, and for masks that are joined with no causal one."""
     try:
         window, sinks, rest = _parts(mask)
-        seen = "" if rest is None else _traced(rest, MASK_INPUTS, "bool")
-        return AttentionRules(window, sinks, seen, "" if score is None else _traced(score, SCORE_INPUTS, "float"))
+        seen = "" if rest is None else _traced(_OfHeads(rest), MASK_INPUTS, "bool")
+        scored = "" if score is None else _traced(score, SCORE_INPUTS, "float")
+        return AttentionRules(window, sinks, seen, scored, is_normalized(score))
     except Untraceable as error:
         raise BackendError(f"{operator}: backend {backend}: {error}") from None
 
@@ -101,13 +123,28 @@ def _parts(mask: Mask) -> tuple[int, int, Mask | None]:
     return window, sinks, mask.second if rest is None else AndMask(rest, mask.second)
 
 
+@dataclass(frozen=True)
+class _OfHeads:
+    """A mask as a function of heads too."""
+
+    mask: Mask
+
+    def __repr__(self) -> str:
+        return describe_callable(self.mask)
+
+    def __call__(self, query: Tensor, key: Tensor, head: Tensor) -> Tensor:
+        return seen_by_head(self.mask, query, key, head)
+
+
 _known: OrderedDict[Hashable, tuple[Any, str | Untraceable]] = OrderedDict()
 
 
 def _traced(function: Callable[..., Tensor], inputs: tuple[tuple[str, Kind], ...], result: Kind) -> str:
     """Return the text of a function's program; equal functions are traced once, and kept."""
-    if isinstance(function, TracedMask | TracedScore):
+    if isinstance(function, TracedScore):
         return function.program.text
+    if isinstance(function, _OfHeads) and isinstance(function.mask, TracedMask):
+        return function.mask.program.text
     try:
         key: Hashable = (hash(function), function)
     except TypeError:

@@ -1,8 +1,10 @@
 """Masks and score functions.
 
-Masks are predicates over positions that broadcast. Score functions have the sense of flex_attention's (Dong et al.,
-2024): given a score q k, already scaled and capped, its head and the positions of its query and key, what is put in its
-place. Minus infinity hides the key.
+Masks are predicates over positions that broadcast; one that shows heads different keys is a `HeadMask`. Score functions
+have the sense of flex_attention's (Dong et al., 2024): given a score q k, already scaled and capped, its head and the
+positions of its query and key, what is put in its place. Minus infinity hides the key. A score function with an
+attribute `normalized` that is False gives the logarithm of the weight itself, which no softmax divides (sigmoid
+attention, Ramapuram et al. 2024).
 """
 
 from __future__ import annotations
@@ -53,17 +55,59 @@ class Chunked:
 
 
 @dataclass(frozen=True)
+class HeadMask:
+    """A mask that shows heads different keys: `shown(query, key, head)`, for the `heads` heads from number `first` on.
+
+    Called as other masks are, it shows what any of them sees.
+    """
+
+    shown: Callable[[Tensor, Tensor, Tensor], Tensor]
+    heads: int
+    first: int = 0
+
+    def of_head(self, query: Tensor, key: Tensor, head: Tensor) -> Tensor:
+        """Return what heads see, counted from 0; the three broadcast."""
+        return self.shown(query, key, head + self.first)
+
+    def __call__(self, query: Tensor, key: Tensor) -> Tensor:
+        heads = torch.arange(self.heads, device=query.device)
+        return self.of_head(query[..., None], key[..., None], heads).any(-1)
+
+
+@dataclass(frozen=True)
 class AndMask:
     """The keys that both masks show."""
 
     first: Mask
     second: Mask
 
+    def of_head(self, query: Tensor, key: Tensor, head: Tensor) -> Tensor:
+        """Return what heads see; the three broadcast."""
+        return seen_by_head(self.first, query, key, head) & seen_by_head(self.second, query, key, head)
+
     def __call__(self, query: Tensor, key: Tensor) -> Tensor:
         return self.first(query, key) & self.second(query, key)
 
     def __repr__(self) -> str:
         return f"Both({describe_callable(self.first)}, {describe_callable(self.second)})"
+
+
+def differs_by_head(mask: Mask) -> bool:
+    """Return whether heads see different keys."""
+    if isinstance(mask, AndMask):
+        return differs_by_head(mask.first) or differs_by_head(mask.second)
+    return isinstance(mask, HeadMask)
+
+
+def seen_by_head(mask: Mask, query: Tensor, key: Tensor, head: Tensor) -> Tensor:
+    """Return which keys a mask shows to queries of these heads; the three broadcast, and the result may leave out the
+    heads where they see the same."""
+    return mask.of_head(query, key, head) if isinstance(mask, HeadMask | AndMask) else mask(query, key)
+
+
+def is_normalized(score: Score | None) -> bool:
+    """Return whether a softmax divides the weights of these scores."""
+    return getattr(score, "normalized", True)
 
 
 @dataclass(frozen=True)
@@ -102,6 +146,10 @@ class ChainedScore:
 
     first: Score
     second: Score
+
+    @property
+    def normalized(self) -> bool:
+        return is_normalized(self.second)
 
     def __call__(self, score: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return self.second(self.first(score, head, query, key), head, query, key)

@@ -26,7 +26,8 @@ from compiled_kernels.paged_attention.inductor import by_spans, decode_attention
 # Behind an operator's own tensors; graphs hold flat tensors and numbers only.
 SCHEMA = (
     "Tensor span_starts, Tensor context_lengths, bool decode_only,"
-    " float scale, float softcap, Tensor? sink_logits, int window, int sinks, str mask, str score"
+    " float scale, float softcap, Tensor? sink_logits, int window, int sinks, str mask, str score,"
+    " bool normalized"
 )
 
 
@@ -97,12 +98,12 @@ def flatten(spans: Spans, parameters: AttentionParameters, operator: str, backen
 
 
 def unflatten(
-    starts: Tensor, lengths: Tensor, decode_only: bool, scale: float, softcap: float, sink_logits: Tensor | None,
-    *flat: Any,
+    heads: int, starts: Tensor, lengths: Tensor, decode_only: bool, scale: float, softcap: float,
+    sink_logits: Tensor | None, *flat: Any,
 ) -> tuple[Spans, AttentionParameters]:  # fmt: skip
-    """Undo `flatten`."""
+    """Undo `flatten`, for queries of that many heads."""
     rules = AttentionRules(*flat)
-    parameters = AttentionParameters(scale, rules.as_mask, softcap, sink_logits, rules.as_score, rules)
+    parameters = AttentionParameters(scale, rules.as_mask(heads), softcap, sink_logits, rules.as_score, rules)
     return Spans(starts, lengths, decode_only), parameters
 
 
@@ -112,7 +113,7 @@ def define_attention(name: str, kv: type, schema: str) -> Operator:
 
     def unpack(q: Tensor, *rest: Any) -> tuple[Tensor, KVPages, Spans, AttentionParameters]:
         count = schema.count(",") + 1
-        return q, kv.unflat(*rest[:count]), *unflatten(*rest[count:])
+        return q, kv.unflat(*rest[:count]), *unflatten(q.shape[1], *rest[count:])
 
     return define_operator(
         name,

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 import compiled_kernels
 from compiled_kernels.attention import AttentionParameters, Spans, attention_reference
 from compiled_kernels.cases import Case, CaseCost, Suite, in_float64, random_normal
-from compiled_kernels.masks import ALiBi, AndMask, Causal, Mask, SlidingWindow
+from compiled_kernels.masks import ALiBi, AndMask, Causal, HeadMask, Mask, SlidingWindow
 from compiled_kernels.paged_attention.api import PagedKV
 
 
@@ -27,6 +28,7 @@ def inputs(
     softcap: float = 0.0,
     sinks: bool = False,
     alibi: bool = False,
+    sigmoid: bool = False,
     beyond: int = 0,
 ) -> tuple:
     """Draw spans over pages in random order. Everything that belongs to no context is NaN: the null page, which
@@ -49,9 +51,24 @@ def inputs(
     q[int(starts[-1]) :] = torch.nan
     lengths = torch.tensor(contexts, dtype=torch.int32)
     sink_logits = random_normal(generator, torch.float32, (num_kv_heads * queries_per_kv,)) if sinks else None
-    score = ALiBi(num_kv_heads * queries_per_kv) if alibi else None
+    score = ALiBi(num_kv_heads * queries_per_kv) if alibi else Sigmoid() if sigmoid else None
     step = Spans(starts, lengths, all(span == 1 for span in spans))
     return q, PagedKV(keys, values, table), step, AttentionParameters(dim**-0.5, mask, softcap, sink_logits, score)
+
+
+@dataclass(frozen=True)
+class Sigmoid:
+    """Weights of their own, which no softmax divides: sigmoid(score - 1)."""
+
+    normalized = False
+
+    def __call__(self, score: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return -torch.log1p(torch.exp(1 - score))
+
+
+def later_for_later_heads(query: Tensor, key: Tensor, head: Tensor) -> Tensor:
+    """Show every head another part of the past: a mask by head."""
+    return (query - key >= 2 * head) | (key % 4 == head % 4)
 
 
 def even(query: Tensor, key: Tensor) -> Tensor:
@@ -107,6 +124,11 @@ def _cases():
         yield case("decode soft-cap", (33,), (1,), dtype, softcap=2.0, **small)
         yield case("mixed soft-cap and sink logits", (33, 8), (1, 8), dtype, softcap=3.0, sinks=True, **small)
         yield case("decode own mask", (33, 4), (1, 1), dtype, mask=AndMask(Causal(), even), **small)
+        by_head = AndMask(Causal(), HeadMask(later_for_later_heads, 6))
+        yield case("decode mask by head", (33, 4), (1, 1), dtype, mask=by_head, **small)
+        yield case("mixed mask by head", (33, 8), (1, 8), dtype, mask=by_head, **small)
+        yield case("decode sigmoid", (33, 4), (1, 1), dtype, sigmoid=True, **small)
+        yield case("mixed sigmoid", (33, 8), (1, 8), dtype, sigmoid=True, **small)
         yield case("decode ALiBi", (33, 4), (1, 1), dtype, alibi=True, sinks=True, **small)
         yield case("mixed ALiBi", (33, 8), (1, 8), dtype, alibi=True, sinks=True, **small)
         yield case("decode sink logits", (33, 1), (1, 1), dtype, sinks=True, **small)

@@ -17,7 +17,7 @@ from einops import rearrange
 from torch import Tensor
 
 from compiled_kernels.attention import AttentionParameters, KVPages, SpanContext, Spans, attend
-from compiled_kernels.masks import Causal, Mask, SlidingWindow
+from compiled_kernels.masks import Causal, Mask, SlidingWindow, differs_by_head, is_normalized, seen_by_head
 from compiled_kernels.torch_compile import compile_once
 
 
@@ -28,15 +28,18 @@ def decode_attention(q: Tensor, kv: KVPages, context_lengths: Tensor, parameters
     lengths, scored = context_lengths.view(-1, 1, 1), []
     for k, v, positions, readable in kv.blocks(lengths, exact):
         groups = k.shape[2]
-        allowed = rearrange(mask(lengths - 1, positions) & readable, "seq page offset -> seq page 1 1 offset")
+        head = torch.arange(heads, device=q.device).view(1, 1, groups, heads // groups, 1)
+        query, key = (lengths - 1)[..., None, None], positions[:, :, None, None]  # [seq, page, group, share, offset]
+        allowed = seen_by_head(mask, query, key, head) & readable[:, :, None, None]
         grouped = q.to(exact).view(seqs, 1, groups, heads // groups, 1, dim)
         scores = (grouped * k[:, :, :, None]).sum(-1) * scale  # [seq, page, group, share, offset]
         if softcap:
             scores = softcap * torch.tanh(scores / softcap)
         if score is not None:
-            head = torch.arange(heads, device=q.device).view(1, 1, groups, heads // groups, 1)
-            scores = score(scores, head, (lengths - 1)[..., None, None], positions[:, :, None, None])
+            scores = score(scores, head, query, key)
         scored.append((torch.where(allowed, scores, -torch.inf), allowed, v))
+    if not is_normalized(score):
+        return _summed([(torch.exp(scores), allowed, v) for scores, allowed, v in scored]).view_as(q).to(q.dtype)
     peak = functools.reduce(torch.maximum, [scores.amax(dim=(1, 4), keepdim=True) for scores, _, _ in scored])
     sink = None if sink_logits is None else sink_logits.to(exact).view(1, 1, *peak.shape[2:4], 1)
     if sink is not None:
@@ -45,12 +48,20 @@ def decode_attention(q: Tensor, kv: KVPages, context_lengths: Tensor, parameters
     total = functools.reduce(operator.add, [each.sum(dim=(1, 4), keepdim=True) for each in weights])
     if sink is not None:
         total = total + torch.exp(sink - peak)
+    divisor = torch.where(total > 0, total, 1.0)
+    shares = [(each / divisor, allowed, v) for each, (_, allowed, v) in zip(weights, scored, strict=True)]
+    return _summed(shares).view(seqs, heads, dim).to(q.dtype)
+
+
+def _summed(parts: list[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
+    """Return the values, weighed: [seq, group, share, dim], of weights [seq, page, group, share, offset], which of them
+    are allowed, and values [seq, page, group, offset, dim]."""
     mixed = []
-    for each, (_, allowed, v) in zip(weights, scored, strict=True):
+    for weights, allowed, v in parts:
         # Unused offsets may hold anything: 0 x NaN is NaN, so they are chosen away rather than weighed away.
-        weighed = (each / torch.where(total > 0, total, 1.0))[..., None] * v[:, :, :, None]
-        mixed.append(torch.where(allowed[..., None], weighed, 0.0).sum(dim=(1, 4)))  # [seq, group, share, dim]
-    return functools.reduce(operator.add, mixed).view(seqs, heads, dim).to(q.dtype)
+        weighed = weights[..., None] * v[:, :, :, None]
+        mixed.append(torch.where(allowed[..., None], weighed, 0.0).sum(dim=(1, 4)))
+    return functools.reduce(operator.add, mixed)
 
 
 def shown_table(table: Tensor, lengths: Tensor, mask: Mask, size: int) -> tuple[Tensor, Tensor]:
@@ -84,9 +95,10 @@ def by_spans(q: Tensor, kv: KVPages, spans: Spans, parameters: AttentionParamete
             torch._dynamo.mark_dynamic(table, 1)
         run = compile_once(decode_attention, dynamic=True)
         out[:decodes] = run(q[:decodes], first, lengths, parameters)
-    changed = parameters.softcap or parameters.sink_logits is not None or parameters.score is not None
+    mask, score, softcap = parameters.mask, parameters.score, parameters.softcap
+    changed = softcap or parameters.sink_logits is not None or score is not None or differs_by_head(mask)
     for seq, rows, context in longer:
-        read = kv.gather(seq, context, rows.stop - rows.start, q.dtype, parameters.mask)
+        read = kv.gather(seq, context, rows.stop - rows.start, q.dtype, mask)
         out[rows] = (attend if changed or read.k.dtype != q.dtype else _fused)(q[rows], read, parameters)
     return out
 

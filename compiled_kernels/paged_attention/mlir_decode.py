@@ -62,14 +62,14 @@ def for_each_page(shape: DecodeAttention, name: str, body: str) -> str:
   %later = arith.select %more, %after, %p : index
 {body}
 }}"""
-    return f"""%start = func.call @{name}_seek(%begin, %end, %position) : (index, index, index) -> index
+    return f"""%start = func.call @{name}_seek(%begin, %end, %position, %group) : (index, index, index, index) -> index
 scf.while (%at = %start) : (index) -> index {{
   %inside = arith.cmpi ult, %at, %end : index
   scf.condition(%inside) %at : index
 }} do {{
 ^bb0(%p: index):
   %after = arith.addi %p, %one : index
-  %following = func.call @{name}_seek(%after, %end, %position) : (index, index, index) -> index
+  %following = func.call @{name}_seek(%after, %end, %position, %group) : (index, index, index, index) -> index
   %more = arith.cmpi ult, %following, %end : index
   %later = arith.select %more, %following, %p : index
 {body}
@@ -169,17 +169,18 @@ def _walk(shape: DecodeAttention, name: str, bounds: str) -> str:
 
 def merge(shape: DecodeAttention, name: str) -> str:
     """Emit @{name}_merge(partial[, sink logits], mixed [row, head * dim], begin, end): for the rows from begin to end,
-    every head's chunks, weighed by their peaks, over their common total; a row without a context is zero."""
+    every head's chunks, weighed by their peaks, over their common total where weights are normalized; a row without a
+    context is zero."""
     t, lines = shape.types, Lines()
     peak_at, total_at = lines.index(shape.head_dim), lines.index(shape.head_dim + 1)
     chunks = [lines.index(chunk) for chunk in range(shape.chunks)]
-    factors = _factors(lines, shape, chunks, peak_at)
-    total = _total(lines, shape, chunks, factors, total_at)
-    shares = [
-        lines.splat(lines.let(f"arith.divf {factor}, {total} : f32"), shape.columns)
-        for factor in factors[: shape.chunks]
-    ]
-    _mixed(lines, shape, chunks, shares)
+    if shape.normalized:
+        factors = _factors(lines, shape, chunks, peak_at)
+        total = _total(lines, shape, chunks, factors, total_at)
+        shares = [lines.let(f"arith.divf {factor}, {total} : f32") for factor in factors[: shape.chunks]]
+    else:
+        shares = [lines.exp(peak, 0) for peak in _peaks(lines, shape, chunks, peak_at)]
+    _mixed(lines, shape, chunks, [lines.splat(share, shape.columns) for share in shares])
     sinks = f", %sinks: {t['sinks']}" if shape.sink_logits else ""
     return f"""func.func private @{name}_merge(%partial: {t["partial"]}{sinks}, %mixed: {t["mixed"]},
     %begin: index, %end: index) {{
@@ -195,11 +196,15 @@ return
 }}"""
 
 
+def _peaks(lines: Lines, shape: DecodeAttention, chunks: list[str], peak_at: str) -> list[str]:
+    return [lines.let(f"memref.load %partial[%row, %head, {c}, {peak_at}] : {shape.types['partial']}") for c in chunks]
+
+
 def _factors(lines: Lines, shape: DecodeAttention, chunks: list[str], peak_at: str) -> list[str]:
     """Emit exp(peak - highest peak) of each chunk, and last of the sink logit, if there is one."""
     t = shape.types
     highest = lines.let("arith.constant -3.0e38 : f32")  # below every score: a peak of nothing is no number
-    peaks = [lines.let(f"memref.load %partial[%row, %head, {c}, {peak_at}] : {t['partial']}") for c in chunks]
+    peaks = _peaks(lines, shape, chunks, peak_at)
     if shape.sink_logits:
         peaks.append(lines.let(f"memref.load %sinks[%head] : {t['sinks']}"))
     for peak in peaks:

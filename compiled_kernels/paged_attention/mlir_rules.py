@@ -37,7 +37,7 @@ class Rules:
         """Emit which of the `visible` keys the mask shows too."""
         if not self.shape.mask:
             return visible
-        seen = self._emit(lines, self.shape.mask, {"query": run.query, "key": run.keys})
+        seen = self._emit(lines, self.shape.mask, {"query": run.query, "key": run.keys, "head": run.head})
         return lines.let(f"arith.andi {visible}, {seen} : {vector(self.shape.lanes, 'i1')}")
 
     def scored(self, lines: Lines, run: KeyRun, scores: str) -> str:
@@ -54,10 +54,15 @@ class Rules:
         return found
 
     def needed(self, lines: Lines, queries: tuple[str, str], keys: tuple[str, str]) -> str:
-        """Emit whether any query of an interval (first, last) may see any key of another, as the mask has it."""
+        """Emit whether any query of an interval (first, last) may see any key of another, as the mask has it for the
+        heads of %group."""
         code = ScalarCode(lines, self.name)
-        ends = {"query_low": queries[0], "query_high": queries[1], "key_low": keys[0], "key_high": keys[1]}
-        found = code.emit(reach(Program.parse(self.shape.mask)), ends)
+        share = lines.index(self.shape.queries_per_kv)
+        low = lines.let(f"arith.muli %group, {share} : index")
+        high = lines.let(f"arith.subi {lines.let(f'arith.addi {low}, {share} : index')}, {lines.index(1)} : index")
+        ends = {"query": queries, "key": keys, "head": (low, high)}
+        inputs = {f"{name}_{end}": pair[at] for name, pair in ends.items() for at, end in enumerate(("low", "high"))}
+        found = code.emit(reach(Program.parse(self.shape.mask)), inputs)
         self.declarations.update(code.declarations)
         return found
 
@@ -68,15 +73,15 @@ class Rules:
 
 
 def seek_text(shape: PagedHeads, name: str) -> str:
-    """Emit @{name}_seek(page, end, position): the first page of a table from `page` on in which the query at `position`
-    may see a key, or `end` where there is none."""
+    """Emit @{name}_seek(page, end, position, group): the first page of a table from `page` on in which the query at
+    `position` may see a key with a head of the group, or `end` where there is none."""
     lines, rules = Lines(), Rules(shape, f"{name}_seek")
     low = lines.let("arith.muli %at, %size : index")
     after = lines.let(f"arith.addi {low}, %size : index")
     needed = rules.needed(lines, ("%position", "%position"), (low, lines.let(f"arith.subi {after}, %one : index")))
     hidden = lines.let(f"arith.xori {needed}, %true : i1")
     return f"""{rules.text}
-func.func private @{name}_seek(%page: index, %end: index, %position: index) -> index {{
+func.func private @{name}_seek(%page: index, %end: index, %position: index, %group: index) -> index {{
 %one = arith.constant 1 : index
 %true = arith.constant true
 %false = arith.constant false

@@ -37,8 +37,9 @@ class HeadShape:
         window: positions that a query sees, all where it is 0.
         sinks: first positions that are always seen.
         sink_logits: whether each head has one logit more in its softmax, without a value.
-        mask: text of a program (see `scalar_code`) that gives of (query, key) whether a key is seen too, or empty.
+        mask: text of a program (see `scalar_code`) that gives of (query, key, head) whether a key is seen too, or empty.
         score: text of one that gives of (score, head, query, key) what is put in the score's place, or empty.
+        normalized: whether weights are divided by their sum; else they are exp(score).
     """
 
     num_heads: int
@@ -51,6 +52,7 @@ class HeadShape:
     sink_logits: bool = False
     mask: str = ""
     score: str = ""
+    normalized: bool = True
 
     @property
     def queries_per_kv(self) -> int:

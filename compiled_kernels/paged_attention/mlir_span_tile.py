@@ -233,8 +233,10 @@ return
 
 def _share(lines: Lines, shape: SpanAttention) -> str:
     """Emit the factor of a slot's sums: 1 / total, where a sink logit joins the total; 1 for a query that sees nothing,
-    whose sums are 0."""
+    whose sums are 0; exp(peak) where weights are not normalized."""
     t = shape.types
+    if not shape.normalized:
+        return lines.exp(lines.let(f"memref.load %peaks[%slot] : {t['peaks']}"), 0)
     total = lines.let(f"memref.load %totals[%slot] : {t['peaks']}")
     if not shape.sink_logits:
         nothing, one = (lines.let(f"arith.constant {each} : f32") for each in ("0.0", "1.0"))

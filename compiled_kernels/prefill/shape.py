@@ -47,6 +47,7 @@ class BlockShape:
             "sink_logits": False,
             "mask": "",
             "score": "",
+            "normalized": True,
         }
         return replace(self, layer=replace(self.layer, rotary_index=rotary, scale=1.0, **ours))
 

@@ -63,10 +63,10 @@ def span_at(span_starts, seqs, block, TOKENS: tl.constexpr, KIND: tl.constexpr):
 @triton.jit
 def store_result(
     out, parts, logs, sink_logits, sums, peak, total, place, used, head, split, splits, dim,
-    DIM: tl.constexpr, SPLIT: tl.constexpr, SINK_LOGITS: tl.constexpr,
+    DIM: tl.constexpr, SPLIT: tl.constexpr, SINK_LOGITS: tl.constexpr, NORMALIZED: tl.constexpr,
 ):  # fmt: skip
     """Store the result of a walk: the mixed values of its rows at `place` (token times heads plus head), or its part
-    of them."""
+    of them. `NORMALIZED`: they are divided by the sum of their weights."""
     column = tl.arange(0, DIM)
     written = used[:, None] & (column < dim)[None, :]
     if SPLIT:
@@ -74,6 +74,8 @@ def store_result(
         tl.store(logs + at, peak + tl.log2(total), mask=used)
         share = sums / tl.where(total == 0.0, 1.0, total)[:, None]
         tl.store(parts + at[:, None] * dim + column[None, :], share, mask=written)
+    elif not NORMALIZED:
+        tl.store(out + (place * dim)[:, None] + column[None, :], sums * tl.exp2(peak)[:, None], mask=written)
     else:
         if SINK_LOGITS:
             sink = tl.load(sink_logits + head, mask=used, other=0.0).to(tl.float32) * LOG2E
@@ -104,7 +106,7 @@ def scale_scores(
     else:
         scores = SCORE(scores * scale, head[:, None], positions[:, None], key[None, :]) * LOG2E
     if MASK is not None:
-        allowed = allowed & MASK(positions[:, None], key[None, :])
+        allowed = allowed & MASK(positions[:, None], key[None, :], head[:, None])
     return tl.where(allowed, scores, -float("inf"))
 
 
@@ -171,6 +173,7 @@ def attend(
     SHARE: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, SIZE: tl.constexpr,
     DIM: tl.constexpr, WHOLE_DIM: tl.constexpr, KIND: tl.constexpr, SPLIT: tl.constexpr, WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr, SINK_LOGITS: tl.constexpr, MASK: tl.constexpr, REACH: tl.constexpr, SCORE: tl.constexpr,
+    NORMALIZED: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(0)
     group = tl.program_id(1)
@@ -229,7 +232,7 @@ def attend(
             tile = tl.where(i < early, i, i - early + begin)
         needed = True
         if REACH is not None:
-            needed = REACH(first, last, tile * TILE, tile * TILE + TILE - 1)
+            needed = REACH(first, last, tile * TILE, tile * TILE + TILE - 1, group * SHARE, group * SHARE + SHARE - 1)
         if needed:
             sums, peak, total = attend_tile(
                 sums, peak, total, queries, k_group, v_group, table, tile, head, positions, first, last, scale,
@@ -239,7 +242,7 @@ def attend(
 
     store_result(
         out, parts, logs, sink_logits, sums, peak, total, line * heads + head, used, head, split, splits, dim,
-        DIM, SPLIT, SINK_LOGITS,
+        DIM, SPLIT, SINK_LOGITS, NORMALIZED,
     )  # fmt: skip
 
 
@@ -247,8 +250,10 @@ def attend(
 def merge(
     parts, logs, sink_logits, span_starts, out, seqs, heads, dim, splits,
     SPLITS: tl.constexpr, DIM: tl.constexpr, WHOLE_DIM: tl.constexpr, KIND: tl.constexpr, SINK_LOGITS: tl.constexpr,
+    NORMALIZED: tl.constexpr,
 ):  # fmt: skip
-    """Merge the parts of one head of one token, each weighed by its share of the sum of exponentials."""
+    """Merge the parts of one head of one token, each weighed by its share of the sum of exponentials, or by its own
+    sum where weights are not `NORMALIZED`."""
     token = tl.program_id(0)
     head = tl.program_id(1)
     if KIND != ANY:
@@ -267,11 +272,15 @@ def merge(
         sink = tl.load(sink_logits + head).to(tl.float32) * LOG2E
         peak = tl.maximum(peak, sink)
     base = tl.where(peak == -float("inf"), 0.0, peak)
+    if not NORMALIZED:
+        base = 0.0
     weights = tl.exp2(log - base)
     total = tl.sum(weights, axis=0)
     if SINK_LOGITS:
         total += tl.exp2(sink - base)
     at = (line * splits + split)[:, None] * dim + column[None, :]
     part = tl.load(parts + at, mask=inside[:, None] & (column < dim)[None, :], other=0.0)
-    mixed = tl.sum(part * weights[:, None], axis=0) / tl.where(total == 0.0, 1.0, total)
+    mixed = tl.sum(part * weights[:, None], axis=0)
+    if NORMALIZED:
+        mixed /= tl.where(total == 0.0, 1.0, total)
     tl.store(out + line * dim + column, mixed, mask=column < dim)

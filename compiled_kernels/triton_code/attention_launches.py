@@ -75,7 +75,7 @@ class AttentionLaunches:
     @property
     def _functions(self) -> dict[str, Any]:
         """Return the user's mask, where it may show anything, and the score function; None for none."""
-        mask, score = (Program.parse(text) if text else None for text in self.rules[2:])
+        mask, score = (Program.parse(text) if text else None for text in (self.rules.mask, self.rules.score))
         programs = {"MASK": mask, "REACH": None if mask is None else reach(mask), "SCORE": score}
         return {name: None if each is None else triton_function(each) for name, each in programs.items()}
 
@@ -122,7 +122,7 @@ class AttentionLaunches:
         shared = {
             "span_starts": self.spans.starts, "sink_logits": q if sink_logits is None else sink_logits, "out": out,
             "seqs": seqs, "heads": heads, "dim": dim, "DIM": padded, "WHOLE_DIM": padded == dim, **buffers,
-            "splits": parts,
+            "splits": parts, "NORMALIZED": self.rules.normalized,
         }  # fmt: skip
         walked = {
             **shared, "q": q, "q_token": q.stride(0), "q_head": q.stride(1), "q_dim": q.stride(2),

@@ -46,7 +46,7 @@ def attend_quantized(
     SIZE: tl.constexpr, DIM: tl.constexpr, WHOLE_DIM: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
     RUN: tl.constexpr, COLUMNS: tl.constexpr, LAG: tl.constexpr, FIRST: tl.constexpr, KIND: tl.constexpr,
     SPLIT: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINK_LOGITS: tl.constexpr,
-    MASK: tl.constexpr, REACH: tl.constexpr, SCORE: tl.constexpr,
+    MASK: tl.constexpr, REACH: tl.constexpr, SCORE: tl.constexpr, NORMALIZED: tl.constexpr,
 ):  # fmt: skip
     group = tl.program_id(1)
     split = tl.program_id(2)
@@ -93,7 +93,7 @@ def attend_quantized(
         wanted = (offset < STEP) & (key >= FIRST) & (key >= left) & (key < settled_last)
         needed = True
         if REACH is not None:
-            needed = REACH(first, last, at, at + STEP - 1)
+            needed = REACH(first, last, at, at + STEP - 1, group * SHARE, group * SHARE + SHARE - 1)
         if needed:
             page = tl.load(quantized_table + seq.to(tl.int64) * quantized_stride + at // SIZE).to(tl.int64)
             k = key_tile(
@@ -118,7 +118,8 @@ def attend_quantized(
         key = tile * STEP + offset
         needed = True
         if REACH is not None:
-            needed = REACH(first, last, tile * STEP, tile * STEP + STEP - 1)
+            end = tile * STEP + STEP - 1
+            needed = REACH(first, last, tile * STEP, end, group * SHARE, group * SHARE + SHARE - 1)
         if needed:
             page = tl.load(residual_table + seq.to(tl.int64) * recent_stride + tile * STEP // SIZE).to(tl.int64)
             allowed = (key[None, :] >= settled[:, None]) | (key < FIRST)[None, :]
@@ -141,5 +142,5 @@ def attend_quantized(
 
     store_result(
         out, parts, logs, sink_logits, sums, peak, total, line * heads + head, used, head, split, splits, dim,
-        DIM, SPLIT, SINK_LOGITS,
+        DIM, SPLIT, SINK_LOGITS, NORMALIZED,
     )  # fmt: skip

@@ -24,8 +24,8 @@ from compiled_kernels.linear.quantize import (
     quantize_int8,
     quantize_matrix,
 )
-from compiled_kernels.masks import AndMask, Causal, SlidingWindow
-from compiled_kernels.paged_attention.cases import even
+from compiled_kernels.masks import AndMask, Causal, HeadMask, SlidingWindow
+from compiled_kernels.paged_attention.cases import even, later_for_later_heads
 from tests.thorough import tries
 
 SUITES = {suite.operator: suite for suite in suites()}
@@ -52,18 +52,22 @@ MASKS = st.one_of(BANDS, st.builds(AndMask, BANDS, st.sampled_from([even, near_o
 @st.composite
 def attention(draw: st.DrawFn) -> dict:
     contexts = draw(st.lists(st.integers(1, 14), min_size=1, max_size=4))
-    decode = draw(st.booleans())
+    decode, groups, share = draw(st.booleans()), draw(st.sampled_from([1, 2])), draw(st.sampled_from([1, 3]))
+    mask, sinks = draw(MASKS), draw(st.booleans())
+    if draw(st.booleans()):
+        mask = AndMask(mask, HeadMask(later_for_later_heads, groups * share))
     return {
         "contexts": contexts,
         "spans": [1 if decode else draw(st.integers(1, context)) for context in contexts],
-        "num_kv_heads": draw(st.sampled_from([1, 2])),
-        "queries_per_kv": draw(st.sampled_from([1, 3])),
+        "num_kv_heads": groups,
+        "queries_per_kv": share,
         "dim": draw(st.sampled_from([2, 8])),
         "size": draw(st.integers(1, 5)),
-        "mask": draw(MASKS),
+        "mask": mask,
         "softcap": draw(st.sampled_from([0.0, 1.5])),
-        "sinks": draw(st.booleans()),
+        "sinks": sinks,
         "alibi": draw(st.booleans()),
+        "sigmoid": not sinks and draw(st.booleans()),
     }
 
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from compiled_kernels import Backend, backend_problems
-from compiled_kernels.attention_rules import MASK_INPUTS, SCORE_INPUTS, known_rules, rules_of
+from compiled_kernels.attention_rules import MASK_INPUTS as MASK_INPUTS_OF_HEADS
+from compiled_kernels.attention_rules import SCORE_INPUTS, known_rules, rules_of
 from compiled_kernels.backends import BackendError
 from compiled_kernels.masks import ALiBi, AndMask, Causal, ChainedScore, Chunked, ScoreTemperature, SlidingWindow
 from compiled_kernels.mlir import compile_text
@@ -27,6 +28,7 @@ from compiled_kernels.scalar_code.program import Builder, Program
 from compiled_kernels.scalar_code.trace import Untraceable, trace
 from tests.thorough import tries
 
+MASK_INPUTS = MASK_INPUTS_OF_HEADS[:2]  # (query, key)
 POSITIONS = 96
 QUERIES, KEYS = torch.arange(POSITIONS)[:, None], torch.arange(POSITIONS)[None]
 
@@ -230,10 +232,10 @@ def test_what_cannot_be_traced_is_refused_with_its_line(mask: Any, words: str) -
 def test_rules_are_a_window_and_what_else_there_is() -> None:
     plain = rules_of(AndMask(SlidingWindow(64, 4), Chunked(16)), ALiBi(4), "", "")
     assert plain[:2] == (64, 4) and plain.mask and plain.score
-    assert rules_of(SlidingWindow(5), None, "", "") == (5, 0, "", "")
+    assert rules_of(SlidingWindow(5), None, "", "") == (5, 0, "", "", True)
     nested = rules_of(AndMask(AndMask(SlidingWindow(9), Chunked(16)), Chunked(4)), None, "", "")
     wanted = SlidingWindow(9)(QUERIES, KEYS) & Chunked(4)(QUERIES, KEYS)
-    assert nested.window == 9 and torch.equal(nested.as_mask(QUERIES, KEYS), wanted)
+    assert nested.window == 9 and torch.equal(nested.as_mask(2)(QUERIES, KEYS), wanted)
     with pytest.raises(BackendError, match="may show the future"):
         rules_of(lambda query, key: key <= query + 1, None, "", "")
 

@@ -5,7 +5,9 @@ It shares the weights with the model and nothing else; user-defined attention is
 
 from __future__ import annotations
 
+import inspect
 import math
+from typing import Any
 
 import torch
 from einops import einsum, rearrange
@@ -208,12 +210,20 @@ def _weights(scores: Tensor, a: AttentionSpec | MLASpec, sinks: Tensor | None) -
     if isinstance(a, AttentionSpec) and a.chunk_size is not None:
         seen &= key >= query - query % a.chunk_size
     if a.mask is not None:
-        seen &= load_custom(a.mask)(query, key)
+        seen &= _shown(load_custom(a.mask), query, key, head)
     scores = scores.masked_fill(~seen, -torch.inf)
     if sinks is not None:
         scores = torch.cat([scores, sinks.to(scores.dtype)[:, None, None].expand(-1, tokens, 1)], dim=-1)
+    if a.score is not None and not getattr(load_custom(a.score), "normalized", True):
+        return scores.exp()
     blind = (scores[..., :tokens] == -torch.inf).all(-1, keepdim=True)
     return torch.softmax(scores.masked_fill(blind, 0.0), dim=-1)[..., :tokens].masked_fill(blind, 0.0)
+
+
+def _shown(mask: Any, query: Tensor, key: Tensor, head: Tensor) -> Tensor:
+    """Call a user's mask, which may ask for the head."""
+    by_head = list(inspect.signature(mask).parameters)[2:3] == ["head"]
+    return mask(query, key, head) if by_head else mask(query, key)
 
 
 def _slopes(heads: int) -> list[float]:

@@ -6,6 +6,7 @@ feature without a limit is carried out by every backend.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FunctionType
@@ -19,6 +20,7 @@ from compiled_kernels.backends import triton_interpreted
 from compiled_kernels.blocked.layout import PANEL_PAIR
 from compiled_kernels.capabilities import DTYPES, batch_variance, known_gap
 from compiled_kernels.linear.matrix_format import INT8_MATRIX, MatrixFormat
+from compiled_kernels.masks import seen_by_head
 from workbench.display import Table
 from workbench.kv_cache.format import KVCacheSpec
 from workbench.kv_cache.store import KVStore
@@ -189,7 +191,7 @@ def _untraceable(wanted: Requirements) -> str | None:
 
     def describe(attention: Any) -> str | None:
         for kind, part, build, inputs in (
-            ("mask", attention.mask, build_mask, (at[:, None], at[None])),
+            ("mask", attention.mask, _shown_by_head, (at[:, None], at[None], rows[1])),
             ("score", attention.score, build_score, rows),
         ):
             if part is not None and (problem := _trace_problem(build(attention), *inputs)):
@@ -197,6 +199,11 @@ def _untraceable(wanted: Requirements) -> str | None:
         return None
 
     return _attention(describe)(wanted)
+
+
+def _shown_by_head(attention: Any) -> Callable[..., torch.Tensor]:
+    """Return the mask as a function of (query, key, head)."""
+    return functools.partial(seen_by_head, build_mask(attention))
 
 
 def _without_scalar_form(wanted: Requirements) -> str | None:

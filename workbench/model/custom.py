@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import reduce
 from typing import Any, cast
@@ -14,10 +15,12 @@ from compiled_kernels.masks import (
     Causal,
     ChainedScore,
     Chunked,
+    HeadMask,
     Mask,
     Score,
     ScoreTemperature,
     SlidingWindow,
+    is_normalized,
 )
 from workbench.custom import check_arity, load_custom, resolve_path
 from workbench.errors import WorkbenchError
@@ -25,13 +28,16 @@ from workbench.model.attention_spec import AnyAttentionSpec, AttentionSpec
 from workbench.request import CustomPart
 
 
-def build_mask(spec: AnyAttentionSpec) -> Mask:
-    """Build the mask: the past, as far as the window and the custom mask show it."""
+def build_mask(spec: AnyAttentionSpec, first_head: int = 0, num_heads: int | None = None) -> Mask:
+    """Build the mask: the past, as far as the window and the custom mask show it, for `num_heads` heads (all unless
+    given) from `first_head` on."""
     chunk_size = spec.chunk_size if isinstance(spec, AttentionSpec) else None
     band: Mask = Causal() if chunk_size is None else Chunked(chunk_size)
     if spec.sliding_window is not None:
         band = SlidingWindow(spec.sliding_window, spec.num_sink_tokens)
-    return band if spec.mask is None else AndMask(band, load_mask(spec.mask))
+    if spec.mask is None:
+        return band
+    return AndMask(band, load_mask(spec.mask, num_heads or spec.num_heads, first_head))
 
 
 def build_score(spec: AnyAttentionSpec) -> Score | None:
@@ -44,12 +50,17 @@ def build_score(spec: AnyAttentionSpec) -> Score | None:
         parts.append(ALiBi(spec.num_heads))
     if spec.score is not None:
         parts.append(load_score(spec.score))
+        if spec.sink_logits and not is_normalized(parts[-1]):
+            message = "gives weights that no sum divides (normalized = False), and sink logits are part of that sum"
+            raise WorkbenchError(f"score {spec.score.path}: {message}; use it in layers without sink_logits")
     return reduce(ChainedScore, parts) if parts else None
 
 
-def load_mask(part: CustomPart) -> Mask:
-    """Load the mask that `part` names. Raises WorkbenchError where it cannot be one."""
-    return cast(Mask, _callable(part, "mask", 2, "(query, key)"))
+def load_mask(part: CustomPart, heads: int, first_head: int = 0) -> Mask:
+    """Load the mask that `part` names, of `heads` heads; its third parameter, if it is called `head`, is the head of
+    the query. Raises WorkbenchError where it cannot be one."""
+    made = _callable(part, "mask", 2, "(query, key) or (query, key, head)")
+    return HeadMask(made, heads, first_head) if takes_head(made) else cast(Mask, made)
 
 
 def load_score(part: CustomPart) -> Score:
@@ -74,5 +85,14 @@ def _callable(part: CustomPart, kind: str, count: int, shape: str) -> Callable[.
         raise WorkbenchError(f"{name}: not callable; it needs __call__(self, {shape[1:]}")
     if isinstance(made, nn.Module):
         raise WorkbenchError(f"{name}: is a torch module; what has parameters goes into an attention module (module:)")
-    check_arity(made, count, name, shape)
+    check_arity(made, count + (kind == "mask" and takes_head(made)), name, shape)
     return made
+
+
+def takes_head(mask: Callable[..., Any]) -> bool:
+    """Return whether a mask asks for the head of the query: whether its third parameter is called `head`."""
+    try:
+        names = list(inspect.signature(mask).parameters)
+    except (TypeError, ValueError):  # some built-in callables have no signature
+        return False
+    return names[2:3] == ["head"]

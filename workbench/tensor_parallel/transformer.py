@@ -11,10 +11,11 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from compiled_kernels import Backend
-from compiled_kernels.masks import Score
+from compiled_kernels.attention_rules import known_rules
+from compiled_kernels.masks import Score, is_normalized
 from workbench.kv_cache.format import CacheFormat, KVCacheSpec
 from workbench.model.attention_spec import AnyAttentionSpec, AttentionSpec
-from workbench.model.custom import build_score
+from workbench.model.custom import build_mask, build_score
 from workbench.model.layers import Attention, HeadRMSNorm
 from workbench.model.memory import cache_shapes
 from workbench.model.quantized import WeightFormat
@@ -30,6 +31,10 @@ class ScoreOfHeads:
 
     score: Score
     first: int
+
+    @property
+    def normalized(self) -> bool:
+        return is_normalized(self.score)
 
     def __call__(self, score: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return self.score(score, head + self.first, query, key)
@@ -148,8 +153,11 @@ def _first_largest(rows: Tensor) -> Tensor:
 
 def _see_all_heads(own: Attention, whole: AnyAttentionSpec, ranks: Ranks) -> None:
     """Let a rank's attention know what depends on all heads: the number of each, and norms over all of them."""
+    heads = whole.num_heads // ranks.size
+    own.mask = build_mask(whole, ranks.rank * heads, heads)
     if (score := build_score(whole)) is not None:
-        own.score = ScoreOfHeads(score, ranks.rank * (whole.num_heads // ranks.size))
+        own.score = ScoreOfHeads(score, ranks.rank * heads)
+    own.rules = known_rules(own.mask, own.score)
     if isinstance(whole, AttentionSpec) and whole.qk_norm is not None and whole.qk_norm.over == "projection":
         for name, heads in (("query_norm", whole.num_heads), ("key_norm", whole.num_kv_heads)):
             if isinstance(norm := getattr(own, name), HeadRMSNorm):

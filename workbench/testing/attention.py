@@ -14,6 +14,7 @@ from compiled_kernels import Backend
 from workbench.custom import build_custom, resolve_path, temporarily_registered
 from workbench.errors import WorkbenchError
 from workbench.model.attention_config import AttentionConfig
+from workbench.model.custom import takes_head
 from workbench.testing import attention_backends, attention_laws, position_laws
 from workbench.testing.attention_scenarios import AttentionScenario, attention_scenarios
 from workbench.testing.law import ConformityReport, Law, check_law
@@ -28,9 +29,10 @@ def check_attention(
     """Try `part` in small models, and report law by law whether it holds.
 
     Args:
-        part: a mask (query, key) -> visible, a score function (score, head, query, key) -> score, an attention module,
-            or a composition as in a configuration (`{"sliding_window": 8, "num_sink_tokens": 2}`). An instance, a
-            class, a function, or an import path (`package.module:Name`, `folder/file.py:Name`).
+        part: a mask (query, key) or (query, key, head) -> visible, a score function (score, head, query, key) ->
+            score, an attention module, or a composition as in a configuration (`{"sliding_window": 8,
+            "num_sink_tokens": 2}`). An instance, a class, a function, or an import path (`package.module:Name`,
+            `folder/file.py:Name`).
         examples: texts tried for each law, equal in every call.
         arguments: builds `part` where it is a class.
         backends: compared with the reference as far as they support the variant; compiling for inductor takes seconds.
@@ -46,7 +48,7 @@ def check_attention(
     found = resolve_path(part) if isinstance(part, str) else part
     kind, made = _kind(found, arguments or {}, name)
     if kind is None:
-        message = "takes neither (query, key) nor (score, head, query, key), and is no module"
+        message = "takes neither (query, key[, head]) nor (score, head, query, key), and is no module"
         return ConformityReport(name, (Law("is a mask, a score function or an attention module", False, message),))
     with nullcontext(part) if isinstance(part, str) else temporarily_registered(found) as path:
         change = {kind: {"path": path, "arguments": dict(arguments or {})}}
@@ -58,8 +60,8 @@ def _kind(found: Any, arguments: Mapping[str, Any], name: str) -> tuple[str | No
     if inspect.isclass(found) and issubclass(found, nn.Module):
         return "module", None
     made = build_custom(found, arguments, name)
-    for kind, count in (("mask", 2), ("score", 4)):
-        if callable(made) and _takes(made, count):
+    for kind, count in (("mask", 2), ("mask", 3), ("score", 4)):
+        if callable(made) and _takes(made, count) and (count != 3 or takes_head(made)):
             return kind, made
     return None, None
 

@@ -14,7 +14,7 @@ from compiled_kernels import Backend, BackendError, backend_problems
 from compiled_kernels.agreement import disagreement
 from compiled_kernels.cases import Case, CaseCost, suite_of
 from compiled_kernels.check import device_of, to_device
-from compiled_kernels.masks import AndMask
+from compiled_kernels.masks import AndMask, seen_by_head
 from compiled_kernels.paged_attention import unsupported_reason
 from workbench.model.attention_spec import AttentionSpec, MLASpec
 from workbench.model.custom import build_mask, build_score
@@ -82,8 +82,9 @@ def _agrees(backend: Backend, change: Change, scenario: AttentionScenario) -> No
 def _blind_rows_are_zero(out: Tensor, inputs: tuple, scenario: AttentionScenario) -> None:
     _, _, spans, parameters = inputs
     for _, place, context in spans.listed():
-        rows = out[place]
-        at = torch.arange(context - len(rows), context, device=out.device)
-        blind = ~parameters.mask(at[:, None], torch.arange(context, device=out.device)[None]).any(-1)
-        if bool(rows.isnan().any()) or bool(rows[blind].any()):
+        rows = out[place].transpose(0, 1)  # [head, token, dim]
+        head, key = (torch.arange(count, device=out.device) for count in (len(rows), context))
+        query = key[context - rows.shape[1] :]
+        blind = ~seen_by_head(parameters.mask, query[:, None], key, head[:, None, None]).any(-1)
+        if bool(rows.isnan().any()) or bool(rows[blind.expand(rows.shape[:2])].any()):
             raise LawBroken(f"a query that sees nothing gives no zeros, on {scenario}")

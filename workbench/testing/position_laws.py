@@ -10,6 +10,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from workbench.model.custom import takes_head
 from workbench.testing.law import LawBroken
 
 MAX_POSITION = 5000
@@ -55,9 +56,9 @@ def positions() -> st.SearchStrategy[PositionBlock]:
 
 
 def _seen(mask: Any, query: Tensor, key: Tensor, block: PositionBlock) -> Tensor:
-    """Call the mask, and return its result as booleans [query, key]."""
+    """Call the mask, for the block's last head if it asks for one, and return its result as booleans [query, key]."""
     try:
-        seen = mask(query, key)
+        seen = mask(query, key, block.head[-1, 0, 0]) if takes_head(mask) else mask(query, key)
     except Exception as error:
         raise LawBroken(f"raised {type(error).__name__}: {error}, on {block}") from error
     if not isinstance(seen, Tensor) or seen.dtype != torch.bool:
