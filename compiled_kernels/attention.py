@@ -60,13 +60,15 @@ class Spans(NamedTuple):
 
 class SpanContext(NamedTuple):
     """The keys and values that one span's queries read [read, kv_head, dim], the positions of the queries [token, 1]
-    and of what is read [read], and where not every query reads all of it, which does [token, read]."""
+    and of what is read [read], and where not every query reads all of it, which does [token, read]; where pages were
+    chosen for each key/value head, which of them [kv_head, 1, token, read]."""
 
     k: Tensor
     v: Tensor
     queries: Tensor
     positions: Tensor
     readable: Tensor | None = None
+    chosen: Tensor | None = None
 
     @classmethod
     def whole(cls, k: Tensor, v: Tensor, tokens: int) -> SpanContext:
@@ -83,7 +85,8 @@ class SpanContext(NamedTuple):
         """Return which queries of `heads` [..., 1, 1] see what: [..., token, read], or without the leading axes where
         all heads see the same."""
         seen = seen_by_head(mask, self.queries, self.positions, heads)
-        return seen if self.readable is None else seen & self.readable
+        seen = seen if self.readable is None else seen & self.readable
+        return seen if self.chosen is None else seen & self.chosen
 
 
 class KVPages(Protocol):
@@ -99,15 +102,21 @@ class KVPages(Protocol):
         """Return the page tables [seq, held]."""
         ...
 
+    @property
+    def chosen(self) -> Tensor | None:
+        """Return which pages of its sequence each query reads [token, kv_head, held]; None for all."""
+        ...
+
     def first(self, seqs: int) -> Self:
         """Return the same pages, with page tables of the first sequences only."""
         ...
 
     def gather(
-        self, seq: int, context: int, tokens: int, dtype: torch.dtype | None = None, mask: Mask = Causal()  # noqa: B008
+        self, seq: int, context: int, rows: slice, dtype: torch.dtype | None = None, mask: Mask = Causal()  # noqa: B008
     ) -> SpanContext:
-        """Gather what the last `tokens` of the `context` positions of a sequence may read; converted from codes to
-        `dtype`, to float32 at the least unless given. Pages that `mask` hides from all of them are left out."""
+        """Gather what the queries in `rows`, the last of the `context` positions of a sequence, may read; converted
+        from codes to `dtype`, to float32 at the least unless given. Pages that `mask` hides from all of them, or that
+        none has chosen, are left out."""
         ...
 
     def blocks(self, lengths: Tensor, dtype: torch.dtype) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
@@ -134,7 +143,7 @@ def attention_reference(q: Tensor, kv: KVPages, spans: Spans, parameters: Attent
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
     for seq, rows, context in spans.listed():
         if rows.start < rows.stop:
-            read = kv.gather(seq, context, rows.stop - rows.start, mask=parameters.mask)
+            read = kv.gather(seq, context, rows, mask=parameters.mask)
             out[rows] = attend(q[rows], read, parameters)
     return out
 

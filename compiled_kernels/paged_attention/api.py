@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 from einops import rearrange
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from compiled_kernels.attention import (
@@ -33,42 +33,54 @@ SCHEMA = (
 
 class PagedKV(NamedTuple):
     """Keys and values in pages. Position p of sequence s lies in page `page_table[s, p // offset]`; page 0 is null.
-    Where only some pages are listed, column c of the table is page `places[s, c]` of the sequence."""
+    Where only some pages are listed, column c of the table is page `places[s, c]` of the sequence. `chosen` are the
+    columns that each query reads, where not all (see `page_selection`); its own page is always among them."""
 
     keys: Float[Tensor, "page group offset dim"]
     values: Float[Tensor, "page group offset dim"]
     page_table: Int[Tensor, "seq held"]
     places: Int[Tensor, "seq held"] | None = None
+    chosen: Bool[Tensor, "token group held"] | None = None
 
     @property
-    def flat(self) -> tuple[Tensor, ...]:
+    def flat(self) -> tuple[Tensor | None, ...]:
         assert self.places is None
-        return self.keys, self.values, self.page_table
+        return self.keys, self.values, self.page_table, self.chosen
 
     @classmethod
-    def unflat(cls, *flat: Tensor) -> PagedKV:
-        return cls(*flat)
+    def unflat(cls, keys: Tensor, values: Tensor, page_table: Tensor, chosen: Tensor | None) -> PagedKV:
+        return cls(keys, values, page_table, chosen=chosen)
 
     @property
     def tables(self) -> tuple[Tensor, ...]:
         return (self.page_table,)
 
     def first(self, seqs: int) -> PagedKV:
-        return self._replace(page_table=self.page_table[:seqs])
+        """Return the same pages for the first sequences only, of which each has one query."""
+        chosen = None if self.chosen is None else self.chosen[:seqs]
+        return self._replace(page_table=self.page_table[:seqs], chosen=chosen)
 
     def gather(
-        self, seq: int, context: int, tokens: int, dtype: torch.dtype | None = None, mask: Mask = Causal()  # noqa: B008
+        self, seq: int, context: int, rows: slice, dtype: torch.dtype | None = None, mask: Mask = Causal()  # noqa: B008
     ) -> SpanContext:
-        size, table = self.keys.shape[2], self.page_table[seq]
+        size, table, tokens = self.keys.shape[2], self.page_table[seq], rows.stop - rows.start
         shown = shown_pages(mask, context, tokens, size, table.device)
-        if shown is None:
+        if shown is None and self.chosen is None:
             k, v = (gather_context(pages, table, context) for pages in (self.keys, self.values))
             return SpanContext.whole(k, v, tokens)
+        shown = torch.arange(-(-context // size), device=table.device) if shown is None else shown
+        chosen = None
+        if self.chosen is not None:
+            chosen = self.chosen[rows]
+            shown = shown[chosen.flatten(0, 1).any(0)[shown]]
         positions = (shown[:, None] * size + torch.arange(size, device=table.device)).flatten()
         known = int((positions < context).sum())
+        positions = positions[:known]
         k, v = (gather_context(pages, table[shown], known) for pages in (self.keys, self.values))
+        if chosen is not None:
+            chosen = rearrange(chosen[:, :, positions // size], "token group read -> group 1 token read")
         queries = torch.arange(context - tokens, context, device=table.device)[:, None]
-        return SpanContext(k, v, queries, positions[:known])
+        return SpanContext(k, v, queries, positions, chosen=chosen)
 
     def blocks(self, lengths: Tensor, dtype: torch.dtype) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
         table, size = self.page_table.long(), self.keys.shape[2]
@@ -77,8 +89,13 @@ class PagedKV(NamedTuple):
         return [(self.keys[table].to(dtype), self.values[table].to(dtype), positions, positions < lengths)]
 
     def shown(self, lengths: Tensor, mask: Mask) -> PagedKV:
-        table, places = shown_table(self.page_table, lengths, mask, self.keys.shape[2])
-        return self._replace(page_table=table, places=places)
+        table, places = shown_table(self.page_table, lengths, mask, self.keys.shape[2], self.chosen)
+        chosen = None
+        if self.chosen is not None:  # a place beyond the table fills a row up
+            held = self.chosen.shape[2]
+            chosen = self.chosen.gather(2, places.clamp(max=held - 1)[:, None].expand(-1, self.chosen.shape[1], -1))
+            chosen = chosen & (places < held)[:, None]
+        return self._replace(page_table=table, places=places, chosen=chosen)
 
 
 def gather_context(pages: Tensor, table: Tensor, context: int) -> Tensor:
@@ -135,7 +152,8 @@ def attend_on(
     """Carry out attention on a backend: as traced or eager code where that can be, else as the opaque operation."""
     inside = torch.compiler.is_compiling()
     # The pages that a user's mask shows are looked for before a graph: how many there are is no graph's business.
-    plain = isinstance(parameters.mask, Causal | SlidingWindow) or inside and not parameters.rules
+    whole = isinstance(parameters.mask, Causal | SlidingWindow) and kv.chosen is None
+    plain = whole or inside and not parameters.rules
     if backend is Backend.INDUCTOR and spans.decode_only and plain:
         return decode_attention(q, kv, spans.context_lengths, parameters)
     if backend not in (Backend.TRITON, Backend.MLIR) and not inside:
@@ -146,7 +164,9 @@ def attend_on(
     )
 
 
-PAGED_ATTENTION = define_attention("paged_attention", PagedKV, "Tensor keys, Tensor values, Tensor page_table")
+PAGED_ATTENTION = define_attention(
+    "paged_attention", PagedKV, "Tensor keys, Tensor values, Tensor page_table, Tensor? chosen"
+)
 
 
 def paged_attention(

@@ -29,10 +29,12 @@ def inputs(
     sinks: bool = False,
     alibi: bool = False,
     sigmoid: bool = False,
+    selected: float = 1.0,
     beyond: int = 0,
 ) -> tuple:
     """Draw spans over pages in random order. Everything that belongs to no context is NaN: the null page, which
-    replaces pages that a window has left behind, and `beyond` rows of q after the last span."""
+    replaces pages that a window has left behind, and `beyond` rows of q after the last span. With `selected` below 1
+    each query reads that share of the pages for each key/value head, and its own."""
     counts = [-(-context // size) for context in contexts]
     order = (torch.randperm(sum(counts), generator=generator) + 1).tolist()
     table = torch.zeros(len(contexts), max(2, *counts, 2), dtype=torch.int32)
@@ -53,7 +55,13 @@ def inputs(
     sink_logits = random_normal(generator, torch.float32, (num_kv_heads * queries_per_kv,)) if sinks else None
     score = ALiBi(num_kv_heads * queries_per_kv) if alibi else Sigmoid() if sigmoid else None
     step = Spans(starts, lengths, all(span == 1 for span in spans))
-    return q, PagedKV(keys, values, table), step, AttentionParameters(dim**-0.5, mask, softcap, sink_logits, score)
+    kv = PagedKV(keys, values, table)
+    if selected < 1:
+        kv = kv._replace(chosen=torch.rand(len(q), num_kv_heads, table.shape[1], generator=generator) < selected)
+        for _, rows, context in step.listed():
+            own = torch.arange(context - (rows.stop - rows.start), context) // size
+            kv.chosen[torch.arange(rows.start, rows.stop), :, own] = True
+    return q, kv, step, AttentionParameters(dim**-0.5, mask, softcap, sink_logits, score)
 
 
 @dataclass(frozen=True)
@@ -129,6 +137,8 @@ def _cases():
         yield case("mixed mask by head", (33, 8), (1, 8), dtype, mask=by_head, **small)
         yield case("decode sigmoid", (33, 4), (1, 1), dtype, sigmoid=True, **small)
         yield case("mixed sigmoid", (33, 8), (1, 8), dtype, sigmoid=True, **small)
+        yield case("decode chosen pages", (33, 4), (1, 1), dtype, selected=0.5, **small)
+        yield case("mixed chosen pages", (33, 8), (1, 8), dtype, selected=0.5, **small)
         yield case("decode ALiBi", (33, 4), (1, 1), dtype, alibi=True, sinks=True, **small)
         yield case("mixed ALiBi", (33, 8), (1, 8), dtype, alibi=True, sinks=True, **small)
         yield case("decode sink logits", (33, 1), (1, 1), dtype, sinks=True, **small)

@@ -31,6 +31,8 @@ def decode_attention(q: Tensor, kv: KVPages, context_lengths: Tensor, parameters
         head = torch.arange(heads, device=q.device).view(1, 1, groups, heads // groups, 1)
         query, key = (lengths - 1)[..., None, None], positions[:, :, None, None]  # [seq, page, group, share, offset]
         allowed = seen_by_head(mask, query, key, head) & readable[:, :, None, None]
+        if kv.chosen is not None:
+            allowed = allowed & rearrange(kv.chosen, "seq group page -> seq page group 1 1")
         grouped = q.to(exact).view(seqs, 1, groups, heads // groups, 1, dim)
         scores = (grouped * k[:, :, :, None]).sum(-1) * scale  # [seq, page, group, share, offset]
         if softcap:
@@ -64,12 +66,16 @@ def _summed(parts: list[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
     return functools.reduce(operator.add, mixed)
 
 
-def shown_table(table: Tensor, lengths: Tensor, mask: Mask, size: int) -> tuple[Tensor, Tensor]:
+def shown_table(
+    table: Tensor, lengths: Tensor, mask: Mask, size: int, chosen: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Return the pages [seq, few] of a table [seq, held] in which the last position of a context sees a key, and their
-    places in it. A row that has fewer than others is filled up with the null page, in a place that no context reaches.
+    places in it; of the `chosen` pages [seq, kv_head, held] where there are such. A row that has fewer than others is
+    filled up with the null page, in a place that no context reaches.
     """
     held = table.shape[1]
     seen = compile_once(_pages_seen, dynamic=True)(lengths, mask, held, size)
+    seen = seen if chosen is None else seen & chosen.any(1)
     most = max(2, int(seen.sum(1).max()))  # two at the least: of one, torch.compile would make a special case
     places = (~seen).byte().argsort(dim=1, stable=True)[:, :most]
     seen, pages = seen.gather(1, places), table.gather(1, places)
@@ -89,16 +95,17 @@ def by_spans(q: Tensor, kv: KVPages, spans: Spans, parameters: AttentionParamete
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
     if decodes:
         first, lengths = kv.first(decodes), spans.context_lengths[:decodes]
-        if not isinstance(parameters.mask, Causal | SlidingWindow):
+        if kv.chosen is not None or not isinstance(parameters.mask, Causal | SlidingWindow):
             first = first.shown(lengths, parameters.mask)
         for table in first.tables:
             torch._dynamo.mark_dynamic(table, 1)
         run = compile_once(decode_attention, dynamic=True)
         out[:decodes] = run(q[:decodes], first, lengths, parameters)
     mask, score, softcap = parameters.mask, parameters.score, parameters.softcap
-    changed = softcap or parameters.sink_logits is not None or score is not None or differs_by_head(mask)
+    changed = softcap or parameters.sink_logits is not None or score is not None
+    changed = changed or differs_by_head(mask) or kv.chosen is not None
     for seq, rows, context in longer:
-        read = kv.gather(seq, context, rows.stop - rows.start, q.dtype, mask)
+        read = kv.gather(seq, context, rows, q.dtype, mask)
         out[rows] = (attend if changed or read.k.dtype != q.dtype else _fused)(q[rows], read, parameters)
     return out
 

@@ -38,7 +38,8 @@ def paged_attention(q: Tensor, kv: PagedKV, spans: Spans, parameters: AttentionP
     if decodes:
         out[:decodes] = _decodes(q[:decodes], kv.first(decodes), spans.context_lengths[:decodes], parameters)
     for seq, rows, context in longer:
-        _span(q[rows], kv, kv.page_table[seq], context, parameters, out[rows])
+        chosen = None if kv.chosen is None else kv.chosen[rows]
+        _span(q[rows], kv._replace(chosen=chosen), kv.page_table[seq], context, parameters, out[rows])
     return out
 
 
@@ -49,6 +50,8 @@ def _expect(q: Tensor, kv: PagedKV, spans: Spans, parameters: AttentionParameter
     for pool, numbers in (("keys", kv.keys), ("values", kv.values)):
         check_argument(NAME, pool, numbers, (pages, groups, size, dim), (q.dtype,))
     rows = tokens if spans.decode_only else seqs
+    if kv.chosen is not None:
+        check_argument(NAME, "chosen", kv.chosen, (tokens, groups, held), (torch.bool,), contiguous=False)
     check_argument(NAME, "page_table", kv.page_table, (rows, held), INDEX_DTYPES, contiguous=False)
     check_argument(NAME, "context_lengths", spans.context_lengths, (seqs,), INDEX_DTYPES, contiguous=False)
     if (sink_logits := parameters.sink_logits) is not None:
@@ -71,19 +74,21 @@ def _decodes(q: Tensor, kv: PagedKV, context_lengths: Tensor, parameters: Attent
     table = torch.nn.functional.pad(table, (0, shape.max_pages - table.shape[1]))
     partial = torch.empty(shape.rows, heads, shape.chunks, dim + 2)
     mixed = torch.empty(shape.rows, heads, dim, dtype=q.dtype)
-    arguments = q, kv.keys, kv.values, table, lengths, partial, *_sink_logits(parameters), mixed
+    chosen = [] if kv.chosen is None else [_selections(kv.chosen, shape)]
+    arguments = q, kv.keys, kv.values, table, lengths, *chosen, partial, *_sink_logits(parameters), mixed
     BoundCall(_compiled(shape).address, arguments)()
     return mixed[:tokens]
 
 
 def _span(q: Tensor, kv: PagedKV, table: Tensor, context: int, parameters: AttentionParameters, out: Tensor) -> None:
     """Attend with one span's queries [token, head, dim] over its context of that many positions, into `out`."""
-    shape = SpanAttention.from_tensors(NAME, q, kv.keys, parameters)
+    shape = SpanAttention.from_tensors(NAME, q, kv.keys, parameters, selected=kv.chosen is not None)
     blocks = -(-context // BLOCK_POSITIONS) * shape.num_kv_heads
     elements = blocks * BLOCK_POSITIONS * shape.head_dim // shape.values_per_element
     laid_out = torch.empty(2, elements, dtype=torch.int32)  # of 4 bytes, as float32 is
-    sizes = torch.tensor([q.shape[0], context])
-    read = q, kv.keys, kv.values, table.int().contiguous(), sizes
+    sizes = torch.tensor([q.shape[0], context, len(table)])
+    chosen = [] if kv.chosen is None else [kv.chosen.to(torch.int8).contiguous()]
+    read = q, kv.keys, kv.values, table.int().contiguous(), sizes, *chosen
     BoundCall(_compiled_spans(shape).address, (*read, *laid_out, *_sink_logits(parameters), out))()
 
 
@@ -96,7 +101,8 @@ def stages(case: Case, operator: str = NAME) -> Mapping[str, str]:
     q, kv, spans, parameters = suite_of(operator).make_inputs(case)
     if spans.decode_only:
         return _compiled(_decode_shape(q, kv, parameters)).stages
-    return _compiled_spans(SpanAttention.from_tensors(NAME, q, kv.keys, parameters)).stages
+    selected = kv.chosen is not None
+    return _compiled_spans(SpanAttention.from_tensors(NAME, q, kv.keys, parameters, selected=selected)).stages
 
 
 def _power(count: int) -> int:
@@ -117,7 +123,15 @@ def _decode_shape(q: Tensor, kv: PagedKV, parameters: AttentionParameters) -> De
     have no context."""
     rows = _power(len(q))
     sizes = {"rows": rows, "max_pages": _power(kv.page_table.shape[1]), "chunks": num_chunks(rows, kv.keys.shape[1])}
-    return DecodeAttention.from_tensors(NAME, q, kv.keys, parameters, **sizes)
+    return DecodeAttention.from_tensors(NAME, q, kv.keys, parameters, **sizes, selected=kv.chosen is not None)
+
+
+def _selections(chosen: Tensor, shape: DecodeAttention) -> Tensor:
+    """Return which pages rows read for each key/value head, padded to the shape."""
+    rows, groups, held = chosen.shape
+    padded = torch.zeros(shape.rows, shape.num_kv_heads, shape.max_pages, dtype=torch.int8)
+    padded[:rows, :groups, :held] = chosen
+    return padded
 
 
 @functools.lru_cache(maxsize=512)

@@ -18,8 +18,8 @@ from compiled_kernels.paged_attention.mlir_tile import tile
 
 def pages(shape: DecodeAttention, name: str) -> str:
     """Emit @{name}_pages(q [share, dim], k, v, table, partial, row, group, chunk, scores, weights, begin, end, first,
-    last, position): the tile of every page of the row's table from begin to end in which the query at `position` may
-    see a key, cut to the positions from first to last."""
+    last, position[, chosen]): the tile of every page of the row's table from begin to end that is chosen, and in which
+    the query at `position` may see a key, cut to the positions from first to last."""
     t = shape.types
     given = "%q, %k, %v, %page, %next, %group, %from, %to, %base, %position, %partial, %row, %chunk, %scores, %weights"
     kinds = f"""{t["queries"]}, {t["pages"]}, {t["pages"]}, index, index, index, index, index, index, index,
@@ -33,7 +33,7 @@ def pages(shape: DecodeAttention, name: str) -> str:
     : ({kinds}) -> ()"""
     return f"""func.func private @{name}_pages(%q: {t["queries"]}, %k: {t["pages"]}, %v: {t["pages"]},
     %table: {t["table"]}, %partial: {t["partial"]}, %row: index, %group: index, %chunk: index, %scores: {t["scores"]},
-    %weights: {t["weights"]}, %begin: index, %end: index, %first: index, %last: index, %position: index) {{
+    %weights: {t["weights"]}, %begin: index, %end: index, %first: index, %last: index, %position: index{_chosen(shape)}) {{
 %zero = arith.constant 0 : index
 %one = arith.constant 1 : index
 %size = arith.constant {shape.page_size} : index
@@ -55,21 +55,22 @@ def offsets_of_page() -> str:
 def for_each_page(shape: DecodeAttention, name: str, body: str) -> str:
     """Emit `body` for each page %p from %begin to %end in which the query at %position may see a key; %later is the
     page after it, or %p where there is none."""
-    if not shape.mask:
+    if not shape.skips_pages:
         return f"""scf.for %p = %begin to %end step %one {{
   %after = arith.addi %p, %one : index
   %more = arith.cmpi ult, %after, %end : index
   %later = arith.select %more, %after, %p : index
 {body}
 }}"""
-    return f"""%start = func.call @{name}_seek(%begin, %end, %position, %group) : (index, index, index, index) -> index
+    given, kind = (", %chosen", f", {shape.types['chosen']}") if shape.selected else ("", "")
+    return f"""%start = func.call @{name}_seek(%begin, %end, %position, %group{given}) : (index, index, index, index{kind}) -> index
 scf.while (%at = %start) : (index) -> index {{
   %inside = arith.cmpi ult, %at, %end : index
   scf.condition(%inside) %at : index
 }} do {{
 ^bb0(%p: index):
   %after = arith.addi %p, %one : index
-  %following = func.call @{name}_seek(%after, %end, %position, %group) : (index, index, index, index) -> index
+  %following = func.call @{name}_seek(%after, %end, %position, %group{given}) : (index, index, index, index{kind}) -> index
   %more = arith.cmpi ult, %following, %end : index
   %later = arith.select %more, %following, %p : index
 {body}
@@ -78,14 +79,14 @@ scf.while (%at = %start) : (index) -> index {{
 
 
 def item(shape: DecodeAttention, name: str) -> str:
-    """Emit @{name}_item(q [share, dim], k, v, table, lengths, partial, row, group, chunk): the chunk's part of the
-    row's context, for all query heads of the group, into `partial`."""
+    """Emit @{name}_item(q [share, dim], k, v, table, lengths, partial, row, group, chunk[, chosen]): the chunk's part of
+    the row's context, for all query heads of the group, into `partial`."""
     t = shape.types
     walks = [_walk(shape, name, "%begin, %end, %first, %length")]
     if shape.sinks:
         walks = [_sinks(shape), _walk(shape, name, "%zero, %sink_pages, %zero, %sink_end"), *walks]
     return f"""func.func private @{name}_item(%q: {t["queries"]}, %k: {t["pages"]}, %v: {t["pages"]}, %table: {t["table"]},
-    %lengths: {t["lengths"]}, %partial: {t["partial"]}, %row: index, %group: index, %chunk: index) {{
+    %lengths: {t["lengths"]}, %partial: {t["partial"]}, %row: index, %group: index, %chunk: index{_chosen(shape)}) {{
 %scores = memref.alloca() {{alignment = 64 : i64}} : {t["scores"]}
 %weights = memref.alloca() {{alignment = 64 : i64}} : {t["weights"]}
 %zero = arith.constant 0 : index
@@ -103,6 +104,11 @@ def item(shape: DecodeAttention, name: str) -> str:
 {chr(10).join(walks)}
 return
 }}"""
+
+
+def _chosen(shape: DecodeAttention) -> str:
+    """Return the declaration of the last argument: which pages are read."""
+    return f", %chosen: {shape.types['chosen']}" if shape.selected else ""
 
 
 def empty(shape: DecodeAttention) -> str:
@@ -164,6 +170,8 @@ def _walk(shape: DecodeAttention, name: str, bounds: str) -> str:
     given = f"%q, %k, %v, %table, %partial, %row, %group, %chunk, %scores, %weights, {bounds}, %position"
     memories = f"{t['queries']}, {t['pages']}, {t['pages']}, {t['table']}, {t['partial']}"
     kinds = f"{memories}, index, index, index, {t['scores']}, {t['weights']}, index, index, index, index, index"
+    if shape.selected:
+        given, kinds = f"{given}, %chosen", f"{kinds}, {t['chosen']}"
     return f"func.call @{name}_pages({given})\n  : ({kinds}) -> ()"
 
 
@@ -241,22 +249,25 @@ def _mixed(lines: Lines, shape: DecodeAttention, chunks: list[str], shares: list
 
 
 def attention_text(shape: DecodeAttention, name: str) -> str:
-    """Emit @{name}_item(queries, keys, values, table, lengths, partial, row, group, chunk) and @{name}_merge(partial[,
-    sink logits], mixed, begin, end), with what they call."""
-    seek = [seek_text(shape, name)] if shape.mask else []
+    """Emit @{name}_item(queries, keys, values, table, lengths, partial, row, group, chunk[, chosen]) and
+    @{name}_merge(partial[, sink logits], mixed, begin, end), with what they call."""
+    seek = [seek_text(shape, name)] if shape.skips_pages else []
     return "\n".join((*seek, tile(shape, name), pages(shape, name), item(shape, name), merge(shape, name)))
 
 
 def entry_text(shape: DecodeAttention) -> str:
-    """Emit @paged_attention(q [row, head, dim], keys, values, table, lengths, partial[, sink logits], mixed [row, head
-    * dim]), run by all threads at once over the functions named `attend`."""
+    """Emit @paged_attention(q [row, head, dim], keys, values, table, lengths[, selections], partial[, sink logits],
+    mixed [row, head * dim]), run by all threads at once over the functions named `attend`."""
     t = shape.types
+    selections = f" %selections: {t['selections']}," if shape.selected else ""
+    given, kind = (", %chosen", f", {t['chosen']}") if shape.selected else ("", "")
     sink = f", %sinks: {t['sinks']}" if shape.sink_logits else ""
     sunk, sunk_type = (", %sinks", f", {t['sinks']}") if shape.sink_logits else ("", "")
-    return f"""func.func @paged_attention(%q: {t["q"]}, %k: {t["pages"]}, %v: {t["pages"]}, %table: {t["table"]}, %lengths: {t["lengths"]},
+    return f"""func.func @paged_attention(%q: {t["q"]}, %k: {t["pages"]}, %v: {t["pages"]}, %table: {t["table"]}, %lengths: {t["lengths"]},{selections}
     %partial: {t["partial"]}{sink}, %mixed: {t["mixed"]}) {{
   %thread, %threads = call @thread() : () -> (index, index)
   %queries = memref.alloca() {{alignment = 64 : i64}} : {t["queries"]}
+  %chosen = memref.alloca() : {t["chosen"]}
   %zero = arith.constant 0 : index
   %one = arith.constant 1 : index
   %dim = arith.constant {shape.head_dim} : index
@@ -278,11 +289,24 @@ def entry_text(shape: DecodeAttention) -> str:
         memref.store %value, %queries[%h, %d] : {t["queries"]}
       }}
     }}
-    func.call @attend_item(%queries, %k, %v, %table, %lengths, %partial, %row, %group, %chunk)
-      : ({t["queries"]}, {t["pages"]}, {t["pages"]}, {t["table"]}, {t["lengths"]}, {t["partial"]}, index, index, index) -> ()
+{_selection(shape)}
+    func.call @attend_item(%queries, %k, %v, %table, %lengths, %partial, %row, %group, %chunk{given})
+      : ({t["queries"]}, {t["pages"]}, {t["pages"]}, {t["table"]}, {t["lengths"]}, {t["partial"]}, index, index, index{kind}) -> ()
   }}
   call @GOMP_barrier() : () -> ()
   %begin, %end = call @share(%rows, %one, %thread, %threads) : (index, index, index, index) -> (index, index)
   call @attend_merge(%partial{sunk}, %mixed, %begin, %end) : ({t["partial"]}{sunk_type}, {t["mixed"]}, index, index) -> ()
   return
 }}"""
+
+
+def _selection(shape: DecodeAttention) -> str:
+    """Emit the pages that the row reads for the group, to %chosen."""
+    if not shape.selected:
+        return ""
+    t = shape.types
+    return f"""    %held = arith.constant {shape.max_pages} : index
+    scf.for %p = %zero to %held step %one {{
+      %read = memref.load %selections[%row, %group, %p] : {t["selections"]}
+      memref.store %read, %chosen[%p] : {t["chosen"]}
+    }}"""

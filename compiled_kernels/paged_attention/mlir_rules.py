@@ -3,10 +3,11 @@ its scores become, and which pages none of its keys are seen in, so that they ar
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 
 from compiled_kernels.mlir_text import Lines, vector
-from compiled_kernels.paged_attention.mlir_shape import PagedHeads
+from compiled_kernels.paged_attention.mlir_shape import DecodeAttention, PagedHeads
 from compiled_kernels.scalar_code.intervals import reach
 from compiled_kernels.scalar_code.mlir import ScalarCode
 from compiled_kernels.scalar_code.program import Program
@@ -72,16 +73,22 @@ class Rules:
         return "\n".join(self.declarations.values())
 
 
-def seek_text(shape: PagedHeads, name: str) -> str:
-    """Emit @{name}_seek(page, end, position, group): the first page of a table from `page` on in which the query at
-    `position` may see a key with a head of the group, or `end` where there is none."""
-    lines, rules = Lines(), Rules(shape, f"{name}_seek")
-    low = lines.let("arith.muli %at, %size : index")
-    after = lines.let(f"arith.addi {low}, %size : index")
-    needed = rules.needed(lines, ("%position", "%position"), (low, lines.let(f"arith.subi {after}, %one : index")))
-    hidden = lines.let(f"arith.xori {needed}, %true : i1")
+def seek_text(shape: DecodeAttention, name: str) -> str:
+    """Emit @{name}_seek(page, end, position, group[, chosen]): the first page of a table from `page` on that is chosen
+    and in which the query at `position` may see a key with a head of the group, or `end` where there is none."""
+    lines, rules, needed = Lines(), Rules(shape, f"{name}_seek"), []
+    if shape.selected:
+        given = lines.let(f"memref.load %chosen[%at] : {shape.types['chosen']}")
+        needed.append(lines.let(f"arith.cmpi ne, {given}, {lines.let('arith.constant 0 : i8')} : i8"))
+    if shape.mask:
+        low = lines.let("arith.muli %at, %size : index")
+        last = lines.let(f"arith.subi {lines.let(f'arith.addi {low}, %size : index')}, %one : index")
+        needed.append(rules.needed(lines, ("%position", "%position"), (low, last)))
+    found = functools.reduce(lambda a, b: lines.let(f"arith.andi {a}, {b} : i1"), needed)
+    hidden = lines.let(f"arith.xori {found}, %true : i1")
+    chosen = f", %chosen: {shape.types['chosen']}" if shape.selected else ""
     return f"""{rules.text}
-func.func private @{name}_seek(%page: index, %end: index, %position: index, %group: index) -> index {{
+func.func private @{name}_seek(%page: index, %end: index, %position: index, %group: index{chosen}) -> index {{
 %one = arith.constant 1 : index
 %true = arith.constant true
 %false = arith.constant false

@@ -40,6 +40,7 @@ class HeadShape:
         mask: text of a program (see `scalar_code`) that gives of (query, key, head) whether a key is seen too, or empty.
         score: text of one that gives of (score, head, query, key) what is put in the score's place, or empty.
         normalized: whether weights are divided by their sum; else they are exp(score).
+        selected: whether each query reads chosen pages only (see `page_selection`).
     """
 
     num_heads: int
@@ -53,6 +54,12 @@ class HeadShape:
     mask: str = ""
     score: str = ""
     normalized: bool = True
+    selected: bool = False
+
+    @property
+    def skips_pages(self) -> bool:
+        """Return whether some pages of a context may be passed over."""
+        return bool(self.mask) or self.selected
 
     @property
     def queries_per_kv(self) -> int:
@@ -120,7 +127,8 @@ class DecodeAttention(PagedHeads):
     @property
     def types(self) -> dict[str, str]:
         """Return memref types by name: `queries` are those of one key/value head; `partial` holds a chunk's unscaled
-        sums, then its peak, then its total."""
+        sums, then its peak, then its total; `chosen` says which pages of a row's table its queries of one key/value
+        head read, `selections` those of all."""
         return {
             "q": memref((self.rows, self.num_heads, self.head_dim), self.dtype),
             "pages": self.pages,
@@ -132,6 +140,8 @@ class DecodeAttention(PagedHeads):
             "partial": memref((self.rows, self.num_heads, self.chunks, self.head_dim + 2), "f32"),
             "mixed": memref((self.rows, self.num_heads * self.head_dim), self.dtype),
             "sinks": memref((self.num_heads,), "f32"),
+            "chosen": memref((self.max_pages,), "i8"),
+            "selections": memref((self.rows, self.num_kv_heads, self.max_pages), "i8"),
         }
 
 
@@ -164,14 +174,16 @@ class SpanAttention(PagedHeads):
 
     @property
     def types(self) -> dict[str, str]:
-        """Return memref types by name: `sizes` are the numbers of tokens and of positions; `keys` and `values` the new
+        """Return memref types by name: `sizes` are the numbers of tokens, of positions and of pages; `chosen` which pages
+        each token reads for each key/value head, one after another; `keys` and `values` the new
         layout, block by block of each key/value head; `sums`, `peaks` (and totals) one tile's, by slot; `weights`
         those of one block for a few slots."""
         return {
             "q": memref((SIZE_BOUND, self.num_heads, self.head_dim), self.dtype),
             "pages": self.pages,
             "table": memref((SIZE_BOUND,), "i32"),
-            "sizes": memref((2,), "i64"),
+            "sizes": memref((3,), "i64"),
+            "chosen": memref((SIZE_BOUND,), "i8"),
             "keys": memref((SIZE_BOUND, self.head_dim // self.values_per_element, BLOCK_POSITIONS), self.element_type),
             "values": memref(
                 (SIZE_BOUND, BLOCK_POSITIONS // self.values_per_element, self.head_dim), self.element_type

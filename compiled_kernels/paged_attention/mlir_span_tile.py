@@ -54,8 +54,10 @@ def _logits(
         base = lines.let(f"arith.addi %start, {lines.index(number * lanes)} : index")
         keys = lines.let(f"vector.broadcast {base} : index to {positions}")
         keys = lines.let(f"arith.addi {keys}, {steps} : {positions}")
-        run = KeyRun(query.position, keys, query.head)
-        seen, logit = softmax.logits(score, _visible(lines, shape, keys, here), rules, run)
+        run, shown = KeyRun(query.position, keys, query.head), _visible(lines, shape, keys, here)
+        if shape.selected:
+            shown = lines.let(f"arith.andi {shown}, {_chosen(lines, shape, query, base)} : {vector(lanes, 'i1')}")
+        seen, logit = softmax.logits(score, shown, rules, run)
         visible.append(seen)
         logits.append(logit)
     return visible, logits
@@ -77,6 +79,31 @@ def _visible(lines: Lines, shape: SpanAttention, keys: str, here: str) -> str:
     return lines.let(f"arith.andi {visible}, {near} : {bits}")
 
 
+def _chosen(lines: Lines, shape: SpanAttention, query: QuerySlot, base: str) -> str:
+    """Emit which of the positions from `base` on lie in pages that the query reads."""
+    bits, size = vector(shape.lanes, "i1"), lines.index(shape.page_size)
+    row = lines.let(f"arith.muli {query.token}, {lines.index(shape.num_kv_heads)} : index")
+    row = lines.let(f"arith.addi {row}, %group : index")
+    first = lines.let(f"arith.muli {row}, %held : index")
+    last_page = lines.let(f"arith.subi %held, {lines.index(1)} : index")
+    none = lines.let("arith.constant 0 : i8")
+
+    def read(position: str) -> str:
+        page = lines.let(f"arith.divui {position}, {size} : index")
+        page = lines.let(f"arith.minui {page}, {last_page} : index")  # positions beyond the context have no page
+        place = lines.let(f"arith.addi {first}, {page} : index")
+        given = lines.let(f"memref.load %chosen[{place}] : {shape.types['chosen']}")
+        return lines.let(f"arith.cmpi ne, {given}, {none} : i8")
+
+    if shape.page_size % shape.lanes == 0:  # they lie in one page
+        return lines.let(f"vector.broadcast {read(base)} : i1 to {bits}")
+    found = lines.let(f"arith.constant dense<false> : {bits}")
+    for lane in range(shape.lanes):
+        each = read(lines.let(f"arith.addi {base}, {lines.index(lane)} : index"))
+        found = lines.let(f"vector.insert {each}, {found}[{lane}] : i1 into {bits}")
+    return found
+
+
 def _rescale(lines: Lines, shape: SpanAttention, query: QuerySlot, factor: str) -> None:
     """Emit sums = sums * factor, for this query."""
     kind, lanes = shape.types["sums"], shape.columns
@@ -89,7 +116,7 @@ def _rescale(lines: Lines, shape: SpanAttention, query: QuerySlot, factor: str) 
 
 def rows(shape: SpanAttention) -> str:
     """Emit @rows(q [token, head, dim], keys, values, at, start, group, token, slot, queries, before, sums, peaks,
-    totals, weights): the queries of ROWS slots, from `slot` on, of the tile that begins with `token` and has
+    totals, weights[, chosen, held]): the queries of ROWS slots, from `slot` on, of the tile that begins with `token` and has
     `queries`, over the block `at`, whose first position is `start`. `before` is how many positions the span itself
     comes after."""
     t, lines, rules = shape.types, Lines(), Rules(shape, "rows")
@@ -98,10 +125,11 @@ def rows(shape: SpanAttention) -> str:
     for query, found in zip(queries, scores, strict=True):
         weigh(lines, shape, query, found, rules)
     _mix(lines, shape, queries)
+    chosen = f", %chosen: {t['chosen']}, %held: index" if shape.selected else ""
     return f"""{rules.text}
 func.func private @rows(%q: {t["q"]}, %keys: {t["keys"]}, %values: {t["values"]}, %at: index, %start: index,
     %group: index, %token: index, %slot: index, %queries: index, %before: index, %sums: {t["sums"]}, %peaks: {t["peaks"]},
-    %totals: {t["peaks"]}, %weights: {t["weights"]}) {{
+    %totals: {t["peaks"]}, %weights: {t["weights"]}{chosen}) {{
 %zero = arith.constant 0 : index
 %one = arith.constant 1 : index
 {lines.text()}

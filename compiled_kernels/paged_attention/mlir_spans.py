@@ -10,6 +10,8 @@ processor multiplies pairs of bfloat16, a vector's element is a pair: two column
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from compiled_kernels.mlir_text import Lines, largest_divisor, vector
 from compiled_kernels.paged_attention.mlir_rules import Rules
 from compiled_kernels.paged_attention.mlir_shape import BLOCK_POSITIONS, QUERIES_TOGETHER, SpanAttention
@@ -130,8 +132,8 @@ def _joined(lines: Lines, shape: SpanAttention, loaded: str, column: str) -> str
 
 
 def span_text(shape: SpanAttention) -> str:
-    """Emit @paged_attention(q [token, head, dim], k, v, table, (tokens, context), quantized keys, quantized values[,
-    sink logits], out), run by all threads at once, with what it calls."""
+    """Emit @paged_attention(q [token, head, dim], k, v, table, (tokens, context, held)[, chosen], keys and values in the
+    new layout[, sink logits], out), run by all threads at once, with what it calls."""
     rules = Rules(shape, "span")
     entry = _entry(shape, rules)
     return "\n".join((rules.text, pack(shape), rows(shape), finish(shape), entry))
@@ -141,8 +143,9 @@ def _entry(shape: SpanAttention, rules: Rules) -> str:
     """Emit @paged_attention: packs blocks of groups in turn with the other threads, then tiles of groups."""
     t = shape.types
     sinks = f"%sinks: {t['sinks']}, " if shape.sink_logits else ""
+    chosen = f"%chosen: {t['chosen']}, " if shape.selected else ""
     return f"""func.func @paged_attention(%q: {t["q"]}, %k: {t["pages"]}, %v: {t["pages"]}, %table: {t["table"]}, %sizes: {t["sizes"]},
-    %keys: {t["keys"]}, %values: {t["values"]}, {sinks}%out: {t["q"]}) {{
+    {chosen}%keys: {t["keys"]}, %values: {t["values"]}, {sinks}%out: {t["q"]}) {{
 %thread, %threads = call @thread() : () -> (index, index)
 %zero = arith.constant 0 : index
 %one = arith.constant 1 : index
@@ -155,11 +158,15 @@ def _entry(shape: SpanAttention, rules: Rules) -> str:
 %slots = arith.constant {shape.tile_slots} : index
 %none = arith.constant 0xFF800000 : f32
 %nothing = arith.constant 0.0 : f32
+%never = arith.constant false
 %tokens64 = memref.load %sizes[%zero] : {t["sizes"]}
 %context64 = memref.load %sizes[%one] : {t["sizes"]}
 %tokens = arith.index_cast %tokens64 : i64 to index
 %context = arith.index_cast %context64 : i64 to index
 %before = arith.subi %context, %tokens : index
+%two = arith.constant 2 : index
+%held64 = memref.load %sizes[%two] : {t["sizes"]}
+%held = arith.index_cast %held64 : i64 to index
 {_packs(shape, rules)}
 call @GOMP_barrier() : () -> ()
 %sums = memref.alloca() {{alignment = 64 : i64}} : {t["sums"]}
@@ -228,14 +235,15 @@ def _tile(shape: SpanAttention, rules: Rules) -> str:
 def _block(shape: SpanAttention, rules: Rules) -> str:
     """Emit one block, for all queries of a tile, a few at a time; blocks that none of them sees are passed over."""
     t = shape.types
+    chosen, kinds = (", %chosen, %held", f", {t['chosen']}, index") if shape.selected else ("", "")
     return f"""    %start = arith.muli %block, %length : index
     %from = arith.muli %group, %blocks : index
     %at = arith.addi %from, %block : index
 {_needed(shape, rules)}
     scf.if %needed {{
       scf.for %slot = %zero to %queries step %step {{
-        func.call @rows(%q, %keys, %values, %at, %start, %group, %token, %slot, %queries, %before, %sums, %peaks, %totals, %weights)
-          : ({t["q"]}, {t["keys"]}, {t["values"]}, index, index, index, index, index, index, index, {t["sums"]}, {t["peaks"]}, {t["peaks"]}, {t["weights"]}) -> ()
+        func.call @rows(%q, %keys, %values, %at, %start, %group, %token, %slot, %queries, %before, %sums, %peaks, %totals, %weights{chosen})
+          : ({t["q"]}, {t["keys"]}, {t["values"]}, index, index, index, index, index, index, index, {t["sums"]}, {t["peaks"]}, {t["peaks"]}, {t["weights"]}{kinds}) -> ()
       }}
     }}"""
 
@@ -243,6 +251,9 @@ def _block(shape: SpanAttention, rules: Rules) -> str:
 def _needed(shape: SpanAttention, rules: Rules) -> str:
     """Emit %needed: whether the block reaches into the window of the tile's first token, or holds sinks; and whether
     the mask may show one of its keys to one of the tile's queries."""
+    if shape.selected:
+        without = _needed(replace(shape, selected=False), rules).replace("%needed =", "%in_reach =")
+        return f"{without}\n{_chosen_by_any(shape)}"
     if not shape.mask:
         return _in_window(shape, "needed")
     lines = Lines("n")
@@ -253,6 +264,32 @@ def _needed(shape: SpanAttention, rules: Rules) -> str:
     return f"""{_in_window(shape, "near_enough")}
 {lines.text()}
     %needed = arith.andi %near_enough, {shown} : i1"""
+
+
+def _chosen_by_any(shape: SpanAttention) -> str:
+    """Emit %needed: whether the block is in reach, and one of the tile's tokens has chosen a page that lies in it."""
+    kind = shape.types["chosen"]
+    return f"""    %page_size = arith.constant {shape.page_size} : index
+    %first_page = arith.divui %start, %page_size : index
+    %block_end = arith.addi %start, %length : index
+    %known_end = arith.minui %block_end, %context : index
+    %after_pages = arith.ceildivui %known_end, %page_size : index
+    %needed = scf.for %t = %zero to %mine step %one iter_args(%any = %never) -> (i1) {{
+      %row = arith.addi %token, %t : index
+      %lines = arith.muli %row, %groups : index
+      %line = arith.addi %lines, %group : index
+      %places = arith.muli %line, %held : index
+      %found = scf.for %page = %first_page to %after_pages step %one iter_args(%some = %any) -> (i1) {{
+        %place = arith.addi %places, %page : index
+        %read = memref.load %chosen[%place] : {kind}
+        %none_read = arith.constant 0 : i8
+        %is_read = arith.cmpi ne, %read, %none_read : i8
+        %both = arith.andi %is_read, %in_reach : i1
+        %either = arith.ori %some, %both : i1
+        scf.yield %either : i1
+      }}
+      scf.yield %found : i1
+    }}"""
 
 
 def _in_window(shape: SpanAttention, name: str) -> str:

@@ -7,6 +7,7 @@ shape, each of which leaves the other's spans alone.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from compiled_kernels.attention import AttentionParameters, Spans
@@ -14,7 +15,7 @@ from compiled_kernels.backends import Backend, BackendError
 from compiled_kernels.paged_attention.api import PagedKV
 from compiled_kernels.triton_code.attention import attend
 from compiled_kernels.triton_code.attention_launches import MIN_DOT_SIZE, AttentionLaunches, reach_of
-from compiled_kernels.triton_code.launch import KernelLaunch, check, power_of_two, run
+from compiled_kernels.triton_code.launch import KernelLaunch, ceil_div, check, power_of_two, run
 
 TILE_BYTES = 16 * 1024  # of keys, and as much of values: 64 keys of dim 128 in bfloat16
 MAX_TILE_KEYS = 64
@@ -42,7 +43,7 @@ def plan(
         The launches, and the output they fill.
     """
     rules = parameters.kernel_rules("paged_attention", Backend.TRITON)
-    (keys, values, page_table), (groups, size) = kv[:3], kv.keys.shape[1:3]
+    (keys, values, page_table), (groups, size), chosen = kv[:3], kv.keys.shape[1:3], kv.chosen
     check("paged_attention", q, keys, values, parameters.sink_logits)
     if not (keys.is_contiguous() and values.is_contiguous()):
         raise BackendError("paged_attention: backend triton reads contiguous pages")
@@ -52,7 +53,10 @@ def plan(
         tile, splits = max(MIN_DOT_SIZE, narrow), 1
         rules = rules._replace(window=rules.window or UNLIMITED_WINDOW)
     tile = tile or max(MIN_DOT_SIZE, min(narrow, power_of_two(reach_of(held, *rules[:2]))))
+    pages = page_table if chosen is None else chosen.to(torch.int8).contiguous()  # unused where none are chosen
     walk = {
+        "chosen_pages": pages, "chosen_stride": groups * page_table.shape[1], "held": page_table.shape[1],
+        "CHOSEN": chosen is not None, "PAGES": power_of_two(ceil_div(tile, size) + 1),
         "keys": keys, "values": values, "page_table": page_table, "table_stride": page_table.stride(0),
         "groups": groups, "page_stride": keys.stride(0), "group_stride": keys.stride(1), "TILE": tile, "SIZE": size,
     }  # fmt: skip

@@ -49,14 +49,19 @@ class QuantizedKV(NamedTuple):
     def tables(self) -> tuple[Tensor, ...]:
         return self.quantized_table, self.residual_table
 
+    @property
+    def chosen(self) -> None:
+        """Return None: no pages are chosen."""
+
     def first(self, seqs: int) -> QuantizedKV:
         return self._replace(quantized_table=self.quantized_table[:seqs], residual_table=self.residual_table[:seqs])
 
     def gather(
-        self, seq: int, context: int, tokens: int, dtype: torch.dtype | None = None, mask: Mask = Causal()  # noqa: B008
+        self, seq: int, context: int, rows: slice, dtype: torch.dtype | None = None, mask: Mask = Causal()  # noqa: B008
     ) -> SpanContext:
         """Gather what a span reads. A position that only some queries read quantized comes twice."""
         rule, device, size = self.rule, self.residual_keys.device, self.residual_keys.shape[2]
+        tokens = rows.stop - rows.start
         exact = dtype or torch.promote_types(self.residual_keys.dtype, torch.float32)
         settled, unsettled = rule.quantized_until(context), rule.quantized_until(context - tokens + 1)
         shown = shown_pages(mask, context, tokens, size, device)

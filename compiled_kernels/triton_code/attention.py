@@ -7,8 +7,9 @@ is read once for all of them:
 
 It walks the tiles of keys that its queries may see: those of the first `sinks` positions, then from the window's
 left edge to its last query. `MASK` and `SCORE` are a user's functions (see `scalar_code`), and `REACH` says whether
-the mask may show any key of a tile to any query: tiles that it hides are not read. Where the walk is split, each part
-leaves its normalised result and the logarithm of its sum, and `merge` weighs them.
+the mask may show any key of a tile to any query: tiles that it hides are not read. Where each query has `CHOSEN` the
+pages that it reads, neither are those that no row of the program reads. Where the walk is split, each part leaves its
+normalised result and the logarithm of its sum, and `merge` weighs them.
 """
 
 from __future__ import annotations
@@ -126,17 +127,21 @@ def update_softmax(sums, peak, total, scores, v, dtype: tl.constexpr):
 @triton.jit
 def attend_tile(
     sums, peak, total, q, keys, values, table, tile, head, positions, first, last, scale,
-    page_stride, dim, softcap, window, sinks,
+    page_stride, dim, softcap, window, sinks, chosen, used,
     SIZE: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr, WHOLE_DIM: tl.constexpr, MASKED: tl.constexpr,
-    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, MASK: tl.constexpr, SCORE: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, MASK: tl.constexpr, SCORE: tl.constexpr, CHOSEN: tl.constexpr,
 ):  # fmt: skip
     """Update the running softmax by one tile of keys. `MASKED` tiles hold keys that some query may not see; keys that
-    none may see by the window are not read."""
+    none may see by the window, or of pages that none has chosen, are not read. `chosen` points at the pages of each
+    row."""
     key = tile * TILE + tl.arange(0, TILE)
     column = tl.arange(0, DIM)
     wanted = key <= last
     if WINDOW:
         wanted = wanted & ((key > first - window) | (key < sinks))
+    if CHOSEN:
+        read_by = tl.load(chosen[:, None] + (key // SIZE)[None, :], mask=used[:, None] & wanted[None, :], other=0) != 0
+        wanted = wanted & (tl.max(read_by.to(tl.int32), axis=0) > 0)
     if SIZE % TILE == 0:  # the tile lies within one page
         page = tl.load(table + tile * TILE // SIZE).to(tl.int64)
     elif MASKED:
@@ -161,19 +166,22 @@ def attend_tile(
         allowed = key[None, :] <= positions[:, None]
         if WINDOW:
             allowed = allowed & ((key[None, :] > positions[:, None] - window) | (key < sinks)[None, :])
+    if CHOSEN:
+        allowed = allowed & read_by
     scores = scale_scores(scores, scale, softcap, head, positions, key, allowed, SOFTCAP, SCORE, MASK)
     return update_softmax(sums, peak, total, scores, v, v.dtype)
 
 
-@triton.jit(do_not_specialize=["seqs", "table_stride", "splits", "window", "sinks"])  # one kernel for all of them
+# One kernel for all of these.
+@triton.jit(do_not_specialize=["seqs", "table_stride", "chosen_stride", "held", "splits", "window", "sinks"])
 def attend(
-    q, keys, values, page_table, span_starts, context_lengths, sink_logits, out, parts, logs,
-    seqs, table_stride, heads, groups, dim, splits, q_token, q_head, q_dim, page_stride, group_stride,
-    scale, softcap, window, sinks,
+    q, keys, values, page_table, chosen_pages, span_starts, context_lengths, sink_logits, out, parts, logs,
+    seqs, table_stride, chosen_stride, held, heads, groups, dim, splits, q_token, q_head, q_dim, page_stride,
+    group_stride, scale, softcap, window, sinks,
     SHARE: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, SIZE: tl.constexpr,
     DIM: tl.constexpr, WHOLE_DIM: tl.constexpr, KIND: tl.constexpr, SPLIT: tl.constexpr, WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr, SINK_LOGITS: tl.constexpr, MASK: tl.constexpr, REACH: tl.constexpr, SCORE: tl.constexpr,
-    NORMALIZED: tl.constexpr,
+    NORMALIZED: tl.constexpr, CHOSEN: tl.constexpr, PAGES: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(0)
     group = tl.program_id(1)
@@ -210,7 +218,7 @@ def attend(
     step = split * each
     stop = tl.minimum(step + each, steps)
     clear = step  # where tiles begin that hold keys some query may not see
-    if not WINDOW and MASK is None:
+    if not WINDOW and MASK is None and not CHOSEN:
         clear = tl.maximum(step, tl.minimum((first + 1) // TILE, stop))
 
     sums = tl.zeros([ROWS, DIM], tl.float32)
@@ -219,12 +227,13 @@ def attend(
     table = page_table + seq.to(tl.int64) * table_stride
     k_group = keys + group * group_stride
     v_group = values + group * group_stride
-    if not WINDOW and MASK is None:
+    chosen = chosen_pages + line * chosen_stride + group * held
+    if not WINDOW and MASK is None and not CHOSEN:
         for i in range(step, clear):
             sums, peak, total = attend_tile(
                 sums, peak, total, queries, k_group, v_group, table, i, head, positions, first, last, scale,
-                page_stride, dim, softcap, window, sinks, SIZE, TILE, DIM, WHOLE_DIM, False, False, SOFTCAP, None,
-                SCORE,
+                page_stride, dim, softcap, window, sinks, chosen, used, SIZE, TILE, DIM, WHOLE_DIM, False, False,
+                SOFTCAP, None, SCORE, False,
             )  # fmt: skip
     for i in range(clear, stop):
         tile = i
@@ -233,11 +242,16 @@ def attend(
         needed = True
         if REACH is not None:
             needed = REACH(first, last, tile * TILE, tile * TILE + TILE - 1, group * SHARE, group * SHARE + SHARE - 1)
+        if CHOSEN:  # a tile lies in one page, or begins with one
+            page = tile * TILE // SIZE + tl.arange(0, PAGES)
+            inside = (page < held) & (page * SIZE < tile * TILE + TILE)
+            some = tl.load(chosen[:, None] + page[None, :], mask=used[:, None] & inside[None, :], other=0)
+            needed = needed & (tl.max(some.to(tl.int32)) > 0)
         if needed:
             sums, peak, total = attend_tile(
                 sums, peak, total, queries, k_group, v_group, table, tile, head, positions, first, last, scale,
-                page_stride, dim, softcap, window, sinks, SIZE, TILE, DIM, WHOLE_DIM, True, WINDOW, SOFTCAP, MASK,
-                SCORE,
+                page_stride, dim, softcap, window, sinks, chosen, used, SIZE, TILE, DIM, WHOLE_DIM, True, WINDOW,
+                SOFTCAP, MASK, SCORE, CHOSEN,
             )  # fmt: skip
 
     store_result(

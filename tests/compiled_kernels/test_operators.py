@@ -68,6 +68,7 @@ def attention(draw: st.DrawFn) -> dict:
         "sinks": sinks,
         "alibi": draw(st.booleans()),
         "sigmoid": not sinks and draw(st.booleans()),
+        "selected": draw(st.sampled_from([1.0, 0.4])),
     }
 
 

@@ -127,7 +127,7 @@ def test_quantized_keys_weigh_as_the_cache_reads_them(cache: str | dict) -> None
             for table in (layer.group, layer.residual_group)
         ]
         pages = layer.keys, layer.values, layer.residual_keys, layer.residual_values
-        context = QuantizedKV(*pages, *tables, rule=layer.quantization_rule).gather(0, row + 1, 1)
+        context = QuantizedKV(*pages, *tables, rule=layer.quantization_rule).gather(0, row + 1, slice(0, 1))
         assert context.readable is not None
         kept = context.v * context.readable[0, :, None, None]
         values = torch.zeros(row + 1, 2, 8).index_add_(0, context.positions, kept)

@@ -40,7 +40,7 @@ class AttentionCall:
 
         The queries are the last ones of sequence number `seq`, up to slot `end`.
         """
-        context = self.layer.paged(self.batch).gather(seq, end, rows.stop - rows.start, self.q.dtype)
+        context = self.layer.paged(self.batch).gather(seq, end, rows, self.q.dtype)
         weights = attention_weights(self.q[rows], context, self.parameters)
         return weights.double().sum((1, 2))
 
