@@ -12,6 +12,7 @@ from torch import Tensor
 
 from compiled_kernels.attention_rules import AttentionRules, rules_of
 from compiled_kernels.masks import Causal, Mask, Score, is_normalized, seen_by_head
+from compiled_kernels.page_selection.selection import PageSelection
 
 
 class AttentionParameters(NamedTuple):
@@ -24,6 +25,7 @@ class AttentionParameters(NamedTuple):
         sink_logits: one logit a head in the softmax's sum that attends to nothing (gpt-oss, 2025).
         score: changes each score after the cap.
         rules: mask and score function as kernels take them, where they are known already: a graph cannot trace them.
+        selection: which pages each query reads, for the cache that has their summaries; all unless given.
     """
 
     scale: float
@@ -32,6 +34,7 @@ class AttentionParameters(NamedTuple):
     sink_logits: Float[Tensor, " head"] | None = None
     score: Score | None = None
     rules: AttentionRules | None = None
+    selection: PageSelection | None = None
 
     def kernel_rules(self, operator: str, backend: str) -> AttentionRules:
         """Return mask and score function as a kernel takes them. Raises BackendError for what it cannot take."""
@@ -161,7 +164,7 @@ def attend(q: Tensor, context: SpanContext, parameters: AttentionParameters) -> 
 def attention_weights(q: Tensor, context: SpanContext, parameters: AttentionParameters) -> Tensor:
     """Return the weight of each key for each query: [kv_head, queries_per_kv, token, read], in float32 or q's
     float64."""
-    scale, mask, softcap, sink_logits, score, _ = parameters
+    scale, mask, softcap, sink_logits, score, *_ = parameters
     k, groups = context.k, context.k.shape[1]
     exact = torch.promote_types(q.dtype, torch.float32)
     grouped = rearrange(q.to(exact), "token (group share) dim -> group share token dim", group=groups)

@@ -6,10 +6,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,11 +26,10 @@ from compiled_kernels.masks import (
     seen_by_head,
 )
 from compiled_kernels.scalar_code.program import Kind, Program
-from compiled_kernels.scalar_code.trace import Untraceable, trace
+from compiled_kernels.scalar_code.trace import Untraceable, traced_text
 
 MASK_INPUTS: tuple[tuple[str, Kind], ...] = (("query", "int"), ("key", "int"), ("head", "int"))
 SCORE_INPUTS: tuple[tuple[str, Kind], ...] = (("score", "float"), ("head", "int"), ("query", "int"), ("key", "int"))
-MAX_PROGRAMS = 512
 
 
 class AttentionRules(NamedTuple):
@@ -109,6 +107,15 @@ def known_rules(mask: Mask, score: Score | None) -> AttentionRules | None:
         return None
 
 
+def _traced(function: Callable[..., Tensor], inputs: tuple[tuple[str, Kind], ...], result: Kind) -> str:
+    """Return the text of a function's program."""
+    if isinstance(function, TracedScore):
+        return function.program.text
+    if isinstance(function, _OfHeads) and isinstance(function.mask, TracedMask):
+        return function.mask.program.text
+    return traced_text(function, inputs, result)
+
+
 def _parts(mask: Mask) -> tuple[int, int, Mask | None]:
     """Return window and sinks of a mask, and the mask of what else it hides."""
     if isinstance(mask, Causal):
@@ -134,30 +141,3 @@ class _OfHeads:
 
     def __call__(self, query: Tensor, key: Tensor, head: Tensor) -> Tensor:
         return seen_by_head(self.mask, query, key, head)
-
-
-_known: OrderedDict[Hashable, tuple[Any, str | Untraceable]] = OrderedDict()
-
-
-def _traced(function: Callable[..., Tensor], inputs: tuple[tuple[str, Kind], ...], result: Kind) -> str:
-    """Return the text of a function's program; equal functions are traced once, and kept."""
-    if isinstance(function, TracedScore):
-        return function.program.text
-    if isinstance(function, _OfHeads) and isinstance(function.mask, TracedMask):
-        return function.mask.program.text
-    try:
-        key: Hashable = (hash(function), function)
-    except TypeError:
-        key = id(function)
-    if key not in _known:
-        try:
-            found: str | Untraceable = trace(function, inputs, result).text
-        except Untraceable as error:
-            found = error
-        _known[key] = function, found
-        if len(_known) > MAX_PROGRAMS:
-            _known.popitem(last=False)
-    _, found = _known[key]
-    if isinstance(found, Untraceable):
-        raise found
-    return found

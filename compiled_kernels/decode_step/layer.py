@@ -21,6 +21,7 @@ from compiled_kernels.decode_step.layer_kernel import (
 from compiled_kernels.decode_step.mixture import Mixture, mixture_functions, mixture_text
 from compiled_kernels.decode_step.rotary import key_norm, query_norm, rotary_text, write_text
 from compiled_kernels.mlir_text import Named, call, declare_arguments, memref, thread_share
+from compiled_kernels.page_selection.mlir import select_text, summarize_text
 from compiled_kernels.paged_attention.mlir_decode import attention_text
 from compiled_kernels.quantized_attention.mlir_decode import attention_text as quantized_text
 from compiled_kernels.quantized_attention.mlir_shape import QuantizedAttention
@@ -43,7 +44,11 @@ def layer_text(layer: LayerKernel) -> str:
 def _attention_text(layer: LayerKernel) -> str:
     attention = layer.attention
     quantized = isinstance(attention, QuantizedAttention)
-    return quantized_text(attention, layer.name) if quantized else attention_text(attention, layer.name)
+    text = quantized_text(attention, layer.name) if quantized else attention_text(attention, layer.name)
+    if (selection := layer.shape.selection) is None:
+        return text
+    choice = select_text(attention, selection, layer.name), summarize_text(attention, selection, layer.name)
+    return "\n".join((text, *choice))
 
 
 def layer_arguments(layer: LayerKernel) -> list[Named]:
@@ -63,7 +68,7 @@ def _mixed(layer: LayerKernel) -> Named:
 
 def _buffers(layer: LayerKernel) -> str:
     """Emit the buffers that each thread has for itself."""
-    attention = [_mixed(layer), Named("queries", layer.attention.types["queries"])]
+    attention = [_mixed(layer), Named("queries", layer.attention.types["queries"]), *_read_pages(layer)]
     own = [_normed(layer), *attention * layer.step.has("attention"), *int8_buffers(layer.products, layer.step.rows)]
     own += Mixture(layer).buffers if layer.shape.experts and layer.step.has("feedforward") else []
     buffers = [f"%{name} = memref.alloca() {{alignment = 64 : i64}} : {kind}" for name, kind in own]
@@ -102,8 +107,9 @@ def _project(layer: LayerKernel) -> str:
 
 def _attend(layer: LayerKernel) -> str:
     """Emit the loop over items (row, key/value head, chunk), taken in turn with the other threads. The thread that has
-    a row's last chunk, in which the newest position lies, first writes that position's key and value; where rows may
-    be of one sequence, all are written before any item."""
+    a row's last chunk, in which the newest position lies, first writes that position's key and value, and summarizes
+    their page where that is whole and pages are chosen; where rows may be of one sequence, all are written before any
+    item."""
     t, groups, chunks = layer.attention.types, layer.shape.num_kv_heads, layer.step.chunks
     row_group = [Named("row", "index"), Named("group", "index")]
     queries, table, lengths = Named("queries", t["queries"]), Named("table", t["table"]), Named("lengths", t["lengths"])
@@ -124,11 +130,16 @@ def _attend(layer: LayerKernel) -> str:
             *indices,
             *item[5:],
         ]
-    keep = call(f"{layer.name}_keep", kept)
+    item += _read_pages(layer)
+    keep, summarize, select = call(f"{layer.name}_keep", kept), "", ""
+    if layer.summaries:
+        places = [table, lengths, *row_group]
+        summarize = f"func.{call(f'{layer.name}_summarize', [pages[0], *layer.summaries, *places])}"
+        select = f"  func.{call(f'{layer.name}_select', [queries, *layer.summaries, *places, *_read_pages(layer)])}"
     return f"""%groups = arith.constant {groups} : index
 %chunks = arith.constant {chunks} : index
 %items = arith.constant {layer.step.rows * groups * chunks} : index
-{_all_kept(layer, keep) if layer.step.same_sequence else ""}
+{_all_kept(layer, keep, summarize) if layer.step.same_sequence else ""}
 {_flattened(layer)}
 scf.for %item = %thread to %items step %threads {{
   %chunk = arith.remui %item, %chunks : index
@@ -136,27 +147,40 @@ scf.for %item = %thread to %items step %threads {{
   %group = arith.remui %pair, %groups : index
   %row = arith.divui %pair, %groups : index
   func.{call(f"{layer.name}_rotate", rotated)}
-{"" if layer.step.same_sequence else _newest_kept(layer, keep)}
+{"" if layer.step.same_sequence else _newest_kept(layer, keep, summarize)}
+{select}
 {_widened(layer)}
   func.{call(f"{layer.name}_item", item)}
 }}
 call @GOMP_barrier() : () -> ()"""
 
 
-def _newest_kept(layer: LayerKernel, keep: str) -> str:
+def _read_pages(layer: LayerKernel) -> list[Named]:
+    """Return the buffer that says which pages an item reads, where they are chosen."""
+    return [Named("read_pages", layer.attention.types["chosen"])] if layer.summaries else []
+
+
+def _newest_kept(layer: LayerKernel, keep: str, summarize: str) -> str:
     return f"""  %last_chunk = arith.constant {layer.step.chunks - 1} : index
   %newest = arith.cmpi eq, %chunk, %last_chunk : index
   scf.if %newest {{
     func.{keep}
+    {summarize}
   }}"""
 
 
-def _all_kept(layer: LayerKernel, keep: str) -> str:
-    return f"""%pairs = arith.constant {layer.step.rows * layer.shape.num_kv_heads} : index
-scf.for %pair = %thread to %pairs step %threads {{
+def _all_kept(layer: LayerKernel, keep: str, summarize: str) -> str:
+    count = f"%pairs = arith.constant {layer.step.rows * layer.shape.num_kv_heads} : index"
+    loops = [_for_each_pair(f"func.{keep}"), *([_for_each_pair(summarize)] if summarize else [])]
+    return "\n".join((count, *loops))
+
+
+def _for_each_pair(body: str) -> str:
+    """Emit `body` for each row and group; then the bar."""
+    return f"""scf.for %pair = %thread to %pairs step %threads {{
   %group = arith.remui %pair, %groups : index
   %row = arith.divui %pair, %groups : index
-  func.{keep}
+  {body}
 }}
 call @GOMP_barrier() : () -> ()"""
 

@@ -14,6 +14,7 @@ from compiled_kernels.linear.mlir_shape import Product
 from compiled_kernels.linear.mlir_text import product_text
 from compiled_kernels.linear_w8a8.mlir_rows import quantize_text
 from compiled_kernels.mlir_text import Named, call, memref
+from compiled_kernels.page_selection.mlir import summary_arguments
 from compiled_kernels.paged_attention.mlir_shape import DecodeAttention, HeadShape
 from compiled_kernels.quantized_attention.mlir_shape import QuantizedAttention
 from compiled_kernels.quantized_attention.mlir_tile import QUANTIZED_NAMES
@@ -130,6 +131,12 @@ class LayerKernel:
         return [Named(name, kind) for name, kind in zip(QUANTIZED_NAMES, attention.quantized_types, strict=True)]
 
     @property
+    def summaries(self) -> list[Named]:
+        """Return the summaries of pages among which a row chooses, if it does."""
+        attention, selection = self.attention, self.shape.selection
+        return [] if selection is None else summary_arguments(attention, selection)
+
+    @property
     def page_tables(self) -> list[Named]:
         """Return the page table of the residual pages, and of the quantized ones where there are such."""
         kind = self.attention.types["table"]
@@ -169,7 +176,7 @@ class LayerKernel:
     def own_arguments(self) -> list[Named]:
         """Return the arguments that each layer has for itself, even if its shape is another's: weights and pages."""
         kind = self.attention.pages
-        pages = [Named("keys", kind), Named("values", kind), *self.quantized_pages]
+        pages = [Named("keys", kind), Named("values", kind), *self.quantized_pages, *self.summaries]
         return [*self.weights, *pages * self.step.has("attention")]
 
     @property

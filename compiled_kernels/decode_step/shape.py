@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from compiled_kernels.mlir_text import Target
+from compiled_kernels.page_selection.selection import PageSelection
 from compiled_kernels.paged_attention.mlir_shape import HeadShape
 from compiled_kernels.quantized_attention.mlir_shape import QuantizedLayout
 
@@ -57,6 +58,7 @@ class LayerShape(HeadShape):
         experts: the mixture that takes the place of one feed-forward; `gate_up` and `down` are each expert's then, in
             panels, and their widths are multiples of 64.
         quantized: the layout of quantized keys and values, whose page table is `quantized_page_table`.
+        selection: the pages that a row reads, where `selected`.
     """
 
     intermediate_size: int
@@ -71,6 +73,7 @@ class LayerShape(HeadShape):
     page_table: int = 0
     quantized: QuantizedLayout | None = None
     quantized_page_table: int | None = None
+    selection: PageSelection | None = None
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from compiled_kernels.scalar_code.program import Kind, Program
-from compiled_kernels.scalar_code.trace import trace
+from compiled_kernels.scalar_code.trace import traced_text
 
 # Of the keys of a page [..., offset, dim]: one number a column.
 SUMMARIES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -36,7 +36,7 @@ class PageSelection:
         page_size: tokens of a page.
         keep: pages kept by score.
         summaries: what is stored of each page's keys, by name (see `SUMMARIES`).
-        term: text of the program (see `scalar_code`) that gives of a query's column and the page's summaries of that
+        term: the program (see `scalar_code`) that gives of a query's column and the page's summaries of that
             column a term of the page's score; the score is its sum over columns.
         first: first pages that are always read.
     """
@@ -44,7 +44,7 @@ class PageSelection:
     page_size: int
     keep: int
     summaries: tuple[str, ...]
-    term: str
+    term: Program
     first: int = 0
 
 
@@ -55,10 +55,10 @@ def page_selection(
     of the file, for what has no scalar form."""
     names = ("query", *summaries)
     inputs: tuple[tuple[str, Kind], ...] = tuple((name, "float") for name in names)
-    return PageSelection(page_size, keep, tuple(summaries), trace(term, inputs, "float").text, first)
+    return PageSelection(page_size, keep, tuple(summaries), Program.parse(traced_text(term, inputs, "float")), first)
 
 
-def page_scores(q: Tensor, summaries: Sequence[Tensor], term: str) -> Tensor:
+def page_scores(q: Tensor, summaries: Sequence[Tensor], term: Program) -> Tensor:
     """Return the score of each page for each key/value head, float32 or float64: [token, group, page].
 
     Args:
@@ -66,11 +66,11 @@ def page_scores(q: Tensor, summaries: Sequence[Tensor], term: str) -> Tensor:
         summaries: each [token or 1, page, group, dim].
         term: as in `PageSelection`.
     """
-    program, exact = Program.parse(term), torch.promote_types(q.dtype, torch.float32)
+    exact = torch.promote_types(q.dtype, torch.float32)
     groups = summaries[0].shape[2]
     query = q.to(exact).unflatten(1, (groups, -1))[:, None]  # [token, 1, group, share, dim]
-    given = {name: each.to(exact)[:, :, :, None] for (name, _), each in zip(program.inputs[1:], summaries, strict=True)}
-    terms = program(query=query, **given)
+    given = {name: each.to(exact)[:, :, :, None] for (name, _), each in zip(term.inputs[1:], summaries, strict=True)}
+    terms = term(query=query, **given)
     return terms.sum(-1).amax(-1).transpose(1, 2)
 
 

@@ -23,7 +23,7 @@ from compiled_kernels.torch_compile import compile_once
 
 def decode_attention(q: Tensor, kv: KVPages, context_lengths: Tensor, parameters: AttentionParameters) -> Tensor:
     """Attend with q [seq, head, dim] at the last position of each context."""
-    scale, mask, softcap, sink_logits, score, _ = parameters
+    scale, mask, softcap, sink_logits, score, *_ = parameters
     (seqs, heads, dim), exact = q.shape, torch.promote_types(q.dtype, torch.float32)
     lengths, scored = context_lengths.view(-1, 1, 1), []
     for k, v, positions, readable in kv.blocks(lengths, exact):

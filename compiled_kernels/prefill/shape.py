@@ -48,6 +48,8 @@ class BlockShape:
             "mask": "",
             "score": "",
             "normalized": True,
+            "selected": False,
+            "selection": None,
         }
         return replace(self, layer=replace(self.layer, rotary_index=rotary, scale=1.0, **ours))
 

@@ -11,7 +11,8 @@ import math
 import operator
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -30,6 +31,7 @@ from compiled_kernels.scalar_code.program import Builder, Kind, Program
 EXAMPLES: dict[Kind, Tensor] = {
     "bool": torch.tensor([True]), "int": torch.tensor([5]), "float": torch.tensor([0.5]),
 }  # fmt: skip
+MAX_PROGRAMS = 512  # kept
 MAX_TABLE = 1 << 16  # entries of a tensor that the function reads by index
 OURS = Path(__file__).resolve().parents[2]
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -89,6 +91,29 @@ def trace(function: Callable[..., Tensor], inputs: Sequence[tuple[str, Kind]], r
     if result == "bool" and builder.kind(value) != "bool" or result != "bool" and builder.kind(value) == "bool":
         raise Untraceable(f"{name} gives {builder.kind(value)} numbers, must give {result}")
     return builder.program(builder.cast(value, result))
+
+
+_known: OrderedDict[Hashable, tuple[Any, str | Untraceable]] = OrderedDict()
+
+
+def traced_text(function: Callable[..., Tensor], inputs: tuple[tuple[str, Kind], ...], result: Kind) -> str:
+    """Return the text of a function's program, as `trace` has it; equal functions are traced once, and kept."""
+    try:
+        key: Hashable = (hash(function), function, inputs)
+    except TypeError:
+        key = id(function), inputs
+    if key not in _known:
+        try:
+            found: str | Untraceable = trace(function, inputs, result).text
+        except Untraceable as error:
+            found = error
+        _known[key] = function, found
+        if len(_known) > MAX_PROGRAMS:
+            _known.popitem(last=False)
+    _, found = _known[key]
+    if isinstance(found, Untraceable):
+        raise found
+    return found
 
 
 def _computed(node: Node, constants: Mapping[Node, Tensor]) -> Tensor:

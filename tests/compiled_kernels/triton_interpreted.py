@@ -214,7 +214,7 @@ def registered(operator: str) -> tuple[Any, tuple]:
     arguments = inputs
     if operator in ("paged_attention", "quantized_attention"):
         q, kv, spans, parameters = inputs
-        arguments = q, *kv.flat, *flatten(spans, parameters, Backend.TRITON)
+        arguments = q, *kv.flat, *flatten(spans, parameters, operator, Backend.TRITON)
     return getattr(torch.ops.compiled_kernels, f"{operator}_triton").default, arguments
 
 

@@ -124,12 +124,14 @@ def _grouped(h: Tensor, w: Weights, at: str, a: AttentionSpec, spec: ModelSpec, 
         cached.append(cached[a.kv_shared_with])
     assert cached[-1] is not None, "a spec lets layers read those of grouped attention alone"
     k, v = cached[-1]
+    shown = None if a.pages is None else _chosen_pages(q, k, a)
     k, v = (
         part.repeat_interleave(a.num_heads // a.num_kv_heads, dim=1) for part in (k, v)
     )  # a key head for each query head
     scores = einsum(q, k, "token head dim, context head dim -> head token context") * (a.scale or a.head_dim**-0.5)
     sinks = w[at + "sink_logits"] if a.sink_logits else None
-    mixed = einsum(_weights(scores, a, sinks).to(v.dtype), v, "head token context, context head dim -> token head dim")
+    weights = _weights(scores, a, sinks, shown).to(v.dtype)
+    mixed = einsum(weights, v, "head token context, context head dim -> token head dim")
     if a.output_gate:
         mixed = mixed * qkv[:, a.num_heads : 2 * a.num_heads].sigmoid()
     return _linear(rearrange(mixed, "token head dim -> token (head dim)"), w, at + "output")
@@ -190,7 +192,29 @@ def _latent(h: Tensor, w: Weights, at: str, a: MLASpec, rotary: RotaryConfig) ->
     return _linear(rearrange(mixed, "token head dim -> token (head dim)"), w, at + "output")
 
 
-def _weights(scores: Tensor, a: AttentionSpec | MLASpec, sinks: Tensor | None) -> Tensor:
+def _chosen_pages(q: Tensor, k: Tensor, a: AttentionSpec) -> Tensor:
+    """Return what queries see of the pages that they choose [head, token, context], one page after another."""
+    assert a.pages is not None
+    part, reduced = load_custom(a.pages), {"min": torch.amin, "max": torch.amax, "mean": torch.mean}
+    size, first, share = getattr(part, "page_size", 64), getattr(part, "first", 0), a.num_heads // a.num_kv_heads
+    seen = torch.zeros(a.num_heads, len(q), len(k), dtype=torch.bool)
+    for token in range(len(q)):
+        own = token // size
+        for group in range(a.num_kv_heads):
+            heads, found = slice(group * share, (group + 1) * share), []
+            for page in range(own):
+                keys = k[page * size : (page + 1) * size, group]
+                kept = [reduced[kind](keys, dim=0) for kind in part.summaries]
+                found.append((-max(float(part(query, *kept).sum()) for query in q[token, heads]), page))
+            best = {page for _, page in sorted(found)[: part.keep]}
+            for page in best | set(range(min(first, own))) | {own}:
+                seen[heads, token, page * size : (page + 1) * size] = True
+    return seen
+
+
+def _weights(
+    scores: Tensor, a: AttentionSpec | MLASpec, sinks: Tensor | None, shown: Tensor | None = None
+) -> Tensor:
     """Turn scaled scores [head, token, context] into weights; 0 where a query does not see, or sees nothing at all."""
     heads, tokens, _ = scores.shape
     if a.softcap:
@@ -211,7 +235,7 @@ def _weights(scores: Tensor, a: AttentionSpec | MLASpec, sinks: Tensor | None) -
         seen &= key >= query - query % a.chunk_size
     if a.mask is not None:
         seen &= _shown(load_custom(a.mask), query, key, head)
-    scores = scores.masked_fill(~seen, -torch.inf)
+    scores = scores.masked_fill(~seen if shown is None else ~(seen & shown), -torch.inf)
     if sinks is not None:
         scores = torch.cat([scores, sinks.to(scores.dtype)[:, None, None].expand(-1, tokens, 1)], dim=-1)
     if a.score is not None and not getattr(load_custom(a.score), "normalized", True):

@@ -197,9 +197,9 @@ def check_eviction(spec: ModelSpec, store: KVStore) -> None:
                 f"has a window of {shape.sliding_window}, which bounds it already; evict where every layer sees all"
             )
         elif isinstance(attention, AttentionSpec) and (
-            attention.position == "alibi" or attention.mask or attention.score
+            attention.position == "alibi" or attention.mask or attention.score or attention.pages
         ):
-            message = "looks by distance (ALiBi, or a custom mask or score), and distances are lost"
+            message = "looks by distance (ALiBi, or a custom mask, score or choice of pages), and distances are lost"
         else:
             continue
         raise WorkbenchError(f"cache.evict: layer {index} {message}")

@@ -178,6 +178,8 @@ def _layer(block: TransformerBlock, cache: KVCacheSpec, rotary: int | None) -> L
         gate_up=gate_up,
         down=down,
         **rules._asdict(),
+        selected=attention.selection is not None,
+        selection=attention.selection,
         softcap=spec.softcap,
         sink_logits=spec.sink_logits,
         qk_norm=spec.qk_norm is not None,
@@ -266,6 +268,7 @@ def step_tensors(model: Transformer, store: KVStore) -> dict[str, Tensor]:
             found[f"keys_{index}"], found[f"values_{index}"] = cache.residual_keys, cache.residual_values
         elif isinstance(cache, DenseLayer):
             found[f"keys_{index}"], found[f"values_{index}"] = cache.keys, cache.values
+            found |= {f"summary{at}_{index}": summary for at, summary in enumerate(cache.summaries)}
     return found
 
 

@@ -22,7 +22,7 @@ from workbench.display import STYLE, Displayable, Table
 from workbench.errors import WorkbenchError
 from workbench.kv_cache.pages import NULL_PAGE
 from workbench.kv_cache.quantized import QuantizedLayer
-from workbench.kv_cache.store import AttentionCache, CacheLayer, KVStore
+from workbench.kv_cache.store import AttentionCache, CacheLayer, DenseLayer, KVStore
 from workbench.model.layers import TransformerBlock
 from workbench.model.transformer import Transformer
 from workbench.pixels import colorize, data_uri, max_pool, upscale
@@ -204,9 +204,10 @@ class _RecordingLayer:
             q = hadamard_rotate(q)
         lengths = batch.context_lengths.tolist()
         out = torch.zeros(q.shape[1], len(q), max(lengths), device=q.device, dtype=q.dtype)
-        pages = self.layer.paged(batch)
+        dense = isinstance(self.layer, DenseLayer)
+        pages = self.layer.read_by(q, batch, parameters) if dense else self.layer.paged(batch)
         for row, length in enumerate(lengths):
-            context = pages.gather(row, length, 1, q.dtype)
+            context = pages.gather(row, length, slice(row, row + 1), q.dtype)
             found = attention_weights(q[row : row + 1], context, parameters)
             out[:, row].index_add_(1, context.positions, found.flatten(0, 2))
         return out.float()

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from compiled_kernels.attention import AttentionParameters, SpanContext, attend, attention_weights
 from compiled_kernels.masks import Mask
+from compiled_kernels.page_selection.api import selected_alone
 from workbench.batch import TokenBatch
 from workbench.errors import WorkbenchError
 from workbench.inspect.attention import refuse_recurrent_layers
@@ -106,7 +107,7 @@ class _Layer:
         mixed = []
         for start in range(0, len(q), ROWS_PER_BLOCK):
             part, end = q[start : start + ROWS_PER_BLOCK], self.begin + min(start + ROWS_PER_BLOCK, len(q))
-            mixed.append(attend(part, SpanContext.whole(self.k[:end], self.v[:end], len(part)), parameters))
+            mixed.append(attend(part, self._context(part, end, parameters), parameters))
         return torch.cat(mixed)
 
     def weights(self, rows: range) -> Tensor:
@@ -114,9 +115,18 @@ class _Layer:
             raise WorkbenchError(
                 "a custom attention module does not read its cache by `attend`: it has no weights to show"
             )
-        context = SpanContext.whole(self.k[: rows.stop], self.v[: rows.stop], len(rows))
-        weights = attention_weights(self.q[rows.start : rows.stop], context, self.parameters)
+        q = self.q[rows.start : rows.stop]
+        weights = attention_weights(q, self._context(q, rows.stop, self.parameters), self.parameters)
         return rearrange(weights, "group share row context -> (group share) row context")
+
+    def _context(self, q: Tensor, end: int, parameters: AttentionParameters) -> SpanContext:
+        """Return what the last queries before position `end` read."""
+        context = SpanContext.whole(self.k[:end], self.v[:end], len(q))
+        if parameters.selection is None:
+            return context
+        chosen = selected_alone(q, self.k[:end], parameters.selection)
+        read = chosen[:, :, context.positions // parameters.selection.page_size]
+        return context._replace(chosen=rearrange(read, "token group read -> group 1 token read"))
 
 
 class _SharedLayer(_Layer):

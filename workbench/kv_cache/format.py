@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
@@ -153,6 +153,14 @@ class StateShape:
         return torch.promote_types(dtype, torch.float32).itemsize * sum(map(math.prod, self.parts))
 
 
+class PageSummaries(NamedTuple):
+    """What is kept of the keys of each page beside them, by name (see `compiled_kernels.page_selection`), for the
+    choice of pages of `page_size` tokens."""
+
+    kinds: tuple[str, ...]
+    page_size: int
+
+
 @dataclass(frozen=True)
 class KVCacheSpec:
     """The cache of one layer: key/value heads, head size, window, format and cache groups.
@@ -161,7 +169,8 @@ class KVCacheSpec:
     tokens in `group` and all others, in full precision, in `residual_group`. With `num_value_columns` the values are
     the first columns of the keys and are not stored again (multi-head latent attention). `codec` is the format's,
     loaded. A recurrent layer has a `state` in place of keys and values, or beside them, in the pages of `state_group`.
-    A layer that reads the keys and values of another, the one numbered `shared_with`, has no cache.
+    A layer that reads the keys and values of another, the one numbered `shared_with`, has no cache. A layer that
+    chooses pages keeps `summaries` of each.
     """
 
     num_kv_heads: int
@@ -176,6 +185,7 @@ class KVCacheSpec:
     state: StateShape | None = None
     state_group: int = 0
     shared_with: int | None = None
+    summaries: PageSummaries | None = None
 
     @property
     def values_per_token(self) -> int:
@@ -238,7 +248,9 @@ class KVCacheSpec:
         """Return the bytes of one page of a cache group: of its tokens, or of one state."""
         if self.state is not None and group == self.state_group:
             return self.state.bytes(dtype)
-        return page_size * self.group_bytes_per_token(group, dtype)
+        summaries = 0 if self.summaries is None or group != self.group else len(self.summaries.kinds)
+        beside = summaries * self.num_kv_heads * self.head_dim * dtype.itemsize
+        return page_size * self.group_bytes_per_token(group, dtype) + beside
 
     def page_formats(self, page_size: int) -> tuple[PageFormat, PageFormat]:
         """Return the page formats of quantized keys and values; WorkbenchError for heads that do not fit them."""
@@ -266,12 +278,13 @@ def build_cache_specs(
     format: CacheFormat | None = None,
     states: Iterable[StateShape | None] = (),
     shared_with: Iterable[int | None] = (),
+    summaries: Iterable[PageSummaries | None] = (),
 ) -> tuple[KVCacheSpec, ...]:
     """Build the specs of layers; equal layers share cache groups, and all states are of one group, the last.
 
     Each layer is given as (num_kv_heads, head_dim, sliding_window, num_sink_tokens, num_value_columns), and its state
     in `states`, if it has one. A layer without heads has a state alone. `shared_with` are the layers whose keys and
-    values others read, which have no cache then.
+    values others read, which have no cache then. `summaries` are kept of each page.
 
     A layer whose window lies within the residual would never read quantized tokens, so it stays dense.
 
@@ -281,8 +294,8 @@ def build_cache_specs(
     """
     numbers: dict[KVCacheSpec, tuple[int, int]] = {}
     shapes, taken = [], 0
-    for index, ((groups, dim, window, sinks, shared), state, source) in enumerate(
-        zip_longest(layers, states, shared_with)
+    for index, ((groups, dim, window, sinks, shared), state, source, kept) in enumerate(
+        zip_longest(layers, states, shared_with, summaries)
     ):
         if source is not None:
             if format is not None and index in format.layers:
@@ -298,10 +311,13 @@ def build_cache_specs(
         mine = DENSE if format is None else format.for_layer(index)
         if mine.codec is None and (not mine.quantized or (window is not None and window <= mine.residual_length)):
             mine = DENSE
+        if mine != DENSE and kept is not None:
+            message = f"layer {index} chooses pages by summaries of dense keys and has no {mine} form; keep it dense"
+            raise WorkbenchError(f"cache: {message}")
         if mine != DENSE and shared is not None:
             raise WorkbenchError(f"cache: layer {index} keeps latent rows, which have no {mine} form; keep it dense")
         codec = None if mine.codec is None else load_codec(mine.codec)
-        shape = KVCacheSpec(groups, dim, 0, window, sinks, mine, num_value_columns=shared, codec=codec)
+        shape = KVCacheSpec(groups, dim, 0, window, sinks, mine, num_value_columns=shared, codec=codec, summaries=kept)
         if shape not in numbers:
             numbers[shape] = taken, taken + mine.quantized
             taken += 1 + mine.quantized

@@ -12,9 +12,11 @@ from torch import Tensor
 import compiled_kernels
 from compiled_kernels import Backend
 from compiled_kernels.attention import AttentionParameters
+from compiled_kernels.page_selection.api import select_pages, summarize_pages
 from compiled_kernels.paged_attention import PagedKV
 from compiled_kernels.quantized_attention import QuantizedKV
 from workbench.batch import TokenBatch
+from workbench.errors import WorkbenchError
 from workbench.kv_cache.codec import LoadedCodec, stored_layout
 from workbench.kv_cache.format import KVCacheSpec
 from workbench.kv_cache.pages import NULL_PAGE, build_cache_groups
@@ -25,7 +27,8 @@ Put = Callable[[Tensor], Tensor]  # returns a tensor of the same shape and type,
 
 
 class DenseLayer:
-    """One layer's keys and values, each [page, kv_head, offset, head_dim]; page 0 is the null page.
+    """One layer's keys and values, each [page, kv_head, offset, head_dim]; page 0 is the null page. A layer that
+    chooses pages has summaries of each page's keys, each [page, kv_head, head_dim].
 
     With multi-head latent attention values are columns of the keys and both are one tensor: backends read it at equal
     width, and the surplus is cut off.
@@ -38,6 +41,9 @@ class DenseLayer:
         self.group, self.num_value_columns = shape.group, shape.num_value_columns
         self.keys = torch.zeros(size, dtype=dtype, device=device)
         self.values = torch.zeros(size, dtype=dtype, device=device) if self.num_value_columns is None else self.keys
+        self.summary_kinds = () if shape.summaries is None else shape.summaries.kinds
+        one = pages + 1, shape.num_kv_heads, shape.head_dim
+        self.summaries = tuple(torch.zeros(one, dtype=dtype, device=device) for _ in self.summary_kinds)
 
     def write(self, k: Tensor, v: Tensor, batch: TokenBatch, backend: Backend = Backend.EAGER) -> None:
         """Store k and v [token, kv_head, head_dim] of the batch's tokens in their slots."""
@@ -45,15 +51,25 @@ class DenseLayer:
         compiled_kernels.kv_write(self.keys, k, slots, backend)
         if self.num_value_columns is None:
             compiled_kernels.kv_write(self.values, v, slots, backend)
+        if self.summary_kinds:
+            summarize_pages(self.summaries, self.keys, slots, self.summary_kinds)
 
     def paged(self, batch: TokenBatch) -> PagedKV:
         """Return the layer's pages, with the page tables of a batch."""
         return PagedKV(self.keys, self.values, batch.page_tables[self.group])
 
+    def read_by(self, q: Tensor, batch: TokenBatch, parameters: AttentionParameters) -> PagedKV:
+        """Return the layer's pages, and which of them the queries [token, head, head_dim] choose, where they do."""
+        kv, selection = self.paged(batch), parameters.selection
+        if selection is None:
+            return kv
+        return kv._replace(chosen=select_pages(q, self.summaries, kv.page_table, batch.spans, selection))
+
     def attend(self, q: Tensor, batch: TokenBatch, parameters: AttentionParameters, backend: Backend) -> Tensor:
         """Return attention of queries [token, head, head_dim] over everything written: [token, head, head_dim or value
         columns]."""
-        mixed = compiled_kernels.paged_attention(q, self.paged(batch), batch.spans, parameters, backend)
+        kv = self.read_by(q, batch, parameters)
+        mixed = compiled_kernels.paged_attention(q, kv, batch.spans, parameters, backend)
         return mixed if self.num_value_columns is None else mixed[..., : self.num_value_columns]
 
     def page_tensors(self, group: int) -> tuple[Tensor, ...]:
@@ -61,16 +77,17 @@ class DenseLayer:
         page."""
         if group != self.group:
             return ()
-        return (self.keys, self.values) if self.num_value_columns is None else (self.keys,)
+        return (self.keys, self.values, *self.summaries) if self.num_value_columns is None else (self.keys,)
 
     def move(self, put: Put) -> None:
         """Replace each tensor by what `put` returns for it."""
         self.keys = put(self.keys)
         self.values = put(self.values) if self.num_value_columns is None else self.keys
+        self.summaries = tuple(map(put, self.summaries))
 
     @property
     def bytes(self) -> int:
-        return self.keys.nbytes + (self.values.nbytes if self.num_value_columns is None else 0)
+        return sum(tensor.nbytes for tensor in self.page_tensors(self.group))
 
 
 class CodecLayer:
@@ -191,6 +208,15 @@ def _shared(layer: CacheLayer | None) -> SharedLayer:
     return SharedLayer(cast("DenseLayer | QuantizedLayer | CodecLayer", source))
 
 
+def check_page_size(specs: Iterable[KVCacheSpec], page_size: int) -> None:
+    """Raise WorkbenchError where a layer chooses among pages of another size."""
+    for layer, shape in enumerate(specs):
+        if shape.summaries is not None and shape.summaries.page_size != page_size:
+            wanted = shape.summaries.page_size
+            message = f"layer {layer} chooses pages of {wanted} tokens; set cache.page_size to {wanted}"
+            raise WorkbenchError(f"cache.page_size {page_size}: {message}")
+
+
 class KVStore:
     """All layers' pages. Cache groups may have different numbers of pages.
 
@@ -208,6 +234,7 @@ class KVStore:
         device: str = "cpu",
     ):
         self.specs = tuple(specs)
+        check_page_size(self.specs, page_size)
         self.groups = build_cache_groups(shape.cache_groups for shape in self.specs)
         self.num_pages = num_pages
         self.page_size = page_size

@@ -35,9 +35,10 @@ class AttentionChange(Settings):
     kv_shared_with: Annotated[int, Field(ge=0)] | None = None  # the layer whose keys and values are read
     mask: CustomPart | None = None
     score: CustomPart | None = None
+    pages: CustomPart | None = None
     module: CustomPart | None = None
 
-    @field_validator("mask", "score", "module", mode="before")
+    @field_validator("mask", "score", "pages", "module", mode="before")
     @classmethod
     def _by_name(cls, value: object) -> object:
         return {"path": value} if isinstance(value, str) else value

@@ -112,6 +112,7 @@ class AttentionSpec(Settings):
     sink_logits: bool = False
     mask: CustomPart | None = None  # custom: (query, key) positions -> seen
     score: CustomPart | None = None  # custom: (score, head, query, key) -> score
+    pages: CustomPart | None = None  # custom: chooses pages by summaries of their keys
     module: CustomPart | None = None  # custom attention module
     qkv_bias: bool = False  # on the query, key and value projections
     o_proj_bias: bool = False
@@ -136,6 +137,9 @@ class AttentionSpec(Settings):
         if self.kv_shared_with is not None and (self.module is not None or self.output_gate):
             what = "a custom attention module" if self.module is not None else "output_gate"
             raise ValueError(f"kv_shared_with beside {what} is not carried out")
+        if self.pages is not None and (self.sliding_window or self.chunk_size or self.kv_shared_with is not None):
+            what = "a sliding window" if self.sliding_window else "chunk_size" if self.chunk_size else "kv_shared_with"
+            raise ValueError(f"pages beside {what} is not carried out: pages are chosen of the whole text of a layer")
         if self.rotated_columns is not None and (self.rotated_columns > self.head_dim or self.head_dim % 2):
             raise ValueError(
                 f"rotated_columns {self.rotated_columns} of {self.head_dim}: even numbers, and at most all"

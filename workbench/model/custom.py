@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any, cast
 
@@ -22,10 +22,15 @@ from compiled_kernels.masks import (
     SlidingWindow,
     is_normalized,
 )
+from compiled_kernels.page_selection.selection import SUMMARIES, PageSelection, page_selection
+from compiled_kernels.scalar_code.trace import Untraceable
 from workbench.custom import check_arity, load_custom, resolve_path
 from workbench.errors import WorkbenchError
+from workbench.kv_cache.format import PageSummaries
 from workbench.model.attention_spec import AnyAttentionSpec, AttentionSpec
 from workbench.request import CustomPart
+
+DEFAULT_PAGE_SIZE = 64
 
 
 def build_mask(spec: AnyAttentionSpec, first_head: int = 0, num_heads: int | None = None) -> Mask:
@@ -66,6 +71,56 @@ def load_mask(part: CustomPart, heads: int, first_head: int = 0) -> Mask:
 def load_score(part: CustomPart) -> Score:
     """Load the score function that `part` names. Raises WorkbenchError where it cannot be one."""
     return cast(Score, _callable(part, "score", 4, "(score, head, query, key)"))
+
+
+def load_pages(part: CustomPart) -> Any:
+    """Load the choice of pages that `part` names: a function (query, *summaries) -> a term of a page's score, with the
+    attributes `summaries` (names) and `keep` (pages), and if it has them `page_size` (tokens, 64) and `first` (pages,
+    0).
+
+    Raises WorkbenchError where it cannot be one.
+    """
+    made, name = load_custom(part), f"pages {part.path}"
+    kinds, keep = getattr(made, "summaries", None), getattr(made, "keep", None)
+    known = ", ".join(SUMMARIES)
+    if isinstance(kinds, str) or not isinstance(kinds, Sequence) or not kinds or any(k not in SUMMARIES for k in kinds):
+        raise WorkbenchError(f"{name}: summaries {kinds!r}; name what is kept of a page's keys: one or more of {known}")
+    for label, value, least in (("keep", keep, 1), ("page_size", page_size_of(made), 1), ("first", _first(made), 0)):
+        if not isinstance(value, int) or value < least:
+            raise WorkbenchError(f"{name}: {label} {value!r}; it is a whole number of {least} or more")
+    if not callable(made):
+        raise WorkbenchError(f"{name}: not callable; it needs __call__(self, query, {', '.join(kinds)})")
+    check_arity(made, 1 + len(kinds), name, f"(query, {', '.join(kinds)})")
+    return made
+
+
+def page_size_of(pages: Any) -> int:
+    """Return the tokens of the pages among which a part chooses."""
+    return getattr(pages, "page_size", DEFAULT_PAGE_SIZE)
+
+
+def _first(pages: Any) -> int:
+    return getattr(pages, "first", 0)
+
+
+def build_selection(spec: AnyAttentionSpec) -> PageSelection | None:
+    """Build the choice of pages; None where every page is read. Raises WorkbenchError, with the line of the user's
+    file, for what is no arithmetic on numbers."""
+    if not isinstance(spec, AttentionSpec) or spec.pages is None:
+        return None
+    made = load_pages(spec.pages)
+    try:
+        return page_selection(made, made.summaries, page_size_of(made), made.keep, _first(made))
+    except Untraceable as error:
+        raise WorkbenchError(f"pages {spec.pages.path}: {error}") from None
+
+
+def page_summaries(spec: AnyAttentionSpec) -> PageSummaries | None:
+    """Return what the cache keeps of each page's keys; None for nothing."""
+    if not isinstance(spec, AttentionSpec) or spec.pages is None:
+        return None
+    made = load_pages(spec.pages)
+    return PageSummaries(tuple(made.summaries), page_size_of(made))
 
 
 def load_module(part: CustomPart) -> type[nn.Module]:

@@ -19,7 +19,7 @@ from workbench.errors import WorkbenchError
 from workbench.kv_cache.states import StateLayer
 from workbench.kv_cache.store import AttentionCache, CacheLayer, HybridLayer
 from workbench.model.attention_spec import AnyAttentionSpec, AttentionSpec, MLASpec, QKNormSpec
-from workbench.model.custom import build_mask, build_score, load_module
+from workbench.model.custom import build_mask, build_score, build_selection, load_module
 from workbench.model.delta_net import DeltaNet
 from workbench.model.feedforward import build_feedforward
 from workbench.model.linear import LayerNorm, Linear, NoNorm, ResidualScale, RMSNorm, build_norm
@@ -64,7 +64,7 @@ class Attention(nn.Module):
         self.backend = backend
         self.scale = spec.head_dim**-0.5 if spec.scale is None else spec.scale
         self.mask, self.score = build_mask(spec), build_score(spec)
-        self.rules = known_rules(self.mask, self.score)
+        self.rules, self.selection = known_rules(self.mask, self.score), build_selection(spec)
         stored = backend, format.blocks, format.activations_of(format.blocks)
         self.qkv = Linear(hidden_size, spec.num_projected_heads * spec.head_dim, spec.qkv_bias, *stored)
         self.output = Linear(spec.num_heads * spec.head_dim, hidden_size, spec.o_proj_bias, *stored)
@@ -106,8 +106,8 @@ class Attention(nn.Module):
 
     def attend(self, q: Tensor, batch: TokenBatch, cache: AttentionCache, backend: Backend | None = None) -> Tensor:
         """Attend to everything written so far: [token, head, head_dim]; on the module's backend unless given."""
-        spec = self.spec
-        parameters = AttentionParameters(self.scale, self.mask, spec.softcap, self.sink_logits, self.score, self.rules)
+        rules = self.spec.softcap, self.sink_logits, self.score, self.rules, self.selection
+        parameters = AttentionParameters(self.scale, self.mask, *rules)
         return cache.attend(q, batch, parameters, backend or self.backend)
 
     def o_proj(self, mixed: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from typing import Any, cast
 from workbench.kv_cache.format import CacheFormat, KVCacheSpec, StateShape, build_cache_specs
 from workbench.kv_cache.pages import KVCacheGroup
 from workbench.model.attention_spec import AnyAttentionSpec, MLASpec
+from workbench.model.custom import page_summaries
 from workbench.model.model_parameters import parameter_shapes
 from workbench.model.quantized import WeightFormat, is_expert_stack
 from workbench.model.recurrent_spec import RecurrentSpec
@@ -235,7 +236,7 @@ def cache_shapes(spec: ModelSpec, format: CacheFormat | None = None) -> tuple[KV
     shared = ((a, a.kv_lora_rank if isinstance(a, MLASpec) else None) for a in attentions)
     layers = ((a.num_kv_heads, a.head_dim, a.sliding_window, a.num_sink_tokens, columns) for a, columns in shared)
     states, sources = zip(*((_state_shape(kind), kind.attention.kv_shared_with) for kind in spec.layers), strict=True)
-    return build_cache_specs(layers, format, states, sources)
+    return build_cache_specs(layers, format, states, sources, [page_summaries(kind.attention) for kind in spec.layers])
 
 
 def _state_shape(kind: LayerSpec) -> StateShape | None:

@@ -273,7 +273,8 @@ class Transformer(nn.Module):
     def logits(self, token_ids: Iterable[int] | Tensor) -> Tensor:
         """Return logits of every position of one text: [token, vocab], float32. Touches no runner's cache."""
         ids = self.validate_token_ids(token_ids)
-        shapes, size = self.cache_shapes(), 64
+        shapes = self.cache_shapes()
+        size = next((shape.summaries.page_size for shape in shapes if shape.summaries is not None), 64)
         groups = build_cache_groups(shape.cache_groups for shape in shapes)
         pages = pages_for(len(ids), size)
         store = KVStore(shapes, (pages,) * len(groups), size, self.dtype, str(self.device))
