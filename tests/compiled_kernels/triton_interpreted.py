@@ -204,7 +204,8 @@ def test_a_graph_holds_them_at_the_first_call(operator: str) -> None:
     written = copied(arguments)
     found = torch.compile(lambda *each: form(*each), backend="aot_eager", fullgraph=True)(*written)
     torch.testing.assert_close(form(*arguments), found, rtol=0, atol=0)
-    torch.testing.assert_close(arguments, written, rtol=0, atol=0, equal_nan=True)  # pages too
+    before, after = ([each for each in given if isinstance(each, Tensor)] for given in (arguments, written))
+    torch.testing.assert_close(before, after, rtol=0, atol=0, equal_nan=True)  # pages too
 
 
 def registered(operator: str) -> tuple[Any, tuple]:

@@ -48,7 +48,7 @@ STEP_QK_NORMS = None, QKNormSpec(), QKNormSpec(over="projection")
 # Settings of a spec that the whole step of mlir supports or that other features cover: a new one is refused at first.
 STEP_SETTINGS: dict[type, str] = {
     AttentionSpec: """kind num_heads num_kv_heads head_dim sliding_window num_sink_tokens softcap scale qk_norm
-        position rotary rotated_columns sink_logits mask score module qkv_bias o_proj_bias kv_shared_with
+        position rotary rotated_columns sink_logits mask score pages module qkv_bias o_proj_bias kv_shared_with
         chunk_size temperature""",
     LayerSpec: "attention intermediate_size mlp_bias experts",
     ModelSpec: """name vocab_size hidden_size layers max_position_embeddings rotary norm embedding_scale
@@ -319,6 +319,9 @@ FEATURES: dict[str, Feature] = {
     "ALiBi": Feature("model", _attention(lambda own: own.position == "alibi" and "ALiBi")),
     "custom score function": Feature("model", _attention(lambda own: own.score and f"score {own.score.path}")),
     "custom mask": Feature("model", _attention(lambda own: own.mask and f"mask {own.mask.path}")),
+    "choice of pages": Feature("model", _attention(
+        lambda own: isinstance(own, AttentionSpec) and own.pages and f"pages {own.pages.path}"
+    )),
     "custom part that torch.compile cannot trace": Feature("model", _untraceable),
     "custom part that is no arithmetic on positions": Feature("model", _without_scalar_form),
     "chunks of attention": Feature("model", _setting("chunk_size")),

@@ -14,9 +14,9 @@ from compiled_kernels import Backend
 from workbench.custom import build_custom, resolve_path, temporarily_registered
 from workbench.errors import WorkbenchError
 from workbench.model.attention_config import AttentionConfig
-from workbench.model.custom import takes_head
+from workbench.model.custom import page_size_of, takes_head
 from workbench.testing import attention_backends, attention_laws, position_laws
-from workbench.testing.attention_scenarios import AttentionScenario, attention_scenarios
+from workbench.testing.attention_scenarios import LONGEST, AttentionScenario, attention_scenarios
 from workbench.testing.law import ConformityReport, Law, check_law
 
 
@@ -30,9 +30,9 @@ def check_attention(
 
     Args:
         part: a mask (query, key) or (query, key, head) -> visible, a score function (score, head, query, key) ->
-            score, an attention module, or a composition as in a configuration (`{"sliding_window": 8,
-            "num_sink_tokens": 2}`). An instance, a class, a function, or an import path (`package.module:Name`,
-            `folder/file.py:Name`).
+            score, a choice of pages (query, *summaries) -> term, an attention module, or a composition as in a
+            configuration (`{"sliding_window": 8, "num_sink_tokens": 2}`). An instance, a class, a function, or an
+            import path (`package.module:Name`, `folder/file.py:Name`).
         examples: texts tried for each law, equal in every call.
         arguments: builds `part` where it is a class.
         backends: compared with the reference as far as they support the variant; compiling for inductor takes seconds.
@@ -48,7 +48,7 @@ def check_attention(
     found = resolve_path(part) if isinstance(part, str) else part
     kind, made = _kind(found, arguments or {}, name)
     if kind is None:
-        message = "takes neither (query, key[, head]) nor (score, head, query, key), and is no module"
+        message = "takes neither (query, key[, head]) nor (score, head, query, key), has no summaries, and is no module"
         return ConformityReport(name, (Law("is a mask, a score function or an attention module", False, message),))
     with nullcontext(part) if isinstance(part, str) else temporarily_registered(found) as path:
         change = {kind: {"path": path, "arguments": dict(arguments or {})}}
@@ -60,6 +60,8 @@ def _kind(found: Any, arguments: Mapping[str, Any], name: str) -> tuple[str | No
     if inspect.isclass(found) and issubclass(found, nn.Module):
         return "module", None
     made = build_custom(found, arguments, name)
+    if callable(made) and hasattr(made, "summaries"):
+        return "pages", made
     for kind, count in (("mask", 2), ("mask", 3), ("score", 4)):
         if callable(made) and _takes(made, count) and (count != 3 or takes_head(made)):
             return kind, made
@@ -79,20 +81,25 @@ def _laws(change: dict[str, Any], made: Any, kind: str, examples: int, backends:
     for law, check in position_laws.POSITION_LAWS.get(kind, {}).items():
         found.append(check_law(law, functools.partial(check, made), 5 * examples, position_laws.positions()))
     if all(law.ok for law in found[:1]):  # without results of the right shape, further laws are not tried
-        problem = _build_error(change)
+        problem = _build_error(change, made, kind)
         if problem:
             return (*found, Law("goes into a model", False, problem))
+        page_size = page_size_of(made) if kind == "pages" else None
+        scenarios = attention_scenarios(page_size=page_size)
         for law, check in attention_laws.LAWS.items():
-            found.append(check_law(law, functools.partial(check, change), examples, attention_scenarios()))
+            found.append(check_law(law, functools.partial(check, change), examples, scenarios))
         for backend in backends:
-            found.append(attention_backends.backend_law(Backend(backend), change, examples))
+            found.append(attention_backends.backend_law(Backend(backend), change, examples, page_size))
     return tuple(found)
 
 
-def _build_error(change: dict[str, Any]) -> str | None:
+def _build_error(change: dict[str, Any], made: Any, kind: str) -> str | None:
     scenario = AttentionScenario(0, 1, 2, 4, (2,), 1, 1)
     try:
         scenario.model(change)
     except WorkbenchError as error:
         return str(error)
+    if kind == "pages" and page_size_of(made) * (made.keep + 2) > LONGEST:
+        few = f"texts here have up to {LONGEST} tokens, which is no more than it reads"
+        return f"{few}: check it with fewer, for example arguments={{'page_size': 4, 'keep': 2}}"
     return None

@@ -16,22 +16,33 @@ from compiled_kernels.cases import Case, CaseCost, suite_of
 from compiled_kernels.check import device_of, to_device
 from compiled_kernels.masks import AndMask, seen_by_head
 from compiled_kernels.paged_attention import unsupported_reason
+from workbench.engine import naive
+from workbench.executors.select import Backends
 from workbench.model.attention_spec import AttentionSpec, MLASpec
 from workbench.model.custom import build_mask, build_score
-from workbench.testing.attention_scenarios import AttentionScenario, attention_scenarios
+from workbench.model.hf.weights import random_weights
+from workbench.model.transformer import Transformer
+from workbench.testing.attention_scenarios import AttentionScenario, attention_scenarios, sampled_logits
 from workbench.testing.law import Law, LawBroken, check_law
 
 Change = Mapping[str, Any]
+FLOAT32_ROUNDING = 1e-4  # of two small layers
 
 
-def backend_law(backend: Backend, change: Change, examples: int) -> Law:
-    """Check `backend` against the reference. A backend that refuses with a reason is not tried."""
+def backend_law(backend: Backend, change: Change, examples: int, page_size: int | None = None) -> Law:
+    """Check `backend` against the reference. A backend that refuses with a reason is not tried. A choice among pages of
+    `page_size` tokens is checked in a model: its choice of pages is part of the backend's step."""
     name = f"backend {backend}: agrees with the einops reference, and blind queries give zeros"
     if problem := backend_problems()[backend]:
         return Law(name, True, f"not tried: {problem}", tried=False)
     if change.get("module") is not None:
         message = "not tried: a module is no operator; its model is held to the oracle above"
         return Law(name, True, message, tried=False)
+    if page_size is not None:
+        scenarios = attention_scenarios(same_shape=True, page_size=page_size)
+        if backend is Backend.TRITON:
+            return Law(name, True, "not tried: its whole model is not run in an interpreter", tried=False)
+        return check_law(name, functools.partial(_chooses_alike, backend, change), examples, scenarios)
     attention = AttentionScenario(0, 1, 2, 4, (2,), 1, 1).spec(change).layers[0].attention
     if problem := unsupported_reason(backend, build_mask(attention), build_score(attention)):
         return Law(name, True, f"not claimed: {problem}", tried=False)
@@ -49,6 +60,18 @@ class _EveryOther:
 
     def __call__(self, query: Tensor, key: Tensor) -> Tensor:
         return (query % 2 == 0) & (key >= 0)
+
+
+def _chooses_alike(backend: Backend, change: Change, scenario: AttentionScenario) -> None:
+    """Check that a model in float32 gives the logits on `backend` that the oracle gives."""
+    spec = scenario.spec(change)
+    model = Transformer.from_state(spec, random_weights(spec, torch.float32, scenario.seed), backend)
+    texts = {f"{i}": text for i, text in enumerate(scenario.texts())}
+    for tokens, row in sampled_logits(model, texts, backends=Backends(backend, backend, backend, "asked for")).values():
+        right = naive.logits(model, torch.tensor(tokens))[-1]
+        away = float((row - right).abs().max())
+        if not away <= FLOAT32_ROUNDING * (1 + float(right.abs().max())):
+            raise LawBroken(f"is {away:.2g} away from the oracle after {len(tokens)} tokens, on {scenario}")
 
 
 def _agrees(backend: Backend, change: Change, scenario: AttentionScenario) -> None:

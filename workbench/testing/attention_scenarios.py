@@ -25,6 +25,7 @@ from workbench.scheduler.plan import StepPlan
 from workbench.testing.law import LawBroken
 
 VOCAB, CONTEXT = 31, 64
+LONGEST = 40  # tokens of a text, unless more are asked for
 SampledLogits = dict[
     tuple[str, int], tuple[tuple[int, ...], Tensor]
 ]  # (text, number of tokens) -> token ids, logits [vocab]
@@ -75,16 +76,18 @@ class AttentionScenario:
         return Transformer.from_state(spec, random_weights(spec, torch.float64, self.seed))
 
 
-def attention_scenarios(longest: int = 40, same_shape: bool = False) -> st.SearchStrategy[AttentionScenario]:
-    """Draw scenarios of many sizes.
+def attention_scenarios(
+    longest: int = LONGEST, same_shape: bool = False, page_size: int | None = None
+) -> st.SearchStrategy[AttentionScenario]:
+    """Draw scenarios of many sizes, with pages of any size unless given.
 
     With `same_shape` only the lengths of texts differ, so that one compilation serves all.
     """
     lengths = st.lists(st.integers(2, longest), min_size=3 if same_shape else 2, max_size=3).map(tuple)
     heads = (2, 2, 8) if same_shape else (st.integers(1, 2), st.integers(1, 3), st.sampled_from([4, 8]))
     sizes = (st.just(size) if isinstance(size, int) else size for size in heads)
-    page_size = st.just(4) if same_shape else st.integers(1, 9)
-    return st.builds(AttentionScenario, st.integers(0, 10_000), *sizes, lengths, st.integers(1, 12), page_size)
+    pages = st.just(page_size or 4) if same_shape or page_size else st.integers(1, 9)
+    return st.builds(AttentionScenario, st.integers(0, 10_000), *sizes, lengths, st.integers(1, 12), pages)
 
 
 def sampled_logits(
@@ -105,7 +108,9 @@ def sampled_logits(
         backends: as of `LoadedModel`.
         settings: of the runner; pages start filled with NaN.
     """
-    config = EngineConfig.build(**{"max_num_seqs": 4, "pages": 4 * CONTEXT, **settings})
+    chosen = [shape.summaries.page_size for shape in model.cache_shapes() if shape.summaries is not None]
+    sizes = {"page_size": chosen[0]} if chosen else {}
+    config = EngineConfig.build(**{"max_num_seqs": 4, "pages": 4 * CONTEXT, **sizes, **settings})
     runner = Runner(config, LoadedModel(model, backends=backends), page_orders=page_orders)
     for table in range(len(runner.store.groups)):
         for tensor in runner.store.page_tensors(table):
