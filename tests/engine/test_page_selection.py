@@ -14,7 +14,10 @@ from workbench.custom import temporarily_registered
 from workbench.engine import naive
 from workbench.errors import WorkbenchError
 
-TEXT = "def add(a, b):\n    return a + b\n\n\ndef add(a, b, c):\n    return a + b + c\n\n\ndef add(a, b, c, d):\n    return a"
+TEXT = (
+    "def add(a, b):\n    return a + b\n\n\ndef add(a, b, c):\n    return a + b + c\n\n\n"
+    "def add(a, b, c, d):\n    return a"
+)
 TOKENS = 24
 
 
@@ -65,7 +68,7 @@ def test_text_is_the_oracles(backend: str, settings: dict, expected: str) -> Non
     ("settings", "words"),
     [
         ({"page_size": 16}, "cache.page_size 16: layer 0 chooses pages of 8 tokens; set cache.page_size to 8"),
-        ({"cache": {"format": "int8", "page_size": 8, "quant_group": 8}}, "layer 0 chooses pages by summaries of dense keys"),
+        ({"cache": {"format": "int8", "page_size": 8, "quant_group": 8}}, "chooses pages by summaries of dense keys"),
         ({"cache": {"evict": {"kind": "window", "budget": 64}, "page_size": 8}}, "choice of pages"),
     ],
     ids=str,
@@ -83,7 +86,7 @@ def test_a_window_beside_a_choice_of_pages_is_refused() -> None:
 @pytest.mark.parametrize(
     ("attributes", "words"),
     [
-        ({"summaries": ("median",)}, r"summaries \('median',\); name what is kept of a page's keys: one or more of min"),
+        ({"summaries": ("median",)}, r"\('median',\); name what is kept of a page's keys: one or more of min"),
         ({"summaries": "min"}, "summaries 'min'; name what is kept"),
         ({"keep": 0}, "keep 0; it is a whole number of 1 or more"),
         ({"summaries": ("min",)}, r"takes .*must take \(query, min\)"),
