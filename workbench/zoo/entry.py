@@ -29,7 +29,7 @@ FIGURES_FUNCTION = "figures"  # of an entry's file: no arguments, a dict of numb
 
 
 class ZooEntry(Settings):
-    """What an entry's YAML says. `use` and `baseline` are changes of an experiment, as its variants have them."""
+    """The settings of an entry. `use` and `baseline` are changes of an experiment, as its variants have them."""
 
     technique: Line  # its name in tables
     kind: Kind

@@ -31,7 +31,7 @@ MAX_CHARACTERS = 500  # of a rule: Python's parser recurses
 
 
 @dataclass(frozen=True)
-class Comparison:
+class FigureBound:
     """One figure compared with a number."""
 
     figure: str
@@ -41,7 +41,7 @@ class Comparison:
     def outcome(self, figures: Mapping[str, float]) -> Outcome:
         return "holds" if _BY_SIGN[self.sign](figures[self.figure], self.number) else "refuted"
 
-    def comparisons(self) -> Iterator[Comparison]:
+    def comparisons(self) -> Iterator[FigureBound]:
         yield self
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ class AllOf:
         found: set[Outcome] = {part.outcome(figures) for part in self.parts}
         return found.pop() if len(found) == 1 else "holds-with-limits"
 
-    def comparisons(self) -> Iterator[Comparison]:
+    def comparisons(self) -> Iterator[FigureBound]:
         for part in self.parts:
             yield from part.comparisons()
 
@@ -76,7 +76,7 @@ class AnyOf:
         found: set[Outcome] = {part.outcome(figures) for part in self.parts}
         return next(each for each in BEST_FIRST if each in found)
 
-    def comparisons(self) -> Iterator[Comparison]:
+    def comparisons(self) -> Iterator[FigureBound]:
         for part in self.parts:
             yield from part.comparisons()
 
@@ -84,7 +84,7 @@ class AnyOf:
         return " or ".join(map(str, self.parts))
 
 
-RulePart = Comparison | AllOf | AnyOf
+RulePart = FigureBound | AllOf | AnyOf
 
 
 @dataclass(frozen=True)
@@ -156,14 +156,14 @@ def _part(node: ast.expr, words: str) -> RulePart:
     raise _refused(node, words)
 
 
-def _comparison(left: ast.expr, sign: ast.cmpop, right: ast.expr, words: str) -> Comparison:
+def _comparison(left: ast.expr, sign: ast.cmpop, right: ast.expr, words: str) -> FigureBound:
     if type(sign) not in COMPARISONS:
         raise WorkbenchError(f"rule {words!r}: compare by <=, <, >= or >; equal floats are chance")
     text = COMPARISONS[type(sign)][0]
     if isinstance(left, ast.Name):
-        return Comparison(left.id, text, _number(right, words))
+        return FigureBound(left.id, text, _number(right, words))
     if isinstance(right, ast.Name):
-        return Comparison(right.id, _MIRRORED[text], _number(left, words))
+        return FigureBound(right.id, _MIRRORED[text], _number(left, words))
     raise _refused(left, words)
 
 
