@@ -30,7 +30,7 @@ _TRAFFIC: dict[str, Any] = {
     "workload": {
         "kind": "traffic",
         "lengths": {"kind": "azure"},
-        "arrivals": {"kind": "poisson", "rate": 24},
+        "arrivals": {"kind": "bursts", "rate": 36, "size": 128},
         "requests": 3000,
         "tenants": {"a": 4, "b": 1, "c": 1},
     },
