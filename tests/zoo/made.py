@@ -39,7 +39,7 @@ def figures():
 def folder(place: Path, **changes: str) -> Path:
     """Return a folder `zoo` with the entry `hotter`; `changes` replace lines of its YAML by their first word."""
     zoo = place / "zoo"
-    zoo.mkdir(exist_ok=True)
+    zoo.mkdir(parents=True, exist_ok=True)
     (zoo / "hotter.py").write_text(SOURCE)
     lines = [line for line in YAML.replace("FOLDER", str(zoo)).splitlines() if line.split(":")[0] not in changes]
     lines += [f"{name}: {value}" for name, value in changes.items() if value]

@@ -44,7 +44,7 @@ def measure_entry(
         on_progress: called with a line at each stage.
 
     Raises:
-        WorkbenchError: the engine refuses baseline or technique, or the entry's own `figures` give what they should not.
+        WorkbenchError: the engine refuses baseline or technique, or the entry's own `figures` returns no numbers.
     """
     kind, experiment = entry.settings.kind, experiment_of(entry, quick)
     before = cpu_times()
@@ -57,8 +57,9 @@ def measure_entry(
         figures = _FROM_ROWS[kind](rows[BASELINE], rows[TECHNIQUE], found)
         own = _own(entry)
     busy = others_cpu_share(before) if found.others_cpu_share is None else found.others_cpu_share
-    backends = {name: rows[name].get("decode_backend") or rows[name].get("backend", "") for name in (BASELINE, TECHNIQUE)}
-    return MeasuredEntry(experiment, figures | own, {name: each for name, each in backends.items() if each}, busy)
+    backends = {name: row.get("decode_backend") or row["backend"] for name in (BASELINE, TECHNIQUE)
+                if (row := rows[name]).get("backend")}  # fmt: skip
+    return MeasuredEntry(experiment, figures | own, backends, busy)
 
 
 def _own(entry: LoadedEntry) -> Figures:
