@@ -51,6 +51,8 @@ ORDER = [
     ("workbench.reports",),
     ("workbench.claims",),
     ("workbench.testing", "workbench.lab"),
+    ("workbench.parts",),
+    ("workbench.zoo",),
     ("workbench.widgets",),
     ("experiments",),
     ("benchmarks", "tools"),  # of a checkout: only the commands that need one import them

@@ -51,6 +51,7 @@ if _typing.TYPE_CHECKING:
     from workbench.serve.server import serve
     from workbench.sweep.run import run_sweep
     from workbench.trace.recorder import Recorder
+    from workbench.zoo.zoo import open_zoo
 
 __version__ = "0.1.0"
 __all__ = [
@@ -58,8 +59,8 @@ __all__ = [
     "PrefillDecodePools", "Record", "Recorder", "ReferenceLogits", "Request", "Runner", "SamplingParameters",
     "SlidingWindow", "StepCostModel", "WorkbenchError", "__version__", "agent", "beam_search", "break_even_context",
     "compare", "compare_memory", "demo_tools", "draw_mask", "entropy_bits", "fleet_for", "load", "measure_divergence",
-    "named_shape", "open_runs", "register", "reproduce", "run", "run_sweep", "runner_for", "serve", "summarize",
-    "testing", "trace_filters", "trace_grammar", "widgets",
+    "named_shape", "open_runs", "open_zoo", "register", "reproduce", "run", "run_sweep", "runner_for", "serve",
+    "summarize", "testing", "trace_filters", "trace_grammar", "widgets",
 ]  # fmt: skip
 
 _HOMES = {
@@ -85,6 +86,7 @@ _HOMES = {
     "measure_divergence": "workbench.measure.quality.teacher_forcing",
     "named_shape": "workbench.model.shapes",
     "open_runs": "workbench.runs.runs",
+    "open_zoo": "workbench.zoo.zoo",
     "PrefillDecodePools": "workbench.cluster.pools",
     "Record": "workbench.runs.record",
     "Recorder": "workbench.trace.recorder",

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from workbench.errors import WorkbenchError, nearest
+from workbench.files import own_file
 from workbench.request import CustomPart
 
 Found = TypeVar("Found")
@@ -114,6 +115,7 @@ def _from_package(place: str, path: str) -> ModuleType:
 
 
 def _from_file(file: Path, path: str) -> ModuleType:
+    file = own_file(file)
     if not file.is_file():
         raise WorkbenchError(f"{path}: there is no file {file} (seen from {Path.cwd()})")
     source = file.read_bytes()

@@ -34,6 +34,7 @@ except ImportError:  # PyYAML was built without libyaml
 MAX_YAML_BYTES = 8 << 20  # of the text, its aliases written out
 MAX_VALUES = 250_000  # in a YAML text, its aliases written out
 MAX_JSON_BYTES = 16 << 20
+OWN_EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"  # of this project, installed with the package
 CHUNK = 1 << 20  # bytes that are read at once where a file does not say how long it is
 MAX_DEPTH = 64  # containers in one another; what reads the values further recurses, and Python's limit is 1,000
 MAX_DIGITS = 100  # characters of a number: as a float it is finite, and it can be printed
@@ -134,6 +135,14 @@ def read_yaml_file(path: Path | str, max_bytes: int = MAX_YAML_BYTES) -> Any:
 def read_json_file(path: Path | str, max_bytes: int = MAX_JSON_BYTES) -> Any:
     """As `read_json`, of a file, which every error names."""
     return read_json(read_bytes(path, max_bytes), str(path), max_bytes)
+
+
+def own_file(path: Path) -> Path:
+    """Return `path`; or this project's own file where `path` begins with `experiments/` and there is none at it."""
+    if path.is_absolute() or path.parts[:1] != ("experiments",) or path.exists():
+        return path
+    ours = OWN_EXPERIMENTS.parent / path
+    return ours if ours.is_file() else path
 
 
 def cache_directory() -> Path:

@@ -41,6 +41,7 @@ from workbench.cli import (
     sweep,
     top,
     usage,
+    zoo,
 )
 from workbench.cli import reports as export
 from workbench.cli import reports as report
@@ -102,6 +103,7 @@ app.command("usage", epilog="Example: `workbench usage --by key,day --since 2026
 app.add_typer(keys.app, name="keys")
 app.add_typer(kernels.app, name="kernels")
 app.add_typer(claims.app, name="claims")
+app.add_typer(zoo.app, name="zoo")
 
 
 def _print_version(requested: bool) -> None:

@@ -24,7 +24,7 @@ from workbench.experiment.settings import (
     Sweep,
     TextsWorkload,
 )
-from workbench.files import UnreadableText, read_bytes, read_yaml
+from workbench.files import UnreadableText, own_file, read_bytes, read_yaml
 from workbench.request import CustomPart, SamplingParameters
 from workbench.settings import Count, Settings, non_default_settings
 from workbench.simulate.executor_settings import AnyExecutorSettings, ProcessesExecutor, RealExecutor
@@ -145,7 +145,7 @@ class Experiment(Displayable, EngineConfig):
         Where there is no such file, `experiments/NAME.yaml` is the project's own experiment of that name, which is
         installed with the package."""
         try:
-            text = read_bytes(_file_of(Path(path)))
+            text = read_bytes(own_file(Path(path)))
         except UnreadableText as error:
             raise WorkbenchError(f"{path}: cannot read this experiment ({error.reason}); name a YAML file") from None
         return cls.from_yaml(text, overrides, str(path))
@@ -161,12 +161,6 @@ class Experiment(Displayable, EngineConfig):
     def _display_table(self) -> Table:
         rows = [(path, value) for path, value in non_default_settings(self) if path != "question"]
         return Table(self.question, rows, note="", collapsed=(("all settings, as YAML", self.to_yaml()),))
-
-
-def _file_of(path: Path) -> Path:
-    """Return `path`, or the project's own experiment that it names."""
-    ours = Path(__file__).resolve().parents[2] / "experiments" / path.name
-    return ours if path.parent == Path("experiments") and not path.exists() and ours.is_file() else path
 
 
 def apply_override(values: dict[str, Any], override: str) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from collections.abc import Callable, Mapping, Sequence
-from statistics import mean
+from statistics import mean, median
 from typing import Any, cast
 
 import torch
@@ -133,17 +134,25 @@ def measure_sampled_texts(
         found += [{"variant": name, **_figures(asked, i, ids)} for i, ids in enumerate(outputs)]
     rows = [{"variant": name, "settings": "", **_means(found, name)} for name in (HELD_OUT_ROW, RANDOM_ROW, LOOP_ROW)]
     variants = every_variant(experiment)
-    on_progress = StageCounter(on_progress, 2 * len(variants))
+    on_progress = StageCounter(on_progress, (1 + work.repeats) * len(variants))
     runners = load_runners(variants, on_progress, {"sampling": SamplingParameters()})
+    turns: dict[str, list[list[Ids]]] = {name: [] for name in variants}
+    seconds: dict[str, list[float]] = {name: [] for name in variants}
+    for _ in range(work.repeats):  # in turn, so that contention affects all alike
+        for name, variant in variants.items():
+            on_progress(name)
+            began = time.perf_counter()
+            turns[name].append(_outputs(runners[name], asked.prompts, variant.sampling, work))
+            seconds[name].append(time.perf_counter() - began)
+    tokens = work.prompts * work.output_tokens
     for name, variant in variants.items():
-        on_progress(name)
-        turns = [_outputs(runners[name], asked.prompts, variant.sampling, work) for _ in range(work.repeats)]
-        found += [{"variant": name, **_figures(asked, i, ids)} for i, ids in enumerate(turns[0])]
-        same = all(turn == turns[0] for turn in turns)
+        found += [{"variant": name, **_figures(asked, i, ids)} for i, ids in enumerate(turns[name][0])]
+        same = all(turn == turns[name][0] for turn in turns[name])
         rows.append({
             "variant": name, "settings": settings_text(experiment, name), "backend": str(runners[name].backends),
             "temperature": variant.sampling.temperature, "top_k": variant.sampling.top_k, **_means(found, name),
             "repeated_alike": same if work.repeats > 1 else None, "predicted": predicted["variants"][name],
+            "s_per_token": median(seconds[name][1:]) / tokens if work.repeats > 1 else None,  # the first one compiles
         })  # fmt: skip
     about = asked.about | {"prompts": work.prompts, "output_tokens": work.output_tokens, "looked_at_by": REFERENCE}
     return VariantResults(rows, about, {"texts": found})

@@ -1,0 +1,49 @@
+"""Every entry is checked by the kit of its kind: a broken part is reported with its law."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.zoo import made
+from workbench.zoo.folder import load_zoo
+from workbench.zoo.laws import check_entry
+
+
+def test_a_part_that_breaks_a_law_is_reported(tmp_path: Path) -> None:
+    zoo = made.folder(tmp_path)
+    (report,) = check_entry(load_zoo(zoo)["hotter"], examples=20)
+    assert report.passed and report.part.endswith("hotter.py:Hotter")
+    source = (zoo / "hotter.py").read_text()
+    (zoo / "hotter.py").write_text(source.replace("logits * self.times", "logits.mul_(self.times)"))
+    (report,) = check_entry(load_zoo(zoo)["hotter"], examples=20)
+    broken = [law.law for law in report.laws if not law.ok]
+    assert broken == ["leaves its input as it was"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "use", "words"),
+    [
+        ("attention", "{attention.sliding_window: 8, attention.num_sink_tokens: 2}", "check_attention {'sliding_"),
+        ("attention", "{attention.mask: 'experiments/custom_attention.py:Dilated'}", ":Dilated"),
+        ("format", "{cache.format: int8, cache.residual_length: 8, cache.quant_group: 8}", "int8"),
+        ("eviction", "{cache.evict: {kind: window, budget: 64}}", "check_evict budget=64"),
+        ("schedule", "{schedule.policy: shortest_prompt}", "check_policy"),
+        ("sampling", "{sampling.top_k: 4}", None),
+        ("draft", "{speculate: {kind: prompt_lookup}}", None),
+    ],
+)
+def test_each_kind_has_its_kit(
+    kind: str, use: str, words: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from workbench.zoo import laws
+
+    asked: list[str] = []
+    for name in ("check_attention", "check_kv_format", "check_evict", "check_sampler", "check_policy"):
+        monkeypatch.setattr(laws, name, lambda part, name=name, **more: asked.append(f"{name} {part} {more}"))
+    rule = {"draft": "steps_ratio <= 1", "schedule": "attainment >= 0.5", "sampling": "loop_ratio <= 1"}
+    changes = {"kind": kind, "use": use, "rule": f'"{rule.get(kind, "bytes_ratio <= 1")}"'}
+    check_entry(load_zoo(made.folder(tmp_path, **changes))["hotter"], examples=2)
+    assert len(asked) == (0 if words is None else 1)
+    assert words is None or (words in asked[0] and "'examples': 2" in asked[0])

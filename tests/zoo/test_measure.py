@@ -1,0 +1,193 @@
+"""From rows to figures, and from figures to a record that says when it no longer fits its entry."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.zoo import made
+from workbench.errors import WorkbenchError
+from workbench.experiment.variants import VariantResults
+from workbench.testing.law import ConformityReport, Law
+from workbench.zoo import measure
+from workbench.zoo.entry import LoadedEntry
+from workbench.zoo.figures import FIGURES
+from workbench.zoo.folder import load_zoo
+from workbench.zoo.measure import MeasuredEntry, measure_entry, ratio
+from workbench.zoo.question import BASELINE, TECHNIQUE, experiment_of
+from workbench.zoo.record import ZooRecord, record_file
+from workbench.zoo.schedules import TenantMeter, jain_index
+
+TINY = "{prompts: 2, prompt_tokens: 16, output_tokens: 16, repeats: 2}"
+
+
+def entry_in(place: Path, **changes: str) -> LoadedEntry:
+    return load_zoo(made.folder(place, **changes))["hotter"]
+
+
+def test_a_technique_that_changes_nothing_has_ratios_of_one(tmp_path: Path) -> None:
+    entry = entry_in(tmp_path, use="{backend: eager}", baseline="{backend: eager}", workload=TINY)
+    found = measure_entry(entry)
+    assert found.figures.keys() == {*FIGURES["sampling"], "heat"} and found.figures.pop("heat") == 2.0
+    time = found.figures.pop("time_ratio")
+    assert time is not None and time > 0
+    assert set(found.figures.values()) == {1.0} and found.backends == {BASELINE: "eager", TECHNIQUE: "eager"}
+
+
+def test_a_policy_that_changes_nothing_has_ratios_of_one(tmp_path: Path) -> None:
+    changes = {"kind": "schedule", "use": "{schedule.policy: fcfs}", "rule": '"fairness >= 0.9"'}
+    entry = entry_in(tmp_path, workload="{requests: 300}", **changes)
+    figures = measure_entry(entry).figures
+    assert figures.keys() == {*FIGURES["schedule"], "heat"}
+    assert {value for name, value in figures.items() if name.endswith("_ratio")} == {1.0}
+    fair = measure_entry(entry_in(tmp_path, workload="{requests: 300}", **changes | {"use": "{schedule.policy: fair}"}))
+    assert (fair.figures["fairness"] or 0) > (figures["fairness"] or 0) > 1 / 3
+    assert (figures["decision_us"] or 0) > 0
+
+
+def rows(**changes: Any) -> dict[str, Any]:
+    return {
+        "bits_per_byte": 0.5, "kl_mean": 0.0, "copy_gain": 4.0, "kv_bytes": 1000,
+        "copying": {"0.0": {"gain": 2.0}, "0.5": {"gain": 6.0}}, "decode_tokens_per_s": {"512": 9.0, "4096": 10.0},
+        **changes,
+    }  # fmt: skip
+
+
+def test_figures_of_a_cache() -> None:
+    better = rows(bits_per_byte=0.6, kl_mean=0.03, copy_gain=3.0, kv_bytes=250,
+                  copying={"0.0": {"gain": 0.5}, "0.5": {"gain": 5.5}},
+                  decode_tokens_per_s={"512": 1.0, "4096": 40.0})  # fmt: skip
+    found = measure._cache_figures(rows(), better, VariantResults([], {}))
+    assert found == pytest.approx({
+        "bits_per_byte": 0.6, "bits_per_byte_ratio": 1.2, "kl": 0.03, "copying": 0.75, "needle": 0.25,
+        "bytes_ratio": 0.25, "decode_time_ratio": 0.25,
+    })  # fmt: skip
+    slow = ("copying", "copy_gain", "decode_tokens_per_s")
+    quick = {name: value for name, value in rows().items() if name not in slow}
+    found = measure._cache_figures(quick, quick, VariantResults([], {}))
+    assert [name for name, value in found.items() if value is None] == ["copying", "needle", "decode_time_ratio"]
+
+
+def test_figures_of_a_draft() -> None:
+    runs = [{"variant": v, "load": load, "steps": s, "tokens": 100}
+            for v, s in ((BASELINE, 100), (TECHNIQUE, 25)) for load in (1, 4)]  # fmt: skip
+    plain = {"tokens_per_s": {"1": 10.0, "4": 30.0}}
+    fast = {"tokens_per_s": {"1": 20.0, "4": 30.0}, "mean_acceptance_length": 4.0, "draft_acceptance_rate": 0.9}
+    found = measure._draft_figures(plain, fast, VariantResults([], {}, {"runs": runs}))
+    expected = {"acceptance_length": 4.0, "acceptance_rate": 0.9, "steps_ratio": 0.25, "time_ratio": 0.5}
+    assert found == expected and found.keys() == FIGURES["draft"].keys()
+
+
+@given(st.floats(0.01, 100), st.floats(0.01, 100))
+def test_a_ratio_is_missing_where_it_would_mean_nothing(one: float, other: float) -> None:
+    assert ratio(one, other) == one / other
+    assert ratio(None, one) is ratio(one, None) is ratio(one, 0.0) is ratio(one, -other) is None
+
+
+@given(st.lists(st.floats(0, 1e9), min_size=1, max_size=8), st.floats(0.1, 10), st.randoms())
+def test_jain_index(values: list[float], times: float, draw: Any) -> None:
+    """Jain, Chiu and Hawe, 1984: between 1/n and 1, whatever the unit and the order; 1 where all are equal."""
+    found = jain_index(values)
+    if not any(value * value for value in values):
+        assert found is None
+        return
+    assert found is not None and 1 / len(values) - 1e-9 <= found <= 1 + 1e-9
+    assert jain_index([values[0] + 1] * len(values)) == pytest.approx(1)
+    moved = [times * value for value in values]
+    draw.shuffle(moved)
+    assert min(values) < 1e-3 or jain_index(moved) == pytest.approx(found)
+
+
+def test_only_contended_steps_are_metered() -> None:
+    def sequence(tenant: str) -> Any:
+        return SimpleNamespace(request=SimpleNamespace(tenant=tenant))
+
+    def steps(waiting: str, spans: dict[str, int], steps: int = 1) -> tuple[Any, Any]:
+        plan = SimpleNamespace(spans=[SimpleNamespace(sequence=sequence(t), length=n) for t, n in spans.items()])
+        queue = SimpleNamespace(waiting=[sequence(tenant) for tenant in waiting])
+        return SimpleNamespace(scheduler=queue), SimpleNamespace(plan=plan, steps=steps)
+
+    meter = TenantMeter(("a", "b"))
+    assert meter.fairness is None
+    meter.on_steps(*steps("aa", {"a": 100}))  # b waits for nothing: no step of it is unfair
+    assert meter.fairness is None
+    meter.on_steps(*steps("aab", {"a": 30, "b": 10}))
+    meter.on_steps(*steps("ba", {"b": 2}, steps=10))
+    assert meter.tokens == {"a": 30, "b": 30} and meter.fairness == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ('return {"heat": "hot"}', "must return numbers by the names heat"),
+        ('return {"heat": True}', "must return numbers by the names heat"),
+        ('return {"loop_ratio": 1.0}', "'loop_ratio' is a figure of every sampling entry; rename it"),
+        ('return {"heat": 1 / 0}', "raised ZeroDivisionError"),
+    ],
+)
+def test_own_figures_that_are_none(tmp_path: Path, body: str, message: str) -> None:
+    zoo = made.folder(tmp_path)
+    source = (zoo / "hotter.py").read_text()
+    (zoo / "hotter.py").write_text(source.replace('return {"heat": 2.0}', body))
+    with pytest.raises(WorkbenchError, match="hotter.py: figures()") as refused:
+        measure._own(load_zoo(zoo)["hotter"])
+    assert message in str(refused.value)
+
+
+def record_of(entry: LoadedEntry, busy: float | None = 0.0, **figures: float) -> ZooRecord:
+    known = {"distinct_ratio": 1.0, "loop_ratio": 1.0, "bits_per_byte_ratio": 0.8, "time_ratio": 2.0, "heat": 2.0}
+    measured = MeasuredEntry(experiment_of(entry), {**known, **figures}, {BASELINE: "eager", TECHNIQUE: "eager"}, busy)
+    laws = (Law("a", True, ""), Law("b", False, ""), Law("c", True, "", tried=False))
+    return ZooRecord.create(entry, measured, [ConformityReport("part", laws)])
+
+
+def test_a_record_is_small_and_read_back_the_same(tmp_path: Path) -> None:
+    entry = entry_in(tmp_path)
+    assert ZooRecord.read(record_file(entry)) is None
+    record = record_of(entry)
+    file = record.write(record_file(entry))
+    assert ZooRecord.read(file) == record and file.stat().st_size < 6_000
+    assert (record.outcome, str(record.laws), record.laws.broken) == ("holds", "1 of 2", ("b",))
+    assert record.machine and json.loads(file.read_text())["environment"]["packages"]["torch"]
+    assert record.remarks(entry) == []
+    file.write_text("[]")
+    with pytest.raises(WorkbenchError, match=r"is no record of the zoo .*`workbench zoo run hotter` writes it anew"):
+        ZooRecord.read(file)
+
+
+@pytest.mark.parametrize(
+    ("change", "outdated"),
+    [
+        ({"rule": '"loop_ratio >= 0.5"'}, True),
+        ({"workload": "{prompts: 3}"}, True),
+        ({"baseline": "{sampling.top_k: 3}"}, True),
+        ({"claim": '"Something else."'}, False),
+        ({"held": '"It held."'}, False),
+        ({"technique": "Colder"}, False),
+    ],
+)
+def test_it_is_outdated_by_what_decides(tmp_path: Path, change: dict[str, str], outdated: bool) -> None:
+    record = record_of(entry_in(tmp_path))
+    assert record.is_outdated(entry_in(tmp_path, **change)) == outdated
+
+
+def test_code_outdates_a_record_and_comments_do_not(tmp_path: Path) -> None:
+    zoo = made.folder(tmp_path)
+    record, source = record_of(load_zoo(zoo)["hotter"]), (zoo / "hotter.py").read_text()
+    (zoo / "hotter.py").write_text(source.replace("multiply the logits", "in other words") + "# more\n")
+    assert not record.is_outdated(load_zoo(zoo)["hotter"])
+    (zoo / "hotter.py").write_text(source.replace("logits * self.times", "logits / self.times"))
+    (remark,) = record.remarks(load_zoo(zoo)["hotter"])
+    assert "changed since: `workbench zoo run hotter`" in remark
+
+
+def test_a_busy_machine_is_remarked_upon(tmp_path: Path) -> None:
+    entry = entry_in(tmp_path)
+    (remark,) = record_of(entry, busy=0.5).remarks(entry)
+    assert remark.startswith("other processes took 50% of the processor")

@@ -1,0 +1,121 @@
+"""Laws of the rule language: what it reads, what it decides, and what it refuses."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workbench.errors import WorkbenchError
+from workbench.zoo.rule import FigureRule
+
+NAMES = ("kl", "copying", "bytes_ratio", "decode_time_ratio")
+numbers = st.floats(-1e6, 1e6).map(lambda value: float(f"{value:.6g}"))
+comparisons = st.builds("{} {} {:.6g}".format, st.sampled_from(NAMES), st.sampled_from(["<=", "<", ">=", ">"]), numbers)
+rules = st.recursive(
+    comparisons,
+    lambda inner: st.builds(
+        lambda word, parts: f" {word} ".join(f"({part})" for part in parts),
+        st.sampled_from(["and", "or"]),
+        st.lists(inner, min_size=2, max_size=3),
+    ),
+    max_leaves=6,
+)
+figures = st.fixed_dictionaries(dict.fromkeys(NAMES, numbers))
+ORDER = ("refuted", "holds-with-limits", "holds")
+
+
+@given(rules, figures)
+def test_holds_exactly_where_python_says_so(text: str, found: dict[str, float]) -> None:
+    """Python's own meaning of `and` and `or` is the specification of `holds`."""
+    held = eval(text, {"__builtins__": {}}, found)  # made here, of names and numbers alone
+    assert (FigureRule.parse(text, NAMES).outcome(found) == "holds") == held
+
+
+@given(st.lists(comparisons, min_size=2, max_size=5), figures)
+def test_limits_are_where_some_parts_hold(parts: list[str], found: dict[str, float]) -> None:
+    held = [FigureRule.parse(part, NAMES).outcome(found) == "holds" for part in parts]
+    outcome = FigureRule.parse(" and ".join(parts), NAMES).outcome(found)
+    assert outcome == ("holds" if all(held) else "holds-with-limits" if any(held) else "refuted")
+    best = FigureRule.parse(" or ".join(parts), NAMES).outcome(found)
+    assert best == ("holds" if any(held) else "refuted")
+
+
+@given(rules, rules, figures)
+def test_another_alternative_never_lowers_an_outcome(one: str, other: str, found: dict[str, float]) -> None:
+    alone = FigureRule.parse(one, NAMES).outcome(found)
+    both = FigureRule.parse(f"({one}) or ({other})", NAMES).outcome(found)
+    assert ORDER.index(both) >= ORDER.index(alone)
+
+
+@given(rules, figures)
+def test_a_rule_reads_itself_back(text: str, found: dict[str, float]) -> None:
+    rule = FigureRule.parse(text, NAMES)
+    again = FigureRule.parse(str(rule.part), NAMES)
+    assert again.outcome(found) == rule.outcome(found) and set(again.figures) == set(rule.figures)
+
+
+@given(rules, figures, st.sampled_from([None, float("nan"), float("inf")]))
+def test_a_missing_figure_leaves_it_untested(text: str, found: dict[str, float], gone: float | None) -> None:
+    rule = FigureRule.parse(text, NAMES)
+    for name in NAMES:
+        outcome = rule.outcome({**found, name: gone})
+        assert (outcome == "not-testable-here") == (name in rule.figures)
+        if name in rule.figures:
+            assert name in rule.reason({**found, name: gone})
+
+
+@given(numbers, numbers, numbers)
+def test_a_chain_is_two_comparisons_and_sides_may_be_exchanged(low: float, high: float, value: float) -> None:
+    chain = FigureRule.parse(f"{low:.6g} <= kl < {high:.6g}", NAMES)
+    same = FigureRule.parse(f"kl >= {low:.6g} and {high:.6g} > kl", NAMES)
+    assert chain.part == same.part and chain.outcome({"kl": value}) == same.outcome({"kl": value})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is empty"),
+        ("kl", "'kl' is no comparison"),
+        ("kl <= bytes_ratio", "'bytes_ratio' is no comparison"),
+        ("1 <= 2", "'1' is no comparison"),
+        ("kl == 0", "equal floats are chance"),
+        ("kl in (1, 2)", "compare by <=, <, >= or >"),
+        ("not kl <= 1", "'not kl <= 1' is no comparison"),
+        ("kl <= True", "'True' is no comparison"),
+        ("kl <= 1e999", "is no comparison"),
+        ("kl + 1 <= 2", "'kl + 1' is no comparison"),
+        ("kl <= 2 * 3", "'2 * 3' is no comparison"),
+        ("open('x') <= 1", "is no comparison"),
+        ("(lambda: 1)() <= 1", "is no comparison"),
+        ("kl <= 1 if kl else 2", "is no comparison"),
+        ("kl <=", "cannot be read"),
+        ("kl <= 1; kl <= 2", "cannot be read"),
+        ("k1 <= 1", "there is no figure 'k1'; did you mean 'kl'?"),
+        ("kl <= 1 or byte_ratio <= 1", "did you mean 'bytes_ratio'?"),
+        ("zzz <= 1", "known: kl, copying, bytes_ratio, decode_time_ratio"),
+        (" and ".join(["kl <= 1"] * 99), "characters"),
+    ],
+)
+def test_what_a_rule_cannot_say(text: str, message: str) -> None:
+    with pytest.raises(WorkbenchError) as refused:
+        FigureRule.parse(text, NAMES)
+    assert message in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_nothing_of_a_rule_is_carried_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*given: object) -> None:
+        raise AssertionError("evaluated")
+
+    parsed = ast.parse
+    monkeypatch.setattr("builtins.eval", never)
+    monkeypatch.setattr("builtins.exec", never)
+    monkeypatch.setattr(ast, "parse", lambda text, mode: parsed(text, mode=mode))
+    assert FigureRule.parse("kl <= 1 and copying >= 2", NAMES).outcome({"kl": 1, "copying": 1}) == "holds-with-limits"
+
+
+def test_the_reason_names_the_figures() -> None:
+    rule = FigureRule.parse("kl <= 0.02 and copying >= 0.9", NAMES)
+    assert rule.reason({"kl": 0.0104, "copying": 0.5}) == "kl 0.0104, <= 0.02; copying 0.5, not >= 0.9"

@@ -1,0 +1,200 @@
+"""`workbench zoo`: published techniques as parts of a page each, with what was measured of them here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from workbench.cli.shared import AsJson, backend_errors, console, print_json
+from workbench.display import Table
+from workbench.errors import WorkbenchError
+
+if TYPE_CHECKING:
+    from workbench.zoo.entry import LoadedEntry
+
+app = typer.Typer(
+    help="The zoo of published techniques.", invoke_without_command=True, rich_markup_mode="markdown"
+)
+Folder = Annotated[Path | None, typer.Option(help="the entries' folder; the workbench's own unless given")]
+Names = Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="entries, as `workbench zoo` lists them")]
+STYLES = {"holds": "green", "holds-with-limits": "yellow", "refuted": "red", "not run yet": "dim"}
+
+
+@app.callback(epilog="Example: `workbench zoo --kind sampling`")
+def zoo(
+    context: typer.Context,
+    kind: Annotated[
+        str | None, typer.Option(help="attention, format, eviction, sampling, draft or schedule; all unless given")
+    ] = None,
+    md: Annotated[bool, typer.Option("--md", help="print a Markdown table")] = False,
+    as_json: AsJson = False,
+    folder: Folder = None,
+) -> None:
+    """Print all techniques: lines of code, laws, bytes and speed against the baseline, KL divergence, verdict."""
+    if context.invoked_subcommand is not None:
+        return
+    from rich.text import Text
+
+    from workbench.zoo.zoo import open_zoo
+
+    found = open_zoo(folder or _home())
+    found = found if kind is None else found.of_kind(kind)
+    table = found.table()
+    if as_json:
+        return print_json(found.rows)
+    if md:
+        return print(table.markdown(), end="")
+    rows = [(*row[:-1], Text(str(row[-1]), style=STYLES.get(str(row[-1]), ""))) for row in table.rows]
+    console().print(Table("", rows, table.headings, left=table.left).rich())
+    console().print(f"{found.counts}. One of them: `workbench zoo show NAME`", highlight=False)
+
+
+@app.command(epilog="Example: `workbench zoo show typical`")
+def show(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="an entry")],
+    folder: Folder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show one technique: its equation, the line that turns it on, claim, rule, figures and source."""
+    from workbench.zoo.zoo import open_zoo
+
+    item = open_zoo(folder or _home())[name]
+    if as_json:
+        return print_json(item.row())
+    out = console()
+    out.print(f"[bold]{item.settings.technique}[/] ({item.settings.kind})\n", highlight=False)
+    out.print(item.entry.docstring, markup=False, highlight=False, soft_wrap=True)
+    out.print()
+    for label, text in item.lines():
+        out.print(f"{label:11}{text}", markup=False, highlight=False, soft_wrap=True)
+    if item.figures:
+        out.print()
+        out.print(Table("", item.figure_rows(), ("figure", "here", "what it says"), left=("what it says",)))
+
+
+@app.command(epilog="Example: `workbench zoo check typical`")
+def check(
+    names: Names = None,
+    all_: Annotated[bool, typer.Option("--all", help="every entry")] = False,
+    examples: Annotated[
+        int | None, typer.Option(min=1, help="tried for each law; the kit's own number unless given")
+    ] = None,
+    folder: Folder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check techniques against the laws of their kind, on random inputs."""
+    from workbench.zoo.laws import check_entry
+
+    reports: dict[str, Any] = {}
+    for name, entry in _selected(names, all_, folder, "check").items():
+        with backend_errors():
+            reports[name] = check_entry(entry, examples)
+        if as_json:
+            continue
+        for report in reports[name]:
+            print(report)
+        if not reports[name]:
+            print(f"{name}: {entry.settings.technique} is made of the engine's own settings; no kit checks it")
+    if as_json:
+        print_json({name: [{"part": report.part, "laws": [law._asdict() for law in report.laws]} for report in found]
+                    for name, found in reports.items()})  # fmt: skip
+    raise typer.Exit(0 if all(report.passed for found in reports.values() for report in found) else 1)
+
+
+@app.command(epilog="Example: `workbench zoo run typical`, `workbench zoo run --all --missing`")
+def run(
+    names: Names = None,
+    all_: Annotated[bool, typer.Option("--all", help="every entry")] = False,
+    missing: Annotated[
+        bool, typer.Option("--missing", help="only entries without a record, or changed since it was made")
+    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="a first look: less is measured, nothing is recorded")] = False,
+    folder: Folder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure techniques against their baselines, check their laws, and store the records.
+
+    Several are measured one after another, each in a process of its own."""
+    from workbench.progress import ProgressStage, progress_stages
+    from workbench.zoo.record import ZooRecord, record_file
+    from workbench.zoo.zoo import NOT_RUN
+
+    chosen = _selected(names, all_, folder, "run")
+    if missing:
+        known = {name: ZooRecord.read(record_file(entry)) for name, entry in chosen.items()}
+        chosen = {name: entry for name, entry in chosen.items() if (r := known[name]) is None or r.is_outdated(entry)}
+    found: dict[str, Any] = {}
+    faults: dict[str, str] = {}
+    with progress_stages(not as_json) as tell:
+        for number, (name, entry) in enumerate(chosen.items(), 1):
+            try:
+                if len(chosen) == 1:
+                    found[name] = _measure(entry, quick, tell)
+                else:
+                    tell(ProgressStage.create(f"{number} of {len(chosen)}: {name}", number - 1, len(chosen)))
+                    found[name] = _measure_apart(entry, quick)
+            except WorkbenchError as error:
+                faults[name] = str(error)
+    if as_json:
+        print_json({"entries": found, "faults": faults, "quick": quick})
+    else:
+        rows = [(name, each["outcome"], each["laws"], each["reason"]) for name, each in found.items()]
+        rows += [(name, NOT_RUN, "", fault) for name, fault in faults.items()]
+        if rows:
+            console().print(Table("", rows, ("name", "verdict", "laws", "reason")))
+        else:
+            typer.echo("every record is of the entry as it is")
+        if quick:
+            typer.echo("a quick look: nothing is recorded", err=True)
+    raise typer.Exit(1 if faults else 0)
+
+
+def _measure(entry: LoadedEntry, quick: bool, tell: Any) -> dict[str, Any]:
+    """Measure here; store the record unless it is a quick look."""
+    from workbench.zoo.laws import check_entry
+    from workbench.zoo.measure import measure_entry
+    from workbench.zoo.record import ZooRecord, record_file
+
+    with backend_errors():
+        measured = measure_entry(entry, quick, tell)
+        tell("laws")
+        record = ZooRecord.create(entry, measured, () if quick else check_entry(entry))
+    if not quick:
+        record.write(record_file(entry))
+    return {"outcome": record.outcome, "reason": record.reason, "figures": record.figures, "laws": str(record.laws)}
+
+
+def _measure_apart(entry: LoadedEntry, quick: bool) -> dict[str, Any]:
+    """Measure in a fresh process, so that nothing compiled or allocated before influences it."""
+    from workbench.machine.environment import child_environment
+
+    command = [sys.executable, "-m", "workbench", "zoo", "run", entry.name, "--json"]
+    command += ["--folder", str(entry.yaml_file.parent), *["--quick"] * quick]
+    done = subprocess.run(command, capture_output=True, text=True, env=child_environment(), check=False)
+    try:
+        answer = json.loads(done.stdout)
+    except ValueError:
+        last = (done.stderr.strip().splitlines() or ["no words"])[-1]
+        raise WorkbenchError(f"its process ended with {done.returncode}: {last}") from None
+    if entry.name in answer["faults"]:
+        raise WorkbenchError(answer["faults"][entry.name])
+    return answer["entries"][entry.name]
+
+
+def _selected(names: list[str] | None, every: bool, folder: Path | None, verb: str) -> dict[str, LoadedEntry]:
+    from workbench.zoo.zoo import named_entries
+
+    if bool(names) == every:
+        raise WorkbenchError(f"workbench zoo {verb}: name entries, or give --all; `workbench zoo` lists them")
+    return named_entries(folder or _home(), names or ())
+
+
+def _home() -> Path:
+    from workbench.zoo.folder import ZOO_FOLDER
+
+    return ZOO_FOLDER

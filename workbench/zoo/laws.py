@@ -1,0 +1,79 @@
+"""The laws of an entry: the conformity kit of its kind, applied to the parts that its settings name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from workbench.experiment.experiment import Experiment
+from workbench.kv_cache.format import CacheFormat
+from workbench.request import CustomPart
+from workbench.testing.attention import check_attention
+from workbench.testing.eviction import check_evict
+from workbench.testing.kv_format import check_kv_format
+from workbench.testing.law import ConformityReport
+from workbench.testing.policies import check_policy
+from workbench.testing.samplers import check_sampler
+from workbench.zoo.entry import LoadedEntry
+from workbench.zoo.figures import Kind
+from workbench.zoo.question import TECHNIQUE, experiment_of
+
+Arguments = dict[str, Any]  # `examples` where fewer than the kit's own are to be tried
+
+
+def check_entry(entry: LoadedEntry, examples: int | None = None) -> tuple[ConformityReport, ...]:
+    """Check the parts of an entry against the laws of their kind, and return a report each.
+
+    Args:
+        entry: any entry. One that only sets what the engine has is checked as a setting; sampling settings, and drafts
+            of the engine, have no kit and give no report.
+        examples: tried for each law; None is the kit's own number.
+    """
+    more = {} if examples is None else {"examples": examples}
+    return tuple(_KITS[entry.settings.kind](experiment_of(entry).variant(TECHNIQUE), more))
+
+
+def _attention(variant: Experiment, more: Arguments) -> Iterator[ConformityReport]:
+    change = variant.attention.model_dump(exclude_defaults=True)
+    single = [getattr(variant.attention, name, None) for name in change]
+    if len(single) == 1 and isinstance(single[0], CustomPart) and set(change) <= {"mask", "score", "module"}:
+        yield check_attention(single[0].path, arguments=single[0].arguments, **more)
+    elif change:
+        yield check_attention(change, **more)
+
+
+def _format(variant: Experiment, more: Arguments) -> Iterator[ConformityReport]:
+    names = CacheFormat.model_fields
+    given = variant.cache.model_dump(exclude_defaults=True, include=set(names))
+    if given:
+        yield check_kv_format(given, **more)
+
+
+def _eviction(variant: Experiment, more: Arguments) -> Iterator[ConformityReport]:
+    policy: Any = variant.cache.evict
+    if policy is not None:
+        yield check_evict(policy, **more)
+
+
+def _sampling(variant: Experiment, more: Arguments) -> Iterator[ConformityReport]:
+    parts = [*variant.sampling.filters, *[part for part in (variant.sampling.sampler,) if part is not None]]
+    for part in parts:
+        yield check_sampler(part.path, arguments=part.arguments, **more)
+
+
+def _draft(variant: Experiment, more: Arguments) -> Iterator[ConformityReport]:
+    return iter(())
+
+
+def _schedule(variant: Experiment, more: Arguments) -> Iterator[ConformityReport]:
+    yield check_policy(variant.schedule.policy, kind=variant.schedule.kind, **more)
+
+
+_KITS: dict[Kind, Callable[[Any, Arguments], Iterator[ConformityReport]]] = {
+    "attention": _attention,
+    "format": _format,
+    "eviction": _eviction,
+    "sampling": _sampling,
+    "draft": _draft,
+    "schedule": _schedule,
+}

@@ -1,0 +1,188 @@
+"""The language of an entry's rule: comparisons of named figures with numbers, joined by `and` and `or`.
+
+    kl <= 0.02 and decode_time_ratio <= 0.8
+    0.9 <= copying <= 1.1 or bytes_ratio < 0.25
+
+It is parsed, never evaluated as Python.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from workbench.errors import WorkbenchError, nearest
+from workbench.experiment.verdict import Outcome
+
+COMPARISONS: dict[type[ast.cmpop], tuple[str, Callable[[float, float], bool]]] = {
+    ast.LtE: ("<=", operator.le),
+    ast.Lt: ("<", operator.lt),
+    ast.GtE: (">=", operator.ge),
+    ast.Gt: (">", operator.gt),
+}
+_MIRRORED = {"<=": ">=", "<": ">", ">=": "<=", ">": "<"}
+_BY_SIGN = dict(COMPARISONS.values())
+BEST_FIRST: tuple[Outcome, ...] = ("holds", "holds-with-limits", "refuted")
+EXAMPLE = "for example `kl <= 0.02 and decode_time_ratio <= 0.8`"
+MAX_CHARACTERS = 500  # of a rule: Python's parser recurses
+
+
+@dataclass(frozen=True)
+class FigureBound:
+    """One figure compared with a number."""
+
+    figure: str
+    sign: str
+    number: float
+
+    def outcome(self, figures: Mapping[str, float]) -> Outcome:
+        return "holds" if _BY_SIGN[self.sign](figures[self.figure], self.number) else "refuted"
+
+    def comparisons(self) -> Iterator[FigureBound]:
+        yield self
+
+    def __str__(self) -> str:
+        return f"{self.figure} {self.sign} {self.number:g}"
+
+
+@dataclass(frozen=True)
+class AllOf:
+    """Parts joined by `and`: holds if all do, with limits if only some do, and is refuted if none does."""
+
+    parts: tuple[RulePart, ...]
+
+    def outcome(self, figures: Mapping[str, float]) -> Outcome:
+        found: set[Outcome] = {part.outcome(figures) for part in self.parts}
+        return found.pop() if len(found) == 1 else "holds-with-limits"
+
+    def comparisons(self) -> Iterator[FigureBound]:
+        for part in self.parts:
+            yield from part.comparisons()
+
+    def __str__(self) -> str:
+        return " and ".join(f"({part})" if isinstance(part, AnyOf) else str(part) for part in self.parts)
+
+
+@dataclass(frozen=True)
+class AnyOf:
+    """Parts joined by `or`: the best outcome of a part."""
+
+    parts: tuple[RulePart, ...]
+
+    def outcome(self, figures: Mapping[str, float]) -> Outcome:
+        found: set[Outcome] = {part.outcome(figures) for part in self.parts}
+        return next(each for each in BEST_FIRST if each in found)
+
+    def comparisons(self) -> Iterator[FigureBound]:
+        for part in self.parts:
+            yield from part.comparisons()
+
+    def __str__(self) -> str:
+        return " or ".join(map(str, self.parts))
+
+
+RulePart = FigureBound | AllOf | AnyOf
+
+
+@dataclass(frozen=True)
+class FigureRule:
+    """A parsed rule. `figures` are the names in it, in order of appearance."""
+
+    text: str
+    part: RulePart
+
+    @classmethod
+    def parse(cls, text: str, known: Iterable[str]) -> FigureRule:
+        """Parse a rule over the figures `known`.
+
+        Raises:
+            WorkbenchError: anything but comparisons of known figures with numbers, `and`, `or` and parentheses.
+        """
+        words = " ".join(text.split())
+        if not words:
+            raise WorkbenchError(f"rule: is empty; write what would have to be measured, {EXAMPLE}")
+        if len(words) > MAX_CHARACTERS:
+            raise WorkbenchError(f"rule: {len(words)} characters; write at most {MAX_CHARACTERS}")
+        try:
+            tree = ast.parse(words, mode="eval").body
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            reason = getattr(error, "msg", None) or str(error)
+            raise WorkbenchError(f"rule {words!r}: cannot be read ({reason}); {EXAMPLE}") from None
+        rule = cls(words, _part(tree, words))
+        names = tuple(known)
+        for wrong in (name for name in rule.figures if name not in names):
+            hint = nearest(wrong, names) or f"; known: {', '.join(names)}"
+            raise WorkbenchError(f"rule {words!r}: there is no figure {wrong!r}{hint}")
+        return rule
+
+    @property
+    def figures(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(each.figure for each in self.part.comparisons()))
+
+    def missing(self, figures: Mapping[str, float | None]) -> list[str]:
+        """Return the names in the rule that `figures` has no finite number for."""
+        return [name for name in self.figures if (value := figures.get(name)) is None or not math.isfinite(value)]
+
+    def outcome(self, figures: Mapping[str, float | None]) -> Outcome:
+        """Return the outcome by measured figures; `not-testable-here` where one of those in the rule is missing."""
+        if self.missing(figures):
+            return "not-testable-here"
+        return self.part.outcome({name: value for name, value in figures.items() if value is not None})
+
+    def reason(self, figures: Mapping[str, float | None]) -> str:
+        """Return the figures in the rule beside their limits, and those that are missing."""
+        if missing := self.missing(figures):
+            return f"not measured: {', '.join(missing)}"
+        lines = []
+        for each in dict.fromkeys(self.part.comparisons()):
+            value = figures[each.figure]
+            assert value is not None
+            verb = "" if each.outcome({each.figure: value}) == "holds" else "not "
+            lines.append(f"{each.figure} {value:.4g}, {verb}{each.sign} {each.number:g}")
+        return "; ".join(lines)
+
+
+def _part(node: ast.expr, words: str) -> RulePart:
+    if isinstance(node, ast.BoolOp):
+        parts = tuple(_part(each, words) for each in node.values)
+        return AllOf(parts) if isinstance(node.op, ast.And) else AnyOf(parts)
+    if isinstance(node, ast.Compare):
+        sides = [node.left, *node.comparators]
+        found = [_comparison(*pair, words) for pair in zip(sides, node.ops, sides[1:], strict=False)]
+        return found[0] if len(found) == 1 else AllOf(tuple(found))
+    raise _refused(node, words)
+
+
+def _comparison(left: ast.expr, sign: ast.cmpop, right: ast.expr, words: str) -> FigureBound:
+    if type(sign) not in COMPARISONS:
+        raise WorkbenchError(f"rule {words!r}: compare by <=, <, >= or >; equal floats are chance")
+    text = COMPARISONS[type(sign)][0]
+    if isinstance(left, ast.Name):
+        return FigureBound(left.id, text, _number(right, words))
+    if isinstance(right, ast.Name):
+        return FigureBound(right.id, _MIRRORED[text], _number(left, words))
+    raise _refused(left, words)
+
+
+def _number(node: ast.expr, words: str) -> float:
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_number(node.operand, words)
+    value = node.value if isinstance(node, ast.Constant) else None
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if math.isfinite(number):
+            return number
+    raise _refused(node, words)
+
+
+def _refused(node: ast.expr, words: str) -> WorkbenchError:
+    what = ast.unparse(node)
+    return WorkbenchError(
+        f"rule {words!r}: {what!r} is no comparison of a figure with a number; join such by `and` and `or`, {EXAMPLE}"
+    )

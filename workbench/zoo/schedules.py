@@ -1,0 +1,88 @@
+"""Two scheduling policies under the same simulated traffic: in time, by tenant, and by the cost of a decision."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from workbench.experiment.experiment import Experiment
+from workbench.measure.jobs import job_row
+from workbench.measure.simulated import fleet_for, fleet_metrics
+from workbench.measure.simulation import tokenizer_of
+from workbench.scheduler.policy import SchedulerDecision, SchedulerState, SchedulingPolicy
+from workbench.simulate.instance import Instance, PlannedSteps
+from workbench.simulate.traffic_settings import TrafficWorkload
+
+
+class TimedPolicy:
+    """A policy whose calls are timed. Its promises (`steady`, `starvation_limit`) are those of `inner`."""
+
+    def __init__(self, inner: SchedulingPolicy):
+        self.inner, self.calls, self.seconds = inner, 0, 0.0
+
+    def __call__(self, state: SchedulerState) -> SchedulerDecision:
+        began = time.perf_counter()
+        decision = self.inner(state)
+        self.seconds += time.perf_counter() - began
+        self.calls += 1
+        return decision
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+@dataclass
+class TenantMeter:
+    """Tokens computed for each of `tenants` in steps at whose end a request of every one of them waited."""
+
+    tenants: Iterable[str]
+    tokens: Counter[str] = field(default_factory=Counter)
+
+    def on_steps(self, instance: Instance, move: PlannedSteps) -> None:
+        waiting = {sequence.request.tenant for sequence in instance.scheduler.waiting}
+        if waiting.issuperset(self.tenants):
+            for span in move.plan.spans:
+                self.tokens[span.sequence.request.tenant] += span.length * move.steps
+
+    @property
+    def fairness(self) -> float | None:
+        """Return Jain's index; None with fewer than two tenants, or where they never waited at once."""
+        tenants = list(self.tenants)
+        return jain_index([self.tokens[name] for name in tenants]) if len(tenants) > 1 else None
+
+
+def jain_index(values: Iterable[float]) -> float | None:
+    """Return (sum of x)^2 / (n * sum of x^2): 1 where all are equal, 1/n where one has everything (Jain et al., 1984).
+
+    None where all are 0."""
+    found = list(values)
+    squares = sum(value * value for value in found)
+    return sum(found) ** 2 / (len(found) * squares) if squares else None
+
+
+def simulate_policies(experiment: Experiment, names: Iterable[str], on_progress: Callable[[str], None]) -> list[dict]:
+    """Simulate the variants `names` and return a row each: `job_row`, `e2el_s_mean`, `fairness`, `decision_us`."""
+    rows = []
+    for name in names:
+        on_progress(name)
+        variant = experiment.variant(name)
+        began = time.perf_counter()
+        fleet = fleet_for(variant, tokenizer=tokenizer_of(variant))
+        workload = variant.workload
+        meter = TenantMeter(tuple(workload.tenants) if isinstance(workload, TrafficWorkload) else ())
+        timed = []
+        for instance in fleet.instances:
+            timed.append(TimedPolicy(instance.scheduler.policy))
+            instance.scheduler.set_policy(timed[-1])
+            instance.on_steps = meter.on_steps
+        found = fleet_metrics(fleet.run(), variant.measure.slo, began)
+        calls = sum(policy.calls for policy in timed)
+        rows.append({
+            "variant": name, **job_row(fleet.jobs, found), "e2el_s_mean": found["e2el_s"]["mean"],
+            "fairness": meter.fairness,
+            "decision_us": 1e6 * sum(policy.seconds for policy in timed) / calls if calls else None,
+        })  # fmt: skip
+    return rows

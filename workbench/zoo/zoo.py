@@ -1,0 +1,201 @@
+"""The zoo as a value: every entry with what was measured of it, as rows, as a table, and one by one."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from workbench.display import Displayable, Table
+from workbench.errors import WorkbenchError, nearest
+from workbench.zoo.entry import LoadedEntry
+from workbench.zoo.figures import FIGURES, KINDS
+from workbench.zoo.folder import ZOO_FOLDER, load_zoo, select_entries
+from workbench.zoo.record import ZooRecord, record_file
+
+NOT_RUN = "not run yet"
+VERDICTS = ("holds", "holds-with-limits", "refuted", "not-testable-here", NOT_RUN)
+HEADINGS = ("kind", "name", "technique", "paper", "lines", "laws", "bytes", "speed", "KL", "verdict")
+TIMES = ("decode_time_ratio", "time_ratio")
+EXPERIMENT = "experiments/first_light.yaml"  # which `show` turns an entry on in
+
+
+class ZooItem(Displayable):
+    """One entry with its record, if it has one."""
+
+    def __init__(self, entry: LoadedEntry):
+        self.entry, self.settings = entry, entry.settings
+        self.record = ZooRecord.read(record_file(entry))
+
+    @property
+    def name(self) -> str:
+        return self.entry.name
+
+    @property
+    def verdict(self) -> str:
+        """Return the outcome of the entry's rule, as it is now, on the recorded figures."""
+        return NOT_RUN if self.record is None else self.entry.rule.outcome(self.record.figures)
+
+    @property
+    def figures(self) -> dict[str, float | None]:
+        return {} if self.record is None else self.record.figures
+
+    @property
+    def source(self) -> str:
+        """Return the path of the entry's file, from the project's folder where it lies in it."""
+        root = ZOO_FOLDER.parents[1]
+        file = self.entry.source_file
+        return file.relative_to(root).as_posix() if file.is_relative_to(root) else str(file)
+
+    @property
+    def short_paper(self) -> str:
+        return self.settings.paper.split(":")[0]
+
+    @property
+    def remarks(self) -> list[str]:
+        return [] if self.record is None else self.record.remarks(self.entry)
+
+    @property
+    def use_line(self) -> str:
+        """Return the line of the YAML that turns the technique on."""
+        lines = self.entry.yaml_file.read_text(encoding="utf-8").splitlines()
+        return next(line for line in lines if line.startswith("use:")).removeprefix("use:").strip()
+
+    @property
+    def command(self) -> str:
+        """Return a command that turns the technique on in an experiment of the project."""
+        sets = []
+        for path, value in self.settings.use.items():
+            text = value if isinstance(value, str) else json.dumps(value)
+            quoted = f"{path}={text}".replace("'", "'\\''")
+            sets.append(f"--set '{quoted}'")
+        return " ".join([f"workbench run {EXPERIMENT}", *sets])
+
+    def row(self) -> dict[str, Any]:
+        """Return everything about it as JSON has it."""
+        record = self.record
+        return {
+            "name": self.name, **self.settings.model_dump(mode="json"), "lines": self.entry.lines,
+            "source": self.source, "verdict": self.verdict,
+            "reason": "" if record is None else self.entry.rule.reason(record.figures),
+            "figures": self.figures,
+            "laws": None if record is None else {"tried": record.laws.tried, "broken": list(record.laws.broken)},
+            "backends": {} if record is None else record.backends,
+            "machine": "" if record is None else record.machine,
+            "date": None if record is None else record.date,
+            "remarks": self.remarks, "command": f"workbench zoo run {self.name}",
+        }  # fmt: skip
+
+    def cells(self) -> tuple[object, ...]:
+        """Return its row of the table, in the order of `HEADINGS`."""
+        time = next((value for name in TIMES if (value := self.figures.get(name))), None)
+        return (
+            self.settings.kind,
+            self.name,
+            self.settings.technique,
+            self.short_paper,
+            self.entry.lines,
+            "" if self.record is None else str(self.record.laws),
+            self.figures.get("bytes_ratio"),
+            None if time is None else 1 / time,
+            self.figures.get("kl"),
+            self.verdict,
+        )
+
+    def figure_rows(self) -> list[tuple[str, float | None, str]]:
+        """Return (name, value, meaning) of every figure; those of the entry's own function have no meaning here."""
+        known = FIGURES[self.settings.kind]
+        names = [*known, *(name for name in self.figures if name not in known)]
+        return [(name, self.figures.get(name), known.get(name, "the entry's own")) for name in names]
+
+    def lines(self) -> list[tuple[str, str]]:
+        """Return (name, text) lines of its details, without figures and docstring."""
+        record = self.record
+        found = [("paper", self.settings.paper), ("claim", self.settings.claim), ("rule", self.settings.rule)]
+        if record is not None:
+            found += [("verdict", f"{self.verdict}: {self.entry.rule.reason(record.figures)}")]
+            found += [("here", self.settings.held)] * bool(self.settings.held)
+            found += [("laws", f"{record.laws} hold" if record.laws.tried else "no kit checks it")]
+            found += [("broken law", law) for law in record.laws.broken]
+            backends = ", ".join(dict.fromkeys(record.backends.values()))
+            found += [("measured", f"{record.date[:10]}, {record.machine}" + (f" ({backends})" if backends else ""))]
+            found += [("remark", remark) for remark in self.remarks]
+        else:
+            found += [("verdict", f"{NOT_RUN}: `workbench zoo run {self.name}`")]
+        baseline = json.dumps(self.settings.baseline) if self.settings.baseline else "the model unchanged"
+        found += [("use", self.use_line), ("instead of", baseline), ("try", self.command)]
+        return [*found, ("source", f"{self.source} ({self.entry.lines} lines)")]
+
+    def _display_table(self) -> Table:
+        figures = Table("", self.figure_rows(), ("figure", "here", "what it says"), left=("what it says",))
+        source = self.entry.source_file.read_text(encoding="utf-8")
+        folded = [("the equation", self.entry.docstring), ("the source", source)]
+        return Table(self.settings.technique, self.lines(), subtables=[figures], collapsed=folded)
+
+
+class Zoo(Displayable):
+    """Entries by name. `zoo["typical"]` is one of them, `zoo.of_kind("sampling")` those of one kind."""
+
+    def __init__(self, items: Sequence[ZooItem]):
+        self.items = {item.name: item for item in items}
+
+    def __getitem__(self, name: str) -> ZooItem:
+        if name not in self.items:
+            raise WorkbenchError(f"no entry {name!r}{nearest(name, self.items)}; `workbench zoo` lists them")
+        return self.items[name]
+
+    def __iter__(self) -> Iterator[ZooItem]:
+        return iter(self.items.values())
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def of_kind(self, kind: str) -> Zoo:
+        """Return the entries of one kind. WorkbenchError for another word."""
+        if kind not in KINDS:
+            raise WorkbenchError(f"kind {kind!r}: is none{nearest(kind, KINDS)}; known: {', '.join(KINDS)}")
+        return Zoo([item for item in self if item.settings.kind == kind])
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """Return everything about each entry, as `workbench zoo --json` prints it."""
+        return [item.row() for item in self]
+
+    @property
+    def counts(self) -> str:
+        """Return the number of entries by verdict, in one line."""
+        found = Counter(item.verdict for item in self)
+        summary = ", ".join(f"{found[verdict]} {verdict}" for verdict in VERDICTS if found[verdict])
+        return f"{len(self)} entr{'y' if len(self) == 1 else 'ies'}: {summary or 'none'}"
+
+    def table(self) -> Table:
+        """Return one row an entry: bytes, and speed, as shares of the baseline's."""
+        left = ("name", "technique", "paper", "laws", "verdict")
+        return Table("", [item.cells() for item in self], HEADINGS, self.counts, left=left)
+
+    def _display_table(self) -> Table:
+        return self.table()
+
+
+def open_zoo(folder: Path | str = ZOO_FOLDER) -> Zoo:
+    """Open the zoo of published techniques, by kind and name, with the records of what was measured.
+
+        workbench.open_zoo().of_kind("attention")
+        workbench.open_zoo()["typical"]
+
+    Args:
+        folder: of the entries; the workbench's own unless given.
+
+    Raises:
+        WorkbenchError: a mistake in an entry or a record.
+    """
+    entries = load_zoo(Path(folder)).values()
+    return Zoo([ZooItem(entry) for entry in sorted(entries, key=lambda each: KINDS.index(each.settings.kind))])
+
+
+def named_entries(folder: Path, names: Sequence[str]) -> dict[str, LoadedEntry]:
+    """Load a folder's entries and select `names`, all where none are named."""
+    known = load_zoo(folder)
+    return select_entries(known, names) if names else known
