@@ -18,6 +18,7 @@ from workbench.zoo.entry import LoadedEntry
 from workbench.zoo.figures import Kind
 from workbench.zoo.question import TECHNIQUE, experiment_of
 
+SMALL_PAGES = {"page_size": 4, "keep": 2}  # the texts of the kit are short
 Arguments = dict[str, Any]  # `examples` where fewer than the kit's own are to be tried
 
 
@@ -36,8 +37,9 @@ def check_entry(entry: LoadedEntry, examples: int | None = None) -> tuple[Confor
 def _attention(variant: Experiment, more: Arguments) -> Iterator[ConformityReport]:
     change = variant.attention.model_dump(exclude_defaults=True)
     single = [getattr(variant.attention, name, None) for name in change]
-    if len(single) == 1 and isinstance(single[0], CustomPart) and set(change) <= {"mask", "score", "module"}:
-        yield check_attention(single[0].path, arguments=single[0].arguments, **more)
+    if len(single) == 1 and isinstance(single[0], CustomPart) and set(change) <= {"mask", "score", "pages", "module"}:
+        small = SMALL_PAGES if "pages" in change else {}
+        yield check_attention(single[0].path, arguments={**single[0].arguments, **small}, **more)
     elif change:
         yield check_attention(change, **more)
 
