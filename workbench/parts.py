@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from workbench.scheduler.policies import BuiltInPolicy
     from workbench.scheduler.policy import RequestView, SchedulerDecision, SchedulerState, SchedulingPolicy
     from workbench.speculative.proposers import Proposer
+    from workbench.trace.events import Finished
 
 # By kind, then by name: a line a name here and one above, where type checkers read it.
 PARTS: dict[str, dict[str, str]] = {
@@ -44,6 +45,7 @@ PARTS: dict[str, dict[str, str]] = {
     },
     "sampling": {
         "Filter": "workbench.sampling.filters",
+        "Finished": "workbench.trace.events",
         "History": "workbench.sampling.filters",
         "TokenSampler": "workbench.sampling.samplers",
         "sample_categorical": "workbench.sampling.samplers",
@@ -66,9 +68,9 @@ PARTS: dict[str, dict[str, str]] = {
 
 __all__ = [
     "ALiBi", "Attention", "BuiltInPolicy", "Causal", "Chunked", "Codec", "EvictionBudget", "EvictionPolicy",
-    "EvictionSettings", "Filter", "History", "Proposer", "RequestView", "SchedulerDecision", "SchedulerState",
-    "SchedulingPolicy", "SlidingWindow", "TokenSampler", "sample_categorical", "schedule_in_order",
-    "select_recent_and_heaviest", "sorted_with_aging", "split_decodes", "with_aging",
+    "EvictionSettings", "Filter", "Finished", "History", "Proposer", "RequestView", "SchedulerDecision",
+    "SchedulerState", "SchedulingPolicy", "SlidingWindow", "TokenSampler", "sample_categorical",
+    "schedule_in_order", "select_recent_and_heaviest", "sorted_with_aging", "split_decodes", "with_aging",
 ]  # fmt: skip
 
 
