@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from workbench.kv_cache.eviction import EvictionPolicy, EvictionSettings, select_recent_and_heaviest
     from workbench.model.layers import Attention
     from workbench.sampling.filters import Filter, History
+    from workbench.sampling.ranking import Ranking
     from workbench.sampling.samplers import TokenSampler, sample_categorical
     from workbench.scheduler.ordering import schedule_in_order, sorted_with_aging, split_decodes, with_aging
     from workbench.scheduler.policies import BuiltInPolicy
@@ -47,6 +48,7 @@ PARTS: dict[str, dict[str, str]] = {
         "Filter": "workbench.sampling.filters",
         "Finished": "workbench.trace.events",
         "History": "workbench.sampling.filters",
+        "Ranking": "workbench.sampling.ranking",
         "TokenSampler": "workbench.sampling.samplers",
         "sample_categorical": "workbench.sampling.samplers",
     },
@@ -68,7 +70,7 @@ PARTS: dict[str, dict[str, str]] = {
 
 __all__ = [
     "ALiBi", "Attention", "BuiltInPolicy", "Causal", "Chunked", "Codec", "EvictionBudget", "EvictionPolicy",
-    "EvictionSettings", "Filter", "Finished", "History", "Proposer", "RequestView", "SchedulerDecision",
+    "EvictionSettings", "Filter", "Finished", "History", "Proposer", "Ranking", "RequestView", "SchedulerDecision",
     "SchedulerState", "SchedulingPolicy", "SlidingWindow", "TokenSampler", "sample_categorical",
     "schedule_in_order", "select_recent_and_heaviest", "sorted_with_aging", "split_decodes", "with_aging",
 ]  # fmt: skip

@@ -15,6 +15,7 @@ from transformers.generation.logits_process import EtaLogitsWarper
 from tests.zoo.loaded import part_of
 from workbench.sampling import History, uniform
 from workbench.testing.samplers import logits_rows
+from workbench.trace.events import Finished
 from workbench.zoo.folder import load_zoo
 from workbench.zoo.laws import check_entry
 
@@ -226,3 +227,35 @@ def test_their_mistakes_are_one_line() -> None:
                             ("watermark", {"gamma": 1.0})]:  # fmt: skip
         with pytest.raises(WorkbenchError, match=next(iter(arguments))):
             part_of(name, **arguments)
+
+
+# --- choices among samples
+
+
+def ends(*texts: str) -> list[Finished]:
+    return [Finished(0.0, "a", output_text=text, token_ids=tuple(map(ord, text))) for text in texts]
+
+
+@given(st.lists(st.sampled_from(["so 12", "so 7", "x 12, no 7", "none", "12\n7"]), min_size=1, max_size=9))
+def test_the_majority_wins(texts: list[str]) -> None:
+    vote = part_of("self_consistency")
+    answers = {"so 12": "12", "so 7": "7", "x 12, no 7": "7", "none": None, "12\n7": "7"}
+    mine = [answers[text] for text in texts]
+    scores = vote(ends(*texts))
+    best = mine[scores.index(max(scores))]
+    assert all(mine.count(best) >= mine.count(answer) for answer in mine if answer is not None)
+    assert (best is None) == (set(mine) == {None})
+
+
+@given(st.lists(st.text("ab", max_size=6), min_size=2, max_size=6), st.integers(1, 3))
+def test_the_least_risk_is_that_of_the_definition(texts: list[str], order: int) -> None:
+    def grams(text: str) -> list[str]:
+        return [text[at : at + order] for at in range(len(text) - order + 1)]
+
+    def f1(one: str, other: str) -> float:
+        both = sum(min(grams(one).count(gram), grams(other).count(gram)) for gram in set(grams(one)))
+        total = len(grams(one)) + len(grams(other))
+        return 2 * both / total if total else 1.0
+
+    expected = [sum(f1(a, b) for j, b in enumerate(texts) if j != i) / (len(texts) - 1) for i, a in enumerate(texts)]
+    assert part_of("mbr", order=order)(ends(*texts)) == pytest.approx(expected)

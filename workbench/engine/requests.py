@@ -168,6 +168,8 @@ class RequestTracker:
     def _admit(self, request: Request, sequences: list[Sequence], grammar: Grammar | None) -> None:
         intake.check_request(sequences[0].request, self.spec.vocab_size)
         check_resumable(request, self.spec.vocab_size)
+        if request.sampling.ranking is not None:
+            self._processor.rank_by(request.request_id, request.sampling.ranking)
         for sequence in sequences:
             output = StopChecker(
                 sequence.request, self.tokenizer, self.spec.eos_token_ids, self.spec.max_position_embeddings
