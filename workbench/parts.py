@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from workbench.kv_cache.codec import Codec
     from workbench.kv_cache.eviction import EvictionPolicy, EvictionSettings, select_recent_and_heaviest
     from workbench.model.layers import Attention
+    from workbench.sampling.combiners import LayerCombiner, StreamCombiner
     from workbench.sampling.filters import Filter, History
     from workbench.sampling.ranking import Ranking
     from workbench.sampling.samplers import TokenSampler, sample_categorical
@@ -48,7 +49,9 @@ PARTS: dict[str, dict[str, str]] = {
         "Filter": "workbench.sampling.filters",
         "Finished": "workbench.trace.events",
         "History": "workbench.sampling.filters",
+        "LayerCombiner": "workbench.sampling.combiners",
         "Ranking": "workbench.sampling.ranking",
+        "StreamCombiner": "workbench.sampling.combiners",
         "TokenSampler": "workbench.sampling.samplers",
         "sample_categorical": "workbench.sampling.samplers",
     },
@@ -70,9 +73,10 @@ PARTS: dict[str, dict[str, str]] = {
 
 __all__ = [
     "ALiBi", "Attention", "BuiltInPolicy", "Causal", "Chunked", "Codec", "EvictionBudget", "EvictionPolicy",
-    "EvictionSettings", "Filter", "Finished", "History", "Proposer", "Ranking", "RequestView", "SchedulerDecision",
-    "SchedulerState", "SchedulingPolicy", "SlidingWindow", "TokenSampler", "sample_categorical",
-    "schedule_in_order", "select_recent_and_heaviest", "sorted_with_aging", "split_decodes", "with_aging",
+    "EvictionSettings", "Filter", "Finished", "History", "LayerCombiner", "Proposer", "Ranking", "RequestView",
+    "SchedulerDecision", "SchedulerState", "SchedulingPolicy", "SlidingWindow", "StreamCombiner", "TokenSampler",
+    "sample_categorical", "schedule_in_order", "select_recent_and_heaviest", "sorted_with_aging", "split_decodes",
+    "with_aging",
 ]  # fmt: skip
 
 

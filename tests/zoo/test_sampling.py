@@ -28,6 +28,7 @@ OTHER_ENDS = [
     ("eta", {"epsilon": 0.999}), ("eta", {"epsilon": 1e-9}), ("mirostat", {"target": 0.1, "rate": 1.0}),
     ("tail_free", {"z": 0.01}), ("tail_free", {"z": 1.0}), ("entropy_temperature", {"highest": 0.01, "theta": 5.0}),
     ("entropy_temperature", {"highest": 5.0, "theta": 0.0}), ("watermark", {"delta": 100.0, "gamma": 0.9}),
+    ("dola", {"first": 3, "stop": 4, "alpha": 0.0}), ("dola", {"alpha": 1.0}),
 ]  # fmt: skip
 
 
@@ -227,6 +228,29 @@ def test_their_mistakes_are_one_line() -> None:
                             ("watermark", {"gamma": 1.0})]:  # fmt: skip
         with pytest.raises(WorkbenchError, match=next(iter(arguments))):
             part_of(name, **arguments)
+
+
+@given(st.lists(logits_rows(64), min_size=1, max_size=2), st.integers(0, 2), st.floats(0.01, 1))
+def test_dola_is_that_of_the_equations(rows: list, first: int, alpha: float) -> None:
+    logits, histories = stacked(rows)
+    part = part_of("dola", first=first, stop=first + 5, step=2, alpha=alpha)
+    assert part.layers == (first, first + 2, first + 4)
+    early = torch.stack([row.others(3) for row in rows], 1)
+    got = part(logits, histories, early)
+    for at in range(len(rows)):
+        q = logits[at].double().softmax(-1)
+        jsd = []
+        for other in early[:, at].double().softmax(-1):
+            middle = (q + other) / 2
+            jsd.append(sum(torch.special.xlogy(each, each / middle).sum() / 2 for each in (q, other)))
+        chosen = early[int(torch.stack(jsd).argmax()), at].double().log_softmax(-1)
+        for token in range(64):
+            near = abs(float(q[token]) - alpha * float(q.max())) < 1e-9
+            if q[token] >= alpha * q.max() and not near:
+                exact = float(logits[at].double().log_softmax(-1)[token] - chosen[token])
+                assert float(got[at, token]) == pytest.approx(exact, rel=1e-5, abs=1e-5)
+            elif not near:
+                assert float(got[at, token]) == -math.inf
 
 
 # --- choices among samples
