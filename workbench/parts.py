@@ -17,12 +17,15 @@ if TYPE_CHECKING:
     from workbench.kv_cache.codec import Codec
     from workbench.kv_cache.eviction import EvictionPolicy, EvictionSettings, select_recent_and_heaviest
     from workbench.model.layers import Attention
+    from workbench.sampling.combiners import LayerCombiner, StreamCombiner
     from workbench.sampling.filters import Filter, History
+    from workbench.sampling.ranking import Ranking
     from workbench.sampling.samplers import TokenSampler, sample_categorical
     from workbench.scheduler.ordering import schedule_in_order, sorted_with_aging, split_decodes, with_aging
     from workbench.scheduler.policies import BuiltInPolicy
     from workbench.scheduler.policy import RequestView, SchedulerDecision, SchedulerState, SchedulingPolicy
     from workbench.speculative.proposers import Proposer
+    from workbench.trace.events import Finished
 
 # By kind, then by name: a line a name here and one above, where type checkers read it.
 PARTS: dict[str, dict[str, str]] = {
@@ -44,7 +47,11 @@ PARTS: dict[str, dict[str, str]] = {
     },
     "sampling": {
         "Filter": "workbench.sampling.filters",
+        "Finished": "workbench.trace.events",
         "History": "workbench.sampling.filters",
+        "LayerCombiner": "workbench.sampling.combiners",
+        "Ranking": "workbench.sampling.ranking",
+        "StreamCombiner": "workbench.sampling.combiners",
         "TokenSampler": "workbench.sampling.samplers",
         "sample_categorical": "workbench.sampling.samplers",
     },
@@ -66,9 +73,10 @@ PARTS: dict[str, dict[str, str]] = {
 
 __all__ = [
     "ALiBi", "Attention", "BuiltInPolicy", "Causal", "Chunked", "Codec", "EvictionBudget", "EvictionPolicy",
-    "EvictionSettings", "Filter", "History", "Proposer", "RequestView", "SchedulerDecision", "SchedulerState",
-    "SchedulingPolicy", "SlidingWindow", "TokenSampler", "sample_categorical", "schedule_in_order",
-    "select_recent_and_heaviest", "sorted_with_aging", "split_decodes", "with_aging",
+    "EvictionSettings", "Filter", "Finished", "History", "LayerCombiner", "Proposer", "Ranking", "RequestView",
+    "SchedulerDecision", "SchedulerState", "SchedulingPolicy", "SlidingWindow", "StreamCombiner", "TokenSampler",
+    "sample_categorical", "schedule_in_order", "select_recent_and_heaviest", "sorted_with_aging", "split_decodes",
+    "with_aging",
 ]  # fmt: skip
 
 

@@ -72,6 +72,8 @@ class SamplingParameters(Displayable, Settings):
     # Number of samples; the n of them with the highest log-probability (of the model, summed over their
     # tokens) are samples 0 to n - 1, the best first. With more than n no event is emitted before all have finished.
     best_of: Annotated[int, Field(ge=1, le=MAX_PARALLEL_SAMPLES)] | None = None
+    # Ranks the samples of best_of in place of the log-probability: called with all of them (see sampling/ranking.py).
+    ranking: CustomPart | None = None
     # Beam search with this many beams, as in Hugging Face: no random numbers, the n best texts come at the end.
     beams: Annotated[int, Field(ge=0, le=MAX_PARALLEL_SAMPLES)] = 0
     length_penalty: float = 1.0  # of beams: a text's score is its log-probability / tokens ** length_penalty
@@ -126,6 +128,8 @@ class SamplingParameters(Displayable, Settings):
 
     @model_validator(mode="after")
     def _several(self) -> SamplingParameters:
+        if self.ranking is not None and (self.best_of is None or self.best_of <= self.n):
+            raise ValueError("ranking chooses among the samples of best_of: set best_of above n")
         if self.num_sequences < self.n:
             name = "beams" if self.beams else "best_of"
             raise ValueError(f"{name} {self.num_sequences} is less than n: n of them are to be returned")

@@ -11,7 +11,8 @@ from typing import NamedTuple
 from workbench.errors import WorkbenchError, describe_error
 from workbench.prompt.tokenization.detokenize import Detokenizer, WholeTextDetokenizer
 from workbench.prompt.tokenization.tokenizer import Tokenizer
-from workbench.request import FinishReason, Request
+from workbench.request import CustomPart, FinishReason, Request
+from workbench.sampling.ranking import Ranking, load_ranking, rank_samples
 from workbench.sampling.samplers import SampledToken
 from workbench.sampling.thought import ThoughtState, thinking_budget
 from workbench.trace.events import Decoded, Event, Finished, Submitted
@@ -178,11 +179,13 @@ class BestOf:
     """The events of `samples` samples, kept until all have finished.
 
     They are then emitted with their original times and new numbers: samples 0 to `num_returned` - 1 have the highest
-    log-probability, best first. Finished says of the others that they were not chosen, and why.
+    log-probability, or the highest score by `ranking`, best first. Finished says of the others that they were not
+    chosen, and why.
     """
 
     def __init__(self, samples: int, num_returned: int):
         self.samples, self.num_returned = samples, num_returned
+        self.ranking: tuple[str, Ranking] | None = None  # of the user's own, with its path
         self._events: list[Event] = []
         self._scores = [0.0] * samples
         self._ends: dict[int, Finished] = {}
@@ -196,13 +199,30 @@ class BestOf:
             self._ends[event.sample] = event
         return self._ranked_events() if len(self._ends) == self.samples else []
 
+    def _rank(self) -> None:
+        """Replace log-probabilities by the scores of `ranking`; if it fails, every sample ends with its error."""
+        complete = [number for number in sorted(self._ends) if self._ends[number].reason in COMPLETED]
+        if self.ranking is None or not complete:
+            return
+        name, ranking = self.ranking
+        samples = [replace(self._ends[number], score=self._scores[number]) for number in complete]
+        try:
+            for number, score in zip(complete, rank_samples(ranking, samples, name), strict=True):
+                self._scores[number] = score
+        except WorkbenchError as error:
+            for number in complete:
+                self._ends[number] = replace(self._ends[number], reason=str(FinishReason.ERROR), error=str(error))
+
     def _ranked_events(self) -> list[Event]:
+        self._rank()
         broken = {number: end.reason not in COMPLETED for number, end in self._ends.items()}
         ranking = sorted(self._ends, key=lambda number: (broken[number], -self._scores[number], number))
         place = {number: rank for rank, number in enumerate(ranking)}
         last = self._scores[ranking[self.num_returned - 1]]
         ranked: list[Event] = []
         for event in self._events:
+            if isinstance(event, Finished):
+                event = self._ends[event.sample]
             if isinstance(event, Finished) and not broken[event.sample]:
                 event = replace(event, score=(score := self._scores[event.sample]))
                 if place[event.sample] >= self.num_returned:
@@ -238,6 +258,10 @@ class OutputProcessor:
     def defer(self, request_id: str, best_of: BestOf) -> None:
         """Defer the events of a request's samples, except their submission, as best-of-n requires."""
         self._best_of[request_id] = best_of
+
+    def rank_by(self, request_id: str, part: CustomPart) -> None:
+        """Rank the samples of a deferred request by `part`; WorkbenchError if that cannot rank."""
+        self._best_of[request_id].ranking = part.path, load_ranking(part)
 
     def remove_request(self, name: str) -> None:
         del self._queues[name]

@@ -16,11 +16,13 @@ from workbench.engine.compiling import CompilingRequests
 from workbench.engine.outputs import BestOf, DetokenizedTokens, OutputProcessor, StopChecker, detokenize
 from workbench.engine.request_events import emits_no_tokens, finished_event, submitted_event
 from workbench.engine.resume import check_resumable, resume
-from workbench.errors import describe_error
+from workbench.errors import WorkbenchError, describe_error
+from workbench.executors.early_layers import split_columns
 from workbench.kv_cache.adoption import Adoption
 from workbench.model.spec import ModelSpec
 from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.request import FinishReason, Request, Sequence
+from workbench.sampling.combiners import OtherLogits
 from workbench.sampling.compiler import GrammarCompiler
 from workbench.sampling.constraint import Constraint
 from workbench.sampling.grammar import Grammar
@@ -57,6 +59,8 @@ class RequestTracker:
         sampler: Sampler,
         emit: Callable[[Event], None],
         clock: Callable[[], float],
+        compute_logits: Callable[[Tensor], Tensor],
+        early_layers_problem: str = "",
     ):
         self.spec, self.tokenizer, self.clock = spec, tokenizer, clock
         self.sequences: dict[str, Sequence] = {}
@@ -67,6 +71,7 @@ class RequestTracker:
         self._submitted = 0
         self._sent: dict[str, tuple[int, int]] = {}  # log-probabilities of a prompt and pins that were emitted
         self.compiling = CompilingRequests(GrammarCompiler(tokenizer), clock)
+        self._compute_logits, self._early_layers_problem = compute_logits, early_layers_problem
         self.to_cancel: deque[str] = deque()  # request ids to cancel; any thread may append
         self._adoptions: dict[str, Adoption] = {}  # by request id: pages that another engine computed
 
@@ -168,6 +173,8 @@ class RequestTracker:
     def _admit(self, request: Request, sequences: list[Sequence], grammar: Grammar | None) -> None:
         intake.check_request(sequences[0].request, self.spec.vocab_size)
         check_resumable(request, self.spec.vocab_size)
+        if request.sampling.ranking is not None:
+            self._processor.rank_by(request.request_id, request.sampling.ranking)
         for sequence in sequences:
             output = StopChecker(
                 sequence.request, self.tokenizer, self.spec.eos_token_ids, self.spec.max_position_embeddings
@@ -175,6 +182,7 @@ class RequestTracker:
             self._stop_checkers[sequence.request_id] = output
             constraint = self._constraint(sequence.request, output, grammar)
             self.sampler.add(sequence, constraint)
+            self._check_layers(sequence.request_id)
             if request.generated_ids and (ended := resume(request, output, constraint)) is not None:
                 sequence.finish_reason = ended
                 self._end(sequence, ended, "")
@@ -185,6 +193,17 @@ class RequestTracker:
         self._scheduler.submit(sequences[0], sequences[1:], as_beams=beams)
         if beams:
             self._beam_searches.add(request.sampling, sequences, self._stop_checkers[sequences[0].request_id])
+
+    def _check_layers(self, request_id: str) -> None:
+        """Refuse filters that combine logits of layers which there are not, or not here (WorkbenchError)."""
+        for combiner in self.sampler.combiners_of(request_id):
+            if combiner.layers and self._early_layers_problem:
+                raise WorkbenchError(f"filter {combiner.path}: {self._early_layers_problem}")
+            count = len(self.spec.layers)
+            if combiner.layers and max(combiner.layers) >= count:
+                raise WorkbenchError(
+                    f"filter {combiner.path}: layers {combiner.layers}; the model has {count}: give 0 to {count - 1}"
+                )
 
     def _constraint(self, request: Request, output: StopChecker, grammar: Grammar | None) -> Constraint | None:
         """Return what constrains the request's tokens: its grammar, its thought, or nothing."""
@@ -247,6 +266,12 @@ class RequestTracker:
         spans = (span for span in plan.spans if span.needs_sample)
         self.sampler.start_masks((span.sequence, tuple(span.draft_token_ids)) for span in spans)
 
+    def layers_to_note(self, plan: StepPlan) -> tuple[int, ...]:
+        """Return the layers whose states the filters of the step's samples need."""
+        names = (span.sequence.request_id for span in plan.spans if span.needs_sample)
+        combiners = (each for name in names for each in self.sampler.combiners_of(name))
+        return tuple(sorted({layer for each in combiners for layer in each.layers}))
+
     def needs_only_largest(self, plan: StepPlan) -> bool:
         """Return whether all rows of the step's logits are for greedy requests that ask for nothing else of them."""
         return all(
@@ -263,7 +288,7 @@ class RequestTracker:
         Beams have none, unless their row is bad: their search takes the logits and advances all of them together.
 
         Args:
-            logits: [sample, vocab], the rows of `plan`.
+            logits: [sample, vocab], the rows of `plan`, with the states of its layers as further columns.
             plan: the computed plan.
             drafts: drafts by request id.
 
@@ -273,6 +298,8 @@ class RequestTracker:
         """
         choices: dict[str, list[SampledToken]] = {}
         rows, sequences, checked = [], [], []
+        others: dict[str, OtherLogits] = {}
+        logits, states = split_columns(logits, self.spec.vocab_size, plan.layers)
         row = 0
         for span in plan.spans:
             sequence, mine = span.sequence, range(row, row := row + span.num_logits)
@@ -289,12 +316,22 @@ class RequestTracker:
                 sequences.append(sequence)
                 drafted = len(span.draft_token_ids)
                 checked.append(drafts[sequence.request_id].truncated(drafted) if drafted else NO_DRAFT)
+                if states and (early := self._early_logits(sequence, states, mine)):
+                    others[sequence.request_id] = OtherLogits(early)
             elif wrong := search.add_logits(sequence, logits[mine.start]):
                 choices[sequence.request_id] = [failed_token(wrong)]
         if sequences:
-            chosen = self.sampler.verify(logits if len(rows) == len(logits) else logits[rows], sequences, checked)
+            chosen = self.sampler.verify(
+                logits if len(rows) == len(logits) else logits[rows], sequences, checked, others
+            )
             choices |= {sequence.request_id: each for sequence, each in zip(sequences, chosen, strict=True)}
         return choices
+
+    def _early_logits(self, sequence: Sequence, states: Mapping[int, Tensor], rows: range) -> dict[int, Tensor]:
+        """Return the logits [row, vocab] by layer that the filters of `sequence` combine; it is computed alone."""
+        combiners = self.sampler.combiners_of(sequence.request_id)
+        layers = {layer for each in combiners for layer in each.layers}
+        return {layer: self._compute_logits(states[layer][rows.start : rows.stop]) for layer in sorted(layers)}
 
     def _score_prompt(self, span: Span, logits: Tensor, rows: range) -> tuple[range, str]:
         """Keep the log-probabilities that a span of a prompt gives; return the rows left to sample from, and an

@@ -29,7 +29,7 @@ from workbench.engine.telemetry import StepTimestamps, Telemetry
 from workbench.errors import WorkbenchError
 from workbench.executors.base import Executor, build_executor, with_eviction
 from workbench.executors.contention import StepThreads
-from workbench.executors.select import Backends, incompatible_settings
+from workbench.executors.select import Backends, early_layers_problem, incompatible_settings
 from workbench.inspect.attention import Inspection, inspect
 from workbench.interrupts import DeferInterrupts
 from workbench.kv_cache.shared_memory import SharedPages
@@ -116,8 +116,9 @@ class Runner(Displayable):
         )
         self.telemetry = Telemetry(self.model, self.store, self.scheduler.pools, clock, listener)
         self.tracker = RequestTracker(
-            spec, self.tokenizer, self.scheduler, self.kv_cache, Sampler(spec.vocab_size), self.telemetry.emit, clock
-        )
+            spec, self.tokenizer, self.scheduler, self.kv_cache, Sampler(spec.vocab_size), self.telemetry.emit, clock,
+            self._logits_of_states, early_layers_problem(self.backends, config.batch_invariant, config.parallel.tensor),
+        )  # fmt: skip
         self.step_lock = StepLock(
             lambda: bool(self.tracker.to_cancel),
             self.tracker.process_cancellations,
@@ -128,6 +129,11 @@ class Runner(Displayable):
         self._request_ids = (f"request-{number}" for number in itertools.count())
         self.speculator: Speculator | None = None
         self.set_speculator(build_speculator(config, spec, self.tokenizer, lambda draft: Runner(draft, report=report)))
+
+    @torch.inference_mode()
+    def _logits_of_states(self, states: torch.Tensor) -> torch.Tensor:
+        """Return the logits [sample, vocab] of the states [sample, hidden] after some layer."""
+        return self.model.compute_logits(states.to(self.model.dtype))
 
     def _on_fallback(self, why: str) -> None:
         self.backends = self.backends.fall_back_to_eager(why)
@@ -362,6 +368,8 @@ class Runner(Displayable):
     def _forward(self, plan: StepPlan, interrupts: DeferInterrupts) -> tuple[StepPlan, torch.Tensor]:
         """Compute the logits of `plan`, [sample, vocab]; return them with the part of it that is still wanted."""
         self.tracker.start_masks(plan)
+        if layers := self.tracker.layers_to_note(plan):
+            plan = replace(plan, layers=layers)
         if isinstance(self.executor, TensorParallelExecutor):  # others have all logits at hand, or show them
             plan = replace(plan, only_largest=self.tracker.needs_only_largest(plan))
         try:

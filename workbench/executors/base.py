@@ -20,6 +20,7 @@ from compiled_kernels.correct_backend import COMPILER_ERRORS
 from workbench.errors import WorkbenchError
 from workbench.executors.contention import StepThreads
 from workbench.executors.cuda_graph import CudaGraphExecutor
+from workbench.executors.early_layers import LayerTap
 from workbench.executors.evicting import EvictingExecutor, Evictor, observe_store
 from workbench.executors.guards import ModelGuard
 from workbench.executors.inductor import InductorExecutor
@@ -45,7 +46,7 @@ MAX_MESSAGE_CHARACTERS = 300  # of a compiler's message
 
 class Executor(Protocol):
     """An executor of plans. `forward` returns logits of each span's last `num_logits` tokens, in order: [sample,
-    vocab]."""
+    vocab], and where the plan names layers their states as further columns (see early_layers.py)."""
 
     @property
     def compiles(self) -> int: ...
@@ -72,7 +73,11 @@ class EagerExecutor:
     def forward(self, plan: StepPlan) -> Tensor:
         rows = len(plan.spans) + plan.padding_rows if plan.padding_rows else None
         batch = pack_batch(plan, self.store.page_size, self.model.device, rows)
-        logits = synchronized(self.model(batch, self.store))
+        if plan.layers:
+            tap = LayerTap(plan.layers, batch.logits_indices)
+            logits = synchronized(tap.beside(self.model(batch, self.store, tap)))
+        else:
+            logits = synchronized(self.model(batch, self.store))
         self.model.count_experts(plan.num_tokens)
         return logits
 
@@ -114,6 +119,8 @@ class MlirExecutor:
         self.kernel_seconds = None
         if plan.phase != "decode" and self._watch.changed:
             self.decode_steps, self.verify_steps, self._watch = {}, {}, ModelGuard(self.model)
+        if plan.layers:  # the compiled step is one kernel
+            return self.prefill_executor.forward(plan)
         together = plan.num_draft_tokens > 0
         plan = plan.as_decode_rows(self.store.residual_length)
         if not plan.decode_only:

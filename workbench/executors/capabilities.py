@@ -43,6 +43,7 @@ REFUSALS = {
     "cache": "cannot carry out this cache",
     "batch_invariant": "cannot keep it",
     "parallel.tensor": "cannot be shared by ranks",
+    "sampling": "cannot give what its filter combines",
 }
 STEP_QK_NORMS = None, QKNormSpec(), QKNormSpec(over="projection")
 # Settings of a spec that the whole step of mlir supports or that other features cover: a new one is refused at first.
@@ -68,6 +69,7 @@ class Requirements:
     device: str = "cpu"
     batch_invariant: bool = False
     ranks: int = 1  # processes that share the model (tensor parallelism)
+    early_layers: bool = False  # a request's filter combines the logits of earlier layers
 
     @classmethod
     def from_model(cls, model: Transformer, store: KVStore) -> Requirements:
@@ -280,6 +282,7 @@ def _on_ranks(find: Callable[[Requirements], object]) -> Finder:
 
 RANKS = "several ranks (tensor parallelism)"
 MIXTURE_ON_RANKS, NORM_ON_RANKS = "mixture of experts on several ranks", "norms over all heads on several ranks"
+EARLY, EARLY_ON_RANKS = "logits of early layers", "logits of early layers on several ranks"
 PARALLEL_ON_RANKS = "parallel attention and feed-forward on several ranks"
 INT8, INT4, FP8 = "INT8 keys or values", "INT4 keys or values", "FP8 keys or values"
 CODEC = "user-defined cache codec"
@@ -290,6 +293,8 @@ FEATURES: dict[str, Feature] = {
     NORM_ON_RANKS: Feature("parallel.tensor", _on_ranks(_attention(
         lambda own: isinstance(own, AttentionSpec) and own.qk_norm is not None and own.qk_norm.over == "projection"
     ))),
+    EARLY: Feature("sampling", lambda wanted: "" if wanted.early_layers else None),
+    EARLY_ON_RANKS: Feature("sampling", _on_ranks(lambda wanted: wanted.early_layers)),
     "batch_invariant": Feature("batch_invariant", lambda wanted: "" if wanted.batch_invariant else None),
     "a CPU": Feature("device", _device(lambda device: device == "cpu" and not triton_interpreted())),
     "a CUDA device": Feature("device", _device(lambda device: device == "cuda")),
@@ -377,6 +382,8 @@ LIMITS: tuple[Limit, ...] = (
     Limit(NORM_ON_RANKS, Backend.MLIR, STEP, "the compiled step has no sum over ranks within attention"),
     *(Limit(feature, Backend.INDUCTOR, EVERY, "two sums over ranks in its graph could change places")
       for feature in (NORM_ON_RANKS, PARALLEL_ON_RANKS)),
+    Limit(EARLY, Backend.MLIR, STEP, "the step is one kernel, which keeps the states between layers; blocks give them"),
+    *(Limit(EARLY_ON_RANKS, backend, EVERY, "each rank has the head for its own tokens") for backend in Backend),
     *(Limit("batch_invariant", backend, EVERY, reason)
       for backend in Backend if (reason := batch_variance("decode_step", backend))),
     Limit("batch_invariant", Backend.MLIR, OPERATORS,

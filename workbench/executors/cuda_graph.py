@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from workbench.batch import TokenBatch
+from workbench.executors.early_layers import LayerTap
 from workbench.executors.guards import ModelGuard
 from workbench.executors.packing import bucket_for, pack_batch, synchronized
 from workbench.kv_cache.pages import NULL_PAGE
@@ -62,7 +63,11 @@ class CudaGraphExecutor:
         if plan.phase != "decode" and self._watch.changed:
             self._graphs, self._watch = {}, ModelGuard(self.model)
         plan = plan.as_decode_rows(self.store.residual_length)
-        if not plan.decode_only:
+        if plan.layers:
+            batch = pack_batch(plan, self.store.page_size, self.model.device)
+            tap = LayerTap(plan.layers, batch.logits_indices)
+            logits = tap.beside(self.model(batch, self.store, tap))
+        elif not plan.decode_only:
             logits = self.model(pack_batch(plan, self.store.page_size, self.model.device), self.store)
         else:
             batch = pack_batch(plan, self.store.page_size, CPU, bucket_for(len(plan.spans) + plan.padding_rows))

@@ -21,11 +21,12 @@ from torch import Tensor
 from compiled_kernels import Backend
 from compiled_kernels.torch_compile import compile_once, graph_count
 from workbench.batch import TokenBatch
+from workbench.executors.early_layers import LayerTap
 from workbench.executors.guards import ModelGuard, compile_key
 from workbench.executors.packing import bucket_for, pack_batch, synchronized
 from workbench.kv_cache.store import AttentionCache, CacheLayer, KVStore
 from workbench.model.layers import Angles, TransformerBlock
-from workbench.model.transformer import Transformer
+from workbench.model.transformer import RunBlock, Transformer
 from workbench.scheduler.plan import StepPlan
 
 
@@ -77,10 +78,10 @@ class InductorExecutor:
         batch = pack_batch(plan, self.store.page_size, self.model.device, rows)
         self.mark_dynamic(batch)
         with torch.inference_mode():
-            if rows is not None and self.compile_unit == "step":
+            if rows is not None and self.compile_unit == "step" and not plan.layers:
                 logits = synchronized(self._step(self.model, batch, self.store)[batch.logits_indices])
             else:
-                logits = synchronized(self._by_blocks(batch, plan.decode_only))
+                logits = synchronized(self._by_blocks(batch, plan.decode_only, plan.layers))
         self.model.count_experts(plan.num_tokens)
         return logits
 
@@ -89,12 +90,15 @@ class InductorExecutor:
         for table in batch.page_tables:
             torch._dynamo.mark_dynamic(table, 1)
 
-    def _by_blocks(self, batch: TokenBatch, decode_only: bool) -> Tensor:
-        return self.head(self.model, self.sampled_rows(batch, decode_only))[: len(batch.logits_indices)]
+    def _by_blocks(self, batch: TokenBatch, decode_only: bool, layers: tuple[int, ...] = ()) -> Tensor:
+        run: RunBlock = self._whole if decode_only else self._mixed
+        tap = LayerTap(layers, batch.logits_indices, run) if layers else None
+        logits = self.head(self.model, self.sampled_rows(batch, tap or run))[: len(batch.logits_indices)]
+        return logits if tap is None else tap.beside(logits)
 
-    def sampled_rows(self, batch: TokenBatch, decode_only: bool) -> Tensor:
+    def sampled_rows(self, batch: TokenBatch, run: RunBlock) -> Tensor:
         """Return the last block's output for the sampled rows, padded to a bucket of rows: [row, hidden]."""
-        x = self.model.hidden_states(batch, self.store, self._whole if decode_only else self._mixed)
+        x = self.model.hidden_states(batch, self.store, run)
         samples = len(batch.logits_indices)
         wanted = torch.zeros(bucket_for(samples), dtype=torch.long, device=x.device)
         wanted[:samples] = batch.logits_indices

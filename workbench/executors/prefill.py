@@ -18,6 +18,7 @@ from compiled_kernels.mlir_text import Target
 from compiled_kernels.prefill import BlockShape, PrefillBlock
 from compiled_kernels.prefill.block import PrefillBuffers
 from workbench.batch import TokenBatch
+from workbench.executors.early_layers import LayerTap
 from workbench.executors.guards import ModelGuard
 from workbench.executors.mlir import RotaryCache, check_mlir_step, step_shape, step_tensors
 from workbench.executors.packing import pack_batch
@@ -63,10 +64,12 @@ class PrefillExecutor:
         if self._watch.changed:
             self._blocks, self._watch = [], ModelGuard(self.model)
         batch = pack_batch(plan, self.store.page_size, self.model.device)
-        x = self._hidden(batch)
-        return self.token_parallel().compute_logits(x[batch.logits_indices])
+        tap = LayerTap(plan.layers, batch.logits_indices)
+        x = self._hidden(batch, tap)
+        logits = self.token_parallel().compute_logits(x[batch.logits_indices])
+        return tap.beside(logits) if plan.layers else logits
 
-    def _hidden(self, batch: TokenBatch) -> Tensor:
+    def _hidden(self, batch: TokenBatch, tap: LayerTap) -> Tensor:
         """Return the last block's output for each token, float32, in a buffer: [token, hidden]."""
         rows, model = batch.num_tokens, self.model
         blocks = self._for(rows)
@@ -77,12 +80,14 @@ class PrefillExecutor:
                     mine[:rows] = angle
         x = blocks[0].x[:rows]
         x.copy_(model.embed(batch.token_ids))
+        tap.note(0, x)
         for layer, (block, module, cache) in enumerate(zip(blocks, model.blocks, self.store.layers, strict=True)):
             attention = cast(TransformerBlock, module).attention
             q, k, v = block.before(rows)
             pages = cast(AttentionCache, cache)  # the capability table refuses recurrent layers
             pages.write(k, v, batch, Backend.MLIR)
             block.after(attention.attend(q, batch, pages, Backend.MLIR))
+            tap.note(layer + 1, x)
             if self.store.on_layer is not None:
                 self.store.on_layer(layer)
         return x

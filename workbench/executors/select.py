@@ -116,6 +116,15 @@ def _problem(backend: Backend, requirements: Requirements, role: Role) -> str | 
     return None if refusal is None else str(refusal)
 
 
+def early_layers_problem(backends: Backends, batch_invariant: bool, ranks: int) -> str:
+    """Return why no filter can have the logits of early layers here, or an empty string. Steps that need them run by
+    blocks, which `batch_invariant` has not."""
+    role: Role = "step" if batch_invariant else "blocks"
+    refusal = unsupported(backends.blocks, Requirements(early_layers=True, ranks=ranks), role)
+    setting = "batch_invariant: " if batch_invariant else ""
+    return "" if refusal is None else f"{setting}backend {str(backends.blocks)!r} {refusal}"
+
+
 def incompatible_settings(batch_invariant: bool, evicts: bool, speculates: bool) -> str:
     """Return why a runner cannot have all of these at once, or an empty string."""
     if evicts and batch_invariant:

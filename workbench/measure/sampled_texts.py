@@ -167,7 +167,7 @@ def _outputs(
         for i, prompt in enumerate(prompts)
     ]  # fmt: skip
     ends = generate(runner, asked)
-    if wrong := next((end for end in ends.values() if end.reason != "length"), None):
+    if wrong := next((end for end in ends.values() if end.reason not in ("length", "not_chosen")), None):
         raise WorkbenchError(f"workload.texts: {wrong.error or wrong.reason}")
     return [ends[str(i)].token_ids for i in range(len(prompts))]
 

@@ -94,14 +94,16 @@ def trace_filters(logits: Tensor, history: History, sampling: SamplingParameters
     scores = logits.float()
     _check(scores, "the model's logits")
     sampling_state = build_sampling_state(Request("", tuple(history.prompt_ids), sampling), len(scores))
+    if sampling_state.combiners:
+        path = sampling_state.combiners[0].path
+        raise WorkbenchError(f"filter {path}: combines these logits with others; a row alone cannot be traced")
     found: list[FilterStep] = []
     left = scores
     for rule in sampling_state.filters:
         left = _entered(found, left, rule(left[None], [history])[0], _name(rule))
         _check(left, "after the filters the logits")
-    for part, rule in zip(sampling.filters, sampling_state.custom_filters, strict=True):
-        alone = replace(sampling_state.request, sampling=sampling.model_copy(update={"filters": (part,)}))
-        after = apply_custom_filters(left, replace(sampling_state, request=alone, custom_filters=(rule,)), history)
+    for part, rule in sampling_state.custom_filters:
+        after = apply_custom_filters(left, replace(sampling_state, custom_filters=((part, rule),)), history)
         if isinstance(after, SampledToken):
             raise WorkbenchError(after.error)
         left = _entered(found, left, after, part.path)

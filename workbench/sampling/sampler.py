@@ -2,6 +2,7 @@
 beside it.
 
     logits  ->  PendingRows (a sequence's rows)  ->  SamplingState (filters, sampler)  ->  SampledToken, or a failure
+    rows of a request whose filters combine other logits are combined with these first
     rows of a request with a grammar or a thought lose their forbidden tokens before that, and its constraint takes the
     token after it
 """
@@ -10,9 +11,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
@@ -24,6 +26,7 @@ from workbench.errors import WorkbenchError, describe_error
 from workbench.request import Sequence
 from workbench.sampling.answer import NO_TOKEN
 from workbench.sampling.closing import NodeBudget
+from workbench.sampling.combiners import NO_OTHERS, NamedCombiner, OtherLogits
 from workbench.sampling.constraint import Constraint
 from workbench.sampling.filters import History
 from workbench.sampling.masks import MAX_NODES_OF_SAMPLING, MaskWorker
@@ -160,6 +163,11 @@ class Sampler:
         known = self._states.get(request_id)
         return None if known is None else known.constraint
 
+    def combiners_of(self, request_id: str) -> tuple[NamedCombiner, ...]:
+        """Return the filters of a request that combine other logits."""
+        known = self._states.get(request_id)
+        return () if known is None else known.combiners
+
     def is_plain_greedy(self, sequence: Sequence) -> bool:
         """Return whether the largest logit of each row is all that this sequence's tokens hang on."""
         known = self._states.get(sequence.request_id)
@@ -179,7 +187,13 @@ class Sampler:
         return [choices[0] for choices in self.verify(logits, sequences, [NO_DRAFT] * len(sequences))]
 
     @torch.no_grad()
-    def verify(self, logits: Tensor, sequences: list[Sequence], drafts: Many[Draft]) -> list[list[SampledToken]]:
+    def verify(
+        self,
+        logits: Tensor,
+        sequences: list[Sequence],
+        drafts: Many[Draft],
+        others: Mapping[str, OtherLogits] = MappingProxyType({}),
+    ) -> list[list[SampledToken]]:
         """Return each sequence's accepted draft tokens and one token after them; the last may be a failure.
 
         A list is empty where the token has to wait for a search (see Answer): its row is to be computed once more.
@@ -189,16 +203,18 @@ class Sampler:
             logits: [sample, vocab]. Each sequence has, in order, a row for its next token and one per draft token.
             sequences: the sequences.
             drafts: the draft of each sequence.
+            others: by request id, the other logits of requests whose filters combine them.
         """
         wanted = sum(1 + len(draft.token_ids) for draft in drafts)
         if len(logits) != wanted or len(sequences) != len(drafts):
             raise ValueError(f"{len(logits)} rows of logits for {len(sequences)} sequences with {wanted} to choose")
         scores = logits.float()
-        largest, tokens = _largest(scores) if sequences else ([], [])
         chosen: dict[int, list[SampledToken]] = {}
-        masked, constrained = scores, self._constrained(sequences, drafts, chosen)
+        masked = self._combined(scores, sequences, drafts, others, chosen)
+        largest, tokens = _largest(masked) if sequences else ([], [])
+        constrained = self._constrained(sequences, drafts, chosen)
         if constrained:
-            masked = _mask(scores, constrained)
+            masked = _mask(masked, constrained)
             model_largest, (largest, tokens) = largest, _largest(masked)
             for number, rows, _ in constrained:
                 if number not in chosen and not math.isfinite(found := model_largest[rows.start]):
@@ -233,6 +249,34 @@ class Sampler:
             chosen[number] = taking.take(chosen[number], budget if sequences[number].is_decoding else None)
         self.constraint_seconds = time.thread_time() - began
         return [chosen[number] for number in range(len(sequences))]
+
+    def _combined(
+        self,
+        scores: Tensor,
+        sequences: list[Sequence],
+        drafts: Many[Draft],
+        others: Mapping[str, OtherLogits],
+        failed: dict[int, list[SampledToken]],
+    ) -> Tensor:
+        """Return the rows [row, vocab] with those of combiners combined; add sequences whose combiner fails to
+        `failed`."""
+        combined, row = scores, 0
+        for number, (sequence, draft) in enumerate(zip(sequences, drafts, strict=True)):
+            rows, row = range(row, row + 1 + len(draft.token_ids)), row + 1 + len(draft.token_ids)
+            found = scores[rows.start : rows.stop]
+            try:
+                known = self.state_of(sequence)
+                if not known.combiners:
+                    continue
+                mine = PendingRows(number, rows, sequence, draft, known, [])
+                for combiner in known.combiners:
+                    found = combiner.rows(found, mine.histories, others.get(sequence.request_id, NO_OTHERS))
+            except WorkbenchError as error:
+                failed[number] = [failed_token(str(error))]
+                continue
+            combined = combined.clone() if combined is scores else combined
+            combined[rows.start : rows.stop] = found
+        return combined
 
     def _constrained(
         self, sequences: list[Sequence], drafts: Many[Draft], failed: dict[int, list[SampledToken]]

@@ -21,6 +21,7 @@ from torch import Tensor
 from workbench.custom import check_arity, load_custom
 from workbench.errors import WorkbenchError
 from workbench.request import CustomPart, SamplingParameters
+from workbench.sampling.combiners import NamedCombiner, combiner_of
 from workbench.sampling.filters import Filter
 
 
@@ -146,10 +147,12 @@ def sample_categorical_parallel(weights: Tensor, uniforms: Sequence[float]) -> l
     return (reached > target).to(torch.uint8).argmax(-1).tolist()
 
 
-def load_filter(part: CustomPart) -> Filter:
-    """Build the filter that `part` names; WorkbenchError if it cannot be one."""
+def load_filter(part: CustomPart) -> Filter | NamedCombiner:
+    """Build the filter or combiner that `part` names; WorkbenchError if it cannot be one."""
     made = load_custom(part)
     if callable(made):
+        if (combiner := combiner_of(made, part)) is not None:
+            return combiner
         check_arity(made, 2, f"filter {part.path}", "(logits, histories)")
         return cast(Filter, made)
     raise WorkbenchError(f"filter {part.path}: not callable; it needs __call__(self, logits, histories)")

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from workbench.errors import WorkbenchError
-from workbench.request import Request
+from workbench.request import CustomPart, Request
+from workbench.sampling.combiners import NamedCombiner
 from workbench.sampling.constraint import Constraint
 from workbench.sampling.filters import Filter, History, build_filters
 from workbench.sampling.samplers import (
@@ -34,16 +35,17 @@ class SamplingState:
 
     request: Request
     filters: tuple[Filter, ...]
-    custom_filters: tuple[Filter, ...]
+    custom_filters: tuple[tuple[CustomPart, Filter], ...]
     sampler: Greedy | RandomSampler | None  # None if a user-defined sampler replaces it
     custom_sampler: TokenSampler | None
     state: Any = None
     constraint: Constraint | None = None  # tokens that are forbidden before all filters
+    combiners: tuple[NamedCombiner, ...] = ()  # filters that see other logits too, before all else
     is_plain_greedy: bool = field(init=False)  # the row's argmax is the whole answer
 
     def __post_init__(self) -> None:
-        greedy = isinstance(self.sampler, Greedy) and not self.filters and not self.custom_filters
-        self.is_plain_greedy = greedy and self.request.sampling.logprobs is None
+        plain = not self.filters and not self.custom_filters and not self.combiners
+        self.is_plain_greedy = isinstance(self.sampler, Greedy) and plain and self.request.sampling.logprobs is None
 
 
 def build_sampling_state(request: Request, vocab_size: int | None) -> SamplingState:
@@ -57,11 +59,12 @@ def build_sampling_state(request: Request, vocab_size: int | None) -> SamplingSt
     if beyond:
         raise WorkbenchError(f"logit_bias: token id {beyond[0]} is outside the vocabulary of {vocab_size} tokens")
     filters = build_filters(sampling)
-    custom_filters = tuple(load_filter(part) for part in sampling.filters)
+    loaded = [(part, load_filter(part)) for part in sampling.filters]
+    combiners = tuple(found for _, found in loaded if isinstance(found, NamedCombiner))
+    custom_filters = tuple((part, found) for part, found in loaded if not isinstance(found, NamedCombiner))
     if sampling.sampler is None:
-        return SamplingState(
-            request, filters, custom_filters, RandomSampler() if sampling.temperature else Greedy(), None
-        )
+        own_sampler = RandomSampler() if sampling.temperature else Greedy()
+        return SamplingState(request, filters, custom_filters, own_sampler, None, combiners=combiners)
     if sampling.temperature == 0:
         raise WorkbenchError(
             f"sampler {sampling.sampler.path}: temperature 0 means greedy; set it above 0, or no sampler"
@@ -71,12 +74,12 @@ def build_sampling_state(request: Request, vocab_size: int | None) -> SamplingSt
         state = own.start()
     except Exception as error:
         raise WorkbenchError(describe_failure(f"sampler {sampling.sampler.path}: start", error)) from error
-    return SamplingState(request, filters, custom_filters, None, own, state)
+    return SamplingState(request, filters, custom_filters, None, own, state, combiners=combiners)
 
 
 def apply_custom_filters(filtered: Tensor, sampling_state: SamplingState, history: History) -> Tensor | SampledToken:
     """Apply the user-defined filters to this row, each on a copy; return a failed token if one breaks."""
-    for part, rule in zip(sampling_state.request.sampling.filters, sampling_state.custom_filters, strict=True):
+    for part, rule in sampling_state.custom_filters:
         try:
             before, filtered = filtered, _row_of(rule(filtered[None].clone(), [history]), filtered)
         except Exception as error:

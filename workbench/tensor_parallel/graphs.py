@@ -65,6 +65,7 @@ class RankGraphs(InductorExecutor):
     def compute(self, batch: TokenBatch) -> Tensor:
         """Return the logits of a batch's sampled rows, as `TensorParallelTransformer.compute_logits` does."""
         self.mark_dynamic(batch)
-        x, samples = self.sampled_rows(batch, batch.decode_only), len(batch.logits_indices)
+        run, samples = self._whole if batch.decode_only else self._mixed, len(batch.logits_indices)
+        x = self.sampled_rows(batch, run)
         self.model.ranks.record([x[:samples]])
         return self.model.gather_logits(self.head(self.model, x)[:samples])

@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from workbench.custom import build_custom, resolve_path
+from workbench.request import CustomPart
+from workbench.sampling.combiners import combiner_of
 from workbench.sampling.filters import History
 from workbench.sampling.samplers import uniform
 from workbench.testing.law import ConformityReport, Law, LawBroken, check_law
@@ -31,6 +33,12 @@ class LogitsRow:
     logits: Tensor
     history: History
     kind: str
+
+    def others(self, count: int) -> Tensor:
+        """Return `count` rows of other logits [row, vocab] for it, as of earlier layers: the same at every call."""
+        first = int(self.logits.nan_to_num(neginf=0.0).double().sum().abs() * 1e3) % 2**31
+        generator = torch.Generator().manual_seed(first)
+        return torch.randn(count, len(self.logits), generator=generator) * 3
 
     def __repr__(self) -> str:
         return f"a row of {len(self.logits)} logits ({self.kind})"
@@ -80,7 +88,8 @@ def check_sampler(
     """Try `part` on many rows of logits, and report law by law whether it holds.
 
     Args:
-        part: a filter or a sampler: an instance, a class, a function, or an import path as in a configuration
+        part: a filter, one that combines other logits too, or a sampler: an instance, a class, a function, or an import
+            path as in a configuration
             (`package.module:Name`, `folder/file.py:Name`).
         vocab: size of the vocabulary.
         examples: rows tried for each law, equal in every call.
@@ -94,7 +103,8 @@ def check_sampler(
     if callable(getattr(made, "choose", None)):
         kind, laws = "sampler", SAMPLER_LAWS
     elif callable(made):
-        kind, laws = "filter", FILTER_LAWS
+        combiner = combiner_of(made, CustomPart(path=name))
+        kind, laws = "filter" if combiner is None else "combiner", FILTER_LAWS
     else:
         return ConformityReport(name, (Law("is a filter or a sampler", False, "has neither choose() nor __call__()"),))
     drawn = st.lists(logits_rows(vocab), min_size=3, max_size=3), st.integers(0, 2**63 - 1)
@@ -102,11 +112,21 @@ def check_sampler(
     return ConformityReport(f"{kind} {name}", tuple(tried))
 
 
+def _apply(part: Any, logits: Tensor, rows: list[LogitsRow]) -> Tensor:
+    """Call `part` with the logits [sample, vocab] of `rows`, their histories, and the other logits that it combines."""
+    histories, layers = [row.history for row in rows], getattr(part, "layers", None)
+    if layers is not None:
+        return part(logits, histories, torch.stack([row.others(len(layers)) for row in rows], 1))
+    if hasattr(part, "second_prompt"):
+        return part(logits, histories, torch.cat([row.others(1) for row in rows]))
+    return part(logits, histories)
+
+
 def _filtered(part: Any, row: LogitsRow) -> Tensor:
     """Return the row that `part` returns for `row`, checked for shape and type."""
     logits = row.logits[None].clone()
     try:
-        out = part(logits, [row.history])
+        out = _apply(part, logits, [row])
     except Exception as error:
         raise LawBroken(f"raised {type(error).__name__}: {error}, on {row}") from error
     _require(isinstance(out, Tensor), f"returned {type(out).__name__}, not a tensor, on {row}")
@@ -121,7 +141,7 @@ def _filter_answers(part: Any, some: list[LogitsRow], seed: int) -> None:
 
 def _filter_keeps_input(part: Any, some: list[LogitsRow], seed: int) -> None:
     logits = some[0].logits[None].clone()
-    part(logits, [some[0].history])
+    _apply(part, logits, some[:1])
     _require(torch.equal(logits[0], some[0].logits), f"changed its input in place, on {some[0]}")
 
 
@@ -153,7 +173,7 @@ def _filter_ignores_neighbours(part: Any, some: list[LogitsRow], seed: int) -> N
     for place in range(3):
         batch = [*some[1:]]
         batch.insert(place, row)
-        together = part(torch.stack([each.logits for each in batch]), [each.history for each in batch])
+        together = _apply(part, torch.stack([each.logits for each in batch]), batch)
         shape = tuple(together.shape)
         _require(shape == (3, len(alone)), f"returned shape {shape} for 3 rows, on {row}")
         near = torch.allclose(together[place], alone, rtol=1e-4, atol=1e-4)

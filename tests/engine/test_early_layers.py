@@ -1,0 +1,184 @@
+"""Filters that combine the logits of early layers: they see what the model cut after those layers would give."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import workbench
+from compiled_kernels import Backend
+from tests.engine.poison import MODEL, Poison, asked
+from tests.engine.tiny import layer, model_of, request, runner_of, spec_of
+from tests.thorough import tries
+from workbench.custom import temporarily_registered
+from workbench.engine import naive
+from workbench.engine.runner import Runner, generate
+from workbench.errors import WorkbenchError
+from workbench.executors.select import Backends
+from workbench.model.transformer import Transformer
+from workbench.request import CustomPart, Request, SamplingParameters
+from workbench.sampling.filters import History
+from workbench.speculative.proposers import PromptLookupProposer, Speculator
+
+
+@dataclass
+class Noted:
+    """A combiner that changes nothing and keeps what it was given, by the tokens before."""
+
+    layers: tuple[int, ...] = (0, 1)
+    seen: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
+
+    def __call__(self, logits: Tensor, histories: Sequence[History], early: Tensor) -> Tensor:
+        for row, history in enumerate(histories):
+            self.seen[(*history.prompt_ids, *history.output_ids)] = early[:, row].clone()
+        return logits.clone()
+
+
+def minus(logits: Tensor, histories: Sequence[History], early: Tensor) -> Tensor:
+    return logits - 0.5 * early[0]
+
+
+minus.layers = (1,)  # type: ignore[attr-defined] (what makes it a combiner)
+
+
+def cut(model: Transformer, layers: int) -> Transformer:
+    """The model that ends after so many layers."""
+    made = copy.deepcopy(model)
+    made.spec = made.spec.model_copy(update={"layers": made.spec.layers[:layers]})
+    made.blocks = nn.ModuleList(list(made.blocks)[:layers])
+    return made
+
+
+def with_filter(made: Request, path: str) -> Request:
+    return replace(made, sampling=made.sampling.model_copy(update={"filters": (CustomPart(path=path),)}))
+
+
+@settings(max_examples=tries(10), deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(1, 9), st.integers(1, 6)), min_size=1, max_size=4),
+       st.integers(3, 16), st.integers(8, 24))  # fmt: skip
+def test_they_are_those_of_the_model_that_ends_there(prompts: list, chunk: int, pages: int) -> None:
+    """In any batch, in chunks, after cached prefixes and preemptions."""
+    noted, shorter = Noted(), cut(MODEL, 1)
+    runner = runner_of(MODEL, pages=pages, max_num_batched_tokens=chunk)
+    Poison(runner)
+    with temporarily_registered(noted) as path:
+        plain = [asked(f"r{i}", *each) for i, each in enumerate(prompts)]
+        done = generate(runner, [with_filter(each, path) for each in plain])
+    assert {name: end.token_ids for name, end in done.items()} == {
+        name: end.token_ids for name, end in generate(runner_of(MODEL), plain).items()
+    }, "an identity"
+    for ids, (embedded, early) in noted.seen.items():
+        expected = naive.logits(shorter, torch.tensor(ids))[-1]
+        torch.testing.assert_close(early, expected.float(), rtol=1e-4, atol=1e-4)
+        states = MODEL.embed(torch.tensor(ids[-1:]))
+        torch.testing.assert_close(embedded, MODEL.compute_logits(states)[0], rtol=1e-4, atol=1e-4)
+    assert len(noted.seen) >= max(each[2] for each in prompts)
+
+
+def test_the_filter_decides_and_speculation_changes_nothing() -> None:
+    with temporarily_registered(minus) as path:
+        requests = [with_filter(request(f"r{i}", 5, 20), path) for i in range(3)]
+        alone = generate(runner_of(MODEL), requests)
+        drafts = Speculator(PromptLookupProposer(1, 3), 3, 48, "fixed", "rejection")
+        runner = runner_of(MODEL, speculator=drafts)
+        together = generate(runner, requests)
+    plain = generate(runner_of(MODEL), [request(f"r{i}", 5, 20) for i in range(3)])
+    assert {k: v.token_ids for k, v in alone.items()} == {k: v.token_ids for k, v in together.items()}
+    assert {k: v.token_ids for k, v in alone.items()} != {k: v.token_ids for k, v in plain.items()}
+    for number in range(3):  # by the equation, token by token
+        ids, found = list(requests[number].prompt_ids), []
+        for _ in range(20):
+            row = naive.logits(MODEL, torch.tensor(ids))[-1] - 0.5 * naive.logits(cut(MODEL, 1), torch.tensor(ids))[-1]
+            found.append(int(row.argmax()))
+            ids.append(found[-1])
+        assert list(alone[f"r{number}"].token_ids) == found
+
+
+def test_a_request_beside_them_is_what_it_is_alone() -> None:
+    sampled = request("b", 7, 12, temperature=1.0, seed=3)
+    with temporarily_registered(minus) as path:
+        beside = generate(runner_of(MODEL), [with_filter(request("a", 5, 12), path), sampled])
+    assert beside["b"].token_ids == generate(runner_of(MODEL), [sampled])["b"].token_ids
+
+
+@pytest.mark.parametrize("backend", [Backend.INDUCTOR, Backend.MLIR])
+def test_backends_give_the_same(backend: Backend) -> None:
+    spec = spec_of(layer(2, 1, 16), layer(2, 1, 16)).model_copy(update={"hidden_size": 32})
+    found: list[dict] = []
+    for each in (Backend.EAGER, backend):
+        noted = Noted()
+        with temporarily_registered(noted) as path:
+            runner = runner_of(model_of(spec, backend=each))
+            done = generate(runner, [with_filter(request("a", 5, 6), path), with_filter(request("b", 9, 6), path)])
+        assert {end.reason for end in done.values()} == {"length"}
+        found.append(noted.seen)
+    assert found[0].keys() == found[1].keys()
+    for ids, rows in found[0].items():
+        torch.testing.assert_close(found[1][ids], rows, rtol=1e-3, atol=1e-3)
+
+
+def test_the_compiled_step_of_auto_lets_blocks_give_them() -> None:
+    noted = Noted((2, 4))
+    runner = workbench.load("demo")
+    with temporarily_registered(noted) as path:
+        plain, seen = (
+            [e.token_ids for e in runner.stream("def f(", max_tokens=8, temperature=0, filters=filters)
+             if e.kind == "finished"] for filters in ([], [{"path": path}])
+        )  # fmt: skip
+    assert plain == seen and len(noted.seen) == 8
+    for ids, rows in noted.seen.items():
+        exact = torch.stack([naive.logits(cut(runner.model, n), torch.tensor(ids))[-1] for n in (2, 4)])
+        assert (rows.argmax(-1) == exact.argmax(-1)).all() and (rows - exact).abs().max() < 0.1 * exact.abs().max()
+
+
+def refusal(runner: Runner, path: str) -> str:
+    done = generate(runner, [with_filter(request("a", 5, 4), path), request("b", 5, 4)])
+    assert done["b"].reason == "length" and done["a"].reason == "refused"
+    return done["a"].error
+
+
+def test_what_cannot_be_is_refused_with_the_reason() -> None:
+    with temporarily_registered(Noted((1, 2))) as path:
+        assert f"filter {path}: layers (1, 2); the model has 2: give 0 to 1" in refusal(runner_of(MODEL), path)
+    with temporarily_registered(Noted(())) as path:
+        assert "must be a tuple of numbers of layers" in refusal(runner_of(MODEL), path)
+    with temporarily_registered(minus) as path:
+        backends = Backends(*[Backend.MLIR] * 3, "batch_invariant")
+        runner = runner_of(model_of(spec_of(), backend=Backend.EAGER), backends=backends)
+        runner.tracker._early_layers_problem = workbench_problem(backends)
+        assert "batch_invariant: backend 'mlir' cannot give what its filter combines" in refusal(runner, path)
+        sampling = SamplingParameters.model_validate({"filters": [{"path": path}]})
+        with pytest.raises(WorkbenchError, match="combines these logits with others"):
+            workbench.trace_filters(torch.zeros(31), History(), sampling)
+
+
+def workbench_problem(backends: Backends) -> str:
+    from workbench.executors.select import early_layers_problem
+
+    assert early_layers_problem(backends, False, 1) == ""
+    assert "each rank has the head for its own tokens" in early_layers_problem(backends, False, 2)
+    return early_layers_problem(backends, True, 1)
+
+
+@pytest.mark.parametrize(
+    ("broken", "words"),
+    [
+        (lambda logits, histories, early: logits[0], r"must return logits \(1, 31\) torch.float32, not \(31,\)"),
+        (lambda logits, histories, early: logits * torch.nan, "its logits leave no token, or contain NaN"),
+        (lambda logits, histories, early: 1 / 0, "ZeroDivisionError"),
+    ],
+)
+def test_a_broken_one_ends_its_own_request(broken, words: str) -> None:
+    broken.layers = (1,)
+    with temporarily_registered(broken) as path:
+        done = generate(runner_of(MODEL), [with_filter(request("a", 5, 4), path), request("b", 5, 4)])
+    assert done["b"].reason == "length" and done["a"].reason == "error"
+    with pytest.raises(AssertionError, match=words):
+        raise AssertionError(done["a"].error)

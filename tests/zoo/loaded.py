@@ -1,0 +1,15 @@
+"""Build the parts of the zoo's entries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from workbench.custom import resolve_path
+from workbench.zoo.folder import ZOO_FOLDER
+
+
+def part_of(name: str, **arguments: Any) -> Any:
+    """Build the part of an entry: the class in its file that its YAML names."""
+    settings = (ZOO_FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
+    part = settings.split(f"{name}.py:")[1].split('"')[0]
+    return resolve_path(f"{ZOO_FOLDER / name}.py:{part}")(**arguments)
