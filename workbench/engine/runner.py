@@ -86,7 +86,7 @@ class Runner(Displayable):
             )
         loaded = model or LoadedModel.load(config, report)
         self.config, self.is_from_config = config, model is None
-        self._loaded = loaded
+        self.loaded_model = loaded
         self.model, self.tokenizer = loaded.transformer, loaded.tokenizer
         spec = self.model.spec
         if self.tokenizer is not None:
@@ -128,7 +128,7 @@ class Runner(Displayable):
         self._compiles = 0  # before the step under way
         self._request_ids = (f"request-{number}" for number in itertools.count())
         self.speculator: Speculator | None = None
-        self.set_speculator(build_speculator(config, spec, self.tokenizer, lambda draft: Runner(draft, report=report)))
+        self.set_speculator(build_speculator(config, loaded, lambda *draft: Runner(*draft, report=report)))
 
     @torch.inference_mode()
     def _logits_of_states(self, states: torch.Tensor) -> torch.Tensor:
@@ -169,7 +169,7 @@ class Runner(Displayable):
 
     @property
     def chat_template(self) -> ChatTemplate | None:
-        return self._loaded.chat_template
+        return self.loaded_model.chat_template
 
     def assemble(self, conversation: Conversation, max_tokens: int = 1) -> Prompt:
         """Return the prompt of a conversation, within the model's context as `overflow` says.
@@ -266,7 +266,7 @@ class Runner(Displayable):
     def close(self) -> None:
         """End the processes of other ranks (`parallel.tensor`); without any it does nothing. They end with this
         process, or once the runner is collected as garbage, too."""
-        self._loaded.close()
+        self.loaded_model.close()
 
     def reset_prefix_cache(self) -> None:
         """Empty the prefix cache; running sequences keep their pages."""
@@ -371,7 +371,8 @@ class Runner(Displayable):
         if layers := self.tracker.layers_to_note(plan):
             plan = replace(plan, layers=layers)
         if isinstance(self.executor, TensorParallelExecutor):  # others have all logits at hand, or show them
-            plan = replace(plan, only_largest=self.tracker.needs_only_largest(plan))
+            observed = self.speculator is not None and (self.speculator.observed_top_k or 0) > 1
+            plan = replace(plan, only_largest=not observed and self.tracker.needs_only_largest(plan))
         try:
             with interrupts.allow():
                 logits = self.executor.forward(plan)
@@ -395,13 +396,30 @@ class Runner(Displayable):
         except Exception as error:  # the requests of this step fail; waiting ones go on
             self.tracker.fail([span.sequence for span in plan.spans], error)
             return 0
-        now = self.clock()
+        now, computed = self.clock(), plan
         waits = [span.sequence for span in plan.spans if not sampled.get(span.sequence.request_id, True)]
         plan = plan.without(waits) if waits else plan  # computed once more, as if they had not been part of it
         detokenized = self.tracker.detokenize(sampled)
         accepted = self._commit(plan, detokenized)
+        self._observe(computed, logits, proposed, detokenized)
         self.tracker.emit_step(plan, detokenized, now)
         return accepted
+
+    def _observe(
+        self,
+        plan: StepPlan,
+        logits: torch.Tensor,
+        proposed: dict[str, Draft],
+        detokenized: Mapping[str, DetokenizedTokens],
+    ) -> None:
+        """Show the proposer what the step verified; requests whose verification it cannot take fail."""
+        if self.speculator is None or self.speculator.observed_top_k is None:
+            return
+        try:
+            tokens = {name: each.token_ids for name, each in detokenized.items()}
+            self.speculator.observe(plan, logits, proposed, tokens)
+        except Exception as error:
+            self.tracker.fail([span.sequence for span in plan.spans], error)
 
     def _emit_step(
         self,

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from compiled_kernels import Backend
 from workbench.engine.cache import KVCache
 from workbench.engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from workbench.engine.loaded_model import LoadedModel
 from workbench.errors import WorkbenchError
 from workbench.executors.base import Executor, MlirExecutor
 from workbench.executors.capabilities import Requirements, unsupported
 from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
 from workbench.prompt.tokenization.tokenizer import Tokenizer
-from workbench.speculative.config import DraftModel, NoSpeculation
+from workbench.speculative.config import CustomProposer, DraftModel, NoSpeculation
+from workbench.speculative.custom import SpeculationTarget, load_proposer
 from workbench.speculative.draft_model import CompiledDraftSteps, DraftModelProposer
 from workbench.speculative.proposers import PromptLookupProposer, Proposer, Speculator
 
@@ -29,39 +31,57 @@ class DraftRunner(Protocol):
     executor: Executor
 
 
-def build_speculator(
-    config: EngineConfig, spec: ModelSpec, tokenizer: Tokenizer | None, load: Callable[[EngineConfig], DraftRunner]
-) -> Speculator | None:
-    """Build the speculator of `config.speculate` for a model of `spec`; None without speculation.
+class LoadDraft(Protocol):
+    """Load the runner of a draft model: of a config, or over a model in memory."""
+
+    def __call__(self, config: EngineConfig, model: LoadedModel | None = None, /) -> DraftRunner: ...
+
+
+def build_speculator(config: EngineConfig, target: LoadedModel, load: LoadDraft) -> Speculator | None:
+    """Build the speculator of `config.speculate` for the model `target`; None without speculation.
 
     Args:
         load: loads the runner of a draft model.
 
     Raises:
-        WorkbenchError: for a draft model with other tokens than the target's.
+        WorkbenchError: for a draft model with other tokens than the target's, and for a proposer of the user's own that
+            cannot be built.
     """
     settings = config.speculate
-    proposer: Proposer
     if isinstance(settings, NoSpeculation):
         return None
+    spec, name = target.transformer.spec, f"speculate {settings.kind}"
+    build_draft_model = partial(_build_draft_model, config, target, load)
+    proposer: Proposer
     if isinstance(settings, DraftModel):
-        draft = load(draft_config(config, settings))
-        if draft.kv_cache.manager.recurrent_groups:
-            raise WorkbenchError(
-                f"speculate.model {settings.model}: a draft model with recurrent states is not carried out; its own "
-                "states do not go back when drafts are rejected"
-            )
-        check_same_vocabulary(settings.model, draft.tokenizer, draft.model.spec, tokenizer, spec)
-        proposer = DraftModelProposer(
-            draft.model.spec, draft.executor, draft.kv_cache.manager, draft.config.schedule.limits.max_prefill_tokens,
-            common_random_numbers=settings.accept == "match", confidence_threshold=settings.confidence_threshold,
-            multi_step=_multi_step(draft, settings),
-        )  # fmt: skip
+        proposer = build_draft_model(settings)
+    elif isinstance(settings, CustomProposer):
+        name = f"speculate {settings.path}"
+        proposer = load_proposer(settings, SpeculationTarget(spec, target.tokenizer, settings, build_draft_model))
     else:
         proposer = PromptLookupProposer(settings.min_ngram, settings.max_ngram)
     return Speculator(
-        proposer, settings.num_speculative_tokens, spec.max_position_embeddings, settings.length, settings.accept
-    )
+        proposer, settings.num_speculative_tokens, spec.max_position_embeddings, settings.length, settings.accept,
+        spec.vocab_size, name,
+    )  # fmt: skip
+
+
+def _build_draft_model(
+    config: EngineConfig, target: LoadedModel, load: LoadDraft, settings: DraftModel
+) -> DraftModelProposer:
+    draft = load(draft_config(config, settings))
+    if draft.kv_cache.manager.recurrent_groups:
+        raise WorkbenchError(
+            f"speculate.model {settings.model}: a draft model with recurrent states is not carried out; its own "
+            "states do not go back when drafts are rejected"
+        )
+    spec = target.transformer.spec
+    check_same_vocabulary(settings.model, draft.tokenizer, draft.model.spec, target.tokenizer, spec)
+    return DraftModelProposer(
+        draft.model.spec, draft.executor, draft.kv_cache.manager, draft.config.schedule.limits.max_prefill_tokens,
+        common_random_numbers=settings.accept == "match", confidence_threshold=settings.confidence_threshold,
+        multi_step=_multi_step(draft, settings),
+    )  # fmt: skip
 
 
 def draft_config(config: EngineConfig, settings: DraftModel) -> EngineConfig:

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from compiled_kernels.rounds import interleaved
 from workbench.engine.config import EngineConfig
+from workbench.engine.loaded_model import LoadedModel
 from workbench.engine.runner import Runner
 from workbench.engine.speculator import build_speculator
 from workbench.errors import WorkbenchError
@@ -90,12 +91,14 @@ def _build_runners(
             targets[key] = runner_for(base)
         runner = runners[name] = targets[key]
 
-        def load(draft: EngineConfig, key: str = key) -> Runner:
+        def load(draft: EngineConfig, shared: LoadedModel | None = None, key: str = key) -> Runner:
+            if shared is not None:  # layers of the target
+                return Runner(draft, shared)
             if (known := (key, draft.model_dump_json())) not in models:
                 models[known] = Runner(draft)
             return models[known]
 
-        drafts[name] = build_speculator(variant, runner.model.spec, runner.tokenizer, load)
+        drafts[name] = build_speculator(variant, runner.loaded_model, load)
     return runners, drafts
 
 

@@ -34,6 +34,15 @@ class Draft:
             return self
         return Draft(self.token_ids[:count], None if self.probabilities is None else self.probabilities[:count])
 
+    def follow(self, token_ids: Sequence[int]) -> tuple[int, ...]:
+        """Return the places of the draft tokens along which `token_ids` go, up to the first that is not drafted."""
+        places: list[int] = []
+        for place, (token, drafted) in enumerate(zip(token_ids, self.token_ids, strict=False)):
+            if token != drafted:
+                break
+            places.append(place)
+        return tuple(places)
+
 
 NO_DRAFT = Draft()
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
 
+from workbench.request import CustomPart
 from workbench.settings import Settings, parse_setting
 
 
@@ -59,18 +60,33 @@ class DraftModel(_DraftSettings):
     confidence_threshold: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
 
 
+class CustomProposer(_DraftSettings, CustomPart):
+    """A user-defined proposer: a class, built with the `SpeculationTarget` and `arguments` (see
+    `workbench.speculative.proposers.Proposer`)."""
+
+    kind: Literal["custom"] = "custom"
+
+
 def _named(value: Any) -> Any:
-    """Accept a kind alone."""
-    return {"kind": value} if isinstance(value, str) else {"kind": "none"} if value is None else value
+    """Accept a kind alone, or a path, alone or in a mapping."""
+    if isinstance(value, str):
+        return {"kind": "custom", "path": value} if ":" in value else {"kind": value}
+    if isinstance(value, dict) and "kind" not in value and "path" in value:
+        return {**value, "kind": "custom"}
+    return {"kind": "none"} if value is None else value
 
 
+Speculation = NoSpeculation | PromptLookup | DraftModel | CustomProposer
 SpeculationSetting = Annotated[
-    Annotated[NoSpeculation | PromptLookup | DraftModel, Field(discriminator="kind")], BeforeValidator(_named)
+    Annotated[Speculation, Field(discriminator="kind")], BeforeValidator(_named)
 ]
-_SPECULATE: TypeAdapter[NoSpeculation | PromptLookup | DraftModel] = TypeAdapter(SpeculationSetting)
+_SPECULATE: TypeAdapter[Speculation] = TypeAdapter(SpeculationSetting)
 
 
-def parse_speculation(value: Any) -> NoSpeculation | PromptLookup | DraftModel:
-    """Parse a kind, a mapping or the value itself."""
-    right = "give none, prompt_lookup or draft, or {kind: draft, model: demo-draft, num_speculative_tokens: 4}"
+def parse_speculation(value: Any) -> Speculation:
+    """Parse a kind, a path, a mapping or the value itself."""
+    right = (
+        "give none, prompt_lookup or draft, a path (mine.py:Proposer), or "
+        "{kind: draft, model: demo-draft, num_speculative_tokens: 4}"
+    )
     return parse_setting(_SPECULATE, value, "speculate", right)

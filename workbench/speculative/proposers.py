@@ -1,26 +1,58 @@
-"""Propose tokens to verify, and decide how many. Prompt lookup (Saxena 2023) proposes what followed the same tokens
-earlier in the text."""
+"""Propose tokens to verify, decide how many, and show a proposer what came of them. Prompt lookup (Saxena 2023)
+proposes what followed the same tokens earlier in the text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
+from torch import Tensor
+
+from workbench.errors import WorkbenchError
 from workbench.request import Sequence
-from workbench.sampling.verify import Draft
+from workbench.sampling.verify import NO_DRAFT, Draft
+from workbench.scheduler.plan import StepPlan
+
+
+class Verification(NamedTuple):
+    """What a step told of a sequence: the last known token was computed, and the draft after it."""
+
+    sequence: Sequence  # the new tokens included
+    draft: Draft  # as it was verified: what did not fit into the step is not in it; empty without a draft
+    accepted: tuple[int, ...]  # places in the draft of the accepted tokens
+    token_ids: tuple[int, ...]  # new tokens: the accepted ones and the one after them
+    # The target's likeliest tokens by the model's own logits, `observed_top_k` of them, the likeliest first: after the
+    # last known token, then after each draft token, accepted or not, given the draft tokens before it. Empty for 0.
+    top_tokens: tuple[tuple[int, ...], ...] = ()
 
 
 class Proposer(Protocol):
     """A proposer of up to `counts` tokens for each sequence. It may keep state per request until `forget`.
 
-    Proposals are free: the target's output stays what it is, whatever is proposed.
+    Proposals are free: the target's output stays what it is, whatever is proposed, as long as the tokens of a draft
+    with probabilities are drawn from them.
     """
 
-    def propose(self, sequences: Many[Sequence], counts: Many[int]) -> list[Draft]: ...
+    def propose(self, sequences: Many[Sequence], counts: Many[int]) -> list[Draft]:
+        """Return a draft for each sequence, of at most as many tokens as its count."""
+        ...
 
-    def forget(self, request_id: str) -> None: ...
+    def forget(self, request_id: str) -> None:
+        """Drop what is kept for a request: it has ended, or starts anew."""
+
+
+class ObservingProposer(Proposer, Protocol):
+    """A proposer that is shown every verification of its sequences, steps without a draft included.
+
+    `observed_top_k` is the number of the target's likeliest tokens that it reads at each position: 0 for none, and
+    nothing is computed; 1 for the likeliest.
+    """
+
+    observed_top_k: int
+
+    def observe(self, verifications: Many[Verification]) -> None: ...
 
 
 @dataclass
@@ -36,6 +68,8 @@ class Speculator:
     max_model_len: int
     length: Literal["fixed", "adaptive"] = "fixed"
     accept: Literal["rejection", "match"] = "rejection"
+    vocab_size: int | None = None  # drafts are checked against it
+    name: str = "the proposer"  # in errors
     _lengths: dict[str, int] = field(default_factory=dict, repr=False)
     _known: dict[str, Sequence] = field(default_factory=dict, repr=False)
 
@@ -46,8 +80,63 @@ class Speculator:
         if not asked:
             return {}
         self._known.update((sequence.request_id, sequence) for sequence in asked)
-        drafts = self.proposer.propose(asked, [self._count(sequence) for sequence in asked])
+        counts = [self._count(sequence) for sequence in asked]
+        drafts = self.proposer.propose(asked, counts)
+        self._check(drafts, counts)
         return {sequence.request_id: draft for sequence, draft in zip(asked, drafts, strict=True) if len(draft)}
+
+    @property
+    def observed_top_k(self) -> int | None:
+        """Return how many of the target's likeliest tokens the proposer reads at a position; None if it observes
+        nothing."""
+        return getattr(self.proposer, "observed_top_k", None)
+
+    def observe(
+        self,
+        plan: StepPlan,
+        logits: Tensor,
+        drafts: Mapping[str, Draft],
+        sampled: Mapping[str, tuple[int, ...]],
+    ) -> None:
+        """Show the proposer what a step verified, if it wants to know.
+
+        Args:
+            plan: the computed plan, after it was committed.
+            logits: its rows, [sample, vocab].
+            drafts: drafts by request id, which the plan may have cut.
+            sampled: new tokens by request id: the accepted draft tokens and one after them.
+        """
+        top_k = self.observed_top_k
+        if top_k is None:
+            return
+        likeliest = _likeliest(logits, top_k) if top_k else []
+        found, row = [], 0
+        for span in plan.spans:
+            row += span.num_logits
+            sequence, drafted = span.sequence, len(span.draft_token_ids)
+            name = sequence.request_id
+            if not span.needs_sample or sequence.beams or not sampled.get(name):
+                continue
+            self._known[name] = sequence
+            draft = drafts[name].truncated(drafted) if drafted else NO_DRAFT
+            rows = tuple(map(tuple, likeliest[row - 1 - drafted : row])) if top_k else ()
+            found.append(Verification(sequence, draft, draft.follow(sampled[name][:-1]), sampled[name], rows))
+        if found:
+            self.proposer.observe(found)  # type: ignore[attr-defined] (an ObservingProposer)
+
+    def _check(self, drafts: Many[Draft], counts: Many[int]) -> None:
+        """Refuse drafts that no step could verify (WorkbenchError)."""
+        if len(drafts) != len(counts):
+            raise WorkbenchError(f"{self.name}: returned {len(drafts)} drafts for {len(counts)} sequences")
+        for draft, count in zip(drafts, counts, strict=True):
+            if len(draft) > count:
+                raise WorkbenchError(f"{self.name}: proposed {len(draft)} tokens where at most {count} are wanted")
+            ids = draft.token_ids
+            if ids and self.vocab_size is not None and not 0 <= min(ids) <= max(ids) < self.vocab_size:
+                wrong = next(token for token in ids if not 0 <= token < self.vocab_size)
+                raise WorkbenchError(
+                    f"{self.name}: proposed token {wrong}, which is none of the {self.vocab_size} of the vocabulary"
+                )
 
     def record_acceptance(self, request_id: str, drafted: int, accepted: int) -> None:
         """Record how many draft tokens of a sequence were accepted."""
@@ -77,6 +166,13 @@ class Speculator:
             del self._known[name]
             self._lengths.pop(name, None)
             self.proposer.forget(name)
+
+
+def _likeliest(logits: Tensor, count: int) -> list[list[int]]:
+    """Return the tokens with the `count` largest logits of each row [sample, vocab], the largest first."""
+    if count == 1:
+        return logits.argmax(-1, keepdim=True).tolist()
+    return logits.topk(min(count, logits.shape[-1]), dim=-1).indices.tolist()
 
 
 @dataclass

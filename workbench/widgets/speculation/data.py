@@ -287,6 +287,6 @@ def _build_speculator(runner: Any, speculate: Any) -> Any:
 
     settings = parse_speculation(speculate)
     if isinstance(settings, NoSpeculation):
-        raise WorkbenchError('speculate: none drafts nothing; give "prompt_lookup" or "draft"')
+        raise WorkbenchError('speculate: none drafts nothing; give "prompt_lookup", "draft" or a proposer of your own')
     config = runner.config.model_copy(update={"speculate": settings, "backend": str(runner.backends.decode)})
-    return build_speculator(config, runner.model.spec, runner.tokenizer, Runner)
+    return build_speculator(config, runner.loaded_model, Runner)
