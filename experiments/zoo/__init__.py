@@ -1,0 +1,1 @@
+"""Published techniques, each a user part of at most 80 lines with a one-line setting, measured by `workbench zoo`."""

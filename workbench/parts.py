@@ -1,0 +1,99 @@
+"""Everything that a part of your own is written against, by kind: protocols, values and building blocks.
+
+    from workbench.parts import History, SchedulerDecision
+
+A part is a file of yours, named in a setting by `{path: "mine.py:Name", arguments: {...}}`, and `workbench.testing` has
+its laws. Like `import workbench` this loads nothing before a name is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from compiled_kernels.masks import ALiBi, Causal, Chunked, SlidingWindow
+    from compiled_kernels.quantized_attention.quantize import hadamard_rotate
+    from workbench.kv_cache.budget import EvictionBudget
+    from workbench.kv_cache.codec import Codec
+    from workbench.kv_cache.codes import (
+        affine_codes,
+        affine_numbers,
+        nearest_levels,
+        pack_bits,
+        project,
+        unpack_bits,
+    )
+    from workbench.kv_cache.eviction import EvictionPolicy, EvictionSettings, select_recent_and_heaviest
+    from workbench.model.layers import Attention
+    from workbench.sampling.filters import Filter, History
+    from workbench.sampling.samplers import TokenSampler, sample_categorical
+    from workbench.scheduler.ordering import schedule_in_order, sorted_with_aging, split_decodes, with_aging
+    from workbench.scheduler.policies import BuiltInPolicy
+    from workbench.scheduler.policy import RequestView, SchedulerDecision, SchedulerState, SchedulingPolicy
+    from workbench.speculative.proposers import Proposer
+
+# By kind, then by name: a line a name here and one above, where type checkers read it.
+PARTS: dict[str, dict[str, str]] = {
+    "attention": {
+        "ALiBi": "compiled_kernels.masks",
+        "Attention": "workbench.model.layers",
+        "Causal": "compiled_kernels.masks",
+        "Chunked": "compiled_kernels.masks",
+        "SlidingWindow": "compiled_kernels.masks",
+    },
+    "format": {
+        "Codec": "workbench.kv_cache.codec",
+        "affine_codes": "workbench.kv_cache.codes",
+        "affine_numbers": "workbench.kv_cache.codes",
+        "hadamard_rotate": "compiled_kernels.quantized_attention.quantize",
+        "nearest_levels": "workbench.kv_cache.codes",
+        "pack_bits": "workbench.kv_cache.codes",
+        "project": "workbench.kv_cache.codes",
+        "unpack_bits": "workbench.kv_cache.codes",
+    },
+    "eviction": {
+        "EvictionBudget": "workbench.kv_cache.budget",
+        "EvictionPolicy": "workbench.kv_cache.eviction",
+        "EvictionSettings": "workbench.kv_cache.eviction",
+        "select_recent_and_heaviest": "workbench.kv_cache.eviction",
+    },
+    "sampling": {
+        "Filter": "workbench.sampling.filters",
+        "History": "workbench.sampling.filters",
+        "TokenSampler": "workbench.sampling.samplers",
+        "sample_categorical": "workbench.sampling.samplers",
+    },
+    "draft": {
+        "Proposer": "workbench.speculative.proposers",
+    },
+    "schedule": {
+        "BuiltInPolicy": "workbench.scheduler.policies",
+        "RequestView": "workbench.scheduler.policy",
+        "SchedulerDecision": "workbench.scheduler.policy",
+        "SchedulerState": "workbench.scheduler.policy",
+        "SchedulingPolicy": "workbench.scheduler.policy",
+        "schedule_in_order": "workbench.scheduler.ordering",
+        "sorted_with_aging": "workbench.scheduler.ordering",
+        "split_decodes": "workbench.scheduler.ordering",
+        "with_aging": "workbench.scheduler.ordering",
+    },
+}
+
+__all__ = [
+    "ALiBi", "Attention", "BuiltInPolicy", "Causal", "Chunked", "Codec", "EvictionBudget", "EvictionPolicy",
+    "EvictionSettings", "Filter", "History", "Proposer", "RequestView", "SchedulerDecision", "SchedulerState",
+    "SchedulingPolicy", "SlidingWindow", "TokenSampler", "affine_codes", "affine_numbers", "hadamard_rotate",
+    "nearest_levels", "pack_bits", "project", "sample_categorical", "schedule_in_order", "select_recent_and_heaviest",
+    "sorted_with_aging", "split_decodes", "unpack_bits", "with_aging",
+]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+def __getattr__(name: str) -> object:
+    for home in (names[name] for names in PARTS.values() if name in names):
+        return getattr(importlib.import_module(home), name)
+    raise AttributeError(f"module 'workbench.parts' has no attribute {name!r}")
