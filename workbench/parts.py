@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from compiled_kernels.masks import ALiBi, Causal, Chunked, SlidingWindow
+    from compiled_kernels.quantized_attention.quantize import hadamard_rotate
     from workbench.kv_cache.budget import EvictionBudget
     from workbench.kv_cache.codec import Codec
+    from workbench.kv_cache.codes import affine_codes, affine_numbers, nearest_levels, pack_bits, project, unpack_bits
     from workbench.kv_cache.eviction import EvictionPolicy, EvictionSettings, select_recent_and_heaviest
     from workbench.model.layers import Attention
     from workbench.sampling.combiners import LayerCombiner, StreamCombiner
@@ -38,6 +40,13 @@ PARTS: dict[str, dict[str, str]] = {
     },
     "format": {
         "Codec": "workbench.kv_cache.codec",
+        "affine_codes": "workbench.kv_cache.codes",
+        "affine_numbers": "workbench.kv_cache.codes",
+        "hadamard_rotate": "compiled_kernels.quantized_attention.quantize",
+        "nearest_levels": "workbench.kv_cache.codes",
+        "pack_bits": "workbench.kv_cache.codes",
+        "project": "workbench.kv_cache.codes",
+        "unpack_bits": "workbench.kv_cache.codes",
     },
     "eviction": {
         "EvictionBudget": "workbench.kv_cache.budget",
@@ -75,8 +84,9 @@ __all__ = [
     "ALiBi", "Attention", "BuiltInPolicy", "Causal", "Chunked", "Codec", "EvictionBudget", "EvictionPolicy",
     "EvictionSettings", "Filter", "Finished", "History", "LayerCombiner", "Proposer", "Ranking", "RequestView",
     "SchedulerDecision", "SchedulerState", "SchedulingPolicy", "SlidingWindow", "StreamCombiner", "TokenSampler",
+    "affine_codes", "affine_numbers", "hadamard_rotate", "nearest_levels", "pack_bits", "project",
     "sample_categorical", "schedule_in_order", "select_recent_and_heaviest", "sorted_with_aging", "split_decodes",
-    "with_aging",
+    "unpack_bits", "with_aging",
 ]  # fmt: skip
 
 

@@ -1,0 +1,72 @@
+"""Building blocks of codecs: small integer codes with scales, codes packed into bytes, products row by row."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from workbench.errors import WorkbenchError
+
+CODE_BITS = (1, 2, 4, 8)  # of a code: whole codes lie in a byte
+HALF_MAX = torch.finfo(torch.float16).max
+
+
+def pack_bits(codes: Tensor, bits: int) -> Tensor:
+    """Pack codes [..., number] of `bits` bits (1, 2, 4 or 8) into bytes [..., number * bits / 8] in uint8, the first
+    code of a byte lowest. Raises WorkbenchError where a byte would stay incomplete."""
+    each = _codes_per_byte(bits)
+    if codes.shape[-1] % each:
+        raise WorkbenchError(f"pack_bits: {codes.shape[-1]} codes of {bits} bits do not fill whole bytes of {each}")
+    split = codes.to(torch.uint8).unflatten(-1, (-1, each))
+    stored = split[..., 0]
+    for place in range(1, each):
+        stored = stored | split[..., place] << bits * place
+    return stored.clone() if each == 1 else stored
+
+
+def unpack_bits(stored: Tensor, bits: int) -> Tensor:
+    """Undo `pack_bits`: bytes [..., byte] to codes [..., byte * 8 / bits] in uint8."""
+    each, mask = _codes_per_byte(bits), 2**bits - 1
+    return torch.stack([stored >> bits * place & mask for place in range(each)], -1).flatten(-2)
+
+
+def _codes_per_byte(bits: int) -> int:
+    if bits not in CODE_BITS:
+        raise WorkbenchError(f"codes have {', '.join(map(str, CODE_BITS[:-1]))} or {CODE_BITS[-1]} bits, not {bits}")
+    return 8 // bits
+
+
+def affine_codes(numbers: Tensor, bits: int, dim: int = -1) -> tuple[Tensor, Tensor, Tensor]:
+    """Quantize numbers by steps up from their minimum along `dim`: number = minimum + scale * code.
+
+    Returns:
+        Codes in uint8 like `numbers`, not packed; scales and minima in float16, `dim` having length 1. Numbers beyond
+        float16 are clamped.
+    """
+    exact = numbers.to(torch.promote_types(numbers.dtype, torch.float32)).clamp(-HALF_MAX, HALF_MAX)
+    lowest, highest = exact.aminmax(dim=dim, keepdim=True)
+    minima = lowest.half()
+    scales = ((highest - minima.to(exact.dtype)) / (2**bits - 1)).clamp(0, HALF_MAX).half()
+    steps = scales.to(exact.dtype)
+    codes = (exact - minima.to(exact.dtype)) / torch.where(steps == 0, 1.0, steps)
+    return codes.round().clamp(0, 2**bits - 1).to(torch.uint8), scales, minima
+
+
+def affine_numbers(codes: Tensor, scales: Tensor, minima: Tensor) -> Tensor:
+    """Undo `affine_codes`, in float32."""
+    return minima.float() + scales.float() * codes.float()
+
+
+def nearest_levels(numbers: Tensor, levels: Tensor) -> Tensor:
+    """Return for each number the index of the nearest of `levels` [level] (ascending), in uint8; halfway is up."""
+    middles = (levels[1:] + levels[:-1]) / 2
+    return torch.bucketize(numbers.contiguous(), middles, right=True).to(torch.uint8)
+
+
+def project(rows: Tensor, matrix: Tensor) -> Tensor:
+    """Return rows [..., dim] @ matrix [dim, rank]: [..., rank], each row summed in the same order however many there
+    are. (The order of a matrix product depends on their number, and a last bit decides a code between two.)"""
+    total = rows[..., :1] * matrix[0]
+    for column in range(1, len(matrix)):
+        total = total + rows[..., column, None] * matrix[column]
+    return total
