@@ -30,6 +30,9 @@ ALLOWED = {
     "dry": "the command `sweep --dry-run`",
     "streaming_llm": "docstrings name it as the source of windows with sinks, which are settings of any attention",
     "typical": "a word of English",
+    "quest": "a docstring names it as an example of a choice of pages, which any function is",
+    "moba": "as quest",
+    "quarot": "a docstring names it as the source of rotated heads, a setting of any format",
 }
 
 
