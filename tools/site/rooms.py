@@ -1,0 +1,200 @@
+"""The rooms of the code, one picture each, made from imports: a file imports those that its arcs reach below it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from html import escape
+from pathlib import Path
+
+from tools.structure import imports, modules
+
+ROW = 44  # pixels of a row: the style sheet has the same
+GAP, MAX_REACH = 13, 104  # pixels between arcs that reach one row further; of the widest arc
+# The front doors: they import, or are begun from, everything.
+LEFT_OUT = ("workbench", "workbench.__main__")
+Graph = Mapping[str, Iterable[str]]
+
+
+@dataclass
+class Room:
+    """A package: its files and packages in an order in which imports point down, and the rooms that it imports."""
+
+    name: str  # workbench/kv_cache; a top level's own files are its room too
+    summary: str
+    nodes: list[str] = field(default_factory=list)  # `manager.py`, `apart/`
+    summaries: dict[str, str] = field(default_factory=dict)
+    edges: dict[str, set[str]] = field(default_factory=dict)
+    below: list[str] = field(default_factory=list)
+    above: list[str] = field(default_factory=list)
+
+
+def room_of(module: str) -> str:
+    """Return the room of a module: its package below `workbench`, and `compiled_kernels` as one room."""
+    top, *rest = module.split(".")
+    return f"{top}/{rest[0]}" if top == "workbench" and len(rest) > 1 else top
+
+
+@lru_cache(maxsize=1)
+def read_rooms(root: Path) -> list[Room]:
+    """Return every room of the checkout, importers before what they import."""
+    files = {name: path for name, path in modules(root).items() if name not in LEFT_OUT}
+    fronts = {name for name, path in files.items() if path.name == "__init__.py"}
+    graph = imports(files)
+    homes = {name: _home(name, name in fronts) for name in files}
+    rooms: dict[str, Room] = {}
+    for name, path in files.items():
+        home, node = homes[name]
+        room = rooms.setdefault(home, Room(home, ""))
+        if node:
+            room.summaries.setdefault(node, "")
+            room.edges.setdefault(node, set())
+        if name in fronts and (not node or name.count(".") == (2 if home != "compiled_kernels" else 1)):
+            sentence = first_sentence(path)
+            if node:
+                room.summaries[node] = sentence
+            else:
+                room.summary = sentence
+        elif node and not node.endswith("/"):
+            room.summaries[node] = first_sentence(path)
+    outer: dict[str, set[str]] = {name: set() for name in rooms}
+    for name, imported in graph.items():
+        home, node = homes[name]
+        for other in imported:
+            there, below = homes[other]
+            if there != home:
+                outer[home].add(there)
+            elif node and below and node != below:
+                rooms[home].edges[node].add(below)
+    for name, room in rooms.items():
+        room.nodes = downwards(room.edges)
+        room.below = sorted(outer[name])
+        room.above = sorted(other for other, reached in outer.items() if name in reached)
+    ordered = downwards(outer)
+    return [rooms[name] for name in ordered if rooms[name].nodes]
+
+
+def _home(module: str, front: bool) -> tuple[str, str]:
+    """Return a module's room and its node there: a file, or the package that it lies in; "" for the room's front."""
+    parts = module.split(".")
+    room = room_of(module)
+    if front and len(parts) == 2 and parts[0] == "workbench":
+        return f"workbench/{parts[1]}", ""
+    rest = parts[len(room.split("/")) :]
+    if not rest:
+        return room, ""
+    return room, f"{rest[0]}/" if len(rest) > 1 or front else f"{rest[0]}.py"
+
+
+def first_sentence(path: Path) -> str:
+    """Return the first sentence of a file's docstring."""
+    words = " ".join((ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").split("\n\n")[0].split())
+    end = words.find(". ")
+    return words if end < 0 else words[: end + 1]
+
+
+def downwards(edges: Graph) -> list[str]:
+    """Return names so that edges point to later ones, as near below their importers as may be; circles are cut."""
+    order: list[str] = []
+    state: dict[str, int] = {}
+
+    def visit(name: str) -> None:
+        state[name] = 1
+        for other in sorted(edges[name], reverse=True):
+            if other not in state and other in edges:
+                visit(other)
+        order.append(name)
+
+    reached = {other for name in edges for other in edges[name]}
+    for name in sorted(edges, key=lambda name: (name in reached, name), reverse=True):
+        if name not in state:
+            visit(name)
+    return order[::-1]
+
+
+def direct(order: list[str], edges: Graph) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Return a picture's arcs as pairs of rows: those down that no longer way replaces, and all that point up."""
+    row = {name: n for n, name in enumerate(order)}
+    pairs = [(row[name], row[other]) for name in edges for other in edges[name] if other in row]
+    down = {n: {b for a, b in pairs if a == n and b > a} for n in row.values()}
+    below: dict[int, set[int]] = {}
+    for n in sorted(down, reverse=True):
+        below[n] = down[n].union(*(below[other] for other in down[n]))
+    kept = [(n, o) for n, others in down.items() for o in others if not any(o in below[via] for via in others)]
+    return sorted(kept), sorted(pair for pair in pairs if pair[1] < pair[0])
+
+
+def picture(nodes: list[str], edges: Graph, summaries: Mapping[str, str], links: Mapping[str, str]) -> str:
+    """Return one picture as HTML: a row for each node, arcs to its left from importers down to what they import.
+
+    Its colours are the page's, so it follows light and dark. `links` are addresses of nodes.
+    """
+    down, up = direct(nodes, edges)
+    arcs = [*down, *up]
+    widest = max((min(MAX_REACH, GAP * abs(b - a)) for a, b in arcs), default=0)
+    left, height = widest + 12, ROW * len(nodes)
+    paths = []
+    for a, b in sorted(arcs, key=lambda arc: -abs(arc[0] - arc[1])):
+        reach, side = min(MAX_REACH, GAP * abs(b - a)), 4 if b > a else -4
+        top, bottom = ROW * a + ROW / 2 + side, ROW * b + ROW / 2 - side
+        x = left - reach * 4 / 3
+        path = f"M{left},{top:g}C{x:.1f},{top:g} {x:.1f},{bottom:g} {left - 3},{bottom:g}"
+        paths.append(f'<path class="f{a} t{b}{"" if b > a else " up"}" d="{path}" marker-end="url(#arc-head)"/>')
+    title = f"imports among {len(nodes)} parts: " + "; ".join(f"{nodes[a]} imports {nodes[b]}" for a, b in arcs)
+    svg = (
+        f'<svg width="{left}" height="{height}" viewBox="0 0 {left} {height}" role="img" '
+        f'aria-label="{escape(title)}">{"".join(paths)}</svg>'
+    )
+    rows = []
+    for n, name in enumerate(nodes):
+        shown = f"<code>{escape(name)}</code>"
+        if name in links:
+            shown = f'<a href="{escape(links[name])}">{shown}</a>'
+        says = escape(summaries.get(name, ""))
+        rows.append(f'<li class="n{n}" tabindex="0"><span>{shown}</span> <small title="{says}">{says}</small></li>')
+    return f'<div class="arcs">{svg}<ol>{"".join(rows)}</ol></div>'
+
+
+def hover_style(rows: int) -> str:
+    """Return the style that marks the arcs of the row that is pointed at: those down, and those from above."""
+    lines = []
+    for n in range(rows):
+        here = f".arcs:has(.n{n}:is(:hover,:focus))"
+        lines.append(f"{here} .f{n}{{stroke:var(--arc-down);opacity:1}}{here} .t{n}{{stroke:var(--arc-up);opacity:1}}")
+    return "\n".join(lines)
+
+
+def anchor(room: str) -> str:
+    """Return the anchor of a room's section, as MyST makes it of its heading."""
+    return room.replace("/", "").lower()
+
+
+def rooms_overview(root: Path) -> str:
+    """Return the picture of all rooms."""
+    rooms = [room for room in read_rooms(root)]
+    edges = {room.name: set(room.below) & {each.name for each in rooms} for room in rooms}
+    links = {room.name: f"#{anchor(room.name)}" for room in rooms}
+    return picture([room.name for room in rooms], edges, {room.name: room.summary for room in rooms}, links)
+
+
+def room_sections(root: Path) -> str:
+    """Return a section for each room: its picture, and the rooms above and below."""
+    text = [f"<style>{hover_style(max(len(room.nodes) for room in read_rooms(root)) + 1)}</style>\n{HEAD}\n"]
+    rooms = read_rooms(root)
+    known = {room.name for room in rooms}
+    for room in sorted(rooms, key=lambda room: room.name):
+        text.append(f"## {room.name}\n\n{room.summary}\n" if room.summary else f"## {room.name}\n")
+        for words, others in (("Imports", room.below), ("Imported by", room.above)):
+            listed = ", ".join(f"[{other}](#{anchor(other)})" for other in others if other in known)
+            if listed:
+                text.append(f"{words} {listed}.\n")
+        text.append(picture(room.nodes, room.edges, room.summaries, {}) + "\n")
+    return "\n".join(text)
+
+
+HEAD = (
+    '<svg width="0" height="0" style="position:absolute" aria-hidden="true"><defs><marker id="arc-head" viewBox="0 0 6 6" '
+    'refX="5" refY="3" markerWidth="5" markerHeight="5" orient="auto"><path d="M0,0L6,3L0,6z"/></marker></defs></svg>'
+)
