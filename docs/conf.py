@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from typing import Any
+
+# jsonschema, which MyST-NB imports, compiles a grammar of addresses for 4 seconds where it finds this package.
+absent: dict[str, Any] = {"rfc3987_syntax": None}
+sys.modules.update(absent)
+
 project = "Inference Workbench"
 author = "the Inference Workbench's authors"
 copyright = author  # noqa: A001 (Sphinx reads this name)
@@ -14,9 +21,14 @@ nb_ipywidgets_js: dict[str, dict[str, str]] = {}  # nothing is fetched
 nb_merge_streams = True
 myst_enable_extensions = ["colon_fence", "attrs_inline"]
 myst_heading_anchors = 4
-suppress_warnings = ["myst.header"]  # the log and generated pages begin sections at any level
+smartquotes = False  # docstrings quote code
+highlight_language = "none"  # a block without a language is a command or what one printed
+suppress_warnings = [
+    "myst.header",  # the log and generated pages begin sections at any level
+]
 
 html_theme = "furo"
+templates_path = ["_templates"]
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False

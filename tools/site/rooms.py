@@ -12,7 +12,7 @@ from pathlib import Path
 from tools.structure import imports, modules
 
 ROW = 44  # pixels of a row: the style sheet has the same
-GAP, MAX_REACH = 13, 104  # pixels between arcs that reach one row further; of the widest arc
+MIN_REACH, MAX_REACH = 14, 112  # pixels to the left: of an arc to the next row, of the longest arc of many rows
 # The front doors: they import, or are begun from, everything.
 LEFT_OUT = ("workbench", "workbench.__main__")
 Graph = Mapping[str, Iterable[str]]
@@ -20,15 +20,16 @@ Graph = Mapping[str, Iterable[str]]
 
 @dataclass
 class Room:
-    """A package: its files and packages in an order in which imports point down, and the rooms that it imports."""
+    """A package: its files and packages in an order in which imports point down, and the rooms above and below it."""
 
-    name: str  # workbench/kv_cache; a top level's own files are its room too
-    summary: str
+    name: str  # workbench/kv_cache; `workbench` is the room of the top level's own files
+    summary: str = ""
     nodes: list[str] = field(default_factory=list)  # `manager.py`, `apart/`
     summaries: dict[str, str] = field(default_factory=dict)
     edges: dict[str, set[str]] = field(default_factory=dict)
     below: list[str] = field(default_factory=list)
     above: list[str] = field(default_factory=list)
+    inner: list[Room] = field(default_factory=list)  # packages of the package
 
 
 def room_of(module: str) -> str:
@@ -41,56 +42,53 @@ def room_of(module: str) -> str:
 def read_rooms(root: Path) -> list[Room]:
     """Return every room of the checkout, importers before what they import."""
     files = {name: path for name, path in modules(root).items() if name not in LEFT_OUT}
-    fronts = {name for name, path in files.items() if path.name == "__init__.py"}
-    graph = imports(files)
-    homes = {name: _home(name, name in fronts) for name in files}
-    rooms: dict[str, Room] = {}
+    packages = {name: Room(name.replace(".", "/")) for name in files if files[name].name == "__init__.py"}
+    packages["workbench"] = Room("workbench")
     for name, path in files.items():
-        home, node = homes[name]
-        room = rooms.setdefault(home, Room(home, ""))
-        if node:
-            room.summaries.setdefault(node, "")
-            room.edges.setdefault(node, set())
-        if name in fronts and (not node or name.count(".") == (2 if home != "compiled_kernels" else 1)):
-            sentence = first_sentence(path)
-            if node:
-                room.summaries[node] = sentence
-            else:
-                room.summary = sentence
-        elif node and not node.endswith("/"):
-            room.summaries[node] = first_sentence(path)
-    outer: dict[str, set[str]] = {name: set() for name in rooms}
-    for name, imported in graph.items():
-        home, node = homes[name]
+        owner, _, last = name.rpartition(".")
+        sentence = first_sentence(path)
+        if name in packages:
+            packages[name].summary = sentence
+        if owner in packages and not (owner == "workbench" and name in packages):
+            node = f"{last}/" if name in packages else f"{last}.py"
+            packages[owner].summaries[node] = sentence
+            packages[owner].edges[node] = set()
+    outer: dict[str, set[str]] = {}
+    for name, imported in imports(files).items():
+        home = room_of(name) if name not in packages else room_of(f"{name}.x")
+        below = outer.setdefault(home, set())
         for other in imported:
-            there, below = homes[other]
-            if there != home:
-                outer[home].add(there)
-            elif node and below and node != below:
-                rooms[home].edges[node].add(below)
-    for name, room in rooms.items():
+            there = room_of(other) if other not in packages else room_of(f"{other}.x")
+            below |= {there} - {home}
+            _add_edge(name, other, packages)
+    for name, room in packages.items():
         room.nodes = downwards(room.edges)
-        room.below = sorted(outer[name])
-        room.above = sorted(other for other, reached in outer.items() if name in reached)
-    ordered = downwards(outer)
-    return [rooms[name] for name in ordered if rooms[name].nodes]
+        owner = name.rpartition(".")[0]
+        if owner in packages and owner != "workbench" and room.nodes:
+            packages[owner].inner.append(room)
+    rooms = {room.name: room for name, room in packages.items() if room.nodes and room.name in outer}
+    for name, room in rooms.items():
+        room.below = sorted(outer[name] & set(rooms))
+        room.above = sorted(other for other in rooms if name in outer[other])
+    return [rooms[name] for name in downwards({name: outer[name] for name in rooms})]
 
 
-def _home(module: str, front: bool) -> tuple[str, str]:
-    """Return a module's room and its node there: a file, or the package that it lies in; "" for the room's front."""
-    parts = module.split(".")
-    room = room_of(module)
-    if front and len(parts) == 2 and parts[0] == "workbench":
-        return f"workbench/{parts[1]}", ""
-    rest = parts[len(room.split("/")) :]
-    if not rest:
-        return room, ""
-    return room, f"{rest[0]}/" if len(rest) > 1 or front else f"{rest[0]}.py"
+def _add_edge(importer: str, imported: str, packages: Mapping[str, Room]) -> None:
+    """Add an edge to the innermost package that holds both modules, between those of its nodes that they lie in."""
+    one, two = importer.split("."), imported.split(".")
+    depth = next((n for n, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
+    room = packages.get(".".join(one[:depth]))
+    if room is None or depth in (len(one), len(two)):  # a package's front and what lies in it
+        return
+    nodes = [f"{parts[depth]}{'/' if '.'.join(parts[: depth + 1]) in packages else '.py'}" for parts in (one, two)]
+    if all(node in room.edges for node in nodes):
+        room.edges[nodes[0]].add(nodes[1])
 
 
 def first_sentence(path: Path) -> str:
     """Return the first sentence of a file's docstring."""
     words = " ".join((ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").split("\n\n")[0].split())
+    words = words.replace("`", "")
     end = words.find(". ")
     return words if end < 0 else words[: end + 1]
 
@@ -133,18 +131,18 @@ def picture(nodes: list[str], edges: Graph, summaries: Mapping[str, str], links:
     """
     down, up = direct(nodes, edges)
     arcs = [*down, *up]
-    widest = max((min(MAX_REACH, GAP * abs(b - a)) for a, b in arcs), default=0)
-    left, height = widest + 12, ROW * len(nodes)
+    longest = max((abs(b - a) for a, b in arcs), default=0)
+    left, height = _reach(longest, longest) + 12, ROW * len(nodes)
     paths = []
     for a, b in sorted(arcs, key=lambda arc: -abs(arc[0] - arc[1])):
-        reach, side = min(MAX_REACH, GAP * abs(b - a)), 4 if b > a else -4
+        reach, side = _reach(abs(b - a), longest), 4 if b > a else -4
         top, bottom = ROW * a + ROW / 2 + side, ROW * b + ROW / 2 - side
         x = left - reach * 4 / 3
-        path = f"M{left},{top:g}C{x:.1f},{top:g} {x:.1f},{bottom:g} {left - 3},{bottom:g}"
+        path = f"M{left:.0f},{top:g}C{x:.1f},{top:g} {x:.1f},{bottom:g} {left - 3:.0f},{bottom:g}"
         paths.append(f'<path class="f{a} t{b}{"" if b > a else " up"}" d="{path}" marker-end="url(#arc-head)"/>')
     title = f"imports among {len(nodes)} parts: " + "; ".join(f"{nodes[a]} imports {nodes[b]}" for a, b in arcs)
     svg = (
-        f'<svg width="{left}" height="{height}" viewBox="0 0 {left} {height}" role="img" '
+        f'<svg width="{left:.0f}" height="{height}" viewBox="0 0 {left:.0f} {height}" role="img" '
         f'aria-label="{escape(title)}">{"".join(paths)}</svg>'
     )
     rows = []
@@ -155,6 +153,12 @@ def picture(nodes: list[str], edges: Graph, summaries: Mapping[str, str], links:
         says = escape(summaries.get(name, ""))
         rows.append(f'<li class="n{n}" tabindex="0"><span>{shown}</span> <small title="{says}">{says}</small></li>')
     return f'<div class="arcs">{svg}<ol>{"".join(rows)}</ol></div>'
+
+
+def _reach(rows: int, longest: int) -> float:
+    """Return the pixels that an arc over `rows` rows reaches to the left: longer arcs lie around shorter ones."""
+    widest = min(MAX_REACH, MIN_REACH * max(longest, 1) ** 0.75)
+    return MIN_REACH + (widest - MIN_REACH) * ((rows - 1) / max(longest - 1, 1)) ** 0.8 if rows else 0
 
 
 def hover_style(rows: int) -> str:
@@ -173,16 +177,16 @@ def anchor(room: str) -> str:
 
 def rooms_overview(root: Path) -> str:
     """Return the picture of all rooms."""
-    rooms = [room for room in read_rooms(root)]
-    edges = {room.name: set(room.below) & {each.name for each in rooms} for room in rooms}
+    rooms = read_rooms(root)
+    edges = {room.name: set(room.below) for room in rooms}
     links = {room.name: f"#{anchor(room.name)}" for room in rooms}
     return picture([room.name for room in rooms], edges, {room.name: room.summary for room in rooms}, links)
 
 
 def room_sections(root: Path) -> str:
     """Return a section for each room: its picture, and the rooms above and below."""
-    text = [f"<style>{hover_style(max(len(room.nodes) for room in read_rooms(root)) + 1)}</style>\n{HEAD}\n"]
     rooms = read_rooms(root)
+    text = [f"<style>{hover_style(max(map(len, [rooms, *(room.nodes for room in rooms)])))}</style>\n{HEAD}\n"]
     known = {room.name for room in rooms}
     for room in sorted(rooms, key=lambda room: room.name):
         text.append(f"## {room.name}\n\n{room.summary}\n" if room.summary else f"## {room.name}\n")
@@ -191,7 +195,15 @@ def room_sections(root: Path) -> str:
             if listed:
                 text.append(f"{words} {listed}.\n")
         text.append(picture(room.nodes, room.edges, room.summaries, {}) + "\n")
+        text += [_folded(inner) for inner in room.inner]
     return "\n".join(text)
+
+
+def _folded(room: Room) -> str:
+    """Return the picture of a package in a room, folded, with those inside of it."""
+    inside = "".join(_folded(inner) for inner in room.inner).replace("\n", "")
+    shown = picture(room.nodes, room.edges, room.summaries, {})
+    return f"<details><summary><code>{room.name}</code> {escape(room.summary)}</summary>{shown}{inside}</details>\n"
 
 
 HEAD = (

@@ -22,6 +22,8 @@ ELSEWHERE = {
     "experiments/LOG.md": "project/log.md",
     "workbench/demo/README.md": "project/demo_models.md",
 }
+NARROW = 60  # characters of a command that a phone shows on one line or two; longer ones get an empty line between them
+COMMANDS = ("workbench ", "python -", "make ", "pip ", "torchrun ", "curl ")
 BUILT = re.compile(r"^<!-- built: (\w+) -->$", re.M)
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)")
 CODE = re.compile(r"(^(?P<fence>```+|~~~+).*?^(?P=fence)[ \t]*$|`[^`\n]+`)", re.M | re.S)
@@ -51,13 +53,32 @@ def stage(folder: Path, root: Path = ROOT, blocks: dict[str, Callable[[Path], st
         if path.endswith(".md"):
             text = (root / path).read_text(encoding="utf-8")
             text = BUILT.sub(lambda match, path=path: _filled(match[1], path, root, blocks, problems), text)
-            target.write_text(moved(text, path, where, root, problems), encoding="utf-8")
+            target.write_text(spread(moved(text, path, where, root, problems)), encoding="utf-8")
         elif path.endswith(".png"):
             shutil.copyfile(root / path, target)
     for path, notebook in read_course(root / "notebooks").items():
         text = as_notebook(notebook, lambda cell, path=path: moved(cell, f"notebooks/{path}", where, root, problems))
         (folder / where[f"notebooks/{path}"]).write_text(text, encoding="utf-8")
     return problems
+
+
+def spread(text: str) -> str:
+    """Return the text with blocks of commands as a narrow page shows them: a command's comment on the line above it."""
+
+    def block(match: re.Match[str]) -> str:
+        lines = match[3].splitlines()
+        if match[2] or not lines or not all(line.startswith(COMMANDS) or not line.strip() or lines[n - 1].endswith("\\")
+                   for n, line in enumerate(lines)):  # fmt: skip
+            return match[0]
+        spread: list[str] = []
+        apart = max(map(len, lines)) > NARROW
+        for n, line in enumerate(lines):
+            command, _, comment = line.partition("  # ") if "  # " in line else line.partition(" # ")
+            spread += [""] * (apart and n > 0 and bool(line.strip()) and not lines[n - 1].endswith("\\"))
+            spread += [f"# {comment.strip()}"] * bool(comment) + [command.rstrip()]
+        return "```sh\n" + "\n".join(spread) + "\n```"
+
+    return re.sub(r"^(```+)([^\n]*)\n(.*?)^\1$", block, text, flags=re.M | re.S)
 
 
 def _filled(
@@ -78,7 +99,9 @@ def moved(text: str, path: str, where: dict[str, str], root: Path, problems: lis
     def link(match: re.Match[str]) -> str:
         picture, words, target = match.groups()
         file, _, anchor = target.partition("#")
-        if not file or re.match(r"[a-z]+:", file):
+        if re.match(r"[a-z]+:", file):
+            return f"{words} (`{target}`)"  # an address to look up: a reader may be offline
+        if not file:
             return match[0]
         wanted = posixpath.normpath(posixpath.join(posixpath.dirname(path), file))
         if wanted in where:
