@@ -40,5 +40,5 @@ html_theme_options = {
     "light_css_variables": {"color-brand-primary": "#0a5c99", "color-brand-content": "#0a5c99"},
     "dark_css_variables": {"color-brand-primary": "#6cb6ff", "color-brand-content": "#6cb6ff"},
 }
-pygments_style = "tango"
+pygments_style = "a11y-high-contrast-light"
 pygments_dark_style = "github-dark"

@@ -87,7 +87,7 @@ def documented() -> list[Step]:
 
 
 def documented_pages() -> list[Path]:
-    """README and the pages of docs/ that are written by hand; tests/test_scale_page.py runs the commands of scale.md."""
+    """README and the pages of docs/ written by hand, but scale.md: tests/test_scale_page.py runs its commands."""
     pages = [page for page in sorted((ROOT / "docs").rglob("*.md")) if page.parent.name not in ("reference", "project")]
     return [ROOT / "README.md", *(page for page in pages if page.name != "scale.md")]
 

@@ -1,7 +1,7 @@
 """Every block of code and every command of README and docs/ is run by a test, or has a row with a reason here.
 
-Python blocks are run by tests/test_docs.py, commands by tests/fresh_environment.py (a step of .ci/run); a command that is
-left out there still has to parse.
+Python blocks are run by tests/test_docs.py, commands by tests/fresh_environment.py (a step of .ci/run); a command that
+is left out there still has to parse.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ OTHERS = {
     },
     "docs/guide/serving.md": {
         "curl": "tests/serve asks the same addresses by HTTP",
-        "pip install \"lm-eval": "experiments/lm_eval_parity.py runs it; it wants an environment of its own",
+        'pip install "lm-eval': "experiments/lm_eval_parity.py runs it; it wants an environment of its own",
         "st run": "tests/serve/test_schema.py runs schemathesis in process",
         "model: demo-chat": "a server's settings: read below",
     },
@@ -116,7 +116,9 @@ def test_settings_in_yaml_are_read() -> None:
 
 def test_the_checks_can_fail(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text("```\nworkbench run a\nmake demo\n```\n```python\nx\n```\n```\nmake nothing\n```\n```yaml\na: 1\n```\n")
+    page.write_text(
+        "```\nworkbench run a\nmake demo\n```\n```python\nx\n```\n```\nmake nothing\n```\n```yaml\na: 1\n```\n"
+    )
     assert list(other_blocks(page)) == ["make nothing\n", "a: 1\n"]
     for wrong in (["rnu", "x.yaml"], ["run", "x.yaml", "--sett", "a=1"], ["kernels", "shwo"], ["run"]):
         assert usage_error(wrong)

@@ -18,7 +18,9 @@ claim: "The pages with the largest bounds hold what counts."
 rule: "kl <= 0.02 and decode_time_ratio <= 0.8"
 held: "At 4,096 tokens it does."
 """
-SOURCE = '"""Quest: read the pages whose keys may score highest.\n\n    bound = sum max(q * low, q * high)\n"""\n\nx = 1\n'
+SOURCE = (
+    '"""Quest: read the pages whose keys may score highest.\n\n    bound = sum max(q * low, q * high)\n"""\n\nx = 1\n'
+)
 
 
 def plant(root: Path) -> Path:

@@ -52,7 +52,9 @@ def test_a_circle_is_shown_by_an_arc_that_points_up(edges: dict[str, set[str]], 
     down, up = direct(order, edges)
     missing = {(order[a], order[b]) for a, b in up}
     assert missing <= {(a, b) for a in edges for b in edges[a]} and all(a > b for a, b in up)
-    assert bool(up) == (low in edges and int(high) in reached({int(a): set(map(int, b)) for a, b in edges.items()}, int(high)))
+    assert bool(up) == (
+        low in edges and int(high) in reached({int(a): set(map(int, b)) for a, b in edges.items()}, int(high))
+    )
 
 
 def test_rooms_are_those_of_the_code() -> None:

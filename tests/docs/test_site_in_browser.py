@@ -24,7 +24,8 @@ CONTRAST = """selectors => {
                     .reduce((s, x, k) => s + x * [.2126, .7152, .0722][k], 0);
   const behind = e => { for (; e; e = e.parentElement) { const c = rgb(getComputedStyle(e).backgroundColor);
     if (c.a === 1) return c.v; } return [255, 255, 255]; };
-  return Object.fromEntries(selectors.map(s => [s, Math.min(...[...document.querySelectorAll(s)].slice(0, 40).map(e => {
+  return Object.fromEntries(selectors.map(s => [s, Math.min(...[...document.querySelectorAll(s)]
+    .filter(e => e.textContent.trim()).slice(0, 40).map(e => {
     const [a, b] = [lum(rgb(getComputedStyle(e).color).v), lum(behind(e))];
     return (Math.max(a, b) + .05) / (Math.min(a, b) + .05); }))]));
 }"""
@@ -56,7 +57,7 @@ def test_what_is_too_wide_is_found(site: Site, browser: Browser) -> None:
     show(tab, site, "index")
     tab.page.evaluate(
         "document.querySelector('article h1').insertAdjacentHTML('afterend', "
-        "'<p style=\"width:900px\">wide</p><div style=\"overflow:auto\"><p style=\"width:900px\">scrolls</p></div>')"
+        '\'<p style="width:900px">wide</p><div style="overflow:auto"><p style="width:900px">scrolls</p></div>\')'
     )
     assert tab.page.evaluate(BEYOND) == ["P wide"]
     tab.close()

@@ -1,7 +1,7 @@
 """Build the site: python -m tools.site (`make docs`).
 
-    .venv/bin/python -m tools.site                  # build/site/html/index.html
-    .venv/bin/python -m tools.site --out FOLDER     # FOLDER/source and FOLDER/html
+.venv/bin/python -m tools.site                  # build/site/html/index.html
+.venv/bin/python -m tools.site --out FOLDER     # FOLDER/source and FOLDER/html
 """
 
 from __future__ import annotations

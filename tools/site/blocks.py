@@ -28,9 +28,11 @@ def _public(package: str) -> Callable[[Path], str]:
 
 
 # The order of guides in the side bar; one that is not named here comes after them.
-GUIDES = ("python", "jupyter", "load_a_model", "conversations", "agents", "structured_output", "experiments", "attention",
-          "cache_formats", "eviction", "samplers", "speculation", "scheduling", "backends", "traces", "serving", "fleets",
-          "apart", "tensor_parallel")  # fmt: skip
+GUIDES = (
+    "python", "jupyter", "load_a_model", "conversations", "agents", "structured_output", "experiments", "attention",
+    "cache_formats", "eviction", "samplers", "speculation", "scheduling", "backends", "traces", "serving", "fleets",
+    "apart", "tensor_parallel",
+)  # fmt: skip
 
 
 def guides(root: Path) -> str:

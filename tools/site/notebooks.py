@@ -32,8 +32,8 @@ def read_course(folder: Path) -> dict[str, Any]:
                 continue
             shown.add(widget)
             data = {"image/png": base64.b64encode(picture.read_bytes()).decode(), "text/plain": f"a {widget}"}
-            alt = {"image/png": {"alt": f"{widget}, as this cell shows it"}}
-            cell.outputs = [new_output("display_data", data, metadata=alt)]
+            cell.metadata["mystnb"] = {"image": {"alt": f"{widget}, as this cell shows it"}}
+            cell.outputs = [new_output("display_data", data)]
     return course
 
 

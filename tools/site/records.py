@@ -12,7 +12,6 @@ from workbench.display import Table
 
 NAME = re.compile(r"(?P<kind>[\w.-]+?)-(?P<date>\d{8})-\d{6}(?:-\w+)?")
 LEVELS = {"amx_tile": "AMX", "avx512f": "AVX-512", "avx2": "AVX2"}  # the first that a processor has names it
-OUTCOMES = {"holds": "holds", "holds-with-limits": "holds with limits", "refuted": "refuted"}
 
 
 def newest(folder: Path) -> dict[str, tuple[str, dict[str, Any]]]:
@@ -50,8 +49,8 @@ def question(record: dict[str, Any]) -> str:
 def answers(record: dict[str, Any]) -> Iterable[tuple[str, str, str]]:
     """Yield (claim, outcome, measured) of a record's verdicts."""
     summary = record.get("summary")
-    for verdict in (summary.get("verdicts") or () if isinstance(summary, dict) else ()):
-        yield verdict["says"], OUTCOMES.get(verdict["outcome"], verdict["outcome"]), verdict.get("reason", "")
+    for verdict in summary.get("verdicts") or () if isinstance(summary, dict) else ():
+        yield verdict["says"], verdict["outcome"].replace("-", " "), verdict.get("reason", "")
 
 
 def _tokens(value: Any) -> str:
@@ -82,7 +81,8 @@ def headline(kind: str, record: dict[str, Any]) -> str:
         return f"a step of the demo model, mlir: {one:.2f} ms in one process, {two:.2f} ms in two ranks"
     if kind == "loading":
         row = record["rows"][0]
-        return f"{row['case']}: {row['seconds']:.2f} s, {row['peak_bytes'] / row['weight_bytes']:.1%} of the weights' bytes at peak"
+        share = row["peak_bytes"] / row["weight_bytes"]
+        return f"{row['case']}: {row['seconds']:.2f} s, {share:.1%} of the weights' bytes at peak"
     if kind == "together":
         return str(record["verdict"])
     return ""
@@ -117,7 +117,9 @@ def peers_tables(root: Path) -> str:
         fresh: dict[tuple[str, ...], dict[str, float]] = {}
         for row in record["rows"]:
             if row.get("tokens_per_s"):
-                fresh.setdefault((model, row["work"], row["format"], machine(record)), {})[row["peer"]] = row["tokens_per_s"]
+                fresh.setdefault((model, row["work"], row["format"], machine(record)), {})[row["peer"]] = row[
+                    "tokens_per_s"
+                ]
         for key, values in fresh.items():
             if len(values) > 1:
                 found[key], source[key] = values, path.stem
@@ -137,6 +139,6 @@ def peers_tables(root: Path) -> str:
 def verdicts_table(root: Path) -> str:
     """Return every claim that a newest record judged, with its outcome and machine."""
     rows = []
-    for kind, (name, record) in sorted(newest(root / "experiments" / "records").items()):
+    for _, (name, record) in sorted(newest(root / "experiments" / "records").items()):
         rows += [(says, outcome, machine(record), f"`{name}`") for says, outcome, _ in answers(record)]
     return Table("", rows, ("claim", "outcome", "machine", "record")).markdown()

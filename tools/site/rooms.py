@@ -207,6 +207,7 @@ def _folded(room: Room) -> str:
 
 
 HEAD = (
-    '<svg width="0" height="0" style="position:absolute" aria-hidden="true"><defs><marker id="arc-head" viewBox="0 0 6 6" '
+    '<svg width="0" height="0" style="position:absolute" aria-hidden="true"><defs>'
+    '<marker id="arc-head" viewBox="0 0 6 6" '
     'refX="5" refY="3" markerWidth="5" markerHeight="5" orient="auto"><path d="M0,0L6,3L0,6z"/></marker></defs></svg>'
 )

@@ -81,9 +81,7 @@ def spread(text: str) -> str:
     return re.sub(r"^(```+)([^\n]*)\n(.*?)^\1$", block, text, flags=re.M | re.S)
 
 
-def _filled(
-    name: str, path: str, root: Path, blocks: dict[str, Callable[[Path], str]], problems: list[str]
-) -> str:
+def _filled(name: str, path: str, root: Path, blocks: dict[str, Callable[[Path], str]], problems: list[str]) -> str:
     if name not in blocks:
         problems.append(f"{path}: there is no block {name!r}; there are {', '.join(blocks)}")
         return ""
