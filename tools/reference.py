@@ -116,14 +116,16 @@ def _python_page() -> str:
     return MADE + head + package_text(workbench) + package_text(widgets)
 
 
-def package_text(package: types.ModuleType, names: Iterable[str] | None = None) -> str:
-    """Return a section for each public name of a package, or for `names`: signature and docstring."""
+def package_text(package: types.ModuleType, names: Iterable[str] | None = None, level: int = 2) -> str:
+    """Return a section for each public name of a package, or for `names`: signature and docstring.
+
+    Its headings are of `level`."""
     text, with_page = "", settings_models()
     for name in sorted(dir(package)) if names is None else names:
         value = getattr(package, name)
         if name.startswith("__") or inspect.ismodule(value):
             continue
-        text += f"\n## {package.__name__}.{name}\n\n"
+        text += f"\n{'#' * level} {package.__name__}.{name}\n\n"
         if value is workbench.Conversation:  # no setting of an experiment
             text += "```python\nConversation(*, system=None, tools=(), documents=(), turns=(), template=None, "
             text += "template_arguments={})\n```\n"

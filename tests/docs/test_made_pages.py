@@ -13,25 +13,27 @@ ENTRY = """
 technique: Quest
 kind: attention
 paper: "Tang et al., 2024: Quest (arXiv:2406.10774)"
-use: {attention.mask: {path: "experiments/zoo/quest.py:Quest", arguments: {keep: 16}}}
+use: {attention.sliding_window: 64}
 claim: "The pages with the largest bounds hold what counts."
-rule: "kl <= 0.02 and decode_time_ratio <= 0.8"
+rule: "kl <= 0.02 and bytes_ratio <= 0.8"
 held: "At 4,096 tokens it does."
 """
-SOURCE = (
-    '"""Quest: read the pages whose keys may score highest.\n\n    bound = sum max(q * low, q * high)\n"""\n\nx = 1\n'
-)
+SOURCE = '"""Quest: read the pages whose keys may score highest.\n\nAs so:\n\n    bound = sum max(q * low, q * high)\n"""\nx = 1\n'
+RECORD = {
+    "name": "quest", "date": "2026-01-02T00:00:00", "machine": "Zen 5, 2 cores", "outcome": "refuted", "reason": "",
+    "figures": {"kl": 0.0123456, "bytes_ratio": 1.0}, "laws": {"tried": 4, "broken": []}, "backends": {},
+    "others_cpu_share": 0.0, "entry": {}, "experiment": {},
+}  # fmt: skip
 
 
 def plant(root: Path) -> Path:
     folder = root / "experiments" / "zoo"
     (folder / "records").mkdir(parents=True)
-    (folder / "quest.yaml").write_text(ENTRY)
-    (folder / "quest.py").write_text(SOURCE)
-    (folder / "tova.yaml").write_text(ENTRY.replace("Quest", "TOVA").replace("attention\n", "eviction\n"))
-    for date, kl, outcome in (("20260101-000000", 0.5, "refuted"), ("20260102-000000", 0.0123456, "holds-with-limits")):
-        record = {"entries": [{"outcome": outcome, "figures": {"kl": kl, "bytes_ratio": 1.0, "loop": True}}]}
-        (folder / "records" / f"quest-{date}.json").write_text(json.dumps(record))
+    for name, technique, kind in (("quest", "Quest", "attention"), ("tova", "TOVA (KV)", "eviction")):
+        settings = ENTRY.replace("technique: Quest", f"technique: {technique}").replace("attention\n", f"{kind}\n")
+        (folder / f"{name}.yaml").write_text(settings)
+        (folder / f"{name}.py").write_text(SOURCE)
+    (folder / "records" / "quest.json").write_text(json.dumps(RECORD))
     return root
 
 
@@ -41,14 +43,16 @@ def test_a_folder_without_entries_is_no_mistake(tmp_path: Path) -> None:
 
 def test_the_zoo_has_a_row_and_a_section_an_entry(tmp_path: Path) -> None:
     table = zoo.zoo_table(plant(tmp_path))
-    assert table.startswith("2 entries.")
-    assert "| [Quest](#quest) | attention | 1 | 1 |  | 0.0123 | holds with limits |" in table
-    assert "| [TOVA](#tova) | eviction | 0 |  |  |  | not run yet |" in table
+    assert table.startswith("2 entries: 1 holds-with-limits, 1 not run yet.")
+    (quest, tova) = [line for line in table.splitlines() if line.startswith("| [")]
+    assert quest.startswith("| [Quest](#quest) | attention | Tang et al., 2024 | 1 | 4 of 4 | 1")
+    assert "0.0123" in quest and quest.endswith("| holds-with-limits |")
+    assert tova.startswith("| [TOVA (KV)](#tova-kv) | eviction |") and tova.endswith("| not run yet |")
     text = zoo.zoo_sections(tmp_path)
     assert text.index("## Attention") < text.index("### Quest") < text.index("## Eviction") < text.index("### TOVA")
-    assert "```text\n    bound = sum" in text and "`kl <= 0.02 and decode_time_ratio <= 0.8`" in text
-    assert "**Here:** holds with limits. At 4,096 tokens it does." in text and "| `loop`" not in text
-    assert "attention.mask: {path: 'experiments/zoo/quest.py:Quest', arguments: {keep: 16}}" in text
+    assert "As so:\n\n```text\n    bound = sum max(q * low, q * high)\n```" in text
+    assert "| rule | `kl <= 0.02 and bytes_ratio <= 0.8` |" in text and "| here | At 4,096 tokens it does. |" in text
+    assert "| `kl` | 0.0123" in text and "Zen 5, 2 cores" in text
 
 
 def test_the_newest_record_of_each_question_is_shown(tmp_path: Path) -> None:

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import re
 from collections.abc import Callable
 from pathlib import Path
 
 from tools.reference import package_text
 from tools.site.events import events_table
+from tools.site.packages import package_sections, packages_overview
 from tools.site.records import figures_table, machines_table, peers_tables, verdicts_table
-from tools.site.rooms import room_sections, rooms_overview
-from tools.site.zoo import zoo_sections, zoo_table
+from tools.site.zoo import HEADINGS, zoo_sections, zoo_table
+from workbench import parts, testing
 
 
-def _public(package: str) -> Callable[[Path], str]:
-    """Return a block with the public names of a package; empty where this checkout has no such package."""
+def kits(root: Path) -> str:
+    """Return the reference of `workbench.testing`."""
+    return package_text(testing, testing.__all__, level=3)
 
-    def text(root: Path) -> str:
-        if importlib.util.find_spec(package) is None:
-            return ""
-        module = importlib.import_module(package)
-        return package_text(module, getattr(module, "__all__", None))
 
+def building_blocks(root: Path) -> str:
+    """Return the reference of `workbench.parts`, by kind of part; a name that two kinds have is written once."""
+    text, written = "", set()
+    for kind, names in parts.PARTS.items():
+        new = sorted(set(names) - written)
+        written.update(new)
+        text += f"\n## For {HEADINGS.get(kind, kind).lower()}\n{package_text(parts, new, level=3)}"
     return text
 
 
@@ -54,11 +56,11 @@ BLOCKS: dict[str, Callable[[Path], str]] = {
     "figures": figures_table,
     "guides": guides,
     "machines": machines_table,
-    "parts": _public("workbench.parts"),
+    "package_sections": package_sections,
+    "packages": packages_overview,
+    "parts": building_blocks,
     "peers": peers_tables,
-    "room_sections": room_sections,
-    "rooms": rooms_overview,
-    "testing": _public("workbench.testing"),
+    "testing": kits,
     "verdicts": verdicts_table,
     "zoo": zoo_table,
     "zoo_sections": zoo_sections,

@@ -31,7 +31,7 @@ CODE = re.compile(r"(^(?P<fence>```+|~~~+).*?^(?P=fence)[ \t]*$|`[^`\n]+`)", re.
 
 def places(root: Path = ROOT) -> dict[str, str]:
     """Return the place on the site of every file of the checkout that has one."""
-    docs = {path.relative_to(root).as_posix() for path in (root / "docs").rglob("*.md")}
+    docs = [path.relative_to(root).as_posix() for path in sorted((root / "docs").rglob("*.md"))]
     found = {path: path.removeprefix("docs/") for path in docs} | ELSEWHERE
     for path in sorted((root / "notebooks").glob("*.py")):
         found[f"notebooks/{path.name}"] = f"notebooks/{path.stem}.ipynb"

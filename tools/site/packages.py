@@ -1,4 +1,4 @@
-"""The rooms of the code, one picture each, made from imports: a file imports those that its arcs reach below it."""
+"""The packages of the code, one picture each, made from imports: arcs lead down to what a file imports."""
 
 from __future__ import annotations
 
@@ -19,70 +19,70 @@ Graph = Mapping[str, Iterable[str]]
 
 
 @dataclass
-class Room:
-    """A package: its files and packages in an order in which imports point down, and the rooms above and below it."""
+class Package:
+    """A package: its files and inner packages, importers first, and the packages above and below it."""
 
-    name: str  # workbench/kv_cache; `workbench` is the room of the top level's own files
+    name: str  # workbench/kv_cache; `workbench` is the package of the top level's own files
     summary: str = ""
     nodes: list[str] = field(default_factory=list)  # `manager.py`, `apart/`
     summaries: dict[str, str] = field(default_factory=dict)
     edges: dict[str, set[str]] = field(default_factory=dict)
     below: list[str] = field(default_factory=list)
     above: list[str] = field(default_factory=list)
-    inner: list[Room] = field(default_factory=list)  # packages of the package
+    inner: list[Package] = field(default_factory=list)  # packages in the package
 
 
-def room_of(module: str) -> str:
-    """Return the room of a module: its package below `workbench`, and `compiled_kernels` as one room."""
+def package_of(module: str) -> str:
+    """Return the package of a module: its package below `workbench`, and `compiled_kernels` as one package."""
     top, *rest = module.split(".")
     return f"{top}/{rest[0]}" if top == "workbench" and len(rest) > 1 else top
 
 
 @lru_cache(maxsize=1)
-def read_rooms(root: Path) -> list[Room]:
-    """Return every room of the checkout, importers before what they import."""
+def read_packages(root: Path) -> list[Package]:
+    """Return every package of the checkout, importers before what they import."""
     files = {name: path for name, path in modules(root).items() if name not in LEFT_OUT}
-    packages = {name: Room(name.replace(".", "/")) for name in files if files[name].name == "__init__.py"}
-    packages["workbench"] = Room("workbench")
+    by_module = {name: Package(name.replace(".", "/")) for name in files if files[name].name == "__init__.py"}
+    by_module["workbench"] = Package("workbench")
     for name, path in files.items():
         owner, _, last = name.rpartition(".")
         sentence = first_sentence(path)
-        if name in packages:
-            packages[name].summary = sentence
-        if owner in packages and not (owner == "workbench" and name in packages):
-            node = f"{last}/" if name in packages else f"{last}.py"
-            packages[owner].summaries[node] = sentence
-            packages[owner].edges[node] = set()
+        if name in by_module:
+            by_module[name].summary = sentence
+        if owner in by_module and not (owner == "workbench" and name in by_module):
+            node = f"{last}/" if name in by_module else f"{last}.py"
+            by_module[owner].summaries[node] = sentence
+            by_module[owner].edges[node] = set()
     outer: dict[str, set[str]] = {}
     for name, imported in imports(files).items():
-        home = room_of(name) if name not in packages else room_of(f"{name}.x")
+        home = package_of(name) if name not in by_module else package_of(f"{name}.x")
         below = outer.setdefault(home, set())
         for other in imported:
-            there = room_of(other) if other not in packages else room_of(f"{other}.x")
+            there = package_of(other) if other not in by_module else package_of(f"{other}.x")
             below |= {there} - {home}
-            _add_edge(name, other, packages)
-    for name, room in packages.items():
-        room.nodes = downwards(room.edges)
+            _add_edge(name, other, by_module)
+    for name, package in by_module.items():
+        package.nodes = downwards(package.edges)
         owner = name.rpartition(".")[0]
-        if owner in packages and owner != "workbench" and room.nodes:
-            packages[owner].inner.append(room)
-    rooms = {room.name: room for name, room in packages.items() if room.nodes and room.name in outer}
-    for name, room in rooms.items():
-        room.below = sorted(outer[name] & set(rooms))
-        room.above = sorted(other for other in rooms if name in outer[other])
-    return [rooms[name] for name in downwards({name: outer[name] for name in rooms})]
+        if owner in by_module and owner != "workbench" and package.nodes:
+            by_module[owner].inner.append(package)
+    packages = {package.name: package for name, package in by_module.items() if package.nodes and package.name in outer}
+    for name, package in packages.items():
+        package.below = sorted(outer[name] & set(packages))
+        package.above = sorted(other for other in packages if name in outer[other])
+    return [packages[name] for name in downwards({name: outer[name] for name in packages})]
 
 
-def _add_edge(importer: str, imported: str, packages: Mapping[str, Room]) -> None:
+def _add_edge(importer: str, imported: str, by_module: Mapping[str, Package]) -> None:
     """Add an edge to the innermost package that holds both modules, between those of its nodes that they lie in."""
     one, two = importer.split("."), imported.split(".")
     depth = next((n for n, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
-    room = packages.get(".".join(one[:depth]))
-    if room is None or depth in (len(one), len(two)):  # a package's front and what lies in it
+    package = by_module.get(".".join(one[:depth]))
+    if package is None or depth in (len(one), len(two)):  # a package's front and what lies in it
         return
-    nodes = [f"{parts[depth]}{'/' if '.'.join(parts[: depth + 1]) in packages else '.py'}" for parts in (one, two)]
-    if all(node in room.edges for node in nodes):
-        room.edges[nodes[0]].add(nodes[1])
+    nodes = [f"{parts[depth]}{'/' if '.'.join(parts[: depth + 1]) in by_module else '.py'}" for parts in (one, two)]
+    if all(node in package.edges for node in nodes):
+        package.edges[nodes[0]].add(nodes[1])
 
 
 def first_sentence(path: Path) -> str:
@@ -170,40 +170,44 @@ def hover_style(rows: int) -> str:
     return "\n".join(lines)
 
 
-def anchor(room: str) -> str:
-    """Return the anchor of a room's section, as MyST makes it of its heading."""
-    return room.replace("/", "").lower()
+def anchor(package: str) -> str:
+    """Return the anchor of a package's section, as MyST makes it of its heading."""
+    return package.replace("/", "").lower()
 
 
-def rooms_overview(root: Path) -> str:
-    """Return the picture of all rooms."""
-    rooms = read_rooms(root)
-    edges = {room.name: set(room.below) for room in rooms}
-    links = {room.name: f"#{anchor(room.name)}" for room in rooms}
-    return picture([room.name for room in rooms], edges, {room.name: room.summary for room in rooms}, links)
+def packages_overview(root: Path) -> str:
+    """Return the picture of all packages."""
+    packages = read_packages(root)
+    edges = {package.name: set(package.below) for package in packages}
+    links = {package.name: f"#{anchor(package.name)}" for package in packages}
+    summaries = {package.name: package.summary for package in packages}
+    return picture(list(summaries), edges, summaries, links)
 
 
-def room_sections(root: Path) -> str:
-    """Return a section for each room: its picture, and the rooms above and below."""
-    rooms = read_rooms(root)
-    text = [f"<style>{hover_style(max(map(len, [rooms, *(room.nodes for room in rooms)])))}</style>\n{HEAD}\n"]
-    known = {room.name for room in rooms}
-    for room in sorted(rooms, key=lambda room: room.name):
-        text.append(f"## {room.name}\n\n{room.summary}\n" if room.summary else f"## {room.name}\n")
-        for words, others in (("Imports", room.below), ("Imported by", room.above)):
+def package_sections(root: Path) -> str:
+    """Return a section for each package: its picture, and the packages above and below."""
+    packages = read_packages(root)
+    longest = max(map(len, [packages, *(package.nodes for package in packages)]))
+    text = [f"<style>{hover_style(longest)}</style>\n{HEAD}\n"]
+    known = {package.name for package in packages}
+    for package in sorted(packages, key=lambda package: package.name):
+        text.append(f"## {package.name}\n\n{package.summary}\n" if package.summary else f"## {package.name}\n")
+        for words, others in (("Imports", package.below), ("Imported by", package.above)):
             listed = ", ".join(f"[{other}](#{anchor(other)})" for other in others if other in known)
             if listed:
                 text.append(f"{words} {listed}.\n")
-        text.append(picture(room.nodes, room.edges, room.summaries, {}) + "\n")
-        text += [_folded(inner) for inner in room.inner]
+        text.append(picture(package.nodes, package.edges, package.summaries, {}) + "\n")
+        text += [_folded(inner) for inner in package.inner]
     return "\n".join(text)
 
 
-def _folded(room: Room) -> str:
-    """Return the picture of a package in a room, folded, with those inside of it."""
-    inside = "".join(_folded(inner) for inner in room.inner).replace("\n", "")
-    shown = picture(room.nodes, room.edges, room.summaries, {})
-    return f"<details><summary><code>{room.name}</code> {escape(room.summary)}</summary>{shown}{inside}</details>\n"
+def _folded(package: Package) -> str:
+    """Return the picture of an inner package, folded, with those inside of it."""
+    inside = "".join(_folded(inner) for inner in package.inner).replace("\n", "")
+    shown = picture(package.nodes, package.edges, package.summaries, {})
+    return (
+        f"<details><summary><code>{package.name}</code> {escape(package.summary)}</summary>{shown}{inside}</details>\n"
+    )
 
 
 HEAD = (

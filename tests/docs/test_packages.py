@@ -1,4 +1,4 @@
-"""Pictures of rooms: their order and their arcs say what the imports are."""
+"""Pictures of packages: their order and their arcs say what the imports are."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tools.site.rooms import direct, downwards, picture, read_rooms
+from tools.site.packages import direct, downwards, picture, read_packages
 from tools.structure import ROOT, modules
 
 acyclic = st.integers(2, 9).flatmap(
@@ -57,21 +57,21 @@ def test_a_circle_is_shown_by_an_arc_that_points_up(edges: dict[str, set[str]], 
     )
 
 
-def test_rooms_are_those_of_the_code() -> None:
-    rooms = {room.name: room for room in read_rooms(ROOT)}
+def test_packages_are_those_of_the_code() -> None:
+    packages = {package.name: package for package in read_packages(ROOT)}
     folders = {f"workbench/{path.parent.name}" for path in (ROOT / "workbench").glob("*/__init__.py")}
-    assert set(rooms) == folders | {"workbench", "compiled_kernels"}
-    shown = {name: set(room.below) for name, room in rooms.items()}
+    assert set(packages) == folders | {"workbench", "compiled_kernels"}
+    shown = {name: set(package.below) for name, package in packages.items()}
     assert {"workbench/scheduler", "workbench/executors", "workbench/trace"} <= shown["workbench/engine"]
     assert not shown["compiled_kernels"], "tensors in, tensors out"
-    for name, room in rooms.items():
-        assert room.nodes and sorted(room.nodes) == sorted(room.edges), name
-        if not any(node.endswith("/") for node in room.nodes):
-            assert direct(room.nodes, room.edges)[1] == [], name
-    every, drawn = list(rooms.values()), []
-    for room in every:
-        every += room.inner
-        drawn += [f"{room.name}/{node}" for node in room.nodes if node.endswith(".py")]
+    for name, package in packages.items():
+        assert package.nodes and sorted(package.nodes) == sorted(package.edges), name
+        if not any(node.endswith("/") for node in package.nodes):
+            assert direct(package.nodes, package.edges)[1] == [], name
+    every, drawn = list(packages.values()), []
+    for package in every:
+        every += package.inner
+        drawn += [f"{package.name}/{node}" for node in package.nodes if node.endswith(".py")]
     whole = [path.relative_to(ROOT).as_posix() for path in modules().values() if not path.name.startswith("__")]
     assert sorted(drawn) == sorted(whole)
 
@@ -87,7 +87,7 @@ def test_the_front_door_is_left_out(tmp_path: Path) -> None:
     for path, text in {
         "workbench/__init__.py": "from workbench.a import one\n",
         "workbench/errors.py": '"""Say what is wrong. And more."""\n',
-        "workbench/a/__init__.py": '"""A room."""\n',
+        "workbench/a/__init__.py": '"""A package."""\n',
         "workbench/a/one.py": "import workbench.errors\n",
         "workbench/b/__init__.py": "",
         "workbench/b/inner/__init__.py": '"""Inside."""\n',
@@ -96,9 +96,9 @@ def test_the_front_door_is_left_out(tmp_path: Path) -> None:
     }.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
-    rooms = {room.name: room for room in read_rooms(tmp_path)}
-    assert list(rooms) == ["workbench/b", "workbench/a", "workbench"]
-    assert rooms["workbench"].nodes == ["errors.py"]
-    assert rooms["workbench"].summaries["errors.py"] == "Say what is wrong."
-    assert rooms["workbench/b"].nodes == ["two.py", "inner/"] and rooms["workbench/b"].below == ["workbench/a"]
-    assert rooms["workbench/b"].summaries["inner/"] == "Inside." and rooms["workbench/a"].above == ["workbench/b"]
+    packages = {package.name: package for package in read_packages(tmp_path)}
+    assert list(packages) == ["workbench/b", "workbench/a", "workbench"]
+    assert packages["workbench"].nodes == ["errors.py"]
+    assert packages["workbench"].summaries["errors.py"] == "Say what is wrong."
+    assert packages["workbench/b"].nodes == ["two.py", "inner/"] and packages["workbench/b"].below == ["workbench/a"]
+    assert packages["workbench/b"].summaries["inner/"] == "Inside." and packages["workbench/a"].above == ["workbench/b"]
