@@ -18,7 +18,9 @@ claim: "The pages with the largest bounds hold what counts."
 rule: "kl <= 0.02 and bytes_ratio <= 0.8"
 held: "At 4,096 tokens it does."
 """
-SOURCE = '"""Quest: read the pages whose keys may score highest.\n\nAs so:\n\n    bound = sum max(q * low, q * high)\n"""\nx = 1\n'
+SOURCE = (
+    '"""Quest: read pages whose keys may score high.\n\nAs so:\n\n    bound = sum max(q * low, q * high)\n"""\nx = 1\n'
+)
 RECORD = {
     "name": "quest", "date": "2026-01-02T00:00:00", "machine": "Zen 5, 2 cores", "outcome": "refuted", "reason": "",
     "figures": {"kl": 0.0123456, "bytes_ratio": 1.0}, "laws": {"tried": 4, "broken": []}, "backends": {},
@@ -72,7 +74,8 @@ def test_the_newest_record_of_each_question_is_shown(tmp_path: Path) -> None:
 def test_tools_are_compared_within_one_record(tmp_path: Path) -> None:
     folder = tmp_path / "experiments" / "records"
     folder.mkdir(parents=True)
-    for date, peers in (("20260101", {"workbench": 20.0, "llama.cpp": 10.0}), ("20260102", {"workbench": 99.0})):
+    for date, peers in (("20260101", {"workbench": 20.0, "llama.cpp": 10.0}), ("20260102", {"workbench": 99.0}),
+                        ("20251231", {"workbench": 1.0, "llama.cpp": 2.0})):  # fmt: skip
         rows = [{"peer": p, "work": "decode", "format": "int8", "tokens_per_s": rate} for p, rate in peers.items()]
         record = {"model": {"name": "shape:s"}, "rows": rows, "environment": {"cpu": {"model": "Zen"}}}
         (folder / f"peers-s-{date}-000000.json").write_text(json.dumps(record))

@@ -108,7 +108,7 @@ def figures_table(root: Path) -> str:
 
 
 def peers_tables(root: Path) -> str:
-    """Return tokens a second of every tool, in the newest record of each piece of work and format."""
+    """Return tokens a second of every tool: of each piece of work and format the newest record with the most tools."""
     found: dict[tuple[str, ...], dict[str, float]] = {}  # by model, work, format, machine
     source: dict[tuple[str, ...], str] = {}
     for path in sorted((root / "experiments" / "records").glob("peers-*.json")):
@@ -121,7 +121,7 @@ def peers_tables(root: Path) -> str:
                     "tokens_per_s"
                 ]
         for key, values in fresh.items():
-            if len(values) > 1:
+            if len(values) > max(1, len(found.get(key, ())) - 1):
                 found[key], source[key] = values, path.stem
     peers = sorted({peer for values in found.values() for peer in values}, key=lambda peer: (peer != "workbench", peer))
     text = []

@@ -55,7 +55,7 @@ def _section(item: ZooItem) -> Iterator[str]:
     lines = [
         (name, f"`{text}`" if name in CODE and not text.startswith("the ") else text) for name, text in item.lines()
     ]
-    yield Table("", lines, ("", "")).markdown()
+    yield Table("", lines, ("about", item.name)).markdown()
     figures = [(f"`{name}`", value, says) for name, value, says in item.figure_rows() if value is not None]
     if figures:
         yield Table("", figures, ("figure", "here", "what it says")).markdown()
