@@ -52,7 +52,7 @@ def test_the_zoo_has_a_row_and_a_section_an_entry(tmp_path: Path) -> None:
     assert tova.startswith("| [TOVA (KV)](#tova-kv) | eviction |") and tova.endswith("| not run yet |")
     text = zoo.zoo_sections(tmp_path)
     assert text.index("## Attention") < text.index("### Quest") < text.index("## Eviction") < text.index("### TOVA")
-    assert "As so:\n\n```text\n    bound = sum max(q * low, q * high)\n```" in text
+    assert "As so:\n\n```text\nbound = sum max(q * low, q * high)\n```" in text
     assert "| rule | `kl <= 0.02 and bytes_ratio <= 0.8` |" in text and "| here | At 4,096 tokens it does. |" in text
     assert "| `kl` | 0.0123" in text and "Zen 5, 2 cores" in text
 

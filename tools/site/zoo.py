@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 
 from workbench.display import Table
 from workbench.zoo.figures import KINDS
@@ -72,5 +73,5 @@ def paragraphs(doc: str) -> str:
     parts: list[str] = []
     for part in doc.split("\n\n"):
         indented = all(line.startswith("  ") or not line for line in part.splitlines())
-        parts.append(f"```text\n{part}\n```" if indented and part.strip() else part)
+        parts.append(f"```text\n{dedent(part)}\n```" if indented and part.strip() else part)
     return "\n\n".join(parts)
