@@ -1,14 +1,18 @@
-# Three commands for a newcomer: make demo, make lab, make test. PYTHON picks the interpreter (3.11 or newer).
+# For a newcomer: make demo, make lab, make docs, make test. PYTHON picks the interpreter (3.11 or newer).
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo lab test test-thorough lint clean
+.PHONY: demo lab docs test test-thorough lint clean
 
 demo: .venv/core
 	@$(BIN)/workbench run experiments/first_light.yaml
 
 lab: .venv/lab
 	$(BIN)/workbench lab
+
+# The site: build/site/html, which needs no network to be read.
+docs: .venv/docs
+	@$(BIN)/python -m tools.site
 
 # Run the suite in processes of one thread each: three on two cores, as the one with the browser waits half of its time.
 # Each has the tests of neighbouring files, which share what is compiled; one that is done takes over another's last.
@@ -45,6 +49,11 @@ INSTALL := $(BIN)/pip install -qq --disable-pip-version-check --constraint const
 .venv/lab: .venv/core
 	@echo 'installing what the notebooks show into .venv (once)'
 	@$(INSTALL) '.[lab]'
+	@touch $@
+
+.venv/docs: .venv/core
+	@echo 'installing what the site needs into .venv (once)'
+	@$(INSTALL) '.[docs]'
 	@touch $@
 
 .venv/dev: .venv/core

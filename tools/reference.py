@@ -14,7 +14,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,22 +56,22 @@ def models_of(annotation: Any) -> Iterator[type[BaseModel]]:
             yield from models_of(argument)
 
 
-def _experiment_page() -> str:
-    reached: dict[type[BaseModel], None] = {workbench.Experiment: None}
-    queue: list[type[BaseModel]] = [workbench.Experiment]
-    while queue:
-        model = queue.pop(0)
+def settings_models() -> list[type[BaseModel]]:
+    """Return `Experiment` and the models of all settings below it, each once, from the outside in."""
+    reached: list[type[BaseModel]] = [workbench.Experiment]
+    for model in reached:
         for field in model.model_fields.values():
-            for found in models_of(field.annotation):
-                if found not in reached:
-                    reached[found] = None
-                    queue.append(found)
+            reached += [found for found in dict.fromkeys(models_of(field.annotation)) if found not in reached]
+    return reached
+
+
+def _experiment_page() -> str:
     head = (
         "# Settings of an experiment\n\n"
         "Every setting of `Experiment`, section by section. In YAML a section is a mapping; on the command line\n"
         "`--set cache.format=int4` changes one setting. A section with `kind` is chosen by it.\n"
     )
-    return MADE + head + "".join(_section(model) for model in reached)
+    return MADE + head + "".join(map(_section, settings_models()))
 
 
 def _section(model: type[BaseModel]) -> str:
@@ -112,21 +112,29 @@ def _default(field: Any) -> str:
 
 
 def _python_page() -> str:
-    text = MADE + "# The front door in Python\n\nNames of `workbench`, then of `workbench.widgets`.\n"
-    for package in (workbench, widgets):
-        for name in sorted(dir(package)):
-            value = getattr(package, name)
-            if name.startswith("__") or inspect.ismodule(value):
-                continue
-            text += f"\n## {package.__name__}.{name}\n\n"
-            if value is workbench.Conversation:  # no setting of an experiment
-                text += "```python\nConversation(*, system=None, tools=(), documents=(), turns=(), template=None, "
-                text += "template_arguments={})\n```\n"
-            elif isinstance(value, type) and issubclass(value, BaseModel):
-                text += f"Its settings are in [experiment.md](experiment.md#{name.lower()}).\n"
-            else:
-                text += f"```python\n{_signature(name, value)}\n```\n"
-            text += f"\n{_prose(value)}\n" if value.__doc__ else ""
+    head = "# The front door in Python\n\nNames of `workbench`, then of `workbench.widgets`.\n"
+    return MADE + head + package_text(workbench) + package_text(widgets)
+
+
+def package_text(package: types.ModuleType, names: Iterable[str] | None = None, level: int = 2) -> str:
+    """Return a section for each public name of a package, or for `names`: signature and docstring.
+
+    Its headings are of `level`."""
+    text, with_page = "", settings_models()
+    for name in sorted(dir(package)) if names is None else names:
+        value = getattr(package, name)
+        if name.startswith("__") or inspect.ismodule(value):
+            continue
+        text += f"\n{'#' * level} {package.__name__}.{name}\n\n"
+        if value is workbench.Conversation:  # no setting of an experiment
+            text += "```python\nConversation(*, system=None, tools=(), documents=(), turns=(), template=None, "
+            text += "template_arguments={})\n```\n"
+        elif isinstance(value, type) and issubclass(value, BaseModel):
+            section = name if value in with_page else workbench.Experiment.__name__  # which has all of EngineConfig's
+            text += f"Its settings are in [experiment.md](experiment.md#{section.lower()}).\n"
+        else:
+            text += f"```python\n{_signature(name, value)}\n```\n"
+        text += f"\n{_prose(value)}\n" if value.__doc__ else ""
     return text
 
 

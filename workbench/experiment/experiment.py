@@ -89,8 +89,9 @@ class Experiment(Displayable, EngineConfig):
 
     The same value gives the same tokens.
 
-    experiment = Experiment(question="What does INT8 cost?", workload={"kind": "random", "requests": 4})
-    experiment.with_("cache.format=int8", "backend=eager")"""
+        experiment = Experiment(question="What does INT8 cost?", workload={"kind": "random", "requests": 4})
+        experiment.with_("cache.format=int8", "backend=eager")
+    """
 
     question: str
     sampling: SamplingParameters = SamplingParameters()

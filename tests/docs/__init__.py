@@ -1,0 +1,1 @@
+"""The site: its pages, pictures and links."""

@@ -1,0 +1,131 @@
+"""The built site: no warning, no broken link, nothing that is fetched, a place for every page."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+from tests.docs.conftest import BUILD_SECONDS, Site
+from tools.site.notebooks import read_course
+from tools.site.stage import ROOT, places
+
+pytestmark = pytest.mark.timeout(BUILD_SECONDS)
+ADDRESSES = ("href", "src", "srcset", "poster", "data", "action", "xlink:href")
+OUTSIDE = re.compile(r"(?:https?:)?//|javascript:|mailto:")
+
+
+class Page(HTMLParser):
+    """The addresses and the anchors of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.addresses: list[str] = []
+        self.anchors: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = {name: value for name, value in attrs if value}
+        self.anchors |= {values[name] for name in ("id", "name") if name in values}
+        self.addresses += [values[name] for name in ADDRESSES if name in values]
+
+
+def faults(folder: Path) -> list[str]:
+    """Return the addresses of a folder of HTML that lead outside of it, to no file, or to no anchor."""
+    pages = {path: Page(path.read_text(encoding="utf-8")) for path in sorted(folder.rglob("*.html"))}
+    return [f"{path.relative_to(folder)}: {fault}" for path in pages for fault in _faults(path, pages, folder)]
+
+
+def _faults(path: Path, pages: dict[Path, Page], folder: Path) -> Iterator[str]:
+    for address in dict.fromkeys(pages[path].addresses):
+        file, _, anchor = unquote(address).partition("#")
+        target = (path.parent / file.partition("?")[0]).resolve() if file else path
+        if address.startswith("data:"):
+            continue
+        if OUTSIDE.match(address):
+            yield f"leads outside: {address}"
+        elif folder.resolve() not in target.parents or not target.is_file():
+            yield f"leads to no file: {address}"
+        elif anchor and target in pages and anchor not in pages[target].anchors and not anchor.startswith("svg-"):
+            yield f"leads to no anchor: {address}"
+
+
+def fetched(style: str) -> list[str]:
+    """Return the addresses that a style sheet fetches from other machines."""
+    found = re.findall(r"url\(\s*['\"]?([^'\")]*)", style) + re.findall(r"@import\s+['\"]([^'\"]*)", style)
+    return [address for address in found if OUTSIDE.match(address)]
+
+
+def test_it_is_built_without_a_warning(site: Site) -> None:
+    assert site.problems == ()
+
+
+def test_no_address_leads_outside_or_nowhere(site: Site) -> None:
+    assert faults(site.html) == []
+
+
+def test_no_style_fetches_anything(site: Site) -> None:
+    styles = sorted(site.html.rglob("*.css"))
+    assert styles and {path.name: found for path in styles if (found := fetched(path.read_text()))} == {}
+    assert not list(site.html.rglob("*.woff*")) and not list(site.html.rglob("*athjax*"))
+
+
+def test_every_page_is_there_and_leads_on(site: Site) -> None:
+    for path, place in places().items():
+        if not path.endswith(".png"):
+            assert (site.html / place).with_suffix(".html").is_file(), path
+    front = Page((site.html / "index.html").read_text()).addresses
+    for path in places():
+        if path.startswith(("notebooks/", "docs/")) and path.endswith((".py", ".md")):
+            place = Path(places()[path]).with_suffix(".html")
+            above = front if len(place.parts) == 1 else Page((site.html / _above(place)).read_text()).addresses
+            assert any(address.endswith(place.name) for address in above) or place.stem == "index", path
+
+
+def _above(place: Path) -> str:
+    return "course.html" if place.parts[0] == "notebooks" else f"{place.parts[0]}/index.html"
+
+
+def test_the_course_names_every_notebook_and_shows_its_pictures(site: Site) -> None:
+    course = (ROOT / "docs" / "course.md").read_text()
+    shown = 0
+    for name, notebook in read_course(ROOT / "notebooks").items():
+        assert f"](../notebooks/{name})" in course
+        pictures = sum(len(cell.get("outputs", ())) for cell in notebook.cells)
+        page = (site.html / "notebooks" / name).with_suffix(".html").read_text()
+        assert page.count('src="../_images/') == pictures == page.count("as this cell shows it")
+        shown += pictures
+    assert shown >= 14
+
+
+def test_pages_show_what_is_made_from_code_and_records(site: Site) -> None:
+    def text(name: str) -> str:
+        return re.sub(r"<[^>]+>", "", (site.html / f"{name}.html").read_text())
+
+    assert "step_planned" in text("guide/traces") and "AMD EPYC" in text("machines")
+    assert "check_attention" in text("reference/parts") and "max_num_batched_tokens" in text("reference/experiment")
+    layout = (site.html / "layout.html").read_text()
+    assert layout.count('<div class="arcs">') >= 34 and "<code>manager.py</code>" in layout
+
+
+def test_the_checks_can_fail(tmp_path: Path) -> None:
+    (tmp_path / "there.html").write_text('<p id="here">')
+    (tmp_path / "index.html").write_text(
+        '<img src="https://x/y.png"><a href="there.html#here"></a><a href="there.html#no"></a><a href="gone.html"></a>'
+        '<script src="//cdn/x.js"></script><a href="../out.html"></a><img src="data:image/png;base64,AA">'
+    )
+    assert faults(tmp_path) == [
+        "index.html: leads outside: https://x/y.png",
+        "index.html: leads to no anchor: there.html#no",
+        "index.html: leads to no file: gone.html",
+        "index.html: leads outside: //cdn/x.js",
+        "index.html: leads to no file: ../out.html",
+    ]
+    assert fetched("a{b:url('https://f/g.woff')} c{d:url(data:x)} @import 'https://x.css';") == [
+        "https://f/g.woff",
+        "https://x.css",
+    ]

@@ -1,0 +1,31 @@
+"""Stage the pages and have Sphinx make HTML of them; every warning is a problem."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tools.site.stage import ROOT, stage
+
+__all__ = ["ROOT", "build"]
+
+
+def build(out: Path, root: Path = ROOT) -> list[str]:
+    """Build the site of the checkout `root` in `out`/html; return what is wrong with it, a line each.
+
+    Sphinx runs in a process of its own: its extensions change docutils for the whole process.
+    """
+    source, html = out / "source", out / "html"
+    for folder in (source, html):
+        shutil.rmtree(folder, ignore_errors=True)
+    problems = stage(source, root)
+    line = [sys.executable, "-m", "sphinx", "-q", "-n", "-E", "-b", "html", "-c", str(root / "docs")]
+    line += ["-d", str(out / "doctrees"), str(source), str(html)]
+    done = subprocess.run(line, cwd=root, capture_output=True, text=True, check=False)
+    shutil.rmtree(out / "doctrees", ignore_errors=True)
+    problems += [each.replace(f"{source}/", "") for each in done.stderr.splitlines() if each.strip()]
+    if done.returncode and not problems:
+        problems.append(f"sphinx ended with {done.returncode}: {done.stdout[-500:]}")
+    return problems

@@ -1,0 +1,77 @@
+"""The page of the zoo: every entry of `experiments/zoo/` with its docstring, its rule and what was measured of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import dedent
+
+from workbench.display import Table
+from workbench.zoo.figures import KINDS
+from workbench.zoo.zoo import Zoo, ZooItem, open_zoo
+
+HEADINGS = {
+    "attention": "Attention",
+    "format": "Cache formats",
+    "eviction": "Eviction",
+    "sampling": "Sampling",
+    "draft": "Drafts for speculation",
+    "schedule": "Scheduling",
+}
+EMPTY = "There is no entry in `experiments/zoo/` yet."
+CODE = ("rule", "use", "instead of", "try")  # lines that are code
+
+
+def opened(root: Path) -> Zoo:
+    """Return the zoo of a checkout; one without entries where the folder has none."""
+    folder = root / "experiments" / "zoo"
+    return open_zoo(folder) if any(folder.glob("*.yaml")) else Zoo([])
+
+
+def zoo_table(root: Path) -> str:
+    """Return one table of all entries, each with a link to its section."""
+    zoo = opened(root)
+    if not len(zoo):
+        return EMPTY
+    rows = []
+    for item in zoo:
+        kind, _, technique, paper, lines, laws, *figures, verdict = item.cells()
+        rows.append((f"[{technique}](#{anchor(str(technique))})", kind, paper, lines, laws, *figures, verdict))
+    headings = ("technique", "kind", "paper", "lines", "laws", "bytes", "speed", "KL", "verdict")
+    return f"{zoo.counts}.\n\n{Table('', rows, headings).markdown()}"
+
+
+def zoo_sections(root: Path) -> str:
+    """Return a section for each entry, by kind."""
+    zoo = opened(root)
+    text = []
+    for kind in KINDS:
+        items = list(zoo.of_kind(kind))
+        text += [f"## {HEADINGS[kind]}\n"] * bool(items) + ["\n".join(_section(item)) for item in items]
+    return "\n".join(text)
+
+
+def _section(item: ZooItem) -> Iterator[str]:
+    yield f"### {item.settings.technique}\n\n{paragraphs(item.entry.docstring)}\n"
+    lines = [
+        (name, f"`{text}`" if name in CODE and not text.startswith("the ") else text) for name, text in item.lines()
+    ]
+    yield Table("", lines, ("about", item.name)).markdown()
+    figures = [(f"`{name}`", value, says) for name, value, says in item.figure_rows() if value is not None]
+    if figures:
+        yield Table("", figures, ("figure", "here", "what it says")).markdown()
+
+
+def anchor(heading: str) -> str:
+    """Return the anchor that MyST makes of a heading."""
+    kept = "".join(c for c in heading.lower() if c.isalnum() or c in " -_")
+    return kept.strip().replace(" ", "-")
+
+
+def paragraphs(doc: str) -> str:
+    """Return a docstring as Markdown: prose as it is, blocks that are indented (equations) fenced."""
+    parts: list[str] = []
+    for part in doc.split("\n\n"):
+        indented = all(line.startswith("  ") or not line for line in part.splitlines())
+        parts.append(f"```text\n{dedent(part)}\n```" if indented and part.strip() else part)
+    return "\n\n".join(parts)
