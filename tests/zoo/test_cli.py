@@ -119,9 +119,11 @@ def test_a_run_is_recorded_and_a_quick_look_is_not(zoo: Path, capsys: Output, mo
 
 def test_several_are_measured_in_processes_of_their_own(zoo: Path, capsys: Output) -> None:
     """One of them fails in its process; the other is measured all the same."""
+    changes = {"kind": "schedule", "rule": '"fairness >= 0.5"'}
+    made.folder(zoo.parent, **changes, use="{schedule.policy: fair}")
+    (zoo / "top.yaml").write_text((zoo / "hotter.yaml").read_text())
+    made.folder(zoo.parent, **changes, use=f'{{schedule.policy: "{zoo}/hotter.py:Hotter"}}')
     (zoo / "hotter.py").write_text(made.SOURCE.replace("from dataclasses", "import missing\nfrom dataclasses"))
-    scheduled = made.folder(zoo.parent / "other", kind="schedule", use="{schedule.policy: fair}", rule='"fairness >= 0.5"')
-    (zoo / "top.yaml").write_text((scheduled / "hotter.yaml").read_text())
     assert main(["zoo", "run", "hotter", "top", "--quick", "--json", "--folder", str(zoo)]) == 1
     answer = json.loads(capsys.readouterr().out)
     assert list(answer["entries"]) == ["top"] and "No module named 'missing'" in answer["faults"]["hotter"]

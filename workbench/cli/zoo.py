@@ -17,9 +17,7 @@ from workbench.errors import WorkbenchError
 if TYPE_CHECKING:
     from workbench.zoo.entry import LoadedEntry
 
-app = typer.Typer(
-    help="The zoo of published techniques.", invoke_without_command=True, rich_markup_mode="markdown"
-)
+app = typer.Typer(help="The zoo of published techniques.", invoke_without_command=True, rich_markup_mode="markdown")
 Folder = Annotated[Path | None, typer.Option(help="the entries' folder; the workbench's own unless given")]
 Names = Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="entries, as `workbench zoo` lists them")]
 STYLES = {"holds": "green", "holds-with-limits": "yellow", "refuted": "red", "not run yet": "dim"}

@@ -25,7 +25,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class MeasuredEntry:
-    """What was measured: the experiment as it was run, its figures, the backends by variant, and the contention."""
+    """A measurement: the experiment as it was run, its figures, the backends by variant, and the contention."""
 
     experiment: Experiment
     figures: Figures

@@ -1,4 +1,4 @@
-"""What was measured of an entry, as one small file beside the entries: `records/NAME.json`."""
+"""Keep what was measured of an entry, as one small file beside the entries: `records/NAME.json`."""
 
 from __future__ import annotations
 
