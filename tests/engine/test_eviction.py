@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from torch import Tensor
 
 from compiled_kernels import Backend, backend_problems
 from tests.engine.tiny import finals, layer, model_of, request, runner_of, spec_of
+from workbench.custom import temporarily_registered
 from workbench.engine.runner import Runner, generate
 from workbench.errors import WorkbenchError
 from workbench.executors.select import Backends
 from workbench.experiment.experiment import Experiment
 from workbench.kv_cache.budget import EvictionBudget
+from workbench.kv_cache.codec import LoadedCodec, encodes_heads_apart
+from workbench.kv_cache.eviction import parse_eviction
 from workbench.kv_cache.format import CacheFormat
 from workbench.model.spec import ModelSpec
 from workbench.request import CustomPart
+from workbench.testing.eviction import EvictionScenario, eviction_scenarios
+from workbench.testing.eviction_oracle import evicted_logits
 from workbench.trace.events import Scheduled
 
 LONG = spec_of(layer(4, 2), layer(2, 1, qk_norm=True)).model_copy(update={"max_position_embeddings": 1024})
@@ -107,6 +115,68 @@ def test_an_eviction_is_reported_and_its_tokens_no_longer_inspected() -> None:
     assert reasons[0] == "1 of 12 tokens evicted"
     with pytest.raises(WorkbenchError, match="of its tokens were evicted, in each layer others"):
         ours.inspect("a")
+
+
+@dataclass(frozen=True)
+class Signs:
+    """A codec that keeps the sign of each number, and one scale a head."""
+
+    def encode(self, rows: Tensor) -> tuple[Tensor, ...]:
+        return rows > 0, rows.abs().mean(-1).half()
+
+    def decode(self, positive: Tensor, scales: Tensor) -> Tensor:
+        return torch.where(positive, 1.0, -1.0) * scales[..., None].float()
+
+
+class MixedHeads(Signs):
+    """The same of the sums and differences of neighbouring heads: no head can be kept without the other."""
+
+    def encode(self, rows: Tensor) -> tuple[Tensor, ...]:
+        return super().encode(torch.stack([rows[:, 0] + rows[:, -1], rows[:, 0] - rows[:, -1]], 1))
+
+    def decode(self, positive: Tensor, scales: Tensor) -> Tensor:
+        sums, differences = super().decode(positive, scales).unbind(1)
+        return torch.stack([(sums + differences) / 2, (sums - differences) / 2], 1)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@given(eviction_scenarios())
+@settings(max_examples=4)
+def test_a_codec_and_eviction_are_what_a_model_without_pages_keeps(policy: dict, scenario: EvictionScenario) -> None:
+    """Head by head: the slots move together with their codes."""
+    codec, given_policy = Signs(), parse_eviction(policy)
+    assert given_policy is not None
+    with temporarily_registered(Signs) as path:
+        found = scenario.rows(given_policy, page_size=scenario.scenario.page_size, cache={"codec": {"path": path}})
+    model, texts = scenario.scenario.model({}), scenario.texts()
+    for name, text in texts.items():
+        mine = {place: row for (text_name, place), row in found.items() if text_name == name}
+        right = evicted_logits(
+            model, given_policy, scenario.budget(given_policy), mine[max(mine)][0], len(text),
+            stored=lambda rows: codec.decode(*codec.encode(rows)).to(rows.dtype),
+        )  # fmt: skip
+        for place, (_, row) in mine.items():
+            assert torch.allclose(row, right[place - 1], rtol=1e-9, atol=1e-9)
+
+
+def test_a_codec_and_eviction_agree_with_compiled_blocks() -> None:
+    if problem := backend_problems()[Backend.MLIR]:
+        pytest.skip(f"backend mlir: {problem}")
+    asked, spec = [request("a", 50, 20), request("b", 9, 20)], LONG.model_copy(update={"layers": LONG.layers[:1] * 2})
+    with temporarily_registered(Signs) as path:
+        ways = {"evict": POLICIES[0], "cache": CacheFormat(codec=CustomPart(path=path)), "pages": 300}
+        right = finals(runner_of(model_of(spec), **ways), asked)
+        assert finals(runner_of(model_of(spec, backend=Backend.MLIR), **ways), asked) == right
+
+
+def test_heads_that_a_codec_mixes_cannot_keep_tokens_of_their_own() -> None:
+    with temporarily_registered(MixedHeads) as path, pytest.raises(WorkbenchError, match="depend on one another"):
+        spec = LONG.model_copy(update={"layers": LONG.layers[:1]})  # of two key/value heads
+        runner(spec, evict=POLICIES[0], cache=CacheFormat(codec=CustomPart(path=path)))
+    row = torch.randn(3, 2, 4, generator=torch.Generator().manual_seed(1))
+    codecs: list[tuple[Any, bool]] = [(Signs(), True), (MixedHeads(), False)]
+    for codec, apart in codecs:
+        assert encodes_heads_apart(LoadedCodec(codec, "own"), 2, 4, row.dtype) == apart
 
 
 @pytest.mark.parametrize(

@@ -20,19 +20,22 @@ from compiled_kernels import Backend
 from compiled_kernels.attention import AttentionParameters, attention_weights
 from workbench.batch import TokenBatch
 from workbench.errors import WorkbenchError, describe_error
+from workbench.kv_cache.codec import encodes_heads_apart
 from workbench.kv_cache.eviction import EvictionPolicy
 from workbench.kv_cache.pages import Eviction
-from workbench.kv_cache.store import DenseLayer, KVStore, SharedLayer
+from workbench.kv_cache.store import CodecLayer, DenseLayer, KVStore, SharedLayer
 from workbench.model.attention_spec import AttentionSpec
 from workbench.model.spec import ModelSpec
 from workbench.request import Sequence
 from workbench.scheduler.plan import Span, StepPlan
 
+Observable = DenseLayer | CodecLayer | SharedLayer  # layers whose pages are read as dense ones
+
 
 class AttentionCall:
     """The arguments of one layer's attention in a step."""
 
-    def __init__(self, layer: DenseLayer | SharedLayer, q: Tensor, batch: TokenBatch, parameters: AttentionParameters):
+    def __init__(self, layer: Observable, q: Tensor, batch: TokenBatch, parameters: AttentionParameters):
         self.layer, self.q, self.batch, self.parameters = layer, q, batch, parameters
 
     def attention_mass(self, rows: slice, seq: int, end: int) -> Tensor:
@@ -50,7 +53,7 @@ class ObservedLayer:
 
     traceable = False  # in a graph the queries could not be seen
 
-    def __init__(self, layer: DenseLayer | SharedLayer):
+    def __init__(self, layer: Observable):
         self.layer, self.group = layer, layer.group
         self.write, self.page_tensors = layer.write, layer.page_tensors
         self._call: AttentionCall | None = None
@@ -71,7 +74,7 @@ class ObservedLayer:
 
 def observe_store(store: KVStore) -> tuple[KVStore, tuple[ObservedLayer, ...]]:
     """Return `store` with its layers observed, and these layers."""
-    layers = tuple(ObservedLayer(layer) for layer in store.layers if isinstance(layer, DenseLayer | SharedLayer))
+    layers = tuple(ObservedLayer(layer) for layer in store.layers if isinstance(layer, Observable))
     seen = copy.copy(store)
     seen.layers = layers  # type: ignore[assignment] (the layers observed)
     return seen, layers
@@ -85,7 +88,7 @@ class Evictor:
         self.policy, self.store = policy, store
         sources = [index if shape.shared_with is None else shape.shared_with for index, shape in enumerate(store.specs)]
         own = sorted(set(sources))
-        self._layers = tuple(cast(DenseLayer, store.layers[index]) for index in own)  # see check_eviction
+        self._layers = tuple(cast(DenseLayer | CodecLayer, store.layers[index]) for index in own)  # see check_eviction
         self._read = tuple(own.index(index) for index in sources)  # by each layer, among those
         self._masses: WeakKeyDictionary[Sequence, tuple[int, list[Tensor]]] = WeakKeyDictionary()  # of so many queries
 
@@ -102,7 +105,7 @@ class Evictor:
                 failed.append((sequence, describe_error(error)))
                 continue
             for layer, slots in zip(self._layers, stays, strict=True):
-                _together(layer.page_tensors(layer.group), pages[layer.group], slots, self.store.page_size)
+                _together(layer.slot_tensors(), pages[layer.group], slots, self.store.page_size)
             moved = [mass.gather(1, slots) for mass, slots in zip(masses, stays, strict=True)]
             self._masses[sequence] = self._counted(sequence), moved
         return failed
@@ -152,7 +155,7 @@ class Evictor:
         """Return the mass of the first `held` slots of each layer with its own, in float64."""
         _, masses = self._masses.get(sequence, (0, []))
         if not masses:
-            keys = (layer.page_tensors(layer.group)[0] for layer in self._layers)
+            keys = (layer.slot_tensors()[0] for layer in self._layers)
             masses = [torch.zeros(each.shape[1], 0, dtype=torch.float64, device=each.device) for each in keys]
         return [torch.nn.functional.pad(mass, (0, held - mass.shape[1])) for mass in masses]
 
@@ -190,8 +193,13 @@ def check_eviction(spec: ModelSpec, store: KVStore) -> None:
             message = "keeps a state, which has no tokens to evict"
         elif shape.format.quantized:
             message = f"is kept as {shape.format}, in groups of tokens that share their scales; keep it dense"
-        elif shape.format.codec is not None:
-            message = f"is kept by the {shape.format}, whose pages are not observed; keep it dense"
+        elif shape.codec is not None and not encodes_heads_apart(
+            shape.codec, shape.num_kv_heads, shape.head_dim, store.dtype
+        ):
+            message = (
+                f"is kept by the {shape.format}, in whose code heads depend on one another, and each keeps tokens of "
+                "its own; encode each head by itself"
+            )
         elif shape.sliding_window is not None:
             message = (
                 f"has a window of {shape.sliding_window}, which bounds it already; evict where every layer sees all"
@@ -206,7 +214,8 @@ def check_eviction(spec: ModelSpec, store: KVStore) -> None:
 
 
 def _together(tensors: Iterable[Tensor], pages: list[int], slots: Tensor, size: int) -> None:
-    """Move the contents of `slots` [kv_head, kept] of these pages to the first slots, in this order."""
+    """Move the contents of `slots` [kv_head, kept] of these pages to the first slots, in this order, in each of
+    `tensors` [page, kv_head, offset, ...]."""
     targets = torch.arange(slots.shape[1], device=slots.device)
     moved = (slots != targets).any(0)
     slots, targets = slots[:, moved], targets[moved]

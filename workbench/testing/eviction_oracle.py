@@ -6,6 +6,7 @@ No pages, no batch, no chunks, no backend; only the model's own projections are 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -46,9 +47,16 @@ class _HeadCache:
 
 @torch.inference_mode()
 def evicted_logits(
-    model: Transformer, policy: EvictionPolicy, budget: EvictionBudget, ids: tuple[int, ...], prompt: int
+    model: Transformer,
+    policy: EvictionPolicy,
+    budget: EvictionBudget,
+    ids: tuple[int, ...],
+    prompt: int,
+    stored: Callable[[Tensor], Tensor] = lambda rows: rows,
 ) -> Tensor:
-    """Return the logits [token, vocab] of every position of `ids`, the first `prompt` of which are the prompt."""
+    """Return the logits [token, vocab] of every position of `ids`, the first `prompt` of which are the prompt.
+
+    `stored` returns rows of keys or values [token, kv_head, head_dim] as the cache gives them back."""
     own = [[_HeadCache() for _ in range(shape.num_kv_heads)] for shape in model.cache_shapes()]
     sources = (shape.shared_with for shape in model.cache_shapes())
     kept = [heads if source is None else own[source] for heads, source in zip(own, sources, strict=True)]
@@ -60,17 +68,25 @@ def evicted_logits(
                 head.evict(policy, budget.tokens_after_eviction(prompt))
         observes = policy.observes
         counts = observes is None or prompt - observes <= position < prompt
-        rows.append(_row(model, kept, token, position, counts))
+        rows.append(_row(model, kept, token, position, counts, stored))
     return torch.cat(rows)
 
 
-def _row(model: Transformer, kept: list[list[_HeadCache]], token: int, position: int, counts: bool) -> Tensor:
+def _row(
+    model: Transformer,
+    kept: list[list[_HeadCache]],
+    token: int,
+    position: int,
+    counts: bool,
+    stored: Callable[[Tensor], Tensor],
+) -> Tensor:
     x = model.embed(torch.tensor([token]))
     for block, rotary, heads in zip(model.blocks, model.rotary_of_block, kept, strict=True):
         block = cast(TransformerBlock, block)
         cos, sin = (None, None) if rotary is None else model.rotary[rotary](torch.tensor([position]))
         q, k, v = block.before_attention(x, cos, sin)
         scale, shares = cast(Attention, block.attention).scale, q[0].chunk(len(heads))
+        k, v = (rows if rows is None or not len(rows[0]) else stored(rows) for rows in (k, v))
         for head, key, value in zip(heads, k[0], v[0], strict=False):  # none, where the heads are another layer's
             head.add(key, value)
         found = [head.attend(query, scale, counts) for head, query in zip(heads, shares, strict=True)]
