@@ -15,10 +15,11 @@ from tests.engine.tiny import finals, layer, model_of, request, runner_of, spec_
 from workbench.custom import temporarily_registered
 from workbench.engine.runner import Runner, generate
 from workbench.errors import WorkbenchError
+from workbench.executors.evicting import codes_heads_apart
 from workbench.executors.select import Backends
 from workbench.experiment.experiment import Experiment
 from workbench.kv_cache.budget import EvictionBudget
-from workbench.kv_cache.codec import LoadedCodec, encodes_heads_apart
+from workbench.kv_cache.codec import LoadedCodec
 from workbench.kv_cache.eviction import parse_eviction
 from workbench.kv_cache.format import CacheFormat
 from workbench.model.spec import ModelSpec
@@ -176,7 +177,7 @@ def test_heads_that_a_codec_mixes_cannot_keep_tokens_of_their_own() -> None:
     row = torch.randn(3, 2, 4, generator=torch.Generator().manual_seed(1))
     codecs: list[tuple[Any, bool]] = [(Signs(), True), (MixedHeads(), False)]
     for codec, apart in codecs:
-        assert encodes_heads_apart(LoadedCodec(codec, "own"), 2, 4, row.dtype) == apart
+        assert codes_heads_apart(LoadedCodec(codec, "own"), 2, 4, row.dtype) == apart
 
 
 @pytest.mark.parametrize(

@@ -91,23 +91,3 @@ def stored_bytes(codec: LoadedCodec, num_kv_heads: int, head_dim: int, dtype: to
     """Return the bytes of one token's keys (or values)."""
     layout = stored_layout(codec, num_kv_heads, head_dim, dtype)
     return sum(torch.Size(shape).numel() * each.itemsize for shape, each in layout)
-
-
-def encodes_heads_apart(codec: LoadedCodec, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> bool:
-    """Return whether a head's code is its own: with the codes of one head exchanged between two tokens, its rows are
-    exchanged and no other, bit for bit. Tried on random rows, each head in turn."""
-    rows = torch.randn(2, num_kv_heads, head_dim, generator=torch.Generator().manual_seed(0)).to(dtype)
-    stored = codec.encode(rows)
-    decoded = codec.decode(stored, head_dim)
-    for head in range(num_kv_heads):
-        moved = codec.decode(tuple(_exchanged(each, head) for each in stored), head_dim)
-        if not torch.equal(moved, _exchanged(decoded, head)):
-            return False
-    return True
-
-
-def _exchanged(rows: Tensor, head: int) -> Tensor:
-    """Return rows [token, kv_head, ...] of two tokens with one head of each exchanged."""
-    found = rows.clone()
-    found[:, head] = rows[:, head].flip(0)
-    return found

@@ -79,10 +79,6 @@ class DenseLayer:
             return ()
         return (self.keys, self.values, *self.summaries) if self.num_value_columns is None else (self.keys,)
 
-    def slot_tensors(self) -> tuple[Tensor, ...]:
-        """Return views [page, kv_head, offset, ...] of all that a slot holds of its token."""
-        return (self.keys, self.values) if self.num_value_columns is None else (self.keys,)
-
     def move(self, put: Put) -> None:
         """Replace each tensor by what `put` returns for it."""
         self.keys = put(self.keys)
@@ -139,10 +135,6 @@ class CodecLayer:
     def page_tensors(self, group: int) -> tuple[Tensor, ...]:
         """Return every tensor whose first axis is the pages of a cache group."""
         return (*self.keys, *self.values) if group == self.group else ()
-
-    def slot_tensors(self) -> tuple[Tensor, ...]:
-        """Return views [page, kv_head, offset, ...] of all that a slot holds of its token."""
-        return tuple(tensor.transpose(1, 2) for tensor in (*self.keys, *self.values))
 
     def move(self, put: Put) -> None:
         """Replace each tensor by what `put` returns for it."""

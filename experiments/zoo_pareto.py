@@ -1,0 +1,123 @@
+"""Cross techniques of three kinds, and ask which points of the Pareto front no single one of them reaches.
+
+`KINDS` are the techniques, a few settings of each; exchange them here and run
+
+    python -m experiments.zoo_pareto
+
+which writes the variants of `zoo_pareto.yaml` anew. Combinations in `REFUSED` are those that the engine cannot carry
+out, each with the reason; they are left out. The front is that of bytes a token and KL divergence: a variant is on it
+if no other has both at most as large, and one of them smaller.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from workbench.experiment.verdict import Outcome, VariantRows, Verdict
+from workbench.runs.metrics import pareto_frontier
+
+FILE = Path(__file__).with_suffix(".yaml")
+PLAIN = "as trained"
+ZOO = "experiments/zoo"
+KINDS: dict[str, dict[str, dict[str, Any]]] = {
+    "attention": {
+        "window 256": {"attention.sliding_window": 256, "attention.num_sink_tokens": 4},
+        "half windows": {
+            "attention.sliding_window": 128, "attention.num_sink_tokens": 4, "attention.pattern": ["window", "full"]
+        },
+        "last two share": {"attention.layers": {5: {"kv_shared_with": 4}}},
+    },
+    "format": {
+        "NF4": {"cache.codec": {"path": f"{ZOO}/normal_float.py:NormalFloat", "arguments": {"block": 32}}},
+        "INT4": {"cache.codec": {"path": f"{ZOO}/int4_by_token.py:Int4"}},
+    },
+    "eviction": {
+        "H2O 384": {"cache.evict": {"kind": "heavy_hitters", "budget": 384}},
+        "H2O 192": {"cache.evict": {"kind": "heavy_hitters", "budget": 192}},
+    },
+}  # fmt: skip
+REFUSED: dict[tuple[str, str], str] = {  # a technique, and one that it cannot be combined with: why
+    ("window 256", "H2O 384"): "a window bounds a layer's cache already, and after eviction slots are not positions",
+    ("window 256", "H2O 192"): "the same",
+    ("half windows", "H2O 384"): "the same for the layers that have one: a budget is of all layers",
+    ("half windows", "H2O 192"): "the same",
+}
+MIN_KL = 1e-6  # nats; below it two variants are equally near
+
+
+def combinations(kinds: Mapping[str, Mapping[str, Any]] = KINDS) -> dict[str, tuple[str, ...]]:
+    """Return all combinations of at most one technique a kind, by the name of the variant."""
+    found = {}
+    for parts in itertools.product(*((None, *names) for names in kinds.values())):
+        chosen = tuple(part for part in parts if part is not None)
+        found[" + ".join(chosen) or PLAIN] = chosen
+    return found
+
+
+def is_refused(parts: Iterable[str]) -> bool:
+    return any(pair in REFUSED for pair in itertools.permutations(parts, 2))
+
+
+def variants() -> dict[str, dict[str, Any]]:
+    """Return the changes of each combination that the engine carries out, by name."""
+    changes = {name: change for names in KINDS.values() for name, change in names.items()}
+    return {
+        name: {path: value for part in parts for path, value in changes[part].items()}
+        for name, parts in combinations().items()
+        if not is_refused(parts)
+    }
+
+
+def judge(rows: VariantRows) -> list[Verdict]:
+    """Judge the front; the rule was written before any run."""
+    parts, mine = combinations(), [row for row in rows if row["variant"] in combinations()]
+    points = [(float(row["bytes_per_token"]), max(MIN_KL, float(row["kl_mean"]))) for row in mine]
+    front = [mine[index]["variant"] for index in pareto_frontier(points)]
+    sizes = {name: len(parts[name]) for name in front}
+    beyond = [f"{name} ({_figures(mine, name)})" for name in front if sizes[name] > 1]
+    single = [name for name in front if sizes[name] <= 1]
+    three = sum(size == len(KINDS) for size in sizes.values())
+    outcome: Outcome = "holds" if three else "holds-with-limits" if beyond else "refuted"
+    return [
+        Verdict(
+            claim="zoo-pareto",
+            says="Techniques of three kinds together reach sizes and qualities that none of them reaches alone",
+            rule=(
+                "a combination of three kinds is on the front of bytes a token and KL divergence: holds; only "
+                "combinations of two: with limits; single techniques alone: refuted"
+            ),
+            outcome=outcome,
+            reason=(
+                f"{len(beyond)} of {len(front)} points of the front are combinations, {three} of them of three kinds: "
+                f"{'; '.join(beyond) or 'none'}. Single techniques on it: {', '.join(single) or 'none'}"
+            ),
+            limits="two kinds together, not three",
+            figures={"points of the front": len(front), "of two kinds": len(beyond) - three, "of three kinds": three},
+        )
+    ]
+
+
+def _figures(rows: VariantRows, name: str) -> str:
+    row = next(row for row in rows if row["variant"] == name)
+    return f"{row['bytes_per_token']:,.0f} bytes, KL {row['kl_mean']:.2g}"
+
+
+def written(text: str) -> str:
+    """Return the experiment's YAML with the variants as they are here; everything else stays as it is."""
+    lines = [f"  {name}: {_flow(change)}" for name, change in variants().items()]
+    head, _, rest = text.partition("variants:\n")
+    tail = rest[rest.index("workload:") :]
+    return f"{head}variants:\n" + "\n".join(lines) + "\n" + tail
+
+
+def _flow(change: Mapping[str, Any]) -> str:
+    return yaml.safe_dump(dict(change), default_flow_style=True, sort_keys=False, width=10_000).strip()
+
+
+if __name__ == "__main__":
+    FILE.write_text(written(FILE.read_text()))
