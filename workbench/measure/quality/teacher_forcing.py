@@ -12,6 +12,7 @@ from collections import abc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from workbench.errors import WorkbenchError
 from workbench.executors.base import Executor
 from workbench.request import Request, SamplingParameters, Sequence
 from workbench.runs.metrics import percentile
+from workbench.sampling.combiners import OtherLogits
 from workbench.sampling.sampler import Sampler
 from workbench.sampling.samplers import SampledToken
 from workbench.sampling.verify import Draft
@@ -112,7 +114,11 @@ class _ForcedSampler(Sampler):
         self.texts = texts
 
     def verify(
-        self, logits: Tensor, sequences: list[Sequence], drafts: abc.Sequence[Draft]
+        self,
+        logits: Tensor,
+        sequences: list[Sequence],
+        drafts: abc.Sequence[Draft],
+        others: abc.Mapping[str, OtherLogits] = MappingProxyType({}),
     ) -> list[list[SampledToken]]:
         return [[SampledToken(self.texts[int(served.request_id)].ids[len(served.token_ids)])] for served in sequences]
 
