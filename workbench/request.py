@@ -259,6 +259,7 @@ class Sequence:
     swapped: SwappedPages | None = None
     children: list[Sequence] = field(default_factory=list, repr=False)  # samples or beams that start on its pages
     parent: Sequence | None = field(default=None, repr=False)  # of a child that has not started
+    own_prompt: bool = False  # a child that starts with its parent and shares no page with it: a second stream
     num_shared_tokens: int = 0  # length of the prefix that it shares with its parent
     beams: list[Sequence] = field(default_factory=list, repr=False)  # beams of one search, itself included
     cached_tokens: int = 0  # found in cached pages, not computed
@@ -285,6 +286,11 @@ class Sequence:
     @property
     def output_ids(self) -> list[int]:
         return self.token_ids[self.prompt_length :]
+
+    @property
+    def num_shared_by_children(self) -> int | None:
+        """Return the tokens after which the next child starts on its pages; None without such children."""
+        return min((child.num_shared_tokens for child in self.children if not child.own_prompt), default=None)
 
     @property
     def num_stored_tokens(self) -> int:

@@ -66,7 +66,7 @@ def with_filter(made: Request, path: str) -> Request:
 def test_they_are_those_of_the_model_that_ends_there(prompts: list, chunk: int, pages: int) -> None:
     """In any batch, in chunks, after cached prefixes and preemptions."""
     noted, shorter = Noted(), cut(MODEL, 1)
-    runner = runner_of(MODEL, pages=pages, max_num_batched_tokens=chunk)
+    runner = runner_of(MODEL, pages=pages, max_num_batched_tokens=chunk, prefix="radix")
     Poison(runner)
     with temporarily_registered(noted) as path:
         plain = [asked(f"r{i}", *each) for i, each in enumerate(prompts)]

@@ -16,6 +16,7 @@ from workbench.engine.compiling import CompilingRequests
 from workbench.engine.outputs import BestOf, DetokenizedTokens, OutputProcessor, StopChecker, detokenize
 from workbench.engine.request_events import emits_no_tokens, finished_event, submitted_event
 from workbench.engine.resume import check_resumable, resume
+from workbench.engine.second_streams import StreamPair, StreamPairs, second_request
 from workbench.errors import WorkbenchError, describe_error
 from workbench.executors.early_layers import split_columns
 from workbench.kv_cache.adoption import Adoption
@@ -66,7 +67,7 @@ class RequestTracker:
         self.sequences: dict[str, Sequence] = {}
         self._scheduler, self._cache, self.sampler = scheduler, cache, sampler
         self._stop_checkers: dict[str, StopChecker] = {}
-        self._beam_searches = BeamSearches()
+        self._beam_searches, self._pairs = BeamSearches(), StreamPairs()
         self._emit, self._processor = emit, OutputProcessor(emit)
         self._submitted = 0
         self._sent: dict[str, tuple[int, int]] = {}  # log-probabilities of a prompt and pins that were emitted
@@ -124,13 +125,8 @@ class RequestTracker:
         if not sampling.beams and sampling.num_sequences > sampling.n:
             self._processor.defer(request.request_id, BestOf(sampling.num_sequences, sampling.n))
         for number, sample in enumerate(samples):
-            sequence = Sequence.from_request(sample, self._submitted)
-            sequence.arrival_time = arrival
-            sequence.length_limit = min(sequence.length_limit, self.spec.max_position_embeddings)
-            sequence.length_class = self.spec.length_class(sequence.length_limit)
-            self._submitted += 1
+            sequence = self._new_sequence(sample, arrival)
             sequences.append(sequence)
-            self.sequences[sample.request_id] = sequence
             self._processor.add_request(
                 sample.request_id, queue, (request.request_id, number) if len(samples) > 1 else None
             )
@@ -152,6 +148,15 @@ class RequestTracker:
                 self._end(sequence, FinishReason.REFUSED, describe_error(error))
         self._decline(request.request_id)
         return len(samples)
+
+    def _new_sequence(self, request: Request, arrival: float) -> Sequence:
+        sequence = Sequence.from_request(request, self._submitted)
+        sequence.arrival_time = arrival
+        sequence.length_limit = min(sequence.length_limit, self.spec.max_position_embeddings)
+        sequence.length_class = self.spec.length_class(sequence.length_limit)
+        self._submitted += 1
+        self.sequences[request.request_id] = sequence
+        return sequence
 
     def expect_pages(self, request_id: str, adoption: Adoption) -> None:
         """Let the request of this id, which is submitted next, start on pages that another engine computed."""
@@ -176,13 +181,13 @@ class RequestTracker:
         if request.sampling.ranking is not None:
             self._processor.rank_by(request.request_id, request.sampling.ranking)
         for sequence in sequences:
-            output = StopChecker(
-                sequence.request, self.tokenizer, self.spec.eos_token_ids, self.spec.max_position_embeddings
-            )
-            self._stop_checkers[sequence.request_id] = output
-            constraint = self._constraint(sequence.request, output, grammar)
-            self.sampler.add(sequence, constraint)
+            self.sampler.add(sequence)
             self._check_layers(sequence.request_id)
+            room = self.spec.max_position_embeddings - self._pair(sequence)
+            output = StopChecker(sequence.request, self.tokenizer, self.spec.eos_token_ids, room)
+            self._stop_checkers[sequence.request_id] = output
+            constraint = self._constraint(sequence.request, output, grammar, room)
+            self.sampler.constrain(sequence, constraint)
             if request.generated_ids and (ended := resume(request, output, constraint)) is not None:
                 sequence.finish_reason = ended
                 self._end(sequence, ended, "")
@@ -190,7 +195,11 @@ class RequestTracker:
         beams = request.sampling.beams > 0
         if (adoption := self._adoptions.pop(request.request_id, None)) is not None:
             adoption.adopt(self._cache.manager, self._cache.store, sequences[0])
-        self._scheduler.submit(sequences[0], sequences[1:], as_beams=beams)
+        if self._pairs.together(sequences[0])[1:]:  # each sample is a group of its own
+            for first, second in map(self._pairs.together, sequences):
+                self._scheduler.submit(first, [second], as_beams=True)
+        else:
+            self._scheduler.submit(sequences[0], sequences[1:], as_beams=beams)
         if beams:
             self._beam_searches.add(request.sampling, sequences, self._stop_checkers[sequences[0].request_id])
 
@@ -205,13 +214,29 @@ class RequestTracker:
                     f"filter {combiner.path}: layers {combiner.layers}; the model has {count}: give 0 to {count - 1}"
                 )
 
-    def _constraint(self, request: Request, output: StopChecker, grammar: Grammar | None) -> Constraint | None:
+    def _pair(self, sequence: Sequence) -> int:
+        """Make the second stream of `sequence` if its filters want one; return how many tokens longer that prompt is,
+        at least 0. WorkbenchError for one that cannot be."""
+        request = second_request(sequence.request, self.sampler.combiners_of(sequence.request_id))
+        if request is None:
+            return 0
+        intake.check_request(request, self.spec.vocab_size)
+        if self._is_taken(request.request_id):
+            raise WorkbenchError(f"request id {request.request_id!r} is already taken; ids must differ")
+        second = self._new_sequence(request, sequence.arrival_time)
+        second.own_prompt = True
+        self._pairs.add(StreamPair(sequence, second))
+        return max(0, second.prompt_length - sequence.prompt_length)
+
+    def _constraint(
+        self, request: Request, output: StopChecker, grammar: Grammar | None, max_model_len: int
+    ) -> Constraint | None:
         """Return what constrains the request's tokens: its grammar, its thought, or nothing."""
         if grammar is None and request.sampling.thinking is None:
             return None
         spec = self.spec
         return Constraint(
-            request, self.tokenizer, spec.vocab_size, spec.max_position_embeddings, output.end_token_ids, grammar
+            request, self.tokenizer, spec.vocab_size, max_model_len, output.end_token_ids, grammar
         )
 
     def process_cancellations(self) -> None:
@@ -311,7 +336,11 @@ class RequestTracker:
             search = self._beam_searches.get(sequence.request_id)
             if not span.needs_sample:
                 continue
-            if search is None:
+            if (pair := self._pairs.get(sequence.request_id)) is not None:
+                pair.add_logits(sequence, logits[mine.start])
+                if sequence is pair.first and states:
+                    pair.early = self._early_logits(sequence, states, mine)
+            elif search is None:
                 rows += mine
                 sequences.append(sequence)
                 drafted = len(span.draft_token_ids)
@@ -378,9 +407,20 @@ class RequestTracker:
                 self._send(verified)
             if sequence.finish_reason is None:
                 self._emit_and_finish(sequence, detokenized[name], plan.step, now)
+        for pair in self._pairs.ready(plan) if self._pairs else ():
+            self._advance_pair(pair, plan.step, now)
         if self._beam_searches:
             for search in self._beam_searches.ready(plan):
                 self._advance_beams(search, plan.step, now)
+
+    def _advance_pair(self, pair: StreamPair, step: int, now: float) -> None:
+        """Sample a token from the combined logits of a pair, and append it to both."""
+        logits, others = pair.pop_logits()
+        (sampled,) = self.sampler.verify(logits[None], [pair.first], [NO_DRAFT], {pair.first.request_id: others})
+        read = detokenize(self._stop_checkers[pair.first.request_id], sampled)
+        for each in pair.sequences:
+            each.token_ids += read.token_ids
+        self._emit_and_finish(pair.first, read, step, now)
 
     def _advance_beams(self, search: BeamSearch, step: int, now: float) -> None:
         """Advance a search whose beams all have logits, or finish it with a text for each beam."""
@@ -443,21 +483,28 @@ class RequestTracker:
             self.fail([sequence], read.error)
 
     def _send(self, event: Event) -> None:
-        """Emit an event of an unfinished request, and carry out cancellations that its listeners ask for."""
+        """Emit an event of an unfinished request, none of a second stream, and carry out cancellations that its
+        listeners ask for."""
+        if self._pairs.is_hidden(event.request_id):
+            return
         self._processor.emit(event)
         if self.to_cancel:
             self.process_cancellations()
 
     def _finish(self, sequence: Sequence, reason: FinishReason, error: str = "", score: float | None = None) -> None:
-        if sequence.finish_reason is not None:
-            return
-        freed = self._scheduler.finish(sequence, reason)
-        if reason is FinishReason.ERROR:
-            self._cache.zero_pages(freed)
-        self._end(sequence, reason, error, score)
+        for each in reversed(self._pairs.together(sequence)):
+            if each.finish_reason is not None:
+                continue
+            freed = self._scheduler.finish(each, reason)
+            if reason is FinishReason.ERROR:
+                self._cache.zero_pages(freed)
+            if not self._pairs.is_hidden(each.request_id):
+                self._end(each, reason, error, score)
 
     def _end(self, sequence: Sequence, reason: FinishReason, error: str, score: float | None = None) -> None:
         name = sequence.request_id
+        if (pair := self._pairs.pop(name, None)) is not None:
+            del self._pairs[pair.second.request_id], self.sequences[pair.second.request_id]
         output = self._stop_checkers.pop(name, None)
         self._processor.emit(finished_event(sequence, output, self.clock(), reason, error, score))
         self.sampler.remove(name)
