@@ -29,6 +29,8 @@ OTHER_ENDS = [
     ("tail_free", {"z": 0.01}), ("tail_free", {"z": 1.0}), ("entropy_temperature", {"highest": 0.01, "theta": 5.0}),
     ("entropy_temperature", {"highest": 5.0, "theta": 0.0}), ("watermark", {"delta": 100.0, "gamma": 0.9}),
     ("dola", {"first": 3, "stop": 4, "alpha": 0.0}), ("dola", {"alpha": 1.0}),
+    ("cfg", {"gamma": 0.01}), ("cfg", {"gamma": 50.0}), ("context_aware", {"alpha": 0.0}),
+    ("context_aware", {"alpha": 50.0}),
 ]  # fmt: skip
 
 
@@ -251,6 +253,27 @@ def test_dola_is_that_of_the_equations(rows: list, first: int, alpha: float) -> 
                 assert float(got[at, token]) == pytest.approx(exact, rel=1e-5, abs=1e-5)
             elif not near:
                 assert float(got[at, token]) == -math.inf
+
+
+@given(ROWS, st.floats(0.1, 5))
+def test_guidance_is_that_of_the_equations(rows: list, strength: float) -> None:
+    logits, histories = stacked(rows)
+    second = torch.cat([row.others(1) for row in rows])
+    p, q = logits.double().log_softmax(-1), second.double().log_softmax(-1)
+    for part, expected in (
+        (part_of("cfg", gamma=strength), (1 - strength) * q + strength * p),
+        (part_of("context_aware", alpha=strength), (1 + strength) * logits.double() - strength * second.double()),
+    ):
+        got, exact = part(logits, histories, second).double().softmax(-1), expected.softmax(-1)
+        assert torch.allclose(got, exact, atol=1e-3)
+    assert torch.allclose(part_of("cfg", gamma=1.0)(logits, histories, second).softmax(-1), p.exp().float(), atol=1e-5)
+    assert torch.equal(part_of("context_aware", alpha=0.0)(logits, histories, second), logits)
+
+
+def test_the_second_prompts_are_ends_of_the_first() -> None:
+    assert part_of("cfg", keep=2, negative="7, 9").second_prompt((1, 2, 3)) == (7, 9, 2, 3)
+    assert part_of("cfg").second_prompt((1, 2, 3)) == (3,)
+    assert part_of("context_aware", question=2).second_prompt((1, 2, 3)) == (2, 3)
 
 
 # --- choices among samples
