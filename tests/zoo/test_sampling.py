@@ -12,7 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers.generation.logits_process import EtaLogitsWarper
 
+import workbench
 from tests.zoo.loaded import part_of
+from workbench.engine.runner import Runner, generate
+from workbench.request import Request, SamplingParameters
 from workbench.sampling import History, uniform
 from workbench.testing.samplers import logits_rows
 from workbench.trace.events import Finished
@@ -42,6 +45,23 @@ def stacked(rows: list) -> tuple[Tensor, list[History]]:
 def test_every_entry_keeps_the_laws(entry) -> None:
     for report in check_entry(entry):
         report.raise_if_failed()
+
+
+@pytest.fixture(scope="module")
+def runner() -> Runner:
+    return workbench.load("demo", backend="eager")
+
+
+@pytest.mark.parametrize("entry", ENTRIES.values(), ids=ENTRIES)
+def test_every_entry_works_in_an_engine_alone_and_among_others(entry, runner: Runner) -> None:
+    given = {name.removeprefix("sampling."): value for name, value in entry.settings.use.items()}
+    sampling = SamplingParameters.model_validate({**given, "max_tokens": 6, "ignore_eos": True, "seed": 7})
+    one = Request("one", tuple(runner.tokenizer.encode("def load(path):")), sampling)
+    plain = Request("two", tuple(runner.tokenizer.encode("import os\nimport")), SamplingParameters(max_tokens=6))
+    alone, together = generate(runner, [one]), generate(runner, [plain, one])
+    assert len(alone["one"].token_ids) == 6 and alone["one"].reason == "length", alone["one"].error
+    assert together["one"].token_ids == alone["one"].token_ids
+    assert runner.scheduler.pages_in_use == 0
 
 
 @pytest.mark.parametrize(("name", "arguments"), OTHER_ENDS, ids=str)

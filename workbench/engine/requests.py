@@ -13,6 +13,7 @@ from workbench.engine import inputs as intake
 from workbench.engine.beam_search import BeamHypothesis, BeamSearch, BeamSearches, beam_results
 from workbench.engine.cache import KVCache
 from workbench.engine.compiling import CompilingRequests
+from workbench.engine.other_logits import EarlyLogits
 from workbench.engine.outputs import BestOf, DetokenizedTokens, OutputProcessor, StopChecker, detokenize
 from workbench.engine.request_events import emits_no_tokens, finished_event, submitted_event
 from workbench.engine.resume import check_resumable, resume
@@ -60,8 +61,7 @@ class RequestTracker:
         sampler: Sampler,
         emit: Callable[[Event], None],
         clock: Callable[[], float],
-        compute_logits: Callable[[Tensor], Tensor],
-        early_layers_problem: str = "",
+        early_logits: EarlyLogits,
     ):
         self.spec, self.tokenizer, self.clock = spec, tokenizer, clock
         self.sequences: dict[str, Sequence] = {}
@@ -72,7 +72,7 @@ class RequestTracker:
         self._submitted = 0
         self._sent: dict[str, tuple[int, int]] = {}  # log-probabilities of a prompt and pins that were emitted
         self.compiling = CompilingRequests(GrammarCompiler(tokenizer), clock)
-        self._compute_logits, self._early_layers_problem = compute_logits, early_layers_problem
+        self._early_logits = early_logits
         self.to_cancel: deque[str] = deque()  # request ids to cancel; any thread may append
         self._adoptions: dict[str, Adoption] = {}  # by request id: pages that another engine computed
 
@@ -182,7 +182,7 @@ class RequestTracker:
             self._processor.rank_by(request.request_id, request.sampling.ranking)
         for sequence in sequences:
             self.sampler.add(sequence)
-            self._check_layers(sequence.request_id)
+            self._early_logits.check(self.sampler.combiners_of(sequence.request_id))
             room = self.spec.max_position_embeddings - self._pair(sequence)
             output = StopChecker(sequence.request, self.tokenizer, self.spec.eos_token_ids, room)
             self._stop_checkers[sequence.request_id] = output
@@ -202,17 +202,6 @@ class RequestTracker:
             self._scheduler.submit(sequences[0], sequences[1:], as_beams=beams)
         if beams:
             self._beam_searches.add(request.sampling, sequences, self._stop_checkers[sequences[0].request_id])
-
-    def _check_layers(self, request_id: str) -> None:
-        """Refuse filters that combine logits of layers which there are not, or not here (WorkbenchError)."""
-        for combiner in self.sampler.combiners_of(request_id):
-            if combiner.layers and self._early_layers_problem:
-                raise WorkbenchError(f"filter {combiner.path}: {self._early_layers_problem}")
-            count = len(self.spec.layers)
-            if combiner.layers and max(combiner.layers) >= count:
-                raise WorkbenchError(
-                    f"filter {combiner.path}: layers {combiner.layers}; the model has {count}: give 0 to {count - 1}"
-                )
 
     def _pair(self, sequence: Sequence) -> int:
         """Make the second stream of `sequence` if its filters want one; return how many tokens longer that prompt is,
@@ -336,16 +325,15 @@ class RequestTracker:
             search = self._beam_searches.get(sequence.request_id)
             if not span.needs_sample:
                 continue
+            early = self._early_logits.of_rows(self.sampler.combiners_of(sequence.request_id), states, mine)
             if (pair := self._pairs.get(sequence.request_id)) is not None:
-                pair.add_logits(sequence, logits[mine.start])
-                if sequence is pair.first and states:
-                    pair.early = self._early_logits(sequence, states, mine)
+                pair.add_logits(sequence, logits[mine.start], early)
             elif search is None:
                 rows += mine
                 sequences.append(sequence)
                 drafted = len(span.draft_token_ids)
                 checked.append(drafts[sequence.request_id].truncated(drafted) if drafted else NO_DRAFT)
-                if states and (early := self._early_logits(sequence, states, mine)):
+                if early:
                     others[sequence.request_id] = OtherLogits(early)
             elif wrong := search.add_logits(sequence, logits[mine.start]):
                 choices[sequence.request_id] = [failed_token(wrong)]
@@ -355,12 +343,6 @@ class RequestTracker:
             )
             choices |= {sequence.request_id: each for sequence, each in zip(sequences, chosen, strict=True)}
         return choices
-
-    def _early_logits(self, sequence: Sequence, states: Mapping[int, Tensor], rows: range) -> dict[int, Tensor]:
-        """Return the logits [row, vocab] by layer that the filters of `sequence` combine; it is computed alone."""
-        combiners = self.sampler.combiners_of(sequence.request_id)
-        layers = {layer for each in combiners for layer in each.layers}
-        return {layer: self._compute_logits(states[layer][rows.start : rows.stop]) for layer in sorted(layers)}
 
     def _score_prompt(self, span: Span, logits: Tensor, rows: range) -> tuple[range, str]:
         """Keep the log-probabilities that a span of a prompt gives; return the rows left to sample from, and an

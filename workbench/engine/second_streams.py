@@ -43,9 +43,11 @@ class StreamPair:
         """Return whether both have computed what they know."""
         return len(self._rows) == 2 and not any(each.num_uncomputed_tokens for each in self.sequences)
 
-    def add_logits(self, sequence: Sequence, logits: Tensor) -> None:
-        """Keep the logits [vocab] after the text of one of both."""
+    def add_logits(self, sequence: Sequence, logits: Tensor, early: dict[int, Tensor]) -> None:
+        """Keep the logits [vocab] after the text of one of both, and of the first those of early layers."""
         self._rows[sequence.request_id] = logits.clone()
+        if sequence is self.first:
+            self.early = early
 
     def pop_logits(self) -> tuple[Tensor, OtherLogits]:
         """Return the first's logits [vocab] and the others that are combined with them; forget both."""
