@@ -47,6 +47,7 @@ QUESTION = "thing = Thing()\nthing."  # the method that the context defines is t
 def followed(alpha: float) -> float:
     """Return the share of names for which the demo model's greedy answer is the one in the context."""
     runner = workbench.load("demo")
+    assert runner.tokenizer is not None
     arguments = {"alpha": alpha, "question": len(runner.tokenizer.encode(QUESTION))}
     part = {"path": f"{__file__}:ContextAware", "arguments": arguments}
     right = 0

@@ -22,7 +22,7 @@ from workbench.request import CustomPart, Request
 from workbench.sampling.filters import History
 from workbench.scheduler.policy import SchedulerDecision, SchedulerState
 from workbench.speculative.proposers import PromptLookupProposer, Speculator
-from workbench.trace.events import Event, Finished, Preempted, StepPlanned
+from workbench.trace.events import Decoded, Event, Finished, Preempted, StepPlanned
 from workbench.trace.recorder import Recorder
 from workbench.trace.script import StepScript
 
@@ -164,7 +164,7 @@ def test_cancelled_it_is_gone_with_the_first() -> None:
     with temporarily_registered(Guided(keep=3)) as path:
         runner = runner_of(MODEL)
         for event in runner.stream([with_filter(request("a", 5, 20), path), request("b", 5, 8)]):
-            if event.kind == "decoded" and event.request_id == "a" and event.index == 3:
+            if isinstance(event, Decoded) and event.request_id == "a" and event.index == 3:
                 runner.cancel("a")
             if isinstance(event, Finished):
                 assert event.reason == {"a": "cancelled", "b": "length"}[event.request_id]

@@ -54,6 +54,7 @@ def runner() -> Runner:
 
 @pytest.mark.parametrize("entry", ENTRIES.values(), ids=ENTRIES)
 def test_every_entry_works_in_an_engine_alone_and_among_others(entry, runner: Runner) -> None:
+    assert runner.tokenizer is not None
     given = {name.removeprefix("sampling."): value for name, value in entry.settings.use.items()}
     sampling = SamplingParameters.model_validate({**given, "max_tokens": 6, "ignore_eos": True, "seed": 7})
     one = Request("one", tuple(runner.tokenizer.encode("def load(path):")), sampling)
