@@ -17,6 +17,7 @@ from tests.zoo.loaded import part_of
 from workbench.engine.runner import Runner, generate
 from workbench.request import Request, SamplingParameters
 from workbench.sampling import History, uniform
+from workbench.sampling.searches import Branch
 from workbench.testing.samplers import logits_rows
 from workbench.trace.events import Finished
 from workbench.zoo.folder import load_zoo
@@ -295,6 +296,26 @@ def test_the_second_prompts_are_ends_of_the_first() -> None:
     assert part_of("cfg", keep=2, negative="7, 9").second_prompt((1, 2, 3)) == (7, 9, 2, 3)
     assert part_of("cfg").second_prompt((1, 2, 3)) == (3,)
     assert part_of("context_aware", question=2).second_prompt((1, 2, 3)) == (2, 3)
+
+
+@given(st.integers(1, 5), st.integers(1, 4), st.floats(0, 1), st.integers(0, 999))
+def test_contrastive_search_is_that_of_the_equation(tokens: int, count: int, alpha: float, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    before = torch.randn(tokens, 6, generator=generator)
+    branches = [
+        Branch((0,) * tokens, (-1.0,) * (tokens - 1) + (-float(torch.rand(1, generator=generator)) * 3,),
+               torch.cat([before, torch.randn(1, 6, generator=generator)]), torch.randn(9, generator=generator))
+        for _ in range(count)
+    ]  # fmt: skip
+    best, going = part_of("contrastive_search", alpha=alpha).advance(branches)
+    scores = []
+    for branch in branches:
+        new = branch.states[-1].double()
+        near = [float(new @ old.double() / (new.norm() * old.double().norm())) for old in branch.states[:-1]]
+        scores.append((1 - alpha) * math.exp(branch.logprobs[-1]) - alpha * max(near))
+    assert scores[best] == pytest.approx(max(scores))
+    likeliest = sorted(range(9), key=lambda token: -float(branches[best].logits[token]))[:count]
+    assert going == [(best, token) for token in likeliest]
 
 
 # --- choices among samples

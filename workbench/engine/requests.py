@@ -11,6 +11,7 @@ from torch import Tensor
 
 from workbench.engine import inputs as intake
 from workbench.engine.beam_search import BeamHypothesis, BeamSearch, BeamSearches, beam_results
+from workbench.engine.branch_search import BranchSearch
 from workbench.engine.cache import KVCache
 from workbench.engine.compiling import CompilingRequests
 from workbench.engine.other_logits import EarlyLogits
@@ -31,6 +32,7 @@ from workbench.sampling.grammar import Grammar
 from workbench.sampling.prompt_logprobs import BadPromptRow, score_prompt
 from workbench.sampling.sampler import Sampler
 from workbench.sampling.samplers import SampledToken, failed_token
+from workbench.sampling.searches import Search, load_search
 from workbench.sampling.verify import NO_DRAFT, Draft
 from workbench.scheduler.plan import Span, StepPlan
 from workbench.scheduler.scheduler import Scheduler
@@ -180,6 +182,7 @@ class RequestTracker:
         check_resumable(request, self.spec.vocab_size)
         if request.sampling.ranking is not None:
             self._processor.rank_by(request.request_id, request.sampling.ranking)
+        search = self._load_search(request)
         for sequence in sequences:
             self.sampler.add(sequence)
             self._early_logits.check(self.sampler.combiners_of(sequence.request_id))
@@ -201,7 +204,17 @@ class RequestTracker:
         else:
             self._scheduler.submit(sequences[0], sequences[1:], as_beams=beams)
         if beams:
-            self._beam_searches.add(request.sampling, sequences, self._stop_checkers[sequences[0].request_id])
+            ends = self._stop_checkers[sequences[0].request_id]
+            how = request.sampling, sequences, ends.end_token_ids, ends.max_output_tokens
+            self._beam_searches.add(BeamSearch(*how) if search is None else BranchSearch(search, *how))
+
+    def _load_search(self, request: Request) -> Search | None:
+        """Return the request's own search; WorkbenchError where it cannot be one, or there are no states for it."""
+        if (part := request.sampling.search) is None:
+            return None
+        if self._early_logits.problem:
+            raise WorkbenchError(f"search {part.path}: {self._early_logits.problem}")
+        return load_search(part)
 
     def _pair(self, sequence: Sequence) -> int:
         """Make the second stream of `sequence` if its filters want one; return how many tokens longer that prompt is,
@@ -283,8 +296,12 @@ class RequestTracker:
     def layers_to_note(self, plan: StepPlan) -> tuple[int, ...]:
         """Return the layers whose states the filters of the step's samples need."""
         names = (span.sequence.request_id for span in plan.spans if span.needs_sample)
-        combiners = (each for name in names for each in self.sampler.combiners_of(name))
-        return tuple(sorted({layer for each in combiners for layer in each.layers}))
+        layers: set[int] = set()
+        for name in names:
+            layers.update(layer for each in self.sampler.combiners_of(name) for layer in each.layers)
+            if isinstance(self._beam_searches.get(name), BranchSearch):
+                layers.add(self._early_logits.num_layers)
+        return tuple(sorted(layers))
 
     def needs_only_largest(self, plan: StepPlan) -> bool:
         """Return whether all rows of the step's logits are for greedy requests that ask for nothing else of them."""
@@ -314,6 +331,7 @@ class RequestTracker:
         rows, sequences, checked = [], [], []
         others: dict[str, OtherLogits] = {}
         logits, states = split_columns(logits, self.spec.vocab_size, plan.layers)
+        last = states.get(self._early_logits.num_layers)
         row = 0
         for span in plan.spans:
             sequence, mine = span.sequence, range(row, row := row + span.num_logits)
@@ -335,7 +353,7 @@ class RequestTracker:
                 checked.append(drafts[sequence.request_id].truncated(drafted) if drafted else NO_DRAFT)
                 if early:
                     others[sequence.request_id] = OtherLogits(early)
-            elif wrong := search.add_logits(sequence, logits[mine.start]):
+            elif wrong := search.add_logits(sequence, logits[mine.start], None if last is None else last[mine.start]):
                 choices[sequence.request_id] = [failed_token(wrong)]
         if sequences:
             chosen = self.sampler.verify(
@@ -406,7 +424,11 @@ class RequestTracker:
 
     def _advance_beams(self, search: BeamSearch, step: int, now: float) -> None:
         """Advance a search whose beams all have logits, or finish it with a text for each beam."""
-        going = search.advance(now, step)
+        try:
+            going = search.advance(now, step)
+        except WorkbenchError as error:  # of a search of the user's own
+            self.fail(search.sequences[:1], error)
+            return
         if going is not None:
             search.reassign(self._scheduler.sequence_groups.advance_beams(search.sequences, going))
             return
