@@ -129,7 +129,7 @@ def test_xtc_removes_all_top_choices_but_the_least(row, threshold: float, probab
         assert float(left[top].max()) == float(weights[top].min())
 
 
-def test_xtc_excludes_as_often_as_it_is_told_and_samples_by_what_is_left() -> None:
+def test_xtc_excludes_as_often_as_it_is_set_and_samples_by_what_is_left() -> None:
     part = part_of("xtc", threshold=0.25, probability=0.3)
     p = torch.tensor([0.5, 0.3, 0.15, 0.05]).double()
     without = torch.tensor([0, 0.3, 0.15, 0.05]).double()
