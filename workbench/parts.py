@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from workbench.sampling.filters import Filter, History
     from workbench.sampling.ranking import Ranking
     from workbench.sampling.samplers import TokenSampler, sample_categorical
+    from workbench.sampling.searches import Branch, Search
     from workbench.scheduler.ordering import schedule_in_order, sorted_with_aging, split_decodes, with_aging
     from workbench.scheduler.policies import BuiltInPolicy
     from workbench.scheduler.policy import RequestView, SchedulerDecision, SchedulerState, SchedulingPolicy
@@ -55,11 +56,13 @@ PARTS: dict[str, dict[str, str]] = {
         "select_recent_and_heaviest": "workbench.kv_cache.eviction",
     },
     "sampling": {
+        "Branch": "workbench.sampling.searches",
         "Filter": "workbench.sampling.filters",
         "Finished": "workbench.trace.events",
         "History": "workbench.sampling.filters",
         "LayerCombiner": "workbench.sampling.combiners",
         "Ranking": "workbench.sampling.ranking",
+        "Search": "workbench.sampling.searches",
         "StreamCombiner": "workbench.sampling.combiners",
         "TokenSampler": "workbench.sampling.samplers",
         "sample_categorical": "workbench.sampling.samplers",
@@ -81,12 +84,12 @@ PARTS: dict[str, dict[str, str]] = {
 }
 
 __all__ = [
-    "ALiBi", "Attention", "BuiltInPolicy", "Causal", "Chunked", "Codec", "EvictionBudget", "EvictionPolicy",
-    "EvictionSettings", "Filter", "Finished", "History", "LayerCombiner", "Proposer", "Ranking", "RequestView",
-    "SchedulerDecision", "SchedulerState", "SchedulingPolicy", "SlidingWindow", "StreamCombiner", "TokenSampler",
-    "affine_codes", "affine_numbers", "hadamard_rotate", "nearest_levels", "pack_bits", "project",
-    "sample_categorical", "schedule_in_order", "select_recent_and_heaviest", "sorted_with_aging", "split_decodes",
-    "unpack_bits", "with_aging",
+    "ALiBi", "Attention", "Branch", "BuiltInPolicy", "Causal", "Chunked", "Codec", "EvictionBudget",
+    "EvictionPolicy", "EvictionSettings", "Filter", "Finished", "History", "LayerCombiner", "Proposer", "Ranking",
+    "RequestView", "SchedulerDecision", "SchedulerState", "SchedulingPolicy", "Search", "SlidingWindow",
+    "StreamCombiner", "TokenSampler", "affine_codes", "affine_numbers", "hadamard_rotate", "nearest_levels",
+    "pack_bits", "project", "sample_categorical", "schedule_in_order", "select_recent_and_heaviest",
+    "sorted_with_aging", "split_decodes", "unpack_bits", "with_aging",
 ]  # fmt: skip
 
 

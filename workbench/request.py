@@ -76,6 +76,7 @@ class SamplingParameters(Displayable, Settings):
     ranking: CustomPart | None = None
     # Beam search with this many beams, as in Hugging Face: no random numbers, the n best texts come at the end.
     beams: Annotated[int, Field(ge=0, le=MAX_PARALLEL_SAMPLES)] = 0
+    search: CustomPart | None = None  # chooses how the beams go on in place of their scores (see sampling/searches.py)
     length_penalty: float = 1.0  # of beams: a text's score is its log-probability / tokens ** length_penalty
     early_stopping: bool | Literal["never"] = False  # of beams: see engine/beam_search.py
     stop: tuple[str, ...] = ()
@@ -133,6 +134,8 @@ class SamplingParameters(Displayable, Settings):
         if self.num_sequences < self.n:
             name = "beams" if self.beams else "best_of"
             raise ValueError(f"{name} {self.num_sequences} is less than n: n of them are to be returned")
+        if self.search is not None and (not self.beams or self.n != 1):
+            raise ValueError("a search advances the beams and returns one text: set beams, and leave out n")
         if not self.beams:
             if self.num_sequences > self.n and self.logprobs_of != "model":
                 raise ValueError("best_of ranks by the model's log-probabilities: leave out logprobs_of")
@@ -259,6 +262,7 @@ class Sequence:
     swapped: SwappedPages | None = None
     children: list[Sequence] = field(default_factory=list, repr=False)  # samples or beams that start on its pages
     parent: Sequence | None = field(default=None, repr=False)  # of a child that has not started
+    own_prompt: bool = False  # a child that starts with its parent and shares no page with it: a second stream
     num_shared_tokens: int = 0  # length of the prefix that it shares with its parent
     beams: list[Sequence] = field(default_factory=list, repr=False)  # beams of one search, itself included
     cached_tokens: int = 0  # found in cached pages, not computed
@@ -285,6 +289,11 @@ class Sequence:
     @property
     def output_ids(self) -> list[int]:
         return self.token_ids[self.prompt_length :]
+
+    @property
+    def num_shared_by_children(self) -> int | None:
+        """Return the tokens after which the next child starts on its pages; None without such children."""
+        return min((child.num_shared_tokens for child in self.children if not child.own_prompt), default=None)
 
     @property
     def num_stored_tokens(self) -> int:

@@ -130,6 +130,8 @@ MODELS: dict[str, Requirements] = {
 }  # fmt: skip
 OTHERS = {  # what no model has: settings of a run, and of the machine
     "batch_invariant": Requirements(batch_invariant=True),  # tests/engine/test_invariant.py
+    capabilities.EARLY: Requirements(early_layers=True),  # tests/engine/test_early_layers.py, as the next
+    capabilities.EARLY_ON_RANKS: Requirements(early_layers=True, ranks=2),
     capabilities.RANKS: Requirements(ranks=2),  # tests/tensor_parallel/test_shared_model.py, as the next three
     capabilities.MIXTURE_ON_RANKS: replace(model(MIXTURE), ranks=2),
     capabilities.NORM_ON_RANKS: replace(model(layer(4, 2, qk_norm=QKNormSpec(over="projection"))), ranks=2),

@@ -26,6 +26,7 @@ from workbench.model.transformer import Transformer
 from workbench.request import CustomPart, Request, SamplingParameters
 from workbench.sampling.filters import History
 from workbench.speculative.proposers import PromptLookupProposer, Speculator
+from workbench.trace.events import Finished
 
 
 @dataclass
@@ -66,7 +67,7 @@ def with_filter(made: Request, path: str) -> Request:
 def test_they_are_those_of_the_model_that_ends_there(prompts: list, chunk: int, pages: int) -> None:
     """In any batch, in chunks, after cached prefixes and preemptions."""
     noted, shorter = Noted(), cut(MODEL, 1)
-    runner = runner_of(MODEL, pages=pages, max_num_batched_tokens=chunk)
+    runner = runner_of(MODEL, pages=pages, max_num_batched_tokens=chunk, prefix="radix")
     Poison(runner)
     with temporarily_registered(noted) as path:
         plain = [asked(f"r{i}", *each) for i, each in enumerate(prompts)]
@@ -130,7 +131,7 @@ def test_the_compiled_step_of_auto_lets_blocks_give_them() -> None:
     with temporarily_registered(noted) as path:
         plain, seen = (
             [e.token_ids for e in runner.stream("def f(", max_tokens=8, temperature=0, filters=filters)
-             if e.kind == "finished"] for filters in ([], [{"path": path}])
+             if isinstance(e, Finished)] for filters in ([], [{"path": path}])
         )  # fmt: skip
     assert plain == seen and len(noted.seen) == 8
     for ids, rows in noted.seen.items():
@@ -150,9 +151,10 @@ def test_what_cannot_be_is_refused_with_the_reason() -> None:
     with temporarily_registered(Noted(())) as path:
         assert "must be a tuple of numbers of layers" in refusal(runner_of(MODEL), path)
     with temporarily_registered(minus) as path:
-        backends = Backends(*[Backend.MLIR] * 3, "batch_invariant")
+        backends = Backends(Backend.MLIR, Backend.MLIR, Backend.MLIR, "batch_invariant")
         runner = runner_of(model_of(spec_of(), backend=Backend.EAGER), backends=backends)
-        runner.tracker._early_layers_problem = workbench_problem(backends)
+        early = replace(runner.tracker._early_logits, problem=workbench_problem(backends))
+        runner.tracker._early_logits = early
         assert "batch_invariant: backend 'mlir' cannot give what its filter combines" in refusal(runner, path)
         sampling = SamplingParameters.model_validate({"filters": [{"path": path}]})
         with pytest.raises(WorkbenchError, match="combines these logits with others"):

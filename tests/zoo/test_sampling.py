@@ -12,8 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers.generation.logits_process import EtaLogitsWarper
 
+import workbench
 from tests.zoo.loaded import part_of
+from workbench.engine.runner import Runner, generate
+from workbench.request import Request, SamplingParameters
 from workbench.sampling import History, uniform
+from workbench.sampling.searches import Branch
 from workbench.testing.samplers import logits_rows
 from workbench.trace.events import Finished
 from workbench.zoo.folder import load_zoo
@@ -29,6 +33,8 @@ OTHER_ENDS = [
     ("tail_free", {"z": 0.01}), ("tail_free", {"z": 1.0}), ("entropy_temperature", {"highest": 0.01, "theta": 5.0}),
     ("entropy_temperature", {"highest": 5.0, "theta": 0.0}), ("watermark", {"delta": 100.0, "gamma": 0.9}),
     ("dola", {"first": 3, "stop": 4, "alpha": 0.0}), ("dola", {"alpha": 1.0}),
+    ("cfg", {"gamma": 0.01}), ("cfg", {"gamma": 50.0}), ("context_aware", {"alpha": 0.0}),
+    ("context_aware", {"alpha": 50.0}),
 ]  # fmt: skip
 
 
@@ -40,6 +46,24 @@ def stacked(rows: list) -> tuple[Tensor, list[History]]:
 def test_every_entry_keeps_the_laws(entry) -> None:
     for report in check_entry(entry):
         report.raise_if_failed()
+
+
+@pytest.fixture(scope="module")
+def runner() -> Runner:
+    return workbench.load("demo", backend="eager")
+
+
+@pytest.mark.parametrize("entry", ENTRIES.values(), ids=ENTRIES)
+def test_every_entry_works_in_an_engine_alone_and_among_others(entry, runner: Runner) -> None:
+    assert runner.tokenizer is not None
+    given = {name.removeprefix("sampling."): value for name, value in entry.settings.use.items()}
+    sampling = SamplingParameters.model_validate({**given, "max_tokens": 6, "ignore_eos": True, "seed": 7})
+    one = Request("one", tuple(runner.tokenizer.encode("def load(path):")), sampling)
+    plain = Request("two", tuple(runner.tokenizer.encode("import os\nimport")), SamplingParameters(max_tokens=6))
+    alone, together = generate(runner, [one]), generate(runner, [plain, one])
+    assert len(alone["one"].token_ids) == 6 and alone["one"].reason == "length", alone["one"].error
+    assert together["one"].token_ids == alone["one"].token_ids
+    assert runner.scheduler.pages_in_use == 0
 
 
 @pytest.mark.parametrize(("name", "arguments"), OTHER_ENDS, ids=str)
@@ -105,7 +129,7 @@ def test_xtc_removes_all_top_choices_but_the_least(row, threshold: float, probab
         assert float(left[top].max()) == float(weights[top].min())
 
 
-def test_xtc_excludes_as_often_as_it_is_told_and_samples_by_what_is_left() -> None:
+def test_xtc_excludes_as_often_as_it_is_set_and_samples_by_what_is_left() -> None:
     part = part_of("xtc", threshold=0.25, probability=0.3)
     p = torch.tensor([0.5, 0.3, 0.15, 0.05]).double()
     without = torch.tensor([0, 0.3, 0.15, 0.05]).double()
@@ -251,6 +275,47 @@ def test_dola_is_that_of_the_equations(rows: list, first: int, alpha: float) -> 
                 assert float(got[at, token]) == pytest.approx(exact, rel=1e-5, abs=1e-5)
             elif not near:
                 assert float(got[at, token]) == -math.inf
+
+
+@given(ROWS, st.floats(0.1, 5))
+def test_guidance_is_that_of_the_equations(rows: list, strength: float) -> None:
+    logits, histories = stacked(rows)
+    second = torch.cat([row.others(1) for row in rows])
+    p, q = logits.double().log_softmax(-1), second.double().log_softmax(-1)
+    for part, expected in (
+        (part_of("cfg", gamma=strength), (1 - strength) * q + strength * p),
+        (part_of("context_aware", alpha=strength), (1 + strength) * logits.double() - strength * second.double()),
+    ):
+        got, exact = part(logits, histories, second).double().softmax(-1), expected.softmax(-1)
+        assert torch.allclose(got, exact, atol=1e-3)
+    assert torch.allclose(part_of("cfg", gamma=1.0)(logits, histories, second).softmax(-1), p.exp().float(), atol=1e-5)
+    assert torch.equal(part_of("context_aware", alpha=0.0)(logits, histories, second), logits)
+
+
+def test_the_second_prompts_are_ends_of_the_first() -> None:
+    assert part_of("cfg", keep=2, negative="7, 9").second_prompt((1, 2, 3)) == (7, 9, 2, 3)
+    assert part_of("cfg").second_prompt((1, 2, 3)) == (3,)
+    assert part_of("context_aware", question=2).second_prompt((1, 2, 3)) == (2, 3)
+
+
+@given(st.integers(1, 5), st.integers(1, 4), st.floats(0, 1), st.integers(0, 999))
+def test_contrastive_search_is_that_of_the_equation(tokens: int, count: int, alpha: float, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    before = torch.randn(tokens, 6, generator=generator)
+    branches = [
+        Branch((0,) * tokens, (-1.0,) * (tokens - 1) + (-float(torch.rand(1, generator=generator)) * 3,),
+               torch.cat([before, torch.randn(1, 6, generator=generator)]), torch.randn(9, generator=generator))
+        for _ in range(count)
+    ]  # fmt: skip
+    best, going = part_of("contrastive_search", alpha=alpha).advance(branches)
+    scores = []
+    for branch in branches:
+        new = branch.states[-1].double()
+        near = [float(new @ old.double() / (new.norm() * old.double().norm())) for old in branch.states[:-1]]
+        scores.append((1 - alpha) * math.exp(branch.logprobs[-1]) - alpha * max(near))
+    assert scores[best] == pytest.approx(max(scores))
+    likeliest = sorted(range(9), key=lambda token: -float(branches[best].logits[token]))[:count]
+    assert going == [(best, token) for token in likeliest]
 
 
 # --- choices among samples

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from workbench.engine import inputs as intake
-from workbench.engine.outputs import StopChecker, not_chosen_message
+from workbench.engine.outputs import not_chosen_message
 from workbench.errors import WorkbenchError
 from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.request import FinishReason, Request, SamplingParameters, Sequence
@@ -138,9 +138,9 @@ class BeamSearch:
             beam.sequence.num_uncomputed_tokens == 0 for beam in self.beams
         )
 
-    def add_logits(self, sequence: Sequence, logits: Tensor) -> str:
+    def add_logits(self, sequence: Sequence, logits: Tensor, state: Tensor | None = None) -> str:
         """Add the model's `logits` [vocab] after the text of `sequence`; return what is wrong with them, or an empty
-        string."""
+        string. `state` [hidden] is that of its last token after the last layer, for searches that look at it."""
         largest = float(logits.max())
         if not abs(largest) < torch.inf:
             return f"the model's logits {describe_bad_logits(largest)}"
@@ -213,10 +213,9 @@ class BeamResult(NamedTuple):
 class BeamSearches(dict[str, BeamSearch]):
     """Beam searches by the id of each of their beams; every beam is a sequence of its own to the scheduler."""
 
-    def add(self, sampling: SamplingParameters, beams: list[Sequence], stop_checker: StopChecker) -> None:
-        """Start a search with `beams`; its texts end where `stop_checker` would."""
-        search = BeamSearch(sampling, beams, stop_checker.end_token_ids, stop_checker.max_output_tokens)
-        self.update({beam.request_id: search for beam in beams})
+    def add(self, search: BeamSearch) -> None:
+        """Start a search."""
+        self.update({beam.request_id: search for beam in search.sequences})
 
     def beams_of(self, sequence: Sequence) -> list[Sequence]:
         """Return the beams of the search of `sequence`; the sequence itself without one."""

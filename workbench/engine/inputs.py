@@ -123,7 +123,7 @@ def split_samples(request: Request) -> list[Request]:
     asked = request.sampling
     if asked.num_sequences == 1:
         return [request]
-    alone: dict[str, Any] = {"n": 1, "best_of": None, "ranking": None, "beams": 0}
+    alone: dict[str, Any] = {"n": 1, "best_of": None, "ranking": None, "beams": 0, "search": None}
     if not asked.beams and asked.num_sequences > asked.n and asked.logprobs is None:
         alone["logprobs"] = 0  # they are ranked by the chosen tokens'
     samples = []

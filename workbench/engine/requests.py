@@ -11,11 +11,14 @@ from torch import Tensor
 
 from workbench.engine import inputs as intake
 from workbench.engine.beam_search import BeamHypothesis, BeamSearch, BeamSearches, beam_results
+from workbench.engine.branch_search import BranchSearch
 from workbench.engine.cache import KVCache
 from workbench.engine.compiling import CompilingRequests
+from workbench.engine.other_logits import EarlyLogits
 from workbench.engine.outputs import BestOf, DetokenizedTokens, OutputProcessor, StopChecker, detokenize
 from workbench.engine.request_events import emits_no_tokens, finished_event, submitted_event
 from workbench.engine.resume import check_resumable, resume
+from workbench.engine.second_streams import StreamPair, StreamPairs, second_request
 from workbench.errors import WorkbenchError, describe_error
 from workbench.executors.early_layers import split_columns
 from workbench.kv_cache.adoption import Adoption
@@ -29,6 +32,7 @@ from workbench.sampling.grammar import Grammar
 from workbench.sampling.prompt_logprobs import BadPromptRow, score_prompt
 from workbench.sampling.sampler import Sampler
 from workbench.sampling.samplers import SampledToken, failed_token
+from workbench.sampling.searches import Search, load_search
 from workbench.sampling.verify import NO_DRAFT, Draft
 from workbench.scheduler.plan import Span, StepPlan
 from workbench.scheduler.scheduler import Scheduler
@@ -59,19 +63,18 @@ class RequestTracker:
         sampler: Sampler,
         emit: Callable[[Event], None],
         clock: Callable[[], float],
-        compute_logits: Callable[[Tensor], Tensor],
-        early_layers_problem: str = "",
+        early_logits: EarlyLogits,
     ):
         self.spec, self.tokenizer, self.clock = spec, tokenizer, clock
         self.sequences: dict[str, Sequence] = {}
         self._scheduler, self._cache, self.sampler = scheduler, cache, sampler
         self._stop_checkers: dict[str, StopChecker] = {}
-        self._beam_searches = BeamSearches()
+        self._beam_searches, self._pairs = BeamSearches(), StreamPairs()
         self._emit, self._processor = emit, OutputProcessor(emit)
         self._submitted = 0
         self._sent: dict[str, tuple[int, int]] = {}  # log-probabilities of a prompt and pins that were emitted
         self.compiling = CompilingRequests(GrammarCompiler(tokenizer), clock)
-        self._compute_logits, self._early_layers_problem = compute_logits, early_layers_problem
+        self._early_logits = early_logits
         self.to_cancel: deque[str] = deque()  # request ids to cancel; any thread may append
         self._adoptions: dict[str, Adoption] = {}  # by request id: pages that another engine computed
 
@@ -124,13 +127,8 @@ class RequestTracker:
         if not sampling.beams and sampling.num_sequences > sampling.n:
             self._processor.defer(request.request_id, BestOf(sampling.num_sequences, sampling.n))
         for number, sample in enumerate(samples):
-            sequence = Sequence.from_request(sample, self._submitted)
-            sequence.arrival_time = arrival
-            sequence.length_limit = min(sequence.length_limit, self.spec.max_position_embeddings)
-            sequence.length_class = self.spec.length_class(sequence.length_limit)
-            self._submitted += 1
+            sequence = self._new_sequence(sample, arrival)
             sequences.append(sequence)
-            self.sequences[sample.request_id] = sequence
             self._processor.add_request(
                 sample.request_id, queue, (request.request_id, number) if len(samples) > 1 else None
             )
@@ -152,6 +150,15 @@ class RequestTracker:
                 self._end(sequence, FinishReason.REFUSED, describe_error(error))
         self._decline(request.request_id)
         return len(samples)
+
+    def _new_sequence(self, request: Request, arrival: float) -> Sequence:
+        sequence = Sequence.from_request(request, self._submitted)
+        sequence.arrival_time = arrival
+        sequence.length_limit = min(sequence.length_limit, self.spec.max_position_embeddings)
+        sequence.length_class = self.spec.length_class(sequence.length_limit)
+        self._submitted += 1
+        self.sequences[request.request_id] = sequence
+        return sequence
 
     def expect_pages(self, request_id: str, adoption: Adoption) -> None:
         """Let the request of this id, which is submitted next, start on pages that another engine computed."""
@@ -175,14 +182,15 @@ class RequestTracker:
         check_resumable(request, self.spec.vocab_size)
         if request.sampling.ranking is not None:
             self._processor.rank_by(request.request_id, request.sampling.ranking)
+        search = self._load_search(request)
         for sequence in sequences:
-            output = StopChecker(
-                sequence.request, self.tokenizer, self.spec.eos_token_ids, self.spec.max_position_embeddings
-            )
+            self.sampler.add(sequence)
+            self._early_logits.check(self.sampler.combiners_of(sequence.request_id))
+            room = self.spec.max_position_embeddings - self._pair(sequence)
+            output = StopChecker(sequence.request, self.tokenizer, self.spec.eos_token_ids, room)
             self._stop_checkers[sequence.request_id] = output
-            constraint = self._constraint(sequence.request, output, grammar)
-            self.sampler.add(sequence, constraint)
-            self._check_layers(sequence.request_id)
+            constraint = self._constraint(sequence.request, output, grammar, room)
+            self.sampler.constrain(sequence, constraint)
             if request.generated_ids and (ended := resume(request, output, constraint)) is not None:
                 sequence.finish_reason = ended
                 self._end(sequence, ended, "")
@@ -190,28 +198,47 @@ class RequestTracker:
         beams = request.sampling.beams > 0
         if (adoption := self._adoptions.pop(request.request_id, None)) is not None:
             adoption.adopt(self._cache.manager, self._cache.store, sequences[0])
-        self._scheduler.submit(sequences[0], sequences[1:], as_beams=beams)
+        if self._pairs.together(sequences[0])[1:]:  # each sample is a group of its own
+            for first, second in map(self._pairs.together, sequences):
+                self._scheduler.submit(first, [second], as_beams=True)
+        else:
+            self._scheduler.submit(sequences[0], sequences[1:], as_beams=beams)
         if beams:
-            self._beam_searches.add(request.sampling, sequences, self._stop_checkers[sequences[0].request_id])
+            ends = self._stop_checkers[sequences[0].request_id]
+            how = request.sampling, sequences, ends.end_token_ids, ends.max_output_tokens
+            self._beam_searches.add(BeamSearch(*how) if search is None else BranchSearch(search, *how))
 
-    def _check_layers(self, request_id: str) -> None:
-        """Refuse filters that combine logits of layers which there are not, or not here (WorkbenchError)."""
-        for combiner in self.sampler.combiners_of(request_id):
-            if combiner.layers and self._early_layers_problem:
-                raise WorkbenchError(f"filter {combiner.path}: {self._early_layers_problem}")
-            count = len(self.spec.layers)
-            if combiner.layers and max(combiner.layers) >= count:
-                raise WorkbenchError(
-                    f"filter {combiner.path}: layers {combiner.layers}; the model has {count}: give 0 to {count - 1}"
-                )
+    def _load_search(self, request: Request) -> Search | None:
+        """Return the request's own search; WorkbenchError where it cannot be one, or there are no states for it."""
+        if (part := request.sampling.search) is None:
+            return None
+        if self._early_logits.problem:
+            raise WorkbenchError(f"search {part.path}: {self._early_logits.problem}")
+        return load_search(part)
 
-    def _constraint(self, request: Request, output: StopChecker, grammar: Grammar | None) -> Constraint | None:
+    def _pair(self, sequence: Sequence) -> int:
+        """Make the second stream of `sequence` if its filters want one; return how many tokens longer that prompt is,
+        at least 0. WorkbenchError for one that cannot be."""
+        request = second_request(sequence.request, self.sampler.combiners_of(sequence.request_id))
+        if request is None:
+            return 0
+        intake.check_request(request, self.spec.vocab_size)
+        if self._is_taken(request.request_id):
+            raise WorkbenchError(f"request id {request.request_id!r} is already taken; ids must differ")
+        second = self._new_sequence(request, sequence.arrival_time)
+        second.own_prompt = True
+        self._pairs.add(StreamPair(sequence, second))
+        return max(0, second.prompt_length - sequence.prompt_length)
+
+    def _constraint(
+        self, request: Request, output: StopChecker, grammar: Grammar | None, max_model_len: int
+    ) -> Constraint | None:
         """Return what constrains the request's tokens: its grammar, its thought, or nothing."""
         if grammar is None and request.sampling.thinking is None:
             return None
         spec = self.spec
         return Constraint(
-            request, self.tokenizer, spec.vocab_size, spec.max_position_embeddings, output.end_token_ids, grammar
+            request, self.tokenizer, spec.vocab_size, max_model_len, output.end_token_ids, grammar
         )
 
     def process_cancellations(self) -> None:
@@ -269,8 +296,12 @@ class RequestTracker:
     def layers_to_note(self, plan: StepPlan) -> tuple[int, ...]:
         """Return the layers whose states the filters of the step's samples need."""
         names = (span.sequence.request_id for span in plan.spans if span.needs_sample)
-        combiners = (each for name in names for each in self.sampler.combiners_of(name))
-        return tuple(sorted({layer for each in combiners for layer in each.layers}))
+        layers: set[int] = set()
+        for name in names:
+            layers.update(layer for each in self.sampler.combiners_of(name) for layer in each.layers)
+            if isinstance(self._beam_searches.get(name), BranchSearch):
+                layers.add(self._early_logits.num_layers)
+        return tuple(sorted(layers))
 
     def needs_only_largest(self, plan: StepPlan) -> bool:
         """Return whether all rows of the step's logits are for greedy requests that ask for nothing else of them."""
@@ -300,6 +331,7 @@ class RequestTracker:
         rows, sequences, checked = [], [], []
         others: dict[str, OtherLogits] = {}
         logits, states = split_columns(logits, self.spec.vocab_size, plan.layers)
+        last = states.get(self._early_logits.num_layers)
         row = 0
         for span in plan.spans:
             sequence, mine = span.sequence, range(row, row := row + span.num_logits)
@@ -311,14 +343,17 @@ class RequestTracker:
             search = self._beam_searches.get(sequence.request_id)
             if not span.needs_sample:
                 continue
-            if search is None:
+            early = self._early_logits.of_rows(self.sampler.combiners_of(sequence.request_id), states, mine)
+            if (pair := self._pairs.get(sequence.request_id)) is not None:
+                pair.add_logits(sequence, logits[mine.start], early)
+            elif search is None:
                 rows += mine
                 sequences.append(sequence)
                 drafted = len(span.draft_token_ids)
                 checked.append(drafts[sequence.request_id].truncated(drafted) if drafted else NO_DRAFT)
-                if states and (early := self._early_logits(sequence, states, mine)):
+                if early:
                     others[sequence.request_id] = OtherLogits(early)
-            elif wrong := search.add_logits(sequence, logits[mine.start]):
+            elif wrong := search.add_logits(sequence, logits[mine.start], None if last is None else last[mine.start]):
                 choices[sequence.request_id] = [failed_token(wrong)]
         if sequences:
             chosen = self.sampler.verify(
@@ -326,12 +361,6 @@ class RequestTracker:
             )
             choices |= {sequence.request_id: each for sequence, each in zip(sequences, chosen, strict=True)}
         return choices
-
-    def _early_logits(self, sequence: Sequence, states: Mapping[int, Tensor], rows: range) -> dict[int, Tensor]:
-        """Return the logits [row, vocab] by layer that the filters of `sequence` combine; it is computed alone."""
-        combiners = self.sampler.combiners_of(sequence.request_id)
-        layers = {layer for each in combiners for layer in each.layers}
-        return {layer: self._compute_logits(states[layer][rows.start : rows.stop]) for layer in sorted(layers)}
 
     def _score_prompt(self, span: Span, logits: Tensor, rows: range) -> tuple[range, str]:
         """Keep the log-probabilities that a span of a prompt gives; return the rows left to sample from, and an
@@ -378,13 +407,28 @@ class RequestTracker:
                 self._send(verified)
             if sequence.finish_reason is None:
                 self._emit_and_finish(sequence, detokenized[name], plan.step, now)
+        for pair in self._pairs.ready(plan) if self._pairs else ():
+            self._advance_pair(pair, plan.step, now)
         if self._beam_searches:
             for search in self._beam_searches.ready(plan):
                 self._advance_beams(search, plan.step, now)
 
+    def _advance_pair(self, pair: StreamPair, step: int, now: float) -> None:
+        """Sample a token from the combined logits of a pair, and append it to both."""
+        logits, others = pair.pop_logits()
+        (sampled,) = self.sampler.verify(logits[None], [pair.first], [NO_DRAFT], {pair.first.request_id: others})
+        read = detokenize(self._stop_checkers[pair.first.request_id], sampled)
+        for each in pair.sequences:
+            each.token_ids += read.token_ids
+        self._emit_and_finish(pair.first, read, step, now)
+
     def _advance_beams(self, search: BeamSearch, step: int, now: float) -> None:
         """Advance a search whose beams all have logits, or finish it with a text for each beam."""
-        going = search.advance(now, step)
+        try:
+            going = search.advance(now, step)
+        except WorkbenchError as error:  # of a search of the user's own
+            self.fail(search.sequences[:1], error)
+            return
         if going is not None:
             search.reassign(self._scheduler.sequence_groups.advance_beams(search.sequences, going))
             return
@@ -443,21 +487,28 @@ class RequestTracker:
             self.fail([sequence], read.error)
 
     def _send(self, event: Event) -> None:
-        """Emit an event of an unfinished request, and carry out cancellations that its listeners ask for."""
+        """Emit an event of an unfinished request, none of a second stream, and carry out cancellations that its
+        listeners ask for."""
+        if self._pairs.is_hidden(event.request_id):
+            return
         self._processor.emit(event)
         if self.to_cancel:
             self.process_cancellations()
 
     def _finish(self, sequence: Sequence, reason: FinishReason, error: str = "", score: float | None = None) -> None:
-        if sequence.finish_reason is not None:
-            return
-        freed = self._scheduler.finish(sequence, reason)
-        if reason is FinishReason.ERROR:
-            self._cache.zero_pages(freed)
-        self._end(sequence, reason, error, score)
+        for each in reversed(self._pairs.together(sequence)):
+            if each.finish_reason is not None:
+                continue
+            freed = self._scheduler.finish(each, reason)
+            if reason is FinishReason.ERROR:
+                self._cache.zero_pages(freed)
+            if not self._pairs.is_hidden(each.request_id):
+                self._end(each, reason, error, score)
 
     def _end(self, sequence: Sequence, reason: FinishReason, error: str, score: float | None = None) -> None:
         name = sequence.request_id
+        if (pair := self._pairs.pop(name, None)) is not None:
+            del self._pairs[pair.second.request_id], self.sequences[pair.second.request_id]
         output = self._stop_checkers.pop(name, None)
         self._processor.emit(finished_event(sequence, output, self.clock(), reason, error, score))
         self.sampler.remove(name)

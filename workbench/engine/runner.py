@@ -22,6 +22,7 @@ from workbench.engine.describe import runner_headline, runner_table
 from workbench.engine.faults import StepLock, forward_isolated, select_logits
 from workbench.engine.inputs import RunnerOwner
 from workbench.engine.loaded_model import LoadedModel
+from workbench.engine.other_logits import EarlyLogits
 from workbench.engine.outputs import DetokenizedTokens
 from workbench.engine.requests import RequestTracker
 from workbench.engine.speculator import build_speculator
@@ -115,9 +116,10 @@ class Runner(Displayable):
             self.model, self.store, self.backends, fast, self.kv_cache.evictor, self._on_fallback
         )
         self.telemetry = Telemetry(self.model, self.store, self.scheduler.pools, clock, listener)
+        problem = early_layers_problem(self.backends, config.batch_invariant, config.parallel.tensor)
         self.tracker = RequestTracker(
             spec, self.tokenizer, self.scheduler, self.kv_cache, Sampler(spec.vocab_size), self.telemetry.emit, clock,
-            self._logits_of_states, early_layers_problem(self.backends, config.batch_invariant, config.parallel.tensor),
+            EarlyLogits(len(spec.layers), self._logits_of_states, problem),
         )  # fmt: skip
         self.step_lock = StepLock(
             lambda: bool(self.tracker.to_cancel),

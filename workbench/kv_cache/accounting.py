@@ -55,8 +55,8 @@ class KVCacheAccounting:
         if self.prefix_cache is None or sequence.swapped is not None or sequence.num_computed_tokens:
             return PrefixMatch(0, tuple([] for _ in self.groups))
         ids = sequence.token_ids
-        if sequence.children:  # children start with this prefix and no more
-            ids = ids[: 1 + min(child.num_shared_tokens for child in sequence.children)]
+        if (shared := sequence.num_shared_by_children) is not None:  # children start with this prefix and no more
+            ids = ids[: 1 + shared]
         if sequence.num_scored_rows is not None:
             ids = ids[: 1 + sequence.num_scored_rows]
         return self.prefix_cache.match_prefix(ids, sequence.prefix_salt)

@@ -158,6 +158,10 @@ class Sampler:
         state = build_sampling_state(sequence.request, self.vocab_size)
         self._states[sequence.request_id] = replace(state, constraint=constraint)
 
+    def constrain(self, sequence: Sequence, constraint: Constraint | None) -> None:
+        """Let `constraint` take the tokens of a request that was added."""
+        self._states[sequence.request_id].constraint = constraint
+
     def constraint_of(self, request_id: str) -> Constraint | None:
         """Return the constraint of a request, if it has one."""
         known = self._states.get(request_id)

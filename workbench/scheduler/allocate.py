@@ -224,9 +224,8 @@ class StepAllocation:
         if sequence.num_scored_rows is not None:
             left = self._num_scored_tokens_left(sequence)
             todo = todo if todo <= left else left if self.limits.chunked_prefill else 0
-        if not sequence.children:
-            return todo
-        return max(0, min(todo, min(child.num_shared_tokens for child in sequence.children) - computed))
+        shared = sequence.num_shared_by_children if sequence.children else None
+        return todo if shared is None else max(0, min(todo, shared - computed))
 
     def _num_scored_tokens_left(self, but: Sequence) -> int:
         """Return how many tokens of prompts the step may still compute with their logits, besides those of `but`."""

@@ -212,8 +212,9 @@ def check_request_fits(
     limits: SchedulerLimits,
     max_model_len: int,
     num_beams: int = 0,
+    second: Sequence | None = None,
 ) -> None:
-    """Check that a sequence can run alone, or with all `num_beams` of its search.
+    """Check that a sequence can run alone, or with all `num_beams` of its search, or with its second stream.
 
     Raises:
         RequestRefused: with the numbers and what to change.
@@ -244,12 +245,21 @@ def check_request_fits(
         raise RequestRefused(f"request {name}: beams share pages, and cache.evict moves what is in them")
     # The last token is never read back, so its keys and values need no page.
     needed = kv_cache_manager.peak_pages(min(prompt + most, max_model_len) - 1, prompt, max(1, num_beams))
+    if second is not None:
+        if limits.max_num_seqs < 2 or kv_cache_manager.budget is not None:
+            why = "max_num_seqs is 1; raise it" if limits.max_num_seqs < 2 else "cache.evict drops tokens of each alone"
+            raise RequestRefused(f"request {name}: its second stream is a sequence beside it, and {why}")
+        check_request_fits(second, kv_cache_manager, limits, max_model_len)
+        theirs = kv_cache_manager.peak_pages(
+            min(second.prompt_length + most, max_model_len) - 1, second.prompt_length
+        )
+        needed = [mine + beside for mine, beside in zip(needed, theirs, strict=True)]
     for table, (pages, pool) in enumerate(zip(needed, kv_cache_manager.pools, strict=True)):
         if pages > pool.num_pages:
             back = kv_cache_manager.groups[table].sliding_window
             seen = "" if back is None else f" at once in layers that see {back}"
             seen = " for states at once" if kv_cache_manager.groups[table].is_recurrent else seen
-            several = f", in {num_beams} beams," if num_beams > 1 else ""
+            several = f", in {num_beams} beams," if num_beams > 1 else ", and its second stream," if second else ""
             raise RequestRefused(
                 f"request {name}: {prompt} prompt tokens and up to {most} more{several} need {pages} pages of "
                 f"{pool.page_size} tokens{seen}, the cache has {pool.num_pages}; lower max_tokens or raise cache.pages"

@@ -28,7 +28,8 @@ class WaitingQueue:
         parent.parent, parent.children = None, list(children)
         for child in children:
             child.parent, child.children, child.pages = parent, [], tuple([] for _ in self._pools)
-            child.num_shared_tokens = min(_common(parent.token_ids, child.token_ids), len(child.token_ids) - 1)
+            shared = 0 if child.own_prompt else _common(parent.token_ids, child.token_ids)
+            child.num_shared_tokens = min(shared, len(child.token_ids) - 1)
             self.by_id.pop(child.request_id, None)
             self._views.drop_running(child)
         bisect.insort(self.sequences, parent, key=_order)
@@ -79,26 +80,32 @@ class SequenceGroups:
         self._manager, self._limits, self._running, self._queue = manager, limits, running, queue
 
     def start_children(self, step: int, decisions: list[RequestDecision]) -> list[Sequence]:
-        """Start children whose parent has computed their common prefix; return them and their parents."""
+        """Start children whose parent has computed their common prefix; return them, and the parents that can go on
+        beyond it now."""
         joined = []
         for parent in [s for s in self._running if s.children]:
             due = [child for child in parent.children if child.num_shared_tokens <= parent.num_computed_tokens]
             if not due:
                 continue
-            joined.append(parent)
+            if not all(child.own_prompt for child in due):
+                joined.append(parent)
             parent.children = [f for f in parent.children if f.num_shared_tokens > parent.num_computed_tokens]
             # Beams of other searches will need their slots.
             beams = sum(len(s.children) for s in self._running if s.beams and s is not parent)
             places = max(0, self._limits.max_num_seqs - len(self._running) - beams)
             for child in due[:places]:
                 child.parent, child.scheduled_step = None, step
-                shared = self._manager.fork(parent, child)
-                child.cached_tokens += child.num_computed_tokens
-                child.shared_pages += shared
+                if child.own_prompt:
+                    self._manager.start(child, self._manager.match_prefix(child))
+                    reason = f"admitted: the second stream of {parent.request_id}"
+                else:
+                    shared = self._manager.fork(parent, child)
+                    child.cached_tokens += child.num_computed_tokens
+                    child.shared_pages += shared
+                    reason = f"admitted: shares {shared} pages with {parent.request_id}"
                 self._queue.by_id[child.request_id] = child
                 bisect.insort(self._running, child, key=lambda running: running.arrival_index)
                 joined.append(child)
-                reason = f"admitted: shares {shared} pages with {parent.request_id}"
                 decisions.append(RequestDecision(child.request_id, "admitted", reason))
             if late := due[places:]:
                 self._manager.fork(parent, late[0])

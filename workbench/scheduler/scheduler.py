@@ -111,7 +111,7 @@ class Scheduler:
         Args:
             sequence: the first sequence of a request.
             children: its further samples; they start on its pages where its prefill ends.
-            as_beams: whether they are beams of one search.
+            as_beams: whether they are beams of one search, or a sequence and its second stream: these advance together.
 
         Raises:
             RequestRefused: if it can never run.
@@ -120,9 +120,9 @@ class Scheduler:
         if not self.has_unfinished_requests:
             self._last_waiting = ("", "")
             self._prefill_rate.forget_step()  # idle since
-        check_request_fits(
-            sequence, self.kv_cache_manager, self.limits, self.max_model_len, len(group) if as_beams else 0
-        )
+        second = next((each for each in group[1:] if each.own_prompt), None)
+        num_beams = len(group) if as_beams and second is None else 0
+        check_request_fits(sequence, self.kv_cache_manager, self.limits, self.max_model_len, num_beams, second)
         for new in group:
             new.arrival_step, new.beams = self._steps, group if as_beams else []
             self.tenant_counters.add(new.request.tenant)

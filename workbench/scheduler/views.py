@@ -237,8 +237,8 @@ class RequestViews:
         todo, num_children = num_tokens - computed, len(sequence.children)
         if self.kv_cache_manager.budget is not None:
             todo = self.kv_cache_manager.num_next_tokens(sequence, computed, sequence.num_evicted_tokens)
-        if num_children:  # the next child starts there, which may be at once
-            todo = max(1, min(child.num_shared_tokens for child in sequence.children) - computed)
+        if num_children and (shared := sequence.num_shared_by_children) is not None:  # the next child starts there,
+            todo = max(1, shared - computed)  # which may be at once
         return RequestView(
             request.request_id, sequence.arrival_index, sequence.arrival_step, request.tenant, request.priority,
             len(request.prompt_ids), num_tokens, computed, todo, is_running, 1 + num_children,

@@ -1,0 +1,106 @@
+"""Searches of the user's own: a beam search written as one is the engine's, and the states are the model's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from tests.engine.poison import MODEL, Poison, asked
+from tests.engine.tiny import request, runner_of
+from tests.thorough import tries
+from workbench.custom import temporarily_registered
+from workbench.engine import naive
+from workbench.engine.runner import generate
+from workbench.request import CustomPart, Request, SamplingParameters
+from workbench.sampling.searches import Branch
+
+
+class Beams:
+    """Beam search without ends: the best continuations of all branches."""
+
+    def __init__(self) -> None:
+        self.seen: list[Branch] = []
+
+    def advance(self, branches: Sequence[Branch]) -> tuple[int, list[tuple[int, int]]]:
+        self.seen += branches
+        totals = [sum(branch.logprobs) for branch in branches]
+        alike = branches[:1] if not branches[0].token_ids else branches  # at first all are the prompt
+        found = [
+            (-(totals[number] + logprob), number, token)
+            for number, branch in enumerate(alike)
+            for token, logprob in enumerate(branch.logits.double().log_softmax(-1).tolist())
+        ]
+        best = max(range(len(branches)), key=lambda number: totals[number])
+        return best, [(number, token) for _, number, token in sorted(found)[: len(branches)]]
+
+
+def searched(made: Request, path: str, width: int) -> Request:
+    sampling = SamplingParameters(
+        beams=width, search=CustomPart(path=path), max_tokens=made.sampling.max_tokens, ignore_eos=True
+    )
+    return replace(made, sampling=sampling)
+
+
+@settings(max_examples=tries(15), deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 8), st.integers(1, 6)), min_size=1, max_size=3),
+       st.integers(1, 4), st.integers(3, 16), st.integers(28, 40), st.sampled_from(["off", "radix"]))  # fmt: skip
+def test_a_beam_search_written_as_one_is_the_engines(
+    prompts: list, width: int, chunk: int, pages: int, prefix: str
+) -> None:
+    plain = [asked(f"r{i}", *each) for i, each in enumerate(prompts)]
+    beams = [
+        replace(each, sampling=SamplingParameters(beams=width, max_tokens=each.sampling.max_tokens, ignore_eos=True))
+        for each in plain
+    ]
+    expected = generate(runner_of(MODEL), beams)
+    runner, part = runner_of(MODEL, pages=pages, max_num_batched_tokens=chunk, prefix=prefix), Beams()
+    Poison(runner)
+    with temporarily_registered(part) as path:
+        done = generate(runner, [searched(each, path, width) for each in plain])
+    for each in plain:
+        end = done[each.request_id]
+        assert (end.token_ids, end.reason) == (expected[each.request_id].token_ids, "length"), end.error
+    assert runner.scheduler.pages_in_use == 0
+    ids = {each.prompt_ids for each in plain}
+    for branch in part.seen[:: max(1, len(part.seen) // 8)]:
+        assert len(branch.states) == 1 + len(branch.token_ids) == 1 + len(branch.logprobs)
+        rows = MODEL.compute_logits(branch.states)
+        exact = [naive.logits(MODEL, torch.tensor([*prompt, *branch.token_ids]))[len(prompt) - 1 :] for prompt in ids]
+        assert any(torch.allclose(rows, each, rtol=1e-4, atol=1e-4) for each in exact)
+        assert torch.allclose(rows[-1], branch.logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("advance", "words"),
+    [
+        (lambda branches: (0, [(0, 1)]), r"must return the best of 2 branches and 2 pairs \(branch, token\), not"),
+        (lambda branches: (2, [(0, 1)] * 2), "must return the best of 2 branches"),
+        (lambda branches: (0, [(0, 99)] * 2), "must return the best of 2 branches"),
+        (lambda branches: 1 / 0, "raised ZeroDivisionError"),
+    ],
+)
+def test_one_that_fails_ends_its_request_alone(advance, words: str) -> None:
+    part = Beams()
+    part.advance = advance  # type: ignore[method-assign]
+    runner = runner_of(MODEL)
+    with temporarily_registered(part) as path:
+        done = generate(runner, [searched(request("a", 4, 5), path, 2), request("b", 4, 5)])
+    assert done["b"].reason == "length" and done["a"].reason == done["a#1"].reason == "error"
+    with pytest.raises(AssertionError, match=words):
+        raise AssertionError(done["a"].error)
+    assert runner.scheduler.pages_in_use == 0
+
+
+def test_what_is_no_search_is_refused() -> None:
+    with temporarily_registered(object()) as path:
+        done = generate(runner_of(MODEL), [searched(request("a", 4, 5), path, 2)])
+    assert done["a"].reason == "refused" and "a search needs advance(branches)" in done["a"].error
+    for wrong in ({}, {"beams": 2, "n": 2}):
+        with pytest.raises(ValidationError, match="set beams, and leave out n"):
+            SamplingParameters.model_validate({**wrong, "search": {"path": "x"}})
