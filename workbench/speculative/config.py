@@ -77,9 +77,7 @@ def _named(value: Any) -> Any:
 
 
 Speculation = NoSpeculation | PromptLookup | DraftModel | CustomProposer
-SpeculationSetting = Annotated[
-    Annotated[Speculation, Field(discriminator="kind")], BeforeValidator(_named)
-]
+SpeculationSetting = Annotated[Annotated[Speculation, Field(discriminator="kind")], BeforeValidator(_named)]
 _SPECULATE: TypeAdapter[Speculation] = TypeAdapter(SpeculationSetting)
 
 

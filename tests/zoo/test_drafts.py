@@ -1,0 +1,152 @@
+"""Every draft of the zoo is held to the kit of proposers, and each to the equation of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections import Counter
+from types import ModuleType
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compiled_kernels import Backend, backend_problems
+from tests.thorough import tries
+from workbench.engine.config import EngineConfig
+from workbench.engine.loaded_model import LoadedModel
+from workbench.engine.runner import Runner
+from workbench.parts import Draft, Sequence, SpeculationTarget, Verification
+from workbench.request import Request
+from workbench.speculative.config import parse_speculation
+from workbench.speculative.proposers import PromptLookupProposer
+from workbench.trace.events import Finished
+from workbench.zoo.entry import LoadedEntry
+from workbench.zoo.folder import ZOO_FOLDER, load_zoo
+from workbench.zoo.laws import check_entry
+from workbench.zoo.question import TECHNIQUE, experiment_of
+
+ENTRIES = {name: entry for name, entry in load_zoo().items() if entry.settings.kind == "draft"}
+CODE = "import os\nimport sys\n\n\ndef first(items):\n    return items[0]\n\n\ndef second(items):\n"
+SPEC = LoadedModel.load(EngineConfig.build("demo-draft", backend="eager"), lambda line: None).transformer.spec
+
+
+def part(name: str) -> ModuleType:
+    """Import the file of an entry."""
+    spec = importlib.util.spec_from_file_location(f"zoo_{name}", ZOO_FOLDER / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def target(**settings) -> SpeculationTarget:
+    def no_model(settings):
+        raise AssertionError("no draft model is wanted")
+
+    return SpeculationTarget(SPEC, None, parse_speculation({"path": "mine.py:Mine", **settings}), no_model)  # type: ignore[arg-type] (custom)
+
+
+def text(*ids: int, prompt: int = 1) -> Sequence:
+    sequence = Sequence.from_request(Request("a", ids[:prompt]), 0)
+    sequence.token_ids = list(ids)
+    return sequence
+
+
+def proposed(proposer, sequence: Sequence, count: int = 8) -> tuple[int, ...]:
+    (draft,) = proposer.propose([sequence], [count])
+    return draft.token_ids
+
+
+@pytest.mark.parametrize("entry", ENTRIES.values(), ids=ENTRIES)
+def test_every_entry_keeps_the_laws_of_proposers(entry: LoadedEntry) -> None:
+    for report in check_entry(entry, examples=tries(2)):
+        report.raise_if_failed()
+
+
+@pytest.mark.parametrize("backend", ["eager", "mlir"])
+@pytest.mark.parametrize("entry", ENTRIES.values(), ids=ENTRIES)
+def test_greedy_text_is_the_plain_text_on_every_backend(entry: LoadedEntry, backend: str) -> None:
+    if problem := backend_problems()[Backend(backend)]:
+        pytest.skip(str(problem))
+    speculate = experiment_of(entry).variant(TECHNIQUE).speculate
+    texts = []
+    for setting in (speculate, "none"):
+        runner = Runner(EngineConfig.build("demo", dtype="float32", backend=backend, pages=64, speculate=setting))
+        ends = [e for e in runner.stream(CODE, max_tokens=16, temperature=0) if isinstance(e, Finished)]
+        texts.append([(end.reason, end.output_text) for end in ends])
+    assert texts[0] == texts[1]
+
+
+@given(st.lists(st.integers(0, 3), min_size=2, max_size=40), st.integers(1, 3), st.integers(0, 2), st.integers(1, 6))
+@settings(max_examples=tries(60))
+def test_prompt_lookup_is_the_built_in_one(ids: list[int], least: int, more: int, count: int) -> None:
+    mine = part("prompt_lookup").PromptLookup(target(), least, least + more)
+    built_in = PromptLookupProposer(least, least + more)
+    assert proposed(mine, text(*ids), count) == proposed(built_in, text(*ids), count)
+
+
+def test_jacobi_converges_to_greedy_decoding_in_at_most_as_many_steps_as_tokens() -> None:
+    """Against a table of next tokens: each step's guesses are the answers to the step before, position by position."""
+    after = {token: (3 * token + 1) % 17 for token in range(17)}
+    proposer, sequence = part("jacobi").Jacobi(target()), text(5)
+    greedy = [5]
+    for _ in range(20):
+        greedy.append(after[greedy[-1]])
+    steps = 0
+    while len(sequence.token_ids) < 20:
+        (draft,) = proposer.propose([sequence], [4])
+        rows = tuple((after[token],) for token in (sequence.token_ids[-1], *draft.token_ids))
+        path = []
+        for (token,), drafted in zip(rows, (*draft.token_ids, None), strict=True):
+            path.append(token)
+            if token != drafted:
+                break
+        assert len(path) >= 1
+        sequence.token_ids += path
+        proposer.observe([Verification(sequence, draft, tuple(range(len(path) - 1)), tuple(path), rows)])
+        kept = proposer.guesses["a"]
+        assert kept == [row[0] for row in rows[len(path) :]]
+        steps += 1
+    assert sequence.token_ids == greedy[: len(sequence.token_ids)] and steps <= 19
+    proposer.forget("a")
+    assert not proposer.guesses
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=60), st.integers(2, 4), st.lists(st.integers(0, 4), min_size=1))
+@settings(max_examples=tries(40))
+def test_the_table_has_the_most_frequent_continuation(corpus: list[int], order: int, known: list[int]) -> None:
+    module = part("ngram_table")
+    proposer = module.NgramTable(target(), order)
+    assert proposed(proposer, text(*known)) == ()  # without a tokenizer there is no corpus
+    proposer.table = module.table_of([corpus], order)
+    found, now = [], list(known)
+    for _ in range(3):
+        for size in range(min(order - 1, len(now)), 0, -1):
+            places = [p for p in range(size, len(corpus)) if corpus[p - size : p] == now[-size:]]
+            if places:
+                counts = Counter(corpus[place] for place in places)
+                found.append(min(counts, key=lambda token: (-counts[token], token)))
+                now.append(found[-1])
+                break
+        else:
+            break
+    assert proposed(proposer, text(*known), 3) == tuple(found)
+
+
+def test_lookahead_keeps_the_trajectory_as_ngrams_and_proposes_them_first() -> None:
+    proposer = part("lookahead").Lookahead(target(), ngram=3)
+    sequence = text(1)
+    assert proposed(proposer, sequence, 3) == (1, 1, 1)  # nothing is known: the last token repeated
+    sequence.token_ids = [1, 2]
+    proposer.observe([Verification(sequence, Draft((1, 1)), (), (2,), ((2,), (4,), (5,)))])
+    assert proposer.kept["a"].pool == {1: (2,)}  # answers to the token 1 at three places: the nearest stays
+    assert proposed(proposer, sequence, 2) == (4, 5)  # no n-gram begins with 2: the guesses of positions 2 and 3
+    sequence.token_ids = [1, 2, 4, 6]
+    proposer.observe([Verification(sequence, Draft((4, 5)), (0,), (4, 6), ((4,), (6,), (7,)))])
+    assert proposer.kept["a"].pool == {1: (2, 4)}  # along three steps: 1, its answer 2, and the answer 4 to that
+    sequence.token_ids = [1, 2, 4, 6, 1]
+    proposer.observe([Verification(sequence, Draft((7,)), (), (1,), ((1,), (3,)))])
+    assert proposed(proposer, sequence, 4) == (2, 4, 1, 1)[:2] + (1, 1)  # the n-gram under 1; beyond the guesses
+    proposer.forget("a")
+    assert not proposer.kept
