@@ -8,6 +8,7 @@ from collections import Counter
 from types import ModuleType
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -150,3 +151,84 @@ def test_lookahead_keeps_the_trajectory_as_ngrams_and_proposes_them_first() -> N
     assert proposed(proposer, sequence, 4) == (2, 4, 1, 1)[:2] + (1, 1)  # the n-gram under 1; beyond the guesses
     proposer.forget("a")
     assert not proposer.kept
+
+
+def verification(drafted: int, accepted: int) -> Verification:
+    draft = Draft(tuple(range(drafted)))
+    return Verification(text(1, 2), draft, tuple(range(accepted)), tuple(range(accepted + 1)))
+
+
+def test_the_threshold_of_skipped_layers_follows_the_acceptance_rate() -> None:
+    rule = part("layer_skip").AdaptiveExit(goal=0.9, start=0.5, step=0.1)
+    q = torch.tensor([[0.6, 0.4], [0.4, 0.6]])
+    assert rule(q, ["a", "b"]).tolist() == [False, False]
+    threshold, rate = 0.5, 1.0
+    for drafted, accepted in ((4, 0), (4, 4), (0, 0), (2, 1)):
+        rule.observe([verification(drafted, accepted)])
+        if drafted:
+            rate = 0.9 * rate + 0.1 * accepted / drafted
+            threshold = 0.5 * threshold + 0.5 * (threshold + (0.1 if rate <= 0.9 else -0.1))
+        assert rule.kept["a"] == pytest.approx((threshold, rate))
+    assert rule(torch.tensor([[threshold + 0.01], [threshold - 0.01]]), ["a", "a"]).tolist() == [False, True]
+    rule.forget("a")
+    assert not rule.kept
+
+
+def test_entropy_ends_drafts_as_the_equations_have_it() -> None:
+    q = torch.rand(20, 9, dtype=torch.float64).softmax(-1) ** 6
+    q /= q.sum(-1, keepdim=True)
+    entropy = -(q * q.log()).sum(-1)
+    middle = float(entropy.median())
+    svip = part("svip").SelfVerification(most=middle**0.5 + 1e-9)
+    assert svip(q, []).tolist() == (entropy > middle).tolist() and 0 < svip(q, []).sum() < 20
+    bound = part("adaedl").EntropyBound(weight=0.2, threshold=1 - (0.2 * middle) ** 0.5 - 1e-9)
+    assert bound(q, []).tolist() == svip(q, []).tolist()
+    sure = torch.tensor([[1.0, 0.0]])
+    assert not svip(sure, []).any() and not bound(sure, []).any()
+    before = bound.threshold
+    bound.observe([verification(0, 0)])
+    assert bound.threshold == before
+    bound.observe([verification(4, 1), verification(4, 1)])
+    assert bound.rate == pytest.approx(0.5 * 0.9 + 0.5 * 0.25)
+    assert bound.threshold == pytest.approx(before + 0.1 * 0.01)  # too few are accepted: end earlier
+
+
+@given(st.lists(st.integers(0, 3), min_size=2, max_size=30), st.integers(1, 4))
+@settings(max_examples=tries(40))
+def test_suffix_decoding_goes_along_the_counts(ids: list[int], depth: int) -> None:
+    proposer = part("suffix_decoding").SuffixDecoding(target(), depth=depth, factor=2.0, least=0.3)
+    found = proposed(proposer, text(*ids), 6)
+    assert proposed(proposer, text(*ids), 6) == found  # a token is counted once
+
+    def count(gram: list[int]) -> int:  # occurrences with a token after them
+        return sum(ids[place : place + len(gram)] == gram for place in range(len(ids) - len(gram)))
+
+    sizes = [size for size in range(1, min(depth, len(ids)) + 1) if count(ids[-size:])]
+    assert len(found) <= 2 * max(sizes, default=0)
+    chance, now = 1.0, list(ids[-max(sizes, default=0) :])
+    for token in found:
+        last = next(now[-size:] for size in range(min(depth, len(now)), 0, -1) if count(now[-size:]))
+        share = sum(ids[p : p + len(last) + 1] == [*last, token] for p in range(len(ids) - len(last))) / count(last)
+        chance *= share
+        now.append(token)
+    assert not found or chance >= 0.3
+
+
+def test_a_cascade_asks_the_draft_model_where_nothing_matches() -> None:
+    asked: list[tuple[int, ...]] = []
+
+    class Drafter:
+        def propose(self, sequences, counts):
+            asked.append(tuple(len(each.token_ids) for each in sequences))
+            return [Draft((7,) * count) for count in counts]
+
+        def forget(self, request_id):
+            asked.append(())
+
+    told = SpeculationTarget(SPEC, None, parse_speculation("mine.py:Mine"), lambda settings: Drafter())  # type: ignore[arg-type] (custom)
+    cascade = part("cascade").Cascade(told, model_tokens=2)
+    texts = [text(1, 2, 3, 4, 1, 2, 3), text(1, 2, 3, 4, 5)]
+    drafts = cascade.propose(texts, [5, 5])
+    assert [draft.token_ids for draft in drafts] == [(4, 1, 2, 3), (7, 7)] and asked == [(5,)]
+    cascade.forget("a")
+    assert asked == [(5,), ()]

@@ -40,7 +40,8 @@ def test_each_kind_has_its_kit(
     from workbench.zoo import laws
 
     asked: list[str] = []
-    for name in ("check_attention", "check_kv_format", "check_evict", "check_sampler", "check_policy", "check_proposer"):
+    kits = "check_attention check_kv_format check_evict check_sampler check_policy check_proposer"
+    for name in kits.split():
         monkeypatch.setattr(laws, name, lambda part, name=name, **more: asked.append(f"{name} {part} {more}"))
     rule = {"draft": "steps_ratio <= 1", "schedule": "attainment >= 0.5", "sampling": "loop_ratio <= 1"}
     changes = {"kind": kind, "use": use, "rule": f'"{rule.get(kind, "bytes_ratio <= 1")}"'}

@@ -29,7 +29,7 @@ from workbench.runs.metrics import (
     expected_tokens_per_verification,
     steady_decode_steps,
 )
-from workbench.speculative.config import NoSpeculation
+from workbench.speculative.config import DraftModel, NoSpeculation, PromptLookup
 from workbench.speculative.proposers import Speculator
 from workbench.trace.events import Finished
 from workbench.trace.recorder import Recorder
@@ -213,7 +213,7 @@ def _bits_per_token(runner: Runner, request: Request, output: tuple[int, ...]) -
 def _tokens_per_verification(row: dict[str, Any], settings: Any, verified: list[dict[str, Any]]) -> float:
     """Return the tokens that a check gives by the chance that a token stands: of as many drafted as are asked for or,
     where the draft stops on its own, as each check had."""
-    if not getattr(settings, "confidence_threshold", 0):
+    if isinstance(settings, PromptLookup) or isinstance(settings, DraftModel) and not settings.stops_early:
         return expected_tokens_per_verification(row["chance"], row["num_speculative_tokens"])
     load = int(next(iter(row["tokens_per_s"])))
     mine = [check["drafted"] for check in verified if (check["variant"], check["load"]) == (row["variant"], load)]

@@ -8,7 +8,7 @@ from typing import Any
 from workbench.experiment.experiment import Experiment
 from workbench.kv_cache.format import CacheFormat
 from workbench.request import CustomPart
-from workbench.speculative.config import NoSpeculation
+from workbench.speculative.config import DraftModel, NoSpeculation
 from workbench.testing.attention import check_attention
 from workbench.testing.eviction import check_evict
 from workbench.testing.kv_format import check_kv_format
@@ -67,7 +67,8 @@ def _sampling(variant: Experiment, more: Arguments) -> Iterator[ConformityReport
 
 def _draft(variant: Experiment, more: Arguments) -> Iterator[ConformityReport]:
     if not isinstance(variant.speculate, NoSpeculation):
-        yield check_proposer(variant.speculate, **more)
+        own_layers = isinstance(variant.speculate, DraftModel) and variant.speculate.layers is not None
+        yield check_proposer(variant.speculate, **more | ({"model": variant.model.name} if own_layers else {}))
 
 
 def _schedule(variant: Experiment, more: Arguments) -> Iterator[ConformityReport]:
