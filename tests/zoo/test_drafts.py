@@ -19,7 +19,7 @@ from workbench.engine.loaded_model import LoadedModel
 from workbench.engine.runner import Runner
 from workbench.parts import Draft, Sequence, SpeculationTarget, Verification
 from workbench.request import Request
-from workbench.speculative.config import parse_speculation
+from workbench.speculative.config import parse_speculation, proposes_trees
 from workbench.speculative.proposers import PromptLookupProposer
 from workbench.trace.events import Finished
 from workbench.zoo.entry import LoadedEntry
@@ -71,6 +71,8 @@ def test_greedy_text_is_the_plain_text_on_every_backend(entry: LoadedEntry, back
     if problem := backend_problems()[Backend(backend)]:
         pytest.skip(str(problem))
     speculate = experiment_of(entry).variant(TECHNIQUE).speculate
+    if proposes_trees(speculate) and backend != "eager":
+        pytest.skip("trees are verified on backend eager; others refuse them (tests/speculative/test_trees.py)")
     texts = []
     for setting in (speculate, "none"):
         runner = Runner(EngineConfig.build("demo", dtype="float32", backend=backend, pages=64, speculate=setting))
@@ -232,3 +234,51 @@ def test_a_cascade_asks_the_draft_model_where_nothing_matches() -> None:
     assert [draft.token_ids for draft in drafts] == [(4, 1, 2, 3), (7, 7)] and asked == [(5,)]
     cascade.forget("a")
     assert asked == [(5,), ()]
+
+
+def test_recycled_tokens_grow_into_a_tree_best_first() -> None:
+    proposer = part("token_recycling").TokenRecycling(target(tree=True), candidates=2)
+    assert proposer.tree(1, 5).token_ids == ()
+    draft = Draft((2, 3), None, (-1, -1))
+    proposer.observe([Verification(text(0, 1, 4), draft, (), (4,), ((2, 3), (5, 6), (7, 8)))])
+    assert proposer.matrix == {1: (2, 3), 2: (5, 6), 3: (7, 8)}
+    found = proposer.tree(1, 10)
+    # Costs: 2 has 1, 3 has 2 and so has 5 after 2; then 6 after 2 and 7 after 3, and 8 after 3.
+    assert {found.before(row) for row in range(1, 7)} == {(2,), (3,), (2, 5), (2, 6), (3, 7), (3, 8)}
+    assert found.token_ids[0] == 2 and set(found.token_ids[1:3]) == {3, 5}
+    assert proposer.tree(1, 3).token_ids == found.token_ids[:3]
+
+
+@given(st.lists(st.lists(st.integers(0, 2), max_size=5).map(tuple), min_size=1, max_size=4), st.integers(1, 30))
+@settings(max_examples=tries(60))
+def test_a_merged_tree_has_the_sequences_of_all_and_no_others(chains: list[tuple[int, ...]], count: int) -> None:
+    found = part("specinfer").merge(chains, count)
+    paths = [found.before(row) for row in range(1, len(found) + 1)]
+    wanted = {chain[:size] for chain in chains for size in range(1, len(chain) + 1)}
+    assert len(set(paths)) == len(paths) == min(count, len(wanted)) and set(paths) <= wanted
+
+
+def test_the_window_is_a_tree_whose_columns_see_themselves_and_the_first_level() -> None:
+    module = part("lookahead_window")
+    proposer = module.LookaheadWindow(target(tree=True), window=3, ngram=4, candidates=2)
+    sequence = text(1, 2, 3, 4, 5)
+    draft = proposer.tree(sequence, 20)
+    levels = [[1, 2, 3], [2, 3, 4], [3, 4, 5]]
+    assert proposer.kept["a"].levels == levels and proposer.kept["a"].first == 0
+    for level in range(3):
+        for column in range(3):
+            path = levels[0][: column + 1] + [levels[k][column] for k in range(1, level + 1)]
+            assert list(draft.before(1 + 3 * level + column)) == path  # its position is level + column + 1
+    sequence.token_ids = [1, 2, 3, 4, 5, 1]
+    rows = tuple((10 + row,) for row in range(10))
+    proposer.observe([Verification(sequence, draft, (), (1,), rows)])
+    assert proposer.kept["a"].levels == [[2, 3, 4], [3, 4, 5], [17, 18, 19]]
+    assert {first: list(grams) for first, grams in proposer.kept["a"].pool.items() if grams} == {
+        1: [(2, 3, 17)], 2: [(3, 4, 18)], 3: [(4, 5, 19)],
+    }  # fmt: skip
+    draft = proposer.tree(sequence, 12)
+    assert draft.token_ids[:3] == (2, 3, 17) and proposer.kept["a"].first == 3
+    assert draft.before(3) == (2, 3, 17) and draft.before(4) == (2,) and len(draft) == 12
+    assert len(proposer.tree(sequence, 11)) == 3  # no room for the window
+    proposer.forget("a")
+    assert not proposer.kept

@@ -16,7 +16,7 @@ from workbench.executors.capabilities import Requirements, unsupported
 from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
 from workbench.prompt.tokenization.tokenizer import Tokenizer
-from workbench.speculative.config import CustomProposer, DraftModel, NoSpeculation
+from workbench.speculative.config import CustomProposer, DraftModel, NoSpeculation, proposes_trees
 from workbench.speculative.custom import SpeculationTarget, load_proposer, load_stop_rule
 from workbench.speculative.draft_model import CompiledDraftSteps, DraftModelProposer
 from workbench.speculative.proposers import PromptLookupProposer, Proposer, Speculator
@@ -57,14 +57,26 @@ def build_speculator(config: EngineConfig, target: LoadedModel, load: LoadDraft)
     if isinstance(settings, DraftModel):
         proposer = build_draft_model(settings)
     elif isinstance(settings, CustomProposer):
+        if settings.tree:
+            _check_trees(config, target, settings)
         name = f"speculate {settings.path}"
         proposer = load_proposer(settings, SpeculationTarget(spec, target.tokenizer, settings, build_draft_model))
     else:
         proposer = PromptLookupProposer(settings.min_ngram, settings.max_ngram)
     return Speculator(
         proposer, settings.num_speculative_tokens, spec.max_position_embeddings, settings.length, settings.accept,
-        spec.vocab_size, name,
+        spec.vocab_size, name, proposes_trees(settings),
     )  # fmt: skip
+
+
+def _check_trees(config: EngineConfig, target: LoadedModel, settings: CustomProposer) -> None:
+    """Refuse trees of drafts where the target's backends, or its cache, cannot verify them (WorkbenchError)."""
+    model, found = target.transformer, target.backends
+    shapes, ranks = model.cache_shapes(config.cache), config.parallel.tensor
+    wanted = Requirements(model.spec, cache=shapes, device=model.device.type, ranks=ranks, tree_drafts=True)
+    for backend in {model.backend} if found is None else {found.decode, found.blocks, found.attention}:
+        if refusal := unsupported(backend, wanted):
+            raise WorkbenchError(f"speculate {settings.path}: tree: backend {str(backend)!r} {refusal}")
 
 
 def _build_draft_model(

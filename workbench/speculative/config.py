@@ -90,9 +90,19 @@ class DraftModel(_DraftSettings):
 
 class CustomProposer(_DraftSettings, CustomPart):
     """A user-defined proposer: a class, built with the `SpeculationTarget` and `arguments` (see
-    `workbench.speculative.proposers.Proposer`)."""
+    `workbench.speculative.proposers.Proposer`).
+
+    With `tree` its drafts may be trees (see `Draft.parents`), of `num_speculative_tokens` tokens in all, which one step
+    verifies under a mask of their own (SpecInfer, Miao et al., 2023)."""
 
     kind: Literal["custom"] = "custom"
+    tree: bool = False
+
+    @model_validator(mode="after")
+    def _has_one_length(self) -> CustomProposer:
+        if self.tree and self.length == "adaptive":
+            raise ValueError("length adaptive counts tokens of a chain; with tree, set length: fixed")
+        return self
 
 
 def _named(value: Any) -> Any:
@@ -107,6 +117,11 @@ def _named(value: Any) -> Any:
 Speculation = NoSpeculation | PromptLookup | DraftModel | CustomProposer
 SpeculationSetting = Annotated[Annotated[Speculation, Field(discriminator="kind")], BeforeValidator(_named)]
 _SPECULATE: TypeAdapter[Speculation] = TypeAdapter(SpeculationSetting)
+
+
+def proposes_trees(settings: Speculation) -> bool:
+    """Return whether drafts may be trees."""
+    return isinstance(settings, CustomProposer) and settings.tree
 
 
 def parse_speculation(value: Any) -> Speculation:

@@ -68,7 +68,8 @@ def _sampling(variant: Experiment, more: Arguments) -> Iterator[ConformityReport
 def _draft(variant: Experiment, more: Arguments) -> Iterator[ConformityReport]:
     if not isinstance(variant.speculate, NoSpeculation):
         own_layers = isinstance(variant.speculate, DraftModel) and variant.speculate.layers is not None
-        yield check_proposer(variant.speculate, **more | ({"model": variant.model.name} if own_layers else {}))
+        arguments: Arguments = {**more, "model": variant.model.name} if own_layers else more
+        yield check_proposer(variant.speculate, **arguments)
 
 
 def _schedule(variant: Experiment, more: Arguments) -> Iterator[ConformityReport]:
