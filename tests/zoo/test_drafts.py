@@ -227,8 +227,8 @@ def test_a_cascade_asks_the_draft_model_where_nothing_matches() -> None:
         def forget(self, request_id):
             asked.append(())
 
-    told = SpeculationTarget(SPEC, None, parse_speculation("mine.py:Mine"), lambda settings: Drafter())  # type: ignore[arg-type] (custom)
-    cascade = part("cascade").Cascade(told, model_tokens=2)
+    verifier = SpeculationTarget(SPEC, None, parse_speculation("mine.py:Mine"), lambda settings: Drafter())  # type: ignore[arg-type] (custom)
+    cascade = part("cascade").Cascade(verifier, model_tokens=2)
     texts = [text(1, 2, 3, 4, 1, 2, 3), text(1, 2, 3, 4, 5)]
     drafts = cascade.propose(texts, [5, 5])
     assert [draft.token_ids for draft in drafts] == [(4, 1, 2, 3), (7, 7)] and asked == [(5,)]

@@ -375,10 +375,10 @@ class RequestTracker:
                 continue
             if span.draft_token_ids:
                 drafted, accepted = len(span.draft_token_ids), detokenized[name].num_accepted
-                told = span.draft_token_ids
+                reported = span.draft_token_ids
                 if span.draft_parents:
-                    told = _accepted_first(span, detokenized[name].token_ids)
-                verified = Verified(now, name, step=plan.step, drafted=drafted, accepted=accepted, token_ids=told)
+                    reported = _accepted_first(span, detokenized[name].token_ids)
+                verified = Verified(now, name, step=plan.step, drafted=drafted, accepted=accepted, token_ids=reported)
                 self._send(verified)
             if sequence.finish_reason is None:
                 self._emit_and_finish(sequence, detokenized[name], plan.step, now)

@@ -93,7 +93,7 @@ class CustomProposer(_DraftSettings, CustomPart):
     `workbench.speculative.proposers.Proposer`).
 
     With `tree` its drafts may be trees (see `Draft.parents`), of `num_speculative_tokens` tokens in all, which one step
-    verifies under a mask of their own (SpecInfer, Miao et al., 2023)."""
+    verifies under a mask of their own (Miao et al., 2023)."""
 
     kind: Literal["custom"] = "custom"
     tree: bool = False

@@ -20,7 +20,7 @@ from workbench.speculative.proposers import Proposer
 
 @dataclass(frozen=True)
 class SpeculationTarget:
-    """The model that verifies, as a proposer of the user's own is told of it: its class is built with this value first.
+    """The model that verifies, as a proposer of the user's own sees it: its class is built with this value first.
 
     `settings` are those of `speculate`; `tokenizer` is None for a model of random weights.
     """

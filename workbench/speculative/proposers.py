@@ -17,7 +17,7 @@ from workbench.scheduler.plan import StepPlan
 
 
 class Verification(NamedTuple):
-    """What a step told of a sequence: the last known token was computed, and the draft after it."""
+    """The outcome of a step for one sequence: its last known token was computed, and the draft after it."""
 
     sequence: Sequence  # the new tokens included
     draft: Draft  # as it was verified: what did not fit into the step is not in it; empty without a draft
