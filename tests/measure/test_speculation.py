@@ -146,7 +146,7 @@ class Counted(Proposer):
 
 
 def test_a_proposer_of_ones_own_meets_the_texts_of_a_run_for_the_first_time() -> None:
-    """What it learned of them in the run before would make drafts of the same texts look good."""
+    """Otherwise it would know them from the run before, and its drafts of the same texts would look good."""
     BUILT.clear()
     experiment = Experiment.from_values({
         "question": "?", "model": {"name": "demo-draft"}, "backend": "eager",
