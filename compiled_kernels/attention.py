@@ -43,11 +43,15 @@ class AttentionParameters(NamedTuple):
 
 class Spans(NamedTuple):
     """The spans of a step, packed: sequence s owns the rows [starts[s], starts[s + 1]), the last of its
-    `context_lengths[s]` positions. `decode_only` promises that every span has one token."""
+    `context_lengths[s]` positions. `decode_only` promises that every span has one token.
+
+    Where spans may be trees, `parents` is the row in its span of the token before each token, -1 for the first; a token
+    sees its ancestors in the span, and its position counts them. Only the reference carries that out."""
 
     starts: Int[Tensor, " seq_plus_one"]
     context_lengths: Int[Tensor, " seq"]
     decode_only: bool = False
+    parents: Int[Tensor, " token"] | None = None
 
     def listed(self) -> list[tuple[int, slice, int]]:
         """Return (sequence, its rows, its context length) of each span."""
@@ -146,9 +150,28 @@ def attention_reference(q: Tensor, kv: KVPages, spans: Spans, parameters: Attent
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
     for seq, rows, context in spans.listed():
         if rows.start < rows.stop:
-            read = kv.gather(seq, context, rows, mask=parameters.mask)
+            if spans.parents is None:
+                read = kv.gather(seq, context, rows, mask=parameters.mask)
+            else:  # positions are not those of the slots, so no page is left out
+                read = along_tree(kv.gather(seq, context, rows), spans.parents[rows])
             out[rows] = attend(q[rows], read, parameters)
     return out
+
+
+def along_tree(read: SpanContext, parents: Tensor) -> SpanContext:
+    """Return what the queries of a span read, the last keys being its own, where the token before each is the row
+    `parents` [token] of the span: a token's position is one more than its parent's, and it sees no token of the span
+    but its ancestors and itself."""
+    tokens = len(parents)
+    start = len(read.k) - tokens
+    sees = torch.eye(tokens, dtype=torch.bool, device=parents.device)
+    for row, parent in enumerate(parents.tolist()):
+        if parent >= 0:
+            sees[row] |= sees[parent]
+    positions = torch.cat([read.positions[:start], read.positions[start] + sees.sum(-1) - 1])
+    readable = torch.cat([sees.new_ones(tokens, start), sees], dim=1)
+    readable = readable if read.readable is None else readable & read.readable
+    return read._replace(queries=positions[start:, None], positions=positions, readable=readable)
 
 
 def attend(q: Tensor, context: SpanContext, parameters: AttentionParameters) -> Tensor:

@@ -36,9 +36,11 @@ class TokenBatch:
         True  # whether `write` quantizes what becomes old enough; False if `KVStore.quantize_pending` did
     )
 
+    parents: Int[Tensor, " token"] | None = None  # where drafts are trees: see `Spans`
+
     @property
     def spans(self) -> Spans:
-        return Spans(self.span_starts, self.context_lengths, self.decode_only)
+        return Spans(self.span_starts, self.context_lengths, self.decode_only, self.parents)
 
     @property
     def num_tokens(self) -> int:

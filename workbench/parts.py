@@ -18,16 +18,20 @@ if TYPE_CHECKING:
     from workbench.kv_cache.codec import Codec
     from workbench.kv_cache.codes import affine_codes, affine_numbers, nearest_levels, pack_bits, project, unpack_bits
     from workbench.kv_cache.eviction import EvictionPolicy, EvictionSettings, select_recent_and_heaviest
+    from workbench.measure.quality.held_out import training_texts
     from workbench.model.layers import Attention
+    from workbench.request import Sequence
     from workbench.sampling.combiners import LayerCombiner, StreamCombiner
     from workbench.sampling.filters import Filter, History
     from workbench.sampling.ranking import Ranking
     from workbench.sampling.samplers import TokenSampler, sample_categorical
     from workbench.sampling.searches import Branch, Search
+    from workbench.sampling.verify import Draft, NO_DRAFT
     from workbench.scheduler.ordering import schedule_in_order, sorted_with_aging, split_decodes, with_aging
     from workbench.scheduler.policies import BuiltInPolicy
     from workbench.scheduler.policy import RequestView, SchedulerDecision, SchedulerState, SchedulingPolicy
-    from workbench.speculative.proposers import Proposer
+    from workbench.speculative.custom import SpeculationTarget
+    from workbench.speculative.proposers import Proposer, Verification
     from workbench.trace.events import Finished
 
 # By kind, then by name: a line a name here and one above, where type checkers read it.
@@ -68,7 +72,13 @@ PARTS: dict[str, dict[str, str]] = {
         "sample_categorical": "workbench.sampling.samplers",
     },
     "draft": {
+        "Draft": "workbench.sampling.verify",
+        "NO_DRAFT": "workbench.sampling.verify",
         "Proposer": "workbench.speculative.proposers",
+        "Sequence": "workbench.request",
+        "SpeculationTarget": "workbench.speculative.custom",
+        "Verification": "workbench.speculative.proposers",
+        "training_texts": "workbench.measure.quality.held_out",
     },
     "schedule": {
         "BuiltInPolicy": "workbench.scheduler.policies",
@@ -84,12 +94,13 @@ PARTS: dict[str, dict[str, str]] = {
 }
 
 __all__ = [
-    "ALiBi", "Attention", "Branch", "BuiltInPolicy", "Causal", "Chunked", "Codec", "EvictionBudget",
-    "EvictionPolicy", "EvictionSettings", "Filter", "Finished", "History", "LayerCombiner", "Proposer", "Ranking",
-    "RequestView", "SchedulerDecision", "SchedulerState", "SchedulingPolicy", "Search", "SlidingWindow",
-    "StreamCombiner", "TokenSampler", "affine_codes", "affine_numbers", "hadamard_rotate", "nearest_levels",
-    "pack_bits", "project", "sample_categorical", "schedule_in_order", "select_recent_and_heaviest",
-    "sorted_with_aging", "split_decodes", "unpack_bits", "with_aging",
+    "ALiBi", "Attention", "Branch", "BuiltInPolicy", "Causal", "Chunked", "Codec", "Draft", "EvictionBudget",
+    "EvictionPolicy", "EvictionSettings", "Filter", "Finished", "History", "LayerCombiner", "NO_DRAFT", "Proposer",
+    "Ranking", "RequestView", "SchedulerDecision", "SchedulerState", "SchedulingPolicy", "Search", "Sequence",
+    "SlidingWindow", "SpeculationTarget", "StreamCombiner", "TokenSampler", "Verification", "affine_codes",
+    "affine_numbers", "hadamard_rotate", "nearest_levels", "pack_bits", "project", "sample_categorical",
+    "schedule_in_order", "select_recent_and_heaviest", "sorted_with_aging", "split_decodes", "training_texts",
+    "unpack_bits", "with_aging",
 ]  # fmt: skip
 
 

@@ -111,7 +111,7 @@ def gather_context(pages: Tensor, table: Tensor, context: int) -> Tensor:
 def flatten(spans: Spans, parameters: AttentionParameters, operator: str, backend: str) -> tuple[Any, ...]:
     """Return both as `SCHEMA` lists them. Raises BackendError for masks and score functions that cannot be traced."""
     rules = parameters.kernel_rules(operator, backend)
-    return *spans, parameters.scale, parameters.softcap, parameters.sink_logits, *rules
+    return *spans[:3], parameters.scale, parameters.softcap, parameters.sink_logits, *rules
 
 
 def unflatten(
@@ -151,6 +151,10 @@ def attend_on(
 ) -> Tensor:
     """Carry out attention on a backend: as traced or eager code where that can be, else as the opaque operation."""
     inside = torch.compiler.is_compiling()
+    if spans.parents is not None:
+        if backend is not Backend.EAGER or inside:
+            raise BackendError(f"{operator.name}: backend {backend}: spans that are trees are carried out by eager")
+        return attention_reference(q, kv, spans, parameters)
     # The pages that a user's mask shows are looked for before a graph: how many there are is no graph's business.
     whole = isinstance(parameters.mask, Causal | SlidingWindow) and kv.chosen is None
     plain = whole or inside and not parameters.rules

@@ -136,6 +136,9 @@ OTHERS = {  # what no model has: settings of a run, and of the machine
     capabilities.MIXTURE_ON_RANKS: replace(model(MIXTURE), ranks=2),
     capabilities.NORM_ON_RANKS: replace(model(layer(4, 2, qk_norm=QKNormSpec(over="projection"))), ranks=2),
     capabilities.PARALLEL_ON_RANKS: replace(model(layer().model_copy(update={"parallel": "one_norm"})), ranks=2),
+    capabilities.TREES: Requirements(tree_drafts=True),  # tests/speculative/test_trees.py, as the next two
+    capabilities.TREES_IN_CODES: replace(model(WIDE, cache={"format": "int8"}), tree_drafts=True),
+    capabilities.TREES_ON_RANKS: Requirements(ranks=2, tree_drafts=True),
     "a CPU": Requirements(),
     "a CUDA device": Requirements(device="cuda"),
     "other devices": Requirements(device="mps"),

@@ -15,6 +15,8 @@ from workbench.experiment.experiment import Experiment
 from workbench.measure import chart as pareto
 from workbench.measure.compare_variants import run_comparison
 from workbench.measure.run import run
+from workbench.measure.speculation import measure_speculation
+from workbench.parts import NO_DRAFT, Proposer
 from workbench.reports import terminal as report
 from workbench.runs.metrics import acceptance_metrics, expected_tokens_per_verification
 
@@ -126,3 +128,34 @@ def test_a_run_that_speculates_tells_of_it(tmp_path: Path) -> None:
 def test_the_experiment_that_ships_can_be_read() -> None:
     shipped = Experiment.from_file(Path(__file__).parents[2] / "experiments" / "speculation.yaml")
     assert {shipped.variant(name).speculate.kind for name in shipped.variants} == {"none", "draft", "prompt_lookup"}
+
+
+BUILT: list[list[str]] = []
+
+
+class Counted(Proposer):
+    """A proposer that keeps the requests that it has seen, whatever has ended."""
+
+    def __init__(self, target):
+        self.seen: list[str] = []
+        BUILT.append(self.seen)
+
+    def propose(self, sequences, counts):
+        self.seen += [each.request_id for each in sequences]
+        return [NO_DRAFT for _ in sequences]
+
+
+def test_a_proposer_of_ones_own_meets_the_texts_of_a_run_for_the_first_time() -> None:
+    """Otherwise it would know them from the run before, and its drafts of the same texts would look good."""
+    BUILT.clear()
+    experiment = Experiment.from_values({
+        "question": "?", "model": {"name": "demo-draft"}, "backend": "eager",
+        "variants": {"plain": {"speculate.kind": "none"},
+                     "own": {"speculate": {"path": "tests.measure.test_speculation:Counted"}}},
+        "workload": {"kind": "speculation", "prompts": 2, "prompt_tokens": 24, "output_tokens": 6, "loads": [1],
+                     "rounds": 2},
+    })  # fmt: skip
+    measure_speculation(experiment)
+    runs = [seen for seen in BUILT if seen]
+    assert len(runs) == 3  # one to warm up and two rounds
+    assert all(list(dict.fromkeys(seen)) == ["r0", "r1"] for seen in runs)

@@ -31,7 +31,7 @@ def test_a_part_that_breaks_a_law_is_reported(tmp_path: Path) -> None:
         ("eviction", "{cache.evict: {kind: window, budget: 64}}", "check_evict budget=64"),
         ("schedule", "{schedule.policy: shortest_prompt}", "check_policy"),
         ("sampling", "{sampling.top_k: 4}", None),
-        ("draft", "{speculate: {kind: prompt_lookup}}", None),
+        ("draft", "{speculate: {kind: prompt_lookup}}", "check_proposer"),
     ],
 )
 def test_each_kind_has_its_kit(
@@ -40,7 +40,8 @@ def test_each_kind_has_its_kit(
     from workbench.zoo import laws
 
     asked: list[str] = []
-    for name in ("check_attention", "check_kv_format", "check_evict", "check_sampler", "check_policy"):
+    kits = "check_attention check_kv_format check_evict check_sampler check_policy check_proposer"
+    for name in kits.split():
         monkeypatch.setattr(laws, name, lambda part, name=name, **more: asked.append(f"{name} {part} {more}"))
     rule = {"draft": "steps_ratio <= 1", "schedule": "attainment >= 0.5", "sampling": "loop_ratio <= 1"}
     changes = {"kind": kind, "use": use, "rule": f'"{rule.get(kind, "bytes_ratio <= 1")}"'}

@@ -28,6 +28,7 @@ PUBLIC = ("workbench", "workbench.parts", "workbench.testing")
 # in the library: each with the reason. Any other stem in the library would be a change for one technique alone.
 ALLOWED = {
     "dry": "the command `sweep --dry-run`",
+    "prompt_lookup": "the engine has it built in; the entry restates it as a part, and a law holds that both agree",
     "streaming_llm": "docstrings name it as the source of windows with sinks, which are settings of any attention",
     "typical": "a word of English",
     "quest": "a docstring names it as an example of a choice of pages, which any function is",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import cast
 
@@ -110,6 +111,24 @@ class KVCache:
             if fault is not None:
                 broken.append((sequence, fault))
         return plan.without([sequence for sequence, _ in broken]), broken
+
+    def keep_path(self, sequence: Sequence, first: int, places: Many[int]) -> None:
+        """Move keys and values of the accepted tokens of a tree of drafts to where the text has them.
+
+        Args:
+            sequence: the sequence, with the pages of the step.
+            first: the slot of the first draft token; that of the i-th is `first` + i.
+            places: places in the draft of the accepted tokens, ascending.
+        """
+        moved = [(target, place) for target, place in enumerate(places) if target != place]
+        size = self.store.page_size
+        for group, pages in enumerate(sequence.pages if moved else ()):
+            (to, to_offset), (source, offset) = (
+                zip(*((pages[slot // size], slot % size) for slot in slots), strict=True)
+                for slots in ([first + target for target, _ in moved], [first + place for _, place in moved])
+            )
+            for tensor in self.store.page_tensors(group):  # [page, kv_head, offset, head_dim]
+                tensor[list(to), :, list(to_offset)] = tensor[list(source), :, list(offset)]
 
     def zero_pages(self, freed: list[list[int]]) -> None:
         """Zero the pages that a failed request freed, by cache group."""

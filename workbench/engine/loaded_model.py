@@ -37,6 +37,7 @@ from workbench.progress import report_if_slow, to_stderr
 from workbench.prompt.own_template import own_template
 from workbench.prompt.templates import ChatTemplate
 from workbench.prompt.tokenization.tokenizer import Tokenizer
+from workbench.speculative.config import proposes_trees
 from workbench.tensor_parallel.cut import check_ranks, cut_state
 from workbench.tensor_parallel.processes import OtherRanks, open_ranks, transport_problem
 from workbench.tensor_parallel.ranks import Ranks
@@ -127,7 +128,10 @@ class LoadedModel:
             shape.page_formats(page_size)
         size = 1 if ranks is None else ranks.size
         invariant = config.batch_invariant
-        wanted = Requirements(source.spec, dtype, format, shapes, cache_dtype, device.type, invariant, size)
+        trees = proposes_trees(config.speculate)
+        wanted = Requirements(
+            source.spec, dtype, format, shapes, cache_dtype, device.type, invariant, size, tree_drafts=trees
+        )
         backends = select_backends(config.backend, wanted)
         if ranks is not None:  # the modules as they are written, in every step
             backends = Backends.uniform(backends.blocks, backends.reason, wanted)

@@ -277,11 +277,14 @@ class RequestTracker:
         """Cut drafts before the first token that their requests' constraints forbid.
 
         A drafted token with a probability is kept, though it will be rejected: only then is the token in its place
-        sampled from the target's distribution.
+        sampled from the target's distribution. Where rows are masked or combined as a chain, a tree gives its first
+        branch.
         """
         legal: dict[str, Draft] = {}
         for name, draft in drafts.items():
             constraint = self.sampler.constraint_of(name)
+            if constraint is not None or self.sampler.combiners_of(name):
+                draft = draft.first_branch()
             if constraint is not None:
                 draft = draft.truncated(constraint.legal_count(draft.token_ids) + (draft.probabilities is not None))
             if len(draft):
@@ -401,9 +404,10 @@ class RequestTracker:
                 continue
             if span.draft_token_ids:
                 drafted, accepted = len(span.draft_token_ids), detokenized[name].num_accepted
-                verified = Verified(
-                    now, name, step=plan.step, drafted=drafted, accepted=accepted, token_ids=span.draft_token_ids
-                )
+                reported = span.draft_token_ids
+                if span.draft_parents:
+                    reported = _accepted_first(span, detokenized[name].token_ids)
+                verified = Verified(now, name, step=plan.step, drafted=drafted, accepted=accepted, token_ids=reported)
                 self._send(verified)
             if sequence.finish_reason is None:
                 self._emit_and_finish(sequence, detokenized[name], plan.step, now)
@@ -516,3 +520,11 @@ class RequestTracker:
         self._beam_searches.pop(name, None)
         self._processor.remove_request(name)
         del self.sequences[name]
+
+
+def _accepted_first(span: Span, token_ids: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the tokens of a tree of drafts, those along which `token_ids` go first."""
+    draft = Draft(span.draft_token_ids, None, span.draft_parents)
+    accepted = draft.follow(token_ids)
+    others = [place for place in range(len(draft)) if place not in accepted]
+    return tuple(draft.token_ids[place] for place in (*accepted, *others))

@@ -357,6 +357,8 @@ class Runner(Displayable):
         plan = self.scheduler.plan({name: draft.token_ids for name, draft in proposed.items()}, began)
         if plan is None:
             return StepPlan(self.scheduler.next_step, ()), began, []
+        if trees := {name: draft.parents for name, draft in proposed.items() if draft.parents is not None}:
+            plan = plan.with_trees(trees)
         self.telemetry.emit_step_planned(plan, began)
         plan, failures = self.kv_cache.transfer_pages(
             plan, itertools.chain(self.scheduler.running, self.scheduler.waiting)
@@ -490,6 +492,10 @@ class Runner(Displayable):
         """Commit the sampled tokens, and return the number of accepted draft tokens."""
         tokens = {name: each.token_ids for name, each in detokenized.items() if each.tokens}
         sampled = {name: ids[-1] for name, ids in tokens.items()}
+        for span in plan.spans:
+            if span.draft_parents and (ids := tokens.get(span.sequence.request_id)):
+                draft = Draft(span.draft_token_ids, None, span.draft_parents)
+                self.kv_cache.keep_path(span.sequence, span.num_known_tokens, draft.follow(ids[:-1]))
         self.scheduler.commit(plan, sampled, {name: ids[:-1] for name, ids in tokens.items()})
         checks = [span for span in plan.spans if span.draft_token_ids]
         for span in checks:

@@ -9,14 +9,15 @@ from compiled_kernels import Backend
 from workbench.engine.cache import KVCache
 from workbench.engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from workbench.engine.loaded_model import LoadedModel
+from workbench.engine.shared_layers import share_layers
 from workbench.errors import WorkbenchError
 from workbench.executors.base import Executor, MlirExecutor
 from workbench.executors.capabilities import Requirements, unsupported
 from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
 from workbench.prompt.tokenization.tokenizer import Tokenizer
-from workbench.speculative.config import CustomProposer, DraftModel, NoSpeculation
-from workbench.speculative.custom import SpeculationTarget, load_proposer
+from workbench.speculative.config import CustomProposer, DraftModel, NoSpeculation, proposes_trees
+from workbench.speculative.custom import SpeculationTarget, load_proposer, load_stop_rule
 from workbench.speculative.draft_model import CompiledDraftSteps, DraftModelProposer
 from workbench.speculative.proposers import PromptLookupProposer, Proposer, Speculator
 
@@ -56,20 +57,33 @@ def build_speculator(config: EngineConfig, target: LoadedModel, load: LoadDraft)
     if isinstance(settings, DraftModel):
         proposer = build_draft_model(settings)
     elif isinstance(settings, CustomProposer):
+        if settings.tree:
+            _check_trees(config, target, settings)
         name = f"speculate {settings.path}"
         proposer = load_proposer(settings, SpeculationTarget(spec, target.tokenizer, settings, build_draft_model))
     else:
         proposer = PromptLookupProposer(settings.min_ngram, settings.max_ngram)
     return Speculator(
         proposer, settings.num_speculative_tokens, spec.max_position_embeddings, settings.length, settings.accept,
-        spec.vocab_size, name,
+        spec.vocab_size, name, proposes_trees(settings),
     )  # fmt: skip
+
+
+def _check_trees(config: EngineConfig, target: LoadedModel, settings: CustomProposer) -> None:
+    """Refuse trees of drafts where the target's backends, or its cache, cannot verify them (WorkbenchError)."""
+    model, found = target.transformer, target.backends
+    shapes, ranks = model.cache_shapes(config.cache), config.parallel.tensor
+    wanted = Requirements(model.spec, cache=shapes, device=model.device.type, ranks=ranks, tree_drafts=True)
+    for backend in {model.backend} if found is None else {found.decode, found.blocks, found.attention}:
+        if refusal := unsupported(backend, wanted):
+            raise WorkbenchError(f"speculate {settings.path}: tree: backend {str(backend)!r} {refusal}")
 
 
 def _build_draft_model(
     config: EngineConfig, target: LoadedModel, load: LoadDraft, settings: DraftModel
 ) -> DraftModelProposer:
-    draft = load(draft_config(config, settings))
+    shared = share_layers(target, settings.layers) if settings.is_target else None
+    draft = load(draft_config(config, settings), shared)
     if draft.kv_cache.manager.recurrent_groups:
         raise WorkbenchError(
             f"speculate.model {settings.model}: a draft model with recurrent states is not carried out; its own "
@@ -80,17 +94,17 @@ def _build_draft_model(
     return DraftModelProposer(
         draft.model.spec, draft.executor, draft.kv_cache.manager, draft.config.schedule.limits.max_prefill_tokens,
         common_random_numbers=settings.accept == "match", confidence_threshold=settings.confidence_threshold,
-        multi_step=_multi_step(draft, settings),
+        multi_step=None if settings.stop is not None else _multi_step(draft, settings),
+        stop=None if settings.stop is None else load_stop_rule(settings.stop, spec.vocab_size),
     )  # fmt: skip
 
 
 def draft_config(config: EngineConfig, settings: DraftModel) -> EngineConfig:
     """Return the config of a draft model: on the target's device, for as many sequences, in pages as large."""
-    schedule = config.schedule
+    schedule, device, seed = config.schedule, config.model.device, config.model.seed
+    own = ModelConfig(name=settings.model, dtype=settings.dtype, device=device, seed=seed)
     return EngineConfig(
-        model=ModelConfig(
-            name=settings.model, dtype=settings.dtype, device=config.model.device, seed=config.model.seed
-        ),
+        model=config.model if settings.is_target else own,
         backend=settings.backend or config.backend,
         compile=config.compile,
         cache=CacheConfig(page_size=config.cache.page_size),

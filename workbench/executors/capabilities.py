@@ -38,6 +38,7 @@ OPERATORS, BLOCKS, STEP, DRAFTS = EVERY[:2], EVERY[1:], EVERY[2:], EVERY[3:]
 COLUMNS: dict[str, tuple[Backend, Role]] = {str(backend): (backend, "blocks") for backend in Backend}
 COLUMNS |= {"mlir, whole step": (Backend.MLIR, "step"), "mlir, several draft steps": (Backend.MLIR, "drafts")}
 REFUSALS = {
+    "speculate": "cannot verify trees of drafts",
     "device": "does not work here",
     "model": "cannot carry out this model",
     "cache": "cannot carry out this cache",
@@ -70,6 +71,7 @@ class Requirements:
     batch_invariant: bool = False
     ranks: int = 1  # processes that share the model (tensor parallelism)
     early_layers: bool = False  # a request's filter combines the logits of earlier layers
+    tree_drafts: bool = False  # drafts are trees (speculate.tree)
 
     @classmethod
     def from_model(cls, model: Transformer, store: KVStore) -> Requirements:
@@ -275,6 +277,20 @@ def _experts_in_groups(odd: Callable[[int], Any]) -> Finder:
     return find
 
 
+def _trees_beside_other_caches(wanted: Requirements) -> str | None:
+    if not wanted.tree_drafts:
+        return None
+
+    def describe(shape: KVCacheSpec) -> str | None:
+        if shape.state is not None:
+            return "recurrent states"
+        if shape.summaries is not None:
+            return "summaries of pages"
+        return str(shape.format) if shape.format.quantized or shape.format.codec is not None else None
+
+    return _first(wanted.cache, describe)
+
+
 def _on_ranks(find: Callable[[Requirements], object]) -> Finder:
     """Find several ranks, beside what `find` finds."""
     return lambda wanted: f"{wanted.ranks} ranks" if wanted.ranks > 1 and find(wanted) else None
@@ -282,6 +298,8 @@ def _on_ranks(find: Callable[[Requirements], object]) -> Finder:
 
 RANKS = "several ranks (tensor parallelism)"
 MIXTURE_ON_RANKS, NORM_ON_RANKS = "mixture of experts on several ranks", "norms over all heads on several ranks"
+TREES, TREES_ON_RANKS = "trees of drafts", "trees of drafts on several ranks"
+TREES_IN_CODES = "trees of drafts over quantized or encoded keys, summaries of pages, or states"
 EARLY, EARLY_ON_RANKS = "logits of early layers", "logits of early layers on several ranks"
 PARALLEL_ON_RANKS = "parallel attention and feed-forward on several ranks"
 INT8, INT4, FP8 = "INT8 keys or values", "INT4 keys or values", "FP8 keys or values"
@@ -293,6 +311,9 @@ FEATURES: dict[str, Feature] = {
     NORM_ON_RANKS: Feature("parallel.tensor", _on_ranks(_attention(
         lambda own: isinstance(own, AttentionSpec) and own.qk_norm is not None and own.qk_norm.over == "projection"
     ))),
+    TREES: Feature("speculate", lambda wanted: "" if wanted.tree_drafts else None),
+    TREES_IN_CODES: Feature("speculate", _trees_beside_other_caches),
+    TREES_ON_RANKS: Feature("parallel.tensor", _on_ranks(lambda wanted: wanted.tree_drafts)),
     EARLY: Feature("sampling", lambda wanted: "" if wanted.early_layers else None),
     EARLY_ON_RANKS: Feature("sampling", _on_ranks(lambda wanted: wanted.early_layers)),
     "batch_invariant": Feature("batch_invariant", lambda wanted: "" if wanted.batch_invariant else None),
@@ -382,6 +403,11 @@ LIMITS: tuple[Limit, ...] = (
     Limit(NORM_ON_RANKS, Backend.MLIR, STEP, "the compiled step has no sum over ranks within attention"),
     *(Limit(feature, Backend.INDUCTOR, EVERY, "two sums over ranks in its graph could change places")
       for feature in (NORM_ON_RANKS, PARALLEL_ON_RANKS)),
+    *(Limit(TREES, backend, EVERY, "its attention has no mask within a span; backend eager carries trees out")
+      for backend in Backend if backend is not Backend.EAGER),
+    Limit(TREES_IN_CODES, Backend.EAGER, EVERY, "accepted tokens are moved within pages of dense keys and values"),
+    *(Limit(TREES_ON_RANKS, backend, EVERY, "accepted tokens are moved in the pages of one process")
+      for backend in Backend),
     Limit(EARLY, Backend.MLIR, STEP, "the step is one kernel, which keeps the states between layers; blocks give them"),
     *(Limit(EARLY_ON_RANKS, backend, EVERY, "each rank has the head for its own tokens") for backend in Backend),
     *(Limit("batch_invariant", backend, EVERY, reason)

@@ -38,9 +38,15 @@ def pack_batch(plan: StepPlan, page_size: int, device: torch.device, rows: int |
     spans = plan.spans
     padding = rows - len(spans) if rows else 0
     ids, positions, starts, lengths, samples, limits = [], [], [0], [], [], []
+    parents: list[int] = []
+    trees = any(span.draft_parents for span in spans)
     for span in spans:
         ids += span.token_ids
-        positions += range(span.start, span.end)
+        if trees:
+            parents += (before := _parents_of(span))
+            positions += [span.start + depth for depth in _depths(before)]
+        else:
+            positions += range(span.start, span.end)
         limits += [span.sequence.length_limit] * span.length
         starts.append(len(ids))
         lengths.append(span.end - span.sequence.num_evicted_tokens)
@@ -82,7 +88,24 @@ def pack_batch(plan: StepPlan, page_size: int, device: torch.device, rows: int |
         logits_indices=torch.tensor(samples, dtype=torch.long, device=device),
         decode_only=plan.decode_only,
         length_limits=torch.tensor(limits, device=device),
+        parents=torch.tensor(parents + [-1] * padding, device=device) if trees else None,
     )
+
+
+def _parents_of(span: Span) -> list[int]:
+    """Return the row in the span of the token before each; -1 for the first."""
+    known = span.length - len(span.draft_token_ids)
+    if not span.draft_parents:
+        return list(range(-1, span.length - 1))
+    return [*range(-1, known - 1), *(known + parent for parent in span.draft_parents)]
+
+
+def _depths(parents: list[int]) -> list[int]:
+    """Return how far each token is from the first."""
+    found: list[int] = []
+    for parent in parents:
+        found.append(0 if parent < 0 else found[parent] + 1)
+    return found
 
 
 def synchronized(logits: Tensor) -> Tensor:

@@ -171,8 +171,11 @@ def _speculation_speedup_bound(
     rows, more = experiment.schedule.max_num_seqs, speculate.num_speculative_tokens
     target = step_cost_of(sizes)
     step, proposing = roofline_seconds([target([(0, 1)] * rows, rows)], hardware), 0.0
-    stops = isinstance(speculate, DraftModel) and speculate.confidence_threshold > 0
-    if isinstance(speculate, DraftModel):
+    stops = isinstance(speculate, DraftModel) and speculate.stops_early
+    if isinstance(speculate, DraftModel) and speculate.is_target:
+        layers = spec_and_dtype(experiment)[0].layers
+        proposing = step * (len(layers) if speculate.layers is None else len(speculate.layers)) / len(layers)
+    elif isinstance(speculate, DraftModel):
         small = experiment.model_copy(update={"model": ModelConfig(name=speculate.model, dtype=speculate.dtype)})
         each = sizes_of(small)
         proposing = roofline_seconds(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import median
 from typing import Any, cast
 
@@ -29,7 +30,7 @@ from workbench.runs.metrics import (
     expected_tokens_per_verification,
     steady_decode_steps,
 )
-from workbench.speculative.config import NoSpeculation
+from workbench.speculative.config import CustomProposer, DraftModel, NoSpeculation, PromptLookup
 from workbench.speculative.proposers import Speculator
 from workbench.trace.events import Finished
 from workbench.trace.recorder import Recorder
@@ -41,6 +42,7 @@ ACCEPTANCE_METRICS = (
 )  # fmt: skip
 WIDTH, HEIGHT = 420, 260
 Rows = Sequence[Mapping[str, Any]]
+BuildSpeculator = Callable[[], Speculator | None]
 
 
 def measure_speculation(experiment: Experiment, on_progress: ProgressCallback = lambda line: None) -> VariantResults:
@@ -58,7 +60,7 @@ def measure_speculation(experiment: Experiment, on_progress: ProgressCallback = 
     for turn, (load, name) in interleaved(
         cases, work.rounds, on_progress, lambda case: f"{case[0]} at once, {case[1]}"
     ):
-        runners[name].set_speculator(drafts[name])
+        runners[name].set_speculator(drafts[name]())
         found, mine = _run(runners[name], asked[name], load)
         if turn:
             marks = {"variant": name, "load": load, "round": turn}
@@ -75,14 +77,15 @@ def measure_speculation(experiment: Experiment, on_progress: ProgressCallback = 
 
 def _build_runners(
     variants: dict[str, Experiment], on_progress: ProgressCallback
-) -> tuple[dict[str, Runner], dict[str, Speculator | None]]:
-    """Build a runner for each variant, and its proposer.
+) -> tuple[dict[str, Runner], dict[str, BuildSpeculator]]:
+    """Build a runner for each variant, and a builder of its speculator.
 
-    Variants that differ only in speculation and sampling share a runner."""
+    Variants that differ only in speculation and sampling share a runner. A proposer of the user's own is built anew for
+    each run: one that learns from texts must not know the run's own texts from the run before."""
     targets: dict[str, Runner] = {}
     models: dict[tuple[str, str], Runner] = {}
     runners: dict[str, Runner] = {}
-    drafts: dict[str, Speculator | None] = {}
+    drafts: dict[str, BuildSpeculator] = {}
     for name, variant in variants.items():
         on_progress(f"loading: {name}")
         base = variant.model_copy(update={"speculate": NoSpeculation(), "sampling": SamplingParameters()})
@@ -98,8 +101,14 @@ def _build_runners(
                 models[known] = Runner(draft)
             return models[known]
 
-        drafts[name] = build_speculator(variant, runner.loaded_model, load)
+        build = partial(build_speculator, variant, runner.loaded_model, load)
+        first = build()  # a mistake of its settings ends the experiment before anything runs
+        drafts[name] = build if isinstance(variant.speculate, CustomProposer) else partial(_same, first)
     return runners, drafts
+
+
+def _same(speculator: Speculator | None) -> Speculator | None:
+    return speculator
 
 
 def _requests(
@@ -213,7 +222,7 @@ def _bits_per_token(runner: Runner, request: Request, output: tuple[int, ...]) -
 def _tokens_per_verification(row: dict[str, Any], settings: Any, verified: list[dict[str, Any]]) -> float:
     """Return the tokens that a check gives by the chance that a token stands: of as many drafted as are asked for or,
     where the draft stops on its own, as each check had."""
-    if not getattr(settings, "confidence_threshold", 0):
+    if isinstance(settings, PromptLookup) or isinstance(settings, DraftModel) and not settings.stops_early:
         return expected_tokens_per_verification(row["chance"], row["num_speculative_tokens"])
     load = int(next(iter(row["tokens_per_s"])))
     mine = [check["drafted"] for check in verified if (check["variant"], check["load"]) == (row["variant"], load)]

@@ -63,11 +63,11 @@ class PendingRows:
 
     def history(self, place: int) -> History:
         known = self.sequence
-        return History(known.request.prompt_ids, [*known.output_ids, *self.draft.token_ids[:place]])
+        return History(known.request.prompt_ids, [*known.output_ids, *self.draft.before(place)])
 
     def uniform(self, place: int, use: bytes = b"") -> float:
-        known = self.sequence
-        return uniform(known.request.sampling.seed, len(known.token_ids) - known.prompt_length + place, use)
+        known, ahead = self.sequence, place if self.draft.parents is None else len(self.draft.before(place))
+        return uniform(known.request.sampling.seed, len(known.token_ids) - known.prompt_length + ahead, use)
 
     def sample(
         self, scores: Tensor, filtered: Tensor, faults: list[float], token: int | None, rejection: bool
@@ -101,13 +101,14 @@ class PendingRows:
         try:
             if token is not None and not sampling_state.custom_filters:
                 return [with_logprobs(token, scores[0], left(0), sampling_state.request.sampling)]
-            if len(self.draft.token_ids) and isinstance(sampling_state.sampler, RandomSampler) and rejection:
+            chain = self.draft.parents is None and len(self.draft.token_ids) > 0
+            if chain and isinstance(sampling_state.sampler, RandomSampler) and rejection:
                 self._rejection_sample(scores, left, choices)
                 return choices
-            for place in range(len(self.rows)):
-                choices.append(sample_row(scores[place], left(place), sampling_state, self.uniform(place)))
-                if place < len(self.draft.token_ids) and choices[-1].token_id != self.draft.token_ids[place]:
-                    break
+            row: int | None = 0
+            while row is not None:
+                choices.append(sample_row(scores[row], left(row), sampling_state, self.uniform(row)))
+                row = None if choices[-1].error else self.draft.next_row(row, choices[-1].token_id)
         except BadRow as broken:
             choices.append(broken.choice)
         return choices
@@ -411,14 +412,15 @@ def _rows_of(scores: Tensor, rows: list[int]) -> Tensor:
 
 
 def _greedy(draft: Draft, rows: range, largest: list[float], tokens: list[int]) -> list[SampledToken]:
-    """Return the rows' largest tokens, as long as they equal the draft tokens."""
+    """Return the rows' largest tokens, along those that are drafted."""
     choices = []
-    for place, row in enumerate(rows):
+    place: int | None = 0
+    while place is not None:
+        row = rows.start + place
         if not math.isfinite(largest[row]):
             return [*choices, failed_token(f"the model's logits {describe_bad_logits(largest[row])}")]
         choices.append(SampledToken(tokens[row]))
-        if place < len(draft.token_ids) and tokens[row] != draft.token_ids[place]:
-            break
+        place = draft.next_row(place, tokens[row])
     return choices
 
 

@@ -20,10 +20,18 @@ class Draft:
     """Tokens proposed for a sequence's next positions, and the distributions they were sampled from.
 
     `probabilities` is [draft token, vocab], each given the tokens before it; None if each was certain.
+
+    A tree has `parents`: the place in the draft of the token before each token, -1 for the last known one. A parent
+    comes before its children. Its tokens are certain: a draw from the target is looked up among the children, which
+    accepts x with probability p(x), as often as rejection sampling of certain tokens, one after the other, does.
+
+        known token -> a -> b         token_ids = (a, b, c, d)
+                       a -> c -> d    parents   = (-1, 0, 0, 2)
     """
 
     token_ids: tuple[int, ...] = ()
     probabilities: Tensor | None = None
+    parents: tuple[int, ...] | None = None  # None is a chain
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -32,15 +40,46 @@ class Draft:
         """Return the draft of the first `count` tokens."""
         if count >= len(self):
             return self
-        return Draft(self.token_ids[:count], None if self.probabilities is None else self.probabilities[:count])
+        probabilities = None if self.probabilities is None else self.probabilities[:count]
+        return Draft(self.token_ids[:count], probabilities, None if self.parents is None else self.parents[:count])
+
+    def next_row(self, row: int, token: int) -> int | None:
+        """Return the row after `token` at `row`, if it is drafted there. Row 0 follows the last known token, and row
+        i + 1 the i-th draft token."""
+        if self.parents is None:
+            return row + 1 if row < len(self.token_ids) and self.token_ids[row] == token else None
+        children = (place for place, parent in enumerate(self.parents) if parent == row - 1)
+        return next((place + 1 for place in children if self.token_ids[place] == token), None)
+
+    def before(self, row: int) -> tuple[int, ...]:
+        """Return the draft tokens before a row, in order."""
+        if self.parents is None:
+            return self.token_ids[:row]
+        found, place = [], row - 1
+        while place >= 0:
+            found.append(self.token_ids[place])
+            place = self.parents[place]
+        return tuple(reversed(found))
+
+    def first_branch(self) -> Draft:
+        """Return the chain of first children; of a chain, itself."""
+        if self.parents is None:
+            return self
+        found, last = [], -1
+        for place, parent in enumerate(self.parents):
+            if parent == last:
+                found.append(self.token_ids[place])
+                last = place
+        return Draft(tuple(found))
 
     def follow(self, token_ids: Sequence[int]) -> tuple[int, ...]:
         """Return the places of the draft tokens along which `token_ids` go, up to the first that is not drafted."""
         places: list[int] = []
-        for place, (token, drafted) in enumerate(zip(token_ids, self.token_ids, strict=False)):
-            if token != drafted:
+        row: int | None = 0
+        for token in token_ids:
+            if (row := self.next_row(row, token)) is None:
                 break
-            places.append(place)
+            places.append(row - 1)
         return tuple(places)
 
 

@@ -180,7 +180,7 @@ class StepAllocation:
             start = sequence.num_computed_tokens
             todo = len(sequence.token_ids) - start
             if length == todo == 1:  # the common case: skip Span's own constructor
-                single.append(new(Span, (sequence, start, 1, True, None, ())))
+                single.append(new(Span, (sequence, start, 1, True, None, (), ())))
                 continue
             if length < todo and length < self.num_new_tokens(sequence):
                 reason = f"prefill cut: {length} of {todo} tokens fit into this step"

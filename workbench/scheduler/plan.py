@@ -26,6 +26,7 @@ class Span(NamedTuple):
     needs_sample: bool  # whether the last token's logits are needed: all known tokens are computed then
     requested_logits: int | None = None  # last tokens whose logits are needed; None: one if it samples, else none
     draft_token_ids: tuple[int, ...] = ()  # its last tokens, if they are proposed rather than known
+    draft_parents: tuple[int, ...] = ()  # of a tree: the place among them of the token before each; -1: the known one
 
     @classmethod
     def next_tokens(cls, sequence: Sequence, length: int) -> Span:
@@ -115,6 +116,16 @@ class StepPlan(Displayable):
         """Return the plan without the spans of sequences that finished since it was made, by cancellation
         for example."""
         return self.without([span.sequence for span in self.spans if span.sequence.finish_reason is not None])
+
+    def with_trees(self, parents: Mapping[str, tuple[int, ...]]) -> StepPlan:
+        """Return the plan whose drafts are trees, given the parents of all tokens proposed for each request."""
+        spans = (
+            span._replace(draft_parents=parents[name][: len(span.draft_token_ids)])
+            if span.draft_token_ids and (name := span.sequence.request_id) in parents
+            else span
+            for span in self.spans
+        )
+        return replace(self, spans=tuple(spans))
 
     def split_in_half(self) -> tuple[StepPlan, StepPlan]:
         """Split the plan into the first half of its spans, at least one, and the others."""

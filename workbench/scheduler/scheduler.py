@@ -247,7 +247,7 @@ class Scheduler:
                 return None
             if known - sequence.num_evicted_tokens > sequence.allocated_until:
                 uncovered.append(sequence)
-            spans.append(new(Span, (sequence, computed, 1, True, None, ())))
+            spans.append(new(Span, (sequence, computed, 1, True, None, (), ())))
         if asks:
             return tuple(spans) if self._none_begins(uncovered, decisions, policy_decisions) else None
         for sequence in uncovered:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
 
 from workbench.request import CustomPart
 from workbench.settings import Settings, parse_setting
+
+TARGET = "target"  # as a draft model: the model that verifies
 
 
 class NoSpeculation(Settings):
@@ -50,21 +53,56 @@ class DraftModel(_DraftSettings):
 
     It stops proposing for a sequence before the first token of which it is unsure: where the probability of its own
     likeliest one is below `confidence_threshold` (transformers' `assistant_confidence_threshold`; llama.cpp's
-    `draft-p-min` stops before that token as we do). 0 never stops. Outputs stay what they are: see
-    `DraftModelProposer`."""
+    `draft-p-min` stops before that token as we do). 0 never stops. `stop` is a rule of the user's own in its place (see
+    `workbench.speculative.draft_model.StopRule`). Outputs stay what they are: see `DraftModelProposer`.
+
+    `model: target` drafts with the target itself, with those of its `layers` alone (all unless given): it shares their
+    weights, and has a cache of its own."""
 
     kind: Literal["draft"] = "draft"
     model: str = "demo-draft"
     dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
     backend: str | None = None  # None is the target's
     confidence_threshold: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
+    stop: CustomPart | None = None  # (probabilities [row, vocab], request ids) -> whether each draft ends [row]
+    layers: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] | None = None  # of model: target
+
+    @property
+    def stops_early(self) -> bool:
+        return self.confidence_threshold > 0 or self.stop is not None
+
+    @property
+    def is_target(self) -> bool:
+        return self.model == TARGET
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> DraftModel:
+        if self.stop is not None and self.confidence_threshold:
+            raise ValueError("stop and confidence_threshold both end drafts; leave one out")
+        if self.layers is not None and not self.is_target:
+            raise ValueError(f"layers are chosen of the model that verifies; set model: {TARGET}")
+        if self.layers is not None and any(a >= b for a, b in pairwise(self.layers)):
+            raise ValueError(f"layers must ascend, each named once, not {list(self.layers)}")
+        if self.is_target and (self.dtype != "auto" or self.backend is not None):
+            raise ValueError(f"model: {TARGET} has the target's dtype and backend; leave dtype and backend out")
+        return self
 
 
 class CustomProposer(_DraftSettings, CustomPart):
     """A user-defined proposer: a class, built with the `SpeculationTarget` and `arguments` (see
-    `workbench.speculative.proposers.Proposer`)."""
+    `workbench.speculative.proposers.Proposer`).
+
+    With `tree` its drafts may be trees (see `Draft.parents`), of `num_speculative_tokens` tokens in all, which one step
+    verifies under a mask of their own (Miao et al., 2023)."""
 
     kind: Literal["custom"] = "custom"
+    tree: bool = False
+
+    @model_validator(mode="after")
+    def _has_one_length(self) -> CustomProposer:
+        if self.tree and self.length == "adaptive":
+            raise ValueError("length adaptive counts tokens of a chain; with tree, set length: fixed")
+        return self
 
 
 def _named(value: Any) -> Any:
@@ -77,10 +115,13 @@ def _named(value: Any) -> Any:
 
 
 Speculation = NoSpeculation | PromptLookup | DraftModel | CustomProposer
-SpeculationSetting = Annotated[
-    Annotated[Speculation, Field(discriminator="kind")], BeforeValidator(_named)
-]
+SpeculationSetting = Annotated[Annotated[Speculation, Field(discriminator="kind")], BeforeValidator(_named)]
 _SPECULATE: TypeAdapter[Speculation] = TypeAdapter(SpeculationSetting)
+
+
+def proposes_trees(settings: Speculation) -> bool:
+    """Return whether drafts may be trees."""
+    return isinstance(settings, CustomProposer) and settings.tree
 
 
 def parse_speculation(value: Any) -> Speculation:

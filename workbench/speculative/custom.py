@@ -1,4 +1,4 @@
-"""Load a proposer of the user's own, and tell it of the model that verifies."""
+"""Load a proposer of the user's own, or a rule that ends drafts, and tell a proposer of the model that verifies."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
-from workbench.custom import build_custom, check_arity, resolve_path
+from workbench.custom import build_custom, check_arity, load_custom, resolve_path
 from workbench.errors import WorkbenchError, explain
 from workbench.model.spec import ModelSpec
 from workbench.prompt.tokenization.tokenizer import Tokenizer
+from workbench.request import CustomPart
 from workbench.speculative.config import CustomProposer, DraftModel
+from workbench.speculative.draft_model import StopRule
 from workbench.speculative.proposers import Proposer
 
 
 @dataclass(frozen=True)
 class SpeculationTarget:
-    """The model that verifies, as a proposer of the user's own is told of it: its class is built with this value first.
+    """The model that verifies, as a proposer of the user's own sees it: its class is built with this value first.
 
     `settings` are those of `speculate`; `tokenizer` is None for a model of random weights.
     """
@@ -53,11 +55,26 @@ def load_proposer(settings: CustomProposer, target: SpeculationTarget) -> Propos
         if not callable(getattr(made, verb, None)):
             raise WorkbenchError(f"{name}: has no {verb}{shape}; derive it from workbench.parts.Proposer")
         check_arity(getattr(made, verb), count, f"{name}.{verb}", shape)
+    check_observer(made, name, target.spec.vocab_size)
+    return cast(Proposer, made)
+
+
+def load_stop_rule(part: CustomPart, vocab_size: int) -> StopRule:
+    """Build the rule that `part` names. Raises WorkbenchError where it cannot be one."""
+    made, name = load_custom(part), f"speculate.stop {part.path}"
+    if not callable(made):
+        raise WorkbenchError(f"{name}: not callable; it needs __call__(self, probabilities, request_ids)")
+    check_arity(made, 2, name, "(probabilities, request_ids)")
+    check_observer(made, name, vocab_size)
+    return cast(StopRule, made)
+
+
+def check_observer(made: Any, name: str, vocab_size: int) -> None:
+    """Check that what observes has both of its members. Raises WorkbenchError otherwise."""
     top_k = getattr(made, "observed_top_k", None)
     if (top_k is None) is callable(getattr(made, "observe", None)):
-        raise WorkbenchError(f"{name}: a proposer that observes has both observed_top_k and observe(verifications)")
-    if top_k is not None and (not isinstance(top_k, int) or not 0 <= top_k <= target.spec.vocab_size):
+        raise WorkbenchError(f"{name}: what observes has both observed_top_k and observe(verifications)")
+    if top_k is not None and (not isinstance(top_k, int) or not 0 <= top_k <= vocab_size):
         raise WorkbenchError(
-            f"{name}: observed_top_k must be within 0 and the vocabulary's {target.spec.vocab_size}, not {top_k!r}"
+            f"{name}: observed_top_k must be within 0 and the vocabulary's {vocab_size}, not {top_k!r}"
         )
-    return cast(Proposer, made)

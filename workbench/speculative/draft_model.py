@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from compiled_kernels.decode_step import DecodeSteps
+from workbench.errors import WorkbenchError
 from workbench.executors.base import Executor
 from workbench.executors.contention import StepThreads
 from workbench.executors.mlir import check_mlir_step, step_shape, step_tensors
@@ -28,6 +29,7 @@ from workbench.sampling.samplers import RandomSampler, sample_categorical, unifo
 from workbench.sampling.sampling_state import SamplingState, build_sampling_state
 from workbench.sampling.verify import DRAFT_STREAM, NO_DRAFT, Draft
 from workbench.scheduler.plan import Span, StepPlan
+from workbench.speculative.proposers import Verification
 
 
 class Drawing(NamedTuple):
@@ -52,6 +54,17 @@ class MultiStep(Protocol):
     ) -> tuple[list[list[int]], Tensor]: ...
 
 
+class StopRule(Protocol):
+    """A rule that ends drafts where the draft is unsure: called before each draft token is chosen.
+
+    It is called with the draft's distribution of that token, filtered as its request says, of each sequence
+    [row, vocab], and the request ids of the rows, and returns a bool of each row: whether its draft ends before the
+    token. It may read the verifications of its drafts: see `ObservingProposer`, whose two members it has then.
+    """
+
+    def __call__(self, probabilities: Tensor, request_ids: Many[str], /) -> Tensor: ...
+
+
 @dataclass
 class DraftModelProposer:
     """Propose a draft model's tokens for the target's sequences, each chosen as its request says: the likeliest if
@@ -62,10 +75,10 @@ class DraftModelProposer:
     tend to agree.
 
     A draft ends before the first position at which the probability of the draft's likeliest token, filtered as the
-    request says, is below `confidence_threshold`. Outputs keep their distribution: whether a position is proposed
-    depends on the tokens before it alone, so the proposed token is distributed as the probabilities that it is verified
-    with. (Leaving a token out because *it* came out unlikely would be wrong: the tokens left would be likelier than
-    those probabilities.)
+    request says, is below `confidence_threshold`, or at which `stop` says so. Outputs keep their distribution: whether
+    a position is proposed depends on the tokens before it alone, so the proposed token is distributed as the
+    probabilities that it is verified with. (Leaving a token out because *it* came out unlikely would be wrong: the
+    tokens left would be likelier than those probabilities.)
     """
 
     spec: ModelSpec
@@ -75,6 +88,7 @@ class DraftModelProposer:
     common_random_numbers: bool = False
     confidence_threshold: float = 0.0
     multi_step: MultiStep | None = None
+    stop: StopRule | None = None
     _followed: dict[str, _DraftSequence] = field(default_factory=dict, repr=False)
 
     def propose(self, sequences: Many[Sequence], counts: Many[int]) -> list[Draft]:
@@ -92,7 +106,17 @@ class DraftModelProposer:
         drafts = {each.name: each.draft() for each in mine}
         return [drafts.get(sequence.request_id, NO_DRAFT) for sequence in sequences]
 
+    @property
+    def observed_top_k(self) -> int | None:
+        """Return what `stop` reads of verifications; None if it reads none."""
+        return getattr(self.stop, "observed_top_k", None)
+
+    def observe(self, verifications: Many[Verification]) -> None:
+        self.stop.observe(verifications)  # type: ignore[union-attr] (called where it has observed_top_k alone)
+
     def forget(self, request_id: str) -> None:
+        if callable(forget := getattr(self.stop, "forget", None)):
+            forget(request_id)
         followed = self._followed.pop(request_id, None)
         if followed is not None:
             self.kv_cache_manager.free(followed.own)
@@ -194,10 +218,10 @@ class DraftModelProposer:
             left = (logits if len(rows) == len(ready) else logits[rows]).float()
             for rule in filters:
                 left = rule(left, [ready[row].history for row in rows])
-            if self.confidence_threshold:
-                likeliest = left.double().softmax(-1).amax(-1).tolist()
-                for row, probability in zip(rows, likeliest, strict=True):
-                    ready[row].unsure = not probability >= self.confidence_threshold
+            if self.confidence_threshold or self.stop is not None:
+                ends = self._ends(left.double().softmax(-1), [ready[row].name for row in rows])
+                for row, unsure in zip(rows, ends, strict=True):
+                    ready[row].unsure = unsure
                 if not (sure := [place for place, row in enumerate(rows) if not ready[row].unsure]):
                     continue
                 if len(sure) < len(rows):
@@ -212,6 +236,16 @@ class DraftModelProposer:
                     ready[rows[place]].chances.append(row)
             for row, token in zip(rows, tokens, strict=True):
                 ready[row].own.token_ids.append(token)
+
+    def _ends(self, probabilities: Tensor, names: list[str]) -> list[bool]:
+        """Return whether each row's draft ends before the token of `probabilities` [row, vocab]."""
+        if self.stop is None:
+            return [not each >= self.confidence_threshold for each in probabilities.amax(-1).tolist()]
+        found = self.stop(probabilities, names)
+        if not isinstance(found, Tensor) or found.dtype != torch.bool or found.shape != (len(names),):
+            what = f"{list(found.shape)} of {found.dtype}" if isinstance(found, Tensor) else type(found).__name__
+            raise WorkbenchError(f"speculate.stop: returned {what} for {len(names)} rows, must be [row] of torch.bool")
+        return found.tolist()
 
 
 @dataclass

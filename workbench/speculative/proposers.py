@@ -17,7 +17,7 @@ from workbench.scheduler.plan import StepPlan
 
 
 class Verification(NamedTuple):
-    """What a step told of a sequence: the last known token was computed, and the draft after it."""
+    """The outcome of a step for one sequence: its last known token was computed, and the draft after it."""
 
     sequence: Sequence  # the new tokens included
     draft: Draft  # as it was verified: what did not fit into the step is not in it; empty without a draft
@@ -70,6 +70,7 @@ class Speculator:
     accept: Literal["rejection", "match"] = "rejection"
     vocab_size: int | None = None  # drafts are checked against it
     name: str = "the proposer"  # in errors
+    trees: bool = False  # whether drafts may be trees
     _lengths: dict[str, int] = field(default_factory=dict, repr=False)
     _known: dict[str, Sequence] = field(default_factory=dict, repr=False)
 
@@ -131,12 +132,26 @@ class Speculator:
         for draft, count in zip(drafts, counts, strict=True):
             if len(draft) > count:
                 raise WorkbenchError(f"{self.name}: proposed {len(draft)} tokens where at most {count} are wanted")
+            if draft.parents is not None:
+                self._check_tree(draft)
             ids = draft.token_ids
             if ids and self.vocab_size is not None and not 0 <= min(ids) <= max(ids) < self.vocab_size:
                 wrong = next(token for token in ids if not 0 <= token < self.vocab_size)
                 raise WorkbenchError(
                     f"{self.name}: proposed token {wrong}, which is none of the {self.vocab_size} of the vocabulary"
                 )
+
+    def _check_tree(self, draft: Draft) -> None:
+        parents = draft.parents or ()
+        if not self.trees:
+            raise WorkbenchError(f"{self.name}: proposed a tree; set speculate.tree: true, on backend eager")
+        if draft.probabilities is not None:
+            raise WorkbenchError(f"{self.name}: the tokens of a tree are certain; leave its probabilities out")
+        if len(parents) != len(draft) or any(not -1 <= parent < place for place, parent in enumerate(parents)):
+            raise WorkbenchError(
+                f"{self.name}: parents {parents} of {len(draft)} tokens; each token has one, -1 or the place of an "
+                "earlier token"
+            )
 
     def record_acceptance(self, request_id: str, drafted: int, accepted: int) -> None:
         """Record how many draft tokens of a sequence were accepted."""

@@ -10,15 +10,17 @@ if TYPE_CHECKING:
     from workbench.testing.eviction import check_evict
     from workbench.testing.kv_format import check_kv_format
     from workbench.testing.policies import check_policy
+    from workbench.testing.proposers import check_proposer
     from workbench.testing.samplers import check_sampler
 
-__all__ = ["check_attention", "check_evict", "check_kv_format", "check_policy", "check_sampler"]
+__all__ = ["check_attention", "check_evict", "check_kv_format", "check_policy", "check_proposer", "check_sampler"]
 
 _HOMES = {
     "check_attention": "workbench.testing.attention",
     "check_evict": "workbench.testing.eviction",
     "check_kv_format": "workbench.testing.kv_format",
     "check_policy": "workbench.testing.policies",
+    "check_proposer": "workbench.testing.proposers",
     "check_sampler": "workbench.testing.samplers",
 }
 

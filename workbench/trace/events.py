@@ -140,7 +140,7 @@ class Verified(Event):
     step: int = 0
     drafted: int = 0
     accepted: int = 0
-    token_ids: tuple[int, ...] = ()  # the draft tokens
+    token_ids: tuple[int, ...] = ()  # the draft tokens; of a tree the accepted ones first
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,13 @@ from typing import Any
 from workbench.experiment.experiment import Experiment
 from workbench.kv_cache.format import CacheFormat
 from workbench.request import CustomPart
+from workbench.speculative.config import DraftModel, NoSpeculation
 from workbench.testing.attention import check_attention
 from workbench.testing.eviction import check_evict
 from workbench.testing.kv_format import check_kv_format
 from workbench.testing.law import ConformityReport
 from workbench.testing.policies import check_policy
+from workbench.testing.proposers import check_proposer
 from workbench.testing.samplers import check_sampler
 from workbench.zoo.entry import LoadedEntry
 from workbench.zoo.figures import Kind
@@ -26,8 +28,8 @@ def check_entry(entry: LoadedEntry, examples: int | None = None) -> tuple[Confor
     """Check the parts of an entry against the laws of their kind, and return a report each.
 
     Args:
-        entry: any entry. One that only sets what the engine has is checked as a setting; sampling settings, and drafts
-            of the engine, have no kit and give no report.
+        entry: any entry. One that only sets what the engine has is checked as a setting; sampling settings
+            have no kit and give no report.
         examples: tried for each law; None is the kit's own number.
     """
     more = {} if examples is None else {"examples": examples}
@@ -64,7 +66,10 @@ def _sampling(variant: Experiment, more: Arguments) -> Iterator[ConformityReport
 
 
 def _draft(variant: Experiment, more: Arguments) -> Iterator[ConformityReport]:
-    return iter(())
+    if not isinstance(variant.speculate, NoSpeculation):
+        own_layers = isinstance(variant.speculate, DraftModel) and variant.speculate.layers is not None
+        arguments: Arguments = {**more, "model": variant.model.name} if own_layers else more
+        yield check_proposer(variant.speculate, **arguments)
 
 
 def _schedule(variant: Experiment, more: Arguments) -> Iterator[ConformityReport]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from workbench.engine.loaded_model import DEMO_FOLDER
 from workbench.errors import WorkbenchError
@@ -52,21 +52,43 @@ def held_out_modules(manifest: Path = DEMO_FOLDER / "corpus.json", library: Path
     """Return the held-out modules of this Python, each verified by its SHA-256.
 
     Raises WorkbenchError where none is left: another version of Python has other sources."""
+    texts, listed = _modules("held_out", manifest, library, None)
+    return HeldOutTexts(texts, listed)
+
+
+def training_texts(max_bytes: int = 2**20) -> dict[str, str]:
+    """Return texts that the demo models were trained on, by name: modules of Python's standard library, in the order of
+    a hash of their names, until `max_bytes` bytes are full.
+
+    Raises WorkbenchError where this Python has none of them."""
+    return _modules("training", DEMO_FOLDER / "corpus.json", None, max_bytes)[0]
+
+
+def _modules(
+    side: Literal["held_out", "training"], manifest: Path, library: Path | None, max_bytes: int | None
+) -> tuple[dict[str, str], int]:
+    """Return the verified modules of one side of the split, and how many the card lists."""
     library = library or Path(sysconfig.get_path("stdlib"))
     corpus = json.loads(manifest.read_text())
-    listed = [entry for entry in corpus["files"] if entry["side"] == "held_out"]
-    texts = {}
+    listed = [entry for entry in corpus["files"] if entry["side"] == side]
+    if max_bytes is not None:
+        listed.sort(key=lambda entry: hashlib.sha256(entry["name"].encode()).digest())
+    texts, left = {}, max_bytes
     for entry in listed:
+        if left is not None:
+            if entry["bytes"] > left:
+                continue
+            left -= entry["bytes"]
         path = library / entry["name"]
         content = path.read_bytes() if path.is_file() else b""
         if hashlib.sha256(content).hexdigest() == entry["sha256"]:
             texts[entry["name"]] = content.decode("utf-8")
     if not texts:
         raise WorkbenchError(
-            f"none of the {len(listed)} held-out modules of Python {corpus['python']} is here; run with that version, "
-            "or give a text of your own with --text"
+            f"none of the {len(listed)} {side.replace('_', '-')} modules of Python {corpus['python']} is here; run "
+            "with that version, or give a text of your own with --text"
         )
-    return HeldOutTexts(texts, len(listed))
+    return texts, len(listed)
 
 
 def cut_windows(tokenizer: Tokenizer, texts: Mapping[str, str], context: int) -> list[TextWindow]:
