@@ -20,6 +20,7 @@ from workbench.model.attention_spec import RotaryConfig, RotaryScaling
 from workbench.model.rotary import RotaryTable, rotary_frequencies
 from workbench.parts import ALiBi, Causal, Chunked, SlidingWindow
 from workbench.testing.attention_scenarios import AttentionScenario
+from workbench.trace.events import Submitted
 from workbench.zoo.folder import load_zoo
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -201,7 +202,8 @@ def test_a_sink_logit_of_zero_is_the_softmax_off_by_one() -> None:
         return mixed(mapped(q, k, 8**-0.5, extra=1.0), v)
 
     runner = workbench.load("demo", attention={"sink_logits": True}, backend="eager", pages=4)
-    sinks = [block.attention.sink_logits for block in runner.model.blocks]
+    demo: Any = runner.model
+    sinks = [block.attention.sink_logits for block in demo.blocks]
     assert all(each is not None and bool((each == 0).all()) for each in sinks), "a trained model's begin at 0"
     model: Any = PLAIN.model({"sink_logits": True})
     for block in model.blocks:
@@ -301,7 +303,9 @@ def test_a_longer_context_is_a_setting_of_the_model() -> None:
         assert runner.model.spec.max_position_embeddings == 2048, name
     text = "x = 1\n" * 300
     submitted, *rest = runner.stream(text, max_tokens=2, temperature=0, ignore_eos=True)
-    assert submitted.prompt_tokens == 1500 and "".join(event.text for event in rest)
+    assert (
+        isinstance(submitted, Submitted) and submitted.prompt_tokens == 1500 and "".join(event.text for event in rest)
+    )
     short = workbench.load("demo", backend="eager", pages=40)
     with pytest.raises(workbench.WorkbenchError, match="1,?024"):
         list(short.stream(text, max_tokens=2))
@@ -310,14 +314,16 @@ def test_a_longer_context_is_a_setting_of_the_model() -> None:
 # %% Layers that share keys and values: what a cache holds.
 
 
-@pytest.mark.parametrize(("name", "share"), [("cross_layer_kv", 0.5), ("grouped_query", 0.5), ("decoder_decoder", None)])
+@pytest.mark.parametrize(
+    ("name", "share"), [("cross_layer_kv", 0.5), ("grouped_query", 0.5), ("decoder_decoder", None)]
+)
 def test_what_the_cache_holds(name: str, share: float | None) -> None:
     use = load_zoo()[name].settings.use
     attention = {key.removeprefix("attention."): value for key, value in use.items()}
     runner = workbench.load("demo", attention=attention, backend="eager", pages=4)
     spec = runner.model.spec
     caching = [index for index, kind in enumerate(spec.layers) if kind.attention.kv_shared_with is None]
-    if name == "decoder_decoder":
+    if share is None:
         assert caching == [0, 1, 2] and [kind.attention.kv_shared_with for kind in spec.layers[3:]] == [2, 2, 2]
         assert [kind.attention.sliding_window for kind in spec.layers] == [256, 256, None, None, None, None]
         return

@@ -252,7 +252,7 @@ def _source(name: str, attention: AttentionConfig, context: int | None = None) -
 
 
 def _with_context(spec: ModelSpec, context: int | None) -> ModelSpec:
-    """Return the spec for texts of up to `context` tokens. Raises WorkbenchError where positions are a trained table."""
+    """Return the spec for texts of up to `context` tokens. Raises WorkbenchError for a trained table of positions."""
     if context is None or context == spec.max_position_embeddings:
         return spec
     if spec.learned_positions is not None:

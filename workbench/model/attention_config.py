@@ -69,7 +69,8 @@ class AttentionConfig(AttentionChange):
     """The slots for all layers, and where they differ:
 
     `pattern` is repeated over the layers, from the first on: `window` takes the change as it is, `full` without its
-    window or chunks, any other word the kind of that name on top of it. `layers` changes single ones, by number, last of all.
+    window or chunks, any other word the kind of that name on top of it. `layers` changes single ones, by number, last
+    of all.
     """
 
     regroup: Literal["mean_pool", "first"] = "mean_pool"  # how fewer key/value heads come from a trained model's

@@ -28,7 +28,7 @@ from workbench.testing.law import Law, LawBroken, check_law
 
 Change = Mapping[str, Any]
 LONGEST = 90  # tokens of a context
-CLASSES_OF = {Backend.INDUCTOR: 1, Backend.MLIR: 3}  # shapes that are tried, of backends that take seconds to compile one
+CLASSES_OF = {Backend.INDUCTOR: 1, Backend.MLIR: 3}  # shapes tried on backends that take seconds to compile one
 FLOAT32_ROUNDING = 1e-4  # of two small layers
 
 
@@ -52,7 +52,8 @@ def backend_law(backend: Backend, change: Change, examples: int, page_size: int 
     if backend is Backend.INDUCTOR:
         # Sizes that are equal by chance in what is compiled first are compiled once more when they differ.
         with suppress(Exception):  # the law finds it again, with the example that shows it best
-            _agrees(backend, change, AttentionScenario(1, *CLASSES[0][:3], (LONGEST, 75, 61), 1, CLASSES[0][3]))
+            heads, share, dim, page = CLASSES[0]
+            _agrees(backend, change, AttentionScenario(1, heads, share, dim, (LONGEST, 75, 61), 1, page))
     scenarios = attention_scenarios(LONGEST, classes=CLASSES_OF.get(backend))
     return check_law(name, functools.partial(_agrees, backend, change), examples, scenarios)
 

@@ -26,7 +26,8 @@ from workbench.testing.law import LawBroken
 
 VOCAB, CONTEXT = 31, 64
 # Key/value heads, query heads of each, columns of a head, tokens of a page: shapes that are compiled.
-CLASSES: tuple[tuple[int, int, int, int], ...] = ((4, 2, 8, 5), (1, 3, 4, 9), (2, 1, 8, 3))
+Shape = tuple[int, int, int, int]
+CLASSES: tuple[Shape, ...] = ((4, 2, 8, 5), (1, 3, 4, 9), (2, 1, 8, 3))
 LONGEST = 40  # tokens of a text, unless more are asked for
 SampledLogits = dict[
     tuple[str, int], tuple[tuple[int, ...], Tensor]
@@ -89,8 +90,9 @@ def attention_scenarios(
     else:
         sizes = st.sampled_from(CLASSES[:classes])
 
-    def made(seed: int, size: tuple[int, ...], lengths: tuple[int, ...], budget: int) -> AttentionScenario:
-        return AttentionScenario(seed, *size[:3], lengths, budget, page_size or size[3])
+    def made(seed: int, size: Shape, lengths: tuple[int, ...], budget: int) -> AttentionScenario:
+        heads, share, dim, page = size
+        return AttentionScenario(seed, heads, share, dim, lengths, budget, page_size or page)
 
     return st.builds(made, st.integers(0, 10_000), sizes, lengths, st.integers(1, 12))
 
