@@ -45,7 +45,7 @@ def disagreement(
 
 
 def on_nan_memory(suite: Suite, inputs: tuple, backend: Backend) -> Any:
-    """Carry out the operator of `suite` on memory that holds NaN where nobody wrote."""
+    """Carry out the operator of `suite` on memory that holds NaN where nothing was written."""
     with nan_filled_memory():
         return suite.call(*inputs, backend=backend)
 
