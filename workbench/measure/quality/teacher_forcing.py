@@ -112,7 +112,7 @@ class _ForcedSampler(Sampler):
         self.texts = texts
 
     def verify(
-        self, logits: Tensor, sequences: list[Sequence], drafts: abc.Sequence[Draft]
+        self, logits: Tensor, sequences: list[Sequence], drafts: abc.Sequence[Draft], others: object = None
     ) -> list[list[SampledToken]]:
         return [[SampledToken(self.texts[int(served.request_id)].ids[len(served.token_ids)])] for served in sequences]
 
