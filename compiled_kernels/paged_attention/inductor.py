@@ -98,8 +98,6 @@ def by_spans(q: Tensor, kv: KVPages, spans: Spans, parameters: AttentionParamete
         first, queries, lengths = kv.first(decodes), q[:decodes].clone(), spans.context_lengths[:decodes].clone()
         if kv.chosen is not None or not isinstance(parameters.mask, Causal | SlidingWindow):
             first = first.shown(lengths, parameters.mask)
-        # A model's heads do not change: as symbols, torch would take them for another size that is equal by chance.
-        torch._dynamo.mark_static(queries, [1, 2])
         for table in first.tables:
             torch._dynamo.mark_dynamic(table, 1)
         run = compile_once(decode_attention, dynamic=True)
