@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,8 +40,19 @@ def disagreement(
     Returns:
         The first disagreement in words; None where the backend is right.
     """
-    with nan_filled_memory() if form is None else nullcontext():
-        ours = _outputs(form(*inputs) if form else suite.call(*inputs, backend=backend))
+    given = form(*inputs) if form else on_nan_memory(suite, inputs, backend)
+    return output_disagreement(suite, case, inputs, given)
+
+
+def on_nan_memory(suite: Suite, inputs: tuple, backend: Backend) -> Any:
+    """Carry out the operator of `suite` on memory that holds NaN where nothing was written."""
+    with nan_filled_memory():
+        return suite.call(*inputs, backend=backend)
+
+
+def output_disagreement(suite: Suite, case: Case, inputs: tuple, given: Any) -> str | None:
+    """Compare what a backend gave with the specification, as `disagreement` does."""
+    ours = _outputs(given)
     exact, eager = _outputs(suite.exact(*inputs)), _outputs(suite.call(*inputs, backend=Backend.EAGER))
     scale = None if suite.scale is None else suite.scale(*inputs)
     terms = suite.rounding_terms(**case.arguments)

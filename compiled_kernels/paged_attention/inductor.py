@@ -94,13 +94,14 @@ def by_spans(q: Tensor, kv: KVPages, spans: Spans, parameters: AttentionParamete
     decodes, longer = spans.decodes_and_longer()
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
     if decodes:
-        first, lengths = kv.first(decodes), spans.context_lengths[:decodes]
+        # Copies: of a view torch would compile once more for whether it is all of its base.
+        first, queries, lengths = kv.first(decodes), q[:decodes].clone(), spans.context_lengths[:decodes].clone()
         if kv.chosen is not None or not isinstance(parameters.mask, Causal | SlidingWindow):
             first = first.shown(lengths, parameters.mask)
         for table in first.tables:
             torch._dynamo.mark_dynamic(table, 1)
         run = compile_once(decode_attention, dynamic=True)
-        out[:decodes] = run(q[:decodes], first, lengths, parameters)
+        out[:decodes] = run(queries, first, lengths, parameters)
     mask, score, softcap = parameters.mask, parameters.score, parameters.softcap
     changed = softcap or parameters.sink_logits is not None or score is not None
     changed = changed or differs_by_head(mask) or kv.chosen is not None

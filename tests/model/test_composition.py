@@ -15,9 +15,13 @@ SPEC = ModelSpec(name="six", vocab_size=11, hidden_size=24, layers=(LAYER,) * 6,
 IDLE_SINKS = {"sliding_window": "full", "num_sink_tokens": 2}
 
 
+def attention_of(kind: LayerSpec) -> AttentionSpec:
+    assert isinstance(kind.attention, AttentionSpec)
+    return kind.attention
+
+
 def varied(**values: object) -> list[AttentionSpec]:
-    found = [kind.attention for kind in change_spec(SPEC, AttentionConfig.parse(values)).layers]
-    return [attention for attention in found if isinstance(attention, AttentionSpec)]
+    return list(map(attention_of, change_spec(SPEC, AttentionConfig.parse(values)).layers))
 
 
 def test_nothing_changes_nothing() -> None:
@@ -31,12 +35,37 @@ def test_every_slot_reaches_every_layer() -> None:
         "rotary": RotaryConfig(rope_theta=7.0), "sink_logits": True,
     }  # fmt: skip
     assert {attention.position for attention in varied(position="none")} == {"none"}
-    others = {"num_heads", "head_dim", "position", "mask", "score", "module", "kv_shared_with"}
+    others = {
+        "num_heads", "head_dim", "position", "mask", "score", "pages", "module", "kv_shared_with", "chunk_size",
+        "temperature",
+    }  # fmt: skip
     assert set(slots) | others == set(AttentionChange.model_fields)
     (shared,) = [kind for kind in varied(layers={2: {"kv_shared_with": 0}}) if kind.kv_shared_with is not None]
     assert shared == LAYER.attention.model_copy(update={"kv_shared_with": 0})
+    late = {"chunk_size": 4, "temperature": {"strength": 0.1, "floor": 8}}
+    for attention in varied(**late):
+        assert attention == AttentionSpec.model_validate(dict(LAYER.attention) | late)
     for attention in varied(**slots):
         assert attention == AttentionSpec.model_validate(dict(LAYER.attention) | slots)
+
+
+def test_full_layers_have_neither_window_nor_chunks() -> None:
+    kinds = {"chunk": {"chunk_size": 4}}
+    found = varied(pattern=["chunk", "full"], kinds=kinds, layers={2: {"sliding_window": "full"}})
+    assert [each.chunk_size for each in found] == [4, None, None, None, 4, None]
+    chunks = {"chunk_size": 4, "sliding_window": "full"}
+    swapped = change_spec(change_spec(SPEC, AttentionConfig(sliding_window=9)), AttentionConfig.parse(chunks))
+    assert {(each.sliding_window, each.chunk_size) for each in map(attention_of, swapped.layers)} == {(None, 4)}
+
+
+def test_previous_is_the_last_layer_that_has_its_own() -> None:
+    kinds = {"shared": {"kv_shared_with": "previous"}}
+    found = varied(pattern=["full", "shared", "shared"], kinds=kinds)
+    assert [each.kv_shared_with for each in found] == [None, 0, 0, None, 3, 3]
+    with pytest.raises(WorkbenchError, match="layer 0: kv_shared_with: previous: no layer before it has"):
+        varied(pattern=["shared", "full"], kinds=kinds)
+    with pytest.raises(WorkbenchError, match="whose sliding_window is None; its own is 9"):
+        varied(sliding_window=9, pattern=["full", "shared"], kinds=kinds)
 
 
 def test_a_pattern_is_repeated_over_the_layers() -> None:

@@ -9,6 +9,8 @@ from torch import nn
 
 from workbench.model.layers import Attention
 
+TABLE = torch.tensor([[True, False, True], [True, True, False]])
+
 
 @dataclass(frozen=True)
 class Strided:
@@ -23,6 +25,11 @@ class Strided:
 def blind_now_and_then(query, key):
     """Every third query sees nothing."""
     return (key <= query) & (query % 3 > 0)
+
+
+def of_a_table(query, key):
+    """A right mask with no scalar form: its table has two axes."""
+    return (key <= query) & TABLE[query % 2, key % 3]
 
 
 def bent(score, head, query, key, by: float = 0.1):

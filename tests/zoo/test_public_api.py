@@ -27,6 +27,14 @@ PUBLIC = ("workbench", "workbench.parts", "workbench.testing")
 # Stems of entries that are general words, or names of what the engine itself has for any part, and may therefore occur
 # in the library: each with the reason. Any other stem in the library would be a change for one technique alone.
 ALLOWED = {
+    "alibi": "a setting of any attention: `position: alibi`",
+    "dynamic_ntk": "a docstring names it as the source of a kind of rotary scaling",
+    "gated_attention": "a class of Qwen 3 Next's layers, with trained gates",
+    "grouped_query": "what every attention here is",
+    "nope": "columns without rotary in DeepSeek's latent attention",
+    "ntk_aware": "a docstring of rotary scaling",
+    "qk_norm": "a setting of any attention",
+    "yarn": "a kind of rotary scaling",
     "dry": "the command `sweep --dry-run`",
     "prompt_lookup": "the engine has it built in; the entry restates it as a part, and a law holds that both agree",
     "streaming_llm": "docstrings name it as the source of windows with sinks, which are settings of any attention",

@@ -26,7 +26,7 @@ class FleetModel:
     @classmethod
     def of(cls, config: EngineConfig) -> FleetModel:
         """Read the model that `config` names, without weights (WorkbenchError where it cannot be read)."""
-        spec, _ = describe_model(config.model.name, config.attention)
+        spec, _ = describe_model(config.model.name, config.attention, config.model.context)
         folder = model_folder(config.model.name)
         tokenizer = None if folder is None else open_tokenizer(folder)
         if tokenizer is not None:

@@ -50,6 +50,7 @@ class ModelConfig(Settings):
     weight_group: Annotated[int, Field(ge=2, multiple_of=2)] = 64  # columns that share a scale in int4
     activations: Activations = "float"  # what int8 weights are multiplied with; int8: each row quantized as it comes
     device: str = "cpu"
+    context: Count | None = None  # tokens that a text may have; None is the model's own (see attention.rotary)
     seed: Seed = 0  # of random weights
     custom: str | None = None  # a file or module that registers the family of the model's config, loaded first
 

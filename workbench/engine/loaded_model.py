@@ -89,7 +89,7 @@ class LoadedModel:
             return cls._load(config, report, None)
         if problem := transport_problem(config.parallel.transport, size):
             raise WorkbenchError(f"parallel.tensor: {problem}")
-        source = _source(config.model.name, config.attention)
+        source = _source(config.model.name, config.attention, config.model.context)
         check_ranks(source.spec, source.weight_format(config.model)[0], size)
         if any(shape.codec is not None for shape in cache_shapes(source.spec, config.cache)):
             raise WorkbenchError(
@@ -118,7 +118,7 @@ class LoadedModel:
         device, page_size = _device(config.model.device), config.cache.page_size
         if ranks is not None and device.type == "cuda":
             device = torch.device("cuda", ranks.rank % torch.cuda.device_count())
-        source = _source(name, config.attention)
+        source = _source(name, config.attention, config.model.context)
         format, reason = source.weight_format(config.model)
         format.check(source.spec)
         config.cache.check(len(source.spec.layers), page_size)
@@ -163,10 +163,12 @@ class LoadedModel:
         return cls(model, source.tokenizer(), backends, source.folder)
 
 
-def describe_model(name: str, attention: AttentionConfig | None = None) -> tuple[ModelSpec, str]:
-    """Return the spec of the model called `name` with its attention changed, and the dtype that `auto` means; reads no
-    weights."""
-    source = _source(name, attention or AttentionConfig())
+def describe_model(
+    name: str, attention: AttentionConfig | None = None, context: int | None = None
+) -> tuple[ModelSpec, str]:
+    """Return the spec of the model called `name` with its attention and its context changed, and the dtype that `auto`
+    means; reads no weights."""
+    source = _source(name, attention or AttentionConfig(), context)
     return source.spec, str(source.stored_dtype).removeprefix("torch.")
 
 
@@ -244,12 +246,23 @@ class _Source:
         return None if self.folder is None else open_tokenizer(self.folder)
 
 
-def _source(name: str, attention: AttentionConfig) -> _Source:
+def _source(name: str, attention: AttentionConfig, context: int | None = None) -> _Source:
     if name.startswith(SHAPE_PREFIX):
-        return _Source(change_spec(shapes.named_shape(name.removeprefix(SHAPE_PREFIX)), attention), attention)
+        shape = change_spec(shapes.named_shape(name.removeprefix(SHAPE_PREFIX)), attention)
+        return _Source(_with_context(shape, context), attention)
     folder = _folder(name)
     trained = families.read_spec(folder)
-    return _Source(change_spec(trained, attention), attention, folder, trained)
+    return _Source(_with_context(change_spec(trained, attention), context), attention, folder, trained)
+
+
+def _with_context(spec: ModelSpec, context: int | None) -> ModelSpec:
+    """Return the spec for texts of up to `context` tokens. Raises WorkbenchError for a trained table of positions."""
+    if context is None or context == spec.max_position_embeddings:
+        return spec
+    if spec.learned_positions is not None:
+        message = f"{spec.name} has a trained table of {spec.max_position_embeddings} positions"
+        raise WorkbenchError(f"model.context {context}: {message}; leave it out")
+    return spec.model_copy(update={"max_position_embeddings": context})
 
 
 def model_folder(name: str) -> Path | None:

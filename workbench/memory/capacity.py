@@ -140,7 +140,7 @@ def _prompt(tokens: int, page: int) -> int:
 
 def spec_and_dtype(experiment: Experiment) -> tuple[ModelSpec, str]:
     """Return the architecture of an experiment's model and its dtype's name, without loading weights."""
-    spec, stored = describe_model(experiment.model.name, experiment.attention)
+    spec, stored = describe_model(experiment.model.name, experiment.attention, experiment.model.context)
     dtype = stored if experiment.model.dtype == "auto" else experiment.model.dtype
     return spec, dtype
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from workbench.errors import WorkbenchError, explain
-from workbench.model.attention_spec import RotaryConfig
+from workbench.model.attention_spec import QueryTemperature, RotaryConfig
 from workbench.request import CustomPart
 from workbench.settings import Count, Settings
 
@@ -26,13 +26,16 @@ class AttentionChange(Settings):
     head_dim: Annotated[int, Field(ge=2)] | None = None  # likewise
     sliding_window: Count | Literal["full"] | None = None  # in tokens
     num_sink_tokens: Annotated[int, Field(ge=0)] | None = None
+    chunk_size: Count | None = None  # a query sees its own chunk of so many tokens alone
+    temperature: QueryTemperature | None = None
     softcap: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     qk_norm: bool | None = None
     position: Literal["rotary", "alibi", "none"] | None = None
     rotary: RotaryConfig | None = None
     sink_logits: bool | None = None
-    kv_shared_with: Annotated[int, Field(ge=0)] | None = None  # the layer whose keys and values are read
+    # The layer whose keys and values are read; previous: the last one before it that has its own.
+    kv_shared_with: Annotated[int, Field(ge=0)] | Literal["previous"] | None = None
     mask: CustomPart | None = None
     score: CustomPart | None = None
     pages: CustomPart | None = None
@@ -56,7 +59,7 @@ class AttentionChange(Settings):
         """Return this change on top of `other`, without those of its values that would have no effect."""
         below, mine = _given(other), _given(self)
         if self.sliding_window == FULL:
-            below.pop("num_sink_tokens", None)
+            below = {name: value for name, value in below.items() if name not in ("num_sink_tokens", "chunk_size")}
         if self.position in ("alibi", "none"):
             below.pop("rotary", None)
         return AttentionChange(**{**below, **mine})
@@ -66,7 +69,8 @@ class AttentionConfig(AttentionChange):
     """The slots for all layers, and where they differ:
 
     `pattern` is repeated over the layers, from the first on: `window` takes the change as it is, `full` without its
-    window, any other word the kind of that name on top of it. `layers` changes single ones, by number, last of all.
+    window or chunks, any other word the kind of that name on top of it. `layers` changes single ones, by number, last
+    of all.
     """
 
     regroup: Literal["mean_pool", "first"] = "mean_pool"  # how fewer key/value heads come from a trained model's

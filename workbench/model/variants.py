@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from workbench.errors import WorkbenchError, explain
 from workbench.model.attention_config import FULL, AttentionChange, AttentionConfig
 from workbench.model.attention_spec import AnyAttentionSpec, AttentionSpec
-from workbench.model.spec import ModelSpec
+from workbench.model.spec import LayerSpec, ModelSpec
 
 StateDict = dict[str, Tensor]
 
@@ -45,15 +45,24 @@ def change_attention(spec: ModelSpec, state: StateDict, composition: AttentionCo
 
 def change_spec(spec: ModelSpec, composition: AttentionConfig) -> ModelSpec:
     """Change the architecture alone, for weights that are still to be drawn."""
-    changes = composition.layer_changes(len(spec.layers))
-    layers = tuple(
-        kind.model_copy(update={"attention": _changed(kind.attention, change, index)})
-        for index, (kind, change) in enumerate(zip(spec.layers, changes, strict=True))
-    )
+    layers: list[LayerSpec] = []
+    for kind, change in zip(spec.layers, composition.layer_changes(len(spec.layers)), strict=True):
+        if change.kv_shared_with == "previous":
+            change = change.model_copy(update={"kv_shared_with": _last_with_its_own(layers)})
+        layers.append(kind.model_copy(update={"attention": _changed(kind.attention, change, len(layers))}))
     try:
-        return ModelSpec.model_validate(dict(spec) | {"layers": layers})
+        return ModelSpec.model_validate(dict(spec) | {"layers": tuple(layers)})
     except ValidationError as error:
         raise explain(error, "attention", ModelSpec) from None
+
+
+def _last_with_its_own(layers: Sequence[LayerSpec]) -> int:
+    """Return the last layer that caches keys and values of its own. Raises WorkbenchError where there is none."""
+    for index in range(len(layers) - 1, -1, -1):
+        if isinstance(layers[index].attention, AttentionSpec) and layers[index].attention.kv_shared_with is None:
+            return index
+    message = "kv_shared_with: previous: no layer before it has keys and values of its own"
+    raise WorkbenchError(f"attention of layer {len(layers)}: {message}")
 
 
 def pool_kv_heads(heads: Tensor, groups: int, pool: str = "mean_pool") -> Tensor:
@@ -75,7 +84,8 @@ def _changed(attention: AnyAttentionSpec, change: AttentionChange, index: int) -
     if isinstance(values.get("num_kv_heads"), str):
         values["num_kv_heads"] = heads if values["num_kv_heads"] == "multi_head" else 1
     if values.get("sliding_window") == FULL:
-        values |= {"sliding_window": None, "num_sink_tokens": 0}
+        chunks = {"chunk_size": None} if isinstance(attention, AttentionSpec) and change.chunk_size is None else {}
+        values |= {"sliding_window": None, "num_sink_tokens": 0, **chunks}
     try:
         # Field by field, so that fields that exclude each other are reported.
         return type(attention).model_validate(dict(attention) | values)

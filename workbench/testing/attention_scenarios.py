@@ -25,6 +25,9 @@ from workbench.scheduler.plan import StepPlan
 from workbench.testing.law import LawBroken
 
 VOCAB, CONTEXT = 31, 64
+# Key/value heads, query heads of each, columns of a head, tokens of a page: shapes that are compiled.
+Shape = tuple[int, int, int, int]
+CLASSES: tuple[Shape, ...] = ((4, 2, 8, 5), (1, 3, 4, 9), (2, 1, 8, 3))
 LONGEST = 40  # tokens of a text, unless more are asked for
 SampledLogits = dict[
     tuple[str, int], tuple[tuple[int, ...], Tensor]
@@ -77,17 +80,21 @@ class AttentionScenario:
 
 
 def attention_scenarios(
-    longest: int = LONGEST, same_shape: bool = False, page_size: int | None = None
+    longest: int = LONGEST, page_size: int | None = None, classes: int | None = None
 ) -> st.SearchStrategy[AttentionScenario]:
-    """Draw scenarios of many sizes, with pages of any size unless given.
+    """Draw scenarios of many sizes, with pages of any size unless given; of `classes` shapes where that is given, so
+    that few compilations serve all: the lengths of three texts differ."""
+    lengths = st.lists(st.integers(2, longest), min_size=2 if classes is None else 3, max_size=3).map(tuple)
+    if classes is None:
+        sizes = st.tuples(st.integers(1, 2), st.integers(1, 3), st.sampled_from([4, 8]), st.integers(1, 9))
+    else:
+        sizes = st.sampled_from(CLASSES[:classes])
 
-    With `same_shape` only the lengths of texts differ, so that one compilation serves all.
-    """
-    lengths = st.lists(st.integers(2, longest), min_size=3 if same_shape else 2, max_size=3).map(tuple)
-    heads = (2, 2, 8) if same_shape else (st.integers(1, 2), st.integers(1, 3), st.sampled_from([4, 8]))
-    sizes = (st.just(size) if isinstance(size, int) else size for size in heads)
-    pages = st.just(page_size or 4) if same_shape or page_size else st.integers(1, 9)
-    return st.builds(AttentionScenario, st.integers(0, 10_000), *sizes, lengths, st.integers(1, 12), pages)
+    def made(seed: int, size: Shape, lengths: tuple[int, ...], budget: int) -> AttentionScenario:
+        heads, share, dim, page = size
+        return AttentionScenario(seed, heads, share, dim, lengths, budget, page_size or page)
+
+    return st.builds(made, st.integers(0, 10_000), sizes, lengths, st.integers(1, 12))
 
 
 def sampled_logits(

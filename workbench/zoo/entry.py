@@ -40,6 +40,7 @@ class ZooEntry(Settings):
     rule: Line  # what would have to be measured for the claim to hold, written before any run
     held: str = ""  # what held here, in one sentence, after the run
     workload: dict[str, Any] = {}  # settings of the workload where the idea needs others than its kind has
+    model: dict[str, Any] = {}  # settings of the model, likewise: of the baseline and the reference too
 
     @field_validator("technique", "paper", "claim", "rule", "held")
     @classmethod

@@ -75,6 +75,7 @@ def experiment_of(entry: LoadedEntry, quick: bool = False) -> Experiment:
         "variants": {BASELINE: entry.settings.baseline, TECHNIQUE: entry.settings.use},
     }
     values["workload"] = _merged(values["workload"], entry.settings.workload)
+    values["model"] = _merged(values["model"], entry.settings.model)
     experiment = Experiment.from_values(values, where)
     if quick:
         experiment = experiment.with_(*QUICK[kind])

@@ -158,5 +158,6 @@ def measure_decode_speed(
 
 
 def with_model(experiment: Experiment, name: str | None, dtype: str | None) -> Experiment:
-    changes = {key: value for key, value in (("name", name), ("dtype", dtype)) if value is not None}
+    changes: dict[str, Any] = {key: value for key, value in (("name", name), ("dtype", dtype)) if value is not None}
+    changes |= {} if name is None else {"context": None}  # that of the model whose quality is measured
     return experiment.model_copy(update={"model": experiment.model.model_copy(update=changes)})
