@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from compiled_kernels.masks import ALiBi, Causal, Chunked, SlidingWindow
     from compiled_kernels.quantized_attention.quantize import hadamard_rotate
     from workbench.kv_cache.budget import EvictionBudget
-    from workbench.kv_cache.codec import Codec
+    from workbench.kv_cache.codec import Codec, CodecPair
     from workbench.kv_cache.codes import affine_codes, affine_numbers, nearest_levels, pack_bits, project, unpack_bits
     from workbench.kv_cache.eviction import EvictionPolicy, EvictionSettings, select_recent_and_heaviest
     from workbench.model.layers import Attention
@@ -40,6 +40,7 @@ PARTS: dict[str, dict[str, str]] = {
     },
     "format": {
         "Codec": "workbench.kv_cache.codec",
+        "CodecPair": "workbench.kv_cache.codec",
         "affine_codes": "workbench.kv_cache.codes",
         "affine_numbers": "workbench.kv_cache.codes",
         "hadamard_rotate": "compiled_kernels.quantized_attention.quantize",
@@ -81,10 +82,10 @@ PARTS: dict[str, dict[str, str]] = {
 }
 
 __all__ = [
-    "ALiBi", "Attention", "BuiltInPolicy", "Causal", "Chunked", "Codec", "EvictionBudget", "EvictionPolicy",
-    "EvictionSettings", "Filter", "Finished", "History", "LayerCombiner", "Proposer", "Ranking", "RequestView",
-    "SchedulerDecision", "SchedulerState", "SchedulingPolicy", "SlidingWindow", "StreamCombiner", "TokenSampler",
-    "affine_codes", "affine_numbers", "hadamard_rotate", "nearest_levels", "pack_bits", "project",
+    "ALiBi", "Attention", "BuiltInPolicy", "Causal", "Chunked", "Codec", "CodecPair", "EvictionBudget",
+    "EvictionPolicy", "EvictionSettings", "Filter", "Finished", "History", "LayerCombiner", "Proposer", "Ranking",
+    "RequestView", "SchedulerDecision", "SchedulerState", "SchedulingPolicy", "SlidingWindow", "StreamCombiner",
+    "TokenSampler", "affine_codes", "affine_numbers", "hadamard_rotate", "nearest_levels", "pack_bits", "project",
     "sample_categorical", "schedule_in_order", "select_recent_and_heaviest", "sorted_with_aging", "split_decodes",
     "unpack_bits", "with_aging",
 ]  # fmt: skip

@@ -16,7 +16,7 @@ from workbench.request import CustomPart
 
 Side = Literal["keys", "values"]
 SIDES: tuple[Side, Side] = ("keys", "values")
-STAND_IN_TOKENS = 512  # of random keys and values, where only sizes are asked for
+STAND_IN_TOKENS = 64  # of random keys and values, where only sizes are asked for
 Layout = tuple[tuple[tuple[int, ...], torch.dtype], ...]  # shape of one row or block, and type, of each tensor
 
 
@@ -34,8 +34,8 @@ class Codec(Protocol):
     """
 
     def encode(self, rows: Tensor) -> tuple[Tensor, ...]:
-        """Return the tensors to store, each [token, kv_head, ...] (of blocks: [block, ...]), of the same types and
-        widths in every call."""
+        """Return the tensors to store, each [token, ...] (of blocks: [block, ...]), of the same types and sizes in
+        every call."""
         ...
 
     def decode(self, *stored: Tensor) -> Tensor:
@@ -96,12 +96,12 @@ class LoadedCodec:
             raise WorkbenchError(f"{self.name}: encode raised {type(error).__name__}: {error}") from error
         if not isinstance(stored, tuple) or not stored or not all(isinstance(each, Tensor) for each in stored):
             raise WorkbenchError(f"{self.name}: encode must return a tuple of tensors, not {type(stored).__name__}")
-        same, axes = (2, "[token, kv_head]") if self.group is None else (1, "[block]")
+        given, axis = ("rows", "token") if self.group is None else ("blocks", "block")
         for each in stored:
-            if each.shape[:same] != rows.shape[:same]:
+            if each.shape[:1] != rows.shape[:1]:
                 raise WorkbenchError(
-                    f"{self.name}: encode returned {list(each.shape)} for {'rows' if same == 2 else 'blocks'} "
-                    f"{list(rows.shape)}; each tensor begins with {axes}"
+                    f"{self.name}: encode returned {list(each.shape)} for {given} {list(rows.shape)}; "
+                    f"each tensor begins with [{axis}]"
                 )
         return stored
 

@@ -22,14 +22,14 @@ from workbench.kv_cache.quantized import QuantizedLayer
 
 
 class CodecPages:
-    """Pages of one layer as a codec encodes them: tensors [page, offset, kv_head, ...] of rows, [page, block, ...] of
-    groups; page 0 is the null page."""
+    """Pages of one layer as a codec encodes them: tensors [page, offset, ...] of rows, [page, block, ...] of groups;
+    page 0 is the null page."""
 
     def __init__(
         self, shape: KVCacheSpec, codec: LoadedCodec, pages: int, page_size: int, dtype: torch.dtype, device: str
     ):
         self.codec, self.dtype = codec.ready(shape.num_kv_heads, shape.head_dim, device), dtype
-        self.num_kv_heads, self.head_dim = shape.num_kv_heads, shape.head_dim
+        self.num_kv_heads, self.head_dim, self.page_size = shape.num_kv_heads, shape.head_dim, page_size
         layout = stored_layout(self.codec, shape.num_kv_heads, shape.head_dim, dtype)
         each = page_size // (codec.group or 1)
         self.keys, self.values = (
@@ -44,19 +44,35 @@ class CodecPages:
             for stored, encoded in zip(pages, self.codec.encode(rows.to(self.dtype), side), strict=True):
                 stored.flatten(0, 1)[slots] = encoded
 
-    def decode(self, table: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def decode(self, table: Tensor, ends: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the pages of a table [seq, held], each decoded once: keys and values [page, kv_head, offset,
-        head_dim], the null page first, and the table of their new numbers."""
+        head_dim], the null page first, and the table of their new numbers.
+
+        Sequences have been encoded up to the positions `ends` [seq]. What lies behind, and the null page, read as zeros:
+        a codec decodes nothing but what it has encoded.
+        """
         null = torch.full((1,), NULL_PAGE, dtype=table.dtype, device=table.device)
         used, renumbered = torch.cat([null, table.flatten()]).unique(return_inverse=True)
-        keys, values = (self._decode(side, used.long()) for side in SIDES)
+        first = self.page_size * torch.arange(table.shape[1], device=table.device)
+        held = (ends.to(table.device)[:, None] - first).clamp(0, self.page_size).flatten()
+        known = held.new_zeros(len(used)).scatter_reduce(0, renumbered[1:], held, "amax")
+        known[0] = 0
+        each = self.codec.group or 1
+        written = each * torch.arange(self.page_size // each, device=table.device) < known[:, None]  # [page, row]
+        keys, values = (self._decode(side, used.long(), written) for side in SIDES)
         return keys, values, renumbered[1:].view_as(table).to(table.dtype)
 
-    def _decode(self, side: Side, used: Tensor) -> Tensor:
-        stored = tuple(pages[used].flatten(0, 1) for pages in (self.keys if side == "keys" else self.values))
-        rows = self.codec.decode(stored, self.num_kv_heads, self.head_dim, side).to(self.dtype)
-        tokens = rows if self.codec.group is None else rows.flatten(0, 1)
-        return tokens.unflatten(0, (len(used), -1)).transpose(1, 2).contiguous()
+    def _decode(self, side: Side, used: Tensor, written: Tensor) -> Tensor:
+        pages, offsets = written.nonzero(as_tuple=True)
+        tensors = self.keys if side == "keys" else self.values
+        found = torch.zeros(len(used), self.page_size, self.num_kv_heads, self.head_dim, dtype=self.dtype,
+                            device=used.device)  # fmt: skip
+        if len(pages):
+            stored = tuple(tensor[used[pages], offsets] for tensor in tensors)
+            rows = self.codec.decode(stored, self.num_kv_heads, self.head_dim, side).to(self.dtype)
+            split = found if self.codec.group is None else found.unflatten(1, (-1, self.codec.group))
+            split[pages, offsets] = rows
+        return found.transpose(1, 2).contiguous()
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -101,7 +117,7 @@ class CodecLayer:
     def paged(self, batch: TokenBatch, mask: Mask = Causal()) -> PagedKV:  # noqa: B008 (a frozen value)
         """Return the pages that a batch reads under a mask, decoded; the null page comes first."""
         table = shown_table(batch.page_tables[self.group], batch.spans, mask, self.page_size)
-        return PagedKV(*self.pages.decode(table))
+        return PagedKV(*self.pages.decode(table, batch.context_lengths))
 
     def attend(self, q: Tensor, batch: TokenBatch, parameters: AttentionParameters, backend: Backend) -> Tensor:
         """Return attention of queries [token, head, head_dim] over everything written: [token, head, head_dim]."""
@@ -155,7 +171,8 @@ class GroupedCodecLayer(QuantizedLayer):
     def paged(self, batch: TokenBatch, mask: Mask = Causal()) -> QuantizedKV:  # noqa: B008 (a frozen value)
         """Return the pages that a batch reads under a mask, the encoded ones decoded."""
         table = shown_table(batch.page_tables[self.group], batch.spans, mask, self.page_size)
-        keys, values, renumbered = self.pages.decode(table)
+        ends = self.quantization_rule.quantized_until_each(batch.context_lengths)
+        keys, values, renumbered = self.pages.decode(table, ends)
         recent = self.residual_keys, self.residual_values
         tables = renumbered, batch.page_tables[self.residual_group]
         return QuantizedKV(QuantizedTensor(keys), QuantizedTensor(values), *recent, *tables, self.quantization_rule)

@@ -90,11 +90,20 @@ class LayerFormatOverride(Settings):
     codec: CodecSetting | None = None
 
 
+class CalibrationSettings(Settings):
+    """The text on which codecs are calibrated: a file, or the workbench's own (Python code). A model without tokenizer
+    gets random tokens."""
+
+    text: str | None = None
+    tokens: Count = 1024  # its first ones
+
+
 class CacheFormat(LayerFormat):
     """The format of all layers, with overrides by layer index. `dtype` is the type of what is not quantized; `auto` is
     the model's."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    calibration: CalibrationSettings = CalibrationSettings()  # of codecs that want it
     layers: dict[Annotated[int, Field(ge=0)], LayerFormatOverride] = {}
 
     def for_layer(self, layer: int) -> LayerFormat:

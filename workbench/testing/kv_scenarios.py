@@ -21,6 +21,7 @@ from workbench.testing.attention_scenarios import VOCAB, SampledLogits, random_t
 HEAD_DIM = 16
 OUTPUT_TOKENS = 3  # output tokens of each text
 TOKENS_OF_A_PAGE = 8  # where no quantization group says more
+CALIBRATION_TOKENS = 64  # on which codecs of a small model are calibrated, with every runner
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,8 @@ def shrink_to_test_layers(format: CacheFormat) -> CacheFormat:
     usual = format.for_layer(max(format.layers, default=0) + 1)
     others = {mine: change for layer, change in format.layers.items() if (mine := format.for_layer(layer)) != usual}
     layers = {2 + 2 * i + second: change for i, change in enumerate(others.values()) for second in (0, 1)}
-    return format.model_copy(update={"layers": layers})
+    calibration = format.calibration.model_copy(update={"tokens": CALIBRATION_TOKENS})
+    return format.model_copy(update={"layers": layers, "calibration": calibration})
 
 
 def num_test_layers(format: CacheFormat) -> int:
