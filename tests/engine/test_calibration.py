@@ -19,7 +19,7 @@ from workbench.errors import WorkbenchError
 from workbench.executors.calibration import CALIBRATION_TEXT, calibrate_codecs, calibration_windows, keys_and_values
 from workbench.inspect.whole_text import TextAttention
 from workbench.kv_cache.codec import CodecPair
-from workbench.kv_cache.format import CacheFormat, CalibrationSettings
+from workbench.kv_cache.format import CacheFormat, CodecCalibration
 from workbench.request import CustomPart
 from workbench.testing import check_kv_format, kv_format
 from workbench.testing.law import ConformityReport
@@ -101,15 +101,15 @@ def test_a_sample_is_what_the_model_computes() -> None:
 def test_each_layer_gets_its_own_once() -> None:
     model = model_of(spec_of(layer(), layer(), layer()), 1)
     format = cache(layers={1: {"format": "int8", "quant_group": 8, "columns": 8}})
-    specs = calibrate_codecs(model, model.cache_shapes(format), CalibrationSettings(tokens=30), None)
+    specs = calibrate_codecs(model, model.cache_shapes(format), CodecCalibration(tokens=30), None)
     assert [spec.codec is not None for spec in specs] == [True, False, True]
     found = [spec.codec for spec in specs if spec.codec is not None]
     assert not any(codec.needs_calibration for codec in found) and found[0] is not found[1]
     scales = [next(codec.tensors()) for codec in found]
     assert not torch.equal(*scales), "layers differ"
-    again = calibrate_codecs(model, model.cache_shapes(format), CalibrationSettings(tokens=30), None)
+    again = calibrate_codecs(model, model.cache_shapes(format), CodecCalibration(tokens=30), None)
     assert all(torch.equal(a, b) for a, b in zip(found[0].tensors(), again[0].codec.tensors(), strict=True))  # type: ignore[union-attr] (it has one)
-    assert calibrate_codecs(model, specs, CalibrationSettings(), None) is specs, "nothing is left to calibrate"
+    assert calibrate_codecs(model, specs, CodecCalibration(), None) is specs, "nothing is left to calibrate"
 
 
 def test_an_engine_calibrates_when_it_is_made() -> None:
@@ -129,7 +129,7 @@ def test_the_text(tmp_path: Path) -> None:
     arguments = runner.model, runner.tokenizer
 
     def windows(**settings: Any) -> list[tuple[int, ...]]:
-        return calibration_windows(arguments[0], CalibrationSettings(**settings), arguments[1])
+        return calibration_windows(arguments[0], CodecCalibration(**settings), arguments[1])
 
     assert windows() == [whole[:1024]] and windows(tokens=1500) == [whole[:1024], whole[1024:1500]]
     mine = tmp_path / "mine.txt"

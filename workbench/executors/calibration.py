@@ -19,7 +19,7 @@ from workbench.batch import TokenBatch
 from workbench.errors import WorkbenchError
 from workbench.executors.reference import eager_copy
 from workbench.kv_cache.codec import LoadedCodec, stored_layout
-from workbench.kv_cache.format import CalibrationSettings, KVCacheSpec
+from workbench.kv_cache.format import CodecCalibration, KVCacheSpec
 from workbench.kv_cache.store import CacheLayer, DenseLayer, HybridLayer
 from workbench.model.layers import Angles, TransformerBlock
 from workbench.model.transformer import Transformer
@@ -34,7 +34,7 @@ TOKENS_PER_WINDOW = 1024  # of the text that are computed together, and see one 
 def calibrate_codecs(
     model: Transformer,
     specs: tuple[KVCacheSpec, ...],
-    settings: CalibrationSettings,
+    settings: CodecCalibration,
     tokenizer: Tokenizer | None,
     report: Callable[[str], None] = to_stderr,
 ) -> tuple[KVCacheSpec, ...]:
@@ -66,7 +66,7 @@ def _calibrated(spec: KVCacheSpec, codec: LoadedCodec, layer: int, keys: Tensor,
 
 
 def calibration_windows(
-    model: Transformer, settings: CalibrationSettings, tokenizer: Tokenizer | None
+    model: Transformer, settings: CodecCalibration, tokenizer: Tokenizer | None
 ) -> list[tuple[int, ...]]:
     """Return token ids of the text, cut into windows within the model's context. Raises WorkbenchError where there are
     none."""

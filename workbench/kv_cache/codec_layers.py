@@ -48,8 +48,8 @@ class CodecPages:
         """Return the pages of a table [seq, held], each decoded once: keys and values [page, kv_head, offset,
         head_dim], the null page first, and the table of their new numbers.
 
-        Sequences have been encoded up to the positions `ends` [seq]. What lies behind, and the null page, read as zeros:
-        a codec decodes nothing but what it has encoded.
+        Sequences have been encoded up to the positions `ends` [seq]. What lies behind, and the null page, is zero: a
+        codec decodes nothing but what it has encoded.
         """
         null = torch.full((1,), NULL_PAGE, dtype=table.dtype, device=table.device)
         used, renumbered = torch.cat([null, table.flatten()]).unique(return_inverse=True)

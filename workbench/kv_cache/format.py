@@ -90,7 +90,7 @@ class LayerFormatOverride(Settings):
     codec: CodecSetting | None = None
 
 
-class CalibrationSettings(Settings):
+class CodecCalibration(Settings):
     """The text on which codecs are calibrated: a file, or the workbench's own (Python code). A model without tokenizer
     gets random tokens."""
 
@@ -103,7 +103,7 @@ class CacheFormat(LayerFormat):
     the model's."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    calibration: CalibrationSettings = CalibrationSettings()  # of codecs that want it
+    calibration: CodecCalibration = CodecCalibration()  # of codecs that want it
     layers: dict[Annotated[int, Field(ge=0)], LayerFormatOverride] = {}
 
     def for_layer(self, layer: int) -> LayerFormat:
