@@ -58,4 +58,5 @@ class Pq:
     rounds: int = 8
 
     def calibrate(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> CodecPair:
-        return CodecPair(*(ProductCodes(sample, self.columns, self.rounds) for sample in (keys, values)))
+        given = self.columns, self.rounds
+        return CodecPair(ProductCodes(keys, *given), ProductCodes(values, *given))

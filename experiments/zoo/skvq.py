@@ -57,4 +57,5 @@ class Skvq:
         self.bits, self.columns = bits, columns
 
     def calibrate(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> CodecPair:
-        return CodecPair(*(Clipped(sample, self.bits, self.columns) for sample in (keys, values)), group=1)
+        given = self.bits, self.columns
+        return CodecPair(Clipped(keys, *given), Clipped(values, *given), group=1)

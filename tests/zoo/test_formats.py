@@ -33,7 +33,7 @@ FORMATS = formats()
 
 def part(name: str, **arguments: Any) -> Any:
     """Build the part of an entry that its setting names."""
-    codec = FORMATS[name]["codec"]
+    codec: Any = FORMATS[name]["codec"]
     codec = {"path": codec} if isinstance(codec, str) else codec
     return resolve_path(codec["path"])(**{**codec.get("arguments", {}), **arguments})
 

@@ -5,7 +5,6 @@ The same model, codec and text give the same codecs: nothing else enters.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +24,6 @@ from workbench.model.layers import Angles, TransformerBlock
 from workbench.model.transformer import Transformer
 from workbench.progress import report_if_slow, to_stderr
 from workbench.prompt.tokenization.tokenizer import Tokenizer
-from workbench.request import random_token_ids
 
 CALIBRATION_TEXT = Path(__file__).resolve().parent.parent / "demo" / "calibration.txt"
 TOKENS_PER_WINDOW = 1024  # of the text that are computed together, and see one another
@@ -68,20 +66,20 @@ def _calibrated(spec: KVCacheSpec, codec: LoadedCodec, layer: int, keys: Tensor,
 def calibration_windows(
     model: Transformer, settings: CodecCalibration, tokenizer: Tokenizer | None
 ) -> list[tuple[int, ...]]:
-    """Return token ids of the text, cut into windows within the model's context. Raises WorkbenchError where there are
-    none."""
+    """Return token ids of the text, cut into windows within the model's context; without a tokenizer its bytes are
+    tokens, as far as the vocabulary reaches. Raises WorkbenchError where there are none."""
+    path = CALIBRATION_TEXT if settings.text is None else Path(settings.text)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"{path} cannot be read as text ({type(error).__name__})"
+        raise WorkbenchError(f"cache.calibration.text: {message}") from None
     if tokenizer is None:
-        ids = random_token_ids(random.Random(0), model.spec.vocab_size, settings.tokens)
+        ids = tuple(byte % model.spec.vocab_size for byte in text.encode()[: settings.tokens])
     else:
-        path = CALIBRATION_TEXT if settings.text is None else Path(settings.text)
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            message = f"{path} cannot be read as text ({type(error).__name__})"
-            raise WorkbenchError(f"cache.calibration.text: {message}") from None
         ids = tuple(tokenizer.encode(text))[: settings.tokens]
-        if not ids:
-            raise WorkbenchError(f"cache.calibration.text: {path} is empty")
+    if not ids:
+        raise WorkbenchError(f"cache.calibration.text: {path} is empty")
     size = min(TOKENS_PER_WINDOW, model.spec.max_position_embeddings)
     return [ids[start : start + size] for start in range(0, len(ids), size)]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -33,13 +33,15 @@ class Codec(Protocol):
     [token, kv_head, head_dim] in float32, once when the model is loaded, and returns the codec of this layer.
     """
 
-    def encode(self, rows: Tensor) -> tuple[Tensor, ...]:
+    def encode(self, rows: Tensor, /) -> tuple[Tensor, ...]:
         """Return the tensors to store, each [token, ...] (of blocks: [block, ...]), of the same types and sizes in
         every call."""
         ...
 
-    def decode(self, *stored: Tensor) -> Tensor:
-        """Return rows [token, kv_head, head_dim] (blocks) from what `encode` returned."""
+    @property
+    def decode(self) -> Callable[..., Tensor]:
+        """Return rows [token, kv_head, head_dim] (blocks) from the tensors that `encode` returned: a method of as
+        many."""
         ...
 
 
@@ -164,11 +166,11 @@ def load_codec(part: CustomPart) -> LoadedCodec:
 def _sides(made: Any, name: str) -> tuple[Codec, Codec]:
     """Return the codecs of keys and of values. Raises WorkbenchError where one is none."""
     verbs = any(callable(getattr(made, verb, None)) for verb in ("encode", "decode"))
-    pair = [getattr(made, side, None) for side in SIDES]
-    if not verbs and None not in pair:
-        for side, each in zip(SIDES, pair, strict=True):
+    keys, values = (getattr(made, side, None) for side in SIDES)
+    if not verbs and keys is not None and values is not None:
+        for side, each in zip(SIDES, (keys, values), strict=True):
             _check_verbs(each, f"{name}.{side}")
-        return pair[0], pair[1]
+        return keys, values
     _check_verbs(made, name)
     return made, made
 

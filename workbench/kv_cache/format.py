@@ -91,8 +91,8 @@ class LayerFormatOverride(Settings):
 
 
 class CodecCalibration(Settings):
-    """The text on which codecs are calibrated: a file, or the workbench's own (Python code). A model without tokenizer
-    gets random tokens."""
+    """The text on which codecs are calibrated: a file, or the workbench's own (Python code). Of a model without
+    tokenizer its bytes are tokens."""
 
     text: str | None = None
     tokens: Count = 1024  # its first ones
