@@ -377,7 +377,7 @@ FEATURES: dict[str, Feature] = {
 OPERATOR_CASES: dict[str, tuple[str, str, tuple[Role, ...]]] = {
     "INT8 activations": ("linear_w8a8", "", BLOCKS),
     "quantized keys with dense values, or the other way": ("quantized_attention", "dense keys", EVERY),
-    GROUPED_CODEC: ("quantized_attention", "decode dense", EVERY),  # decoded for each step
+    GROUPED_CODEC: ("quantized_attention", "decode dense float32", EVERY),  # decoded for each step
 }
 NOT_IN_STEP = "the compiled decode step has none"
 LIMITS: tuple[Limit, ...] = (
