@@ -40,6 +40,7 @@ DOTS = "compiled_kernels/triton_code/dots.py"
 GAPS: tuple[Gap, ...] = (
     Gap("linear_w8a8", Backend.TRITON, "*", "not written; INT8 activations run on eager, inductor and mlir"),
     Gap("quantized_attention", Backend.MLIR, "*dense keys*", "keys and values are both read as integers, or neither"),
+    Gap("quantized_attention", Backend.MLIR, "* dense [bf]*", "old tokens are read as codes, never decoded"),
     Gap("log_softmax", Backend.TRITON, "*", "fused with the top-k extraction: see top_logprobs"),
     Gap("top_logprobs", Backend.MLIR, "*", "selection has no vector form; log_softmax has"),
     Gap("linear_int8", Backend.TRITON, "* bfloat16", BF16_DOTS, DOTS),

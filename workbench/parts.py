@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from compiled_kernels.masks import ALiBi, Causal, Chunked, SlidingWindow
     from compiled_kernels.quantized_attention.quantize import hadamard_rotate
     from workbench.kv_cache.budget import EvictionBudget
-    from workbench.kv_cache.codec import Codec
+    from workbench.kv_cache.codec import Codec, CodecPair
     from workbench.kv_cache.codes import affine_codes, affine_numbers, nearest_levels, pack_bits, project, unpack_bits
     from workbench.kv_cache.eviction import EvictionPolicy, EvictionSettings, select_recent_and_heaviest
     from workbench.measure.quality.held_out import training_texts
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from workbench.sampling.ranking import Ranking
     from workbench.sampling.samplers import TokenSampler, sample_categorical
     from workbench.sampling.searches import Branch, Search
-    from workbench.sampling.verify import Draft, NO_DRAFT
+    from workbench.sampling.verify import NO_DRAFT, Draft
     from workbench.scheduler.ordering import schedule_in_order, sorted_with_aging, split_decodes, with_aging
     from workbench.scheduler.policies import BuiltInPolicy
     from workbench.scheduler.policy import RequestView, SchedulerDecision, SchedulerState, SchedulingPolicy
@@ -45,6 +45,7 @@ PARTS: dict[str, dict[str, str]] = {
     },
     "format": {
         "Codec": "workbench.kv_cache.codec",
+        "CodecPair": "workbench.kv_cache.codec",
         "affine_codes": "workbench.kv_cache.codes",
         "affine_numbers": "workbench.kv_cache.codes",
         "hadamard_rotate": "compiled_kernels.quantized_attention.quantize",
@@ -94,13 +95,13 @@ PARTS: dict[str, dict[str, str]] = {
 }
 
 __all__ = [
-    "ALiBi", "Attention", "Branch", "BuiltInPolicy", "Causal", "Chunked", "Codec", "Draft", "EvictionBudget",
-    "EvictionPolicy", "EvictionSettings", "Filter", "Finished", "History", "LayerCombiner", "NO_DRAFT", "Proposer",
-    "Ranking", "RequestView", "SchedulerDecision", "SchedulerState", "SchedulingPolicy", "Search", "Sequence",
-    "SlidingWindow", "SpeculationTarget", "StreamCombiner", "TokenSampler", "Verification", "affine_codes",
-    "affine_numbers", "hadamard_rotate", "nearest_levels", "pack_bits", "project", "sample_categorical",
-    "schedule_in_order", "select_recent_and_heaviest", "sorted_with_aging", "split_decodes", "training_texts",
-    "unpack_bits", "with_aging",
+    "ALiBi", "Attention", "Branch", "BuiltInPolicy", "Causal", "Chunked", "Codec", "CodecPair", "Draft",
+    "EvictionBudget", "EvictionPolicy", "EvictionSettings", "Filter", "Finished", "History", "LayerCombiner",
+    "NO_DRAFT", "Proposer", "Ranking", "RequestView", "SchedulerDecision", "SchedulerState", "SchedulingPolicy",
+    "Search", "Sequence", "SlidingWindow", "SpeculationTarget", "StreamCombiner", "TokenSampler", "Verification",
+    "affine_codes", "affine_numbers", "hadamard_rotate", "nearest_levels", "pack_bits", "project",
+    "sample_categorical", "schedule_in_order", "select_recent_and_heaviest", "sorted_with_aging", "split_decodes",
+    "training_texts", "unpack_bits", "with_aging",
 ]  # fmt: skip
 
 

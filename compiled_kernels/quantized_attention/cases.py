@@ -20,6 +20,7 @@ FORMATS: tuple[tuple[QuantFormat, QuantFormat], ...] = (
     ("int4", "int4"),
     ("fp8", "fp8"),
     ("dense", "int4"),
+    ("dense", "dense"),
 )
 
 

@@ -1,4 +1,4 @@
-"""NF4: four bits a number on the grid of a normal distribution's quantiles, scaled to the largest of a block of columns.
+"""NF4: four bits a number on a grid of normal quantiles, scaled to the largest of a block of columns.
 
 Dettmers et al., 2023, "QLoRA: Efficient Finetuning of Quantized LLMs", equation 4 (there of weights):
 

@@ -6,8 +6,8 @@ Ashkboos et al., 2024, "QuaRot: Outlier-Free 4-Bit Inference in Rotated LLMs", s
     stored =  int4(H k),        k' = H int4^-1(stored)
 
 A rotation spreads an outlier of one channel over all of them, and the range that a scale must cover shrinks. The paper
-rotates queries and keys after rotary, and values through the weights; here a row is rotated back as it is decoded, which
-gives the same numbers. Codes are asymmetric, with a scale and a minimum for each token and head.
+rotates queries and keys after rotary, and values through the weights; here a row is rotated back as it is decoded,
+which gives the same numbers. Codes are asymmetric, with a scale and a minimum for each token and head.
 """
 
 from __future__ import annotations

@@ -126,6 +126,7 @@ MODELS: dict[str, Requirements] = {
     **{name: model(WIDE, weights=format) for name, format in FORMATS.items()},
     "dense keys": model(WIDE, cache={"values": "int8"}),
     "own codec": model(WIDE, layer(sliding_window=9), cache={"codec": HERE + "Halved"}),
+    "own codec of groups": model(WIDE, layer(sliding_window=9), cache={"codec": HERE + "HalvedGroups"}),
     "another cache": model(WIDE, dtype=torch.bfloat16, cache_dtype=torch.float32),
 }  # fmt: skip
 OTHERS = {  # what no model has: settings of a run, and of the machine

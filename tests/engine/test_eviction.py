@@ -177,7 +177,7 @@ def test_heads_that_a_codec_mixes_cannot_keep_tokens_of_their_own() -> None:
     row = torch.randn(3, 2, 4, generator=torch.Generator().manual_seed(1))
     codecs: list[tuple[Any, bool]] = [(Signs(), True), (MixedHeads(), False)]
     for codec, apart in codecs:
-        assert codes_heads_apart(LoadedCodec(codec, "own"), 2, 4, row.dtype) == apart
+        assert codes_heads_apart(LoadedCodec(codec, "own", None, (codec, codec)), 2, 4, row.dtype) == apart
 
 
 @pytest.mark.parametrize(

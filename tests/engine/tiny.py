@@ -66,6 +66,12 @@ class Halved:
         return rows.float()
 
 
+class HalvedGroups(Halved):
+    """A cache codec of groups of tokens."""
+
+    group = 8
+
+
 def even(query: Tensor, key: Tensor) -> Tensor:
     """A user's mask: every other key, and the query's own."""
     return (key <= query) & ((key % 2 == 0) | (key == query))

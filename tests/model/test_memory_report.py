@@ -191,3 +191,13 @@ def test_terms_of_layers_that_cache_otherwise_add_up() -> None:
     states = 2 * 2 * conv.state_bytes  # the one that a step reads and the one that it writes, in two layers
     assert counted.memory.sequence_bytes == states + 36 * (2 * 4 + 2 * 2 * 4) * 2
     assert sum(term.bytes for term in cache_terms(counted)) == counted.memory.sequence_bytes
+
+
+def test_terms_of_a_codec_of_groups_add_up() -> None:
+    """Old tokens as the codec stores them, new ones dense; a codec to be calibrated has sizes without any sample."""
+    for name, group in (("tests.engine.tiny:HalvedGroups", 8), ("tests.engine.test_calibration:ByHead", None)):
+        changes = (f"cache.codec={name}", "cache.residual_length=8")
+        counted = estimate_memory(spec_of(layer(4, 2), layer()), context=64, page_size=8, changes=changes)
+        terms = cache_terms(counted)
+        assert len(terms) == (4 if group else 2), terms
+        assert sum(term.bytes for term in terms) == counted.memory.sequence_bytes

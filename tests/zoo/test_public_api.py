@@ -41,6 +41,7 @@ ALLOWED = {
     "typical": "a word of English",
     "quest": "a docstring names it as an example of a choice of pages, which any function is",
     "moba": "as quest",
+    "kivi": "docstrings name it as the source of the built-in groups of tokens and of their scales by channel",
     "quarot": "a docstring names it as the source of rotated heads, a setting of any format",
 }
 

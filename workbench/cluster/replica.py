@@ -41,13 +41,16 @@ def tokens_in_cache(runner: Runner) -> int:
 
 
 def fingerprint_of(runner: Runner) -> str:
-    """Return a text that differs where the same tokens may be answered differently: of settings and sampled weights."""
+    """Return a text that differs where the same tokens may be answered differently: of settings, sampled weights and
+    calibrated codecs."""
     found = hashlib.sha256(repr(runner.config).encode())
     for name, tensor in runner.model.state_dict().items():
         flat = tensor.detach().flatten()
         step = max(1, flat.numel() // SAMPLES_OF_A_TENSOR)
         found.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
         found.update(flat[::step].contiguous().float().cpu().numpy().tobytes())
+    for tensor in runner.store.codec_tensors:
+        found.update(tensor.detach().contiguous().float().cpu().numpy().tobytes())
     return f"fp_{found.hexdigest()[:12]}"
 
 

@@ -49,6 +49,7 @@ class KVCache:
         clock: Callable[[], float],
         page_orders: tuple[list[int], ...] | None = None,
         shared: SharedPages | None = None,
+        specs: tuple[KVCacheSpec, ...] | None = None,
     ) -> KVCache:
         """Build the cache of `config` for `model`.
 
@@ -56,6 +57,7 @@ class KVCache:
             clock: returns seconds, for the lifetime of prefixes.
             page_orders: for each cache group, the order in which its pages are first used.
             shared: pages of a memory that other processes map too, in place of `cache.pages` of its own.
+            specs: of the layers, where codecs have been calibrated.
         """
         settings, page_size = config.cache, config.cache.page_size
         max_chunk_tokens = config.schedule.limits.max_prefill_tokens
@@ -63,11 +65,11 @@ class KVCache:
         groups = range(len(counts))
         orders = page_orders or (None,) * len(groups)
         if shared is None:
-            store = build_store(model, config, counts, str(model.device))
+            store = build_store(model, config, counts, str(model.device), specs)
             pools = tuple(PagePool(count, page_size, order) for count, order in zip(counts, orders, strict=True))
         else:
             check_shareable(model, config)
-            store = shared.store(lambda totals, device: build_store(model, config, totals, device))
+            store = shared.store(lambda totals, device: build_store(model, config, totals, device, specs))
             lent = shared.lent or ({},) * len(groups)
             pools = tuple(
                 SharedPagePool(total, page_size, home, owed, order)
@@ -144,9 +146,16 @@ class KVCache:
             self.manager.prefix_cache.clear()
 
 
-def build_store(model: Transformer, config: EngineConfig, num_pages: tuple[int, ...], device: str) -> KVStore:
-    """Build the store of `config` with so many pages, by cache group."""
-    shapes, page_size, dtype = model.cache_shapes(config.cache), config.cache.page_size, config.cache_dtype(model.dtype)
+def build_store(
+    model: Transformer,
+    config: EngineConfig,
+    num_pages: tuple[int, ...],
+    device: str,
+    specs: tuple[KVCacheSpec, ...] | None = None,
+) -> KVStore:
+    """Build the store of `config` with so many pages, by cache group; `specs` have its codecs calibrated."""
+    shapes = specs or model.cache_shapes(config.cache)
+    page_size, dtype = config.cache.page_size, config.cache_dtype(model.dtype)
     if isinstance(model, TensorParallelTransformer):
         return TensorParallelStore(model.ranks, shapes, num_pages, page_size, dtype, device)
     return KVStore(shapes, num_pages, page_size, dtype, device)
@@ -165,6 +174,9 @@ def check_shareable(model: Transformer, config: EngineConfig) -> None:
     if config.cache.evict is not None:
         message = "which tokens remain is known to the engine that chose them; leave out cache.evict"
         raise WorkbenchError(f"prefill and decode apart with cache.evict: {message}")
+    if any(shape.codec is not None and shape.codec.needs_calibration for shape in model.cache_shapes(config.cache)):
+        message = "each engine would calibrate for itself, and none says how to the other; leave out cache.codec"
+        raise WorkbenchError(f"prefill and decode apart with a codec that is calibrated: {message}")
     if isinstance(model, TensorParallelTransformer):
         message = "its pages lie with its ranks; leave out parallel.tensor"
         raise WorkbenchError(f"prefill and decode apart with parallel.tensor: {message}")

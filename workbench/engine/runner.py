@@ -29,6 +29,7 @@ from workbench.engine.speculator import build_speculator
 from workbench.engine.telemetry import StepTimestamps, Telemetry
 from workbench.errors import WorkbenchError
 from workbench.executors.base import Executor, build_executor, with_eviction
+from workbench.executors.calibration import calibrate_codecs
 from workbench.executors.contention import StepThreads
 from workbench.executors.select import Backends, early_layers_problem, incompatible_settings
 from workbench.inspect.attention import Inspection, inspect
@@ -93,7 +94,9 @@ class Runner(Displayable):
         if self.tokenizer is not None:
             self.tokenizer.check_vocab_size(spec.vocab_size)
         self.clock, self._sleep, self.now = clock, sleep, 0.0
-        self.kv_cache = KVCache.build(self.model, config, lambda: self.now, page_orders, shared_pages)
+        specs = self.model.cache_shapes(config.cache)
+        specs = calibrate_codecs(self.model, specs, config.cache.calibration, self.tokenizer, report)
+        self.kv_cache = KVCache.build(self.model, config, lambda: self.now, page_orders, shared_pages, specs)
         self.store = self.kv_cache.store
         self.backends = loaded.backends or Backends.own(self.model, self.store)
         schedule = config.schedule

@@ -303,7 +303,7 @@ TREES_IN_CODES = "trees of drafts over quantized or encoded keys, summaries of p
 EARLY, EARLY_ON_RANKS = "logits of early layers", "logits of early layers on several ranks"
 PARALLEL_ON_RANKS = "parallel attention and feed-forward on several ranks"
 INT8, INT4, FP8 = "INT8 keys or values", "INT4 keys or values", "FP8 keys or values"
-CODEC = "user-defined cache codec"
+CODEC, GROUPED_CODEC = "user-defined cache codec", "user-defined cache codec of groups of tokens"
 FEATURES: dict[str, Feature] = {
     RANKS: Feature("parallel.tensor", _on_ranks(lambda wanted: True)),
     MIXTURE_ON_RANKS: Feature("parallel.tensor", _on_ranks(_setting("experts"))),
@@ -387,6 +387,9 @@ FEATURES: dict[str, Feature] = {
     INT4: Feature("cache", _format("int4")),
     FP8: Feature("cache", _format("fp8")),
     CODEC: Feature("cache", lambda wanted: _first(wanted.cache, lambda own: own.format.codec and str(own.format))),
+    GROUPED_CODEC: Feature("cache", lambda wanted: _first(
+        wanted.cache, lambda own: own.format.codec and own.keeps_residual and f"{own.format}, in groups"
+    )),
     "quantized keys with dense values, or the other way": Feature("cache", _format("dense")),
     "rotated heads": Feature("cache", _cache(lambda own: own.format.rotate and "rotated heads")),
     "a cache in another type than the weights": Feature("cache", _cache_dtype),
@@ -395,6 +398,7 @@ FEATURES: dict[str, Feature] = {
 OPERATOR_CASES: dict[str, tuple[str, str, tuple[Role, ...]]] = {
     "INT8 activations": ("linear_w8a8", "", BLOCKS),
     "quantized keys with dense values, or the other way": ("quantized_attention", "dense keys", EVERY),
+    GROUPED_CODEC: ("quantized_attention", "decode dense float32", EVERY),  # decoded for each step
 }
 NOT_IN_STEP = "the compiled decode step has none"
 LIMITS: tuple[Limit, ...] = (

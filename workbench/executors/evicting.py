@@ -20,10 +20,11 @@ from compiled_kernels import Backend
 from compiled_kernels.attention import AttentionParameters, attention_weights
 from workbench.batch import TokenBatch
 from workbench.errors import WorkbenchError, describe_error
-from workbench.kv_cache.codec import LoadedCodec
+from workbench.kv_cache.codec import SIDES, LoadedCodec
+from workbench.kv_cache.codec_layers import CodecLayer
 from workbench.kv_cache.eviction import EvictionPolicy
 from workbench.kv_cache.pages import Eviction
-from workbench.kv_cache.store import CodecLayer, DenseLayer, KVStore, SharedLayer
+from workbench.kv_cache.store import DenseLayer, KVStore, SharedLayer
 from workbench.model.attention_spec import AttentionSpec
 from workbench.model.spec import ModelSpec
 from workbench.request import Sequence
@@ -193,6 +194,8 @@ def check_eviction(spec: ModelSpec, store: KVStore) -> None:
             message = "keeps a state, which has no tokens to evict"
         elif shape.format.quantized:
             message = f"is kept as {shape.format}, in groups of tokens that share their scales; keep it dense"
+        elif shape.codec is not None and shape.codec.group is not None:
+            message = f"is kept by the {shape.format}, in groups of tokens that share their codes; keep it dense"
         elif shape.codec is not None and not codes_heads_apart(
             shape.codec, shape.num_kv_heads, shape.head_dim, store.dtype
         ):
@@ -217,14 +220,16 @@ def codes_heads_apart(codec: LoadedCodec, num_kv_heads: int, head_dim: int, dtyp
     """Return whether a head's code is its own: with the codes of one head exchanged between two tokens, its rows are
     exchanged and no other, bit for bit. Tried on random rows, each head in turn."""
     rows = torch.randn(2, num_kv_heads, head_dim, generator=torch.Generator().manual_seed(0)).to(dtype)
-    stored = codec.encode(rows)
-    if any(each.shape[1:2] != (num_kv_heads,) for each in stored):
-        return False
-    decoded = codec.decode(stored, head_dim)
-    for head in range(num_kv_heads):
-        moved = codec.decode(tuple(_exchanged(each, head) for each in stored), head_dim)
-        if not torch.equal(moved, _exchanged(decoded, head)):
+    codec = codec.ready(num_kv_heads, head_dim)
+    for side in SIDES:
+        stored = codec.encode(rows, side)
+        if any(each.shape[1:2] != (num_kv_heads,) for each in stored):
             return False
+        decoded = codec.decode(stored, num_kv_heads, head_dim, side)
+        for head in range(num_kv_heads):
+            moved = codec.decode(tuple(_exchanged(each, head) for each in stored), num_kv_heads, head_dim, side)
+            if not torch.equal(moved, _exchanged(decoded, head)):
+                return False
     return True
 
 

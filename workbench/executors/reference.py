@@ -116,24 +116,28 @@ def _eager(
         for mine, theirs in zip(own.page_tensors(table), store.page_tensors(table), strict=True):
             mine.copy_(theirs)
 
+    def here(module: nn.Module) -> nn.Module:
+        return eager_copy(module, None if dtype == model.dtype else dtype, activations)
+
     def run(
         block: TransformerBlock, x: Tensor, cos: Angles, sin: Angles, batch: TokenBatch, cache: CacheLayer
     ) -> Tensor:
         return here(block)(x.to(dtype), cos, sin, batch, cache)
-
-    def here(module: nn.Module) -> nn.Module:
-        """Return a copy on the backend eager, cast only if `dtype` differs: scales are more precise than the model's
-        dtype."""
-        made = copy.deepcopy(module)
-        for part in made.modules():
-            if "backend" in vars(part):
-                vars(part)["backend"] = Backend.EAGER
-            if isinstance(part, Linear) and activations is not None:
-                part.activations = activations
-        return made if dtype == model.dtype else made.to(dtype)
 
     x = model.hidden_states(batch, own, run)[batch.logits_indices]
     x = here(model.norm)(x if model.streams is None else cast(Streams, here(model.streams)).hidden(x))
     if model.head is not None:
         return model.cap_logits(here(model.head)(x))
     return model.cap_logits(compiled_kernels.linear(x, model.head_tensors[0].to(dtype)))
+
+
+def eager_copy(module: nn.Module, dtype: torch.dtype | None, activations: Activations | None = None) -> nn.Module:
+    """Return a copy of a module on the backend eager, cast to `dtype` if it is given: scales are more precise than a
+    model's dtype, and stay so where it is not."""
+    made = copy.deepcopy(module)
+    for part in made.modules():
+        if "backend" in vars(part):
+            vars(part)["backend"] = Backend.EAGER
+        if isinstance(part, Linear) and activations is not None:
+            part.activations = activations
+    return made if dtype is None else made.to(dtype)

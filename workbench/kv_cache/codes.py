@@ -64,9 +64,12 @@ def nearest_levels(numbers: Tensor, levels: Tensor) -> Tensor:
 
 
 def project(rows: Tensor, matrix: Tensor) -> Tensor:
-    """Return rows [..., dim] @ matrix [dim, rank]: [..., rank], each row summed in the same order however many there
-    are. (The order of a matrix product depends on their number, and a last bit decides a code between two.)"""
-    total = rows[..., :1] * matrix[0]
-    for column in range(1, len(matrix)):
-        total = total + rows[..., column, None] * matrix[column]
+    """Return rows [..., dim] @ matrix [dim, rank], or a matrix for each [..., dim, rank]: [..., rank].
+
+    Each row is summed in the same order however many there are. (The order of a matrix product depends on their number,
+    and a last bit decides a code between two.)
+    """
+    total = rows[..., :1] * matrix[..., 0, :]
+    for column in range(1, matrix.shape[-2]):
+        total = total + rows[..., column, None] * matrix[..., column, :]
     return total

@@ -1,7 +1,7 @@
 """Settings for the format of keys and values, and the cache that each layer gets from them.
 
 A format is dense, quantized to INT8, INT4 or FP8 with a residual in full precision, or a user-defined codec. A
-quantized layer has two cache groups, any other has one.
+layer that is quantized, or encoded in groups of tokens, has two cache groups, any other has one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class LayerFormat(Settings):
     Quantized keys have a scale per channel of `quant_group` tokens, quantized values one per `columns` columns of a
     token (Liu et al. 2024, KIVI). Complete groups that are at least `residual_length` tokens old are quantized. The
     others and the first `num_sink_tokens` stay in full precision. With `rotate` heads are rotated by a Hadamard matrix
-    first. A `codec` is user-defined and takes the place of all these: it encodes each token as it is written.
+    first. A `codec` is user-defined and takes the place of a format: it encodes each token as it is written, or in
+    groups of its own, of which `residual_length` and `num_sink_tokens` say the same.
     """
 
     format: QuantFormat = "dense"
@@ -89,11 +90,20 @@ class LayerFormatOverride(Settings):
     codec: CodecSetting | None = None
 
 
+class CodecCalibration(Settings):
+    """The text on which codecs are calibrated: a file, or the workbench's own (Python code). Of a model without
+    tokenizer its bytes are tokens."""
+
+    text: str | None = None
+    tokens: Count = 1024  # its first ones
+
+
 class CacheFormat(LayerFormat):
     """The format of all layers, with overrides by layer index. `dtype` is the type of what is not quantized; `auto` is
     the model's."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    calibration: CodecCalibration = CodecCalibration()  # of codecs that want it
     layers: dict[Annotated[int, Field(ge=0)], LayerFormatOverride] = {}
 
     def for_layer(self, layer: int) -> LayerFormat:
@@ -115,10 +125,12 @@ class CacheFormat(LayerFormat):
             raise WorkbenchError(f"cache.layers: no layer {wrong[0]}; the model has layers 0..{layers - 1}")
         for index in range(layers):
             mine = self.for_layer(index)
-            if mine.quantized and page_size % mine.quant_group:
+            group = mine.quant_group if mine.quantized else mine.codec and load_codec(mine.codec).group
+            if group and page_size % group:
+                where = "cache.quant_group" if mine.quantized else f"{mine}.group"
                 raise WorkbenchError(
-                    f"cache.quant_group: groups of {mine.quant_group} tokens do not divide pages of {page_size}; "
-                    f"set cache.page_size to a multiple, or a smaller cache.quant_group"
+                    f"{where}: groups of {group} tokens do not divide pages of {page_size}; "
+                    f"set cache.page_size to a multiple, or a smaller {where.split('.')[-1]}"
                 )
 
 
@@ -165,12 +177,12 @@ class PageSummaries(NamedTuple):
 class KVCacheSpec:
     """The cache of one layer: key/value heads, head size, window, format and cache groups.
 
-    With a sliding window its queries see the last positions and the sink tokens only. A quantized layer keeps quantized
-    tokens in `group` and all others, in full precision, in `residual_group`. With `num_value_columns` the values are
-    the first columns of the keys and are not stored again (multi-head latent attention). `codec` is the format's,
-    loaded. A recurrent layer has a `state` in place of keys and values, or beside them, in the pages of `state_group`.
-    A layer that reads the keys and values of another, the one numbered `shared_with`, has no cache. A layer that
-    chooses pages keeps `summaries` of each.
+    With a sliding window its queries see the last positions and the sink tokens only. A quantized layer, or one whose
+    codec encodes groups, keeps such tokens in `group` and all others, in full precision, in `residual_group`. With
+    `num_value_columns` the values are the first columns of the keys and are not stored again (multi-head latent
+    attention). `codec` is the format's, loaded. A recurrent layer has a `state` in place of keys and values, or beside
+    them, in the pages of `state_group`. A layer that reads the keys and values of another, the one numbered
+    `shared_with`, has no cache. A layer that chooses pages keeps `summaries` of each.
     """
 
     num_kv_heads: int
@@ -197,7 +209,13 @@ class KVCacheSpec:
         """Return the rule that decides which positions a query reads quantized; a window's sinks stay in full
         precision."""
         sinks = max(self.format.num_sink_tokens, self.num_sink_tokens)
-        return QuantizationRule(self.format.quant_group, self.format.residual_length, sinks)
+        group = self.format.quant_group if self.codec is None else self.codec.group or 1
+        return QuantizationRule(group, self.format.residual_length, sinks)
+
+    @property
+    def keeps_residual(self) -> bool:
+        """Return whether old tokens lie in groups, quantized or encoded, and new ones in `residual_group`."""
+        return self.format.quantized or (self.codec is not None and self.codec.group is not None)
 
     @property
     def cache_groups(self) -> dict[int, KVCacheGroup]:
@@ -205,7 +223,7 @@ class KVCacheSpec:
         found = {} if self.state is None else {self.state_group: KVCacheGroup.of_states()}
         if not self.num_kv_heads:
             return found
-        if not self.format.quantized:
+        if not self.keeps_residual:
             dense = KVCacheGroup(sliding_window=self.sliding_window, num_sink_tokens=self.num_sink_tokens)
             return found | {self.group: dense}
         rule = self.quantization_rule
@@ -226,7 +244,7 @@ class KVCacheSpec:
         only the key counts.
         """
         if self.codec is not None:
-            return 2 * stored_bytes(self.codec, self.num_kv_heads, self.head_dim, dtype)
+            return stored_bytes(self.codec, self.num_kv_heads, self.head_dim, dtype)
         if not self.format.quantized:
             return self.values_per_token * dtype.itemsize
         return self.num_kv_heads * self.head_dim * sum(self._bits(dtype)) / 8
@@ -235,12 +253,12 @@ class KVCacheSpec:
         """Return the most bytes that a sequence keeps in full precision beside its quantized tokens: residual and
         sinks."""
         rule = self.quantization_rule
-        tokens = rule.residual_length + rule.quant_group - 1 + rule.num_sink_tokens if self.format.quantized else 0
+        tokens = rule.residual_length + rule.quant_group - 1 + rule.num_sink_tokens if self.keeps_residual else 0
         return 2 * self.num_kv_heads * self.head_dim * dtype.itemsize * tokens
 
     def group_bytes_per_token(self, group: int, dtype: torch.dtype) -> float:
         """Return the bytes of one token in one cache group."""
-        if not self.format.quantized or group == self.group:
+        if not self.keeps_residual or group == self.group:
             return self.bytes_per_token(dtype) if group == self.group else 0
         return 2 * self.num_kv_heads * self.head_dim * dtype.itemsize if group == self.residual_group else 0
 
@@ -309,18 +327,19 @@ def build_cache_specs(
             shapes.append(KVCacheSpec(0, 0, state=state))
             continue
         mine = DENSE if format is None else format.for_layer(index)
-        if mine.codec is None and (not mine.quantized or (window is not None and window <= mine.residual_length)):
-            mine = DENSE
+        codec = None if mine.codec is None else load_codec(mine.codec)
+        delayed = mine.quantized or (codec is not None and codec.group is not None)
+        if (codec is None and not delayed) or (delayed and window is not None and window <= mine.residual_length):
+            mine, codec, delayed = DENSE, None, False
         if mine != DENSE and kept is not None:
             message = f"layer {index} chooses pages by summaries of dense keys and has no {mine} form; keep it dense"
             raise WorkbenchError(f"cache: {message}")
         if mine != DENSE and shared is not None:
             raise WorkbenchError(f"cache: layer {index} keeps latent rows, which have no {mine} form; keep it dense")
-        codec = None if mine.codec is None else load_codec(mine.codec)
         shape = KVCacheSpec(groups, dim, 0, window, sinks, mine, num_value_columns=shared, codec=codec, summaries=kept)
         if shape not in numbers:
-            numbers[shape] = taken, taken + mine.quantized
-            taken += 1 + mine.quantized
+            numbers[shape] = taken, taken + delayed
+            taken += 1 + delayed
         table, recent = numbers[shape]
         shapes.append(replace(shape, group=table, residual_group=recent, state=state))
     if format is not None and (format.quantized or format.codec is not None) and not numbers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 import compiled_kernels
 from compiled_kernels import Backend
 from compiled_kernels.attention import AttentionParameters
+from compiled_kernels.masks import Causal, Mask
 from compiled_kernels.quantized_attention import QuantizedKV, TokenGroups, hadamard_rotate, quantize_pages
 from workbench.batch import TokenBatch
 from workbench.kv_cache.format import KVCacheSpec
@@ -28,12 +30,17 @@ class QuantizedLayer:
 
     def __init__(self, shape: KVCacheSpec, pages: tuple[int, int], page_size: int, dtype: torch.dtype, device: str):
         """Allocate `pages`: those of the quantized group and of the residual group."""
-        self.shape, self.quantization_rule, self.page_size = shape, shape.quantization_rule, page_size
-        self.group, self.residual_group = shape.group, shape.residual_group
+        self._allocate_residual(shape, pages[1], page_size, dtype, device)
         self.key_format, self.value_format = shape.page_formats(page_size)
         self.keys = self.key_format.empty(pages[0] + 1, dtype, device)
         self.values = self.value_format.empty(pages[0] + 1, dtype, device)
-        size = (pages[1] + 1, shape.num_kv_heads, page_size, shape.head_dim)
+
+    def _allocate_residual(
+        self, shape: KVCacheSpec, pages: int, page_size: int, dtype: torch.dtype, device: str
+    ) -> None:
+        self.shape, self.quantization_rule, self.page_size = shape, shape.quantization_rule, page_size
+        self.group, self.residual_group = shape.group, shape.residual_group
+        size = (pages + 1, shape.num_kv_heads, page_size, shape.head_dim)
         self.residual_keys = torch.zeros(size, dtype=dtype, device=device)
         self.residual_values = torch.zeros(size, dtype=dtype, device=device)
 
@@ -66,8 +73,17 @@ class QuantizedLayer:
                 rows.append((seq, at // size, at % size // rule.quant_group, unread))
         return rows
 
-    def paged(self, batch: TokenBatch) -> QuantizedKV:
-        """Return the layer's pages, with the page tables of a batch."""
+    @classmethod
+    def settle(cls, layers: Sequence[Self], groups: TokenGroups) -> None:
+        """Quantize the same groups of several layers of one spec, from residual pages."""
+        for recent, settled, format in (
+            ([each.residual_keys for each in layers], [each.keys for each in layers], layers[0].key_format),
+            ([each.residual_values for each in layers], [each.values for each in layers], layers[0].value_format),
+        ):
+            quantize_pages(recent, settled, format, groups)
+
+    def paged(self, batch: TokenBatch, mask: Mask = Causal()) -> QuantizedKV:  # noqa: B008 (a frozen value)
+        """Return the layer's pages, with the page tables of a batch; attention looks up those that the mask shows."""
         pages = self.keys, self.values, self.residual_keys, self.residual_values
         tables = batch.page_tables[self.group], batch.page_tables[self.residual_group]
         return QuantizedKV(*pages, *tables, self.quantization_rule)
@@ -79,20 +95,28 @@ class QuantizedLayer:
         q = hadamard_rotate(q) if rotated else q
         # Outside a graph inductor compiles decodes itself.
         spans = batch.spans._replace(decode_only=batch.decode_only and backend is not Backend.INDUCTOR)
-        mixed = compiled_kernels.quantized_attention(q, self.paged(batch), spans, parameters, backend)
+        mixed = compiled_kernels.quantized_attention(q, self.paged(batch, parameters.mask), spans, parameters, backend)
         return hadamard_rotate(mixed) if rotated else mixed
 
     def page_tensors(self, group: int) -> tuple[Tensor, ...]:
         """Return every tensor whose first axis is the pages of a cache group: what is copied, swapped or zeroed with a
         page."""
         if group == self.group:
-            return *self.keys.tensors, *self.values.tensors
+            return self.settled_tensors
         return (self.residual_keys, self.residual_values) if group == self.residual_group else ()
+
+    @property
+    def settled_tensors(self) -> tuple[Tensor, ...]:
+        """Return the tensors of what lies quantized, each [page, ...]."""
+        return *self.keys.tensors, *self.values.tensors
 
     def move(self, put: Callable[[Tensor], Tensor]) -> None:
         """Replace each tensor by what `put` returns for it."""
-        self.keys, self.values = self.keys.map(put), self.values.map(put)
+        self._move_settled(put)
         self.residual_keys, self.residual_values = put(self.residual_keys), put(self.residual_values)
+
+    def _move_settled(self, put: Callable[[Tensor], Tensor]) -> None:
+        self.keys, self.values = self.keys.map(put), self.values.map(put)
 
     @property
     def bytes(self) -> int:
@@ -113,7 +137,4 @@ def quantize_layers(layers: Sequence[QuantizedLayer], batch: TokenBatch) -> None
     groups = TokenGroups(
         first.quantization_rule.quant_group, *(each.to(device) for each in (from_pages, to_pages, parts, unread))
     )
-    quantize_pages([each.residual_keys for each in layers], [each.keys for each in layers], first.key_format, groups)
-    quantize_pages(
-        [each.residual_values for each in layers], [each.values for each in layers], first.value_format, groups
-    )
+    first.settle(layers, groups)

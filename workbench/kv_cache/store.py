@@ -1,5 +1,4 @@
-"""Store keys and values in pages: layers that are dense or have a codec, with the two verbs write and attend, and the
-store of all layers."""
+"""Store keys and values in pages: dense layers, with the two verbs write and attend, and the store of all layers."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from compiled_kernels.paged_attention import PagedKV
 from compiled_kernels.quantized_attention import QuantizedKV
 from workbench.batch import TokenBatch
 from workbench.errors import WorkbenchError
-from workbench.kv_cache.codec import LoadedCodec, stored_layout
+from workbench.kv_cache.codec_layers import CodecLayer, GroupedCodecLayer
 from workbench.kv_cache.format import KVCacheSpec
 from workbench.kv_cache.pages import NULL_PAGE, build_cache_groups
 from workbench.kv_cache.quantized import QuantizedLayer, quantize_layers
@@ -84,61 +83,6 @@ class DenseLayer:
         self.keys = put(self.keys)
         self.values = put(self.values) if self.num_value_columns is None else self.keys
         self.summaries = tuple(map(put, self.summaries))
-
-    @property
-    def bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.page_tensors(self.group))
-
-
-class CodecLayer:
-    """One layer's keys and values as a user-defined codec encodes them: tensors [page, offset, kv_head, ...].
-
-    Attention decodes the pages that a batch reads into dense ones, renumbered, so that every backend reads them.
-    """
-
-    traceable = False  # the codec is any Python
-
-    def __init__(
-        self, shape: KVCacheSpec, codec: LoadedCodec, pages: int, page_size: int, dtype: torch.dtype, device: str
-    ):
-        self.group, self.codec, self.head_dim, self.dtype = shape.group, codec, shape.head_dim, dtype
-        layout = stored_layout(codec, shape.num_kv_heads, shape.head_dim, dtype)
-        self.keys, self.values = (
-            tuple(torch.zeros(pages + 1, page_size, *size, dtype=kind, device=device) for size, kind in layout)
-            for _ in range(2)
-        )
-
-    def write(self, k: Tensor, v: Tensor, batch: TokenBatch, backend: Backend = Backend.EAGER) -> None:
-        """Encode and store k and v [token, kv_head, head_dim] of the batch's tokens in their slots."""
-        slots = batch.slot_mapping[self.group].long()
-        for rows, pages in ((k, self.keys), (v, self.values)):
-            for stored, encoded in zip(pages, self.codec.encode(rows.to(self.dtype)), strict=True):
-                stored.flatten(0, 1)[slots] = encoded
-
-    def paged(self, batch: TokenBatch) -> PagedKV:
-        """Return the pages that a batch reads, decoded; the null page comes first."""
-        table = batch.page_tables[self.group]
-        null = torch.full((1,), NULL_PAGE, dtype=table.dtype, device=table.device)
-        used, renumbered = torch.cat([null, table.flatten()]).unique(return_inverse=True)
-        keys, values = self._decode(self.keys, used.long()), self._decode(self.values, used.long())
-        return PagedKV(keys, values, renumbered[1:].view_as(table).to(table.dtype))
-
-    def _decode(self, pages: tuple[Tensor, ...], used: Tensor) -> Tensor:
-        """Decode pages to [page, kv_head, offset, head_dim]."""
-        rows = self.codec.decode(tuple(stored[used].flatten(0, 1) for stored in pages), self.head_dim)
-        return rows.to(self.dtype).unflatten(0, (len(used), -1)).transpose(1, 2).contiguous()
-
-    def attend(self, q: Tensor, batch: TokenBatch, parameters: AttentionParameters, backend: Backend) -> Tensor:
-        """Return attention of queries [token, head, head_dim] over everything written: [token, head, head_dim]."""
-        return compiled_kernels.paged_attention(q, self.paged(batch), batch.spans, parameters, backend)
-
-    def page_tensors(self, group: int) -> tuple[Tensor, ...]:
-        """Return every tensor whose first axis is the pages of a cache group."""
-        return (*self.keys, *self.values) if group == self.group else ()
-
-    def move(self, put: Put) -> None:
-        """Replace each tensor by what `put` returns for it."""
-        self.keys, self.values = tuple(map(put, self.keys)), tuple(map(put, self.values))
 
     @property
     def bytes(self) -> int:
@@ -252,25 +196,40 @@ class KVStore:
         return HybridLayer(self._attention_layer(shape, device), states) if shape.num_kv_heads else states
 
     def _attention_layer(self, shape: KVCacheSpec, device: str) -> DenseLayer | QuantizedLayer | CodecLayer:
+        sizes, pages = (self.page_size, self.dtype, device), self.num_pages[shape.group]
+        if shape.keeps_residual:
+            both = pages, self.num_pages[shape.residual_group]
+            if shape.codec is not None:
+                return GroupedCodecLayer(shape, shape.codec, both, *sizes)
+            return QuantizedLayer(shape, both, *sizes)
         if shape.codec is not None:
-            return CodecLayer(shape, shape.codec, self.num_pages[shape.group], self.page_size, self.dtype, device)
-        if not shape.format.quantized:
-            return DenseLayer(shape, self.num_pages[shape.group], self.page_size, self.dtype, device)
-        pages = self.num_pages[shape.group], self.num_pages[shape.residual_group]
-        return QuantizedLayer(shape, pages, self.page_size, self.dtype, device)
+            return CodecLayer(shape, shape.codec, pages, *sizes)
+        return DenseLayer(shape, pages, *sizes)
 
     @property
     def residual_length(self) -> int | None:
         """Return the tokens of one sequence that a step may compute and quantize beforehand (`quantize_pending`); None:
         any."""
         return min(
-            (shape.quantization_rule.residual_length for shape in self.specs if shape.format.quantized), default=None
+            (shape.quantization_rule.residual_length for shape in self.specs if shape.keeps_residual), default=None
         )
 
     @property
     def bytes(self) -> int:
         """Return the bytes that the tensors hold."""
         return sum(layer.bytes for layer in self.layers)
+
+    @property
+    def codec_tensors(self) -> tuple[Tensor, ...]:
+        """Return the tensors of the layers' codecs that all tokens share (codebooks, bases, scales); they are in no
+        page, and not in `bytes`."""
+        codecs = dict.fromkeys(shape.codec for shape in self.specs if shape.codec is not None)
+        return tuple({id(tensor): tensor for codec in codecs for tensor in codec.tensors()}.values())
+
+    @property
+    def codec_bytes(self) -> int:
+        """Return the bytes of `codec_tensors`, however many sequences there are."""
+        return sum(tensor.nbytes for tensor in self.codec_tensors)
 
     @property
     def bytes_per_token(self) -> float:

@@ -260,7 +260,7 @@ def cache_terms(estimate: ModelMemory) -> tuple[Term, ...]:
     dtype, found = DTYPES[estimate.dtype], []
     for shape, layers in Counter(shape for shape in estimate.shapes if shape.num_kv_heads).items():
         parts = ((shape.group, "quantized"), (shape.residual_group, "recent"))
-        for number, part in parts if shape.format.quantized else ((shape.group, ""),):
+        for number, part in parts if shape.keeps_residual else ((shape.group, ""),):
             table = estimate.tables[number].table
             first, others = table.pages_needed(estimate.memory.context - 1, estimate.memory.context, estimate.page_size)
             tokens = (len(first) + len(others)) * estimate.page_size
@@ -296,12 +296,12 @@ def describe_estimate(estimate: ModelMemory, step_tokens: int) -> dict[str, str]
 
 def _numbers(shape: KVCacheSpec, layers: int, quantized: bool, dtype: torch.dtype) -> Sequence[tuple[float, str]]:
     each = (layers, "layers"), (shape.num_kv_heads, "groups"), (shape.head_dim, "dim")
-    if quantized:
+    if quantized and shape.codec is None:
         keys, values = shape.format.key_value_formats
         bits = bits_per_number(keys, shape.format.quant_group, dtype)
         bits += bits_per_number(values, min(shape.format.columns, shape.head_dim), dtype)
         return *each, (bits / 8, "bytes a key and a value, scales included")
-    if shape.codec is not None:
+    if shape.codec is not None and (quantized or not shape.keeps_residual):
         return (layers, "layers"), (shape.bytes_per_token(dtype), f"bytes a token's keys and values, {shape.format}")
     if shape.num_value_columns is not None:
         return (

@@ -272,12 +272,19 @@ class Transformer(nn.Module):
 
     def logits(self, token_ids: Iterable[int] | Tensor) -> Tensor:
         """Return logits of every position of one text: [token, vocab], float32. Touches no runner's cache."""
+        return self(*self.whole_text(token_ids))
+
+    def whole_text(
+        self, token_ids: Iterable[int] | Tensor, dtype: torch.dtype | None = None
+    ) -> tuple[TokenBatch, KVStore]:
+        """Return one text as a step, and an empty store of `dtype` (the model's, unless given) for it, dense. Its page
+        1 + i has positions from i * page_size on."""
         ids = self.validate_token_ids(token_ids)
         shapes = self.cache_shapes()
         size = next((shape.summaries.page_size for shape in shapes if shape.summaries is not None), 64)
         groups = build_cache_groups(shape.cache_groups for shape in shapes)
         pages = pages_for(len(ids), size)
-        store = KVStore(shapes, (pages,) * len(groups), size, self.dtype, str(self.device))
+        store = KVStore(shapes, (pages,) * len(groups), size, dtype or self.dtype, str(self.device))
         rows = torch.arange(len(ids), device=self.device)
         nowhere = torch.full_like(rows, NULL_PAGE)  # no state is kept
         batch = TokenBatch(
@@ -291,7 +298,7 @@ class Transformer(nn.Module):
             decode_only=False,
             length_limits=torch.full_like(rows, len(ids)),
         )
-        return self(batch, store)
+        return batch, store
 
     def validate_token_ids(self, token_ids: Iterable[int] | Tensor) -> Tensor:
         """Return ids as a tensor [token]. Raises WorkbenchError where they are empty, too many or not in the

@@ -19,7 +19,7 @@ from compiled_kernels.cases import Case, CaseCost, suite_of
 from compiled_kernels.check import device_of, to_device
 from compiled_kernels.quantized_attention import dequantize, quantize
 from workbench.executors.capabilities import Requirements, unsupported
-from workbench.kv_cache.codec import stored_layout
+from workbench.kv_cache.codec import SIDES, stored_layout
 from workbench.kv_cache.format import CacheFormat, KVCacheSpec, build_cache_specs, parse_cache_format
 from workbench.kv_cache.pages import build_cache_groups
 from workbench.kv_cache.store import KVStore
@@ -37,23 +37,46 @@ from workbench.testing.law import ConformityReport, Law, LawBroken, check_law
 
 
 def _row_by_row(format: CacheFormat, scenario: KVScenario) -> None:
-    """Check each codec on random rows: alone and together a row has the same code, of the layout of any other."""
+    """Check each codec on random rows or blocks: alone and together one has the same code, of the layout of any
+    other."""
     generator = torch.Generator().manual_seed(scenario.seed)
     for spec in _test_specs(format):
         if spec.codec is None:
             continue
-        layout = stored_layout(spec.codec, spec.num_kv_heads, HEAD_DIM, torch.float64)
-        rows = torch.randn(5, spec.num_kv_heads, HEAD_DIM, generator=generator).double()
-        rows = rows * 10.0 ** torch.arange(-2, 3).double()[:, None, None]
-        together = spec.codec.encode(rows)
-        if tuple((tuple(each.shape[1:]), each.dtype) for each in together) != layout:
-            raise LawBroken(f"{spec.format}: shapes or types differ from those of a row of zeros, on {scenario}")
-        for row in range(len(rows)):
-            alone = spec.codec.encode(rows[row : row + 1])
-            if not all(torch.equal(one[0], many[row]) for one, many in zip(alone, together, strict=True)):
-                raise LawBroken(f"{spec.format}: beside other rows a row has another code than alone, on {scenario}")
-        if not bool(spec.codec.decode(together, HEAD_DIM).isfinite().all()):
-            raise LawBroken(f"{spec.format}: finite numbers are decoded to others, on {scenario}")
+        heads, codec = (spec.num_kv_heads, HEAD_DIM), spec.codec.ready(spec.num_kv_heads, HEAD_DIM)
+        shape, one = (5, *codec.block_shape, *heads), "row" if codec.group is None else "block"
+        for side, layout in zip(SIDES, stored_layout(codec, *heads, torch.float64), strict=True):
+            rows = torch.randn(shape, generator=generator).double()
+            rows = rows * 10.0 ** torch.arange(-2, 3).double().view(-1, *[1] * (len(shape) - 1))
+            together = codec.encode(rows, side)
+            if tuple((tuple(each.shape[1:]), each.dtype) for each in together) != layout:
+                raise LawBroken(f"{spec.format}: shapes or types of {side} differ from those of zeros, on {scenario}")
+            for row in range(len(rows)):
+                alone = codec.encode(rows[row : row + 1], side)
+                if not all(torch.equal(each[0], many[row]) for each, many in zip(alone, together, strict=True)):
+                    message = f"beside others a {one} of {side} has another code than alone"
+                    raise LawBroken(f"{spec.format}: {message}, on {scenario}")
+            if not bool(codec.decode(together, *heads, side).isfinite().all()):
+                raise LawBroken(f"{spec.format}: finite numbers are decoded to others, on {scenario}")
+
+
+def _calibrated(format: CacheFormat, scenario: KVScenario) -> None:
+    """Check each codec that is calibrated: twice on one sample it has the same codes, and on any sample one layout."""
+    for layer, spec in enumerate(_test_specs(format)):
+        if spec.codec is None or not spec.codec.needs_calibration:
+            continue
+        heads, generator = (spec.num_kv_heads, HEAD_DIM), torch.Generator().manual_seed(scenario.seed)
+        rows = torch.randn(5, *spec.codec.block_shape, *heads, generator=generator).double()
+        layout = stored_layout(spec.codec, *heads, torch.float64)
+        for tokens, scale in ((64, 1.0), (300, 30.0)):
+            sample = scale * torch.randn(2, tokens, *heads, generator=generator)
+            first, again = (spec.codec.calibrate(layer, *sample.clone()) for _ in range(2))
+            for side in SIDES:
+                codes = zip(first.encode(rows, side), again.encode(rows, side), strict=True)
+                if not all(torch.equal(*pair) for pair in codes):
+                    raise LawBroken(f"{spec.format}: calibrated twice it has other codes for {side}, on {scenario}")
+            if stored_layout(first, *heads, torch.float64) != layout:
+                raise LawBroken(f"{spec.format}: what it stores depends on the sample, on {scenario}")
 
 
 def _half_a_step(format: CacheFormat, scenario: KVScenario) -> None:
@@ -129,10 +152,12 @@ def _warm(format: CacheFormat, scenario: KVScenario) -> None:
     )
 
 
-CODEC_LAW = "a row is encoded by itself, to finite numbers"
+CODEC_LAW = "a row or block is encoded by itself, to finite numbers"
+CALIBRATED_LAW = "calibrated twice it is the same codec, of one layout for every sample"
 QUANTIZED_LAW = "every number within half a step of its code"
 KV_LAWS: dict[str, Callable[[CacheFormat, KVScenario], None]] = {
     CODEC_LAW: _row_by_row,
+    CALIBRATED_LAW: _calibrated,
     QUANTIZED_LAW: _half_a_step,
     "bytes counted from the tensors = the formula": _counted,
     "a scrubbed page holds nothing": _scrubbed,
@@ -216,8 +241,13 @@ def check_kv_format(
     for spec in _test_specs(tried):
         assert spec.bytes_per_token(torch.float32)  # a codec is called
     drawn = kv_scenarios(tried)
-    codecs = [tried.for_layer(layer).codec for layer in range(num_test_layers(tried))]
-    idle = {*([] if any(codecs) else [CODEC_LAW]), *([QUANTIZED_LAW] if all(codecs) else [])}
+    codecs = [spec.codec for spec in _test_specs(tried)]
+    calibrated = any(codec is not None and codec.needs_calibration for codec in codecs)
+    idle = {
+        *([] if any(codecs) else [CODEC_LAW]),
+        *([] if calibrated else [CALIBRATED_LAW]),
+        *([QUANTIZED_LAW] if all(codecs) else []),
+    }
     names = [name for name in KV_LAWS if name not in idle]
     laws = [check_law(name, functools.partial(KV_LAWS[name], tried), examples, drawn) for name in names]
     laws += [backend_law(Backend(backend), tried, examples) for backend in backends]

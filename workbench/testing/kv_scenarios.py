@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from workbench.kv_cache.format import CacheFormat
+from workbench.kv_cache.codec import load_codec
+from workbench.kv_cache.format import CacheFormat, LayerFormat
 from workbench.model.attention_spec import AttentionSpec
 from workbench.model.hf.weights import random_weights
 from workbench.model.spec import LayerSpec, ModelSpec
@@ -20,6 +21,7 @@ from workbench.testing.attention_scenarios import VOCAB, SampledLogits, random_t
 HEAD_DIM = 16
 OUTPUT_TOKENS = 3  # output tokens of each text
 TOKENS_OF_A_PAGE = 8  # where no quantization group says more
+CALIBRATION_TOKENS = 64  # on which codecs of a small model are calibrated, with every runner
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,8 @@ def shrink_to_test_layers(format: CacheFormat) -> CacheFormat:
     usual = format.for_layer(max(format.layers, default=0) + 1)
     others = {mine: change for layer, change in format.layers.items() if (mine := format.for_layer(layer)) != usual}
     layers = {2 + 2 * i + second: change for i, change in enumerate(others.values()) for second in (0, 1)}
-    return format.model_copy(update={"layers": layers})
+    calibration = format.calibration.model_copy(update={"tokens": CALIBRATION_TOKENS})
+    return format.model_copy(update={"layers": layers, "calibration": calibration})
 
 
 def num_test_layers(format: CacheFormat) -> int:
@@ -91,16 +94,20 @@ def num_test_layers(format: CacheFormat) -> int:
 def quant_group_tokens(format: CacheFormat) -> int:
     """Return the fewest tokens that are whole quantization groups in every layer."""
     layers = map(format.for_layer, range(num_test_layers(format)))
-    return math.lcm(*(each.quant_group for each in layers if each.codec is None), TOKENS_OF_A_PAGE)
+    return math.lcm(*(_group(each) or TOKENS_OF_A_PAGE for each in layers), TOKENS_OF_A_PAGE)
+
+
+def _group(layer: LayerFormat) -> int | None:
+    """Return the tokens of a group; None where a codec encodes each token as it is written."""
+    return layer.quant_group if layer.codec is None else load_codec(layer.codec).group
 
 
 def kv_scenarios(format: CacheFormat) -> st.SearchStrategy[KVScenario]:
     """Draw texts with lengths near those at which tokens are quantized."""
     layers = num_test_layers(format)
     formats = map(format.for_layer, range(layers))
-    reach = max(
-        TOKENS_OF_A_PAGE if each.codec is not None else each.residual_length + each.quant_group for each in formats
-    )
+    groups = ((each.residual_length, _group(each)) for each in formats)
+    reach = max(TOKENS_OF_A_PAGE if group is None else residual + group for residual, group in groups)
     length = st.one_of(st.integers(2, reach + 2 * quant_group_tokens(format)), st.integers(reach - 2, reach + 2))
     windows = st.sampled_from([None, reach // 2 + 1, reach + 5])
     lengths = st.lists(length, min_size=1, max_size=3).map(tuple)

@@ -86,7 +86,8 @@ def _decoding(runner: Runner, context: int, tokens: int) -> Iterator[Stepped]:
 def cache_bytes(runner: Runner, ids: Sequence[int]) -> dict[str, Any]:
     """Return the bytes of the pages that one sequence of len(ids) tokens holds while it decodes, in total and a token.
 
-    Bytes are counted from the tensors. `stored_bytes_per_token` counts only the pages where tokens finally stay."""
+    Bytes are counted from the tensors; tables of codecs, which all sequences share, are counted whole.
+    `stored_bytes_per_token` counts only the pages where tokens finally stay."""
     sizes, pools = page_bytes(runner.store), runner.scheduler.pools
     sampling = SamplingParameters(temperature=0.0, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
     held = tokens = 0
@@ -99,7 +100,7 @@ def cache_bytes(runner: Runner, ids: Sequence[int]) -> dict[str, Any]:
             and (used := [pool.num_used for pool in pools]) != [0] * len(pools)
         ):
             tokens = runner.scheduler.running[0].num_computed_tokens
-            held = sum(count * size for count, size in zip(used, sizes, strict=True))
+            held = sum(count * size for count, size in zip(used, sizes, strict=True)) + runner.store.codec_bytes
     return {
         "kv_bytes": held,
         "kv_tokens": tokens,

@@ -263,7 +263,7 @@ class GenerationFollower:
             )
         if self._request.sampling.num_sequences > 1:
             raise WorkbenchError("AttentionView follows one text: leave out n, best_of and beams")
-        quantized = any(spec.format.quantized for spec in runner.store.specs)
+        quantized = any(spec.keeps_residual for spec in runner.store.specs)
         self.note = QUANTIZED_NOTE if quantized else EVICTION_NOTE if runner.kv_cache.evictor is not None else ""
         self._handle: Any = None
         self._leave: Callable[[], None] = lambda: None

@@ -192,7 +192,7 @@ def panels_of_runner(runner: Runner) -> tuple[PagePanel, ...]:
         title_parts = [f"group {number}", f"layers {format_ranges(group.layers)}"]
         if group.is_recurrent:
             title_parts.append("recurrent states")
-        elif not shape.format.quantized:
+        elif not shape.keeps_residual:
             plain = "latent rows" if shape.num_value_columns is not None else str(store.dtype).removeprefix("torch.")
             title_parts.append(plain if shape.codec is None else str(shape.format))
         else:

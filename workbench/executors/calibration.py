@@ -1,0 +1,112 @@
+"""Calibrate codecs of the cache: run the model over a text once, and give each codec its layer's keys and values.
+
+The same model, codec and text give the same codecs: nothing else enters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import torch
+from einops import rearrange
+from torch import Tensor
+
+from workbench.batch import TokenBatch
+from workbench.errors import WorkbenchError
+from workbench.executors.reference import eager_copy
+from workbench.kv_cache.codec import LoadedCodec, stored_layout
+from workbench.kv_cache.format import CodecCalibration, KVCacheSpec
+from workbench.kv_cache.store import CacheLayer, DenseLayer, HybridLayer
+from workbench.model.layers import Angles, TransformerBlock
+from workbench.model.transformer import Transformer
+from workbench.progress import report_if_slow, to_stderr
+from workbench.prompt.tokenization.tokenizer import Tokenizer
+
+CALIBRATION_TEXT = Path(__file__).resolve().parent.parent / "demo" / "calibration.txt"
+TOKENS_PER_WINDOW = 1024  # of the text that are computed together, and see one another
+
+
+def calibrate_codecs(
+    model: Transformer,
+    specs: tuple[KVCacheSpec, ...],
+    settings: CodecCalibration,
+    tokenizer: Tokenizer | None,
+    report: Callable[[str], None] = to_stderr,
+) -> tuple[KVCacheSpec, ...]:
+    """Return the specs with each codec that is to be calibrated replaced by that of its layer; others stay. `report`
+    gets a line if it takes long.
+
+    Raises:
+        WorkbenchError: the text cannot be read or is empty; a codec fails, or what it stores depends on the text.
+    """
+    if not any(spec.codec is not None and spec.codec.needs_calibration for spec in specs):
+        return specs
+    with report_if_slow("calibrating the codecs of the cache", report):
+        sample = keys_and_values(model, calibration_windows(model, settings, tokenizer))
+        return tuple(
+            spec
+            if spec.codec is None or not spec.codec.needs_calibration
+            else replace(spec, codec=_calibrated(spec, spec.codec, layer, *sample[layer]))
+            for layer, spec in enumerate(specs)
+        )
+
+
+def _calibrated(spec: KVCacheSpec, codec: LoadedCodec, layer: int, keys: Tensor, values: Tensor) -> LoadedCodec:
+    found = codec.calibrate(layer, keys, values)
+    sizes = spec.num_kv_heads, spec.head_dim, torch.float32
+    if (stored := stored_layout(found, *sizes)) != (expected := stored_layout(codec, *sizes)):
+        message = f"layer {layer} stores {stored}, on random numbers {expected}: sizes must not depend on the sample"
+        raise WorkbenchError(f"{codec.name}: calibrate: {message}")
+    return found
+
+
+def calibration_windows(
+    model: Transformer, settings: CodecCalibration, tokenizer: Tokenizer | None
+) -> list[tuple[int, ...]]:
+    """Return token ids of the text, cut into windows within the model's context; without a tokenizer its bytes are
+    tokens, as far as the vocabulary reaches. Raises WorkbenchError where there are none."""
+    path = CALIBRATION_TEXT if settings.text is None else Path(settings.text)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"{path} cannot be read as text ({type(error).__name__})"
+        raise WorkbenchError(f"cache.calibration.text: {message}") from None
+    if tokenizer is None:
+        ids = tuple(byte % model.spec.vocab_size for byte in text.encode()[: settings.tokens])
+    else:
+        ids = tuple(tokenizer.encode(text))[: settings.tokens]
+    if not ids:
+        raise WorkbenchError(f"cache.calibration.text: {path} is empty")
+    size = min(TOKENS_PER_WINDOW, model.spec.max_position_embeddings)
+    return [ids[start : start + size] for start in range(0, len(ids), size)]
+
+
+@torch.inference_mode()
+def keys_and_values(model: Transformer, windows: Sequence[Sequence[int]]) -> list[tuple[Tensor, Tensor]]:
+    """Return the keys and values of each layer over all windows, [token, kv_head, head_dim] in float32 each, as the
+    model computes them in float32 on the backend eager; empty ones of a layer that has none of its own."""
+    dtype = torch.promote_types(model.dtype, torch.float32)
+
+    def run(
+        block: TransformerBlock, x: Tensor, cos: Angles, sin: Angles, batch: TokenBatch, cache: CacheLayer
+    ) -> Tensor:
+        copied = eager_copy(block, None if dtype == model.dtype else dtype)
+        return copied(x.to(dtype), cos, sin, batch, cache)
+
+    found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in model.blocks]
+    for ids in windows:
+        batch, store = model.whole_text(ids, dtype)
+        model.hidden_states(batch, store, run)
+        for layer, mine in zip(store.layers, found, strict=True):
+            cache = layer.attention if isinstance(layer, HybridLayer) else layer
+            pages = (cache.keys, cache.values) if isinstance(cache, DenseLayer) else ()
+            rows = (rearrange(each[1:], "page kv_head offset dim -> (page offset) kv_head dim") for each in pages)
+            mine.append(cast("tuple[Tensor, Tensor]", tuple(each[: len(ids)].float() for each in rows)))
+    nothing = torch.empty(0)
+    return [
+        (torch.cat([k for k, _ in mine]), torch.cat([v for _, v in mine])) if mine[0] else (nothing, nothing)
+        for mine in found
+    ]
