@@ -1,9 +1,9 @@
 """Earliest deadline first: whatever is to be done soonest goes first, in the queue and for the pages.
 
-Horn, 1974, "Some simple scheduling algorithms" (after Jackson's rule of 1955; Liu and Layland, 1973, for periodic jobs):
-with one machine and work that may be interrupted, if any order meets all deadlines d_i, then so does
+Horn, 1974, "Some simple scheduling algorithms" (after Jackson, 1955; Liu and Layland, 1973, for periodic jobs):
+with one machine and work that may be interrupted, if any order meets all deadlines d_i, then so does this one:
 
-    serve  argmin over i of d_i
+    next  =  argmin over i of d_i
 
 A batch serves many at once, so here the earliest deadlines get the slots, the prefill tokens and, when pages run out,
 the pages; a running request is not interrupted for another. A request without a deadline counts as one with `default`

@@ -16,7 +16,6 @@ bounds that, as the prevention of Fu et al. does, at the price of the order; 0 i
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from workbench.parts import (
     RequestView,

@@ -195,8 +195,8 @@ def check_policy(policy: Any, examples: int = 40, kind: Any = "continuous") -> C
 
     Args:
         policy: a function from `State` to `SchedulerDecision`, or a value of `schedule.policy`: a name, settings, an
-            import path. Its `starvation_limit`, in steps, bounds waiting; 200 where it has none. Laws in its `gives_up` are
-            listed as such and not tried.
+            import path. Its `starvation_limit`, in steps, bounds waiting; 200 where it has none. Laws in its
+            `gives_up` are listed as such and not tried.
         examples: schedules tried for each law, equal in every call.
         kind: the schedule's, `continuous` or `static`.
 
