@@ -139,8 +139,9 @@ class Environment:
 
 
 def build_release(folder: Path) -> tuple[Path, Path]:
-    """Return the sdist of the checkout's tracked files, and the wheel made from it, as `python -m build` makes them; without
-    the network, by this interpreter's setuptools."""
+    """Return the sdist of the checkout's tracked files, and the wheel made from it, as `python -m build` makes them.
+
+    Without the network, by this interpreter's setuptools."""
     source = folder / "source"
     names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in filter(None, names.split("\0")):

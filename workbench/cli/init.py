@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 
 from workbench.errors import WorkbenchError, cannot_write
+from workbench.files import OWN_EXPERIMENTS
 
-TEMPLATE = Path(__file__).parent / "template"
-COURSE = Path(__file__).resolve().parents[2] / "notebooks"  # installed beside the package
+TEMPLATE = OWN_EXPERIMENTS / "project"
+COURSE = OWN_EXPERIMENTS.parent / "notebooks"  # installed beside them
 NEXT = {
     "workbench run first.yaml": "runs the experiment and keeps a record in runs/",
     "pytest": "holds mask and filter to their laws",

@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from importlib.metadata import version
 from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.exceptions import HTTPException, RequestValidationError
 from starlette.responses import PlainTextResponse, Response
 
-from workbench import __version__
 from workbench.serve.batches.batch_store import BatchStore
 from workbench.serve.batches.message_batch_routes import message_batch_routes
 from workbench.serve.batches.openai_batch_routes import openai_batch_routes
@@ -61,7 +61,7 @@ def build_app(
         await service.close()
 
     app = FastAPI(
-        title="Inference Workbench", version=__version__, lifespan=lifespan,
+        title="Inference Workbench", version=version("inference-workbench"), lifespan=lifespan,
         openapi_url=None, docs_url=None, redoc_url=None,
     )  # fmt: skip
     app.state.service, app.state.batches = service, batches
