@@ -30,7 +30,8 @@ MAX_WHEEL_MIB = 40  # the wheel, with the weights of the demo models
 # What the first light, the zoo, the claims, the course and the project want, by a file of each.
 WANTED = [
     "workbench/demo/target/model.safetensors", "workbench/demo/chat/card.json", "workbench/reports/report.html.j2",
-    "experiments/project/notebook.ipynb", "experiments/project/test_laws.py", "experiments/first_light.yaml",
+    "experiments/project/notebook.ipynb", "experiments/project/test_laws.py", "experiments/project/README.md",
+    "experiments/first_light.yaml",
     "experiments/zoo/quest.py", "experiments/zoo/quest.yaml", "notebooks/01_one_request.py", "notebooks/jupytext.toml",
     "compiled_kernels/masks.py",
 ]  # fmt: skip
