@@ -1,6 +1,6 @@
 """Run a user's commands in a user's environment: documented commands, conformity kits, every notebook.
 
-    python -m tests.fresh_environment                  # builds the wheel, makes the environment, runs everything
+    python -m tests.fresh_environment                  # builds sdist and wheel, and runs everything
     python -m tests.fresh_environment --environment F  # in this environment, into which the wheel is installed
     python -m tests.fresh_environment --only commands  # or notebooks
 
@@ -138,18 +138,22 @@ class Environment:
         subprocess.run([*line, "--constraint", ROOT / "constraints.txt", *what], check=True)
 
 
-def build_wheel(folder: Path) -> Path:
-    """The wheel of the checkout's tracked files, built without the network by this interpreter's setuptools."""
+def build_release(folder: Path) -> tuple[Path, Path]:
+    """Return the sdist of the checkout's tracked files, and the wheel made from it, as `python -m build` makes them.
+
+    Without the network, by this interpreter's setuptools."""
     source = folder / "source"
     names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in filter(None, names.split("\0")):
         if (ROOT / name).is_file():
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, source / name)
-    line = [sys.executable, "-m", "pip", "wheel", "-qq", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*line, "--wheel-dir", folder, source], check=True)
-    (wheel,) = folder.glob("inference_workbench-*.whl")
-    return wheel
+    line = [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder / "dist", source]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"python -m build: exit {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+    (sdist,), (wheel,) = (folder / "dist").glob("*.tar.gz"), (folder / "dist").glob("inference_workbench-*.whl")
+    return sdist, wheel
 
 
 def make_unknown_family(folder: Path) -> None:
@@ -174,6 +178,9 @@ def check_commands(environment: Environment) -> list[str]:
         (work / "mine.py").write_text(step.mine)
         command = put_in_place(step.command, work / "runs")
         faults += faults_of(command, lambda command=command: environment.run(command))
+    project = "workbench init project && cd project && workbench run first.yaml && pytest && workbench runs"
+    for command in (project, "workbench --version"):
+        faults += faults_of(command, lambda command=command: environment.run(command))
     for command in ("import workbench.testing", "import compiled_kernels, experiments"):
         check = f"{command}; import workbench as w; assert {str(environment.place)!r} in w.__file__, w.__file__"
         faults += faults_of(command, lambda check=check: environment.run(f'python -c "{check}"'))
@@ -181,10 +188,10 @@ def check_commands(environment: Environment) -> list[str]:
 
 
 def check_notebooks(environment: Environment) -> list[str]:
-    """Run every notebook from its first cell to its last; what failed."""
-    shutil.copytree(ROOT / "notebooks", environment.work / "notebooks", ignore=shutil.ignore_patterns("pictures"))
-    faults = []
-    for path in sorted((environment.work / "notebooks").glob("*.py")):
+    """Run every notebook that the wheel brings from its first cell to its last; return what failed."""
+    course = environment.work / "course"
+    faults = faults_of("workbench init --course", lambda: environment.run(f"workbench init {course} --course"))
+    for path in [course / "notebook.ipynb", *sorted((course / "notebooks").glob("*.py"))]:
         code = "import sys; from pathlib import Path; from workbench.lab.execute import execute"
         line = f'python -c "{code}; wrong = execute(Path({str(path)!r})); print(*wrong); sys.exit(bool(wrong))"'
         faults += faults_of(path.name, lambda line=line: environment.run(line, 2 * COMMAND_SECONDS))
@@ -209,7 +216,7 @@ def main() -> int:
         work = Path(folder) / "work"
         work.mkdir()
         began = time.monotonic()
-        wheel = build_wheel(Path(folder))
+        wheel = build_release(Path(folder))[1]
         environment = Environment((given.environment or Path(folder) / "venv").resolve(), work)
         if given.environment is None:
             subprocess.run([sys.executable, "-m", "venv", environment.place], check=True)

@@ -62,7 +62,7 @@ def _found(tree: ast.Module) -> Iterator[tuple[ast.expr, str]]:
             for keyword in node.keywords:
                 if keyword.arg in LIMITS and _number(keyword.value):
                     yield node, f"{keyword.arg}={ast.unparse(keyword.value)}: tests.patience.limit(seconds)"
-                if keyword.arg == "deadline" and not _is_none(keyword.value):
+                if keyword.arg == "deadline" and "settings" in ast.unparse(node.func) and not _is_none(keyword.value):
                     yield node, "deadline: examples have none"
                 if keyword.arg == "suppress_health_check" and "too_slow" not in ast.unparse(keyword.value):
                     yield node, "suppress_health_check: too_slow is to be among them"

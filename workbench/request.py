@@ -180,6 +180,8 @@ class Request(Displayable):
     invalid_reason: str = ""  # why its text could not be encoded; it is refused with this message
     priority: int = 0  # for `policy: priority`: the smaller, the sooner
     tenant: str = ""  # for `policy: fair`
+    deadline: float | None = None  # seconds from its arrival within which its last token is wanted
+    predicted_tokens: int | None = None  # output tokens that a predictor expects
     pins: tuple[PrefixPin, ...] = ()  # beginnings of the prompt to keep cached, shortest first
     final_only: bool = False  # its text comes at its end; no Decoded events, except with logprobs
     # Tokens that were sampled for it elsewhere: it goes on after them (see engine/resume.py). `closing` as the last of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import permutations
 from types import MappingProxyType
@@ -13,8 +14,10 @@ from hypothesis import strategies as st
 
 from tests.engine.tiny import finals, model_of, request, runner_of, spec_of
 from workbench.errors import WorkbenchError
+from workbench.experiment.experiment import SLO
 from workbench.kv_cache.manager import KVCacheManager
 from workbench.kv_cache.pages import KVCacheGroup, PagePool
+from workbench.measure.goodput import goodput
 from workbench.request import FinishReason, Request, SamplingParameters, Sequence
 from workbench.scheduler.ordering import most_in_time
 from workbench.scheduler.plan import SchedulerLimits, StepPlan
@@ -206,3 +209,33 @@ def test_settings() -> None:
     assert parse_policy("shortest_prompt") == ShortestPrompt()
     with pytest.raises(WorkbenchError, match="ttft"):
         parse_policy({"kind": "deadline", "ttft": 0})
+
+
+class Watching:
+    """First come, first served; keeps the views that it saw."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, RequestView] = {}
+
+    def __call__(self, state: SchedulerState) -> SchedulerDecision:
+        self.seen |= {entry.request_id: entry for entry in (*state.waiting, *state.running)}
+        return FCFS()(state)
+
+
+def test_a_policy_sees_limit_prediction_and_deadline_of_a_request() -> None:
+    watching = Watching()
+    runner = runner_of(model_of(spec_of()), schedule={"policy": watching})
+    asked = request("asked", 3, 4)
+    list(runner.stream([replace(asked, deadline=2.5, predicted_tokens=9), replace(asked, request_id="plain")]))
+    for name, deadline, predicted in (("asked", 2.5, 9), ("plain", math.inf, 4)):
+        entry = watching.seen[name]
+        assert entry.is_running and (entry.max_tokens, entry.predicted_tokens) == (4, predicted)
+        assert entry.deadline == entry.arrival_time + deadline
+
+
+def test_a_request_with_a_deadline_attains_the_objective_by_then_alone() -> None:
+    slo = SLO(ttft=1.0, tpot=1.0)
+    figures = {"ttft_s": 0.5, "tpot_s": 0.1, "e2el_s": 3.0}
+    for deadline, attains in ((None, 1), (3.5, 1), (3.0, 1), (2.5, 0)):
+        assert goodput([{**figures, "deadline_s": deadline}], slo, None)["requests"] == attains
+    assert goodput([figures], slo, None)["requests"] == 1, "records of older versions have none"

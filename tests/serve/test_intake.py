@@ -22,6 +22,7 @@ from workbench.serve.call import Call
 from workbench.serve.gate import OpenLease
 from workbench.serve.prompt_threads import PromptThreads
 from workbench.serve.server import Server
+from workbench.trace.events import Submitted
 
 CHAT = "/v1/chat/completions"
 ASK: dict[str, Any] = {"model": "demo-chat", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
@@ -54,6 +55,20 @@ def test_a_client_may_stand_behind_others_and_not_before_them(server: Server, pa
         assert answer.status_code == status, (priority, answer.text)
         if status == 400:
             assert answer.json()["error"]["param"] == "priority"
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+def test_a_client_may_name_a_deadline(chat_runner: Runner, path: str) -> None:
+    asked = {**ASK} if path == CHAT else {"model": "demo-chat", "prompt": "hi", "max_tokens": 4}
+    seen: list[float | None] = []
+    chat_runner.set_listener(lambda event: seen.append(event.deadline) if isinstance(event, Submitted) else None)
+    with workbench.serve(chat_runner) as server:
+        for deadline, status in ((None, 200), (2.5, 200), (0, 400), (-1, 400), ("soon", 400)):
+            answer = send(server, path, {**asked, "deadline": deadline})
+            assert answer.status_code == status, (deadline, answer.text)
+            if status == 400:
+                assert answer.json()["error"]["param"] == "deadline"
+    assert seen == [None, 2.5]
 
 
 def test_a_call_counts_from_its_arrival(chat_runner: Runner) -> None:

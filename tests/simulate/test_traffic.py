@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
+import statistics
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -234,3 +236,43 @@ def test_tenants_and_priorities_have_their_shares() -> None:
     assert (request.tenant, request.priority) == (made[0].tenant, made[0].priority)
     with pytest.raises(WorkbenchError, match=r"tenants\.a: Input should be greater than 0"):
         Experiment.from_values({"question": "?", "workload": {"kind": "traffic", "tenants": {"a": 0}}})
+
+
+@given(st.integers(1, 60), st.integers(0, 5), st.floats(0, 2))
+def test_deadlines_and_predictions_do_not_depend_on_the_number(count: int, seed: int, error: float) -> None:
+    settings = {
+        "lengths": ExponentialLengths(prompt=30, output=40), "arrivals": AtOnce(), "seed": seed, "length": 0.5,
+        "deadlines": {2.0: 1, 30.0: 2}, "prediction_error": error,
+    }  # fmt: skip
+    few, many = (
+        list(source_of(TrafficWorkload(requests=n, **settings)).initial_arrivals()) for n in (count, count + 20)
+    )
+    assert few == many[:count]
+    assert {arrival.deadline for arrival in few} <= {2.0, 30.0}
+    assert all(arrival.predicted_tokens is not None and arrival.predicted_tokens >= 1 for arrival in few)
+    if error == 0:
+        assert all(arrival.predicted_tokens == arrival.output_tokens for arrival in few)
+    request = request_from_arrival(few[0], "r", 100)
+    assert (request.deadline, request.predicted_tokens) == (few[0].deadline, few[0].predicted_tokens)
+
+
+def test_the_logarithm_of_a_prediction_has_the_error_that_was_asked_for() -> None:
+    workload = TrafficWorkload(
+        lengths=FixedLengths(output=10_000), arrivals=AtOnce(), requests=2000, prediction_error=0.5
+    )
+    logs = [math.log((arrival.predicted_tokens or 0) / 10_000) for arrival in source_of(workload).initial_arrivals()]
+    assert statistics.fmean(logs) == pytest.approx(0, abs=0.05) and statistics.stdev(logs) == pytest.approx(
+        0.5, rel=0.1
+    )
+
+
+def test_traffic_without_deadlines_and_predictions_has_none() -> None:
+    workload = TrafficWorkload(lengths=FixedLengths(), arrivals=AtOnce(), requests=3)
+    for arrival in source_of(workload).initial_arrivals():
+        assert arrival.deadline is None and arrival.predicted_tokens is None
+    once = "question: when?\nworkload: {kind: traffic, arrivals: {kind: at_once}, requests: 2, "
+    read = Experiment.from_yaml(once + "deadlines: {2: 1, 0.5: 3}, prediction_error: 0.2}")
+    assert Experiment.from_yaml(read.to_yaml()) == read
+    assert isinstance(read.workload, TrafficWorkload) and read.workload.deadlines == {2.0: 1.0, 0.5: 3.0}
+    with pytest.raises(WorkbenchError, match="workload.*deadlines"):
+        Experiment.from_yaml(once + "deadlines: {-1: 1}}")

@@ -24,7 +24,7 @@ def broken(report: ConformityReport) -> list[str]:
 def test_our_policies_keep_every_law(name: str, kind: str) -> None:
     patience = {} if name == "fcfs" else {"starvation_limit": 60}
     report = check_policy({"kind": name, **patience}, examples=15, kind=kind)
-    assert report.passed and len(report.laws) == 11, str(report)
+    assert report.passed and len(report.laws) == 14, str(report)
 
 
 def greedy(state: SchedulerState) -> SchedulerDecision:
@@ -138,3 +138,42 @@ def test_a_policy_that_cannot_be_is_refused() -> None:
         check_policy("shortest_promt")
     with pytest.raises(WorkbenchError, match=r"not callable; it needs __call__\(self, state\)"):
         check_policy("os.path:sep")
+
+
+def earliest(state: SchedulerState) -> SchedulerDecision:
+    """The earliest deadline first, and those without one last."""
+    return FCFS()(replace(state, waiting=tuple(sorted(state.waiting, key=lambda entry: entry.deadline))))
+
+
+def predicted(state: SchedulerState) -> SchedulerDecision:
+    """The shortest prediction first, where there is one: limits are none."""
+    order = sorted(state.waiting, key=lambda entry: min(entry.predicted_tokens - entry.max_tokens, 0))
+    return FCFS()(replace(state, waiting=tuple(order)))
+
+
+def cached(state: SchedulerState) -> SchedulerDecision:
+    order = sorted(state.waiting, key=lambda entry: -state.cached_tokens[entry.request_id])
+    return FCFS()(replace(state, waiting=tuple(order)))
+
+
+@pytest.mark.parametrize(
+    ("policy", "others"),
+    [
+        (earliest, "requests with deadlines"),
+        (predicted, "requests predicted to be short"),
+        (cached, "requests with a cached prefix"),
+    ],
+)
+def test_a_policy_may_give_up_a_law_by_name(
+    policy: Callable[[SchedulerState], SchedulerDecision], others: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    law = f"no request starves among {others}"
+    report = check_policy(policy, examples=20)
+    assert law in broken(report), str(report)
+    monkeypatch.setattr(policy, "gives_up", {law}, raising=False)
+    report = check_policy(policy, examples=20)
+    (given_up,) = (each for each in report.laws if each.law == law)
+    assert report.passed and not given_up.tried and "given up" in str(report), str(report)
+    monkeypatch.setattr(policy, "gives_up", {"no request starves among request with deadlines"})
+    with pytest.raises(WorkbenchError, match="gives_up names no law: .*did you mean '.*among requests with deadlines'"):
+        check_policy(policy)

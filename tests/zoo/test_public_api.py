@@ -42,6 +42,8 @@ ALLOWED = {
     "quest": "a docstring names it as an example of a choice of pages, which any function is",
     "moba": "as quest",
     "kivi": "docstrings name it as the source of the built-in groups of tokens and of their scales by channel",
+    "orca": "a docstring names it as the source of padded batches, with which continuous ones are compared",
+    "sarathi": "a docstring names it as the source of mixed steps, which any policy may plan",
     "quarot": "a docstring names it as the source of rotated heads, a setting of any format",
 }
 

@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ELSEWHERE = {
     "CHANGELOG.md": "project/changelog.md",
     "CONTRIBUTING.md": "project/contributing.md",
+    "SECURITY.md": "project/security.md",
     "experiments/LOG.md": "project/log.md",
     "workbench/demo/README.md": "project/demo_models.md",
 }

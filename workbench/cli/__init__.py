@@ -30,6 +30,7 @@ from workbench.cli import (
     claims,
     convert,
     cost,
+    init,
     kernels,
     keys,
     lab,
@@ -62,6 +63,7 @@ Sets = Annotated[
     list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="change one setting; may be repeated")
 ]
 Out = Annotated[Path, typer.Option(help="folder in which the run folder is made")]
+app.command("init", epilog="Example: `workbench init lab`, then `cd lab` and `workbench run first.yaml`")(init.init)
 app.command("bench", epilog="Example: `workbench bench --model shape:smollm2-135m --format md`")(bench.bench)
 app.command("quality", epilog='Example: `workbench quality "four bits: cache.format=int4"`')(quality.quality)
 app.command("check", epilog="Example: `workbench check MY_FOLDER`, or `workbench check shape:smollm2-135m --json`")(

@@ -13,7 +13,8 @@ def submitted_event(request: Request, now: float, arrival: float) -> Submitted:
     """Return the event of a request that was submitted `now`, and arrived at `arrival`."""
     return Submitted(
         now, request.request_id, prompt_tokens=len(request.prompt_ids), arrival=arrival, cut_tokens=request.cut_tokens,
-        tenant=request.tenant, priority=request.priority, generated_tokens=len(request.generated_ids),
+        tenant=request.tenant, priority=request.priority, deadline=request.deadline,
+        generated_tokens=len(request.generated_ids),
     )  # fmt: skip
 
 

@@ -54,6 +54,7 @@ NOT_IN_KEY = {
     "only_warms": "such a call passes by",
     "previous": "explains what was read from the cache, and changes no token",
     "priority": "changes the time of the answer alone",
+    "deadline": "changes the time of the answer alone",
     "background": "changes the time of the answer alone",
     "caller": "is in the key as the salt of the tenant",
     "ignored": "fields that have no effect",

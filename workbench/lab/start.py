@@ -55,7 +55,8 @@ def notebooks_folder(given: Path | None = None) -> Path:
     for place in (here, *here.parents):
         if place.name == "notebooks" or (place / "notebooks").is_dir():
             return place if place.name == "notebooks" else place / "notebooks"
-    raise WorkbenchError(f"no folder notebooks/ in {here} or above; name one with --folder")
+    hint = "name one with --folder, or copy the course: workbench init DIR --course"
+    raise WorkbenchError(f"no folder notebooks/ in {here} or above; {hint}")
 
 
 def notebooks_in(folder: Path) -> list[Path]:

@@ -14,11 +14,11 @@ ROUNDING_TOLERANCE = 1 + 1e-9
 
 def goodput(requests: Sequence[Mapping[str, Any]], slo: SLO, seconds: float | None) -> dict[str, Any]:
     """Count the requests that attain the SLO: completed, with the first token within `slo.ttft` and a mean time per
-    later token within `slo.tpot`.
+    later token within `slo.tpot`. A request with a deadline also has its last token by then.
 
     Args:
         requests: Metrics of requests with `ttft_s`, `tpot_s` (None: no second token) and `e2el_s` (None: not completed,
-            for it failed or is not at its end).
+            for it failed or is not at its end), and `deadline_s` (None or missing: it has none).
         slo: The objective, in seconds.
         seconds: Duration of the run; None or 0 gives no rate.
 
@@ -46,9 +46,10 @@ def recorded_goodput(recorder: Recorder, slo: SLO, seconds: float | None) -> dic
 
 
 def _meets_slo(figures: Mapping[str, Any], slo: SLO) -> bool:
-    ttft, tpot = figures["ttft_s"], figures["tpot_s"]
+    ttft, tpot, e2el, deadline = figures["ttft_s"], figures["tpot_s"], figures["e2el_s"], figures.get("deadline_s")
     return (
-        figures["e2el_s"] is not None
+        e2el is not None
+        and (deadline is None or e2el <= deadline * ROUNDING_TOLERANCE)
         and ttft is not None
         and ttft <= slo.ttft * ROUNDING_TOLERANCE
         and (tpot is None or tpot <= slo.tpot * ROUNDING_TOLERANCE)

@@ -69,6 +69,7 @@ def request_metrics_of(job: SimulatedRequest) -> dict[str, Any]:
         "request_id": job.name,
         "tenant": job.arrival.tenant,
         "priority": job.arrival.priority,
+        "deadline_s": job.arrival.deadline,
         "instance": job.instances[-1] if job.instances else None,
         "prompt_tokens": job.arrival.prompt_tokens,
         "output_tokens": job.generated_tokens,

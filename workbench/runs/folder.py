@@ -50,6 +50,7 @@ SCHEMAS = {
         cut_tokens=COUNT,
         tenant=TEXT,
         priority=COUNT,
+        deadline=SECONDS,
         output_tokens=COUNT,
         cached_tokens=COUNT,
         computed_tokens=COUNT,

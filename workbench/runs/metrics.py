@@ -150,6 +150,7 @@ def request_metrics(request: Mapping, times: Sequence[float]) -> dict:
         "sample": request.get("sample", 0),
         "tenant": request.get("tenant") or "",  # records of older versions have none
         "priority": request.get("priority") or 0,
+        "deadline_s": request.get("deadline"),
         "queue_s": since_arrival(request["first_scheduled"]),
         "ttft_s": since_arrival(times[0]) if times else None,
         "e2el_s": since_arrival(times[-1]) if times else None,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import sre_constants as kinds
-import sre_parse
+from re import _constants as kinds  # type: ignore[attr-defined] (Python's own parser has no public name)
+from re import _parser as sre_parse  # type: ignore[attr-defined] (as above)
 from typing import Any
 
 _OF_CLASS = {

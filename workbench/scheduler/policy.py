@@ -23,6 +23,7 @@ policies are in `workbench.scheduler.ordering`.
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -51,6 +52,9 @@ class RequestView(NamedTuple):
     num_preemptions: int = 0
     scheduled_step: int = 0  # the step in which it was last admitted, if it runs
     arrival_time: float = 0.0  # seconds, on the clock of `SchedulerState.now`
+    max_tokens: int = 0  # output tokens that it may have at most
+    predicted_tokens: int = 0  # output tokens that a predictor expects; `max_tokens` where none does
+    deadline: float = math.inf  # seconds, on the same clock, by which its last token is wanted
 
     @property
     def is_decoding(self) -> bool:
@@ -259,6 +263,9 @@ class SchedulingPolicy(Protocol):
 
     `steady = True` is a promise: if every running sequence needs one token, all have pages and none can be admitted,
     the policy lets all decode. It is not called in such steps.
+
+    `gives_up`, a set of names, has the laws of `workbench.testing.check_policy` that the policy does not keep on
+    purpose. The report lists them as given up.
     """
 
     def __call__(self, state: SchedulerState, /) -> SchedulerDecision: ...

@@ -5,6 +5,7 @@ Tokens are counted with the virtual counters of Sheng et al., "Fairness in Servi
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Many
@@ -243,7 +244,9 @@ class RequestViews:
             request.request_id, sequence.arrival_index, sequence.arrival_step, request.tenant, request.priority,
             len(request.prompt_ids), num_tokens, computed, todo, is_running, 1 + num_children,
             1 + num_children if sequence.beams else 1, sequence.num_preemptions, sequence.scheduled_step,
-            sequence.arrival_time,
+            sequence.arrival_time, request.sampling.max_output_tokens,
+            request.sampling.max_output_tokens if request.predicted_tokens is None else request.predicted_tokens,
+            math.inf if request.deadline is None else sequence.arrival_time + request.deadline,
         )  # fmt: skip
 
     def _needs(self, sequence: Sequence) -> PagesByGroup:

@@ -66,6 +66,7 @@ class Call:
         only_warms: whether the prompt is only read into the cache; one token is generated, and not shown.
         previous: the id of an earlier call whose prefix this one should share; a miss is explained against it.
         priority: the smaller, the sooner; 0 unless the client stands back behind others.
+        deadline: seconds from arrival within which the client wants the last token; None for no deadline.
         background: whether no client waits for the answer (a line of a batch): it begins after those of clients and
             does not count among the calls that wait.
         purpose: answer the prompts; embed them, a vector each; or tokenize them: return their tokens, or their text.
@@ -91,6 +92,7 @@ class Call:
     only_warms: bool = False
     previous: str = ""
     priority: int = 0
+    deadline: float | None = None
     background: bool = False
     purpose: Purpose = "answer"
     caller: Caller = Caller()

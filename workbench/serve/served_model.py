@@ -301,7 +301,7 @@ class ServedModel:
             sampling = sampling.model_copy(update={"prompt_logprobs": call.prompt_logprobs})
         return Request(
             request_id, tuple(ids), sampling, cut_tokens=cut_tokens, cache_salt=call.caller.cache_salt,
-            priority=call.priority, tenant=call.caller.tenant, pins=pins_of(placed),
+            priority=call.priority, tenant=call.caller.tenant, deadline=call.deadline, pins=pins_of(placed),
         )  # fmt: skip
 
     def _too_long(self, call: Call, tokens: str) -> ApiError:

@@ -29,12 +29,14 @@ class Arrival:
     blocks: tuple[int, ...] = ()
     block_tokens: int = BLOCK_TOKENS
     priority: int = 0  # the smaller, the sooner
+    deadline: float | None = None  # seconds from its arrival within which its last token is wanted
+    predicted_tokens: int | None = None  # output tokens that a predictor expects
 
 
 def scale_arrivals(arrivals: Iterable[Arrival], time: float = 1.0, length: float = 1.0) -> Iterator[Arrival]:
     """Scale gaps between requests by `time` and texts by `length`, at least one token each.
 
-    Blocks keep their names and change their size, so that shared prefixes stay shared."""
+    Blocks keep their names and change their size, so that shared prefixes stay shared. Deadlines stay as they are."""
     if time < 0 or length <= 0:
         raise WorkbenchError(f"time {time}, length {length}: scale time by 0 or more, and lengths by more than 0")
     for arrival in arrivals:
@@ -62,7 +64,8 @@ def request_from_arrival(
     asked = {"max_tokens": arrival.output_tokens, "ignore_eos": True, "stop": (), "stop_token_ids": (), "n": 1}
     return Request(
         request_id, prompt_ids(arrival, vocab, request_id), sampling.model_copy(update=asked), arrival=arrival.time,
-        cache_salt=arrival.tenant, priority=arrival.priority, tenant=arrival.tenant,
+        cache_salt=arrival.tenant, priority=arrival.priority, tenant=arrival.tenant, deadline=arrival.deadline,
+        predicted_tokens=arrival.predicted_tokens,
     )  # fmt: skip
 
 

@@ -39,7 +39,7 @@ class FleetEventAdapter:
         self._note(
             Submitted(
                 time, job.name, prompt_tokens=came.prompt_tokens, arrival=time, tenant=came.tenant,
-                priority=came.priority,
+                priority=came.priority, deadline=came.deadline,
             )
         )  # fmt: skip
 

@@ -200,8 +200,11 @@ class Instance:
         Returns the reason of a refusal, or "" if it was accepted."""
         self.now = now
         sampling = _sampling(job.tokens_on_instance)
-        tenant, priority = job.arrival.tenant, job.arrival.priority
-        request = Request(job.name, job.prompt, sampling, cache_salt=tenant, priority=priority, tenant=tenant)
+        asked = job.arrival
+        request = Request(
+            job.name, job.prompt, sampling, cache_salt=asked.tenant, priority=asked.priority, tenant=asked.tenant,
+            deadline=asked.deadline, predicted_tokens=asked.predicted_tokens,
+        )  # fmt: skip
         sequence = Sequence(request, self._orders, [*job.prompt, *(NO_TOKEN - job.number,) * job.generated_tokens])
         sequence.arrival_time = job.arrival_time / TICKS_PER_SECOND
         self._orders += 1

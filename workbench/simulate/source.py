@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -14,7 +15,7 @@ from workbench.simulate.generators import HOURS, LENGTHS, TIMES
 from workbench.simulate.trace_files import read_trace
 from workbench.simulate.traffic_settings import AsRecorded, ClosedLoop, TrafficWorkload
 
-Name = TypeVar("Name", str, int)
+Name = TypeVar("Name", str, int, float | None)
 
 
 class TrafficSource(Protocol):
@@ -60,7 +61,9 @@ class ClosedLoopSource:
 def source_of(workload: TrafficWorkload) -> TrafficSource:
     """Return the traffic of a workload, the same every time. Raises WorkbenchError for one without times or an end."""
     arrivals, kind = (
-        scale_arrivals(_with_tenants(_lengths(workload), workload), workload.time, workload.length),
+        _with_predictions(
+            scale_arrivals(_with_tenants(_lengths(workload), workload), workload.time, workload.length), workload
+        ),
         workload.arrivals,
     )
     if isinstance(kind, ClosedLoop):
@@ -72,8 +75,8 @@ def source_of(workload: TrafficWorkload) -> TrafficSource:
 
 
 def _with_tenants(arrivals: Iterator[Arrival], workload: TrafficWorkload) -> Iterator[Arrival]:
-    """Assign a tenant and a priority to each request, independent of the number of requests."""
-    if not (workload.tenants or workload.priorities):
+    """Assign a tenant, a priority and a deadline to each request, independent of the number of requests."""
+    if not (workload.tenants or workload.priorities or workload.deadlines):
         yield from arrivals
         return
     for number, arrival in enumerate(arrivals):
@@ -82,7 +85,18 @@ def _with_tenants(arrivals: Iterator[Arrival], workload: TrafficWorkload) -> Ite
             arrival,
             tenant=_drawn(workload.tenants, f"{workload.seed}/tenants/{who}", arrival.tenant),
             priority=_drawn(workload.priorities, f"{workload.seed}/priorities/{number}", arrival.priority),
+            deadline=_drawn(workload.deadlines, f"{workload.seed}/deadlines/{number}", arrival.deadline),
         )
+
+
+def _with_predictions(arrivals: Iterator[Arrival], workload: TrafficWorkload) -> Iterator[Arrival]:
+    """Predict each output's length with an error, independent of the number of requests."""
+    error = workload.prediction_error
+    for number, arrival in enumerate(arrivals):
+        if error is not None:
+            factor = math.exp(error * random.Random(f"{workload.seed}/predictions/{number}").gauss(0, 1))
+            arrival = replace(arrival, predicted_tokens=max(1, round(factor * arrival.output_tokens)))
+        yield arrival
 
 
 def _drawn(shares: Mapping[Name, float], seed: str, other: Name) -> Name:

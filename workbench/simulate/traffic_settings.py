@@ -100,7 +100,9 @@ class TrafficWorkload(Settings):
     """Requests over time. A `trace` file replaces `lengths`; `time` and `length` scale gaps and texts.
 
     `tenants` and `priorities` assign requests by weight: {a: 3, b: 1}, {0: 1, 5: 9}. All requests of a session have one
-    tenant, and only requests of one tenant share cached pages."""
+    tenant, and only requests of one tenant share cached pages. `deadlines` assigns seconds from arrival to the last
+    token in the same way. A policy sees an output's length as its limit; with `prediction_error` it also sees a
+    prediction: the length times e to the power of a normal number with this standard deviation."""
 
     kind: Literal["traffic"] = "traffic"
     trace: str | None = None
@@ -112,3 +114,5 @@ class TrafficWorkload(Settings):
     seed: Annotated[int, Field(ge=0)] = 0
     tenants: dict[str, Positive] = {}
     priorities: dict[int, Positive] = {}  # the smaller, the sooner, under `policy: priority`
+    deadlines: dict[Positive, Positive] = {}  # seconds; without any, no request has a deadline
+    prediction_error: Annotated[float, Field(ge=0, le=10)] | None = None  # None predicts no lengths

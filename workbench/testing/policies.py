@@ -10,11 +10,12 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from workbench.errors import WorkbenchError, nearest
 from workbench.request import Request, Sequence
 from workbench.scheduler.policies import parse_policy
 from workbench.scheduler.policy import PagesByGroup, RequestView, SchedulerDecision, SchedulerState, SchedulingPolicy
 from workbench.scheduler.validate import policy_name, validate_decision
-from workbench.testing.law import ConformityReport, LawBroken, check_law
+from workbench.testing.law import ConformityReport, Law, LawBroken, check_law
 from workbench.testing.policy_scenarios import (
     ArrivingRequest,
     PolicyScenario,
@@ -34,7 +35,13 @@ COMPETING_REQUESTS: dict[
     "requests of other tenants": (ArrivingRequest(0, 6, 3, 1), ArrivingRequest(0, 6, 3, 1)),
     "prompts without outputs": (ArrivingRequest(0, 5, 12, 1), ArrivingRequest(0, 9, 1, 1)),
     "long outputs": (ArrivingRequest(0, 8, 3, 1), ArrivingRequest(0, 3, 24, 1)),
-}
+    "requests with deadlines": (ArrivingRequest(0, 6, 3, 1), ArrivingRequest(0, 6, 3, 1, deadline=1.0)),
+    "requests predicted to be short": (
+        ArrivingRequest(0, 6, 3, 1, predicted_tokens=30), ArrivingRequest(0, 6, 3, 1, predicted_tokens=1),
+    ),
+    "requests with a cached prefix": (ArrivingRequest(0, 10, 3, 1, shares_prefix=False), ArrivingRequest(0, 10, 3, 1)),
+}  # fmt: skip
+CACHED = "requests with a cached prefix"
 STARVATION_LAW = "no request starves among {}"
 # One slot or several, few tokens a step or many, pages for all requests or hardly one.
 _STARVATION_SCENARIOS = st.builds(
@@ -136,6 +143,7 @@ def check_no_starvation(policy: SchedulingPolicy, competing: str, scenario: Poli
     Competing requests arrive without end meanwhile.
     """
     victim, rival = COMPETING_REQUESTS[competing]
+    scenario = replace(scenario, prefix=competing == CACHED)
     played, count = ScheduleHarness.from_scenario(scenario, policy), 0
     while count < scenario.max_num_seqs:  # they run when the victim arrives
         count += played.submit(rival, f"rival {count}") is not None
@@ -187,16 +195,27 @@ def check_policy(policy: Any, examples: int = 40, kind: Any = "continuous") -> C
 
     Args:
         policy: a function from `State` to `SchedulerDecision`, or a value of `schedule.policy`: a name, settings, an
-            import path. Its `starvation_limit`, in steps, bounds waiting; 200 where it has none.
+            import path. Its `starvation_limit`, in steps, bounds waiting; 200 where it has none. Laws in its
+            `gives_up` are listed as such and not tried.
         examples: schedules tried for each law, equal in every call.
         kind: the schedule's, `continuous` or `static`.
 
     Raises:
-        WorkbenchError: the policy cannot be found or built.
+        WorkbenchError: the policy cannot be found or built, or gives up a law that there is not.
     """
     made = parse_policy(policy, kind)
-    laws = [check_law(law, functools.partial(check, made), examples, policy_scenarios()) for law, check in LAWS.items()]
-    for rivals in COMPETING_REQUESTS:
-        check = functools.partial(check_no_starvation, made, rivals)
-        laws.append(check_law(STARVATION_LAW.format(rivals), check, max(2, examples // 10), _STARVATION_SCENARIOS))
+    given_up, laws = frozenset(getattr(made, "gives_up", ())), []
+    starving = {STARVATION_LAW.format(rivals): rivals for rivals in COMPETING_REQUESTS}
+    if unknown := sorted(given_up - {*LAWS, *starving}):
+        known = "; ".join((*LAWS, *starving))
+        hint = nearest(unknown[0], (*LAWS, *starving))
+        raise WorkbenchError(f"policy {policy_name(made)}: gives_up names no law: {unknown[0]!r}{hint}; laws: {known}")
+    for law in (*LAWS, *starving):
+        if law in given_up:
+            laws.append(Law(law, True, "given up", tried=False))
+        elif law in LAWS:
+            laws.append(check_law(law, functools.partial(LAWS[law], made), examples, policy_scenarios()))
+        else:
+            check = functools.partial(check_no_starvation, made, starving[law])
+            laws.append(check_law(law, check, max(2, examples // 10), _STARVATION_SCENARIOS))
     return ConformityReport(f"policy {policy_name(made)}", tuple(laws))

@@ -38,12 +38,19 @@ class ArrivingRequest:
     priority: int = 0
     tenant: int = 0
     samples: int = 1
+    deadline: float | None = None  # seconds after its arrival
+    predicted_tokens: int | None = None
+    shares_prefix: bool = True
 
     def request(self, name: str) -> Request:
         # Prompts share a beginning, so that the prefix index has hits.
-        ids = tuple(0 if i < 9 else hash((name, i)) % 7 for i in range(self.prompt_tokens))
+        shared = 9 if self.shares_prefix else 0
+        ids = tuple(0 if i < shared else 1 + hash((name, i)) % 7 for i in range(self.prompt_tokens))
         sampling = SamplingParameters(max_tokens=self.max_tokens)
-        return Request(name, ids, sampling, priority=self.priority, tenant=f"tenant {self.tenant}")
+        return Request(
+            name, ids, sampling, priority=self.priority, tenant=f"tenant {self.tenant}", deadline=self.deadline,
+            predicted_tokens=self.predicted_tokens,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -77,7 +84,7 @@ class PolicyScenario:
 def policy_scenarios() -> st.SearchStrategy[PolicyScenario]:
     coming = st.builds(
         ArrivingRequest, st.integers(0, 3), st.integers(1, 20), st.integers(1, 6), st.integers(0, 2), st.integers(0, 2),
-        st.sampled_from([1, 1, 1, 2, 3]),
+        st.sampled_from([1, 1, 1, 2, 3]), st.sampled_from([None, 0.5, 5.0]), st.sampled_from([None, 1, 9]),
     )  # fmt: skip
     return st.builds(
         PolicyScenario, st.lists(coming, min_size=1, max_size=5).map(tuple), st.sampled_from(list(KV_CACHE_GROUPS)),

@@ -48,6 +48,7 @@ class Submitted(Event):
     cut_tokens: int = 0
     tenant: str = ""
     priority: int = 0
+    deadline: float | None = None  # seconds from its arrival
     generated_tokens: int = 0  # tokens after the prompt that another engine had sampled; none of them is emitted again
 
 

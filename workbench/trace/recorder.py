@@ -193,6 +193,7 @@ def empty_row(request_id: str, sample: int) -> dict:
         "cut_tokens": 0,
         "tenant": "",
         "priority": 0,
+        "deadline": None,
         "output_tokens": 0,
         "cached_tokens": 0,
         "computed_tokens": 0,
@@ -212,7 +213,7 @@ def update_row(row: dict, event: Event) -> None:
     match event:
         case Submitted():
             row["submitted"], row["arrival"] = event.time, event.arrival or event.time
-            for name in ("prompt_tokens", "cut_tokens", "tenant", "priority"):
+            for name in ("prompt_tokens", "cut_tokens", "tenant", "priority", "deadline"):
                 row[name] = getattr(event, name)
         case Scheduled(action="admitted") | Prefilled():
             _first(row, "first_scheduled", event.time)

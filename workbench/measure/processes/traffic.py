@@ -30,7 +30,7 @@ class FleetTraffic:
         return {
             each.request_id: Arrival(
                 arrival(each), len(each.prompt_ids), each.sampling.max_tokens, each.tenant, each.cache_salt,
-                priority=each.priority,
+                priority=each.priority, deadline=each.deadline, predicted_tokens=each.predicted_tokens,
             )
             for each in self.requests
         }  # fmt: skip

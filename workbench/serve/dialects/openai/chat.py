@@ -126,7 +126,7 @@ class OpenAIChat:
             tool_choice=_tool_choice(body.tool_choice, conversation),
             parallel_tool_calls=body.parallel_tool_calls is not False,
             stream=bool(body.stream), prompt_logprobs=body.prompt_logprobs, breakpoints=breakpoints,
-            priority=body.priority or 0, ignored=ignored,
+            priority=body.priority or 0, deadline=body.deadline, ignored=ignored,
             options={"include_usage": body.includes_usage, "continuous_usage": body.repeats_usage,
                      "token_ids": bool(body.return_token_ids)},
         )  # fmt: skip

@@ -107,6 +107,7 @@ class SamplingBody(Body):
     prompt_logprobs: Annotated[Int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     return_token_ids: bool | None = None
     priority: Priority | None = None
+    deadline: Annotated[float, Field(gt=0, lt=1e9)] | None = None  # seconds, for policies that know deadlines
     structured_outputs: StructuredOutputs | None = None
 
     VLLM_REFUSED: ClassVar[Mapping[str, Refused]] = {

@@ -101,6 +101,7 @@ class OpenAICompletions:
             body.sampling(body.max_tokens or DEFAULT_MAX_TOKENS, **more),
             has_seed=body.seed is not None,
             stream=bool(body.stream), echo=bool(body.echo), prompt_logprobs=wanted, priority=body.priority or 0,
+            deadline=body.deadline,
             ignored=ignored,
             options={"include_usage": body.includes_usage, "continuous_usage": body.repeats_usage,
                      "token_ids": bool(body.return_token_ids), "prompt_logprobs": body.prompt_logprobs is not None},

@@ -1,0 +1,36 @@
+"""Highest response ratio next: short work goes first, and waiting makes any work look short.
+
+Brinch Hansen, 1971, "Short-Term Scheduling in Multiprogramming Systems": of the requests that wait, next is the one
+with the highest
+
+    R  =  (w + s) / s,    w: seconds waited,   s: service time  =  prompt * prefill_seconds + predicted * decode_seconds
+
+Every request's ratio rises without bound, so none starves and nothing needs to be set, and it rises faster the shorter
+the work is, so it is close to shortest job first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+
+from workbench.parts import RequestView, SchedulerDecision, SchedulerState, schedule_in_order, split_decodes
+
+
+@dataclass(frozen=True)
+class HighestResponseRatio:
+    """Sort by response ratio, the highest first."""
+
+    prefill_seconds: float = 0.0001  # of a prompt's token
+    decode_seconds: float = 0.02  # of an output token
+
+    steady = True  # a decoding request is never held back
+
+    def ratio(self, entry: RequestView, now: float) -> float:
+        service = entry.num_prompt_tokens * self.prefill_seconds + entry.predicted_tokens * self.decode_seconds
+        return (now - entry.arrival_time + service) / service
+
+    def __call__(self, state: SchedulerState) -> SchedulerDecision:
+        decodes, prefills = split_decodes(state.running)
+        order = sorted(state.waiting, key=lambda entry: -self.ratio(entry, state.now))
+        return schedule_in_order(state, chain(prefills, order), decodes=decodes)
