@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from compiled_kernels.attention_rules import AttentionRules, rules_of
-from compiled_kernels.masks import Causal, Mask, Score, is_normalized, seen_by_head
+from compiled_kernels.masks import CAUSAL, Causal, Mask, Score, is_normalized, seen_by_head
 from compiled_kernels.page_selection.selection import PageSelection
 
 
@@ -119,7 +119,7 @@ class KVPages(Protocol):
         ...
 
     def gather(
-        self, seq: int, context: int, rows: slice, dtype: torch.dtype | None = None, mask: Mask = Causal()  # noqa: B008
+        self, seq: int, context: int, rows: slice, dtype: torch.dtype | None = None, mask: Mask = CAUSAL
     ) -> SpanContext:
         """Gather what the queries in `rows`, the last of the `context` positions of a sequence, may read; converted
         from codes to `dtype`, to float32 at the least unless given. Pages that `mask` hides from all of them, or that

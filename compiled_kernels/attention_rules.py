@@ -33,7 +33,7 @@ SCORE_INPUTS: tuple[tuple[str, Kind], ...] = (("score", "float"), ("head", "int"
 
 
 class AttentionRules(NamedTuple):
-    """What a kernel knows of a mask and a score function.
+    """Mask and score function as a kernel knows them.
 
     Attributes:
         window: positions that a query sees, all of the past where it is 0.

@@ -32,6 +32,9 @@ class Causal:
         return key <= query
 
 
+CAUSAL = Causal()
+
+
 @dataclass(frozen=True)
 class SlidingWindow:
     """The last `sliding_window` positions, the query's own included (Mistral, Beltagy et al. 2020), and the first

@@ -1,1 +1,1 @@
-"""Which pages a query reads, chosen by summaries of their keys."""
+"""The choice of the pages that a query reads, by summaries of their keys."""

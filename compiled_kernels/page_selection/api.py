@@ -22,7 +22,7 @@ def summarize_pages(
 ) -> None:
     """Compute the summaries of the pages that tokens were written to anew, in place.
 
-    That of a page whose last tokens are not written yet holds numbers of no meaning, and nobody reads it.
+    That of a page whose last tokens are not written yet holds numbers of no meaning, and no query reads it.
 
     Args:
         summaries: one tensor for each of `kinds`.

@@ -19,7 +19,7 @@ from compiled_kernels.attention import (
 )
 from compiled_kernels.attention_rules import AttentionRules, rules_of
 from compiled_kernels.backends import Backend, BackendError
-from compiled_kernels.masks import Causal, Mask, Score, SlidingWindow
+from compiled_kernels.masks import CAUSAL, Causal, Mask, Score, SlidingWindow
 from compiled_kernels.operators import Operator, define_operator
 from compiled_kernels.paged_attention.inductor import by_spans, decode_attention, shown_table
 
@@ -61,7 +61,7 @@ class PagedKV(NamedTuple):
         return self._replace(page_table=self.page_table[:seqs], chosen=chosen)
 
     def gather(
-        self, seq: int, context: int, rows: slice, dtype: torch.dtype | None = None, mask: Mask = Causal()  # noqa: B008
+        self, seq: int, context: int, rows: slice, dtype: torch.dtype | None = None, mask: Mask = CAUSAL
     ) -> SpanContext:
         size, table, tokens = self.keys.shape[2], self.page_table[seq], rows.stop - rows.start
         shown = shown_pages(mask, context, tokens, size, table.device)

@@ -98,9 +98,9 @@ def _chosen(lines: Lines, shape: SpanAttention, query: QuerySlot, base: str) -> 
     if shape.page_size % shape.lanes == 0:  # they lie in one page
         return lines.let(f"vector.broadcast {read(base)} : i1 to {bits}")
     found = lines.let(f"arith.constant dense<false> : {bits}")
-    for lane in range(shape.lanes):
-        each = read(lines.let(f"arith.addi {base}, {lines.index(lane)} : index"))
-        found = lines.let(f"vector.insert {each}, {found}[{lane}] : i1 into {bits}")
+    for at in range(shape.lanes):
+        each = read(lines.let(f"arith.addi {base}, {lines.index(at)} : index"))
+        found = lines.let(f"vector.insert {each}, {found}[{at}] : i1 into {bits}")
     return found
 
 

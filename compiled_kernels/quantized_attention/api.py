@@ -11,7 +11,7 @@ from torch import Tensor
 
 from compiled_kernels.attention import AttentionParameters, SpanContext, Spans, shown_pages
 from compiled_kernels.backends import Backend, BackendError
-from compiled_kernels.masks import Causal, Mask
+from compiled_kernels.masks import CAUSAL, Mask
 from compiled_kernels.paged_attention.api import attend_on, define_attention
 from compiled_kernels.paged_attention.inductor import shown_table
 from compiled_kernels.quantized_attention.pages import QuantizationRule
@@ -57,7 +57,7 @@ class QuantizedKV(NamedTuple):
         return self._replace(quantized_table=self.quantized_table[:seqs], residual_table=self.residual_table[:seqs])
 
     def gather(
-        self, seq: int, context: int, rows: slice, dtype: torch.dtype | None = None, mask: Mask = Causal()  # noqa: B008
+        self, seq: int, context: int, rows: slice, dtype: torch.dtype | None = None, mask: Mask = CAUSAL
     ) -> SpanContext:
         """Gather what a span reads. A position that only some queries read quantized comes twice."""
         rule, device, size = self.rule, self.residual_keys.device, self.residual_keys.shape[2]

@@ -21,7 +21,7 @@ LIMITS: dict[str, int] = {"query": MAX_POSITION, "key": MAX_POSITION, "head": MA
 FITS = 1 << 31  # integers below it, either way, are computed in 32 bits
 
 
-class Bounds(NamedTuple):
+class ValueBounds(NamedTuple):
     """Numbers of values: bounds of one value, and whether they hold. Of a bool, `low` is whether it is always true,
     and `high` whether it may be."""
 
@@ -40,10 +40,10 @@ def reach(program: Program) -> Program:
     return builder.program(builder.add("or", unknown, result.high))
 
 
-def _bound(program: Program) -> tuple[Builder, list[Bounds]]:
+def _bound(program: Program) -> tuple[Builder, list[ValueBounds]]:
     builder = Builder([(f"{name}_{end}", kind) for name, kind in program.inputs for end in ("low", "high")])
     true = builder.constant(True)
-    found = [Bounds(2 * at, 2 * at + 1, true) for at in range(len(program.inputs))]
+    found = [ValueBounds(2 * at, 2 * at + 1, true) for at in range(len(program.inputs))]
     for step in program.steps:
         found.append(_Rule(builder, program, step, [found[at] for at in step.reads]).bounds())
     return builder, found
@@ -52,12 +52,12 @@ def _bound(program: Program) -> tuple[Builder, list[Bounds]]:
 class _Rule:
     """The bounds of one step, from those of what it reads."""
 
-    def __init__(self, builder: Builder, program: Program, step: Step, reads: list[Bounds]):
+    def __init__(self, builder: Builder, program: Program, step: Step, reads: list[ValueBounds]):
         self.builder, self.step, self.reads = builder, step, reads
         self.kinds: list[Kind] = [program.kind(at) for at in step.reads]
         self.known = functools.reduce(self._and, (each.known for each in reads), builder.constant(True))
 
-    def bounds(self) -> Bounds:
+    def bounds(self) -> ValueBounds:
         special = getattr(self, f"_of_{self.step.operation}", None)
         found = None if special is None else special()
         return self._of_points() if found is None else found
@@ -72,8 +72,8 @@ class _Rule:
         """Return the constant that the step reads there."""
         return self.builder.number(self.reads[at].low)
 
-    def _of_points(self) -> Bounds:
-        """Bounds of any operation: its value, where each of what it reads is one."""
+    def _of_points(self) -> ValueBounds:
+        """ValueBounds of any operation: its value, where each of what it reads is one."""
         known = self.known
         for each in self.reads:
             known = self._and(known, self._add("eq", each.low, each.high))
@@ -82,7 +82,7 @@ class _Rule:
             value = self._clamped_table(lows[0])
         else:
             value = self._add(self.step.operation, *lows)
-        return Bounds(value, value, known)
+        return ValueBounds(value, value, known)
 
     def _clamped_table(self, index: int) -> int:
         """Read the table within its ends: an index that is not known may be any."""
@@ -90,53 +90,53 @@ class _Rule:
         index = self._add("max", self.builder.constant(0), self._add("min", index, last))
         return self.builder.table(index, self.step.numbers, self.step.kind)
 
-    def _of_const(self) -> Bounds:
+    def _of_const(self) -> ValueBounds:
         value = self.builder.constant(self.step.numbers[0], self.step.kind)
-        return Bounds(value, value, self.known)
+        return ValueBounds(value, value, self.known)
 
-    def _of_table(self) -> Bounds:
+    def _of_table(self) -> ValueBounds:
         point = self._of_points()
         least, most = (self.builder.constant(end(self.step.numbers), self.step.kind) for end in (min, max))
         low, high = (self._add("select", point.known, point.low, each) for each in (least, most))
-        return Bounds(low, high, self.known)
+        return ValueBounds(low, high, self.known)
 
     # Monotone arithmetic.
 
-    def _ends(self, operation: str, *pairs: tuple[int, int]) -> Bounds:
-        """Bounds where the operation of these (values for low, values for high) gives the ends."""
+    def _ends(self, operation: str, *pairs: tuple[int, int]) -> ValueBounds:
+        """ValueBounds where the operation of these (values for low, values for high) gives the ends."""
         low, high = (self._add(operation, *(pair[end] for pair in pairs)) for end in (0, 1))
-        return Bounds(low, high, self.known)
+        return ValueBounds(low, high, self.known)
 
-    def _rising(self, operation: str) -> Bounds:
+    def _rising(self, operation: str) -> ValueBounds:
         return self._ends(operation, *((each.low, each.high) for each in self.reads))
 
-    def _of_add(self) -> Bounds:
+    def _of_add(self) -> ValueBounds:
         return self._rising("add")
 
-    def _of_min(self) -> Bounds:
+    def _of_min(self) -> ValueBounds:
         return self._rising("min")
 
-    def _of_max(self) -> Bounds:
+    def _of_max(self) -> ValueBounds:
         return self._rising("max")
 
-    def _of_sub(self) -> Bounds:
+    def _of_sub(self) -> ValueBounds:
         a, b = self.reads
         return self._ends("sub", (a.low, a.high), (b.high, b.low))
 
-    def _of_neg(self) -> Bounds:
+    def _of_neg(self) -> ValueBounds:
         return self._ends("neg", (self.reads[0].high, self.reads[0].low))
 
-    def _of_exp(self) -> Bounds:
+    def _of_exp(self) -> ValueBounds:
         return self._rising(self.step.operation)
 
     _of_exp2 = _of_sqrt = _of_tanh = _of_floor = _of_ceil = _of_log = _of_exp
 
-    def _of_float(self) -> Bounds:
+    def _of_float(self) -> ValueBounds:
         return self._rising(self.step.operation)
 
     _of_int = _of_float  # of a bool too: `low` is whether it always, `high` whether it may be true
 
-    def _of_mul(self) -> Bounds | None:
+    def _of_mul(self) -> ValueBounds | None:
         for at, other in ((0, 1), (1, 0)):
             factor = self._number(at)
             if factor is not None and factor == factor:
@@ -145,7 +145,7 @@ class _Rule:
                 return self._ends("mul", ends, (self.reads[at].low,) * 2)
         return None
 
-    def _of_div(self) -> Bounds | None:
+    def _of_div(self) -> ValueBounds | None:
         divisor = self._number(1)
         if divisor is None or not divisor:
             return None
@@ -155,12 +155,12 @@ class _Rule:
 
     _of_floordiv = _of_quot = _of_div
 
-    def _of_shr(self) -> Bounds | None:
+    def _of_shr(self) -> ValueBounds | None:
         return None if self._number(1) is None else self._rising("shr")
 
     _of_shl = _of_shr
 
-    def _of_mod(self) -> Bounds | None:
+    def _of_mod(self) -> ValueBounds | None:
         """a mod n: of one turn the two ends, of several 0 and n - 1 (of floats: n)."""
         divisor = self._number(1)
         if divisor is None or not divisor > 0:
@@ -172,19 +172,19 @@ class _Rule:
         most = self.builder.constant(divisor - 1 if kind == "int" else divisor, kind)
         low = self._add("select", same, self._add("mod", value.low, by), least)
         high = self._add("select", same, self._add("mod", value.high, by), most)
-        return Bounds(low, high, self.known)
+        return ValueBounds(low, high, self.known)
 
-    def _of_abs(self) -> Bounds:
+    def _of_abs(self) -> ValueBounds:
         value, zero = self.reads[0], self.builder.constant(0, self.step.kind)
         low = self._add("max", self._add("max", value.low, self._add("neg", value.high)), zero)
-        return Bounds(low, self._add("max", self._add("neg", value.low), value.high), self.known)
+        return ValueBounds(low, self._add("max", self._add("neg", value.low), value.high), self.known)
 
     # What is true or false.
 
-    def _of_lt(self) -> Bounds:
+    def _of_lt(self) -> ValueBounds:
         a, b = self.reads
         operation = self.step.operation
-        return Bounds(self._add(operation, a.high, b.low), self._add(operation, a.low, b.high), self.known)
+        return ValueBounds(self._add(operation, a.high, b.low), self._add(operation, a.low, b.high), self.known)
 
     _of_le = _of_lt
 
@@ -194,41 +194,41 @@ class _Rule:
         always = self._and(self._add("eq", a.low, b.high), self._add("eq", a.high, b.low))
         return always, self._and(self._add("le", a.low, b.high), self._add("le", b.low, a.high))
 
-    def _of_eq(self) -> Bounds:
-        return Bounds(*self._equal(), self.known)
+    def _of_eq(self) -> ValueBounds:
+        return ValueBounds(*self._equal(), self.known)
 
-    def _of_ne(self) -> Bounds:
+    def _of_ne(self) -> ValueBounds:
         always, maybe = self._equal()
-        return Bounds(self._add("not", maybe), self._add("not", always), self.known)
+        return ValueBounds(self._add("not", maybe), self._add("not", always), self.known)
 
-    def _of_not(self) -> Bounds | None:
+    def _of_not(self) -> ValueBounds | None:
         if self.step.kind != "bool":
             return None
         value = self.reads[0]
-        return Bounds(self._add("not", value.high), self._add("not", value.low), self.known)
+        return ValueBounds(self._add("not", value.high), self._add("not", value.low), self.known)
 
-    def _of_and(self) -> Bounds | None:
+    def _of_and(self) -> ValueBounds | None:
         """Of bools one side is enough: what is never true with it hides whatever the other may be."""
         if self.step.kind != "bool":
             return None
         return self._sides()
 
-    def _of_or(self) -> Bounds | None:
+    def _of_or(self) -> ValueBounds | None:
         return None if self.step.kind != "bool" else self._sides()
 
-    def _sides(self) -> Bounds:
+    def _sides(self) -> ValueBounds:
         a, b = self.reads
         low = self._add(self.step.operation, self._surely(a), self._surely(b))
         high = self._add(self.step.operation, self._maybe(a), self._maybe(b))
-        return Bounds(low, high, self.builder.constant(True))
+        return ValueBounds(low, high, self.builder.constant(True))
 
-    def _surely(self, value: Bounds) -> int:
+    def _surely(self, value: ValueBounds) -> int:
         return self._and(value.known, value.low)
 
-    def _maybe(self, value: Bounds) -> int:
+    def _maybe(self, value: ValueBounds) -> int:
         return self._add("or", self._add("not", value.known), value.high)
 
-    def _of_select(self) -> Bounds:
+    def _of_select(self) -> ValueBounds:
         condition, first, second = self.reads
         always, maybe = self._surely(condition), self._maybe(condition)
         if self.step.kind == "bool":
@@ -245,7 +245,7 @@ class _Rule:
             self._add("select", always, one, self._add("select", maybe, wide, other))
             for wide, (one, other) in zip(both, ends, strict=True)
         )
-        return Bounds(low, high, known)
+        return ValueBounds(low, high, known)
 
 
 @functools.lru_cache(maxsize=1024)

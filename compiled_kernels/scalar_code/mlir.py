@@ -116,10 +116,10 @@ class ScalarCode:
         if not self.lanes:
             return self._entry(table, kind, index, bits)
         found = self._constant(0, step.kind, bits)
-        for lane in range(self.lanes):
-            at = lines.let(f"vector.extract {index}[{lane}] : i{bits} from vector<{self.lanes}xi{bits}>")
+        for element_at in range(self.lanes):
+            at = lines.let(f"vector.extract {index}[{element_at}] : i{bits} from vector<{self.lanes}xi{bits}>")
             each = self._entry(table, kind, at, bits)
-            found = lines.let(f"vector.insert {each}, {found}[{lane}] : {element} into {self._type(step.kind, bits)}")
+            found = lines.let(f"vector.insert {each}, {found}[{element_at}] : {element} into {self._type(step.kind, bits)}")
         return found
 
     def _entry(self, table: str, kind: str, index: str, bits: int) -> str:

@@ -345,14 +345,14 @@ def _line_of(node: Node, function: Callable[..., Tensor], examples: Sequence[Ten
     """Return where the user's function does what `node` stands for: it is called once more, up to that operation."""
     target = node.target
 
-    class Stop(TorchDispatchMode):
+    class _StopThere(TorchDispatchMode):
         def __torch_dispatch__(self, called: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if called is target or called.overloadpacket is getattr(target, "overloadpacket", None):
                 raise Untraceable
             return called(*args, **(kwargs or {}))
 
     try:
-        with Stop():
+        with _StopThere():
             function(*examples)
     except Untraceable:
         return _where(sys.exc_info()[2])

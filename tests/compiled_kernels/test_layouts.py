@@ -38,7 +38,7 @@ def as_schema(operator: str, inputs: tuple) -> tuple:
     if operator != "paged_attention":
         return inputs
     q, kv, spans, parameters = inputs
-    return (q, *kv.flat, *flatten(spans, parameters, "any"))
+    return (q, *kv.flat, *flatten(spans, parameters, operator, "any"))
 
 
 def transposed(part: Tensor) -> Tensor:

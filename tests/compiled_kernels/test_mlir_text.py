@@ -90,7 +90,7 @@ def test_torch_knows_the_form(operator: str) -> None:
     form = getattr(torch.ops.compiled_kernels, f"{operator}_mlir").default
     if operator == "paged_attention":
         q, kv, spans, parameters = inputs
-        arguments = (q, *kv.flat, *flatten(spans, parameters, Backend.MLIR))
+        arguments = (q, *kv.flat, *flatten(spans, parameters, operator, Backend.MLIR))
     else:
         arguments = inputs
     torch.library.opcheck(form, arguments, test_utils=("test_schema", "test_faketensor"))

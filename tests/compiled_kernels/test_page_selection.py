@@ -1,4 +1,4 @@
-"""The choice of pages: as for a text alone, however steps cut it; and pages that nobody chose are never read."""
+"""The choice of pages: as for a text alone, however steps cut it; and pages that no query chose are never read."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_what_cannot_be_traced_is_refused_with_its_line() -> None:
 
 @pytest.mark.parametrize("backend", [Backend.EAGER, Backend.INDUCTOR, Backend.MLIR])
 @pytest.mark.parametrize("spans", [(1, 1, 1), (1, 1, 40), (3, 1, 1), (40,)])
-def test_pages_that_nobody_chose_are_not_read(spans: tuple[int, ...], backend: Backend) -> None:
+def test_pages_that_no_query_chose_are_not_read(spans: tuple[int, ...], backend: Backend) -> None:
     """They hold NaN: reading one shows."""
     if reason := backend_problems()[backend]:
         pytest.skip(reason)

@@ -256,7 +256,7 @@ def test_a_hash_of_blocks_is_known_in_a_page() -> None:
 
 
 def test_nothing_divides_by_zero() -> None:
-    """Which would end the process: numbers beyond a context may be any."""
+    """A division by zero would end the process, and numbers beyond a context may be any."""
     builder = Builder(MASK_INPUTS)
     share = builder.add("floordiv", 1, builder.add("sub", 0, builder.constant(5)))
     program, _ = lowered(builder.program(builder.add("eq", share, builder.constant(1))))

@@ -12,7 +12,7 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 import pytest
@@ -73,6 +73,29 @@ def model(*layers: LayerSpec, weights: WeightFormat | None = None, cache: Any = 
     return Requirements(spec, dtype, weights or WeightFormat(), specs, cache_dtype or dtype)
 
 
+def broken_graph(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """A user's mask of plain arithmetic that torch.compile cannot hold in one graph."""
+    torch._dynamo.graph_break()
+    return key <= query
+
+
+def in_float64(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """A user's mask that has no scalar form."""
+    return key.double() <= query.double()
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """A user's choice of pages."""
+
+    keep = 1
+    page_size = PAGE_SIZE
+    summaries = ("min", "max")
+
+    def __call__(self, query: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+        return torch.maximum(query * low, query * high)
+
+
 WIDE = layer(2, 1, dim=8)
 LAYERS = {"format": "int8", "layers": {1: {"format": "int4"}, 2: {"format": "fp8"}}}
 MODELS: dict[str, Requirements] = {
@@ -116,6 +139,9 @@ MODELS: dict[str, Requirements] = {
     ))),
     "shared": model(layer(), layer(4, kv_shared_with=0)),
     "hidden": model(layer(mask=CustomPart(path=ME + "hidden"))),
+    "in no one graph": model(layer(mask=CustomPart(path=ME + "broken_graph"))),
+    "in float64": model(layer(mask=CustomPart(path=ME + "in_float64"))),
+    "pages": model(layer(pages=CustomPart(path=ME + "Bounded")), layer()),
     "bfloat16": model(WIDE, dtype=torch.bfloat16),
     "float16": model(WIDE, dtype=torch.float16),
     "float64": model(WIDE, dtype=torch.float64),
@@ -144,9 +170,8 @@ OTHERS = {  # what no model has: settings of a run, and of the machine
     "a CUDA device": Requirements(device="cuda"),
     "other devices": Requirements(device="mps"),
 }
-# What cannot be shown: settings that do not exist yet, and a custom mask that kernels by hand refuse, traceable or not.
+# What cannot be shown: settings that do not exist yet.
 UNSEEN = {"settings of a model that are newer than this table", *OTHERS}
-BY_HAND = {Backend.TRITON: {"custom part that cannot be traced"}, Backend.MLIR: {"custom part that cannot be traced"}}
 
 
 def agrees(wanted: Requirements, backend: Backend) -> None:
@@ -187,7 +212,7 @@ def test_what_the_table_allows_is_right(backend: Backend, monkeypatch: pytest.Mo
                 shown[column] |= {each for each, feature in FEATURES.items() if feature.find(wanted) is not None}
     for column in columns:
         allowed = {feature for feature in FEATURES if limits_of(feature)[column] is None}
-        assert allowed - shown[column] - UNSEEN == BY_HAND.get(backend, set()), column
+        assert allowed - shown[column] - UNSEEN == set(), column
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="pip install 'inference-workbench[triton]'")
@@ -236,7 +261,7 @@ def test_it_is_refused_before_weights_are_read(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(select, "backend_problems", lambda: dict.fromkeys(Backend))
     monkeypatch.setattr(loaded_model, "random_weights", lambda *_: pytest.fail("weights are read"))
     refused: list[dict[str, Any]] = [
-        {"attention": {"position": "alibi"}}, {"cache": {"values": "int8"}}, {"dtype": "float16"},
+        {"attention": {"mask": {"path": ME + "hidden"}}}, {"cache": {"values": "int8"}}, {"dtype": "float16"},
     ]  # fmt: skip
     for settings in refused:
         with pytest.raises(WorkbenchError, match="backend 'mlir' cannot carry out this"):

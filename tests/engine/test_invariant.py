@@ -211,7 +211,7 @@ def test_a_split_by_rows_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     ({"cache": {"dtype": "float32"}}, "bfloat16 weights and a float32 cache: it reads both in one type"),
     ({"dtype": "float16"}, "computed in float32 or bfloat16"),
     ({"evict": {"kind": "heavy_hitters", "budget": 128}}, "what stays of a prompt depends on its chunks"),
-    ({"attention": {"position": "alibi"}}, "layer 0"),
+    ({"attention": {"layers": {1: {"kv_shared_with": 0}}}}, "layer 1"),
 ])  # fmt: skip
 def test_what_cannot_keep_it_is_refused(settings: dict, message: str) -> None:
     with pytest.raises(WorkbenchError) as refused:

@@ -166,8 +166,8 @@ class StateShape:
 
 
 class PageSummaries(NamedTuple):
-    """What is kept of the keys of each page beside them, by name (see `compiled_kernels.page_selection`), for the
-    choice of pages of `page_size` tokens."""
+    """Summaries of each page's keys, by name (see `compiled_kernels.page_selection`), which are kept beside them for
+    the choice of pages of `page_size` tokens."""
 
     kinds: tuple[str, ...]
     page_size: int
