@@ -111,7 +111,7 @@ def dense_attention(inputs: tuple) -> Form | None:
 
     None for others.
     """
-    q, (keys, values, table), (starts, lengths, _), parameters = inputs
+    q, (keys, values, table, *_), (starts, lengths, *_), parameters = inputs
     seqs, context, span = len(lengths), int(lengths[0]), int(starts[1])
     if not bool((lengths == context).all()) or len(q) != seqs * span or span not in (1, context):
         return None

@@ -57,10 +57,11 @@ def inputs(
     step = Spans(starts, lengths, all(span == 1 for span in spans))
     kv = PagedKV(keys, values, table)
     if selected < 1:
-        kv = kv._replace(chosen=torch.rand(len(q), num_kv_heads, table.shape[1], generator=generator) < selected)
+        chosen = torch.rand(len(q), num_kv_heads, table.shape[1], generator=generator) < selected
         for _, rows, context in step.listed():
             own = torch.arange(context - (rows.stop - rows.start), context) // size
-            kv.chosen[torch.arange(rows.start, rows.stop), :, own] = True
+            chosen[torch.arange(rows.start, rows.stop), :, own] = True
+        kv = kv._replace(chosen=chosen)
     return q, kv, step, AttentionParameters(dim**-0.5, mask, softcap, sink_logits, score)
 
 

@@ -107,6 +107,10 @@ class _Rule:
         low, high = (self._add(operation, *(pair[end] for pair in pairs)) for end in (0, 1))
         return ValueBounds(low, high, self.known)
 
+    def _twice(self, at: int) -> tuple[int, int]:
+        """A known number, for low and high."""
+        return self.reads[at].low, self.reads[at].low
+
     def _rising(self, operation: str) -> ValueBounds:
         return self._ends(operation, *((each.low, each.high) for each in self.reads))
 
@@ -142,7 +146,7 @@ class _Rule:
             if factor is not None and factor == factor:
                 value = self.reads[other]
                 ends = (value.low, value.high) if factor >= 0 else (value.high, value.low)
-                return self._ends("mul", ends, (self.reads[at].low,) * 2)
+                return self._ends("mul", ends, self._twice(at))
         return None
 
     def _of_div(self) -> ValueBounds | None:
@@ -151,7 +155,7 @@ class _Rule:
             return None
         value = self.reads[0]
         ends = (value.low, value.high) if divisor > 0 else (value.high, value.low)
-        return self._ends(self.step.operation, ends, (self.reads[1].low,) * 2)
+        return self._ends(self.step.operation, ends, self._twice(1))
 
     _of_floordiv = _of_quot = _of_div
 

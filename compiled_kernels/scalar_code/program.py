@@ -107,7 +107,8 @@ class Program:
     @functools.lru_cache(maxsize=1024)
     def parse(text: str) -> Program:
         head, *steps, result = text.split("|")
-        inputs = tuple((name, _kind(kind)) for name, _, kind in (each.partition(":") for each in head.split(",")))
+        split = (each.partition(":") for each in head.split(","))
+        inputs: tuple[tuple[str, Kind], ...] = tuple((name, _kind(kind)) for name, _, kind in split)
         return Program(inputs, tuple(map(_step, steps)), int(result))
 
     def values(self, given: Mapping[str, Tensor]) -> list[Tensor]:
@@ -211,7 +212,8 @@ class Builder:
 
     def alike(self, *reads: int) -> tuple[int, ...]:
         """Bring values to the widest of their kinds."""
-        widest = max((self.kind(each) for each in reads), key=KINDS.index)
+        kinds = {self.kind(each) for each in reads}
+        widest = next(kind for kind in reversed(KINDS) if kind in kinds)
         return tuple(self.cast(each, widest) for each in reads)
 
     def cast(self, value: int, kind: Kind) -> int:

@@ -60,9 +60,9 @@ def trace(function: Callable[..., Tensor], inputs: Sequence[tuple[str, Kind]], r
     Raises Untraceable where it does something else than arithmetic on each element, or gives another kind of number.
     """
     examples = [EXAMPLES[kind].clone() for _, kind in inputs]
-    name = describe_callable(function)
+    name, table = describe_callable(function), dict(core_aten_decompositions().items())
     try:
-        graph = make_fx(lambda *given: function(*given), decomposition_table=core_aten_decompositions())(*examples)
+        graph = make_fx(lambda *given: function(*given), decomposition_table=table)(*examples)
     except Exception as error:  # whatever the user's code or the tracer throws
         raise Untraceable(f"{name} cannot be traced: {_where(error.__traceback__)}{_first_line(error)}") from error
     builder, values, constants = Builder(inputs), dict[Node, int](), dict[Node, Tensor]()

@@ -277,7 +277,7 @@ def test_a_template_that_refuses_results_ends_the_run_with_its_words() -> None:
     assert on.chat_template is not None
     refusing = TEMPLATE.replace("{%- elif message.role == 'tool' %}", "{%- elif message.role == 'tool' %}"
                                   "{{ raise_exception('no results here') }}")  # fmt: skip
-    on._loaded.__dict__["chat_template"] = ChatTemplate(refusing, NAMES, "test")
+    on.loaded_model.__dict__["chat_template"] = ChatTemplate(refusing, NAMES, "test")
     done = run(call("add", a=1, b=2), on=on)
     assert done.stop_reason == "error" and "no results here" in done.error
     assert done.rounds[0].calls[0].result == "3"

@@ -109,12 +109,12 @@ def test_bad_input_is_one_error_within_a_second_and_harms_nothing(name: str) -> 
 def test_a_hostile_template_is_one_error(text: str) -> None:
     on = runner()
     box, own = beside(on), on.chat_template
-    on._loaded.__dict__["chat_template"] = ChatTemplate(text, {}, "test")
+    on.loaded_model.__dict__["chat_template"] = ChatTemplate(text, {}, "test")
     began = time.process_time()
     with pytest.raises(WorkbenchError, match="chat template refuses"):
         workbench.agent(on, **script("a")).run("q")
     assert time.process_time() - began < MAX_SECONDS
-    on._loaded.__dict__["chat_template"] = own
+    on.loaded_model.__dict__["chat_template"] = own
     assert_unharmed(on, box)
 
 

@@ -88,7 +88,7 @@ def runner_for(name: str) -> Runner:
         return runner()
     model, tokenizer, template = loaded(name)
     on = runner_of(model, tokenizer=tokenizer, prefix="radix", pages=600, max_num_batched_tokens=512)
-    on._loaded.__dict__["chat_template"] = template
+    on.loaded_model.__dict__["chat_template"] = template
     return on
 
 
@@ -249,14 +249,14 @@ def test_a_model_that_cannot_says_so() -> None:
     model, tokenizer, _ = loaded("tags")
     plain = "{% for m in messages %}<|im_start|>{{ m.role }}{{ m.content }}<|im_end|>{% endfor %}<|im_start|>"
     on = runner_of(model, tokenizer=tokenizer, prefix="radix")
-    on._loaded.__dict__["chat_template"] = ChatTemplate(plain, {}, "test")
+    on.loaded_model.__dict__["chat_template"] = ChatTemplate(plain, {}, "test")
     with pytest.raises(WorkbenchError, match="chat template shows none"):
         workbench.agent(on, [add])
     bare = demo_tokenizer.bytes_only()
     keep = json.loads(bare.to_str())
     keep["added_tokens"] = [each for each in keep["added_tokens"] if each["content"] != "<|tool|>"]
     on = runner_of(model, tokenizer=Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(keep))), pages=200)
-    on._loaded.__dict__["chat_template"] = ChatTemplate("{{ tools }}" + plain, {}, "test")
+    on.loaded_model.__dict__["chat_template"] = ChatTemplate("{{ tools }}" + plain, {}, "test")
     with pytest.raises(WorkbenchError, match="no control token that begins a call"):
         workbench.agent(on, [add], tool_choice="required")
     assert workbench.agent(on, [add], max_tokens=4).run("q").stop_reason

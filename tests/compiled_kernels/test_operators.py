@@ -384,7 +384,8 @@ def test_nan_stays_with_its_row(data: st.DataObject, backend: Backend) -> None:
     clean = SUITES["paged_attention"].call(*inputs, backend=backend)
     inputs[0][0] = torch.nan
     out = SUITES["paged_attention"].call(*inputs, backend=backend)
-    assert out[0].isnan().all()
+    # A head that sees no key (of the pages it reads) gives zeros, whatever the query is.
+    assert torch.equal(out[0].isnan(), clean[0] != 0)
     assert torch.equal(out[1:], clean[1:])
 
 

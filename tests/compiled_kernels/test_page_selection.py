@@ -33,7 +33,7 @@ def mean(query: Tensor, mean: Tensor) -> Tensor:
 
 TERMS: list[tuple[Callable[..., Tensor], tuple[str, ...]]] = [(bounds, ("min", "max")), (mean, ("mean",))]
 selections = st.builds(
-    lambda term, size, keep, first: page_selection(*term, size, keep, first),
+    lambda term, size, keep, first: page_selection(term[0], term[1], size, keep, first),
     st.sampled_from(TERMS), st.integers(1, 6), st.integers(1, 4), st.integers(0, 2),
 )  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -32,7 +33,7 @@ class Bounds:
         return torch.maximum(query * low, query * high)
 
 
-def text_of(backend: str, part: str, **settings: object) -> str:
+def text_of(backend: str, part: str, **settings: Any) -> str:
     runner = workbench.load(
         "demo", attention={"pages": part}, backend=backend, dtype="float32", page_size=8, **settings
     )
@@ -44,10 +45,12 @@ def expected() -> str:
     """The oracle's greedy text, which differs from the plain model's."""
     with temporarily_registered(Bounds) as part:
         runner = workbench.load("demo", attention={"pages": part}, backend="eager", dtype="float32", page_size=8)
-        ids = runner.tokenizer.encode(TEXT)
+        tokenizer = runner.tokenizer
+        assert tokenizer is not None
+        ids = tokenizer.encode(TEXT)
         for _ in range(TOKENS):
             ids.append(int(naive.logits(runner.model, torch.tensor(ids))[-1].argmax()))
-        chosen = runner.tokenizer.decode(ids)[len(TEXT) :]
+        chosen = tokenizer.decode(ids)[len(TEXT) :]
     plain = workbench.load("demo", backend="eager", dtype="float32")
     assert chosen != "".join(event.text for event in plain.stream(TEXT, max_tokens=TOKENS, temperature=0))
     return chosen

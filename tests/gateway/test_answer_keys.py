@@ -27,13 +27,14 @@ CALL_FIELDS: dict[str, Any] = {  # another value of every field
     "tool_choice": "none",
     "parallel_tool_calls": False, "stream": True, "echo": True, "prompt_logprobs": 0,
     "breakpoints": (Breakpoint("system"),), "only_warms": True, "previous": "chatcmpl-1", "priority": 3,
-    "background": True, "purpose": "embed", "caller": BOB, "ignored": {"user": "no account"},
+    "background": True, "deadline": 9.0, "purpose": "embed", "caller": BOB, "ignored": {"user": "no account"},
     "notes": {"a": 1}, "options": {"include_usage": True},
 }  # fmt: skip
 SAMPLING_FIELDS: dict[str, Any] = {
     "temperature": 0.5, "top_k": 3, "top_p": 0.5, "min_p": 0.1, "repetition_penalty": 1.5, "presence_penalty": 1.0,
     "frequency_penalty": 1.0, "logit_bias": {3: 1.0}, "filters": (CustomPart(path="a:B"),),
-    "sampler": CustomPart(path="a:B"), "seed": 5, "n": 2, "best_of": 3, "beams": 2, "length_penalty": 0.5,
+    "sampler": CustomPart(path="a:B"), "ranking": CustomPart(path="a:B"),
+    "search": CustomPart(path="a:B"), "seed": 5, "n": 2, "best_of": 3, "beams": 2, "length_penalty": 0.5,
     "early_stopping": True, "stop": ("x",), "stop_token_ids": (3,), "max_tokens": 5, "ignore_eos": True, "logprobs": 0,
     "logprobs_of": "filtered", "prompt_logprobs": 0, "response_format": Regex(regex="a"),
     "thinking": Thinking(budget_tokens=3),
@@ -120,7 +121,7 @@ OPENAI: dict[str, Any] = {
     "seed": In(2, temperature=0.5, seed=1), "stop": ["x"], "top_k": 3, "min_p": 0.1, "repetition_penalty": 1.5,
     "ignore_eos": True, "stop_token_ids": [3], "prompt_logprobs": 0, "structured_outputs": {"regex": "a+"},
     "max_tokens": 5, "model": NO_EFFECT, "stream": NO_EFFECT, "stream_options": NO_EFFECT,
-    "return_token_ids": NO_EFFECT, "priority": NO_EFFECT,
+    "return_token_ids": NO_EFFECT, "priority": NO_EFFECT, "deadline": NO_EFFECT,
 }  # fmt: skip
 BODY_FIELDS: dict[str, dict[str, Any]] = {  # another value of every field of a body
     "openai.chat": OPENAI | {

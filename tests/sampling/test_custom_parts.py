@@ -7,18 +7,24 @@ import torch
 
 from workbench.errors import WorkbenchError
 from workbench.request import CustomPart
-from workbench.sampling.samplers import load_filter, load_sampler
+from workbench.sampling.samplers import Filter, NamedCombiner, load_filter, load_sampler
 
 PARTS = "tests.sampling.parts:"
 LOGITS = torch.tensor([[1.0, 2.0, 4.0]])
 
 
+def plain(part: CustomPart) -> Filter:
+    made = load_filter(part)
+    assert not isinstance(made, NamedCombiner)
+    return made
+
+
 def test_a_class_is_built_and_a_function_gets_its_arguments():
-    ban = load_filter(CustomPart(path=PARTS + "Ban", arguments={"token": 2}))
+    ban = plain(CustomPart(path=PARTS + "Ban", arguments={"token": 2}))
     assert ban(LOGITS, []).tolist() == [[1.0, 2.0, -torch.inf]]
-    halve = load_filter(CustomPart(path=PARTS + "halve", arguments={"by": 4.0}))
+    halve = plain(CustomPart(path=PARTS + "halve", arguments={"by": 4.0}))
     assert halve(LOGITS, []).tolist() == [[0.25, 0.5, 1.0]]
-    assert load_filter(CustomPart(path=PARTS + "halve"))(LOGITS, []).tolist() == [[0.5, 1.0, 2.0]]
+    assert plain(CustomPart(path=PARTS + "halve"))(LOGITS, []).tolist() == [[0.5, 1.0, 2.0]]
 
 
 def test_each_load_builds_anew():
@@ -33,10 +39,10 @@ def test_a_file_is_read_again_when_it_was_edited(tmp_path, monkeypatch):
     source += "    def __call__(self, logits, histories):\n"
     (tmp_path / "mine.py").write_text(source + "        return logits * self.by\n")
     part = CustomPart(path="mine.py:Scale", arguments={"by": 3.0})
-    assert load_filter(part)(LOGITS, []).tolist() == [[3.0, 6.0, 12.0]]
+    assert plain(part)(LOGITS, []).tolist() == [[3.0, 6.0, 12.0]]
     assert type(load_filter(part)) is type(load_filter(part))
     (tmp_path / "mine.py").write_text(source + "        return logits + self.by\n")
-    assert load_filter(part)(LOGITS, []).tolist() == [[4.0, 5.0, 7.0]]
+    assert plain(part)(LOGITS, []).tolist() == [[4.0, 5.0, 7.0]]
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,7 @@ def test_a_rank_holds_what_the_calculator_says(model: str, changes: dict[str, An
 def test_two_runners_of_one_shared_model_have_pages_of_their_own(closing: list[Runner]) -> None:
     config = EngineConfig.build("shape:tiny", **settings(tensor=2))
     closing.append(first := Runner(config))
-    second = Runner(config, first._loaded)
+    second = Runner(config, first.loaded_model)
     before = run(first)[0]
     assert run(second, seed=1)[0] != before
     assert run(first)[0] == before  # its prefixes are still in the pages of all ranks
@@ -174,7 +174,7 @@ def test_two_runners_of_one_shared_model_have_pages_of_their_own(closing: list[R
 def test_a_killed_rank_ends_the_request_with_its_reason_and_the_others(transport: str, closing: list[Runner]) -> None:
     changes = {"tensor": 4, "pages": 80, "transport": transport}
     closing.append(runner := Runner(EngineConfig.build("demo", **settings(**changes))))
-    processes = runner._loaded.processes
+    processes = runner.loaded_model.processes
     assert isinstance(processes, RankProcesses)
     events = runner.stream("def fib(n):", max_tokens=200, temperature=0, ignore_eos=True)
     for _ in range(20):
@@ -191,7 +191,7 @@ def test_a_killed_rank_ends_the_request_with_its_reason_and_the_others(transport
 def test_a_rank_that_hangs_ends_the_request_in_time(transport: str, closing: list[Runner]) -> None:
     changes = {"tensor": 2, "rank_timeout": limit(0.1), "transport": transport}
     closing.append(runner := Runner(EngineConfig.build("shape:tiny", **settings(**changes))))
-    processes = runner._loaded.processes
+    processes = runner.loaded_model.processes
     assert isinstance(processes, RankProcesses)
     processes.processes[0].send_signal(signal.SIGSTOP)
     request = Request("one", (5, 6, 7), SamplingParameters(max_tokens=4, ignore_eos=True))

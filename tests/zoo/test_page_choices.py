@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from einops import einsum
@@ -69,7 +71,7 @@ def test_each_head_of_minference_has_one_of_three_patterns() -> None:
 )
 @pytest.mark.parametrize("backend", ["eager", "mlir"])
 def test_with_as_many_pages_as_there_are_the_text_is_the_models(name: str, size: int, backend: str) -> None:
-    def text(**settings: object) -> str:
+    def text(**settings: Any) -> str:
         runner = workbench.load("demo", backend=backend, dtype="float32", page_size=size, **settings)
         return "".join(event.text for event in runner.stream(TEXT, max_tokens=16, temperature=0))
 

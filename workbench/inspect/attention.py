@@ -204,8 +204,8 @@ class _RecordingLayer:
             q = hadamard_rotate(q)
         lengths = batch.context_lengths.tolist()
         out = torch.zeros(q.shape[1], len(q), max(lengths), device=q.device, dtype=q.dtype)
-        dense = isinstance(self.layer, DenseLayer)
-        pages = self.layer.read_by(q, batch, parameters) if dense else self.layer.paged(batch)
+        layer = self.layer
+        pages = layer.read_by(q, batch, parameters) if isinstance(layer, DenseLayer) else layer.paged(batch)
         for row, length in enumerate(lengths):
             context = pages.gather(row, length, slice(row, row + 1), q.dtype)
             found = attention_weights(q[row : row + 1], context, parameters)
