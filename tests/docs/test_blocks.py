@@ -24,7 +24,10 @@ from workbench.serve.config import ServeConfig
 # Blocks that are no commands of ours and no Python: how each begins, by page, and what holds it.
 OTHERS = {
     "README.md": {"text -> prompt/": "a drawing"},
-    "docs/first_run.md": {"How fast does the demo": "output; tests/test_readme_block.py holds it to its record"},
+    "docs/first_run.md": {
+        "How fast does the demo": "output; tests/test_readme_block.py holds it to its record",
+        "pip install dist": "tests/fresh_environment.py installs the wheel and runs these commands in a new folder",
+    },
     "docs/scale.md": {"$ workbench": "tests/test_scale_page.py runs the commands and compares what they print"},
     "docs/guide/apart.md": {"pages of prefill": "a message; tests/cluster holds it"},
     "docs/guide/fleets.md": {
