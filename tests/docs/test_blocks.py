@@ -29,6 +29,7 @@ OTHERS = {
         "pip install dist": "tests/fresh_environment.py installs the wheel and runs these commands in a new folder",
     },
     "docs/scale.md": {"$ workbench": "tests/test_scale_page.py runs the commands and compares what they print"},
+    "docs/guide/attention.md": {"backend 'mlir' cannot": "a message; tests/testing/test_attention_kit.py holds it"},
     "docs/guide/apart.md": {"pages of prefill": "a message; tests/cluster holds it"},
     "docs/guide/fleets.md": {
         "config = workbench.EngineConfig": "tests/cluster runs the same calls; processes take long to start",
