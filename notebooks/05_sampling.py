@@ -93,7 +93,7 @@ for token in sorted(drawn, key=drawn.get, reverse=True)[:5]:
 # keeps tokens that are about as surprising as the model expects (Meister et al., 2022).
 
 # %%
-own = [{"path": "experiments.custom_sampling:Typical", "arguments": {"mass": 0.5}}]
+own = [{"path": "experiments.zoo.typical:Typical", "arguments": {"mass": 0.5}}]
 widgets.SamplingExplorer(runner, PROMPT, filters=own, max_tokens=8, seed=1).wait()
 
 # %% [markdown]
@@ -103,4 +103,4 @@ widgets.SamplingExplorer(runner, PROMPT, filters=own, max_tokens=8, seed=1).wait
 # - `explorer.parameters` are the settings of the sliders: give them to a request of notebook `01_one_request`.
 #
 # Read: `workbench/sampling/filters.py` (every filter in a few lines), `samplers.py`, `filter_trace.py`, and
-# `experiments/custom_sampling.py`. `experiments/sampling_texts.yaml` measures how texts change with these settings.
+# `experiments/zoo/typical.py`. `experiments/sampling_texts.yaml` measures how texts change with these settings.

@@ -42,6 +42,8 @@ LEFT_OUT = {
     "workbench run experiments/disaggregation.yaml": "minutes of simulation",
     "workbench run experiments/apart.yaml": "minutes of measuring",
     "workbench run experiments/fleet_prediction.yaml": "minutes of measuring",
+    "workbench run experiments/zoo_pareto.yaml": "minutes of measuring",
+    "workbench zoo run": "minutes of measuring",
     "workbench run experiments/together.yaml": "minutes, on a model of 135 million parameters",
     "workbench simulate azure": "minutes of simulation",
     "workbench sweep --resume": "wants a sweep that was killed",

@@ -19,13 +19,19 @@ import yaml
 from tests.fresh_environment import documented, documented_pages
 from tests.test_docs import PAGES, ROOT
 from workbench.cli import app
+from workbench.cli.init import TEMPLATE
 from workbench.serve.config import ServeConfig
+from workbench.zoo.entry import LoadedEntry
 
 # Blocks that are no commands of ours and no Python: how each begins, by page, and what holds it.
 OTHERS = {
     "README.md": {"text -> prompt/": "a drawing"},
-    "docs/first_run.md": {"How fast does the demo": "output; tests/test_readme_block.py holds it to its record"},
+    "docs/first_run.md": {
+        "How fast does the demo": "output; tests/test_readme_block.py holds it to its record",
+        "pip install dist": "tests/fresh_environment.py installs the wheel and runs these commands in a new folder",
+    },
     "docs/scale.md": {"$ workbench": "tests/test_scale_page.py runs the commands and compares what they print"},
+    "docs/guide/attention.md": {"backend 'mlir' cannot": "a message; tests/testing/test_attention_kit.py holds it"},
     "docs/guide/apart.md": {"pages of prefill": "a message; tests/cluster holds it"},
     "docs/guide/fleets.md": {
         "config = workbench.EngineConfig": "tests/cluster runs the same calls; processes take long to start",
@@ -39,6 +45,7 @@ OTHERS = {
         "st run": "tests/serve/test_schema.py runs schemathesis in process",
         "model: demo-chat": "a server's settings: read below",
     },
+    "docs/zoo.md": {"technique: ": "an entry: read below"},
     "docs/guide/tensor_parallel.md": {"torchrun": "tests/tensor_parallel starts the same ranks"},
 }
 BLOCK = re.compile(r"^```(\S*)\n(.*?)^```", re.M | re.S)
@@ -107,11 +114,23 @@ def usage_error(words: list[str]) -> str | None:
     return None
 
 
-def test_settings_in_yaml_are_read() -> None:
-    text = (ROOT / "docs" / "guide" / "serving.md").read_text()
+def yaml_of(page: str) -> Any:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     (block,) = [block for language, block in BLOCK.findall(text) if language == "yaml"]
-    config = ServeConfig.model_validate(yaml.safe_load(block))
+    return yaml.safe_load(block)
+
+
+def test_settings_in_yaml_are_read() -> None:
+    config = ServeConfig.model_validate(yaml_of("guide/serving.md"))
     assert config.server.max_waiting == 64 and config.cache.format == "int8"
+
+
+def test_an_entry_of_the_zoo_is_one(tmp_path: Path) -> None:
+    (tmp_path / "top_a.yaml").write_text(yaml.safe_dump(yaml_of("zoo.md")))
+    (tmp_path / "top_a.py").write_text((TEMPLATE / "sampler.py").read_text(encoding="utf-8"))
+    entry = LoadedEntry.load(tmp_path / "top_a.yaml")
+    ((part,),) = entry.settings.use.values()
+    assert (TEMPLATE / part["path"].partition(":")[0]).is_file() and entry.settings.kind == "sampling"
 
 
 def test_the_checks_can_fail(tmp_path: Path) -> None:

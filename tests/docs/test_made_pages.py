@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 from tools.site import events, records, zoo
 from tools.site.blocks import BLOCKS, guides
 from tools.structure import ROOT
+from workbench.zoo.figures import FIGURES
 
 ENTRY = """
 technique: Quest
@@ -55,6 +57,14 @@ def test_the_zoo_has_a_row_and_a_section_an_entry(tmp_path: Path) -> None:
     assert "As so:\n\n```text\nbound = sum max(q * low, q * high)\n```" in text
     assert "| rule | `kl <= 0.02 and bytes_ratio <= 0.8` |" in text and "| here | At 4,096 tokens it does. |" in text
     assert "| `kl` | 0.0123" in text and "Zen 5, 2 cores" in text
+
+
+def test_the_zoo_lists_every_figure_of_a_rule() -> None:
+    table = zoo.zoo_figures(ROOT)
+    for kind, names in FIGURES.items():
+        rows = [line for line in table.splitlines() if re.match(rf"\| (\w+, )*{kind}\b", line)]
+        assert [row.split("`")[1] for row in rows] == list(names)
+    assert table.count("`kl`") == 1
 
 
 def test_the_newest_record_of_each_question_is_shown(tmp_path: Path) -> None:

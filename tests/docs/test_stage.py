@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tools.site.notebooks import widget_shown
+from tools.site.notebooks import read_course, widget_shown
 from tools.site.stage import moved, spread, stage
 
 
@@ -61,3 +61,17 @@ def test_a_cell_shows_the_widget_of_its_last_line() -> None:
     assert widget_shown("widgets.Chat(x).wait()") == "Chat"
     for other in ("widgets.Chat(x).wait().figures", "view = widgets.Chat(x)", "print(1)", "!ls", "view"):
         assert widget_shown(other) is None
+
+
+def test_a_later_cell_has_a_picture_where_its_notebook_has_one(tmp_path: Path) -> None:
+    (tmp_path / "pictures").mkdir()
+    for name in ("chat", "chat-02_b"):
+        (tmp_path / "pictures" / f"{name}.png").write_bytes(name.encode())
+    for name in ("01_a", "02_b", "03_c"):
+        (tmp_path / f"{name}.py").write_text("# %%\nwidgets.Chat(x)\n\n# %%\nwidgets.Chat(y)\n")
+    course = read_course(tmp_path)
+    assert {name: [len(cell.outputs) for cell in each.cells] for name, each in course.items()} == {
+        "01_a.py": [1, 0], "02_b.py": [1, 0], "03_c.py": [0, 0]
+    }  # fmt: skip
+    first, own = (course[name].cells[0].outputs[0].data["image/png"] for name in ("01_a.py", "02_b.py"))
+    assert first != own

@@ -100,8 +100,8 @@ def test_many_draws_from_one_row_are_those_of_as_many_rows(row: Tensor, numbers:
 
 
 def test_the_users_own_parts_are_stages_and_draws_too() -> None:
-    row, paths = torch.arange(VOCAB, dtype=torch.float32), ("Typical", "Mirostat")
-    own, sampler = (CustomPart(path=f"experiments.custom_sampling:{each}") for each in paths)
+    row, paths = torch.arange(VOCAB, dtype=torch.float32), ("typical:Typical", "mirostat:Mirostat")
+    own, sampler = (CustomPart(path=f"experiments.zoo.{each}") for each in paths)
     way = SamplingParameters(top_k=6, filters=(own,), sampler=sampler)
     found = trace_filters(row, History((1,)), way)
     assert [stage.name for stage in found.steps] == ["top k 6", own.path] and len(found.steps[1].removed)

@@ -27,7 +27,7 @@ KINDS = [
     SamplingParameters(seed=7, presence_penalty=0.5, logit_bias={0: -INF, 1: 2.0}, top_k=7),
     SamplingParameters(seed=8, filters=(CustomPart(path=PARTS + "Ban", arguments={"token": 1}),), top_k=9),
     SamplingParameters(seed=9, sampler=CustomPart(path=PARTS + "Alternating"), top_p=0.8),
-    SamplingParameters(seed=10, sampler=CustomPart(path="experiments.custom_sampling:Mirostat"), logprobs=0),
+    SamplingParameters(seed=10, sampler=CustomPart(path="experiments.zoo.mirostat:Mirostat"), logprobs=0),
 ]
 
 

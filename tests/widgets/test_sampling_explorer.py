@@ -186,6 +186,13 @@ def test_names_are_escaped() -> None:
     ET.fromstring(picture.replace("<br>", ""))
 
 
+def test_a_part_is_shown_by_its_name_and_pointed_at_by_its_path() -> None:
+    own = {"path": "experiments.zoo.typical:Typical", "arguments": {"mass": 0.5}}
+    picture = SamplingExplorer(torch.arange(VOCAB).float(), prompt=[1], filters=[own]).picture()
+    assert ">1  Typical<" in picture and "1  experiments.zoo.typical:Typical: " in picture
+    assert ">1  experiments" not in picture, "a path is wider than its column"
+
+
 @pytest.mark.parametrize(
     ("source", "more", "message"),
     [

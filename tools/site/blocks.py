@@ -10,7 +10,7 @@ from tools.reference import package_text
 from tools.site.events import events_table
 from tools.site.packages import package_sections, packages_overview
 from tools.site.records import figures_table, machines_table, peers_tables, verdicts_table
-from tools.site.zoo import HEADINGS, zoo_sections, zoo_table
+from tools.site.zoo import HEADINGS, zoo_figures, zoo_sections, zoo_table
 from workbench import parts, testing
 
 
@@ -63,5 +63,6 @@ BLOCKS: dict[str, Callable[[Path], str]] = {
     "testing": kits,
     "verdicts": verdicts_table,
     "zoo": zoo_table,
+    "zoo_figures": zoo_figures,
     "zoo_sections": zoo_sections,
 }

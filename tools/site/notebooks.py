@@ -16,7 +16,7 @@ def read_course(folder: Path) -> dict[str, Any]:
     """Return every notebook of a folder by its file name, with saved pictures as outputs of their cells.
 
     `pictures/pagemap.png` is what the course's first cell that ends with a `PageMap` showed (`workbench lab --check
-    --pictures`), so later cells have none.
+    --pictures`). Later cells have none, but where there is one for their notebook (`pagemap-10_conversations.png`).
     """
     import jupytext
     from nbformat.v4 import new_output
@@ -27,10 +27,13 @@ def read_course(folder: Path) -> dict[str, Any]:
         notebook = course[path.name] = jupytext.read(path)
         for cell in notebook.cells:
             widget = widget_shown(cell.source) if cell.cell_type == "code" else None
-            picture = folder / PICTURES / f"{(widget or '').lower()}.png"
-            if widget is None or widget in shown or not picture.is_file():
+            if widget is None:
                 continue
-            shown.add(widget)
+            name = widget.lower() + (f"-{path.stem}" if widget in shown else "")
+            picture = folder / PICTURES / f"{name}.png"
+            if name in shown or not picture.is_file():
+                continue
+            shown |= {widget, name}
             data = {"image/png": base64.b64encode(picture.read_bytes()).decode(), "text/plain": f"a {widget}"}
             cell.metadata["mystnb"] = {"image": {"alt": f"{widget}, as this cell shows it"}}
             cell.outputs = [new_output("display_data", data)]

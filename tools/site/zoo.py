@@ -7,7 +7,7 @@ from pathlib import Path
 from textwrap import dedent
 
 from workbench.display import Table
-from workbench.zoo.figures import KINDS
+from workbench.zoo.figures import FIGURES, KINDS
 from workbench.zoo.zoo import Zoo, ZooItem, open_zoo
 
 HEADINGS = {
@@ -39,6 +39,17 @@ def zoo_table(root: Path) -> str:
         rows.append((f"[{technique}](#{anchor(str(technique))})", kind, paper, lines, laws, *figures, verdict))
     headings = ("technique", "kind", "paper", "lines", "laws", "bytes", "speed", "KL", "verdict")
     return f"{zoo.counts}.\n\n{Table('', rows, headings).markdown()}"
+
+
+def zoo_figures(root: Path) -> str:
+    """Return a table of the figures that rules may use. Kinds that have the same figures share their rows."""
+    kinds: dict[str, tuple[dict[str, str], list[str]]] = {}
+    for kind in KINDS:
+        kinds.setdefault(str(FIGURES[kind]), (FIGURES[kind], []))[1].append(kind)
+    rows = [
+        (", ".join(named), f"`{name}`", says) for figures, named in kinds.values() for name, says in figures.items()
+    ]
+    return Table("", rows, ("kind", "figure", "what it says")).markdown()
 
 
 def zoo_sections(root: Path) -> str:

@@ -107,8 +107,9 @@ def _filters(sieves: Sequence[FilterFigures], first: tuple[int, float]) -> list[
         gone = each.before - each.kept
         tip = f"{name}: {_percent(each.kept)} of all probability kept, {_percent(gone)} falls here; "
         tip += f"{each.left:,} tokens left, {each.bits:.2f} bits"
+        short = each.name.rpartition(":")[2]  # of a part with a path its name: a path would lie across the bar
         inner = [
-            svg.text(4, y + 14, name),
+            svg.text(4, y + 14, f"{number}  {short}" if number else short),
             svg.rect(LEFT, y + 4, BAR, 11, class_="was", stroke_dasharray="2 3"),
             svg.rect(LEFT, y + 4, BAR * each.kept, 11, class_="c0"),
         ]
