@@ -59,7 +59,7 @@ def spec_of(*layers: LayerSpec, tied: bool = True, eos_token_ids: tuple[int, ...
 class Kept:
     """A user's choice of pages: the one whose keys look the most like the query, on average."""
 
-    keep, page_size, first = 1, 16, 0
+    keep, page_size, first = 1, 64, 0
     summaries = ("mean",)
 
     def __call__(self, query: Tensor, mean: Tensor) -> Tensor:
