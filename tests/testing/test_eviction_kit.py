@@ -93,8 +93,8 @@ def _positions_as_slots(patch: pytest.MonkeyPatch) -> None:
 
 
 def _moved_the_wrong_way_round(patch: pytest.MonkeyPatch) -> None:
-    own = evicting._together
-    patch.setattr(evicting, "_together", lambda tensors, pages, slots, size: own(tensors, pages, slots.flip(1), size))
+    own = evicting.move_slots
+    patch.setattr(evicting, "move_slots", lambda tensors, pages, slots, size: own(tensors, pages, slots.flip(1), size))
 
 
 def _every_layer_as_the_first(patch: pytest.MonkeyPatch) -> None:
