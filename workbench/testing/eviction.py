@@ -7,6 +7,7 @@ Models compute in float64, so that only a broken law makes a difference.
 from __future__ import annotations
 
 import functools
+import math
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -168,7 +169,7 @@ def layers_and_budget() -> st.SearchStrategy[tuple[tuple[LayerTokens, ...], int]
 def check_layer_choice(policy: LayerEvictionPolicy, drawn: tuple[tuple[LayerTokens, ...], int]) -> None:
     layers, budget = drawn
     spread, held = policy_spread(policy), layers[0].mass.shape[1]
-    most = EvictionBudget(budget, in_decode=False, spread=spread).slots_after_eviction(held)
+    most = max(budget, min(math.ceil(spread * budget), held - 1))
     where, counts = f"of {held} tokens with a budget of {budget}", []
     for layer in layers:
         read = functools.partial(lambda drawn: (drawn.keys, drawn.values), layer)
