@@ -246,7 +246,7 @@ class Uneven(Newest):
 
 
 class NewestOfLayers(Newest):
-    """The same, told by its merge to be unfit for latent attention."""
+    """The same, whose merge makes it unfit for latent attention."""
 
     def merge(self, layer: Any, keep: Tensor) -> tuple[Tensor, Tensor]:
         return layer.keys, layer.values
@@ -305,4 +305,5 @@ def test_an_experiment_says_it_and_reads_it_back(policy: dict) -> None:
     given = {"question": "?", "workload": {"kind": "random"}, "cache": {"evict": policy}}
     experiment = Experiment.from_values(given)
     assert Experiment.from_yaml(experiment.to_yaml()) == experiment
-    assert experiment.cache.evict is not None and experiment.cache.evict.budget == 12
+    found = experiment.cache.evict
+    assert isinstance(found, EvictionSettings) and found.budget == 12

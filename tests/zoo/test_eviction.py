@@ -200,7 +200,7 @@ class Halves:
 @given(eviction_scenarios())
 @settings(max_examples=tries(3))
 def test_a_codec_holds_what_is_merged_and_hidden(policy: Any, scenario: EvictionScenario) -> None:
-    """What a merge changes is encoded again, head by head, and nothing else."""
+    """Encode again what a merge changes, head by head, and nothing else."""
     codec = Halves()
     with temporarily_registered(Halves) as path:
         found = scenario.rows(policy, page_size=scenario.scenario.page_size, cache={"codec": {"path": path}})

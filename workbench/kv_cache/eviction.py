@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Annotated, Any, ClassVar, Literal, Protocol, cast, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -27,7 +27,7 @@ FULL_ATTENTION_LAW = "every query sees all tokens before it"
 
 
 class LayerTokens:
-    """What one layer holds of one sequence, by key/value head and slot; slots are in text order, the newest last.
+    """The tokens that one layer holds of one sequence, by key/value head and slot; slots are in text order.
 
     Attributes:
         layer: the number of the layer, among the `num_layers` with keys and values of their own.
@@ -58,7 +58,7 @@ class LayerTokens:
 
 
 class _Evicts(Protocol):
-    """What every policy says: see `EvictionPolicy`."""
+    """A policy, whatever it looks at: see `EvictionPolicy`."""
 
     @property
     def gives_up(self) -> frozenset[str]:
@@ -112,9 +112,6 @@ class LayerEvictionPolicy(_Evicts, Protocol):
         ...
 
 
-AnyPolicy = EvictionPolicy | LayerEvictionPolicy
-
-
 def policy_spread(policy: AnyPolicy) -> float:
     """Return how many times its budget one head may keep at most: more than 1 where heads keep unlike numbers."""
     return float(getattr(policy, "spread", 1.0))
@@ -137,7 +134,7 @@ def select_slots(policy: AnyPolicy, layer: LayerTokens, budget: int) -> Bool[Ten
     else:
         keep, counts = torch.zeros_like(layer.mass, dtype=torch.bool), []
         for row, mass in zip(keep, layer.mass, strict=True):
-            slots = policy.select(mass, budget)
+            slots = cast(EvictionPolicy, policy).select(mass, budget)
             row[slots] = True
             counts.append(len(slots))
     even = policy_spread(policy) == 1
@@ -183,6 +180,9 @@ class EvictionSettings(Settings):
 
     def _budget(self, tokens: int | None) -> EvictionBudget:
         return EvictionBudget(tokens, self.ratio, in_decode=False, spread=self.spread)
+
+
+AnyPolicy = EvictionPolicy | LayerEvictionPolicy | EvictionSettings  # settings that have `select` or `select_layer`
 
 
 class ContinuousEviction(EvictionSettings):
@@ -259,7 +259,7 @@ class CustomEviction(Settings):
 
 def _validate(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
     """Accept a path, alone or with arguments, and a policy of one's own as it is."""
-    if isinstance(value, AnyPolicy):
+    if isinstance(value, EvictionPolicy | LayerEvictionPolicy):
         return value
     if isinstance(value, str):
         value = {"kind": "custom", "path": value}
@@ -277,20 +277,20 @@ EvictionSetting = Annotated[
 _EVICT: TypeAdapter[Any] = TypeAdapter(EvictionSetting | None)
 
 
-def parse_eviction(value: str | Mapping[str, Any] | AnyPolicy | CustomEviction | None) -> AnyPolicy | None:
+def parse_eviction(value: str | Mapping[str, Any] | AnyPolicy | Settings | None) -> AnyPolicy | None:
     """Parse an eviction policy: settings such as `{"kind": "snapkv", "budget": 256}`, the path of a user-defined policy
     (alone, or `{"path": ..., "arguments": {...}}`), such a policy itself, or None."""
     found = parse_setting(_EVICT, value, "evict", "for example {kind: heavy_hitters, budget: 256}")
     if not isinstance(found, CustomEviction):
         return found
     policy = load_custom(CustomPart(path=found.path, arguments=found.arguments))
-    if not isinstance(policy, AnyPolicy):
+    if not isinstance(policy, EvictionPolicy | LayerEvictionPolicy):
         needs = "gives_up, observes, budget_for, and select or select_layer"
         raise WorkbenchError(f"cache.evict {found.path}: is no eviction policy: it needs {needs}")
     return policy
 
 
-def smooth_mass(mass: Float[Tensor, "*head slot"], pool: int) -> Float[Tensor, "*head slot"]:
+def smooth_mass(mass: Float[Tensor, "... slot"], pool: int) -> Float[Tensor, "... slot"]:
     """Return the mean of `mass` over each slot and its neighbours, pool // 2 on either side; beyond the ends is 0."""
     reach = pool // 2
     padded = torch.nn.functional.pad(mass.reshape(1, -1, mass.shape[-1]), (reach, reach))

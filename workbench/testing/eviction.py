@@ -25,8 +25,6 @@ from workbench.kv_cache.budget import EvictionBudget
 from workbench.kv_cache.eviction import (
     PREFIX_LAW,
     AnyPolicy,
-    CustomEviction,
-    EvictionPolicy,
     LayerEvictionPolicy,
     LayerTokens,
     parse_eviction,
@@ -35,6 +33,7 @@ from workbench.kv_cache.eviction import (
 )
 from workbench.kv_cache.pages import pages_for
 from workbench.request import Request, SamplingParameters, Sequence
+from workbench.settings import Settings
 from workbench.testing.attention_scenarios import (
     CONTEXT,
     AttentionScenario,
@@ -136,7 +135,7 @@ def mass_and_budget() -> st.SearchStrategy[tuple[Tensor, int]]:
     return st.one_of(short, wide).map(lambda drawn: (torch.tensor(drawn[0], dtype=torch.float64), drawn[1]))
 
 
-def check_choice(policy: EvictionPolicy, drawn: tuple[Tensor, int]) -> None:
+def check_choice(policy: Any, drawn: tuple[Tensor, int]) -> None:
     mass, budget = drawn
     kept = policy.select(mass.clone(), budget).tolist()
     where = f"of {len(mass)} tokens with a budget of {budget}"
@@ -318,7 +317,7 @@ EVICTION_LAWS: dict[str, Callable[[AnyPolicy, EvictionScenario], None]] = {
 REFUSALS: dict[str, Callable[[AnyPolicy, EvictionScenario], None]] = {PREFIX_LAW: _no_prefix}
 
 
-def check_evict(policy: str | Mapping[str, Any] | AnyPolicy | CustomEviction, examples: int = 6) -> ConformityReport:
+def check_evict(policy: str | Mapping[str, Any] | AnyPolicy | Settings, examples: int = 6) -> ConformityReport:
     """Try `policy` in small models, and report law by law whether it holds.
 
     Args:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from workbench.kv_cache.budget import EvictionBudget
-from workbench.kv_cache.eviction import AnyPolicy, LayerEvictionPolicy, LayerTokens
+from workbench.kv_cache.eviction import AnyPolicy, EvictionPolicy, LayerEvictionPolicy, LayerTokens
 from workbench.model.layers import Attention, TransformerBlock
 from workbench.model.transformer import Transformer
 
@@ -61,9 +61,9 @@ def _evict(
     else:
         keep = torch.zeros_like(mass, dtype=torch.bool)
         for head, row in enumerate(mass):
-            keep[head, policy.select(row, budget)] = True
-    if hasattr(policy, "merge"):
-        for name, old, new in zip(("keys", "values"), (keys, values), policy.merge(tokens, keep), strict=True):
+            keep[head, cast(EvictionPolicy, policy).select(row, budget)] = True
+    if merge := getattr(policy, "merge", None):
+        for name, old, new in zip(("keys", "values"), (keys, values), merge(tokens, keep), strict=True):
             rows = torch.where((new != old).any(-1, keepdim=True), stored(new.transpose(0, 1)).transpose(0, 1), old)
             for head, mine in zip(heads, rows, strict=True):
                 setattr(head, name, list(mine))
