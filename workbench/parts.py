@@ -17,7 +17,15 @@ if TYPE_CHECKING:
     from workbench.kv_cache.budget import EvictionBudget
     from workbench.kv_cache.codec import Codec, CodecPair
     from workbench.kv_cache.codes import affine_codes, affine_numbers, nearest_levels, pack_bits, project, unpack_bits
-    from workbench.kv_cache.eviction import EvictionPolicy, EvictionSettings, select_recent_and_heaviest
+    from workbench.kv_cache.eviction import (
+        ContinuousEviction,
+        EvictionPolicy,
+        EvictionSettings,
+        LayerEvictionPolicy,
+        LayerTokens,
+        select_recent_and_heaviest,
+        smooth_mass,
+    )
     from workbench.measure.quality.held_out import training_texts
     from workbench.model.layers import Attention
     from workbench.request import Sequence
@@ -55,10 +63,14 @@ PARTS: dict[str, dict[str, str]] = {
         "unpack_bits": "workbench.kv_cache.codes",
     },
     "eviction": {
+        "ContinuousEviction": "workbench.kv_cache.eviction",
         "EvictionBudget": "workbench.kv_cache.budget",
         "EvictionPolicy": "workbench.kv_cache.eviction",
         "EvictionSettings": "workbench.kv_cache.eviction",
+        "LayerEvictionPolicy": "workbench.kv_cache.eviction",
+        "LayerTokens": "workbench.kv_cache.eviction",
         "select_recent_and_heaviest": "workbench.kv_cache.eviction",
+        "smooth_mass": "workbench.kv_cache.eviction",
     },
     "sampling": {
         "Branch": "workbench.sampling.searches",
@@ -95,13 +107,14 @@ PARTS: dict[str, dict[str, str]] = {
 }
 
 __all__ = [
-    "ALiBi", "Attention", "Branch", "BuiltInPolicy", "Causal", "Chunked", "Codec", "CodecPair", "Draft",
-    "EvictionBudget", "EvictionPolicy", "EvictionSettings", "Filter", "Finished", "History", "LayerCombiner",
-    "NO_DRAFT", "Proposer", "Ranking", "RequestView", "SchedulerDecision", "SchedulerState", "SchedulingPolicy",
-    "Search", "Sequence", "SlidingWindow", "SpeculationTarget", "StreamCombiner", "TokenSampler", "Verification",
-    "affine_codes", "affine_numbers", "hadamard_rotate", "nearest_levels", "pack_bits", "project",
-    "sample_categorical", "schedule_in_order", "select_recent_and_heaviest", "sorted_with_aging", "split_decodes",
-    "training_texts", "unpack_bits", "with_aging",
+    "ALiBi", "Attention", "Branch", "BuiltInPolicy", "Causal", "Chunked", "Codec", "CodecPair",
+    "ContinuousEviction", "Draft", "EvictionBudget", "EvictionPolicy", "EvictionSettings", "Filter", "Finished",
+    "History", "LayerCombiner", "LayerEvictionPolicy", "LayerTokens", "NO_DRAFT", "Proposer", "Ranking", "RequestView",
+    "SchedulerDecision", "SchedulerState", "SchedulingPolicy", "Search", "Sequence", "SlidingWindow",
+    "SpeculationTarget", "StreamCombiner", "TokenSampler", "Verification", "affine_codes", "affine_numbers",
+    "hadamard_rotate", "nearest_levels", "pack_bits", "project", "sample_categorical", "schedule_in_order",
+    "select_recent_and_heaviest", "smooth_mass", "sorted_with_aging", "split_decodes", "training_texts", "unpack_bits",
+    "with_aging",
 ]  # fmt: skip
 
 

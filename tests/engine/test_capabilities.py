@@ -166,6 +166,7 @@ OTHERS = {  # what no model has: settings of a run, and of the machine
     capabilities.TREES: Requirements(tree_drafts=True),  # tests/speculative/test_trees.py, as the next two
     capabilities.TREES_IN_CODES: replace(model(WIDE, cache={"format": "int8"}), tree_drafts=True),
     capabilities.TREES_ON_RANKS: Requirements(ranks=2, tree_drafts=True),
+    capabilities.UNEVEN: Requirements(uneven_heads=True),  # tests/zoo/test_eviction.py
     "a CPU": Requirements(),
     "a CUDA device": Requirements(device="cuda"),
     "other devices": Requirements(device="mps"),

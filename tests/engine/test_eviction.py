@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from compiled_kernels import Backend, backend_problems
+from tests.engine.test_kinds import LATENT
 from tests.engine.tiny import finals, layer, model_of, request, runner_of, spec_of
 from workbench.custom import temporarily_registered
 from workbench.engine.runner import Runner, generate
@@ -20,9 +21,9 @@ from workbench.executors.select import Backends
 from workbench.experiment.experiment import Experiment
 from workbench.kv_cache.budget import EvictionBudget
 from workbench.kv_cache.codec import LoadedCodec
-from workbench.kv_cache.eviction import parse_eviction
+from workbench.kv_cache.eviction import EvictionSettings, parse_eviction
 from workbench.kv_cache.format import CacheFormat
-from workbench.model.spec import ModelSpec
+from workbench.model.spec import LayerSpec, ModelSpec
 from workbench.request import CustomPart
 from workbench.testing.eviction import EvictionScenario, eviction_scenarios
 from workbench.testing.eviction_oracle import evicted_logits
@@ -229,9 +230,80 @@ def test_a_policy_that_fails_ends_its_request_alone(raises: bool, error: str) ->
     assert {name: ends[name].token_ids for name in wanted} == wanted
 
 
+class Newest(EvictionSettings):
+    """A user's policy: the newest tokens."""
+
+    def select(self, mass: Tensor, budget: int) -> Tensor:
+        return torch.arange(len(mass) - budget, len(mass))
+
+
+class Uneven(Newest):
+    """The same, but that heads could keep unlike numbers."""
+
+    @property
+    def spread(self) -> float:
+        return 1.5
+
+
+class NewestOfLayers(Newest):
+    """The same, whose merge makes it unfit for latent attention."""
+
+    def merge(self, layer: Any, keep: Tensor) -> tuple[Tensor, Tensor]:
+        return layer.keys, layer.values
+
+
+ME = "tests.engine.test_eviction:"
+
+
+def test_a_policy_is_named_by_its_path() -> None:
+    """Alone, with arguments, registered, and read back from an experiment's YAML."""
+    setting = {"path": ME + "Newest", "arguments": {"budget": 12}}
+    found = parse_eviction(setting)
+    assert isinstance(found, Newest) and found.budget == 12
+    asked = [request("a", 40, 9), request("b", 9, 9)]
+    right = finals(runner(evict=Newest(budget=12)), asked)
+    assert finals(runner(evict=setting), asked) == right
+    experiment = Experiment.from_values({"question": "?", "workload": {"kind": "random"}, "cache": {"evict": setting}})
+    assert Experiment.from_yaml(experiment.to_yaml()) == experiment
+    with temporarily_registered(Newest) as name:
+        assert finals(runner(evict={"path": name, "arguments": {"budget": 12}}), asked) == right
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"path": ME + "Newest"}, "give exactly one of budget"),
+        ({"path": ME + "Newest", "arguments": {"budget": 12, "size": 3}}, "could not be built with budget=12, size=3"),
+        ({"path": ME + "Nwest"}, "has no 'Nwest'; did you mean 'Newest'"),
+        ({"path": ME + "Signs"}, "is no eviction policy: it needs gives_up, observes, budget_for, and select or"),
+        ({"path": ME + "Newest", "budget": 12}, "cache.evict.budget: unknown key; known: arguments, kind, path"),
+    ],
+)
+def test_a_path_that_is_wrong_is_reported(setting: dict, message: str) -> None:
+    with pytest.raises(WorkbenchError) as found:
+        runner(evict=setting)
+    assert message in str(found.value)
+
+
+def test_merging_of_latent_attention_is_refused() -> None:
+    spec = spec_of(LayerSpec(attention=LATENT, intermediate_size=12))
+    with pytest.raises(WorkbenchError, match="layer 0 has its values as columns of its keys"):
+        runner(spec, evict=NewestOfLayers(budget=12))
+    assert finals(runner(spec, evict=Newest(budget=12)), [request("a", 40, 9)])
+
+
+def test_heads_of_unlike_numbers_are_refused_by_other_backends() -> None:
+    if problem := backend_problems()[Backend.MLIR]:
+        pytest.skip(f"backend mlir: {problem}")
+    backends = Backends(Backend.MLIR, Backend.EAGER, Backend.EAGER, "decode")
+    with pytest.raises(WorkbenchError, match="cache.evict: backend 'mlir' cannot carry out this cache: its attention"):
+        runner(backends=backends, evict=Uneven(budget=12))
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_an_experiment_says_it_and_reads_it_back(policy: dict) -> None:
     given = {"question": "?", "workload": {"kind": "random"}, "cache": {"evict": policy}}
     experiment = Experiment.from_values(given)
     assert Experiment.from_yaml(experiment.to_yaml()) == experiment
-    assert experiment.cache.evict is not None and experiment.cache.evict.budget == 12
+    found = experiment.cache.evict
+    assert isinstance(found, EvictionSettings) and found.budget == 12

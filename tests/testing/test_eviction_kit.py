@@ -12,13 +12,22 @@ from torch import Tensor
 from workbench.errors import WorkbenchError
 from workbench.executors import evicting, packing
 from workbench.executors.evicting import Evictor
+from workbench.kv_cache import evicted_slots
 from workbench.kv_cache.budget import EvictionBudget
-from workbench.kv_cache.eviction import FULL_ATTENTION_LAW, PREFIX_LAW, parse_eviction
+from workbench.kv_cache.eviction import (
+    FULL_ATTENTION_LAW,
+    PREFIX_LAW,
+    EvictionSettings,
+    LayerTokens,
+    parse_eviction,
+    select_recent_and_heaviest,
+)
 from workbench.kv_cache.manager import KVCacheManager
 from workbench.testing import check_evict, eviction
 from workbench.testing.law import check_law
 
 HEAVY = {"kind": "heavy_hitters", "budget": 64}
+evicted_slots_apply = evicted_slots.SlotChange.apply
 SNAP = {"kind": "snapkv", "budget": 64, "observe": 3, "pool": 3}
 ORACLE = "what stays is what a model without pages, batches and chunks keeps, head by head"
 KEPT = "the budget is kept at every step, in tokens, pages and bytes; all pages are freed"
@@ -71,6 +80,118 @@ def test_a_law_that_is_given_up_is_not_tried() -> None:
     assert ("chunked = whole", True, "given up", False) in report.laws
 
 
+class OwnLayers(EvictionSettings):
+    """A policy of layers: the first head keeps one token more than the budget, the last as many fewer; the newest token
+    takes over the values that go. `wrong` says what is the matter with it."""
+
+    wrong: str = ""
+
+    @property
+    def observes(self) -> int | None:
+        return None
+
+    @property
+    def decay(self) -> float:
+        return 0.5
+
+    @property
+    def spread(self) -> float:
+        return 1.5
+
+    def select_layer(self, layer: LayerTokens, budget: int) -> Tensor:
+        heads, slots = layer.mass.shape
+        keep = torch.zeros_like(layer.mass, dtype=torch.bool)
+        more = min(1, budget - 1, layer.slots - budget) if heads > 1 else 0
+        for head, mass in enumerate(layer.mass):
+            count = budget + more * ((head == 0) - (head == heads - 1))
+            keep[head, select_recent_and_heaviest(mass, count, 1)] = True
+        if self.wrong == "newest":
+            return keep.roll(-1, 1) if not keep[:, 0].all() else keep.flip(1)
+        if self.wrong == "beyond":
+            return torch.ones_like(keep)
+        if self.wrong == "more" and layer.slots > budget:
+            keep[:, -layer.slots :] = True
+            keep[keep.sum(1) > layer.slots] = torch.arange(slots) >= slots - layer.slots
+        if self.wrong == "changes":
+            layer.mass.zero_()
+        return keep.long() if self.wrong == "type" else keep
+
+    def merge(self, layer: LayerTokens, keep: Tensor) -> tuple[Tensor, Tensor]:
+        values = layer.values.clone()
+        values[:, -1] += torch.where(keep[..., None], 0.0, values).sum(1)
+        return layer.keys, values
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("newest", "evicted the newest token, which must stay"),
+        ("beyond", "where a head may keep 1 to"),
+        ("more", "on average of"),
+        ("changes", "changes what it is shown"),
+        ("type", "not (2, "),
+    ],
+)
+def test_the_fault_of_a_policy_of_layers_is_named(wrong: str, message: str) -> None:
+    assert message in str(check_evict(OwnLayers(budget=9, wrong=wrong), examples=1))
+
+
+def test_a_policy_of_layers_may_do_all_of_it() -> None:
+    report = check_evict(OwnLayers(budget=9), examples=1)
+    assert report.passed, str(report)
+
+
+def _all_slots_seen(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Evictor, "visible_slots", lambda *_: None)
+
+
+def _one_head_s_slots_for_all(patch: pytest.MonkeyPatch) -> None:
+    own = Evictor.visible_slots
+
+    def visible(self: Evictor, plan) -> list[list[Tensor | None]] | None:
+        found = own(self, plan)
+        return found and [[each if each is None else each[:1].expand_as(each) for each in layer] for layer in found]
+
+    patch.setattr(Evictor, "visible_slots", visible)
+
+
+def _nothing_merged(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(evicted_slots.SlotChange, "apply", lambda *_: None)
+
+
+def _merged_after_the_move(patch: pytest.MonkeyPatch) -> None:
+    own = evicting.move_slots
+    changes: list = []
+    patch.setattr(evicting.SlotChange, "apply", lambda self, *where: changes.append((evicted_slots_apply, self, where)))
+
+    def move(*of) -> None:
+        own(*of)
+        for apply, change, where in changes:
+            apply(change, *where)
+        changes.clear()
+
+    patch.setattr(evicting, "move_slots", move)
+
+
+def _nothing_fades(patch: pytest.MonkeyPatch) -> None:
+    own = Evictor.__init__
+
+    def init(self: Evictor, *of) -> None:
+        own(self, *of)
+        self._decay = 1.0
+
+    patch.setattr(Evictor, "__init__", init)
+
+
+@pytest.mark.parametrize(
+    "plant", [_all_slots_seen, _one_head_s_slots_for_all, _nothing_merged, _merged_after_the_move, _nothing_fades]
+)
+def test_an_engine_that_shows_or_merges_others_is_reported(plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    check = functools.partial(eviction.EVICTION_LAWS[ORACLE], OwnLayers(budget=9))
+    assert not check_law(ORACLE, check, 4, eviction.eviction_scenarios()).ok
+
+
 def _nothing_counted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Evictor, "add_mass", lambda *_: None)
 
@@ -93,8 +214,8 @@ def _positions_as_slots(patch: pytest.MonkeyPatch) -> None:
 
 
 def _moved_the_wrong_way_round(patch: pytest.MonkeyPatch) -> None:
-    own = evicting._together
-    patch.setattr(evicting, "_together", lambda tensors, pages, slots, size: own(tensors, pages, slots.flip(1), size))
+    own = evicting.move_slots
+    patch.setattr(evicting, "move_slots", lambda tensors, pages, slots, size: own(tensors, pages, slots.flip(1), size))
 
 
 def _every_layer_as_the_first(patch: pytest.MonkeyPatch) -> None:

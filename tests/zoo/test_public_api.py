@@ -44,6 +44,8 @@ ALLOWED = {
     "kivi": "docstrings name it as the source of the built-in groups of tokens and of their scales by channel",
     "orca": "a docstring names it as the source of padded batches, with which continuous ones are compared",
     "sarathi": "a docstring names it as the source of mixed steps, which any policy may plan",
+    "h2o": "a docstring names it as the source of the built-in heavy hitters; a law holds that both agree",
+    "snapkv": "the engine has it built in; the entry is its setting",
     "quarot": "a docstring names it as the source of rotated heads, a setting of any format",
 }
 

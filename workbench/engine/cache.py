@@ -6,14 +6,13 @@ import hashlib
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 
 from workbench.engine.config import EngineConfig
 from workbench.errors import WorkbenchError
 from workbench.executors.evicting import Evictor, check_eviction
-from workbench.kv_cache.eviction import EvictionPolicy
+from workbench.kv_cache.eviction import parse_eviction
 from workbench.kv_cache.format import KVCacheSpec
 from workbench.kv_cache.lending import SharedPagePool
 from workbench.kv_cache.manager import KVCacheManager
@@ -84,14 +83,14 @@ class KVCache:
             prefix = settings.prefix
             shares = prefix.pinned_share, prefix.tenant_pinned_share
             index = RadixCache(pools, store.groups, prefix.ttl, clock, cpu_pools, *shares)
-        policy, budget = cast(EvictionPolicy | None, settings.evict), None
+        policy, budget, evictor = parse_eviction(settings.evict), None, None
         if policy is not None:
-            check_eviction(model.spec, store)
+            check_eviction(model.spec, store, policy)
             if index is not None:
                 message = "pages of sequences that lose tokens cannot be shared; set prefix: off"
                 raise WorkbenchError(f"cache.prefix radix with cache.evict: {message}")
             budget = policy.budget_for(page_size, sum(store.page_bytes(group) for group in range(len(groups))))
-        evictor = None if policy is None else Evictor(policy, store)
+            evictor = Evictor(policy, store, budget)
         manager = KVCacheManager(
             pools, store.groups, max_chunk_tokens, index, cpu_pools, budget, preemption_mode != "recompute"
         )
@@ -213,8 +212,9 @@ def auto_num_pages(
         sum(shapes[layer].page_bytes(number, page_size, dtype) for layer in group.layers)
         for number, group in enumerate(groups)
     ]
-    if config.cache.evict is not None:
-        context = config.cache.evict.budget_for(page_size, round(sum(page_bytes))).peak_tokens(context, context)
+    policy = parse_eviction(config.cache.evict)
+    if policy is not None:
+        context = policy.budget_for(page_size, round(sum(page_bytes))).peak_tokens(context, context)
     wanted = [limits.max_num_seqs * group.max_pages(context, limits.max_prefill_tokens, page_size) for group in groups]
     whole = sum(pages * each for pages, each in zip(wanted, page_bytes, strict=True))
     return tuple(max(1, min(pages, int(pages * AUTO_CACHE_BYTES // whole))) for pages in wanted)

@@ -21,6 +21,7 @@ from workbench.executors.capabilities import Requirements
 from workbench.executors.layout import choose_weight_layout
 from workbench.executors.reference import CacheLayout
 from workbench.executors.select import Backends, select_backends
+from workbench.kv_cache.eviction import parse_eviction, policy_spread
 from workbench.model import shapes
 from workbench.model.attention_config import AttentionConfig
 from workbench.model.formats.open import is_quantized, open_checkpoint, read_config
@@ -129,9 +130,12 @@ class LoadedModel:
         size = 1 if ranks is None else ranks.size
         invariant = config.batch_invariant
         trees = proposes_trees(config.speculate)
+        policy = parse_eviction(config.cache.evict)
+        uneven = policy is not None and policy_spread(policy) > 1
         wanted = Requirements(
-            source.spec, dtype, format, shapes, cache_dtype, device.type, invariant, size, tree_drafts=trees
-        )
+            source.spec, dtype, format, shapes, cache_dtype, device.type, invariant, size, tree_drafts=trees,
+            uneven_heads=uneven,
+        )  # fmt: skip
         backends = select_backends(config.backend, wanted)
         if ranks is not None:  # the modules as they are written, in every step
             backends = Backends.uniform(backends.blocks, backends.reason, wanted)

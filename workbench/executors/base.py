@@ -18,6 +18,7 @@ from torch import Tensor
 from compiled_kernels import Backend, BackendError
 from compiled_kernels.correct_backend import COMPILER_ERRORS
 from workbench.errors import WorkbenchError
+from workbench.executors.capabilities import Requirements, unsupported
 from workbench.executors.contention import StepThreads
 from workbench.executors.cuda_graph import CudaGraphExecutor
 from workbench.executors.early_layers import LayerTap
@@ -207,6 +208,10 @@ def with_eviction(
     """
     if evictor is None:
         return fast
+    wanted = Requirements(uneven_heads=evictor.uneven)
+    for backend in {backends.decode, backends.blocks, backends.attention} if evictor.uneven else ():
+        if refusal := unsupported(backend, wanted):
+            raise WorkbenchError(f"cache.evict: backend {str(backend)!r} {refusal}")
     seen, layers = observe_store(store)
     if model.backend is Backend.INDUCTOR:
         blocks: Executor = InductorExecutor(model, seen, backends.attention)

@@ -72,6 +72,7 @@ class Requirements:
     ranks: int = 1  # processes that share the model (tensor parallelism)
     early_layers: bool = False  # a request's filter combines the logits of earlier layers
     tree_drafts: bool = False  # drafts are trees (speculate.tree)
+    uneven_heads: bool = False  # heads keep unlike numbers of tokens (a `spread` of cache.evict)
 
     @classmethod
     def from_model(cls, model: Transformer, store: KVStore) -> Requirements:
@@ -301,6 +302,7 @@ MIXTURE_ON_RANKS, NORM_ON_RANKS = "mixture of experts on several ranks", "norms 
 TREES, TREES_ON_RANKS = "trees of drafts", "trees of drafts on several ranks"
 TREES_IN_CODES = "trees of drafts over quantized or encoded keys, summaries of pages, or states"
 EARLY, EARLY_ON_RANKS = "logits of early layers", "logits of early layers on several ranks"
+UNEVEN = "unlike numbers of tokens kept by heads"
 PARALLEL_ON_RANKS = "parallel attention and feed-forward on several ranks"
 INT8, INT4, FP8 = "INT8 keys or values", "INT4 keys or values", "FP8 keys or values"
 CODEC, GROUPED_CODEC = "user-defined cache codec", "user-defined cache codec of groups of tokens"
@@ -314,6 +316,7 @@ FEATURES: dict[str, Feature] = {
     TREES: Feature("speculate", lambda wanted: "" if wanted.tree_drafts else None),
     TREES_IN_CODES: Feature("speculate", _trees_beside_other_caches),
     TREES_ON_RANKS: Feature("parallel.tensor", _on_ranks(lambda wanted: wanted.tree_drafts)),
+    UNEVEN: Feature("cache", lambda wanted: "" if wanted.uneven_heads else None),
     EARLY: Feature("sampling", lambda wanted: "" if wanted.early_layers else None),
     EARLY_ON_RANKS: Feature("sampling", _on_ranks(lambda wanted: wanted.early_layers)),
     "batch_invariant": Feature("batch_invariant", lambda wanted: "" if wanted.batch_invariant else None),
@@ -412,6 +415,8 @@ LIMITS: tuple[Limit, ...] = (
     Limit(TREES_IN_CODES, Backend.EAGER, EVERY, "accepted tokens are moved within pages of dense keys and values"),
     *(Limit(TREES_ON_RANKS, backend, EVERY, "accepted tokens are moved in the pages of one process")
       for backend in Backend),
+    *(Limit(UNEVEN, backend, EVERY, "its attention reads as many tokens of each head; backend eager carries this out")
+      for backend in Backend if backend is not Backend.EAGER),
     Limit(EARLY, Backend.MLIR, STEP, "the step is one kernel, which keeps the states between layers; blocks give them"),
     *(Limit(EARLY_ON_RANKS, backend, EVERY, "each rank has the head for its own tokens") for backend in Backend),
     *(Limit("batch_invariant", backend, EVERY, reason)

@@ -8,6 +8,7 @@ An observed layer records its queries, from which attention weights are recomput
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, cast
@@ -17,12 +18,14 @@ import torch
 from torch import Tensor
 
 from compiled_kernels import Backend
-from compiled_kernels.attention import AttentionParameters, attention_weights
+from compiled_kernels.attention import AttentionParameters, attend, attention_weights
 from workbench.batch import TokenBatch
 from workbench.errors import WorkbenchError, describe_error
+from workbench.kv_cache.budget import EvictionBudget
 from workbench.kv_cache.codec import SIDES, LoadedCodec
 from workbench.kv_cache.codec_layers import CodecLayer
-from workbench.kv_cache.eviction import EvictionPolicy
+from workbench.kv_cache.evicted_slots import SlotChange, move_slots, read_slots, slot_tensors
+from workbench.kv_cache.eviction import AnyPolicy, LayerTokens, select_slots
 from workbench.kv_cache.pages import Eviction
 from workbench.kv_cache.store import DenseLayer, KVStore, SharedLayer
 from workbench.model.attention_spec import AttentionSpec
@@ -39,18 +42,26 @@ class AttentionCall:
     def __init__(self, layer: Observable, q: Tensor, batch: TokenBatch, parameters: AttentionParameters):
         self.layer, self.q, self.batch, self.parameters = layer, q, batch, parameters
 
-    def attention_mass(self, rows: slice, seq: int, end: int) -> Tensor:
+    def attention_mass(self, rows: slice, seq: int, end: int, decay: float = 1.0) -> Tensor:
         """Return the attention that the queries `rows` give to each slot, by key/value head: [kv_head, slot].
 
-        The queries are the last ones of sequence number `seq`, up to slot `end`.
+        The queries are the last ones of sequence number `seq`, up to slot `end`. Each leaves `decay` of what those
+        before it gave.
         """
         context = self.layer.paged(self.batch).gather(seq, end, rows, self.q.dtype)
-        weights = attention_weights(self.q[rows], context, self.parameters)
-        return weights.double().sum((1, 2))
+        weights = attention_weights(self.q[rows], context, self.parameters).double()
+        if decay != 1:
+            after = torch.arange(rows.stop - rows.start - 1, -1, -1, device=weights.device, dtype=weights.dtype)
+            weights = weights * (decay**after)[:, None]
+        return weights.sum((1, 2))
 
 
 class ObservedLayer:
-    """A layer's cache that records the arguments of its attention."""
+    """A layer's cache that records the arguments of its attention.
+
+    `visible` are the slots that each head may see of each sequence of the step, [kv_head, slot]; None for all. Slots
+    after these are seen by every head.
+    """
 
     traceable = False  # in a graph the queries could not be seen
 
@@ -58,13 +69,28 @@ class ObservedLayer:
         self.layer, self.group = layer, layer.group
         self.write, self.page_tensors = layer.write, layer.page_tensors
         self._call: AttentionCall | None = None
+        self.visible: list[Tensor | None] = []
 
     def attend(self, q: Tensor, batch: TokenBatch, parameters: AttentionParameters, backend: Backend) -> Tensor:
         self._call = AttentionCall(self.layer, q, batch, parameters)
+        if any(each is not None for each in self.visible):
+            return self._attend_to_visible(q, batch, parameters)
         alone = (
             batch.decode_only and backend is not Backend.INDUCTOR
         )  # outside a graph that backend compiles decodes itself
         return self.layer.attend(q, replace(batch, decode_only=alone), parameters, backend)
+
+    def _attend_to_visible(self, q: Tensor, batch: TokenBatch, parameters: AttentionParameters) -> Tensor:
+        """Attend sequence by sequence, each head to the slots that it keeps; the reference, as backend eager is."""
+        out, pages = torch.zeros_like(q), self.layer.paged(batch)
+        for (seq, rows, context), visible in zip(batch.spans.listed(), self.visible, strict=False):
+            read = pages.gather(seq, context, rows)
+            if visible is not None:
+                shown = torch.nn.functional.pad(visible, (0, context - visible.shape[1]), value=True)
+                read = read._replace(chosen=shown[:, None, None])  # kv_head 1 1 read
+            out[rows] = attend(q[rows], read, parameters)
+        source = self.layer.source if isinstance(self.layer, SharedLayer) else self.layer
+        return out[..., : source.num_value_columns] if isinstance(source, DenseLayer) else out
 
     def pop_call(self) -> AttentionCall:
         read, self._call = self._call, None
@@ -83,33 +109,62 @@ def observe_store(store: KVStore) -> tuple[KVStore, tuple[ObservedLayer, ...]]:
 
 class Evictor:
     """The attention mass of each sequence's tokens, as [kv_head, slot] for each layer with keys and values of its own,
-    from all layers that read them; `policy` chooses for each key/value head."""
+    from all layers that read them; `policy` chooses for each key/value head.
 
-    def __init__(self, policy: EvictionPolicy, store: KVStore):
-        self.policy, self.store = policy, store
+    Where heads keep unlike numbers, each has its tokens in its first slots, and does not see the others up to the
+    sequence's slots after the eviction.
+    """
+
+    def __init__(self, policy: AnyPolicy, store: KVStore, budget: EvictionBudget):
+        self.policy, self.store, self.budget, self.uneven = policy, store, budget, budget.spread > 1
+        self._decay = float(getattr(policy, "decay", 1.0))
         sources = [index if shape.shared_with is None else shape.shared_with for index, shape in enumerate(store.specs)]
         own = sorted(set(sources))
         self._layers = tuple(cast(DenseLayer | CodecLayer, store.layers[index]) for index in own)  # see check_eviction
         self._read = tuple(own.index(index) for index in sources)  # by each layer, among those
         self._masses: WeakKeyDictionary[Sequence, tuple[int, list[Tensor]]] = WeakKeyDictionary()  # of so many queries
+        self._visible: WeakKeyDictionary[Sequence, list[Tensor]] = WeakKeyDictionary()
 
     @torch.inference_mode()
     def evict(self, evictions: Iterable[Eviction]) -> list[tuple[Sequence, str]]:
         """Move the kept tokens to the first slots of their sequence's pages, in text order; return the sequences for
         which the policy failed, with the errors."""
         failed = []
-        for sequence, held, kept, pages in evictions:
-            masses = self._padded(sequence, held)
+        for eviction in evictions:
             try:
-                stays = [torch.stack([self._chosen(group, kept) for group in mass]) for mass in masses]
+                self._evict(eviction)
             except Exception as error:
-                failed.append((sequence, describe_error(error)))
-                continue
-            for layer, slots in zip(self._layers, stays, strict=True):
-                _together(_slot_tensors(layer), pages[layer.group], slots, self.store.page_size)
-            moved = [mass.gather(1, slots) for mass, slots in zip(masses, stays, strict=True)]
-            self._masses[sequence] = self._counted(sequence), moved
+                failed.append((eviction.sequence, describe_error(error)))
         return failed
+
+    def _evict(self, eviction: Eviction) -> None:
+        sequence, held, kept, pages = eviction
+        masses, size = self._padded(sequence, held), self.store.page_size
+        budget = self.budget.tokens_after_eviction(sequence.prompt_length)
+        chosen = [self._choose(number, mass, pages, kept, budget) for number, mass in enumerate(masses)]
+        if self.uneven:
+            share = sum(int(keep.sum()) for keep, _ in chosen) / sum(len(keep) for keep, _ in chosen)
+            if share > budget:
+                message = f"heads kept {share:.1f} tokens on average where {budget} may be"
+                raise WorkbenchError(f"cache.evict: {self.policy!r} {message}")
+        moved, visible = [], []
+        for layer, mass, (keep, change) in zip(self._layers, masses, chosen, strict=True):
+            # Kept tokens first, in text order; a head with fewer has others behind them, which it does not see.
+            slots = (~keep).sort(dim=1, stable=True).indices[:, :kept]
+            change.apply(layer, pages[layer.group], size)
+            move_slots(slot_tensors(layer), pages[layer.group], slots, size)
+            moved.append(mass.gather(1, slots))
+            visible.append(keep.gather(1, slots))
+        self._masses[sequence] = self._counted(sequence), moved
+        if self.uneven:
+            self._visible[sequence] = visible
+
+    def visible_slots(self, plan: StepPlan) -> list[list[Tensor | None]] | None:
+        """Return by layer and sequence of a step which slots each head sees; None where all heads see all of them."""
+        found = [self._visible.get(span.sequence) for span in plan.spans]
+        if all(each is None for each in found):
+            return None
+        return [[None if each is None else each[place] for each in found] for place in self._read]
 
     def observed_positions(self, span: Span) -> range:
         """Return the positions of `span` whose queries count and were not counted yet; an interrupted step is computed
@@ -125,6 +180,7 @@ class Evictor:
         for span in plan.spans:
             if span.start == 0:
                 self._masses.pop(span.sequence, None)
+                self._visible.pop(span.sequence, None)
         return any(self.observed_positions(span) for span in plan.spans)
 
     @torch.inference_mode()
@@ -136,18 +192,22 @@ class Evictor:
             if votes := self.observed_positions(span):
                 rows = slice(first + votes.start - span.start, first + votes.stop - span.start)
                 end = votes.stop - span.sequence.num_evicted_tokens
-                masses = self._padded(span.sequence, end)
+                masses = [mass * self._decay ** len(votes) for mass in self._padded(span.sequence, end)]
                 for place, read in zip(self._read, looked, strict=True):
-                    masses[place] += read.attention_mass(rows, seq, end)
+                    masses[place] += read.attention_mass(rows, seq, end, self._decay)
                 self._masses[span.sequence] = votes.stop, masses
             first += span.length
 
-    def _chosen(self, mass: Tensor, kept: int) -> Tensor:
-        slots = self.policy.select(mass, kept)
-        if len(slots) != kept:
-            message = f"kept {len(slots)} of {len(mass)} tokens, not {kept}"
-            raise WorkbenchError(f"cache.evict: {self.policy!r} {message}")
-        return slots
+    def _choose(
+        self, number: int, mass: Tensor, pages: tuple[list[int], ...], kept: int, budget: int
+    ) -> tuple[Tensor, SlotChange]:
+        """Return which tokens of layer `number` each head keeps, and the keys and values that the policy changes."""
+        layer = self._layers[number]
+        read = functools.partial(read_slots, layer, pages[layer.group], mass.shape[1])
+        tokens = LayerTokens(number, len(self._layers), mass.clone(), kept, read)
+        keep = select_slots(self.policy, tokens, budget)
+        merge = getattr(self.policy, "merge", None)
+        return keep, SlotChange() if merge is None else SlotChange.between(tokens, keep, merge(tokens, keep))
 
     def _counted(self, sequence: Sequence) -> int:
         return self._masses.get(sequence, (0, []))[0]
@@ -156,7 +216,7 @@ class Evictor:
         """Return the mass of the first `held` slots of each layer with its own, in float64."""
         _, masses = self._masses.get(sequence, (0, []))
         if not masses:
-            keys = (_slot_tensors(layer)[0] for layer in self._layers)
+            keys = (slot_tensors(layer)[0] for layer in self._layers)
             masses = [torch.zeros(each.shape[1], 0, dtype=torch.float64, device=each.device) for each in keys]
         return [torch.nn.functional.pad(mass, (0, held - mass.shape[1])) for mass in masses]
 
@@ -177,17 +237,21 @@ class EvictingExecutor:
         return self.fast.artifacts
 
     def forward(self, plan: StepPlan) -> Tensor:
-        if not self.evictor.begin_step(plan):
+        counts, visible = self.evictor.begin_step(plan), self.evictor.visible_slots(plan)
+        if not counts and visible is None:
             logits = self.fast.forward(plan)
             self.kernel_seconds = self.fast.kernel_seconds
             return logits
+        for number, layer in enumerate(self.layers):
+            layer.visible = [] if visible is None else visible[number]
         logits, self.kernel_seconds = self.observing.forward(plan), None
         self.evictor.add_mass(plan, self.layers)
         return logits
 
 
-def check_eviction(spec: ModelSpec, store: KVStore) -> None:
+def check_eviction(spec: ModelSpec, store: KVStore, policy: AnyPolicy) -> None:
     """Refuse eviction where it cannot work (WorkbenchError): after it, slots are not positions."""
+    merges = hasattr(policy, "merge")
     for index, (kind, shape) in enumerate(zip(spec.layers, store.specs, strict=True)):
         attention = kind.attention
         if shape.state is not None:
@@ -203,6 +267,8 @@ def check_eviction(spec: ModelSpec, store: KVStore) -> None:
                 f"is kept by the {shape.format}, in whose code heads depend on one another, and each keeps tokens of "
                 "its own; encode each head by itself"
             )
+        elif merges and shape.num_value_columns is not None:
+            message = "has its values as columns of its keys (latent attention), and the policy merges each by itself"
         elif shape.sliding_window is not None:
             message = (
                 f"has a window of {shape.sliding_window}, which bounds it already; evict where every layer sees all"
@@ -238,20 +304,3 @@ def _exchanged(rows: Tensor, head: int) -> Tensor:
     found = rows.clone()
     found[:, head] = rows[:, head].flip(0)
     return found
-
-
-def _slot_tensors(layer: DenseLayer | CodecLayer) -> tuple[Tensor, ...]:
-    """Return views [page, kv_head, offset, ...] of all that a slot holds of its token."""
-    tensors = layer.page_tensors(layer.group)
-    return tuple(each.transpose(1, 2) for each in tensors) if isinstance(layer, CodecLayer) else tensors
-
-
-def _together(tensors: Iterable[Tensor], pages: list[int], slots: Tensor, size: int) -> None:
-    """Move the contents of `slots` [kv_head, kept] of these pages to the first slots, in this order, in each of
-    `tensors` [page, kv_head, offset, ...]."""
-    targets = torch.arange(slots.shape[1], device=slots.device)
-    moved = (slots != targets).any(0)
-    slots, targets = slots[:, moved], targets[moved]
-    held, group = torch.tensor(pages, device=slots.device), torch.arange(len(slots), device=slots.device)[:, None]
-    for tensor in tensors:
-        tensor[held[targets // size], group, targets % size] = tensor[held[slots // size], group, slots % size]

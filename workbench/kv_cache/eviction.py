@@ -7,25 +7,58 @@ budget.py), so they can be compared.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
+import functools
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, Literal, Protocol, cast, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from pydantic import Field, TypeAdapter, ValidatorFunctionWrapHandler, WrapValidator, model_validator
 from torch import Tensor
 
+from workbench.custom import load_custom
 from workbench.errors import WorkbenchError
 from workbench.kv_cache.budget import MIN_TOKENS, EvictionBudget
+from workbench.request import CustomPart
 from workbench.settings import Settings, parse_setting
 
 PREFIX_LAW = "a warm prefix = a cold one"
 FULL_ATTENTION_LAW = "every query sees all tokens before it"
 
 
-@runtime_checkable
-class EvictionPolicy(Protocol):
-    """An eviction policy: a value that chooses the tokens to keep. The same attention mass gives the same choice."""
+class LayerTokens:
+    """The tokens that one layer holds of one sequence, by key/value head and slot; slots are in text order.
+
+    Attributes:
+        layer: the number of the layer, among the `num_layers` with keys and values of their own.
+        mass: attention that each token has received, [kv_head, slot], in float64: summed over the query heads that
+            share a key/value head and over the queries that count (see `EvictionPolicy`).
+        slots: the most tokens that a head may keep.
+    """
+
+    def __init__(
+        self, layer: int, num_layers: int, mass: Tensor, slots: int, read: Callable[[], tuple[Tensor, Tensor]]
+    ):
+        self.layer, self.num_layers, self.mass, self.slots = layer, num_layers, mass, slots
+        self._read = read
+
+    @functools.cached_property
+    def _keys_values(self) -> tuple[Tensor, Tensor]:
+        return self._read()
+
+    @property
+    def keys(self) -> Float[Tensor, "kv_head slot head_dim"]:
+        """Return the keys as attention reads them: after rotary, and after what a cache format loses."""
+        return self._keys_values[0]
+
+    @property
+    def values(self) -> Float[Tensor, "kv_head slot head_dim"]:
+        """Return the values as attention reads them."""
+        return self._keys_values[1]
+
+
+class _Evicts(Protocol):
+    """A policy, whatever it looks at: see `EvictionPolicy`."""
 
     @property
     def gives_up(self) -> frozenset[str]:
@@ -41,6 +74,15 @@ class EvictionPolicy(Protocol):
         """Return the budget for a cache whose pages of `page_size` tokens take `page_bytes` in all layers together."""
         ...
 
+
+@runtime_checkable
+class EvictionPolicy(_Evicts, Protocol):
+    """An eviction policy: a value that chooses the tokens to keep. The same attention mass gives the same choice.
+
+    A number `decay` (1 unless there) is what each query that counts leaves of the mass before it; 0: the last alone
+    counts.
+    """
+
     def select(self, mass: Float[Tensor, " slot"], budget: int) -> Int[Tensor, " kept"]:
         """Return the slots to keep, ascending: min(budget, slots) of them, the newest among them.
 
@@ -52,9 +94,62 @@ class EvictionPolicy(Protocol):
         ...
 
 
+@runtime_checkable
+class LayerEvictionPolicy(_Evicts, Protocol):
+    """An eviction policy that looks at all heads of a layer, its keys and values; otherwise as `EvictionPolicy`.
+
+    A number `spread` above 1 lets heads and layers keep unlike numbers of tokens (see `EvictionBudget`). A method
+    `merge(layer, keep)` returns keys and values, each [kv_head, slot, head_dim], of which those of kept slots are
+    stored: what is evicted may be added to what stays.
+    """
+
+    def select_layer(self, layer: LayerTokens, budget: int) -> Bool[Tensor, "kv_head slot"]:
+        """Return which tokens each head keeps, the newest among them.
+
+        Each head keeps `budget` tokens. With a `spread` heads share the budget of all layers: each keeps at most
+        `layer.slots`, and all together at most `budget` on average.
+        """
+        ...
+
+
+def policy_spread(policy: AnyPolicy) -> float:
+    """Return how many times its budget one head may keep at most: more than 1 where heads keep unlike numbers."""
+    return float(getattr(policy, "spread", 1.0))
+
+
+def select_slots(policy: AnyPolicy, layer: LayerTokens, budget: int) -> Bool[Tensor, "kv_head slot"]:
+    """Return which tokens of a layer each head keeps.
+
+    Raises:
+        WorkbenchError: the policy keeps too many or too few, or not the newest.
+    """
+    heads, held = layer.mass.shape
+    if isinstance(policy, LayerEvictionPolicy):
+        keep = policy.select_layer(layer, budget)
+        if keep.shape != layer.mass.shape or keep.dtype != torch.bool:
+            what = f"{tuple(keep.shape)} {str(keep.dtype).removeprefix('torch.')}"
+            message = f"select_layer gave {what}, not {(heads, held)} bool (which slots each head keeps)"
+            raise WorkbenchError(f"cache.evict: {policy!r} {message}")
+        counts = keep.sum(1).tolist()
+    else:
+        keep, counts = torch.zeros_like(layer.mass, dtype=torch.bool), []
+        for row, mass in zip(keep, layer.mass, strict=True):
+            slots = cast(EvictionPolicy, policy).select(mass, budget)
+            row[slots] = True
+            counts.append(len(slots))
+    even = policy_spread(policy) == 1
+    for count in counts:
+        if count != budget if even else not 1 <= count <= layer.slots:
+            wanted = f"not {budget}" if even else f"where a head may keep 1 to {layer.slots}"
+            raise WorkbenchError(f"cache.evict: {policy!r} kept {count} of {held} tokens, {wanted}")
+    if not bool(keep[:, -1].all()):
+        raise WorkbenchError(f"cache.evict: {policy!r} evicted the newest token, which must stay")
+    return keep
+
+
 class EvictionSettings(Settings):
     """A budget as `budget` tokens, `bytes` of all layers' pages together, or a `ratio` of the prompt: exactly one of
-    them."""
+    them. Tokens are evicted once, after the prompt."""
 
     budget: Annotated[int, Field(ge=MIN_TOKENS)] | None = None
     bytes: Annotated[int, Field(ge=1)] | None = None
@@ -62,6 +157,8 @@ class EvictionSettings(Settings):
 
     gives_up: ClassVar[frozenset[str]] = frozenset({PREFIX_LAW, FULL_ATTENTION_LAW})
     observes: ClassVar[int | None] = 0
+    decay: ClassVar[float] = 1.0  # of the attention received so far, with each query that counts
+    spread: ClassVar[float] = 1.0  # times its budget that one head may keep
 
     @model_validator(mode="after")
     def _one_budget(self) -> EvictionSettings:
@@ -79,13 +176,16 @@ class EvictionSettings(Settings):
                 f"cache.evict.bytes {self.bytes:,}: a page of {page_size} tokens takes {page_bytes:,} in all layers; "
                 "give at least so many, or lower cache.page_size"
             )
-        return self._budget(self.bytes // page_bytes * page_size)
+        return self._budget(int(self.bytes // page_bytes * page_size / self.spread))
 
     def _budget(self, tokens: int | None) -> EvictionBudget:
-        return EvictionBudget(tokens, self.ratio, in_decode=False)
+        return EvictionBudget(tokens, self.ratio, in_decode=False, spread=self.spread)
 
 
-class _Always(EvictionSettings):
+AnyPolicy = EvictionPolicy | LayerEvictionPolicy | EvictionSettings  # settings that have `select` or `select_layer`
+
+
+class ContinuousEviction(EvictionSettings):
     """A policy that holds its budget at all times.
 
     Every `block` tokens (an eighth of the budget unless given, at most half) as many are evicted, so a sequence holds
@@ -98,7 +198,7 @@ class _Always(EvictionSettings):
         return EvictionBudget(tokens, self.ratio, self.block)
 
 
-class SlidingWindowEviction(_Always):
+class SlidingWindowEviction(ContinuousEviction):
     """Keep the newest tokens. Unlike the attention setting `window`, this concerns the cache alone."""
 
     kind: Literal["window"] = "window"
@@ -107,7 +207,7 @@ class SlidingWindowEviction(_Always):
         return select_recent_and_heaviest(mass, budget, budget)
 
 
-class SinksRecent(_Always):
+class SinksRecent(ContinuousEviction):
     """StreamingLLM (Xiao et al., 2023): keep the first `num_sink_tokens` tokens and the newest.
 
     Positions stay those of the text; the paper renumbers them.
@@ -121,7 +221,7 @@ class SinksRecent(_Always):
         return select_recent_and_heaviest(torch.zeros_like(mass), budget, recent)
 
 
-class HeavyHitters(_Always):
+class HeavyHitters(ContinuousEviction):
     """H2O (Zhang et al., 2023): keep the newest tokens, and of the others those that received most attention."""
 
     kind: Literal["heavy_hitters"] = "heavy_hitters"
@@ -146,28 +246,55 @@ class SnapKV(EvictionSettings):
         return self.observe
 
     def select(self, mass: Tensor, budget: int) -> Tensor:
-        reach = self.pool // 2
-        padded = torch.nn.functional.pad(mass[None, None], (reach, reach))
-        smooth = torch.nn.functional.avg_pool1d(padded, 2 * reach + 1, stride=1)[0, 0]
-        return select_recent_and_heaviest(smooth, budget, min(self.observe, budget))
+        return select_recent_and_heaviest(smooth_mass(mass, self.pool), budget, min(self.observe, budget))
+
+
+class CustomEviction(Settings):
+    """A user-defined policy: `path` is `package.module:Name`, `folder/file.py:Name`, or a registered name."""
+
+    kind: Literal["custom"] = "custom"
+    path: str
+    arguments: dict[str, float | int | str | bool] = {}
 
 
 def _validate(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
-    """Accept a policy of one's own as it is."""
-    return value if isinstance(value, EvictionPolicy) else validate(value)
+    """Accept a path, alone or with arguments, and a policy of one's own as it is."""
+    if isinstance(value, EvictionPolicy | LayerEvictionPolicy):
+        return value
+    if isinstance(value, str):
+        value = {"kind": "custom", "path": value}
+    elif isinstance(value, Mapping) and "kind" not in value and "path" in value:
+        value = {**value, "kind": "custom"}
+    return validate(value)
 
 
 EvictionSetting = Annotated[
-    Annotated[SlidingWindowEviction | SinksRecent | HeavyHitters | SnapKV, Field(discriminator="kind")],
+    Annotated[
+        SlidingWindowEviction | SinksRecent | HeavyHitters | SnapKV | CustomEviction, Field(discriminator="kind")
+    ],
     WrapValidator(_validate),
 ]
 _EVICT: TypeAdapter[Any] = TypeAdapter(EvictionSetting | None)
 
 
-def parse_eviction(value: Mapping[str, Any] | EvictionPolicy | None) -> EvictionPolicy | None:
-    """Parse an eviction policy: settings such as `{"kind": "snapkv", "budget": 256}`, a user-defined
-    policy, or None."""
-    return parse_setting(_EVICT, value, "evict", "for example {kind: heavy_hitters, budget: 256}")
+def parse_eviction(value: str | Mapping[str, Any] | AnyPolicy | Settings | None) -> AnyPolicy | None:
+    """Parse an eviction policy: settings such as `{"kind": "snapkv", "budget": 256}`, the path of a user-defined policy
+    (alone, or `{"path": ..., "arguments": {...}}`), such a policy itself, or None."""
+    found = parse_setting(_EVICT, value, "evict", "for example {kind: heavy_hitters, budget: 256}")
+    if not isinstance(found, CustomEviction):
+        return found
+    policy = load_custom(CustomPart(path=found.path, arguments=found.arguments))
+    if not isinstance(policy, EvictionPolicy | LayerEvictionPolicy):
+        needs = "gives_up, observes, budget_for, and select or select_layer"
+        raise WorkbenchError(f"cache.evict {found.path}: is no eviction policy: it needs {needs}")
+    return policy
+
+
+def smooth_mass(mass: Float[Tensor, "... slot"], pool: int) -> Float[Tensor, "... slot"]:
+    """Return the mean of `mass` over each slot and its neighbours, pool // 2 on either side; beyond the ends is 0."""
+    reach = pool // 2
+    padded = torch.nn.functional.pad(mass.reshape(1, -1, mass.shape[-1]), (reach, reach))
+    return torch.nn.functional.avg_pool1d(padded, 2 * reach + 1, stride=1).view(mass.shape)
 
 
 def select_recent_and_heaviest(mass: Tensor, budget: int, newest: int) -> Tensor:

@@ -7,6 +7,7 @@ Models compute in float64, so that only a broken law makes a difference.
 from __future__ import annotations
 
 import functools
+import math
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -21,9 +22,18 @@ from workbench.engine.loaded_model import LoadedModel
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.kv_cache.budget import EvictionBudget
-from workbench.kv_cache.eviction import PREFIX_LAW, EvictionPolicy, parse_eviction
+from workbench.kv_cache.eviction import (
+    PREFIX_LAW,
+    AnyPolicy,
+    LayerEvictionPolicy,
+    LayerTokens,
+    parse_eviction,
+    policy_spread,
+    select_slots,
+)
 from workbench.kv_cache.pages import pages_for
 from workbench.request import Request, SamplingParameters, Sequence
+from workbench.settings import Settings
 from workbench.testing.attention_scenarios import (
     CONTEXT,
     AttentionScenario,
@@ -42,7 +52,7 @@ ROUNDING = 1e-9
 class WithTokenBudget:
     """A policy under another budget, small enough for small texts."""
 
-    policy: EvictionPolicy
+    policy: AnyPolicy
     tokens: int
 
     @property
@@ -53,12 +63,32 @@ class WithTokenBudget:
     def observes(self) -> int | None:
         return self.policy.observes
 
+    @property
+    def decay(self) -> float:
+        return getattr(self.policy, "decay", 1.0)
+
+    @property
+    def spread(self) -> float:
+        return policy_spread(self.policy)
+
     def budget_for(self, page_size: int, page_bytes: int) -> EvictionBudget:
         # A budget in bytes is replaced here: a page takes one of one byte.
         return replace(self.policy.budget_for(1, 1), tokens=self.tokens, ratio=None)
 
-    def select(self, mass: Tensor, budget: int) -> Tensor:
-        return self.policy.select(mass, budget)
+    def select_layer(self, layer: LayerTokens, budget: int) -> Tensor:
+        return select_slots(self.policy, layer, budget)
+
+
+class MergingWithTokenBudget(WithTokenBudget):
+    """The same of a policy that merges."""
+
+    def merge(self, layer: LayerTokens, keep: Tensor) -> tuple[Tensor, Tensor]:
+        policy: Any = self.policy
+        return policy.merge(layer, keep)
+
+
+def with_token_budget(policy: AnyPolicy, tokens: int) -> WithTokenBudget:
+    return (MergingWithTokenBudget if hasattr(policy, "merge") else WithTokenBudget)(policy, tokens)
 
 
 @dataclass(frozen=True)
@@ -75,14 +105,14 @@ class EvictionScenario:
         return {f"{i}": text for i, text in enumerate(self.scenario.texts())}
 
     def rows(
-        self, policy: EvictionPolicy | None, texts: dict[str, tuple[int, ...]] | None = None, **settings
+        self, policy: AnyPolicy | None, texts: dict[str, tuple[int, ...]] | None = None, **settings
     ) -> SampledLogits:
         given = self.texts() if texts is None else texts
-        limited = None if policy is None else WithTokenBudget(policy, settings.pop("tokens", self.budget_tokens))
+        limited = None if policy is None else with_token_budget(policy, settings.pop("tokens", self.budget_tokens))
         return sampled_logits(self.scenario.model({}), given, OUTPUT_TOKENS, evict=limited, **settings)
 
-    def budget(self, policy: EvictionPolicy) -> EvictionBudget:
-        return WithTokenBudget(policy, self.budget_tokens).budget_for(1, 1)
+    def budget(self, policy: AnyPolicy) -> EvictionBudget:
+        return with_token_budget(policy, self.budget_tokens).budget_for(1, 1)
 
 
 def eviction_scenarios() -> st.SearchStrategy[EvictionScenario]:
@@ -105,7 +135,7 @@ def mass_and_budget() -> st.SearchStrategy[tuple[Tensor, int]]:
     return st.one_of(short, wide).map(lambda drawn: (torch.tensor(drawn[0], dtype=torch.float64), drawn[1]))
 
 
-def check_choice(policy: EvictionPolicy, drawn: tuple[Tensor, int]) -> None:
+def check_choice(policy: Any, drawn: tuple[Tensor, int]) -> None:
     mass, budget = drawn
     kept = policy.select(mass.clone(), budget).tolist()
     where = f"of {len(mass)} tokens with a budget of {budget}"
@@ -119,10 +149,52 @@ def check_choice(policy: EvictionPolicy, drawn: tuple[Tensor, int]) -> None:
         raise LawBroken(f"keeps others when asked again, {where}")
 
 
-def _within_budget(policy: EvictionPolicy, scenario: EvictionScenario) -> None:
+def layers_and_budget() -> st.SearchStrategy[tuple[tuple[LayerTokens, ...], int]]:
+    """Draw what three layers hold of a text, and a budget below the number of tokens."""
+
+    def build(seed: int, heads: int, slots: int, budget: int) -> tuple[tuple[LayerTokens, ...], int]:
+        generator, budget = torch.Generator().manual_seed(seed), max(1, min(budget, slots - 1))
+        drawn = torch.rand(3, heads, slots, generator=generator, dtype=torch.float64) ** 4
+        rows = torch.randn(3, 2, heads, slots, 4, generator=generator, dtype=torch.float64)
+        layers = (
+            LayerTokens(layer, 3, drawn[layer], budget, functools.partial(tuple, rows[layer])) for layer in range(3)
+        )
+        return tuple(layers), budget
+
+    sizes = st.sampled_from([2, 1, 3]), st.integers(2, 60), st.integers(2, 40)
+    return st.builds(build, st.integers(0, 10_000), *sizes)
+
+
+def check_layer_choice(policy: LayerEvictionPolicy, drawn: tuple[tuple[LayerTokens, ...], int]) -> None:
+    layers, budget = drawn
+    spread, held = policy_spread(policy), layers[0].mass.shape[1]
+    most = max(budget, min(math.ceil(spread * budget), held - 1))
+    where, counts = f"of {held} tokens with a budget of {budget}", []
+    for layer in layers:
+        read = functools.partial(lambda drawn: (drawn.keys, drawn.values), layer)
+        tokens = LayerTokens(layer.layer, layer.num_layers, layer.mass, most, read)
+        before = [each.clone() for each in (tokens.mass, tokens.keys, tokens.values)]
+        try:
+            keep = select_slots(policy, tokens, budget)
+        except WorkbenchError as error:
+            raise LawBroken(f"{error}, {where}") from None
+        counts += keep.sum(1).tolist()
+        merge: Any = getattr(policy, "merge", None)
+        if merge is not None:
+            merge(tokens, keep)
+        if not all(map(torch.equal, before, (tokens.mass, tokens.keys, tokens.values))):
+            raise LawBroken(f"changes what it is shown, {where}")
+        if not torch.equal(policy.select_layer(tokens, budget), keep):
+            raise LawBroken(f"keeps others when asked again, {where}")
+    if sum(counts) > budget * len(counts):
+        raise LawBroken(f"keeps {sum(counts) / len(counts):.1f} on average {where}")
+
+
+def _within_budget(policy: AnyPolicy, scenario: EvictionScenario) -> None:
     """Check every sequence after every step; bytes are counted from the pages in use."""
     budget, size = scenario.budget(policy), scenario.scenario.page_size
-    tokens, limited = max(2, scenario.scenario.max_num_batched_tokens), WithTokenBudget(policy, scenario.budget_tokens)
+    tokens = max(2, scenario.scenario.max_num_batched_tokens)
+    limited = with_token_budget(policy, scenario.budget_tokens)
     config = EngineConfig.build(
         max_num_seqs=4, max_num_batched_tokens=tokens, page_size=size, pages=4 * CONTEXT, evict=limited
     )
@@ -153,12 +225,14 @@ def _allowed(budget: EvictionBudget, sequence: Sequence) -> int:
     prompt, most = sequence.prompt_length, budget.max_tokens(sequence.prompt_length)
     if budget.in_decode:
         return most
-    return (
-        prompt if sequence.num_computed_tokens <= prompt else min(prompt, most) + sequence.num_computed_tokens - prompt
-    )
+    if sequence.num_computed_tokens <= prompt:
+        return prompt
+    if prompt <= most:
+        return sequence.num_computed_tokens
+    return budget.slots_after_eviction(prompt) + sequence.num_computed_tokens - prompt
 
 
-def _oracle(policy: EvictionPolicy, scenario: EvictionScenario) -> None:
+def _oracle(policy: AnyPolicy, scenario: EvictionScenario) -> None:
     model, texts = scenario.scenario.model({}), scenario.texts()
     found = scenario.rows(
         policy,
@@ -177,7 +251,7 @@ def _oracle(policy: EvictionPolicy, scenario: EvictionScenario) -> None:
                 )
 
 
-def _batched(policy: EvictionPolicy, scenario: EvictionScenario) -> None:
+def _batched(policy: AnyPolicy, scenario: EvictionScenario) -> None:
     """Batch with so small a token budget that other requests change the chunks of a text."""
     few = max(2, scenario.scenario.max_num_batched_tokens)
     together = scenario.rows(policy, max_num_batched_tokens=few)
@@ -186,13 +260,13 @@ def _batched(policy: EvictionPolicy, scenario: EvictionScenario) -> None:
         require_equal_logits(alone, together, "beside other texts it gives other rows than alone", scenario.scenario)
 
 
-def _chunked(policy: EvictionPolicy, scenario: EvictionScenario) -> None:
+def _chunked(policy: AnyPolicy, scenario: EvictionScenario) -> None:
     chunked = scenario.rows(policy, max_num_batched_tokens=scenario.scenario.max_num_batched_tokens)
     message = f"in steps of {scenario.scenario.max_num_batched_tokens} tokens it gives other rows than at once"
     require_equal_logits(chunked, scenario.rows(policy), message, scenario.scenario)
 
 
-def _paged(policy: EvictionPolicy, scenario: EvictionScenario) -> None:
+def _paged(policy: AnyPolicy, scenario: EvictionScenario) -> None:
     size, pages = scenario.scenario.page_size, 4 * CONTEXT
     order = random.Random(scenario.scenario.seed).sample(range(1, pages + 1), pages)
     scattered = scenario.rows(policy, page_size=size, pages=pages, page_orders=(order,))
@@ -200,7 +274,7 @@ def _paged(policy: EvictionPolicy, scenario: EvictionScenario) -> None:
     require_equal_logits(scattered, scenario.rows(policy), message, scenario.scenario)
 
 
-def _preempted(policy: EvictionPolicy, scenario: EvictionScenario) -> None:
+def _preempted(policy: AnyPolicy, scenario: EvictionScenario) -> None:
     """Leave pages for little more than one text: others are preempted, then recomputed or swapped in."""
     size, budget = scenario.scenario.page_size, scenario.budget(policy)
     needs = [
@@ -212,7 +286,7 @@ def _preempted(policy: EvictionPolicy, scenario: EvictionScenario) -> None:
         require_equal_logits(cramped, scenario.rows(policy), message, scenario.scenario)
 
 
-def _unlimited(policy: EvictionPolicy, scenario: EvictionScenario) -> None:
+def _unlimited(policy: AnyPolicy, scenario: EvictionScenario) -> None:
     """Check bit for bit that counting attention changes nothing."""
     plain = scenario.rows(None)
     for place, (tokens, row) in scenario.rows(policy, tokens=CONTEXT).items():
@@ -223,7 +297,7 @@ def _unlimited(policy: EvictionPolicy, scenario: EvictionScenario) -> None:
             )
 
 
-def _no_prefix(policy: EvictionPolicy, scenario: EvictionScenario) -> None:
+def _no_prefix(policy: AnyPolicy, scenario: EvictionScenario) -> None:
     try:
         scenario.rows(policy, prefix="radix")
     except WorkbenchError:
@@ -231,7 +305,7 @@ def _no_prefix(policy: EvictionPolicy, scenario: EvictionScenario) -> None:
     raise LawBroken("a runner takes it together with prefix reuse, which it gives up")
 
 
-EVICTION_LAWS: dict[str, Callable[[EvictionPolicy, EvictionScenario], None]] = {
+EVICTION_LAWS: dict[str, Callable[[AnyPolicy, EvictionScenario], None]] = {
     "the budget is kept at every step, in tokens, pages and bytes; all pages are freed": _within_budget,
     "what stays is what a model without pages, batches and chunks keeps, head by head": _oracle,
     "batched = alone": _batched,
@@ -240,15 +314,16 @@ EVICTION_LAWS: dict[str, Callable[[EvictionPolicy, EvictionScenario], None]] = {
     "preempted = uninterrupted": _preempted,
     "with room for every token nothing changes, bit for bit": _unlimited,
 }
-REFUSALS: dict[str, Callable[[EvictionPolicy, EvictionScenario], None]] = {PREFIX_LAW: _no_prefix}
+REFUSALS: dict[str, Callable[[AnyPolicy, EvictionScenario], None]] = {PREFIX_LAW: _no_prefix}
 
 
-def check_evict(policy: Mapping[str, Any] | EvictionPolicy, examples: int = 6) -> ConformityReport:
+def check_evict(policy: str | Mapping[str, Any] | AnyPolicy | Settings, examples: int = 6) -> ConformityReport:
     """Try `policy` in small models, and report law by law whether it holds.
 
     Args:
-        policy: as for `load(evict=...)`: settings (`{"kind": "heavy_hitters", "budget": 256}`) or a custom policy (see
-            `workbench.kv_cache.eviction.EvictionPolicy`). It is tried under small budgets of many sizes.
+        policy: as for `load(evict=...)`: settings (`{"kind": "heavy_hitters", "budget": 256}`), the path of a policy of
+            your own (`{"path": "mine.py:Mine", "arguments": {"budget": 256}}`), or such a policy (see
+            `workbench.parts.EvictionPolicy`). It is tried under small budgets of many sizes.
         examples: sets of texts tried for each law, equal in every call.
 
     Returns:
@@ -261,7 +336,10 @@ def check_evict(policy: Mapping[str, Any] | EvictionPolicy, examples: int = 6) -
     if given is None:
         raise WorkbenchError("check_evict: None evicts nothing; give settings or a policy")
     law = "keeps as many as the budget says, in order, the newest among them, and the same when asked again"
-    laws = [check_law(law, functools.partial(check_choice, given), 20 * examples, mass_and_budget())]
+    if isinstance(given, LayerEvictionPolicy):
+        laws = [check_law(law, functools.partial(check_layer_choice, given), 20 * examples, layers_and_budget())]
+    else:
+        laws = [check_law(law, functools.partial(check_choice, given), 20 * examples, mass_and_budget())]
     drawn = eviction_scenarios()
     for law, check in EVICTION_LAWS.items() if laws[0].ok else ():
         if law in given.gives_up:

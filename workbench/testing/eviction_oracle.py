@@ -5,7 +5,6 @@ No pages, no batch, no chunks, no backend; only the model's own projections are 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import cast
 
@@ -13,9 +12,11 @@ import torch
 from torch import Tensor
 
 from workbench.kv_cache.budget import EvictionBudget
-from workbench.kv_cache.eviction import EvictionPolicy
+from workbench.kv_cache.eviction import AnyPolicy, EvictionPolicy, LayerEvictionPolicy, LayerTokens
 from workbench.model.layers import Attention, TransformerBlock
 from workbench.model.transformer import Transformer
+
+Stored = Callable[[Tensor], Tensor]  # rows of keys or values [token, kv_head, head_dim] as the cache gives them back
 
 
 class _HeadCache:
@@ -32,43 +33,71 @@ class _HeadCache:
         self.values.append(v)
         self.mass.append(torch.zeros((), dtype=torch.float64))
 
-    def attend(self, q: Tensor, scale: float, counts: bool) -> Tensor:
+    def attend(self, q: Tensor, scale: float, counts: bool, decay: float) -> Tensor:
         """Attend with query heads [queries_per_kv, head_dim]: [queries_per_kv, head_dim]."""
         weights = (q @ torch.stack(self.keys).T * scale).softmax(-1)  # [share, kept]
         if counts:
-            self.mass = [mass + weight.sum() for mass, weight in zip(self.mass, weights.T, strict=True)]
+            self.mass = [decay * mass + weight.sum() for mass, weight in zip(self.mass, weights.T, strict=True)]
         return weights @ torch.stack(self.values)
 
-    def evict(self, policy: EvictionPolicy, count: int) -> None:
-        stays = policy.select(torch.stack(self.mass), count).tolist()
-        self.keys, self.values = [self.keys[i] for i in stays], [self.values[i] for i in stays]
-        self.mass = [self.mass[i] for i in stays]
+    def keep(self, stays: Tensor) -> None:
+        """Keep the tokens of a mask [token]."""
+        self.keys, self.values, self.mass = (
+            [each for each, kept in zip(rows, stays.tolist(), strict=True) if kept]
+            for rows in (self.keys, self.values, self.mass)
+        )
+
+
+def _evict(
+    policy: AnyPolicy, layer: int, layers: list[list[_HeadCache]], budget: int, slots: int, stored: Stored
+) -> None:
+    """Evict in one layer what the policy does not keep, changed to what it makes of it."""
+    heads = layers[layer]
+    keys, values = (torch.stack([torch.stack(getattr(head, name)) for head in heads]) for name in ("keys", "values"))
+    mass = torch.stack([torch.stack(head.mass) for head in heads])
+    tokens = LayerTokens(layer, len(layers), mass, slots, lambda: (keys.clone(), values.clone()))
+    if isinstance(policy, LayerEvictionPolicy):
+        keep = policy.select_layer(tokens, budget)
+    else:
+        keep = torch.zeros_like(mass, dtype=torch.bool)
+        for head, row in enumerate(mass):
+            keep[head, cast(EvictionPolicy, policy).select(row, budget)] = True
+    if merge := getattr(policy, "merge", None):
+        for name, old, new in zip(("keys", "values"), (keys, values), merge(tokens, keep), strict=True):
+            rows = torch.where((new != old).any(-1, keepdim=True), stored(new.transpose(0, 1)).transpose(0, 1), old)
+            for head, mine in zip(heads, rows, strict=True):
+                setattr(head, name, list(mine))
+    for head, mine in zip(heads, keep, strict=True):
+        head.keep(mine)
 
 
 @torch.inference_mode()
 def evicted_logits(
     model: Transformer,
-    policy: EvictionPolicy,
+    policy: AnyPolicy,
     budget: EvictionBudget,
     ids: tuple[int, ...],
     prompt: int,
-    stored: Callable[[Tensor], Tensor] = lambda rows: rows,
+    stored: Stored = lambda rows: rows,
 ) -> Tensor:
     """Return the logits [token, vocab] of every position of `ids`, the first `prompt` of which are the prompt.
 
     `stored` returns rows of keys or values [token, kv_head, head_dim] as the cache gives them back."""
-    own = [[_HeadCache() for _ in range(shape.num_kv_heads)] for shape in model.cache_shapes()]
-    sources = (shape.shared_with for shape in model.cache_shapes())
+    shapes = model.cache_shapes()
+    own = [[_HeadCache() for _ in range(shape.num_kv_heads)] if shape.shared_with is None else [] for shape in shapes]
+    sources = (shape.shared_with for shape in shapes)
     kept = [heads if source is None else own[source] for heads, source in zip(own, sources, strict=True)]
     most, rows = budget.max_tokens(prompt), []
     for position, token in enumerate(ids):
         held = len(kept[0][0].keys)
         if held >= most if budget.in_decode else position == prompt > most:
-            for head in itertools.chain(*own):
-                head.evict(policy, budget.tokens_after_eviction(prompt))
+            mine = [heads for heads in own if heads]
+            tokens, slots = budget.tokens_after_eviction(prompt), budget.slots_after_eviction(prompt)
+            for layer in range(len(mine)):
+                _evict(policy, layer, mine, tokens, slots, stored)
         observes = policy.observes
         counts = observes is None or prompt - observes <= position < prompt
-        rows.append(_row(model, kept, token, position, counts, stored))
+        rows.append(_row(model, kept, token, position, counts, getattr(policy, "decay", 1.0), stored))
     return torch.cat(rows)
 
 
@@ -78,7 +107,8 @@ def _row(
     token: int,
     position: int,
     counts: bool,
-    stored: Callable[[Tensor], Tensor],
+    decay: float,
+    stored: Stored,
 ) -> Tensor:
     x = model.embed(torch.tensor([token]))
     for block, rotary, heads in zip(model.blocks, model.rotary_of_block, kept, strict=True):
@@ -89,6 +119,6 @@ def _row(
         k, v = (rows if rows is None or not len(rows[0]) else stored(rows) for rows in (k, v))
         for head, key, value in zip(heads, k[0], v[0], strict=False):  # none, where the heads are another layer's
             head.add(key, value)
-        found = [head.attend(query, scale, counts) for head, query in zip(heads, shares, strict=True)]
+        found = [head.attend(query, scale, counts, decay) for head, query in zip(heads, shares, strict=True)]
         x = block.after_attention(x, torch.cat(found)[None])
     return model.compute_logits(x)

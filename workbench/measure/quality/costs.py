@@ -13,6 +13,7 @@ from workbench.errors import WorkbenchError
 from workbench.experiment.experiment import Experiment
 from workbench.experiment.settings import DecodeSpeedSettings, PoolSettings
 from workbench.experiment.variants import REFERENCE
+from workbench.kv_cache.eviction import parse_eviction
 from workbench.measure.rounds import load_runners
 from workbench.memory.capacity import (
     lasting_bytes_per_token,
@@ -122,7 +123,7 @@ def measure_capacity(variants: Mapping[str, Experiment], pool: PoolSettings) -> 
         store = meta_kv_store(spec, variant.cache, dtype)
         tokens = pool.context or spec.max_position_embeddings
         sizes = page_bytes(store)
-        policy = variant.cache.evict
+        policy = parse_eviction(variant.cache.evict)
         evict = policy.budget_for(page, sum(sizes)) if policy is not None else None
         pages, fit = split_budget_into_pages(store.groups, sizes, pool.bytes, tokens, chunk, page, evict)
         ran = max_concurrent_sequences(store.groups, pages, page, tokens, chunk, fit, evict)

@@ -1,0 +1,83 @@
+"""Read, change and move what slots hold, head by head: how an eviction is carried out in pages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workbench.errors import WorkbenchError
+from workbench.kv_cache.codec import SIDES
+from workbench.kv_cache.codec_layers import CodecLayer
+from workbench.kv_cache.eviction import LayerTokens
+from workbench.kv_cache.store import DenseLayer
+
+EvictableLayer = DenseLayer | CodecLayer
+
+
+def slot_tensors(layer: EvictableLayer) -> tuple[Tensor, ...]:
+    """Return views [page, kv_head, offset, ...] of all that a slot holds of its token."""
+    tensors = layer.page_tensors(layer.group)
+    return tuple(each.transpose(1, 2) for each in tensors) if isinstance(layer, CodecLayer) else tensors
+
+
+def move_slots(tensors: Iterable[Tensor], pages: list[int], slots: Tensor, size: int) -> None:
+    """Move the contents of `slots` [kv_head, kept] of these pages to the first slots, in this order, in each of
+    `tensors` [page, kv_head, offset, ...]."""
+    targets = torch.arange(slots.shape[1], device=slots.device)
+    moved = (slots != targets).any(0)
+    slots, targets = slots[:, moved], targets[moved]
+    held, group = torch.tensor(pages, device=slots.device), torch.arange(len(slots), device=slots.device)[:, None]
+    for tensor in tensors:
+        tensor[held[targets // size], group, targets % size] = tensor[held[slots // size], group, slots % size]
+
+
+def read_slots(layer: EvictableLayer, pages: list[int], count: int) -> tuple[Tensor, Tensor]:
+    """Return the keys and values of the first `count` slots, as attention reads them: each [kv_head, slot, dim]."""
+    if isinstance(layer, CodecLayer):
+        device = layer.pages.tensors[0].device
+        table = torch.tensor([pages], dtype=torch.int32, device=device)
+        keys, values, (used,) = layer.pages.decode(table, torch.tensor([count], device=device))
+        held = keys[used.long()], values[used.long()]
+    else:
+        held = layer.keys[pages], layer.values[pages][..., : layer.num_value_columns]
+    return tuple(each.transpose(0, 1).flatten(1, 2)[:, :count] for each in held)  # type: ignore[return-value] (two)
+
+
+@dataclass(frozen=True)
+class SlotChange:
+    """New contents of some slots of a layer: for keys and for values which [kv_head, slot], and rows [kv_head, slot,
+    dim]. What has not changed is not written again, so a codec that loses something loses it once."""
+
+    sides: tuple[tuple[Tensor, Tensor], ...] = ()
+
+    @classmethod
+    def between(cls, tokens: LayerTokens, keep: Tensor, merged: Any) -> SlotChange:
+        """Return the change of kept slots from what `tokens` hold to the keys and values `merged`.
+
+        Raises:
+            WorkbenchError: these are not two tensors of the same shapes.
+        """
+        old = tokens.keys, tokens.values
+        shapes = [getattr(each, "shape", None) for each in merged] if isinstance(merged, tuple) else []
+        if shapes != [each.shape for each in old]:
+            wanted = " and ".join(str(tuple(each.shape)) for each in old)
+            raise WorkbenchError(f"cache.evict: merge(layer, keep) must return keys and values, {wanted}")
+        return cls(tuple((keep & (new != was).any(-1), new) for was, new in zip(old, merged, strict=True)))
+
+    def apply(self, layer: EvictableLayer, pages: list[int], size: int) -> None:
+        """Write the rows into their slots of these pages of `size` tokens."""
+        tensors = slot_tensors(layer)
+        held = torch.tensor(pages, device=tensors[0].device)
+        first = 0
+        for side, (changed, rows) in zip(SIDES, self.sides, strict=False):
+            stored: tuple[Tensor, ...] = (rows.transpose(0, 1),)
+            if isinstance(layer, CodecLayer):
+                stored = layer.pages.codec.encode(rows.transpose(0, 1).to(layer.pages.dtype), side)
+            heads, slots = changed.nonzero(as_tuple=True)
+            for tensor, new in zip(tensors[first : first + len(stored)], stored, strict=True):
+                tensor[held[slots // size], heads, slots % size] = new[slots, heads].to(tensor.dtype)
+            first += len(stored)
