@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import workbench
 from compiled_kernels import Backend
 from compiled_kernels.level import Level, available_levels, limited_to
 from tests.engine.guesses import drafts, needs_mlir, plain, run_checked, tokens
@@ -17,6 +19,7 @@ from tests.sampling import test_verify as law
 from tests.thorough import tries
 from workbench.engine.runner import Runner, generate
 from workbench.executors.select import Backends
+from workbench.request import Request, SamplingParameters, random_token_ids
 from workbench.sampling.samplers import uniform
 from workbench.sampling.verify import NO_DRAFT, Draft
 from workbench.speculative.draft_model import CompiledDraftSteps, DraftModelProposer, _DraftSequence
@@ -295,3 +298,17 @@ def test_drawn_drafts_at_every_level(level: Level) -> None:
         target = model_of(spec_of().model_copy(update={"vocab_size": SHARED}), 1)
         found = generate(runner_of(target, speculator=drafts(proposer, 4), max_num_seqs=3), asked)
     assert {end.reason for end in found.values()} == {"length"} and proposer.drawn > 20
+
+
+@needs_mlir
+def test_a_compiled_step_may_have_no_row_that_samples() -> None:
+    """A draft that ended early has tokens behind it whose logits are not read: after this prompt all of a step."""
+    stop = {"path": "experiments/zoo/adaedl.py:EntropyBound"}
+    ids = random_token_ids(random.Random(1), 2048, 384)
+    texts = []
+    for speculate in (None, {"kind": "draft", "num_speculative_tokens": 8, "stop": stop}):
+        runner = workbench.load("demo", backend="mlir", dtype="float32", speculate=speculate)
+        request = Request("a", ids, SamplingParameters(temperature=0, max_tokens=40, ignore_eos=True))
+        (end,) = [event for event in runner.stream([request]) if isinstance(event, Finished)]
+        texts.append(end.token_ids)
+    assert texts[0] == texts[1]
