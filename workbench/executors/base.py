@@ -140,7 +140,9 @@ class MlirExecutor:
             self.kernel_seconds = steps[rows].kernel_seconds
             # A slice where every sequence samples, which is nearly always: a selection would copy all logits.
             sampled = [row for row, span in enumerate(plan.spans) if span.num_logits]
-            return logits[:count] if len(sampled) == count else logits.index_select(0, torch.tensor(sampled, dtype=torch.int64))
+            if len(sampled) == count:
+                return logits[:count]
+            return logits.index_select(0, torch.tensor(sampled, dtype=torch.int64))
 
     def _rows(self) -> TokenParallelExecutor:
         self.token_parallel = self.token_parallel or TokenParallelExecutor(
