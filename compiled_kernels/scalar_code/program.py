@@ -213,7 +213,7 @@ class Builder:
     def alike(self, *reads: int) -> tuple[int, ...]:
         """Bring values to the widest of their kinds."""
         kinds = {self.kind(each) for each in reads}
-        widest = next(kind for kind in reversed(KINDS) if kind in kinds)
+        widest: Kind = next(kind for kind in reversed(KINDS) if kind in kinds)  # type: ignore[assignment] (of KINDS)
         return tuple(self.cast(each, widest) for each in reads)
 
     def cast(self, value: int, kind: Kind) -> int:

@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -60,7 +60,7 @@ def trace(function: Callable[..., Tensor], inputs: Sequence[tuple[str, Kind]], r
     Raises Untraceable where it does something else than arithmetic on each element, or gives another kind of number.
     """
     examples = [EXAMPLES[kind].clone() for _, kind in inputs]
-    name, table = describe_callable(function), dict(core_aten_decompositions().items())
+    name, table = describe_callable(function), cast(Any, core_aten_decompositions())  # its stub has other keys
     try:
         graph = make_fx(lambda *given: function(*given), decomposition_table=table)(*examples)
     except Exception as error:  # whatever the user's code or the tracer throws
