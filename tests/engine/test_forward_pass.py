@@ -1,4 +1,4 @@
-"""What is recorded of a pass is what the engine computes, and every number is the sum of its terms."""
+"""A recorded pass is what the engine computes, and every number is the sum of its terms."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.engine.tiny import VOCAB, layer, mixture_of, model_of, own_specs, req
 from tests.thorough import tries
 from workbench.engine import naive
 from workbench.errors import WorkbenchError
-from workbench.inspect.derivation import derive
+from workbench.inspect.derive import derive
 from workbench.inspect.forward_pass import BY_HEAD, STAGES, record_forward_pass
 from workbench.model.attention_spec import MLASpec
 from workbench.model.spec import LayerSpec, ModelSpec, NormSpec

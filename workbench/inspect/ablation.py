@@ -27,7 +27,7 @@ from workbench.sampling.samplers import uniform
 
 @dataclass(frozen=True)
 class Ablation:
-    """What is switched off: `heads` as (layer, head), whose result is zero, and `layers`, which add nothing to the
+    """Heads and layers that are off: `heads` as (layer, head), whose result is zero, and `layers`, which add nothing to the
     residual stream. A layer that is off still writes its keys and values, which other layers may read."""
 
     heads: frozenset[tuple[int, int]] = frozenset()

@@ -13,8 +13,9 @@ LEFT, SIDE, GAP = 70, 26, 6
 
 @dataclass(frozen=True)
 class Continuations:
-    """The texts that follow the prompt, as pieces: of the engine, and of the model without what is off (None while it is
-    computed). `rounding` is where the plain pass with nothing off leaves the engine's text; None where it does not."""
+    """The texts that follow the prompt, as pieces: of the engine, and of the model without what is off (None while
+    that is computed). `rounding` is where the plain pass with nothing off leaves the engine's text; None if it
+    does not."""
 
     engine: tuple[str, ...]
     without: tuple[str, ...] | None

@@ -1,4 +1,4 @@
-"""What the path of a token shows: the stages of a recorded pass and the filters and the draw after them, in steps."""
+"""The path of a token as steps: the stages of a recorded pass, then the filters and the draw."""
 
 from __future__ import annotations
 
@@ -118,9 +118,19 @@ class TokenPathData:
         values = stage.values[head] if self.is_by_head(step) else stage.values
         return values.float().cpu().numpy()
 
+    def column_names(self, step: PathStep) -> tuple[str, ...]:
+        """Return names of a stage's columns where they are tokens: those of the text, or of the vocabulary."""
+        if step.name == "logits":
+            return self._vocabulary
+        return self.tokens if self.is_by_head(step) else ()
+
+    @cached_property
+    def _vocabulary(self) -> tuple[str, ...]:
+        return tuple(map(self.spell, range(self.found.model.spec.vocab_size)))
+
     def derivation(self, step: PathStep, column: int, head: int) -> Any:
         """Return how the number of the followed token in `column` comes about."""
-        from workbench.inspect.derivation import derive
+        from workbench.inspect.derive import derive
 
         return derive(self.found, self.found.find(step.name, step.layer), self.position, column, head)
 

@@ -41,5 +41,6 @@ def draw_derivation(found: Any, y: float, width: float) -> tuple[str, float]:
     total = f"sum of {len(found.terms):,} terms: {found.total:.6g}" if len(found.terms) > 1 else f"{found.total:.6g}"
     total += f"; in the model's own type {found.value:.6g}" if f"{found.total:.6g}" != f"{found.value:.6g}" else ""
     total += f" ({found.note})" if found.note else ""
+    total = total.replace("-", "−")
     parts.append(svg.text(LEFT, end + 15, total, font_weight="bold", font_size=12))
     return "".join(parts), end + 24 - y

@@ -43,6 +43,12 @@ def draw_head_grid(
     return "".join(parts), y + 2
 
 
+def grid_width(weights: Sequence[np.ndarray | None], width: float) -> float:
+    """Return the width that the small maps take."""
+    across = max((len(each) for each in weights if each is not None), default=1)
+    return min(width, LEFT + across * (max(MIN_SIDE, min(MAX_SIDE, (width - LEFT - 4) / across - GAP)) + GAP))
+
+
 def draw_large_head(mass: np.ndarray, tokens: Sequence[str], name: str, y: float, width: float) -> tuple[str, float]:
     """Markup and height: weights [token, context] of one head, a cell for each pair where there is room."""
     left, count = 120.0, len(tokens)
@@ -85,4 +91,7 @@ def _image(mass: np.ndarray, x: float, y: float, side: float) -> str:
 def _summary(mass: np.ndarray) -> str:
     rows = np.arange(len(mass))
     own, before, first = mass[rows, rows].mean(), np.r_[0, mass[rows[1:], rows[:-1]]].mean(), mass[:, 0].mean()
-    return f"on average {own:.0%} of a token's look goes to itself, {before:.0%} to the one before, {first:.0%} to the first"
+    return (
+        f"on average {own:.0%} of the weight is on the token itself, {before:.0%} on the one before, "
+        f"{first:.0%} on the first"
+    )

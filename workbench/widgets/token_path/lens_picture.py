@@ -33,6 +33,7 @@ def draw_lens(
     for cell in cells:
         x, y = LEFT + wide * positions.index(cell.position), bottom - ROW * cell.layer
         here = (cell.layer, cell.position) == chosen
+        after = f"after layer {cell.layer - 1}" if cell.layer else "embedding"
         label = f"{cell.text}, {format_percent(cell.probability)}"
         parts.append(svg.group(
             svg.rect(x, y, wide - 3, ROW - 3, rx=2, class_="c0", fill_opacity=round(0.06 + 0.5 * cell.probability, 3)),
@@ -42,7 +43,7 @@ def draw_lens(
                      stroke_width=2.5 if here else 0) if here else "",
             key=f"l{cell.layer}.{cell.position}", tabindex=0 if here else -1, role="button",
             data_row="" if cell.position == positions[0] else None,
-            tip=f"position {cell.position}, {'after layer ' + str(cell.layer - 1) if cell.layer else 'embedding'}: {label}",
+            tip=f"position {cell.position}, {after}: {label}",
             aria_label=f"position {cell.position}, layer {cell.layer}: {label}",
         ))  # fmt: skip
     under = bottom + ROW + 10

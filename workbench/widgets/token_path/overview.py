@@ -1,4 +1,4 @@
-"""Draw the whole path as a strip: a column for each layer, a row for each stage, the norm of the token's row in each."""
+"""Draw the whole path as a strip: a column for each layer, a row for each stage, and norms of the token's rows."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from workbench.widgets.token_path.data import PathStep, TokenPathData
 from workbench.widgets.token_path.derivation_picture import draw_derivation
 from workbench.widgets.token_path.overview import draw_overview
 from workbench.widgets.token_path.sampling_picture import draw_draw, draw_filter
-from workbench.widgets.token_path.tensor_picture import TensorStrip
+from workbench.widgets.token_path.tensor_picture import TensorStrip, largest_place
 
 MONO = "font-family:var(--jp-code-font-family,ui-monospace,monospace)"
 STYLE = (
@@ -71,12 +71,12 @@ def _draw_tensor(data: TokenPathData, step: PathStep, column: int, head: int, wi
     values = data.matrix(step, head)
     assert values is not None  # filters and the draw have none, and are drawn otherwise
     column = chosen_column(data, step, column, head)
-    names = data.tokens if data.is_by_head(step) else ()
+    names = data.column_names(step)
     parts, top = [], 0.0
     if data.is_by_head(step) and step.layer is not None:
         made, top = _draw_head_choice(data.num_heads[step.layer], head)
         parts.append(made)
-    strip = TensorStrip(values, data.tokens, data.position, column, width, names)
+    strip = TensorStrip(values, data.tokens, data.position, column, width, names, step.name == "logits")
     markup, height = strip.draw()
     parts.append(svg.group(markup, transform=f"translate(0,{top:g})"))
     numbers, more = strip.draw_numbers(top + height + 8)
@@ -87,14 +87,12 @@ def _draw_tensor(data: TokenPathData, step: PathStep, column: int, head: int, wi
 
 
 def chosen_column(data: TokenPathData, step: PathStep, column: int, head: int) -> int:
-    """Return the column of the chosen number: that of largest magnitude unless given."""
-    import numpy as np
-
+    """Return the column of the chosen number: that of largest magnitude, or the likeliest token, unless given."""
     values = data.matrix(step, head)
     if values is None:
         return 0
-    row = np.nan_to_num(np.abs(values[data.position]))
-    return column if 0 <= column < len(row) else int(row.argmax())
+    row = values[data.position]
+    return column if 0 <= column < len(row) else largest_place(row, step.name == "logits")
 
 
 def _draw_head_choice(count: int, chosen: int) -> tuple[str, float]:

@@ -45,6 +45,7 @@ class TensorStrip:
     column: int
     width: float
     column_names: Sequence[str] = ()
+    signed: bool = False  # a cell shows its largest number, not that of largest magnitude
 
     @cached_property
     def columns_per_bin(self) -> int:
@@ -80,8 +81,8 @@ class TensorStrip:
                 cell = self.values[row, begin : begin + self.columns_per_bin]
                 here = chosen and begin == self.bin.start
                 parts.append(svg.rect(
-                    LEFT + wide * number, y, max(wide - 0.5, 0.5), ROW - 1, **shade(_largest(cell), largest),
-                    key=f"b{row}.{begin + _place(cell)}", tabindex=0 if here else -1, role="button",
+                    LEFT + wide * number, y, max(wide - 0.5, 0.5), ROW - 1, **shade(float(cell[self._place(cell)]), largest),
+                    key=f"b{row}.{begin + self._place(cell)}", tabindex=0 if here else -1, role="button",
                     tip=self._tip(row, begin, cell), data_row="" if not number else None,
                 ))  # fmt: skip
         line = self.position - self.rows.start
@@ -99,8 +100,8 @@ class TensorStrip:
     def draw_numbers(self, y: float) -> tuple[str, float]:
         """Markup and height: the numbers of the chosen bin, each of which can be picked."""
         across = max(1, int((self.width - LEFT) / NUMBER_WIDTH))
-        parts = [svg.text(LEFT - 8, y + 26, f"columns {self.bin.start}–{self.bin.stop - 1}"
-                          if len(self.bin) > 1 else f"column {self.column}", text_anchor="end", font_size=11)]  # fmt: skip
+        name = f"columns {self.bin.start}–{self.bin.stop - 1}" if len(self.bin) > 1 else f"column {self.column}"
+        parts = [svg.text(LEFT - 8, y + 26, name, text_anchor="end", font_size=11)]
         for number, column in enumerate(self.bin):
             x, top = LEFT + NUMBER_WIDTH * (number % across), y + 36 * (number // across)
             value, chosen = float(self.values[self.position, column]), column == self.column
@@ -115,6 +116,9 @@ class TensorStrip:
             ))  # fmt: skip
         return "".join(parts), 36 * -(-len(self.bin) // across) + 4
 
+    def _place(self, cell: np.ndarray) -> int:
+        return largest_place(cell, self.signed)
+
     def _name(self, column: int) -> str:
         return self.column_names[column] if self.column_names else f"column {column}"
 
@@ -128,13 +132,9 @@ class TensorStrip:
 MARK = {"fill": "none", "stroke": "currentColor", "stroke_width": 1, "pointer_events": "none"}
 
 
-def _place(cell: np.ndarray) -> int:
-    """Return the place of the number of largest magnitude."""
-    return int(np.argmax(np.nan_to_num(np.abs(cell))))
-
-
-def _largest(cell: np.ndarray) -> float:
-    return float(cell[_place(cell)])
+def largest_place(row: np.ndarray, signed: bool) -> int:
+    """Return the place of the largest number, or of that of largest magnitude; what there is not is skipped."""
+    return int(np.argmax(np.nan_to_num(row if signed else np.abs(row), nan=-np.inf)))
 
 
 def fit_letters(text: str, width: float, size: float = 11) -> bool:

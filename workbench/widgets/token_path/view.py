@@ -1,4 +1,4 @@
-"""Follow a prompt through a running model, stage by stage, down to one number; look at its heads, and switch them off."""
+"""Follow a prompt through a running model, stage by stage, down to one number; switch heads and layers off."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workbench.errors import WorkbenchError
 from workbench.request import Request
 from workbench.widgets.token_path.ablation_picture import draw_switches, draw_texts
 from workbench.widgets.token_path.data import TokenPathData
-from workbench.widgets.token_path.heads_picture import draw_head_grid, draw_large_head
+from workbench.widgets.token_path.heads_picture import draw_head_grid, draw_large_head, grid_width
 from workbench.widgets.token_path.lens_picture import draw_lens, draw_lens_top, positions_shown
 from workbench.widgets.token_path.picture import draw_page, draw_path, draw_tokens
 from workbench.widgets.token_path.step_control import StepControl
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from workbench.engine.runner import Runner
 
 WIDTH = 960
+MIN_LARGE_WIDTH = 400  # pixels beside the small maps in which a large one is drawn
 SECTIONS = (("path", "path"), ("logit lens", "lens"), ("heads", "heads"), ("switch off", "ablation"))
 HINTS = {
     "path": "Pick a token, a cell of the strip, or a cell of the matrix; the number below it is derived.",
@@ -34,10 +35,10 @@ HINTS = {
 
 
 class TokenPath(PictureWidget):
-    """`TokenPath(runner, "def add(a, b):")` follows the prompt through `runner`'s model: every stage of every layer, and
-    the filters and the draw of `sampling` (0.7 as temperature, 40 as top k unless given) after its last token.
+    """`TokenPath(runner, "def add(a, b):")` follows the prompt through the model of `runner`: every stage of every
+    layer, then the filters and the draw of `sampling` (temperature 0.7 and top k 40 unless given).
 
-    `show` is what is seen: the path, the logit lens, all heads, or the text with heads and layers switched off
+    `section` is what is seen: the path, the logit lens, all heads, or the text with heads and layers switched off
     (`heads_off` as (layer, head), `layers_off`; `max_tokens` tokens are continued). The blocks are those of the running
     model, called one by one beside it, compiled or not; keys and values are in full precision.
     """
@@ -144,9 +145,15 @@ class TokenPath(PictureWidget):
         maps, off = weights[self.layer], frozenset(self.heads_off)
         head = 0 if maps is None else min(self.head, len(maps) - 1)
         grid, height = draw_head_grid(weights, (self.layer, head), off, width)
-        large, more = ("", 0.0) if maps is None else draw_large_head(
-            maps[head], data.tokens, f"Layer {self.layer}, head {head}", height + 10, width)  # fmt: skip
-        return draw_page(svg.document(width, height + more + 14, grid, large, title="attention of all heads"))
+        large, more, x, y = "", 0.0, 0.0, height + 10
+        if maps is not None:
+            used = grid_width(weights, width)
+            beside = width - used >= MIN_LARGE_WIDTH
+            x, y = (used, 0.0) if beside else (0.0, y)
+            name = f"Layer {self.layer}, head {head}"
+            large, more = draw_large_head(maps[head], data.tokens, name, y, width - x)
+        body = grid + svg.group(large, transform=f"translate({x:g},0)")
+        return draw_page(svg.document(width, max(height, y + more) + 14, body, title="attention of all heads"))
 
     def _ablation(self, width: float) -> str:
         heads, layers = frozenset(self.heads_off), frozenset(self.layers_off)
@@ -171,35 +178,32 @@ class TokenPath(PictureWidget):
     def _picked(self, key: str) -> None:
         if not key:
             return
-        kind, numbers = key[0], key[1:].split(".")
-        if kind == "s":
+        if key[0] == "s":
             self.step = [step.key for step in self.data.steps].index(key)
-        elif kind in "tbnhy":
-            first, second = int(numbers[0]), int(numbers[-1])
+        else:
+            numbers = [int(each) for each in key[1:].split(".")]
             with self.hold_trait_notifications():
-                {"t": self._pick_token, "b": self._pick_number, "n": lambda a, _: self.set_trait("column", a),
-                 "h": lambda a, _: self.set_trait("head", a), "y": self._pick_layer_switch}[kind](first, second)  # fmt: skip
-        elif kind in "lmo":
-            self._pick_pair(kind, int(numbers[0]), int(numbers[1]))
+                self._pick(key[0], numbers[0], numbers[-1])
         self.shown.picked = ""  # the same may be picked again
 
-    def _pick_token(self, position: int, _: int) -> None:
-        self.position, self.column = position, -1
-
-    def _pick_number(self, position: int, column: int) -> None:
-        self.position, self.column = position, column
-
-    def _pick_layer_switch(self, layer: int, _: int) -> None:
-        self.layers_off = tuple(sorted({layer} ^ set(self.layers_off)))
-
-    def _pick_pair(self, kind: str, layer: int, other: int) -> None:
-        with self.hold_trait_notifications():
-            if kind == "l":
-                self.lens_layer, self.position = layer, other
-            elif kind == "m":
-                self.layer, self.head = layer, other
-            else:
-                self.heads_off = tuple(sorted({(layer, other)} ^ set(self.heads_off)))
+    def _pick(self, kind: str, first: int, second: int) -> None:
+        """Change what a mark of the picture stands for: its kind, and one number or two."""
+        if kind == "t":
+            self.position, self.column = first, -1
+        elif kind == "b":
+            self.position, self.column = first, second
+        elif kind == "n":
+            self.column = first
+        elif kind == "h":
+            self.head = first
+        elif kind == "l":
+            self.lens_layer, self.position = first, second
+        elif kind == "m":
+            self.layer, self.head = first, second
+        elif kind == "y":
+            self.layers_off = tuple(sorted({first} ^ set(self.layers_off)))
+        elif kind == "o":
+            self.heads_off = tuple(sorted({(first, second)} ^ set(self.heads_off)))
 
     @traitlets.validate("position", "layer", "step", "lens_layer", "head")
     def _in_range(self, proposal: Any) -> int:
