@@ -27,8 +27,8 @@ from workbench.sampling.samplers import uniform
 
 @dataclass(frozen=True)
 class Ablation:
-    """Heads and layers that are off: `heads` as (layer, head), whose result is zero, and `layers`, which add nothing to the
-    residual stream. A layer that is off still writes its keys and values, which other layers may read."""
+    """Heads and layers that are off: `heads` as (layer, head), whose result is zero, and `layers`, which add nothing to
+    the residual stream. A layer that is off still writes its keys and values, which other layers may read."""
 
     heads: frozenset[tuple[int, int]] = frozenset()
     layers: frozenset[int] = frozenset()

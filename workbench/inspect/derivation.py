@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Product:
+class DerivationTerm:
     """One product: its factors in the order of `Derivation.factors`."""
 
     name: str
@@ -26,13 +26,13 @@ class Derivation:
     formula: str
     value: float
     factors: tuple[str, ...] = ()
-    terms: tuple[Product, ...] = ()
+    terms: tuple[DerivationTerm, ...] = ()
     note: str = ""
 
     @property
     def total(self) -> float:
         return math.fsum(term.product for term in self.terms)
 
-    def largest(self, count: int) -> tuple[Product, ...]:
+    def largest(self, count: int) -> tuple[DerivationTerm, ...]:
         """Return the terms that weigh most, the largest first."""
         return tuple(sorted(self.terms, key=lambda term: -abs(term.product))[:count])

@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from workbench.inspect.derivation import Derivation, Product
+from workbench.inspect.derivation import Derivation, DerivationTerm
 from workbench.inspect.forward_pass import BY_HEAD, ForwardPass, Stage
 from workbench.model.feedforward import GatedMLP, PlainMLP
 from workbench.model.layers import Attention, ParallelBlock, TransformerBlock
@@ -42,10 +42,12 @@ class _Terms:
         formula = f"column {self.column} of row {token} of the embedding"
         if spec.embedding_norm:
             return Derivation(formula, self.value, note="normed as a whole row after that")
-        terms = [Product("table", (value, spec.embedding_scale))]
+        terms = [DerivationTerm("table", (value, spec.embedding_scale))]
         if self.model.positions is not None:
             place = self.row + (spec.learned_positions or 0)
-            terms.append(Product(f"position {self.row}", (float(self.model.positions.weight[place, self.column]), 1.0)))
+            terms.append(
+                DerivationTerm(f"position {self.row}", (float(self.model.positions.weight[place, self.column]), 1.0))
+            )
         return Derivation(formula, self.value, ("value", "scale"), tuple(terms))
 
     def of_attention_norm(self) -> Derivation:
@@ -81,7 +83,9 @@ class _Terms:
         spec = attention.spec
         place = (spec.num_heads + spec.num_kv_heads) * spec.head_dim + self.column
         value = float(self._at("projected")[self.row, place])
-        return Derivation(f"column {place} of the projection", self.value, ("value",), (Product("value", (value,)),))
+        return Derivation(
+            f"column {place} of the projection", self.value, ("value",), (DerivationTerm("value", (value,)),)
+        )
 
     def of_scores(self) -> Derivation:
         if math.isnan(self.value):
@@ -113,7 +117,7 @@ class _Terms:
         total = float((scores[seen] - best).exp().sum())
         above = math.exp(float(scores[self.column]) - best)
         return Derivation(formula, self.value, ("exp(score − largest)", "1 / sum"),
-                          (Product(f"key {self.column}", (above, 1 / total)),))  # fmt: skip
+                          (DerivationTerm(f"key {self.column}", (above, 1 / total)),))  # fmt: skip
 
     def _bends_scores(self) -> bool:
         """Return whether something changes the scores before their softmax."""
@@ -160,7 +164,7 @@ class _Terms:
         gated, factor = float(gate[self.column]), float(up[self.column])
         active = self.value / factor if factor else 0.0
         return Derivation(f"{formula}; the gate is {gated:.4g}", self.value, (f"{kind}(gate)", "up"),
-                          (Product(f"column {self.column}", (active, factor)),))  # fmt: skip
+                          (DerivationTerm(f"column {self.column}", (active, factor)),))  # fmt: skip
 
     def of_activated(self) -> Derivation:
         up = float(self._at("up")[self.row, self.column])
@@ -191,7 +195,7 @@ class _Terms:
         factors = (x, row) if scale == 1 else (x, row, torch.full_like(row, scale))
         terms = _terms("column", *factors)
         if bias is not None:
-            terms += (Product("bias", (float(bias[self.column]), scale)),)
+            terms += (DerivationTerm("bias", (float(bias[self.column]), scale)),)
         note = f"then capped at {self.spec.final_logit_softcapping:g}" if self.spec.final_logit_softcapping else ""
         return Derivation(formula, self.value, ("normed", "weight", "scale")[: len(factors)], terms, note)
 
@@ -230,34 +234,35 @@ class _Terms:
         return float(self.block.attention.scale)
 
     def _normed(self, norm: nn.Module, x: Tensor) -> Derivation:
-        row = x[self.row].double()
+        row, name = x[self.row].double(), f"column {self.column}"
+        value = float(row[self.column])
         if isinstance(norm, ResidualScale):
-            return Derivation("times a fixed number", self.value, ("value", "factor"),
-                              (Product(f"column {self.column}", (float(row[self.column]), norm.factor)),))  # fmt: skip
+            terms = (DerivationTerm(name, (value, norm.factor)),)
+            return Derivation("times a fixed number", self.value, ("value", "factor"), terms)
         if isinstance(norm, RMSNorm):
             size = float((row.square().mean() + norm.eps).rsqrt())
-            factors = float(row[self.column]), size, float(norm.multiplier[self.column])
-            return Derivation("value over the root mean square of its row, times a weight", self.value,
-                              ("value", "1 / rms", "weight"), (Product(f"column {self.column}", factors),))  # fmt: skip
+            terms = (DerivationTerm(name, (value, size, float(norm.multiplier[self.column]))),)
+            formula = "value over the root mean square of its row, times a weight"
+            return Derivation(formula, self.value, ("value", "1 / rms", "weight"), terms)
         layer_norm = cast(LayerNorm, norm)
         weight = 1.0 if layer_norm.weight is None else float(layer_norm.weight[self.column]) + layer_norm.offset
         size = float((row.var(unbiased=False) + layer_norm.eps).rsqrt())
-        terms = [Product(f"column {self.column}", (float(row[self.column] - row.mean()), size, weight))]
+        terms = (DerivationTerm(name, (value - float(row.mean()), size, weight)),)
         if layer_norm.bias is not None:
-            terms.append(Product("bias", (float(layer_norm.bias[self.column]), 1.0, 1.0)))
-        return Derivation("distance from the row's mean over its standard deviation, times a weight", self.value,
-                          ("value − mean", "1 / deviation", "weight"), tuple(terms))  # fmt: skip
+            terms += (DerivationTerm("bias", (float(layer_norm.bias[self.column]), 1.0, 1.0)),)
+        formula = "distance from the row's mean over its standard deviation, times a weight"
+        return Derivation(formula, self.value, ("value − mean", "1 / deviation", "weight"), terms)
 
     def _product(self, matrix: Linear, x: Tensor, name: str) -> Derivation:
         terms = _terms("column", x, _row(matrix, self.column))
         if matrix.bias is not None:
-            terms += (Product("bias", (float(matrix.bias[self.column]), 1.0)),)
+            terms += (DerivationTerm("bias", (float(matrix.bias[self.column]), 1.0)),)
         note = "the row is rounded to INT8 first" if matrix.activations == "int8" else ""
         formula = f"dot product of the row before it with row {self.column} of the matrix"
         return Derivation(formula, self.value, (name, "weight"), terms, note)
 
     def _sum(self, *parts: tuple[str, Tensor]) -> Derivation:
-        terms = tuple(Product(name, (float(values[self.row, self.column]),)) for name, values in parts)
+        terms = tuple(DerivationTerm(name, (float(values[self.row, self.column]),)) for name, values in parts)
         return Derivation(" + ".join(name for name, _ in parts), self.value, ("value",), terms)
 
     def _rotated(self, first_head: int) -> Derivation:
@@ -268,13 +273,15 @@ class _Terms:
         head, dim = divmod(self.column, spec.head_dim)
         row = self._at("projected")[self.row, (first_head + head) * spec.head_dim :][: spec.head_dim]
         if rotary_of_layer(self.spec, spec) is None:
-            return Derivation("not rotated", self.value, ("value",), (Product(f"dim {dim}", (float(row[dim]),)),))
+            return Derivation(
+                "not rotated", self.value, ("value",), (DerivationTerm(f"dim {dim}", (float(row[dim]),)),)
+            )
         cos, sin = self._angles()
         half = spec.head_dim // 2
         pair, other, sign = dim % half, (dim + half) % spec.head_dim, -1.0 if dim < half else 1.0
         terms = (
-            Product(f"dim {dim}", (float(row[dim]), float(cos[pair]))),
-            Product(f"dim {other}", (float(row[other]), sign * float(sin[pair]))),
+            DerivationTerm(f"dim {dim}", (float(row[dim]), float(cos[pair]))),
+            DerivationTerm(f"dim {other}", (float(row[other]), sign * float(sin[pair]))),
         )
         formula = f"head {head}: a pair of columns, rotated by the angle of position {self.row}"
         return Derivation(formula, self.value, ("value", "cos or ±sin"), terms)
@@ -292,6 +299,6 @@ def _row(matrix: Linear, column: int) -> Tensor:
     return matrix.lookup_rows(slice(column, column + 1), torch.float32)[0]
 
 
-def _terms(name: str, *factors: Tensor) -> tuple[Product, ...]:
+def _terms(name: str, *factors: Tensor) -> tuple[DerivationTerm, ...]:
     columns: Sequence[Sequence[float]] = [each.double().tolist() for each in factors]
-    return tuple(Product(f"{name} {n}", values) for n, values in enumerate(zip(*columns, strict=True)))
+    return tuple(DerivationTerm(f"{name} {n}", values) for n, values in enumerate(zip(*columns, strict=True)))

@@ -79,10 +79,11 @@ class TensorStrip:
                                   font_weight="bold" if chosen else None, class_="mono"))  # fmt: skip
             for number, begin in enumerate(starts):
                 cell = self.values[row, begin : begin + self.columns_per_bin]
+                place = self._place(cell)
                 here = chosen and begin == self.bin.start
                 parts.append(svg.rect(
-                    LEFT + wide * number, y, max(wide - 0.5, 0.5), ROW - 1, **shade(float(cell[self._place(cell)]), largest),
-                    key=f"b{row}.{begin + self._place(cell)}", tabindex=0 if here else -1, role="button",
+                    LEFT + wide * number, y, max(wide - 0.5, 0.5), ROW - 1, **shade(float(cell[place]), largest),
+                    key=f"b{row}.{begin + place}", tabindex=0 if here else -1, role="button",
                     tip=self._tip(row, begin, cell), data_row="" if not number else None,
                 ))  # fmt: skip
         line = self.position - self.rows.start

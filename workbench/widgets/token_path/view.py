@@ -218,11 +218,20 @@ class TokenPath(PictureWidget):
             raise WorkbenchError(f"TokenPath: {name} {value}: there are 0 to {limit - 1}")
         return value
 
+    @traitlets.validate("heads_off", "layers_off")
+    def _off_in_model(self, proposal: Any) -> Any:
+        from workbench.inspect.ablation import Ablation
+
+        name, value = proposal["trait"].name, proposal["value"]
+        if hasattr(self, "_found"):
+            Ablation(**{name.removesuffix("_off"): frozenset(value)}).check(self._found.model)
+        return value
+
 
 def _request(runner: Runner, live: Any, prompt: str | Sequence[int], sampling: dict[str, Any]) -> Request:
     """Make the request whose prompt is followed."""
     (made,) = runner.make_requests([prompt if isinstance(prompt, str) else ""], sampling)
-    ids = made.prompt_ids if isinstance(prompt, str) else tuple(map(int, prompt))
-    if made.invalid_reason or not ids:
-        raise WorkbenchError(f"TokenPath: {made.invalid_reason or 'the prompt is empty: give text or ids'}")
+    ids, problem = (made.prompt_ids, made.invalid_reason) if isinstance(prompt, str) else (tuple(map(int, prompt)), "")
+    if problem or not ids:
+        raise WorkbenchError(f"TokenPath: {problem or 'the prompt is empty: give text or ids'}")
     return Request(live.new_request_id("token-path"), ids, made.sampling)
