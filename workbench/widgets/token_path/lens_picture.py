@@ -38,7 +38,7 @@ def draw_lens(
         parts.append(svg.group(
             svg.rect(x, y, wide - 3, ROW - 3, rx=2, class_="c0", fill_opacity=round(0.06 + 0.5 * cell.probability, 3)),
             svg.text(x + 5, y + 12, truncate_to_width(cell.text, wide - 10), class_="mono", font_size=11),
-            svg.text(x + 5, y + 23, format_percent(cell.probability), font_size=9.5, class_="faint"),
+            svg.text(x + 5, y + 23, format_percent(cell.probability), font_size=11, class_="faint"),
             svg.rect(x, y, wide - 3, ROW - 3, rx=2, fill="none", stroke="currentColor",
                      stroke_width=2.5 if here else 0) if here else "",
             key=f"l{cell.layer}.{cell.position}", tabindex=0 if here else -1, role="button",

@@ -62,8 +62,8 @@ def _cell(step: PathStep, place: int, current: int, x: float, y: float, wide: fl
         svg.rect(x, y, wide * max(0.0, min(1.0, share)), high, class_=colour,
                  fill_opacity=0.55 if done or here else 0.22),
     ]  # fmt: skip
-    if fit_letters(label, wide, 10):
-        inner.append(svg.text(x + wide / 2, y + 11.5, label, text_anchor="middle", font_size=10))
+    if fit_letters(label, wide):
+        inner.append(svg.text(x + wide / 2, y + 11.5, label, text_anchor="middle", font_size=11))
     if here:
         inner.append(svg.rect(x - 1, y - 1, wide + 2, high + 2, fill="none", stroke="currentColor", stroke_width=2.5))
     return svg.group(*inner, key=step.key, tabindex=0 if here else -1, role="button", tip=tip, aria_label=tip,

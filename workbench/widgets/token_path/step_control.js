@@ -30,8 +30,8 @@ function render({ model, el }) {
     show();
   };
   const by = (count) => () => (stop(), go(model.get("step") + count));
-  const first = button("⏮", "first step", () => (stop(), go(0)));
-  const back = button("◀", "step back", by(-1));
+  const first = button("«", "first step", () => (stop(), go(0)));
+  const back = button("‹", "step back", by(-1));
   const play = button("▶ play", "play", () => {
     if (timer) return stop();
     if (model.get("step") >= last()) go(0);
@@ -43,8 +43,8 @@ function render({ model, el }) {
     }, PAUSE_MS);
     show();
   });
-  const next = button("▶", "next step", by(1));
-  const end = button("⏭", "last step", () => (stop(), go(last())));
+  const next = button("›", "next step", by(1));
+  const end = button("»", "last step", () => (stop(), go(last())));
   const slider = document.createElement("input");
   slider.type = "range";
   slider.min = 0;

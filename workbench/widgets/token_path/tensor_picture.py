@@ -13,7 +13,7 @@ from workbench import svg
 from workbench.svg import CHARACTER_WIDTH, truncate_to_width
 
 ROW, LEFT = 20, 120
-MAX_ROWS, MAX_BINS, MIN_BIN_WIDTH, NUMBER_WIDTH = 14, 64, 9, 64
+MAX_ROWS, MAX_BINS, MIN_BIN_WIDTH, NUMBER_WIDTH = 14, 64, 9, 78
 
 
 def format_number(value: float) -> str:
@@ -110,7 +110,7 @@ class TensorStrip:
             parts.append(svg.group(
                 svg.rect(x, top, NUMBER_WIDTH - 4, 32, rx=3, fill="transparent", stroke="currentColor",
                          stroke_opacity=1 if chosen else 0.3, stroke_width=2 if chosen else 1),
-                svg.text(x + 4, top + 12, name, font_size=10, class_="faint"),
+                svg.text(x + 4, top + 12, name, font_size=11, class_="faint"),
                 svg.text(x + 4, top + 26, format_number(value), font_weight="bold" if chosen else None),
                 key=f"n{column}", tabindex=0 if chosen else -1, role="button",
                 tip=f"{self._name(column)}: {value:.6g}", aria_label=f"{self._name(column)}: {value:.4g}",
