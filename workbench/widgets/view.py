@@ -6,6 +6,8 @@ a picture that gets longer at its end only new pieces are sent to the browser.
 
 from __future__ import annotations
 
+import base64
+import re
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +22,7 @@ import traitlets
 from workbench.widgets.throttle import Throttle
 
 HERE = Path(__file__).parent
+_TITLE = re.compile(r"<title>(.*?)</title>", re.DOTALL)
 _SHOWN_BY_CELL: dict[str, tuple[str, list[PictureWidget]]] = {}  # by cell: which of its runs, and what that has shown
 
 
@@ -86,10 +89,8 @@ class PictureWidget(ipywidgets.VBox):
         super().close()
 
     def _bundle(self) -> dict[str, Any]:
-        picture = self.picture()
-        kind = "image/svg+xml" if picture.startswith("<svg") else "text/html"
         live: Any = super()._repr_mimebundle_()
-        return {**live, kind: picture}
+        return {**live, **saved_picture(self.picture())}
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
         return self._bundle()
@@ -101,6 +102,16 @@ class PictureWidget(ipywidgets.VBox):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
+
+
+def saved_picture(picture: str) -> dict[str, str]:
+    """Return a picture as a notebook keeps it, by MIME type. JupyterLab draws no SVG of a notebook that it does not
+    trust, but an image in HTML."""
+    if not picture.startswith("<svg"):
+        return {"text/html": picture}
+    code, title = base64.b64encode(picture.encode("utf-8", "replace")).decode(), _TITLE.search(picture)
+    image = f'<img src="data:image/svg+xml;base64,{code}" alt="{title[1] if title else ""}">'
+    return {"image/svg+xml": picture, "text/html": image}
 
 
 def _close(widget: Any) -> None:
