@@ -1,4 +1,4 @@
-"""What the last position of each context sees, as backend inductor asks it once for a step's layers."""
+"""The keys that the last position of each context sees, which backend inductor asks for once in a step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a picture says of style and ids holds in it alone, though a page has one space of both for all pictures."""
+"""A picture's style and ids hold in it alone, though a page has one space of both for all pictures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from workbench import svg
 from workbench.widgets.view import saved_picture
 
-RULES = st.lists(st.sampled_from([".wb-pic .s{font-size:9px}", ".wb-pic .s{font-size:17px}", ".wb-pic th{top:0}"]), max_size=3)
+TEXTS = (".wb-pic .s{font-size:9px}", ".wb-pic .s{font-size:17px}", ".wb-pic th{top:0}")
+RULES = st.lists(st.sampled_from(TEXTS), max_size=3)
 PATTERN = '<defs><pattern id="wb-fell" width="5" height="5"/></defs>'
 
 
@@ -21,7 +22,7 @@ def styled(rules: list[str], text: str, nested: bool = False) -> str:
 
 
 @given(RULES, RULES, st.text("abc", max_size=3), st.booleans())
-def test_a_rule_reaches_no_picture_with_other_rules(first: list[str], second: list[str], text: str, nested: bool) -> None:
+def test_a_rule_reaches_no_other_picture(first: list[str], second: list[str], text: str, nested: bool) -> None:
     one, other = styled(first, text, nested), styled(second, text)
     scopes = [set(re.findall(r"\.wb-pic\.(st-\w+)", picture)) for picture in (one, other)]
     classes = [set(re.findall(r'class="wb-pic (st-\w+)"', picture)) for picture in (one, other)]

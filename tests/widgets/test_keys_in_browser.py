@@ -17,13 +17,13 @@ from workbench.widgets.view import PictureWidget
 class Controls(PictureWidget):
     def __init__(self):
         super().__init__()
-        self.chooser = ipywidgets.Dropdown(options=["all", "down", "x-ray", "zed"])
+        self.options = ipywidgets.Dropdown(options=["all", "down", "x-ray", "zed"])
         self.choices = ipywidgets.ToggleButtons(options=["left", "right"])
         self.list = ipywidgets.Select(options=["one", "two", "three"])
         self.slider = ipywidgets.IntSlider(value=5)
         self.box = ipywidgets.Checkbox(description="a box")
         self.button = ipywidgets.Button(description="a button")
-        self.show(self.chooser, self.choices, self.list, self.slider, self.box, self.button)
+        self.show(self.options, self.choices, self.list, self.slider, self.box, self.button)
 
     def picture(self):
         cells = [svg.rect(20 * n, 2, 16, 16, key=f"c{n}", tip=f"cell {n}") for n in range(3)]
@@ -37,13 +37,14 @@ after = 1
 last = 2
 """
 KINDS = {
-    "chooser": "select:not([size])", "toggle": ".widget-toggle-buttons button", "list": "select[size]",
+    "dropdown": "select:not([size])", "toggle": ".widget-toggle-buttons button", "list": "select[size]",
     "slider": ".noUi-handle", "checkbox": "input[type=checkbox]", "button": "button:text('a button')",
     "picture's cell": "rect[data-key]",
 }  # fmt: skip
 # Of every shortcut that is one key after another without a modifier, and works in a notebook: its keys.
 BOUND = """() => [...new Set(jupyterapp.commands.keyBindings
-    .filter(each => each.keys.every(key => !/Ctrl|Cmd|Accel|Alt|Shift/.test(key)) && /jp-Notebook|body/.test(each.selector))
+    .filter(each => each.keys.every(key => !/Ctrl|Cmd|Accel|Alt|Shift/.test(key)))
+    .filter(each => /jp-Notebook|body/.test(each.selector))
     .map(each => each.keys.join("|")))]"""
 STATE = """() => ({cells: bench.panel.content.widgets.map(each => each.model.type + each.model.sharedModel.getSource()),
     active: bench.panel.content.activeCellIndex})"""

@@ -1,4 +1,4 @@
-"""What is left of a widget in a notebook that was saved, closed and opened again."""
+"""A notebook that was saved, closed and opened again shows its widgets' pictures."""
 
 from __future__ import annotations
 
@@ -55,10 +55,15 @@ def test_a_reopened_notebook_shows_what_was_saved(saved: Path, lab: LabSession) 
     assert page.errors() == [] and page.evaluate("'runner' in globals()") == "False"
     assert len(pictures(page)) >= 2 and "characters a token" in pictures(page)[0]
     assert page.widget("wb-tokenview").count() == 0
-    page.shut_down()
-    assert len(pictures(page)) >= 2 and "Error" not in page.root.inner_text()
     page.run_all()
     assert page.errors() == [] and page.widget("wb-tokenview").is_visible()
+
+
+def test_without_any_kernel(saved: Path, lab: LabSession) -> None:
+    page = lab.open("reopened.ipynb")
+    page.settle()
+    page.shut_down()
+    assert len(pictures(page)) >= 2 and "Error" not in page.root.inner_text()
 
 
 def test_a_view_that_its_kernel_still_has_comes_back_alive(lab: LabSession) -> None:

@@ -38,8 +38,8 @@ SETTINGS = {
 
 
 def jupyter_environment(environment: dict[str, str], data: Path) -> dict[str, str]:
-    """`environment` with the workbench's defaults and extension for JupyterLab, this interpreter's kernel and this source
-    first.
+    """`environment` with the workbench's defaults and extension for JupyterLab, this interpreter's kernel and this
+    source first.
 
     The kernel is written into `data`. The one that comes with ipykernel says `python`, which jupytext does not take for
     this interpreter: a percent file that names no kernel would then open with a question.

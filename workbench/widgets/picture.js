@@ -27,7 +27,21 @@ function render({ model, el }) {
     model.save_changes();
   };
 
+  // How wide it may be drawn, once it is known and when it has been another for a moment.
+  let waiting;
+  const sizes = new ResizeObserver(([{ contentRect }]) => {
+    clearTimeout(waiting);
+    waiting = setTimeout(() => {
+      const room = Math.round(contentRect.width);
+      if (!room || Math.abs(room - model.get("room")) < 8) return; // a scrollbar comes and goes
+      model.set("room", room);
+      model.save_changes();
+    }, 150);
+  });
+  sizes.observe(el);
+
   const leave = () => {
+    sizes.disconnect();
     model.off("change:content", draw);
     model.off("msg:custom", grow);
     tip.remove();

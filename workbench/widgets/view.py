@@ -22,6 +22,7 @@ import traitlets
 from workbench.widgets.throttle import Throttle
 
 HERE = Path(__file__).parent
+DEFAULT_WIDTH, MIN_WIDTH, MAX_WIDTH = 960, 560, 1600  # pixels of a picture that is drawn for the room there is
 _TITLE = re.compile(r"<title>(.*?)</title>", re.DOTALL)
 _SHOWN_BY_CELL: dict[str, tuple[str, list[PictureWidget]]] = {}  # by cell: which of its runs, and what that has shown
 
@@ -36,6 +37,7 @@ class MarkupWidget(anywidget.AnyWidget):
     name = traitlets.Unicode().tag(sync=True)  # by which the browser knows it again
     folds = traitlets.Unicode().tag(sync=True)  # by which the browser knows what of it was unfolded
     typing = traitlets.Bool(False).tag(sync=True)  # whether the keyboard is in a field or a slider of this widget
+    room = traitlets.Int(0).tag(sync=True)  # pixels of width that the browser has for it; 0 before it is shown
 
 
 class PictureWidget(ipywidgets.VBox):
@@ -44,7 +46,11 @@ class PictureWidget(ipywidgets.VBox):
     A subclass says what it looks like in `picture`, calls `watch` with the traits that change it, and puts its
     controls above with `show`. While work goes on in another thread `throttle.mark()` has it redrawn soon; `keep` makes
     the saved notebook's picture the present one.
+
+    A picture that is drawn for the `width` there is, in pixels, watches that too; others shrink to it.
     """
+
+    width = traitlets.Int(DEFAULT_WIDTH)
 
     def __init__(self, **traits: Any):
         super().__init__(**traits)
@@ -52,12 +58,17 @@ class PictureWidget(ipywidgets.VBox):
         self.throttle = Throttle(self.redraw)
         self._display_id, self._displayed, self._keep_pending = uuid4().hex, False, False
         self.shown.observe(lambda _: self.keep() if self._keep_pending else None, "typing")
+        self.shown.observe(self._fit, "room")
         self.add_class("wb")
         self.add_class(f"wb-{type(self).__name__.lower()}")
 
     def picture(self) -> str:
         """SVG or HTML (from `svg.document` or `svg.html`) of the present state; has no effect and names no file."""
         raise NotImplementedError
+
+    def _fit(self, change: Any) -> None:
+        if change["new"]:
+            self.width = min(max(change["new"], MIN_WIDTH), MAX_WIDTH)
 
     def redraw(self) -> None:
         self.shown.content = self.picture()
