@@ -12,6 +12,7 @@ from workbench.widgets.playground.data import RunnerCache
 
 DEFAULT_PROMPT = "def fibonacci(n):\n"
 QUESTION = "What does this model make of this prompt?"
+READABLE_TEMPERATURE = 0.7  # at 1 a small model's text soon falls apart
 # The prompt has a control of its own; the others are for runs of many, or for verdicts on them.
 EXCLUDED_SETTINGS = frozenset({"question", "workload", "measure", "variants", "sweep", "judge", "executor:simulated"})
 SCRIPT_TEMPLATE = """\
@@ -61,6 +62,7 @@ def _experiment(given: Any, runners: RunnerCache) -> Any:
     plain: dict[str, Any] = {
         "question": QUESTION,
         "backend": "eager",
+        "sampling": {"temperature": READABLE_TEMPERATURE},
         "workload": single_prompt_workload(DEFAULT_PROMPT),
     }
     if given is None:
@@ -68,7 +70,7 @@ def _experiment(given: Any, runners: RunnerCache) -> Any:
     if isinstance(given, Runner):
         found = experiment_of_runner(given, QUESTION, plain["workload"])
         runners.put(found, given)
-        return found
+        return found.with_(f"sampling.temperature={READABLE_TEMPERATURE}")
     if isinstance(given, Experiment):
         return given
     if isinstance(given, str | Path) and Path(given).suffix in (".yaml", ".yml"):
