@@ -69,6 +69,7 @@ def test_press_run_and_stop_and_take_it_away(lab: LabSession, tmp_path: Path) ->
     yaml = page.tab.evaluate("navigator.clipboard.readText()")
     assert Experiment.from_yaml(yaml).sampling.max_tokens == 900 and repr(yaml) == page.evaluate("play.last.to_yaml()")
 
+    play.get_by_label("temperature", exact=True).fill("1")
     play.get_by_label("beams", exact=True).fill("2")
     stops = play.get_by_label("stop", exact=True).and_(page.tab.locator("input"))
     stops.fill("x")
@@ -97,9 +98,9 @@ play
 a, b, c = 1, 2, 3
 """
 WHERE = """() => {
-  const scrolls = [...document.querySelectorAll("*")].filter((each) => each.scrollTop > 0 && !each.closest(".wb-playground"));
+  const outside = [...document.querySelectorAll("*")].filter((each) => !each.closest(".wb-playground"));
   const settings = document.querySelector(".wb-playground .widget-toggle-buttons");
-  return [scrolls.map((each) => each.scrollTop), settings.getBoundingClientRect().top];
+  return [outside.map((each) => each.scrollTop).filter((top) => top > 0), settings.getBoundingClientRect().top];
 }"""
 
 
@@ -112,6 +113,7 @@ def test_the_page_and_the_settings_stay_where_they_are_while_text_comes(lab: Lab
     play.get_by_label("max_tokens", exact=True).fill("200")
     play.get_by_label("ignore_eos", exact=True).check()
     page.settle()
+    play.get_by_role("button", name="Run").evaluate("each => each.scrollIntoView({block: 'start'})")
     play.get_by_role("button", name="Run").click()
     places = [page.tab.evaluate(WHERE)]
     page.tab.wait_for_function(GROWN, arg=8)
