@@ -197,6 +197,18 @@ def test_a_given_experiment_keeps_its_seed_and_temperature() -> None:
     play.close()
 
 
+def test_the_first_prompt_shows_what_a_quantized_cache_saves(demo: Runner) -> None:
+    found = {}
+    for format in ("dense", "int8", "int4"):
+        play = Playground(demo)
+        play.settings.write({"cache": {"format": format}, "sampling": {"max_tokens": 4}})
+        play.run()
+        assert play.wait() and not play._alert.value
+        found[format] = play.played.kv_bytes, play.played.kv_peak
+        play.close()
+    assert found["dense"] > found["int8"] > found["int4"] and found["int8"][1] < found["dense"][1]
+
+
 def test_closing_leaves_no_widget_behind(demo: Runner) -> None:
     before = live_widgets()
     play = Playground(demo, PROMPT)

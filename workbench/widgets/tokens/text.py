@@ -17,7 +17,7 @@ NUM_PROBABILITY_CLASSES = 10
 UNDERLINE_PIXELS = [
     (NUM_PROBABILITY_CLASSES - 1 - n) * 4 // NUM_PROBABILITY_CLASSES for n in range(NUM_PROBABILITY_CLASSES)
 ]  # pixels under a token: the less probable, the more
-MAX_TINT = 0.24  # opacity behind the least probable tokens: text of either theme is as easy to read on it
+MAX_TINT = 0.16  # opacity behind the least probable tokens: text of either theme is as easy to read on it
 GENERATED_STYLE = (
     ".wb-pic pre.wb-tokens{white-space:pre-wrap;overflow-wrap:anywhere;word-break:normal;max-height:26em;overflow:auto;"
     "font:13px var(--jp-code-font-family,ui-monospace,monospace);line-height:2.2;padding:4px;margin:0;border:0;"
