@@ -205,7 +205,7 @@ def test_controls_and_bars_set_the_state() -> None:
     labels["batch"].value = 2.0**2.25
     assert (view.context, view.cache, view.batch) == (4096, "int4", 5)
     view.batch = 7
-    assert view.batch == 7 and labels["batch"].value == 7
+    assert view.batch == 7 and labels["batch"].value == 2.0**2.75  # its nearest stop
     view.shown.picked = "fp8"
     assert view.cache == labels["cache"].value == "fp8"
     labels["model"].value = "shape:tiny"

@@ -225,7 +225,9 @@ def test_tables_give_the_bars_that_the_events_give(recorder: Recorder) -> None:
     tables = kept.requests(), kept.tokens(), kept.steps()
     read = Recorder()
     read.events = events_of_tables(*tables)
-    assert (read.requests(), read.tokens(), read.steps()) == tables
+    for row in (*tables[0], *(found := read.requests())):
+        row.pop("output_text")  # a token's own text is in no table
+    assert (found, read.tokens(), read.steps()) == tables
 
 
 def test_a_comparison_of_variants_is_shown_from_its_tables(tmp_path: Path) -> None:

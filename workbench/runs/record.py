@@ -169,7 +169,6 @@ class Record(Displayable):
         for key in ("ttft_s", "tpot_s", "itl_s", "e2el_s"):
             spread = self.summary.get(key)
             if isinstance(spread, dict) and spread.get("p50") is not None:
-                out[f"{key} p50 / p90 / p99"] = " / ".join(
-                    format_measure(key, spread[p]) for p in ("p50", "p90", "p99")
-                )
+                shown = (format_measure(key, spread[p]) for p in ("p50", "p90", "p99"))
+                out[f"{key} p50 / p90 / p99"] = " / ".join(shown)
         return out

@@ -14,6 +14,7 @@ FINISHED_FIELDS = (
     "output_text", "prompt_tokens", "cached_tokens", "computed_tokens", "restored_tokens", "written_tokens",
     "shared_pages",
 )  # fmt: skip
+ORDER = (Submitted, Scheduled, Decoded, Finished, Stepped)  # of events at one time
 TOKEN_FIELDS = ("index", "token_id", "logprob", "step", "sample")
 
 
@@ -24,7 +25,7 @@ def events_of_tables(requests: Iterable[Row], tokens: Iterable[Row], steps: Iter
     request's name. What the tables do not hold is missing: chunks of a prefill, preemptions, reasons.
     """
     made = [*_of_requests(requests), *_of_tokens(tokens), *_of_steps(steps)]
-    return sorted(made, key=lambda event: event.time)
+    return sorted(made, key=lambda event: (event.time, ORDER.index(type(event))))
 
 
 def _name(row: Row) -> str:

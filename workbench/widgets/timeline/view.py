@@ -185,13 +185,12 @@ class Timeline(PictureWidget):
 
 def _tracks_of_record(record: Record) -> Tracks:
     """Return a run's tracks from its trace, or where a comparison of variants kept none from its tables."""
-    if "trace.json" in record.manifest:
+    if (record.path / "trace.json").is_file():
         return read_trace(record.read_json("trace.json"))
-    if not all(f"{name}.parquet" in record.manifest for name in RUN_TABLES):
-        held = ", ".join(sorted(record.manifest)) or "nothing"
+    if not all((record.path / f"{name}.parquet").is_file() for name in RUN_TABLES):
         raise WorkbenchError(
-            f"run {record.path}: holds neither trace.json nor the tables {', '.join(RUN_TABLES)}, so nothing has a time "
-            f"(it holds {held}); look at it with widgets.Compare, or record with workload: prompts, random or traffic"
+            f"run {record.path}: holds neither trace.json nor the tables {', '.join(RUN_TABLES)}, so nothing has a "
+            "time; see widgets.Compare, or record with workload: prompts, random or traffic"
         )
     tables = (record.read_table(f"{name}.parquet").to_pylist() for name in RUN_TABLES)
     tracks = Tracks()
