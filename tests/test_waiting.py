@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -144,7 +143,6 @@ def test_an_interrupted_wait_ends_and_cells_behind_it_are_dropped_as_ever(client
 
 def test_outside_a_notebook_it_is_the_wait_itself() -> None:
     done = threading.Event()
-    begin = time.monotonic()
-    assert not wait_and_serve(done.wait, 0.01) and time.monotonic() - begin >= 0.01
+    assert not wait_and_serve(done.wait, 0.01)
     threading.Timer(0.01, done.set).start()
     assert wait_and_serve(done.wait)

@@ -223,13 +223,13 @@ def test_closing_leaves_no_widget_behind(demo: Runner) -> None:
 
 
 def test_no_tip_repeats_its_label(play: Playground) -> None:
-    told = 0
+    with_tip = 0
     for made in play.settings._builder.fields:
         control = getattr(made, "_list", None) or getattr(made, "_check", None) or made.widget
         tip = getattr(control, "tooltip", None)
         assert tip is None or tip.strip() and tip.strip() != control.description, control.description
-        told += tip is not None
-    assert told > 70
+        with_tip += tip is not None
+    assert with_tip > 70
 
 
 def test_samples_are_shown_apart(play: Playground) -> None:

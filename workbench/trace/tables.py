@@ -21,7 +21,7 @@ TOKEN_FIELDS = ("index", "token_id", "logprob", "step", "sample")
 def events_of_tables(requests: Iterable[Row], tokens: Iterable[Row], steps: Iterable[Row]) -> list[Event]:
     """Return the events of `Recorder.requests`, `tokens` and `steps`, in order of time.
 
-    Rows of several variants and rounds are told apart by the columns `variant` and `round`, which then begin a
+    Rows of several variants and rounds differ in the columns `variant` and `round`, which then begin a
     request's name. What the tables do not hold is missing: chunks of a prefill, preemptions, reasons.
     """
     made = [*_of_requests(requests), *_of_tokens(tokens), *_of_steps(steps)]
