@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from jupyter_client.blocking.client import BlockingKernelClient
@@ -49,8 +49,13 @@ def client() -> Iterator[BlockingKernelClient]:
     manager.shutdown_kernel(now=True)
 
 
+def run(client: BlockingKernelClient, code: str, **more: Any) -> Any:
+    """Run code and wait for the reply."""
+    return cast(Any, client).execute(code, reply=True, timeout=limit(60), **more)
+
+
 def asked(client: BlockingKernelClient, expression: str) -> Any:
-    reply = client.execute("", user_expressions={"x": expression}, reply=True, timeout=limit(60))
+    reply = run(client, "", user_expressions={"x": expression})
     return eval(reply["content"]["user_expressions"]["x"]["data"]["text/plain"])
 
 
@@ -87,7 +92,7 @@ def ends(request: str) -> Any:
 
 
 def test_widgets_answer_while_a_cell_waits_and_cells_keep_their_order(client: BlockingKernelClient) -> None:
-    client.execute(SETUP, reply=True, timeout=limit(60))
+    run(client, SETUP)
     button, slider, wrong, _ = asked(client, "names")
     waits = client.execute(WAIT)
     queued = [client.execute(f"order.append('cell {n}')") for n in range(2)]
@@ -115,7 +120,7 @@ def test_widgets_answer_while_a_cell_waits_and_cells_keep_their_order(client: Bl
 
 
 def test_a_wait_inside_a_callback_serves_too(client: BlockingKernelClient) -> None:
-    client.execute(SETUP, reply=True, timeout=limit(60))
+    run(client, SETUP)
     button, _, _, again = asked(client, "names")
     client.execute(WAIT)
     last = client.execute("order.append('cell')")
@@ -127,17 +132,17 @@ def test_a_wait_inside_a_callback_serves_too(client: BlockingKernelClient) -> No
 
 
 def test_an_interrupted_wait_ends_and_cells_behind_it_are_dropped_as_ever(client: BlockingKernelClient) -> None:
-    client.execute(SETUP, reply=True, timeout=limit(60))
+    run(client, SETUP)
     names = asked(client, "names")
     client.execute(WAIT)
     heard(client, prints("waits"))
     client.execute("order.append('dropped')")
     _, slider, _, _ = names
     heard(client, ends(moved(client, slider, 3)))  # the cell to be dropped has been read by now
-    client.parent.interrupt_kernel()
+    cast(KernelManager, client.parent).interrupt_kernel()
     assert client.get_shell_msg(timeout=limit(60))["content"]["ename"] == "KeyboardInterrupt"
     assert client.get_shell_msg(timeout=limit(60))["content"]["status"] == "aborted"
-    client.execute("order.append('next')", reply=True, timeout=limit(60))
+    run(client, "order.append('next')")
     assert asked(client, "order") == [3, "next"]
 
 

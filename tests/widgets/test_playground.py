@@ -26,7 +26,7 @@ from workbench.widgets import Playground
 from workbench.widgets.playground.settings import non_default
 
 PROMPT = "def f(x):\n"
-LIVE: dict[str, Any] = widget._instances  # by model id
+LIVE: Any = widget._instances  # by model id
 
 
 def live_widgets() -> set[str]:

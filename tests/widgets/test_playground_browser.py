@@ -124,7 +124,10 @@ def test_the_page_and_the_settings_stay_where_they_are_while_text_comes(lab: Lab
     assert page.evaluate("play.played.num_tokens") == "200" and len(places) > 3
     page.screenshot(tmp_path / "still.png")
     assert all(place == places[0] for place in places)
-    assert play.locator(".wb-text-place pre").evaluate("each => each.scrollHeight > each.clientHeight")
+    place = play.locator(".wb-text-place")
+    assert place.evaluate("each => each.scrollHeight > each.clientHeight")
+    ends = "each => each.getBoundingClientRect().bottom"
+    assert play.locator(".wb-tokens b").last.evaluate(ends) <= place.evaluate(ends)  # the end of the text is in sight
 
 
 def test_a_view_shown_by_two_cells_outlives_the_first_ones_next_run(lab: LabSession) -> None:

@@ -218,7 +218,9 @@ def test_a_record_is_shown_from_its_trace(tmp_path: Path) -> None:
 @settings(max_examples=tries(50))
 @given(recorders())
 def test_tables_give_the_bars_that_the_events_give(recorder: Recorder) -> None:
-    events = [e for e in recorder.events if isinstance(e, Submitted | Scheduled | Decoded | Finished | Stepped)]
+    events: list[Event] = [
+        e for e in recorder.events if isinstance(e, Submitted | Scheduled | Decoded | Finished | Stepped)
+    ]
     events = [e for e in events if not isinstance(e, Scheduled) or e.action == "admitted"]
     kept = Recorder()
     kept.events = events

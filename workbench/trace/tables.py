@@ -30,7 +30,7 @@ def events_of_tables(requests: Iterable[Row], tokens: Iterable[Row], steps: Iter
 
 def _name(row: Row) -> str:
     variant, number = row.get("variant"), row.get("round")
-    words = [variant] * bool(variant) + [f"round {number}"] * (number is not None)
+    words = [variant or ""] * bool(variant) + [f"round {number}"] * (number is not None)
     return ": ".join([", ".join(words), row["request_id"]]) if words else row["request_id"]
 
 

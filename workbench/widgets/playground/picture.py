@@ -15,16 +15,18 @@ from workbench.svg import format_seconds
 from workbench.widgets.playground.data import PlayedRequest
 from workbench.widgets.tokens.text import draw_generated_text, draw_probability_legend
 
-# Both places have a fixed height, with scroll bars inside: nothing below them moves while a text grows.
+# Both places have a fixed height and scroll inside: nothing below them moves while a text grows.
 STYLE = (
-    ".wb-pic .wb-figures-place{height:64px;overflow:auto hidden}"
-    ".wb-pic .wb-figures{border-collapse:collapse;margin:4px 0;border:0}"
-    ".wb-pic .wb-figures :is(th,td){border:0;text-align:left;padding:0 22px 0 0;background:none}"
-    ".wb-pic .wb-figures th{font-size:11px;font-weight:400;opacity:.75}"
-    ".wb-pic .wb-figures td{font-size:15px;white-space:nowrap;font-variant-numeric:tabular-nums}"
+    ".wb-pic .wb-figures{display:flex;flex-wrap:wrap;align-content:flex-start;gap:2px 22px;height:84px;overflow:auto;"
+    "margin:4px 0}"
+    ".wb-figures small{display:block;font-size:11px;opacity:.75}"
+    ".wb-figures span{font-size:15px;white-space:nowrap;font-variant-numeric:tabular-nums}"
 )
+# In reverse, a place that scrolls stays at its end by itself, saved and exported too; the margin is for a short text.
 TEXT_STYLE = (
-    ".wb-pic .wb-text-place pre.wb-tokens{height:17em}@media print{.wb-pic .wb-text-place pre.wb-tokens{height:auto}}"
+    ".wb-text-place{display:flex;flex-direction:column-reverse;height:19em;overflow:auto}"
+    ".wb-pic .wb-text-place pre.wb-tokens{flex:none;max-height:none;overflow:visible;margin-bottom:auto}"
+    "@media print{.wb-text-place{height:auto}}"
 )
 FINISH_REASONS = {
     "stop": "an end token, or a text to stop at",
@@ -59,17 +61,19 @@ def draw_figures(played: PlayedRequest, seed: int | None) -> str:
     if played.finish_reasons:
         ends = list(dict.fromkeys(end for _, end in sorted(played.finish_reasons.items())))
         rows.append(("finished", ", ".join(ends), "; ".join(f"{end}: {FINISH_REASONS.get(end, end)}" for end in ends)))
-    heads = (svg.tag("th", name, scope="col", data_tip=help_text) for name, _, help_text in rows)
-    cells = (svg.tag("td", escape(value) or "–", data_tip=help_text) for _, value, help_text in rows)
-    table = svg.tag("table", svg.tag("tr", *heads), svg.tag("tr", *cells), class_="wb-figures")
-    return svg.tag("style", STYLE) + svg.tag("div", table, class_="wb-figures-place")
+    parts = (
+        svg.tag("div", svg.tag("small", name), svg.tag("span", escape(value) or "–"), data_tip=help_text)
+        for name, value, help_text in rows
+    )
+    return svg.tag("style", STYLE) + svg.tag("div", *parts, class_="wb-figures")
 
 
 def draw_text(played: PlayedRequest, prompt: str) -> str:
     """Draw the prompt, the text and the legend; a longer text scrolls in its place, whose height is fixed."""
     pieces = dict(played.tokens_by_sample)  # which another thread may be adding to
     text = draw_generated_text(prompt, pieces, dict(played.trailing_text), dict(played.finish_reasons))
-    return svg.tag("style", TEXT_STYLE) + svg.tag("div", text, draw_probability_legend(), class_="wb-text-place")
+    place = svg.tag("div", text, class_="wb-text-place", data_scroll="")
+    return svg.tag("style", TEXT_STYLE) + place + draw_probability_legend()
 
 
 def format_bytes(count: int) -> str:

@@ -20,7 +20,7 @@ UNDERLINE_PIXELS = [
 MAX_TINT = 0.16  # opacity behind the least probable tokens: text of either theme is as easy to read on it
 GENERATED_STYLE = (
     ".wb-pic pre.wb-tokens{white-space:pre-wrap;overflow-wrap:anywhere;word-break:normal;max-height:26em;overflow:auto;"
-    "font:13px var(--jp-code-font-family,ui-monospace,monospace);line-height:2.2;padding:4px;margin:0;border:0;"
+    "font:13px var(--jp-code-font-family,ui-monospace,monospace);line-height:1.8;padding:4px;margin:0;border:0;"
     "background:none;color:inherit}"
     ".wb-pic b{font-weight:400;padding:1px 0 5px;text-underline-offset:4px;text-decoration-skip-ink:none;"
     "text-decoration-color:#d55e00}"
@@ -87,7 +87,7 @@ def draw_generated_text(
         marks = (draw_token(sample, index, piece) for index, piece in enumerate(pieces))
         parts.append(svg.tag("span", *marks, data_grows=f"s{sample}") if pieces else "")
         parts.append(escape(trailing_text.get(sample, ""), quote=False))
-    return svg.tag("style", GENERATED_STYLE) + svg.tag("pre", *parts, class_="wb-tokens", data_scroll="end")
+    return svg.tag("style", GENERATED_STYLE) + svg.tag("pre", *parts, class_="wb-tokens")
 
 
 def draw_probability_legend() -> str:
