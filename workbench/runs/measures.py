@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from workbench.display import format_cell
 from workbench.errors import WorkbenchError
+from workbench.svg import format_seconds
 
 Direction = Literal["min", "max"]
 # Shown by a comparison that names no measure, in this order, where runs have them.
@@ -15,6 +18,8 @@ DEFAULT_MEASURES = (
     "copied", "draft_acceptance_rate", "peak_bytes", "right", "output_tokens_per_question",
     "computed_tokens_per_question", "later_ttft_s", "seconds_per_question",
 )  # fmt: skip
+MAX_MAIN_MEASURES = 7  # columns of a short table
+BYTE_UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 HIGHER_IS_BETTER = re.compile(
     r"per_s(_|$)"
     r"|^(same|greedy_equal|copied|copy_gain|goodput|slo_attainment|first_divergence|sequences|cache_hit|speed_up|cached)"
@@ -55,3 +60,27 @@ def depends_on_time(name: str) -> bool:
 def canonical_name(name: str) -> str:
     """Return the canonical name of a measure that may be written `ttft_s.p50` or `ttft_s_p50`."""
     return name.strip().replace(".", "_")
+
+
+def main_measures(rows: Sequence[Mapping[str, object]]) -> list[str]:
+    """Return the names of the figures that a short table of `rows` shows: the usual ones, else the first there are."""
+    held = list(dict.fromkeys(name for row in rows for name, value in row.items() if _is_figure(value)))
+    return ([name for name in DEFAULT_MEASURES if name in held] or held)[:MAX_MAIN_MEASURES]
+
+
+def format_measure(name: str, value: object) -> str:
+    """Format a figure with the unit that its name tells: `57.4 ms`, `384 KiB`, `24.8 /s`; – where there is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return "–" if value is None else str(value)
+    if "per_s" in name:
+        return f"{value:.4g} /s"
+    if re.search(r"(_|^)(s|seconds)(_|$)", name):
+        return format_seconds(value)
+    if "bytes" in name and "bits" not in name:
+        scale, unit = next(((n, unit) for unit, n in BYTE_UNITS if value >= n), (1, "B"))
+        return f"{value / scale:.4g} {unit}"
+    return format_cell(float(value))
+
+
+def _is_figure(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -96,7 +96,8 @@ class PictureWidget(ipywidgets.VBox):
         if hasattr(self, "throttle"):  # one that was refused at birth has none, and is closed all the same
             self.throttle.stop()
         for child in self.children:
-            _close(child)
+            close_tree(child)
+        self.layout.close()
         super().close()
 
     def _bundle(self) -> dict[str, Any]:
@@ -125,15 +126,16 @@ def saved_picture(picture: str) -> dict[str, str]:
     return {"image/svg+xml": picture, "text/html": image}
 
 
-def _close(widget: Any) -> None:
-    """With what is in it; layouts and styles may be others' too."""
-    for child in getattr(widget, "children", ()):
-        _close(child)
+def close_tree(widget: Any) -> None:
+    """Close a widget with what is in it, its layout and style included: no widget of ours shares them."""
+    for part in (*getattr(widget, "children", ()), getattr(widget, "layout", None), getattr(widget, "style", None)):
+        if isinstance(part, ipywidgets.Widget):
+            close_tree(part)
     widget.close()
 
 
 def _replace(view: PictureWidget) -> None:
-    """Close views that an earlier run of this cell has shown."""
+    """Close views that an earlier run of this cell has shown, and no other cell shows."""
     ipython = sys.modules.get("IPython")
     parent: Any = getattr(ipython.get_ipython() if ipython is not None else None, "parent_header", None) or {}
     cell, run = parent.get("metadata", {}).get("cellId"), parent.get("header", {}).get("msg_id")
@@ -141,7 +143,7 @@ def _replace(view: PictureWidget) -> None:
         return
     if _SHOWN_BY_CELL.get(cell, (run,))[0] != run:
         for old in _SHOWN_BY_CELL.pop(cell)[1]:
-            if old is not view:
+            if old is not view and not any(old in views for _, views in _SHOWN_BY_CELL.values()):
                 old.close()
     _SHOWN_BY_CELL.setdefault(cell, (run, []))[1].append(view)
 
