@@ -28,6 +28,7 @@ function render({ model, el }) {
     const button = document.createElement("button");
     button.className = "jupyter-button lm-Widget";
     button.type = "button";
+    button.style.marginRight = "6px";
     button.textContent = `Save as ${kind.toUpperCase()}`;
     button.addEventListener("click", () => {
       status.textContent = "";

@@ -7,7 +7,7 @@ from html import escape
 
 from workbench import svg
 from workbench.display import format_cell
-from workbench.svg import CHARACTER_WIDTH, truncate_to_width
+from workbench.svg import truncate_to_width
 from workbench.widgets.compare.data import SETTING, FigureColumn, FigureTable
 
 MISSING = "missing"
@@ -23,6 +23,7 @@ STYLE = (
 )
 ARROWS = {"ascending": " ▲", "descending": " ▼", "none": ""}
 ROW_HEIGHT, MARGIN, COLUMN_WIDTH = 22, 10, 110
+BOLD_WIDTH = 7.4  # pixels of a letter of a heading
 
 
 def draw_table(table: FigureTable, sort_by: str = "", descending: bool = False, note: str = "") -> str:
@@ -65,8 +66,8 @@ def format_figure(column: FigureColumn, value: float) -> str:
 
 def draw_table_image(table: FigureTable, width: float = 960) -> str:
     """The same figures as SVG: what a saved picture of the table shows. It is as wide as its columns need."""
-    left = min(320.0, max(CHARACTER_WIDTH * (len(row.label) + 11) for row in table.rows) + 2 * MARGIN)
-    widths = [max(COLUMN_WIDTH, CHARACTER_WIDTH * len(c.heading) + 2 * MARGIN) for c in table.columns]
+    left = min(480.0, max(BOLD_WIDTH * (len(row.label) + 11) for row in table.rows) + 2 * MARGIN)
+    widths = [max(COLUMN_WIDTH, BOLD_WIDTH * len(column.heading) + 2 * MARGIN) for column in table.columns]
     whole = max(width, left + sum(widths) + MARGIN)
     parts = [svg.text(MARGIN, 18, f"Figures beside their ratio to {table.baseline}", font_weight="bold")]
     parts += _image_row(left, widths, 42, SETTING, [column.heading for column in table.columns], "bold")

@@ -136,7 +136,7 @@ class Compare(PictureWidget):
     ) -> tuple[ipywidgets.Widget, ...]:
         short = [Path(name).name for name in self._names]
         baselines = [(s if short.count(s) == 1 else name, name) for s, name in zip(short, self._names, strict=True)]
-        wide = ipywidgets.Layout(width="auto", min_width="22em")
+        wide = {"width": "auto", "min_width": "22em"}
         baseline = ipywidgets.Dropdown(options=baselines, description="baseline", layout=wide)
         way = ipywidgets.ToggleButtons(options=LAYOUTS, description="show", style={"button_width": "auto"})
         measures = ipywidgets.SelectMultiple(
