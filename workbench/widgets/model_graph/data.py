@@ -33,7 +33,9 @@ class GraphStep:
 
     def __str__(self) -> str:
         return (
-            f"prefill of {self.tokens:,} tokens" if self.kind == "prefill" else f"decode at a context of {self.tokens:,}"
+            f"prefill of {self.tokens:,} tokens"
+            if self.kind == "prefill"
+            else f"decode at a context of {self.tokens:,}"
         )
 
 
@@ -68,7 +70,9 @@ class ModelOperator:
 
 def model_operators(spec: ModelSpec, step: GraphStep, values: ValueBytes) -> tuple[ModelOperator, ...]:
     """Return every operator of a step that samples one token, in the order in which they are computed."""
-    found = [ModelOperator("embedding", "embed", "embed", note=f"rows of a table [{spec.vocab_size}, {spec.hidden_size}]")]
+    found = [
+        ModelOperator("embedding", "embed", "embed", note=f"rows of a table [{spec.vocab_size}, {spec.hidden_size}]")
+    ]
     if any(layer.attention.rotary_dim for layer in spec.layers):
         found.append(ModelOperator("rotary angles", "angles", "embed", note="cosines and sines of the positions"))
     for index, layer in enumerate(spec.layers):
@@ -133,7 +137,7 @@ class _LayerOperators:
         if spec.rotary_dim:
             yield self._plain("rotary", "rotary", "before", f"{spec.rotary_dim} columns of each query and key")
         yield from self._read_cache(spec)
-        yield self._product("output projection", "output", "after", hidden * spec.o_proj_inputs,
+        yield self._product("output projection", "attention.output", "after", hidden * spec.o_proj_inputs,
                             f"[{spec.o_proj_inputs}, {hidden}]")  # fmt: skip
 
     def _latent_attention(self, spec: MLASpec) -> Iterator[ModelOperator]:
@@ -150,7 +154,7 @@ class _LayerOperators:
         yield self._plain("rotary", "rotary", "before", f"{spec.qk_rope_head_dim} columns of each query and of the key")
         yield from self._read_cache(spec)
         yield self._product("latents to values", "o_proj", "after", latent * heads * spec.v_head_dim)
-        yield self._product("output projection", "output", "after", hidden * spec.o_proj_inputs)
+        yield self._product("output projection", "attention.output", "after", hidden * spec.o_proj_inputs)
 
     def _read_cache(self, spec: AttentionSpec | MLASpec) -> Iterator[ModelOperator]:
         start, length = self.step.span
@@ -173,14 +177,16 @@ class _LayerOperators:
         yield self._product(f"{prefix}input projection", timer, side, spec.matrix_parameters(hidden) - output)
         flops, moved = spec.state_flops * self.step.length, 2.0 * spec.state_bytes
         yield self._counted(f"{prefix}state", timer, side, flops, moved, f"{spec.kind}: read and written once")
-        yield self._product(f"{prefix}output projection", f"{module}.o_proj", "after", output)
+        yield self._product(f"{prefix}output projection", f"{module}.output", "after", output)
 
     def _feedforward(self) -> Iterator[ModelOperator]:
         layer, hidden, width = self.layer, self.spec.hidden_size, self.layer.intermediate_size
         inputs, first = (2, "gate and up projection") if layer.activation.gated else (1, "up projection")
         gate = ("gate" if layer.activation.gated else "activation", layer.activation.kind)
         if layer.experts is None:
-            yield self._product(first, "feedforward.first", "after", inputs * width * hidden, f"[{hidden}, {inputs * width}]")
+            yield self._product(
+                first, "feedforward.first", "after", inputs * width * hidden, f"[{hidden}, {inputs * width}]"
+            )
             yield self._plain(gate[0], "feedforward", "after", gate[1])
             yield self._product("down projection", "feedforward.down", "after", width * hidden, f"[{width}, {hidden}]")
             return
@@ -195,7 +201,7 @@ class _LayerOperators:
             yield self._plain(f"shared expert's {gate[0]}", "feedforward.shared", "after", gate[1])
             yield self._product("shared expert's down projection", "feedforward.shared", "after", shared * hidden)
         if experts.shared_gate:
-            yield self._product("shared expert's gate", "feedforward.shared", "after", hidden)
+            yield self._product("shared expert's weight", "feedforward.shared", "after", hidden)
         yield self._plain("weighted sum of experts", "feedforward", "after")
 
     def _product(self, name: str, timer: str, side: Side, parameters: int, note: str = "") -> ModelOperator:
@@ -203,9 +209,7 @@ class _LayerOperators:
         moved = parameters * self.values.block
         return self._counted(name, timer, side, 2.0 * self.step.length * parameters, moved, note)
 
-    def _counted(
-        self, name: str, timer: str, side: Side, flops: float, moved: float, note: str = ""
-    ) -> ModelOperator:
+    def _counted(self, name: str, timer: str, side: Side, flops: float, moved: float, note: str = "") -> ModelOperator:
         return ModelOperator(name, f"blocks.{self.index}.{timer}", side, self.index, flops, moved, note)
 
     def _plain(self, name: str, timer: str, side: Side, note: str = "") -> ModelOperator:

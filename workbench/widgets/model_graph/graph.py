@@ -18,10 +18,12 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 @dataclass(frozen=True)
 class MeasuredSeconds:
-    """A measured time, None where there is none; `remark` says what it covers, or why there is none."""
+    """A measured time, None where there is none; `remark` says what it covers, or why there is none, `scope` in a word
+    or two that it covers more than one operator."""
 
     seconds: float | None
     remark: str
+    scope: str = ""
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,8 @@ class OperatorGraph:
             if operator is not group[0]:
                 return MeasuredSeconds(None, f"within {self.letters[kernel]}")
             if kernel in self.functions:
-                return MeasuredSeconds(self.functions[kernel], f"all of {self.letters[kernel]}, {kernel}")
+                letter = self.letters[kernel]
+                return MeasuredSeconds(self.functions[kernel], f"all of {letter}, {kernel}", f"all of {letter}")
             return MeasuredSeconds(None, "not measured")
         if operator.timer not in self.timers:
             return MeasuredSeconds(None, "not measured")
@@ -85,7 +88,8 @@ class OperatorGraph:
         if len(together) == 1:
             return MeasuredSeconds(self.timers[operator.timer], "its own calls")
         if operator is together[0]:
-            return MeasuredSeconds(self.timers[operator.timer], "with " + ", ".join(each.name for each in together[1:]))
+            remark = "with " + ", ".join(each.name for each in together[1:])
+            return MeasuredSeconds(self.timers[operator.timer], remark, f"{len(together)} together")
         return MeasuredSeconds(None, f"within {together[0].name}")
 
     def measured_layer(self, layer: int) -> float | None:

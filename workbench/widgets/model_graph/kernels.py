@@ -81,13 +81,13 @@ def _one_function(description: str) -> StepKernels:
 
 def _rows(description: str) -> StepKernels:
     functions: dict[Side, str] = dict.fromkeys(STEP_SIDES, "all blocks")
-    return StepKernels(description, dict.fromkeys(STEP_SIDES, "mlir"), {**functions, "head": "logits"})
+    return StepKernels(description, dict.fromkeys(STEP_SIDES, "mlir"), {**functions, "head": "head"})
 
 
 def _two_sides(description: str, blocks: str, attention: str) -> StepKernels:
     backends: dict[Side, str] = {**dict.fromkeys(STEP_SIDES, blocks), "write": attention, "attend": attention}
     functions: dict[Side, str] = {"before": "before attention {layer}", "after": "after attention {layer}"}
-    return StepKernels(description, backends, {**functions, "head": "logits"})
+    return StepKernels(description, backends, {**functions, "head": "head"})
 
 
 def _inductor(executor: InductorExecutor, step: GraphStep) -> StepKernels:
@@ -103,7 +103,7 @@ def _inductor(executor: InductorExecutor, step: GraphStep) -> StepKernels:
         return _two_sides("inductor: a graph for each side of a block's attention; no graph can hold this cache",
                           "inductor", str(executor.attention_backend))  # fmt: skip
     functions = dict.fromkeys(STEP_SIDES, "block {layer}")
-    return StepKernels("inductor: each block is one graph", backends, {**functions, "head": "logits"})
+    return StepKernels("inductor: each block is one graph", backends, {**functions, "head": "head"})
 
 
 def group_by_kernel(kernels: StepKernels, operators: Sequence[ModelOperator]) -> dict[str, tuple[ModelOperator, ...]]:

@@ -11,10 +11,11 @@ from workbench.svg import format_seconds, format_tick, truncate_to_width
 from workbench.widgets.model_graph.data import ModelOperator, attention_kind
 from workbench.widgets.model_graph.graph import OperatorGraph, total_cost
 
-ROW, HEADER, GAP, TOP = 24, 30, 8, 40  # heights
+ROW, HEADER, GAP, TOP = 24, 30, 8, 28  # heights
 BRACKET, BRACKET_WIDTH = 8, 22  # left edge and width of a function's bracket
 LANE, BOX, BOX_WIDTH = 48, 64, 250  # the residual stream's line; an operator's box
 NUMBER = 74  # width of a column of figures
+TIME = 96  # width of a time with what it covers
 NOT_COUNTED = "not counted"
 WHY_NOT_COUNTED = "the cost model counts products, attention and the cache; this it leaves out, as small beside them"
 
@@ -154,17 +155,20 @@ class GraphPicture:
             yield svg.text(columns.flops, middle, format_tick(operator.flops), text_anchor="end")
             yield svg.text(columns.bytes, middle, format_tick(operator.bytes), text_anchor="end")
         yield from self._time(columns.predicted, y, predicted, "" if plain else "no roofs", "c0")
-        yield from self._time(columns.measured, y, measured.seconds, measured.remark, "c1")
+        yield from self._time(columns.measured, y, measured.seconds, measured.remark, "c1", measured.scope)
 
-    def _time(self, ends: tuple[float, float], y: float, seconds: float | None, remark: str, style: str) -> Iterator[str]:
+    def _time(
+        self, ends: tuple[float, float], y: float, seconds: float | None, remark: str, style: str, scope: str = ""
+    ) -> Iterator[str]:
         begin, end = ends
         if seconds is None:
             yield svg.text(begin, y + 16, truncate_to_width(remark, end - begin), class_="faint", font_size=11)
             return
-        room = max(0.0, end - begin - NUMBER)
+        room = max(0.0, end - begin - TIME)
         length = room * min(1.0, seconds / self.longest)
         yield svg.rect(begin, y + 6, max(length, 1.0), ROW - 12, class_=style)
-        yield svg.text(begin + length + 6, y + 16, format_seconds(seconds), font_size=11)
+        words = f"{format_seconds(seconds)}{f', {scope}' if scope else ''}"
+        yield svg.text(begin + length + 6, y + 16, truncate_to_width(words, TIME + room - length), font_size=11)
 
     def _describe(self, operator: ModelOperator) -> str:
         graph = self.graph
@@ -202,9 +206,11 @@ class GraphPicture:
                 if (seconds := graph.predicted(group)) is not None:
                     tip += f"\npredicted {format_seconds(seconds)}"
                 colour = f"c{(ord(letter) - ord('A')) % len(svg.SERIES_COLOURS)}"
-                yield svg.rect(BRACKET, top, BRACKET_WIDTH, bottom - top, rx=4, class_=colour, fill_opacity=0.35, tip=tip)
-                yield svg.text(BRACKET + BRACKET_WIDTH / 2, min(bottom, top + 40) - 6 if bottom - top > 40 else bottom - 6,
-                               letter, text_anchor="middle", font_weight="bold")  # fmt: skip
+                yield svg.rect(
+                    BRACKET, top, BRACKET_WIDTH, bottom - top, rx=4, class_=colour, fill_opacity=0.35, tip=tip
+                )
+                middle = top + min(bottom - top, 2 * ROW) / 2 + 4
+                yield svg.text(BRACKET + BRACKET_WIDTH / 2, middle, letter, text_anchor="middle", font_weight="bold")
             begin = end + 1
 
     def _total(self, y: float) -> Iterator[str]:
@@ -216,10 +222,10 @@ class GraphPicture:
         yield svg.text(columns.bytes, y + 18, format_tick(whole.bytes), text_anchor="end", font_weight="bold")
         predicted, measured = graph.predicted(graph.operators), graph.whole
         words = "no roofs" if predicted is None else format_seconds(predicted)
-        yield svg.text(columns.predicted[0], y + 18, words, font_weight="bold", tip="of all FLOPs and all bytes together")
+        bold, (begin, end) = {"font_weight": "bold"}, columns.measured
+        yield svg.text(columns.predicted[0], y + 18, words, tip="of all FLOPs and all bytes together", **bold)
         words = measured.remark if measured.seconds is None else format_seconds(measured.seconds)
-        room = columns.measured[1] - columns.measured[0]
-        yield svg.text(columns.measured[0], y + 18, truncate_to_width(words, room), font_weight="bold", tip=measured.remark)
+        yield svg.text(begin, y + 18, truncate_to_width(words, end - begin), tip=measured.remark, **bold)
 
 
 def draw_graph(graph: OperatorGraph, unfolded: tuple[int, ...] = (), width: float = 960) -> str:

@@ -38,9 +38,9 @@ BLOCK_CALLS = (
     ("attention.key_norm", "forward", "head_norms"),
     ("attention.value_norm", "forward", "head_norms"),
     ("attention.latent_norm", "forward", "head_norms"),
-    ("attention.output", "forward", "output"),
+    ("attention.output", "forward", "attention.output"),
     ("recurrent", "mix", "recurrent.mix"),
-    ("recurrent", "o_proj", "recurrent.o_proj"),
+    ("recurrent.output", "forward", "recurrent.output"),
     ("attention_post_norm", "forward", "attention_post_norm"),
     ("feedforward_norm", "forward", "feedforward_norm"),
     ("feedforward_norm", "add_and_norm", "feedforward_norm"),
@@ -62,9 +62,9 @@ MIN_ROUNDS, MAX_ROUNDS = 3, 20
 class CallTimers:
     """Seconds by timer: of each call without the timed calls within it."""
 
-    def __init__(self, synchronize: Callable[[], None] = lambda: None):
+    def __init__(self, clock: Callable[[], float] = time.perf_counter):
         self.seconds: dict[str, float] = defaultdict(float)
-        self._synchronize = synchronize
+        self._clock = clock
         self._within: list[float] = []  # of each call under way, the seconds of timed calls below it
 
     def wrap(self, owner: Any, method: str, timer: str) -> None:
@@ -74,14 +74,12 @@ class CallTimers:
             return
 
         def timed(*arguments: Any, **named: Any) -> Any:
-            self._synchronize()
-            began = time.perf_counter()
+            began = self._clock()
             self._within.append(0.0)
             try:
                 return plain(*arguments, **named)
             finally:
-                self._synchronize()
-                whole, below = time.perf_counter() - began, self._within.pop()
+                whole, below = self._clock() - began, self._within.pop()
                 self.seconds[timer] += whole - below
                 if self._within:
                     self._within[-1] += whole
@@ -99,7 +97,7 @@ def time_operators(runner: Runner, step: GraphStep) -> dict[str, float]:
         (span,) = plan.spans
         span.sequence.num_computed_tokens = 0
         plan = StepPlan(0, (Span.next_tokens(span.sequence, step.tokens),))
-    timers = CallTimers(torch.cuda.synchronize if model.device.type == "cuda" else lambda: None)
+    timers = CallTimers(_synchronized_clock if model.device.type == "cuda" else time.perf_counter)
     _attach(timers, model, store)
     executor, rounds = EagerExecutor(model, store), []
     executor.forward(plan)  # what is made at a first call
@@ -108,10 +106,15 @@ def time_operators(runner: Runner, step: GraphStep) -> dict[str, float]:
         timers.seconds.clear()
         executor.forward(plan)
         rounds.append(dict(timers.seconds))
-    return summarize_rounds(rounds)
+    return _medians(rounds)
 
 
-def summarize_rounds(rounds: list[dict[str, float]]) -> dict[str, float]:
+def _synchronized_clock() -> float:
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def _medians(rounds: list[dict[str, float]]) -> dict[str, float]:
     names: Mapping[str, None] = dict.fromkeys(name for each in rounds for name in each)
     return {name: median(each.get(name, 0.0) for each in rounds) for name in names}
 

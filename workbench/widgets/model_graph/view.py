@@ -29,14 +29,15 @@ if TYPE_CHECKING:
     from workbench.widgets.roofline.data import Roofs
 
 WAYS = ("as it runs", "as written")
+DEFAULT_WIDTH = 960.0  # pixels, where the browser has not said its own
 MAX_STEPS = 1_000  # of the runner, the last ones
 NO_ROOFS = "Predicted times need this machine's roofs, which are not known yet: press Time the operators."
 
 
 class ModelGraph(PictureWidget):
-    """The operators of one step of the runner's model: a `prefill` of so many `tokens`, or a `decode` whose context they
-    are. A bracket holds the operators that one compiled function carries out; `way` shows the runner's own functions, or
-    the modules as they are written. Equal layers are folded into one: a click on its head, or Enter, unfolds them.
+    """The operators of one step of the runner's model: a `prefill` of so many `tokens`, or a `decode` with that context.
+    A bracket holds the operators that one compiled function carries out; `way` shows the runner's own functions, or the
+    modules as they are written. Equal layers are folded into one: a click on its head, or Enter, unfolds them.
 
     FLOPs and bytes are the cost model's, which predicts each step of the runner. `measure` times the operators as they
     are written, on eager, beside the runner's cache; the whole step is measured as the runner steps. `ceilings` are as
@@ -104,8 +105,11 @@ class ModelGraph(PictureWidget):
         if graph.read is None or graph.gemm is None:
             lines.append(NO_ROOFS)
         else:
-            lines.append(f"Predicted: the slower of computing at {svg.format_tick(graph.gemm.rate)}FLOP/s "
-                         f"({graph.gemm.name}) and moving at {svg.format_tick(graph.read.rate)}B/s ({graph.read.name}).")  # fmt: skip
+            computing, moving = (svg.format_tick(roof.rate) for roof in (graph.gemm, graph.read))
+            lines.append(
+                f"Predicted: the slower of computing at {computing}FLOP/s ({graph.gemm.name}) and moving at "
+                f"{moving}B/s ({graph.read.name})."
+            )
         if self.measuring:
             lines.append("Being timed … (between two steps of the runner)")
         able = "".join(f"<li>{escape(name)}: {escape(reason) or 'yes'}</li>" for name, reason in capabilities(runner))
@@ -113,7 +117,8 @@ class ModelGraph(PictureWidget):
             f'<details data-fold="capabilities"><summary>Backends that can carry out this model and cache</summary>'
             f"<p>Chosen: {escape(runner.backends.reason)}</p><ul>{able}</ul></details>"
         )
-        return svg.html(alert, *(f"<p>{escape(line)}</p>" for line in lines), draw_graph(graph, self.unfolded), fold)
+        about = "".join(f"<p>{escape(line)}</p>" for line in lines)
+        return svg.html(alert, about, draw_graph(graph, self.unfolded, self._picture_width), fold)
 
     def measure(self, wait: bool = True) -> ModelGraph:
         """Time the operators of this step, and this machine's roofs where they are not known. It runs between two steps
@@ -180,6 +185,10 @@ class ModelGraph(PictureWidget):
 
     def _sizes(self) -> list[int]:
         return [self.runner.model.weight_bytes]
+
+    @property
+    def _picture_width(self) -> float:
+        return getattr(self, "width", 0) or DEFAULT_WIDTH
 
     @property
     def _dtype(self) -> str:
