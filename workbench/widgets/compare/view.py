@@ -94,7 +94,7 @@ class Compare(PictureWidget):
         return self.figures.csv()
 
     def _drawing(self) -> str:
-        """What is shown, as SVG. Raises WorkbenchError where it cannot be drawn."""
+        """Draw the present layout as SVG. Raises WorkbenchError where it cannot be drawn."""
         if self._problem:
             raise WorkbenchError(self._problem)
         if self.way == "table":

@@ -74,9 +74,9 @@ class OperatorGraph:
 
     def measured(self, operator: ModelOperator) -> MeasuredSeconds:
         kernel = self.kernels.kernel_of(operator)
-        group = self.groups[kernel]
-        if len(group) > 1 or kernel in self.functions:
-            if operator is not group[0]:
+        first, *others = self.groups[kernel]
+        if others or kernel in self.functions:
+            if operator is not first:
                 return MeasuredSeconds(None, f"within {self.letters[kernel]}")
             if kernel in self.functions:
                 letter = self.letters[kernel]

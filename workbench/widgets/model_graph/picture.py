@@ -13,7 +13,7 @@ from workbench.widgets.model_graph.graph import OperatorGraph, total_cost
 
 ROW, HEADER, GAP, TOP = 24, 30, 8, 28  # heights
 BRACKET, BRACKET_WIDTH = 8, 22  # left edge and width of a function's bracket
-LANE, BOX, BOX_WIDTH = 48, 64, 250  # the residual stream's line; an operator's box
+STREAM, BOX, BOX_WIDTH = 48, 64, 250  # the line of the residual stream; an operator's box
 NUMBER = 74  # width of a column of figures
 TIME = 96  # width of a time with what it covers
 NOT_COUNTED = "not counted"
@@ -90,33 +90,34 @@ class GraphPicture:
                          stroke_opacity=0.35)  # fmt: skip
         parts = [frame, self._header(shown, layers, y)]
         stream = y + HEADER
-        lane_top, places = stream - 6, []
+        stream_top, places = stream - 6, []
         for operator in operators:
             if operator.name.startswith("residual sum"):
                 places.append(stream + ROW / 2)
             parts += self._row(operator, stream)
             stream += ROW
-        parts.append(svg.line(LANE, lane_top, LANE, bottom, stroke_opacity=0.6, stroke_width=1.5))
+        parts.append(svg.line(STREAM, stream_top, STREAM, bottom, stroke_opacity=0.6, stroke_width=1.5))
         for place in places:  # where a part's result is added to the residual stream
-            parts.append(svg.circle(LANE, place, 5, fill="var(--jp-layout-color0,#fff)", stroke="currentColor"))
-            parts.append(svg.text(LANE, place + 3.5, "+", text_anchor="middle", font_size=10))
-            parts.append(svg.line(LANE + 5, place, BOX, place, stroke_opacity=0.6))
+            parts.append(svg.circle(STREAM, place, 5, fill="var(--jp-layout-color0,#fff)", stroke="currentColor"))
+            parts.append(svg.text(STREAM, place + 3.5, "+", text_anchor="middle", font_size=10))
+            parts.append(svg.line(STREAM + 5, place, BOX, place, stroke_opacity=0.6))
         return parts, bottom + GAP
 
     def _header(self, shown: tuple[int, ...], layers: tuple[int, ...], y: float) -> str:
-        graph, layer = self.graph, self.graph.spec.layers[shown[0]]
+        drawn, first, graph = shown[0], layers[0], self.graph
+        layer = graph.spec.layers[drawn]
         together = total_cost(operator for one in shown for operator in graph.of_layer(one))
-        unfolded = layers[0] in self.unfolded
+        unfolded = first in self.unfolded
         arrow = "" if len(layers) == 1 else "▾ " if unfolded else "▸ "
-        name = f"layer {shown[0]}" if len(shown) == 1 else f"layers {format_ranges(shown)}"
-        count = "" if len(shown) == 1 else f" — {len(shown)} equal ones, layer {shown[0]} is drawn"
+        name = f"layer {drawn}" if len(shown) == 1 else f"layers {format_ranges(shown)}"
+        count = "" if len(shown) == 1 else f" — {len(shown)} equal ones, layer {drawn} is drawn"
         costs = f"{format_tick(together.flops)} FLOPs, {format_tick(together.bytes)} bytes"
         costs += " together" if len(shown) > 1 else ""
         label = f"{arrow}{name}{count}"
         tip = f"{name}: {attention_kind(layer.attention)}\n{costs}"
-        seconds = graph.measured_layer(shown[0])
+        seconds = graph.measured_layer(drawn)
         if seconds is not None:
-            tip += f"\nmeasured {format_seconds(seconds)} for layer {shown[0]}"
+            tip += f"\nmeasured {format_seconds(seconds)} for layer {drawn}"
         if len(layers) > 1:
             tip += "\nEnter folds the equal layers into one" if unfolded else "\nEnter shows each layer"
         words = svg.text(BOX, y + 19, truncate_to_width(label, self.columns.bytes - BOX), font_weight="bold")
@@ -126,7 +127,7 @@ class GraphPicture:
         if len(layers) == 1:
             return svg.group(hit, words, about, tip=tip)
         return svg.group(
-            hit, words, about, tip=tip, key=f"fold:{layers[0]}:{shown[0]}", tabindex=self._tab(), role="button",
+            hit, words, about, tip=tip, key=f"fold:{first}:{drawn}", tabindex=self._tab(), role="button",
             aria_expanded=str(unfolded).lower(), aria_label=f"{name}{count}", style="cursor:pointer",
         )  # fmt: skip
 

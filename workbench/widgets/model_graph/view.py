@@ -35,7 +35,7 @@ NO_ROOFS = "Predicted times need this machine's roofs, which are not known yet: 
 
 
 class ModelGraph(PictureWidget):
-    """The operators of one step of the runner's model: a `prefill` of so many `tokens`, or a `decode` with that context.
+    """The operators of a step of the runner's model: a `prefill` of so many `tokens`, or a `decode` with that context.
     A bracket holds the operators that one compiled function carries out; `way` shows the runner's own functions, or the
     modules as they are written. Equal layers are folded into one: a click on its head, or Enter, unfolds them.
 
@@ -44,7 +44,7 @@ class ModelGraph(PictureWidget):
     in `Roofline`. Raises WorkbenchError for a step that the model cannot have.
     """
 
-    kind = traitlets.Enum(("prefill", "decode"), default_value="decode")
+    kind: Any = traitlets.Enum(("prefill", "decode"), default_value="decode")
     tokens = traitlets.Int(min=1)
     way = traitlets.Enum(WAYS, default_value=WAYS[0])
     unfolded = traitlets.Tuple()  # the first layer of each set of equal layers that are drawn one by one
@@ -82,7 +82,7 @@ class ModelGraph(PictureWidget):
 
     @property
     def graph(self) -> OperatorGraph:
-        """What is drawn."""
+        """The step as it is drawn."""
         model, store, step = self.runner.model, self.runner.store, self.step
         values = ValueBytes(*model.bytes_per_weight, store.bytes_per_value)
         operators = model_operators(model.spec, step, values)
