@@ -1,4 +1,4 @@
-"""The model as a graph in a real JupyterLab: equal layers unfold by click and by Enter, and times come when asked for."""
+"""The model as a graph in a real JupyterLab: equal layers unfold by click and Enter, times come when asked for."""
 
 from __future__ import annotations
 
