@@ -1,4 +1,4 @@
-"""Properties of a measure that follow from its name: which direction is better, and whether contention changes it."""
+"""Properties of a measure that follow from its name: its better direction, its unit, whether contention changes it."""
 
 from __future__ import annotations
 
@@ -34,10 +34,25 @@ TIME_DEPENDENT = re.compile(
     r"(_|^)(s|ms|seconds)(_|$)|goodput|slo_attainment|^price|share_of_(roofline|read|gemm|ceiling)|speed"
 )
 
+# A name says its unit: the first pattern that is found in it has it.
+UNITS = tuple((re.compile(pattern), unit) for pattern, unit in (
+    (r"tokens_per_s(_|$)", "tokens/s"), (r"bytes_per_s(_|$)", "bytes/s"), (r"flops_per_s(_|$)", "FLOP/s"),
+    (r"requests_per_s(_|$)", "requests/s"), (r"bytes_per_token", "bytes/token"), (r"bits_per_byte", "bits/byte"),
+    (r"seconds_per_question", "s/question"), (r"tokens_per_question", "tokens/question"),
+    (r"(_|^)share(_|$)|attainment|acceptance_rate|^(same_top|copied|right|answered)(_|$)", "of 1"),
+    (r"(_|^)ms(_|$)", "ms"), (r"(_|^)(s|seconds)(_|$)", "s"), (r"^kl_", "nats"), (r"^copy_gain", "nats/token"),
+    (r"(_|^)bytes(_|$)", "bytes"), (r"(_|^)flops(_|$)", "FLOPs"), (r"(_|^)tokens(_|$)", "tokens"),
+))  # fmt: skip
+
 
 def direction(name: str) -> Direction | None:
     """Return the better direction, or None where the name does not tell."""
     return "max" if HIGHER_IS_BETTER.search(name) else "min" if LOWER_IS_BETTER.search(name) else None
+
+
+def unit(name: str) -> str:
+    """Return the unit of a measure; empty where the name does not tell. A share is `of 1`."""
+    return next((found for pattern, found in UNITS if pattern.search(name)), "")
 
 
 def parse_objective(text: str) -> tuple[str, Direction]:

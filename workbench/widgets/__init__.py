@@ -18,6 +18,7 @@ _HOMES = {
     "RunnerThread": "..engine.runner_thread",
     "between_steps": "..engine.runner_thread",
     "MemoryCalculator": ".memory.view",
+    "ModelGraph": ".model_graph.view",
     "PageMap": ".pages.view",
     "Playground": ".playground.view",
     "PromptView": ".prompt.view",
