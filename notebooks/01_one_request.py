@@ -4,6 +4,11 @@
 # A small model that continues Python ships with the workbench. Here one request goes all the way through it, and every
 # step on the way can be seen: the text is cut into tokens, the prompt is computed in one step (prefill), then each step
 # computes one token more (decode), and the tokens become text again.
+#
+# - **Questions**: What happens to my text, from the first letter to the last token?
+# - **Afterwards you can**: name the steps from a text to its continuation; read the events of a runner; say which
+#   tokens were computed in which step.
+# - **Minutes**: 20
 
 # %%
 import math
@@ -11,8 +16,18 @@ import math
 import workbench
 from workbench import widgets
 
-runner = workbench.load("demo")
 prompt = "def is_even(number):\n    "
+widgets.Exercise(
+    f"Guess first: into how many tokens is {prompt!r} cut? (It can be checked when the cells have run.)",
+    lambda: len(runner.tokenizer.encode(prompt)),
+    unit="tokens",
+    tolerance=0.25,
+    prediction=True,
+    because=lambda count: f"{len(prompt)} characters, and {len(prompt) / count:.1f} of them a token.",
+)
+
+# %%
+runner = workbench.load("demo")  # compiled the first time, which takes a while; then it is found again
 
 # %% [markdown]
 # ## Text to tokens
@@ -41,6 +56,16 @@ for step in (event for event in events if event.kind == "stepped"):
     computed, seen = step.prefill_tokens + step.decode_tokens, step.context_tokens
     print(f"step {step.step}, {step.phase:<7}: {computed} computed, {seen} seen, {step.kv_bytes:,} bytes of cache")
 
+# %%
+widgets.Exercise(
+    "The answer shall have 20 tokens. How many steps does the runner take for this prompt?",
+    lambda: sum(e.kind == "stepped" for e in runner.stream(prompt, max_tokens=20, temperature=0, ignore_eos=True)),
+    unit="steps",
+    tolerance=0,
+    hint="How many tokens does the step that computes the prompt sample, and how many each step after it?",
+    because="The step that computes the prompt samples the first token already; each further token is one step.",
+)
+
 # %% [markdown]
 # ## From probabilities to a token
 # The model gives a probability for each token of the vocabulary. Here temperature is 0, so the most probable one is
@@ -58,6 +83,16 @@ first = next(event for event in events if event.kind == "decoded")
 ids = runner.tokenizer.encode("# 👋")
 for count, token in enumerate(ids, 1):
     print(token, runner.tokenizer.token_bytes(token), repr(runner.tokenizer.decode(ids[:count])))
+
+# %%
+widgets.Exercise(
+    "How many bytes do the tokens of '# 👋' have together?",
+    lambda: sum(len(runner.tokenizer.token_bytes(token)) for token in ids),
+    unit="bytes",
+    tolerance=0,
+    hint="The tokens lose nothing of the text. In UTF-8 an ASCII letter is one byte.",
+    because="Two ASCII characters of one byte each and an emoji of four: tokens are pieces of the text's bytes.",
+)
 
 # %% [markdown]
 # ## All of it, live

@@ -5,6 +5,11 @@
 # as written, `inductor` and `mlir` compile it for this processor, `triton` for a GPU. This notebook
 # takes one operator apart: the sum and norm between the two halves of a block (see `01_one_request` for where it is
 # used).
+#
+# - **Questions**: What did the compiler fuse, and what runs in the end?
+# - **Afterwards you can**: follow an operation from Python to machine code; read what was fused; compare backends with
+#   what the machine can do.
+# - **Minutes**: 20
 
 # %%
 import workbench
@@ -71,6 +76,16 @@ timed
 # %%
 timed.wait()
 timed.keep()
+
+# %%
+rows, columns = map(int, timed.case.split()[0].split("x"))
+widgets.Exercise(
+    "One loop reads two arrays of 16 × 576 float32 and writes two, the sum and the norm. What does it move at least?",
+    lambda: 4 * rows * columns * 4 / 1024,
+    unit="KiB",
+    hint="Four arrays, four bytes a number. The weights of the norm are one row: leave them out.",
+    because="Unfused, the sum is written and read again between the two operations: a fifth array.",
+)
 
 # %% [markdown]
 # Such figures depend on the machine's other load: the line under the table reports it. To keep them, with everything

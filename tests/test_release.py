@@ -32,8 +32,8 @@ WANTED = [
     "workbench/demo/target/model.safetensors", "workbench/demo/chat/card.json", "workbench/reports/report.html.j2",
     "experiments/project/notebook.ipynb", "experiments/project/test_laws.py", "experiments/project/README.md",
     "experiments/first_light.yaml",
-    "experiments/zoo/quest.py", "experiments/zoo/quest.yaml", "notebooks/01_one_request.py", "notebooks/jupytext.toml",
-    "compiled_kernels/masks.py",
+    "experiments/zoo/quest.py", "experiments/zoo/quest.yaml", "notebooks/00_start.py", "notebooks/01_one_request.py",
+    "notebooks/jupytext.toml", "compiled_kernels/masks.py",
 ]  # fmt: skip
 ABSOLUTE = re.compile(rb"(?<![\w./])/(?:work|root|home|Users)/\w")
 
