@@ -31,6 +31,7 @@ _HOMES = {
     "ServerView": ".server.view",
     "SpeculationView": ".speculation.view",
     "Timeline": ".timeline.view",
+    "TokenPath": ".token_path.view",
     "TokenView": ".tokens.view",
 }
 
