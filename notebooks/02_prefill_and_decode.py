@@ -60,8 +60,8 @@ summary = workbench.summarize(recorder.requests(), recorder.steps(), recorder.to
 # ## The path of a token
 # What is computed at all, for a prompt as for a token? The widget follows a text from its ids through every layer to
 # the draw, at the real values of this model. Press play, or pick a cell: a matrix is shown, and under it one number and
-# what it is the sum of. `logit lens` shows what the model would say after each layer, `heads` where each head looks, and
-# `switch off` what becomes of the text without some of them.
+# what it is the sum of. `logit lens` shows what the model would say after each layer, `heads` where each head looks,
+# and `switch off` what becomes of the text without some of them.
 
 # %%
 path = widgets.TokenPath(runner, "def add(a, b):\n    return a +")
@@ -111,7 +111,7 @@ widgets.Exercise(
     unit="times",
     tolerance=0.1,
     hint="The weights are read once a step, whatever it computes with them.",
-    because="The weights are read once for all 16. Only keys and values, of each sequence its own, are read more often.",
+    because="The weights are read once for all 16. Only keys and values, each sequence's own, are read more often.",
 )
 
 # %% [markdown]
