@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.tiny import VOCAB, layer, mixture_of, model_of, own_specs, runner_of, spec_of
+from tests.patience import limit
 from tests.thorough import tries
 from workbench.engine.load import load
 from workbench.engine.runner import Runner
@@ -59,7 +60,7 @@ def letters(markup: str) -> list[float]:
 def test_every_section_is_well_formed_and_its_letters_are_no_smaller_than_nine(path: TokenPath) -> None:
     for section in ("path", "lens", "heads", "ablation"):
         path.section = section
-        path.wait(60)
+        path.wait(limit(60))
         for step in range(len(path.data.steps) if section == "path" else 1):
             path.step = step
             markup = path.picture()
@@ -71,7 +72,7 @@ def test_every_section_is_well_formed_and_its_letters_are_no_smaller_than_nine(p
 
 def test_the_draw_is_the_engine_s(path: TokenPath) -> None:
     path.section = "ablation"
-    path.wait(60)
+    path.wait(limit(60))
     engine, _ = path.continuations()
     assert path.data.draw.token == engine[0]
     assert [step.name for step in path.data.steps[-2:]] == ["filter 1", "draw"]
@@ -136,13 +137,13 @@ def test_the_lens_is_the_head_on_the_residual_stream(path: TokenPath) -> None:
 
 def test_a_head_is_switched_off_and_on_again(path: TokenPath) -> None:
     path.section = "ablation"
-    path.wait(60)
+    path.wait(limit(60))
     engine, without = path.continuations()
     assert engine == without and len(engine) == 6
     for key in ("o0.1", "o1.2", "y1"):
         pick(path, key)
     assert path.heads_off == ((0, 1), (1, 2)) and path.layers_off == (1,)
-    path.wait(60)
+    path.wait(limit(60))
     off = Ablation(frozenset({(0, 1), (1, 2)}), frozenset({1}))
     request = path._request
     expected = continue_text(path.forward_pass.model, request.prompt_ids, request.sampling, off)
@@ -150,7 +151,7 @@ def test_a_head_is_switched_off_and_on_again(path: TokenPath) -> None:
     assert 'aria-checked="false"' in path.picture()
     for key in ("o0.1", "o1.2", "y1"):
         pick(path, key)
-    path.wait(60)
+    path.wait(limit(60))
     assert path.continuations() == (engine, engine) and 'aria-checked="false"' not in path.picture()
 
 
