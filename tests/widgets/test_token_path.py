@@ -209,7 +209,7 @@ def test_the_demo_s_text_is_followed(demo: Runner) -> None:
     path = TokenPath(demo, PROMPT)
     assert len(path.data.steps) == 1 + 15 * 6 + 2 + 2 + 1 and "Step 1 of 96" in path.picture()
     path.section = "ablation"
-    path.wait(120)
+    path.wait(limit(120))
     engine, _ = path.continuations()
     text = demo.tokenizer.decode(engine)
     assert text.split("\n")[0].replace("&#x27;", "'") in path.picture()
