@@ -10,10 +10,10 @@ from workbench import svg
 from workbench.lab.course import CourseNotebook
 
 STYLE = (
-    "<style>.wb-course table{border-collapse:collapse;width:100%;font-size:13px;line-height:1.45}"
-    ".wb-course th,.wb-course td{text-align:left;vertical-align:top;padding:7px 10px;"
+    "<style>.wb-pic .wb-course table{border-collapse:collapse;width:100%;font-size:13px;line-height:1.45}"
+    ".wb-pic .wb-course th,.wb-pic .wb-course td{text-align:left;vertical-align:top;padding:7px 10px;"
     "border-bottom:1px solid var(--jp-border-color2,#d0d0d0)}"
-    ".wb-course td:first-child{width:22%}.wb-course .minutes{text-align:right;white-space:nowrap}"
+    ".wb-course td:first-child{width:22%}.wb-pic .wb-course .minutes{text-align:right;white-space:nowrap}"
     ".wb-course a{font-weight:600}.wb-course p{margin:0 0 4px}"
     ".wb-course ul{margin:0;padding-left:1.2em}</style>"
 )
