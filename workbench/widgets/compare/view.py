@@ -70,7 +70,7 @@ class Compare(PictureWidget):
         self._swept = swept_settings(self.comparison.groups)
         self.swept = self._swept[0] if self._swept else ""
         self.observe(self._compare_again, ["baseline", "measures"])
-        self.watch("way", "x", "y", "sort_by", "descending", "swept")
+        self.watch("way", "x", "y", "sort_by", "descending", "swept", "width")
         self.shown.observe(lambda change: self._pick(str(change["new"])), "picked")
         self.show(*self._controls(known, default_measures, plotted), below=(self._export,))
 
@@ -107,7 +107,7 @@ class Compare(PictureWidget):
             raise WorkbenchError("no numeric setting differs between these runs: there is nothing to draw lines over")
         measures = dict.fromkeys(row.measure for row in self.comparison.rows)
         lines = {name: sweep_lines(self.comparison.groups, self.swept, name) for name in measures}
-        return draw_lines(lines, self.swept, getattr(self, "width", 0) or DEFAULT_WIDTH)
+        return draw_lines(lines, self.swept, self.width)
 
     def _pick(self, key: str) -> None:
         """Sort by a column whose head was picked: rising, then falling, then in the order of the runs."""

@@ -72,7 +72,7 @@ class ModelGraph(PictureWidget):
         self.kind, self.tokens, self.way = kind, tokens, way
         self.ceilings = self._stored_ceilings() if ceilings is None else roofs_of(ceilings)
         self._leave = RunnerThread.attach(runner).listen(self._on_event)
-        self.watch("kind", "tokens", "way", "unfolded", "ceilings", "measuring", "error")
+        self.watch("kind", "tokens", "way", "unfolded", "ceilings", "measuring", "error", "width")
         self.shown.observe(lambda change: self._pick(str(change["new"])), "picked")
         self.show(*self._controls(most))
 
@@ -118,7 +118,7 @@ class ModelGraph(PictureWidget):
             f"<p>Chosen: {escape(runner.backends.reason)}</p><ul>{able}</ul></details>"
         )
         about = "".join(f"<p>{escape(line)}</p>" for line in lines)
-        return svg.html(alert, about, draw_graph(graph, self.unfolded, self._picture_width), fold)
+        return svg.html(alert, about, draw_graph(graph, self.unfolded, self.width), fold)
 
     def measure(self, wait: bool = True) -> ModelGraph:
         """Time the operators of this step, and this machine's roofs where they are not known. It runs between two steps
@@ -186,9 +186,6 @@ class ModelGraph(PictureWidget):
     def _sizes(self) -> list[int]:
         return [self.runner.model.weight_bytes]
 
-    @property
-    def _picture_width(self) -> float:
-        return getattr(self, "width", 0) or DEFAULT_WIDTH
 
     @property
     def _dtype(self) -> str:

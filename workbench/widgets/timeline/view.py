@@ -63,7 +63,7 @@ class Timeline(PictureWidget):
         live = ipywidgets.Checkbox(description="follow", indent=False, disabled=self._leave is None)
         live.layout.width = "6em"
         traitlets.link((self, "follow"), (live, "value"))
-        self.watch("follow", "chosen")
+        self.watch("follow", "chosen", "width")
         self.observe(self._on_window, "window")
         self.shown.observe(lambda change: self._pick(change["new"]), "picked")
         self._extend_window(whole=True)
@@ -90,7 +90,7 @@ class Timeline(PictureWidget):
     def picture(self) -> str:
         with self._drain_lock:
             low, high = self.window
-            return draw_timeline(self.tracks, low, high, self.chosen)
+            return draw_timeline(self.tracks, low, high, self.chosen, self.width)
 
     def close(self) -> None:
         if self._leave is not None:

@@ -79,7 +79,7 @@ class TokenPath(PictureWidget):
         self._choice = ipywidgets.ToggleButtons(options=SECTIONS, value=section, style={"button_width": "auto"})
         traitlets.link((self, "section"), (self._choice, "value"))
         self._hint = ipywidgets.HTML()
-        self.watch("step", "section", "position", "column", "layer", "head", "lens_layer", "heads_off", "layers_off")
+        self.watch("step", "section", "position", "column", "layer", "head", "lens_layer", "heads_off", "layers_off", "width")
         self.observe(lambda _: self.set_trait("column", -1), ["step"])
         self.observe(lambda _: self._ask(), ["heads_off", "layers_off", "section"])
         self.shown.observe(lambda change: self._picked(change["new"]), "picked")
@@ -120,7 +120,7 @@ class TokenPath(PictureWidget):
 
     def picture(self) -> str:
         """The chosen section."""
-        width = float(getattr(self, "width", 0) or WIDTH)
+        width = float(self.width)
         return {"path": self._path, "lens": self._lens, "heads": self._heads, "ablation": self._ablation}[self.section](
             width
         )
@@ -218,7 +218,7 @@ class TokenPath(PictureWidget):
             raise WorkbenchError(f"TokenPath: {name} {value}: there are 0 to {limit - 1}")
         return value
 
-    @traitlets.validate("heads_off", "layers_off")
+    @traitlets.validate("heads_off", "layers_off", "width")
     def _off_in_model(self, proposal: Any) -> Any:
         from workbench.inspect.ablation import Ablation
 
