@@ -14,8 +14,8 @@
 from workbench import widgets
 
 widgets.Exercise(
-    "Guess first: twelve clients ask at once, and four sequences fit a step. The slowest wait for a first token (p99) is "
-    "how many times the median one?",
+    "Guess first: twelve clients ask at once, and four sequences fit a step. The slowest wait for a first token (p99) "
+    "is how many times the median one?",
     lambda: now.ttft.p99 / now.ttft.p50,
     unit="times",
     tolerance=0.3,
