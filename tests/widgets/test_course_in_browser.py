@@ -55,7 +55,7 @@ def test_an_exercise_is_answered_by_keyboard_alone(lab: LabSession, tmp_path: Pa
     cells = page.evaluate("len(In)")
     field.press_sequentially("dd3jk")  # letters that JupyterLab binds in command mode
     field.press("Enter")
-    status.get_by_text("a number is wanted").wait_for()
+    status.get_by_text("Type a number in pages").wait_for()
     assert page.evaluate("number.feedback.tries") == "()" and len(page.document()["cells"]) == 2
     for given, words in (("3", "Not yet"), ("4", "Four it is.")):
         field.fill(given)

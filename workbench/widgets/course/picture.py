@@ -10,12 +10,12 @@ from workbench import svg
 from workbench.lab.course import CourseNotebook
 
 STYLE = (
-    "<style>.wb-course table{border-collapse:collapse;width:100%;font-size:13px;line-height:1.45}"
-    ".wb-course th,.wb-course td{text-align:left;vertical-align:top;padding:7px 10px;"
+    "<style>.wb-course-table table{border-collapse:collapse;width:100%;font-size:13px;line-height:1.45}"
+    ".wb-course-table th,.wb-course-table td{text-align:left;vertical-align:top;padding:7px 10px;"
     "border-bottom:1px solid var(--jp-border-color2,#d0d0d0)}"
-    ".wb-course td:first-child{width:22%}.wb-course .minutes{text-align:right;white-space:nowrap}"
-    ".wb-course a{font-weight:600}.wb-course p{margin:0 0 4px}"
-    ".wb-course ul{margin:0;padding-left:1.2em}</style>"
+    ".wb-course-table td:first-child{width:22%}.wb-course-table .minutes{text-align:right;white-space:nowrap}"
+    ".wb-course-table a{font-weight:600}.wb-course-table p{margin:0 0 4px}"
+    ".wb-course-table ul{margin:0;padding-left:1.2em}</style>"
 )
 
 
@@ -26,7 +26,7 @@ def draw_course(course: Sequence[CourseNotebook], folder: str = "") -> str:
         "<th scope='col'>it answers</th><th scope='col'>afterwards you can</th></tr>"
     )
     rows = "".join(_row(notebook, folder) for notebook in course)
-    return svg.html(STYLE, f'<div class="wb-course"><table>{heads}{rows}</table><p>{total(course)}</p></div>')
+    return svg.html(STYLE, f'<div class="wb-course-table"><table>{heads}{rows}</table><p>{total(course)}</p></div>')
 
 
 def total(course: Sequence[CourseNotebook]) -> str:
