@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from workbench.errors import WorkbenchError
 from workbench.widgets.exercise.grading import UNITS, ComputedAnswer, parse_number
-from workbench.widgets.exercise.view import Exercise
+from workbench.widgets.exercise.view import Exercise, unanswerable
 
 VALUES = st.floats(1e-6, 1e12).flatmap(lambda size: st.sampled_from([size, -size]))
 TOLERANCES = st.floats(1e-6, 0.5)
@@ -132,3 +132,14 @@ def test_buttons_do_what_the_methods_do() -> None:
     assert exercise.form.closed and exercise.feedback.hint == "Two."
     exercise._press({"press": "again"})
     assert exercise.feedback.tries == () and exercise.form.draft == "" and not exercise.form.closed
+
+
+def test_exercises_that_cannot_be_answered_are_found() -> None:
+    before = set(unanswerable())
+    kept = [Exercise("Of what?", lambda: {}["x"]), Exercise("Which?", lambda: "d", choices=["a"]), Exercise("2?", 2)]
+    found = [each for each in unanswerable() if each not in before]
+    assert found == [
+        "Exercise('Of what?'): KeyError: 'x'",
+        "Exercise('Which?'): WorkbenchError: the answer 'd' is none of the choices a",
+    ]
+    assert all(each.feedback.problem == "" for each in kept)
