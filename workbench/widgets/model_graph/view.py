@@ -186,7 +186,6 @@ class ModelGraph(PictureWidget):
     def _sizes(self) -> list[int]:
         return [self.runner.model.weight_bytes]
 
-
     @property
     def _dtype(self) -> str:
         return str(self.runner.model.dtype).removeprefix("torch.")
