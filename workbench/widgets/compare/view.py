@@ -23,7 +23,6 @@ from workbench.widgets.compare.table import draw_table, draw_table_image
 from workbench.widgets.view import PictureWidget
 
 LAYOUTS = ("ratios", "table", "lines", "two measures")
-DEFAULT_WIDTH = 960.0  # pixels, where the browser has not said its own
 
 
 class Compare(PictureWidget):

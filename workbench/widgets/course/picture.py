@@ -50,5 +50,6 @@ def _row(notebook: CourseNotebook, folder: str) -> str:
     aims = "".join(f"<li>{escape(aim)}</li>" for aim in notebook.aims)
     return (
         f"<tr><td><a href='{link}'>{escape(notebook.title)}</a><br>{escape(notebook.subtitle)}</td>"
-        f"<td class='minutes'>{notebook.minutes}</td><td class='questions'>{questions}</td><td><ul>{aims}</ul></td></tr>"
+        f"<td class='minutes'>{notebook.minutes}</td><td class='questions'>{questions}</td>"
+        f"<td><ul>{aims}</ul></td></tr>"
     )

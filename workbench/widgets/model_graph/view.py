@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from workbench.widgets.roofline.data import Roofs
 
 WAYS = ("as it runs", "as written")
-DEFAULT_WIDTH = 960.0  # pixels, where the browser has not said its own
 MAX_STEPS = 1_000  # of the runner, the last ones
 NO_ROOFS = "Predicted times need this machine's roofs, which are not known yet: press Time the operators."
 
