@@ -131,8 +131,13 @@ class KVPages(Protocol):
         [seq, page, kv_head, offset, dim], positions and whether the query reads them [seq, page, offset]."""
         ...
 
-    def shown(self, lengths: Tensor, mask: Mask) -> Self:
-        """Return the pages that `mask` shows to queries at the end of their contexts, for `blocks`."""
+    @property
+    def layout(self) -> tuple[Any, ...]:
+        """Return what decides, beside tables and lengths, which positions `blocks` has: first the page size."""
+        ...
+
+    def listing(self, pages: Tensor, places: Tensor) -> Self:
+        """Return the same pages, of which the first table lists only `pages` [seq, few], those of `places` in it."""
         ...
 
 

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -52,14 +53,17 @@ class AttentionRules(NamedTuple):
     def as_mask(self, heads: int) -> Mask:
         """Return the mask of that many heads."""
         band: Mask = SlidingWindow(self.window, self.sinks) if self.window else Causal()
-        if not self.mask:
-            return band
-        traced = TracedMask(Program.parse(self.mask))
-        return AndMask(band, HeadMask(traced.of_head, heads) if traced.program.uses("head") else traced)
+        return _joined(band, self.mask, heads) if self.mask else band
 
     @property
     def as_score(self) -> Score | None:
         return TracedScore(Program.parse(self.score), self.normalized) if self.score else None
+
+
+@functools.lru_cache(maxsize=64)  # a step's layers get the same mask, and ask what it shows once
+def _joined(band: Mask, program: str, heads: int) -> Mask:
+    traced = TracedMask(Program.parse(program))
+    return AndMask(band, HeadMask(traced.of_head, heads) if traced.program.uses("head") else traced)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,11 @@
 # A small model that continues Python ships with the workbench. Here one request goes all the way through it, and every
 # step on the way can be seen: the text is cut into tokens, the prompt is computed in one step (prefill), then each step
 # computes one token more (decode), and the tokens become text again.
+#
+# - **Questions**: What happens to my text, from the first letter to the last token?
+# - **Afterwards you can**: name the steps from a text to its continuation; read the events of a runner; say which
+#   tokens were computed in which step.
+# - **Minutes**: 20
 
 # %%
 import math
@@ -11,8 +16,18 @@ import math
 import workbench
 from workbench import widgets
 
-runner = workbench.load("demo")
 prompt = "def is_even(number):\n    "
+widgets.Exercise(
+    f"Guess first: into how many tokens is {prompt!r} cut? (It can be checked when the cells have run.)",
+    lambda: len(runner.tokenizer.encode(prompt)),
+    unit="tokens",
+    tolerance=0.25,
+    prediction=True,
+    because=lambda count: f"{len(prompt)} characters, and {len(prompt) / count:.1f} of them a token.",
+)
+
+# %%
+runner = workbench.load("demo")  # compiled the first time, which takes a while; then it is found again
 
 # %% [markdown]
 # ## Text to tokens
@@ -41,6 +56,16 @@ for step in (event for event in events if event.kind == "stepped"):
     computed, seen = step.prefill_tokens + step.decode_tokens, step.context_tokens
     print(f"step {step.step}, {step.phase:<7}: {computed} computed, {seen} seen, {step.kv_bytes:,} bytes of cache")
 
+# %%
+widgets.Exercise(
+    "The answer shall have 20 tokens. How many steps does the runner take for this prompt?",
+    lambda: sum(e.kind == "stepped" for e in runner.stream(prompt, max_tokens=20, temperature=0, ignore_eos=True)),
+    unit="steps",
+    tolerance=0,
+    hint="How many tokens does the step that computes the prompt sample, and how many each step after it?",
+    because="The step that computes the prompt samples the first token already; each further token is one step.",
+)
+
 # %% [markdown]
 # ## From probabilities to a token
 # The model gives a probability for each token of the vocabulary. Here temperature is 0, so the most probable one is
@@ -59,16 +84,27 @@ ids = runner.tokenizer.encode("# 👋")
 for count, token in enumerate(ids, 1):
     print(token, runner.tokenizer.token_bytes(token), repr(runner.tokenizer.decode(ids[:count])))
 
+# %%
+widgets.Exercise(
+    "How many bytes do the tokens of '# 👋' have together?",
+    lambda: sum(len(runner.tokenizer.token_bytes(token)) for token in ids),
+    unit="bytes",
+    tolerance=0,
+    hint="The tokens lose nothing of the text. In UTF-8 an ASCII letter is one byte.",
+    because="Two ASCII characters of one byte each and an emoji of four: tokens are pieces of the text's bytes.",
+)
+
 # %% [markdown]
 # ## All of it, live
-# Press Run. Tokens are shaded by how probable they were; point at one to see what else there was. Below are all
-# settings that matter to one request: of the model, its cache, attention and kernels, of schedule, speculation and
-# sampling. (Settings of a measurement are left out: workload, rounds, variants, sweeps, the judge, simulated machines.)
-# Those of sampling apply at once, others create a new runner. Stop works at any time, and so does
-# the kernel's stop button. "Copy as Python" gives the script that makes the same tokens.
+# Press Run. The heavier a token's underline, the less probable it was; point at one to see what else there was. Below
+# are all settings that matter to one request: of the model, its cache, attention and kernels, of schedule, speculation
+# and sampling. (Settings of a measurement are left out: workload, rounds, variants, sweeps, the judge, simulated
+# machines.) Those of sampling apply at once, others create a new runner. Each run has a new seed, so the text differs;
+# untick that to see what another setting changes. Stop works at any time, also while a cell waits, and so does the
+# kernel's stop button. "Copy as Python" gives the script that makes the tokens of the settings shown, seed included.
 
 # %%
-play = widgets.Playground(runner, prompt)
+play = widgets.Playground(runner)
 play
 
 # %%
@@ -78,7 +114,8 @@ play.wait()
 # %% [markdown]
 # ## Try
 # - `temperature` 0, then 1.5: which tokens were probable, and where does the text go wrong?
-# - `executor`, `uncached`: the same tokens, without the KV cache. Watch TPOT.
+# - `executor`, `uncached`: with the same seed the same tokens, without the KV cache. Watch TPOT.
+# - `cache`, `format` int8 and int4: how many bytes does the KV cache take now, and when does the text change?
 # - `speculate`, `prompt_lookup` on a text that repeats itself: fewer steps than tokens.
 #
 # To read: `workbench/engine/runner.py` (a step is one sentence), `workbench/prompt/tokenization/detokenize.py`,

@@ -4,14 +4,29 @@
 # A prompt is computed at once: that is prefill, and a user waits for the time to first token (TTFT). Then tokens come
 # one by one: that is decode, and a user waits for the time per output token (TPOT). The two phases meet different
 # limits of the same machine. [01_one_request](01_one_request.py) showed one request step by step.
+#
+# - **Questions**: Why is the first token slow and the rest quick? What is the limit of this machine?
+# - **Afterwards you can**: measure TTFT and TPOT; place a step on a roofline; say whether memory or arithmetic binds
+#   it, and what a larger batch changes.
+# - **Minutes**: 30
 
 # %%
 import workbench
 from workbench import widgets
 
-runner = workbench.load("demo")
 short = "def add(a, b):"
 long = "\n".join(f"def f{n}(x):\n    return x + {n}\n" for n in range(18))
+widgets.Exercise(
+    "Guess first: the first token of the long text takes how many times as long as each one after it?",
+    lambda: ttft / tpot,  # of the long text, as measured in the cell below
+    unit="times",
+    tolerance=0.3,
+    prediction=True,
+    because="All tokens of the prompt are computed before the first one of the answer; later steps compute one each.",
+)
+
+# %%
+runner = workbench.load("demo")  # compiled the first time, which takes a while; then it is found again
 len(runner.tokenizer.encode(short)), len(runner.tokenizer.encode(long))
 
 # %% [markdown]
@@ -45,8 +60,8 @@ summary = workbench.summarize(recorder.requests(), recorder.steps(), recorder.to
 # ## The path of a token
 # What is computed at all, for a prompt as for a token? The widget follows a text from its ids through every layer to
 # the draw, at the real values of this model. Press play, or pick a cell: a matrix is shown, and under it one number and
-# what it is the sum of. `logit lens` shows what the model would say after each layer, `heads` where each head looks, and
-# `switch off` what becomes of the text without some of them.
+# what it is the sum of. `logit lens` shows what the model would say after each layer, `heads` where each head looks,
+# and `switch off` what becomes of the text without some of them.
 
 # %%
 path = widgets.TokenPath(runner, "def add(a, b):\n    return a +")
@@ -89,6 +104,16 @@ for work in roofline.works:
     took = f"predicted {1000 * work.predicted:7.3f} ms, measured {1000 * work.seconds:7.2f} ms"
     print(f"{work.name:16} {work.intensity:6.1f} FLOPs a byte, {took}, {work.bound.name} binds")
 
+# %%
+widgets.Exercise(
+    "A step decodes 16 sequences instead of 1. By how much do its FLOPs a byte grow?",
+    lambda: {work.name: work.intensity for work in roofline.works}["decode × 16"] / roofline.works[0].intensity,
+    unit="times",
+    tolerance=0.1,
+    hint="The weights are read once a step, whatever it computes with them.",
+    because="The weights are read once for all 16. Only keys and values, of each sequence its own, are read more.",
+)
+
 # %% [markdown]
 # A gap between the two is not the machine's limit but what the program adds. The model is compiled here, a decode step
 # as one function; the backend `eager` carries out one small operator after another from Python, and its gap is far
@@ -102,7 +127,18 @@ cost = workbench.StepCostModel(workbench.named_shape("llama-3.1-8b"), block_valu
 steps = {f"decode × {batch}": cost([(1024, 1)] * batch, batch) for batch in (1, 8, 64, 512)}
 steps["prefill 512"] = cost([(0, 512)], 1)
 points = [widgets.RooflinePoint(name, step.flops, step.bytes, dtype="bfloat16") for name, step in steps.items()]
-widgets.Roofline(points, ceilings="h100")
+h100 = widgets.Roofline(points, ceilings="h100")
+h100
+
+# %%
+widgets.Exercise(
+    "Which of these steps does not wait for memory on an H100?",
+    lambda: next(work.name for work in h100.works if "memory" not in work.bound.name),
+    choices=list(steps),
+    hint="How many tokens use each weight that is read? What is read besides, for each of 512 sequences?",
+    because="A prompt's tokens share weights and context. Each decoded sequence reads 1,024 tokens of its own cache, "
+    "so 512 of them still wait for memory.",
+)
 
 # %% [markdown]
 # ## Try

@@ -3,12 +3,27 @@
 #
 # Decode reads the keys and values of every earlier token. Stored, they are the KV cache: bytes that grow with every
 # token and every sequence. This notebook counts them, by formula and in the tensors.
+#
+# - **Questions**: What is in the KV cache, how large is it, what does quantizing it cost?
+# - **Afterwards you can**: compute the bytes of a cache from a model's shape; read a map of pages; weigh a format's
+#   bytes against what it changes.
+# - **Minutes**: 30
 
 # %%
 import workbench
 from workbench import widgets
 
-runner = workbench.load("demo")
+widgets.Exercise(
+    "Guess first: how many bytes does one token take in the cache of the demo model?",
+    lambda: runner.store.bytes_per_token,
+    unit="bytes",
+    tolerance=0.5,
+    prediction=True,
+    because="The formula below says why.",
+)
+
+# %%
+runner = workbench.load("demo")  # compiled the first time, which takes a while; then it is found again
 spec = runner.model.spec
 spec
 
@@ -26,6 +41,16 @@ print(
     f"x {runner.model.dtype.itemsize} bytes"
 )
 print(f"= {by_formula:,} bytes a token; allocated: {runner.store.bytes / room:,.0f}")
+
+# %%
+llama = workbench.named_shape("llama-3.1-8b")  # 32 layers, 8 KV heads, head_dim 128
+widgets.Exercise(
+    "Llama 3.1 8B has 32 layers, 8 KV heads and head_dim 128. What does a token take in bfloat16?",
+    lambda: 2 * sum(layer.attention.cache_values_per_token for layer in llama.layers) / 1024,
+    unit="KiB",
+    hint="A key and a value, in every layer, for every KV head: the formula above with other numbers.",
+    because="2 × 32 × 8 × 128 numbers of 2 bytes.",
+)
 
 # %% [markdown]
 # ## Pages
@@ -65,6 +90,16 @@ for name, other in caches.items():
     found = measure_divergence(other, dense).summary(len(text.encode()))
     print(f"{name}: {other.store.bytes_per_token:5,.0f} bytes a token", end=", ")
     print(f"KL {found['kl_mean']:.2e} nats, same first choice {found['same_top']:.1%}")
+
+# %%
+widgets.Exercise(
+    "An INT4 number has a quarter of a bfloat16's bits. What does an INT4 token take of a dense one's bytes here?",
+    lambda: 100 * caches["int4"].store.bytes_per_token / plain.store.bytes_per_token,
+    unit="%",
+    tolerance=0.02,
+    hint="The table above has the bytes of both. Each group of numbers has its scale besides.",
+    because="More than 25 %: scales and zero points are stored for each group.",
+)
 
 # %% [markdown]
 # ## The calculator

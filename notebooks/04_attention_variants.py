@@ -3,13 +3,30 @@
 #
 # Attention here is a set of slots: a mask (which keys a query may see), how query heads share KV heads, a function of
 # the scores. A variant is a few words of configuration; no model file is changed.
+#
+# - **Questions**: Which tokens does a head look at? How do I write a mask of my own?
+# - **Afterwards you can**: read a map of attention weights; choose a variant by its cost; write a mask and have its
+#   laws checked.
+# - **Minutes**: 30
+
+# %%
+from workbench import widgets
+
+widgets.Exercise(
+    "Guess first: a text has 24 tokens, and each looks at itself and all before it. How many pairs of query and key?",
+    lambda: sum(bool(Causal()(query, key)) for query in range(24) for key in range(24)),
+    unit="pairs",
+    tolerance=0.1,
+    prediction=True,
+    because="1 + 2 + ... + 24: the filled half of the picture below. It grows with the square of the length.",
+)
 
 # %%
 import tempfile
 from dataclasses import dataclass
 
 import workbench
-from workbench import Causal, SlidingWindow, draw_mask, testing, widgets
+from workbench import Causal, SlidingWindow, draw_mask, testing
 
 TEXT = "def fibonacci(n):\n    if n < 2:\n        return n\n    return"
 
@@ -22,6 +39,16 @@ draw_mask(Causal(), 24)
 
 # %%
 draw_mask(SlidingWindow(sliding_window=8, num_sink_tokens=2), 24)
+
+# %%
+widgets.Exercise(
+    "The query at position 20 (the first is 0): how many keys does it see in the picture above?",
+    lambda: sum(bool(SlidingWindow(sliding_window=8, num_sink_tokens=2)(20, key)) for key in range(24)),
+    unit="keys",
+    tolerance=0,
+    hint="Count its row: the sinks at the left, then the window, which ends at the query itself.",
+    because="Two sinks, and eight tokens up to and with its own.",
+)
 
 # %% [markdown]
 # ## Attention weights
@@ -88,6 +115,16 @@ class Dilated:
 
 draw_mask(Dilated(), 24)
 
+# %%
+widgets.Exercise(
+    "How many keys does the last query of this picture see, the one at position 23?",
+    lambda: sum(bool(Dilated()(23, key)) for key in range(24)),
+    unit="keys",
+    tolerance=0,
+    hint="The last 8 are 16 to 23. Which of 0 to 15 are multiples of 4?",
+    because="Eight near ones, and 0, 4, 8 and 12.",
+)
+
 # %% [markdown]
 # The conformity kit holds it to the laws that the workbench's own variants obey: outputs computed batched, in chunks
 # and in pages equal those of the plain model, and no query sees a later key.
@@ -113,6 +150,16 @@ print(testing.check_attention(peeking, examples=1, backends=["eager"]))
 # %%
 own = workbench.load("demo", backend="eager", attention={"mask": "dilated"})
 widgets.AttentionView(own, TEXT, max_tokens=0, layer=2)
+
+# %%
+single = workbench.load("demo", backend="eager", attention={"num_kv_heads": "multi_query"})
+widgets.Exercise(
+    "The demo model has two KV heads. With one, what share of its cache's bytes is left?",
+    lambda: 100 * single.store.bytes_per_token / own.store.bytes_per_token,
+    unit="%",
+    hint="Keys and values are stored for each KV head, however many query heads share it.",
+    because="Bytes grow with the number of KV heads, and with nothing else that changed.",
+)
 
 # %% [markdown]
 # ## Try

@@ -3,13 +3,30 @@
 #
 # A model gives a number for every token of its vocabulary; softmax makes probabilities of them, filters remove some,
 # and one uniform number picks the next token. Here each of these can be seen on a real distribution.
+#
+# - **Questions**: What do temperature, top-p and penalties do to one distribution?
+# - **Afterwards you can**: predict what a filter removes; say in which order filters apply, and why that matters; add a
+#   filter of your own.
+# - **Minutes**: 30
+
+# %%
+from workbench import widgets
+
+PROMPT = "def read_file(path):\n    with open("
+widgets.Exercise(
+    "Guess first: the model knows 4,096 tokens. How many of them does top-p 0.9 leave after `with open(`?",
+    lambda: trace_filters(logits, History(ids), SamplingParameters(top_p=0.9)).steps[0].num_left,
+    unit="tokens",
+    tolerance=0.5,
+    prediction=True,
+    because="The most probable ones, as few as hold 90 % together: their number says how certain the model is here.",
+)
 
 # %%
 import workbench
-from workbench import History, SamplingParameters, entropy_bits, trace_filters, widgets
+from workbench import History, SamplingParameters, entropy_bits, trace_filters
 
 runner = workbench.load("demo", backend="eager")
-PROMPT = "def read_file(path):\n    with open("
 
 # %% [markdown]
 # ## A distribution, filter by filter
@@ -55,6 +72,21 @@ for position in range(len(ids), len(ids) + 6):
 hot = widgets.SamplingExplorer(runner, PROMPT, temperature=1.6, top_p=0.9, seed=1).wait()
 hot
 
+
+# %%
+def bits(temperature):
+    """Return the entropy of the first position at a temperature."""
+    return entropy_bits((logits / temperature).softmax(-1))
+
+
+widgets.Exercise(
+    "Temperature rises from 0.8 to 1.6. At the first position of the answer, what happens to the entropy?",
+    lambda: "it grows" if bits(1.6) > bits(0.8) else "it falls",
+    choices=["it falls", "it stays", "it grows"],
+    hint="Logits are divided by the temperature. What do smaller differences of logits make of probabilities?",
+    because="Smaller differences: the distribution is flatter, and it takes more bits to say which token came.",
+)
+
 # %% [markdown]
 # ## Penalties
 # A penalty changes the logits of tokens that already occur in the text. Greedy text tends to repeat itself.
@@ -70,7 +102,19 @@ greedy
 # The explorer shows any logits: another model's, or invented ones.
 
 # %%
-widgets.SamplingExplorer([2.0, 1.5, 1.5, 0.0, -1.0], texts=["red", "green", "blue", "black", "white"], top_p=0.8)
+colours = {"red": 2.0, "green": 1.5, "blue": 1.5, "black": 0.0, "white": -1.0}
+explored = widgets.SamplingExplorer([*colours.values()], texts=[*colours], top_p=0.8)
+explored
+
+# %%
+widgets.Exercise(
+    "Top-p 0.8 removes black and white, which have 7.7 % together. What becomes of red's 41.7 %?",
+    lambda: 100 * explored.figures().candidates[0].after,
+    unit="%",
+    tolerance=0.02,
+    hint="What is left is divided by its sum.",
+    because="Each token that is left is divided by what all of them have together, so that they make 1 again.",
+)
 
 # %% [markdown]
 # ## Draws are the engine's
@@ -95,6 +139,16 @@ for token in sorted(drawn, key=drawn.get, reverse=True)[:5]:
 # %%
 own = [{"path": "experiments.zoo.typical:Typical", "arguments": {"mass": 0.5}}]
 widgets.SamplingExplorer(runner, PROMPT, filters=own, max_tokens=8, seed=1).wait()
+
+# %%
+widgets.Exercise(
+    "How many of the five colours does min-p 0.1 leave?",
+    lambda: widgets.SamplingExplorer([*colours.values()], texts=[*colours], min_p=0.1).figures().sieves[0].left,
+    unit="colours",
+    tolerance=0,
+    hint="It removes what has less than a tenth of the most probable token's probability.",
+    because="Black, at e^-2 of red, has more than a tenth of it; white, at e^-3, has less.",
+)
 
 # %% [markdown]
 # ## Try

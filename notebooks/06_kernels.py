@@ -5,10 +5,27 @@
 # as written, `inductor` and `mlir` compile it for this processor, `triton` for a GPU. This notebook
 # takes one operator apart: the sum and norm between the two halves of a block (see `01_one_request` for where it is
 # used).
+#
+# - **Questions**: What did the compiler fuse, and what runs in the end?
+# - **Afterwards you can**: follow an operation from Python to machine code; read what was fused; compare backends with
+#   what the machine can do.
+# - **Minutes**: 20
 
 # %%
+import workbench
 from workbench import widgets
 
+widgets.Exercise(
+    "Guess first: an operation adds two arrays and norms the sum. As one loop it reads two arrays and writes two. How "
+    "many does it read and write when the sum is a loop of its own?",
+    lambda: 2 + 1 + 1 + 1,
+    unit="arrays",
+    tolerance=0,
+    prediction=True,
+    because="The sum reads two and writes one; the norm reads that one again, and writes one.",
+)
+
+# %%
 view = widgets.KernelView("add_rms_norm", backend="eager")
 view
 
@@ -38,6 +55,25 @@ fused.stage = "fusion"
 print(fused.text)
 
 # %% [markdown]
+# ## Where is this operator in the model?
+#
+# A step of the whole model: its operators in order with what each must compute and move, and a bracket around those
+# that one compiled function carries out. Choose a prefill beside a decode, and *as written* beside *as it runs*.
+
+# %%
+graph = widgets.ModelGraph(workbench.load(), "decode", tokens=256)
+graph
+
+# %% [markdown]
+# As the modules are written, each operator can be timed by itself: which ones take far longer than their FLOPs and
+# bytes explain?
+
+# %%
+graph.way = "as written"
+graph.measure()
+graph.keep()
+
+# %% [markdown]
 # ## How fast are the backends?
 #
 # Measured now, on this machine, in a process of its own: the median and its spread. The button *time the backends* also
@@ -51,6 +87,16 @@ timed
 # %%
 timed.wait()
 timed.keep()
+
+# %%
+rows, columns = map(int, timed.case.split()[0].split("x"))
+widgets.Exercise(
+    "One loop reads two arrays of 16 × 576 float32 and writes two, the sum and the norm. What does it move at least?",
+    lambda: 4 * rows * columns * 4 / 1024,
+    unit="KiB",
+    hint="Four arrays, four bytes a number. The weights of the norm are one row: leave them out.",
+    because="Unfused it would be five: the sum is read once more.",
+)
 
 # %% [markdown]
 # Such figures depend on the machine's other load: the line under the table reports it. To keep them, with everything

@@ -5,12 +5,30 @@
 # many tokens with them. So requests share steps. Before each step the scheduler decides which requests it computes,
 # which wait and which are preempted, and this notebook shows these decisions while they are made. (`03_kv_cache`
 # explains pages, `02_prefill_and_decode` the two phases.)
+#
+# - **Questions**: Who waits for whom when many requests share a step?
+# - **Afterwards you can**: read a timeline of requests; explain a stall by chunks, pages or policy; say when a prefix
+#   is shared.
+# - **Minutes**: 35
+
+# %%
+from workbench import widgets
+
+widgets.Exercise(
+    "Guess first: ten requests of different lengths, four at a time. A batch that waits for its longest request needs "
+    "so many steps. What share of them is saved when a request that waits takes a free place at once?",
+    lambda: 100 * (1 - len(continuous.tracks.steps) / len(static.tracks.steps)),
+    unit="%",
+    tolerance=0.3,
+    prediction=True,
+    because="Static and continuous batching, compared below: places of requests that have ended are not left empty.",
+)
 
 # %%
 import random
 
 import workbench
-from workbench import Request, SamplingParameters, widgets
+from workbench import Request, SamplingParameters
 
 
 def make_requests(count, prompt=48, output=24, shared=(), every=0.0):
@@ -141,6 +159,16 @@ tables = widgets.PageMap(quantized)
 served = list(quantized.stream(make_requests(4, prompt=40, output=24)))
 tables.step = tables.fullest()
 tables
+
+# %%
+widgets.Exercise(
+    "Into how many chunks is the long prompt of 400 tokens cut, in steps of up to 64 tokens without any decode?",
+    lambda: -(-len(prompt_ids) // 64),
+    unit="chunks",
+    tolerance=0,
+    hint="The last chunk may be a part of one.",
+    because="Six chunks of 64 and one of 16. With decodes beside it in the step, a chunk is shorter.",
+)
 
 # %% [markdown]
 # ## Try

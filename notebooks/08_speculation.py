@@ -4,10 +4,27 @@
 # A decode step reads all weights to give one token. Where a cheap proposer drafts the next few, one step can verify all
 # of them: those that the model would have chosen are accepted, and one more token comes besides. The output is the same
 # as without drafts; only the time changes, and not always for the better.
+#
+# - **Questions**: When do draft tokens pay?
+# - **Afterwards you can**: read which draft tokens were accepted; predict a speed-up from acceptance and cost; say why
+#   the output stays the same.
+# - **Minutes**: 25
+
+# %%
+from workbench import widgets
+
+widgets.Exercise(
+    "Guess first: drafts are copied from earlier text, which here repeats itself. How many tokens does a verification "
+    "give on average?",
+    lambda: view.figures["mean_acceptance_length"],
+    unit="tokens",
+    tolerance=0.25,
+    prediction=True,
+    because="The accepted draft tokens, and one more of the model's own each time.",
+)
 
 # %%
 import workbench
-from workbench import widgets
 
 PROMPT = "def read_file(path):\n    with open(path) as f:\n        return f.read()\n\ndef write_file(path, text):\n"
 runner = workbench.load("demo", backend="eager")
@@ -77,6 +94,18 @@ lookup = workbench.load("demo", backend="eager", speculate="prompt_lookup")
 prompts = [PROMPT, "def a(x):\n    return x + 1\n\ndef b("]
 events = list(lookup.stream(prompts, temperature=0, max_tokens=32))
 widgets.SpeculationView(events, tokenizer=lookup.tokenizer)
+
+# %%
+accepted, drafted, cost = 0.8, 4, 1.5
+widgets.Exercise(
+    "Each of 4 draft tokens is accepted with probability 0.8, and a verification takes 1.5 plain steps. How many times "
+    "as fast is that?",
+    lambda: (1 - accepted ** (drafted + 1)) / (1 - accepted) / cost,
+    unit="times",
+    tolerance=0.02,
+    hint="First the tokens a verification, by the formula above; then divide by its cost.",
+    because="3.36 tokens a verification, in the time of 1.5.",
+)
 
 # %% [markdown]
 # ## Try

@@ -3,13 +3,32 @@
 #
 # An experiment is one value with a question. Written as YAML and read back it is the same value, and it decides
 # everything that a run does: the same experiment gives the same tokens.
+#
+# - **Questions**: How do I ask a question so that anyone can run it again?
+# - **Afterwards you can**: write an experiment with variants; say what an interval of a ratio allows; sweep, query and
+#   reproduce runs.
+# - **Minutes**: 30
+
+# %%
+from workbench import widgets
+
+widgets.Exercise(
+    "Guess first: an INT8 cache keeps its newest tokens in full precision. In steps of up to 64 tokens, from which "
+    "context on is it smaller than a dense one?",
+    lambda: break_even_context(
+        *(experiment.with_("variants={}", f"cache.format={name}") for name in ("int8", "dense"))
+    ),
+    unit="tokens",
+    tolerance=0.25,
+    prediction=True,
+    because="Below is why: pages of both kinds are in use at once, and a short text fills neither.",
+)
 
 # %%
 import tempfile
 from pathlib import Path
 
 import workbench
-from workbench import widgets
 
 place = Path(tempfile.mkdtemp(prefix="workbench-"))  # runs are folders; these may go when the kernel does
 experiment = workbench.Experiment.from_yaml("""
@@ -111,6 +130,16 @@ print(workbench.reproduce(workbench.Record.open(rows[0].outcome.folder), place))
 
 # %%
 widgets.Claims(claim="kv-gqa")
+
+# %%
+low, high = 0.97, 1.05
+widgets.Exercise(
+    "INT8 takes 1.01 times dense's time a token, with an interval from 0.97 to 1.05. What may be said?",
+    lambda: "it is faster" if high < 1 else "it is slower" if low > 1 else "it is not known yet which is faster",
+    choices=["it is faster", "it is slower", "they are equally fast", "it is not known yet which is faster"],
+    hint="Which ratios does the interval allow?",
+    because="The interval spans 1: either may be faster, by a few percent. More rounds make it narrower.",
+)
 
 # %% [markdown]
 # ## Try

@@ -4,12 +4,30 @@
 # A model reads one list of tokens. A system prompt, tools, turns and results become that list by a template, and what
 # each turn costs depends on how much of the list was there before. Here both can be seen, then tools, answers of a
 # given form, and thoughts with a budget.
+#
+# - **Questions**: What does the model read of a conversation, and what does a turn cost?
+# - **Afterwards you can**: take a prompt apart into its segments; say what breaks a cached prefix; give an agent tools,
+#   a schema and a budget.
+# - **Minutes**: 30
+
+# %%
+from workbench import widgets
+
+widgets.Exercise(
+    "Guess first: a user asks `How many seconds are 3 weeks and 2 days?`. With system prompt, tools and template, how "
+    "many tokens does the model read?",
+    lambda: len(talk.prompt(runner).ids),
+    unit="tokens",
+    tolerance=0.3,
+    prediction=True,
+    because="The question is the smaller part: tools are described in full, with the schema of their arguments.",
+)
 
 # %%
 import json
 
 import workbench
-from workbench import Conversation, demo_tools, widgets
+from workbench import Conversation, demo_tools
 
 runner = workbench.load("demo-chat", backend="eager", prefix="radix", page_size=16)
 TOOLS = [demo_tools.calculate, demo_tools.convert, demo_tools.lookup]
@@ -153,6 +171,16 @@ for budget in (0, 8, 64):
     result = thinker.run("What is 47 + 85?")
     spent = f"{result.usage.thinking_tokens:>2} tokens of thought, {result.usage.output_tokens:>2} generated in all"
     print(f"budget {budget:>2}: {spent}; {result.rounds[0].thinking or 'no thought'} -> {result.answer}")
+
+# %%
+widgets.Exercise(
+    "A new prompt has its first 70 tokens in common with one whose pages are cached. How many are found again?",
+    lambda: 70 // runner.store.page_size * runner.store.page_size,
+    unit="tokens",
+    tolerance=0,
+    hint="Pages hold 16 tokens here, and only full pages are found.",
+    because="Four full pages. The fifth page differs within, and is computed again.",
+)
 
 # %% [markdown]
 # ## Try

@@ -4,6 +4,24 @@
 # Chat clients, agents, load generators and evaluation tools speak one of two protocols, OpenAI's or Anthropic's. A
 # server that speaks both makes every variant of attention, cache or sampling testable by all of them. Here a runner is
 # served from a cell, clients ask it, and what happens behind the API can be watched.
+#
+# - **Questions**: How do clients use it, and what happens behind the API?
+# - **Afterwards you can**: serve a runner to OpenAI's and Anthropic's clients; read TTFT and TPOT of many; set limits
+#   and prices.
+# - **Minutes**: 30
+
+# %%
+from workbench import widgets
+
+widgets.Exercise(
+    "Guess first: twelve clients ask at once, and four sequences fit a step. The slowest wait for a first token (p99) "
+    "is how many times the median one?",
+    lambda: now.ttft.p99 / now.ttft.p50,
+    unit="times",
+    tolerance=0.3,
+    prediction=True,
+    because="The last four wait for eight others to end. What a queue adds shows in the slow end of TTFT first.",
+)
 
 # %%
 import json
@@ -14,7 +32,6 @@ from concurrent.futures import ThreadPoolExecutor
 import openai
 
 import workbench
-from workbench import widgets
 
 runner = workbench.load("demo-chat", backend="eager", prefix="radix", page_size=16, max_num_seqs=4)
 server = workbench.serve(runner)
@@ -181,6 +198,17 @@ with workbench.serve({"dense": runner, "int4": quantized}) as both:
 view.keep()
 server.stop()
 server
+
+# %%
+widgets.Exercise(
+    "Sixteen calls come at once, each for an answer of 20 tokens. Beside prefill, about how many steps is the last one "
+    "done after?",
+    lambda: 16 / runner.scheduler.limits.max_num_seqs * 20,
+    unit="steps",
+    tolerance=0.1,
+    hint="The runner was loaded with max_num_seqs=4.",
+    because="Four groups one after another, each for 20 steps: waiting is three quarters of the last one's time.",
+)
 
 # %% [markdown]
 # ## Try

@@ -5,6 +5,24 @@
 # behind one front (replicas), an engine for prompts and another for decodes, or one model shared among processes
 # (ranks). Here all three run on this machine, with a model that is small enough for it. What they gain is for machines
 # with more cores or cards; what they do can be seen here.
+#
+# - **Questions**: What changes with more than one engine?
+# - **Afterwards you can**: say where a router sends a request and why; predict the bytes of a handover; tell replicas,
+#   pools and ranks apart.
+# - **Minutes**: 35
+
+# %%
+from workbench import widgets
+
+widgets.Exercise(
+    "Guess first: an engine hands a computed prompt over to another one, page by page. A page has 16 tokens of the "
+    "demo model. How large is it?",
+    lambda: 16 * size / 1024,
+    unit="KiB",
+    tolerance=0.3,
+    prediction=True,
+    because="A token's keys and values in all layers, 16 times. Notebook 03_kv_cache has the formula.",
+)
 
 # %%
 import os
@@ -12,7 +30,7 @@ import signal
 import time
 
 import workbench
-from workbench import PrefillDecodePools, Request, SamplingParameters, widgets
+from workbench import PrefillDecodePools, Request, SamplingParameters
 
 config = workbench.EngineConfig.build("demo", backend="eager", prefix="radix", page_size=16, pages=512)
 cluster = workbench.Cluster(config, replicas=2)
@@ -186,6 +204,16 @@ for event in ranks.stream("def add(a, b):", max_tokens=9, temperature=0, ignore_
         before = sent
 print(f"predicted: {predicted:,} bytes a rank and decode step; measured: {min(steps[1:]):,} to {max(steps[1:]):,}")
 ranks.close()
+
+# %%
+widgets.Exercise(
+    "Llama 3.1 8B has 32 layers. How many exchanges does a decode step take when ranks share it?",
+    lambda: 2 * len(workbench.named_shape("llama-3.1-8b").layers) + 2,
+    unit="exchanges",
+    tolerance=0,
+    hint="Two a layer, one for the embedding, one for the logits.",
+    because="However short they are, they follow one another: their latency adds up.",
+)
 
 # %% [markdown]
 # The bytes are few and the exchanges many, so their number and latency decide. On a machine without spare cores ranks

@@ -5,12 +5,30 @@
 # next, which request goes first. Here such a thing is a part, one file, and the engine keeps pages, batches, prefix
 # reuse and every backend. This notebook shows techniques that others published, written that way, with a verdict on
 # what each paper claims. The verdict's rule was written down before anything was measured.
+#
+# - **Questions**: Which published techniques hold here, and how do I add one?
+# - **Afterwards you can**: read an entry's claim, rule and verdict; turn a technique on; write a part of your own and
+#   have its laws checked.
+# - **Minutes**: 25
+
+# %%
+from workbench import widgets
+
+widgets.Exercise(
+    "Guess first: of the published techniques that were tried here, what share keeps its claim, with or without "
+    "limits?",
+    lambda: 100 * sum(item.verdict.startswith("holds") for item in zoo) / len([*zoo]),
+    unit="%",
+    tolerance=0.2,
+    prediction=True,
+    because="The model here is small and writes Python: a refuted claim says what it depends on.",
+)
 
 # %%
 import torch
 
 import workbench
-from workbench import History, widgets
+from workbench import History
 
 zoo = workbench.open_zoo()
 zoo
@@ -99,6 +117,15 @@ print(PROMPT + "".join(event.text for event in events))
 # %%
 for item in zoo:
     print(f"{item.settings.technique}: {item.settings.claim}\n    rule: {item.settings.rule}\n    {item.verdict}")
+
+# %%
+widgets.Exercise(
+    "What share of the probability do the tokens that `tail` leaves have at least, before they are scaled to 1?",
+    lambda: 100 * (1 - Tail().mass),
+    unit="%",
+    hint="`mass` is the most that the removed tokens hold together.",
+    because="So it is top-p with p = 1 - mass, up to the token at the boundary.",
+)
 
 # %% [markdown]
 # ## Try

@@ -32,8 +32,8 @@ WANTED = [
     "workbench/demo/target/model.safetensors", "workbench/demo/chat/card.json", "workbench/reports/report.html.j2",
     "experiments/project/notebook.ipynb", "experiments/project/test_laws.py", "experiments/project/README.md",
     "experiments/first_light.yaml",
-    "experiments/zoo/quest.py", "experiments/zoo/quest.yaml", "notebooks/01_one_request.py", "notebooks/jupytext.toml",
-    "compiled_kernels/masks.py",
+    "experiments/zoo/quest.py", "experiments/zoo/quest.yaml", "notebooks/00_start.py", "notebooks/01_one_request.py",
+    "notebooks/jupytext.toml", "compiled_kernels/masks.py",
 ]  # fmt: skip
 ABSOLUTE = re.compile(rb"(?<![\w./])/(?:work|root|home|Users)/\w")
 
@@ -85,7 +85,10 @@ def test_the_wheel_is_complete_and_has_nothing_of_the_checkout(release: tuple[Pa
         sizes = {each.filename: each.file_size for each in archive.infolist()}
         info = f"inference_workbench-{workbench.__version__}.dist-info"
         tops = {name.split("/")[0] for name in sizes}
-        assert tops == {"workbench", "compiled_kernels", "experiments", "notebooks", info}
+        extension = info.replace(".dist-info", ".data")  # of JupyterLab, which looks for it beside the interpreter
+        assert tops == {"workbench", "compiled_kernels", "experiments", "notebooks", info, extension}
+        manifest = f"{extension}/data/share/jupyter/labextensions/inference-workbench/package.json"
+        assert json.loads(archive.read(manifest))["version"] == workbench.__version__
         assert not set(WANTED) - set(sizes)
         strange = [name for name in sizes if re.search(r"__pycache__|\.pyc$|/pictures/|/\.|^/|\.\.", name)]
         assert not strange

@@ -21,7 +21,7 @@ from compiled_kernels.attention_rules import AttentionRules, rules_of
 from compiled_kernels.backends import Backend, BackendError
 from compiled_kernels.masks import CAUSAL, Causal, Mask, Score, SlidingWindow
 from compiled_kernels.operators import Operator, define_operator
-from compiled_kernels.paged_attention.inductor import by_spans, decode_attention, shown_table
+from compiled_kernels.paged_attention.inductor import by_spans, decode_attention
 
 # Behind an operator's own tensors; graphs hold flat tensors and numbers only.
 SCHEMA = (
@@ -88,14 +88,17 @@ class PagedKV(NamedTuple):
         positions = places[..., None] * size + torch.arange(size, device=table.device)
         return [(self.keys[table].to(dtype), self.values[table].to(dtype), positions, positions < lengths)]
 
-    def shown(self, lengths: Tensor, mask: Mask) -> PagedKV:
-        table, places = shown_table(self.page_table, lengths, mask, self.keys.shape[2], self.chosen)
+    @property
+    def layout(self) -> tuple[int]:
+        return (self.keys.shape[2],)
+
+    def listing(self, pages: Tensor, places: Tensor) -> PagedKV:
         chosen = None
         if self.chosen is not None:  # a place beyond the table fills a row up
             held = self.chosen.shape[2]
             chosen = self.chosen.gather(2, places.clamp(max=held - 1)[:, None].expand(-1, self.chosen.shape[1], -1))
             chosen = chosen & (places < held)[:, None]
-        return self._replace(page_table=table, places=places, chosen=chosen)
+        return self._replace(page_table=pages, places=places, chosen=chosen)
 
 
 def gather_context(pages: Tensor, table: Tensor, context: int) -> Tensor:
@@ -163,9 +166,7 @@ def attend_on(
     if backend not in (Backend.TRITON, Backend.MLIR) and not inside:
         return (by_spans if backend is Backend.INDUCTOR else attention_reference)(q, kv, spans, parameters)
     # Walking spans reads their lengths, which no graph can: inside one, eager and inductor are opaque too.
-    return operator.implementation(backend)(
-        q, *kv.flat, *flatten(spans, parameters, operator.name, backend)
-    )
+    return operator.implementation(backend)(q, *kv.flat, *flatten(spans, parameters, operator.name, backend))
 
 
 PAGED_ATTENTION = define_attention(

@@ -4,12 +4,16 @@ attention.
 Decode rows, one query each, are written so that Inductor fuses the page lookup (and unpacking of codes) into the two
 reductions. Nothing of the context is gathered: only the scores are materialised. The number of pages stays symbolic. In
 a mixed batch each longer span is computed over its own context.
+
+Which keys a user's mask shows is computed once a step, before the graph, and not in its loops, which would ask the mask
+for every head and column.
 """
 
 from __future__ import annotations
 
 import functools
 import operator
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,20 +21,30 @@ from einops import rearrange
 from torch import Tensor
 
 from compiled_kernels.attention import AttentionParameters, KVPages, SpanContext, Spans, attend
-from compiled_kernels.masks import Causal, Mask, SlidingWindow, differs_by_head, is_normalized, seen_by_head
+from compiled_kernels.masks import CAUSAL, Causal, Mask, SlidingWindow, differs_by_head, is_normalized, seen_by_head
 from compiled_kernels.torch_compile import compile_once
 
 
-def decode_attention(q: Tensor, kv: KVPages, context_lengths: Tensor, parameters: AttentionParameters) -> Tensor:
-    """Attend with q [seq, head, dim] at the last position of each context."""
+def decode_attention(
+    q: Tensor,
+    kv: KVPages,
+    context_lengths: Tensor,
+    parameters: AttentionParameters,
+    seen: tuple[Tensor, ...] | None = None,
+) -> Tensor:
+    """Attend with q [seq, head, dim] at the last position of each context, to the keys that the mask shows; where they
+    are known, to `seen` [seq, page, offset] of each block."""
     scale, mask, softcap, sink_logits, score, *_ = parameters
     (seqs, heads, dim), exact = q.shape, torch.promote_types(q.dtype, torch.float32)
     lengths, scored = context_lengths.view(-1, 1, 1), []
-    for k, v, positions, readable in kv.blocks(lengths, exact):
+    for block, (k, v, positions, readable) in enumerate(kv.blocks(lengths, exact)):
         groups = k.shape[2]
         head = torch.arange(heads, device=q.device).view(1, 1, groups, heads // groups, 1)
         query, key = (lengths - 1)[..., None, None], positions[:, :, None, None]  # [seq, page, group, share, offset]
-        allowed = seen_by_head(mask, query, key, head) & readable[:, :, None, None]
+        if seen is None:
+            allowed = seen_by_head(mask, query, key, head) & readable[:, :, None, None]
+        else:
+            allowed = seen[block][:, :, None, None]
         if kv.chosen is not None:
             allowed = allowed & rearrange(kv.chosen, "seq group page -> seq page group 1 1")
         grouped = q.to(exact).view(seqs, 1, groups, heads // groups, 1, dim)
@@ -66,20 +80,54 @@ def _summed(parts: list[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
     return functools.reduce(operator.add, mixed)
 
 
-def shown_table(
-    table: Tensor, lengths: Tensor, mask: Mask, size: int, chosen: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Return the pages [seq, few] of a table [seq, held] in which the last position of a context sees a key, and their
-    places in it; of the `chosen` pages [seq, kv_head, held] where there are such. A row that has fewer than others is
-    filled up with the null page, in a place that no context reaches.
-    """
+class ShownKeys(NamedTuple):
+    """Pages [seq, few] that the last position of each context sees, and their places in the table; and which keys
+    [seq, page, offset] of each block of `listing` it sees, None where heads differ."""
+
+    pages: Tensor
+    places: Tensor
+    keys: tuple[Tensor, ...] | None
+
+
+class _Remembered(NamedTuple):
+    """The last answer of `shown_keys`. A step's layers ask alike, one after another."""
+
+    mask: Mask
+    layout: tuple[Any, ...]
+    asked: tuple[Tensor, ...]
+    answer: ShownKeys
+
+    def is_of(self, mask: Mask, layout: tuple[Any, ...], asked: tuple[Tensor, ...]) -> bool:
+        """Return whether the same was asked: the same mask, and equal tables and lengths."""
+        alike = self.mask is mask and self.layout == layout and len(self.asked) == len(asked)
+        return alike and self.asked[0].device == asked[0].device and all(map(torch.equal, self.asked, asked))
+
+
+_remembered: _Remembered | None = None
+
+
+def shown_keys(kv: KVPages, lengths: Tensor, mask: Mask) -> ShownKeys:
+    """Return which pages, of those that are chosen, have a key that `mask` shows to the last position of each context,
+    and which keys those are. A row that has fewer pages than others is filled up with the null page, in a place that no
+    context reaches."""
+    global _remembered
+    asked, last, differs = (lengths, *kv.tables), _remembered, kv.chosen is not None or differs_by_head(mask)
+    if not differs and last is not None and last.is_of(mask, kv.layout, asked):
+        return last.answer
+    table = kv.tables[0]
     held = table.shape[1]
-    seen = compile_once(_pages_seen, dynamic=True)(lengths, mask, held, size)
-    seen = seen if chosen is None else seen & chosen.any(1)
+    seen = compile_once(_pages_seen, dynamic=True)(lengths, mask, held, kv.layout[0])
+    seen = seen if kv.chosen is None else seen & kv.chosen.any(1)
     most = max(2, int(seen.sum(1).max()))  # two at the least: of one, torch.compile would make a special case
     places = (~seen).byte().argsort(dim=1, stable=True)[:, :most]
     seen, pages = seen.gather(1, places), table.gather(1, places)
-    return torch.where(seen, pages, 0), torch.where(seen, places, held)
+    answer = ShownKeys(torch.where(seen, pages, 0), torch.where(seen, places, held), None)
+    if differs:
+        return answer
+    keys = compile_once(_keys_seen, dynamic=True)(kv.listing(answer.pages, answer.places), lengths, mask)
+    answer = answer._replace(keys=keys)
+    _remembered = _Remembered(mask, kv.layout, tuple(each.clone() for each in asked), answer)
+    return answer
 
 
 def _pages_seen(lengths: Tensor, mask: Mask, held: int, size: int) -> Tensor:
@@ -89,6 +137,14 @@ def _pages_seen(lengths: Tensor, mask: Mask, held: int, size: int) -> Tensor:
     return seen.any(-1)
 
 
+def _keys_seen(kv: KVPages, lengths: Tensor, mask: Mask) -> tuple[Tensor, ...]:
+    """Return whether the last position of each context sees each key of each block: [seq, page, offset]."""
+    lengths = lengths.long().view(-1, 1, 1)
+    return tuple(
+        mask(lengths - 1, positions) & readable for _, _, positions, readable in kv.blocks(lengths, torch.float32)
+    )
+
+
 def by_spans(q: Tensor, kv: KVPages, spans: Spans, parameters: AttentionParameters) -> Tensor:
     """Attend with decodes, which come first, in one compiled function, and with each longer span for itself."""
     decodes, longer = spans.decodes_and_longer()
@@ -96,12 +152,17 @@ def by_spans(q: Tensor, kv: KVPages, spans: Spans, parameters: AttentionParamete
     if decodes:
         # Copies: of a view torch would compile once more for whether it is all of its base.
         first, queries, lengths = kv.first(decodes), q[:decodes].clone(), spans.context_lengths[:decodes].clone()
+        seen, rule = None, parameters
         if kv.chosen is not None or not isinstance(parameters.mask, Causal | SlidingWindow):
-            first = first.shown(lengths, parameters.mask)
+            # The mask of known rules is one object for all layers.
+            mask = parameters.rules.as_mask(q.shape[1]) if parameters.rules else parameters.mask
+            pages, places, seen = shown_keys(first, lengths, mask)
+            first = first.listing(pages, places)
+            rule = parameters if seen is None else parameters._replace(mask=CAUSAL, rules=None)  # one graph for all
         for table in first.tables:
             torch._dynamo.mark_dynamic(table, 1)
         run = compile_once(decode_attention, dynamic=True)
-        out[:decodes] = run(queries, first, lengths, parameters)
+        out[:decodes] = run(queries, first, lengths, rule, seen)
     mask, score, softcap = parameters.mask, parameters.score, parameters.softcap
     changed = softcap or parameters.sink_logits is not None or score is not None
     changed = changed or differs_by_head(mask) or kv.chosen is not None

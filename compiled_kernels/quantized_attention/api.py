@@ -13,7 +13,6 @@ from compiled_kernels.attention import AttentionParameters, SpanContext, Spans, 
 from compiled_kernels.backends import Backend, BackendError
 from compiled_kernels.masks import CAUSAL, Mask
 from compiled_kernels.paged_attention.api import attend_on, define_attention
-from compiled_kernels.paged_attention.inductor import shown_table
 from compiled_kernels.quantized_attention.pages import QuantizationRule
 from compiled_kernels.quantized_attention.quantize import QuantizedTensor, dequantize
 
@@ -106,9 +105,12 @@ class QuantizedKV(NamedTuple):
             found.append((k, v, positions, read))
         return found
 
-    def shown(self, lengths: Tensor, mask: Mask) -> QuantizedKV:
-        table, places = shown_table(self.quantized_table, lengths, mask, self.residual_keys.shape[2])
-        return self._replace(quantized_table=table, places=places)
+    @property
+    def layout(self) -> tuple[int, QuantizationRule]:
+        return self.residual_keys.shape[2], self.rule
+
+    def listing(self, pages: Tensor, places: Tensor) -> QuantizedKV:
+        return self._replace(quantized_table=pages, places=places)
 
     def _residual(self, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Return places [seq, few] of what is read in full precision, and the pages there: the residual end, and the

@@ -99,7 +99,8 @@ MASKS = st.one_of(st.just(Causal()), st.builds(SlidingWindow, st.integers(1, 40)
 
 def last_of(inputs: tuple, mask: Mask, lengths: list[int], **plan: Any) -> Tensor:
     """Return what the first sequence's last query reads after lengths[0] tokens, beside the second's if asked."""
-    q, kv, (_, contexts, _), parameters = inputs
+    q, kv, spans, parameters = inputs
+    contexts = spans.context_lengths
     ends = [int(contexts[0]), int(contexts.sum())]
     rows = torch.cat([q[end - length : end] for end, length in zip(ends, lengths, strict=False)])
     starts = torch.tensor([0, lengths[0], sum(lengths)][: len(lengths) + 1], dtype=torch.int32)

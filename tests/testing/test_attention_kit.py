@@ -117,3 +117,11 @@ def test_a_variant_in_a_file_of_ones_own(tmp_path):
     assert "BROKEN  shows no key that comes after its query" in report
     file.write_text("def mask(query, key):\n    return (key <= query) & (key % 2 == query % 2)\n")
     check_attention(f"{file}:mask", examples=5, backends=[]).raise_if_failed()
+
+
+def test_a_composition_with_a_choice_of_pages_is_tried_in_pages_of_its_size():
+    from tests.engine.test_page_selection import Bounds
+
+    with temporarily_registered(Bounds) as path:
+        composition = {"pages": {"path": path, "arguments": {"page_size": 4}}, "softcap": 3.0}
+        check_attention(composition, examples=3, backends=("eager",)).raise_if_failed()

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.tiny import VOCAB, layer, mixture_of, model_of, own_specs, runner_of, spec_of
+from tests.patience import limit
 from tests.thorough import tries
 from workbench.engine.load import load
 from workbench.engine.runner import Runner
@@ -59,7 +60,7 @@ def letters(markup: str) -> list[float]:
 def test_every_section_is_well_formed_and_its_letters_are_no_smaller_than_nine(path: TokenPath) -> None:
     for section in ("path", "lens", "heads", "ablation"):
         path.section = section
-        path.wait(60)
+        path.wait(limit(60))
         for step in range(len(path.data.steps) if section == "path" else 1):
             path.step = step
             markup = path.picture()
@@ -69,9 +70,20 @@ def test_every_section_is_well_formed_and_its_letters_are_no_smaller_than_nine(p
             assert " id=" not in markup  # an id would be another picture's too
 
 
+@pytest.mark.parametrize("width", [560, 820, 1600])
+def test_it_is_drawn_for_the_width_there_is(path: TokenPath, width: int) -> None:
+    path.shown.room = width  # as the browser says it
+    for section in ("path", "lens", "heads", "ablation"):
+        path.section = section
+        markup = path.picture()
+        assert f'viewBox="0 0 {width} ' in markup
+        places = [float(each) for each in re.findall(r'<text[^>]* x="([\d.]+)"', markup)]
+        assert max(places) <= width
+
+
 def test_the_draw_is_the_engine_s(path: TokenPath) -> None:
     path.section = "ablation"
-    path.wait(60)
+    path.wait(limit(60))
     engine, _ = path.continuations()
     assert path.data.draw.token == engine[0]
     assert [step.name for step in path.data.steps[-2:]] == ["filter 1", "draw"]
@@ -136,13 +148,13 @@ def test_the_lens_is_the_head_on_the_residual_stream(path: TokenPath) -> None:
 
 def test_a_head_is_switched_off_and_on_again(path: TokenPath) -> None:
     path.section = "ablation"
-    path.wait(60)
+    path.wait(limit(60))
     engine, without = path.continuations()
     assert engine == without and len(engine) == 6
     for key in ("o0.1", "o1.2", "y1"):
         pick(path, key)
     assert path.heads_off == ((0, 1), (1, 2)) and path.layers_off == (1,)
-    path.wait(60)
+    path.wait(limit(60))
     off = Ablation(frozenset({(0, 1), (1, 2)}), frozenset({1}))
     request = path._request
     expected = continue_text(path.forward_pass.model, request.prompt_ids, request.sampling, off)
@@ -150,7 +162,7 @@ def test_a_head_is_switched_off_and_on_again(path: TokenPath) -> None:
     assert 'aria-checked="false"' in path.picture()
     for key in ("o0.1", "o1.2", "y1"):
         pick(path, key)
-    path.wait(60)
+    path.wait(limit(60))
     assert path.continuations() == (engine, engine) and 'aria-checked="false"' not in path.picture()
 
 
@@ -208,7 +220,7 @@ def test_the_demo_s_text_is_followed(demo: Runner) -> None:
     path = TokenPath(demo, PROMPT)
     assert len(path.data.steps) == 1 + 15 * 6 + 2 + 2 + 1 and "Step 1 of 96" in path.picture()
     path.section = "ablation"
-    path.wait(120)
+    path.wait(limit(120))
     engine, _ = path.continuations()
     text = demo.tokenizer.decode(engine)
     assert text.split("\n")[0].replace("&#x27;", "'") in path.picture()

@@ -76,8 +76,9 @@ def test_the_command_that_is_shown_sets_what_the_entry_sets() -> None:
         assert words[:2] == ["workbench", "run"]
         sets = tuple(word for flag, word in zip(words, words[1:], strict=False) if flag == "--set")
         plain = Experiment.from_file(words[2])
-        changed = plain.single(item.settings.use, "use")
+        changed = plain.single(item.changes, "use")
         assert plain.with_(*sets) == changed.model_copy(update={"variants": plain.variants})
+        assert changed.single(item.settings.use, "use") == changed, "and with them the technique is on"
 
 
 def test_laws_are_printed_and_end_in_one_where_broken(zoo: Path, capsys: Output) -> None:

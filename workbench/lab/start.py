@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from workbench.errors import WorkbenchError
+from workbench.lab.course import START_PAGE
 
 LAB_PACKAGES = ("jupyterlab", "ipywidgets", "anywidget", "jupytext", "nbclient", "nbconvert")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -72,12 +73,17 @@ def is_percent(path: Path) -> bool:
 
 
 def start(folder: Path, notebook: str | None = None, port: int | None = None, browser: bool = True) -> int:
-    """Open JupyterLab on `folder`, wait until it ends, and return its exit code."""
+    """Open JupyterLab on `folder`, wait until it ends, and return its exit code.
+
+    It opens with `notebook`, else with the start page where the folder has one.
+    """
     require(missing_lab())
     from workbench.lab.server import jupyter_environment
 
     with tempfile.TemporaryDirectory(prefix="workbench-lab-") as data:
         environment = jupyter_environment(dict(os.environ), Path(data))
+        if notebook is None and (folder / START_PAGE).is_file():
+            notebook = START_PAGE
         process = subprocess.Popen(command(folder, notebook, port, browser), env=environment)
         signal.signal(signal.SIGTERM, lambda *_: process.terminate())
         while True:

@@ -14,7 +14,7 @@ from compiled_kernels import Backend
 from workbench.custom import build_custom, resolve_path, temporarily_registered
 from workbench.errors import WorkbenchError
 from workbench.model.attention_config import AttentionConfig
-from workbench.model.custom import page_size_of, takes_head
+from workbench.model.custom import load_pages, page_size_of, takes_head
 from workbench.testing import attention_backends, attention_laws, position_laws
 from workbench.testing.attention_scenarios import LONGEST, AttentionScenario, attention_scenarios
 from workbench.testing.law import ConformityReport, Law, check_law
@@ -43,7 +43,9 @@ def check_attention(
     if isinstance(part, (dict, AttentionConfig)):
         composition = AttentionConfig.parse(part)
         change = composition.model_dump(exclude_defaults=True)
-        return ConformityReport(f"attention {change}", _laws(change, None, "composition", examples, backends))
+        pages = composition.pages
+        kind, made = ("composition", None) if pages is None else ("pages", load_pages(pages))
+        return ConformityReport(f"attention {change}", _laws(change, made, kind, examples, backends))
     name = part if isinstance(part, str) else getattr(part, "__qualname__", None) or repr(part)
     found = resolve_path(part) if isinstance(part, str) else part
     kind, made = _kind(found, arguments or {}, name)

@@ -64,10 +64,21 @@ class ZooItem(Displayable):
         return next(line for line in lines if line.startswith("use:")).removeprefix("use:").strip()
 
     @property
+    def changes(self) -> dict[str, Any]:
+        """Return the settings of the command: those of the technique. Those of a beam search replace all of `sampling`,
+        as it takes none that change the distribution."""
+        use = self.settings.use
+        if "sampling.beams" not in use:
+            return use
+        search = {path: value for path, value in use.items() if path.startswith("sampling.")}
+        rest = {path: value for path, value in use.items() if path not in search}
+        return {**rest, "sampling": {path.removeprefix("sampling."): value for path, value in search.items()}}
+
+    @property
     def command(self) -> str:
         """Return a command that turns the technique on in an experiment of the project."""
         sets = []
-        for path, value in self.settings.use.items():
+        for path, value in self.changes.items():
             text = value if isinstance(value, str) else json.dumps(value)
             quoted = f"{path}={text}".replace("'", "'\\''")
             sets.append(f"--set '{quoted}'")

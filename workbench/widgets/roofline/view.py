@@ -64,7 +64,7 @@ class Roofline(PictureWidget):
         forget.on_click(lambda _: self.forget())
         traitlets.dlink((self, "measuring"), (button, "disabled"))
         self.shown.observe(self._pick, "picked")
-        self.watch("ceilings", "points", "chosen", "measuring", "error")
+        self.watch("ceilings", "points", "chosen", "measuring", "error", "width")
         self.show(ipywidgets.HBox([button, forget] if self.runner is not None else [button]))
 
     @property
@@ -81,7 +81,7 @@ class Roofline(PictureWidget):
         if not (roofs.reads and roofs.gemms) and not message:
             message = "The roofs are not known yet: press Measure this machine, or call measure()."
         alert = f'<p role="alert">⚠ {escape(self.error)}</p>' if self.error else ""
-        picture = roofline_picture.draw_roofline(works, roofs, self.chosen)
+        picture = roofline_picture.draw_roofline(works, roofs, self.chosen, self.width)
         words = "○ what the roof allows, ● as measured; a line joins the two."
         if any(roof.contended for roof in (*roofs.reads, *roofs.gemms)):
             words += " Other processes were at work while the roofs were measured: they may be higher."

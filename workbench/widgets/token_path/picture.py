@@ -21,11 +21,9 @@ STYLE = (
     ".wb-path .tokens b.here{font-weight:700;outline:2px solid currentColor}"
     ".wb-path [data-key]{cursor:pointer}"
     ".wb-path p{margin:6px 0}.wb-path .name{margin-top:8px;font-weight:600}"
-    f".wb-path pre.text{{{MONO};font-size:13px;line-height:1.5;white-space:pre-wrap;"
-    "overflow-wrap:anywhere;"
+    f".wb-path pre.text{{{MONO};font-size:13px;line-height:1.5;white-space:pre-wrap;overflow-wrap:anywhere;"
     "max-width:960px;box-sizing:border-box;margin:2px 0;padding:6px 8px;border:1px solid;"
-    "border-color:color-mix(in srgb,currentColor 25%,transparent);"
-    "background:none;color:inherit}"
+    "border-color:color-mix(in srgb,currentColor 25%,transparent);background:none;color:inherit}"
     ".wb-path pre.text b{font-weight:400;border-bottom:2px solid #d55e00}"
     ".wb-path pre.text b.first{font-weight:700;outline:2px solid #d55e00;outline-offset:1px}"
 )

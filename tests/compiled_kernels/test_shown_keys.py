@@ -1,0 +1,80 @@
+"""The keys that the last position of each context sees, which backend inductor asks for once in a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+
+from compiled_kernels import Backend, backend_problems
+from compiled_kernels.masks import AndMask, Causal, HeadMask, Mask
+from compiled_kernels.paged_attention import inductor
+from compiled_kernels.paged_attention.api import PagedKV
+from tests.thorough import tries
+
+pytestmark = pytest.mark.skipif(backend_problems()[Backend.INDUCTOR] is not None, reason="inductor compiles it")
+
+
+@dataclass(frozen=True)
+class Every:
+    """Every n-th key."""
+
+    step: int
+
+    def __call__(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        return key % self.step == query % self.step
+
+
+MASKS: tuple[Mask, ...] = (
+    AndMask(Causal(), Every(3)),
+    AndMask(Causal(), Every(7)),
+    AndMask(Causal(), HeadMask(lambda query, key, head: key % 2 == head % 2, heads=4)),
+)
+CALLS = st.lists(
+    st.tuples(st.integers(0, 2), st.tuples(*[st.integers(1, 20)] * 2), st.integers(0, 3), st.booleans()),
+    min_size=2, max_size=8,
+)  # fmt: skip
+
+
+def pages_of(seed: int, size: int) -> PagedKV:
+    """Return two sequences of up to 20 positions, in pages of `size` that are mixed up by `seed`."""
+    held = 20 // size
+    order = torch.randperm(2 * held, generator=torch.Generator().manual_seed(seed)).int() + 1
+    pool = torch.zeros(2 * held + 1, 1, size, 2)
+    return PagedKV(pool, pool, order.view(2, held))
+
+
+@settings(max_examples=tries(30), deadline=None)
+@given(calls=CALLS)
+def test_an_answer_is_that_of_its_own_question(calls: list[tuple[int, tuple[int, int], int, bool]]) -> None:
+    """Whatever was asked before; and every key that is shown is listed, with the page that holds it."""
+    for which, ends, seed, small in calls:
+        size, mask, lengths = (2 if small else 4), MASKS[which], torch.tensor(ends, dtype=torch.int32)
+        kv = pages_of(seed, size)
+        pages, places, keys = inductor.shown_keys(kv, lengths, mask)
+        for seq, length in enumerate(ends):
+            positions = torch.arange(length)
+            seen = positions[mask(torch.tensor([length - 1]), positions).expand(length)].tolist()
+            held = {int(place): int(page) for place, page in zip(places[seq], pages[seq], strict=True) if page}
+            assert sorted(held) == sorted({position // size for position in seen})
+            assert all(int(kv.page_table[seq, place]) == page for place, page in held.items())
+            if isinstance(mask, AndMask) and isinstance(mask.second, HeadMask):
+                assert keys is None
+                continue
+            assert keys is not None
+            (block,) = keys
+            found = (places[seq][:, None] * size + torch.arange(size))[block[seq]]
+            assert sorted(found.tolist()) == seen
+
+
+def test_layers_of_one_step_ask_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    kv, lengths = pages_of(0, 4), torch.tensor([9, 20], dtype=torch.int32)
+    first = inductor.shown_keys(kv, lengths, MASKS[0])
+    monkeypatch.setattr(inductor, "compile_once", None)
+    again = inductor.shown_keys(kv._replace(keys=kv.keys + 1), lengths.clone(), MASKS[0])
+    assert again is first
+    with pytest.raises(TypeError):
+        inductor.shown_keys(kv, lengths - 1, MASKS[0])

@@ -1,0 +1,103 @@
+"""The course as its notebooks describe it: questions, aims and minutes, read from the first cell of each.
+
+    # %% [markdown]
+    # # One request: text to tokens to text
+    #
+    # What the notebook is about, in prose.
+    #
+    # - **Questions**: What happens to my text?
+    # - **Afterwards you can**: name the steps; say which of them is slow.
+    # - **Minutes**: 20
+
+An entry may go on in the next lines. Questions end with a question mark, aims are parted by semicolons.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from workbench.errors import WorkbenchError
+from workbench.files import OWN_EXPERIMENTS
+
+INSTALLED_COURSE = OWN_EXPERIMENTS.parent / "notebooks"  # in a checkout, and beside the package of a wheel
+START_PAGE = "00_start.py"
+ENTRIES = ("Questions", "Afterwards you can", "Minutes")
+ENTRY = re.compile(rf"^- \*\*({'|'.join(ENTRIES)})\*\*: (.*(?:\n(?!- |\n).+)*)", re.M)
+
+
+@dataclass(frozen=True)
+class CourseNotebook:
+    """A notebook of the course: what it answers, what one can do afterwards, and how long it takes."""
+
+    file: str
+    title: str
+    subtitle: str
+    questions: tuple[str, ...]
+    aims: tuple[str, ...]
+    minutes: int
+
+
+def read_course(folder: Path | None = None) -> list[CourseNotebook]:
+    """Return the notebooks of `folder` that describe themselves, in order; the installed course unless given."""
+    found = (_read(path) for path in sorted((folder or INSTALLED_COURSE).glob("*.py")))
+    return [notebook for notebook in found if notebook is not None]
+
+
+def describe(file: str, source: str) -> CourseNotebook | None:
+    """Return what the first cell of a percent file says of the notebook, or None where it has no such entries.
+
+    Raises:
+        WorkbenchError: an entry is missing, a question has no question mark, or the minutes are no number.
+    """
+    text = first_cell(source)
+    entries = {match[1]: " ".join(match[2].split()) for match in ENTRY.finditer(text)}
+    heading = re.search(r"^# (.*)$", text, re.M)
+    if not entries or heading is None:
+        return None
+    for name in ENTRIES:
+        if not entries.get(name):
+            raise WorkbenchError(f"{file}: the first cell has no entry '- **{name}**: ...'")
+    questions = tuple(each.strip() for each in re.findall(r"[^?]+\?", entries["Questions"]))
+    if "".join(questions).replace(" ", "") != entries["Questions"].replace(" ", ""):
+        raise WorkbenchError(f"{file}: each of its questions ends with '?', not {entries['Questions']!r}")
+    if not entries["Minutes"].isdecimal():
+        raise WorkbenchError(f"{file}: its minutes are a number, not {entries['Minutes']!r}")
+    title, _, subtitle = heading[1].partition(": ")
+    aims = tuple(each.strip() for each in entries["Afterwards you can"].rstrip(".").split(";"))
+    return CourseNotebook(file, title, subtitle, questions, aims, int(entries["Minutes"]))
+
+
+def first_cell(source: str) -> str:
+    """Return the Markdown of a percent file's first cell; empty where that is code."""
+    lines = source.splitlines()
+    if not lines or lines[0] != "# %% [markdown]":
+        return ""
+    return "\n".join(_markdown(lines[1:]))
+
+
+def questions_table(course: Sequence[CourseNotebook], folder: str = "../notebooks") -> str:
+    """Return the Markdown table of docs/course.md: a row for each notebook, with links into `folder`."""
+    rows = [
+        f"| {' '.join(each.questions)} | [{each.title}]({folder}/{each.file}) | {each.minutes} |" for each in course
+    ]
+    return "\n".join(["| the question | the notebook | minutes |", "|---|---|---|", *rows, ""])
+
+
+def titles_list(course: Sequence[CourseNotebook], folder: str = "notebooks") -> str:
+    """Return the sentence of README.md: every notebook's title as a link into `folder`."""
+    links = [f"[{each.title.lower()}]({folder}/{each.file})" for each in course]
+    return f"{', '.join(links[:-1])} and {links[-1]}"
+
+
+def _read(path: Path) -> CourseNotebook | None:
+    return describe(path.name, path.read_text(encoding="utf-8"))
+
+
+def _markdown(lines: Sequence[str]) -> Iterator[str]:
+    for line in lines:
+        if not line.startswith("#") or line.startswith("# %%"):
+            return
+        yield line.removeprefix("#").removeprefix(" ")

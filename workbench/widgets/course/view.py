@@ -1,0 +1,44 @@
+"""Show the course: its notebooks as links that open them, and the switch for projector mode."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import ipywidgets
+
+from workbench.errors import WorkbenchError
+from workbench.lab.course import INSTALLED_COURSE, read_course
+from workbench.widgets.course.picture import draw_course
+from workbench.widgets.course.projector import ProjectorSwitch
+from workbench.widgets.view import PictureWidget
+
+
+class Course(PictureWidget):
+    """Every notebook of the course with its minutes, questions and aims; a click on its title opens it.
+
+    `folder` holds the notebooks: the current folder unless given, else the installed course. Raises WorkbenchError
+    where no notebook describes itself as `workbench.lab.course` reads it.
+    """
+
+    def __init__(self, folder: Path | str | None = None):
+        super().__init__()
+        places = [Path.cwd(), INSTALLED_COURSE] if folder is None else [Path(folder)]
+        found = ((place, read_course(place)) for place in places)
+        self.folder, self.notebooks = next(((place, course) for place, course in found if course), (places[0], []))
+        if not self.notebooks:
+            raise WorkbenchError(f"no notebook in {self.folder} describes itself; see workbench/lab/course.py")
+        self.projector = ProjectorSwitch()
+        # JupyterLab opens the links of an output as notebooks; those of other widgets it leaves to the browser.
+        self.links = ipywidgets.Output()
+        self.children = (self.projector, self.links)
+        self.redraw()
+
+    def redraw(self) -> None:
+        plain = "\n".join(f"{each.file}: {each.title}, {each.minutes} minutes" for each in self.notebooks)
+        data = {"text/html": self.picture(), "text/plain": plain}
+        self.links.outputs = ({"output_type": "display_data", "data": data, "metadata": {}},)
+
+    def picture(self) -> str:
+        folder = os.path.relpath(self.folder.resolve()).replace(os.sep, "/")
+        return draw_course(self.notebooks, "" if folder == "." else folder)

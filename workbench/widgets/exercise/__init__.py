@@ -1,0 +1,1 @@
+"""Exercises: a question whose answer is computed and checked in the notebook."""

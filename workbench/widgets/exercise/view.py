@@ -1,0 +1,178 @@
+"""Ask a question and check its answer against one that is computed in the notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+from weakref import WeakSet
+
+import anywidget
+import traitlets
+
+from workbench.errors import WorkbenchError
+from workbench.widgets.exercise import picture as exercise_picture
+from workbench.widgets.exercise.grading import ComputedAnswer, wanted
+from workbench.widgets.exercise.picture import Feedback
+from workbench.widgets.view import PictureWidget
+
+HERE = Path(__file__).parent
+MAX_TRIES = 2  # after so many wrong ones the solution is shown
+_ASKED: WeakSet[Exercise] = WeakSet()  # by this kernel
+
+
+class ExerciseForm(anywidget.AnyWidget):
+    """The question with its field or choices and buttons, and a region that a screen reader reads when it changes."""
+
+    _esm = HERE / "exercise.js"
+    _css = HERE / "exercise.css"
+    question = traitlets.Unicode().tag(sync=True)
+    choices = traitlets.List(traitlets.Unicode()).tag(sync=True)
+    unit = traitlets.Unicode().tag(sync=True)
+    draft = traitlets.Unicode().tag(sync=True)  # the answer as it is typed or chosen, not yet checked
+    feedback = traitlets.Unicode().tag(sync=True)
+    has_hint = traitlets.Bool(False).tag(sync=True)
+    prediction = traitlets.Bool(False).tag(sync=True)
+    closed = traitlets.Bool(False).tag(sync=True)  # right, or the solution is shown
+
+
+class Exercise(PictureWidget):
+    """A question whose answer is checked: a number, one of several `choices`, or a `prediction`.
+
+    Args:
+        answer: the right answer, or a function without arguments that computes it when an answer is checked.
+        choices: texts of which one is right; without them a number is asked for.
+        unit: of the number; answers in units that convert into it are taken too (`3 KiB` for bytes).
+        tolerance: the largest relative error that counts as right.
+        hint: shown on demand.
+        because: the reason, shown with the right answer; or a function that makes it of the computed answer.
+        prediction: one try only; the computed answer is shown beside it.
+
+    A wrong answer can be tried again; after the second the solution is shown. `check`, `show_hint`, `show_solution` and
+    `reset` are the buttons.
+    """
+
+    def __init__(
+        self,
+        question: str,
+        answer: Any,
+        *,
+        choices: Sequence[Any] = (),
+        unit: str = "",
+        tolerance: float = 0.01,
+        hint: str = "",
+        because: str | Callable[[Any], str] = "",
+        prediction: bool = False,
+    ):
+        super().__init__()
+        self._answer, self._tolerance, self._hint, self._because = answer, tolerance, hint, because
+        self._prediction, self.feedback = prediction, Feedback(predicted=prediction)
+        names = [str(choice) for choice in choices]
+        self.form = ExerciseForm(
+            question=question, choices=names, unit=unit, has_hint=bool(hint), prediction=prediction
+        )
+        if not callable(answer):
+            self._compute()  # an answer that cannot be right raises here
+        self.form.on_msg(lambda _, content, __: self._press(content))
+        self.show(self.form)
+        _ASKED.add(self)
+
+    @property
+    def right(self) -> bool:
+        """Return True when the last answer was right."""
+        return self.feedback.right
+
+    def check(self, given: Any) -> bool:
+        """Check an answer and show what came of it; return whether it was right."""
+        given = str(given).strip()
+        self.form.draft = given
+        if self.form.closed:
+            return self.right
+        before = self.feedback
+        if not given:
+            self._say(tries=before.tries, hint=before.hint, problem=wanted(self.form.choices, self.form.unit))
+            return False
+        try:
+            answer = self._compute()
+            right = answer.accepts(given)
+        except Exception as error:  # of the reader's cells: anything can be in them
+            self._say(tries=before.tries, hint=before.hint, problem=_problem(error))
+            return False
+        tries = (*before.tries, (given, right))
+        if right or self._prediction or len(tries) >= MAX_TRIES:
+            self._close(answer, tries)
+        else:
+            self._say(tries=tries, hint=before.hint)
+        return right
+
+    def show_hint(self) -> None:
+        self._say(tries=self.feedback.tries, hint=self._hint)
+
+    def show_solution(self) -> None:
+        """Show the computed answer and its reason; the exercise is closed then."""
+        try:
+            self._close(self._compute(), self.feedback.tries)
+        except Exception as error:  # of the reader's cells: anything can be in them
+            self._say(tries=self.feedback.tries, hint=self.feedback.hint, problem=_problem(error))
+
+    def reset(self) -> None:
+        """Ask once more, as if nothing had been answered."""
+        self.form.draft, self.form.closed = "", False
+        self._say()
+
+    def redraw(self) -> None:
+        self.form.feedback = exercise_picture.draw_feedback(self.feedback)
+
+    def picture(self) -> str:
+        form = self.form
+        return exercise_picture.draw_exercise(form.question, form.choices, form.unit, self.feedback)
+
+    def _compute(self) -> ComputedAnswer:
+        value = self._answer() if callable(self._answer) else self._answer
+        return ComputedAnswer(value, tuple(self.form.choices), self.form.unit, self._tolerance)
+
+    def _close(self, answer: ComputedAnswer, tries: tuple[tuple[str, bool], ...]) -> None:
+        because = self._reason(answer)
+        self.form.closed = True
+        self._say(tries=tries, hint=self.feedback.hint, solution=str(answer), because=because)
+
+    def _reason(self, answer: ComputedAnswer) -> str:
+        return self._because(answer.value) if callable(self._because) else self._because
+
+    def _say(self, **feedback: Any) -> None:
+        self.feedback = Feedback(predicted=self._prediction, **feedback)
+        self.redraw()
+        self.keep()
+
+    def _press(self, content: dict[str, Any]) -> None:
+        match content:
+            case {"check": given}:
+                self.check(given)
+            case {"press": "hint"}:
+                self.show_hint()
+            case {"press": "solution"}:
+                self.show_solution()
+            case {"press": "again"}:
+                self.reset()
+        self.form.send({"answered": True})
+
+    def __repr__(self) -> str:
+        return f"Exercise({self.form.question!r})"
+
+
+def unanswerable() -> list[str]:
+    """Return a line for each exercise of this kernel whose answer cannot be computed; nothing that is shown changes."""
+    found = []
+    for exercise in list(_ASKED):
+        try:
+            answer = exercise._compute()
+            exercise._reason(answer)
+        except Exception as error:  # of a notebook's cells: anything can be in them
+            found.append(f"{exercise!r}: {type(error).__name__}: {error}")
+    return sorted(found)
+
+
+def _problem(error: Exception) -> str:
+    if isinstance(error, WorkbenchError):
+        return str(error)
+    return f"The answer could not be computed ({type(error).__name__}: {error}). Run the cells above first."
