@@ -50,7 +50,11 @@ function render({ model, el }) {
   slider.min = 0;
   slider.step = 1;
   slider.setAttribute("aria-label", "step");
-  slider.addEventListener("input", () => (stop(), go(slider.valueAsNumber)));
+  slider.addEventListener("input", () => {
+    const chosen = slider.valueAsNumber; // before `stop`, which shows the present step again
+    stop();
+    go(chosen);
+  });
   slider.addEventListener("keydown", (event) => event.stopPropagation());
   const label = document.createElement("span");
   label.className = "wb-steps-label";
