@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.engine.tiny import VOCAB, layer, model_of, own_specs, request, runner_of, spec_of, specs
+from tests.engine.tiny import VOCAB, finals, layer, model_of, own_specs, request, runner_of, spec_of, specs
 from tests.thorough import tries
 from workbench.engine import naive
 from workbench.errors import WorkbenchError
@@ -27,7 +27,7 @@ GREEDY = SamplingParameters(max_tokens=6, temperature=0, ignore_eos=True)
 def test_with_nothing_off_it_is_the_engine_s_text(spec: ModelSpec, length: int, seed: int, temperature: float) -> None:
     model = model_of(spec)
     asked = request("x", length, 8, seed=seed, temperature=temperature, top_p=0.9)
-    (whole,) = (each.token_ids for each in runner_of(model).stream([asked]) if each.kind == "finished")
+    (whole,) = finals(runner_of(model), [asked]).values()
     assert continue_text(model, asked.prompt_ids, asked.sampling, Ablation()) == whole
 
 

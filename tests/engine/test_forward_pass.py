@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engine.tiny import VOCAB, layer, mixture_of, model_of, own_specs, request, runner_of, spec_of, specs
+from tests.engine.tiny import VOCAB, finals, layer, mixture_of, model_of, own_specs, request, runner_of, spec_of, specs
 from tests.thorough import tries
 from workbench.engine import naive
 from workbench.errors import WorkbenchError
@@ -21,7 +21,7 @@ from workbench.request import Request, SamplingParameters
 from workbench.sampling.filter_trace import trace_filters
 from workbench.sampling.filters import History
 from workbench.sampling.samplers import uniform
-from workbench.trace.events import Decoded
+from workbench.trace.events import Decoded, Finished
 
 ids = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=20)
 SCALED = spec_of(layer(2, 1), layer(2, 2)).model_copy(
@@ -127,10 +127,10 @@ def test_a_request_beside_it_is_undisturbed() -> None:
     """It reads the weights alone: a request under way goes on as if nothing had been recorded."""
     model = model_of(spec_of(layer(2, 1), layer(2, 2)))
     asked = Request("a", (1, 2, 3), SamplingParameters(max_tokens=8, temperature=0, ignore_eos=True))
-    (alone,) = (each.token_ids for each in runner_of(model).stream([asked]) if each.kind == "finished")
+    (alone,) = finals(runner_of(model), [asked]).values()
     runner = runner_of(model)
     made = []
     for event in runner.stream([asked]):
         record_forward_pass(model, (5, 6, 7))
-        made += [event.token_ids] if event.kind == "finished" else []
+        made += [event.token_ids] if isinstance(event, Finished) else []
     assert made == [alone]

@@ -222,6 +222,7 @@ def test_the_demo_s_text_is_followed(demo: Runner) -> None:
     path.section = "ablation"
     path.wait(limit(120))
     engine, _ = path.continuations()
+    assert demo.tokenizer is not None
     text = demo.tokenizer.decode(engine)
     assert text.split("\n")[0].replace("&#x27;", "'") in path.picture()
     path.close()

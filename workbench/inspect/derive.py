@@ -67,7 +67,7 @@ class _Terms:
         return self._normed(self.model.norm, self.found.residual(len(self.model.blocks)))
 
     def of_projected(self) -> Derivation:
-        return self._product(self.block.attention.qkv, self._normed_input("attention_norm"), "normed")
+        return self._product(cast(Linear, self.block.attention.qkv), self._normed_input("attention_norm"), "normed")
 
     def of_queries(self) -> Derivation:
         return self._rotated(0)

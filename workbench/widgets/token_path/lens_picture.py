@@ -8,7 +8,7 @@ from workbench import svg
 from workbench.svg import format_percent, truncate_to_width
 from workbench.widgets.token_path.data import Candidate, LensCell
 
-ROW, LEFT, CELL = 30, 96, 78
+ROW, LEFT, CELL = 36, 96, 78
 LAST_COLUMN_MARGIN = 4
 
 
@@ -29,7 +29,7 @@ def draw_lens(
     parts = [svg.text(LEFT - 8, 13, "says next", text_anchor="end", class_="faint", font_size=11)]
     for layer in range(num_layers + 1):
         name = f"after layer {layer - 1}" if layer else "embedding"
-        parts.append(svg.text(LEFT - 8, bottom - ROW * layer + 19, name, text_anchor="end", font_size=11))
+        parts.append(svg.text(LEFT - 8, bottom - ROW * layer + 21, name, text_anchor="end", font_size=11))
     for cell in cells:
         x, y = LEFT + wide * positions.index(cell.position), bottom - ROW * cell.layer
         here = (cell.layer, cell.position) == chosen
@@ -37,8 +37,8 @@ def draw_lens(
         label = f"{cell.text}, {format_percent(cell.probability)}"
         parts.append(svg.group(
             svg.rect(x, y, wide - 3, ROW - 3, rx=2, class_="c0", fill_opacity=round(0.06 + 0.5 * cell.probability, 3)),
-            svg.text(x + 5, y + 12, truncate_to_width(cell.text, wide - 10), class_="mono", font_size=11),
-            svg.text(x + 5, y + 23, format_percent(cell.probability), font_size=11, class_="faint"),
+            svg.text(x + 5, y + 13, truncate_to_width(cell.text, wide - 10), class_="mono", font_size=11),
+            svg.text(x + 5, y + 28, format_percent(cell.probability), font_size=11, class_="faint"),
             svg.rect(x, y, wide - 3, ROW - 3, rx=2, fill="none", stroke="currentColor",
                      stroke_width=2.5 if here else 0) if here else "",
             key=f"l{cell.layer}.{cell.position}", tabindex=0 if here else -1, role="button",

@@ -23,7 +23,7 @@ from workbench.widgets.view import PictureWidget
 if TYPE_CHECKING:
     from workbench.engine.runner import Runner
 
-MIN_LARGE_WIDTH = 400  # pixels beside the small maps in which a large one is drawn
+MIN_LARGE_WIDTH = 360  # pixels beside the small maps in which a large one is drawn
 SECTIONS = (("path", "path"), ("logit lens", "lens"), ("heads", "heads"), ("switch off", "ablation"))
 HINTS = {
     "path": "Pick a token, a cell of the strip, or a cell of the matrix; the number below it is derived.",
