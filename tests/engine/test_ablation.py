@@ -15,6 +15,7 @@ from tests.thorough import tries
 from workbench.engine import naive
 from workbench.errors import WorkbenchError
 from workbench.inspect.ablation import Ablation, continue_text
+from workbench.inspect.whole_text import TextAttention
 from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
 from workbench.request import SamplingParameters
@@ -55,10 +56,14 @@ def test_what_is_off_is_a_plain_pass_without_it(spec: ModelSpec, ids: list[int],
     every = [(n, head) for n, kind in enumerate(spec.layers) for head in range(kind.attention.num_heads)]
     heads = data.draw(st.sets(st.sampled_from(every), max_size=3))
     layers = data.draw(st.sets(st.integers(0, len(spec.layers) - 1), max_size=1))
-    made = continue_text(model, ids, GREEDY, Ablation(frozenset(heads), frozenset(layers)))
+    off = Ablation(frozenset(heads), frozenset(layers))
+    with torch.inference_mode():
+        found = model.compute_logits(TextAttention(model, ids, off.run_blocks(model)).hidden_states)
+    assert torch.allclose(found, without(model, ids, heads, layers), atol=1e-9)
+    made = continue_text(model, ids, GREEDY, off)
     for count, token in enumerate(made):
         row = without(model, [*ids, *made[:count]], heads, layers)[-1]
-        assert row.max() - row[token] < 1e-6
+        assert row.max() - row[token] < 1e-9
 
 
 def test_nothing_stays_off() -> None:

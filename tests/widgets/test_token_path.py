@@ -95,6 +95,20 @@ def test_the_draw_is_the_engine_s(path: TokenPath) -> None:
     assert inside in ([], [path.data.draw.text])
 
 
+def test_each_seed_draws_the_engine_s_token() -> None:
+    runner = runner_of(model_of(spec_of(layer(4, 2), layer(4, 4), tied=False)))
+    sampling = {"temperature": 4.0, "max_tokens": 1, "ignore_eos": True}
+    drawn = []
+    for seed in range(8):
+        path = TokenPath(runner, IDS, section="ablation", seed=seed, **sampling)
+        path.wait(limit(60))
+        assert path.continuations()[0] == (path.data.draw.token,)
+        drawn.append(path.data.draw.token)
+        path.close()
+    assert len(set(drawn)) > 3
+    RunnerThread.attach(runner).stop()
+
+
 @settings(max_examples=tries(5), deadline=None)
 @given(own_specs, st.data())
 def test_steps_are_all_stages_and_a_chosen_number_is_the_tensor_s(spec: ModelSpec, data: st.DataObject) -> None:
