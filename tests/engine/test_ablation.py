@@ -23,8 +23,8 @@ from workbench.request import SamplingParameters
 GREEDY = SamplingParameters(max_tokens=6, temperature=0, ignore_eos=True)
 
 
-@settings(max_examples=tries(10))
-@given(specs, st.integers(2, 12), st.integers(0, 9), st.sampled_from([0.0, 0.7, 1.3]))
+@settings(max_examples=tries(60))
+@given(specs, st.integers(2, 12), st.integers(0, 9), st.sampled_from([0.0, 0.7, 4.0]))
 def test_with_nothing_off_it_is_the_engine_s_text(spec: ModelSpec, length: int, seed: int, temperature: float) -> None:
     model = model_of(spec)
     asked = request("x", length, 8, seed=seed, temperature=temperature, top_p=0.9)
@@ -49,12 +49,12 @@ def without(model: Transformer, ids: list[int], heads: Collection[tuple[int, int
     return naive.logits(Transformer.from_state(model.spec, state), torch.tensor(ids))
 
 
-@settings(max_examples=tries(15))
+@settings(max_examples=tries(80))
 @given(own_specs, st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=8), st.data())
 def test_what_is_off_is_a_plain_pass_without_it(spec: ModelSpec, ids: list[int], data: st.DataObject) -> None:
     model = model_of(spec, dtype=torch.float64)
     every = [(n, head) for n, kind in enumerate(spec.layers) for head in range(kind.attention.num_heads)]
-    heads = data.draw(st.sets(st.sampled_from(every), max_size=3))
+    heads = data.draw(st.sets(st.sampled_from(every), min_size=1, max_size=3))
     layers = data.draw(st.sets(st.integers(0, len(spec.layers) - 1), max_size=1))
     off = Ablation(frozenset(heads), frozenset(layers))
     with torch.inference_mode():
@@ -64,6 +64,19 @@ def test_what_is_off_is_a_plain_pass_without_it(spec: ModelSpec, ids: list[int],
     for count, token in enumerate(made):
         row = without(model, [*ids, *made[:count]], heads, layers)[-1]
         assert row.max() - row[token] < 1e-9
+
+
+def test_each_head_and_each_layer_matters() -> None:
+    model = model_of(spec_of(layer(4, 2), layer(4, 4)), dtype=torch.float64)
+    ids = [1, 2, 3]
+    off = [Ablation(heads=frozenset({(n, head)})) for n in range(2) for head in range(4)]
+    off += [Ablation(layers=frozenset({n})) for n in range(2)]
+    with torch.inference_mode():
+        texts = [TextAttention(model, ids, each.run_blocks(model)) for each in [Ablation(), *off]]
+        whole, *found = (model.compute_logits(text.hidden_states) for text in texts)
+    for each, logits in zip(off, found, strict=True):
+        assert torch.allclose(logits, without(model, ids, each.heads, each.layers), atol=1e-9)
+        assert (logits - whole).abs().max() > 1e-4
 
 
 def test_nothing_stays_off() -> None:

@@ -34,7 +34,7 @@ PARALLEL = spec_of(
 KINDS = {"scaled": SCALED, "norms on both sides": POST, "parallel": PARALLEL, "mixture": mixture_of()}
 
 
-@settings(max_examples=tries(15))
+@settings(max_examples=tries(60))
 @given(own_specs, ids)
 def test_its_logits_are_the_oracle_s(spec: ModelSpec, token_ids: list[int]) -> None:
     model = model_of(spec, dtype=torch.float64)
@@ -44,7 +44,7 @@ def test_its_logits_are_the_oracle_s(spec: ModelSpec, token_ids: list[int]) -> N
     assert torch.allclose(found.logit_lens(-1)[-1], expected[-1].softmax(-1), atol=1e-9)
 
 
-@settings(max_examples=tries(10))
+@settings(max_examples=tries(40))
 @given(specs, st.integers(2, 16), st.integers(0, 5), st.sampled_from([0.0, 0.8]), st.sampled_from([0, 5]))
 def test_the_engine_has_the_same_log_probabilities_and_draws_the_same_token(
     spec: ModelSpec, length: int, seed: int, temperature: float, top_k: int
@@ -78,7 +78,7 @@ def test_latent_attention_is_followed() -> None:
     _every_number_adds_up(model)
 
 
-@settings(max_examples=tries(8))
+@settings(max_examples=tries(32))
 @given(own_specs)
 def test_every_number_is_the_sum_of_its_terms(spec: ModelSpec) -> None:
     _every_number_adds_up(model_of(spec, dtype=torch.float64))
