@@ -35,7 +35,7 @@ def test_with_nothing_off_it_is_the_engine_s_text(spec: ModelSpec, length: int, 
 def without(model: Transformer, ids: list[int], heads: Collection[tuple[int, int]], layers: Collection[int]) -> Tensor:
     """Compute logits by the oracle: a head is off when its columns of the output matrix are zero, a layer when all that
     it adds is."""
-    state = model.dense_state(torch.float64)
+    state = {name: values.clone() for name, values in model.dense_state(torch.float64).items()}
     for number, kind in enumerate(model.spec.layers):
         output, dim = state[f"blocks.{number}.attention.output.weight"], kind.attention.head_dim
         for at, head in heads:
