@@ -20,6 +20,7 @@ from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.inspect.ablation import Ablation, continue_text
 from workbench.model.spec import ModelSpec
+from workbench.trace.events import Decoded
 from workbench.widgets import RunnerThread, TokenPath
 from workbench.widgets.token_path.ablation_picture import Continuations, draw_texts
 from workbench.widgets.token_path.data import Candidate, DrawnToken, LensCell
@@ -240,6 +241,21 @@ def test_the_demo_s_text_is_followed(demo: Runner) -> None:
     text = demo.tokenizer.decode(engine)
     assert text.split("\n")[0].replace("&#x27;", "'") in path.picture()
     path.close()
+
+
+def test_a_compiled_model_is_followed_as_it_is_served() -> None:
+    """Its products are the compiled backend's; the step adds in another order, within what its type rounds."""
+    runner = load("demo", backend="mlir")
+    path = TokenPath(runner, PROMPT)
+    logits = path.forward_pass.values("logits")[-1].double()
+    exact = logits.log_softmax(-1)
+    events = runner.stream(PROMPT, max_tokens=1, logprobs=20, temperature=0.7, top_k=40)
+    (event,) = (each for each in events if isinstance(each, Decoded))
+    worst = max(abs(logprob - float(exact[token])) for token, logprob in event.top_logprobs)
+    assert worst < torch.finfo(runner.model.dtype).eps * (1 + float(logits.abs().max()))
+    assert path.data.draw.token == event.token_id
+    path.close()
+    RunnerThread.attach(runner).stop()
 
 
 def test_a_mixture_and_a_runner_under_way() -> None:
