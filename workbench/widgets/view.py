@@ -95,7 +95,7 @@ class PictureWidget(ipywidgets.VBox):
         """Close the widget with its controls and end its work."""
         if hasattr(self, "throttle"):  # one that was refused at birth has none, and is closed all the same
             self.throttle.stop()
-        for child in self.children:
+        for child in (*self.children, *([self.shown] if hasattr(self, "shown") else [])):
             close_tree(child)
         self.layout.close()
         super().close()

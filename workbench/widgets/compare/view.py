@@ -76,7 +76,7 @@ class Compare(PictureWidget):
     def picture(self) -> str:
         if self._problem:
             return svg.html(f'<p role="alert">{html.escape(self._problem)}</p>')
-        if self.way == "table" and not self._problem:
+        if self.way == "table":
             return draw_table(self.figures, self.sort_by, self.descending, self.comparison.table().note)
         try:
             return self._drawing()
