@@ -23,7 +23,6 @@ from workbench.widgets.compare.table import draw_table, draw_table_image
 from workbench.widgets.view import PictureWidget
 
 LAYOUTS = ("ratios", "table", "lines", "two measures")
-DEFAULT_WIDTH = 960.0  # pixels, where the browser has not said its own
 
 
 class Compare(PictureWidget):
@@ -107,7 +106,7 @@ class Compare(PictureWidget):
             raise WorkbenchError("no numeric setting differs between these runs: there is nothing to draw lines over")
         measures = dict.fromkeys(row.measure for row in self.comparison.rows)
         lines = {name: sweep_lines(self.comparison.groups, self.swept, name) for name in measures}
-        return draw_lines(lines, self.swept, getattr(self, "width", 0) or DEFAULT_WIDTH)
+        return draw_lines(lines, self.swept, self.width)
 
     def _pick(self, key: str) -> None:
         """Sort by a column whose head was picked: rising, then falling, then in the order of the runs."""

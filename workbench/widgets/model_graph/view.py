@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from workbench.widgets.roofline.data import Roofs
 
 WAYS = ("as it runs", "as written")
-DEFAULT_WIDTH = 960.0  # pixels, where the browser has not said its own
 MAX_STEPS = 1_000  # of the runner, the last ones
 NO_ROOFS = "Predicted times need this machine's roofs, which are not known yet: press Time the operators."
 
@@ -118,7 +117,7 @@ class ModelGraph(PictureWidget):
             f"<p>Chosen: {escape(runner.backends.reason)}</p><ul>{able}</ul></details>"
         )
         about = "".join(f"<p>{escape(line)}</p>" for line in lines)
-        return svg.html(alert, about, draw_graph(graph, self.unfolded, self._picture_width), fold)
+        return svg.html(alert, about, draw_graph(graph, self.unfolded, self.width), fold)
 
     def measure(self, wait: bool = True) -> ModelGraph:
         """Time the operators of this step, and this machine's roofs where they are not known. It runs between two steps
@@ -185,10 +184,6 @@ class ModelGraph(PictureWidget):
 
     def _sizes(self) -> list[int]:
         return [self.runner.model.weight_bytes]
-
-    @property
-    def _picture_width(self) -> float:
-        return getattr(self, "width", 0) or DEFAULT_WIDTH
 
     @property
     def _dtype(self) -> str:
