@@ -18,8 +18,8 @@ from workbench.widgets.saved import saved_picture
 
 WIDGETS = Path(saved.__file__).parent
 TEXTS = (
-    ".wb-pic .s{font-size:9px}", ".wb-pic .s{font-size:17px}", ".wb-pic th{top:0}", ".wb-fl :is(b,i),.wb-pic{color:red}",
-    "@media print{.wb-fl{top:0}.wb-pic p,h4{left:0}}",
+    ".wb-pic .s{font-size:9px}", ".wb-pic .s{font-size:17px}", ".wb-pic th{top:0}",
+    ".wb-fl :is(b,i),.wb-pic{color:red}", "@media print{.wb-fl{top:0}.wb-pic p,h4{left:0}}",
 )  # fmt: skip
 RULES = st.lists(st.sampled_from(TEXTS), max_size=3)
 PATTERN = '<defs><pattern id="wb-fell" width="5" height="5"/></defs>'

@@ -10,7 +10,9 @@ _STYLES = re.compile(r"<style>.*?</style>", re.DOTALL)
 _TITLE = re.compile(r"<title>(.*?)</title>", re.DOTALL)
 _WIDTH = re.compile(r'\bwidth="([\d.]+)"')
 _NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
-_SAFE = " ':/?=,;()!*@$+[]{}|"  # in an attribute's value and in the address of data: all but %, #, &, <, >, " and breaks
+_SAFE = (
+    " ':/?=,;()!*@$+[]{}|"  # in an attribute's value and in the address of data: all but %, #, &, <, >, " and breaks
+)
 # Puts the drawing in the image's place, in the colours of the page. A notebook that is not trusted loses it.
 _INLINE = (
     "<script>for(const image of document.currentScript.parentNode.querySelectorAll('img.wb-drawn'))"

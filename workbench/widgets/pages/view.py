@@ -75,7 +75,7 @@ class PageMap(PictureWidget):
         history, thinned = self.snapshots, self._log.num_thinned
         note = f"{len(history)} steps noted" + (f", {thinned} older ones let go between them" if thinned else "")
         return draw_page_map(
-            self._log.at(self.step), history, self._log.owner_numbers, self.arranged, self.chosen, note
+            self._log.at(self.step), history, self._log.owner_numbers, self.arranged, self.chosen, note, self.width
         )
 
     def close(self) -> None:

@@ -81,7 +81,7 @@ class Roofline(PictureWidget):
         if not (roofs.reads and roofs.gemms) and not message:
             message = "The roofs are not known yet: press Measure this machine, or call measure()."
         alert = f'<p role="alert">⚠ {escape(self.error)}</p>' if self.error else ""
-        picture = roofline_picture.draw_roofline(works, roofs, self.chosen)
+        picture = roofline_picture.draw_roofline(works, roofs, self.chosen, self.width)
         words = "○ what the roof allows, ● as measured; a line joins the two."
         if any(roof.contended for roof in (*roofs.reads, *roofs.gemms)):
             words += " Other processes were at work while the roofs were measured: they may be higher."

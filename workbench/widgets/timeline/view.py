@@ -90,7 +90,7 @@ class Timeline(PictureWidget):
     def picture(self) -> str:
         with self._drain_lock:
             low, high = self.window
-            return draw_timeline(self.tracks, low, high, self.chosen)
+            return draw_timeline(self.tracks, low, high, self.chosen, self.width)
 
     def close(self) -> None:
         if self._leave is not None:
