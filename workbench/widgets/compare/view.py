@@ -99,9 +99,9 @@ class Compare(PictureWidget):
         if self.way == "table":
             return draw_table_image(self.figures)
         if self.way == "ratios":
-            return compare_picture.draw_ratios(self.comparison)
+            return compare_picture.draw_ratios(self.comparison, width=self.width)
         if self.way == "two measures":
-            return compare_picture.draw_pareto(self.comparison, self.x, self.y)
+            return compare_picture.draw_pareto(self.comparison, self.x, self.y, self.width)
         if not self.swept:
             raise WorkbenchError("no numeric setting differs between these runs: there is nothing to draw lines over")
         measures = dict.fromkeys(row.measure for row in self.comparison.rows)

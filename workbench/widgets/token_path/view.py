@@ -120,10 +120,8 @@ class TokenPath(PictureWidget):
 
     def picture(self) -> str:
         """The chosen section."""
-        width = float(self.width)
-        return {"path": self._path, "lens": self._lens, "heads": self._heads, "ablation": self._ablation}[self.section](
-            width
-        )
+        draw = {"path": self._path, "lens": self._lens, "heads": self._heads, "ablation": self._ablation}[self.section]
+        return draw(float(self.width))
 
     def _path(self, width: float) -> str:
         step = self.data.steps[self.step]
