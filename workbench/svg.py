@@ -124,6 +124,7 @@ _SCOPES = re.compile(r"(?<=wb-pic[. ])st-[0-9a-f]{8}\b")
 _SELECTORS = re.compile(r"[^{}]+(?=\{)")
 _COMMAS = re.compile(r",(?![^(]*\))")  # between selectors, not within `:is(th,td)`
 _IDS = re.compile(r'(\bid="|url\(#)(wb-[a-z0-9-]+?)(?P<own>-x[0-9a-f]{8})?(?=["\)])')
+_TAGS_AND_STYLES = re.compile(r"<style>.*?</style>|<[^>]*>", re.DOTALL)
 
 
 def _isolated(markup: str) -> str:
@@ -137,7 +138,11 @@ def _isolated(markup: str) -> str:
     scoped = _SCOPES.sub(scope, markup)
     scoped = _STYLES.sub(lambda found: _scoped_rules(found[0], scope), scoped)
     scoped = scoped.replace('class="wb-pic"', f'class="wb-pic {scope}"', 1)
-    return _IDS.sub(lambda found: found[0] if found["own"] else f"{found[0]}-x{own}", scoped)
+
+    def renamed(markup: str) -> str:
+        return _IDS.sub(lambda found: found[0] if found["own"] else f"{found[0]}-x{own}", markup)
+
+    return _TAGS_AND_STYLES.sub(lambda found: renamed(found[0]), scoped)  # what stands between is a reader's text
 
 
 @lru_cache(512)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import html
 import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -96,3 +97,9 @@ def test_every_rule_of_every_widget_is_its_pictures_own(path: Path) -> None:
         picture = svg.html(svg.tag("style", re.sub(r"</?style>", "", each)))
         (scope,) = set(re.findall(r'class="wb-pic (st-\w+)"', picture))
         assert all(selector.startswith(f".wb-pic.{scope}") for selector in selectors(picture)), each
+
+
+def test_a_readers_text_stays_as_it_is() -> None:
+    text = 'fill="url(#wb-fell)" and id="wb-fell"'
+    picture = svg.html(PATTERN, f"<p>{html.escape(text, quote=False)}</p>")
+    assert f"<p>{text}</p>" in picture and '<pattern id="wb-fell"' not in picture

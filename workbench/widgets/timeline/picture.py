@@ -25,7 +25,7 @@ from workbench.widgets.timeline.data import (
     visible_range,
 )
 
-WIDTH, LEFT, RIGHT = 960.0, 160.0, 24.0  # of the picture unless it is told, and beside the bars
+WIDTH, LEFT, RIGHT = 960.0, 160.0, 24.0  # of the picture unless another is given, and beside the bars
 ROW_HEIGHT = 22.0  # of the two bars of a step
 MAX_TALL_ROWS = 64  # rows that are seen at once; of more, those in sight, to be scrolled
 MAX_REQUESTS = 512  # rows drawn
