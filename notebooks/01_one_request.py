@@ -96,14 +96,15 @@ widgets.Exercise(
 
 # %% [markdown]
 # ## All of it, live
-# Press Run. Tokens are shaded by how probable they were; point at one to see what else there was. Below are all
-# settings that matter to one request: of the model, its cache, attention and kernels, of schedule, speculation and
-# sampling. (Settings of a measurement are left out: workload, rounds, variants, sweeps, the judge, simulated machines.)
-# Those of sampling apply at once, others create a new runner. Stop works at any time, and so does
-# the kernel's stop button. "Copy as Python" gives the script that makes the same tokens.
+# Press Run. The heavier a token's underline, the less probable it was; point at one to see what else there was. Below
+# are all settings that matter to one request: of the model, its cache, attention and kernels, of schedule, speculation
+# and sampling. (Settings of a measurement are left out: workload, rounds, variants, sweeps, the judge, simulated
+# machines.) Those of sampling apply at once, others create a new runner. Each run has a new seed, so the text differs;
+# untick that to see what another setting changes. Stop works at any time, also while a cell waits, and so does the
+# kernel's stop button. "Copy as Python" gives the script that makes the tokens of the settings shown, seed included.
 
 # %%
-play = widgets.Playground(runner, prompt)
+play = widgets.Playground(runner)
 play
 
 # %%
@@ -113,7 +114,8 @@ play.wait()
 # %% [markdown]
 # ## Try
 # - `temperature` 0, then 1.5: which tokens were probable, and where does the text go wrong?
-# - `executor`, `uncached`: the same tokens, without the KV cache. Watch TPOT.
+# - `executor`, `uncached`: with the same seed the same tokens, without the KV cache. Watch TPOT.
+# - `cache`, `format` int8 and int4: how many bytes does the KV cache take now, and when does the text change?
 # - `speculate`, `prompt_lookup` on a text that repeats itself: fewer steps than tokens.
 #
 # To read: `workbench/engine/runner.py` (a step is one sentence), `workbench/prompt/tokenization/detokenize.py`,

@@ -57,6 +57,17 @@ summary = workbench.summarize(recorder.requests(), recorder.steps(), recorder.to
 {key: summary[key] for key in ("ttft_s", "tpot_s", "prefill_tokens_per_s", "decode_tokens_per_s")}
 
 # %% [markdown]
+# ## The path of a token
+# What is computed at all, for a prompt as for a token? The widget follows a text from its ids through every layer to
+# the draw, at the real values of this model. Press play, or pick a cell: a matrix is shown, and under it one number and
+# what it is the sum of. `logit lens` shows what the model would say after each layer, `heads` where each head looks,
+# and `switch off` what becomes of the text without some of them.
+
+# %%
+path = widgets.TokenPath(runner, "def add(a, b):\n    return a +")
+path
+
+# %% [markdown]
 # ## The roofline
 # A step must compute so many FLOPs and move so many bytes: both follow from the model's shape. It can take no less time
 # than the slower of the two at the best rates of this machine, which are measured here (once, then remembered). Hollow

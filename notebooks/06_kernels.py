@@ -12,6 +12,7 @@
 # - **Minutes**: 20
 
 # %%
+import workbench
 from workbench import widgets
 
 widgets.Exercise(
@@ -52,6 +53,25 @@ fused
 # %%
 fused.stage = "fusion"
 print(fused.text)
+
+# %% [markdown]
+# ## Where is this operator in the model?
+#
+# A step of the whole model: its operators in order with what each must compute and move, and a bracket around those
+# that one compiled function carries out. Choose a prefill beside a decode, and *as written* beside *as it runs*.
+
+# %%
+graph = widgets.ModelGraph(workbench.load(), "decode", tokens=256)
+graph
+
+# %% [markdown]
+# As the modules are written, each operator can be timed by itself: which ones take far longer than their FLOPs and
+# bytes explain?
+
+# %%
+graph.way = "as written"
+graph.measure()
+graph.keep()
 
 # %% [markdown]
 # ## How fast are the backends?

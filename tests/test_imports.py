@@ -20,6 +20,7 @@ ORDER = [
         "workbench.progress",
         "workbench.settings",
         "workbench.stop_button",
+        "workbench.waiting",
         "workbench.display",
         "workbench.svg",
     ),

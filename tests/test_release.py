@@ -85,7 +85,10 @@ def test_the_wheel_is_complete_and_has_nothing_of_the_checkout(release: tuple[Pa
         sizes = {each.filename: each.file_size for each in archive.infolist()}
         info = f"inference_workbench-{workbench.__version__}.dist-info"
         tops = {name.split("/")[0] for name in sizes}
-        assert tops == {"workbench", "compiled_kernels", "experiments", "notebooks", info}
+        extension = info.replace(".dist-info", ".data")  # of JupyterLab, which looks for it beside the interpreter
+        assert tops == {"workbench", "compiled_kernels", "experiments", "notebooks", info, extension}
+        manifest = f"{extension}/data/share/jupyter/labextensions/inference-workbench/package.json"
+        assert json.loads(archive.read(manifest))["version"] == workbench.__version__
         assert not set(WANTED) - set(sizes)
         strange = [name for name in sizes if re.search(r"__pycache__|\.pyc$|/pictures/|/\.|^/|\.\.", name)]
         assert not strange

@@ -59,14 +59,18 @@ class SamplingParameters(Displayable, Settings):
 
     temperature: Annotated[float, Field(ge=0)] = 1.0  # 0 is greedy
     top_k: Annotated[int, Field(ge=0)] = 0  # 0 keeps all
+    # the most probable tokens that make up so much probability together; 1 keeps all
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    # tokens at least so probable as this share of the likeliest; 0 keeps all
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    # divides the logit of each token that occurred, multiplies a negative one; 1 is off
     repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: dict[int, float] = {}
-    filters: tuple[CustomPart, ...] = ()
-    sampler: CustomPart | None = None
+    presence_penalty: float = 0.0  # subtracted once from the logit of each token in the output; 0 is off
+    frequency_penalty: float = 0.0  # subtracted from a token's logit for each time it is in the output; 0 is off
+    logit_bias: dict[int, float] = {}  # added to logits, by token id
+    filters: tuple[CustomPart, ...] = ()  # user-defined filters, applied after the others
+    sampler: CustomPart | None = None  # user-defined, in place of the draw by one random number
+    # of the random numbers: the same seed, prompt and settings give the same tokens
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     n: Annotated[int, Field(ge=1, le=MAX_PARALLEL_SAMPLES)] = 1  # samples, with seeds counted up, on one prompt's pages
     # Number of samples; the n of them with the highest log-probability (of the model, summed over their
@@ -79,11 +83,12 @@ class SamplingParameters(Displayable, Settings):
     search: CustomPart | None = None  # chooses how the beams go on in place of their scores (see sampling/searches.py)
     length_penalty: float = 1.0  # of beams: a text's score is its log-probability / tokens ** length_penalty
     early_stopping: bool | Literal["never"] = False  # of beams: see engine/beam_search.py
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    max_tokens: Annotated[int, Field(ge=1)] = 128
-    ignore_eos: bool = False
+    stop: tuple[str, ...] = ()  # texts that end the output, and are left out of it
+    stop_token_ids: tuple[int, ...] = ()  # token ids that end the output, beside the model's end tokens
+    max_tokens: Annotated[int, Field(ge=1)] = 128  # output tokens at most
+    ignore_eos: bool = False  # continue after the model's end tokens, up to max_tokens
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None  # alternatives beside the sampled token
+    # probabilities shown: the model's own, or those after temperature and filters
     logprobs_of: Literal["model", "filtered"] = "model"
     # Alternatives beside each token of the prompt, whose log-probabilities are the model's. Pages of the prefix cache
     # hold no logits: such a prompt is computed anew, and cached for others.

@@ -7,6 +7,7 @@ Series colours are those of Okabe and Ito (2008), distinct to colour-blind reade
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -104,17 +105,38 @@ def group(*inner: str, **attributes: object) -> str:
 
 def document(width: float, height: float, *parts: str, title: str) -> str:
     """Return a whole picture; `title` is read by screen readers. It shrinks with its place, never beyond `width`."""
-    return tag(
+    return _isolated(tag(
         "svg", tag("title", escape(title)), tag("style", BASE_STYLE), *parts,
         xmlns="http://www.w3.org/2000/svg", class_="wb-pic", role="group",
         viewBox=f"0 0 {format_coordinate(width)} {format_coordinate(height)}",
         width=float(width), height=float(height), style="max-width:100%;height:auto",
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
 def html(*parts: str) -> str:
     """A picture that is text and tables, in the same colours. `parts` are markup: escape what comes from outside."""
-    return f'<div class="wb-pic"><style>{BASE_STYLE}</style>{"".join(parts)}</div>'
+    return _isolated(f'<div class="wb-pic"><style>{BASE_STYLE}</style>{"".join(parts)}</div>')
+
+
+_STYLES = re.compile(r"<style>(.*?)</style>", re.DOTALL)
+_UNSCOPED = re.compile(r"\.wb-pic(?!\.st-)")
+_IDS = re.compile(r'(\bid="|url\(#)(wb-[a-z0-9-]+?)(?P<own>-x[0-9a-f]{8})?(?=["\)])')
+
+
+def _isolated(markup: str) -> str:
+    """Return a picture whose style rules and ids (`wb-...`) hold in it alone, though a page has one space for them all.
+
+    Rules get a class that follows from their text, ids an ending that follows from the picture, so that an equal
+    picture is the same text. A picture within another keeps its own.
+    """
+    scope, own = f"st-{_digest(''.join(_STYLES.findall(markup)))}", _digest(markup)
+    scoped = _STYLES.sub(lambda found: _UNSCOPED.sub(f".wb-pic.{scope}", found[0]), markup)
+    scoped = scoped.replace('class="wb-pic"', f'class="wb-pic {scope}"', 1)
+    return _IDS.sub(lambda found: found[0] if found["own"] else f"{found[0]}-x{own}", scoped)
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=4).hexdigest()
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,19 @@ def test_verdicts_words_and_details(folder: Path) -> None:
         view.claim = "sise"
 
 
+def test_every_suggested_word_finds_a_claim() -> None:
+    from workbench.widgets.claims.view import suggested_words
+
+    view = Claims()
+    (field,) = (each for row in view.children for each in getattr(row, "children", ()) if each.description == "words")
+    offered = suggested_words(view.rows)
+    assert len(offered) == 8 and set(field.options) == set(offered) and field.placeholder.split()[-1] in offered
+    for typed in (*offered, f"{offered[0]},"):
+        view.words = typed
+        assert view.rows, typed
+    view.close()
+
+
 def test_every_verdict_has_a_sign_of_its_own() -> None:
     from workbench.claims.tables import ORDER
     from workbench.widgets.claims.picture import VERDICT_SIGNS

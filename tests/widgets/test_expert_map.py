@@ -47,7 +47,7 @@ def test_every_cell_says_its_own_count(steps: int, layers: int, experts: int, sh
         assert {place: rows for place, (rows, _) in cells.items()} == {
             (2 * layer, expert): expected[layer, expert] for layer in range(layers) for expert in range(experts)
         }
-        assert all((fill == "url(#wb-no-rows)") == (rows == 0) for rows, fill in cells.values())
+        assert all(fill.startswith("url(#wb-no-rows") == (rows == 0) for rows, fill in cells.values())
         busiest = max(cells.values(), key=lambda cell: cell[0])
         assert np.array_equal(view.rows, expected) and busiest[0] == expected.max()
 

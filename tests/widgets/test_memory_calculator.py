@@ -24,7 +24,9 @@ from workbench.model.memory import longest_context
 from workbench.model.shapes import named_shape
 from workbench.trace.events import Stepped, StepPlanned
 from workbench.widgets import MemoryCalculator
+from workbench.widgets.memory.controls import LogSlider
 from workbench.widgets.memory.picture import PARTS, MemoryBar, draw_bars, scale_of
+from workbench.widgets.view import close_tree
 
 NAMES = st.sampled_from(["demo", "shape:tiny", "shape:llama-3.1-8b"])
 SETTINGS = st.fixed_dictionaries({
@@ -34,6 +36,20 @@ SETTINGS = st.fixed_dictionaries({
 })  # fmt: skip
 WINDOWS = st.sampled_from([(), ("attention.sliding_window=96", "attention.num_sink_tokens=4")])
 SVG = "{http://www.w3.org/2000/svg}"
+
+
+@given(st.integers(1, 2**14))
+@settings(max_examples=tries(30))
+def test_a_typed_number_is_exact_and_the_slider_goes_near(number: int) -> None:
+    both = LogSlider("batch", 14)
+    both.field.value = number
+    stop = min((2 ** (quarter / 4) for quarter in range(57)), key=lambda each: abs(math.log(each / number)))
+    assert both.value == number and math.isclose(both.slider.value, stop)
+    both.slider.value = stop * (1 + 1e-15)  # what the browser sends back of it
+    assert both.value == both.field.value == number
+    both.slider.value = 2.0 if stop != 2.0 else 4.0  # as a user moves it
+    assert both.value == both.field.value == both.slider.value
+    close_tree(both)
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +205,7 @@ def test_controls_and_bars_set_the_state() -> None:
     labels["batch"].value = 2.0**2.25
     assert (view.context, view.cache, view.batch) == (4096, "int4", 5)
     view.batch = 7
-    assert view.batch == 7 and labels["batch"].value == 7
+    assert view.batch == 7 and labels["batch"].value == 2.0**2.75  # its nearest stop
     view.shown.picked = "fp8"
     assert view.cache == labels["cache"].value == "fp8"
     labels["model"].value = "shape:tiny"

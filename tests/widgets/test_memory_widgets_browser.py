@@ -35,6 +35,11 @@ def test_a_slider_a_bar_and_a_point(lab: LabSession, tmp_path: Path) -> None:
     handle = calculator.locator(".widget-slider .noUi-handle").first
     assert int(pressed(page, handle, "ArrowRight", "view.context")) > 1024
     assert int(page.evaluate("view.found['cache_bytes']")) > int(before)
+    exact = calculator.locator("input[type=number]").first
+    exact.fill("5000")
+    exact.press("Enter")
+    page.settle()
+    assert page.evaluate("view.context") == "5000" and exact.input_value() == "5000"
     bar = calculator.locator("[data-key=int4]")
     bar.click()
     page.settle()

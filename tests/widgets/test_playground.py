@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ipywidgets.widgets import widget
 
 from tests.patience import limit, until
 from workbench import stop_button
@@ -25,6 +26,11 @@ from workbench.widgets import Playground
 from workbench.widgets.playground.settings import non_default
 
 PROMPT = "def f(x):\n"
+LIVE: Any = widget._instances  # by model id
+
+
+def live_widgets() -> set[str]:
+    return set(LIVE)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +41,8 @@ def demo() -> Runner:
 @pytest.fixture
 def play(demo: Runner) -> Iterator[Playground]:
     play = Playground(demo, PROMPT)
-    play.settings.write({"sampling": {"max_tokens": 20}})
+    play.new_seed = False
+    play.settings.write({"sampling": {"max_tokens": 20, "temperature": 1.0}})
     yield play
     play.close()
     play.wait()
@@ -102,14 +109,12 @@ def test_stop_ends_it_within_a_step_or_two(play: Playground) -> None:
 
 
 def test_reset_is_as_it_was_made(play: Playground) -> None:
-    before = play.experiment
     play.settings.write({"sampling": {"top_k": 3}, "cache": {"format": "int8"}})
     play.prompt = "class A:"
     play.run()
     play.reset()
-    play.settings.write({"sampling": {"max_tokens": 20}})
-    assert play.experiment == before and play.prompt == PROMPT and not play.played.num_tokens
-    assert play.text.content.count("<b ") == 0
+    assert play.experiment == play._initial and play.prompt == PROMPT and not play.played.num_tokens
+    assert 'data-key="0.0"' not in play.text.content
 
 
 def test_a_mistake_is_reported_and_cannot_be_run(play: Playground) -> None:
@@ -151,6 +156,80 @@ def test_what_was_played_can_be_taken_away(play: Playground) -> None:
     assert play.wait() and play.played.num_tokens == 20
     assert Experiment.from_yaml(play.copied.yaml.text) == play.last == play.experiment
     assert ids_of(play.copied.python.text) == play.played.text()
+
+
+def test_copied_are_the_settings_that_are_shown(play: Playground) -> None:
+    assert Experiment.from_yaml(play.copied.yaml.text) == play.experiment  # before anything was played
+    play.run()
+    assert play.wait()
+    played = play.copied.yaml.text
+    play.settings.write({"sampling": {"top_k": 7}})
+    assert play.copied.yaml.text != played and Experiment.from_yaml(play.copied.yaml.text) == play.experiment
+    play.prompt = "class A:"
+    assert "class A:" in play.copied.python.text and "'top_k': 7" in play.copied.python.text
+    play.settings.write({"sampling": {"beams": 3, "stop": ["x"]}})
+    assert play.copied.yaml.text == play.copied.python.text == ""  # what cannot be run
+
+
+def test_each_run_has_a_new_seed_that_is_shown_and_gives_the_same_again(demo: Runner) -> None:
+    play = Playground(demo, PROMPT)
+    assert play.new_seed and play.experiment.sampling.temperature == 0.7
+    seeds, texts = [], []
+    for _ in range(4):
+        play.run()
+        assert play.wait()
+        seeds.append(play.last.sampling.seed)
+        texts.append(play.output)
+        assert f">{seeds[-1]}<" in play.shown.content and play.settings.values["sampling"]["seed"] == seeds[-1]
+        assert Experiment.from_yaml(play.copied.yaml.text) == play.last
+    assert len(set(seeds)) > 1 and len(set(texts)) > 1
+    play.new_seed = False
+    play.run()
+    assert play.wait() and play.output == texts[-1] == ids_of(play.copied.python.text)
+    play.close()
+
+
+def test_a_given_experiment_keeps_its_seed_and_temperature() -> None:
+    workload = {"kind": "prompts", "prompts": ["a"]}
+    given = Experiment.from_values({"question": "q", "sampling": {"seed": 3}, "backend": "eager", "workload": workload})
+    play = Playground(given)
+    assert not play.new_seed and play.experiment.sampling == given.sampling
+    play.close()
+
+
+def test_the_first_prompt_shows_what_a_quantized_cache_saves(demo: Runner) -> None:
+    found = {}
+    for format in ("dense", "int8", "int4"):
+        play = Playground(demo)
+        play.settings.write({"cache": {"format": format}, "sampling": {"ignore_eos": True}})
+        play.run()
+        assert play.wait() and not play._alert.value
+        found[format] = play.played.kv_bytes, play.played.kv_peak
+        play.close()
+    assert found["dense"] > found["int8"] > found["int4"] and found["int8"][1] < found["dense"][1]
+
+
+def test_closing_leaves_no_widget_behind(demo: Runner) -> None:
+    before = live_widgets()
+    play = Playground(demo, PROMPT)
+    play.settings.write({"speculate": {"kind": "prompt_lookup"}, "cache": {"prefix": {"kind": "radix"}}})
+    play.settings.write({"speculate": {"kind": "none"}})  # what was made for it is hidden now
+    for beams in (3, 0, 3, 0):
+        play.settings.write({"sampling": {"beams": beams, "stop": ["x"], "max_tokens": 3}})  # errors come and go
+    play.run()
+    assert play.wait() and len(live_widgets() - before) > 300
+    play.close()
+    assert [type(LIVE[name]).__name__ for name in live_widgets() - before] == []
+
+
+def test_no_tip_repeats_its_label(play: Playground) -> None:
+    with_tip = 0
+    for made in play.settings._builder.fields:
+        control = getattr(made, "_list", None) or getattr(made, "_check", None) or made.widget
+        tip = getattr(control, "tooltip", None)
+        assert tip is None or tip.strip() and tip.strip() != control.description, control.description
+        with_tip += tip is not None
+    assert with_tip > 70
 
 
 def test_samples_are_shown_apart(play: Playground) -> None:
@@ -256,7 +335,7 @@ def test_a_run_that_was_reset_has_no_say_in_the_next(play: Playground, gate: Gat
     gate.open.set()
     until(lambda: sum(each.is_alive() for each in threads) == 1 and second.played.num_tokens > 3)
     assert play.running and play._run_button.disabled and not play._stop_button.disabled
-    assert play.copied.yaml.text == "" and play.played is second.played
+    assert play.played is second.played
     play.stop()
     assert play.wait() and not play.running and play.output == second.played.text() != ""
 
@@ -310,7 +389,8 @@ def test_progress_lines_are_not_markup(play: Playground) -> None:
 
 def test_two_play_on_one_runner_at_once(play: Playground, demo: Runner) -> None:
     other = Playground(demo, PROMPT)
-    other.settings.write({"sampling": {"max_tokens": 20}})
+    other.new_seed = False
+    other.settings.write({"sampling": {"max_tokens": 20, "temperature": 1.0}})
     both = (play, other)
     for each in both:
         each.run()

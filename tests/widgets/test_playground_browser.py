@@ -69,6 +69,7 @@ def test_press_run_and_stop_and_take_it_away(lab: LabSession, tmp_path: Path) ->
     yaml = page.tab.evaluate("navigator.clipboard.readText()")
     assert Experiment.from_yaml(yaml).sampling.max_tokens == 900 and repr(yaml) == page.evaluate("play.last.to_yaml()")
 
+    play.get_by_label("temperature", exact=True).fill("1")
     play.get_by_label("beams", exact=True).fill("2")
     stops = play.get_by_label("stop", exact=True).and_(page.tab.locator("input"))
     stops.fill("x")
@@ -80,6 +81,68 @@ def test_press_run_and_stop_and_take_it_away(lab: LabSession, tmp_path: Path) ->
     assert run.is_enabled() and play.locator(".wb-tokens b").count() == 0
     page.screenshot(tmp_path / "playground.png", play)
     assert page.errors() == [] and page.console_errors == [] and page.outside_requests == []
+
+
+SHOWN_TWICE = r"""
+# %%
+import torch
+torch.set_num_threads(1)
+from workbench import widgets
+play = widgets.Playground(prompt="def f(x):\n")
+play
+
+# %%
+play
+
+# %%
+a, b, c = 1, 2, 3
+"""
+WHERE = """() => {
+  const outside = [...document.querySelectorAll("*")].filter((each) => !each.closest(".wb-playground"));
+  const settings = document.querySelector(".wb-playground .widget-toggle-buttons");
+  return [outside.map((each) => each.scrollTop).filter((top) => top > 0), settings.getBoundingClientRect().top];
+}"""
+
+
+def test_the_page_and_the_settings_stay_where_they_are_while_text_comes(lab: LabSession, tmp_path: Path) -> None:
+    page = lab.open(
+        lab.write("still.py", SHOWN_TWICE.replace("# %%\nplay\n", "# %% [markdown]\n" + "# text\n#\n" * 60))
+    )
+    page.run_all()
+    play = page.widget("wb-playground")
+    play.get_by_label("max_tokens", exact=True).fill("200")
+    play.get_by_label("ignore_eos", exact=True).check()
+    page.settle()
+    play.get_by_role("button", name="Run").evaluate("each => each.scrollIntoView({block: 'start'})")
+    play.get_by_role("button", name="Run").click()
+    places = [page.tab.evaluate(WHERE)]
+    page.tab.wait_for_function(GROWN, arg=8)
+    while page.evaluate("play.running") == "True":
+        places.append(page.tab.evaluate(WHERE))
+    page.settle()
+    places.append(page.tab.evaluate(WHERE))
+    assert page.evaluate("play.played.num_tokens") == "200" and len(places) > 3
+    page.screenshot(tmp_path / "still.png")
+    assert all(place == places[0] for place in places)
+    place = play.locator(".wb-text-place")
+    assert place.evaluate("each => each.scrollHeight > each.clientHeight")
+    ends = "each => each.getBoundingClientRect().bottom"
+    assert play.locator(".wb-tokens b").last.evaluate(ends) <= place.evaluate(ends)  # the end of the text is in sight
+
+
+def test_a_view_shown_by_two_cells_outlives_the_first_ones_next_run(lab: LabSession) -> None:
+    page = lab.open(lab.write("twice.py", SHOWN_TWICE))
+    page.run_all()
+    assert page.widget("wb-playground").count() == 2
+    page.evaluate("globals().update(first=play)")
+    page.run_cell(1)
+    second = page.widget("wb-playground").last
+    second.get_by_role("button", name="Run").click()
+    until(lambda: page.evaluate("first.played.num_tokens > 5") == "True")
+    second.locator(".wb-tokens b").nth(3).wait_for()
+    second.get_by_role("button", name="Stop").click()
+    until(lambda: page.evaluate("first.running") == "False")
+    assert page.widget("wb-playground").count() == 2 and page.errors() == [] and page.console_errors == []
 
 
 def typed(page: NotebookPage) -> None:

@@ -17,11 +17,14 @@ from tests.thorough import tries
 from tests.trace.histories import recorders
 from workbench.engine.runner_thread import RunnerThread
 from workbench.errors import WorkbenchError
+from workbench.experiment.experiment import Experiment
+from workbench.measure.run import run
 from workbench.runs.record import Record
 from workbench.svg import Scale
-from workbench.trace.events import Event, Finished, Stepped, Submitted
+from workbench.trace.events import Decoded, Event, Finished, Scheduled, Stepped, Submitted
 from workbench.trace.perfetto import ENGINE, REQUESTS, chrome_trace, read_trace
 from workbench.trace.recorder import Recorder
+from workbench.trace.tables import events_of_tables
 from workbench.trace.tracks import Tracks
 from workbench.widgets import Timeline
 from workbench.widgets.timeline.data import merge_moments, merge_slices, merge_steps
@@ -210,6 +213,48 @@ def test_a_record_is_shown_from_its_trace(tmp_path: Path) -> None:
     assert len(view.tracks.steps) == sum(e["ph"] == "X" and e["pid"] == ENGINE for e in exported)
     assert 'class="de"' in view.picture()
     view.close()
+
+
+@settings(max_examples=tries(50))
+@given(recorders())
+def test_tables_give_the_bars_that_the_events_give(recorder: Recorder) -> None:
+    events: list[Event] = [
+        e for e in recorder.events if isinstance(e, Submitted | Scheduled | Decoded | Finished | Stepped)
+    ]
+    events = [e for e in events if not isinstance(e, Scheduled) or e.action == "admitted"]
+    kept = Recorder()
+    kept.events = events
+    tables = kept.requests(), kept.tokens(), kept.steps()
+    read = Recorder()
+    read.events = events_of_tables(*tables)
+    for row in (*tables[0], *(found := read.requests())):
+        row.pop("output_text")  # a token's own text is in no table
+    assert (found, read.tokens(), read.steps()) == tables
+
+
+def test_a_comparison_of_variants_is_shown_from_its_tables(tmp_path: Path) -> None:
+    experiment = Experiment.from_yaml("""
+    question: What does a smaller cache cost?
+    backend: eager
+    workload: {kind: random, requests: 2, prompt_tokens: 8, output_tokens: 3}
+    measure: {warmup: 0, rounds: 2, ceilings: false}
+    variants: {dense: {}, int8: {cache.format: int8}}
+    """)
+    record = run(experiment, tmp_path, "formats")
+    view = Timeline(record)
+    names = [track.row["request_id"] for track in view.tracks.requests]
+    assert len(names) == 8 == len(set(names)) and names[0] == "dense, round 1: request-0"
+    assert len(view.tracks.steps) == record.steps.num_rows
+    assert all([each.name for each in view.tracks.phases(track)][1:] == ["queue", "prefill", "decode"]
+               and len(track.tokens) == 3 for track in view.tracks.requests)  # fmt: skip
+    assert "dense, round 1" in view.picture() and "int8, round 2" in view.picture()
+    view.close()
+    for shown in (record._repr_html_(), str(record)):
+        for words in ("dense", "int8", "ttft_s_p50", " ms", "kv_bytes_peak", " KiB"):
+            assert words in shown
+    (record.path / "steps.parquet").unlink()
+    with pytest.raises(WorkbenchError, match=r"holds neither trace\.json nor the tables"):
+        Timeline(Record.open(record.path, incomplete_ok=True))
 
 
 def test_what_cannot_be_shown_says_what_can() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 import tomllib
@@ -21,6 +22,7 @@ from hypothesis import strategies as st
 from tests.patience import limit
 from workbench import svg
 from workbench.widgets import throttle as throttle_module
+from workbench.widgets import view as view_module
 from workbench.widgets.throttle import Throttle
 from workbench.widgets.view import PictureWidget
 
@@ -46,6 +48,22 @@ def test_a_view_offers_its_picture_beside_the_live_view() -> None:
     assert bundle["application/vnd.jupyter.widget-view+json"]["model_id"] == view.model_id
     assert bundle["image/svg+xml"] == view.picture() == view.shown.content
     assert "wb-count" in view._dom_classes
+
+
+def test_a_view_that_two_cells_show_is_closed_with_the_last_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def show(view: Count, cell: str, run: str) -> None:
+        parent = {"metadata": {"cellId": cell}, "header": {"msg_id": run}}
+        shell = SimpleNamespace(parent_header=parent, kernel=None)
+        monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+        view_module._replace(view)
+
+    view, second, third = Count(), Count(), Count()
+    show(view, "a", "1")
+    show(view, "b", "2")
+    show(second, "a", "3")
+    assert view.comm is not None  # cell b shows it
+    show(third, "b", "4")
+    assert view.comm is None and second.comm is not None and third.comm is not None
 
 
 def test_a_change_is_drawn_and_the_last_one_last() -> None:

@@ -80,6 +80,10 @@ window.bench = {
     );
   },
 
+  save() {
+    return this.panel.context.save();
+  },
+
   document() {
     return JSON.parse(JSON.stringify(this.panel.content.model.toJSON())); // what is undefined is not saved
   },
@@ -131,6 +135,14 @@ window.bench = {
     };
     const pictures = [...(output?.querySelectorAll("svg, img, .jp-RenderedHTML") ?? [])];
     return pictures.some((node) => seen(node) && drawn[node.tagName](node));
+  },
+
+  async reopen(path) {
+    const closed = new Promise((resolve) => this.panel.disposed.connect(resolve));
+    this.panel.context.model.dirty = false;
+    this.panel.close();
+    await closed;
+    await this.open(path);
   },
 
   async close() {

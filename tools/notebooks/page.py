@@ -159,6 +159,26 @@ class NotebookPage:
         """Interrupt the kernel, as the stop button does."""
         self.tab.evaluate("bench.kernel().interrupt()")
 
+    def save(self) -> None:
+        """Save the notebook, as Ctrl+S does."""
+        self.tab.evaluate("bench.save()")
+
+    def restart(self) -> None:
+        """Restart the kernel, without running anything."""
+        self.tab.evaluate("bench.kernel().restart()")
+        self.tab.wait_for_function("bench.kernel()?.status === 'idle'")
+
+    def reopen(self) -> None:
+        """Close the notebook and open it again; its kernel goes on."""
+        self.tab.evaluate("path => bench.reopen(path)", self.path)
+        self.tab.wait_for_function("bench.kernel()?.status === 'idle'")
+        self.root = self.tab.locator(f'[id="{self.tab.evaluate("bench.panel.id")}"]')
+        self.settle()
+
+    def shut_down(self) -> None:
+        """Shut the kernel down; the notebook stays open."""
+        self.tab.evaluate("bench.panel.sessionContext.shutdown()")
+
     def evaluate(self, expression: str) -> str:
         """Evaluate an expression in the kernel, and return its repr."""
         answer = self.tab.evaluate("text => bench.ask(text)", expression)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 from workbench.errors import WorkbenchError
 from workbench.trace.events import Event
+from workbench.waiting import wait_and_serve
 
 
 class RequestHandle:
@@ -34,11 +35,14 @@ class RequestHandle:
     def wait(self, seconds: float | None = None) -> bool:
         """Wait until all requests are finished, or `seconds`; return whether they are. The stop button cancels them."""
         try:
-            with self._news:
-                return self._news.wait_for(lambda: self._done, seconds)
+            return wait_and_serve(self._wait, seconds)
         except KeyboardInterrupt:
             self.stop()
             raise
+
+    def _wait(self, seconds: float | None) -> bool:
+        with self._news:
+            return self._news.wait_for(lambda: self._done, seconds)
 
     def emit(self, events: list[Event], done: bool = False, error: str = "") -> None:
         """Append `events`; after `done` there are no more."""

@@ -96,6 +96,7 @@ class Experiment(Displayable, EngineConfig):
     question: str
     sampling: SamplingParameters = SamplingParameters()
     workload: Workload
+    # how steps are carried out; uncached computes the whole text in each
     executor: AnyExecutorSettings = RealExecutor()
     measure: MeasureSettings = MeasureSettings()
     variants: dict[str, dict[str, Any]] = {}  # changes by name: {int8: {cache.format: int8}}

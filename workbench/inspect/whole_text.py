@@ -21,20 +21,25 @@ from workbench.batch import TokenBatch
 from workbench.errors import WorkbenchError
 from workbench.inspect.attention import refuse_recurrent_layers
 from workbench.kv_cache.store import KVStore
-from workbench.model.transformer import Transformer
+from workbench.model.transformer import RunBlock, Transformer, run_block
 
 TOKENS_PER_CHUNK = 512  # tokens computed at once
 ROWS_PER_BLOCK = 256  # rows whose weights are held at once
 
 
 class TextAttention:
-    """The attention of `model` over `token_ids`, which `extend` makes longer. One thread at a time extends it."""
+    """The attention of `model` over `token_ids`, which `extend` makes longer. One thread at a time extends it.
+
+    `hidden_states` [token, hidden] are those after the last block, of the tokens that were computed last. `run` is how
+    a block is called.
+    """
 
     on_layer = None  # it stands in for a cache whose layers are not waited for
 
-    def __init__(self, model: Transformer, token_ids: Iterable[int] = ()):
+    def __init__(self, model: Transformer, token_ids: Iterable[int] = (), run: RunBlock = run_block):
         refuse_recurrent_layers(model)
-        self.model = model
+        self.model, self.run = model, run
+        self.hidden_states = torch.empty(0)
         self.token_ids: tuple[int, ...] = ()
         own = [_Layer() for _ in model.blocks]
         sources = (kind.attention.kv_shared_with for kind in model.spec.layers)
@@ -87,7 +92,7 @@ class TextAttention:
         batch = TokenBatch(ids, rows, spans, lengths, (), (), rows[:0], decode_only=False, length_limits=limits)
         for layer in self.layers:
             layer.begin = begin
-        self.model.hidden_states(batch, cast(KVStore, self))
+        self.hidden_states = self.model.hidden_states(batch, cast(KVStore, self), self.run)
 
 
 class _Layer:

@@ -151,9 +151,9 @@ class EvictionSettings(Settings):
     """A budget as `budget` tokens, `bytes` of all layers' pages together, or a `ratio` of the prompt: exactly one of
     them. Tokens are evicted once, after the prompt."""
 
-    budget: Annotated[int, Field(ge=MIN_TOKENS)] | None = None
-    bytes: Annotated[int, Field(ge=1)] | None = None
-    ratio: Annotated[float, Field(gt=0, le=1)] | None = None
+    budget: Annotated[int, Field(ge=MIN_TOKENS)] | None = None  # tokens that a sequence keeps
+    bytes: Annotated[int, Field(ge=1)] | None = None  # bytes of a sequence's pages, in all layers
+    ratio: Annotated[float, Field(gt=0, le=1)] | None = None  # share of the prompt's tokens
 
     gives_up: ClassVar[frozenset[str]] = frozenset({PREFIX_LAW, FULL_ATTENTION_LAW})
     observes: ClassVar[int | None] = 0

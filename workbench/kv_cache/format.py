@@ -38,14 +38,14 @@ class LayerFormat(Settings):
     groups of its own, of which `residual_length` and `num_sink_tokens` say the same.
     """
 
-    format: QuantFormat = "dense"
+    format: QuantFormat = "dense"  # of keys and values; dense is not quantized
     keys: QuantFormat | None = None  # None is as `format`
     values: QuantFormat | None = None  # None is as `format`
-    quant_group: Annotated[int, Field(ge=8, multiple_of=8)] = 64
+    quant_group: Annotated[int, Field(ge=8, multiple_of=8)] = 64  # tokens that share a key channel's scale
     columns: Annotated[int, Field(ge=8, multiple_of=8)] = 64  # the whole head where it is narrower
-    residual_length: Count = 64
-    num_sink_tokens: Annotated[int, Field(ge=0)] = 0
-    rotate: bool = False
+    residual_length: Count = 64  # newest tokens that are not quantized yet, at least
+    num_sink_tokens: Annotated[int, Field(ge=0)] = 0  # first tokens of a text that are never quantized
+    rotate: bool = False  # heads are rotated by a Hadamard matrix before they are quantized
     codec: CodecSetting | None = None  # user-defined, in place of a format
 
     @model_validator(mode="after")
@@ -102,9 +102,9 @@ class CacheFormat(LayerFormat):
     """The format of all layers, with overrides by layer index. `dtype` is the type of what is not quantized; `auto` is
     the model's."""
 
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of what is not quantized; auto: the model's
     calibration: CodecCalibration = CodecCalibration()  # of codecs that want it
-    layers: dict[Annotated[int, Field(ge=0)], LayerFormatOverride] = {}
+    layers: dict[Annotated[int, Field(ge=0)], LayerFormatOverride] = {}  # formats of single layers, by number
 
     def for_layer(self, layer: int) -> LayerFormat:
         """Return the format of one layer. An override with a `format` takes over neither `keys` nor `values` nor a

@@ -19,6 +19,8 @@ from traitlets.config import Config
 
 from workbench.lab.execute import VIEW
 
+SVG = "image/svg+xml"
+
 
 class OfflineHTML(HTMLExporter):
     """JupyterLab's page with every widget as its picture, and nothing that is loaded from elsewhere."""
@@ -33,9 +35,8 @@ class OfflineHTML(HTMLExporter):
     @property
     def default_config(self) -> Config:
         kept = Config(super().default_config)
-        kept.NbConvertBase.display_data_priority = [
-            kind for kind in kept.NbConvertBase.display_data_priority if kind != VIEW
-        ]
+        others = [kind for kind in kept.NbConvertBase.display_data_priority if kind not in (VIEW, SVG)]
+        kept.NbConvertBase.display_data_priority = [SVG, *others]  # its HTML is an image, without the page's colours
         return kept
 
 

@@ -22,7 +22,7 @@ import workbench
 from workbench.errors import WorkbenchError
 from workbench.lab import stay_home
 
-CONFIG = Path(__file__).parent / "config"
+CONFIG, SHARE = (Path(__file__).parent / name for name in ("config", "share"))
 SOURCE = Path(workbench.__file__).resolve().parents[1]
 LIMIT_S = 600.0  # for the server to start, a page to load, a notebook to run: what hangs, not what is slow
 JUPYTER_FOLDERS = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTERLAB_SETTINGS_DIR",
@@ -38,7 +38,8 @@ SETTINGS = {
 
 
 def jupyter_environment(environment: dict[str, str], data: Path) -> dict[str, str]:
-    """`environment` with the workbench's defaults for JupyterLab, this interpreter's kernel and this source first.
+    """`environment` with the workbench's defaults and extension for JupyterLab, this interpreter's kernel and this
+    source first.
 
     The kernel is written into `data`. The one that comes with ipykernel says `python`, which jupytext does not take for
     this interpreter: a percent file that names no kernel would then open with a question.
@@ -47,12 +48,12 @@ def jupyter_environment(environment: dict[str, str], data: Path) -> dict[str, st
 
     write_kernel_spec(data / "kernels" / "python3")
 
-    def before(name: str, path: Path) -> str:
-        return os.pathsep.join([str(path), *filter(None, [environment.get(name)])])
+    def before(name: str, *paths: Path) -> str:
+        return os.pathsep.join([*map(str, paths), *filter(None, [environment.get(name)])])
 
     return environment | {
         "JUPYTER_CONFIG_PATH": before("JUPYTER_CONFIG_PATH", CONFIG),
-        "JUPYTER_PATH": before("JUPYTER_PATH", data),
+        "JUPYTER_PATH": before("JUPYTER_PATH", data, SHARE),
         "PYTHONPATH": before("PYTHONPATH", SOURCE),
     }
 

@@ -23,23 +23,26 @@ class AttentionChange(Settings):
         None  # key/value heads; a trained model's are pooled or repeated, see `regroup`
     )
     num_heads: Count | None = None  # of random weights only: a trained model's are what they are
-    head_dim: Annotated[int, Field(ge=2)] | None = None  # likewise
-    sliding_window: Count | Literal["full"] | None = None  # in tokens
+    head_dim: Annotated[int, Field(ge=2)] | None = None  # numbers a head; of random weights only
+    sliding_window: Count | Literal["full"] | None = None  # tokens that a query sees, itself included; full: all
+    # first tokens of a text that every query sees, beside its window
     num_sink_tokens: Annotated[int, Field(ge=0)] | None = None
     chunk_size: Count | None = None  # a query sees its own chunk of so many tokens alone
-    temperature: QueryTemperature | None = None
+    temperature: QueryTemperature | None = None  # queries are scaled by their position, for long contexts
+    # scores stay within +- this: cap * tanh(score / cap); 0 is off
     softcap: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    # scores are multiplied by it; usually 1 / sqrt(head_dim)
     scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    qk_norm: bool | None = None
-    position: Literal["rotary", "alibi", "none"] | None = None
-    rotary: RotaryConfig | None = None
-    sink_logits: bool | None = None
+    qk_norm: bool | None = None  # queries and keys are normalized head by head
+    position: Literal["rotary", "alibi", "none"] | None = None  # how attention knows where tokens stand
+    rotary: RotaryConfig | None = None  # frequencies by which heads are rotated, and how they are stretched
+    sink_logits: bool | None = None  # a learned logit for each head that takes probability from all tokens
     # The layer whose keys and values are read; previous: the last one before it that has its own.
     kv_shared_with: Annotated[int, Field(ge=0)] | Literal["previous"] | None = None
-    mask: CustomPart | None = None
-    score: CustomPart | None = None
-    pages: CustomPart | None = None
-    module: CustomPart | None = None
+    mask: CustomPart | None = None  # user-defined: which keys a query sees
+    score: CustomPart | None = None  # user-defined: changes the scores before softmax
+    pages: CustomPart | None = None  # user-defined: which pages of the cache a decode reads
+    module: CustomPart | None = None  # user-defined, in place of the layer's attention
 
     @field_validator("mask", "score", "pages", "module", mode="before")
     @classmethod
@@ -74,9 +77,9 @@ class AttentionConfig(AttentionChange):
     """
 
     regroup: Literal["mean_pool", "first"] = "mean_pool"  # how fewer key/value heads come from a trained model's
-    pattern: tuple[str, ...] = ()
-    kinds: dict[str, AttentionChange] = {}
-    layers: dict[int, AttentionChange] = {}
+    pattern: tuple[str, ...] = ()  # kinds of the layers, from the first on, repeated: window, full or a name in kinds
+    kinds: dict[str, AttentionChange] = {}  # changes by name, for the pattern
+    layers: dict[int, AttentionChange] = {}  # changes of single layers, by number
 
     @model_validator(mode="after")
     def _pattern_is_known(self) -> AttentionConfig:

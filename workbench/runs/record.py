@@ -14,6 +14,7 @@ from workbench.errors import WorkbenchError
 from workbench.files import UnreadableText, read_json_object, read_yaml
 from workbench.runs.condition import FolderCondition, State, check_folder
 from workbench.runs.folder import RunFolder
+from workbench.runs.measures import format_measure, main_measures
 from workbench.trace.script import StepScript
 
 __all__ = ["Record", "RunFolder"]
@@ -137,7 +138,22 @@ class Record(Displayable):
             written = read_yaml(self.experiment_text, f"run {self.path}: experiment.yaml")
             question = written.get("question") if isinstance(written, dict) else None
             rows = {"question": str(question), **rows} if question else rows
-        return Table("", [*rows.items(), *self._headline().items(), *self._verdicts().items()], collapsed=folded)
+        variants = self._variants()
+        return Table(
+            "", [*rows.items(), *self._headline().items(), *self._verdicts().items()],
+            subtables=[variants] if variants is not None else (), collapsed=folded,
+        )  # fmt: skip
+
+    def _variants(self) -> Table | None:
+        """Tabulate a comparison's rows with their main figures and units; None where the run is none."""
+        found = self.summary.get("rows") if (self.path / "summary.json").is_file() else None
+        rows = [row for row in found or () if isinstance(row, dict)]
+        names = main_measures(rows)
+        if not names:
+            return None
+        label = next((name for name, value in rows[0].items() if isinstance(value, str)), "variant")
+        cells = [[row.get(label), *(format_measure(name, row.get(name)) for name in names)] for row in rows]
+        return Table("", cells, (label, *names), left=())
 
     def _verdicts(self) -> dict[str, str]:
         found = self.summary.get("verdicts") if self.complete and "summary.json" in self.manifest else None
@@ -149,9 +165,10 @@ class Record(Displayable):
         out = {}
         for key in ("wall_s", "output_tokens_per_s", "decode_tokens_per_s"):
             if isinstance(value := self.summary.get(key), (int, float)):
-                out[key] = f"{value:,.3f}"
+                out[key] = format_measure(key, value)
         for key in ("ttft_s", "tpot_s", "itl_s", "e2el_s"):
             spread = self.summary.get(key)
             if isinstance(spread, dict) and spread.get("p50") is not None:
-                out[f"{key} p50 / p90 / p99"] = " / ".join(f"{spread[p]:.4g}" for p in ("p50", "p90", "p99"))
+                shown = (format_measure(key, spread[p]) for p in ("p50", "p90", "p99"))
+                out[f"{key} p50 / p90 / p99"] = " / ".join(shown)
         return out

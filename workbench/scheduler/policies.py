@@ -81,7 +81,7 @@ class PrefillFirst(BuiltInPolicy):
     """Prefills before decodes, which get what is left of the step: the first token comes soon, the others may stall."""
 
     kind: Literal["prefill_first"] = "prefill_first"
-    starvation_limit: NumSteps = 1000
+    starvation_limit: NumSteps = 1000  # steps after which a waiting request goes first
 
     def __call__(self, state: SchedulerState) -> SchedulerDecision:
         decodes, prefills = split_decodes(state.running)
@@ -94,7 +94,7 @@ class DecodeFirst(BuiltInPolicy):
     between tokens are even, and the first token comes late."""
 
     kind: Literal["decode_first"] = "decode_first"
-    starvation_limit: NumSteps = 64
+    starvation_limit: NumSteps = 64  # steps after which a waiting request goes first
 
     def __call__(self, state: SchedulerState) -> SchedulerDecision:
         decodes, prefills = split_decodes(state.running)
@@ -131,7 +131,7 @@ class ShortestPrompt(BuiltInPolicy):
     """Admit and prefill short prompts first."""
 
     kind: Literal["shortest_prompt"] = "shortest_prompt"
-    starvation_limit: NumSteps = 1000
+    starvation_limit: NumSteps = 1000  # steps after which a waiting request goes first
 
     def turns(self, state: SchedulerState, prefills: list[RequestView]) -> Iterator[RequestView]:
         return sorted_with_aging(state, self.starvation_limit, prefills, _num_new_tokens)
@@ -141,7 +141,7 @@ class Priority(BuiltInPolicy):
     """Schedule the smallest `Request.priority` first; preempt the largest first when pages run out."""
 
     kind: Literal["priority"] = "priority"
-    starvation_limit: NumSteps = 1000
+    starvation_limit: NumSteps = 1000  # steps after which a waiting request goes first
 
     def turns(self, state: SchedulerState, prefills: list[RequestView]) -> Iterator[RequestView]:
         return sorted_with_aging(state, self.starvation_limit, prefills, _priority)
@@ -160,7 +160,7 @@ class Fair(BuiltInPolicy):
     counter of Sheng et al., 2024)."""
 
     kind: Literal["fair"] = "fair"
-    starvation_limit: NumSteps = 1000
+    starvation_limit: NumSteps = 1000  # steps after which a waiting request goes first
 
     def turns(self, state: SchedulerState, prefills: list[RequestView]) -> Iterator[RequestView]:
         return chain(prefills, with_aging(state, self.starvation_limit, self._by_tenant(state)))
@@ -190,7 +190,7 @@ class Deadline(BuiltInPolicy):
 
     kind: Literal["deadline"] = "deadline"
     ttft: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0  # seconds
-    starvation_limit: NumSteps = 1000
+    starvation_limit: NumSteps = 1000  # steps after which a waiting request goes first
 
     def turns(self, state: SchedulerState, prefills: list[RequestView]) -> Iterator[RequestView]:
         begins = state.now + state.seconds_per_prefill_token * sum(entry.num_new_tokens for entry in prefills)

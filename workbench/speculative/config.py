@@ -28,8 +28,10 @@ class _DraftSettings(Settings):
     tokens that would come without drafts, so outputs are equal token for token, seeds included.
     """
 
-    num_speculative_tokens: Annotated[int, Field(ge=1, le=63)] = 4
+    num_speculative_tokens: Annotated[int, Field(ge=1, le=63)] = 4  # draft tokens a step, at most
+    # adaptive: two more draft tokens after all were accepted, one fewer otherwise
     length: Literal["fixed", "adaptive"] = "fixed"
+    # match: the tokens are those without drafts; rejection: their distribution is
     accept: Literal["rejection", "match"] = "rejection"
 
 
@@ -38,8 +40,8 @@ class PromptLookup(_DraftSettings):
     down to `min_ngram` tokens."""
 
     kind: Literal["prompt_lookup"] = "prompt_lookup"
-    min_ngram: Annotated[int, Field(ge=1)] = 2
-    max_ngram: Annotated[int, Field(ge=1)] = 4
+    min_ngram: Annotated[int, Field(ge=1)] = 2  # tokens that must have occurred before, at least
+    max_ngram: Annotated[int, Field(ge=1)] = 4  # tokens that are looked for first
 
     @model_validator(mode="after")
     def _in_order(self) -> PromptLookup:

@@ -20,6 +20,7 @@ _HOMES = {
     "RunnerThread": "..engine.runner_thread",
     "between_steps": "..engine.runner_thread",
     "MemoryCalculator": ".memory.view",
+    "ModelGraph": ".model_graph.view",
     "PageMap": ".pages.view",
     "Playground": ".playground.view",
     "projector": ".course.projector",
@@ -30,6 +31,7 @@ _HOMES = {
     "ServerView": ".server.view",
     "SpeculationView": ".speculation.view",
     "Timeline": ".timeline.view",
+    "TokenPath": ".token_path.view",
     "TokenView": ".tokens.view",
 }
 

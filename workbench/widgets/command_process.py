@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from workbench.machine.environment import child_environment
 from workbench.stop_button import register_stoppable
+from workbench.waiting import join_and_serve
 
 
 class CommandProcess:
@@ -41,7 +42,7 @@ class CommandProcess:
     def wait(self) -> int:
         """Wait until the command has ended and return its code. The stop button stops it."""
         try:
-            self._thread.join()
+            join_and_serve(self._thread)
         except KeyboardInterrupt:
             self.stop()
             raise

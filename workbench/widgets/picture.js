@@ -27,11 +27,28 @@ function render({ model, el }) {
     model.save_changes();
   };
 
+  // How wide it may be drawn, once it is known and when it has been another for a moment.
+  let waiting;
+  const sizes = new ResizeObserver(([{ contentRect }]) => {
+    clearTimeout(waiting);
+    waiting = setTimeout(() => {
+      const room = Math.round(contentRect.width);
+      if (!room || Math.abs(room - model.get("room")) < 8) return; // a scrollbar comes and goes
+      model.set("room", room);
+      model.save_changes();
+    }, 150);
+  });
+  sizes.observe(el);
+
   const leave = () => {
+    sizes.disconnect();
     model.off("change:content", draw);
     model.off("msg:custom", grow);
     tip.remove();
   };
+  // Ids are one space for all of a page, with what other notebooks show in it: here they get the view's number.
+  const number = (globalThis.workbenchViews = (globalThis.workbenchViews ?? 0) + 1);
+  const own = (content) => content.replace(/(\bid="|url\(#)(wb-[a-z0-9-]+)/g, `$1$2-v${number}`);
   let seen = false;
   // By the widget's own key where it has one: JupyterLab makes views anew, and folds stay as they were.
   const kept = (globalThis.workbenchFolds ??= new Map());
@@ -45,7 +62,7 @@ function render({ model, el }) {
     const focused = document.activeElement;
     const key = view.contains(focused) ? focused.dataset.key : undefined;
     const scrolled = [...view.querySelectorAll("[data-scroll]")].map((each) => [each.scrollLeft, each.scrollTop, atEnd(each)]);
-    view.innerHTML = model.get("content");
+    view.innerHTML = own(model.get("content"));
     view.querySelectorAll("details[data-fold]").forEach((each) => {
       each.open = folds.get(each.dataset.fold) ?? each.open;
     });
@@ -86,7 +103,7 @@ function render({ model, el }) {
     if (!place || place.childElementCount < at) return model.send("all"); // something was missed
     const around = place.closest("[data-scroll]");
     const low = around && atEnd(around);
-    place.insertAdjacentHTML("beforeend", pieces.slice(place.childElementCount - at).join(""));
+    place.insertAdjacentHTML("beforeend", own(pieces.slice(place.childElementCount - at).join("")));
     if (low) around.scrollTop = around.scrollHeight; // who reads the end sees the end
   };
   model.on("msg:custom", grow);
@@ -95,6 +112,14 @@ function render({ model, el }) {
   requestAnimationFrame(() => keepFocus(model, el.closest(".wb")));
   return leave;
 }
+// The keys pressed in a widget are the widget's: JupyterLab would move between cells with the arrows, and make or delete
+// cells with letters. It looks for this mark from the pressed element upwards, before any element hears of the key.
+// Chords (Ctrl+S, Shift+Enter) and Escape stay the notebook's.
+function guardKeys(event) {
+  const chord = event.ctrlKey || event.metaKey || event.altKey || (event.shiftKey && event.key === "Enter");
+  if (event.target.closest?.(".wb")) event.target.toggleAttribute("data-lm-suppress-shortcuts", !chord && event.key !== "Escape");
+}
+globalThis.workbenchKeys ??= (window.addEventListener("keydown", guardKeys, true), true);
 // JupyterLab makes a view anew when what a notebook keeps of it is brought up to date. The keyboard stays where it was,
 // and the kernel knows while it is in a field, whose text would be lost.
 const focused = (globalThis.workbenchFocused ??= new Map());
@@ -109,12 +134,6 @@ function keepFocus(model, root) {
   };
   const before = focused.get(name);
   if (before !== undefined && document.activeElement === document.body) stops()[before]?.focus({ preventScroll: true });
-  // A field's or a chooser's keys are its own: JupyterLab would move between cells with the arrows, and make or delete
-  // cells with the letters by which an option is found. Chords (Ctrl+S, Shift+Enter) stay the notebook's.
-  root.addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey || (event.shiftKey && event.key === "Enter")) return;
-    if (event.key !== "Escape" && event.target.closest("input, textarea, select, [role=slider]")) event.stopPropagation();
-  });
   root.addEventListener("focusin", (event) => {
     focused.set(name, stops().indexOf(event.target));
     reportTyping(event.target.closest("input, textarea, select, [role=slider]") !== null);

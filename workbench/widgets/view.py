@@ -6,6 +6,8 @@ a picture that gets longer at its end only new pieces are sent to the browser.
 
 from __future__ import annotations
 
+import base64
+import re
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +22,8 @@ import traitlets
 from workbench.widgets.throttle import Throttle
 
 HERE = Path(__file__).parent
+DEFAULT_WIDTH, MIN_WIDTH, MAX_WIDTH = 960, 560, 1600  # pixels of a picture that is drawn for the room there is
+_TITLE = re.compile(r"<title>(.*?)</title>", re.DOTALL)
 _SHOWN_BY_CELL: dict[str, tuple[str, list[PictureWidget]]] = {}  # by cell: which of its runs, and what that has shown
 
 
@@ -33,6 +37,7 @@ class MarkupWidget(anywidget.AnyWidget):
     name = traitlets.Unicode().tag(sync=True)  # by which the browser knows it again
     folds = traitlets.Unicode().tag(sync=True)  # by which the browser knows what of it was unfolded
     typing = traitlets.Bool(False).tag(sync=True)  # whether the keyboard is in a field or a slider of this widget
+    room = traitlets.Int(0).tag(sync=True)  # pixels of width that the browser has for it; 0 before it is shown
 
 
 class PictureWidget(ipywidgets.VBox):
@@ -41,7 +46,11 @@ class PictureWidget(ipywidgets.VBox):
     A subclass says what it looks like in `picture`, calls `watch` with the traits that change it, and puts its
     controls above with `show`. While work goes on in another thread `throttle.mark()` has it redrawn soon; `keep` makes
     the saved notebook's picture the present one.
+
+    A picture that is drawn for the `width` there is, in pixels, watches that too; others shrink to it.
     """
+
+    width = traitlets.Int(DEFAULT_WIDTH)
 
     def __init__(self, **traits: Any):
         super().__init__(**traits)
@@ -49,12 +58,17 @@ class PictureWidget(ipywidgets.VBox):
         self.throttle = Throttle(self.redraw)
         self._display_id, self._displayed, self._keep_pending = uuid4().hex, False, False
         self.shown.observe(lambda _: self.keep() if self._keep_pending else None, "typing")
+        self.shown.observe(self._fit, "room")
         self.add_class("wb")
         self.add_class(f"wb-{type(self).__name__.lower()}")
 
     def picture(self) -> str:
         """SVG or HTML (from `svg.document` or `svg.html`) of the present state; has no effect and names no file."""
         raise NotImplementedError
+
+    def _fit(self, change: Any) -> None:
+        if change["new"]:
+            self.width = min(max(change["new"], MIN_WIDTH), MAX_WIDTH)
 
     def redraw(self) -> None:
         self.shown.content = self.picture()
@@ -81,15 +95,14 @@ class PictureWidget(ipywidgets.VBox):
         """Close the widget with its controls and end its work."""
         if hasattr(self, "throttle"):  # one that was refused at birth has none, and is closed all the same
             self.throttle.stop()
-        for child in self.children:
-            _close(child)
+        for child in (*self.children, *([self.shown] if hasattr(self, "shown") else [])):
+            close_tree(child)
+        self.layout.close()
         super().close()
 
     def _bundle(self) -> dict[str, Any]:
-        picture = self.picture()
-        kind = "image/svg+xml" if picture.startswith("<svg") else "text/html"
         live: Any = super()._repr_mimebundle_()
-        return {**live, kind: picture}
+        return {**live, **saved_picture(self.picture())}
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
         return self._bundle()
@@ -103,15 +116,26 @@ class PictureWidget(ipywidgets.VBox):
         return f"{type(self).__name__}()"
 
 
-def _close(widget: Any) -> None:
-    """With what is in it; layouts and styles may be others' too."""
-    for child in getattr(widget, "children", ()):
-        _close(child)
+def saved_picture(picture: str) -> dict[str, str]:
+    """Return a picture as a notebook keeps it, by MIME type. JupyterLab draws no SVG of a notebook that it does not
+    trust, but an image in HTML."""
+    if not picture.startswith("<svg"):
+        return {"text/html": picture}
+    code, title = base64.b64encode(picture.encode("utf-8", "replace")).decode(), _TITLE.search(picture)
+    image = f'<img src="data:image/svg+xml;base64,{code}" alt="{title[1] if title else ""}">'
+    return {"image/svg+xml": picture, "text/html": image}
+
+
+def close_tree(widget: Any) -> None:
+    """Close a widget with what is in it, its layout and style included: no widget of ours shares them."""
+    for part in (*getattr(widget, "children", ()), getattr(widget, "layout", None), getattr(widget, "style", None)):
+        if isinstance(part, ipywidgets.Widget):
+            close_tree(part)
     widget.close()
 
 
 def _replace(view: PictureWidget) -> None:
-    """Close views that an earlier run of this cell has shown."""
+    """Close views that an earlier run of this cell has shown, and no other cell shows."""
     ipython = sys.modules.get("IPython")
     parent: Any = getattr(ipython.get_ipython() if ipython is not None else None, "parent_header", None) or {}
     cell, run = parent.get("metadata", {}).get("cellId"), parent.get("header", {}).get("msg_id")
@@ -119,7 +143,7 @@ def _replace(view: PictureWidget) -> None:
         return
     if _SHOWN_BY_CELL.get(cell, (run,))[0] != run:
         for old in _SHOWN_BY_CELL.pop(cell)[1]:
-            if old is not view:
+            if old is not view and not any(old in views for _, views in _SHOWN_BY_CELL.values()):
                 old.close()
     _SHOWN_BY_CELL.setdefault(cell, (run, []))[1].append(view)
 

@@ -25,6 +25,7 @@ from workbench.trace.agent_events import (
     RoundFinished,
     RoundStarted,
 )
+from workbench.waiting import wait_and_serve
 
 NO_RESULT = "error: there is no result"  # of a call that nothing carried out
 
@@ -236,7 +237,7 @@ class BackgroundAnswer:
     def wait(self, seconds: float | None = None) -> bool:
         """Wait for the end, or so many seconds; return whether it has ended. The kernel's stop button ends it."""
         try:
-            return self._done.wait(seconds)
+            return wait_and_serve(self._done.wait, seconds)
         except KeyboardInterrupt:
             self.stop()
             raise

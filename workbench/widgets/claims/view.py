@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from workbench.widgets.command_process import CommandProcess
 from workbench.widgets.view import PictureWidget
 
 ALL_VERDICTS = "every verdict"
+NUM_SUGGESTIONS = 8
 
 
 class Claims(PictureWidget):
@@ -54,7 +57,7 @@ class Claims(PictureWidget):
     def rows(self) -> Sequence[dict[str, Any]]:
         """Those that are listed now, as `ledger.tables.listing` has them."""
         verdict = None if self.verdict == ALL_VERDICTS else self.verdict
-        words = self.words.lower().split()
+        words = self.words.lower().replace(",", " ").split()
         found = tables.claim_rows(self._claims, self._ledger, verdict)
         return [row for row in found if all(w in f"{row['claim']} {row['statement']}".lower() for w in words)]
 
@@ -106,7 +109,9 @@ class Claims(PictureWidget):
 
     def _controls(self) -> tuple[ipywidgets.Widget, ...]:
         verdict = ipywidgets.Dropdown(options=[ALL_VERDICTS, *tables.ORDER], description="verdict")
-        words = ipywidgets.Text(description="words", placeholder="cache, speculation, ...", continuous_update=True)
+        offered = suggested_words(tables.claim_rows(self._claims, self._ledger))
+        words = ipywidgets.Combobox(description="words", options=offered, continuous_update=True)
+        words.placeholder = f"such as {offered[0]}" if offered else ""
         whole = ipywidgets.Checkbox(description="whole (writes record and ledger)", indent=False)
         for control, name in ((verdict, "verdict"), (words, "words"), (whole, "whole")):
             traitlets.link((control, "value"), (self, name))
@@ -123,6 +128,12 @@ class Claims(PictureWidget):
             return
         going = self._job is not None and self._job.returncode is None
         self._run.disabled, self._stop.disabled = going or not self.claim, not going
+
+
+def suggested_words(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return the words that most names of claims have; each finds at least one of `rows`."""
+    counted = Counter(word for row in rows for word in set(re.findall(r"[a-z]{4,}", row["claim"].lower())))
+    return tuple(word for word, _ in counted.most_common(NUM_SUGGESTIONS))
 
 
 def _outcome(job: CommandProcess) -> str:

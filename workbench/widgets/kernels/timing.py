@@ -12,6 +12,7 @@ from typing import Any
 
 from workbench.errors import WorkbenchError
 from workbench.machine.environment import child_environment
+from workbench.waiting import join_and_serve
 
 
 class BackendTimingProcess:
@@ -46,7 +47,7 @@ class BackendTimingProcess:
     def wait(self, seconds: float | None = None) -> bool:
         """The stop button ends it."""
         try:
-            self._thread.join(seconds)
+            join_and_serve(self._thread, seconds)
         except KeyboardInterrupt:
             self.stop()
             raise

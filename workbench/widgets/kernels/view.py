@@ -10,6 +10,7 @@ from typing import Any
 import ipywidgets
 import traitlets
 
+from workbench.waiting import wait_and_serve
 from workbench.widgets.kernels import data as kernel_stages
 from workbench.widgets.kernels import picture as kernel_picture
 from workbench.widgets.kernels.fusion import FusionMarks, mark_fusion, summarize_fusion
@@ -88,8 +89,12 @@ class KernelView(PictureWidget):
                 kernel_stages.validate_name("backend", backend, self.backends) for backend in backends or self.backends
             ]
         keys = [self._want(backend) for backend in names]
-        with self._bell:
-            self._bell.wait_for(lambda: not any(key in self._wanted for key in keys))
+
+        def made(seconds: float | None) -> bool:
+            with self._bell:
+                return self._bell.wait_for(lambda: not any(key in self._wanted for key in keys), seconds)
+
+        wait_and_serve(made)
         return self
 
     def measure(self, seconds: float = 0.2, ceilings: bool = True) -> KernelView:
@@ -109,12 +114,15 @@ class KernelView(PictureWidget):
 
     def wait(self, seconds: float | None = None) -> bool:
         """Until nothing is being made or timed, or so many seconds. The saved picture is then the present one."""
-        with self._bell:
-            done = self._bell.wait_for(lambda: not self._wanted, seconds)
+        done = wait_and_serve(self._wait, seconds)
         done = (self._timing is None or self._timing.wait(seconds)) and done
         self.throttle.flush()
         self.keep()
         return done
+
+    def _wait(self, seconds: float | None) -> bool:
+        with self._bell:
+            return self._bell.wait_for(lambda: not self._wanted, seconds)
 
     def stop(self) -> None:
         """End the timing, and what is not yet begun to be made; a compilation that has begun goes on to its end."""

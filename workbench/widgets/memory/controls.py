@@ -6,6 +6,7 @@ The two are an integer on a logarithmic slider, and a choice with free text.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +23,20 @@ THIS_MACHINE = "this machine"
 MAX_CONTEXT_POWER, MAX_BATCH_POWER = 24, 14  # powers of two
 
 
+STOPS_PER_DOUBLING = 4
+
+
+def nearest_stop(value: float) -> float:
+    """Return the stop of a logarithmic slider that is nearest to `value`."""
+    return 2 ** (round(STOPS_PER_DOUBLING * math.log2(value)) / STOPS_PER_DOUBLING)
+
+
 class LogSlider(ipywidgets.HBox):
-    """An integer from 1 to 2^`most`: the slider goes by quarters of a power of two, the field beside it by ones."""
+    """An integer from 1 to 2^`max_power`: the slider has stops at quarters of a power of two, the field is exact.
+
+    The slider goes to the stop that is nearest to a typed value, and leaves the value as it is: a browser sends back
+    where it put its handle.
+    """
 
     value = traitlets.Int(1)
 
@@ -32,8 +45,8 @@ class LogSlider(ipywidgets.HBox):
             base=2,
             min=0,
             max=max_power,
-            step=0.25,
-            value=value,
+            step=1 / STOPS_PER_DOUBLING,
+            value=nearest_stop(value),
             readout=False,
             description=description,
             style=LABEL_STYLE,
@@ -47,14 +60,12 @@ class LogSlider(ipywidgets.HBox):
         traitlets.link((self, "value"), (self.field, "value"))
 
     def _slid(self, change: dict) -> None:
-        self.value = round(change["new"])
+        if nearest_stop(change["new"]) != nearest_stop(self.value):
+            self.value = round(change["new"])
 
     @traitlets.observe("value")
     def _follow(self, _: object) -> None:
-        if round(self.slider.value) != self.value:
-            self.slider.unobserve(self._slid, "value")  # the slider has no such place: it goes near, and moves nothing
-            self.slider.value = self.value
-            self.slider.observe(self._slid, "value")
+        self.slider.value = nearest_stop(self.value)
 
 
 class ChoiceOrText(ipywidgets.HBox):

@@ -48,15 +48,16 @@ def draw_page_map(
     layout: str = "by page",
     chosen: str = "",
     note: str = "",
+    width: float = WIDTH,
 ) -> str:
     """`seen` is shown, one of `history`, all the snapshots there are; `numbers` are those of the owners, which give
-    them their letters and colours; what `chosen` does not hold is dimmed."""
+    them their letters and colours; what `chosen` does not hold is dimmed. The map is `width` pixels wide."""
     caption = (
         f"after step {snapshot.step - 1}" if snapshot.between_steps else f"what step {snapshot.step} is computed on"
     )
     parts = [svg.tag("style", STYLE), PATTERNS, svg.text(8, 17, caption, class_="b")]
     if note:
-        parts.append(svg.text(WIDTH - 8, 17, note, class_="s faint", text_anchor="end"))
+        parts.append(svg.text(width - 8, 17, note, class_="s faint", text_anchor="end"))
     y = 28.0
     for panel in range(len(snapshot.panels)):
         parts += [svg.text(8, y + 12, snapshot.panels[panel].title, class_="b"), _counts(snapshot, panel, y + 27)]
@@ -66,18 +67,19 @@ def draw_page_map(
             y += 4
             continue
         if len(history) > 1:
-            parts.append(draw_strip(snapshot, history, panel, numbers, 8, y, WIDTH - 90))
+            parts.append(draw_strip(snapshot, history, panel, numbers, 8, y, width - 90))
             y += STRIP_HEIGHT + 10
         draw = _by_page if layout == LAYOUTS[0] else _by_sequence
-        markup, high = draw(PageCells(snapshot, panel, numbers, chosen), y, used)
+        markup, high = draw(PageCells(snapshot, panel, numbers, chosen), y, used, width)
         parts.append(markup)
         y += high + 12
     if layout == LAYOUTS[0]:
-        markup, high = _owners(snapshot, numbers, chosen, y)
+        markup, high = _owners(snapshot, numbers, chosen, y, width)
         parts.append(markup)
         y += high
-    parts.append(_legend(y + 8))
-    return svg.document(WIDTH, y + 38, *parts, title=f"Pages of the cache: {caption}")
+    legend, high = _legend(y + 8, width)
+    parts.append(legend)
+    return svg.document(width, y + 22 + high, *parts, title=f"Pages of the cache: {caption}")
 
 
 def _counts(seen: PageSnapshot, panel: int, y: float) -> str:
@@ -96,10 +98,10 @@ def _counts(seen: PageSnapshot, panel: int, y: float) -> str:
     return svg.text(8, y, f"{caption}, {seen.num_free(panel)} free", class_="s faint")
 
 
-def _by_page(cells: PageCells, y: float, used: int) -> tuple[str, float]:
+def _by_page(cells: PageCells, y: float, used: int, width: float) -> tuple[str, float]:
     pages = cells.about.pages
     side = next(side for most, side in ((80, 26.0), (300, 20.0), (1300, 16.0), (10**9, 10.0)) if used <= most)
-    columns = int((WIDTH - 16) // side)
+    columns = int((width - 16) // side)
     count = min(pages, -(-max(used, columns) // columns) * columns)
     for page in range(1, count + 1):
         row, column = divmod(page - 1, columns)
@@ -112,11 +114,11 @@ def _by_page(cells: PageCells, y: float, used: int) -> tuple[str, float]:
     return cells.markup() + rest, high
 
 
-def _by_sequence(cells: PageCells, y: float, used: int) -> tuple[str, float]:
+def _by_sequence(cells: PageCells, y: float, used: int, width: float) -> tuple[str, float]:
     seen, panel = cells.snapshot, cells.panel
     longest = max((len(owner.held(panel)) for owner in seen.owners), default=0)
     left = 8 + NAMES + TOKENS
-    side = min(26.0, (WIDTH - left - 8) / max(1, longest))
+    side = min(26.0, (width - left - 8) / max(1, longest))
     parts, row = [], y
     for number, owner in enumerate(seen.owners):
         if not any(owner.held(panel)):
@@ -131,7 +133,7 @@ def _by_sequence(cells: PageCells, y: float, used: int) -> tuple[str, float]:
     alone = cells.idle_pages()
     if alone:
         parts.append(svg.text(8, row + 12, "the prefix index alone", class_="s"))
-        side = min(26.0, (WIDTH - left - 8) / len(alone))
+        side = min(26.0, (width - left - 8) / len(alone))
         for place, page in enumerate(alone):
             cells.page(page, left + place * side, row, side - min(2.0, side / 5), 15, str(page))
         row += 19
@@ -141,9 +143,11 @@ def _by_sequence(cells: PageCells, y: float, used: int) -> tuple[str, float]:
     return cells.markup() + "".join(parts), row - y
 
 
-def _owners(seen: PageSnapshot, numbers: Mapping[str, int], chosen: str, y: float) -> tuple[str, float]:
+def _owners(
+    seen: PageSnapshot, numbers: Mapping[str, int], chosen: str, y: float, width: float
+) -> tuple[str, float]:
     cells = PageCells(seen, 0, numbers, chosen)
-    columns = int(WIDTH // LEGEND_COLUMN)
+    columns = int(width // LEGEND_COLUMN)
     parts = [
         cells.name(number, 8 + (number % columns) * LEGEND_COLUMN, y + 12 + (number // columns) * 17, LEGEND_COLUMN)
         for number in range(len(seen.owners))
@@ -151,17 +155,19 @@ def _owners(seen: PageSnapshot, numbers: Mapping[str, int], chosen: str, y: floa
     return "".join(parts), -(-len(parts) // columns) * 17.0
 
 
-def _legend(y: float) -> str:
-    """Draw the legend of marks."""
-    parts, x = [], 8.0
+def _legend(y: float, width: float) -> tuple[str, float]:
+    """Draw the legend of marks, in as many rows as it needs; return it and how high it is."""
+    parts, x, top = [], 8.0, y
     for kind, caption in (
         ("c4", "held by one; the level is its tokens"), ("shared", "by several"),
         ("id", "idle: the prefix index alone"),
         ("known", "the index knows it too"), ("written", "this step writes to it"), ("fr", "free"),
     ):  # fmt: skip
+        if x + 18 + 5.9 * len(caption) > width:
+            x, y = 8.0, y + 17
         parts += [mark(kind, x, y), svg.text(x + 18, y + 11, caption, class_="s")]
         x += 30 + 5.9 * len(caption)
-    return svg.group(*parts)
+    return svg.group(*parts), y - top + 16
 
 
 def draw_strip(

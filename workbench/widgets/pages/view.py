@@ -47,7 +47,7 @@ class PageMap(PictureWidget):
             control.observe(lambda change: self.set_trait("step", change["new"]), "value")
         traitlets.link((self, "follow"), (live, "value"))
         traitlets.link((self, "arranged"), (arranged, "value"))
-        self.watch("follow", "arranged", "chosen")
+        self.watch("follow", "arranged", "chosen", "width")
         self.observe(lambda _: self.throttle.mark(), "step")
         self.shown.observe(lambda change: self._pick(change["new"]), "picked")
         self._set_slider_range()
@@ -75,7 +75,7 @@ class PageMap(PictureWidget):
         history, thinned = self.snapshots, self._log.num_thinned
         note = f"{len(history)} steps noted" + (f", {thinned} older ones let go between them" if thinned else "")
         return draw_page_map(
-            self._log.at(self.step), history, self._log.owner_numbers, self.arranged, self.chosen, note
+            self._log.at(self.step), history, self._log.owner_numbers, self.arranged, self.chosen, note, self.width
         )
 
     def close(self) -> None:

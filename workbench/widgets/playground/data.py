@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from workbench.errors import WorkbenchError, describe_error
+from workbench.waiting import wait_and_serve
 from workbench.widgets.tokens.text import GeneratedToken
 
 TokenText = Callable[[int], str]
@@ -154,7 +155,7 @@ class BackgroundGeneration:
 
     def wait(self, seconds: float | None = None) -> bool:
         try:
-            return self._reported.wait(seconds)
+            return wait_and_serve(self._reported.wait, seconds)
         except KeyboardInterrupt:
             self.stop()
             raise

@@ -15,11 +15,18 @@ from workbench.svg import format_seconds
 from workbench.widgets.playground.data import PlayedRequest
 from workbench.widgets.tokens.text import draw_generated_text, draw_probability_legend
 
+# Both places have a fixed height and scroll inside: nothing below them moves while a text grows.
 STYLE = (
-    ".wb-pic .wb-figures{border-collapse:collapse;margin:4px 0;border:0}"
-    ".wb-pic .wb-figures :is(th,td){border:0;text-align:left;padding:0 22px 0 0;background:none}"
-    ".wb-pic .wb-figures th{font-size:11px;font-weight:400;opacity:.75}"
-    ".wb-pic .wb-figures td{font-size:15px;white-space:nowrap;font-variant-numeric:tabular-nums}"
+    ".wb-pic .wb-figures{display:flex;flex-wrap:wrap;align-content:flex-start;gap:2px 22px;height:84px;overflow:auto;"
+    "margin:4px 0}"
+    ".wb-figures small{display:block;font-size:11px;opacity:.75}"
+    ".wb-figures span{font-size:15px;white-space:nowrap;font-variant-numeric:tabular-nums}"
+)
+# In reverse, a place that scrolls stays at its end by itself, saved and exported too; the margin is for a short text.
+TEXT_STYLE = (
+    ".wb-text-place{display:flex;flex-direction:column-reverse;height:19em;overflow:auto}"
+    ".wb-pic .wb-text-place pre.wb-tokens{flex:none;max-height:none;overflow:visible;margin-bottom:auto}"
+    "@media print{.wb-text-place{height:auto}}"
 )
 FINISH_REASONS = {
     "stop": "an end token, or a text to stop at",
@@ -31,8 +38,8 @@ FINISH_REASONS = {
 }
 
 
-def draw_figures(played: PlayedRequest) -> str:
-    """Nothing that has not been measured yet has a number."""
+def draw_figures(played: PlayedRequest, seed: int | None) -> str:
+    """Draw figures of a generation and its seed; nothing that has not been measured yet has a number."""
     rows = [
         ("TTFT", format_seconds(played.ttft), "from the request's arrival to its first token"),
         ("TPOT", format_seconds(played.tpot), "between two tokens after the first, on average"),
@@ -45,6 +52,7 @@ def draw_figures(played: PlayedRequest) -> str:
         ("KV cache", format_bytes(played.kv_bytes) if played.steps else "", "pages in use in the last step, in bytes"),
         ("KV peak", format_bytes(played.kv_peak) if played.steps else "", "the most bytes of pages in use in any step"),
         ("steps", str(played.steps or ""), "forward passes of the runner meanwhile"),
+        ("seed", "" if seed is None else str(seed), "of the random numbers: it gives the same tokens again"),
     ]
     if played.drafted:
         rows.append(("drafts accepted", f"{played.accepted} of {played.drafted}", "tokens that speculation proposed"))
@@ -53,17 +61,19 @@ def draw_figures(played: PlayedRequest) -> str:
     if played.finish_reasons:
         ends = list(dict.fromkeys(end for _, end in sorted(played.finish_reasons.items())))
         rows.append(("finished", ", ".join(ends), "; ".join(f"{end}: {FINISH_REASONS.get(end, end)}" for end in ends)))
-    heads = (svg.tag("th", name, scope="col", data_tip=help_text) for name, _, help_text in rows)
-    cells = (svg.tag("td", escape(value) or "–", data_tip=help_text) for _, value, help_text in rows)
-    table = svg.tag("table", svg.tag("tr", *heads), svg.tag("tr", *cells), class_="wb-figures")
-    return svg.tag("style", STYLE) + table
+    parts = (
+        svg.tag("div", svg.tag("small", name), svg.tag("span", escape(value) or "–"), data_tip=help_text)
+        for name, value, help_text in rows
+    )
+    return svg.tag("style", STYLE) + svg.tag("div", *parts, class_="wb-figures")
 
 
 def draw_text(played: PlayedRequest, prompt: str) -> str:
+    """Draw the prompt, the text and the legend; a longer text scrolls in its place, whose height is fixed."""
     pieces = dict(played.tokens_by_sample)  # which another thread may be adding to
-    return draw_generated_text(
-        prompt, pieces, dict(played.trailing_text), dict(played.finish_reasons)
-    ) + draw_probability_legend(pieces.values())
+    text = draw_generated_text(prompt, pieces, dict(played.trailing_text), dict(played.finish_reasons))
+    place = svg.tag("div", text, class_="wb-text-place", data_scroll="")
+    return svg.tag("style", TEXT_STYLE) + place + draw_probability_legend()
 
 
 def format_bytes(count: int) -> str:
@@ -89,7 +99,7 @@ class ExperimentCopy(ipywidgets.VBox):
         self._which = ipywidgets.ToggleButtons(options=["hide", "YAML", "Python"], style={"button_width": "auto"})
         self.area = ipywidgets.Textarea(disabled=False, rows=14, layout={"width": "auto", "display": "none"})
         self._which.observe(lambda _: self._show(), "value")
-        row = ipywidgets.HBox([self.yaml, self.python, ipywidgets.Label("what was played:"), self._which])
+        row = ipywidgets.HBox([self.yaml, self.python, ipywidgets.Label("the settings above:"), self._which])
         super().__init__([row, self.area])
 
     def set_texts(self, yaml: str, python: str) -> None:

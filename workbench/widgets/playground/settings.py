@@ -10,8 +10,55 @@ from typing import Any
 from workbench.errors import WorkbenchError
 from workbench.widgets.playground.data import RunnerCache
 
-DEFAULT_PROMPT = "def fibonacci(n):\n"
+# So long that what it is compared by can be seen: a quantized cache is smaller than a dense one from some 200 tokens on
+# (its newest stay in full precision), and without a cache each step computes all of them again.
+DEFAULT_PROMPT = '''\
+"""Small functions on whole numbers."""
+
+
+def is_even(number):
+    """Return True if the number is even."""
+    return number % 2 == 0
+
+
+def is_prime(number):
+    """Return True if the number is prime."""
+    if number < 2:
+        return False
+    for divisor in range(2, number):
+        if number % divisor == 0:
+            return False
+    return True
+
+
+def factorial(number):
+    """Return the product of all numbers from 1 to number."""
+    result = 1
+    for factor in range(1, number + 1):
+        result = result * factor
+    return result
+
+
+def greatest_common_divisor(first, second):
+    """Return the largest number that divides both."""
+    while second != 0:
+        first, second = second, first % second
+    return first
+
+
+def digits(number):
+    """Return the digits of the number, the last one first."""
+    result = []
+    while number > 0:
+        result.append(number % 10)
+        number = number // 10
+    return result
+
+
+def fibonacci(number):
+'''
 QUESTION = "What does this model make of this prompt?"
+READABLE_TEMPERATURE = 0.7  # at 1 a small model's text soon falls apart
 # The prompt has a control of its own; the others are for runs of many, or for verdicts on them.
 EXCLUDED_SETTINGS = frozenset({"question", "workload", "measure", "variants", "sweep", "judge", "executor:simulated"})
 SCRIPT_TEMPLATE = """\
@@ -61,6 +108,7 @@ def _experiment(given: Any, runners: RunnerCache) -> Any:
     plain: dict[str, Any] = {
         "question": QUESTION,
         "backend": "eager",
+        "sampling": {"temperature": READABLE_TEMPERATURE},
         "workload": single_prompt_workload(DEFAULT_PROMPT),
     }
     if given is None:
@@ -68,7 +116,7 @@ def _experiment(given: Any, runners: RunnerCache) -> Any:
     if isinstance(given, Runner):
         found = experiment_of_runner(given, QUESTION, plain["workload"])
         runners.put(found, given)
-        return found
+        return found.with_(f"sampling.temperature={READABLE_TEMPERATURE}")
     if isinstance(given, Experiment):
         return given
     if isinstance(given, str | Path) and Path(given).suffix in (".yaml", ".yml"):

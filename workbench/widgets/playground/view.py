@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from html import escape
 from typing import Any
@@ -14,16 +15,21 @@ from workbench.widgets.playground.data import BackgroundGeneration, PlayedReques
 from workbench.widgets.playground.picture import ExperimentCopy, draw_figures, draw_text
 from workbench.widgets.playground.settings import (
     EXCLUDED_SETTINGS,
+    QUESTION,
     as_python,
     initial_experiment,
     setting_suggestions,
     single_prompt_workload,
 )
-from workbench.widgets.settings_form.form import error_line
+from workbench.widgets.settings_form.form import error_markup
 from workbench.widgets.tokens.text import draw_token
 from workbench.widgets.view import GrowingPicture, PictureWidget
 
-NARROW = ipywidgets.Layout(width="7em")
+NARROW = {"width": "7em"}  # a layout for each button: what is closed closes its own
+# Of a fixed height: nothing below moves when something is said here.
+STATUS_PLACE = {"flex": "1 1 0", "min_width": "0", "height": "30px", "overflow": "hidden auto"}
+ERROR_PLACE = {"height": "30px", "overflow": "hidden auto", "margin": "0"}
+NUM_SEEDS = 1_000_000  # new ones are so short that a reader can copy them
 
 
 class Playground(PictureWidget):
@@ -34,12 +40,14 @@ class Playground(PictureWidget):
     runner anew, in the background. `run`, `stop`, `reset`, `wait` are the buttons; `settings` is the form and
     `experiment` the experiment that is set in it; `last` is the experiment that was played last and `played` its
     output. Observe `prompt`, `running`, and `output`, the text of the first sample, which is whole before `running`
-    ends.
+    ends. With `new_seed` each run sets another seed first; it is shown and copied with the settings, and gives the same
+    tokens again. An Experiment that is given keeps its own.
     """
 
     prompt = traitlets.Unicode()
     running = traitlets.Bool(False)
     output = traitlets.Unicode()
+    new_seed = traitlets.Bool(True)
 
     def __init__(self, given: Any = None, prompt: str | None = None):
         from workbench.experiment.experiment import Experiment
@@ -51,23 +59,29 @@ class Playground(PictureWidget):
         self._drawing = threading.RLock()  # what is drawn is of one run
         self._initial = initial_experiment(given, prompt, self._runners)
         self.last: Any = None  # the experiment that was played last
-        super().__init__(prompt=self._initial.workload.prompts[0])
+        super().__init__(prompt=self._initial.workload.prompts[0], new_seed=self._initial.question == QUESTION)
         self.text = GrowingPicture(lambda: svg.html(draw_text(self.played, self._played_prompt)))
         self._box = ipywidgets.Textarea(description="prompt", rows=4, layout={"width": "auto"}, continuous_update=False)
         self._run_button = ipywidgets.Button(description="Run", icon="play", button_style="primary", layout=NARROW)
         self._stop_button = ipywidgets.Button(description="Stop", icon="stop", layout=NARROW, disabled=True)
         self._reset_button = ipywidgets.Button(description="Reset", icon="undo", layout=NARROW)
-        self._doing, self._alert = ipywidgets.HTML(), error_line("")
+        self._seed_box = ipywidgets.Checkbox(description="new seed each run", indent=False, layout={"width": "auto"})
+        self._seed_box.tooltip = "off: the seed below stays, and the same settings give the same tokens again"
+        self._doing, self._alert = ipywidgets.HTML(layout=STATUS_PLACE), ipywidgets.HTML(layout=ERROR_PLACE)
         self.copied = ExperimentCopy()
         self.settings = SettingsForm(Experiment, EXCLUDED_SETTINGS, setting_suggestions(), on_change=self._check)
         self.settings.buttons.value = "sampling"
         self.settings.write(self._initial.model_dump(mode="json"))
         traitlets.link((self, "prompt"), (self._box, "value"))
+        traitlets.link((self, "new_seed"), (self._seed_box, "value"))
         self._run_button.on_click(lambda _: self.run())
         self._stop_button.on_click(lambda _: self.stop())
         self._reset_button.on_click(lambda _: self.reset())
         self.observe(lambda _: self._check(), "prompt")
-        buttons = ipywidgets.HBox([self._run_button, self._stop_button, self._reset_button, self._doing])
+        self._check()
+        buttons = ipywidgets.HBox(
+            [self._run_button, self._stop_button, self._reset_button, self._seed_box, self._doing]
+        )
         below = (self.text, ipywidgets.HTML("<b>Settings</b>"), self.settings.widget, self.copied)
         self.show(self._box, buttons, self._alert, below=below)
 
@@ -83,9 +97,11 @@ class Playground(PictureWidget):
 
     def run(self) -> None:
         """Play what is set, in the background. Nothing where something is wrong, or one is playing."""
-        experiment = None if self.running else self.experiment
-        if experiment is None:
+        if self.running or self.experiment is None:
             return
+        if self.new_seed:
+            self.settings.write({"sampling": {"seed": random.SystemRandom().randrange(NUM_SEEDS)}})
+        experiment = self.experiment
         with self._drawing:
             self.last, self._alert.value = experiment, ""
             self._playing = playing = BackgroundGeneration(experiment, self._runners, self.throttle.mark, self._ended)
@@ -115,13 +131,12 @@ class Playground(PictureWidget):
             self.prompt = self._initial.workload.prompts[0]
             self.settings.write(self._initial.model_dump(mode="json"))
             self._alert.value = ""
-            self.copied.set_texts("", "")
             self.redraw()
             self.text.send_all({})
             self._check()
 
     def picture(self) -> str:
-        return svg.html(draw_figures(self.played), draw_text(self.played, self._played_prompt))
+        return svg.html(draw_figures(self.played, self._played_seed), draw_text(self.played, self._played_prompt))
 
     def redraw(self) -> None:
         with self._drawing:
@@ -132,7 +147,7 @@ class Playground(PictureWidget):
         doing = self._playing.status if self._playing is not None else ""
         self._doing.value = f'<span role="status">{escape(doing)}</span>'
         self.output = played.text()
-        self.shown.content = svg.html(draw_figures(played))
+        self.shown.content = svg.html(draw_figures(played, self._played_seed))
         pieces = dict(played.tokens_by_sample)
         if {f"s{sample}" for sample in pieces} != self.text.region_names:
             self.text.send_all({f"s{sample}": len(each) for sample, each in pieces.items()})
@@ -144,13 +159,21 @@ class Playground(PictureWidget):
     def close(self) -> None:
         self.stop()
         super().close()
+        if hasattr(self, "settings"):  # one that was refused at birth has none
+            self.settings.close()
 
     @property
     def _played_prompt(self) -> str:
         return self.prompt if self.last is None else self.last.workload.prompts[0]
 
+    @property
+    def _played_seed(self) -> int | None:
+        return None if self.last is None else self.last.sampling.seed
+
     def _check(self) -> None:
-        self._run_button.disabled = self.experiment is None or self.running
+        shown = self.experiment
+        self._run_button.disabled = shown is None or self.running
+        self.copied.set_texts(*("", "") if shown is None else (shown.to_yaml(), as_python(shown)))
         if self.last is None and self._playing is None:
             self.text.send_all({})
 
@@ -163,8 +186,7 @@ class Playground(PictureWidget):
             self.text.send_all()
             if playing.error:
                 self.settings.show_error(_setting_path(playing.error), playing.error)
-                self._alert.value = error_line(playing.error).value
-            self.copied.set_texts(playing.experiment.to_yaml(), as_python(playing.experiment))
+                self._alert.value = error_markup(playing.error)
             self._stop_button.disabled, self._run_button.disabled = True, False
             self.running = False
         self.keep()

@@ -18,7 +18,7 @@ from workbench.prompt.turns import AssistantTurn
 from workbench.trace.events import Event
 from workbench.widgets.prompt.data import AssembledView, BandGroup, TemplateChoices, TemplateOutcome, as_conversation
 from workbench.widgets.prompt.picture import LAYOUTS, PAGE_TOKENS, PromptState, draw_prompt
-from workbench.widgets.settings_form.form import error_line
+from workbench.widgets.settings_form.form import error_line, error_markup
 from workbench.widgets.view import PictureWidget
 
 MAX_PROMPTS = 16  # assembled prompts that are kept
@@ -119,7 +119,7 @@ class PromptView(PictureWidget):
         try:
             super().redraw()
         except WorkbenchError as error:  # a template that refuses: the picture stays, and the line says why
-            self._alert.value = error_line(str(error)).value
+            self._alert.value = error_markup(str(error))
         else:
             self._alert.value = ""
 

@@ -19,7 +19,7 @@ MAX_NAMED_POINTS = 12  # of more points the places in the table stand at the mar
 LABEL_OFFSETS = ((9, 4), (9, -8), (9, 16), (-9, 4), (-9, -8), (-9, 16), (9, 28), (-9, 28), (9, -20), (-9, -20))
 
 
-def build_scales(points: Sequence[RooflinePoint], roofs: Roofs) -> tuple[Scale, Scale]:
+def build_scales(points: Sequence[RooflinePoint], roofs: Roofs, width: float = WIDTH) -> tuple[Scale, Scale]:
     """From FLOPs a byte and FLOP/s to pixels: all points, and where slopes and flats meet."""
     knees = [gemm.rate / read.rate for gemm in roofs.gemms for read in roofs.reads]
     across = [point.intensity for point in points] + knees
@@ -28,17 +28,20 @@ def build_scales(points: Sequence[RooflinePoint], roofs: Roofs) -> tuple[Scale, 
     lowest = min(across, default=1.0) / MARGIN_FACTOR
     if not points:
         up += [read.rate * lowest for read in roofs.reads]
-    wide = Scale.over([lowest, max(across, default=1.0) * MARGIN_FACTOR], LEFT, WIDTH - RIGHT, X)
+    wide = Scale.over([lowest, max(across, default=1.0) * MARGIN_FACTOR], LEFT, width - RIGHT, X)
     high = Scale.over(
         [min(up, default=1.0) / MARGIN_FACTOR, max(up, default=1.0) * MARGIN_FACTOR], HEIGHT - BOTTOM, TOP, Y
     )
     return wide, high
 
 
-def draw_roofline(points: Sequence[RooflinePoint], roofs: Roofs, chosen: int | None = None) -> str:
-    """Points that compute nothing have no place on a logarithm and stand in the table only."""
+def draw_roofline(
+    points: Sequence[RooflinePoint], roofs: Roofs, chosen: int | None = None, width: float = WIDTH
+) -> str:
+    """Draw the chart, `width` pixels wide. Points that compute nothing have no place on a logarithm and stand in the
+    table only."""
     drawn = [(place, point) for place, point in enumerate(points) if point.flops > 0 and point.bytes > 0]
-    across, up = build_scales([point for _, point in drawn], roofs)
+    across, up = build_scales([point for _, point in drawn], roofs, width)
     axes = (*svg.x_axis(across, X, up.end, up.begin, 8), *svg.y_axis(up, Y, across.begin, across.end, 8))
     parts = [*axes, *_roofs(across, up, roofs)]
     marks = [(across(p.intensity), up(rate)) for _, p in drawn for rate in (p.rate, p.predicted_rate) if rate]
@@ -47,7 +50,7 @@ def draw_roofline(points: Sequence[RooflinePoint], roofs: Roofs, chosen: int | N
         label = point.name if len(drawn) <= MAX_NAMED_POINTS else str(place + 1)
         parts += _point(across, up, point, place, label, taken, first=place == drawn[0][0], chosen=place == chosen)
     title = f"Roofline: {len(points)} works under {len(roofs.reads)} levels of memory and {len(roofs.gemms)} precisions"
-    return svg.document(WIDTH, HEIGHT, *parts, title=title)
+    return svg.document(width, HEIGHT, *parts, title=title)
 
 
 def draw_table(points: Sequence[RooflinePoint], chosen: int | None = None) -> str:
@@ -114,17 +117,19 @@ def _point(
     if chosen:
         parts.append(svg.circle(x, ends[-1], 9, class_="line", stroke_width=1.5))
     places = LABEL_OFFSETS if point.rate else LABEL_OFFSETS[2:]  # beside a mark on a roof runs the roof
-    parts += _label(x, ends[-1], label, taken, places) if ends else []
+    parts += _label(across, x, ends[-1], label, taken, places) if ends else []
     return [svg.group(*parts, tip=_describe_point(point), key=str(place), tabindex=0 if first else -1)]
 
 
-def _label(x: float, y: float, name: str, taken: list, places: Sequence[tuple[int, int]]) -> list[str]:
+def _label(
+    across: Scale, x: float, y: float, name: str, taken: list, places: Sequence[tuple[int, int]]
+) -> list[str]:
     """The name beside its mark, where nothing else stands; else nowhere: hovering tells it, and the table."""
     wide = CHARACTER_WIDTH * len(name)
     for right, down in places:
         left = x + right if right > 0 else x + right - wide
         box = left, y + down - LINE_HEIGHT + 3, left + wide, y + down + 3
-        if box[0] < LEFT or box[2] > WIDTH or any(svg.boxes_overlap(box, each) for each in taken):
+        if box[0] < LEFT or box[2] > across.end + RIGHT or any(svg.boxes_overlap(box, each) for each in taken):
             continue
         taken.append(box)
         return [svg.text(x + right, y + down, name, text_anchor="start" if right > 0 else "end")]

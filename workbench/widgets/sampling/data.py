@@ -11,6 +11,7 @@ from typing import Any
 
 from workbench.errors import WorkbenchError, describe_error
 from workbench.request import Request, SamplingParameters
+from workbench.waiting import join_and_serve
 from workbench.widgets.sampling.picture import CandidateToken, FilterFigures
 
 MAX_LOGITS_BYTES = 2**31  # of logits of one text
@@ -127,7 +128,7 @@ class BackgroundCompletion:
     def wait(self, seconds: float | None) -> None:
         if self._thread is not None:
             try:
-                self._thread.join(seconds)
+                join_and_serve(self._thread, seconds)
             except KeyboardInterrupt:
                 self.stop()
                 raise

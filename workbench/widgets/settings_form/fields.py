@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import ipywidgets
 
 Changed = Callable[[], None]
-LABEL_STYLE = {"description_width": "11em"}
+LABEL_WIDTH = "11em"
 INSIDE, CHECK = {"margin": "0 0 0 2em"}, {"width": "13em", "margin": "0 0 0 4em"}
 NOT_SET = "not set"
 
@@ -56,8 +56,8 @@ class ValueField:
 
     def __init__(self, control: Any, name: str, help_text: str, changed: Changed):
         self.widget = control
-        control.description, control.tooltip = name, help_text or name
-        control.style = LABEL_STYLE if name else {"description_width": "0"}
+        control.description, control.tooltip = name, help_text or None
+        control.style.description_width = LABEL_WIDTH if name else "0"
         control.observe(lambda _: changed(), "value")
 
     def read(self) -> Any:
@@ -173,10 +173,10 @@ class OptionalField:
     def __init__(self, make: Callable[[], FormField], name: str, help_text: str, changed: Changed):
         self._make = make
         self._inner: FormField | None = None
-        self._check = ipywidgets.Checkbox(description=name, tooltip=help_text or name, indent=False, layout=CHECK)
+        self._check = ipywidgets.Checkbox(description=name, tooltip=help_text or None, indent=False, layout=CHECK)
         self._below = ipywidgets.VBox(layout=INSIDE)
         self._row = ipywidgets.HBox([self._check])
-        self.widget = ipywidgets.VBox([self._row])
+        self.widget = ipywidgets.VBox([self._row, self._below])
         self._check.observe(lambda _: (self._lay(), changed()), "value")
 
     @property
@@ -211,7 +211,6 @@ class OptionalField:
         below = isinstance(inside, ipywidgets.Box)
         self._row.children = (self._check,) if below or inside is None else (self._check, inside)
         self._below.children = (inside,) if below else ()
-        self.widget.children = (self._row, self._below) if below else (self._row,)
 
 
 class UnionOption(NamedTuple):
@@ -228,10 +227,11 @@ class UnionField:
     def __init__(self, kinds: Sequence[UnionOption], name: str, help_text: str, changed: Changed):
         self._kinds, self._made = kinds, dict[int, FormField]()
         self._list: Any = ipywidgets.Dropdown(options=[(kind.label, n) for n, kind in enumerate(kinds)], value=0)
-        self._list.description, self._list.style, self._list.tooltip = name, LABEL_STYLE, help_text or name
+        self._list.description, self._list.tooltip = name, help_text or None
+        self._list.style.description_width = LABEL_WIDTH
         self._below = ipywidgets.VBox(layout=INSIDE)
         self._row = ipywidgets.HBox([self._list])
-        self.widget = ipywidgets.VBox([self._row])
+        self.widget = ipywidgets.VBox([self._row, self._below])
         self._list.observe(lambda _: (self._lay(), changed()), "value")
         self._lay()
 
@@ -284,7 +284,6 @@ class UnionField:
         below = knob is not None and isinstance(knob.widget, ipywidgets.Box)
         self._row.children = (self._list,) if knob is None or below else (self._list, knob.widget)
         self._below.children = (knob.widget,) if knob is not None and below else ()
-        self.widget.children = (self._row, self._below) if below else (self._row,)
 
 
 def to_yaml_line(value: Any) -> str:

@@ -10,7 +10,7 @@ import inspect
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -37,6 +37,7 @@ from workbench.widgets.settings_form.fields import (
     YamlField,
     format_value,
 )
+from workbench.widgets.view import close_tree
 
 GENERAL_GROUP = "general"
 COLUMNS = {"display": "grid", "grid_template_columns": "repeat(auto-fill, minmax(24em, 1fr))"}
@@ -60,7 +61,8 @@ class SettingsForm:
     ):
         self._model, self._on_change = model, on_change
         self._num_suppressing = 0  # how many are at work that change controls by themselves
-        self.group = FormBuilder(excluded, suggestions or {}, self.changed, self.suppress_changes).group(model)
+        self._builder = FormBuilder(excluded, suggestions or {}, self.changed, self.suppress_changes)
+        self.group = self._builder.group(model)
         parts, singles = dict[str, FieldGroup](), dict[str, FormField]()
         for name, knob in self.group.fields.items():
             if isinstance(knob, FieldGroup):
@@ -109,7 +111,7 @@ class SettingsForm:
             inside = path[1:] if path and path[0] == name and name not in panel.fields else path
             if panel.show_error(inside, line) and name == self.buttons.value:
                 return
-        self._alert.value = error_line(line).value
+        self._alert.value = error_markup(line)
 
     def changed(self) -> None:
         if not self._num_suppressing:
@@ -124,6 +126,11 @@ class SettingsForm:
         finally:
             self._num_suppressing -= 1
 
+    def close(self) -> None:
+        """Close all controls, those of options that are not shown included."""
+        for part in (self, self.group, *self.panels.values(), *self._builder.fields):
+            close_tree(part.widget)
+
     def field_paths(self) -> list[str]:
         """Return the dotted paths of all settings; those of a union's kind are below its name."""
         return [".".join(path) for path in self.group.field_paths()]
@@ -134,9 +141,12 @@ class SettingsForm:
 
 def error_line(line: str) -> ipywidgets.HTML:
     """Return a line that shows an error, announced at once by screen readers."""
+    return ipywidgets.HTML(error_markup(line))
+
+
+def error_markup(line: str) -> str:
     style = "color:var(--jp-error-color1,#b00020);font-weight:600"
-    help_text = f'<div role="alert" style="{style}">✗ {escape(line)}</div>' if line else ""
-    return ipywidgets.HTML(help_text)
+    return f'<div role="alert" style="{style}">✗ {escape(line)}</div>' if line else ""
 
 
 class FieldGroup:
@@ -146,6 +156,7 @@ class FieldGroup:
         self.fields, self._kind, self._alerts = fields, kind, dict[str, ipywidgets.HTML]()
         head = (ipywidgets.HTML(f'<div style="opacity:.75">{escape(help_text)}</div>'),) if help_text else ()
         self._cells = ipywidgets.VBox(layout=COLUMNS)
+        self._with_alerts: list[ipywidgets.VBox] = []  # fields and the errors below them
         self.widget = ipywidgets.VBox([*head, self._cells])
         self._lay()
 
@@ -178,8 +189,11 @@ class FieldGroup:
         if not path or path[0] not in self.fields:
             return False
         if not self.fields[path[0]].show_error(path[1:], line):
-            self._alerts[path[0]] = error_line(line)
-            self._lay()
+            if path[0] in self._alerts:
+                self._alerts[path[0]].value = error_markup(line)
+            else:
+                self._alerts[path[0]] = error_line(line)
+                self._lay()
         return True
 
     def clear_errors(self) -> None:
@@ -191,10 +205,19 @@ class FieldGroup:
             knob.clear_errors()
 
     def _lay(self) -> None:
-        help_text, cells = self._alerts, list[ipywidgets.Widget]()
+        before, self._with_alerts = self._with_alerts, []
+        cells = list[ipywidgets.Widget]()
         for name, knob in self.fields.items():
-            cells.append(ipywidgets.VBox([knob.widget, help_text[name]]) if name in help_text else knob.widget)
+            if alert := self._alerts.get(name):
+                self._with_alerts.append(ipywidgets.VBox([knob.widget, alert]))
+            cells.append(self._with_alerts[-1] if alert else knob.widget)
         self._cells.children = cells
+        for box in before:
+            _, alert = box.children
+            if alert not in self._alerts.values():
+                close_tree(alert)
+            box.children = ()
+            close_tree(box)
 
 
 @dataclass(frozen=True)
@@ -205,21 +228,27 @@ class FormBuilder:
     suggestions: Mapping[str, Sequence[str]]
     on_change: Changed
     suppress_changes: Callable[[], AbstractContextManager[None]]
+    fields: list[FormField] = field(default_factory=list)  # all that were built
 
     def group(self, model: type[BaseModel], path: str = "") -> FieldGroup:
         help_text, fields = field_comments(model), dict[str, FormField]()
         kind = None
-        for name, field in model.model_fields.items():
+        for name, setting in model.model_fields.items():
             inside = f"{path}.{name}".lstrip(".")
-            if name == "kind" and len(get_args(field.annotation)) == 1:
-                kind = field.default
+            if name == "kind" and len(get_args(setting.annotation)) == 1:
+                kind = setting.default
             elif inside not in self.excluded:
-                fields[name] = self._field(field.annotation, field.metadata, inside, name, help_text.get(name, ""))
-                default = field.get_default(call_default_factory=True)
+                words = help_text.get(name, "")
+                fields[name] = self._kept(self._field(setting.annotation, setting.metadata, inside, name, words))
+                default = setting.get_default(call_default_factory=True)
                 if default is not PydanticUndefined:
                     with self.suppress_changes():
                         fields[name].write(to_jsonable_python(default))
         return FieldGroup(fields, kind, inspect.cleandoc(model.__doc__ or "").split("\n\n")[0] if path else "")
+
+    def _kept(self, built: FormField) -> FormField:
+        self.fields.append(built)
+        return built
 
     def _field(self, annotation: Any, metadata: Sequence[Any], path: str, name: str, help_text: str) -> FormField:
         """Build the field of one setting; `name` is empty beside a field that is named."""
@@ -230,7 +259,7 @@ class FormBuilder:
             return self._plain_field(*typed[0], path, name, help_text)
 
         def beside(annotation: Any, metadata: Sequence[Any]) -> Callable[[], FormField]:
-            return lambda: self._plain_field(annotation, metadata, path, "", help_text or name)
+            return lambda: self._kept(self._plain_field(annotation, metadata, path, "", help_text))
 
         if len(typed) == 1 and values == [None]:
             return OptionalField(beside(*typed[0]), name, help_text, self.on_change)

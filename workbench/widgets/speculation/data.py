@@ -15,6 +15,7 @@ from workbench.errors import WorkbenchError, describe_error
 from workbench.request import Request, SamplingParameters
 from workbench.trace.events import Event, Finished
 from workbench.trace.recorder import Recorder, row_name
+from workbench.waiting import join_and_serve
 
 TableRows = Sequence[Mapping[str, Any]]
 MIN_PLAIN_STEPS = 5  # steps without a check, to know what one takes
@@ -244,7 +245,7 @@ class SpeculationComparison:
         if self._thread is None:
             return
         try:
-            self._thread.join(seconds)
+            join_and_serve(self._thread, seconds)
         except KeyboardInterrupt:
             self.stop()
             raise

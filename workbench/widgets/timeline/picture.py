@@ -49,40 +49,43 @@ STYLE = (
 )
 
 
-def draw_timeline(tracks: Tracks, low: float, high: float, chosen: int = -1) -> str:
-    """From `low` to `high` milliseconds after the first moment; `chosen` is the request whose decisions are caption."""
+def draw_timeline(tracks: Tracks, low: float, high: float, chosen: int = -1, width: float = WIDTH) -> str:
+    """From `low` to `high` milliseconds after the first moment; `chosen` is the request whose decisions are caption.
+    The chart is `width` pixels wide."""
     begin = tracks.begin if tracks.steps or tracks.requests else 0.0
-    across = Scale(begin + low / 1e3, begin + max(high, low + 1e-3) / 1e3, LEFT, WIDTH - RIGHT)
+    across = Scale(begin + low / 1e3, begin + max(high, low + 1e-3) / 1e3, LEFT, width - RIGHT)
     rows, seen = _visible_requests(tracks, across), merge_steps(tracks, across)
     few = len(rows) <= MAX_TALL_ROWS
     side = 17.0 if len(rows) <= 40 else 14.0
     drawn = rows[:MAX_REQUESTS]
     # One stop for the tabulator key in the whole chart: the chosen request, or the first step; arrows go on from there.
     stop = chosen if chosen in drawn else STEPS_ROW if seen else drawn[0] if drawn else STEPS_ROW
-    head, y = _head(seen, across, low, high, stop == STEPS_ROW)
-    body = [_row(tracks, number, across, place * side, side, chosen, stop) for place, number in enumerate(drawn)]
-    tail, more = _tail(tracks, len(rows), len(drawn), chosen)
+    head, y = _head(seen, across, low, high, stop == STEPS_ROW, width)
+    body = [_row(tracks, number, across, place * side, side, chosen, stop, width) for place, number in enumerate(drawn)]
+    tail, more = _tail(tracks, len(rows), len(drawn), chosen, width)
     high_body = max(1.0, side * len(drawn))
     title = f"Timeline of {len(tracks.requests)} requests in {len(tracks.steps)} steps"
     style = svg.tag("style", STYLE)
     if few:
         place = svg.group(*body, transform=f"translate(0,{svg.format_coordinate(y)})")
         foot = svg.group(*tail, transform=f"translate(0,{svg.format_coordinate(y + high_body)})")
-        return svg.document(WIDTH, y + high_body + more, style, *head, place, foot, title=title)
-    scrolled = svg.document(WIDTH, high_body, *body, title="Requests")
+        return svg.document(width, y + high_body + more, style, *head, place, foot, title=title)
+    scrolled = svg.document(width, high_body, *body, title="Requests")
     return svg.html(
-        svg.document(WIDTH, y, style, *head, title=title),
+        svg.document(width, y, style, *head, title=title),
         f'<div data-scroll="rows" tabindex="-1" style="max-height:{int(MAX_TALL_ROWS * side)}px;overflow-y:auto">',
         f"{scrolled}</div>",
-        svg.document(WIDTH, more, *tail, title="What the marks mean"),
+        svg.document(width, more, *tail, title="What the marks mean"),
     )
 
 
-def _head(seen: Sequence[TimelineBar], across: Scale, low: float, high: float, stop: bool) -> tuple[list[str], float]:
+def _head(
+    seen: Sequence[TimelineBar], across: Scale, low: float, high: float, stop: bool, width: float
+) -> tuple[list[str], float]:
     """The axis, and the steps: prefill tokens above, decode tokens below, each as high as there are tokens."""
-    parts, axis = [], Scale(low, max(high, low + 1e-3), LEFT, WIDTH - RIGHT)
+    parts, axis = [], Scale(low, max(high, low + 1e-3), LEFT, width - RIGHT)
     bottom = 22 + 2 * ROW_HEIGHT + 14
-    for value in axis.ticks(8):
+    for value in axis.ticks(max(3, int(width) // 120)):
         x = axis(value)
         parts += [
             svg.line(x, 18, x, bottom, class_="grid"),
@@ -102,7 +105,7 @@ def _head(seen: Sequence[TimelineBar], across: Scale, low: float, high: float, s
         parts += [
             svg.tag("path", class_=kind, d=d) if d else "",
             svg.text(LEFT - 8, y + ROW_HEIGHT - 6, label, class_="s", text_anchor="end"),
-            svg.line(LEFT, y + ROW_HEIGHT, WIDTH - RIGHT, y + ROW_HEIGHT, class_="grid"),
+            svg.line(LEFT, y + ROW_HEIGHT, width - RIGHT, y + ROW_HEIGHT, class_="grid"),
         ]
     for place, bar in enumerate(seen):
         live = {"key": f"step:{bar.slices[0].args['step']}", "tabindex": 0 if stop and not place else -1}
@@ -130,12 +133,14 @@ def _visible_requests(tracks: Tracks, across: Scale) -> list[int]:
     return found
 
 
-def _row(tracks: Tracks, number: int, across: Scale, y: float, side: float, chosen: int, stop: int) -> str:
+def _row(
+    tracks: Tracks, number: int, across: Scale, y: float, side: float, chosen: int, stop: int, width: float
+) -> str:
     track = tracks.requests[number]
     name, phases, inner = row_name(track.row), tracks.phases(track), tracks.inner(track)
     high, parts, labels = side - 4, [], []
     if number % 2:
-        parts.append(svg.rect(0, y, WIDTH, side, class_="odd"))
+        parts.append(svg.rect(0, y, width, side, class_="odd"))
     parts.append(
         svg.text(
             LEFT - 8,
@@ -205,7 +210,7 @@ def _crosses(bar: TimelineBar, y: float, tall: float) -> str:
     return "".join(f"M{x - 2:.5g} {y + 3:g}l4 {tall - 6:g}m0 {6 - tall:g}l-4 {tall - 6:g}" for x in places)
 
 
-def _tail(tracks: Tracks, rows: int, drawn: int, chosen: int) -> tuple[list[str], float]:
+def _tail(tracks: Tracks, rows: int, drawn: int, chosen: int, width: float) -> tuple[list[str], float]:
     """Draw the legend, a note on omitted requests, and the decisions on the chosen request."""
     parts, x, y = [], 8.0, 10.0
     marks = [
@@ -215,6 +220,8 @@ def _tail(tracks: Tracks, rows: int, drawn: int, chosen: int) -> tuple[list[str]
     if any(isinstance(each, AgentTrack) for each in tracks.requests):
         marks = [("rd", 12.0, "an agent's round"), ("ca", 8.0, "a call"), *marks]
     for css, tall, caption in marks:
+        if x + 28 + 6 * len(caption) > width:
+            x, y = 8.0, y + 16
         parts += [
             svg.rect(x, y + 6 - tall / 2, 22, tall, class_=css),
             svg.text(x + 28, y + 10, caption, class_="s"),
@@ -222,6 +229,8 @@ def _tail(tracks: Tracks, rows: int, drawn: int, chosen: int) -> tuple[list[str]
         if css == "sb":
             parts.append(svg.tag("path", class_="cross", d=_crosses(TimelineBar(x, 22, ()), y, tall)))
         x += 50 + 6 * len(caption)
+    if x + 170 > width:
+        x, y = 8.0, y + 16
     parts.append(svg.tag("path", class_="dc", d=f"M{x:g} {y + 3:g}h8l-4 6z"))
     parts.append(svg.text(x + 14, y + 10, "a decision and its reason", class_="s"))
     y += 26

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from threading import RLock, get_ident
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ipywidgets
 import traitlets
@@ -13,13 +13,19 @@ import traitlets
 from workbench.errors import WorkbenchError
 from workbench.trace.events import Event
 from workbench.trace.perfetto import read_trace
+from workbench.trace.tables import events_of_tables
 from workbench.trace.tracks import Tracks
 from workbench.widgets.timeline.picture import draw_timeline
 from workbench.widgets.view import PictureWidget
 
+if TYPE_CHECKING:
+    from workbench.runs.record import Record
+
 BUTTONS = (
     ("◀", "earlier"), ("▶", "later"), ("+", "zoom in"), ("−", "zoom out"), ("all", "the whole run"),
 )  # fmt: skip
+
+RUN_TABLES = ("requests", "tokens", "steps")
 
 
 class Timeline(PictureWidget):
@@ -57,7 +63,7 @@ class Timeline(PictureWidget):
         live = ipywidgets.Checkbox(description="follow", indent=False, disabled=self._leave is None)
         live.layout.width = "6em"
         traitlets.link((self, "follow"), (live, "value"))
-        self.watch("follow", "chosen")
+        self.watch("follow", "chosen", "width")
         self.observe(self._on_window, "window")
         self.shown.observe(lambda change: self._pick(change["new"]), "picked")
         self._extend_window(whole=True)
@@ -84,7 +90,7 @@ class Timeline(PictureWidget):
     def picture(self) -> str:
         with self._drain_lock:
             low, high = self.window
-            return draw_timeline(self.tracks, low, high, self.chosen)
+            return draw_timeline(self.tracks, low, high, self.chosen, self.width)
 
     def close(self) -> None:
         if self._leave is not None:
@@ -108,7 +114,7 @@ class Timeline(PictureWidget):
             self._leave = RunnerThread.attach(source).listen(self._on_event)
             return Tracks(), self._drain
         if isinstance(source, Record):
-            return read_trace(source.read_json("trace.json")), lambda: iter(())
+            return _tracks_of_record(source), lambda: iter(())
         events = getattr(source, "events", source)
         if not isinstance(events, list | tuple) or not all(isinstance(each, Event) for each in events):
             raise WorkbenchError(
@@ -175,3 +181,19 @@ class Timeline(PictureWidget):
         if key.startswith("@"):
             number = int(key[1:])
             self.chosen = -1 if number == self.chosen else number
+
+
+def _tracks_of_record(record: Record) -> Tracks:
+    """Return a run's tracks from its trace, or where a comparison of variants kept none from its tables."""
+    if (record.path / "trace.json").is_file():
+        return read_trace(record.read_json("trace.json"))
+    if not all((record.path / f"{name}.parquet").is_file() for name in RUN_TABLES):
+        raise WorkbenchError(
+            f"run {record.path}: holds neither trace.json nor the tables {', '.join(RUN_TABLES)}, so nothing has a "
+            "time; see widgets.Compare, or record with workload: prompts, random or traffic"
+        )
+    tables = (record.read_table(f"{name}.parquet").to_pylist() for name in RUN_TABLES)
+    tracks = Tracks()
+    for event in events_of_tables(*tables):
+        tracks.record(event)
+    return tracks

@@ -1,11 +1,11 @@
-"""Draw generated text as its tokens, shaded and underlined by probability, with their alternatives.
+"""Draw generated text as its tokens, underlined and tinted by probability, with their alternatives.
 
 A token is spelled so that it can be read alone: signs for whitespace, escapes for bytes that are no character.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import NamedTuple, Protocol
 
@@ -17,22 +17,23 @@ NUM_PROBABILITY_CLASSES = 10
 UNDERLINE_PIXELS = [
     (NUM_PROBABILITY_CLASSES - 1 - n) * 4 // NUM_PROBABILITY_CLASSES for n in range(NUM_PROBABILITY_CLASSES)
 ]  # pixels under a token: the less probable, the more
+MAX_TINT = 0.16  # opacity behind the least probable tokens: text of either theme is as easy to read on it
 GENERATED_STYLE = (
     ".wb-pic pre.wb-tokens{white-space:pre-wrap;overflow-wrap:anywhere;word-break:normal;max-height:26em;overflow:auto;"
-    "font:13px var(--jp-code-font-family,ui-monospace,monospace);line-height:2.2;padding:4px;margin:0;border:0;"
+    "font:13px var(--jp-code-font-family,ui-monospace,monospace);line-height:1.8;padding:4px;margin:0;border:0;"
     "background:none;color:inherit}"
-    ".wb-pic b{font-weight:400;padding:1px 0 8px;text-underline-offset:4px;text-decoration-skip-ink:none}"
+    ".wb-pic b{font-weight:400;padding:1px 0 5px;text-underline-offset:4px;text-decoration-skip-ink:none;"
+    "text-decoration-color:#d55e00}"
     ".wb-legend{font-size:11px;white-space:pre-wrap}"
-    ".wb-tokens b:hover,.wb-tokens b:focus{outline:2px solid #d55e00}"
+    ".wb-tokens b:hover,.wb-tokens b:focus{outline:2px solid #0072b2}"
     ".wb-tokens .prompt{opacity:.7}.wb-tokens .e::before{content:'\\25ab'}.wb-tokens .n::before{content:'\\21b5'}"
     ".wb-sample{display:block;border-top:1px solid;opacity:.7;font-size:11px}"
     "@media print{.wb-pic pre.wb-tokens{max-height:none}}"
     + "".join(
-        f".wb-pic .p{n}{{background:{svg.cividis_colour(n / (NUM_PROBABILITY_CLASSES - 1))};"
-        f"color:{svg.contrast_colour(n / (NUM_PROBABILITY_CLASSES - 1))};"
-        + (f"text-decoration:underline {UNDERLINE_PIXELS[n]}px" if UNDERLINE_PIXELS[n] else "")
-        + "}"
+        f".wb-pic .p{n}{{background-color:rgb(213 94 0/{MAX_TINT * UNDERLINE_PIXELS[n] / UNDERLINE_PIXELS[0]:.2f});"
+        f"text-decoration-line:underline;text-decoration-thickness:{UNDERLINE_PIXELS[n]}px}}"
         for n in range(NUM_PROBABILITY_CLASSES)
+        if UNDERLINE_PIXELS[n]
     )
 )
 WHITESPACE_SIGNS = {" ": "␣", "\n": "⏎", "\r": "␍", "\t": "⇥"}
@@ -86,15 +87,12 @@ def draw_generated_text(
         marks = (draw_token(sample, index, piece) for index, piece in enumerate(pieces))
         parts.append(svg.tag("span", *marks, data_grows=f"s{sample}") if pieces else "")
         parts.append(escape(trailing_text.get(sample, ""), quote=False))
-    return svg.tag("style", GENERATED_STYLE) + svg.tag("pre", *parts, class_="wb-tokens", data_scroll="")
+    return svg.tag("style", GENERATED_STYLE) + svg.tag("pre", *parts, class_="wb-tokens")
 
 
-def draw_probability_legend(shown: Iterable[Sequence[GeneratedToken]]) -> str:
-    """Draw the legend of probability shades, where there are any."""
-    if not any(piece.probability is not None for pieces in shown for piece in pieces[:1]):
-        return ""
+def draw_probability_legend() -> str:
     marks = "".join(svg.tag("b", f" {10 * n} ", class_=f"p{n}") for n in range(NUM_PROBABILITY_CLASSES))
-    words = "chance of each token, from so many percent (the darker and the heavier its underline, the less probable):"
+    words = "probability of each token, from so many percent (the heavier its underline, the less probable):"
     return svg.tag("div", f"{words} ", svg.tag("span", marks, class_="wb-shades"), class_="wb-legend")
 
 

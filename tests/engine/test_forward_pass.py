@@ -1,0 +1,136 @@
+"""A recorded pass is what the engine computes, and every number is the sum of its terms."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.engine.tiny import VOCAB, layer, mixture_of, model_of, own_specs, request, runner_of, spec_of, specs
+from tests.thorough import tries
+from workbench.engine import naive
+from workbench.errors import WorkbenchError
+from workbench.inspect.derive import derive
+from workbench.inspect.forward_pass import BY_HEAD, STAGES, record_forward_pass
+from workbench.model.attention_spec import MLASpec
+from workbench.model.spec import LayerSpec, ModelSpec, NormSpec
+from workbench.request import Request, SamplingParameters
+from workbench.sampling.filter_trace import trace_filters
+from workbench.sampling.filters import History
+from workbench.sampling.samplers import uniform
+from workbench.trace.events import Decoded
+
+ids = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=20)
+SCALED = spec_of(layer(2, 1), layer(2, 2)).model_copy(
+    update={"embedding_scale": 2.0, "residual_scale": 0.5, "logit_scale": 0.25, "final_logit_softcapping": 3.0}
+)
+POST = spec_of(*[layer(2, 1).model_copy(update={"norms": "both"})] * 2)
+PARALLEL = spec_of(
+    layer(2, 1).model_copy(update={"parallel": "one_norm"}), layer(2, 1).model_copy(update={"parallel": "two_norms"})
+).model_copy(update={"norm": NormSpec(kind="layer", bias=True)})
+KINDS = {"scaled": SCALED, "norms on both sides": POST, "parallel": PARALLEL, "mixture": mixture_of()}
+
+
+@settings(max_examples=tries(15))
+@given(own_specs, ids)
+def test_its_logits_are_the_oracle_s(spec: ModelSpec, token_ids: list[int]) -> None:
+    model = model_of(spec, dtype=torch.float64)
+    found = record_forward_pass(model, token_ids)
+    expected = naive.logits(model, torch.tensor(token_ids))
+    assert torch.allclose(found.values("logits"), expected, atol=1e-9)
+    assert torch.allclose(found.logit_lens(-1)[-1], expected[-1].softmax(-1), atol=1e-9)
+
+
+@settings(max_examples=tries(10))
+@given(specs, st.integers(2, 16), st.integers(0, 5), st.sampled_from([0.0, 0.8]), st.sampled_from([0, 5]))
+def test_the_engine_has_the_same_log_probabilities_and_draws_the_same_token(
+    spec: ModelSpec, length: int, seed: int, temperature: float, top_k: int
+) -> None:
+    model = model_of(spec)
+    sampling = {"temperature": temperature, "top_k": top_k, "seed": seed, "logprobs": VOCAB, "prompt_logprobs": 0}
+    asked = request("x", length, 1, **sampling)
+    found = record_forward_pass(model, asked.prompt_ids)
+    exact = found.values("logits").double().log_softmax(-1)
+    (event,) = (each for each in runner_of(model).stream([asked]) if isinstance(each, Decoded))
+    for token, logprob in event.top_logprobs:
+        assert abs(logprob - float(exact[-1, token])) < 1e-4
+    row, number = found.values("logits")[-1], uniform(seed, 0)
+    traced = trace_filters(row, History(asked.prompt_ids), asked.sampling)
+    assert traced.draw([number]) == [event.token_id]
+
+
+@pytest.mark.parametrize("spec", KINDS.values(), ids=KINDS)
+def test_other_blocks_are_followed_too(spec: ModelSpec) -> None:
+    model = model_of(spec, dtype=torch.float64)
+    found = record_forward_pass(model, range(9))
+    assert torch.allclose(found.values("logits"), naive.logits(model, torch.arange(9)), atol=1e-6)
+    _every_number_adds_up(model_of(spec, dtype=torch.float64))
+
+
+def test_latent_attention_is_followed() -> None:
+    mla = MLASpec(num_heads=2, kv_lora_rank=4, qk_nope_head_dim=4, qk_rope_head_dim=2, v_head_dim=4)
+    model = model_of(spec_of(LayerSpec(attention=mla, intermediate_size=12)), dtype=torch.float64)
+    found = record_forward_pass(model, range(7))
+    assert torch.allclose(found.values("logits"), naive.logits(model, torch.arange(7)), atol=1e-9)
+    _every_number_adds_up(model)
+
+
+@settings(max_examples=tries(8))
+@given(own_specs)
+def test_every_number_is_the_sum_of_its_terms(spec: ModelSpec) -> None:
+    _every_number_adds_up(model_of(spec, dtype=torch.float64))
+
+
+def _every_number_adds_up(model) -> None:
+    found = record_forward_pass(model, (3, 1, 4, 1, 5))
+    assert {stage.name for stage in found.stages} <= set(STAGES)
+    for stage in found.stages:
+        for column in {0, stage.num_columns // 2, stage.num_columns - 1}:
+            for head in range(len(stage.values) if stage.name in BY_HEAD else 1):
+                made = derive(found, stage, 3, column, head)
+                assert made.terms or made.note, stage
+                if made.terms and not made.note:
+                    assert math.isclose(made.total, made.value, rel_tol=1e-4, abs_tol=1e-5), (stage, column, made)
+                assert made.largest(2) == tuple(sorted(made.terms, key=lambda each: -abs(each.product))[:2])
+
+
+def test_plain_models_leave_no_number_without_terms() -> None:
+    model = model_of(spec_of(layer(4, 2), layer(4, 4)), dtype=torch.float64)
+    found = record_forward_pass(model, (3, 1, 4, 1, 5))
+    for stage in found.stages:
+        assert derive(found, stage, 3, 1).terms, stage
+
+
+def test_scores_become_weights() -> None:
+    model = model_of(spec_of(layer(4, 2, sliding_window=3)), dtype=torch.float64)
+    found = record_forward_pass(model, range(8))
+    scores, weights = found.values("scores", 0), found.values("weights", 0)
+    assert torch.allclose(scores.masked_fill(scores.isnan(), -torch.inf).softmax(-1).float(), weights, atol=1e-6)
+    assert bool(scores[:, 5, :3].isnan().all()) and not bool(scores[:, 5, 3:6].isnan().any())
+
+
+def test_what_cannot_be_followed_is_refused() -> None:
+    model = model_of(spec_of())
+    with pytest.raises(WorkbenchError, match="one non-empty row"):
+        record_forward_pass(model, ())
+    wide = model_of(spec_of().model_copy(update={"max_position_embeddings": 4096}))
+    with pytest.raises(WorkbenchError, match="at most 512"):
+        record_forward_pass(wide, [1] * 600)
+    with pytest.raises(WorkbenchError, match="no stage 'router'"):
+        record_forward_pass(model, (1,)).values("router", 0)
+
+
+def test_a_request_beside_it_is_undisturbed() -> None:
+    """It reads the weights alone: a request under way goes on as if nothing had been recorded."""
+    model = model_of(spec_of(layer(2, 1), layer(2, 2)))
+    asked = Request("a", (1, 2, 3), SamplingParameters(max_tokens=8, temperature=0, ignore_eos=True))
+    (alone,) = (each.token_ids for each in runner_of(model).stream([asked]) if each.kind == "finished")
+    runner = runner_of(model)
+    made = []
+    for event in runner.stream([asked]):
+        record_forward_pass(model, (5, 6, 7))
+        made += [event.token_ids] if event.kind == "finished" else []
+    assert made == [alone]

@@ -1,0 +1,249 @@
+"""The path of a token shows the numbers of the model: to the draw, to one product, and without a head."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.engine.tiny import VOCAB, layer, mixture_of, model_of, own_specs, runner_of, spec_of
+from tests.patience import limit
+from tests.thorough import tries
+from workbench.engine.load import load
+from workbench.engine.runner import Runner
+from workbench.errors import WorkbenchError
+from workbench.inspect.ablation import Ablation, continue_text
+from workbench.model.spec import ModelSpec
+from workbench.widgets import RunnerThread, TokenPath
+from workbench.widgets.token_path.ablation_picture import Continuations, draw_texts
+from workbench.widgets.token_path.data import Candidate, DrawnToken, LensCell
+from workbench.widgets.token_path.lens_picture import draw_lens, positions_shown
+from workbench.widgets.token_path.sampling_picture import draw_draw, draw_filter
+from workbench.widgets.token_path.tensor_picture import TensorStrip, format_number
+
+PROMPT = "def add(a, b):\n    return a +"
+IDS = (3, 1, 4, 1, 5, 9, 2, 6)
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[Runner]:
+    runner = load("demo", backend="eager")
+    yield runner
+    RunnerThread.attach(runner).stop()
+
+
+@pytest.fixture
+def path() -> Iterator[TokenPath]:
+    runner = runner_of(model_of(spec_of(layer(4, 2), layer(4, 4), tied=False)))
+    made = TokenPath(runner, IDS, temperature=1.0, top_k=5, max_tokens=6, ignore_eos=True, seed=3)
+    yield made
+    made.close()
+    RunnerThread.attach(runner).stop()
+
+
+def pick(path: TokenPath, key: str) -> str:
+    path.shown.picked = key
+    path.throttle.flush()
+    return path.shown.content
+
+
+def letters(markup: str) -> list[float]:
+    return [float(each) for each in re.findall(r'font-size="([\d.]+)"', markup)]
+
+
+def test_every_section_is_well_formed_and_its_letters_are_no_smaller_than_nine(path: TokenPath) -> None:
+    for section in ("path", "lens", "heads", "ablation"):
+        path.section = section
+        path.wait(limit(60))
+        for step in range(len(path.data.steps) if section == "path" else 1):
+            path.step = step
+            markup = path.picture()
+            for part in re.findall(r"<svg.*?</svg>", markup, re.S):
+                ET.fromstring(part)
+            assert min(letters(markup), default=9.0) >= 9
+            assert " id=" not in markup  # an id would be another picture's too
+
+
+@pytest.mark.parametrize("width", [560, 820, 1600])
+def test_it_is_drawn_for_the_width_there_is(path: TokenPath, width: int) -> None:
+    path.shown.room = width  # as the browser says it
+    for section in ("path", "lens", "heads", "ablation"):
+        path.section = section
+        markup = path.picture()
+        assert f'viewBox="0 0 {width} ' in markup
+        places = [float(each) for each in re.findall(r'<text[^>]* x="([\d.]+)"', markup)]
+        assert max(places) <= width
+
+
+def test_the_draw_is_the_engine_s(path: TokenPath) -> None:
+    path.section = "ablation"
+    path.wait(limit(60))
+    engine, _ = path.continuations()
+    assert path.data.draw.token == engine[0]
+    assert [step.name for step in path.data.steps[-2:]] == ["filter 1", "draw"]
+    share = path.data.trace.probabilities
+    assert sum(float(share[n]) > 0 for n in range(VOCAB)) == 5
+    for name, begin, end in path.data.draw.segments:
+        assert abs(float(share[int(name[1:])]) - (end - begin)) < 1e-9
+    inside = [name for name, begin, end in path.data.draw.segments if begin <= path.data.draw.number < end]
+    assert inside in ([], [path.data.draw.text])
+
+
+@settings(max_examples=tries(5), deadline=None)
+@given(own_specs, st.data())
+def test_steps_are_all_stages_and_a_chosen_number_is_the_tensor_s(spec: ModelSpec, data: st.DataObject) -> None:
+    runner = runner_of(model_of(spec))
+    path = TokenPath(runner, IDS, temperature=0)
+    names = [(stage.name, stage.layer) for stage in path.forward_pass.stages]
+    assert [(step.name, step.layer) for step in path.data.steps] == [*names, ("filter 1", None), ("draw", None)]
+    number = data.draw(st.integers(0, len(names) - 1))
+    path.step, stage = number, path.forward_pass.stages[number]
+    column = data.draw(st.integers(0, stage.num_columns - 1))
+    path.set_trait("column", column)
+    values = stage.values[0] if path.data.is_by_head(path.data.steps[number]) else stage.values
+    shown = format_number(float(values[-1, column]))
+    assert f">{shown}</text>" in path.picture()
+    RunnerThread.attach(runner).stop()
+
+
+def test_marks_are_picked_down_to_one_number(path: TokenPath) -> None:
+    pick(path, "s1.projected")
+    assert path.data.steps[path.step].name == "projected" and path.data.steps[path.step].layer == 1
+    pick(path, "t2")
+    assert path.position == 2 and path.column == -1
+    content = pick(path, "b3.5")
+    assert (path.position, path.column) == (3, 5)
+    assert "dot product of the row before it with row 5 of the matrix" in content and "sum of 8 terms" in content
+    pick(path, "n7")
+    assert path.column == 7
+    pick(path, "s1.weights")
+    assert path.column == -1  # another step begins at its own largest number
+    pick(path, "h3")
+    assert path.head == 3
+    path.section = "lens"
+    pick(path, "l1.6")
+    assert (path.lens_layer, path.position) == (1, 6) and path.shown.picked == ""
+    path.section = "heads"
+    assert "Layer 0, head 2" in pick(path, "m0.2")
+
+
+def test_the_lens_is_the_head_on_the_residual_stream(path: TokenPath) -> None:
+    found, model = path.forward_pass, path.forward_pass.model
+    cells = path.data.lens(range(2, 5))
+    assert [(cell.position, cell.layer) for cell in cells] == [(p, n) for p in (2, 3, 4) for n in range(3)]
+    for cell in cells:
+        with torch.inference_mode():
+            share = model.compute_logits(found.residual(cell.layer)[cell.position][None])[0].double().softmax(-1)
+        assert abs(float(share.max()) - cell.probability) < 1e-6 and cell.text == f"#{int(share.argmax())}"
+    top = path.data.lens_top(2, 4)
+    assert len(top) == 5 and all(abs(each.before - each.after) < 1e-12 for each in top)
+    assert abs(top[0].before - float(found.values("logits")[4].double().softmax(-1).max())) < 1e-6
+
+
+def test_a_head_is_switched_off_and_on_again(path: TokenPath) -> None:
+    path.section = "ablation"
+    path.wait(limit(60))
+    engine, without = path.continuations()
+    assert engine == without and len(engine) == 6
+    for key in ("o0.1", "o1.2", "y1"):
+        pick(path, key)
+    assert path.heads_off == ((0, 1), (1, 2)) and path.layers_off == (1,)
+    path.wait(limit(60))
+    off = Ablation(frozenset({(0, 1), (1, 2)}), frozenset({1}))
+    request = path._request
+    expected = continue_text(path.forward_pass.model, request.prompt_ids, request.sampling, off)
+    assert path.continuations() == (engine, expected)
+    assert 'aria-checked="false"' in path.picture()
+    for key in ("o0.1", "o1.2", "y1"):
+        pick(path, key)
+    path.wait(limit(60))
+    assert path.continuations() == (engine, engine) and 'aria-checked="false"' not in path.picture()
+
+
+def test_the_first_difference_is_marked() -> None:
+    found = Continuations(("a", "b", "c"), ("a", "<x>", "c"))
+    assert found.first_difference == 1 and Continuations(("a",), ("a",)).first_difference is None
+    assert Continuations(("a", "b"), ("a",)).first_difference == 1
+    markup = draw_texts("say ", found, True)
+    assert '<b class="first" data-tip="the first difference">&lt;x&gt;</b>' in markup and "token 2 of" in markup
+    assert "Rounding alone" in draw_texts("", Continuations(("a", "b"), ("a", "c"), 0), True)
+    assert "computing" in draw_texts("", Continuations(("a",), None), True)
+    assert 'role="alert"' in draw_texts("", Continuations((), None, error="no memory"), True)
+
+
+@given(st.integers(1, 300), st.integers(1, 40), st.integers(200, 2000), st.data())
+def test_bins_hold_every_column_once(columns: int, tokens: int, width: int, data: st.DataObject) -> None:
+    values = np.random.default_rng(0).normal(size=(tokens, columns))
+    row, column = data.draw(st.integers(0, tokens - 1)), data.draw(st.integers(0, columns - 1))
+    strip = TensorStrip(values, [str(n) for n in range(tokens)], row, column, width)
+    assert column in strip.bin and row in strip.rows and strip.bin.stop <= columns
+    markup, _ = strip.draw()
+    picked = [int(each.split(".")[1]) for each in re.findall(rf'data-key="b({row}\.\d+)"', markup)]
+    bins = [picked_column // strip.columns_per_bin for picked_column in picked]
+    assert bins == list(range(-(-columns // strip.columns_per_bin)))
+    for chosen in picked:
+        begin = chosen // strip.columns_per_bin * strip.columns_per_bin
+        assert abs(values[row, chosen]) == abs(values[row, begin : begin + strip.columns_per_bin]).max()
+
+
+@given(st.integers(1, 60), st.integers(300, 2000), st.data())
+def test_the_lens_shows_the_followed_position(count: int, width: int, data: st.DataObject) -> None:
+    position = data.draw(st.integers(0, count - 1))
+    shown = positions_shown(count, position, width)
+    assert position in shown and shown.start >= 0 and shown.stop <= count
+    cells = [LensCell(n, p, "x", 0.5) for p in shown for n in range(3)]
+    markup, _ = draw_lens(cells, ["t"] * count, (1, position), 2, width)
+    assert markup.count('tabindex="0"') == 1
+
+
+def test_a_removed_token_and_a_draw_are_drawn() -> None:
+    markup, _ = draw_filter([Candidate(1, "a", 0.6, 1.0), Candidate(2, "b", 0.4, 0.0)], 900)
+    assert "line-through" in markup and "removed" in markup
+    markup, _ = draw_draw(DrawnToken(1, "a", 0.25, 0.6, (("a", 0.0, 0.6), ("b", 0.6, 1.0))), 900)
+    assert "0.2500" in markup and "the token drawn: a (60 %)" in markup
+
+
+def test_it_plays_to_the_end(path: TokenPath) -> None:
+    assert path.steps.last == len(path.data.steps) - 1
+    path.steps.step = 4
+    path.throttle.flush()
+    assert path.step == 4 and path.steps.drawn == 4 and path.steps.title.startswith("layer 0, ")
+
+
+def test_the_demo_s_text_is_followed(demo: Runner) -> None:
+    path = TokenPath(demo, PROMPT)
+    assert len(path.data.steps) == 1 + 15 * 6 + 2 + 2 + 1 and "Step 1 of 96" in path.picture()
+    path.section = "ablation"
+    path.wait(limit(120))
+    engine, _ = path.continuations()
+    text = demo.tokenizer.decode(engine)
+    assert text.split("\n")[0].replace("&#x27;", "'") in path.picture()
+    path.close()
+
+
+def test_a_mixture_and_a_runner_under_way() -> None:
+    runner = runner_of(model_of(mixture_of()))
+    path = TokenPath(runner, IDS)
+    assert "router" in {step.name for step in path.data.steps}
+    path.step = next(n for n, step in enumerate(path.data.steps) if step.name == "router")
+    assert "the router" in path.picture()
+    RunnerThread.attach(runner).stop()
+
+
+def test_what_cannot_be_followed_is_refused(path: TokenPath) -> None:
+    runner = RunnerThread.attach(runner_of(model_of(spec_of()))).runner
+    with pytest.raises(WorkbenchError, match="the prompt is empty"):
+        TokenPath(runner, ())
+    with pytest.raises(WorkbenchError, match="one text is continued"):
+        TokenPath(runner, IDS, n=2)
+    with pytest.raises(WorkbenchError, match="position 8: there are 0 to 7"):
+        path.position = 8
+    with pytest.raises(WorkbenchError, match="there is no layer 5"):
+        path.layers_off = (5,)
+    RunnerThread.attach(runner).stop()

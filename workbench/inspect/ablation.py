@@ -1,0 +1,123 @@
+"""Switch heads and layers of a model off, and continue a text without them.
+
+The model is called module by module beside its runner: nothing is changed in it, compiled or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from compiled_kernels.attention import AttentionParameters
+from workbench.batch import TokenBatch
+from workbench.errors import WorkbenchError
+from workbench.inspect.whole_text import TextAttention
+from workbench.kv_cache.store import AttentionCache, CacheLayer
+from workbench.model.layers import Angles, TransformerBlock
+from workbench.model.transformer import RunBlock, Transformer
+from workbench.request import SamplingParameters
+from workbench.sampling.filter_trace import trace_filters
+from workbench.sampling.filters import History
+from workbench.sampling.samplers import uniform
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """Heads and layers that are off: `heads` as (layer, head), whose result is zero, and `layers`, which add nothing to
+    the residual stream. A layer that is off still writes its keys and values, which other layers may read."""
+
+    heads: frozenset[tuple[int, int]] = frozenset()
+    layers: frozenset[int] = frozenset()
+
+    def __bool__(self) -> bool:
+        return bool(self.heads or self.layers)
+
+    def check(self, model: Transformer) -> None:
+        """Raise WorkbenchError for a layer or head that the model does not have."""
+        count = len(model.blocks)
+        for layer in {*self.layers, *(layer for layer, _ in self.heads)}:
+            if not 0 <= layer < count:
+                raise WorkbenchError(f"there is no layer {layer} to switch off; the model has 0 to {count - 1}")
+        for layer, head in self.heads:
+            heads = model.spec.layers[layer].attention.num_heads
+            if not 0 <= head < heads:
+                raise WorkbenchError(f"layer {layer} has no head {head} to switch off; it has 0 to {heads - 1}")
+
+    def run_blocks(self, model: Transformer) -> RunBlock:
+        """Return how blocks of `model` are called without what is off. Raises WorkbenchError as `check` does."""
+        self.check(model)
+        numbers = {block: number for number, block in enumerate(model.blocks)}
+
+        def run(
+            block: TransformerBlock, x: Tensor, cos: Angles, sin: Angles, batch: TokenBatch, cache: CacheLayer
+        ) -> Tensor:
+            layer = numbers[block]
+            heads = sorted(head for at, head in self.heads if at == layer)
+            if not heads:
+                out = block(x, cos, sin, batch, cache)
+            else:
+                without = CacheWithoutHeads(cast(AttentionCache, cache), heads)
+                out = block(x, cos, sin, batch, cast(CacheLayer, without))
+                if not without.attended:
+                    raise WorkbenchError(f"layer {layer}: a custom attention module whose heads cannot be switched off")
+            return x if layer in self.layers else out
+
+        return run
+
+
+class CacheWithoutHeads:
+    """A layer's cache from which some query heads read zeros."""
+
+    def __init__(self, layer: AttentionCache, heads: Iterable[int]):
+        self.layer, self.heads, self.attended = layer, list(heads), False
+
+    def write(self, k: Tensor, v: Tensor, batch: TokenBatch, backend: Any) -> None:
+        """Write what all heads share."""
+        self.layer.write(k, v, batch, backend)
+
+    def attend(self, q: Tensor, batch: TokenBatch, parameters: AttentionParameters, backend: Any) -> Tensor:
+        """Return attention [token, head, head_dim], zero for the heads that are off."""
+        self.attended = True
+        mixed = self.layer.attend(q, batch, parameters, backend)
+        mixed[:, self.heads] = 0
+        return mixed
+
+
+@torch.inference_mode()
+def continue_text(
+    model: Transformer, prompt_ids: Iterable[int], sampling: SamplingParameters, ablation: Ablation
+) -> tuple[int, ...]:
+    """Return the tokens with which `model` continues a prompt while `ablation` is off.
+
+    With nothing off they are those of a request with the same parameters and seed, up to rounding: keys are as they
+    were computed, whatever the runner's cache keeps of them. A token that ends the text is the last.
+
+    Raises:
+        WorkbenchError: for what is not in the model, and for parameters that need more than one row of logits.
+    """
+    refuse_parameters(sampling)
+    prompt = tuple(model.validate_token_ids(prompt_ids).tolist())
+    text = TextAttention(model, prompt, ablation.run_blocks(model))
+    ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else model.spec.eos_token_ids)}
+    made: tuple[int, ...] = ()
+    room = model.spec.max_position_embeddings - len(prompt)
+    while True:
+        logits = model.compute_logits(text.hidden_states[-1:])[0]
+        (token,) = trace_filters(logits, History(prompt, made), sampling).draw([uniform(sampling.seed, len(made))])
+        made = (*made, token)
+        if len(made) >= min(sampling.max_tokens, room) or token in ends:
+            return made
+        text.extend([token])
+
+
+def refuse_parameters(sampling: SamplingParameters) -> None:
+    """Raise WorkbenchError for parameters under which a token depends on more than its own row of logits."""
+    for name in ("response_format", "thinking", "stop"):
+        if getattr(sampling, name):
+            raise WorkbenchError(f"{name}: a text with heads or layers off is not cut short by it; leave it out")
+    if sampling.num_sequences > 1:
+        raise WorkbenchError("n, best_of, beams: one text is continued; leave them out")

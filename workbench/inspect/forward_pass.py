@@ -1,0 +1,237 @@
+"""Record a forward pass: every tensor between a prompt's token ids and its logits, in the order of computation.
+
+The blocks are those of the running model, called part by part beside its runner, compiled or not: the same weights and
+operators, keys and values in full precision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import cast
+
+import torch
+from einops import einsum, rearrange
+from torch import Tensor, nn
+
+from workbench.batch import TokenBatch
+from workbench.errors import WorkbenchError
+from workbench.inspect.whole_text import TOKENS_PER_CHUNK, TextAttention
+from workbench.kv_cache.store import AttentionCache, CacheLayer
+from workbench.model.feedforward import GatedMLP, MixtureOfExperts, PlainMLP, apply_gate
+from workbench.model.layers import Angles, Attention, ParallelBlock, TransformerBlock
+from workbench.model.linear import NoNorm
+from workbench.model.transformer import Transformer
+
+Record = Callable[[str, Tensor], None]
+MAX_BYTES = 2**31  # of one recorded pass
+# What a stage of a block is, in the words of a reader.
+STAGES = {
+    "embedding": "embedding: one row of the table for each token",
+    "attention_norm": "norm: every row scaled to a like size",
+    "projected": "queries, keys and values: the normed row times three matrices",
+    "queries": "queries, rotated by position",
+    "keys": "keys, rotated by position",
+    "values": "values",
+    "scores": "scores: each query times each key it may see",
+    "weights": "attention weights: the softmax of the scores",
+    "heads": "heads: the sum of the values, by those weights",
+    "attention": "attention: the heads times the output matrix",
+    "attention_post_norm": "attention, normed or scaled before it is added",
+    "after_attention": "residual stream: the input plus attention",
+    "feedforward_norm": "norm: every row scaled to a like size",
+    "router": "router: how much each expert counts",
+    "gate_up": "feed-forward: gate and up projections",
+    "up": "feed-forward: up projection",
+    "activation": "feed-forward: the activated gate times up",
+    "activated": "feed-forward: the activation",
+    "feedforward": "feed-forward: back to the residual stream's size",
+    "feedforward_post_norm": "feed-forward, normed or scaled before it is added",
+    "output": "residual stream: plus the feed-forward",
+    "norm": "final norm",
+    "logits": "logits: the normed row times the head, one number for each token of the vocabulary",
+}
+BY_HEAD = ("scores", "weights")  # [head, token, context]; all others are [token, column]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One tensor of a pass: `values` [token, column], or [head, token, context] of scores and weights. `layer` is None
+    before the first block and after the last."""
+
+    name: str
+    layer: int | None
+    values: Tensor = field(repr=False)
+
+    @property
+    def meaning(self) -> str:
+        return STAGES[self.name]
+
+    @property
+    def num_columns(self) -> int:
+        return self.values.shape[-1]
+
+
+@dataclass(frozen=True)
+class ForwardPass:
+    """All stages of `token_ids` through `model`, in the order of computation."""
+
+    model: Transformer = field(repr=False)
+    token_ids: tuple[int, ...]
+    stages: tuple[Stage, ...] = field(repr=False)
+
+    def find(self, name: str, layer: int | None = None) -> Stage | None:
+        """Find a stage; None where this model has no such."""
+        return next((each for each in self.stages if each.name == name and each.layer == layer), None)
+
+    def values(self, name: str, layer: int | None = None) -> Tensor:
+        """Return a stage's tensor. Raises WorkbenchError where this model has no such stage."""
+        found = self.find(name, layer)
+        if found is None:
+            raise WorkbenchError(f"layer {layer}: there is no stage {name!r}")
+        return found.values
+
+    def residual(self, layer: int) -> Tensor:
+        """Return the residual stream before block `layer`, or after the last: [token, hidden]."""
+        return self.values("output", layer - 1) if layer else self.values("embedding")
+
+    @torch.inference_mode()
+    def logit_lens(self, position: int) -> Tensor:
+        """Return what the head makes of the residual stream at `position` before each block and after the last, as
+        probabilities: [layer + 1, vocab] in float64 (the logit lens, nostalgebraist, 2020)."""
+        rows = torch.stack([self.residual(layer)[position] for layer in range(len(self.model.blocks) + 1)])
+        return self.model.compute_logits(rows).double().softmax(-1)
+
+
+@torch.inference_mode()
+def record_forward_pass(model: Transformer, token_ids: Iterable[int]) -> ForwardPass:
+    """Compute a prompt through `model` and record every stage.
+
+    Raises:
+        WorkbenchError: for layers with recurrent states or several residual streams, and prompts that are too long.
+    """
+    ids = tuple(model.validate_token_ids(token_ids).tolist())
+    _refuse(model, len(ids))
+    stages: list[Stage] = []
+    numbers = {block: number for number, block in enumerate(model.blocks)}
+
+    def run(
+        block: TransformerBlock, x: Tensor, cos: Angles, sin: Angles, batch: TokenBatch, cache: CacheLayer
+    ) -> Tensor:
+        layer = numbers[block]
+        if not layer:
+            stages.append(Stage("embedding", None, x))
+        return record_block(
+            block, x, cos, sin, batch, cache, lambda name, values: stages.append(Stage(name, layer, values))
+        )
+
+    text = TextAttention(model, ids, run)
+    for layer in range(len(model.blocks)):
+        _insert_weights(stages, text, layer)
+    last = text.hidden_states
+    stages.append(Stage("norm", None, model.norm(last)))
+    stages.append(Stage("logits", None, model.compute_logits(last)))
+    return ForwardPass(model, ids, tuple(stages))
+
+
+def record_block(
+    block: TransformerBlock, x: Tensor, cos: Angles, sin: Angles, batch: TokenBatch, cache: CacheLayer, record: Record
+) -> Tensor:
+    """Compute a block part by part and record each part; return what the block itself does: [token, hidden]."""
+    attention, pages = block.attention, cast(AttentionCache, cache)
+    normed = block.attention_norm(x)
+    if not isinstance(block.attention_norm, NoNorm):
+        record("attention_norm", normed)
+    if type(attention) is Attention:
+        record("projected", attention.qkv(normed))
+    q, k, v = attention.qkv_proj(normed, cos, sin)
+    for name, heads in (("queries", q), ("keys", k), ("values", v)):
+        if heads.shape[1]:  # a layer that reads another's keys has none of its own
+            record(name, rearrange(heads, "token head dim -> token (head dim)"))
+    pages.write(k, v, batch, attention.backend)
+    mixed = attention.attend(q, batch, pages)
+    record("heads", rearrange(mixed, "token head dim -> token (head dim)"))
+    out = attention.o_proj(mixed)
+    record("attention", out)
+    read = _post(block.attention_post_norm, block.sum_over_ranks(out), "attention_post_norm", record)
+    if isinstance(block, ParallelBlock):
+        again = block.feedforward_norm(x) if block.has_two_norms else normed
+        if block.has_two_norms:
+            record("feedforward_norm", again)
+        total, normed = x + read, again
+    else:
+        total, normed = block.feedforward_norm.add_and_norm(x, read)
+        record("after_attention", total)
+        if not isinstance(block.feedforward_norm, NoNorm):
+            record("feedforward_norm", normed)
+    made = block.sum_over_ranks(_record_feedforward(block.feedforward, normed, record))
+    total = total + _post(block.feedforward_post_norm, made, "feedforward_post_norm", record)
+    record("output", total)
+    return total
+
+
+def _record_feedforward(part: nn.Module, x: Tensor, record: Record) -> Tensor:
+    if isinstance(part, GatedMLP):
+        gate_up = part.gate_up(x)
+        record("gate_up", gate_up)
+        hidden = apply_gate(gate_up, part.activation, part.backend)
+        record("activation", hidden)
+        out = part.down(hidden)
+    elif isinstance(part, PlainMLP):
+        up = part.up(x)
+        record("up", up)
+        hidden = part.activation(up)
+        record("activated", hidden)
+        out = part.down(hidden)
+    else:
+        if isinstance(part, MixtureOfExperts):
+            weights, chosen = part.router.choose(x)
+            record("router", weights.new_zeros(len(x), part.router.num_experts).scatter(-1, chosen, weights))
+        out = part(x)
+    record("feedforward", out)
+    return out
+
+
+def _post(norm: nn.Module, x: Tensor, name: str, record: Record) -> Tensor:
+    if isinstance(norm, nn.Identity):
+        return x
+    out = norm(x)
+    record(name, out)
+    return out
+
+
+def _insert_weights(stages: list[Stage], text: TextAttention, layer: int) -> None:
+    """Insert a layer's scores and weights before what its heads read; a module that does not say how it reads its cache
+    has none."""
+    kept = text.layers[layer]
+    if kept.parameters is None:
+        return
+    weights = text.weights(layer, range(len(text.token_ids)))
+    at = next(n for n, each in enumerate(stages) if each.name == "heads" and each.layer == layer)
+    found = [Stage("weights", layer, weights)]
+    scores = dot_products(kept.q, kept.k, kept.parameters.scale)
+    found.insert(0, Stage("scores", layer, scores.masked_fill(weights == 0, torch.nan)))
+    stages[at:at] = found
+
+
+def dot_products(q: Tensor, k: Tensor, scale: float) -> Tensor:
+    """Return scaled products of queries [token, head, head_dim] and keys [token, kv_head, head_dim]: [head, token,
+    context] in float32 at least."""
+    exact = torch.promote_types(q.dtype, torch.float32)
+    grouped = rearrange(q.to(exact), "token (group share) dim -> token group share dim", group=k.shape[1])
+    found = einsum(grouped, k.to(exact), "token group share dim, context group dim -> group share token context")
+    return rearrange(found * scale, "group share token context -> (group share) token context")
+
+
+def _refuse(model: Transformer, tokens: int) -> None:
+    spec = model.spec
+    if spec.altup is not None:
+        raise WorkbenchError(f"{spec.name}: it has several residual streams, whose path is not followed")
+    if tokens > TOKENS_PER_CHUNK:
+        raise WorkbenchError(f"a prompt of {tokens} tokens: at most {TOKENS_PER_CHUNK} are followed")
+    heads = max((kind.attention.num_heads for kind in spec.layers if kind.recurrent is None), default=0)
+    widest = max(kind.intermediate_size for kind in spec.layers)
+    row = len(spec.layers) * (16 * spec.hidden_size + 3 * widest + 2 * heads * tokens) + spec.vocab_size
+    if 4 * row * tokens > MAX_BYTES:
+        size = 4 * row * tokens / 2**30
+        raise WorkbenchError(f"a prompt of {tokens} tokens would take {size:.1f} GiB; follow a shorter one")

@@ -1,0 +1,106 @@
+"""One step as a graph: operators, the functions that carry them out, predicted and measured seconds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from workbench.model.cost import StepCostEstimate
+from workbench.model.spec import ModelSpec
+from workbench.widgets.model_graph.data import GraphStep, ModelOperator, equal_layers
+from workbench.widgets.model_graph.kernels import StepKernels, group_by_kernel
+from workbench.widgets.roofline.data import Roof
+
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+@dataclass(frozen=True)
+class MeasuredSeconds:
+    """A measured time, None where there is none; `remark` says what it covers, or why there is none, `scope` in a word
+    or two that it covers more than one operator."""
+
+    seconds: float | None
+    remark: str
+    scope: str = ""
+
+
+@dataclass(frozen=True)
+class OperatorGraph:
+    """The operators of `step` and what is known of each.
+
+    `read` and `gemm` are the roofs of the predictions. `timers` are seconds by an operator's timer, `functions` by a
+    function's name; `whole` is the measured step.
+    """
+
+    spec: ModelSpec
+    step: GraphStep
+    operators: tuple[ModelOperator, ...]
+    kernels: StepKernels
+    read: Roof | None = None
+    gemm: Roof | None = None
+    timers: Mapping[str, float] = field(default_factory=dict)
+    functions: Mapping[str, float] = field(default_factory=dict)
+    whole: MeasuredSeconds = MeasuredSeconds(None, "not measured")
+
+    @cached_property
+    def groups(self) -> dict[str, tuple[ModelOperator, ...]]:
+        return group_by_kernel(self.kernels, self.operators)
+
+    @cached_property
+    def letters(self) -> dict[str, str]:
+        """A letter for each function of several operators; those that differ in the layer alone have the same."""
+        found: dict[str, str] = {}
+        letters: dict[str, str] = {}
+        for name, operators in self.groups.items():
+            if len(operators) > 1:
+                kind = self.kernels.functions.get(operators[0].side, name)
+                letters[name] = found.setdefault(kind, LETTERS[len(found) % len(LETTERS)])
+        return letters
+
+    def layers(self) -> tuple[tuple[int, ...], ...]:
+        return equal_layers(self.spec)
+
+    def of_layer(self, layer: int) -> tuple[ModelOperator, ...]:
+        return tuple(operator for operator in self.operators if operator.layer == layer)
+
+    def predicted(self, operators: Iterable[ModelOperator]) -> float | None:
+        """Return the roofline's seconds of operators that run as one; None without roofs or without costs."""
+        cost = total_cost(operators)
+        if self.read is None or self.gemm is None or not (cost.flops or cost.bytes):
+            return None
+        return cost.seconds(self.gemm.rate, self.read.rate)
+
+    def measured(self, operator: ModelOperator) -> MeasuredSeconds:
+        kernel = self.kernels.kernel_of(operator)
+        first, *others = self.groups[kernel]
+        if others or kernel in self.functions:
+            if operator is not first:
+                return MeasuredSeconds(None, f"within {self.letters[kernel]}")
+            if kernel in self.functions:
+                letter = self.letters[kernel]
+                return MeasuredSeconds(self.functions[kernel], f"all of {letter}, {kernel}", f"all of {letter}")
+            return MeasuredSeconds(None, "not measured")
+        if operator.timer not in self.timers:
+            return MeasuredSeconds(None, "not measured")
+        together = [each for each in self.operators if each.timer == operator.timer]
+        if len(together) == 1:
+            return MeasuredSeconds(self.timers[operator.timer], "its own calls")
+        if operator is together[0]:
+            remark = "with " + ", ".join(each.name for each in together[1:])
+            return MeasuredSeconds(self.timers[operator.timer], remark, f"{len(together)} together")
+        return MeasuredSeconds(None, f"within {together[0].name}")
+
+    def measured_layer(self, layer: int) -> float | None:
+        """Return the seconds of all that was timed of a layer."""
+        found = [self.measured(operator).seconds for operator in self.of_layer(layer)]
+        known = [seconds for seconds in found if seconds is not None]
+        whole = any(self.kernels.kernel_of(operator) in self.functions for operator in self.of_layer(layer))
+        return math.fsum(known) if known and not whole else None
+
+
+def total_cost(operators: Iterable[ModelOperator]) -> StepCostEstimate:
+    """Return the FLOPs and bytes of all operators for which some are counted."""
+    each = tuple(operators)
+    return StepCostEstimate(math.fsum(one.flops or 0.0 for one in each), math.fsum(one.bytes or 0.0 for one in each))

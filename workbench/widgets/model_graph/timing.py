@@ -1,0 +1,144 @@
+"""Time the operators of a step on the modules as they are written: on a copy of them, over the same weights."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from compiled_kernels import Backend
+from workbench.executors.base import EagerExecutor
+from workbench.executors.reference import CacheLayout, single_decode_step
+from workbench.kv_cache.store import HybridLayer, KVStore
+from workbench.model.transformer import Transformer
+from workbench.scheduler.plan import Span, StepPlan
+from workbench.widgets.model_graph.data import GraphStep
+
+if TYPE_CHECKING:
+    from workbench.engine.runner import Runner
+
+# Within a block: the part, its method, and the timer that takes what is not spent in others below it.
+BLOCK_CALLS = (
+    ("", "forward", "block"),
+    ("attention_norm", "forward", "attention_norm"),
+    ("attention", "qkv_proj", "qkv_proj"),
+    ("attention", "apply_rotary", "rotary"),
+    ("attention", "attend", "attend"),
+    ("attention", "o_proj", "o_proj"),
+    ("attention", "mix", "attention.mix"),
+    ("attention.qkv", "forward", "qkv"),
+    ("attention.down", "forward", "qkv"),
+    ("attention.query_up", "forward", "query_up"),
+    ("attention.query_norm", "forward", "head_norms"),
+    ("attention.key_norm", "forward", "head_norms"),
+    ("attention.value_norm", "forward", "head_norms"),
+    ("attention.latent_norm", "forward", "head_norms"),
+    ("attention.output", "forward", "attention.output"),
+    ("recurrent", "mix", "recurrent.mix"),
+    ("recurrent.output", "forward", "recurrent.output"),
+    ("attention_post_norm", "forward", "attention_post_norm"),
+    ("feedforward_norm", "forward", "feedforward_norm"),
+    ("feedforward_norm", "add_and_norm", "feedforward_norm"),
+    ("feedforward_post_norm", "forward", "feedforward_post_norm"),
+    ("feedforward", "forward", "feedforward"),
+    ("feedforward.gate_up", "forward", "feedforward.first"),
+    ("feedforward.up", "forward", "feedforward.first"),
+    ("feedforward.down", "forward", "feedforward.down"),
+    ("feedforward.router", "choose", "feedforward.router"),
+    ("feedforward", "_products", "feedforward.experts"),
+    ("feedforward", "_held_products", "feedforward.experts"),
+    ("feedforward.shared", "forward", "feedforward.shared"),
+    ("feedforward.shared_gate", "forward", "feedforward.shared"),
+)
+MAX_SECONDS = 2.0  # of repeating a step; it is run three times at least
+MIN_ROUNDS, MAX_ROUNDS = 3, 20
+
+
+class CallTimers:
+    """Seconds by timer: of each call without the timed calls within it."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter):
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._clock = clock
+        self._within: list[float] = []  # of each call under way, the seconds of timed calls below it
+
+    def wrap(self, owner: Any, method: str, timer: str) -> None:
+        """Time a method of one object from now on; nothing where it has none."""
+        plain = getattr(owner, method, None)
+        if plain is None:
+            return
+
+        def timed(*arguments: Any, **named: Any) -> Any:
+            began = self._clock()
+            self._within.append(0.0)
+            try:
+                return plain(*arguments, **named)
+            finally:
+                whole, below = self._clock() - began, self._within.pop()
+                self.seconds[timer] += whole - below
+                if self._within:
+                    self._within[-1] += whole
+
+        setattr(owner, method, timed)
+
+
+def time_operators(runner: Runner, step: GraphStep) -> dict[str, float]:
+    """Return the seconds of each timer, the median of several runs of the step on eager modules, beside a cache of
+    their own with random contents. Call it in the thread that owns the runner."""
+    model = _copy(runner.model)
+    layout = CacheLayout(runner.store.specs, runner.store.page_size, runner.store.dtype)
+    store, plan = single_decode_step(model, layout, step.tokens - 1)
+    if step.kind == "prefill":
+        (span,) = plan.spans
+        span.sequence.num_computed_tokens = 0
+        plan = StepPlan(0, (Span.next_tokens(span.sequence, step.tokens),))
+    timers = CallTimers(_synchronized_clock if model.device.type == "cuda" else time.perf_counter)
+    _attach(timers, model, store)
+    executor, rounds = EagerExecutor(model, store), []
+    executor.forward(plan)  # what is made at a first call
+    began = time.perf_counter()
+    while len(rounds) < MIN_ROUNDS or (len(rounds) < MAX_ROUNDS and time.perf_counter() - began < MAX_SECONDS):
+        timers.seconds.clear()
+        executor.forward(plan)
+        rounds.append(dict(timers.seconds))
+    return _medians(rounds)
+
+
+def _synchronized_clock() -> float:
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def _medians(rounds: list[dict[str, float]]) -> dict[str, float]:
+    names: Mapping[str, None] = dict.fromkeys(name for each in rounds for name in each)
+    return {name: median(each.get(name, 0.0) for each in rounds) for name in names}
+
+
+def _copy(model: Transformer) -> Transformer:
+    """Copy the modules, over the same weights; matrices in panels are laid out row by row, as eager reads them."""
+    shared = {id(each): each for each in (*model.parameters(), *model.buffers())}
+    plain = copy.deepcopy(model, shared)
+    plain.set_backend(Backend.EAGER)
+    plain.use_panels(False)
+    return plain
+
+
+def _attach(timers: CallTimers, model: Transformer, store: KVStore) -> None:
+    timers.wrap(model, "embed", "embed")
+    timers.wrap(model.norm, "forward", "norm")
+    timers.wrap(model, "compute_logits", "head")
+    for table in model.rotary:
+        timers.wrap(table, "forward", "angles")
+    for index, (block, cache) in enumerate(zip(model.blocks, store.layers, strict=True)):
+        for path, method, timer in BLOCK_CALLS:
+            owner: Any = block
+            for name in path.split(".") if path else ():
+                owner = getattr(owner, name, None)
+            timers.wrap(owner, method, f"blocks.{index}.{timer}")
+        pages = cache.attention if isinstance(cache, HybridLayer) else cache
+        timers.wrap(pages, "write", f"blocks.{index}.write")

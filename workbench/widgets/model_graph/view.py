@@ -1,0 +1,213 @@
+"""Show the operators of a model's step with FLOPs, bytes, times, and the functions that carry them out."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from html import escape
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import ipywidgets
+import traitlets
+
+from workbench import svg
+from workbench.engine.runner_thread import RunnerThread
+from workbench.errors import WorkbenchError, describe_error
+from workbench.trace.events import Event, Stepped
+from workbench.waiting import join_and_serve
+from workbench.widgets.model_graph.data import GraphStep, ValueBytes, model_operators
+from workbench.widgets.model_graph.graph import MeasuredSeconds, OperatorGraph, total_cost
+from workbench.widgets.model_graph.kernels import as_written, capabilities, step_kernels
+from workbench.widgets.model_graph.picture import draw_graph
+from workbench.widgets.model_graph.timing import time_operators
+from workbench.widgets.roofline.view import roofs_of
+from workbench.widgets.view import PictureWidget
+
+if TYPE_CHECKING:
+    from workbench.engine.runner import Runner
+    from workbench.machine.ceilings import MachineCeilings
+    from workbench.widgets.roofline.data import Roofs
+
+WAYS = ("as it runs", "as written")
+MAX_STEPS = 1_000  # of the runner, the last ones
+NO_ROOFS = "Predicted times need this machine's roofs, which are not known yet: press Time the operators."
+
+
+class ModelGraph(PictureWidget):
+    """The operators of a step of the runner's model: a `prefill` of so many `tokens`, or a `decode` with that context.
+    A bracket holds the operators that one compiled function carries out; `way` shows the runner's own functions, or the
+    modules as they are written. Equal layers are folded into one: a click on its head, or Enter, unfolds them.
+
+    FLOPs and bytes are the cost model's, which predicts each step of the runner. `measure` times the operators as they
+    are written, on eager, beside the runner's cache; the whole step is measured as the runner steps. `ceilings` are as
+    in `Roofline`. Raises WorkbenchError for a step that the model cannot have.
+    """
+
+    kind: Any = traitlets.Enum(("prefill", "decode"), default_value="decode")
+    tokens = traitlets.Int(min=1)
+    way = traitlets.Enum(WAYS, default_value=WAYS[0])
+    unfolded = traitlets.Tuple()  # the first layer of each set of equal layers that are drawn one by one
+    ceilings: Any = traitlets.Any()
+    measuring = traitlets.Bool(False)
+    error = traitlets.Unicode()
+
+    def __init__(
+        self,
+        runner: Runner,
+        kind: str = "decode",
+        tokens: int = 256,
+        way: str = WAYS[0],
+        ceilings: MachineCeilings | Roofs | str | None = None,
+    ):
+        super().__init__()
+        self.runner, self._timers = runner, dict[GraphStep, dict[str, float]]()
+        self._recent_steps: deque[Stepped] = deque(maxlen=MAX_STEPS)
+        self._leave = lambda: None
+        most = runner.model.spec.max_position_embeddings
+        if not 1 <= tokens <= most:
+            raise WorkbenchError(f"tokens {tokens}: the model has a context of 1 to {most}")
+        if kind not in ("prefill", "decode") or way not in WAYS:
+            raise WorkbenchError(f"a graph of {kind!r} {way!r}: prefill or decode, {' or '.join(WAYS)}")
+        self.kind, self.tokens, self.way = kind, tokens, way
+        self.ceilings = self._stored_ceilings() if ceilings is None else roofs_of(ceilings)
+        self._leave = RunnerThread.attach(runner).listen(self._on_event)
+        self.watch("kind", "tokens", "way", "unfolded", "ceilings", "measuring", "error", "width")
+        self.shown.observe(lambda change: self._pick(str(change["new"])), "picked")
+        self.show(*self._controls(most))
+
+    @property
+    def step(self) -> GraphStep:
+        return GraphStep(self.kind, self.tokens)
+
+    @property
+    def graph(self) -> OperatorGraph:
+        """The step as it is drawn."""
+        model, store, step = self.runner.model, self.runner.store, self.step
+        values = ValueBytes(*model.bytes_per_weight, store.bytes_per_value)
+        operators = model_operators(model.spec, step, values)
+        plain = as_written()
+        kernels = plain if self.way == "as written" else step_kernels(self.runner, step)
+        timers = self._timers.get(step, {}) if kernels == plain else {}
+        whole = MeasuredSeconds(sum(timers.values()), "the sum of all calls") if timers else self._measured_step(step)
+        functions: dict[str, float] = {}
+        if self.way == "as it runs":
+            kernel_seconds = [each.kernel_seconds for each in self._steps_like(step) if each.kernel_seconds is not None]
+            if kernel_seconds and set(kernels.functions.values()) == {"whole step"}:
+                functions["whole step"] = median(kernel_seconds)
+        read, gemm = self.ceilings.read(total_cost(operators).bytes), self.ceilings.gemm(self._dtype)
+        return OperatorGraph(model.spec, step, operators, kernels, read, gemm, timers, functions, whole)
+
+    def picture(self) -> str:
+        graph, runner = self.graph, self.runner
+        alert = f'<p role="alert">⚠ {escape(self.error)}</p>' if self.error else ""
+        lines = [f"{graph.spec.name}, {graph.step}: {graph.kernels.description}."]
+        if graph.read is None or graph.gemm is None:
+            lines.append(NO_ROOFS)
+        else:
+            computing, moving = (svg.format_tick(roof.rate) for roof in (graph.gemm, graph.read))
+            lines.append(
+                f"Predicted: the slower of computing at {computing}FLOP/s ({graph.gemm.name}) and moving at "
+                f"{moving}B/s ({graph.read.name})."
+            )
+        if self.measuring:
+            lines.append("Being timed … (between two steps of the runner)")
+        able = "".join(f"<li>{escape(name)}: {escape(reason) or 'yes'}</li>" for name, reason in capabilities(runner))
+        fold = (
+            f'<details data-fold="capabilities"><summary>Backends that can carry out this model and cache</summary>'
+            f"<p>Chosen: {escape(runner.backends.reason)}</p><ul>{able}</ul></details>"
+        )
+        about = "".join(f"<p>{escape(line)}</p>" for line in lines)
+        return svg.html(alert, about, draw_graph(graph, self.unfolded, self.width), fold)
+
+    def measure(self, wait: bool = True) -> ModelGraph:
+        """Time the operators of this step, and this machine's roofs where they are not known. It runs between two steps
+        of the runner, on a copy of the modules and a cache of its own; without `wait` in the background."""
+        if self.measuring:
+            return self
+        self.measuring, self.error = True, ""
+        worker = threading.Thread(target=self._measure, args=(self.step,), name="times operators", daemon=True)
+        worker.start()
+        if wait:
+            join_and_serve(worker)
+            if self.error:
+                raise WorkbenchError(self.error)
+        return self
+
+    def close(self) -> None:
+        if hasattr(self, "_leave"):
+            self._leave()
+        super().close()
+
+    def _measure(self, step: GraphStep) -> None:
+        def work(runner: Runner) -> dict[str, float]:
+            found = time_operators(runner, step)
+            if not (self.ceilings.reads and self.ceilings.gemms):
+                from workbench.machine.ceilings import ceilings_for
+
+                self.ceilings = roofs_of(ceilings_for(*self._sizes(), dtypes=(self._dtype,)))
+            return found
+
+        try:
+            self._timers[step] = RunnerThread.attach(self.runner).call(work)
+        except Exception as error:
+            self.error = describe_error(error)
+        finally:
+            self.measuring = False
+
+    def _on_event(self, event: Event) -> None:
+        """In the thread that owns the runner: only kept here, drawn elsewhere."""
+        if isinstance(event, Stepped):
+            self._recent_steps.append(event)
+            self.throttle.mark()
+
+    def _steps_like(self, step: GraphStep) -> list[Stepped]:
+        """The runner's steps of one sequence and of this kind: prefills of as many tokens, decodes at any context."""
+        return [
+            each for each in tuple(self._recent_steps)
+            if each.phase == step.kind and each.requests == 1 and each.context_tokens and not each.drafted_tokens
+            and (step.kind == "decode" or each.prefill_tokens == step.tokens == each.context_tokens)
+        ]  # fmt: skip
+
+    def _measured_step(self, step: GraphStep) -> MeasuredSeconds:
+        found = self._steps_like(step) if self.way == "as it runs" else []
+        if not found:
+            return MeasuredSeconds(None, "not measured")
+        contexts = sorted({each.context_tokens for each in found})
+        where = f"at contexts of {contexts[0]} to {contexts[-1]}" if step.kind == "decode" else ""
+        seconds = median(each.forward_seconds for each in found)
+        return MeasuredSeconds(seconds, f"median forward pass of {len(found)} steps {where}".strip())
+
+    def _stored_ceilings(self) -> Roofs:
+        from workbench.machine.ceilings import stored_ceilings
+
+        return roofs_of(stored_ceilings(*self._sizes(), dtypes=(self._dtype,)))
+
+    def _sizes(self) -> list[int]:
+        return [self.runner.model.weight_bytes]
+
+    @property
+    def _dtype(self) -> str:
+        return str(self.runner.model.dtype).removeprefix("torch.")
+
+    def _pick(self, key: str) -> None:
+        """Fold or unfold equal layers."""
+        if key.startswith("fold:"):
+            first = int(key.split(":")[1])
+            rest = tuple(each for each in self.unfolded if each != first)
+            self.unfolded = rest if first in self.unfolded else (*rest, first)
+        if key:
+            self.shown.picked = ""  # or the same could not be picked again
+
+    def _controls(self, most: int) -> tuple[ipywidgets.Widget, ...]:
+        buttons = {"button_width": "auto"}
+        kind = ipywidgets.ToggleButtons(options=("decode", "prefill"), description="step", style=buttons)
+        tokens = ipywidgets.BoundedIntText(min=1, max=most, description="tokens")
+        way = ipywidgets.ToggleButtons(options=WAYS, description="functions", style=buttons)
+        tip = "as the modules are written, on eager; some seconds, between two steps of the runner"
+        measure = ipywidgets.Button(description="Time the operators", tooltip=tip, layout={"width": "auto"})
+        measure.on_click(lambda _: self.measure(wait=False))
+        for control, name in ((kind, "kind"), (tokens, "tokens"), (way, "way")):
+            ipywidgets.link((self, name), (control, "value"))
+        traitlets.dlink((self, "measuring"), (measure, "disabled"))
+        return ipywidgets.HBox([kind, tokens]), ipywidgets.HBox([way, measure])

@@ -1,0 +1,237 @@
+"""Follow a prompt through a running model, stage by stage, down to one number; switch heads and layers off."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import ipywidgets
+import traitlets
+
+from workbench import svg
+from workbench.errors import WorkbenchError
+from workbench.request import Request
+from workbench.widgets.token_path.ablation_picture import draw_switches, draw_texts
+from workbench.widgets.token_path.data import TokenPathData
+from workbench.widgets.token_path.heads_picture import draw_head_grid, draw_large_head, grid_width
+from workbench.widgets.token_path.lens_picture import draw_lens, draw_lens_top, positions_shown
+from workbench.widgets.token_path.picture import draw_page, draw_path, draw_tokens
+from workbench.widgets.token_path.step_control import StepControl
+from workbench.widgets.tokens.text import speller
+from workbench.widgets.view import PictureWidget
+
+if TYPE_CHECKING:
+    from workbench.engine.runner import Runner
+
+MIN_LARGE_WIDTH = 400  # pixels beside the small maps in which a large one is drawn
+SECTIONS = (("path", "path"), ("logit lens", "lens"), ("heads", "heads"), ("switch off", "ablation"))
+HINTS = {
+    "path": "Pick a token, a cell of the strip, or a cell of the matrix; the number below it is derived.",
+    "lens": "What the head would say after each layer. Pick a cell: its five likeliest tokens.",
+    "heads": "The attention of every head: rows are queries, columns keys. Pick one: it is shown large.",
+    "ablation": "Switch a head or a layer off, and the prompt is continued without it.",
+}
+
+
+class TokenPath(PictureWidget):
+    """`TokenPath(runner, "def add(a, b):")` follows the prompt through the model of `runner`: every stage of every
+    layer, then the filters and the draw of `sampling` (temperature 0.7 and top k 40 unless given).
+
+    `section` is what is seen: the path, the logit lens, all heads, or the text with heads and layers switched off
+    (`heads_off` as (layer, head), `layers_off`; `max_tokens` tokens are continued). The blocks are those of the running
+    model, called one by one beside it, compiled or not; keys and values are in full precision.
+    """
+
+    section = traitlets.Enum([name for _, name in SECTIONS], default_value="path")
+    step = traitlets.Int(0)
+    position = traitlets.Int(0)
+    column = traitlets.Int(-1, help="column of the chosen number; -1 is the number of largest magnitude")
+    layer = traitlets.Int(0)
+    head = traitlets.Int(0)
+    lens_layer = traitlets.Int(0)
+    heads_off = traitlets.Tuple()
+    layers_off = traitlets.Tuple()
+
+    def __init__(
+        self, runner: Runner, prompt: str | Sequence[int] = "", *, section: str = "path", max_tokens: int = 24,
+        **sampling: Any,
+    ):  # fmt: skip
+        from workbench.engine.runner_thread import RunnerThread
+        from workbench.inspect.ablation import refuse_parameters
+        from workbench.inspect.forward_pass import record_forward_pass
+        from workbench.widgets.token_path.ablated_texts import AblatedTexts
+
+        super().__init__(section=section)
+        live = RunnerThread.attach(runner)
+        self._request = _request(
+            runner, live, prompt, {"max_tokens": max_tokens, "temperature": 0.7, "top_k": 40} | sampling
+        )
+        refuse_parameters(self._request.sampling)
+        self._found = live.call(lambda runner: record_forward_pass(runner.model, self._request.prompt_ids))
+        self._tokenizer, self._spell = runner.tokenizer, speller(runner.tokenizer)
+        self._of_position: dict[int, TokenPathData] = {}
+        self.position = len(self._request.prompt_ids) - 1
+        self.lens_layer = self.layer = len(runner.model.blocks) - 1
+        self._texts = AblatedTexts(live, self._request, self._pieces)
+        self.steps = StepControl(last=len(self.data.steps) - 1)
+        traitlets.link((self, "step"), (self.steps, "step"))
+        self._choice = ipywidgets.ToggleButtons(options=SECTIONS, value=section, style={"button_width": "auto"})
+        traitlets.link((self, "section"), (self._choice, "value"))
+        self._hint = ipywidgets.HTML()
+        self.watch("step", "section", "position", "column", "layer", "head", "lens_layer", "width")
+        self.watch("heads_off", "layers_off")
+        self.observe(lambda _: self.set_trait("column", -1), ["step"])
+        self.observe(lambda _: self._ask(), ["heads_off", "layers_off", "section"])
+        self.shown.observe(lambda change: self._picked(change["new"]), "picked")
+        self._ask()
+        self.show(self._choice, self.steps, self._hint)
+
+    @property
+    def data(self) -> TokenPathData:
+        """The path as it is followed at the present position."""
+        if self.position not in self._of_position:
+            made = TokenPathData(self._found, self._request.sampling, self._spell, self.position)
+            self._of_position[self.position] = made
+        return self._of_position[self.position]
+
+    @property
+    def forward_pass(self) -> Any:
+        """The recorded pass: its tensors by stage."""
+        return self._found
+
+    def continuations(self) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+        """Return the token ids of the engine's text, and of the text without what is off (None while computed)."""
+        return self._texts.token_ids()
+
+    def wait(self, seconds: float | None = None) -> TokenPath:
+        """Wait until the texts are computed, or so many seconds; what is saved is then the whole picture."""
+        self._texts.wait(seconds)
+        self.throttle.flush()
+        self.keep()
+        return self
+
+    def redraw(self) -> None:
+        self.steps.layout.display = None if self.section == "path" else "none"
+        self._hint.value = f'<span style="font-size:12px">{HINTS[self.section]}</span>'
+        step = self.data.steps[self.step]
+        self.steps.title = step.title if step.layer is None else f"layer {step.layer}, {step.title}"
+        super().redraw()
+        self.steps.drawn = self.step
+
+    def picture(self) -> str:
+        """The chosen section."""
+        width = float(self.width)
+        return {"path": self._path, "lens": self._lens, "heads": self._heads, "ablation": self._ablation}[self.section](
+            width
+        )
+
+    def _path(self, width: float) -> str:
+        step = self.data.steps[self.step]
+        count = 1 if step.layer is None else self.data.num_heads[step.layer]
+        return draw_path(self.data, self.step, self.column, min(self.head, count - 1), width)
+
+    def _lens(self, width: float) -> str:
+        data, chosen = self.data, (self.lens_layer, self.position)
+        cells = data.lens(positions_shown(len(data.tokens), self.position, width))
+        grid, height = draw_lens(cells, data.tokens, chosen, data.num_layers, width)
+        top, more = draw_lens_top(data.lens_top(*chosen), chosen, height + 6, width)
+        title = "logit lens: the likeliest next token after each layer, at each position"
+        return draw_page(draw_tokens(data.tokens, self.position),
+                         svg.document(width, height + more + 8, grid, top, title=title))  # fmt: skip
+
+    def _heads(self, width: float) -> str:
+        data = self.data
+        weights = [data.weights(layer) for layer in range(data.num_layers)]
+        maps, off = weights[self.layer], frozenset(self.heads_off)
+        head = 0 if maps is None else min(self.head, len(maps) - 1)
+        grid, height = draw_head_grid(weights, (self.layer, head), off, width)
+        large, more, x, y = "", 0.0, 0.0, height + 10
+        if maps is not None:
+            used = grid_width(weights, width)
+            beside = width - used >= MIN_LARGE_WIDTH
+            x, y = (used, 0.0) if beside else (0.0, y)
+            name = f"Layer {self.layer}, head {head}"
+            large, more = draw_large_head(maps[head], data.tokens, name, y, width - x)
+        body = grid + svg.group(large, transform=f"translate({x:g},0)")
+        return draw_page(svg.document(width, max(height, y + more) + 14, body, title="attention of all heads"))
+
+    def _ablation(self, width: float) -> str:
+        heads, layers = frozenset(self.heads_off), frozenset(self.layers_off)
+        switches, height = draw_switches(self.data.num_heads, heads, layers, width)
+        prompt = "".join(self._pieces(self._request.prompt_ids))
+        return draw_page(svg.document(width, height, switches, title="switches of layers and heads"),
+                         draw_texts(prompt, self._texts.continuations, bool(heads or layers)))  # fmt: skip
+
+    def _ask(self) -> None:
+        from workbench.inspect.ablation import Ablation
+
+        if self.section == "ablation":
+            self._texts.ask(Ablation(frozenset(self.heads_off), frozenset(self.layers_off)), self.throttle.mark)
+
+    def _pieces(self, ids: Sequence[int]) -> tuple[str, ...]:
+        """Return the text that each token adds."""
+        if self._tokenizer is None:
+            return tuple(f"#{token} " for token in ids)
+        texts = ["", *(self._tokenizer.decode(ids[: n + 1]) for n in range(len(ids)))]
+        return tuple(after[len(before) :] for before, after in zip(texts, texts[1:], strict=False))
+
+    def _picked(self, key: str) -> None:
+        if not key:
+            return
+        if key[0] == "s":
+            self.step = [step.key for step in self.data.steps].index(key)
+        else:
+            numbers = [int(each) for each in key[1:].split(".")]
+            with self.hold_trait_notifications():
+                self._pick(key[0], numbers[0], numbers[-1])
+        self.shown.picked = ""  # the same may be picked again
+
+    def _pick(self, kind: str, first: int, second: int) -> None:
+        """Change what a mark of the picture stands for: its kind, and one number or two."""
+        if kind == "t":
+            self.position, self.column = first, -1
+        elif kind == "b":
+            self.position, self.column = first, second
+        elif kind == "n":
+            self.column = first
+        elif kind == "h":
+            self.head = first
+        elif kind == "l":
+            self.lens_layer, self.position = first, second
+        elif kind == "m":
+            self.layer, self.head = first, second
+        elif kind == "y":
+            self.layers_off = tuple(sorted({first} ^ set(self.layers_off)))
+        elif kind == "o":
+            self.heads_off = tuple(sorted({(first, second)} ^ set(self.heads_off)))
+
+    @traitlets.validate("position", "layer", "step", "lens_layer", "head")
+    def _in_range(self, proposal: Any) -> int:
+        name, value = proposal["trait"].name, proposal["value"]
+        if not hasattr(self, "_found"):
+            return value
+        layers = len(self._found.model.blocks)
+        heads = max(kind.attention.num_heads for kind in self._found.model.spec.layers)
+        limits = {"position": len(self._found.token_ids), "layer": layers, "lens_layer": layers + 1, "head": heads}
+        limit = limits[name] if name in limits else len(self.data.steps)
+        if not 0 <= value < limit:
+            raise WorkbenchError(f"TokenPath: {name} {value}: there are 0 to {limit - 1}")
+        return value
+
+    @traitlets.validate("heads_off", "layers_off")
+    def _off_in_model(self, proposal: Any) -> Any:
+        from workbench.inspect.ablation import Ablation
+
+        name, value = proposal["trait"].name, proposal["value"]
+        if hasattr(self, "_found"):
+            Ablation(**{name.removesuffix("_off"): frozenset(value)}).check(self._found.model)
+        return value
+
+
+def _request(runner: Runner, live: Any, prompt: str | Sequence[int], sampling: dict[str, Any]) -> Request:
+    """Make the request whose prompt is followed."""
+    (made,) = runner.make_requests([prompt if isinstance(prompt, str) else ""], sampling)
+    ids, problem = (made.prompt_ids, made.invalid_reason) if isinstance(prompt, str) else (tuple(map(int, prompt)), "")
+    if problem or not ids:
+        raise WorkbenchError(f"TokenPath: {problem or 'the prompt is empty: give text or ids'}")
+    return Request(live.new_request_id("token-path"), ids, made.sampling)
