@@ -111,7 +111,7 @@ widgets.Exercise(
     unit="times",
     tolerance=0.1,
     hint="The weights are read once a step, whatever it computes with them.",
-    because="The weights are read once for all 16. Only keys and values, each sequence's own, are read more often.",
+    because="The weights are read once for all 16. Only keys and values, of each sequence its own, are read more.",
 )
 
 # %% [markdown]

@@ -10,11 +10,23 @@
 # - **Minutes**: 30
 
 # %%
+from workbench import widgets
+
+widgets.Exercise(
+    "Guess first: a text has 24 tokens, and each looks at itself and all before it. How many pairs of query and key?",
+    lambda: sum(bool(Causal()(query, key)) for query in range(24) for key in range(24)),
+    unit="pairs",
+    tolerance=0.1,
+    prediction=True,
+    because="1 + 2 + ... + 24: the filled half of the picture below. It grows with the square of the length.",
+)
+
+# %%
 import tempfile
 from dataclasses import dataclass
 
 import workbench
-from workbench import Causal, SlidingWindow, draw_mask, testing, widgets
+from workbench import Causal, SlidingWindow, draw_mask, testing
 
 TEXT = "def fibonacci(n):\n    if n < 2:\n        return n\n    return"
 

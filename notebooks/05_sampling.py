@@ -10,11 +10,23 @@
 # - **Minutes**: 30
 
 # %%
+from workbench import widgets
+
+PROMPT = "def read_file(path):\n    with open("
+widgets.Exercise(
+    "Guess first: the model knows 4,096 tokens. How many of them does top-p 0.9 leave after `with open(`?",
+    lambda: trace_filters(logits, History(ids), SamplingParameters(top_p=0.9)).steps[0].num_left,
+    unit="tokens",
+    tolerance=0.5,
+    prediction=True,
+    because="The most probable ones, as few as hold 90 % together: their number says how certain the model is here.",
+)
+
+# %%
 import workbench
-from workbench import History, SamplingParameters, entropy_bits, trace_filters, widgets
+from workbench import History, SamplingParameters, entropy_bits, trace_filters
 
 runner = workbench.load("demo", backend="eager")
-PROMPT = "def read_file(path):\n    with open("
 
 # %% [markdown]
 # ## A distribution, filter by filter

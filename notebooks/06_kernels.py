@@ -15,6 +15,17 @@
 import workbench
 from workbench import widgets
 
+widgets.Exercise(
+    "Guess first: an operation adds two arrays and norms the sum. As one loop it reads two arrays and writes two. How "
+    "many does it read and write when the sum is a loop of its own?",
+    lambda: 2 + 1 + 1 + 1,
+    unit="arrays",
+    tolerance=0,
+    prediction=True,
+    because="The sum reads two and writes one; the norm reads that one again, and writes one.",
+)
+
+# %%
 view = widgets.KernelView("add_rms_norm", backend="eager")
 view
 
@@ -84,7 +95,7 @@ widgets.Exercise(
     lambda: 4 * rows * columns * 4 / 1024,
     unit="KiB",
     hint="Four arrays, four bytes a number. The weights of the norm are one row: leave them out.",
-    because="Unfused, the sum is written and read again between the two operations: a fifth array.",
+    because="Unfused it would be five: the sum is read once more.",
 )
 
 # %% [markdown]

@@ -11,10 +11,23 @@
 # - **Minutes**: 30
 
 # %%
+from workbench import widgets
+
+widgets.Exercise(
+    "Guess first: a user asks `How many seconds are 3 weeks and 2 days?`. With system prompt, tools and template, how "
+    "many tokens does the model read?",
+    lambda: len(talk.prompt(runner).ids),
+    unit="tokens",
+    tolerance=0.3,
+    prediction=True,
+    because="The question is the smaller part: tools are described in full, with the schema of their arguments.",
+)
+
+# %%
 import json
 
 import workbench
-from workbench import Conversation, demo_tools, widgets
+from workbench import Conversation, demo_tools
 
 runner = workbench.load("demo-chat", backend="eager", prefix="radix", page_size=16)
 TOOLS = [demo_tools.calculate, demo_tools.convert, demo_tools.lookup]

@@ -70,6 +70,17 @@ def test_every_section_is_well_formed_and_its_letters_are_no_smaller_than_nine(p
             assert " id=" not in markup  # an id would be another picture's too
 
 
+@pytest.mark.parametrize("width", [560, 820, 1600])
+def test_it_is_drawn_for_the_width_there_is(path: TokenPath, width: int) -> None:
+    path.shown.room = width  # as the browser says it
+    for section in ("path", "lens", "heads", "ablation"):
+        path.section = section
+        markup = path.picture()
+        assert f'viewBox="0 0 {width} ' in markup
+        places = [float(each) for each in re.findall(r'<text[^>]* x="([\d.]+)"', markup)]
+        assert max(places) <= width
+
+
 def test_the_draw_is_the_engine_s(path: TokenPath) -> None:
     path.section = "ablation"
     path.wait(limit(60))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from tests.browser import browser
 from tests.patience import limit
@@ -14,9 +15,13 @@ import workbench
 from workbench.widgets import TokenPath
 
 runner = workbench.load("demo", backend="eager")
-w = TokenPath(runner, "def add(a, b):\\n    return a +", max_tokens=8, temperature=0)
+w = TokenPath(runner, "def add(a, b):\\n    return a +", max_tokens=8)
 w
 """
+
+
+def wait_for_heading(view: Any, text: str) -> None:
+    view.locator("[role=status] b").filter(has_text=text).wait_for(timeout=limit(60) * 1000)
 
 
 def test_it_is_stepped_played_and_a_head_is_switched_off(lab: LabSession, tmp_path: Path) -> None:
@@ -24,15 +29,15 @@ def test_it_is_stepped_played_and_a_head_is_switched_off(lab: LabSession, tmp_pa
     page.run_all(limit(120))
     assert page.errors() == []
     view = page.widget("wb-tokenpath")
-    assert view.get_by_text("Step 1 of 96").count() == 1
+    wait_for_heading(view, "Step 1 of 96")
 
     slider = view.get_by_label("step", exact=True)
     slider.press("ArrowRight")
-    view.get_by_text("Step 2 of 96").wait_for(timeout=limit(60) * 1000)
+    wait_for_heading(view, "Step 2 of 96")
     view.get_by_label("next step").click()
-    view.get_by_text("Step 3 of 96").wait_for(timeout=limit(60) * 1000)
+    wait_for_heading(view, "Step 3 of 96")
     view.get_by_label("step back").click()
-    view.get_by_text("Step 2 of 96").wait_for(timeout=limit(60) * 1000)
+    wait_for_heading(view, "Step 2 of 96")
     view.locator("[data-key='s2.projected']").click()
     view.get_by_text("dot product of the row before it").wait_for(timeout=limit(60) * 1000)
     cell = view.locator("[data-key^='b']:focus, [data-key^='b'][tabindex='0']").first
@@ -65,7 +70,7 @@ def test_nothing_plays_where_motion_is_to_be_reduced(lab: LabSession) -> None:
     view = page.widget("wb-tokenpath")
     assert view.get_by_label("play", exact=True).is_disabled()
     view.get_by_label("next step").click()
-    view.get_by_text("Step 2 of 96").wait_for(timeout=limit(60) * 1000)
+    wait_for_heading(view, "Step 2 of 96")
     page.tab.emulate_media(reduced_motion="no-preference")
     page.settle()
     assert view.get_by_label("play", exact=True).is_enabled()

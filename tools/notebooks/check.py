@@ -3,6 +3,7 @@ screenshots of its widgets for a README."""
 
 from __future__ import annotations
 
+import ast
 import json
 import tempfile
 import time
@@ -17,6 +18,9 @@ from workbench.lab.start import missing_browser, missing_lab, notebooks_in, requ
 
 if TYPE_CHECKING:
     from tools.notebooks.page import NotebookPage
+
+# Of the notebook's exercises, where it has some: those whose answer cannot be computed after all cells have run.
+UNANSWERABLE = "getattr(__import__('sys').modules.get('workbench.widgets.exercise.view'), 'unanswerable', list)()"
 
 
 class WidgetScreenshots:
@@ -102,10 +106,11 @@ def visit_notebook(lab: Any, path: str, out: Path, pictures: WidgetScreenshots |
         page.run_all()
     except WorkbenchError as error:
         late = (str(error),)
+    unanswerable = () if late else tuple(ast.literal_eval(page.evaluate(UNANSWERABLE)))
     (ran, cells), document, widgets = page.executed(), page.document(), page.widgets()
     if pictures is not None:
         pictures.take(page)
-    errors = (*late, *map(str, page.errors()))
+    errors = (*late, *map(str, page.errors()), *unanswerable)
     console, outside = tuple(page.console_errors), tuple(page.outside_requests)
     page.close()
     (out / f"{Path(path).stem}.ipynb").write_text(json.dumps(document, indent=1), encoding="utf-8")

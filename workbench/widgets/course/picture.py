@@ -9,13 +9,21 @@ from urllib.parse import quote
 from workbench import svg
 from workbench.lab.course import CourseNotebook
 
+# JupyterLab's own rules for tables of an output are undone by longer selectors. Where there is little room (a narrow
+# window, a projector) a row becomes a paragraph.
 STYLE = (
-    "<style>.wb-pic .wb-course table{border-collapse:collapse;width:100%;font-size:13px;line-height:1.45}"
-    ".wb-pic .wb-course th,.wb-pic .wb-course td{text-align:left;vertical-align:top;padding:7px 10px;"
-    "border-bottom:1px solid var(--jp-border-color2,#d0d0d0)}"
-    ".wb-course td:first-child{width:22%}.wb-pic .wb-course .minutes{text-align:right;white-space:nowrap}"
-    ".wb-course a{font-weight:600}.wb-course p{margin:0 0 4px}"
-    ".wb-course ul{margin:0;padding-left:1.2em}</style>"
+    "<style>.wb-pic .wb-course-table{container-type:inline-size;font-size:13px;line-height:1.45}"
+    ".wb-pic .wb-course-table table{border-collapse:collapse;width:100%;table-layout:auto;margin:0;font-size:inherit}"
+    ".wb-pic .wb-course-table :is(th,td){text-align:left;vertical-align:top;padding:7px 10px;line-height:inherit;"
+    "white-space:normal;border-bottom:1px solid var(--jp-border-color2,#d0d0d0)}"
+    ".wb-pic .wb-course-table :is(td:first-child,td.questions){width:27%}"
+    ".wb-pic .wb-course-table .minutes{text-align:right}"
+    ".wb-pic .wb-course-table a{font-weight:600}.wb-pic .wb-course-table p{margin:0 0 4px}"
+    ".wb-pic .wb-course-table ul{margin:0;padding-left:1.2em}"
+    "@container (max-width:540px){.wb-pic .wb-course-table tr:first-child{display:none}"
+    ".wb-pic .wb-course-table tr{display:block;padding:6px 0;border-bottom:1px solid var(--jp-border-color2,#d0d0d0)}"
+    ".wb-pic .wb-course-table td:is(td,.minutes,.questions){display:block;width:auto;text-align:left;border:0;"
+    "padding:1px 10px}.wb-pic .wb-course-table td.minutes::after{content:' minutes'}}</style>"
 )
 
 
@@ -26,7 +34,7 @@ def draw_course(course: Sequence[CourseNotebook], folder: str = "") -> str:
         "<th scope='col'>it answers</th><th scope='col'>afterwards you can</th></tr>"
     )
     rows = "".join(_row(notebook, folder) for notebook in course)
-    return svg.html(STYLE, f'<div class="wb-course"><table>{heads}{rows}</table><p>{total(course)}</p></div>')
+    return svg.html(STYLE, f'<div class="wb-course-table"><table>{heads}{rows}</table><p>{total(course)}</p></div>')
 
 
 def total(course: Sequence[CourseNotebook]) -> str:
@@ -42,5 +50,6 @@ def _row(notebook: CourseNotebook, folder: str) -> str:
     aims = "".join(f"<li>{escape(aim)}</li>" for aim in notebook.aims)
     return (
         f"<tr><td><a href='{link}'>{escape(notebook.title)}</a><br>{escape(notebook.subtitle)}</td>"
-        f"<td class='minutes'>{notebook.minutes}</td><td>{questions}</td><td><ul>{aims}</ul></td></tr>"
+        f"<td class='minutes'>{notebook.minutes}</td><td class='questions'>{questions}</td>"
+        f"<td><ul>{aims}</ul></td></tr>"
     )

@@ -3,7 +3,7 @@ const MODE = "wb-projector";
 function render({ model, el }) {
   const style = document.getElementById(`${MODE}-style`) ?? document.head.appendChild(document.createElement("style"));
   style.id = `${MODE}-style`;
-  style.textContent = model.get("css");
+  style.textContent = model.get("rules");
   const button = document.createElement("button");
   button.type = "button";
   button.className = `jupyter-button ${MODE}-switch`;

@@ -14,11 +14,11 @@ class ProjectorSwitch(anywidget.AnyWidget):
     """A button that switches projector mode; `on` sets it when shown, None leaves the page as it is."""
 
     _esm = HERE / "projector.js"
-    css = traitlets.Unicode().tag(sync=True)  # stays with the page when the notebook that has the switch is closed
+    rules = traitlets.Unicode().tag(sync=True)  # stays with the page when the notebook that has the switch is closed
     on = traitlets.Bool(None, allow_none=True).tag(sync=True)
 
     def __init__(self, on: bool | None = None):
-        super().__init__(on=on, css=(HERE / "projector.css").read_text(encoding="utf-8"))
+        super().__init__(on=on, rules=(HERE / "projector.css").read_text(encoding="utf-8"))
 
 
 def projector(on: bool = True) -> ProjectorSwitch:

@@ -7,7 +7,7 @@ function render({ model, el }) {
     return node;
   };
   const id = `wb-exercise-${crypto.randomUUID?.() ?? Math.random().toString(36).slice(2)}`;
-  const form = make("form", { class: "wb-exercise", "data-lm-suppress-shortcuts": "true", novalidate: "" });
+  const form = make("form", { class: "wb-exercise-form", "data-lm-suppress-shortcuts": "true", novalidate: "" });
   const set = make("fieldset");
   set.append(make("legend", {}, model.get("question")));
   const choices = model.get("choices");

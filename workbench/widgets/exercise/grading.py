@@ -69,7 +69,7 @@ def parse_number(text: str, unit: str = "") -> float:
     sign, whole, fraction, power = match.groups() if match else ("", "", None, None)
     digits = f"{whole.replace(',', '').replace('_', '')}{fraction or ''}{power or ''}"
     if match is None or not re.search(r"\d", f"{whole}{fraction or ''}"):
-        raise WorkbenchError(f"a number is wanted{_in(unit)}, such as 1,632 or 2.5e3, not {text.strip()!r}")
+        raise WorkbenchError(f"Type a number{_in(unit)}, such as 1,632 or 2.5e3: {text.strip()!r} is none.")
     rest = text.strip()[match.end() :].strip()
     value = float(digits) * (-1 if sign in ("-", "−") else 1)
     return value * _factor(rest, unit, text)
@@ -86,7 +86,7 @@ def _factor(given: str, unit: str, text: str) -> float:
     for family in UNITS:
         if given in family and unit in family:
             return family[given] / family[unit]
-    raise WorkbenchError(f"a number is wanted{_in(unit)}; what is {given!r} in {text.strip()!r}?")
+    raise WorkbenchError(f"Type a number{_in(unit)}: {given!r} in {text.strip()!r} is no unit that converts into it.")
 
 
 def _singular(unit: str) -> str:

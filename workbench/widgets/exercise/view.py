@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import anywidget
 import traitlets
@@ -17,6 +18,7 @@ from workbench.widgets.view import PictureWidget
 
 HERE = Path(__file__).parent
 MAX_TRIES = 2  # after so many wrong ones the solution is shown
+_ASKED: WeakSet[Exercise] = WeakSet()  # by this kernel
 
 
 class ExerciseForm(anywidget.AnyWidget):
@@ -73,6 +75,7 @@ class Exercise(PictureWidget):
             self._compute()  # an answer that cannot be right raises here
         self.form.on_msg(lambda _, content, __: self._press(content))
         self.show(self.form)
+        _ASKED.add(self)
 
     @property
     def right(self) -> bool:
@@ -129,9 +132,12 @@ class Exercise(PictureWidget):
         return ComputedAnswer(value, tuple(self.form.choices), self.form.unit, self._tolerance)
 
     def _close(self, answer: ComputedAnswer, tries: tuple[tuple[str, bool], ...]) -> None:
-        because = self._because(answer.value) if callable(self._because) else self._because
+        because = self._reason(answer)
         self.form.closed = True
         self._say(tries=tries, hint=self.feedback.hint, solution=str(answer), because=because)
+
+    def _reason(self, answer: ComputedAnswer) -> str:
+        return self._because(answer.value) if callable(self._because) else self._because
 
     def _say(self, **feedback: Any) -> None:
         self.feedback = Feedback(predicted=self._prediction, **feedback)
@@ -152,6 +158,18 @@ class Exercise(PictureWidget):
 
     def __repr__(self) -> str:
         return f"Exercise({self.form.question!r})"
+
+
+def unanswerable() -> list[str]:
+    """Return a line for each exercise of this kernel whose answer cannot be computed; nothing that is shown changes."""
+    found = []
+    for exercise in list(_ASKED):
+        try:
+            answer = exercise._compute()
+            exercise._reason(answer)
+        except Exception as error:  # of a notebook's cells: anything can be in them
+            found.append(f"{exercise!r}: {type(error).__name__}: {error}")
+    return sorted(found)
 
 
 def _problem(error: Exception) -> str:

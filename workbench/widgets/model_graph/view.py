@@ -15,6 +15,7 @@ from workbench import svg
 from workbench.engine.runner_thread import RunnerThread
 from workbench.errors import WorkbenchError, describe_error
 from workbench.trace.events import Event, Stepped
+from workbench.waiting import join_and_serve
 from workbench.widgets.model_graph.data import GraphStep, ValueBytes, model_operators
 from workbench.widgets.model_graph.graph import MeasuredSeconds, OperatorGraph, total_cost
 from workbench.widgets.model_graph.kernels import as_written, capabilities, step_kernels
@@ -128,7 +129,7 @@ class ModelGraph(PictureWidget):
         worker = threading.Thread(target=self._measure, args=(self.step,), name="times operators", daemon=True)
         worker.start()
         if wait:
-            worker.join()
+            join_and_serve(worker)
             if self.error:
                 raise WorkbenchError(self.error)
         return self

@@ -23,7 +23,6 @@ from workbench.widgets.view import PictureWidget
 if TYPE_CHECKING:
     from workbench.engine.runner import Runner
 
-WIDTH = 960
 MIN_LARGE_WIDTH = 400  # pixels beside the small maps in which a large one is drawn
 SECTIONS = (("path", "path"), ("logit lens", "lens"), ("heads", "heads"), ("switch off", "ablation"))
 HINTS = {
@@ -79,7 +78,8 @@ class TokenPath(PictureWidget):
         self._choice = ipywidgets.ToggleButtons(options=SECTIONS, value=section, style={"button_width": "auto"})
         traitlets.link((self, "section"), (self._choice, "value"))
         self._hint = ipywidgets.HTML()
-        self.watch("step", "section", "position", "column", "layer", "head", "lens_layer", "heads_off", "layers_off")
+        self.watch("step", "section", "position", "column", "layer", "head", "lens_layer")
+        self.watch("heads_off", "layers_off")
         self.observe(lambda _: self.set_trait("column", -1), ["step"])
         self.observe(lambda _: self._ask(), ["heads_off", "layers_off", "section"])
         self.shown.observe(lambda change: self._picked(change["new"]), "picked")
@@ -120,8 +120,10 @@ class TokenPath(PictureWidget):
 
     def picture(self) -> str:
         """The chosen section."""
-        draw = {"path": self._path, "lens": self._lens, "heads": self._heads, "ablation": self._ablation}[self.section]
-        return draw(float(self.width))
+        width = float(self.width)
+        return {"path": self._path, "lens": self._lens, "heads": self._heads, "ablation": self._ablation}[self.section](
+            width
+        )
 
     def _path(self, width: float) -> str:
         step = self.data.steps[self.step]
