@@ -69,7 +69,7 @@ class Compare(PictureWidget):
         self._swept = swept_settings(self.comparison.groups)
         self.swept = self._swept[0] if self._swept else ""
         self.observe(self._compare_again, ["baseline", "measures"])
-        self.watch("way", "x", "y", "sort_by", "descending", "swept", "width")
+        self.watch("way", "x", "y", "sort_by", "descending", "swept")
         self.shown.observe(lambda change: self._pick(str(change["new"])), "picked")
         self.show(*self._controls(known, default_measures, plotted), below=(self._export,))
 

@@ -72,7 +72,7 @@ class ModelGraph(PictureWidget):
         self.kind, self.tokens, self.way = kind, tokens, way
         self.ceilings = self._stored_ceilings() if ceilings is None else roofs_of(ceilings)
         self._leave = RunnerThread.attach(runner).listen(self._on_event)
-        self.watch("kind", "tokens", "way", "unfolded", "ceilings", "measuring", "error", "width")
+        self.watch("kind", "tokens", "way", "unfolded", "ceilings", "measuring", "error")
         self.shown.observe(lambda change: self._pick(str(change["new"])), "picked")
         self.show(*self._controls(most))
 

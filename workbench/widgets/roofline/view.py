@@ -65,7 +65,7 @@ class Roofline(PictureWidget):
         forget.on_click(lambda _: self.forget())
         traitlets.dlink((self, "measuring"), (button, "disabled"))
         self.shown.observe(self._pick, "picked")
-        self.watch("ceilings", "points", "chosen", "measuring", "error", "width")
+        self.watch("ceilings", "points", "chosen", "measuring", "error")
         self.show(ipywidgets.HBox([button, forget] if self.runner is not None else [button]))
 
     @property

@@ -63,7 +63,7 @@ class Timeline(PictureWidget):
         live = ipywidgets.Checkbox(description="follow", indent=False, disabled=self._leave is None)
         live.layout.width = "6em"
         traitlets.link((self, "follow"), (live, "value"))
-        self.watch("follow", "chosen", "width")
+        self.watch("follow", "chosen")
         self.observe(self._on_window, "window")
         self.shown.observe(lambda change: self._pick(change["new"]), "picked")
         self._extend_window(whole=True)
