@@ -78,7 +78,7 @@ class TokenPath(PictureWidget):
         self._choice = ipywidgets.ToggleButtons(options=SECTIONS, value=section, style={"button_width": "auto"})
         traitlets.link((self, "section"), (self._choice, "value"))
         self._hint = ipywidgets.HTML()
-        self.watch("step", "section", "position", "column", "layer", "head", "lens_layer", "width")
+        self.watch("step", "section", "position", "column", "layer", "head", "lens_layer")
         self.watch("heads_off", "layers_off")
         self.observe(lambda _: self.set_trait("column", -1), ["step"])
         self.observe(lambda _: self._ask(), ["heads_off", "layers_off", "section"])
