@@ -88,7 +88,7 @@ def _head(seen: Sequence[TimelineBar], across: Scale, low: float, high: float, s
         x = axis(value)
         parts += [
             svg.line(x, 18, x, bottom, class_="grid"),
-            svg.text(x, 12, f"{value:g} ms", class_="s faint", text_anchor="middle"),
+            svg.text(x, 12, f"{value:g} ms", class_="s faint", text_anchor="end" if x > axis.end - RIGHT / 2 else "middle"),
         ]
     for place, (kind, name) in enumerate((("c1", "prefill_tokens"), ("c0", "decode_tokens"))):
         y = 22 + place * (ROW_HEIGHT + 2)
