@@ -97,7 +97,7 @@ def test_in_a_notebook_that_is_not_trusted_a_picture_is_an_image(saved: Path, la
 
 def test_after_a_restart_what_was_shown_stays(lab: LabSession) -> None:
     """And is saved, and shown again."""
-    page = lab.open(lab.write("restarted.ipynb", notebook(CELLS)))
+    page = lab.open(lab.write("restarted.ipynb", notebook(CELLS[:3])))  # a live map of weights is no drawing
     page.run_all()
     before = pictures(page)
     page.restart()
