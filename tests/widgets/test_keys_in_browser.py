@@ -97,7 +97,7 @@ def test_chords_stay_the_notebooks(lab: LabSession) -> None:
     file = lab.server.root / "chords.ipynb"
     page = lab.open(lab.write(file.name, reopened.notebook((CONTROLS, "after = 1"))))
     page.run_all()
-    assert "view = Controls" in file.read_text() and "outputs\": [{" not in file.read_text()
+    assert "view = Controls" in file.read_text() and 'outputs": [{' not in file.read_text()
     page.widget("wb-controls").locator(KINDS["button"]).first.focus()
     page.tab.keyboard.press("Control+s")
     until(lambda: not page.tab.evaluate("bench.panel.context.model.dirty"))

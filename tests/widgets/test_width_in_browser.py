@@ -75,6 +75,7 @@ def page(lab: LabSession) -> Iterator[NotebookPage]:
     page.run_all()
     assert page.errors() == [] and page.console_errors == []
     size = page.tab.viewport_size
+    assert size is not None
     yield page
     lab.theme("light")
     page.tab.set_viewport_size(size)

@@ -20,7 +20,7 @@ from workbench.pixels import data_uri
 from workbench.widgets.attention.data import TILE_SIDE, AttentionSource, TilePyramid
 
 THUMBNAIL_SIDE, GAP, SIDE, MAX_SIDE, LEFT = 60, 8, 460, 640, 92
-WIDTH = 640  # unless it is told
+WIDTH = 640  # unless another is given
 LETTER = 10  # pixels: font size of what stands at cells
 MAX_NAMED_TOKENS = 64  # tokens at most whose names stand on an axis
 HATCH = (

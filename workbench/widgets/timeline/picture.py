@@ -25,7 +25,7 @@ from workbench.widgets.timeline.data import (
     visible_range,
 )
 
-WIDTH, LEFT, RIGHT = 960.0, 160.0, 24.0  # of the picture unless it is told, and beside the bars
+WIDTH, LEFT, RIGHT = 960.0, 160.0, 24.0  # of the picture unless another is given; beside the bars
 ROW_HEIGHT = 22.0  # of the two bars of a step
 MAX_TALL_ROWS = 64  # rows that are seen at once; of more, those in sight, to be scrolled
 MAX_REQUESTS = 512  # rows drawn
@@ -86,9 +86,10 @@ def _head(seen: Sequence[TimelineBar], across: Scale, low: float, high: float, s
     bottom = 22 + 2 * ROW_HEIGHT + 14
     for value in axis.ticks(max(3, int((across.end - across.begin) / 90))):
         x = axis(value)
+        anchor = "end" if x > axis.end - RIGHT / 2 else "middle"
         parts += [
             svg.line(x, 18, x, bottom, class_="grid"),
-            svg.text(x, 12, f"{value:g} ms", class_="s faint", text_anchor="end" if x > axis.end - RIGHT / 2 else "middle"),
+            svg.text(x, 12, f"{value:g} ms", class_="s faint", text_anchor=anchor),
         ]
     for place, (kind, name) in enumerate((("c1", "prefill_tokens"), ("c0", "decode_tokens"))):
         y = 22 + place * (ROW_HEIGHT + 2)
