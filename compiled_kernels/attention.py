@@ -136,7 +136,7 @@ class KVPages(Protocol):
         """Return what decides, beside tables and lengths, which positions `blocks` has: first the page size."""
         ...
 
-    def listing(self, pages: Tensor, places: Tensor) -> Self:
+    def with_pages(self, pages: Tensor, places: Tensor) -> Self:
         """Return the same pages, of which the first table lists only `pages` [seq, few], those of `places` in it."""
         ...
 

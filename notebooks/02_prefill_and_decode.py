@@ -104,10 +104,16 @@ for work in roofline.works:
     took = f"predicted {1000 * work.predicted:7.3f} ms, measured {1000 * work.seconds:7.2f} ms"
     print(f"{work.name:16} {work.intensity:6.1f} FLOPs a byte, {took}, {work.bound.name} binds")
 
+
 # %%
+def intensity(name):
+    """Return the FLOPs a byte of a step by its name in the table."""
+    return next(work.intensity for work in roofline.works if work.name == name)
+
+
 widgets.Exercise(
     "A step decodes 16 sequences instead of 1. By how much do its FLOPs a byte grow?",
-    lambda: {work.name: work.intensity for work in roofline.works}["decode × 16"] / roofline.works[0].intensity,
+    lambda: intensity("decode × 16") / intensity("decode × 1"),
     unit="times",
     tolerance=0.1,
     hint="The weights are read once a step, whatever it computes with them.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -117,6 +118,38 @@ def test_widgets_answer_while_a_cell_waits_and_cells_keep_their_order(client: Bl
     streams = [each for each in messages if each["msg_type"] == "stream"]
     said = {each["parent_header"]["msg_id"]: each["content"]["text"] for each in streams}
     assert said[press] == "pressed\n" and said[waits] == "over\n"
+
+
+LAST_LOOK = """
+from pathlib import Path
+from time import sleep as pause
+
+def wait(seconds):
+    if 3 not in order:
+        return False
+    print("last look", flush=True)
+    while not Path(flag).exists():
+        pause(0.01)
+    pause(0.5)  # another thread of the kernel takes in what was sent before
+    return True
+"""
+
+
+def test_a_cell_that_comes_after_the_last_look_runs_after_those_before(
+    client: BlockingKernelClient, tmp_path: Path
+) -> None:
+    flag = tmp_path / "go"
+    run(client, SETUP + f"flag = {str(flag)!r}\n" + LAST_LOOK)
+    slider = asked(client, "names")[1]
+    client.execute("wait_and_serve(wait)")
+    client.execute("order.append('first')")
+    moved(client, slider, 3)
+    heard(client, prints("last look"))
+    last = client.execute("order.append('second')")
+    flag.touch()
+    heard(client, ends(last))
+    run(client, "")
+    assert asked(client, "order") == [3, "first", "second"]
 
 
 def test_a_wait_inside_a_callback_serves_too(client: BlockingKernelClient) -> None:

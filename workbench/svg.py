@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from html import escape
 
 import numpy as np
@@ -118,21 +119,46 @@ def html(*parts: str) -> str:
     return _isolated(f'<div class="wb-pic"><style>{BASE_STYLE}</style>{"".join(parts)}</div>')
 
 
-_STYLES = re.compile(r"<style>(.*?)</style>", re.DOTALL)
-_UNSCOPED = re.compile(r"\.wb-pic(?!\.st-)")
+_STYLES = re.compile(r"(?<=<style>)(.*?)(?=</style>)", re.DOTALL)
+_SCOPES = re.compile(r"(?<=wb-pic[. ])st-[0-9a-f]{8}\b")
+_SELECTORS = re.compile(r"[^{}]+(?=\{)")
+_COMMAS = re.compile(r",(?![^(]*\))")  # between selectors, not within `:is(th,td)`
 _IDS = re.compile(r'(\bid="|url\(#)(wb-[a-z0-9-]+?)(?P<own>-x[0-9a-f]{8})?(?=["\)])')
+_TAGS_AND_STYLES = re.compile(r"<style>.*?</style>|<[^>]*>", re.DOTALL)
 
 
 def _isolated(markup: str) -> str:
     """Return a picture whose style rules and ids (`wb-...`) hold in it alone, though a page has one space for them all.
 
     Rules get a class that follows from their text, ids an ending that follows from the picture, so that an equal
-    picture is the same text. A picture within another keeps its own.
+    picture is the same text. Pictures within one share its rules, also those that stand in one of them, and keep their
+    ids.
     """
     scope, own = f"st-{_digest(''.join(_STYLES.findall(markup)))}", _digest(markup)
-    scoped = _STYLES.sub(lambda found: _UNSCOPED.sub(f".wb-pic.{scope}", found[0]), markup)
+    scoped = _SCOPES.sub(scope, markup)
+    scoped = _STYLES.sub(lambda found: _scoped_rules(found[0], scope), scoped)
     scoped = scoped.replace('class="wb-pic"', f'class="wb-pic {scope}"', 1)
-    return _IDS.sub(lambda found: found[0] if found["own"] else f"{found[0]}-x{own}", scoped)
+
+    def renamed(markup: str) -> str:
+        return _IDS.sub(lambda found: found[0] if found["own"] else f"{found[0]}-x{own}", markup)
+
+    return _TAGS_AND_STYLES.sub(lambda found: renamed(found[0]), scoped)  # what stands between is a reader's text
+
+
+@lru_cache(512)
+def _scoped_rules(rules: str, scope: str) -> str:
+    """Return style rules whose selectors all begin with the picture's own class."""
+
+    def within(selector: str) -> str:
+        rest = re.sub(r"^\.wb-pic(?![\w-])", "", selector.strip())
+        if rest.startswith(f".{scope}"):
+            return selector.strip()
+        return f".wb-pic.{scope}{rest}" if rest != selector.strip() else f".wb-pic.{scope} {rest}"
+
+    def scoped(found: re.Match[str]) -> str:
+        return found[0] if found[0].lstrip().startswith("@") else ",".join(map(within, _COMMAS.split(found[0])))
+
+    return _SELECTORS.sub(scoped, rules)
 
 
 def _digest(text: str) -> str:

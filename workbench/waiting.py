@@ -69,15 +69,15 @@ def _served(kernel: Any, stream: Any) -> Iterator[_Serve]:
         yield _serving[0]
         return
     put_back, others = stream._recv_callback, list[Any]()
-    stream.on_recv(lambda frames: _handle(kernel, frames) or others.append(frames), copy=False)
-    _serving.append(lambda: stream.flush(1))  # zmq.POLLIN
     try:
+        stream.on_recv(lambda frames: _handle(kernel, frames) or others.append(frames), copy=False)
+        _serving.append(lambda: stream.flush(1))  # zmq.POLLIN
         yield _serving[0]
     finally:
         _serving.clear()
-        stream.on_recv(put_back, copy=False)
         for frames in others:
             kernel.io_loop.add_callback(put_back, frames)
+        stream.on_recv(put_back, copy=False)  # it has what came since the last look read, after those above
 
 
 def _handle(kernel: Any, frames: Any) -> bool:

@@ -92,7 +92,7 @@ class PagedKV(NamedTuple):
     def layout(self) -> tuple[int]:
         return (self.keys.shape[2],)
 
-    def listing(self, pages: Tensor, places: Tensor) -> PagedKV:
+    def with_pages(self, pages: Tensor, places: Tensor) -> PagedKV:
         chosen = None
         if self.chosen is not None:  # a place beyond the table fills a row up
             held = self.chosen.shape[2]

@@ -82,7 +82,7 @@ def _summed(parts: list[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
 
 class ShownKeys(NamedTuple):
     """Pages [seq, few] that the last position of each context sees, and their places in the table; and which keys
-    [seq, page, offset] of each block of `listing` it sees, None where heads differ."""
+    [seq, page, offset] of each block of `with_pages` it sees, None where heads differ."""
 
     pages: Tensor
     places: Tensor
@@ -94,25 +94,27 @@ class _Remembered(NamedTuple):
 
     mask: Mask
     layout: tuple[Any, ...]
-    asked: tuple[Tensor, ...]
+    key_tensors: tuple[Tensor, ...]
     answer: ShownKeys
 
-    def is_of(self, mask: Mask, layout: tuple[Any, ...], asked: tuple[Tensor, ...]) -> bool:
+    def matches(self, mask: Mask, layout: tuple[Any, ...], key_tensors: tuple[Tensor, ...]) -> bool:
         """Return whether the same was asked: the same mask, and equal tables and lengths."""
-        alike = self.mask is mask and self.layout == layout and len(self.asked) == len(asked)
-        return alike and self.asked[0].device == asked[0].device and all(map(torch.equal, self.asked, asked))
+        own = self.key_tensors
+        alike = self.mask is mask and self.layout == layout and len(own) == len(key_tensors)
+        return alike and own[0].device == key_tensors[0].device and all(map(torch.equal, own, key_tensors))
 
 
 _remembered: _Remembered | None = None
 
 
-def shown_keys(kv: KVPages, lengths: Tensor, mask: Mask) -> ShownKeys:
+def shown_keys(kv: KVPages, lengths: Tensor, mask: Mask, remember: bool = False) -> ShownKeys:
     """Return which pages, of those that are chosen, have a key that `mask` shows to the last position of each context,
     and which keys those are. A row that has fewer pages than others is filled up with the null page, in a place that no
-    context reaches."""
+    context reaches. With `remember`, which promises that the mask never changes, the last answer is given again where
+    the same is asked."""
     global _remembered
-    asked, last, differs = (lengths, *kv.tables), _remembered, kv.chosen is not None or differs_by_head(mask)
-    if not differs and last is not None and last.is_of(mask, kv.layout, asked):
+    key_tensors, last, differs = (lengths, *kv.tables), _remembered, kv.chosen is not None or differs_by_head(mask)
+    if remember and not differs and last is not None and last.matches(mask, kv.layout, key_tensors):
         return last.answer
     table = kv.tables[0]
     held = table.shape[1]
@@ -124,9 +126,10 @@ def shown_keys(kv: KVPages, lengths: Tensor, mask: Mask) -> ShownKeys:
     answer = ShownKeys(torch.where(seen, pages, 0), torch.where(seen, places, held), None)
     if differs:
         return answer
-    keys = compile_once(_keys_seen, dynamic=True)(kv.listing(answer.pages, answer.places), lengths, mask)
+    keys = compile_once(_keys_seen, dynamic=True)(kv.with_pages(answer.pages, answer.places), lengths, mask)
     answer = answer._replace(keys=keys)
-    _remembered = _Remembered(mask, kv.layout, tuple(each.clone() for each in asked), answer)
+    if remember:
+        _remembered = _Remembered(mask, kv.layout, tuple(each.clone() for each in key_tensors), answer)
     return answer
 
 
@@ -152,17 +155,19 @@ def by_spans(q: Tensor, kv: KVPages, spans: Spans, parameters: AttentionParamete
     if decodes:
         # Copies: of a view torch would compile once more for whether it is all of its base.
         first, queries, lengths = kv.first(decodes), q[:decodes].clone(), spans.context_lengths[:decodes].clone()
-        seen, rule = None, parameters
+        seen, decode_parameters = None, parameters
         if kv.chosen is not None or not isinstance(parameters.mask, Causal | SlidingWindow):
-            # The mask of known rules is one object for all layers.
+            # The mask of known rules is one object for all layers, and a value.
+            known = parameters.rules is not None
             mask = parameters.rules.as_mask(q.shape[1]) if parameters.rules else parameters.mask
-            pages, places, seen = shown_keys(first, lengths, mask)
-            first = first.listing(pages, places)
-            rule = parameters if seen is None else parameters._replace(mask=CAUSAL, rules=None)  # one graph for all
+            pages, places, seen = shown_keys(first, lengths, mask, remember=known)
+            first = first.with_pages(pages, places)
+            if seen is not None:  # one graph for all masks
+                decode_parameters = parameters._replace(mask=CAUSAL, rules=None)
         for table in first.tables:
             torch._dynamo.mark_dynamic(table, 1)
         run = compile_once(decode_attention, dynamic=True)
-        out[:decodes] = run(queries, first, lengths, rule, seen)
+        out[:decodes] = run(queries, first, lengths, decode_parameters, seen)
     mask, score, softcap = parameters.mask, parameters.score, parameters.softcap
     changed = softcap or parameters.sink_logits is not None or score is not None
     changed = changed or differs_by_head(mask) or kv.chosen is not None

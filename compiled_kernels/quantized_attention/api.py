@@ -109,7 +109,7 @@ class QuantizedKV(NamedTuple):
     def layout(self) -> tuple[int, QuantizationRule]:
         return self.residual_keys.shape[2], self.rule
 
-    def listing(self, pages: Tensor, places: Tensor) -> QuantizedKV:
+    def with_pages(self, pages: Tensor, places: Tensor) -> QuantizedKV:
         return self._replace(quantized_table=pages, places=places)
 
     def _residual(self, lengths: Tensor) -> tuple[Tensor, Tensor]:

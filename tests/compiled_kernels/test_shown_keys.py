@@ -54,7 +54,7 @@ def test_an_answer_is_that_of_its_own_question(calls: list[tuple[int, tuple[int,
     for which, ends, seed, small in calls:
         size, mask, lengths = (2 if small else 4), MASKS[which], torch.tensor(ends, dtype=torch.int32)
         kv = pages_of(seed, size)
-        pages, places, keys = inductor.shown_keys(kv, lengths, mask)
+        pages, places, keys = inductor.shown_keys(kv, lengths, mask, remember=True)
         for seq, length in enumerate(ends):
             positions = torch.arange(length)
             seen = positions[mask(torch.tensor([length - 1]), positions).expand(length)].tolist()
@@ -72,9 +72,23 @@ def test_an_answer_is_that_of_its_own_question(calls: list[tuple[int, tuple[int,
 
 def test_layers_of_one_step_ask_once(monkeypatch: pytest.MonkeyPatch) -> None:
     kv, lengths = pages_of(0, 4), torch.tensor([9, 20], dtype=torch.int32)
-    first = inductor.shown_keys(kv, lengths, MASKS[0])
+    first = inductor.shown_keys(kv, lengths, MASKS[0], remember=True)
     monkeypatch.setattr(inductor, "compile_once", None)
-    again = inductor.shown_keys(kv._replace(keys=kv.keys + 1), lengths.clone(), MASKS[0])
+    again = inductor.shown_keys(kv._replace(keys=kv.keys + 1), lengths.clone(), MASKS[0], remember=True)
     assert again is first
     with pytest.raises(TypeError):
-        inductor.shown_keys(kv, lengths - 1, MASKS[0])
+        inductor.shown_keys(kv, lengths - 1, MASKS[0], remember=True)
+
+
+def test_a_mask_that_may_change_is_asked_anew() -> None:
+    class Changing:
+        step = 3
+
+        def __call__(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+            return (key <= query) & (key % self.step == 0)
+
+    mask, kv, lengths = Changing(), pages_of(0, 4), torch.tensor([20, 20], dtype=torch.int32)
+    for step, count in ((3, 7), (1, 20)):
+        mask.step = step
+        keys = inductor.shown_keys(kv, lengths, mask).keys
+        assert keys is not None and int(keys[0][0].sum()) == count

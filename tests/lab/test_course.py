@@ -10,7 +10,7 @@ from tests.browser import ROOT
 from tools import course as pages
 from workbench.errors import WorkbenchError
 from workbench.lab.course import INSTALLED_COURSE, START_PAGE, describe, first_cell, read_course
-from workbench.lab.start import is_percent
+from workbench.lab.start import command, is_percent, start_page
 
 CELL = """# %% [markdown]
 # # Steps: one after another
@@ -74,3 +74,9 @@ def test_jupytext_keeps_the_entries(tmp_path: Path) -> None:
     path.write_text(CELL)
     jupytext.write(jupytext.read(path), tmp_path / "b.py", fmt="py:percent")
     assert [each.aims for each in read_course(tmp_path)][0] == ("count steps", "read a plan")
+
+
+def test_jupyterlab_opens_with_the_start_page(tmp_path: Path) -> None:
+    assert start_page(ROOT / "notebooks") == START_PAGE and start_page(tmp_path) is None
+    words = command(ROOT / "notebooks", START_PAGE, None, True)
+    assert f"--LabApp.default_url=/lab/tree/{START_PAGE}" in words

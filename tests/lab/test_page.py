@@ -8,6 +8,7 @@ import pytest
 
 from tests.browser import ROOT, browser, pressed
 from tests.patience import until
+from tools.notebooks.browser import Browser
 from tools.notebooks.page import LabSession
 from workbench.errors import WorkbenchError
 
@@ -71,3 +72,10 @@ def test_a_cell_that_does_not_end_is_named_and_stopped(lab: LabSession) -> None:
     assert [(error.cell, error.name) for error in page.errors()] == [(2, "KeyboardInterrupt")]
     page.run_cell(3)
     assert page.evaluate("x") == "2"
+
+
+def test_another_browser_opens_beside_the_one_of_the_session(lab: LabSession) -> None:
+    """And closes without ending it."""
+    with Browser() as another:
+        another.tab(None).page.set_content("<p>here</p>")
+    assert lab.tab.page.evaluate("1 + 1") == 2

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 
 from tests.browser import browser
+from tests.patience import until
+from tests.widgets import test_reopened_in_browser as reopened
 from tools.notebooks.page import LabSession, NotebookPage
 
 pytestmark = browser
 
-NOTEBOOK = """# %%
-import ipywidgets
+CONTROLS = """import ipywidgets
 from workbench import svg
 from workbench.widgets.view import PictureWidget
 
@@ -31,19 +32,16 @@ class Controls(PictureWidget):
 
 view = Controls()
 view
-# %%
-after = 1
-# %%
-last = 2
 """
+NOTEBOOK = f"# %%\n{CONTROLS}# %%\nafter = 1\n# %%\nlast = 2\n"
 KINDS = {
     "dropdown": "select:not([size])", "toggle": ".widget-toggle-buttons button", "list": "select[size]",
     "slider": ".noUi-handle", "checkbox": "input[type=checkbox]", "button": "button:text('a button')",
     "picture's cell": "rect[data-key]",
 }  # fmt: skip
-# Of every shortcut that is one key after another without a modifier, and works in a notebook: its keys.
+# Of every shortcut that is one key after another, with Shift at most, and works in a notebook: its keys.
 BOUND = """() => [...new Set(jupyterapp.commands.keyBindings
-    .filter(each => each.keys.every(key => !/Ctrl|Cmd|Accel|Alt|Shift/.test(key)))
+    .filter(each => each.keys.every(key => !/Ctrl|Cmd|Accel|Alt|Shift Enter/.test(key)))
     .filter(each => /jp-Notebook|body/.test(each.selector))
     .map(each => each.keys.join("|")))]"""
 STATE = """() => ({cells: bench.panel.content.widgets.map(each => each.model.type + each.model.sharedModel.getSource()),
@@ -53,9 +51,14 @@ PLAYWRIGHT = {"Space": " ", "Up": "ArrowUp", "Down": "ArrowDown", "Left": "Arrow
 
 def pressed_keys(page: NotebookPage) -> list[list[str]]:
     """Return the sequences of keys that JupyterLab binds in a notebook, as Playwright names them."""
-    bound = [each.replace(" ", "|").split("|") for each in page.tab.evaluate(BOUND)]
-    names = [[key.lower() if len(key) == 1 else PLAYWRIGHT.get(key, key) for key in keys] for keys in bound]
-    return [keys for keys in names if "Escape" not in keys]
+
+    def name(key: str) -> str:
+        plain = key.removeprefix("Shift ")
+        named = plain.lower() if len(plain) == 1 else PLAYWRIGHT.get(plain, plain)
+        return named if plain == key else f"Shift+{named}"
+
+    bound = [list(map(name, each.split("|"))) for each in page.tab.evaluate(BOUND)]
+    return [keys for keys in bound if not any("Escape" in key for key in keys)]
 
 
 def test_no_control_loses_a_key_to_the_notebook(lab: LabSession) -> None:
@@ -63,6 +66,7 @@ def test_no_control_loses_a_key_to_the_notebook(lab: LabSession) -> None:
     page.run_all()
     sequences = pressed_keys(page)
     assert ["d", "d"] in sequences and ["ArrowDown"] in sequences and ["b"] in sequences, "they are what Lab binds"
+    assert ["Shift+ArrowDown"] in sequences and ["Shift+m"] in sequences
     shown = page.widget("wb-controls")
     page.tab.evaluate("bench.panel.content.activeCellIndex = 0")
     before = page.tab.evaluate(STATE)
@@ -90,3 +94,11 @@ def test_chords_stay_the_notebooks(lab: LabSession) -> None:
     page.settle()
     assert page.tab.evaluate("bench.panel.content.activeCellIndex") == 1
     assert page.tab.evaluate("bench.document().cells[0].execution_count") > 1
+    file = lab.server.root / "chords.ipynb"
+    page = lab.open(lab.write(file.name, reopened.notebook((CONTROLS, "after = 1"))))
+    page.run_all()
+    assert "view = Controls" in file.read_text() and 'outputs": [{' not in file.read_text()
+    page.widget("wb-controls").locator(KINDS["button"]).first.focus()
+    page.tab.keyboard.press("Control+s")
+    until(lambda: not page.tab.evaluate("bench.panel.context.model.dirty"))
+    assert "three cells" in file.read_text()

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from workbench.lab.start import chromium, missing_browser, require
 
 if TYPE_CHECKING:
-    from playwright.sync_api import BrowserContext, ConsoleMessage, Page, Route, WebSocket
+    from playwright.sync_api import BrowserContext, ConsoleMessage, Page, Playwright, Route, WebSocket
 
 ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
              "--disable-component-update", "--disable-sync")  # fmt: skip
@@ -31,26 +31,46 @@ class Tab:
         self.page.context.close()
 
 
+class _Driver:
+    """Playwright's own process, of which a Python process may have one: shared by all browsers that are open."""
+
+    users = 0
+    playwright: Playwright
+
+    @classmethod
+    def enter(cls) -> Playwright:
+        if not cls.users:
+            from playwright.sync_api import sync_playwright
+
+            cls.playwright = sync_playwright().start()
+        cls.users += 1
+        return cls.playwright
+
+    @classmethod
+    def leave(cls) -> None:
+        cls.users -= 1
+        if not cls.users:
+            cls.playwright.stop()
+
+
 class Browser:
     """A browser to use as `with Browser() as browser: tab = browser.tab("http://127.0.0.1:8888")`."""
 
     def __enter__(self) -> Browser:
         require(missing_browser())
-        from playwright.sync_api import sync_playwright
-
-        self._playwright = sync_playwright().start()
+        playwright = _Driver.enter()
         try:
-            self._chromium = self._playwright.chromium.launch(
+            self._chromium = playwright.chromium.launch(
                 executable_path=chromium(), headless=True, args=list(ARGUMENTS)
             )
         except BaseException:
-            self._playwright.stop()
+            _Driver.leave()
             raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._chromium.close()
-        self._playwright.stop()
+        _Driver.leave()
 
     def tab(self, origin: str | None, width: int = 1400, height: int = 1600, offline: bool = False) -> Tab:
         """Open a tab that may connect to `origin` only; with None it reads local files and nothing else."""

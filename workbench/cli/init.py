@@ -9,9 +9,9 @@ import typer
 
 from workbench.errors import WorkbenchError, cannot_write
 from workbench.files import OWN_EXPERIMENTS
+from workbench.lab.course import INSTALLED_COURSE
 
 TEMPLATE = OWN_EXPERIMENTS / "project"
-COURSE = OWN_EXPERIMENTS.parent / "notebooks"  # installed beside them
 NEXT = {
     "workbench run first.yaml": "runs the experiment and keeps a record in runs/",
     "pytest": "holds mask and filter to their laws",
@@ -41,7 +41,7 @@ def write_project(folder: Path, course: bool = False) -> list[str]:
     """
     sources = {path.name: path for path in sorted(TEMPLATE.iterdir()) if path.is_file()}
     if course:
-        found = [path for path in sorted(COURSE.glob("*")) if path.suffix in (".py", ".toml")]
+        found = [path for path in sorted(INSTALLED_COURSE.glob("*")) if path.suffix in (".py", ".toml")]
         sources |= {f"notebooks/{path.name}": path for path in found}
     if folder.is_dir() and (there := sorted(path.name for path in folder.iterdir())):
         names = ", ".join(there[:3]) + (", ..." if len(there) > 3 else "")

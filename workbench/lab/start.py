@@ -82,15 +82,18 @@ def start(folder: Path, notebook: str | None = None, port: int | None = None, br
 
     with tempfile.TemporaryDirectory(prefix="workbench-lab-") as data:
         environment = jupyter_environment(dict(os.environ), Path(data))
-        if notebook is None and (folder / START_PAGE).is_file():
-            notebook = START_PAGE
-        process = subprocess.Popen(command(folder, notebook, port, browser), env=environment)
+        process = subprocess.Popen(command(folder, notebook or start_page(folder), port, browser), env=environment)
         signal.signal(signal.SIGTERM, lambda *_: process.terminate())
         while True:
             try:
                 return process.wait()
             except KeyboardInterrupt:  # JupyterLab heard it too, and asks before it ends
                 continue
+
+
+def start_page(folder: Path) -> str | None:
+    """Return the name of the course's start page where the folder has one."""
+    return START_PAGE if (folder / START_PAGE).is_file() else None
 
 
 def command(folder: Path, notebook: str | None, port: int | None, browser: bool) -> list[str]:

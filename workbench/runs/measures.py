@@ -36,10 +36,11 @@ TIME_DEPENDENT = re.compile(
 
 # A name says its unit: the first pattern that is found in it has it.
 UNITS = tuple((re.compile(pattern), unit) for pattern, unit in (
+    (r"(_|^)ratio(_|$)", ""),
+    (r"(_|^)share(_|$)|attainment|acceptance_rate|^(same_top|copied|right|answered)(_|$)", "of 1"),
     (r"tokens_per_s(_|$)", "tokens/s"), (r"bytes_per_s(_|$)", "bytes/s"), (r"flops_per_s(_|$)", "FLOP/s"),
     (r"requests_per_s(_|$)", "requests/s"), (r"bytes_per_token", "bytes/token"), (r"bits_per_byte", "bits/byte"),
     (r"seconds_per_question", "s/question"), (r"tokens_per_question", "tokens/question"),
-    (r"(_|^)share(_|$)|attainment|acceptance_rate|^(same_top|copied|right|answered)(_|$)", "of 1"),
     (r"(_|^)ms(_|$)", "ms"), (r"(_|^)(s|seconds)(_|$)", "s"), (r"^kl_", "nats"), (r"^copy_gain", "nats/token"),
     (r"(_|^)bytes(_|$)", "bytes"), (r"(_|^)flops(_|$)", "FLOPs"), (r"(_|^)tokens(_|$)", "tokens"),
 ))  # fmt: skip
@@ -87,13 +88,16 @@ def format_measure(name: str, value: object) -> str:
     """Format a figure with the unit that its name tells: `57.4 ms`, `384 KiB`, `24.8 /s`; – where there is none."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "–" if value is None else str(value)
-    if "per_s" in name:
+    kind, slash, per = unit(name).partition("/")
+    if per == "s":
         return f"{value:.4g} /s"
-    if re.search(r"(_|^)(s|seconds)(_|$)", name):
-        return format_seconds(value)
-    if "bytes" in name and "bits" not in name:
-        scale, unit = next(((n, unit) for unit, n in BYTE_UNITS if value >= n), (1, "B"))
-        return f"{value / scale:.4g} {unit}"
+    if kind == "s":
+        return format_seconds(value) + slash + per
+    if kind == "ms":
+        return f"{value:.4g} ms"
+    if kind == "bytes":
+        scale, prefixed = next(((n, prefixed) for prefixed, n in BYTE_UNITS if value >= n), (1, "B"))
+        return f"{value / scale:.4g} {prefixed}{slash}{per}"
     return format_cell(float(value))
 
 

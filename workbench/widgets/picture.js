@@ -48,7 +48,8 @@ function render({ model, el }) {
   };
   // Ids are one space for all of a page, with what other notebooks show in it: here they get the view's number.
   const number = (globalThis.workbenchViews = (globalThis.workbenchViews ?? 0) + 1);
-  const own = (content) => content.replace(/(\bid="|url\(#)(wb-[a-z0-9-]+)/g, `$1$2-v${number}`);
+  const renamed = (markup) => markup.replace(/(\bid="|url\(#)(wb-[a-z0-9-]+)/g, `$1$2-v${number}`);
+  const own = (content) => content.replace(/<style>[^]*?<\/style>|<[^>]*>/g, renamed); // text between tags is a reader's
   let seen = false;
   // By the widget's own key where it has one: JupyterLab makes views anew, and folds stay as they were.
   const kept = (globalThis.workbenchFolds ??= new Map());

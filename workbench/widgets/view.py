@@ -6,11 +6,10 @@ a picture that gets longer at its end only new pieces are sent to the browser.
 
 from __future__ import annotations
 
-import base64
-import re
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -19,11 +18,13 @@ import anywidget
 import ipywidgets
 import traitlets
 
+from workbench.widgets.saved import saved_picture
 from workbench.widgets.throttle import Throttle
 
 HERE = Path(__file__).parent
-DEFAULT_WIDTH, MIN_WIDTH, MAX_WIDTH = 960, 560, 1600  # pixels of a picture that is drawn for the room there is
-_TITLE = re.compile(r"<title>(.*?)</title>", re.DOTALL)
+MIN_WIDTH, MAX_WIDTH = 560, 1600  # pixels of a picture that is drawn for the room there is
+DEFAULT_WIDTH = 800  # of one that no browser shows yet, and of one that is saved: for windows of any size
+_IS_SAVED = ContextVar("whether the picture is drawn for the notebook's file", default=False)
 _SHOWN_BY_CELL: dict[str, tuple[str, list[PictureWidget]]] = {}  # by cell: which of its runs, and what that has shown
 
 
@@ -47,10 +48,10 @@ class PictureWidget(ipywidgets.VBox):
     controls above with `show`. While work goes on in another thread `throttle.mark()` has it redrawn soon; `keep` makes
     the saved notebook's picture the present one.
 
-    A picture that is drawn for the `width` there is, in pixels, watches that too; others shrink to it.
+    A picture that asks for `width` is drawn again when the room for it changes; others shrink.
     """
 
-    width = traitlets.Int(DEFAULT_WIDTH)
+    _asked_for_width = False
 
     def __init__(self, **traits: Any):
         super().__init__(**traits)
@@ -58,7 +59,7 @@ class PictureWidget(ipywidgets.VBox):
         self.throttle = Throttle(self.redraw)
         self._display_id, self._displayed, self._keep_pending = uuid4().hex, False, False
         self.shown.observe(lambda _: self.keep() if self._keep_pending else None, "typing")
-        self.shown.observe(self._fit, "room")
+        self.shown.observe(lambda _: self.throttle.mark() if self._asked_for_width else None, "room")
         self.add_class("wb")
         self.add_class(f"wb-{type(self).__name__.lower()}")
 
@@ -66,9 +67,12 @@ class PictureWidget(ipywidgets.VBox):
         """SVG or HTML (from `svg.document` or `svg.html`) of the present state; has no effect and names no file."""
         raise NotImplementedError
 
-    def _fit(self, change: Any) -> None:
-        if change["new"]:
-            self.width = min(max(change["new"], MIN_WIDTH), MAX_WIDTH)
+    @property
+    def width(self) -> int:
+        """Pixels that the picture is to be wide: what the browser has room for, within bounds."""
+        self._asked_for_width = True
+        room = 0 if _IS_SAVED.get() else self.shown.room
+        return min(max(room, MIN_WIDTH), MAX_WIDTH) if room else DEFAULT_WIDTH
 
     def redraw(self) -> None:
         self.shown.content = self.picture()
@@ -95,14 +99,18 @@ class PictureWidget(ipywidgets.VBox):
         """Close the widget with its controls and end its work."""
         if hasattr(self, "throttle"):  # one that was refused at birth has none, and is closed all the same
             self.throttle.stop()
-        for child in self.children:
+        for child in (*self.children, *([self.shown] if hasattr(self, "shown") else [])):
             close_tree(child)
         self.layout.close()
         super().close()
 
     def _bundle(self) -> dict[str, Any]:
         live: Any = super()._repr_mimebundle_()
-        return {**live, **saved_picture(self.picture())}
+        token = _IS_SAVED.set(True)
+        try:
+            return {**live, **saved_picture(self.picture())}
+        finally:
+            _IS_SAVED.reset(token)
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
         return self._bundle()
@@ -114,16 +122,6 @@ class PictureWidget(ipywidgets.VBox):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
-
-
-def saved_picture(picture: str) -> dict[str, str]:
-    """Return a picture as a notebook keeps it, by MIME type. JupyterLab draws no SVG of a notebook that it does not
-    trust, but an image in HTML."""
-    if not picture.startswith("<svg"):
-        return {"text/html": picture}
-    code, title = base64.b64encode(picture.encode("utf-8", "replace")).decode(), _TITLE.search(picture)
-    image = f'<img src="data:image/svg+xml;base64,{code}" alt="{title[1] if title else ""}">'
-    return {"image/svg+xml": picture, "text/html": image}
 
 
 def close_tree(widget: Any) -> None:

@@ -19,8 +19,9 @@ from workbench import pixels, svg
 from workbench.pixels import data_uri
 from workbench.widgets.attention.data import TILE_SIDE, AttentionSource, TilePyramid
 
-THUMBNAIL_SIDE, GAP, SIDE, LEFT = 60, 8, 460, 92
-WIDTH = 640
+THUMBNAIL_SIDE, GAP, SIDE, MAX_SIDE, LEFT = 60, 8, 460, 640, 92
+WIDTH = 640  # unless another is given
+LETTER = 10  # pixels: font size of what stands at cells
 MAX_NAMED_TOKENS = 64  # tokens at most whose names stand on an axis
 HATCH = (
     '<defs><pattern id="wb-unseen" width="6" height="6" patternUnits="userSpaceOnUse">'
@@ -58,9 +59,9 @@ class WeightMap:
     marks: Sequence[Sequence]
 
 
-def draw_heads(thumbs: Sequence[HeadThumbnail], caption: Sequence[str]) -> tuple[str, float]:
+def draw_heads(thumbs: Sequence[HeadThumbnail], caption: Sequence[str], width: float = WIDTH) -> tuple[str, float]:
     """Markup and height: every head as a small map that can be picked, under a bracket for each group."""
-    each, across = THUMBNAIL_SIDE + GAP, max(1, (WIDTH - 8) // (THUMBNAIL_SIDE + GAP))
+    each, across = THUMBNAIL_SIDE + GAP, max(1, int(width - 8) // (THUMBNAIL_SIDE + GAP))
     parts = [svg.text(4, 14 + 15 * n, line, class_=None if n == 0 else "faint") for n, line in enumerate(caption)]
     top = 15 * len(caption) + 10
     for place, thumb in enumerate(thumbs):
@@ -92,8 +93,8 @@ def draw_legend(y: float, marks: Sequence[Sequence] = ()) -> tuple[str, float]:
     """Draw the colour scale and those of `marks` that are on the map."""
     x, wide = 4.0, 240.0
     bars = [svg.rect(x + wide * n / 48, y, wide / 48 + 0.5, 10, fill=svg.cividis_colour(n / 47)) for n in range(48)]
-    ticks = [svg.text(x + wide * t**0.5, y + 21, f"{t:g}", font_size=9, text_anchor="middle") for t in TICKS[1:]]
-    zero = svg.text(x, y + 21, "0", font_size=9)
+    ticks = [svg.text(x + wide * t**0.5, y + 21, f"{t:g}", font_size=LETTER, text_anchor="middle") for t in TICKS[1:]]
+    zero = svg.text(x, y + 21, "0", font_size=LETTER)
     unseen = svg.rect(x + wide + 22, y, 22, 10, fill="url(#wb-unseen)", stroke="currentColor", stroke_opacity=0.5)
     said = svg.text(x + wide + 50, y + 9, "not looked at", font_size=10)
     parts, right, high = [*bars, zero, *ticks, unseen, said], 4.0, 30.0
@@ -106,10 +107,11 @@ def draw_legend(y: float, marks: Sequence[Sequence] = ()) -> tuple[str, float]:
     return "".join(parts), high
 
 
-def draw_map(shown: WeightMap, y: float) -> tuple[str, float]:
+def draw_map(shown: WeightMap, y: float, width: float = WIDTH) -> tuple[str, float]:
     """The map with its axes; every cell is a token's, or the largest weight of several."""
-    cell = min(SIDE / max(shown.columns, 1), 1.5 * SIDE / max(shown.rows, 1), 20.0)
-    named = shown.columns <= MAX_NAMED_TOKENS and cell >= 7
+    side = min(MAX_SIDE, width - LEFT - 12)
+    cell = min(side / max(shown.columns, 1), 1.5 * SIDE / max(shown.rows, 1), 20.0)
+    named = shown.columns <= MAX_NAMED_TOKENS and cell >= LETTER
     room = 78 if named else 40
     wide, high, top = cell * shown.columns, cell * shown.rows, y + room
     parts = [
@@ -119,16 +121,15 @@ def draw_map(shown: WeightMap, y: float) -> tuple[str, float]:
     for dash, *points in shown.marks:
         at = [(LEFT + cell * a, top + cell * b) for a, b in points]
         parts.append(_line(at, dash))
-    size = min(10.0, max(7.0, cell))
     for n, name in _labels(shown.row_names, shown.row_numbers, cell, named):
         where = top + cell * (n + 0.5) + 3
-        parts.append(svg.text(LEFT - 5, where, name[-13:], text_anchor="end", font_size=size))
+        parts.append(svg.text(LEFT - 5, where, name[-13:], text_anchor="end", font_size=LETTER))
     for n, name in _labels(shown.column_names, range(shown.columns), cell, named):
         turned = (
             f"translate({svg.format_coordinate(LEFT + cell * (n + 0.5) + 3)},{svg.format_coordinate(top - 5)}) "
             "rotate(-90)"
         )
-        parts.append(svg.tag("g", svg.text(0, 0, name[:11], font_size=size), transform=turned))
+        parts.append(svg.tag("g", svg.text(0, 0, name[:11], font_size=LETTER), transform=turned))
     parts.append(svg.text(4, y + 12, "from ↓  to →", class_="faint", font_size=10))
     return "".join(parts), room + high + 8
 

@@ -110,22 +110,22 @@ class AttentionView(PictureWidget):
         self._extend()
         labels, key = self._labels(), (self.layer, self._heads())
         markup, height = self._heading(labels.title)
-        self.shown.content = svg.document(drawn.WIDTH, height, markup, title=labels.title)
+        self.shown.content = svg.document(self.width, height, markup, title=labels.title)
         rows, numbers, columns = labels.axes
         named = {"row_names": rows, "row_numbers": numbers, "column_names": columns}
         self.map.show_tiles(
             self._of(*key), reset_view=key != self._last, marks=labels.marks, label=labels.title, **named
         )
         self._last = key
-        self._trim()
+        self._trim(key[0])
 
     def picture(self) -> str:
         """Heads, legend and map."""
         labels, tiles = self._labels(), self._of(self.layer, self._heads())
         markup, height = self._heading(labels.title)
         shown = drawn.WeightMap(tiles.downsample(256), tiles.rows, tiles.columns, *labels.axes, labels.marks)
-        large, tall = drawn.draw_map(shown, height + 8)
-        return svg.document(drawn.WIDTH, height + tall + 8, markup, large, title=labels.title)
+        large, tall = drawn.draw_map(shown, height + 8, self.width)
+        return svg.document(self.width, height + tall + 8, markup, large, title=labels.title)
 
     def _read(
         self, source: Any, prompt: Any, groups: int | None, most: int, sampling: dict[str, Any]
@@ -196,9 +196,9 @@ class AttentionView(PictureWidget):
             tiles.grow(rows, columns)
         return tiles
 
-    def _trim(self) -> None:
-        """Layers looked at longest ago are let go where all together are too large."""
-        self._cells[self.layer] = self._cells.pop(self.layer)  # the last looked at is the last
+    def _trim(self, layer: int) -> None:
+        """Layers looked at longest ago are let go where all together are too large; `layer` is the last one drawn."""
+        self._cells[layer] = self._cells.pop(layer)  # another may be chosen meanwhile
         while len(self._cells) > 1 and self._cached_bytes() > VIEW_CACHE_BYTES:
             gone = next(iter(self._cells))
             del self._cells[gone]
@@ -217,7 +217,7 @@ class AttentionView(PictureWidget):
             drawn.HeadThumbnail(head, head // share, self._of(self.layer, (head,)).downsample(64), head in chosen)
             for head in range(count)
         ]
-        markup, height = drawn.draw_heads(thumbs, [title, *filter(None, [self._noted, self.problem])])
+        markup, height = drawn.draw_heads(thumbs, [title, *filter(None, [self._noted, self.problem])], self.width)
         legend, more = drawn.draw_legend(height + 6, self._labels().marks)
         return markup + legend, height + more + 6
 

@@ -9,13 +9,13 @@ from typing import Any
 import anywidget
 import traitlets
 
-from workbench.errors import WorkbenchError
+from workbench.errors import describe_error
 
 
 class ExportButtons(anywidget.AnyWidget):
     """A button for each of `makers`: `csv` makes the file's text, `png` an SVG that the browser turns into pixels.
 
-    `name` is the files' name without its ending. A WorkbenchError of a maker is shown beside the buttons.
+    `name` is the files' name without its ending. An error of a maker is shown beside the buttons.
     """
 
     _esm = Path(__file__).parent / "export_buttons.js"
@@ -24,11 +24,11 @@ class ExportButtons(anywidget.AnyWidget):
     def __init__(self, name: str, **makers: Callable[[], str]):
         super().__init__(kinds=list(makers))
         self._name, self._makers = name, makers
-        self.on_msg(lambda _, message, __: self.send(self.file(message["kind"])))
+        self.on_msg(lambda _, message, __: self.send({**self.file(message["kind"]), "view": message.get("view")}))
 
     def file(self, kind: str) -> dict[str, Any]:
         """Return the message that the browser makes a file of."""
         try:
             return {"kind": kind, "name": f"{self._name}.{kind}", "content": self._makers[kind]()}
-        except WorkbenchError as error:
-            return {"kind": kind, "problem": str(error)}
+        except Exception as error:
+            return {"kind": kind, "problem": describe_error(error)}

@@ -24,6 +24,7 @@ function render({ model, el }) {
   const status = document.createElement("span");
   status.setAttribute("role", "status");
   status.style.marginLeft = "6px";
+  const view = Math.random().toString(36); // every view of the model hears the answer, and the one that asked saves it
   for (const kind of model.get("kinds")) {
     const button = document.createElement("button");
     button.className = "jupyter-button lm-Widget";
@@ -32,12 +33,13 @@ function render({ model, el }) {
     button.textContent = `Save as ${kind.toUpperCase()}`;
     button.addEventListener("click", () => {
       status.textContent = "";
-      model.send({ kind });
+      model.send({ kind, view });
     });
     el.append(button);
   }
   el.append(status);
-  const sent = async ({ kind, name, content, problem }) => {
+  const sent = async ({ kind, name, content, problem, view: asked }) => {
+    if (asked !== view) return;
     try {
       if (problem) throw new Error(problem);
       save(name, kind === "png" ? await png(content) : new Blob([content], { type: "text/csv;charset=utf-8" }));

@@ -10,38 +10,45 @@ from workbench.reports.comparison_charts import confidence_note
 from workbench.runs.comparison import Comparison, ComparisonRow
 from workbench.runs.measures import direction, parse_objective
 from workbench.svg import CHARACTER_WIDTH, Axis, Scale, format_tick, truncate_to_width
+from workbench.widgets.flow import paragraph
 
 WIDTH, LINE = 760, 22
 LABEL, NUMBERS = 260, 230  # pixels at most for a run's label, and for the ratio and its interval in figures
-PLOT = (74, 16, 520, 300)  # left, top, right and bottom of the plot of two measures
+PLOT, NAMES = (74, 16, 300), 230  # left, top and bottom of the plot of two measures; pixels beside it
 BETTER = {"min": "less is better", "max": "more is better"}
 DECADE = 10.0
 
 
-def draw_ratios(comparison: Comparison, measures: Sequence[str] = ()) -> str:
+def draw_ratios(comparison: Comparison, measures: Sequence[str] = (), width: float = WIDTH) -> str:
     """A panel a measure, a line a run: its ratio to the baseline with its interval, and what that says."""
     rows = [row for row in comparison.rows if not measures or row.measure in measures]
-    left = min(LABEL, max((CHARACTER_WIDTH * len(row.label) for row in rows), default=0)) + 18
-    parts = [svg.text(4, 16, truncate_to_width(f"against {comparison.baseline}", WIDTH - 8), font_weight="bold")]
-    parts.append(svg.text(4, 33, confidence_note(comparison), class_="faint"))
-    top, stop = 44.0, next((row for row in rows if row.ratio is not None), None)
+    left = min(LABEL, 0.3 * width, max((CHARACTER_WIDTH * len(row.label) for row in rows), default=0)) + 18
+    parts = [svg.text(4, 16, truncate_to_width(f"against {comparison.baseline}", width - 8), font_weight="bold")]
+    note = paragraph(confidence_note(comparison), 4, 33, 0.9 * width - 8, class_="faint")  # at font size 12
+    parts += note
+    top, stop = 29.0 + 15 * len(note), next((row for row in rows if row.ratio is not None), None)
     for name in dict.fromkeys(row.measure for row in rows):
         mine = [row for row in rows if row.measure == name]
-        parts += _panel(name, mine, left, top, stop)
+        parts += _panel(name, mine, left, top, stop, width)
         top += 30 + LINE * len(mine) + 18
     if not rows:
         parts.append(svg.text(4, top + 14, "no measure is chosen"))
-    return svg.document(WIDTH, top + (24 if not rows else 0), *parts, title=f"ratios to {comparison.baseline}")
+    return svg.document(width, top + (24 if not rows else 0), *parts, title=f"ratios to {comparison.baseline}")
 
 
 def _panel(
-    name: str, rows: Sequence[ComparisonRow], left: float, top: float, stop: ComparisonRow | None
+    name: str,
+    rows: Sequence[ComparisonRow],
+    left: float,
+    top: float,
+    stop: ComparisonRow | None,
+    width: float,
 ) -> Iterator[str]:
     better = BETTER.get(direction(name) or "", "which way is better is not known")
     yield svg.text(4, top + 14, f"{name} ({better})")
     known = [row for row in rows if row.ratio is not None]
     ends = [1.0, *(v for row in known for v in (row.ratio, row.ratio_low, row.ratio_high) if v is not None)]
-    across = Scale.over([min(ends) / 1.02, max(ends) * 1.02], left, WIDTH - NUMBERS, Axis(name, log=True))
+    across = Scale.over([min(ends) / 1.02, max(ends) * 1.02], left, width - NUMBERS, Axis(name, log=True))
     bottom = top + 26 + LINE * len(rows)
     one = across(1.0)
     if known:
@@ -58,7 +65,7 @@ def _panel(
             yield svg.line(across(row.ratio_low), y, across(row.ratio_high), y, stroke_width=3, stroke_opacity=0.55)
         reach = {"key": f"{name}:{row.label}", "tabindex": 0 if row is stop else -1}
         yield draw_mark(across(row.ratio), y, row.verdict, tip=_describe_row(row), **reach)
-        yield svg.text(WIDTH - NUMBERS + 14, y + 4, _figures(row), tip=_describe_row(row))
+        yield svg.text(width - NUMBERS + 14, y + 4, _figures(row), tip=_describe_row(row))
 
 
 def _ends(across: Scale) -> Iterator[float]:
@@ -89,11 +96,11 @@ def draw_mark(x: float, y: float, verdict: str | None, **attributes: object) -> 
     return svg.circle(x, y, 5, class_="line", stroke_width=2, **attributes)
 
 
-def draw_pareto(comparison: Comparison, x: str, y: str) -> str:
+def draw_pareto(comparison: Comparison, x: str, y: str, width: float = WIDTH) -> str:
     """Every run at two measures (`NAME`, `NAME:min` or `NAME:max`); those that none beats are filled and joined."""
     rows = comparison.pareto(x, y)
     (across_name, across_way), (up_name, up_way) = parse_objective(x), parse_objective(y)
-    left, top, right, bottom = PLOT
+    left, top, right, bottom = PLOT[0], PLOT[1], width - NAMES, PLOT[2]
     across = _scale([row[across_name] for row in rows], left, right, across_name)
     up = _scale([row[up_name] for row in rows], bottom, top, up_name)
     points = [(across(row[across_name]), up(row[up_name])) for row in rows]
@@ -102,7 +109,7 @@ def draw_pareto(comparison: Comparison, x: str, y: str) -> str:
     front = sorted(point for row, point in zip(rows, points, strict=True) if row["front"])
     parts.append(svg.path(_corners(front, across_way == "min"), stroke_dasharray="3 2"))
     # The columns beside the plot are free for names that stand at its right edge.
-    labels = place_labels(points, [_name(row) for row in rows], WIDTH)
+    labels = place_labels(points, [_name(row) for row in rows], width)
     for index, (row, (a, b), label) in enumerate(zip(rows, points, labels, strict=True)):
         tip = f"{row['label']}\n{across_name} {format_tick(row[across_name])}\n{up_name} {format_tick(row[up_name])}"
         filled = {"class_": "c2"} if row["front"] else {"class_": "line", "stroke_width": 1.5}
@@ -111,7 +118,7 @@ def draw_pareto(comparison: Comparison, x: str, y: str) -> str:
         where = "end" if label.left else "start"
         parts.append(svg.text(a + label.dx, b + label.dy + 3, _name(row), text_anchor=where, font_size=11))
     title = f"{up_name} against {across_name}: none beats those that are filled"
-    return svg.document(WIDTH, bottom + 44, *parts, title=title)
+    return svg.document(width, bottom + 44, *parts, title=title)
 
 
 def _scale(values: Sequence[float], begin: float, end: float, name: str) -> Scale:

@@ -69,14 +69,14 @@ class Compare(PictureWidget):
         self._swept = swept_settings(self.comparison.groups)
         self.swept = self._swept[0] if self._swept else ""
         self.observe(self._compare_again, ["baseline", "measures"])
-        self.watch("way", "x", "y", "sort_by", "descending", "swept", "width")
+        self.watch("way", "x", "y", "sort_by", "descending", "swept")
         self.shown.observe(lambda change: self._pick(str(change["new"])), "picked")
         self.show(*self._controls(known, default_measures, plotted), below=(self._export,))
 
     def picture(self) -> str:
         if self._problem:
             return svg.html(f'<p role="alert">{html.escape(self._problem)}</p>')
-        if self.way == "table" and not self._problem:
+        if self.way == "table":
             return draw_table(self.figures, self.sort_by, self.descending, self.comparison.table().note)
         try:
             return self._drawing()
@@ -99,9 +99,9 @@ class Compare(PictureWidget):
         if self.way == "table":
             return draw_table_image(self.figures)
         if self.way == "ratios":
-            return compare_picture.draw_ratios(self.comparison)
+            return compare_picture.draw_ratios(self.comparison, width=self.width)
         if self.way == "two measures":
-            return compare_picture.draw_pareto(self.comparison, self.x, self.y)
+            return compare_picture.draw_pareto(self.comparison, self.x, self.y, self.width)
         if not self.swept:
             raise WorkbenchError("no numeric setting differs between these runs: there is nothing to draw lines over")
         measures = dict.fromkeys(row.measure for row in self.comparison.rows)

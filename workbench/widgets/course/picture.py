@@ -22,8 +22,8 @@ STYLE = (
     ".wb-pic .wb-course-table ul{margin:0;padding-left:1.2em}"
     "@container (max-width:540px){.wb-pic .wb-course-table tr:first-child{display:none}"
     ".wb-pic .wb-course-table tr{display:block;padding:6px 0;border-bottom:1px solid var(--jp-border-color2,#d0d0d0)}"
-    ".wb-pic .wb-course-table td:is(td,.minutes,.questions){display:block;width:auto;text-align:left;border:0;"
-    "padding:1px 10px}.wb-pic .wb-course-table td.minutes::after{content:' minutes'}}</style>"
+    ".wb-pic .wb-course-table td:is(td,.minutes,.questions){display:block;width:auto;text-align:left;"
+    "border:0;padding:1px 10px}.wb-pic .wb-course-table td.minutes::after{content:' minutes'}}</style>"
 )
 
 

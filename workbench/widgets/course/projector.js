@@ -8,6 +8,7 @@ function render({ model, el }) {
   button.type = "button";
   button.className = `jupyter-button ${MODE}-switch`;
   button.title = "larger letters and pictures, code dimmed, strong contrast";
+  button.toggleAttribute("data-lm-suppress-shortcuts", true); // JupyterLab leaves its keys alone
   el.append(button);
 
   const isOn = () => document.body.classList.contains(MODE);

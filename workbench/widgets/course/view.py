@@ -8,7 +8,7 @@ from pathlib import Path
 import ipywidgets
 
 from workbench.errors import WorkbenchError
-from workbench.lab.course import INSTALLED_COURSE, read_course
+from workbench.lab.course import INSTALLED_COURSE, START_PAGE, read_course
 from workbench.widgets.course.picture import draw_course
 from workbench.widgets.course.projector import ProjectorSwitch
 from workbench.widgets.view import PictureWidget
@@ -17,13 +17,14 @@ from workbench.widgets.view import PictureWidget
 class Course(PictureWidget):
     """Every notebook of the course with its minutes, questions and aims; a click on its title opens it.
 
-    `folder` holds the notebooks: the current folder unless given, else the installed course. Raises WorkbenchError
-    where no notebook describes itself as `workbench.lab.course` reads it.
+    `folder` holds the notebooks: unless given, the current folder where it has the start page, else the installed
+    course. Raises WorkbenchError where no notebook describes itself as `workbench.lab.course` reads it.
     """
 
     def __init__(self, folder: Path | str | None = None):
         super().__init__()
-        places = [Path.cwd(), INSTALLED_COURSE] if folder is None else [Path(folder)]
+        here = [Path.cwd()] if (Path.cwd() / START_PAGE).exists() else []
+        places = [*here, INSTALLED_COURSE] if folder is None else [Path(folder)]
         found = ((place, read_course(place)) for place in places)
         self.folder, self.notebooks = next(((place, course) for place, course in found if course), (places[0], []))
         if not self.notebooks:

@@ -21,10 +21,10 @@ HATCH = (
 )
 
 
-def draw_experts(layers: Sequence[int], rows: np.ndarray, caption: str) -> str:
+def draw_experts(layers: Sequence[int], rows: np.ndarray, caption: str, width: float = WIDTH) -> str:
     """Draw rows [layer, expert] of these layers; -1 where a layer has no such expert."""
     lines, experts = rows.shape
-    cell = min(MAX_CELL, (WIDTH - LEFT - RIGHT) / experts)
+    cell = min(MAX_CELL, (width - LEFT - RIGHT) / experts)
     high = max(MIN_CELL_HEIGHT, min(MAX_CELL_HEIGHT, MAX_MAP_HEIGHT / lines))
     uses = [layer_use(layer, line) for layer, line in zip(layers, rows, strict=True)]
     most = max(max(use.busiest for use in uses), 1e-9)
@@ -42,7 +42,7 @@ def draw_experts(layers: Sequence[int], rows: np.ndarray, caption: str) -> str:
             parts.append(svg.text(LEFT - 6, y + high / 2 + 4, f"layer {use.layer}", font_size=10, text_anchor="end"))
             parts.append(svg.text(right, y + high / 2 + 4, _summary(use), font_size=10))
     bottom = TOP + lines * high
-    return svg.document(WIDTH, bottom + 44, *parts, *_legend(most, bottom + 14), title=f"Experts: {caption}")
+    return svg.document(width, bottom + 44, *parts, *_legend(most, bottom + 14), title=f"Experts: {caption}")
 
 
 def _cell(

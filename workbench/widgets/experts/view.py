@@ -51,4 +51,4 @@ class ExpertMap(PictureWidget):
     def picture(self) -> str:
         steps = len(self.table.steps)
         caption = f"all {steps} steps" if self.step == ALL_STEPS else f"step {self.step}"
-        return draw_experts(self.table.layers, self.rows, f"rows computed by each expert, {caption}")
+        return draw_experts(self.table.layers, self.rows, f"rows computed by each expert, {caption}", self.width)

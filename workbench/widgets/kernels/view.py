@@ -89,8 +89,12 @@ class KernelView(PictureWidget):
                 kernel_stages.validate_name("backend", backend, self.backends) for backend in backends or self.backends
             ]
         keys = [self._want(backend) for backend in names]
-        with self._bell:
-            self._bell.wait_for(lambda: not any(key in self._wanted for key in keys))
+
+        def made(seconds: float | None) -> bool:
+            with self._bell:
+                return self._bell.wait_for(lambda: not any(key in self._wanted for key in keys), seconds)
+
+        wait_and_serve(made)
         return self
 
     def measure(self, seconds: float = 0.2, ceilings: bool = True) -> KernelView:

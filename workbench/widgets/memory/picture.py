@@ -45,23 +45,23 @@ class MemoryTableRow:
     formula: str = ""
 
 
-def scale_of(stacks: Sequence[MemoryBar], available: float | None) -> Scale:
+def scale_of(stacks: Sequence[MemoryBar], available: float | None, width: float = WIDTH) -> Scale:
     """From bytes to pixels; `available` is in it unless it is far beyond."""
     most = max([stack.total for stack in stacks] or [0]) or 1
     if available is not None and available < MAX_LIMIT_RATIO * most:
         most = max(most, available)
-    return Scale(0, most, LEFT, WIDTH - RIGHT)
+    return Scale(0, most, LEFT, width - RIGHT)
 
 
-def draw_bars(stacks: Sequence[MemoryBar], available: float | None, title: str) -> str:
-    across = scale_of(stacks, available)
+def draw_bars(stacks: Sequence[MemoryBar], available: float | None, title: str, width: float = WIDTH) -> str:
+    across = scale_of(stacks, available, width)
     bottom = TOP + ROW * len(stacks)
     parts = [*svg.x_axis(across, Axis(""), TOP - 4, bottom, 5, lambda value: format_bytes(value) if value else "0")]
     for row, stack in enumerate(stacks):
         parts += _bar(across, stack, TOP + ROW * row, row == 0)
     if available is not None:
         parts.append(_limit(across, available, bottom))
-    return svg.document(WIDTH, bottom + 24, *parts, title=title)
+    return svg.document(width, bottom + 24, *parts, title=title)
 
 
 def draw_table(lines: Sequence[MemoryTableRow], total: float) -> str:
@@ -137,7 +137,7 @@ def _limit(across: Scale, available: float, bottom: float) -> str:
     caption = format_bytes(available)
     if available > across.high:
         far = f"memory: {caption}, {available / across.high:,.0f} times as far →"
-        return svg.text(WIDTH - 4, 14, far, text_anchor="end")
+        return svg.text(across.end + RIGHT - 4, 14, far, text_anchor="end")
     at, tip = across(available), f"memory: {available:,.0f} bytes"
     dash = svg.line(at, TOP - 6, at, bottom, stroke_dasharray="6 3", stroke_width=2, tip=tip)
-    return dash + svg.text(at, 14, f"memory: {caption}", text_anchor="end" if at > WIDTH / 2 else "start")
+    return dash + svg.text(at, 14, f"memory: {caption}", text_anchor="end" if at > across.end / 2 else "start")

@@ -103,7 +103,7 @@ class MemoryCalculator(PictureWidget):
             f"{self.batch:,} × {self.context:,} tokens, weights {self.weights}, {self.dtype}; a bar a cache format"
         )
         head = f"<p><b>{escape(title)}</b><br>{escape(caption)}</p>"
-        bars = memory_picture.draw_bars(stacks, self._available, f"{title}, {caption}")
+        bars = memory_picture.draw_bars(stacks, self._available, f"{title}, {caption}", self.width)
         return svg.html(alert, head, bars, self._summary(), self._measured())
 
     def _bar(self, cache: str) -> MemoryBar:

@@ -15,6 +15,7 @@ from workbench import svg
 from workbench.engine.runner_thread import RunnerThread
 from workbench.errors import WorkbenchError, describe_error
 from workbench.trace.events import Event, Stepped
+from workbench.waiting import join_and_serve
 from workbench.widgets.model_graph.data import GraphStep, ValueBytes, model_operators
 from workbench.widgets.model_graph.graph import MeasuredSeconds, OperatorGraph, total_cost
 from workbench.widgets.model_graph.kernels import as_written, capabilities, step_kernels
@@ -71,7 +72,7 @@ class ModelGraph(PictureWidget):
         self.kind, self.tokens, self.way = kind, tokens, way
         self.ceilings = self._stored_ceilings() if ceilings is None else roofs_of(ceilings)
         self._leave = RunnerThread.attach(runner).listen(self._on_event)
-        self.watch("kind", "tokens", "way", "unfolded", "ceilings", "measuring", "error", "width")
+        self.watch("kind", "tokens", "way", "unfolded", "ceilings", "measuring", "error")
         self.shown.observe(lambda change: self._pick(str(change["new"])), "picked")
         self.show(*self._controls(most))
 
@@ -128,7 +129,7 @@ class ModelGraph(PictureWidget):
         worker = threading.Thread(target=self._measure, args=(self.step,), name="times operators", daemon=True)
         worker.start()
         if wait:
-            worker.join()
+            join_and_serve(worker)
             if self.error:
                 raise WorkbenchError(self.error)
         return self

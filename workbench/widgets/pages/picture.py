@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from workbench import svg
 from workbench.display import truncate_text
+from workbench.widgets.flow import flow, paragraph
 from workbench.widgets.pages.cells import MAX_NAME_LETTERS, PageCells, letters, mark
 from workbench.widgets.pages.data import PageSnapshot
 
@@ -51,7 +52,7 @@ def draw_page_map(
     width: float = WIDTH,
 ) -> str:
     """`seen` is shown, one of `history`, all the snapshots there are; `numbers` are those of the owners, which give
-    them their letters and colours; what `chosen` does not hold is dimmed. The map is `width` pixels wide."""
+    them their letters and colours; what `chosen` does not hold is dimmed."""
     caption = (
         f"after step {snapshot.step - 1}" if snapshot.between_steps else f"what step {snapshot.step} is computed on"
     )
@@ -60,8 +61,9 @@ def draw_page_map(
         parts.append(svg.text(width - 8, 17, note, class_="s faint", text_anchor="end"))
     y = 28.0
     for panel in range(len(snapshot.panels)):
-        parts += [svg.text(8, y + 12, snapshot.panels[panel].title, class_="b"), _counts(snapshot, panel, y + 27)]
-        y += 34
+        counts = paragraph(_counts(snapshot, panel), 8, y + 27, width - 16, class_="s faint")
+        parts += [svg.text(8, y + 12, snapshot.panels[panel].title, class_="b"), *counts]
+        y += 19 + 15 * len(counts)
         used = max(each.last_used_page[panel] for each in history)
         if not used:  # there is nothing to be seen, and was not
             y += 4
@@ -77,12 +79,11 @@ def draw_page_map(
         markup, high = _owners(snapshot, numbers, chosen, y, width)
         parts.append(markup)
         y += high
-    legend, high = _legend(y + 8, width)
-    parts.append(legend)
-    return svg.document(width, y + 22 + high, *parts, title=f"Pages of the cache: {caption}")
+    markup, high = _legend(y + 8, width)
+    return svg.document(width, y + 20 + high, *parts, markup, title=f"Pages of the cache: {caption}")
 
 
-def _counts(seen: PageSnapshot, panel: int, y: float) -> str:
+def _counts(seen: PageSnapshot, panel: int) -> str:
     about, count = seen.panels[panel], seen.census[panel]
     one, several = int((count.num_owners == 1).sum()), seen.num_shared(panel)
     if about.on_cpu:
@@ -94,8 +95,8 @@ def _counts(seen: PageSnapshot, panel: int, y: float) -> str:
             f"{seen.num_idle(panel)} idle (the prefix index alone)"
         )
         share = f", {filled / slots:.0%} of their slots filled" if slots else ""
-        return svg.text(8, y, f"{caption}, {seen.num_free(panel)} free{share}", class_="s faint")
-    return svg.text(8, y, f"{caption}, {seen.num_free(panel)} free", class_="s faint")
+        return f"{caption}, {seen.num_free(panel)} free{share}"
+    return f"{caption}, {seen.num_free(panel)} free"
 
 
 def _by_page(cells: PageCells, y: float, used: int, width: float) -> tuple[str, float]:
@@ -143,9 +144,7 @@ def _by_sequence(cells: PageCells, y: float, used: int, width: float) -> tuple[s
     return cells.markup() + "".join(parts), row - y
 
 
-def _owners(
-    seen: PageSnapshot, numbers: Mapping[str, int], chosen: str, y: float, width: float
-) -> tuple[str, float]:
+def _owners(seen: PageSnapshot, numbers: Mapping[str, int], chosen: str, y: float, width: float) -> tuple[str, float]:
     cells = PageCells(seen, 0, numbers, chosen)
     columns = int(width // LEGEND_COLUMN)
     parts = [
@@ -156,18 +155,18 @@ def _owners(
 
 
 def _legend(y: float, width: float) -> tuple[str, float]:
-    """Draw the legend of marks, in as many rows as it needs; return it and how high it is."""
-    parts, x, top = [], 8.0, y
-    for kind, caption in (
+    """Draw the legend of marks; return it and its height."""
+    marks = (
         ("c4", "held by one; the level is its tokens"), ("shared", "by several"),
         ("id", "idle: the prefix index alone"),
         ("known", "the index knows it too"), ("written", "this step writes to it"), ("fr", "free"),
-    ):  # fmt: skip
-        if x + 18 + 5.9 * len(caption) > width:
-            x, y = 8.0, y + 17
-        parts += [mark(kind, x, y), svg.text(x + 18, y + 11, caption, class_="s")]
-        x += 30 + 5.9 * len(caption)
-    return svg.group(*parts), y - top + 16
+    )  # fmt: skip
+    places = flow([30 + 5.9 * len(caption) for _, caption in marks], 8, width)
+    parts = [
+        mark(kind, x, y + 19 * row) + svg.text(x + 18, y + 11 + 19 * row, caption, class_="s")
+        for (kind, caption), (x, row) in zip(marks, places, strict=True)
+    ]
+    return svg.group(*parts), 19.0 * (places[-1][1] + 1)
 
 
 def draw_strip(

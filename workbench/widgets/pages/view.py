@@ -47,7 +47,7 @@ class PageMap(PictureWidget):
             control.observe(lambda change: self.set_trait("step", change["new"]), "value")
         traitlets.link((self, "follow"), (live, "value"))
         traitlets.link((self, "arranged"), (arranged, "value"))
-        self.watch("follow", "arranged", "chosen", "width")
+        self.watch("follow", "arranged", "chosen")
         self.observe(lambda _: self.throttle.mark(), "step")
         self.shown.observe(lambda change: self._pick(change["new"]), "picked")
         self._set_slider_range()

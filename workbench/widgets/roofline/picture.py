@@ -38,17 +38,21 @@ def build_scales(points: Sequence[RooflinePoint], roofs: Roofs, width: float = W
 def draw_roofline(
     points: Sequence[RooflinePoint], roofs: Roofs, chosen: int | None = None, width: float = WIDTH
 ) -> str:
-    """Draw the chart, `width` pixels wide. Points that compute nothing have no place on a logarithm and stand in the
-    table only."""
+    """Points that compute nothing have no place on a logarithm and stand in the table only."""
     drawn = [(place, point) for place, point in enumerate(points) if point.flops > 0 and point.bytes > 0]
     across, up = build_scales([point for _, point in drawn], roofs, width)
-    axes = (*svg.x_axis(across, X, up.end, up.begin, 8), *svg.y_axis(up, Y, across.begin, across.end, 8))
+    axes = (
+        *svg.x_axis(across, X, up.end, up.begin, max(4, int(width / 100))),
+        *svg.y_axis(up, Y, across.begin, across.end, 8),
+    )
     parts = [*axes, *_roofs(across, up, roofs)]
     marks = [(across(p.intensity), up(rate)) for _, p in drawn for rate in (p.rate, p.predicted_rate) if rate]
     taken = [(x - 5, y - 5, x + 5, y + 5) for x, y in marks]
     for place, point in drawn:
         label = point.name if len(drawn) <= MAX_NAMED_POINTS else str(place + 1)
-        parts += _point(across, up, point, place, label, taken, first=place == drawn[0][0], chosen=place == chosen)
+        parts += _point(
+            across, up, point, place, label, taken, width, first=place == drawn[0][0], chosen=place == chosen
+        )
     title = f"Roofline: {len(points)} works under {len(roofs.reads)} levels of memory and {len(roofs.gemms)} precisions"
     return svg.document(width, HEIGHT, *parts, title=title)
 
@@ -103,7 +107,15 @@ def _describe_roof(roof: Roof, unit: str) -> str:
 
 
 def _point(
-    across: Scale, up: Scale, point: RooflinePoint, place: int, label: str, taken: list, first: bool, chosen: bool
+    across: Scale,
+    up: Scale,
+    point: RooflinePoint,
+    place: int,
+    label: str,
+    taken: list,
+    width: float,
+    first: bool,
+    chosen: bool,
 ) -> list[str]:
     """Hollow where it could be, filled where it was, and a line between."""
     x, hue, parts = across(point.intensity), point.series % len(svg.SERIES_COLOURS), []
@@ -117,19 +129,17 @@ def _point(
     if chosen:
         parts.append(svg.circle(x, ends[-1], 9, class_="line", stroke_width=1.5))
     places = LABEL_OFFSETS if point.rate else LABEL_OFFSETS[2:]  # beside a mark on a roof runs the roof
-    parts += _label(across, x, ends[-1], label, taken, places) if ends else []
+    parts += _label(x, ends[-1], label, taken, places, width) if ends else []
     return [svg.group(*parts, tip=_describe_point(point), key=str(place), tabindex=0 if first else -1)]
 
 
-def _label(
-    across: Scale, x: float, y: float, name: str, taken: list, places: Sequence[tuple[int, int]]
-) -> list[str]:
+def _label(x: float, y: float, name: str, taken: list, places: Sequence[tuple[int, int]], width: float) -> list[str]:
     """The name beside its mark, where nothing else stands; else nowhere: hovering tells it, and the table."""
     wide = CHARACTER_WIDTH * len(name)
     for right, down in places:
         left = x + right if right > 0 else x + right - wide
         box = left, y + down - LINE_HEIGHT + 3, left + wide, y + down + 3
-        if box[0] < LEFT or box[2] > across.end + RIGHT or any(svg.boxes_overlap(box, each) for each in taken):
+        if box[0] < LEFT or box[2] > width or any(svg.boxes_overlap(box, each) for each in taken):
             continue
         taken.append(box)
         return [svg.text(x + right, y + down, name, text_anchor="start" if right > 0 else "end")]

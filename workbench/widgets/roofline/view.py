@@ -13,6 +13,7 @@ import traitlets
 from workbench import svg
 from workbench.errors import WorkbenchError, describe_error
 from workbench.trace.events import Event, Stepped
+from workbench.waiting import join_and_serve
 from workbench.widgets.roofline import picture as roofline_picture
 from workbench.widgets.roofline.data import STEP_FIELDS, Roof, RooflinePoint, Roofs, points_of, points_of_steps
 from workbench.widgets.view import PictureWidget
@@ -64,7 +65,7 @@ class Roofline(PictureWidget):
         forget.on_click(lambda _: self.forget())
         traitlets.dlink((self, "measuring"), (button, "disabled"))
         self.shown.observe(self._pick, "picked")
-        self.watch("ceilings", "points", "chosen", "measuring", "error", "width")
+        self.watch("ceilings", "points", "chosen", "measuring", "error")
         self.show(ipywidgets.HBox([button, forget] if self.runner is not None else [button]))
 
     @property
@@ -99,7 +100,7 @@ class Roofline(PictureWidget):
         worker = threading.Thread(target=self._measure, args=(refresh,), name="measures ceilings", daemon=True)
         worker.start()
         if wait:
-            worker.join()
+            join_and_serve(worker)
             if self.error:
                 raise WorkbenchError(self.error)
 

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from html import escape
 
 from workbench import svg
+from workbench.widgets.flow import flow
 
-WIDTH, ROW, LEFT, BAR = 760, 19, 190, 300
+WIDTH, ROW, LEFT = 760, 19, 190
+FIGURES = (180, 88, 10)  # right ends of the three columns of figures, from the right edge
+BAR_MARGIN = 80  # between the bars and the end of the first column
 MONO = "font-family:var(--jp-code-font-family,monospace)"
 STYLE = (
     f".wb-pic .mono,.wb-pic .strip{{{MONO}}}"
@@ -89,17 +92,22 @@ def draw_distribution(
     draws: int,
     first_bits: tuple[int, float],
     title: str,
+    width: float = WIDTH,
 ) -> str:
     """Filters above, tokens below. `first_bits` are the tokens and the entropy before any filter."""
     top = 16 + ROW * (len(sieves) + 1)
     height = top + 44 + ROW * len(candidates) + 26
-    parts = [svg.tag("style", STYLE), HATCH, *_filters(sieves, first_bits), *_tokens(candidates, draws, top + 26)]
-    return svg.document(WIDTH, height, *parts, *_legend(height - 8, draws), title=title)
+    parts = [svg.tag("style", STYLE), HATCH, *_filters(sieves, first_bits, width)]
+    parts += _tokens(candidates, draws, top + 26, width)
+    legend, high = _legend(height - 8, draws, width)
+    return svg.document(width, height + high, *parts, *legend, title=title)
 
 
-def _filters(sieves: Sequence[FilterFigures], first: tuple[int, float]) -> list[str]:
-    heads = ((4, "filter, in order", ""), (LEFT, "probability kept", ""), (580, "fell here", "num"))
-    heads = (*heads, (672, "tokens left", "num"), (750, "bits", "num"))
+def _filters(sieves: Sequence[FilterFigures], first: tuple[int, float], width: float) -> list[str]:
+    fell, left, bits = (width - each for each in FIGURES)
+    bar = fell - BAR_MARGIN - LEFT
+    heads = ((4, "filter, in order", ""), (LEFT, "probability kept", ""), (fell, "fell here", "num"))
+    heads = (*heads, (left, "tokens left", "num"), (bits, "bits", "num"))
     parts = [svg.text(x, 12, caption, class_=f"head {kind}".strip()) for x, caption, kind in heads]
     for number, each in enumerate((FilterFigures("the model", 1, 1, *first), *sieves)):
         y = 16 + ROW * number
@@ -110,24 +118,25 @@ def _filters(sieves: Sequence[FilterFigures], first: tuple[int, float]) -> list[
         short = each.name.rpartition(":")[2]  # of a part with a path its name: a path would lie across the bar
         inner = [
             svg.text(4, y + 14, f"{number}  {short}" if number else short),
-            svg.rect(LEFT, y + 4, BAR, 11, class_="was", stroke_dasharray="2 3"),
-            svg.rect(LEFT, y + 4, BAR * each.kept, 11, class_="c0"),
+            svg.rect(LEFT, y + 4, bar, 11, class_="was", stroke_dasharray="2 3"),
+            svg.rect(LEFT, y + 4, bar * each.kept, 11, class_="c0"),
         ]
         if gone > 0:
-            inner.append(svg.rect(LEFT + BAR * each.kept, y + 4, BAR * gone, 11, class_="gone"))
-        figures = ((580, _percent(gone) if number else ""), (672, f"{each.left:,}"), (750, f"{each.bits:.2f}"))
+            inner.append(svg.rect(LEFT + bar * each.kept, y + 4, bar * gone, 11, class_="gone"))
+        figures = ((fell, _percent(gone) if number else ""), (left, f"{each.left:,}"), (bits, f"{each.bits:.2f}"))
         inner += [svg.text(x, y + 14, caption, class_="num") for x, caption in figures if caption]
         parts.append(svg.group(*inner, tip=tip))
     return parts
 
 
-def _tokens(candidates: Sequence[CandidateToken], draws: int, top: float) -> list[str]:
-    heads = [(LEFT - 8, "next token", "num"), (580, "model", "num"), (672, "after", "num")]
-    heads += [(750, "drawn", "num")] if draws else []
+def _tokens(candidates: Sequence[CandidateToken], draws: int, top: float, width: float) -> list[str]:
+    first, second, third = (width - each for each in FIGURES)
+    heads = [(LEFT - 8, "next token", "num"), (first, "model", "num"), (second, "after", "num")]
+    heads += [(third, "drawn", "num")] if draws else []
     parts = [svg.text(x, top + 8, caption, class_=f"head {kind}") for x, caption, kind in heads]
     most = max([1e-12, *(max(each.before, each.after) for each in candidates)])
     for number, each in enumerate(candidates):
-        y, scale = top + 14 + ROW * number, BAR / most
+        y, scale = top + 14 + ROW * number, (first - BAR_MARGIN - LEFT) / most
         inner = [svg.text(LEFT - 8, y + 14, ("▶ " if each.chosen else "") + each.name, class_="num mono")]
         inner.append(svg.rect(LEFT, y + 3, scale * each.before, 13, class_="gone" if each.fell else "was"))
         if each.after > 0:
@@ -137,25 +146,30 @@ def _tokens(candidates: Sequence[CandidateToken], draws: int, top: float) -> lis
             inner.append(svg.diamond(x, middle, 4, class_="c1 l1"))
         after = f"✕ at {each.fell}" if each.fell else _percent(each.after)
         inner += [
-            svg.text(580, y + 14, _percent(each.before), class_="num"),
-            svg.text(672, y + 14, after, class_="num"),
+            svg.text(first, y + 14, _percent(each.before), class_="num"),
+            svg.text(second, y + 14, after, class_="num"),
         ]
         if draws:
-            inner.append(svg.text(750, y + 14, f"{each.drawn:,}", class_="num"))
+            inner.append(svg.text(third, y + 14, f"{each.drawn:,}", class_="num"))
         if each.picked:
-            inner.append(svg.rect(0, y + 1, WIDTH, ROW - 1, class_="line", stroke_dasharray="4 2"))
+            inner.append(svg.rect(0, y + 1, width, ROW - 1, class_="line", stroke_dasharray="4 2"))
         key = {"key": f"c{each.token}", "tabindex": -1 if number else 0} if each.token >= 0 else {}
-        parts.append(svg.group(svg.rect(0, y, WIDTH, ROW, fill="transparent"), *inner, tip=_tip(each, draws), **key))
+        parts.append(svg.group(svg.rect(0, y, width, ROW, fill="transparent"), *inner, tip=_tip(each, draws), **key))
     return parts
 
 
-def _legend(y: float, draws: int) -> list[str]:
-    parts = [svg.rect(LEFT, y - 11, 18, 12, class_="was"), svg.text(LEFT + 24, y, "model")]
-    parts += [svg.rect(LEFT + 80, y - 8, 18, 7, class_="c0"), svg.text(LEFT + 104, y, "after the filters")]
-    parts += [svg.rect(LEFT + 216, y - 11, 18, 12, class_="gone"), svg.text(LEFT + 240, y, "fell, at which filter")]
-    x = LEFT + 376
-    parts += [svg.diamond(x, y - 5, 4, class_="c1 l1"), svg.text(x + 9, y, "drawn")] if draws else []
-    return [*parts, svg.text(LEFT + 440, y, "▶ in the text")]
+def _legend(y: float, draws: int, width: float) -> tuple[list[str], float]:
+    """Draw the marks with their words; return them and the height of the rows below the first."""
+    marks = [("was", 11, 12, "model"), ("c0", 8, 7, "after the filters"), ("gone", 11, 12, "fell, at which filter")]
+    words = [*(caption for *_, caption in marks), *(["drawn"] if draws else []), "▶ in the text"]
+    places = [(x, y + ROW * row) for x, row in flow([44 + 6.4 * len(each) for each in words], 8, width)]
+    parts = []
+    for (kind, up, high, _), (x, at) in zip(marks, places, strict=False):
+        parts.append(svg.rect(x, at - up, 18, high, class_=kind))
+    if draws:
+        parts.append(svg.diamond(places[3][0] + 9, places[3][1] - 5, 4, class_="c1 l1"))
+    parts += [svg.text(x + 24, at, each) for each, (x, at) in zip(words, places, strict=True)]
+    return parts, places[-1][1] - y
 
 
 def _tip(each: CandidateToken, draws: int) -> str:

@@ -130,7 +130,7 @@ class SamplingExplorer(PictureWidget):
             seen = self.figures()
             title = f"distribution of the token at position {at}"
             parts.append(f"<p>{escape(_describe(seen, at))}</p>")
-            parts.append(draw_distribution(seen.sieves, seen.candidates, self.draws, seen.first, title))
+            parts.append(draw_distribution(seen.sieves, seen.candidates, self.draws, seen.first, title, self.width))
         except Exception as error:
             parts.append(f'<p role="alert">{escape(describe_error(error))}</p>')
         return svg.html(*parts)

@@ -12,7 +12,8 @@ from statistics import median
 from workbench import svg
 from workbench.display import truncate_text
 from workbench.serve.watch.snapshot import Meter, RequestStatus, RequestTrace, ServerSnapshot
-from workbench.svg import Scale, format_percent, format_seconds
+from workbench.svg import Scale, format_percent, format_seconds, truncate_to_width
+from workbench.widgets.flow import flow, paragraph
 from workbench.widgets.server.data import (
     RequestPhase,
     SpanAxis,
@@ -33,7 +34,10 @@ MAX_NAME_LETTERS = 26
 MAX_TOKENS, MAX_DECISIONS = 400, 14  # of a trace: the last ones are drawn
 STRIP_HEIGHT = 34.0
 FIGURES_TOP = 66.0
-COLUMNS = (8.0, 400.0, 690.0)  # where the three groups of figures begin
+FIGURES_HEIGHT = 112.0
+COLUMNS = (0.42, 0.72)  # where the second and third group of figures begin, of the width
+LATENCIES_WIDTH = 240.0
+MIN_WIDTH_OF_THREE = 860.0  # pixels for three groups side by side
 MARKS = {"cancelled": "M-4 -4L4 4M-4 4L4 -4", "failed": "M0 -5V1.5M0 3.5V5"}
 STYLE = (
     ".wb-pic .pf{fill:#e69f00;fill-opacity:.55}.wb-pic .de{fill:#0072b2;fill-opacity:.85}"
@@ -61,47 +65,54 @@ def draw_server(
     chosen: str = "",
     trace: RequestTrace | None = None,
     address: str = "",
+    width: float = WIDTH,
 ) -> str:
     """Draw a snapshot, with requests of the last `seconds`, and the trace of the chosen request below."""
     axis = SpanAxis.over(snapshot, seconds)
     rows = visible_requests(snapshot, axis)
-    head, y = _head(snapshot, address)
-    top = svg.document(WIDTH, y, svg.tag("style", STYLE), *head, title=summarize(snapshot))
-    across = Scale(axis.low, axis.high, LEFT, WIDTH - RIGHT)
+    head, y = _head(snapshot, address, width)
+    top = svg.document(width, y, svg.tag("style", STYLE), *head, title=summarize(snapshot))
+    across = Scale(axis.low, axis.high, LEFT, width - RIGHT)
     stop = chosen if any(each.id == chosen for each in rows) else rows[0].id if rows else ""
     bars = [
         _row(each, place * ROW_HEIGHT, snapshot.time, across, each.id == chosen, each.id == stop)
         for place, each in enumerate(rows)
     ]
     body = svg.document(
-        WIDTH, max(1.0, ROW_HEIGHT * len(rows)), *bars, title=f"{len(rows)} requests over time, the latest first"
+        width, max(1.0, ROW_HEIGHT * len(rows)), *bars, title=f"{len(rows)} requests over time, the latest first"
     )
     if len(rows) > MAX_TALL_ROWS:
         tall = int(MAX_TALL_ROWS * ROW_HEIGHT)
         body = f'<div data-scroll="rows" tabindex="-1" style="max-height:{tall}px;overflow-y:auto">{body}</div>'
-    parts = [top, _axis(axis, across), body, _legend(snapshot, len(rows))]
+    parts = [top, _axis(axis, across), body, _legend(snapshot, len(rows), width)]
     found = next((each for each in snapshot.recent if each.id == chosen), None)
     if found is not None:
-        parts.append(_trace(found, trace))
+        parts.append(_trace(found, trace, width))
     return svg.html(*parts)
 
 
-def _head(snapshot: ServerSnapshot, address: str) -> tuple[list[str], float]:
-    """Draw name and states, then three groups of figures, then meters; return them and where they end."""
+def _head(snapshot: ServerSnapshot, address: str, width: float) -> tuple[list[str], float]:
+    """Draw name and states, then three groups of figures, the third below the others where they leave no room, then
+    meters; return them and where they end."""
     up = f"up {format_duration(snapshot.uptime)}" if snapshot.uptime else ""
     parts = [
-        svg.text(8, 18, snapshot.model or "server", class_="b"),
-        svg.text(WIDTH - 8, 18, "   ".join(filter(None, (address, up))), class_="s faint", text_anchor="end"),
+        svg.text(8, 18, truncate_to_width(snapshot.model or "server", width / 2 - 16), class_="b", tip=snapshot.model),
+        svg.text(width - 8, 18, "   ".join(filter(None, (address, up))), class_="s faint", text_anchor="end"),
     ]
-    x = 8.0
-    for state, count in snapshot.requests.items():
-        caption = f"{count:,} {state}"
-        parts += [_state_mark(state, x + 9, 38), svg.text(x + 24, 42, caption, class_="" if count else "faint")]
-        x += 40 + 7.2 * len(caption)
-    parts += [_rates(snapshot), _latencies(snapshot), _pages(snapshot)]
-    y = FIGURES_TOP + 104
+    states = [(state, f"{count:,} {state}", count) for state, count in snapshot.requests.items()]
+    places = flow([40 + 7.2 * len(caption) for _, caption, _ in states], 8, width)
+    for (state, caption, count), (x, row) in zip(states, places, strict=True):
+        y = 38.0 + 20 * row
+        parts += [_state_mark(state, x + 9, y), svg.text(x + 24, y + 4, caption, class_="" if count else "faint")]
+    top = FIGURES_TOP + 20 * max((row for _, row in places), default=0)
+    beside = width >= MIN_WIDTH_OF_THREE
+    second, third = (width * share for share in COLUMNS) if beside else (width - LATENCIES_WIDTH, 8.0)
+    parts += [_rates(snapshot, top, second - 48), _latencies(snapshot, second, top)]
+    top += 0 if beside else FIGURES_HEIGHT
+    parts.append(_pages(snapshot, third, top, width - third - 8))
+    y = top + FIGURES_HEIGHT
     if snapshot.meters:
-        markup, height = _meters(snapshot.meters, y)
+        markup, height = _meters(snapshot.meters, y, width)
         parts.append(markup)
         y += height
     return parts, y
@@ -118,10 +129,9 @@ def _state_mark(state: str, x: float, y: float) -> str:
     return svg.tag("path", class_="line", d=f"M{x - 5:g} {y:g}l4 4l6 -8")
 
 
-def _rates(snapshot: ServerSnapshot) -> str:
+def _rates(snapshot: ServerSnapshot, y: float, wide: float) -> str:
     """Two strips: tokens of answers and of prompts, second by second, each to its own maximum."""
-    x, y, wide = COLUMNS[0], FIGURES_TOP, COLUMNS[1] - COLUMNS[0] - 40
-    parts = []
+    x, parts = 8.0, []
     strips = (
         ("output", "0", snapshot.output_tokens_per_second, [each.output_tokens for each in snapshot.rates]),
         ("prompt", "1", snapshot.prompt_tokens_per_second, [each.prompt_tokens for each in snapshot.rates]),
@@ -129,7 +139,7 @@ def _rates(snapshot: ServerSnapshot) -> str:
     for name, colour, now, values in strips:
         most = max(values, default=0)
         parts.append(svg.text(x, y + 12, f"{now:,.1f}", class_="big"))
-        caption = f"{name} tokens a second; to {most:,} in {len(values)} s"
+        caption = truncate_to_width(f"{name} tokens a second; to {most:,} in {len(values)} s", wide - 62)
         parts.append(svg.text(x + 62, y + 12, caption, class_="s faint"))
         base = y + 16 + STRIP_HEIGHT - 8
         parts.append(svg.line(x, base, x + wide, base, class_="grid"))
@@ -145,9 +155,8 @@ def _strip(values: Sequence[int], across: Scale, base: float, most: int, colour:
     return area + svg.path(points, class_=f"l{colour} rate", stroke_width="1.6")
 
 
-def _latencies(snapshot: ServerSnapshot) -> str:
+def _latencies(snapshot: ServerSnapshot, x: float, y: float) -> str:
     """A table of percentiles; the bar below a figure is its share of the largest of its row."""
-    x, y = COLUMNS[1], FIGURES_TOP
     parts = [svg.text(x + 96 + 62 * place, y + 8, f"p{q}", class_="s faint", text_anchor="end")
              for place, q in enumerate((50, 90, 99))]  # fmt: skip
     for number, (name, cuts) in enumerate((("TTFT", snapshot.ttft), ("TPOT", snapshot.tpot))):
@@ -164,8 +173,7 @@ def _latencies(snapshot: ServerSnapshot) -> str:
     return "".join(parts)
 
 
-def _pages(snapshot: ServerSnapshot) -> str:
-    x, y, wide = COLUMNS[2], FIGURES_TOP, WIDTH - COLUMNS[2] - 8
+def _pages(snapshot: ServerSnapshot, x: float, y: float, wide: float) -> str:
     pages, share = snapshot.pages, snapshot.cache_hit_share
     parts = [svg.text(x, y + 8, "pages of the KV cache", class_="s faint")]
     at = x
@@ -186,12 +194,13 @@ def _pages(snapshot: ServerSnapshot) -> str:
     return "".join(parts)
 
 
-def _meters(meters: Sequence[Meter], y: float) -> tuple[str, float]:
-    """Draw limits and money in two columns: used beside the limit, in red where nothing is left."""
+def _meters(meters: Sequence[Meter], y: float, width: float) -> tuple[str, float]:
+    """Draw limits and money in two columns, or in one: used beside the limit, in red where nothing is left."""
     parts = [svg.text(8, y + 12, "limits and money", class_="s faint")]
-    wide = (WIDTH - 40) / 2
+    columns = 2 if width >= MIN_WIDTH_OF_THREE else 1
+    wide = (width - 40) / 2
     for number, meter in enumerate(meters):
-        x, top = 8 + (number % 2) * (wide + 24), y + 22 + 20 * (number // 2)
+        x, top = 8 + (number % columns) * (wide + 24), y + 22 + 20 * (number // columns)
         full = meter.limit is not None and meter.used >= meter.limit
         bound = "" if meter.limit is None else f" of {meter.limit:,.6g}"
         again = f", free in {format_duration(meter.resets_in)}" if meter.resets_in else ""
@@ -202,24 +211,25 @@ def _meters(meters: Sequence[Meter], y: float) -> tuple[str, float]:
             share = min(1.0, max(0.0, meter.used / meter.limit))
             parts.append(svg.rect(x + 160, top + 2, 70 * share, 9, class_="over" if full else "c4"))
         parts.append(svg.text(x + 238, top + 10, caption, class_="s b" if full else "s"))
-    return "".join(parts), 30.0 + 20 * -(-len(meters) // 2)
+    return "".join(parts), 30.0 + 20 * -(-len(meters) // columns)
 
 
 def _axis(axis: SpanAxis, across: Scale) -> str:
     """Draw seconds before the right end."""
     before = Scale(axis.low - axis.high, 0.0, across.begin, across.end)
     parts = [svg.text(8, 13, "requests, the latest first", class_="s faint")]
-    for value in before.ticks(7):
+    for value in before.ticks(max(3, int((across.end - across.begin) / 90))):
         at = before(value)
         parts.append(svg.line(at, 16, at, 20, class_="line"))
         parts.append(svg.text(at, 12, f"{value:g} s", class_="s faint", text_anchor="middle"))
-    parts.append(svg.line(LEFT, 20, WIDTH - RIGHT, 20, class_="grid"))
-    return svg.document(WIDTH, 21, *parts, title=f"Time axis of {axis.high - axis.low:.3g} seconds")
+    parts.append(svg.line(LEFT, 20, across.end, 20, class_="grid"))
+    return svg.document(across.end + RIGHT, 21, *parts, title=f"Time axis of {axis.high - axis.low:.3g} seconds")
 
 
 def _row(request: RequestStatus, y: float, now: float, across: Scale, is_chosen: bool, is_stop: bool) -> str:
     tip = request_tip(request, now)
-    parts = [svg.rect(0, y, WIDTH, ROW_HEIGHT, class_="odd")] if round(y / ROW_HEIGHT) % 2 else []
+    width = across.end + RIGHT
+    parts = [svg.rect(0, y, width, ROW_HEIGHT, class_="odd")] if round(y / ROW_HEIGHT) % 2 else []
     name = truncate_text(request.id, MAX_NAME_LETTERS)
     css = "s b" if is_chosen else "s"
     parts.append(svg.text(LEFT - 8, y + ROW_HEIGHT - 5, name, class_=css, text_anchor="end"))
@@ -233,12 +243,12 @@ def _row(request: RequestStatus, y: float, now: float, across: Scale, is_chosen:
         end += 14
     parts.append(svg.text(end + 4, y + ROW_HEIGHT - 5, caption, class_="s faint"))
     if is_chosen:
-        parts.append(svg.rect(1, y + 0.5, WIDTH - 2, ROW_HEIGHT - 1, class_="on"))
+        parts.append(svg.rect(1, y + 0.5, width - 2, ROW_HEIGHT - 1, class_="on"))
     parts.append(
         svg.rect(
             0,
             y,
-            WIDTH,
+            width,
             ROW_HEIGHT,
             class_="hit",
             tip=tip,
@@ -260,20 +270,23 @@ def _bar(phase: RequestPhase, y: float, across: Scale) -> str:
     return svg.rect(left, y + inset, max(right - left, 0.8), ROW_HEIGHT - 2 * inset, class_=f"{css} ph")
 
 
-def _legend(snapshot: ServerSnapshot, num_shown: int) -> str:
+def _legend(snapshot: ServerSnapshot, num_shown: int, width: float) -> str:
     parts, x = [], 8.0
     for name, (css, inset) in PHASE_SHAPES.items():
         tall = ROW_HEIGHT - 2 * inset
         parts += [svg.rect(x, 10 - tall / 2, 22, tall, class_=css), svg.text(x + 28, 14, name, class_="s")]
         x += 44 + 6.4 * len(name)
+    beside = width >= MIN_WIDTH_OF_THREE  # else the words are below the shapes
     caption = "the number after a bar: output tokens. Click a request for its trace"
     if hidden := len(snapshot.recent) - num_shown:
         caption += f"; {hidden} earlier ones are not in sight"
-    parts.append(svg.text(x + 8, 14, caption, class_="s faint"))
-    return svg.document(WIDTH, 22, *parts, title="What the bars mean")
+    x, y = (x + 8, 14.0) if beside else (8.0, 32.0)
+    lines = paragraph(caption, x, y, width - x - 8, class_="s faint")
+    parts += lines
+    return svg.document(width, y - 7 + 15 * len(lines), *parts, title="What the bars mean")
 
 
-def _trace(request: RequestStatus, trace: RequestTrace | None) -> str:
+def _trace(request: RequestStatus, trace: RequestTrace | None, width: float) -> str:
     """Draw a request's tokens with the time each took, its text token by token, and the scheduler's reasons."""
     about = request_tip(request, request.ended or request.last_token or request.arrival).replace("\n", " · ")
     parts = [svg.tag("h4", escape(about))]
@@ -288,7 +301,7 @@ def _trace(request: RequestStatus, trace: RequestTrace | None) -> str:
             for each in delays
         ]
         marks = ["slow" if each.index and each.seconds > slow else None for each in delays]
-        parts += [_delays(delays, tips, marks), _text(delays, tips, marks)]
+        parts += [_delays(delays, tips, marks, width), _text(delays, tips, marks)]
     items = [
         f"{format_seconds(max(0.0, each.time - request.arrival))}, step {each.step}: "
         + (each.reason if each.reason.startswith(each.action) else f"{each.action}: {each.reason}")
@@ -299,22 +312,22 @@ def _trace(request: RequestStatus, trace: RequestTrace | None) -> str:
     return "".join([*parts, svg.tag("ul", *(svg.tag("li", escape(item)) for item in items), class_="wb-reasons")])
 
 
-def _delays(delays: Sequence[TokenDelay], tips: Sequence[str], marks: Sequence[str | None]) -> str:
+def _delays(delays: Sequence[TokenDelay], tips: Sequence[str], marks: Sequence[str | None], width: float) -> str:
     """Draw a bar for each token but the first: the time since the token before it."""
     most, base = longest(delays), 62.0
-    across = Scale(delays[0].index, max(delays[-1].index, delays[0].index + 8) + 1, LEFT, WIDTH - RIGHT)
+    across = Scale(delays[0].index, max(delays[-1].index, delays[0].index + 8) + 1, LEFT, width - RIGHT)
     wide = max(1.0, min(14.0, across(1) - across(0) - 1))
     caption = f"between tokens, to {format_seconds(most)}" if most else "one token"
     parts = [
         svg.text(LEFT - 8, base - 4, caption, class_="s faint", text_anchor="end"),
-        svg.line(LEFT, base, WIDTH - RIGHT, base, class_="grid"),
+        svg.line(LEFT, base, width - RIGHT, base, class_="grid"),
     ]
     for each, tip, mark in zip(delays, tips, marks, strict=True):
         if each.index and most:
             tall = max(0.8, (base - 8) * each.seconds / most)
             css = "over" if mark else "c0"
             parts.append(svg.rect(across(each.index), base - tall, wide, tall, class_=f"{css} tok", tip=tip))
-    return svg.document(WIDTH, base + 4, *parts, title=f"Times between {len(delays)} tokens, {caption}")
+    return svg.document(width, base + 4, *parts, title=f"Times between {len(delays)} tokens, {caption}")
 
 
 def _text(delays: Sequence[TokenDelay], tips: Sequence[str], marks: Sequence[str | None]) -> str:

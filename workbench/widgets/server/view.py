@@ -71,7 +71,7 @@ class ServerView(PictureWidget):
     def picture(self) -> str:
         """Draw the snapshot that is shown."""
         trace = self._source.trace(self.chosen) if self.chosen else None
-        return draw_server(self.snapshot, SPANS[self.span], self.chosen, trace, self._source.address)
+        return draw_server(self.snapshot, SPANS[self.span], self.chosen, trace, self._source.address, self.width)
 
     def save(self, path: str | Path) -> Path:
         """Write the snapshot that is shown, with its traces, to a JSON file that `ServerView(path)` shows again."""

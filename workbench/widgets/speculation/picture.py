@@ -29,6 +29,7 @@ STYLE = (
     "text-align:left;font:inherit}.wb-pic td{font-weight:700;font-variant-numeric:tabular-nums}"
 )
 WIDTH, HEIGHT = 760, 186
+MIN_WIDTH_OF_TWO = 720  # pixels for both charts side by side
 
 
 def draw_text(pieces: Sequence[PlacedToken], shown: int, token_text: Callable[[int], str]) -> str:
@@ -98,7 +99,7 @@ def draw_table(figures: Mapping[str, Any], speeds: SpeculationSpeed | None, same
     return f"<table>{''.join(f'<tr>{each}</tr>' for each in lines)}</table>"
 
 
-def draw_charts(figures: Mapping[str, Any]) -> str:
+def draw_charts(figures: Mapping[str, Any], width: float = WIDTH) -> str:
     """Draw acceptance by position, with what one chance for all would give, and verifications by tokens accepted."""
     chance, counts = figures["chance"] or 0.0, figures["acceptance_histogram"]
     total = max(1, sum(counts))
@@ -107,22 +108,31 @@ def draw_charts(figures: Mapping[str, Any]) -> str:
         for n, share in enumerate(figures["acceptance_by_position"], 1)
     ]
     right = [(str(n), count / total, None, f"{n} accepted in {count} of {total}") for n, count in enumerate(counts)]
-    parts = _bars(left, 40, "acceptance by position in the draft", "c0", "draft")
-    parts += _bars(right, 420, "share of verifications in which so many are accepted", "c4", "accepted")
+    beside = width >= MIN_WIDTH_OF_TWO
+    wide = (width - 120) / 2 if beside else width - 60
+    below = 0 if beside else HEIGHT - 16
+    parts = _bars(left, 40, wide, "acceptance by position in the draft", "c0", "draft")
+    other = _bars(right, 40, wide, "share of verifications in which so many are accepted", "c4", "accepted")
+    parts.append(svg.group(*other, transform=f"translate({wide + 60 if beside else 0:g},{below})"))
     legend = f"were each accepted alike, with chance {chance:.0%}"
-    parts += [svg.diamond(50, HEIGHT - 8, class_="l1"), svg.text(60, HEIGHT - 4, legend)]
+    parts += [svg.diamond(50, below + HEIGHT - 8, class_="l1"), svg.text(60, below + HEIGHT - 4, legend)]
     return svg.document(
-        WIDTH, HEIGHT, *parts, title="acceptance by position in the draft; verifications by tokens accepted"
+        width, below + HEIGHT, *parts, title="acceptance by position in the draft; verifications by tokens accepted"
     )
 
 
-def _bars(rows: Sequence[tuple[str, float, float | None, str]], x: float, title: str, kind: str, key: str) -> list[str]:
+def _bars(
+    rows: Sequence[tuple[str, float, float | None, str]], x: float, across: float, title: str, kind: str, key: str
+) -> list[str]:
     """Bars of (name, share, what was expected, tip), with their shares in figures where there is room."""
-    top, bottom, wide = 40, HEIGHT - 36, 320 / max(1, len(rows))
+    top, bottom, wide = 40, HEIGHT - 36, across / max(1, len(rows))
     parts, figures = [svg.text(x, 12, title)], []
     for share in (0.0, 0.5, 1.0):
         y = bottom - share * (bottom - top)
-        parts += [svg.line(x, y, x + 320, y, class_="grid"), svg.text(x - 4, y + 4, f"{share:.0%}", text_anchor="end")]
+        parts += [
+            svg.line(x, y, x + across, y, class_="grid"),
+            svg.text(x - 4, y + 4, f"{share:.0%}", text_anchor="end"),
+        ]
     for number, (name, share, guess, tip) in enumerate(rows):
         at, thick = x + wide * (number + 0.15), 0.7 * wide
         tall = share * (bottom - top)

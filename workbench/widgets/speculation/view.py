@@ -116,7 +116,9 @@ class SpeculationView(PictureWidget):
                 parts.append(describe_verification(shown, len(verifications), verifications[shown - 1], self._spell))
             found = place_tokens(self.token_ids, verifications)
             parts.append(draw_text(found, shown, self._spell))
-            parts.append(draw_charts(figures) if figures["verifications"] else "<p>Nothing was drafted.</p>")
+            parts.append(
+                draw_charts(figures, self.width) if figures["verifications"] else "<p>Nothing was drafted.</p>"
+            )
         except Exception as error:
             parts = [f'<p role="alert">{escape(describe_error(error))}</p>']
         return svg.html(style, *parts)

@@ -11,6 +11,7 @@ from workbench.trace.agent_tracks import AgentTrack
 from workbench.trace.recorder import row_name
 from workbench.trace.slices import Moment, Track
 from workbench.trace.tracks import Tracks
+from workbench.widgets.flow import flow, paragraph
 from workbench.widgets.timeline.data import (
     TimelineBar,
     bar_text,
@@ -24,7 +25,7 @@ from workbench.widgets.timeline.data import (
     visible_range,
 )
 
-WIDTH, LEFT, RIGHT = 960.0, 160.0, 24.0
+WIDTH, LEFT, RIGHT = 960.0, 160.0, 24.0  # of the picture unless another is given, and beside the bars
 ROW_HEIGHT = 22.0  # of the two bars of a step
 MAX_TALL_ROWS = 64  # rows that are seen at once; of more, those in sight, to be scrolled
 MAX_REQUESTS = 512  # rows drawn
@@ -50,8 +51,8 @@ STYLE = (
 
 
 def draw_timeline(tracks: Tracks, low: float, high: float, chosen: int = -1, width: float = WIDTH) -> str:
-    """From `low` to `high` milliseconds after the first moment; `chosen` is the request whose decisions are caption.
-    The chart is `width` pixels wide."""
+    """From `low` to `high` milliseconds after the first moment, `width` pixels wide; `chosen` is the request whose
+    decisions are listed."""
     begin = tracks.begin if tracks.steps or tracks.requests else 0.0
     across = Scale(begin + low / 1e3, begin + max(high, low + 1e-3) / 1e3, LEFT, width - RIGHT)
     rows, seen = _visible_requests(tracks, across), merge_steps(tracks, across)
@@ -60,8 +61,8 @@ def draw_timeline(tracks: Tracks, low: float, high: float, chosen: int = -1, wid
     drawn = rows[:MAX_REQUESTS]
     # One stop for the tabulator key in the whole chart: the chosen request, or the first step; arrows go on from there.
     stop = chosen if chosen in drawn else STEPS_ROW if seen else drawn[0] if drawn else STEPS_ROW
-    head, y = _head(seen, across, low, high, stop == STEPS_ROW, width)
-    body = [_row(tracks, number, across, place * side, side, chosen, stop, width) for place, number in enumerate(drawn)]
+    head, y = _head(seen, across, low, high, stop == STEPS_ROW)
+    body = [_row(tracks, number, across, place * side, side, chosen, stop) for place, number in enumerate(drawn)]
     tail, more = _tail(tracks, len(rows), len(drawn), chosen, width)
     high_body = max(1.0, side * len(drawn))
     title = f"Timeline of {len(tracks.requests)} requests in {len(tracks.steps)} steps"
@@ -79,13 +80,11 @@ def draw_timeline(tracks: Tracks, low: float, high: float, chosen: int = -1, wid
     )
 
 
-def _head(
-    seen: Sequence[TimelineBar], across: Scale, low: float, high: float, stop: bool, width: float
-) -> tuple[list[str], float]:
+def _head(seen: Sequence[TimelineBar], across: Scale, low: float, high: float, stop: bool) -> tuple[list[str], float]:
     """The axis, and the steps: prefill tokens above, decode tokens below, each as high as there are tokens."""
-    parts, axis = [], Scale(low, max(high, low + 1e-3), LEFT, width - RIGHT)
+    parts, axis = [], Scale(low, max(high, low + 1e-3), across.begin, across.end)
     bottom = 22 + 2 * ROW_HEIGHT + 14
-    for value in axis.ticks(max(3, int(width) // 120)):
+    for value in axis.ticks(max(3, int((across.end - across.begin) / 90))):
         x = axis(value)
         parts += [
             svg.line(x, 18, x, bottom, class_="grid"),
@@ -105,7 +104,7 @@ def _head(
         parts += [
             svg.tag("path", class_=kind, d=d) if d else "",
             svg.text(LEFT - 8, y + ROW_HEIGHT - 6, label, class_="s", text_anchor="end"),
-            svg.line(LEFT, y + ROW_HEIGHT, width - RIGHT, y + ROW_HEIGHT, class_="grid"),
+            svg.line(LEFT, y + ROW_HEIGHT, across.end, y + ROW_HEIGHT, class_="grid"),
         ]
     for place, bar in enumerate(seen):
         live = {"key": f"step:{bar.slices[0].args['step']}", "tabindex": 0 if stop and not place else -1}
@@ -133,14 +132,12 @@ def _visible_requests(tracks: Tracks, across: Scale) -> list[int]:
     return found
 
 
-def _row(
-    tracks: Tracks, number: int, across: Scale, y: float, side: float, chosen: int, stop: int, width: float
-) -> str:
+def _row(tracks: Tracks, number: int, across: Scale, y: float, side: float, chosen: int, stop: int) -> str:
     track = tracks.requests[number]
     name, phases, inner = row_name(track.row), tracks.phases(track), tracks.inner(track)
     high, parts, labels = side - 4, [], []
     if number % 2:
-        parts.append(svg.rect(0, y, width, side, class_="odd"))
+        parts.append(svg.rect(0, y, across.end + RIGHT, side, class_="odd"))
     parts.append(
         svg.text(
             LEFT - 8,
@@ -212,28 +209,25 @@ def _crosses(bar: TimelineBar, y: float, tall: float) -> str:
 
 def _tail(tracks: Tracks, rows: int, drawn: int, chosen: int, width: float) -> tuple[list[str], float]:
     """Draw the legend, a note on omitted requests, and the decisions on the chosen request."""
-    parts, x, y = [], 8.0, 10.0
+    parts: list[str] = []
     marks = [
         ("qu", 4.0, "queue"), ("ch", 12.0, "prefill, a chunk"), ("pf", 12.0, "prefill, between chunks"),
         ("de", 8.0, "decode, its tokens"), ("sb", 12.0, "preempted"),
     ]  # fmt: skip
     if any(isinstance(each, AgentTrack) for each in tracks.requests):
         marks = [("rd", 12.0, "an agent's round"), ("ca", 8.0, "a call"), *marks]
-    for css, tall, caption in marks:
-        if x + 28 + 6 * len(caption) > width:
-            x, y = 8.0, y + 16
-        parts += [
-            svg.rect(x, y + 6 - tall / 2, 22, tall, class_=css),
-            svg.text(x + 28, y + 10, caption, class_="s"),
-        ]
+    marks.append(("dc", 0.0, "a decision and its reason"))
+    places = flow([50 + 6 * len(caption) for _, _, caption in marks], 8, width)
+    for (css, tall, caption), (x, row) in zip(marks, places, strict=True):
+        y = 10.0 + 18 * row
+        if css == "dc":
+            parts.append(svg.tag("path", class_="dc", d=f"M{x + 7:g} {y + 3:g}h8l-4 6z"))
+        else:
+            parts.append(svg.rect(x, y + 6 - tall / 2, 22, tall, class_=css))
+        parts.append(svg.text(x + 28, y + 10, caption, class_="s"))
         if css == "sb":
             parts.append(svg.tag("path", class_="cross", d=_crosses(TimelineBar(x, 22, ()), y, tall)))
-        x += 50 + 6 * len(caption)
-    if x + 170 > width:
-        x, y = 8.0, y + 16
-    parts.append(svg.tag("path", class_="dc", d=f"M{x:g} {y + 3:g}h8l-4 6z"))
-    parts.append(svg.text(x + 14, y + 10, "a decision and its reason", class_="s"))
-    y += 26
+    y = 36.0 + 18 * places[-1][1]
     if rows < len(tracks.requests) or drawn < rows:
         caption = f"{drawn} of {len(tracks.requests)} requests: those under way in this stretch"
         parts.append(svg.text(8, y, caption + (", the first of them" if drawn < rows else ""), class_="s faint"))
@@ -245,7 +239,8 @@ def _tail(tracks: Tracks, rows: int, drawn: int, chosen: int, width: float) -> t
         found = sorted([*track.moments, *backs], key=lambda moment: moment.time)
         left_out = f"{len(found) - MAX_DECISIONS} earlier ones, and then:" if len(found) > MAX_DECISIONS else ""
         for line in [*([left_out] if left_out else []), *map(describe_decision, found[-MAX_DECISIONS:])] or ["none"]:
-            y += 15
-            parts.append(svg.text(20, y, line, class_="s"))
+            lines = paragraph(line, 20, y + 15, width - 28, class_="s")
+            parts += lines
+            y += 15 * len(lines)
         y += 12
     return parts, y

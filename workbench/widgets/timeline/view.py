@@ -63,7 +63,7 @@ class Timeline(PictureWidget):
         live = ipywidgets.Checkbox(description="follow", indent=False, disabled=self._leave is None)
         live.layout.width = "6em"
         traitlets.link((self, "follow"), (live, "value"))
-        self.watch("follow", "chosen", "width")
+        self.watch("follow", "chosen")
         self.observe(self._on_window, "window")
         self.shown.observe(lambda change: self._pick(change["new"]), "picked")
         self._extend_window(whole=True)
@@ -169,7 +169,7 @@ class Timeline(PictureWidget):
 
     def _button(self, about: tuple[str, str]) -> ipywidgets.Button:
         sign, what = about
-        button = ipywidgets.Button(description=sign, tooltip=what, layout=ipywidgets.Layout(width="3em"))
+        button = ipywidgets.Button(description=sign, tooltip=what, layout=ipywidgets.Layout(width="3em", flex="none"))
         act: dict[str, Callable[[], None]] = {
             "◀": lambda: self.zoom(by=-0.5), "▶": lambda: self.zoom(by=0.5), "+": lambda: self.zoom(0.5),
             "−": lambda: self.zoom(2.0), "all": lambda: self.set_trait("window", (0.0, max(self.length, 0.05))),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from workbench.errors import describe_error
+from workbench.errors import WorkbenchError, describe_error
 from workbench.inspect.ablation import Ablation, continue_text
+from workbench.waiting import join_and_serve
 from workbench.widgets.token_path.ablation_picture import Continuations
 
 
@@ -34,10 +36,10 @@ class AblatedTexts:
         thread.start()
 
     def wait(self, seconds: float | None) -> bool:
-        """Wait until what was asked for is computed, at most so many seconds for each; return whether it is."""
-        for thread in self._threads:
-            thread.join(seconds)
-        return not any(thread.is_alive() for thread in self._threads)
+        """Wait until what was asked for is computed, at most so many seconds; return whether it is."""
+        end = None if seconds is None else time.monotonic() + seconds
+        left = (None if end is None else max(0.0, end - time.monotonic()) for _ in self._threads)
+        return all([join_and_serve(thread, limit) for thread, limit in zip(self._threads, left, strict=True)])
 
     @property
     def continuations(self) -> Continuations:
@@ -68,9 +70,12 @@ class AblatedTexts:
                     made = self._live.call(lambda runner: continue_text(runner.model, ids, sampling, ablation))
                     self._found[ablation] = made
         except Exception as error:
-            self._error = describe_error(error)
+            if ablation == self._wanted:  # an earlier one is not shown any more
+                self._error = describe_error(error)
         on_change()
 
 
 def _tokens(handle: Any) -> tuple[int, ...]:
+    if handle.error:
+        raise WorkbenchError(str(handle.error))
     return next(tuple(event.token_ids) for event in handle.events if event.kind == "finished")

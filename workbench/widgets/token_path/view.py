@@ -78,7 +78,7 @@ class TokenPath(PictureWidget):
         self._choice = ipywidgets.ToggleButtons(options=SECTIONS, value=section, style={"button_width": "auto"})
         traitlets.link((self, "section"), (self._choice, "value"))
         self._hint = ipywidgets.HTML()
-        self.watch("step", "section", "position", "column", "layer", "head", "lens_layer", "width")
+        self.watch("step", "section", "position", "column", "layer", "head", "lens_layer")
         self.watch("heads_off", "layers_off")
         self.observe(lambda _: self.set_trait("column", -1), ["step"])
         self.observe(lambda _: self._ask(), ["heads_off", "layers_off", "section"])
@@ -120,10 +120,8 @@ class TokenPath(PictureWidget):
 
     def picture(self) -> str:
         """The chosen section."""
-        width = float(self.width)
-        return {"path": self._path, "lens": self._lens, "heads": self._heads, "ablation": self._ablation}[self.section](
-            width
-        )
+        draw = {"path": self._path, "lens": self._lens, "heads": self._heads, "ablation": self._ablation}[self.section]
+        return draw(float(self.width))
 
     def _path(self, width: float) -> str:
         step = self.data.steps[self.step]

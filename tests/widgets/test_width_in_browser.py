@@ -1,0 +1,109 @@
+"""Pictures are drawn for the width there is: letters stay large, and nothing is cut off or shared between pictures."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.browser import browser
+from tools.notebooks.page import LabSession, NotebookPage
+
+pytestmark = browser
+
+NOTEBOOK = """# %%
+import numpy as np
+import workbench
+from workbench import widgets
+from workbench.request import Request, SamplingParameters
+
+runner = workbench.load("demo", backend="eager", page_size=16, pages=12, max_num_seqs=4)
+maps = [widgets.PageMap(runner), widgets.PageMap(runner)]
+charts = [widgets.Timeline(runner), widgets.Timeline(runner)]
+few = SamplingParameters(max_tokens=24, ignore_eos=True)
+asked = widgets.RunnerThread.attach(runner).submit([Request(f"r{n}", tuple(range(40 + n)), few) for n in range(4)])
+asked.wait()
+charts[0]
+# %%
+charts[1]
+# %%
+maps[0]
+# %%
+maps[1]
+# %%
+widgets.Roofline(runner, ceilings="h100")
+# %%
+server = workbench.serve(workbench.load("demo", backend="eager"), port=0)
+widgets.ServerView(server)
+# %%
+weights = [np.tril(np.ones((2, 40, 40))) / np.arange(1, 41)[:, None]] * 2
+widgets.AttentionView(weights)
+# %%
+widgets.AttentionView(weights)
+# %%
+explorers = [widgets.SamplingExplorer(runner, "def f(x):", draws=20, top_k=4).wait() for _ in range(2)]
+explorers[0]
+# %%
+explorers[1]
+# %%
+widgets.MemoryCalculator()
+# %%
+last = widgets.TokenView()
+last
+"""
+# Every letter in sight of a picture: its size on the screen, whose it is and what it says.
+LETTERS = """root => [...root.querySelectorAll(".wb-picture text, .wb-picture td, .wb-picture p")]
+    .filter(each => each.textContent.trim() && each.getClientRects().length)
+    .map(each => [parseFloat(getComputedStyle(each).fontSize) * (each.getScreenCTM?.()
+        ? Math.hypot(each.getScreenCTM().a, each.getScreenCTM().b) : 1), each.textContent.slice(0, 40)])"""
+IDS = """root => [...root.querySelectorAll(".wb-picture [id]")].map(each => each.id)"""
+# Letters that stand out of their drawing on the right.
+CUT = """root => [...root.querySelectorAll(".wb-picture svg")].flatMap(svg => [...svg.querySelectorAll("text")]
+    .filter(each => each.getBoundingClientRect().right > svg.getBoundingClientRect().right + 2)
+    .map(each => each.textContent))"""
+FILLED = """root => [...root.querySelectorAll('.wb-picture svg [class~="wb-pic"], .wb-picture svg rect')]
+    .map(each => getComputedStyle(each).fill).filter(fill => fill.startsWith('url'))
+    .filter(fill => !root.ownerDocument.getElementById(fill.match(/#([^"')]+)/)[1])).length"""
+SHOTS = os.environ.get("WORKBENCH_SHOTS")
+
+
+@pytest.fixture(scope="module")
+def page(lab: LabSession) -> Iterator[NotebookPage]:
+    page = lab.open(lab.write("widths.py", NOTEBOOK))
+    page.run_all()
+    assert page.errors() == [] and page.console_errors == []
+    size = page.tab.viewport_size
+    assert size is not None
+    yield page
+    lab.theme("light")
+    page.tab.set_viewport_size(size)
+
+
+@pytest.mark.parametrize("width", [1000, 1900])
+def test_letters_are_large_and_whole(page: NotebookPage, lab: LabSession, width: int) -> None:
+    page.tab.set_viewport_size({"width": width, "height": 1400})
+    page.settle(1.0)
+    small = [each for each in page.root.evaluate(LETTERS) if each[0] < 8.99]
+    cut = page.root.evaluate(CUT)
+    for theme in ("light", "dark") if SHOTS else ():
+        lab.theme(theme)
+        page.settle()
+        for place, view in enumerate(page.views().all()):
+            view.screenshot(path=Path(SHOTS or "") / f"{place:02}-{width}-{theme}.png")
+    lab.theme("light")
+    assert small == [] and cut == []
+
+
+def test_two_pictures_have_no_id_in_common(page: NotebookPage) -> None:
+    ids = page.root.evaluate(IDS)
+    assert len(ids) > 8 and len(set(ids)) == len(ids) and page.root.evaluate(FILLED) == 0
+
+
+def test_a_wide_window_is_used(page: NotebookPage) -> None:
+    page.tab.set_viewport_size({"width": 1900, "height": 1400})
+    page.settle(1.0)
+    for name in ("wb-timeline", "wb-pagemap", "wb-roofline", "wb-serverview"):
+        room, drawn = (page.widget(name).locator(each).first.bounding_box() for each in (".wb-picture", "svg.wb-pic"))
+        assert room is not None and drawn is not None and drawn["width"] > 0.95 * min(room["width"], 1600)
