@@ -78,7 +78,7 @@ class Suite:
     call: Callable[..., Any]
     cases: tuple[Case, ...]
     rounding_terms: Callable[..., float]
-    exact: Callable[..., Any] = field(default=None)  # type: ignore[assignment]  # `__post_init__` fills it in
+    exact: Callable[..., Any] = field(default=None)  # type: ignore[assignment] (`__post_init__` fills it in)
     scale: Callable[..., Tensor] | None = None
     benchmark_call: Callable[..., Any] | None = None
 

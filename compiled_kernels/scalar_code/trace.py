@@ -356,6 +356,6 @@ def _line_of(node: Node, function: Callable[..., Tensor], examples: Sequence[Ten
             function(*examples)
     except Untraceable:
         return _where(sys.exc_info()[2])
-    except Exception:
+    except Exception:  # the user's function may raise anything; the line is an extra
         return ""
     return ""

@@ -64,7 +64,7 @@ def draw_large_head(mass: np.ndarray, tokens: Sequence[str], name: str, y: float
     for row in range(count):
         bold = "bold" if row == count - 1 else None
         label = truncate_to_width(tokens[row], left - 12)
-        size = 11 if cell >= 12 else 11
+        size = 11
         parts.append(svg.text(left - 8, top + cell * row + cell / 2 + 4, label, text_anchor="end", class_="mono",
                               font_size=size, font_weight=bold))  # fmt: skip
         place = f"translate({left + cell * row + cell / 2 + 4:.1f},{top - 6:.1f}) rotate(-60)"
