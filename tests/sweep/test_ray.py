@@ -95,8 +95,9 @@ def test_an_interruption_ends_the_workers_and_keeps_what_is_done(
 
 
 def test_a_point_that_cannot_run_is_reported_before_anything_waits_for_it(
-    tmp_path: Path, quick_workers: None, cluster: Any
+    tmp_path: Path, quick_workers: None, cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(cluster, "cancel", lambda *task, **options: pytest.fail("a task that has ended is cancelled"))
     sweep = quick_sweep(tmp_path, 1)
     place = make_executor(parse_executor("{kind: ray, cpus: 3, gpus: 0.5}"))
     with pytest.raises(WorkbenchError, match=r"3 cpus and 0.5 gpus, .*\(at most 2 and 0\); lower executor.cpus"):

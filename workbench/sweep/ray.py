@@ -44,8 +44,10 @@ class RaySweepExecutor:
             try:
                 while running:
                     (done,), _ = self.ray.wait(list(running), num_returns=1)
-                    self._check_worker(done, running[done])
-                    on_end(running.pop(done))
+                    # Ray aborts this process where a task is cancelled in the moment of its end: a done one never is.
+                    point = running.pop(done)
+                    self._check_worker(done, point)
+                    on_end(point)
             finally:
                 for left in running:
                     self.ray.cancel(left, force=True)
@@ -139,6 +141,7 @@ def _wait_for_file(file: Path) -> None:
 
 def _import_ray() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere
+    os.environ.setdefault("RAY_DASHBOARD_STARTUP_TIMEOUT_S", "600")  # its 60 are too few on a busy machine
     try:
         import ray
         import ray.cloudpickle
