@@ -154,3 +154,9 @@ window.bench = {
     panel.close();
   },
 };
+
+// anywidget gives up on a widget that is not there after two seconds, and the tests' machine may be busy for longer.
+{
+  const timeout = AbortSignal.timeout;
+  AbortSignal.timeout = (milliseconds) => timeout.call(AbortSignal, 60 * milliseconds);
+}

@@ -33,6 +33,7 @@ FOR_EVER = timedelta(days=365)  # limits are those of `_wait`
 POLL_SECONDS = 5e-5  # between looks at whether a call of NCCL has ended
 MEETING_SECONDS = 120.0  # at least, for all ranks to come
 GRACE_SECONDS = 1.0  # from the end of a rank's connections to that of its process
+RANK_LOST = "a rank was lost"  # what a rank says before it ends because another has
 FAILED = "failed"  # in the store: what the first rank that failed said
 
 
@@ -170,7 +171,7 @@ class DistributedRanks(Ranks):
         while self.rank == 0 and time.monotonic() < deadline:
             self._look()
             time.sleep(LOOK_SECONDS)
-        self.broken = f"parallel.tensor: a rank was lost: {str(error).splitlines()[0]}; load the model again"
+        self.broken = f"parallel.tensor: {RANK_LOST}: {str(error).splitlines()[0]}; load the model again"
         return RankFailed(self.broken)
 
 

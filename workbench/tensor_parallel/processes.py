@@ -17,12 +17,12 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, NamedTuple, Protocol
 
 import torch
 
 from workbench.errors import WorkbenchError
-from workbench.tensor_parallel.distributed import DistributedRanks, distributed_problem, open_store
+from workbench.tensor_parallel.distributed import RANK_LOST, DistributedRanks, distributed_problem, open_store
 from workbench.tensor_parallel.futex import shared_memory_problem
 from workbench.tensor_parallel.ranks import NoPeers, RankFailed, Ranks, Transport
 from workbench.tensor_parallel.shared_memory import SharedMemoryRanks, create_memory, map_memory
@@ -136,6 +136,18 @@ class RankProcesses:
         self._end()
 
 
+class _End(NamedTuple):
+    """The end of a rank's process: its status as of `Popen.poll`, and what it printed last."""
+
+    rank: int
+    status: int
+    words: str
+
+    def is_consequence(self) -> bool:
+        """Whether it ended because another did: nothing killed it, and it says that one was lost."""
+        return self.status > 0 and RANK_LOST in self.words
+
+
 class ProcessPeers:
     """The other ranks, as rank 0 sees them; the first that has ended ends the others."""
 
@@ -147,15 +159,14 @@ class ProcessPeers:
     def check(self) -> None:
         if self._failure:  # of the first: the others were ended for it
             raise RankFailed(self._failure)
-        for rank, process in enumerate(self._processes, 1):
-            if (status := process.poll()) is None:
-                continue
+        polled = [(rank, process.poll()) for rank, process in enumerate(self._processes, 1)]
+        if ended := [_End(rank, status, self._last_words(rank)) for rank, status in polled if status is not None]:
             _kill(self._processes)
-            how = f"signal {-status}" if status < 0 else f"exit status {status}"
-            said = self._last_words(rank)
-            died = f"parallel.tensor: rank {rank} ended ({how}{said}), and so were the others; load the model again"
-            self._failure = died
-            raise RankFailed(died)
+            first = min(ended, key=_End.is_consequence)
+            how = f"signal {-first.status}" if first.status < 0 else f"exit status {first.status}"
+            reason = f"rank {first.rank} ended ({how}{first.words})"
+            self._failure = f"parallel.tensor: {reason}, and so were the others; load the model again"
+            raise RankFailed(self._failure)
 
     def end(self) -> None:
         _kill(self._processes)

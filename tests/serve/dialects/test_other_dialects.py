@@ -95,7 +95,7 @@ def test_a_response_goes_on_and_is_streamed_kept_and_deleted(client: openai.Open
     tool: Any = {"type": "function", "name": "add", "description": "Add.", "parameters": SCHEMA, "strict": True}
     with client.responses.stream(
         model=MODEL, input="And 13 + 30?", previous_response_id=first.id, tools=[tool], tool_choice="required",
-        max_output_tokens=60, reasoning={"effort": "minimal"},
+        max_output_tokens=60, reasoning={"effort": "minimal"}, temperature=0,
     ) as stream:  # fmt: skip
         second = stream.get_final_response()
     called = second.output[-1]
