@@ -90,7 +90,7 @@ def test_models_in_both_shapes(server: Server, client: openai.OpenAI) -> None:
 
 
 def test_a_response_goes_on_and_is_streamed_kept_and_deleted(client: openai.OpenAI) -> None:
-    first = client.responses.create(model=MODEL, input="What is 12 + 30?", max_output_tokens=40)
+    first = client.responses.create(model=MODEL, input="What is 12 + 30?", max_output_tokens=40, temperature=0)
     assert first.status == "completed" and first.output_text and first.usage is not None
     tool: Any = {"type": "function", "name": "add", "description": "Add.", "parameters": SCHEMA, "strict": True}
     with client.responses.stream(
