@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.browser import lab
 from tests.patience import TEST_SECONDS, limit
-from tests.thorough import tries
+from tests.thorough import left_out, tries
 from workbench import progress as patience
 
 __all__ = ["lab"]
@@ -39,13 +39,17 @@ torch.set_num_threads(1)  # tiny tensors: a second thread only waits
 def pytest_configure(config: pytest.Config) -> None:
     """A test that hangs is ended by a limit in seconds of this machine, unless one is asked for by hand. A run that a
     shell put into the background was begun deaf to SIGINT, which tests send to themselves."""
+    config.addinivalue_line("markers", "sampled(most): `make test` tries so many of its cases, others in every run")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("timeout", None) is None and "PYTEST_TIMEOUT" not in os.environ:
         config.option.timeout = limit(TEST_SECONDS)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Notebooks and the browser go first, and so to one worker, which has the only JupyterLab and Chromium: they wait
-    half of their time, and no worker should wait for them at the end."""
+def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Config) -> None:
+    """Leave out what `make test` samples. Notebooks and the browser go first, and so to one worker, which has the only
+    JupyterLab and Chromium: they wait half of their time, and no worker should wait for them at the end."""
+    if out := left_out(items):
+        items[:] = [item for item in items if item not in out]
+        config.hook.pytest_deselected(items=list(out))
     items.sort(key=lambda item: "lab" not in getattr(item, "fixturenames", ()) and "/notebooks/" not in item.nodeid)

@@ -33,6 +33,7 @@ def test_a_page_reads_well_as_text(page: Path) -> None:
     assert problems(page.read_text(encoding="utf-8")) == []
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("page", [each for each in PAGES if python_of(each.read_text())], ids=lambda page: page.name)
 def test_a_pages_python_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One namespace a page, as a reader has it who runs its blocks in order."""

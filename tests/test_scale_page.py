@@ -27,6 +27,7 @@ def _stands_in(figure: str, shown: str) -> bool:
     return re.search(rf"(?<![\d.,]){re.escape(figure)}(?![\d]|[.,]\d)", shown) is not None
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("command", "printed"), COMMANDS, ids=[command for command, _ in COMMANDS])
 def test_a_command_prints_what_the_page_shows(command: str, printed: str) -> None:
     assert printed_by(command) == printed, "`python -m tools.scale_page` writes what is printed now"

@@ -76,6 +76,7 @@ def alone() -> dict[int, dict[str, tuple[int, ...]]]:
     return {seed: {name: end.token_ids for name, end in generate(runner, requests(seed)).items()} for seed in (0, 1)}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("transfer", ["shared", "gloo"])
 def test_texts_are_those_of_one_engine_through_any_kill(transfer, alone) -> None:
     """Each token comes once, whichever process dies when; afterwards there is no loan, no process and no memory."""
@@ -161,6 +162,7 @@ def test_engines_of_other_layouts_are_refused() -> None:
         PrefillDecodePools(config(), 0, 1)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_process_that_is_stopped_is_ended_and_its_requests_go_on(alone, number: int) -> None:
     """SIGSTOP: it answers nothing, and its connection stays."""

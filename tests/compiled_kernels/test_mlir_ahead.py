@@ -149,6 +149,7 @@ def nothing_remembered(module: ModuleType) -> Iterator[None]:
             cache.cache_clear()
 
 
+@pytest.mark.sampled(25)
 @needs_emulator
 @pytest.mark.parametrize(("operator", "case"), RUN, ids=[f"{operator} {case.name}" for operator, case in RUN])
 def test_kernels_are_right_on_aarch64(

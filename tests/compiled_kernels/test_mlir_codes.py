@@ -39,6 +39,7 @@ def decoder(kind: str, count: int, joined: bool, element: str = "f32") -> str:
     return f"{THREADS}\nfunc.func @decode(%codes: memref<256xi8>, %out: {out}) {{\n{lines.text()}\nreturn\n}}"
 
 
+@pytest.mark.sampled(40)
 @needs_mlir
 @pytest.mark.parametrize("level", available_levels(), ids=str)
 @pytest.mark.parametrize("count", [1, 4, 8, 16, 32])

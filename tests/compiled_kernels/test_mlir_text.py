@@ -66,6 +66,7 @@ def test_every_format_of_codes(name: str, tokens: int) -> None:
         assert disagreement(suite, Case("drawn", arguments, CaseCost(0, 0)), inputs, Backend.MLIR) is None
 
 
+@pytest.mark.sampled(8)
 @needs_mlir
 @pytest.mark.parametrize("level", available_levels(), ids=str)
 @pytest.mark.parametrize("operator", [*WRITTEN, "quantized_attention"])

@@ -76,6 +76,7 @@ def test_rows_fall_on_experts_in_any_way(
     assert disagreement(SUITE, case, (x, expert, codes, bias, scales), Backend.MLIR) is None
 
 
+@pytest.mark.sampled(12)
 @mlir
 @pytest.mark.parametrize(("kind", "group"), FORMATS)
 def test_every_level(kind: str, group: int, level: Level) -> None:

@@ -78,6 +78,7 @@ INT8, INT4, BOTH = (
 W8A8 = WeightFormat.parse("int8", activations="int8")
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("backend", "unit", "format"),
     [

@@ -288,6 +288,7 @@ def test_tokens_drawn_in_one_call_are_those_of_the_distribution_function(
         assert tokens(found) == tokens(plain(target, asked))
 
 
+@pytest.mark.sampled(2)
 @needs_mlir
 @pytest.mark.parametrize("level", available_levels(), ids=str)
 def test_drawn_drafts_at_every_level(level: Level) -> None:

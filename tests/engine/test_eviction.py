@@ -75,6 +75,7 @@ def test_neighbours_that_lose_nothing_are_as_without_eviction(policy: dict) -> N
     assert {name: both[name] for name in plain} == plain
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("backend", "policy"), [(Backend.INDUCTOR, POLICIES[0]), (Backend.MLIR, POLICIES[0]), (Backend.MLIR, POLICIES[1])]
 )

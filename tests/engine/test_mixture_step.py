@@ -62,6 +62,7 @@ def test_rows_are_the_oracles(
     assert any(name.startswith("decode") for name in ours.executor.inner.artifacts)  # type: ignore[attr-defined]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", FORMATS)
 @settings(max_examples=tries(3), deadline=None)
 @given(counts=st.sampled_from([(6, 2), (5, 5), (16, 3)]), seed=st.integers(0, 2**31), together=st.integers(1, 5))
@@ -94,6 +95,7 @@ def test_scales_of_experts_that_no_row_chose_are_never_read(kind: str) -> None:
     assert step(plan).isnan().any()  # and a chosen one is
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("level", available_levels(), ids=str)
 def test_every_level(level: Level, dtype: torch.dtype) -> None:

@@ -48,6 +48,7 @@ def test_rows_are_the_oracles(spec: ModelSpec, seed: int, together: int) -> None
     generate(ours, [request(f"{seed}-{i}", 3 + 5 * i, 4 + i) for i in range(together + 1)])
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     "format",
     [
@@ -79,6 +80,7 @@ WIDE = {
 }
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("format", ["dense", "int8", "w8a8", "int4", *WIDE])
 @pytest.mark.parametrize("level", available_levels(), ids=str)
 def test_bfloat16_at_every_level(format: str, level: Level) -> None:

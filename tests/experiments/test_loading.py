@@ -26,6 +26,7 @@ def rows() -> dict[str, dict]:
     return {row["case"]: row for row in measure_all(cases)}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", MEASURED)
 def test_the_peak_is_near_the_weights(rows: dict[str, dict], name: str) -> None:
     row = rows[name]

@@ -26,6 +26,7 @@ from tests.patience import until
 from workbench.trace.events import Decoded, Finished
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("service", SERVICES[:2])  # ranks: tests/tensor_parallel/test_shared_model.py
 def test_nothing_is_left_after_a_random_kill(service: str) -> None:
     row = kill_once(service, random.Random())

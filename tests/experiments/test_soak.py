@@ -22,6 +22,7 @@ def soak(requests: int = 60, **settings) -> dict:
     return Soak(runner_of(MODEL, **given), 1).run(random_requests(requests, VOCAB, CONTEXT, 1, text=False), requests)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("policy", ["priority", "fair"])
 def test_a_short_soak(policy: str) -> None:
     record = soak(policy=policy)

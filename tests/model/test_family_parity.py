@@ -53,6 +53,7 @@ COMPILED = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("backend", "name", "layers"), COMPILED)
 def test_lanes_decode_them(tmp_path: Path, backend: Backend, name: str, layers: int) -> None:
     if problem := backend_problems()[backend]:

@@ -47,6 +47,7 @@ class Alone:
         return part
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", SHARED)
 def test_a_step_in_halves_has_the_bits_of_the_whole_step(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     requests, given = [subject(kind), *other_requests(kind, [5, 19])], {"cache": KINDS[kind][3], "page_size": SIZE}

@@ -114,6 +114,7 @@ CASES = [
 AS_WELL = {"biases", "mixture"}  # on the other transport too
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("case", "backend"), CASES)
 def test_a_shared_model_gives_the_tokens_of_one_process(
     case: str, backend: str, tmp_path: Path, closing: list[Runner]
@@ -260,6 +261,7 @@ def children(parent: int) -> list[int]:
 TORCHRUN = "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "--local-addr", "127.0.0.1"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_torchrun_starts_the_ranks(tmp_path: Path, transport: str) -> None:
     """Its processes join rank 0, which is the command line, and leave with it; the record is that of one process."""

@@ -20,6 +20,7 @@ RIGHT = [
 QUICK = ("eager", "mlir", "triton")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("part", RIGHT, ids=lambda part: getattr(part, "__name__", str(part)))
 def test_what_keeps_the_laws_passes(part, request, monkeypatch):
     monkeypatch.chdir(request.config.rootpath)
@@ -32,6 +33,7 @@ def test_the_compiled_backend_is_held_to_the_reference_too():
     assert backend.ok and (backend.detail == "3 examples" or "not tried: no C++ compiler" in backend.detail)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     ("part", "law", "detail"),
     [

@@ -101,6 +101,7 @@ class Moody:
         return replace(decision, num_scheduled_tokens=[(going[-1], 1)]) if going and next(self.asked) % 2 else decision
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("policy", "law"),
     [

@@ -62,6 +62,7 @@ def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("name", ENTRIES)
 def test_it_keeps_the_laws_of_attention(name: str) -> None:
     change = smaller(name, attention(name))
@@ -83,6 +84,7 @@ def test_its_score_keeps_the_laws_of_scores(name: str) -> None:
     check_attention(part["path"], examples=2, arguments=arguments, backends=()).raise_if_failed()
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", ENTRIES)
 def test_the_demo_model_generates_with_it(name: str) -> None:
     """On every backend, the same greedy text in float32 as far as margins are wide."""

@@ -59,12 +59,14 @@ def proposed(proposer, sequence: Sequence, count: int = 8) -> tuple[int, ...]:
     return draft.token_ids
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("entry", ENTRIES.values(), ids=ENTRIES)
 def test_every_entry_keeps_the_laws_of_proposers(entry: LoadedEntry) -> None:
     for report in check_entry(entry, examples=tries(2)):
         report.raise_if_failed()
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("backend", ["eager", "mlir"])
 @pytest.mark.parametrize("entry", ENTRIES.values(), ids=ENTRIES)
 def test_greedy_text_is_the_plain_text_on_every_backend(entry: LoadedEntry, backend: str) -> None:

@@ -60,6 +60,7 @@ def policy_of(name: str, budget: int) -> Any:
 sizes = st.tuples(st.integers(1, 3), st.integers(10, 60), st.integers(2, 9), st.integers(0, 999))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ENTRIES)
 def test_it_keeps_every_law(name: str) -> None:
     for report in check_entry(ENTRIES[name], examples=1):
@@ -71,6 +72,7 @@ def test_the_demo_model_generates_with_it(name: str) -> None:
     assert text(policy_of(name, 24)) and text(policy_of(name, 4096)) == text(None), "with room for all it is the model"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ENTRIES)
 def test_a_compiled_model_generates_the_same_or_refuses(name: str) -> None:
     if problem := backend_problems()[Backend.MLIR]:

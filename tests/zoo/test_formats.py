@@ -47,6 +47,7 @@ def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", FORMATS)
 def test_it_keeps_every_law(name: str) -> None:
     report = check_kv_format(FORMATS[name], examples=2, backends=())

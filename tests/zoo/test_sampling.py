@@ -42,6 +42,7 @@ def stacked(rows: list) -> tuple[Tensor, list[History]]:
     return torch.stack([row.logits for row in rows]), [row.history for row in rows]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("entry", ENTRIES.values(), ids=ENTRIES)
 def test_every_entry_keeps_the_laws(entry) -> None:
     for report in check_entry(entry):

@@ -334,6 +334,7 @@ def _later(report: Report, seconds: float) -> Report:
 
 def _import_ray() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere
+    os.environ.setdefault("RAY_DASHBOARD_STARTUP_TIMEOUT_S", "600")  # its 60 are too few on a busy machine
     os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # a thread that still asks must not start Ray anew
     os.environ.setdefault("RAY_worker_niceness", "0")  # at Ray's niceness of 15 a replica would wait for all else
     try:

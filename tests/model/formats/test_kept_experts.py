@@ -90,6 +90,7 @@ def test_gpt_oss_keeps_mxfp4(tmp_path: Path, backend: Backend) -> None:
     torch.testing.assert_close(model.logits(range(40)), expected.logits(range(40)), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("backend", HERE)
 def test_gpt_oss_generates_what_the_widened_model_does(tmp_path: Path, backend: Backend) -> None:
     dense, texts = gpt_oss(tmp_path / "m"), []
