@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import subprocess
+import sys
+import tempfile
 import weakref
 from typing import Any
 
@@ -26,6 +29,7 @@ from workbench.request import Request, SamplingParameters
 from workbench.tensor_parallel import executor
 from workbench.tensor_parallel.cut import spec_of_rank
 from workbench.tensor_parallel.executor import TensorParallelStore, tasks_of
+from workbench.tensor_parallel.processes import ProcessPeers
 from workbench.tensor_parallel.ranks import CHUNK_BYTES, RankFailed, Ranks
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
@@ -222,3 +226,18 @@ def test_a_rank_with_another_page_table_ends_the_step(monkeypatch: pytest.Monkey
             end = generate(runner, [request])["one"]
             assert ("rank 1 computed another step than rank 0" in (end.error or "")) == plant
     assert len(steps) == 2
+
+
+def test_the_rank_that_was_killed_is_named_not_one_that_ended_for_it() -> None:
+    codes = "print('parallel.tensor: a rank was lost: closed'); exit(1)", "import os; os.kill(os.getpid(), 9)"
+    with tempfile.TemporaryFile() as one, tempfile.TemporaryFile() as two:
+        processes = [
+            subprocess.Popen([sys.executable, "-c", code], stdout=file)
+            for code, file in zip(codes, (one, two), strict=True)
+        ]
+        for process in processes:
+            process.wait()
+        peers = ProcessPeers(processes, [one, two])
+        for _ in range(2):  # it is said again as it was
+            with pytest.raises(RankFailed, match=r"rank 2 ended \(signal 9\)"):
+                peers.check()

@@ -144,7 +144,7 @@ class _End(NamedTuple):
     words: str
 
     def is_consequence(self) -> bool:
-        """Whether it ended because another did: nothing killed it, and it says that one was lost."""
+        """Return whether it ended because another did: nothing killed it, and it says that one was lost."""
         return self.status > 0 and RANK_LOST in self.words
 
 
