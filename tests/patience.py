@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import Any
 
 SCALE = "WORKBENCH_TESTS_SCALE"  # measured once a run: pytest-xdist's workers and children of tests find it here
 REFERENCE_SECONDS = 0.086  # what `_work` takes on the reference machine (Xeon with AMX, 2 cores, nothing beside it)
@@ -45,16 +44,6 @@ def until(true: Callable[[], object], lives: Callable[[], bool] = lambda: True) 
                 return
             raise AssertionError("what was to bring it about has ended")
         time.sleep(0.01)
-
-
-class SlowClock:
-    """Stands for the module `time` in others' code with fixed limits: its seconds are the reference machine's."""
-
-    def monotonic(self) -> float:
-        return time.monotonic() / scale()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(time, name)
 
 
 def _work() -> float:

@@ -18,6 +18,7 @@ ORDER = [
         "workbench.interrupts",
         "workbench.pixels",
         "workbench.progress",
+        "workbench.ray_start",
         "workbench.settings",
         "workbench.stop_button",
         "workbench.waiting",

@@ -24,7 +24,7 @@ from tests.cluster.threads import CONFIG
 from tests.patience import limit, until
 from workbench.cluster.cluster import Cluster
 from workbench.cluster.front_watch import FrontWatch, clean
-from workbench.cluster.ray_replicas import OBJECT_STORE_BYTES, SOCKET_FOLDER, STARTS, check_reachable
+from workbench.cluster.ray_replicas import OBJECT_STORE_BYTES, SOCKET_FOLDER, check_reachable
 from workbench.errors import WorkbenchError
 from workbench.serve.server import serve
 from workbench.trace.events import Decoded, Finished, Moved
@@ -34,7 +34,7 @@ pytest.importorskip("ray", reason="pip install 'ray>=2.40'")
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    made = Cluster(CONFIG, 2, "least_loaded", cpus=1)  # which tries to start Ray `STARTS` times
+    made = Cluster(CONFIG, 2, "least_loaded", cpus=1)
     processes = [each.process_id for each in made.replicas.values()]  # type: ignore[attr-defined] (of a process)
     yield made
     processes += [each.process_id for each in made.replicas.values()]  # type: ignore[attr-defined] (of a process)
@@ -193,6 +193,7 @@ def test_replicas_run_on_a_cluster_at_an_address(tmp_path: Path) -> None:
 
 RAY = str(Path(sys.executable).with_name("ray"))
 # Whether Ray's commands and drivers ask for a token depends on what ran before them.
+STARTS = 5  # tries to start a cluster by Ray's command, which gives a node 30 seconds
 OPEN_CLUSTER = os.environ | {"RAY_AUTH_MODE": "disabled"}
 
 

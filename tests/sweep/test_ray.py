@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.patience import SlowClock
 from tests.sweep.quick import began, ended, kill_holder_of, quick_sweep, quick_workers, states
 from workbench.errors import WorkbenchError
-from workbench.sweep.ray import WORKER_NICENESS
+from workbench.ray_start import import_ray, start_ray
 from workbench.sweep.run import make_executor, run_sweep
 from workbench.sweep.settings import parse_executor
 
@@ -22,24 +20,12 @@ pytest.importorskip("ray", reason="pip install 'ray>=2.40'")
 __all__ = ["quick_workers"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def patient() -> Iterator[None]:
-    """Ray gives a node 30 seconds to start, and no setting for it."""
-    import ray._private.node
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ray._private.node, "time", SlowClock())
-        yield
-
-
 @pytest.fixture(scope="module")
-def cluster(patient: None) -> Iterator[Any]:
+def cluster() -> Iterator[Any]:
     """One with two cores that the caller started: a place uses it, and leaves it."""
-    import ray
-
-    os.environ.setdefault(*WORKER_NICENESS)
-    ray.init(
-        address="local", num_cpus=2, include_dashboard=False, object_store_memory=100 * 2**20, log_to_driver=False,
+    ray = import_ray()
+    start_ray(
+        ray, address="local", num_cpus=2, include_dashboard=False, object_store_memory=100 * 2**20, log_to_driver=False,
         logging_level=logging.ERROR,
     )  # fmt: skip
     yield ray

@@ -155,8 +155,9 @@ window.bench = {
   },
 };
 
-// anywidget gives up on a widget that is not there after two seconds, and the tests' machine may be busy for longer.
+// anywidget gives up on a widget that is not there after two seconds, and the tests' machine may be busy for longer:
+// eight, within which `settle` looks at the console.
 {
   const timeout = AbortSignal.timeout;
-  AbortSignal.timeout = (milliseconds) => timeout.call(AbortSignal, 60 * milliseconds);
+  AbortSignal.timeout = (milliseconds) => timeout.call(AbortSignal, 4 * milliseconds);
 }

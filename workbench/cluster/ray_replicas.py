@@ -27,9 +27,9 @@ from workbench.cluster.front_watch import FrontWatch
 from workbench.cluster.replica import PageCounts, ReplicaEngine, Report, fingerprint_of, tokens_in_cache
 from workbench.engine.config import EngineConfig
 from workbench.errors import WorkbenchError
+from workbench.ray_start import import_ray, start_ray
 from workbench.request import Request
 
-STARTS = 5  # tries to start a cluster on this machine: Ray gives each 30 seconds, which a busy one may not hold
 POLL_SECONDS = 0.5  # that a replica without news waits before it says so
 SILENT_SECONDS = 120.0  # without an answer from a replica's process until it is given up
 CLOCK_QUESTIONS = 5
@@ -224,17 +224,10 @@ class RayLauncher:
         before = signal.getsignal(signal.SIGTERM)  # which Ray replaces
         try:
             with redirect_stdout(sys.stderr):
-                for left in reversed(range(STARTS)):
-                    try:
-                        self._init(address)
-                        break
-                    except Exception as error:
-                        # A node that did not start within Ray's 30 seconds is a plain Exception: a busy machine.
-                        self._ray.shutdown()
-                        SHARED_RAY.clean()
-                        if left == 0 or address is not None or type(error) is not Exception:
-                            raise
+                self._init(address)
         except Exception as error:
+            self._ray.shutdown()
+            SHARED_RAY.clean()
             where = address or "this machine"
             hint = "; see whether it wants RAY_AUTH_MODE=token" * (address is not None)
             raise WorkbenchError(
@@ -248,13 +241,13 @@ class RayLauncher:
     def _init(self, address: str | None) -> None:
         common = {"log_to_driver": False, "logging_level": logging.ERROR}
         if address is not None:
-            self._ray.init(address=address, **common)
+            start_ray(self._ray, address=address, **common)
             return
         folder = tempfile.mkdtemp(prefix="ray-", dir=SOCKET_FOLDER)
         SHARED_RAY.watch = FrontWatch(folder)
-        self._ray.init(
-            address="local", include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, _temp_dir=folder,
-            **common,
+        start_ray(
+            self._ray, address="local", include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES,
+            _temp_dir=folder, **common,
         )  # fmt: skip
 
     def start(self, number: int, config: EngineConfig) -> RayReplica:
@@ -333,13 +326,7 @@ def _later(report: Report, seconds: float) -> Report:
 
 
 def _import_ray() -> Any:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere
-    os.environ.setdefault("RAY_DASHBOARD_STARTUP_TIMEOUT_S", "600")  # its 60 are too few on a busy machine
-    os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # a thread that still asks must not start Ray anew
-    os.environ.setdefault("RAY_worker_niceness", "0")  # at Ray's niceness of 15 a replica would wait for all else
     try:
-        import ray
-        import ray.exceptions
+        return import_ray()
     except ImportError as error:
         raise WorkbenchError(f"a cluster needs Ray ({error}); pip install 'inference-workbench[cluster]'") from None
-    return ray

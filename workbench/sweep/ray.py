@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import WorkbenchError
+from workbench.ray_start import import_ray, start_ray
 from workbench.sweep import bound
 from workbench.sweep.point import LOG, OUTCOME
 from workbench.sweep.settings import RaySweepConfig
 
 OBJECT_STORE_BYTES = 100 * 2**20  # of the object store, which stays empty
-WORKER_NICENESS = ("RAY_worker_niceness", "0")  # at Ray's niceness of 15, other processes would distort timings
 FILE_TIMEOUT_SECONDS = 90.0  # seconds until a network file system shows another node's writes
 SOCKET_FOLDER = "/tmp"  # paths of sockets have at most 107 bytes, and other folders for temporary files may be longer
 
@@ -80,9 +80,9 @@ class RaySweepExecutor:
         return self.ray.remote(**options)(bound.run_child)
 
     def _start(self, **options: Any) -> None:
-        """Start or join a cluster. Ray reports a node that did not start in its 30 seconds by a plain Exception."""
+        """Start or join a cluster. Ray reports a node that did not start in time by a plain Exception."""
         try:
-            self.ray.init(**options)
+            start_ray(self.ray, **options)
         except Exception as error:
             if type(error) is not Exception:
                 raise
@@ -113,7 +113,6 @@ class RaySweepExecutor:
                 else:
                     cpus = cpus or max(1, (os.cpu_count() or 1) // setting.workers)
                     folder = tempfile.mkdtemp(prefix="ray-", dir=SOCKET_FOLDER)
-                    os.environ.setdefault(*WORKER_NICENESS)
                     self._start(
                         address="local", num_cpus=setting.workers * cpus, include_dashboard=False,
                         object_store_memory=OBJECT_STORE_BYTES, _temp_dir=folder, **common,
@@ -140,15 +139,10 @@ def _wait_for_file(file: Path) -> None:
 
 
 def _import_ray() -> Any:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere
-    os.environ.setdefault("RAY_DASHBOARD_STARTUP_TIMEOUT_S", "600")  # its 60 are too few on a busy machine
     try:
-        import ray
-        import ray.cloudpickle
-        import ray.exceptions
+        return import_ray()
     except ImportError as error:
         raise WorkbenchError(f"executor ray: needs Ray ({error}); pip install 'inference-workbench[cluster]'") from None
-    return ray
 
 
 @contextmanager
