@@ -3,9 +3,11 @@ torch stays on one thread."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import tempfile
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -52,4 +54,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Confi
     if out := left_out(items):
         items[:] = [item for item in items if item not in out]
         config.hook.pytest_deselected(items=list(out))
-    items.sort(key=lambda item: "lab" not in getattr(item, "fixturenames", ()) and "/notebooks/" not in item.nodeid)
+    items.sort(key=lambda item: not _has_browser(item))
+
+
+def _has_browser(item: pytest.Item) -> bool:
+    return bool({"lab", "browser"} & set(getattr(item, "fixturenames", ()))) or "/notebooks/" in item.nodeid
+
+
+@pytest.fixture(autouse=True)
+def without_browsers_loop(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Playwright leaves its event loop as this thread's running one while a browser is open. A test without a browser
+    begins loops of its own."""
+    if _has_browser(request.node):
+        yield
+        return
+    loop = asyncio._get_running_loop()
+    asyncio._set_running_loop(None)
+    yield
+    asyncio._set_running_loop(loop)
