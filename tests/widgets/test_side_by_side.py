@@ -21,8 +21,8 @@ from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.experiment.experiment import Experiment
 from workbench.widgets import SideBySide
-from workbench.widgets.playground.data import RunnerCache
 from workbench.widgets.playground.history import MAX_ENTRIES, PlayHistory, setting_changes
+from workbench.widgets.playground.runners import RunnerCache
 from workbench.widgets.playground.settings import initial_experiment
 from workbench.widgets.side_by_side.data import first_difference
 from workbench.widgets.side_by_side.experiment import (
@@ -151,10 +151,18 @@ CHANGES = st.sampled_from([
 ])  # fmt: skip
 
 
+SIDE_CHANGES = st.lists(CHANGES, max_size=3)
+
+
 def test_restoring_a_play_is_the_identity_on_settings(pair: SideBySide) -> None:
     """Of any settings: every entry that was added comes back as it was, with its prompt and its seed."""
 
-    @given(st.lists(CHANGES, max_size=3), st.lists(CHANGES, max_size=3), st.integers(0, 2**31 - 1), st.text("ab", max_size=4))
+    @given(
+        st.lists(CHANGES, max_size=3),
+        st.lists(CHANGES, max_size=3),
+        st.integers(0, 2**31 - 1),
+        st.text("ab", max_size=4),
+    )
     def holds(left: list[Any], right: list[Any], seed: int, prompt: str) -> None:
         pair.forms.write(pair.forms.initial, pair.forms.initial)
         for side, changes in enumerate((left, right)):
@@ -179,7 +187,9 @@ def test_the_history_is_bounded_and_can_be_exported() -> None:
     for n in range(MAX_ENTRIES + 5):
         history.add(prompt="p", seed=n, settings=({"a": n}, {"a": 0}), figures=({"tpot_s": 0.5}, {"tpot_s": None}))
     assert len(history.entries) == MAX_ENTRIES and history.entries[0].seed == MAX_ENTRIES + 4
-    assert json.loads(history.json()) == history.as_values() and history.find(1) is None
+    assert json.loads(history.json()) == history.as_values()
+    with pytest.raises(WorkbenchError, match="no play 1"):
+        history.find(1)
     head, first, *rest = history.csv().splitlines()
     assert "tpot_s_2" in head and "settings_1" in head and len(rest) == MAX_ENTRIES - 1 and ",0.5," in first
 
@@ -260,7 +270,9 @@ def test_a_widget_frees_its_models_and_threads(tmp_path: Path) -> None:
 
 def test_a_run_that_was_stopped_or_failed_has_no_verdict(tmp_path: Path) -> None:
     file = tmp_path / "wrong-001.yaml"
-    file.write_text("question: '?'\nworkload: {kind: text_agreement, prompts: 100000}\nvariants: {left: {}, right: {}}\n")
+    file.write_text(
+        "question: '?'\nworkload: {kind: text_agreement, prompts: 100000}\nvariants: {left: {}, right: {}}\n"
+    )
     run = ExperimentRun(file, lambda: None)
     run.wait()
     assert not run.running and run.problem.startswith("failed") and "windows" in run.problem and not run.verdicts

@@ -63,8 +63,8 @@ def measure_text_agreement(experiment: Experiment, on_progress: Callable[[str], 
             **agreement(places, work.output_tokens), **_medians(rounds[name]),
             **_ratios(rounds[baseline], rounds[name]),
         })  # fmt: skip
-    return VariantResults(rows, {**about, **work.model_dump(mode="json", include={"prompts", "output_tokens", "rounds"})},
-                          tables)  # fmt: skip
+    sizes = work.model_dump(mode="json", include={"prompts", "output_tokens", "rounds"})
+    return VariantResults(rows, {**about, **sizes}, tables)
 
 
 def agreement(places: Sequence[int | None], tokens: int) -> dict[str, float]:
@@ -127,7 +127,7 @@ def _ratios(baseline: Mapping[int, Mapping[str, Any]], other: Mapping[int, Mappi
 
 
 def chart(rows: Rows, title: str) -> Any:
-    """Draw Altair charts: the share of equal texts by variant, and the ratio of the time per token with its interval."""
+    """Draw Altair charts by variant: the share of equal texts, and the ratio of times per token with its interval."""
     altair = import_altair()
     values = [{key: row.get(key) for key in ("variant", "same_texts_share", "tpot_ratio", "tpot_ratio_low",
                                              "tpot_ratio_high")} for row in rows]  # fmt: skip

@@ -10,7 +10,9 @@ from typing import Any
 
 from workbench import svg
 from workbench.display import Table, truncate_text
+from workbench.errors import WorkbenchError
 from workbench.svg import format_seconds
+from workbench.widgets.playground.data import PlayedRequest
 
 MAX_ENTRIES = 50
 MAX_PROMPT_CHARACTERS = 40
@@ -18,8 +20,8 @@ STYLE = (
     ".wb-pic .wb-history{height:150px;overflow:auto}.wb-pic .wb-history table{border-collapse:collapse;width:100%}"
     ".wb-pic .wb-history td,.wb-pic .wb-history th{text-align:left;vertical-align:top;padding:2px 10px 2px 0;"
     "font-size:12px;font-variant-numeric:tabular-nums}.wb-pic .wb-history th{font-weight:500;opacity:.75}"
-    ".wb-pic .wb-history tr[data-key]{cursor:pointer}.wb-pic .wb-history tr[data-key]:hover{outline:1px solid #0072b2;"
-    "outline-offset:-1px}.wb-pic .wb-history .s{overflow-wrap:anywhere;min-width:14em}"
+    ".wb-pic .wb-history [data-key]{cursor:pointer;text-decoration:underline}"
+    ".wb-pic .wb-history .s{overflow-wrap:anywhere;min-width:14em}"
     "@media print{.wb-pic .wb-history{height:auto}}"
 )
 Values = dict[str, Any]
@@ -57,8 +59,13 @@ class PlayHistory:
         self.entries = [entry, *self.entries][: self._max_entries]
         return entry
 
-    def find(self, number: int) -> PlayedEntry | None:
-        return next((entry for entry in self.entries if entry.number == number), None)
+    def find(self, number: int) -> PlayedEntry:
+        """Return the entry of this number. Raises WorkbenchError for one that is not there."""
+        for entry in self.entries:
+            if entry.number == number:
+                return entry
+        known = ", ".join(str(entry.number) for entry in self.entries) or "none"
+        raise WorkbenchError(f"no play {number} in the history; there are {known}")
 
     def as_values(self) -> list[Values]:
         """Return the entries as JSON has them."""
@@ -78,6 +85,14 @@ class PlayHistory:
                 row[f"settings_{n}"] = json.dumps(settings, sort_keys=True)
             rows.append(row)
         return Table.from_dicts(rows).csv()
+
+
+def play_figures(played: PlayedRequest) -> dict[str, float | None]:
+    """Return what a side took: seconds, bytes, tokens."""
+    return {
+        "ttft_s": played.ttft, "tpot_s": played.tpot, "kv_bytes_per_token": played.kv_bytes_per_token,
+        "output_tokens": played.num_tokens,
+    }  # fmt: skip
 
 
 def setting_changes(before: Mapping[str, Any], after: Mapping[str, Any], path: str = "") -> dict[str, tuple[Any, Any]]:
@@ -103,13 +118,15 @@ def _same_group(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def draw_history(entries: Sequence[PlayedEntry], initial: Mapping[str, Any]) -> str:
-    """Draw one row a play; its key is the entry's number. `initial` are the settings that need no mention."""
+    """Draw one row a play; the key of its button is the entry's number. `initial` settings need no mention."""
     two = any(len(entry.settings) > 1 for entry in entries)
-    heads = ("#", "prompt", "seed", *(("first difference",) if two else ()), "time per token", "settings")
+    heads = ("#", "prompt", "seed", *(("first difference",) if two else ()), "time per token", "settings", "")
     lines = [_row(entry, initial, two, index == 0) for index, entry in enumerate(entries)]
-    head = svg.tag("tr", *(svg.tag("th", name) for name in heads))
+    head = svg.tag("tr", *(svg.tag("th", name or " ") for name in heads))
     if not lines:
-        lines = [svg.tag("tr", svg.tag("td", "Each play is listed here; pick one to have its settings again.", colspan=9))]
+        lines = [
+            svg.tag("tr", svg.tag("td", "Each play is listed here; pick one to have its settings again.", colspan=9))
+        ]
     table = svg.tag("table", svg.tag("thead", head), svg.tag("tbody", *lines))
     return svg.tag("style", STYLE) + svg.tag("div", table, class_="wb-history", data_scroll="history")
 
@@ -121,9 +138,10 @@ def _row(entry: PlayedEntry, initial: Mapping[str, Any], two: bool, first: bool)
     cells += [" | ".join(format_seconds(figures.get("tpot_s")) for figures in entry.figures)]
     shown = [svg.tag("td", escape(cell)) for cell in cells]
     shown.append(svg.tag("td", escape(describe_settings(entry, initial)), class_="s"))
-    label = f"restore play {entry.number}: {describe_settings(entry, initial)}"
-    return svg.tag("tr", *shown, data_key=str(entry.number), tabindex=0 if first else -1, role="button",
-                   aria_label=label, data_tip="restore its prompt, seed and settings")  # fmt: skip
+    button = svg.tag("span", "restore", data_key=str(entry.number), tabindex=0 if first else -1, role="button",
+                     aria_label=f"restore play {entry.number}",
+                     data_tip="set its prompt, seed and settings again")  # fmt: skip
+    return svg.tag("tr", *shown, svg.tag("td", button))
 
 
 def describe_difference(entry: PlayedEntry) -> str:

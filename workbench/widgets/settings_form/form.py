@@ -40,7 +40,7 @@ from workbench.widgets.settings_form.fields import (
 from workbench.widgets.view import close_tree
 
 GENERAL_GROUP = "general"
-COLUMNS = {"display": "grid", "grid_template_columns": "repeat(auto-fill, minmax(24em, 1fr))"}
+COLUMNS = {"display": "grid", "grid_template_columns": "repeat(auto-fill, minmax(min(24em, 100%), 1fr))"}
 TYPE_LABELS: dict[type, str] = {int: "a number", float: "a number", str: "a text"}
 
 
@@ -75,7 +75,9 @@ class SettingsForm:
         self.buttons: Any = ipywidgets.ToggleButtons(options=list(self.panels), style={"button_width": "auto"})
         self._place = ipywidgets.VBox()
         self._alert = error_line("")
-        self.body = ipywidgets.VBox([self._alert, self._place])  # all but the buttons, for two forms with one row of them
+        self.body = ipywidgets.VBox(
+            [self._alert, self._place]
+        )  # all but the buttons, for two forms with one row of them
         self.widget = ipywidgets.VBox([self.buttons, self.body])
         self.buttons.observe(lambda _: self._open(), "value")
         self._open()

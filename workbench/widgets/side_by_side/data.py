@@ -11,7 +11,8 @@ from typing import Any
 
 from workbench.machine.processor import cpu_times, is_contended, others_cpu_share
 from workbench.waiting import wait_and_serve
-from workbench.widgets.playground.data import BackgroundGeneration, PlayedRequest, RunnerCache
+from workbench.widgets.playground.data import BackgroundGeneration, PlayedRequest
+from workbench.widgets.playground.runners import RunnerCache
 
 NUM_LOGPROBS = 20  # of every token: the other side's token is most often among so many
 SIDES = ("left", "right")
@@ -88,12 +89,10 @@ def compare_texts(left: PlayedRequest, right: PlayedRequest) -> TextDifference:
     )
     if position is None:
         return TextDifference(None, compared, None, drift)
-    mine = [side[position] if position < len(side) else None for side in tokens]
-    choices = [
-        _choice(side, position, mine[n], mine[1 - n] if mine[1 - n] is None else mine[1 - n].id)  # type: ignore[union-attr] (tested)
-        for n, side in enumerate(both)
-    ]
-    return TextDifference(position, compared, (choices[0], choices[1]), drift)
+    chosen = [side[position] if position < len(side) else None for side in tokens]
+    chosen_ids = [None if token is None else token.id for token in chosen]
+    first, second = (_choice(both[n], position, chosen[n], chosen_ids[1 - n]) for n in range(2))
+    return TextDifference(position, compared, (first, second), drift)
 
 
 def _choice(side: PlayedRequest, position: int, token: Any, other: int | None) -> TokenChoice:
@@ -210,13 +209,11 @@ class BackgroundPair:
     def _side_ended(self, run: BackgroundGeneration) -> None:
         """In the thread that played a side."""
         with self._lock:
-            goes_on = run is self._runs[self.first] and not self._stopped and not run.error
-            goes_on = goes_on and "cancelled" not in run.played.finish_reasons.values()
-            if goes_on:
+            self._stopped = self._stopped or run.stopped  # the kernel's stop button too
+            if run is self._runs[self.first] and not self._stopped and not run.error:
                 self._playing = 1 - self.first
                 self._runs[self._playing].start()
                 return
-            self._stopped = self._stopped or "cancelled" in run.played.finish_reasons.values()
             self.others = others_cpu_share(self._before)
         try:
             self._on_end(self)

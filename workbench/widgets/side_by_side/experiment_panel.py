@@ -60,8 +60,12 @@ class ExperimentPanel(ipywidgets.VBox):
             )
             for name, (low, high) in SIZES.items()
         }  # fmt: skip
-        self.run_button = ipywidgets.Button(description="Write and run the experiment", icon="flask", layout={"width": "19em"})
-        self.stop_button = ipywidgets.Button(description="Stop experiment", icon="stop", disabled=True, layout={"width": "11em"})
+        self.run_button = ipywidgets.Button(
+            description="Write and run the experiment", icon="flask", layout={"width": "19em"}
+        )
+        self.stop_button = ipywidgets.Button(
+            description="Stop experiment", icon="stop", disabled=True, layout={"width": "13em"}
+        )
         self.command = CopyButton(label="Copy the command")
         self.shown = MarkupWidget()
         self.run_button.on_click(lambda _: self.run())
@@ -69,7 +73,7 @@ class ExperimentPanel(ipywidgets.VBox):
         for control in (self.rule, self.question):
             control.observe(lambda _: self.redraw(), "value")
         sizes = ipywidgets.HBox(list(self.sizes.values()), layout={"flex_flow": "row wrap"})
-        buttons = ipywidgets.HBox([self.run_button, self.stop_button, self.command])
+        buttons = ipywidgets.HBox([self.run_button, self.stop_button, self.command], layout={"align_items": "center"})
         super().__init__([self.question, self.rule, sizes, buttons, self.shown])
         self.redraw()
 
@@ -139,7 +143,9 @@ def draw_run(run: ExperimentRun | None, error: str, rule_error: str) -> list[str
     parts = [svg.tag("p", f"✗ {escape(each)}", role="alert") for each in (error, rule_error) if each]
     if run is None:
         if not parts:
-            parts.append(svg.tag("p", "The rule is written into the experiment's file before it runs; change it first."))
+            parts.append(
+                svg.tag("p", "The rule is written into the experiment's file before it runs; change it first.")
+            )
         return parts
     file = svg.tag("p", "experiment ", svg.tag("code", escape(str(run.file))))
     if run.running:

@@ -14,20 +14,22 @@ from workbench.widgets.side_by_side.data import SIDES, TextDifference, TokenChoi
 from workbench.widgets.tokens.text import draw_generated_text, draw_probability_legend
 
 MARK = "the first token that differs"
+REASONS = "; ".join(f"{reason}: {words}" for reason, words in FINISH_REASONS.items())
 CONTEXT_TOKENS = 12  # before the first difference, that are shown again beside it
-DRIFT_WIDTH, DRIFT_HEIGHT, PAD = 330, 74, 34
+DRIFT_WIDTH, DRIFT_HEIGHT, PAD = 250, 70, 34
 STYLE = (
-    ".wb-pic .wb-sides{display:grid;grid-template-columns:minmax(0,1fr) minmax(0,1fr);gap:0 16px;height:226px;"
+    ".wb-pic .wb-sides{display:grid;grid-template-columns:minmax(0,9fr) minmax(0,11fr);gap:0 16px;height:236px;"
     "overflow:auto;align-content:start;margin:6px 0}"
     ".wb-pic .wb-sides table{border-collapse:collapse;width:100%}"
-    ".wb-pic .wb-sides td,.wb-pic .wb-sides th{text-align:right;padding:1px 0 1px 10px;font-size:12px;"
+    ".wb-pic .wb-sides td,.wb-pic .wb-sides th{text-align:right;padding:1px 0 1px 8px;font-size:12px;"
     "font-variant-numeric:tabular-nums;font-weight:400;white-space:nowrap}"
     ".wb-pic .wb-sides th:first-child{text-align:left;padding-left:0}.wb-pic .wb-sides thead th{opacity:.75}"
-    ".wb-pic .wb-sides h4{margin:0 0 4px;font-size:13px;font-weight:600}.wb-pic .wb-sides p{margin:2px 0;font-size:12px}"
+    ".wb-pic .wb-sides h4{margin:0 0 4px;font-size:13px;font-weight:600}"
+    ".wb-pic .wb-sides p{margin:2px 0;font-size:12px}"
     ".wb-pic .wb-sides code{font-family:var(--jp-code-font-family,monospace);background:none;color:inherit;"
     "white-space:pre-wrap;overflow-wrap:anywhere}"
     ".wb-pic .wb-sides code.at{outline:2px solid #cc79a7;padding:0 2px;font-weight:700}"
-    ".wb-pic .wb-sides .note{opacity:.85;max-width:60em}"
+    ".wb-pic .wb-sides .note{margin-top:6px;opacity:.85;max-width:60em}"
     "@media print{.wb-pic .wb-sides{height:auto}}"
 )
 BOTH_STYLE = (
@@ -41,7 +43,9 @@ def draw_side_text(name: str, played: PlayedRequest, prompt: str, difference: Te
     tokens = dict(played.tokens_by_sample)  # which another thread may be adding to
     marks = {} if difference.position is None else {(0, difference.position): MARK}
     text = draw_generated_text(prompt, tokens, dict(played.trailing_text), dict(played.finish_reasons), marks)
-    place = svg.tag("div", text, class_="wb-text-place", data_scroll="", role="region", aria_label=f"text on the {name}")
+    place = svg.tag(
+        "div", text, class_="wb-text-place", data_scroll="", role="region", aria_label=f"text on the {name}"
+    )
     return svg.tag("style", TEXT_STYLE) + place
 
 
@@ -76,8 +80,8 @@ def _difference(sides: tuple[PlayedRequest, PlayedRequest], difference: TextDiff
     before = "".join(token.text for token in tokens[max(0, difference.position - CONTEXT_TOKENS) : difference.position])
     head = f"first difference: token {difference.position + 1}, after {difference.position} that are equal"
     rows = [_choice(name, choice) for name, choice in zip(SIDES, difference.choices, strict=True)]
-    heads = ("", "token", "its probability", "of the other's")
-    tip = "by each side's own model, before temperature and filters"
+    heads = ("", "token", "P(own)", "P(other)")
+    tip = "probabilities of both tokens by each side's model, before temperature and filters"
     table = svg.tag(
         "table", svg.tag("thead", svg.tag("tr", *(svg.tag("th", each or " ") for each in heads))),
         svg.tag("tbody", *rows), data_tip=tip,
@@ -101,8 +105,9 @@ def _drift(difference: TextDifference) -> str:
     mean, most = difference.mean_drift, difference.max_drift
     if mean is None or most is None:
         return ""
-    words = f"log-probability of the same tokens, right less left: mean |d| {mean:.2g}, at most {most:.2g} nats"
-    top = most or 1.0
+    if not most:
+        return svg.tag("p", "Until there both models gave the same tokens equal log-probabilities.")
+    top, words = most, f"log-probability, right less left: mean |d| {mean:.2g}, at most {most:.2g} nats a token"
     middle, high = DRIFT_HEIGHT / 2, DRIFT_HEIGHT / 2 - 8
     step = (DRIFT_WIDTH - PAD - 4) / max(1, len(difference.drift) - 1)
     points = [(PAD + n * step, middle - high * each / top) for n, each in enumerate(difference.drift)]
@@ -119,14 +124,14 @@ def _drift(difference: TextDifference) -> str:
 
 def _table(sides: tuple[PlayedRequest, PlayedRequest]) -> str:
     rows = [
-        _row("time to first token", [side.ttft for side in sides], format_seconds, "from the request's arrival"),
-        _row("time per token", [side.tpot for side in sides], _milliseconds, "after the first, on average"),
-        _text_row("middle half of them", [_half(side) for side in sides], "quartiles of the times between two tokens"),
-        _row("KV cache per token", [side.kv_bytes_per_token for side in sides], _bytes,
-             "bytes of the pages in use in the last step, over the tokens in them"),
-        _row("output", [float(side.num_tokens) or None for side in sides], "{:.0f} tokens".format, "of all samples"),
+        _row("first token", [side.ttft for side in sides], format_seconds, "TTFT, from the request's arrival"),
+        _row("per token", [side.tpot for side in sides], _milliseconds, "TPOT, after the first token, on average"),
+        _text_row("middle half, ms", [_half(side) for side in sides], "quartiles of the times between two tokens"),
+        _row("KV per token", [side.kv_bytes_per_token for side in sides], _bytes,
+             "KV cache: bytes of the pages in use in the last step, over the tokens in them"),
+        _row("output tokens", [float(side.num_tokens) or None for side in sides], "{:.0f}".format, "of all samples"),
         _row("steps", [float(side.steps) or None for side in sides], "{:.0f}".format, "forward passes of the runner"),
-        _text_row("finished", [_finish(side) for side in sides], "; ".join(f"{a}: {b}" for a, b in FINISH_REASONS.items())),
+        _text_row("finished", [_finish(side) for side in sides], REASONS),
     ]  # fmt: skip
     if any(side.drafted for side in sides):
         accepted = [f"{side.accepted} of {side.drafted}" if side.drafted else "–" for side in sides]
@@ -160,7 +165,7 @@ def _bytes(count: float) -> str:
 
 def _half(side: PlayedRequest) -> str:
     half = middle_half(side)
-    return "–" if half is None else f"{half[0] * 1e3:.3g} to {half[1] * 1e3:.3g} ms"
+    return "–" if half is None else f"{half[0] * 1e3:.3g}–{half[1] * 1e3:.3g}"
 
 
 def _finish(side: PlayedRequest) -> str:
@@ -171,7 +176,9 @@ def _noise(sides: tuple[PlayedRequest, PlayedRequest], first: int, others: float
     """Say how the times were measured and how much of them is noise."""
     if not done:
         return ""
-    words = [f"One run of each, one after the other, {SIDES[first]} first, each after a warm-up and an empty prefix cache."]
+    words = [
+        f"One run of each, one after the other, {SIDES[first]} first, each after a warm-up and an empty prefix cache."
+    ]
     spreads = [spread(side) for side in sides]
     if all(each is not None for each in spreads):
         words.append("A token's time varies by " + ", ".join(
@@ -181,4 +188,3 @@ def _noise(sides: tuple[PlayedRequest, PlayedRequest], first: int, others: float
         words.append(f"Other processes took {others:.0%} of the processor" + (
             ": do not trust these times." if is_contended(others) else "."))  # fmt: skip
     return svg.tag("p", escape(" ".join(words)), class_="note")
-

@@ -16,7 +16,6 @@ from workbench.widgets.settings_form.form import SettingsForm
 from workbench.widgets.side_by_side.data import SIDES
 
 EXCLUDED = EXCLUDED_SETTINGS | {"sampling.seed"}  # it is one for both sides
-HEIGHT = "290px"  # of both forms, which scroll: nothing below moves when another group is chosen
 
 
 class PairForms:
@@ -40,8 +39,9 @@ class PairForms:
             ipywidgets.VBox([ipywidgets.HTML(f"<b>{name}</b>"), form.body], layout={"flex": "1 1 0", "min_width": "0"})
             for name, form in zip(SIDES, self.sides, strict=True)
         ]
-        place = ipywidgets.HBox(columns, layout={"height": HEIGHT, "overflow": "hidden auto"})
+        place = ipywidgets.HBox(columns)
         self.widget = ipywidgets.VBox([left.buttons, ipywidgets.HBox(copies), place])
+        place.add_class("wb-narrow")
         self.write(self.initial, self.initial)
 
     def write(self, left: Mapping[str, Any], right: Mapping[str, Any]) -> None:
@@ -84,6 +84,12 @@ class PairForms:
             f"<b>{escape(path)}</b> {escape(format_setting(left))} | {escape(format_setting(right))}"
             for path, (left, right) in changes.items()
         )
+
+    def show_changes(self) -> None:
+        """Show the group of the first setting that differs."""
+        group = next(iter(self.changes), "").split(".")[0]
+        if group in self.sides[0].panels:
+            self.sides[0].buttons.value = group
 
     def close(self) -> None:
         for form in self.sides:

@@ -14,21 +14,23 @@ import traitlets
 from workbench import svg
 from workbench.errors import WorkbenchError
 from workbench.widgets.compare.export import ExportButtons
-from workbench.widgets.playground.data import PlayedRequest, RunnerCache
-from workbench.widgets.playground.history import PlayHistory, draw_history
+from workbench.widgets.playground.data import PlayedRequest
+from workbench.widgets.playground.history import PlayHistory, draw_history, play_figures
+from workbench.widgets.playground.runners import RunnerCache
 from workbench.widgets.playground.settings import initial_experiment, single_prompt_workload
-from workbench.widgets.playground.view import ERROR_PLACE, NARROW, NUM_SEEDS, STATUS_PLACE
+from workbench.widgets.playground.view import NARROW, NUM_SEEDS, STATUS_PLACE
 from workbench.widgets.settings_form.form import error_markup
 from workbench.widgets.side_by_side.data import SIDES, BackgroundPair, TextDifference
 from workbench.widgets.side_by_side.experiment_panel import ExperimentPanel
 from workbench.widgets.side_by_side.picture import MARK, draw_both_texts, draw_comparison, draw_side_text
 from workbench.widgets.side_by_side.presets import ALIKE, ENGINE_PRESETS, GREEDY, PairPreset, all_presets
 from workbench.widgets.side_by_side.settings import PairForms
-from workbench.widgets.tokens.text import draw_probability_legend, draw_token
+from workbench.widgets.tokens.text import GENERATED_STYLE, draw_probability_legend, draw_token
 from workbench.widgets.view import GrowingPicture, MarkupWidget, PictureWidget
 
 NO_PRESET, MORE = "choose a pair", "more, from the zoo"
 QUESTION = "Do these two settings give the same texts, and what does a token cost?"
+LINE_PLACE = {"height": "28px", "overflow": "hidden auto", "margin": "0 0 2px"}
 HALF = {"flex": "1 1 0", "min_width": "0"}
 
 
@@ -130,9 +132,6 @@ class SideBySide(PictureWidget):
     def restore(self, number: int) -> None:
         """Set the prompt, the seed and the settings of a play again; the seed is kept from then on."""
         entry = self._history.find(number)
-        if entry is None:
-            known = ", ".join(str(each.number) for each in self._history.entries) or "none"
-            raise WorkbenchError(f"no play {number} in the history; there are {known}")
         self.prompt, self.seed, self.new_seed = entry.prompt, entry.seed, False
         self.forms.write(*entry.settings)
 
@@ -216,7 +215,7 @@ class SideBySide(PictureWidget):
             left, right = (side.model_dump(mode="json", exclude={"workload"}) for side in pair.experiments)
             self._history.add(
                 prompt=self._played_prompt, seed=self.seed, settings=(left, right),
-                figures=tuple(_figures(side) for side in pair.sides),
+                figures=tuple(play_figures(side) for side in pair.sides),
                 difference=difference.position, compared=difference.compared,
                 remark="failed" if pair.error else "stopped" if pair.stopped else "",
             )  # fmt: skip
@@ -247,6 +246,7 @@ class SideBySide(PictureWidget):
             return
         if name not in self._presets:
             self._presets = all_presets()
+            self._choice.options = [NO_PRESET, *self._presets]
         if name not in self._presets:
             raise WorkbenchError(f"no preset {name!r}; there are {', '.join(self._presets)}")
         preset = self._presets[name]
@@ -254,7 +254,10 @@ class SideBySide(PictureWidget):
             self._alert.value = error_markup(f"{name} cannot run here: {problem}")
             return
         self._alert.value = ""
+        if name in self._choice.options:
+            self._choice.value = name
         self.forms.write(*(side.model_dump(mode="json") for side in preset.experiments(self._initial)))
+        self.forms.show_changes()
         self.experiment.ask(name, preset.question, preset.rule)
 
     def _controls(self) -> tuple[ipywidgets.Widget, ...]:
@@ -268,8 +271,8 @@ class SideBySide(PictureWidget):
         new_seed.tooltip = "off: the seed stays, and the same settings give the same tokens again"
         self._play_button = ipywidgets.Button(description="Play", icon="play", button_style="primary", layout=NARROW)
         self._stop_button = ipywidgets.Button(description="Stop", icon="stop", layout=NARROW, disabled=True)
-        self._status, self._alert = ipywidgets.HTML(layout=STATUS_PLACE), ipywidgets.HTML(layout=ERROR_PLACE)
-        self._changes = ipywidgets.HTML(layout={"height": "40px", "overflow": "hidden auto", "margin": "0 0 4px"})
+        self._status, self._alert = ipywidgets.HTML(layout=STATUS_PLACE), ipywidgets.HTML(layout=dict(LINE_PLACE))
+        self._changes = ipywidgets.HTML(layout=dict(LINE_PLACE))
         for control, name in ((box, "prompt"), (seed, "seed"), (new_seed, "new_seed")):
             traitlets.link((self, name), (control, "value"))
         self._choice.observe(lambda change: setattr(self, "preset", change["new"]), "value")
@@ -279,7 +282,7 @@ class SideBySide(PictureWidget):
             ipywidgets.VBox([ipywidgets.HTML(f"<b>{name}</b>"), text], layout=dict(HALF))
             for name, text in zip(SIDES, self.texts, strict=True)
         ]
-        legend = ipywidgets.HTML(svg.html(draw_probability_legend()))
+        legend = MarkupWidget(content=svg.html(svg.tag("style", GENERATED_STYLE), draw_probability_legend()))
         row = ipywidgets.HBox([self._choice, seed, new_seed], layout={"flex_flow": "row wrap"})
         buttons = ipywidgets.HBox([self._play_button, self._stop_button, self._status])
         return row, box, buttons, self._alert, self._changes, ipywidgets.HBox(sides), legend
@@ -289,14 +292,10 @@ class SideBySide(PictureWidget):
             self._valid = self._both is not None
             self._buttons()
             self._changes.value = self.forms.describe_changes()
+            if self.pair is None:
+                for text in self.texts:  # the prompt
+                    text.send_all({})
 
     def _buttons(self) -> None:
         self._play_button.disabled = self.running or not self._valid
         self._stop_button.disabled = not self.running
-
-
-def _figures(side: PlayedRequest) -> dict[str, float | None]:
-    return {
-        "ttft_s": side.ttft, "tpot_s": side.tpot, "kv_bytes_per_token": side.kv_bytes_per_token,
-        "output_tokens": side.num_tokens,
-    }  # fmt: skip

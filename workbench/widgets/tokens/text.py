@@ -67,7 +67,11 @@ def draw_token(sample: int, index: int, piece: GeneratedToken, mark: str = "") -
         names.append("e")
     elif piece.text[0] == "\n":
         names.append("n")
-    place = {"data_key": f"{sample}.{index}", "tabindex": -1 if sample or index else 0, "data_tip": f"{mark}\n{tip(piece)}" if mark else tip(piece)}
+    place = {
+        "data_key": f"{sample}.{index}",
+        "tabindex": -1 if sample or index else 0,
+        "data_tip": f"{mark}\n{tip(piece)}" if mark else tip(piece),
+    }
     return svg.tag("b", escape(piece.text, quote=False), class_=" ".join(names) or None, **place)
 
 
