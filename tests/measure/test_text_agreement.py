@@ -59,10 +59,8 @@ def test_settings_that_change_the_texts_are_found() -> None:
     assert set(AGREEMENT_FIGURES) <= set(right)
     assert {row["round"] for row in found.tables["tokens"]} == {1, 2}
     places = [row["first_divergence"] for row in found.tables["agreement"] if row["variant"] == "right"]
-    texts = {
-        name: [tuple(row["token_ids"]) for row in found.tables["requests"] if (row["variant"], row["round"]) == (name, 1)]
-        for name in ("left", "right")
-    }
+    first = [row for row in found.tables["requests"] if row["round"] == 1]
+    texts = {name: [row["token_ids"] for row in first if row["variant"] == name] for name in ("left", "right")}
     for at, one, other in zip(places, texts["left"], texts["right"], strict=True):
         assert at is not None and one[:at] == other[:at] and one[at] != other[at]
 

@@ -55,7 +55,7 @@ def naive_difference(left: list[Any], right: list[Any], ended: tuple[bool, bool]
 def test_the_first_difference_is_that_of_a_scan(left: list[int], right: list[int], ended: tuple[bool, bool]) -> None:
     found = first_difference(left, right, ended)
     assert found == naive_difference(left, right, ended)
-    assert found == first_difference(right, left, ended[::-1])
+    assert found == first_difference(right, left, (ended[1], ended[0]))
     assert first_difference(left, left, ended) is None
 
 
@@ -258,7 +258,7 @@ def test_a_widget_frees_its_models_and_threads(tmp_path: Path) -> None:
     write(pair, 1, {"cache": {"format": "int8"}})
     play(pair)
     runners = [weakref.ref(each) for each in pair._runners._runners.values()]
-    assert len(runners) == 2 and runners[0]().model is runners[1]().model, "weights are loaded once"  # type: ignore[union-attr] (alive)
+    assert len(runners) == 2 and len({id(each.model) for each in pair._runners._runners.values()}) == 1, "loaded once"
     mine = [thread for thread in threading.enumerate() if thread.name in ("runner's owner", "playground")]
     pair.close()
     for thread in mine:
@@ -266,6 +266,22 @@ def test_a_widget_frees_its_models_and_threads(tmp_path: Path) -> None:
     del pair
     gc.collect()
     assert [each() for each in runners] == [None, None]
+
+
+def test_a_model_in_memory_serves_other_settings_of_the_cache(demo: Runner) -> None:
+    """With the tokens of one that is loaded for them; where weights differ it is loaded anew, what cannot be refused."""
+    plain = initial_experiment(None, PROMPT, RunnerCache())
+    quantized = plain.with_("cache.format=int8", "sampling.max_tokens=12")
+    shared = demo.loaded_model.for_settings(demo.config, quantized)
+    assert shared is not None and shared.transformer is demo.model
+    runners = Runner(quantized, shared), Runner(quantized)
+    long = PROMPT * 30  # so long that some of it is quantized
+    texts = ["".join(event.text for event in each.stream(long, max_tokens=12, temperature=0)) for each in runners]
+    assert texts[0] == texts[1]
+    for other in ("model.dtype=float64", "backend=auto", "attention.sliding_window=64", "backend=mlir"):
+        assert demo.loaded_model.for_settings(demo.config, plain.with_(other)) is None
+    with pytest.raises(WorkbenchError):
+        demo.loaded_model.for_settings(demo.config, plain.with_("cache.format=int4", "cache.page_size=7"))
 
 
 def test_a_run_that_was_stopped_or_failed_has_no_verdict(tmp_path: Path) -> None:

@@ -2,36 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from tests.browser import browser
 from tests.patience import until
+from tests.widgets.test_reopened_in_browser import notebook
 from tools.notebooks.page import LabSession
 
 pytestmark = browser
 
-NOTEBOOK = r"""
-# %%
-import torch
-torch.set_num_threads(1)
-from workbench import widgets
-pair = widgets.SideBySide(prompt="def f(x):\n")
-pair
-
-# %%
-a = 1
-"""
-PLACES = "root => [...root.querySelectorAll('button, input, select, textarea')].map((e) => e.getBoundingClientRect().top)"
+CELLS = (
+    "import torch\ntorch.set_num_threads(1)\nfrom workbench import widgets\n"
+    "pair = widgets.SideBySide(prompt='def f(x):\\n')\npair",
+    "a = 1",
+)
+PLACES = """root => [...root.querySelectorAll("button, input, select, textarea")].map(
+  (each) => each.getBoundingClientRect().top)"""
 NAMELESS = """root => [...root.querySelectorAll("button, input, select, textarea, svg")].filter((each) => {
   const title = each.querySelector("title")?.textContent ?? "";
-  const labels = [...(each.labels ?? [])].map((label) => label.textContent).join("");
-  return each.offsetParent !== null && !(each.textContent + title + labels + (each.ariaLabel ?? "") + each.title).trim();
+  const labels = [...(each.labels ?? [])].map((label) => label.textContent).join("") + (each.ariaLabel ?? "");
+  return each.offsetParent !== null && !(each.textContent + title + labels + each.title).trim();
 }).map((each) => each.outerHTML.slice(0, 120))"""
 
 
-def test_a_preset_is_played_restored_and_judged_by_the_keyboard(lab: LabSession, tmp_path: Path) -> None:
-    page = lab.open(lab.write("pair.py", NOTEBOOK))
-    page.tab.set_viewport_size({"width": 1000, "height": 2200})
+@pytest.fixture
+def narrow(lab: LabSession) -> Iterator[LabSession]:
+    """A window of 1,000 pixels."""
+    page, size = lab.tab.page, lab.tab.page.viewport_size
+    page.set_viewport_size({"width": 1000, "height": 2200})
+    yield lab
+    if size is not None:
+        page.set_viewport_size(size)
+
+
+def test_a_preset_is_played_restored_and_judged_by_the_keyboard(narrow: LabSession, tmp_path: Path) -> None:
+    lab = narrow
+    page = lab.open(lab.write("pair.ipynb", notebook(CELLS)))
     page.run_all()
     view = page.widget("wb-sidebyside")
     view.get_by_label("pair", exact=True).focus()
@@ -91,6 +100,9 @@ def test_a_preset_is_played_restored_and_judged_by_the_keyboard(lab: LabSession,
 
     page.save()
     lab.close()
-    again = lab.open("pair.py") if not (lab.server.root / "pair.ipynb").exists() else lab.open("pair.ipynb")
-    again.tab.set_viewport_size({"width": 1280, "height": 900})
-    assert again.errors() == []
+    again = lab.open("pair.ipynb")
+    again.settle()
+    kept = again.root.inner_text()
+    assert again.widget("wb-sidebyside").count() == 0 and again.errors() == []
+    assert "first difference: token" in kept and "first_divergence >= 0" in kept and "restore" in kept
+    assert again.root.locator(".wb-tokens b.m").count() == 2

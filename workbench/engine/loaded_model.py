@@ -139,7 +139,7 @@ class LoadedModel:
         format, reason = source.weight_format(config.model)
         size = 1 if ranks is None else ranks.size
         wanted = _requirements(config, source, format, device, size)
-        dtype, shapes, cache_dtype = wanted.dtype, wanted.cache, wanted.cache_dtype
+        dtype, shapes, cache_dtype = wanted.dtype, wanted.cache, config.cache_dtype(wanted.dtype)
         backends = select_backends(config.backend, wanted)
         if ranks is not None:  # the modules as they are written, in every step
             backends = Backends.uniform(backends.blocks, backends.reason, wanted)

@@ -19,7 +19,7 @@ from workbench.measure.quality.quality import first_divergence
 from workbench.measure.rounds import load_runners, run_requests
 from workbench.progress import StageCounter
 from workbench.request import Request, SamplingParameters
-from workbench.runs.bootstrap import contrast
+from workbench.runs.bootstrap import Samples, contrast
 from workbench.runs.metrics import TABLES, round_metrics
 from workbench.trace.recorder import Recorder
 
@@ -110,10 +110,11 @@ def _medians(rounds: Mapping[int, Mapping[str, Any]]) -> dict[str, float]:
 
 def _ratios(baseline: Mapping[int, Mapping[str, Any]], other: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the ratios of `other` over `baseline`, and the interval of that of the time per token."""
-    found = {
-        name: contrast(*({number: float(each[name]) for number, each in side.items()} for side in (baseline, other)))
-        for name in MEASURES
-    }
+
+    def by_round(side: Mapping[int, Mapping[str, Any]], name: str) -> Samples:
+        return {number: float(each[name]) for number, each in side.items()}
+
+    found = {name: contrast(by_round(baseline, name), by_round(other, name)) for name in MEASURES}
     time = found["tpot_s_p50"]
     interval = time.ratio_interval
     return {

@@ -46,10 +46,10 @@ def pair_experiment(left: Any, right: Any, asked: PairQuestion) -> Any:
     rule = parse_rule(asked.rule)
     if not asked.question.strip():
         raise WorkbenchError("question: is empty; write what the experiment is to answer")
-    sides = [_engine_values(side) for side in (left, right)]
-    changes = {path: value for path, (_, value) in setting_changes(*sides).items()}
+    plain, other = _engine_values(left), _engine_values(right)
+    changes = {path: value for path, (_, value) in setting_changes(plain, other).items()}
     return Experiment.from_values({
-        "question": asked.question, **sides[0],
+        "question": asked.question, **plain,
         "workload": {
             "kind": "text_agreement", "prompts": asked.prompts, "prompt_tokens": asked.prompt_tokens,
             "output_tokens": asked.output_tokens, "rounds": asked.rounds,

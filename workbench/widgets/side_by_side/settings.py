@@ -71,9 +71,10 @@ class PairForms:
     def changes(self) -> dict[str, tuple[Any, Any]]:
         """Return the settings that differ, by path, as (left, right); none where one cannot be read."""
         try:
-            return setting_changes(*(form.values for form in self.sides))
+            left, right = (form.values for form in self.sides)
         except UnreadableField:
             return {}
+        return setting_changes(left, right)
 
     def describe_changes(self) -> str:
         """Return one line of markup with the settings that differ."""
