@@ -32,6 +32,7 @@ from workbench.widgets.side_by_side.experiment import (
     pair_experiment,
     write_experiment,
 )
+from workbench.widgets.side_by_side.experiment_panel import draw_run
 from workbench.widgets.side_by_side.presets import ENGINE_PRESETS, PairPreset, zoo_presets
 
 PROMPT = "def f(x):\n"
@@ -269,7 +270,7 @@ def test_a_widget_frees_its_models_and_threads(tmp_path: Path) -> None:
 
 
 def test_a_model_in_memory_serves_other_settings_of_the_cache(demo: Runner) -> None:
-    """With the tokens of one that is loaded for them; where weights differ it is loaded anew, what cannot be refused."""
+    """With the tokens of one loaded for them; where weights differ it is loaded anew, and what cannot be is refused."""
     plain = initial_experiment(None, PROMPT, RunnerCache())
     quantized = plain.with_("cache.format=int8", "sampling.max_tokens=12")
     shared = demo.loaded_model.for_settings(demo.config, quantized)
@@ -285,17 +286,15 @@ def test_a_model_in_memory_serves_other_settings_of_the_cache(demo: Runner) -> N
 
 
 def test_a_run_that_was_stopped_or_failed_has_no_verdict(tmp_path: Path) -> None:
+    """It says so: in the process of a run whose model is not there, and in one that is interrupted at once."""
+    text = "question: '?'\nworkload: {kind: text_agreement}\nvariants: {left: {}, right: {}}\nmodel: nothing\n"
     file = tmp_path / "wrong-001.yaml"
-    file.write_text(
-        "question: '?'\nworkload: {kind: text_agreement, prompts: 100000}\nvariants: {left: {}, right: {}}\n"
-    )
+    file.write_text(text)
     run = ExperimentRun(file, lambda: None)
     run.wait()
-    assert not run.running and run.problem.startswith("failed") and "windows" in run.problem and not run.verdicts
-    long = tmp_path / "long-001.yaml"
-    long.write_text("question: '?'\nbackend: eager\nworkload: {kind: text_agreement, rounds: 1000}\n"
-                    "variants: {left: {}, right: {}}\n")  # fmt: skip
-    run = ExperimentRun(long, lambda: None)
+    assert not run.running and run.problem.startswith("failed") and "no model" in run.problem and not run.verdicts
+    assert "failed" in plain("".join(draw_run(run, "", "")))
+    run = ExperimentRun(file, lambda: None)
     run.stop()
     run.wait()
     assert run.problem.startswith("stopped") and not run.verdicts
