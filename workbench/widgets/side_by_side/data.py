@@ -1,4 +1,4 @@
-"""What two generations of one prompt have in common, and where they part; both played in turn, in the background."""
+"""Play two generations of one prompt in turn, in the background, and find where they part."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def first_difference(left: Sequence[int], right: Sequence[int], ended: tuple[boo
 
 @dataclass(frozen=True)
 class TokenChoice:
-    """What one side made of the place where texts part. `token` is None where its text ended there.
+    """The choice of one side at the place where texts part. `token` is None where its text ended there.
 
     `own` and `other` are the probabilities that its model gives to its own token and to the other side's; None where
     not known. `other` is at most `bound` where that token was not among the most probable.

@@ -24,7 +24,7 @@ INTERRUPTED = (-2, 130)
 
 @dataclass(frozen=True)
 class PairQuestion:
-    """What an experiment of a pair asks, and how much it measures."""
+    """The question of a pair's experiment, its rule, and how much it measures."""
 
     question: str
     rule: str

@@ -97,7 +97,7 @@ class SideBySide(PictureWidget):
 
     @property
     def presets(self) -> dict[str, str]:
-        """Why each preset cannot run here, by name; an empty string for one that can."""
+        """Return by preset why it cannot run here; an empty string for one that can."""
         return {name: preset.problem(self._initial) for name, preset in self._presets.items()}
 
     def play(self) -> None:
