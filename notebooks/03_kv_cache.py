@@ -102,6 +102,23 @@ widgets.Exercise(
 )
 
 # %% [markdown]
+# ## The text itself
+# Does it change, where first, and what does it cost? Both sides get the same prompt and the same seed, one after the
+# other. The first token that differs is marked, with its probability on either side, and the line below it shows
+# whether the models drifted before. One play is one sample of noisy times: the experiment at the end writes its rule
+# into a file, repeats the pair on held-out prompts, and judges. Choose other pairs in the list, such as "with and
+# without speculation": their texts should be equal.
+
+# %%
+pair = widgets.SideBySide(plain)
+pair.preset = "INT4 KV cache"
+pair
+
+# %%
+pair.play()
+pair.wait()
+
+# %% [markdown]
 # ## The calculator
 # Predicted beside measured, for the INT4 cache that was just loaded. Move the sliders, or choose a bar. The formula of
 # what you chose is below the bars.

@@ -243,6 +243,21 @@ def test_samples_are_shown_apart(play: Playground) -> None:
     assert play.played.finish_reasons == {0: "length", 1: "not_chosen"} and "sample 1 not_chosen" in play.picture()
 
 
+def test_a_play_of_the_history_comes_back(play: Playground) -> None:
+    play.run()
+    assert play.wait()
+    before, text = play.experiment, play.output
+    play.prompt = "x = "
+    play.settings.write({"sampling": {"max_tokens": 3, "seed": 7}})
+    play.run()
+    assert play.wait() and [entry["number"] for entry in play.history] == [2, 1]
+    assert "sampling.max_tokens: 3" in play.plays.content and "restore play 1" in play.picture()
+    play._pick("1")
+    assert play.experiment == before and not play.new_seed
+    play.run()
+    assert play.wait() and play.output == text and len(play.history) == 3
+
+
 def test_what_grows_is_sent_once(play: Playground) -> None:
     sent: list[Any] = []
     play.text.send = lambda message, *_: sent.append(message)  # type: ignore[method-assign]

@@ -76,6 +76,22 @@ class LoadedModel:
         found = None if self.folder is None else open_chat_template(self.folder)
         return found if found is not None or self.tokenizer is None else own_template(self.tokenizer)
 
+    def for_settings(self, before: EngineConfig, config: EngineConfig) -> LoadedModel | None:
+        """Return this model for `config`, with the same weights in memory; None where it has to be loaded anew.
+
+        It serves settings that differ from `before`, with which it was loaded, in cache, schedule, speculation and all
+        that is not the engine's. Backend `auto` measures the cache's settings, and mlir lays weights out for them.
+
+        Raises:
+            WorkbenchError: for settings that cannot be carried out.
+        """
+        same = ("model", "backend", "compile", "attention", "batch_invariant", "parallel")
+        if any(getattr(before, name) != getattr(config, name) for name in same) or config.parallel.tensor > 1:
+            return None
+        if config.batch_invariant or config.backend not in (Backend.EAGER, Backend.INDUCTOR):
+            return None
+        return replace(self, backends=check_settings(config))
+
     @classmethod
     def load(cls, config: EngineConfig, report: Callable[[str], None] = to_stderr) -> LoadedModel:
         """Load `config.model` and select its backends for this machine; `report` gets a line on each slow part.
@@ -121,21 +137,9 @@ class LoadedModel:
             device = torch.device("cuda", ranks.rank % torch.cuda.device_count())
         source = _source(name, config.attention, config.model.context)
         format, reason = source.weight_format(config.model)
-        format.check(source.spec)
-        config.cache.check(len(source.spec.layers), page_size)
-        dtype = source.stored_dtype if config.model.dtype == "auto" else parse_dtype(config.model.dtype)
-        shapes, cache_dtype = cache_shapes(source.spec, config.cache), config.cache_dtype(dtype)
-        for shape in shapes:
-            shape.page_formats(page_size)
         size = 1 if ranks is None else ranks.size
-        invariant = config.batch_invariant
-        trees = proposes_trees(config.speculate)
-        policy = parse_eviction(config.cache.evict)
-        uneven = policy is not None and policy_spread(policy) > 1
-        wanted = Requirements(
-            source.spec, dtype, format, shapes, cache_dtype, device.type, invariant, size, tree_drafts=trees,
-            uneven_heads=uneven,
-        )  # fmt: skip
+        wanted = _requirements(config, source, format, device, size)
+        dtype, shapes, cache_dtype = wanted.dtype, wanted.cache, config.cache_dtype(wanted.dtype)
         backends = select_backends(config.backend, wanted)
         if ranks is not None:  # the modules as they are written, in every step
             backends = Backends.uniform(backends.blocks, backends.reason, wanted)
@@ -165,6 +169,35 @@ class LoadedModel:
             backends = replace(backends, reason=why)
         trim_heap()
         return cls(model, source.tokenizer(), backends, source.folder)
+
+
+def check_settings(config: EngineConfig) -> Backends:
+    """Return the backends that `LoadedModel.load` would select, without reading weights or autotuning.
+
+    Raises:
+        WorkbenchError: for a model that is not there, and for settings that the model or this machine cannot carry out.
+    """
+    source = _source(config.model.name, config.attention, config.model.context)
+    format, device = source.weight_format(config.model)[0], _device(config.model.device)
+    return select_backends(config.backend, _requirements(config, source, format, device, config.parallel.tensor))
+
+
+def _requirements(
+    config: EngineConfig, source: _Source, format: WeightFormat, device: torch.device, ranks: int
+) -> Requirements:
+    """Return what `config` demands of a backend. Raises WorkbenchError for weights or a cache that no model has."""
+    page_size = config.cache.page_size
+    format.check(source.spec)
+    config.cache.check(len(source.spec.layers), page_size)
+    dtype = source.stored_dtype if config.model.dtype == "auto" else parse_dtype(config.model.dtype)
+    shapes = cache_shapes(source.spec, config.cache)
+    for shape in shapes:
+        shape.page_formats(page_size)
+    policy = parse_eviction(config.cache.evict)
+    return Requirements(
+        source.spec, dtype, format, shapes, config.cache_dtype(dtype), device.type, config.batch_invariant, ranks,
+        tree_drafts=proposes_trees(config.speculate), uneven_heads=policy is not None and policy_spread(policy) > 1,
+    )  # fmt: skip
 
 
 def describe_model(

@@ -22,6 +22,7 @@ from workbench.experiment.settings import (
     SpeculationWorkload,
     StreamingWorkload,
     Sweep,
+    TextAgreementWorkload,
     TextsWorkload,
 )
 from workbench.files import UnreadableText, own_file, read_bytes, read_yaml
@@ -61,6 +62,7 @@ COMPARISONS = (
     | StreamingWorkload
     | LengthsWorkload
     | TextsWorkload
+    | TextAgreementWorkload
     | AgentWorkload
 )
 Workload = Annotated[PromptsWorkload | RandomWorkload | TrafficWorkload | COMPARISONS, Field(discriminator="kind")]

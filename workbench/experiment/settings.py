@@ -185,6 +185,22 @@ class TextsWorkload(Settings):
     seed: Seed = 0
 
 
+class TextAgreementWorkload(Settings):
+    """Continue held-out prompts with each variant, every request alone, and compare texts and times with those of the
+    first variant.
+
+    All outputs have the same length. A warm-up of all variants comes before the measured rounds, each of which begins
+    with another variant."""
+
+    kind: Literal["text_agreement"] = "text_agreement"
+    texts: tuple[str, ...] = ()  # files; none: the held-out modules of the demo model's training
+    prompts: Count = 8
+    prompt_tokens: Count = 96
+    output_tokens: Annotated[int, Field(ge=2)] = 64
+    rounds: Count = 5
+    seed: Seed = 0
+
+
 class AgentQuestion(Settings):
     """A question of an agent, and the texts that a right answer holds: numbers as a whole, other texts word for word.
 

@@ -20,6 +20,7 @@ from workbench.experiment.settings import (
     SharedPrefixWorkload,
     SpeculationWorkload,
     StreamingWorkload,
+    TextAgreementWorkload,
     TextsWorkload,
 )
 from workbench.experiment.variants import VariantResults
@@ -35,6 +36,7 @@ from workbench.measure import sampled_texts as texts_chart
 from workbench.measure import serving as latency_chart
 from workbench.measure import simulation as curves
 from workbench.measure import speculation as speculation_chart
+from workbench.measure import text_agreement as agreement_chart
 from workbench.measure.agent import measure_agent
 from workbench.measure.determinism import measure_determinism
 from workbench.measure.lengths import measure_lengths
@@ -48,6 +50,7 @@ from workbench.measure.shared_prefix import measure_shared_prefix
 from workbench.measure.simulation import measure_simulated_variants
 from workbench.measure.speculation import measure_speculation
 from workbench.measure.streaming import measure_streaming
+from workbench.measure.text_agreement import measure_text_agreement
 from workbench.progress import progress_stages
 from workbench.runs.folder import RunFolder, writing
 from workbench.runs.record import Record
@@ -114,6 +117,8 @@ def measure_variants(
         return measure_sampled_texts(
             experiment, on_progress, predicted or predict_variants(experiment, on_progress) or {}
         )
+    if isinstance(experiment.workload, TextAgreementWorkload):
+        return measure_text_agreement(experiment, on_progress)
     if isinstance(experiment.workload, QualityWorkload):
         return measure_quality(experiment, on_progress, predicted)
     if isinstance(experiment.workload, SharedPrefixWorkload):
@@ -147,6 +152,8 @@ def chart_of(
         return "lengths", lengths_chart.chart
     if isinstance(experiment.workload, TextsWorkload):
         return "texts", texts_chart.chart
+    if isinstance(experiment.workload, TextAgreementWorkload):
+        return "text_agreement", agreement_chart.chart
     if isinstance(experiment.workload, AgentWorkload):
         return "agent", agent_chart.chart
     if all("predicted" in row and "curve" not in row for row in rows):

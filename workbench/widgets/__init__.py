@@ -30,6 +30,7 @@ _HOMES = {
     "SamplingExplorer": ".sampling.view",
     "ServerView": ".server.view",
     "SpeculationView": ".speculation.view",
+    "SideBySide": ".side_by_side.view",
     "Timeline": ".timeline.view",
     "TokenPath": ".token_path.view",
     "TokenView": ".tokens.view",

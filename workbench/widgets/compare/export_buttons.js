@@ -1,4 +1,5 @@
 // Saves what is shown: the kernel sends text as a file's content, or SVG, which becomes a PNG here.
+const TYPES = { csv: "text/csv", json: "application/json" };
 const SCALE = 2; // pixels of the file to one of the screen
 function save(name, blob) {
   const link = document.createElement("a");
@@ -42,7 +43,7 @@ function render({ model, el }) {
     if (asked !== view) return;
     try {
       if (problem) throw new Error(problem);
-      save(name, kind === "png" ? await png(content) : new Blob([content], { type: "text/csv;charset=utf-8" }));
+      save(name, kind === "png" ? await png(content) : new Blob([content], { type: `${TYPES[kind]};charset=utf-8` }));
       status.textContent = `${name} was saved`;
     } catch (error) {
       status.textContent = `not saved: ${error.message}`;

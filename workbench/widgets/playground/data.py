@@ -1,28 +1,23 @@
-"""Generate one text in the background and gather its tokens and times from its events; the last few runners are
-cached."""
+"""Generate one text in the background and gather its tokens and times from its events."""
 
 from __future__ import annotations
 
-import json
 import math
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from workbench.errors import WorkbenchError, describe_error
 from workbench.waiting import wait_and_serve
+from workbench.widgets.playground.runners import RunnerCache
 from workbench.widgets.tokens.text import GeneratedToken
 
 TokenText = Callable[[int], str]
 NUM_LOGPROBS = 5  # that are shown of every token, unless the experiment asks for more
 STATUS_INTERVAL_SECONDS = 0.5  # seconds between two words on how long something takes
 STILL_LOADING = "stopped; what was begun of its runner still goes on, and is kept if it is finished"
-MAX_RUNNERS = 3
-# What may differ between experiments that one runner serves.
-PER_REQUEST_SETTINGS = {"question", "sampling", "workload", "measure", "variants", "sweep", "judge"}
 
 
 @dataclass
@@ -46,6 +41,9 @@ class PlayedRequest:
     drafted: int = 0
     accepted: int = 0
     compiles: tuple[int, int] | None = None  # of the runner, after the first and after the last of its steps
+    # Of the first sample: when each token came, and the model's log-probabilities then, its own and by token id.
+    token_times: list[float] = field(default_factory=list)
+    logprobs: list[tuple[float | None, dict[int, float]]] = field(default_factory=list)
     error: str = ""
 
     def add_event(self, event: Any) -> None:
@@ -87,6 +85,11 @@ class PlayedRequest:
             else None
         )
 
+    @property
+    def kv_bytes_per_token(self) -> float | None:
+        """Bytes of the pages in use in the last step, over the tokens of the prompt and of all samples."""
+        return self.kv_bytes / (self.prompt_tokens + self.num_tokens) if self.steps and self.prompt_tokens else None
+
     def text(self, sample: int = 0) -> str:
         return "".join(piece.text for piece in self.tokens_by_sample.get(sample, ())) + self.trailing_text.get(
             sample, ""
@@ -96,6 +99,9 @@ class PlayedRequest:
         if not self.num_tokens:
             self.first_token_time = event.time
         self.last_token_time = event.time
+        if not event.sample:
+            self.token_times.append(event.time)
+            self.logprobs.append((event.logprob, dict(event.top_logprobs)))
         chances = tuple((self.token_text(token), math.exp(logprob)) for token, logprob in event.top_logprobs)
         chance = None if event.logprob is None else math.exp(event.logprob)
         piece = GeneratedToken(event.token_id, event.text, self.token_text(event.token_id), chance, chances)
@@ -109,7 +115,10 @@ class _Stopped(Exception):
 class BackgroundGeneration:
     """From `start` on `played` grows until `over`; `news` is called whenever there is something to draw, `ended` once,
     before who waits goes on. `doing` is what it is at, in words. `stop` ends it after the step that is computed; while
-    its runner is being made at once, though a piece of that work which cannot be broken off still goes on by itself."""
+    its runner is being made at once, though a piece of that work which cannot be broken off still goes on by itself.
+
+    With `timed` it can be compared with another: the prefix cache is emptied, and a runner's first request comes after
+    one of two tokens that is not shown, since it compiles and touches everything once."""
 
     def __init__(
         self,
@@ -117,9 +126,12 @@ class BackgroundGeneration:
         runners: RunnerCache,
         on_change: Callable[[], None],
         on_end: Callable[[BackgroundGeneration], None],
+        num_logprobs: int = NUM_LOGPROBS,
+        timed: bool = False,
     ):
         self.experiment, self.played, self.error = experiment, PlayedRequest(str), ""
         self._runners, self._news, self._ended = runners, on_change, on_end
+        self._num_logprobs, self._timed = num_logprobs, timed
         self._handle: Any = None
         self._status, self._since = "", time.monotonic()
         self._lock = threading.RLock()  # a signal may stop what its own thread is just stopping
@@ -136,6 +148,10 @@ class BackgroundGeneration:
     @property
     def done(self) -> bool:
         return self._done.is_set()
+
+    @property
+    def stopped(self) -> bool:
+        return self._stopped.is_set() or "cancelled" in self.played.finish_reasons.values()
 
     @property
     def status(self) -> str:
@@ -188,21 +204,33 @@ class BackgroundGeneration:
         runner = self._runners.get(self.experiment, self._set_status)
         if runner.tokenizer is None:
             raise WorkbenchError(f"model {self.experiment.model.name!r} has no tokenizer: it cannot read a prompt")
-        self.played.token_text = lambda token: format_token_bytes(runner.tokenizer.token_bytes(token))
+        token_bytes = runner.tokenizer.token_bytes  # of the runner nothing else is kept
+        self.played.token_text = lambda token: format_token_bytes(token_bytes(token))
         (request,) = requests_of(self.experiment, runner.tokenizer, runner.model.spec.vocab_size)
         self._set_status("waiting for the first token; what a backend compiles is compiled now")
         live = RunnerThread.attach(runner)
-        sampling = with_logprobs(request.sampling)
-        with self._lock:
-            if self._stopped.is_set():
-                return
-            self._handle = live.submit(
-                replace(request, request_id=live.new_request_id("playground"), sampling=sampling)
-            )
-        for event in self._handle:
+        request = replace(request, sampling=with_logprobs(request.sampling, self._num_logprobs))
+        if self._timed:
+            if self._runners.is_new(self.experiment):
+                short = request.sampling.model_copy(update={"max_tokens": 2})
+                for _ in self._submit(live, replace(request, sampling=short)) or ():
+                    pass
+                self._runners.mark_used(self.experiment)
+            live.call(lambda owned: owned.reset_prefix_cache())
+        if (handle := self._submit(live, request)) is None:
+            return
+        for event in handle:
             self.played.add_event(event)
             self._news()
-        self.error = self._handle.error or self.played.error
+        self.error = handle.error or self.played.error
+
+    def _submit(self, live: Any, request: Any) -> Any:
+        """Submit a request and return its handle; None where it was stopped before."""
+        with self._lock:
+            if self._stopped.is_set():
+                return None
+            self._handle = live.submit(replace(request, request_id=live.new_request_id("playground")))
+            return self._handle
 
     def _set_status(self, doing: str) -> None:
         if self._stopped.is_set():
@@ -221,11 +249,11 @@ class BackgroundGeneration:
             self._end()
 
 
-def with_logprobs(sampling: Any) -> Any:
+def with_logprobs(sampling: Any, count: int = NUM_LOGPROBS) -> Any:
     """Return sampling parameters with log probabilities where they can be computed; the tokens stay the same."""
     if sampling.beams:
         return sampling
-    return sampling.model_copy(update={"logprobs": max(NUM_LOGPROBS, sampling.logprobs or 0)})
+    return sampling.model_copy(update={"logprobs": max(count, sampling.logprobs or 0)})
 
 
 def format_token_bytes(piece: bytes) -> str:
@@ -234,40 +262,3 @@ def format_token_bytes(piece: bytes) -> str:
         return repr(piece.decode())
     except UnicodeDecodeError:
         return " ".join(f"{byte:02X}" for byte in piece)
-
-
-class RunnerCache:
-    """`of` gives the runner of an experiment: one that is there, or a new one, for which the oldest may have to go. One
-    is made at a time: who asks meanwhile waits, and may find there what was made."""
-
-    def __init__(self, max_runners: int = MAX_RUNNERS):
-        self._max_runners, self._runners = max_runners, OrderedDict[str, Any]()
-        self._load_lock = threading.Lock()
-
-    def put(self, experiment: Any, runner: Any) -> None:
-        """`runner` is what the experiment describes."""
-        self._runners[_key(experiment)] = runner
-        self._runners.move_to_end(_key(experiment))
-        while len(self._runners) > self._max_runners:
-            self._runners.popitem(last=False)
-
-    def get(self, experiment: Any, report: Callable[[str], None]) -> Any:
-        """WorkbenchError for what cannot be loaded; `tell` hears of what takes long, and
-        ends it by an error of its own."""
-        from workbench.experiment.build import runner_for
-
-        if self._load_lock.locked():
-            report("waiting until the runner is made that was begun before")
-        with self._load_lock:
-            found = self._runners.get(_key(experiment))
-            if found is None:
-                report("making the runner")
-                while len(self._runners) >= self._max_runners:  # before the new one takes memory
-                    self._runners.popitem(last=False)
-                found = runner_for(experiment, report)
-            self.put(experiment, found)
-            return found
-
-
-def _key(experiment: Any) -> str:
-    return json.dumps(experiment.model_dump(mode="json", exclude=PER_REQUEST_SETTINGS), sort_keys=True)

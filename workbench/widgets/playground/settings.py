@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import WorkbenchError
-from workbench.widgets.playground.data import RunnerCache
+from workbench.widgets.playground.runners import RunnerCache
 
 # So long that what it is compared by can be seen: a quantized cache is smaller than a dense one from some 200 tokens on
 # (its newest stay in full precision), and without a cache each step computes all of them again.

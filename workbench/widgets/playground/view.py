@@ -11,8 +11,11 @@ import ipywidgets
 import traitlets
 
 from workbench import svg
-from workbench.widgets.playground.data import BackgroundGeneration, PlayedRequest, RunnerCache
+from workbench.widgets.compare.export import ExportButtons
+from workbench.widgets.playground.data import BackgroundGeneration, PlayedRequest
+from workbench.widgets.playground.history import PlayHistory, draw_history, play_figures
 from workbench.widgets.playground.picture import ExperimentCopy, draw_figures, draw_text
+from workbench.widgets.playground.runners import RunnerCache
 from workbench.widgets.playground.settings import (
     EXCLUDED_SETTINGS,
     QUESTION,
@@ -23,7 +26,7 @@ from workbench.widgets.playground.settings import (
 )
 from workbench.widgets.settings_form.form import error_markup
 from workbench.widgets.tokens.text import draw_token
-from workbench.widgets.view import GrowingPicture, PictureWidget
+from workbench.widgets.view import GrowingPicture, MarkupWidget, PictureWidget
 
 NARROW = {"width": "7em"}  # a layout for each button: what is closed closes its own
 # Of a fixed height: nothing below moves when something is said here.
@@ -41,13 +44,14 @@ class Playground(PictureWidget):
     `experiment` the experiment that is set in it; `last` is the experiment that was played last and `played` its
     output. Observe `prompt`, `running`, and `output`, the text of the first sample, which is whole before `running`
     ends. With `new_seed` each run sets another seed first; it is shown and copied with the settings, and gives the same
-    tokens again. An Experiment that is given keeps its own.
+    tokens again. An Experiment that is given keeps its own. `restore` sets a play of the `history` again.
     """
 
     prompt = traitlets.Unicode()
     running = traitlets.Bool(False)
     output = traitlets.Unicode()
     new_seed = traitlets.Bool(True)
+    history = traitlets.List().tag(sync=True)  # what was played, the newest first, as JSON
 
     def __init__(self, given: Any = None, prompt: str | None = None):
         from workbench.experiment.experiment import Experiment
@@ -78,11 +82,16 @@ class Playground(PictureWidget):
         self._stop_button.on_click(lambda _: self.stop())
         self._reset_button.on_click(lambda _: self.reset())
         self.observe(lambda _: self._check(), "prompt")
+        self._history, self.plays = PlayHistory(), MarkupWidget()
+        self.plays.observe(lambda change: self._pick(str(change["new"])), "picked")
+        export = ExportButtons("history", csv=self._history.csv, json=self._history.json)
+        self._draw_history()
         self._check()
         buttons = ipywidgets.HBox(
             [self._run_button, self._stop_button, self._reset_button, self._seed_box, self._doing]
         )
-        below = (self.text, ipywidgets.HTML("<b>Settings</b>"), self.settings.widget, self.copied)
+        below = (self.text, ipywidgets.HTML("<b>Settings</b>"), self.settings.widget, self.copied,
+                 ipywidgets.HTML("<b>History</b>"), self.plays, export)  # fmt: skip
         self.show(self._box, buttons, self._alert, below=below)
 
     @property
@@ -135,8 +144,18 @@ class Playground(PictureWidget):
             self.text.send_all({})
             self._check()
 
+    def restore(self, number: int) -> None:
+        """Set the prompt, the seed and the settings of a play again; the seed is kept from then on."""
+        entry = self._history.find(number)
+        self.prompt, self.new_seed = entry.prompt, False
+        self.settings.write(entry.settings[0])
+
     def picture(self) -> str:
-        return svg.html(draw_figures(self.played, self._played_seed), draw_text(self.played, self._played_prompt))
+        plays = self._history.entries
+        return svg.html(
+            draw_figures(self.played, self._played_seed), draw_text(self.played, self._played_prompt),
+            draw_history(plays, self._initial_values) if plays else "",
+        )  # fmt: skip
 
     def redraw(self) -> None:
         with self._drawing:
@@ -163,6 +182,19 @@ class Playground(PictureWidget):
             self.settings.close()
 
     @property
+    def _initial_values(self) -> dict[str, Any]:
+        return self._initial.model_dump(mode="json", exclude={"workload"})
+
+    def _draw_history(self) -> None:
+        self.history = self._history.as_values()
+        self.plays.content = svg.html(draw_history(self._history.entries, self._initial_values))
+
+    def _pick(self, key: str) -> None:
+        if key:
+            self.plays.picked = ""  # or the same could not be picked again
+            self.restore(int(key))
+
+    @property
     def _played_prompt(self) -> str:
         return self.prompt if self.last is None else self.last.workload.prompts[0]
 
@@ -187,6 +219,12 @@ class Playground(PictureWidget):
             if playing.error:
                 self.settings.show_error(_setting_path(playing.error), playing.error)
                 self._alert.value = error_markup(playing.error)
+            self._history.add(
+                prompt=self._played_prompt, seed=self.last.sampling.seed, figures=(play_figures(playing.played),),
+                settings=(self.last.model_dump(mode="json", exclude={"workload"}),),
+                remark="failed" if playing.error else "stopped" if playing.stopped else "",
+            )  # fmt: skip
+            self._draw_history()
             self._stop_button.disabled, self._run_button.disabled = True, False
             self.running = False
         self.keep()

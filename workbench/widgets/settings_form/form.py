@@ -40,7 +40,7 @@ from workbench.widgets.settings_form.fields import (
 from workbench.widgets.view import close_tree
 
 GENERAL_GROUP = "general"
-COLUMNS = {"display": "grid", "grid_template_columns": "repeat(auto-fill, minmax(24em, 1fr))"}
+COLUMNS = {"display": "grid", "grid_template_columns": "repeat(auto-fill, minmax(min(24em, 100%), 1fr))"}
 TYPE_LABELS: dict[type, str] = {int: "a number", float: "a number", str: "a text"}
 
 
@@ -75,7 +75,10 @@ class SettingsForm:
         self.buttons: Any = ipywidgets.ToggleButtons(options=list(self.panels), style={"button_width": "auto"})
         self._place = ipywidgets.VBox()
         self._alert = error_line("")
-        self.widget = ipywidgets.VBox([self.buttons, self._alert, self._place])
+        self.body = ipywidgets.VBox(
+            [self._alert, self._place]
+        )  # all but the buttons, for two forms with one row of them
+        self.widget = ipywidgets.VBox([self.buttons, self.body])
         self.buttons.observe(lambda _: self._open(), "value")
         self._open()
 
@@ -104,6 +107,13 @@ class SettingsForm:
         for path, line in errors:
             self.show_error(path, line)
         return None
+
+    def mark(self, paths: Collection[tuple[str, ...]]) -> None:
+        """Mark the fields at these paths, or around them, with the class `wb-differs`; all others lose it."""
+        for name, panel in self.panels.items():
+            inside = panel.fields if name == GENERAL_GROUP or name in panel.fields else {name: panel}
+            for top, knob in inside.items():
+                _mark(knob, (top,), paths)
 
     def show_error(self, path: Sequence[str], line: str) -> None:
         """Show an error at the field of `path`, or above the form where that field is hidden."""
@@ -137,6 +147,15 @@ class SettingsForm:
 
     def _open(self) -> None:
         self._place.children = (self.panels[self.buttons.value].widget,)
+
+
+def _mark(knob: FormField, path: tuple[str, ...], paths: Collection[tuple[str, ...]]) -> None:
+    if isinstance(knob, FieldGroup):
+        for name, inner in knob.fields.items():
+            _mark(inner, (*path, name), paths)
+        return
+    differs = any(each[: len(path)] == path or path[: len(each)] == each for each in paths)
+    (knob.widget.add_class if differs else knob.widget.remove_class)("wb-differs")
 
 
 def error_line(line: str) -> ipywidgets.HTML:

@@ -27,6 +27,7 @@ GENERATED_STYLE = (
     ".wb-legend{font-size:11px;white-space:pre-wrap}"
     ".wb-tokens b:hover,.wb-tokens b:focus{outline:2px solid #0072b2}"
     ".wb-tokens .prompt{opacity:.7}.wb-tokens .e::before{content:'\\25ab'}.wb-tokens .n::before{content:'\\21b5'}"
+    ".wb-pic .wb-tokens .m{outline:2px solid #cc79a7;outline-offset:1px;font-weight:700}"
     ".wb-sample{display:block;border-top:1px solid;opacity:.7;font-size:11px}"
     "@media print{.wb-pic pre.wb-tokens{max-height:none}}"
     + "".join(
@@ -51,18 +52,26 @@ class GeneratedToken(NamedTuple):
     alternatives: tuple[tuple[str, float], ...] = ()
 
 
-def draw_token(sample: int, index: int, piece: GeneratedToken) -> str:
-    """One element. Its text is what the token added, no more and no less; signs for what cannot be seen are style."""
+def draw_token(sample: int, index: int, piece: GeneratedToken, mark: str = "") -> str:
+    """One element. Its text is what the token added, no more and no less; signs for what cannot be seen are style.
+
+    With a `mark` it is outlined, and its tip begins with it."""
     names = (
         []
         if piece.probability is None
         else [f"p{min(int(piece.probability * NUM_PROBABILITY_CLASSES), NUM_PROBABILITY_CLASSES - 1)}"]
     )
+    if mark:
+        names.append("m")
     if not piece.text:
         names.append("e")
     elif piece.text[0] == "\n":
         names.append("n")
-    place = {"data_key": f"{sample}.{index}", "tabindex": -1 if sample or index else 0, "data_tip": tip(piece)}
+    place = {
+        "data_key": f"{sample}.{index}",
+        "tabindex": -1 if sample or index else 0,
+        "data_tip": f"{mark}\n{tip(piece)}" if mark else tip(piece),
+    }
     return svg.tag("b", escape(piece.text, quote=False), class_=" ".join(names) or None, **place)
 
 
@@ -77,15 +86,19 @@ def draw_generated_text(
     samples: Mapping[int, Sequence[GeneratedToken]],
     trailing_text: Mapping[int, str],
     finish_reasons: Mapping[int, str],
+    marks: Mapping[tuple[int, int], str] | None = None,
 ) -> str:
     """The prompt and what was generated from it, each sample by itself, with what was added and how it ended. In a
-    `pre`: elsewhere exports make one space of tokens that are several."""
+    `pre`: elsewhere exports make one space of tokens that are several. `marks` are texts by (sample, index)."""
+    marked = marks or {}
     parts = [svg.tag("span", escape(prompt, quote=False), class_="prompt")]
     for sample, pieces in sorted(samples.items()):
         if len(samples) > 1:
             parts.append(svg.tag("span", f"sample {sample} {finish_reasons.get(sample, '')}", class_="wb-sample"))
-        marks = (draw_token(sample, index, piece) for index, piece in enumerate(pieces))
-        parts.append(svg.tag("span", *marks, data_grows=f"s{sample}") if pieces else "")
+        tokens = (
+            draw_token(sample, index, piece, marked.get((sample, index), "")) for index, piece in enumerate(pieces)
+        )
+        parts.append(svg.tag("span", *tokens, data_grows=f"s{sample}") if pieces else "")
         parts.append(escape(trailing_text.get(sample, ""), quote=False))
     return svg.tag("style", GENERATED_STYLE) + svg.tag("pre", *parts, class_="wb-tokens")
 

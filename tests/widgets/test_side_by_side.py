@@ -1,0 +1,300 @@
+"""SideBySide: where two texts part, what a play keeps, what presets set, and that an experiment's verdict follows its
+rule."""
+
+from __future__ import annotations
+
+import gc
+import json
+import re
+import threading
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workbench.engine.load import load
+from workbench.engine.runner import Runner
+from workbench.errors import WorkbenchError
+from workbench.experiment.experiment import Experiment
+from workbench.widgets import SideBySide
+from workbench.widgets.playground.history import MAX_ENTRIES, PlayHistory, setting_changes
+from workbench.widgets.playground.runners import RunnerCache
+from workbench.widgets.playground.settings import initial_experiment
+from workbench.widgets.side_by_side.data import first_difference
+from workbench.widgets.side_by_side.experiment import (
+    ExperimentRun,
+    PairQuestion,
+    experiment_text,
+    pair_experiment,
+    write_experiment,
+)
+from workbench.widgets.side_by_side.experiment_panel import draw_run
+from workbench.widgets.side_by_side.presets import ENGINE_PRESETS, PairPreset, zoo_presets
+
+PROMPT = "def f(x):\n"
+SHORT = {"sampling": {"max_tokens": 6}}
+IDS = st.lists(st.integers(0, 2), max_size=6)
+
+
+def naive_difference(left: list[Any], right: list[Any], ended: tuple[bool, bool]) -> int | None:
+    """Scan position by position; a text that ended by itself has an end there, any other is unknown from there on."""
+    for n in range(max(len(left), len(right)) + 1):
+        here = [side[n] if n < len(side) else "end" if ends else None
+                for side, ends in zip((left, right), ended, strict=True)]  # fmt: skip
+        if None in here or here == ["end", "end"]:
+            return None
+        if here[0] != here[1]:
+            return n
+    return None
+
+
+@given(IDS, IDS, st.tuples(st.booleans(), st.booleans()))
+def test_the_first_difference_is_that_of_a_scan(left: list[int], right: list[int], ended: tuple[bool, bool]) -> None:
+    found = first_difference(left, right, ended)
+    assert found == naive_difference(left, right, ended)
+    assert found == first_difference(right, left, (ended[1], ended[0]))
+    assert first_difference(left, left, ended) is None
+
+
+@pytest.fixture(scope="module")
+def demo() -> Runner:
+    return load("demo", backend="eager")
+
+
+@pytest.fixture
+def pair(demo: Runner, tmp_path: Path) -> Iterator[SideBySide]:
+    pair = SideBySide(demo, PROMPT, folder=tmp_path / "side_by_side")
+    for form in pair.forms.sides:
+        form.write(SHORT)
+    yield pair
+    pair.close()
+    demo.set_owner(None)
+    demo.set_listener(None)
+
+
+def write(pair: SideBySide, side: int, values: dict[str, Any]) -> None:
+    pair.forms.sides[side].write(values)
+
+
+def play(pair: SideBySide) -> None:
+    pair.play()
+    assert pair.wait() and pair.pair is not None and not pair.pair.error, pair.pair
+
+
+def plain(picture: str) -> str:
+    return re.sub(r"\s+", " ", re.sub(r"<style>.*?</style>|<[^>]*>", " ", picture))
+
+
+def test_equal_settings_never_differ(pair: SideBySide) -> None:
+    """At temperature 1 too: both sides have one seed, a new one each play."""
+    for form in pair.forms.sides:
+        form.write({"sampling": {"temperature": 1.0}})
+    seeds = set()
+    for _ in range(3):
+        play(pair)
+        assert pair.pair is not None
+        left, right = pair.sides
+        assert [t.id for t in left.tokens_by_sample[0]] == [t.id for t in right.tokens_by_sample[0]]
+        assert pair.pair.difference.position is None and pair.pair.difference.compared == 6
+        assert not any(pair.pair.difference.drift)
+        seeds.add(pair.seed)
+    assert len(seeds) == 3 and "no difference in 6 tokens" in plain(pair.picture())
+    assert [entry.number for entry in pair._history.entries] == [3, 2, 1]
+    begins = [pair._begins]
+    play(pair)
+    assert pair._begins != begins[0], "each side begins in turn"
+
+
+def test_the_first_token_that_differs_is_marked_in_both(pair: SideBySide, demo: Runner) -> None:
+    """The right side may not choose its third token: the mark is there, with the probabilities of both."""
+    play(pair)
+    third = pair.sides[0].tokens_by_sample[0][2]
+    write(pair, 1, {"sampling": {"logit_bias": {str(third.id): -100.0}, "max_tokens": 6}})
+    play(pair)
+    assert pair.pair is not None
+    found = pair.pair.difference
+    assert found.position is not None and found.choices is not None
+    ids = [[token.id for token in side.tokens_by_sample[0]] for side in pair.sides]
+    assert found.position == naive_difference(ids[0], ids[1], (False, False)) and found.compared == found.position
+    for n, text in enumerate(pair.texts):
+        (marked,) = re.findall(r'<b class="([^"]*\bm\b[^"]*)" data-key="0\.(\d+)"', text.content)
+        assert int(marked[1]) == found.position
+        assert found.choices[n].token == pair.sides[n].tokens_by_sample[0][found.position].spelling
+    left, right = found.choices
+    assert left.own == pytest.approx(right.other) and left.other == pytest.approx(right.own), "one model, one context"
+    words = plain(pair.picture())
+    assert f"first difference: token {found.position + 1}" in words and "time per token" in words
+    assert pair._history.entries[0].difference == found.position
+    assert "<b>sampling.logit_bias</b>" in pair._changes.value
+    assert pair.left != pair.right
+
+
+def test_settings_that_differ_are_marked_at_their_fields(pair: SideBySide) -> None:
+    def marked(side: int) -> list[str]:
+        fields = pair.forms.sides[side].panels["cache"].fields
+        return [name for name, field in fields.items() if "wb-differs" in field.widget._dom_classes]
+
+    assert marked(0) == marked(1) == [] and "equal" in pair._changes.value
+    write(pair, 1, {"cache": {"format": "int4"}})
+    assert marked(0) == marked(1) == ["format"]
+    pair.forms.copy(1)
+    assert marked(0) == marked(1) == [] and pair.left == pair.right and pair.left.cache.format == "int4"
+
+
+CHANGES = st.sampled_from([
+    {"cache": {"format": "int8"}}, {"cache": {"page_size": 32}}, {"sampling": {"temperature": 0.7, "top_k": 5}},
+    {"sampling": {"stop": ["\n\n"]}}, {"attention": {"sliding_window": 128}}, {"backend": "mlir"},
+    {"executor": {"kind": "uncached", "oracle": False}}, {"schedule": {"chunk_tokens": 16}},
+])  # fmt: skip
+
+
+SIDE_CHANGES = st.lists(CHANGES, max_size=3)
+
+
+def test_restoring_a_play_is_the_identity_on_settings(pair: SideBySide) -> None:
+    """Of any settings: every entry that was added comes back as it was, with its prompt and its seed."""
+
+    @given(
+        st.lists(CHANGES, max_size=3),
+        st.lists(CHANGES, max_size=3),
+        st.integers(0, 2**31 - 1),
+        st.text("ab", max_size=4),
+    )
+    def holds(left: list[Any], right: list[Any], seed: int, prompt: str) -> None:
+        pair.forms.write(pair.forms.initial, pair.forms.initial)
+        for side, changes in enumerate((left, right)):
+            for change in changes:
+                write(pair, side, change)
+        pair.seed, pair.prompt = seed, prompt
+        before = pair.left, pair.right
+        values = tuple(each.model_dump(mode="json", exclude={"workload"}) for each in before)
+        entry = pair._history.add(prompt=prompt, seed=seed, settings=values, figures=({}, {}))
+        pair.forms.write(pair.forms.initial, pair.forms.initial)
+        pair.seed, pair.prompt = 0, "other"
+        pair._pick(str(entry.number))
+        assert (pair.left, pair.right) == before and not pair.new_seed
+
+    holds()
+    with pytest.raises(WorkbenchError, match="no play 0"):
+        pair.restore(0)
+
+
+def test_the_history_is_bounded_and_can_be_exported() -> None:
+    history = PlayHistory()
+    for n in range(MAX_ENTRIES + 5):
+        history.add(prompt="p", seed=n, settings=({"a": n}, {"a": 0}), figures=({"tpot_s": 0.5}, {"tpot_s": None}))
+    assert len(history.entries) == MAX_ENTRIES and history.entries[0].seed == MAX_ENTRIES + 4
+    assert json.loads(history.json()) == history.as_values()
+    with pytest.raises(WorkbenchError, match="no play 1"):
+        history.find(1)
+    head, first, *rest = history.csv().splitlines()
+    assert "tpot_s_2" in head and "settings_1" in head and len(rest) == MAX_ENTRIES - 1 and ",0.5," in first
+
+
+@pytest.mark.parametrize("preset", ENGINE_PRESETS, ids=lambda each: each.name)
+def test_a_preset_plays(preset: PairPreset, pair: SideBySide) -> None:
+    """On the demo model; greedy texts of exact arithmetic are equal where the preset's rule says so."""
+    if problem := preset.problem(pair._initial):
+        pair.preset = preset.name
+        assert problem in pair._alert.value.replace("&#x27;", "'") or "cannot run here" in pair._alert.value
+        return
+    pair.preset = preset.name
+    assert pair.left != pair.right and not pair._alert.value and pair.experiment.rule.value == preset.rule
+    for form in pair.forms.sides:
+        form.write({"sampling": {"max_tokens": 3}})
+    play(pair)
+    assert pair.pair is not None and all(side.num_tokens == 3 for side in pair.sides)
+    if preset.rule.startswith("same_texts_share >= 1"):
+        assert pair.pair.difference.position is None
+    assert pair_experiment(pair.left, pair.right, pair.experiment.asked)
+
+
+def test_a_preset_that_cannot_run_says_why(pair: SideBySide) -> None:
+    wrong = PairPreset("window beside triton", "?", {}, {"backend": "triton", "cache.format": "int4"})
+    pair._presets[wrong.name] = wrong
+    before = pair.left, pair.right
+    pair.preset = wrong.name
+    if problem := wrong.problem(pair._initial):
+        assert "cannot run here" in pair._alert.value and "triton" in problem
+        assert (pair.left, pair.right) == before
+    with pytest.raises(WorkbenchError, match="no preset"):
+        pair.preset = "nothing"
+
+
+def test_every_entry_of_the_zoo_is_a_pair_that_the_demo_model_carries_out() -> None:
+    initial = initial_experiment(None, PROMPT, RunnerCache())
+    presets = zoo_presets()
+    assert len(presets) > 40
+    for preset in presets:
+        assert preset.problem(initial) == "", preset.name
+        left, right = preset.experiments(initial)
+        assert setting_changes(left.model_dump(mode="json"), right.model_dump(mode="json")), preset.name
+
+
+@pytest.mark.parametrize("preset", [*ENGINE_PRESETS[:3], *ENGINE_PRESETS[5:7]], ids=lambda each: each.name)
+def test_the_experiment_of_a_pair_has_its_sides(preset: PairPreset, tmp_path: Path) -> None:
+    """Read back from its file, each variant is the side that it stands for."""
+    left, right = preset.experiments(initial_experiment(None, PROMPT, RunnerCache()))
+    made = pair_experiment(left, right, PairQuestion(preset.question, preset.rule))
+    file = write_experiment(made, tmp_path, preset.name)
+    read = Experiment.from_file(file)
+    assert read == made and read.question == preset.question
+    keep = {"model", "backend", "attention", "cache", "speculate", "sampling", "executor", "schedule"}
+    for name, side in (("left", left), ("right", right)):
+        assert read.variant(name).model_dump(include=keep) == side.model_dump(include=keep)
+    again = write_experiment(made, tmp_path, preset.name)
+    assert again != file and file.read_text() == experiment_text(made), "nothing is overwritten"
+    with pytest.raises(WorkbenchError, match="there is no figure"):
+        pair_experiment(left, right, PairQuestion("?", "speed >= 1"))
+
+
+def test_a_widget_frees_its_models_and_threads(tmp_path: Path) -> None:
+    pair = SideBySide(prompt=PROMPT, folder=tmp_path)
+    for form in pair.forms.sides:
+        form.write({"sampling": {"max_tokens": 2}})
+    write(pair, 1, {"cache": {"format": "int8"}})
+    play(pair)
+    runners = [weakref.ref(each) for each in pair._runners._runners.values()]
+    assert len(runners) == 2 and len({id(each.model) for each in pair._runners._runners.values()}) == 1, "loaded once"
+    mine = [thread for thread in threading.enumerate() if thread.name in ("runner's owner", "playground")]
+    pair.close()
+    for thread in mine:
+        thread.join()
+    del pair
+    gc.collect()
+    assert [each() for each in runners] == [None, None]
+
+
+def test_a_model_in_memory_serves_other_settings_of_the_cache(demo: Runner) -> None:
+    """With the tokens of one loaded for them; where weights differ it is loaded anew, and what cannot be is refused."""
+    plain = initial_experiment(None, PROMPT, RunnerCache())
+    quantized = plain.with_("cache.format=int8", "sampling.max_tokens=12")
+    shared = demo.loaded_model.for_settings(demo.config, quantized)
+    assert shared is not None and shared.transformer is demo.model
+    runners = Runner(quantized, shared), Runner(quantized)
+    long = PROMPT * 30  # so long that some of it is quantized
+    texts = ["".join(event.text for event in each.stream(long, max_tokens=12, temperature=0)) for each in runners]
+    assert texts[0] == texts[1]
+    for other in ("model.dtype=float64", "backend=auto", "attention.sliding_window=64", "backend=mlir"):
+        assert demo.loaded_model.for_settings(demo.config, plain.with_(other)) is None
+    with pytest.raises(WorkbenchError):
+        demo.loaded_model.for_settings(demo.config, plain.with_("cache.format=int4", "cache.page_size=7"))
+
+
+def test_a_run_that_was_stopped_or_failed_has_no_verdict(tmp_path: Path) -> None:
+    """It says so: in the process of a run whose model is not there, and in one that is interrupted at once."""
+    text = "question: '?'\nworkload: {kind: text_agreement}\nvariants: {left: {}, right: {}}\nmodel: nothing\n"
+    file = tmp_path / "wrong-001.yaml"
+    file.write_text(text)
+    run = ExperimentRun(file, lambda: None)
+    run.wait()
+    assert not run.running and run.problem.startswith("failed") and "no model" in run.problem and not run.verdicts
+    assert "failed" in plain("".join(draw_run(run, "", "")))
+    run = ExperimentRun(file, lambda: None)
+    run.stop()
+    run.wait()
+    assert run.problem.startswith("stopped") and not run.verdicts

@@ -1,0 +1,1 @@
+"""One prompt and seed played under two settings: the first token that differs, times, a history, an experiment."""

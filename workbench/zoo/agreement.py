@@ -1,0 +1,46 @@
+"""Judge a comparison of texts (`workload.kind: text_agreement`) by a rule in the zoo's language.
+
+judge: {path: "workbench.zoo.agreement:judge", arguments: {rule: "same_texts_share >= 0.9 and tpot_ratio_high <= 1.1"}}
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from workbench.experiment.verdict import VariantRows, Verdict
+from workbench.zoo.rule import FigureRule
+
+AGREEMENT_FIGURES = {
+    "same_texts_share": "share of the prompts whose texts are equal in all tokens, from 0 to 1",
+    "first_divergence": "mean index of the first token that differs; equal texts count with their length",
+    "tpot_ratio": "time per token, over the first setting's: median over rounds",
+    "tpot_ratio_low": "lower end of its interval",
+    "tpot_ratio_high": "upper end of its interval",
+    "ttft_ratio": "time to the first token, over the first setting's",
+    "kv_bytes_ratio": "peak of the KV cache's bytes, over the first setting's",
+}
+JUDGE = "workbench.zoo.agreement:judge"
+
+
+def parse_rule(rule: str) -> FigureRule:
+    """Parse a rule over `AGREEMENT_FIGURES`. WorkbenchError for what is none."""
+    return FigureRule.parse(rule, AGREEMENT_FIGURES)
+
+
+def judge(rows: VariantRows, rule: str) -> list[Verdict]:
+    """Return a verdict for each variant but the first, which they are compared with."""
+    parsed = parse_rule(rule)
+    return [_verdict(parsed, dict(row), str(rows[0]["variant"])) for row in rows[1:]]
+
+
+def _verdict(rule: FigureRule, row: dict[str, Any], baseline: str) -> Verdict:
+    figures = {name: row.get(name) for name in AGREEMENT_FIGURES}
+    sure = row.get("confidence")
+    return Verdict(
+        claim=str(row["variant"]),
+        says=f"{row['variant']} against {baseline}",
+        rule=rule.text,
+        outcome=rule.outcome(figures),
+        reason=rule.reason(figures) + (f" (interval of {sure:.0%})" if sure else ""),
+        figures={name: value for name, value in figures.items() if value is not None},
+    )
