@@ -8,7 +8,7 @@ Snapshots are taken between two steps of a scheduler, and thinned beyond a maxim
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -272,6 +272,15 @@ class SnapshotLog:
             self.num_thinned += half // 2
             kept = (*kept[:half:2], *kept[half:])
         self.snapshots = kept
+
+    def drop_before(self, step: int) -> None:
+        """Drop snapshots of earlier steps, and owners that hold a page in no other; the last one stays."""
+        kept = self.snapshots
+        first = min(bisect_left(kept, step, key=lambda each: each.step), len(kept) - 1)
+        if first > 0:
+            self.snapshots = kept[first:]
+            names = {owner.name for each in self.snapshots for owner in each.owners}
+            self.owner_numbers = {name: number for name, number in self.owner_numbers.items() if name in names}
 
     def at(self, step: int) -> PageSnapshot:
         """The last one at `step` or before it; the first where all are later."""
