@@ -8,18 +8,40 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 
 from workbench.engine.runner_thread import RunnerThread
 from workbench.errors import describe_error
 from workbench.request import FinishReason, Request
-from workbench.trace.events import Event, Finished, Preempted, Scheduled, SettingsChanged
+from workbench.trace.events import Event, Finished, Preempted, Scheduled, SettingsChanged, Stepped
 from workbench.waiting import wait_and_serve
 from workbench.widgets.live_bench.traffic import LoadSettings, PoissonArrivals, RequestSource
 
 TICK_SECONDS = 0.25  # between two calls of `on_tick`, at most
 CLOSE_SECONDS = 10.0  # for a step under way
+CAPACITY_SECONDS, CAPACITY_REQUESTS = 2.0, 24
+
+
+def measure_capacity(live: RunnerThread, settings: LoadSettings, seconds: float = CAPACITY_SECONDS) -> float:
+    """Return how many requests of this mix the runner serves a second, when some always wait: measured for `seconds`.
+
+    Of the time, what the first and the last of them take alone is a part, so that the figure is rather low.
+    """
+    source = RequestSource(live.runner.model.spec.vocab_size, 0, live.new_request_id("capacity"))
+    requests = [source.next_request(settings) for _ in range(CAPACITY_REQUESTS)]
+    began = time.perf_counter()
+    handle = live.submit(requests)
+    handle.wait(seconds)
+    took = time.perf_counter() - began
+    served = sum(isinstance(each, Finished) for each in handle.events[:])
+    steps = [each for each in handle.events[:] if isinstance(each, Stepped)]
+    handle.stop()
+    handle.wait(CLOSE_SECONDS)
+    tokens = sum(each.prefill_tokens + each.decode_tokens for each in steps)
+    wanted = sum(len(each.prompt_ids) + each.sampling.max_output_tokens - 1 for each in requests)
+    return max(served, len(requests) * tokens / wanted, 0.1) / took
 
 
 class LoadGenerator:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import heapq
 from array import array
 from bisect import bisect_left
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from workbench.trace.events import (
     Finished,
     Preempted,
     Scheduled,
+    SettingsChanged,
     Stepped,
     StepPlanned,
     Submitted,
@@ -75,11 +77,17 @@ class StepPoint(NamedTuple):
     pages_idle: int
 
 
-class SettingChange(NamedTuple):
-    time: float
-    name: str
-    old: str
-    new: str
+def merge_changes(changes: Iterable[SettingsChanged]) -> list[SettingsChanged]:
+    """Merge changes of one setting that follow each other within `MERGE_SECONDS`; none is left where it is undone."""
+    merged: list[SettingsChanged] = []
+    for each in changes:
+        near = (place for place, other in enumerate(merged) if other.name == each.name)
+        last = max(near, default=None)
+        if last is not None and each.time - merged[last].time <= MERGE_SECONDS:
+            merged[last] = replace(merged[last], new=each.new)
+        else:
+            merged.append(each)
+    return [each for each in merged if each.old != each.new]
 
 
 @dataclass
@@ -99,7 +107,6 @@ class BenchLog:
         self.kept_seconds = kept_seconds
         self.tracks = Tracks()
         self.steps: list[StepPoint] = []
-        self.changes: list[SettingChange] = []
         self.arrived, self.refused, self.started = TimedValues(), TimedValues(), TimedValues()
         self.ended, self.cancelled, self.preempted = TimedValues(), TimedValues(), TimedValues()
         self.ttft, self.itl = TimedValues(), TimedValues()  # at the time of the token that ends the interval
@@ -164,8 +171,11 @@ class BenchLog:
                 self._planned = self.num_waiting, self._num_running
             case Stepped():
                 self._step(event)
-            case _:
-                self._change(event)
+
+    @property
+    def changes(self) -> list[SettingsChanged]:
+        """Return the changes of settings, those that belong together as one."""
+        return merge_changes(self.tracks.changes)
 
     def step_at(self, time: float) -> StepPoint | None:
         """Return the step that was computed at `time`, or the last one before it."""
@@ -225,25 +235,11 @@ class BenchLog:
         waiting = self._planned[0]
         self.steps.append(StepPoint(event.time, begin, event.step, waiting, event.requests, *tokens, *pages))
 
-    def _change(self, event: Event) -> None:
-        if event.kind != "settings_changed":
-            return
-        change = SettingChange(event.time, event.name, event.old, event.new)  # type: ignore[attr-defined] (of its kind)
-        for place in range(len(self.changes) - 1, -1, -1):
-            before = self.changes[place]
-            if change.time - before.time > MERGE_SECONDS:
-                break
-            if before.name == change.name:
-                self.changes[place] = before._replace(new=change.new)
-                return
-        self.changes.append(change)
-
     def _drop_before(self, time: float) -> None:
         series = (self.arrived, self.refused, self.started, self.ended, self.cancelled, self.preempted)
         for each in (*series, self.ttft, self.itl, self.tokens):
             each.drop_before(time)
         del self.steps[: bisect_left(self.steps, time, key=lambda step: step.end)]
-        self.changes = [each for each in self.changes if each.time >= time]
         self.tracks.drop_before(time)
         kept = {id(track) for track in self.tracks.requests}
         self._rows = {track: row for track, row in self._rows.items() if track in kept}

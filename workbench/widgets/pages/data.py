@@ -8,6 +8,7 @@ Snapshots are taken between two steps of a scheduler, and thinned beyond a maxim
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -255,6 +256,7 @@ class SnapshotLog:
         self.snapshots: tuple[PageSnapshot, ...] = ()
         self.owner_numbers: dict[str, int] = {}
         self.num_thinned = 0  # let go
+        self._numbers = itertools.count()
         self._most = max_snapshots
         for each in snapshots:
             self.add(each)
@@ -262,7 +264,8 @@ class SnapshotLog:
     def add(self, snapshot: PageSnapshot) -> None:
         """Append a snapshot. What was left after a step gives way to the step that begins with it."""
         for owner in snapshot.owners:
-            self.owner_numbers.setdefault(owner.name, len(self.owner_numbers))
+            if owner.name not in self.owner_numbers:
+                self.owner_numbers = {**self.owner_numbers, owner.name: next(self._numbers)}
         kept = self.snapshots
         while kept and kept[-1].step >= snapshot.step:
             kept = kept[:-1]
@@ -274,7 +277,8 @@ class SnapshotLog:
         self.snapshots = kept
 
     def drop_before(self, step: int) -> None:
-        """Drop snapshots of earlier steps, and owners that hold a page in no other; the last one stays."""
+        """Drop snapshots of earlier steps, and owners that hold a page in no other; the last one stays. In the thread
+        that adds."""
         kept = self.snapshots
         first = min(bisect_left(kept, step, key=lambda each: each.step), len(kept) - 1)
         if first > 0:

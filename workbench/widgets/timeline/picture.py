@@ -8,6 +8,7 @@ from workbench import svg
 from workbench.display import truncate_text
 from workbench.svg import Scale
 from workbench.trace.agent_tracks import AgentTrack
+from workbench.trace.events import SettingsChanged
 from workbench.trace.recorder import row_name
 from workbench.trace.slices import Moment, Track
 from workbench.trace.tracks import Tracks
@@ -51,6 +52,7 @@ STYLE = (
     ".wb-pic .in.w{fill:#fff;stroke:#0072b2}.wb-pic .in.k{fill:#000;stroke:#e69f00}"
     ".wb-pic .in{stroke:var(--jp-layout-color0,#fff);stroke-width:2.5;paint-order:stroke}"
     ".wb-pic .s{font-size:11px}.wb-pic .b{font-weight:600}"
+    ".wb-pic .chg{stroke:#d55e00;stroke-width:2;stroke-dasharray:4 2}"
     ".wb-pic .odd{fill:currentColor;fill-opacity:.04}"
 )
 
@@ -67,6 +69,7 @@ def draw_timeline(tracks: Tracks, low: float, high: float, chosen: int = -1, wid
     # One stop for the tabulator key in the whole chart: the chosen request, or the first step; arrows go on from there.
     stop = chosen if chosen in drawn else STEPS_ROW if seen else drawn[0] if drawn else STEPS_ROW
     head, y = _head(seen, across, low, high, stop == STEPS_ROW)
+    head += [_change(each, across, y) for each in tracks.changes if across.low <= each.time <= across.high]
     body = [_row(tracks, number, across, place * side, side, chosen, stop) for place, number in enumerate(drawn)]
     tail, more = _tail(tracks, len(rows), len(drawn), chosen, width)
     high_body = max(1.0, side * len(drawn))
@@ -122,6 +125,12 @@ def _head(seen: Sequence[TimelineBar], across: Scale, low: float, high: float, s
             parts.append(svg.text(bar.x + bar.wide / 2, bottom - 1, caption, class_="in faint"))
     parts.append(svg.text(LEFT - 8, bottom - 1, "step", class_="s faint", text_anchor="end"))
     return parts, bottom + 6
+
+
+def _change(change: SettingsChanged, across: Scale, bottom: float) -> str:
+    """A setting that has another value from here on."""
+    x, tip = across(change.time), f"{change.name}: {change.old} → {change.new}"
+    return svg.line(x, 16, x, bottom, class_="line chg", tip=tip)
 
 
 def _visible_requests(tracks: Tracks, across: Scale) -> list[int]:
