@@ -57,7 +57,7 @@ class LoadGenerator:
         settings: LoadSettings,
         emit: Callable[[Event], None],
         on_tick: Callable[[], None] = lambda: None,
-        max_waiting: int = 32,
+        max_waiting: int = 24,
         seed: int = 0,
     ):
         self.live, self.max_waiting = live, max_waiting

@@ -25,7 +25,7 @@ from workbench.widgets.pages.picture import STYLE as PAGE_STYLE
 from workbench.widgets.timeline.picture import REQUEST_MARKS, draw_legend, draw_request
 from workbench.widgets.timeline.picture import STYLE as TIMELINE_STYLE
 
-LEFT, RIGHT = 104.0, 78.0  # pixels beside the axis of time: names of the panels, and the newest values
+LEFT, RIGHT = 104.0, 94.0  # pixels beside the axis of time: names of the panels, and the newest values
 ROWS_HEIGHT, MIN_ROW, MAX_ROW = 264.0, 6.0, 16.0  # of all requests, and of one
 PANEL_HEIGHT, GAP = 62.0, 16.0
 PIXELS_A_POINT = 2.0  # of a line

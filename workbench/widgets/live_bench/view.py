@@ -78,7 +78,7 @@ class LiveBench(PictureWidget):
     _load: LoadGenerator | None = None
     _closed = False
 
-    def __init__(self, runner: Runner | None = None, *, max_waiting: int = 32, seed: int = 0, **settings: Any):
+    def __init__(self, runner: Runner | None = None, *, max_waiting: int = 24, seed: int = 0, **settings: Any):
         import workbench
         from workbench.engine.runner_thread import RunnerThread
 

@@ -172,15 +172,16 @@ def _row(tracks: Tracks, number: int, across: Scale, y: float, side: float, chos
 def draw_request(tracks: Tracks, track: Track, across: Scale, y: float, side: float, key: str) -> str:
     """Draw a request's bars and tokens in a row that begins at `y` and is `side` high; `key` tells it from others."""
     name, phases, inner = row_name(track.row), tracks.phases(track), tracks.inner(track)
-    high, parts, labels = side - 4, [], []
+    gap = min(2.0, side / 6)
+    high, parts, labels = side - 2 * gap, [], []
     by_kind = {kind: [each for each in phases[1:] if each.name == kind] for kind in PHASES}
     by_kind |= {kind: [each for each in inner if each.name == kind] for kind in ("preempted", "chunk")}
-    inset = min(3.0, side / 6)
+    inset = min(3.0, side / 8)  # a decode is lower than a chunk
     shapes = {
-        "queue": ("qu", y + side / 2 - 2, 4.0), "prefill": ("pf", y + 2, high),
-        "decode": ("de", y + 2 + inset, high - 2 * inset),
-        "preempted": ("sb", y + 2, high), "chunk": ("ch", y + 2, high),
-        "round": ("rd", y + 2, high), "wait": ("qu", y + side / 2 - 2, 4.0), "call": ("ca", y + 4, high - 4),
+        "queue": ("qu", y + side / 2 - 2, 4.0), "prefill": ("pf", y + gap, high),
+        "decode": ("de", y + gap + inset, high - 2 * inset),
+        "preempted": ("sb", y + gap, high), "chunk": ("ch", y + gap, high),
+        "round": ("rd", y + gap, high), "wait": ("qu", y + side / 2 - 2, 4.0), "call": ("ca", y + 4, high - 4),
     }  # fmt: skip
     for kind, (css, top, tall) in shapes.items():
         for bar in merge_slices(by_kind[kind], across):
@@ -193,7 +194,7 @@ def draw_request(tracks: Tracks, track: Track, across: Scale, y: float, side: fl
             if bar.wide > 6 * len(caption) + 4 and side > 11 and kind not in ("queue", "prefill", "wait"):
                 ink = {"decode": "in w", "chunk": "in k"}.get(kind, "in")
                 labels.append(svg.text(bar.x + bar.wide / 2, top + tall / 2 + 3, caption, class_=ink))
-    return "".join([*parts, _tokens(track, across, y + 2 + inset, high - 2 * inset), *labels])
+    return "".join([*parts, _tokens(track, across, y + gap + inset, high - 2 * inset), *labels])
 
 
 def _tokens(track: Track, across: Scale, y: float, tall: float) -> str:
