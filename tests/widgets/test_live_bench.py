@@ -37,6 +37,7 @@ from workbench.trace.events import (
     Submitted,
 )
 from workbench.trace.recorder import Recorder
+from workbench.trace.tracks import Tracks
 from workbench.widgets import LiveBench
 from workbench.widgets.live_bench.load import LoadGenerator
 from workbench.widgets.live_bench.log import BenchLog, TimedValues, merge_changes
@@ -49,6 +50,7 @@ from workbench.widgets.live_bench.statistics import (
     window_statistics,
 )
 from workbench.widgets.live_bench.traffic import LONGEST_REQUEST, LoadSettings, PoissonArrivals, RequestSource
+from workbench.widgets.timeline.picture import draw_timeline
 
 SPEC = spec_of().model_copy(update={"max_position_embeddings": 2 * LONGEST_REQUEST})
 MODEL = model_of(SPEC)
@@ -73,7 +75,9 @@ def bench_runner(listener: Any = None, **changed: Any) -> Runner:
 
 
 @settings(max_examples=tries(40), deadline=None)
-@given(st.lists(st.one_of(st.integers(1, 3), CHANGES, st.just("step"), st.just("cancel")), max_size=24), st.integers(0, 9))
+@given(
+    st.lists(st.one_of(st.integers(1, 3), CHANGES, st.just("step"), st.just("cancel")), max_size=24), st.integers(0, 9)
+)
 def test_no_request_is_lost_whatever_changes_when(moves: list[Any], seed: int) -> None:
     log, rng, bound = BenchLog(), random.Random(seed), 5
     runner = bench_runner(log.record, pages=14)
@@ -108,7 +112,9 @@ def test_no_request_is_lost_whatever_changes_when(moves: list[Any], seed: int) -
     assert log.num_ended == submitted and not any(pool.num_used for pool in runner.scheduler.pools)
 
 
-def tokens_of(runner: Runner, requests: list[Request], changes: dict[int, dict[str, Any]]) -> dict[str, tuple[int, ...]]:
+def tokens_of(
+    runner: Runner, requests: list[Request], changes: dict[int, dict[str, Any]]
+) -> dict[str, tuple[int, ...]]:
     """Return the tokens of each request, one of which comes before each step; changes are made before steps."""
     ends: dict[str, tuple[int, ...]] = {}
     runner.set_listener(
@@ -141,7 +147,12 @@ def test_under_batch_invariance_they_are_the_same_in_low_precision() -> None:
     runner = workbench.load("shape:tiny", backend="mlir", batch_invariant=True, max_num_seqs=6, page_size=16, pages=40)
     rng = random.Random(1)
     requests = [small_request(number, rng, 30) for number in range(5)]
-    changes = {1: {"chunk_tokens": 8}, 3: {"policy": "shortest_prompt"}, 6: {"max_num_seqs": 2}, 9: {"chunk_tokens": 64}}
+    changes = {
+        1: {"chunk_tokens": 8},
+        3: {"policy": "shortest_prompt"},
+        6: {"max_num_seqs": 2},
+        9: {"chunk_tokens": 64},
+    }
     assert tokens_of(runner, requests, changes) == tokens_of(runner, requests, {})
 
 
@@ -177,7 +188,7 @@ def test_limits_hold_from_the_next_step_on() -> None:
 
 
 def test_running_requests_keep_their_pages_in_the_new_policys_order() -> None:
-    """A steady decode takes no view of them: what the policy before had made of their order is not taken for this one's."""
+    """A steady decode takes no view of them: the order that the policy before had made is not taken for this one's."""
     events: list[Event] = []
     runner = bench_runner(events.append, pages=9)
     for number, priority in enumerate((2, 0, 1)):
@@ -217,9 +228,11 @@ def test_a_change_that_cannot_be_made_changes_nothing(change: dict[str, Any], wo
         runner.step()
 
 
-@given(recorders(), st.floats(-1, 20), st.floats(0, 20))
-def test_statistics_are_a_recount_of_the_events(recorder: Recorder, begin: float, seconds: float) -> None:
-    log, end = BenchLog(kept_seconds=1e9), begin + seconds
+@given(recorders(), st.data())
+def test_statistics_are_a_recount_of_the_events(recorder: Recorder, data: st.DataObject) -> None:
+    moments = st.sampled_from([0.0, *(event.time for event in recorder.events)]) | st.floats(-1, 20)
+    begin, end = sorted((data.draw(moments), data.draw(moments)))
+    log = BenchLog(kept_seconds=1e9)
     for event in recorder.events:
         log.record(event)
     found = window_statistics(log, begin, end)
@@ -350,9 +363,20 @@ def test_changes_that_follow_each_other_are_one_mark() -> None:
     def change(time: float, name: str, old: str, new: str) -> SettingsChanged:
         return SettingsChanged(time, name=name, old=old, new=new)
 
-    made = merge_changes([change(0, "rate", "1", "2"), change(0.5, "chunk_tokens", "8", "16"), change(0.9, "rate", "2", "3"),
-                          change(5, "rate", "3", "4"), change(5.1, "rate", "4", "3")])  # fmt: skip
+    made = merge_changes(
+        [
+            change(0, "rate", "1", "2"),
+            change(0.5, "chunk_tokens", "8", "16"),
+            change(0.9, "rate", "2", "3"),
+            change(5, "rate", "3", "4"),
+            change(5.1, "rate", "4", "3"),
+        ]
+    )
     assert [(each.name, each.old, each.new) for each in made] == [("rate", "1", "3"), ("chunk_tokens", "8", "16")]
+    tracks = Tracks()
+    for event in (*stepped(1.0, 0, requests=1), change(1.0, "policy", "fcfs", "fair")):
+        tracks.record(event)
+    assert "policy: fcfs → fair" in draw_timeline(tracks, 0.0, 20.0)
     assert change_words("chunk_tokens", "64", "16") == "chunk 64 → 16"
     assert change_words("long_share", "0.1", "0.5") == "long 10% → 50%"
     assert change_words("rate", "4.0", "8.0") == "load 4.0/s → 8.0/s"

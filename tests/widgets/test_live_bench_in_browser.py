@@ -56,7 +56,10 @@ def test_it_is_driven_while_it_runs(lab: LabSession, tmp_path: Path) -> None:
     view.locator("svg text").filter(has_text="chunk 512 → 16").first.wait_for(timeout=limit(60) * 1000)
     view.locator("svg text").filter(has_text="policy fcfs → shortest_prompt").first.wait_for(timeout=limit(60) * 1000)
     until(lambda: number(page, "w.log.num_ended") > 4)
-    assert number(page, "w.log.num_arrived - w.log.num_refused - w.log.num_waiting - w.log.num_running - w.log.num_ended") == 0
+    assert (
+        number(page, "w.log.num_arrived - w.log.num_refused - w.log.num_waiting - w.log.num_running - w.log.num_ended")
+        == 0
+    )
 
     # The pointer, then keys: one cursor, its values as text.
     page.tab.mouse.move(*at(view, 0.5))

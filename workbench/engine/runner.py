@@ -100,7 +100,7 @@ class Runner(Displayable):
         self.kv_cache = KVCache.build(self.model, config, lambda: self.now, page_orders, shared_pages, specs)
         self.store = self.kv_cache.store
         self.backends = loaded.backends or Backends.own(self.model, self.store)
-        self.schedule = schedule = config.schedule  # the present one (see `set_schedule`); the runner was made for config's
+        self.schedule = schedule = config.schedule  # the present one: see `set_schedule`
         self.scheduler = Scheduler(
             self.kv_cache.manager,
             schedule.limits,

@@ -209,8 +209,8 @@ class ThreadsChanged(Event):
 
 @dataclass(frozen=True, slots=True)
 class SettingsChanged(Event):
-    """A setting has another value from the next step on: of the scheduler (`Runner.set_schedule`), or of the load that a
-    widget makes."""
+    """A setting has another value from the next step on: of the scheduler (`Runner.set_schedule`), or of a widget's
+    load."""
 
     kind: ClassVar[str] = "settings_changed"
     name: str = ""

@@ -132,17 +132,17 @@ class LoadGenerator:
             self.error = error
             self.stop()
 
-    def offer(self, request: Request, time: float) -> None:
-        """Submit a request that arrived at `time`, or refuse it; in the owner's thread."""
+    def offer(self, request: Request, arrival: float) -> None:
+        """Submit a request that at `arrival`, or refuse it; in the owner's thread."""
         if self._stopped:
             return  # it would arrive after the load's end
         if len(self._waiting) >= self.max_waiting:
             words = f"the queue is full: {len(self._waiting)} requests wait"
             ended = {"reason": FinishReason.REFUSED.value, "ended_by": "overloaded", "error": words}
-            self._emit(Finished(time, request.request_id, **ended, prompt_tokens=len(request.prompt_ids)))
+            self._emit(Finished(arrival, request.request_id, **ended, prompt_tokens=len(request.prompt_ids)))
             return
         self._waiting.add(request.request_id)
-        self.live.submit_to(self, [request], start_time=time)
+        self.live.submit_to(self, [request], start_time=arrival)
 
     def _work(self) -> None:
         clock = self.live.runner.clock
@@ -167,8 +167,8 @@ class LoadGenerator:
         self.live.run_soon(self._note_idle)
 
     def _send(self, times: list[float], load: LoadSettings) -> None:
-        for time in times:
-            self.live.run_soon(partial(self.offer, self._source.next_request(load), time))
+        for arrival in times:
+            self.live.run_soon(partial(self.offer, self._source.next_request(load), arrival))
 
     def _cancel_all(self) -> None:
         for name in (*self._waiting, *self._running):

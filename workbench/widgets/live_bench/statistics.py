@@ -16,7 +16,7 @@ WINDOW_SECONDS = 5.0  # of the percentiles and rates
 
 @dataclass(frozen=True)
 class WindowStatistics:
-    """What happened from `begin` to `end`: counts, and latencies in seconds; None without values.
+    """Counts from `begin` to `end`, and latencies in seconds; None without values.
 
     `started` are first admissions, `ended` requests that ended of themselves. A step, a token and a latency belong to
     the moment at which they end. `ttft` and `itl` are percentiles, in the order of `PERCENTILES`.
@@ -51,8 +51,12 @@ class WindowStatistics:
     def rows(self) -> list[tuple[str, float | None, str]]:
         """Return (name, value, unit) of every figure."""
         counts = ("arrived", "refused", "started", "ended", "cancelled")
-        tails = [(f"{name} p{q}", value, "s") for name, all_of in (("TTFT", self.ttft), ("inter-token latency", self.itl))
-                 for q, value in zip(PERCENTILES, all_of, strict=True)]  # fmt: skip
+        latencies = {"TTFT": self.ttft, "inter-token latency": self.itl}
+        tails = [
+            (f"{name} p{q}", value, "s")
+            for name, cuts in latencies.items()
+            for q, value in zip(PERCENTILES, cuts, strict=True)
+        ]
         return [
             ("duration", self.seconds, "s"),
             *((f"requests {name}", getattr(self, name), "requests") for name in counts),

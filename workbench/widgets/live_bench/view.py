@@ -17,15 +17,16 @@ from workbench.errors import WorkbenchError, describe_error
 from workbench.stop_button import register_stoppable
 from workbench.trace.events import Event, Finished, SettingsChanged, Stepped
 from workbench.widgets.compare.export import ExportButtons
+from workbench.widgets.live_bench.controls import load_controls
 from workbench.widgets.live_bench.load import LoadGenerator, measure_capacity
 from workbench.widgets.live_bench.log import BenchLog
 from workbench.widgets.live_bench.picture import TimeView, describe_moment, draw_bench, draw_statistics
-from workbench.widgets.live_bench.statistics import WindowStatistics, window_statistics
+from workbench.widgets.live_bench.statistics import WINDOW_SECONDS, WindowStatistics, window_statistics
 from workbench.widgets.live_bench.time_axis import TimeAxis
 from workbench.widgets.live_bench.traffic import LONGEST_REQUEST, LoadSettings
 from workbench.widgets.pages.data import SnapshotLog, panels_of_runner, snapshot_listener, take_snapshot
 from workbench.widgets.pages.picture import draw_page_map
-from workbench.widgets.view import PictureWidget
+from workbench.widgets.view import MarkupWidget, PictureWidget
 
 if TYPE_CHECKING:
     from workbench.engine.runner import Runner
@@ -34,7 +35,6 @@ RUN_SECONDS = 120.0  # of a press on the button; a load that is forgotten ends
 SPAN_SECONDS = 12.0  # in sight while the newest is followed
 MIN_SPAN_SECONDS = 0.005
 REDRAW_SECONDS, STILL_SECONDS = 0.5, 2.0  # between two pictures while requests are served; with reduced motion
-RATE_STEP = 0.5  # requests a second
 CHUNKS = (8, 16, 32, 64, 128, 256, 512)
 BENCH_ENGINE = {
     "backend": "eager", "page_size": 16, "pages": 112, "prefix": "radix", "max_num_seqs": 16,
@@ -48,10 +48,10 @@ class LiveBench(PictureWidget):
     """A load of many requests on a runner, whose settings change while it runs, over one axis of time.
 
     Requests arrive at `rate` a second whether or not earlier ones have ended (open loop). Unless it is given, what the
-    runner serves is measured first, for some seconds, and the load begins at a half of this `capacity`. `long_share` of them have
-    long prompts, and with `shared_prefix` all begin alike. `policy`, `chunk_tokens` (prefill tokens of a step) and
-    `max_num_seqs` are the scheduler's; each holds from the next step on, and no request is lost. Where `max_waiting`
-    wait, more are refused and counted.
+    runner serves is measured first, for some seconds, and the load begins at a half of this `capacity`. `long_share` of
+    them have long prompts, and with `shared_prefix` all begin alike. `policy`, `chunk_tokens` (prefill tokens of a
+    step) and `max_num_seqs` are the scheduler's; each holds from the next step on, and no request is lost. Where
+    `max_waiting` wait, more are refused and counted.
 
     `run`, `stop` and `wait` are the buttons. `cursor` is a time, None for the newest; `selected` two times, of which
     `statistics()` counts what happened. `follow` keeps the newest `span` seconds in sight. Times are seconds since the
@@ -102,7 +102,9 @@ class LiveBench(PictureWidget):
             self._live.call(lambda each: each.set_schedule(**BENCH_SCHEDULE))
         self.capacity: float | None = None  # requests a second, measured before the load
         if "rate" not in settings:
-            self.capacity = measure_capacity(self._live, LoadSettings(long_share=settings.get("long_share", self.long_share)))
+            self.capacity = measure_capacity(
+                self._live, LoadSettings(long_share=settings.get("long_share", self.long_share))
+            )
         self.rate = settings.get("rate", max(1.0, round(self.capacity or 0.0) / 2))
         present = self._runner.schedule
         self.policy, self.max_num_seqs = getattr(present.policy, "kind", "custom"), present.max_num_seqs
@@ -118,7 +120,7 @@ class LiveBench(PictureWidget):
         self.export = ExportButtons("selection", csv=lambda: self._selection_statistics().csv(), png=self.picture)
         self.export.layout.display = "none"
         self._alert = ipywidgets.HTML(layout={"min_height": "0"})
-        self._controls(schedule.max_num_seqs, schedule.max_num_batched_tokens)
+        self._rows = self._controls(schedule.max_num_seqs, schedule.max_num_batched_tokens)
         self.watch("follow", "window", "cursor", "selected", "span")
         for name in ("cursor", "selected"):
             self.observe(lambda _: self._read(), name)
@@ -129,7 +131,7 @@ class LiveBench(PictureWidget):
             if name not in ("rate", "long_share", "shared_prefix", "policy", "chunk_tokens", "max_num_seqs", "span"):
                 raise WorkbenchError(f"LiveBench: no setting {name!r}; see its traits")
             self.set_trait(name, value)
-        self.pages = ipywidgets.HTML()
+        self.pages = MarkupWidget()
         self.show(*self._rows, self._alert, self.axis, below=(self.table, self.export, self.pages))
 
     @property
@@ -189,7 +191,7 @@ class LiveBench(PictureWidget):
             if self._closed:
                 return
             self.shown.content = self._draw(marks=False)
-            self.pages.value = self._draw_pages()
+            self.pages.content = self._draw_pages()
             self._read()
             self.running = self._load is not None and self._load.running
             if self._load is not None and self._load.error:
@@ -200,7 +202,7 @@ class LiveBench(PictureWidget):
         with self._lock:
             parts = [self._draw(marks=True), self._draw_pages()]
             if self.selected:
-                parts.insert(1, draw_statistics(self._selection_statistics(), self._origin))
+                parts.insert(1, draw_statistics(self._selection_statistics(), self._origin, float(self.width)))
             return svg.html(*parts)
 
     def close(self) -> None:
@@ -274,9 +276,11 @@ class LiveBench(PictureWidget):
     def _draw(self, marks: bool) -> str:
         assert self._load is not None
         snapshots = self._snapshots
-        numbers = snapshots.owner_numbers
+        numbers, seconds = snapshots.owner_numbers, self._log.end - self._origin
+        note = f"; drawing takes {self._drawing_seconds / seconds:.0%} of a core" if seconds > WINDOW_SECONDS else ""
+        note += "" if self.capacity is None else f"; about {self.capacity:.2g} requests/s were served before the load"
         return draw_bench(
-            self.log, self._view(), snapshots.snapshots, numbers, self._load.max_waiting, float(self.width), marks
+            self.log, self._view(), snapshots.snapshots, numbers, self._load.max_waiting, float(self.width), marks, note
         )
 
     def _draw_pages(self) -> str:
@@ -295,7 +299,7 @@ class LiveBench(PictureWidget):
             self.axis.cursor = None if self.cursor is None else self._origin + self.cursor
             self.axis.selection = [self._origin + each for each in self.selected]
             if self.selected:
-                self.table.value = draw_statistics(self._selection_statistics(), self._origin)
+                self.table.value = draw_statistics(self._selection_statistics(), self._origin, float(self.width))
             elif self.table.value:
                 self.table.value = ""
             self.export.layout.display = None if self.selected else "none"
@@ -362,45 +366,34 @@ class LiveBench(PictureWidget):
         words = escape(self.problem)
         self._alert.value = f'<span role="alert" style="color:#c0392b">{words}</span>' if words else ""
 
-    def _controls(self, most_seqs: int, most_tokens: int) -> None:
+    def _controls(self, max_seqs: int, max_tokens: int) -> list[ipywidgets.Widget]:
         from workbench.scheduler.policies import BUILT_IN_POLICIES
 
-        wide, slim = {"width": "21em"}, {"width": "auto", "min_width": "4.5em"}
-        self._button = ipywidgets.Button(description="Run", icon="play", button_style="primary", layout={"width": "7em"})
+        self._button = ipywidgets.Button(
+            description="Run", icon="play", button_style="primary", layout={"width": "7em"}
+        )
         self._button.tooltip = f"requests arrive for {RUN_SECONDS:g} s"
         self._button.on_click(lambda _: self.stop() if self.running else self.run())
-        most = max(10.0, round(2 * (self.capacity or self.rate)))  # a load that cannot be served is right of the middle
-        rate = ipywidgets.FloatSlider(description="load, 1/s", min=0, max=most, step=RATE_STEP, layout=wide)
-        rate.readout_format, rate.tooltip = ".1f", "requests a second; they arrive at random (Poisson)"
-        long = ipywidgets.FloatSlider(description="long", max=1, step=0.05, readout_format=".0%", layout=wide)
-        long.tooltip = "share of requests with long prompts"
-        shared = ipywidgets.Checkbox(description="shared prefix", indent=False, layout={"width": "9em"})
-        kinds = dict.fromkeys([*BUILT_IN_POLICIES, self.policy])
-        policy = ipywidgets.Dropdown(description="policy", options=list(kinds), layout=wide)
-        sizes = sorted({each for each in CHUNKS if each <= most_tokens} | {self.chunk_tokens})
-        chunk = ipywidgets.SelectionSlider(description="chunk", options=sizes, layout=wide)
-        chunk.tooltip = "prefill tokens of a step at most"
-        batch = ipywidgets.IntSlider(description="batch", min=1, max=most_seqs, layout=wide)
-        batch.tooltip = "sequences that run at once, at most"
-        follow = ipywidgets.Checkbox(description="follow", indent=False, layout={"width": "5.5em"})
-        pairs = {"rate": rate, "long_share": long, "shared_prefix": shared, "policy": policy, "chunk_tokens": chunk,
-                 "max_num_seqs": batch, "follow": follow}  # fmt: skip
-        for name, control in pairs.items():
-            traitlets.link((self, name), (control, "value"))
+        self.observe(self._on_running, "running")
+        max_rate = max(10.0, round(2 * (self.capacity or self.rate)))  # what cannot be served is right of the middle
+        policies = dict.fromkeys([*BUILT_IN_POLICIES, self.policy])
+        chunks = sorted({each for each in CHUNKS if each <= max_tokens} | {self.chunk_tokens})
+        made = load_controls(self, max_rate, policies, chunks, max_seqs)
         acts: dict[str, tuple[str, Callable[[], None]]] = {
             "+": ("zoom in", lambda: self.zoom(0.5)), "−": ("zoom out", lambda: self.zoom(2.0)),
-            "all": ("all that is kept", self.show_all), "clear": ("no selection", lambda: self.set_trait("selected", ())),
+            "all": ("all that is kept", self.show_all),
+            "clear": ("no selection", lambda: self.set_trait("selected", ())),
         }  # fmt: skip
         buttons = []
         for sign, (what, act) in acts.items():
+            slim = {"width": "auto", "min_width": "4.5em"}
             buttons.append(ipywidgets.Button(description=sign, tooltip=what, layout=slim))
             buttons[-1].on_click(lambda _, act=act: act())
-        wrap = {"flex_flow": "row wrap"}
-        self._rows = [
-            ipywidgets.HBox([self._button, shared, follow, *buttons], layout=wrap),
-            ipywidgets.HBox([rate, long, policy, chunk, batch], layout=wrap),
-        ]
-        self.observe(self._on_running, "running")
+        rows = (
+            [self._button, made["shared_prefix"], made["follow"], *buttons],
+            [made[name] for name in ("rate", "long_share", "policy", "chunk_tokens", "max_num_seqs")],
+        )
+        return [ipywidgets.HBox(row, layout={"flex_flow": "row wrap"}) for row in rows]
 
     def _on_running(self, _: Any) -> None:
         self._button.description, self._button.icon = ("Stop", "stop") if self.running else ("Run", "play")
