@@ -25,6 +25,8 @@ from workbench.engine.runner_thread import RunnerThread
 from workbench.errors import WorkbenchError
 from workbench.request import Request, SamplingParameters
 from workbench.runs.metrics import percentile
+from workbench.scheduler.policies import parse_policy
+from workbench.scheduler.policy import SchedulerDecision, SchedulerState
 from workbench.trace.events import (
     Decoded,
     Event,
@@ -65,9 +67,9 @@ CHANGES = st.one_of(
 )
 
 
-def small_request(number: int, rng: random.Random, most_prompt: int = 90) -> Request:
+def small_request(number: int, rng: random.Random, most_prompt: int = 90, most_output: int = 12) -> Request:
     prompt = tuple(rng.randrange(31) for _ in range(rng.randint(1, most_prompt)))
-    return Request(f"r{number}", prompt, SamplingParameters(max_tokens=rng.randint(1, 12), temperature=0))
+    return Request(f"r{number}", prompt, SamplingParameters(max_tokens=rng.randint(1, most_output), temperature=0))
 
 
 def bench_runner(listener: Any = None, **changed: Any) -> Runner:
@@ -80,7 +82,7 @@ def bench_runner(listener: Any = None, **changed: Any) -> Runner:
 )
 def test_no_request_is_lost_whatever_changes_when(moves: list[Any], seed: int) -> None:
     log, rng, bound = BenchLog(), random.Random(seed), 5
-    runner = bench_runner(log.record, pages=14)
+    runner = bench_runner(log.record, page_size=4, pages=20)  # few: requests are preempted
     submitted, refused = 0, 0
 
     def law() -> None:
@@ -90,14 +92,14 @@ def test_no_request_is_lost_whatever_changes_when(moves: list[Any], seed: int) -
         assert log.num_arrived == log.num_refused + log.num_waiting + log.num_running + log.num_ended
         assert log.num_refused == refused
 
-    for move in moves:
+    for move in (3, 2, *moves):
         if isinstance(move, int):
             for _ in range(move):
                 if log.num_waiting >= bound:
                     refused += 1
                     log.record(Finished(runner.clock(), f"x{refused}", reason="refused", ended_by="overloaded"))
                 else:
-                    runner.submit(small_request(submitted, rng))
+                    runner.submit(small_request(submitted, rng, 30, 40))
                     submitted += 1
         elif isinstance(move, dict):
             runner.set_schedule(**move)
@@ -124,7 +126,8 @@ def tokens_of(
     while step < len(requests) or runner.has_unfinished_requests:
         if step < len(requests):
             runner.submit(requests[step])
-        runner.set_schedule(**changes.get(step, {}))
+        if step in changes:
+            runner.set_schedule(**changes[step])
         runner.step()
         step += 1
     runner.set_schedule(policy="fcfs", kind="continuous", chunk_tokens=None, max_num_seqs=ENGINE["max_num_seqs"])
@@ -182,6 +185,23 @@ def test_limits_hold_from_the_next_step_on() -> None:
     assert most == 2
     changed = [(each.name, each.old, each.new) for each in events if isinstance(each, SettingsChanged)]
     assert changed == []
+    seen: set[tuple[int, int]] = set()
+    fcfs = parse_policy("fcfs")
+
+    def watching(state: SchedulerState) -> SchedulerDecision:
+        seen.add((state.max_num_seqs, state.max_prefill_tokens))
+        return fcfs(state)
+
+    runner.scheduler.set_policy(watching)
+    runner.set_schedule(max_num_seqs=3, chunk_tokens=24)
+    sampling = SamplingParameters(max_tokens=8, n=5, ignore_eos=True)
+    runner.submit(Request("samples", tuple(range(30)), sampling))
+    while runner.has_unfinished_requests:
+        runner.step()
+        assert len(runner.scheduler.running) <= 3
+    assert seen == {(3, 24)}
+    runner.set_schedule(chunk_tokens=16)
+    events.clear()
     runner.set_schedule(policy="priority", chunk_tokens=None)
     changed = [(each.name, each.old, each.new) for each in events if isinstance(each, SettingsChanged)]
     assert changed == [("policy", "fcfs", "priority"), ("chunk_tokens", "16", "none")]
@@ -190,14 +210,19 @@ def test_limits_hold_from_the_next_step_on() -> None:
 def test_running_requests_keep_their_pages_in_the_new_policys_order() -> None:
     """A steady decode takes no view of them: the order that the policy before had made is not taken for this one's."""
     events: list[Event] = []
-    runner = bench_runner(events.append, pages=9)
+    runner = bench_runner(events.append, pages=7)
     for number, priority in enumerate((2, 0, 1)):
         runner.submit(Request(f"r{number}", tuple(range(20)), SamplingParameters(max_tokens=60, ignore_eos=True),
                               priority=priority))  # fmt: skip
     runner.submit(Request("waits", tuple(range(20)), SamplingParameters(max_tokens=4), priority=9))
     for _ in range(4):
         runner.step()
+    events.clear()
     runner.set_schedule(policy="priority")
+    runner.step()
+    (planned,) = [each for each in events if isinstance(each, StepPlanned)]
+    named = [name for name, _ in planned.policy_decisions[0].num_scheduled_tokens]
+    assert named == ["r1", "r2", "r0", "waits"]
     while not (gone := [each.request_id for each in events if isinstance(each, Preempted)]):
         runner.step()
     assert gone[0] == "r0", "the largest number is preempted first"
@@ -447,9 +472,9 @@ def test_close_ends_threads_and_frees_pages() -> None:
 
 def test_a_given_runner_stays_usable(bench: LiveBench) -> None:
     bench.run(limit(60))
-    until(lambda: bench.log.num_ended > 1)
+    until(lambda: bench.log.num_ended > 1 and len(bench._runner.scheduler.waiting) == 3)
     bench.close()
-    assert not bench._runner.has_unfinished_requests
+    assert not bench._runner.has_unfinished_requests and len(bench.log.cancelled) > 1
     (end,) = [each for each in bench._runner.stream([small_request(0, random.Random(0))]) if isinstance(each, Finished)]
     assert end.reason in ("stop", "length")
 

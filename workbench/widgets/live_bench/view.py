@@ -117,7 +117,9 @@ class LiveBench(PictureWidget):
         register_stoppable(self._load)
         self.axis = TimeAxis(self._on_axis)
         self.table = ipywidgets.HTML()
-        self.export = ExportButtons("selection", csv=lambda: self._selection_statistics().csv(), png=self.picture)
+        self.export = ExportButtons(
+            "selection", csv=lambda: self._selection_statistics().csv(), png=lambda: self._draw(True)
+        )
         self.export.layout.display = "none"
         self._alert = ipywidgets.HTML(layout={"min_height": "0"})
         self._rows = self._controls(schedule.max_num_seqs, schedule.max_num_batched_tokens)
