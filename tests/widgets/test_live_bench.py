@@ -122,6 +122,7 @@ def tokens_of(
     runner.set_listener(
         lambda event: ends.update({event.request_id: event.token_ids}) if isinstance(event, Finished) else None
     )
+    runner.set_schedule(policy="fcfs", kind="continuous", chunk_tokens=16, max_num_seqs=ENGINE["max_num_seqs"])
     step = 0
     while step < len(requests) or runner.has_unfinished_requests:
         if step < len(requests):
@@ -130,7 +131,6 @@ def tokens_of(
             runner.set_schedule(**changes[step])
         runner.step()
         step += 1
-    runner.set_schedule(policy="fcfs", kind="continuous", chunk_tokens=None, max_num_seqs=ENGINE["max_num_seqs"])
     return ends
 
 
@@ -329,7 +329,8 @@ def test_a_mix_is_what_it_says() -> None:
     assert all(len(each.prompt_ids) + each.sampling.max_output_tokens <= LONGEST_REQUEST for each in made)
     shared = [source.next_request(LoadSettings(shared_prefix=True)).prompt_ids[:32] for _ in range(4)]
     assert len(set(shared)) == 1 and len({each.prompt_ids[:32] for each in made}) == 400
-    for wrong in ({"rate": -1.0}, {"rate": float("nan")}, {"long_share": 1.5}):
+    wrongs: tuple[dict[str, Any], ...] = ({"rate": -1.0}, {"rate": float("nan")}, {"long_share": 1.5})
+    for wrong in wrongs:
         with pytest.raises(WorkbenchError, match="must be"):
             LoadSettings(**wrong)
 

@@ -138,8 +138,11 @@ class LoadGenerator:
             return  # it would arrive after the load's end
         if len(self._waiting) >= self.max_waiting:
             words = f"the queue is full: {len(self._waiting)} requests wait"
-            ended = {"reason": FinishReason.REFUSED.value, "ended_by": "overloaded", "error": words}
-            self._emit(Finished(arrival, request.request_id, **ended, prompt_tokens=len(request.prompt_ids)))
+            refused = Finished(
+                arrival, request.request_id, reason=FinishReason.REFUSED.value, ended_by="overloaded", error=words,
+                prompt_tokens=len(request.prompt_ids),
+            )  # fmt: skip
+            self._emit(refused)
             return
         self._waiting.add(request.request_id)
         self.live.submit_to(self, [request], start_time=arrival)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -82,14 +82,15 @@ def draw_bench(
     top = y + more
     body: list[str] = []
     y = top + 18
-    for draw in (
-        draw_requests,
-        lambda *at: draw_queue(*at, max_waiting),
-        lambda *at: draw_pages(*at, history, numbers),
-        lambda *at: draw_latency(*at, "TTFT", log.ttft),
-        lambda *at: draw_latency(*at, "inter-token", log.itl),
-    ):
-        markup, high = draw(log, across, y)
+    panels: tuple[Callable[[float], tuple[str, float]], ...] = (
+        lambda y: draw_requests(log, across, y),
+        lambda y: draw_queue(log, across, y, max_waiting),
+        lambda y: draw_pages(log, across, y, history, numbers),
+        lambda y: draw_latency(log, across, y, "TTFT", log.ttft),
+        lambda y: draw_latency(log, across, y, "inter-token", log.itl),
+    )
+    for draw in panels:
+        markup, high = draw(y)
         body.append(markup)
         y += high + GAP
     bottom = y - GAP
