@@ -6,10 +6,11 @@
 # which wait and which are preempted, and this notebook shows these decisions while they are made. (`03_kv_cache`
 # explains pages, `02_prefill_and_decode` the two phases.)
 #
-# - **Questions**: Who waits for whom when many requests share a step?
+# - **Questions**: Who waits for whom when many requests share a step? What do load, chunks and policy do to TTFT and
+#   inter-token latency?
 # - **Afterwards you can**: read a timeline of requests; explain a stall by chunks, pages or policy; say when a prefix
-#   is shared.
-# - **Minutes**: 35
+#   is shared; find the load from which a queue grows.
+# - **Minutes**: 45
 
 # %%
 from workbench import widgets
@@ -159,6 +160,37 @@ tables = widgets.PageMap(quantized)
 served = list(quantized.stream(make_requests(4, prompt=40, output=24)))
 tables.step = tables.fullest()
 tables
+
+# %% [markdown]
+# ## A load that goes on, and settings that change meanwhile
+# Requests do not wait for one another to arrive. Here they come at random (Poisson), as many a second as you set, until
+# you stop them: most are chats, some bring a long prompt. What this machine serves is measured first, and the load
+# begins at a half of it. Every control holds from the next step on and is marked on the axis. All panels share it:
+# hover, and read all values of one moment above the picture; drag to move, hold Shift and drag to select a stretch and
+# count what happened in it.
+
+# %%
+bench = widgets.LiveBench()
+bench
+
+# %%
+bench.run(seconds=8)
+bench.wait(4)
+bench.chunk_tokens = 32
+bench.wait()
+
+# %% [markdown]
+# Press Run, and try, a few seconds each:
+#
+# - **Load**. Push it above what is served. The queue grows, and TTFT with it; the inter-token latency hardly changes,
+#   for no more than `batch` sequences run. When the queue is full, requests are refused and counted: it would grow
+#   without end.
+# - **Chunk**, with many long prompts. With 512 a long prompt is one step, and every decode waits for it: p99 of the
+#   inter-token latency is the length of that step. With 16 the p99 falls, and TTFT of the long prompts rises.
+# - **Policy**. `shortest_prompt` gives chats a better TTFT and lets long prompts wait. `prefill_first` has the first
+#   token soon and stalls the others, `decode_first` the reverse.
+# - **Batch**, together with long prompts: pages run out, and requests are preempted.
+# - **Shared prefix**: pages of the beginning are shared by several requests, and prefills are shorter.
 
 # %%
 widgets.Exercise(

@@ -25,6 +25,7 @@ from workbench.engine.loaded_model import LoadedModel
 from workbench.engine.other_logits import EarlyLogits
 from workbench.engine.outputs import DetokenizedTokens
 from workbench.engine.requests import RequestTracker
+from workbench.engine.schedule import changed_schedule, differences
 from workbench.engine.speculator import build_speculator
 from workbench.engine.telemetry import StepTimestamps, Telemetry
 from workbench.errors import WorkbenchError
@@ -48,7 +49,7 @@ from workbench.scheduler.scheduler import Scheduler
 from workbench.speculative.proposers import Speculator
 from workbench.tensor_parallel.executor import TensorParallelExecutor, TensorParallelStore
 from workbench.tensor_parallel.transformer import TensorParallelTransformer
-from workbench.trace.events import Event, ExpertsUsed, Finished, ThreadsChanged
+from workbench.trace.events import Event, ExpertsUsed, Finished, SettingsChanged, ThreadsChanged
 
 MAX_IDLE_SECONDS = 0.05  # of a step in which every request waits for its grammar
 EXPERT_ROWS_OF_PADDING = 64  # rows at most by which a step's bucket exceeds its tokens
@@ -99,7 +100,7 @@ class Runner(Displayable):
         self.kv_cache = KVCache.build(self.model, config, lambda: self.now, page_orders, shared_pages, specs)
         self.store = self.kv_cache.store
         self.backends = loaded.backends or Backends.own(self.model, self.store)
-        schedule = config.schedule
+        self.schedule = schedule = config.schedule  # the present one: see `set_schedule`
         self.scheduler = Scheduler(
             self.kv_cache.manager,
             schedule.limits,
@@ -254,6 +255,31 @@ class Runner(Displayable):
             self.speculator.clear()
         self.speculator = speculator
         self.tracker.set_acceptance_rule("rejection" if speculator is None else speculator.accept)
+
+    def set_schedule(self, **settings: object) -> None:
+        """Change the scheduler's settings from the next step on, with requests in progress: none is lost, and each has
+        the tokens that it would have had, as far as the backend gives equal bits in any batch.
+
+            runner.set_schedule(policy="shortest_prompt", chunk_tokens=16)
+
+        Args:
+            settings: of `SchedulerConfig`: kind, policy, max_num_seqs, max_num_batched_tokens, chunked_prefill,
+                chunk_tokens. The numbers are at most those with which the runner was made.
+
+        Raises:
+            WorkbenchError: for a setting that is wrong or fixed, or that a request in progress cannot run under.
+                Nothing has changed then.
+        """
+        self._check_owner()
+        old, new = self.schedule, changed_schedule(self.config.schedule, self.schedule, settings)
+        with self.step_lock.acquire():
+            policy = parse_policy(new.policy, new.kind)
+            self.scheduler.set_limits(new.limits)
+            if (new.policy, new.kind) != (old.policy, old.kind):
+                self.scheduler.set_policy(policy)
+            self.schedule = new
+            for name, before, after in differences(old, new):
+                self.telemetry.emit(SettingsChanged(self.clock(), name=name, old=before, new=after))
 
     def record_experts(self, on: bool = True) -> None:
         """Emit `ExpertsUsed` after each step from now on: how many rows each expert of each layer computed.

@@ -54,9 +54,14 @@ class _ServedRequests:
     handle: EventSink
     pending: deque[Request]
     is_single: bool
-    start_time: float = 0.0
+    start_time: float | None = None  # of the runner's clock; None until they are served
     output_queue: deque[Event] = field(default_factory=deque)
     num_unfinished: int = 0
+
+    def arrival_time(self, request: Request) -> float:
+        """Return when `request` arrives, on the runner's clock."""
+        assert self.start_time is not None
+        return self.start_time + intake.arrival(request)
 
 
 class FifoLock:
@@ -156,12 +161,19 @@ class RunnerThread:
         cancel = self.submit_to(asked, made, intake.is_single(requests))
         return asked
 
-    def submit_to(self, sink: EventSink, requests: Iterable[Request], is_single: bool = False) -> Callable[[], None]:
+    def submit_to(
+        self, sink: EventSink, requests: Iterable[Request], is_single: bool = False, start_time: float | None = None
+    ) -> Callable[[], None]:
         """Submit `requests`, whose events go to `sink`; return a function that cancels them soon, from any thread.
 
-        `is_single`: the sink is given the error of a request that is refused.
+        Args:
+            sink: receives their events.
+            requests: the requests.
+            is_single: whether the sink is given the error of a request that is refused.
+            start_time: seconds on the runner's clock from which arrivals are counted; the present unless given. Of a
+                client that asked while a step was computed it is earlier.
         """
-        serving = _ServedRequests(sink, deque(sorted(requests, key=intake.arrival)), is_single)
+        serving = _ServedRequests(sink, deque(sorted(requests, key=intake.arrival)), is_single, start_time)
         if not self._put(lambda: self._begin(serving)):
             raise WorkbenchError(CLOSED)
 
@@ -297,12 +309,13 @@ class RunnerThread:
         """Return seconds until there is work; None where only a new job brings it."""
         if any(each.num_unfinished for each in self._serving):
             return 0
-        coming = [each.start_time + intake.arrival(each.pending[0]) for each in self._serving if each.pending]
+        coming = [each.arrival_time(each.pending[0]) for each in self._serving if each.pending]
         return max(0.0, min(coming) - self.runner.clock()) if coming else None
 
     def _begin(self, each: _ServedRequests) -> None:
         self._serving.append(each)
-        each.start_time = self.runner.clock()
+        if each.start_time is None:
+            each.start_time = self.runner.clock()
 
     def _serve(self) -> None:
         if not self._serving:  # the runner is another thread's, which may have requests in it
@@ -310,10 +323,10 @@ class RunnerThread:
         steps: deque[Event] = deque()
         with self._using_runner():
             for each in self._serving:
-                while each.pending and each.start_time + intake.arrival(each.pending[0]) <= self.runner.clock():
+                while each.pending and each.arrival_time(each.pending[0]) <= self.runner.clock():
                     request = each.pending.popleft()
                     each.num_unfinished += self.runner.submit(
-                        request, each.output_queue, each.start_time + intake.arrival(request)
+                        request, each.output_queue, each.arrival_time(request)
                     )
             if self.runner.has_unfinished_requests:
                 self.runner.step(steps)

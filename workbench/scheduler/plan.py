@@ -277,6 +277,22 @@ def check_request_fits(
             )
 
 
+def check_still_fits(
+    sequence: Sequence, kv_cache_manager: KVCacheManager, limits: SchedulerLimits, max_model_len: int
+) -> None:
+    """Check that a sequence that was submitted under other limits can run under these.
+
+    Raises:
+        WorkbenchError: with the numbers.
+    """
+    second = next((each for each in sequence.beams if each.own_prompt), None)
+    num_beams = 0 if second is not None else len(sequence.beams)
+    try:
+        check_request_fits(sequence, kv_cache_manager, limits, max_model_len, num_beams, second)
+    except RequestRefused as error:
+        raise WorkbenchError(f"limits cannot change while a request needs the present ones: {error}") from None
+
+
 def add_drafts(
     spans: tuple[Span, ...],
     proposed: Mapping[str, tuple[int, ...]],

@@ -79,6 +79,10 @@ class SequenceGroups:
     def __init__(self, manager: KVCacheManager, limits: SchedulerLimits, running: list[Sequence], queue: WaitingQueue):
         self._manager, self._limits, self._running, self._queue = manager, limits, running, queue
 
+    def set_limits(self, limits: SchedulerLimits) -> None:
+        """Start children within `limits` from now on."""
+        self._limits = limits
+
     def start_children(self, step: int, decisions: list[RequestDecision]) -> list[Sequence]:
         """Start children whose parent has computed their common prefix; return them, and the parents that can go on
         beyond it now."""

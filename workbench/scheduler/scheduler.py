@@ -15,7 +15,15 @@ from workbench.kv_cache.manager import KVCacheManager
 from workbench.kv_cache.pages import PagePool
 from workbench.request import FinishReason, Sequence
 from workbench.scheduler.allocate import StepAllocation
-from workbench.scheduler.plan import RequestDecision, SchedulerLimits, Span, StepPlan, add_drafts, check_request_fits
+from workbench.scheduler.plan import (
+    RequestDecision,
+    SchedulerLimits,
+    Span,
+    StepPlan,
+    add_drafts,
+    check_request_fits,
+    check_still_fits,
+)
 from workbench.scheduler.policies import (
     FCFS,
     BuiltInPolicy,
@@ -79,10 +87,26 @@ class Scheduler:
         self.set_policy(policy or FCFS())
 
     def set_policy(self, policy: SchedulingPolicy) -> None:
-        """Decide by `policy` from the next step on."""
+        """Decide by `policy` from the next step on. Sequences keep their places, tokens and pages."""
         self.policy = policy
+        self._named, self._padded_rows = [], 0  # of the policy before
+        self._queue.changed = True
         # A subclass of a built-in policy may decide anything, so it is called.
         self._in_parts = policy if isinstance(policy, BuiltInPolicy) and type(policy) in IN_PARTS else None
+
+    def set_limits(self, limits: SchedulerLimits) -> None:
+        """Plan by `limits` from the next step on.
+
+        Where more sequences run than may now, they run on, and none is admitted until fewer do.
+
+        Raises:
+            WorkbenchError: if a request in progress could never run under them. Nothing has changed then.
+        """
+        for sequence in chain(self.running, self.waiting):
+            check_still_fits(sequence, self.kv_cache_manager, limits, self.max_model_len)
+        self.limits = self._views.limits = limits
+        self.sequence_groups.set_limits(limits)
+        self._queue.changed = True
 
     @property
     def waiting(self) -> list[Sequence]:

@@ -208,6 +208,17 @@ class ThreadsChanged(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class SettingsChanged(Event):
+    """A setting has another value from the next step on: of the scheduler (`Runner.set_schedule`), or of a widget's
+    load."""
+
+    kind: ClassVar[str] = "settings_changed"
+    name: str = ""
+    old: str = ""
+    new: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertsUsed(Event):
     """The rows that each expert computed in a step: (layer, rows by expert) of each layer that is a mixture. Emitted
     while `Runner.record_experts` is on."""

@@ -39,8 +39,12 @@ class RowNumbers:
         if isinstance(event, Submitted) or not mine:
             mine.append(self._count)
             self._count += 1
-        # An id that is refused as in progress goes on with the older row.
-        return mine.pop() if isinstance(event, Finished) else mine[-1]
+        if not isinstance(event, Finished):
+            return mine[-1]
+        number = mine.pop()  # an id that is refused as in progress goes on with the older row
+        if not mine:
+            del self._active[event.request_id, event.sample]
+        return number
 
 
 class Recorder:

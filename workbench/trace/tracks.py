@@ -9,6 +9,7 @@ Agents have tracks of their own among those of the requests (see agent_tracks.py
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from typing import Any
 
 from workbench.trace.agent_events import AgentEvent
@@ -24,6 +25,7 @@ from workbench.trace.events import (
     Routed,
     RoutingOption,
     Scheduled,
+    SettingsChanged,
     Stepped,
 )
 from workbench.trace.recorder import RowNumbers, empty_row, update_row
@@ -53,7 +55,8 @@ class Tracks:
         self.requests: list[Track] = []
         self.begin, self.end = float("inf"), float("-inf")
         self._numbers = RowNumbers()
-        self._by_number: list[Track] = []  # tracks of requests alone
+        self.changes: list[SettingsChanged] = []
+        self._by_number: dict[int, Track] = {}  # tracks of requests alone
         self._agents = AgentTracks()
         self._chunks: list[tuple[Track, Prefilled, float]] = []  # of the present step, with their earliest start
 
@@ -61,21 +64,33 @@ class Tracks:
         self.begin, self.end = min(self.begin, event.time), max(self.end, event.time)
         if isinstance(event, Stepped):
             self._step(event)
+        elif isinstance(event, SettingsChanged):
+            self.changes.append(event)
         elif isinstance(event, AgentEvent):
             self.requests += self._agents.record(event)
             return
         number = self._numbers.row_of(event)
         if number is None:
             return
-        if number == len(self._by_number):
-            self._by_number.append(Track(empty_row(event.request_id, event.sample)))
-            self.requests.append(self._by_number[-1])
+        if number not in self._by_number:
+            self._by_number[number] = Track(empty_row(event.request_id, event.sample))
+            self.requests.append(self._by_number[number])
         track = self._by_number[number]
         update_row(track.row, event)
         if (arrival := track.row["arrival"]) is not None:
             self.begin, self.end = min(self.begin, arrival), max(self.end, arrival)
         self._update_track(track, event)
         track.last = event.time
+
+    def drop_before(self, time: float) -> None:
+        """Drop requests, steps and changes of settings that ended before `time`; `begin` is that time then."""
+        ended = {number for number, each in self._by_number.items() if each.phases and each.phases[0].end < time}
+        gone = {id(self._by_number.pop(number)) for number in ended}
+        self.requests = [each for each in self.requests if id(each) not in gone]
+        old = bisect_left(self.steps, time, key=lambda step: step.end)
+        del self.steps[:old], self.step_times[:old]
+        self.changes = [each for each in self.changes if each.time >= time]
+        self.begin = max(self.begin, time)
 
     def phases(self, track: Track) -> list[Slice]:
         """Return the request as one slice, and in it queue, prefill and decode as far as it came; an agent's run, and

@@ -19,6 +19,7 @@ _HOMES = {
     "KernelView": ".kernels.view",
     "RunnerThread": "..engine.runner_thread",
     "between_steps": "..engine.runner_thread",
+    "LiveBench": ".live_bench.view",
     "MemoryCalculator": ".memory.view",
     "ModelGraph": ".model_graph.view",
     "PageMap": ".pages.view",

@@ -8,7 +8,8 @@ Snapshots are taken between two steps of a scheduler, and thinned beyond a maxim
 
 from __future__ import annotations
 
-from bisect import bisect_right
+import itertools
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -255,6 +256,7 @@ class SnapshotLog:
         self.snapshots: tuple[PageSnapshot, ...] = ()
         self.owner_numbers: dict[str, int] = {}
         self.num_thinned = 0  # let go
+        self._numbers = itertools.count()
         self._most = max_snapshots
         for each in snapshots:
             self.add(each)
@@ -262,7 +264,8 @@ class SnapshotLog:
     def add(self, snapshot: PageSnapshot) -> None:
         """Append a snapshot. What was left after a step gives way to the step that begins with it."""
         for owner in snapshot.owners:
-            self.owner_numbers.setdefault(owner.name, len(self.owner_numbers))
+            if owner.name not in self.owner_numbers:
+                self.owner_numbers = {**self.owner_numbers, owner.name: next(self._numbers)}
         kept = self.snapshots
         while kept and kept[-1].step >= snapshot.step:
             kept = kept[:-1]
@@ -272,6 +275,16 @@ class SnapshotLog:
             self.num_thinned += half // 2
             kept = (*kept[:half:2], *kept[half:])
         self.snapshots = kept
+
+    def drop_before(self, step: int) -> None:
+        """Drop snapshots of earlier steps, and owners that hold a page in no other; the last one stays. In the thread
+        that adds."""
+        kept = self.snapshots
+        first = min(bisect_left(kept, step, key=lambda each: each.step), len(kept) - 1)
+        if first > 0:
+            self.snapshots = kept[first:]
+            names = {owner.name for each in self.snapshots for owner in each.owners}
+            self.owner_numbers = {name: number for name, number in self.owner_numbers.items() if name in names}
 
     def at(self, step: int) -> PageSnapshot:
         """The last one at `step` or before it; the first where all are later."""

@@ -7,7 +7,7 @@ ones too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from workbench import svg
 from workbench.display import truncate_text
@@ -177,8 +177,12 @@ def draw_strip(
     x: float,
     y: float,
     wide: float,
+    place: Callable[[int], float] | None = None,
 ) -> str:
-    """From below: what several share, what each holds alone, what is idle. A line where `seen` stands."""
+    """From below: what several share, what each holds alone, what is idle. A line where `snapshot` is.
+
+    Where `place` gives the x at which a step begins, the axis is that of another picture, which has its own line.
+    """
     stride = 1
     while len(history) > MAX_COLUMNS * stride:
         stride *= 2
@@ -186,7 +190,8 @@ def draw_strip(
     if drawn[-1] is not history[-1]:
         drawn.append(history[-1])
     first, last = history[0].step, history[-1].step + 1
-    edges = [x + wide * (each.step - first) / (last - first) for each in drawn] + [x + wide]
+    where = place or (lambda step: x + wide * (step - first) / (last - first))
+    edges = [min(max(x, where(each.step)), x + wide) for each in drawn] + [x + wide]
     bands = _bands(drawn, panel)
     peak = max((sum(column) for column in zip(*bands.values(), strict=True)), default=0)
     about = snapshot.panels[panel]
@@ -215,14 +220,14 @@ def draw_strip(
         )
         first_band = first_band and not band
         parts.append(band)
-    at = x + wide * (snapshot.step - first + 0.5) / (last - first)
-    parts += [
-        svg.line(at, y - 2, at, y + STRIP_HEIGHT + 2, stroke_width=1.5, stroke_dasharray="4 2"),
-        svg.text(x + wide + 6, y + 9, _many(most, "place" if about.on_cpu else "page"), class_="s faint"),
-        svg.text(
-            x + wide + 6, y + STRIP_HEIGHT, f"steps {first}-{last - 1 - history[-1].between_steps}", class_="s faint"
-        ),
-    ]
+    parts.append(svg.text(x + wide + 6, y + 9, _many(most, "place" if about.on_cpu else "page"), class_="s faint"))
+    if place is None:
+        at = x + wide * (snapshot.step - first + 0.5) / (last - first)
+        steps = f"steps {first}-{last - 1 - history[-1].between_steps}"
+        parts += [
+            svg.line(at, y - 2, at, y + STRIP_HEIGHT + 2, stroke_width=1.5, stroke_dasharray="4 2"),
+            svg.text(x + wide + 6, y + STRIP_HEIGHT, steps, class_="s faint"),
+        ]
     return svg.group(*parts, class_="strip")
 
 

@@ -8,6 +8,7 @@ from workbench import svg
 from workbench.display import truncate_text
 from workbench.svg import Scale
 from workbench.trace.agent_tracks import AgentTrack
+from workbench.trace.events import SettingsChanged
 from workbench.trace.recorder import row_name
 from workbench.trace.slices import Moment, Track
 from workbench.trace.tracks import Tracks
@@ -33,6 +34,11 @@ MIN_TOKEN_SPACING = 6.0  # pixels from token to token from which they are drawn
 MAX_NAME_LETTERS = 22  # letters of a request's name
 MAX_DECISIONS = 14  # decisions of the chosen request
 PHASES = ("queue", "prefill", "decode", "round", "wait", "call")  # the last three of agents
+REQUEST_MARKS = (  # class, height and caption
+    ("qu", 4.0, "queue"), ("ch", 12.0, "prefill, a chunk"), ("pf", 12.0, "prefill, between chunks"),
+    ("de", 8.0, "decode, its tokens"), ("sb", 12.0, "preempted"),
+)  # fmt: skip
+AGENT_MARKS = (("rd", 12.0, "an agent's round"), ("ca", 8.0, "a call"))
 STEPS_ROW = -1  # in place of a request's number: the row of the steps
 STYLE = (
     ".wb-pic .pf{fill:#e69f00;fill-opacity:.25}.wb-pic .de{fill:#0072b2;fill-opacity:.85}"
@@ -46,6 +52,7 @@ STYLE = (
     ".wb-pic .in.w{fill:#fff;stroke:#0072b2}.wb-pic .in.k{fill:#000;stroke:#e69f00}"
     ".wb-pic .in{stroke:var(--jp-layout-color0,#fff);stroke-width:2.5;paint-order:stroke}"
     ".wb-pic .s{font-size:11px}.wb-pic .b{font-weight:600}"
+    ".wb-pic .chg{stroke:#d55e00;stroke-width:2;stroke-dasharray:4 2}"
     ".wb-pic .odd{fill:currentColor;fill-opacity:.04}"
 )
 
@@ -62,6 +69,7 @@ def draw_timeline(tracks: Tracks, low: float, high: float, chosen: int = -1, wid
     # One stop for the tabulator key in the whole chart: the chosen request, or the first step; arrows go on from there.
     stop = chosen if chosen in drawn else STEPS_ROW if seen else drawn[0] if drawn else STEPS_ROW
     head, y = _head(seen, across, low, high, stop == STEPS_ROW)
+    head += [_change(each, across, y) for each in tracks.changes if across.low <= each.time <= across.high]
     body = [_row(tracks, number, across, place * side, side, chosen, stop) for place, number in enumerate(drawn)]
     tail, more = _tail(tracks, len(rows), len(drawn), chosen, width)
     high_body = max(1.0, side * len(drawn))
@@ -119,6 +127,12 @@ def _head(seen: Sequence[TimelineBar], across: Scale, low: float, high: float, s
     return parts, bottom + 6
 
 
+def _change(change: SettingsChanged, across: Scale, bottom: float) -> str:
+    """A setting that has another value from here on."""
+    x, tip = across(change.time), f"{change.name}: {change.old} → {change.new}"
+    return svg.line(x, 16, x, bottom, class_="line chg", tip=tip)
+
+
 def _visible_requests(tracks: Tracks, across: Scale) -> list[int]:
     """The requests to be shown: all, or where they are many those that are under way in sight."""
     every = range(len(tracks.requests))
@@ -134,8 +148,8 @@ def _visible_requests(tracks: Tracks, across: Scale) -> list[int]:
 
 def _row(tracks: Tracks, number: int, across: Scale, y: float, side: float, chosen: int, stop: int) -> str:
     track = tracks.requests[number]
-    name, phases, inner = row_name(track.row), tracks.phases(track), tracks.inner(track)
-    high, parts, labels = side - 4, [], []
+    name, phases = row_name(track.row), tracks.phases(track)
+    parts = []
     if number % 2:
         parts.append(svg.rect(0, y, across.end + RIGHT, side, class_="odd"))
     parts.append(
@@ -151,25 +165,36 @@ def _row(tracks: Tracks, number: int, across: Scale, y: float, side: float, chos
             data_row="",
         )  # fmt: skip
     )
+    return "".join([*parts, draw_request(tracks, track, across, y, side, str(number)),
+                    *_decisions(tracks, number, across, y)])  # fmt: skip
+
+
+def draw_request(tracks: Tracks, track: Track, across: Scale, y: float, side: float, key: str) -> str:
+    """Draw a request's bars and tokens in a row that begins at `y` and is `side` high; `key` tells it from others."""
+    name, phases, inner = row_name(track.row), tracks.phases(track), tracks.inner(track)
+    gap = min(2.0, side / 6)
+    high, parts, labels = side - 2 * gap, [], []
     by_kind = {kind: [each for each in phases[1:] if each.name == kind] for kind in PHASES}
     by_kind |= {kind: [each for each in inner if each.name == kind] for kind in ("preempted", "chunk")}
+    inset = min(3.0, side / 8)  # a decode is lower than a chunk
     shapes = {
-        "queue": ("qu", y + side / 2 - 2, 4.0), "prefill": ("pf", y + 2, high), "decode": ("de", y + 5, high - 6),
-        "preempted": ("sb", y + 2, high), "chunk": ("ch", y + 2, high),
-        "round": ("rd", y + 2, high), "wait": ("qu", y + side / 2 - 2, 4.0), "call": ("ca", y + 4, high - 4),
+        "queue": ("qu", y + side / 2 - 2, 4.0), "prefill": ("pf", y + gap, high),
+        "decode": ("de", y + gap + inset, high - 2 * inset),
+        "preempted": ("sb", y + gap, high), "chunk": ("ch", y + gap, high),
+        "round": ("rd", y + gap, high), "wait": ("qu", y + side / 2 - 2, 4.0), "call": ("ca", y + 4, high - 4),
     }  # fmt: skip
     for kind, (css, top, tall) in shapes.items():
         for bar in merge_slices(by_kind[kind], across):
             tip = bar_tip(name, bar, track)
-            key = f"{css}:{number}:{_nanos(tracks, bar.slices[0].begin)}"
-            parts.append(svg.rect(bar.x, top, max(bar.wide, 0.8), tall, class_=css, tip=tip, key=key, tabindex=-1))
+            place = f"{css}:{key}:{_nanos(tracks, bar.slices[0].begin)}"
+            parts.append(svg.rect(bar.x, top, max(bar.wide, 0.8), tall, class_=css, tip=tip, key=place, tabindex=-1))
             if kind == "preempted":
                 parts.append(svg.tag("path", class_="cross", d=_crosses(bar, top, tall)))
             caption = bar_text(bar)
-            if bar.wide > 6 * len(caption) + 4 and kind not in ("queue", "prefill", "wait"):
+            if bar.wide > 6 * len(caption) + 4 and side > 11 and kind not in ("queue", "prefill", "wait"):
                 ink = {"decode": "in w", "chunk": "in k"}.get(kind, "in")
                 labels.append(svg.text(bar.x + bar.wide / 2, top + tall / 2 + 3, caption, class_=ink))
-    return "".join([*parts, _tokens(track, across, y + 5, high - 6), *labels, *_decisions(tracks, number, across, y)])
+    return "".join([*parts, _tokens(track, across, y + gap + inset, high - 2 * inset), *labels])
 
 
 def _tokens(track: Track, across: Scale, y: float, tall: float) -> str:
@@ -207,19 +232,12 @@ def _crosses(bar: TimelineBar, y: float, tall: float) -> str:
     return "".join(f"M{x - 2:.5g} {y + 3:g}l4 {tall - 6:g}m0 {6 - tall:g}l-4 {tall - 6:g}" for x in places)
 
 
-def _tail(tracks: Tracks, rows: int, drawn: int, chosen: int, width: float) -> tuple[list[str], float]:
-    """Draw the legend, a note on omitted requests, and the decisions on the chosen request."""
+def draw_legend(marks: Sequence[tuple[str, float, str]], left: float, top: float, width: float) -> tuple[str, float]:
+    """Draw (class, height, caption) of each kind of bar; return it and its height."""
     parts: list[str] = []
-    marks = [
-        ("qu", 4.0, "queue"), ("ch", 12.0, "prefill, a chunk"), ("pf", 12.0, "prefill, between chunks"),
-        ("de", 8.0, "decode, its tokens"), ("sb", 12.0, "preempted"),
-    ]  # fmt: skip
-    if any(isinstance(each, AgentTrack) for each in tracks.requests):
-        marks = [("rd", 12.0, "an agent's round"), ("ca", 8.0, "a call"), *marks]
-    marks.append(("dc", 0.0, "a decision and its reason"))
-    places = flow([50 + 6 * len(caption) for _, _, caption in marks], 8, width)
+    places = flow([50 + 6 * len(caption) for _, _, caption in marks], left, width)
     for (css, tall, caption), (x, row) in zip(marks, places, strict=True):
-        y = 10.0 + 18 * row
+        y = top + 18 * row
         if css == "dc":
             parts.append(svg.tag("path", class_="dc", d=f"M{x + 7:g} {y + 3:g}h8l-4 6z"))
         else:
@@ -227,7 +245,15 @@ def _tail(tracks: Tracks, rows: int, drawn: int, chosen: int, width: float) -> t
         parts.append(svg.text(x + 28, y + 10, caption, class_="s"))
         if css == "sb":
             parts.append(svg.tag("path", class_="cross", d=_crosses(TimelineBar(x, 22, ()), y, tall)))
-    y = 36.0 + 18 * places[-1][1]
+    return "".join(parts), 18.0 * (places[-1][1] + 1)
+
+
+def _tail(tracks: Tracks, rows: int, drawn: int, chosen: int, width: float) -> tuple[list[str], float]:
+    """Draw the legend, a note on omitted requests, and the decisions on the chosen request."""
+    agents = any(isinstance(each, AgentTrack) for each in tracks.requests)
+    marks = [*(AGENT_MARKS if agents else ()), *REQUEST_MARKS, ("dc", 0.0, "a decision and its reason")]
+    legend, high = draw_legend(marks, 8, 10.0, width)
+    parts, y = [legend], 18.0 + high
     if rows < len(tracks.requests) or drawn < rows:
         caption = f"{drawn} of {len(tracks.requests)} requests: those under way in this stretch"
         parts.append(svg.text(8, y, caption + (", the first of them" if drawn < rows else ""), class_="s faint"))

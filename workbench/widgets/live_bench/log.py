@@ -1,0 +1,246 @@
+"""Keep what a runner does as numbers over time, for a while: requests, queue, batch, pages, latencies.
+
+arrived = refused + waiting + running + ended, after every event. Older events than `kept_seconds` are dropped.
+"""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workbench.request import FinishReason
+from workbench.trace.events import (
+    Decoded,
+    Event,
+    Finished,
+    Preempted,
+    Scheduled,
+    SettingsChanged,
+    Stepped,
+    StepPlanned,
+    Submitted,
+)
+from workbench.trace.slices import Track
+from workbench.trace.tracks import Tracks
+
+KEPT_SECONDS = 120.0
+MERGE_SECONDS = 1.0  # changes of one setting that follow each other within it are one mark
+CANCELLED = (FinishReason.CANCELLED.value, FinishReason.ERROR.value)
+Floats = NDArray[np.float64]
+
+
+class TimedValues:
+    """Values by time, in seconds on the runner's clock."""
+
+    def __init__(self) -> None:
+        self._times, self._values = array("d"), array("d")
+
+    def __len__(self) -> int:
+        return len(self._times)
+
+    def add(self, time: float, value: float = 1.0) -> None:
+        """Add a value; times that go back by a rounding are moved to the one before."""
+        self._times.append(max(time, self._times[-1]) if self._times else time)
+        self._values.append(value)
+
+    def between(self, begin: float, end: float) -> tuple[Floats, Floats]:
+        """Return times and values with begin <= time < end."""
+        first, last = bisect_left(self._times, begin), bisect_left(self._times, end)
+        return np.array(self._times[first:last]), np.array(self._values[first:last])
+
+    def count(self, begin: float, end: float) -> int:
+        return max(0, bisect_left(self._times, end) - bisect_left(self._times, begin))
+
+    def drop_before(self, time: float) -> None:
+        old = bisect_left(self._times, time)
+        del self._times[:old], self._values[:old]
+
+
+class StepPoint(NamedTuple):
+    """A step: from `begin` to `end`; `waiting` and `running` are requests when it was planned."""
+
+    end: float
+    begin: float
+    step: int
+    waiting: int
+    running: int
+    prefill_tokens: int
+    decode_tokens: int
+    pages_used: int
+    pages_idle: int
+
+
+def merge_changes(changes: Iterable[SettingsChanged]) -> list[SettingsChanged]:
+    """Merge changes of one setting that follow each other within `MERGE_SECONDS`; none is left where it is undone."""
+    merged: list[SettingsChanged] = []
+    for each in changes:
+        near = (place for place, other in enumerate(merged) if other.name == each.name)
+        last = max(near, default=None)
+        if last is not None and each.time - merged[last].time <= MERGE_SECONDS:
+            merged[last] = replace(merged[last], new=each.new)
+        else:
+            merged.append(each)
+    return [each for each in merged if each.old != each.new]
+
+
+@dataclass
+class _Open:
+    """A request that has not ended."""
+
+    row: int
+    arrival: float
+    is_running: bool = False
+    last_token: float | None = None
+
+
+class BenchLog:
+    """Record events in order with `record`; read the series, and the tracks of requests, at any time between."""
+
+    def __init__(self, kept_seconds: float = KEPT_SECONDS):
+        self.kept_seconds = kept_seconds
+        self.tracks = Tracks()
+        self.steps: list[StepPoint] = []
+        self.arrived, self.refused, self.started = TimedValues(), TimedValues(), TimedValues()
+        self.ended, self.cancelled, self.preempted = TimedValues(), TimedValues(), TimedValues()
+        self.ttft, self.itl = TimedValues(), TimedValues()  # at the time of the token that ends the interval
+        self.tokens = TimedValues()  # output tokens
+        self.num_arrived = self.num_refused = self.num_ended = 0  # since the beginning
+        self.begin, self.end = float("inf"), float("-inf")  # of what is kept
+        self.origin: float | None = None  # time of the first event
+        self._open: dict[tuple[str, int], _Open] = {}
+        self._planned = (0, 0)
+        self._num_running = 0
+        self._rows: dict[int, int] = {}  # by id of a track: its row in the picture
+        self._free_rows: list[int] = []
+        self._num_rows = 0
+
+    @property
+    def num_running(self) -> int:
+        return self._num_running
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._open) - self._num_running
+
+    def row_of(self, track: Track) -> int:
+        """Return the row of a request: the lowest that was free when it came, and its own until it has ended."""
+        return self._rows.get(id(track), 0)
+
+    def advance(self, now: float) -> None:
+        """Let the time go on to `now`, and drop what is older than `kept_seconds`."""
+        if self.origin is None:
+            self.origin = self.begin = now
+        self.end = max(self.end, now)
+        if self.end - self.begin > 1.25 * self.kept_seconds:  # not at every event
+            self._drop_before(self.end - self.kept_seconds)
+
+    def record(self, event: Event) -> None:
+        self.advance(event.time)
+        key = event.request_id, event.sample
+        if isinstance(event, Finished) and key not in self._open:  # refused before it came to the runner
+            self._arrive(event.time)
+            self._refuse(event.time)
+            return
+        self.tracks.record(event)
+        match event:
+            case Submitted():
+                self._arrive(event.time)
+                row = heapq.heappop(self._free_rows) if self._free_rows else self._num_rows
+                self._num_rows = max(self._num_rows, row + 1)
+                self._open[key] = _Open(row, event.arrival)
+                self._rows[id(self.tracks.requests[-1])] = row
+            case Scheduled(action="admitted") if key in self._open:
+                self._set_running(self._open[key], True)
+                if self._open[key].last_token is None:
+                    self.started.add(event.time)
+            case Preempted() if key in self._open:
+                self._set_running(self._open[key], False)
+                self.preempted.add(event.time)
+            case Decoded() if key in self._open:
+                self._token(self._open[key], event.time)
+            case Finished():
+                self._end(key, event)
+            case StepPlanned():
+                self._planned = self.num_waiting, self._num_running
+            case Stepped():
+                self._step(event)
+
+    @property
+    def changes(self) -> list[SettingsChanged]:
+        """Return the changes of settings, those that belong together as one."""
+        return merge_changes(self.tracks.changes)
+
+    def step_at(self, time: float) -> StepPoint | None:
+        """Return the step that was computed at `time`, or the last one before it."""
+        place = bisect_left(self.steps, time, key=lambda step: step.begin)
+        if place < len(self.steps) and self.steps[place].begin <= time:
+            return self.steps[place]
+        return self.steps[place - 1] if place else None
+
+    def next_step(self, time: float, by: int) -> float:
+        """Return when the next step after `time` begins, or with `by` < 0 the one before."""
+        begins = [step.begin for step in self.steps]
+        if by > 0:
+            place = bisect_left(begins, np.nextafter(time, np.inf))
+            return begins[place] if place < len(begins) else self.end
+        place = bisect_left(begins, time) - 1
+        return begins[place] if place >= 0 else self.begin
+
+    def steps_between(self, begin: float, end: float) -> list[StepPoint]:
+        """Return the steps with begin <= their end < end."""
+        first, last = (bisect_left(self.steps, time, key=lambda step: step.end) for time in (begin, end))
+        return self.steps[first:last]
+
+    def _arrive(self, time: float) -> None:
+        self.arrived.add(time)
+        self.num_arrived += 1
+
+    def _refuse(self, time: float) -> None:
+        self.refused.add(time)
+        self.num_refused += 1
+
+    def _set_running(self, each: _Open, running: bool) -> None:
+        self._num_running += int(running) - int(each.is_running)
+        each.is_running = running
+
+    def _token(self, each: _Open, time: float) -> None:
+        self.tokens.add(time)
+        if each.last_token is None:
+            self.ttft.add(time, time - each.arrival)
+        else:
+            self.itl.add(time, time - each.last_token)
+        each.last_token = time
+
+    def _end(self, key: tuple[str, int], event: Finished) -> None:
+        gone = self._open.pop(key)
+        self._num_running -= gone.is_running
+        heapq.heappush(self._free_rows, gone.row)
+        if event.reason == FinishReason.REFUSED:
+            self._refuse(event.time)
+            return
+        self.num_ended += 1
+        (self.cancelled if event.reason in CANCELLED else self.ended).add(event.time)
+
+    def _step(self, event: Stepped) -> None:
+        tokens = event.prefill_tokens, event.decode_tokens
+        pages = event.pages_used, event.pages_idle
+        begin = event.time - event.wall_seconds
+        waiting = self._planned[0]
+        self.steps.append(StepPoint(event.time, begin, event.step, waiting, event.requests, *tokens, *pages))
+
+    def _drop_before(self, time: float) -> None:
+        series = (self.arrived, self.refused, self.started, self.ended, self.cancelled, self.preempted)
+        for each in (*series, self.ttft, self.itl, self.tokens):
+            each.drop_before(time)
+        del self.steps[: bisect_left(self.steps, time, key=lambda step: step.end)]
+        self.tracks.drop_before(time)
+        kept = {id(track) for track in self.tracks.requests}
+        self._rows = {track: row for track, row in self._rows.items() if track in kept}
+        self.begin = time
