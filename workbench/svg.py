@@ -31,6 +31,7 @@ BASE_STYLE = (
     + "".join(f".wb-pic .c{n}{{fill:{c}}}.wb-pic .l{n}{{fill:none;stroke:{c}}}" for n, c in enumerate(SERIES_COLOURS))
 )
 
+PICTURE_WIDTH = 960.0  # pixels of a drawing where no other width is given
 CHARACTER_WIDTH = 6.2  # pixels of a character at font size 11
 MIN_DRAWABLE, MAX_DRAWABLE = 1e-30, 1e30  # smaller and larger values are not drawn
 Box = tuple[float, float, float, float]  # left, top, right, bottom

@@ -198,9 +198,9 @@ def test_functions_are_those_that_the_executor_has_compiled() -> None:
     first, *others = graph.groups["whole step"]
     assert graph.measured(first).seconds == graph.functions["whole step"]
     assert {graph.measured(each).remark for each in others} == {"within A"}
-    view.way = "as written"
+    view.functions = "as written"
     assert {view.graph.measured(each).remark for each in view.graph.operators} == {"not measured"}
-    view.kind, view.tokens, view.way = "prefill", 64, "as it runs"
+    view.kind, view.tokens, view.functions = "prefill", 64, "as it runs"
     assert set(view.graph.kernels.functions.values()) == {"all blocks", "head"}
     view.close()
 
@@ -249,6 +249,6 @@ def test_what_is_not_known_says_so(tiny: ModelGraph) -> None:
 
 def test_steps_that_the_model_cannot_have_are_refused() -> None:
     runner = runner_of(model_of(spec_of()))
-    for wrong in ({"tokens": 0}, {"tokens": 999}, {"kind": "verify"}, {"way": "upside down"}):
+    for wrong in ({"tokens": 0}, {"tokens": 999}, {"kind": "verify"}, {"functions": "upside down"}):
         with pytest.raises(WorkbenchError):
             ModelGraph(runner, **wrong)

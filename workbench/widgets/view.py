@@ -40,6 +40,18 @@ class MarkupWidget(anywidget.AnyWidget):
     typing = traitlets.Bool(False).tag(sync=True)  # whether the keyboard is in a field or a slider of this widget
     room = traitlets.Int(0).tag(sync=True)  # pixels of width that the browser has for it; 0 before it is shown
 
+    def on_pick(self, handle: Callable[[str], object]) -> None:
+        """Call `handle` with the key of whatever is picked from now on; the same may be picked again."""
+
+        def pick(change: Any) -> None:
+            if key := change["new"]:
+                try:
+                    handle(key)
+                finally:
+                    self.picked = ""
+
+        self.observe(pick, "picked")
+
 
 class PictureWidget(ipywidgets.VBox):
     """A widget: its own traits are its state, `picture()` draws them.

@@ -64,7 +64,7 @@ def format_figure(column: FigureColumn, value: float) -> str:
     return f"{value:.3f} ×" if column.ratio else format_cell(value)
 
 
-def draw_table_image(table: FigureTable, width: float = 960) -> str:
+def draw_table_image(table: FigureTable, width: float = svg.PICTURE_WIDTH) -> str:
     """The same figures as SVG: what a saved picture of the table shows. It is as wide as its columns need."""
     left = min(480.0, max(BOLD_WIDTH * (len(row.label) + 11) for row in table.rows) + 2 * MARGIN)
     widths = [max(COLUMN_WIDTH, BOLD_WIDTH * len(column.heading) + 2 * MARGIN) for column in table.columns]

@@ -42,7 +42,7 @@ class _Columns:
 class GraphPicture:
     """The picture of one graph; `unfolded` are first layers of the sets of equal layers that are drawn one by one."""
 
-    def __init__(self, graph: OperatorGraph, unfolded: tuple[int, ...] = (), width: float = 960):
+    def __init__(self, graph: OperatorGraph, unfolded: tuple[int, ...] = (), width: float = svg.PICTURE_WIDTH):
         self.graph, self.unfolded, self.width = graph, unfolded, max(width, 700.0)
         self.columns = _Columns.within(self.width)
         times = [graph.predicted((operator,)) for operator in graph.operators]
@@ -229,5 +229,5 @@ class GraphPicture:
         yield svg.text(begin, y + 18, truncate_to_width(words, end - begin), tip=measured.remark, **bold)
 
 
-def draw_graph(graph: OperatorGraph, unfolded: tuple[int, ...] = (), width: float = 960) -> str:
+def draw_graph(graph: OperatorGraph, unfolded: tuple[int, ...] = (), width: float = svg.PICTURE_WIDTH) -> str:
     return GraphPicture(graph, unfolded, width).draw()

@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from workbench.machine.ceilings import MachineCeilings
     from workbench.widgets.roofline.data import Roofs
 
-WAYS = ("as it runs", "as written")
+FUNCTIONS = ("as it runs", "as written")
 MAX_STEPS = 1_000  # of the runner, the last ones
 NO_ROOFS = "Predicted times need this machine's roofs, which are not known yet: press Time the operators."
 
 
 class ModelGraph(PictureWidget):
     """The operators of a step of the runner's model: a `prefill` of so many `tokens`, or a `decode` with that context.
-    A bracket holds the operators that one compiled function carries out; `way` shows the runner's own functions, or the
+    A bracket holds the operators that one compiled function carries out; `functions` shows the runner's own functions, or the
     modules as they are written. Equal layers are folded into one: a click on its head, or Enter, unfolds them.
 
     FLOPs and bytes are the cost model's, which predicts each step of the runner. `measure` times the operators as they
@@ -46,7 +46,7 @@ class ModelGraph(PictureWidget):
 
     kind: Any = traitlets.Enum(("prefill", "decode"), default_value="decode")
     tokens = traitlets.Int(min=1)
-    way = traitlets.Enum(WAYS, default_value=WAYS[0])
+    functions = traitlets.Enum(FUNCTIONS, default_value=FUNCTIONS[0])
     unfolded = traitlets.Tuple()  # the first layer of each set of equal layers that are drawn one by one
     ceilings: Any = traitlets.Any()
     measuring = traitlets.Bool(False)
@@ -57,7 +57,7 @@ class ModelGraph(PictureWidget):
         runner: Runner,
         kind: str = "decode",
         tokens: int = 256,
-        way: str = WAYS[0],
+        functions: str = FUNCTIONS[0],
         ceilings: MachineCeilings | Roofs | str | None = None,
     ):
         super().__init__()
@@ -67,13 +67,13 @@ class ModelGraph(PictureWidget):
         most = runner.model.spec.max_position_embeddings
         if not 1 <= tokens <= most:
             raise WorkbenchError(f"tokens {tokens}: the model has a context of 1 to {most}")
-        if kind not in ("prefill", "decode") or way not in WAYS:
-            raise WorkbenchError(f"a graph of {kind!r} {way!r}: prefill or decode, {' or '.join(WAYS)}")
-        self.kind, self.tokens, self.way = kind, tokens, way
+        if kind not in ("prefill", "decode") or functions not in FUNCTIONS:
+            raise WorkbenchError(f"a graph of {kind!r} {functions!r}: prefill or decode, {' or '.join(FUNCTIONS)}")
+        self.kind, self.tokens, self.functions = kind, tokens, functions
         self.ceilings = self._stored_ceilings() if ceilings is None else roofs_of(ceilings)
         self._leave = RunnerThread.attach(runner).listen(self._on_event)
-        self.watch("kind", "tokens", "way", "unfolded", "ceilings", "measuring", "error")
-        self.shown.observe(lambda change: self._pick(str(change["new"])), "picked")
+        self.watch("kind", "tokens", "functions", "unfolded", "ceilings", "measuring", "error")
+        self.shown.on_pick(self._pick)
         self.show(*self._controls(most))
 
     @property
@@ -87,11 +87,11 @@ class ModelGraph(PictureWidget):
         values = ValueBytes(*model.bytes_per_weight, store.bytes_per_value)
         operators = model_operators(model.spec, step, values)
         plain = as_written()
-        kernels = plain if self.way == "as written" else step_kernels(self.runner, step)
+        kernels = plain if self.functions == "as written" else step_kernels(self.runner, step)
         timers = self._timers.get(step, {}) if kernels == plain else {}
         whole = MeasuredSeconds(sum(timers.values()), "the sum of all calls") if timers else self._measured_step(step)
         functions: dict[str, float] = {}
-        if self.way == "as it runs":
+        if self.functions == "as it runs":
             kernel_seconds = [each.kernel_seconds for each in self._steps_like(step) if each.kernel_seconds is not None]
             if kernel_seconds and set(kernels.functions.values()) == {"whole step"}:
                 functions["whole step"] = median(kernel_seconds)
@@ -170,7 +170,7 @@ class ModelGraph(PictureWidget):
         ]  # fmt: skip
 
     def _measured_step(self, step: GraphStep) -> MeasuredSeconds:
-        found = self._steps_like(step) if self.way == "as it runs" else []
+        found = self._steps_like(step) if self.functions == "as it runs" else []
         if not found:
             return MeasuredSeconds(None, "not measured")
         contexts = sorted({each.context_tokens for each in found})
@@ -196,18 +196,16 @@ class ModelGraph(PictureWidget):
             first = int(key.split(":")[1])
             rest = tuple(each for each in self.unfolded if each != first)
             self.unfolded = rest if first in self.unfolded else (*rest, first)
-        if key:
-            self.shown.picked = ""  # or the same could not be picked again
 
     def _controls(self, most: int) -> tuple[ipywidgets.Widget, ...]:
         buttons = {"button_width": "auto"}
         kind = ipywidgets.ToggleButtons(options=("decode", "prefill"), description="step", style=buttons)
         tokens = ipywidgets.BoundedIntText(min=1, max=most, description="tokens")
-        way = ipywidgets.ToggleButtons(options=WAYS, description="functions", style=buttons)
+        functions = ipywidgets.ToggleButtons(options=FUNCTIONS, description="functions", style=buttons)
         tip = "as the modules are written, on eager; some seconds, between two steps of the runner"
         measure = ipywidgets.Button(description="Time the operators", tooltip=tip, layout={"width": "auto"})
         measure.on_click(lambda _: self.measure(wait=False))
-        for control, name in ((kind, "kind"), (tokens, "tokens"), (way, "way")):
+        for control, name in ((kind, "kind"), (tokens, "tokens"), (functions, "functions")):
             ipywidgets.link((self, name), (control, "value"))
         traitlets.dlink((self, "measuring"), (measure, "disabled"))
-        return ipywidgets.HBox([kind, tokens]), ipywidgets.HBox([way, measure])
+        return ipywidgets.HBox([kind, tokens]), ipywidgets.HBox([functions, measure])
