@@ -295,7 +295,9 @@ def test_a_mixture_and_a_runner_under_way() -> None:
     path = TokenPath(runner, IDS)
     assert "router" in {step.name for step in path.data.steps}
     path.step = next(n for n, step in enumerate(path.data.steps) if step.name == "router")
-    assert "the router" in path.picture()
+    assert "choice 1 of 2, by its router&#x27;s number" in path.picture()
+    path.step = next(n for n, step in enumerate(path.data.steps) if step.name == "feedforward")
+    assert "the neurons of experts" in path.picture()
     RunnerThread.attach(runner).stop()
 
 

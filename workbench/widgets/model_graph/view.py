@@ -17,10 +17,10 @@ from workbench.errors import WorkbenchError, describe_error
 from workbench.trace.events import Event, Stepped
 from workbench.waiting import join_and_serve
 from workbench.widgets.model_graph.data import GraphStep, ValueBytes, model_operators
-from workbench.widgets.model_graph.graph import MeasuredSeconds, OperatorGraph, total_cost
+from workbench.widgets.model_graph.graph import NOT_MEASURED, MeasuredSeconds, OperatorGraph, total_cost
 from workbench.widgets.model_graph.kernels import as_written, capabilities, step_kernels
 from workbench.widgets.model_graph.picture import draw_graph
-from workbench.widgets.model_graph.timing import time_operators
+from workbench.widgets.model_graph.timing import functions_problem, time_functions, time_operators
 from workbench.widgets.roofline.view import roofs_of
 from workbench.widgets.view import PictureWidget
 
@@ -62,6 +62,7 @@ class ModelGraph(PictureWidget):
     ):
         super().__init__()
         self.runner, self._timers = runner, dict[GraphStep, dict[str, float]]()
+        self._functions: dict[GraphStep, tuple[dict[str, float], dict[str, float]]] = {}
         self._recent_steps: deque[Stepped] = deque(maxlen=MAX_STEPS)
         self._leave = lambda: None
         most = runner.model.spec.max_position_embeddings
@@ -88,15 +89,18 @@ class ModelGraph(PictureWidget):
         operators = model_operators(model.spec, step, values)
         plain = as_written()
         kernels = plain if self.functions == "as written" else step_kernels(self.runner, step)
-        timers = self._timers.get(step, {}) if kernels == plain else {}
-        whole = MeasuredSeconds(sum(timers.values()), "the sum of all calls") if timers else self._measured_step(step)
-        functions: dict[str, float] = {}
+        as_called = {}, self._timers.get(step, {})
+        functions, timers = as_called if kernels == plain else self._functions.get(step, ({}, {}))
+        whole = self._measured_step(step)
+        if kernels == plain and timers or whole.seconds is None and functions:
+            whole = MeasuredSeconds(sum((*functions.values(), *timers.values())), "the sum of all calls")
         if self.functions == "as it runs":
             kernel_seconds = [each.kernel_seconds for each in self._steps_like(step) if each.kernel_seconds is not None]
             if kernel_seconds and set(kernels.functions.values()) == {"whole step"}:
-                functions["whole step"] = median(kernel_seconds)
+                functions = {"whole step": median(kernel_seconds)}
         read, gemm = self.ceilings.read(total_cost(operators).bytes), self.ceilings.gemm(self._dtype)
-        return OperatorGraph(model.spec, step, operators, kernels, read, gemm, timers, functions, whole)
+        return OperatorGraph(model.spec, step, operators, kernels, read, gemm, timers, functions, whole,
+                             self._unmeasured(kernels == plain, bool(functions)))  # fmt: skip
 
     def picture(self) -> str:
         graph, runner = self.graph, self.runner
@@ -121,12 +125,13 @@ class ModelGraph(PictureWidget):
         return svg.html(alert, about, draw_graph(graph, self.unfolded, self.width), fold)
 
     def measure(self, wait: bool = True) -> ModelGraph:
-        """Time the operators of this step, and this machine's roofs where they are not known. It runs between two steps
-        of the runner, on a copy of the modules and a cache of its own; without `wait` in the background."""
+        """Time the operators of this step as written, or its compiled functions as it runs, and this machine's roofs
+        where they are not known. It runs between two steps of the runner, on a copy of the modules and a cache of its
+        own; without `wait` in the background."""
         if self.measuring:
             return self
         self.measuring, self.error = True, ""
-        worker = threading.Thread(target=self._measure, args=(self.step,), name="times operators", daemon=True)
+        worker = threading.Thread(target=self._measure, args=(self.step, self._is_compiled()), name="times operators", daemon=True)
         worker.start()
         if wait:
             join_and_serve(worker)
@@ -139,17 +144,31 @@ class ModelGraph(PictureWidget):
             self._leave()
         super().close()
 
-    def _measure(self, step: GraphStep) -> None:
-        def work(runner: Runner) -> dict[str, float]:
-            found = time_operators(runner, step)
+    def _is_compiled(self) -> bool:
+        """Return whether the drawn step is of compiled functions."""
+        return self.functions == "as it runs" and bool(step_kernels(self.runner, self.step).functions)
+
+    def _unmeasured(self, as_written: bool, timed: bool) -> str:
+        """Return why an operator has no time."""
+        if as_written:
+            return NOT_MEASURED
+        if problem := functions_problem(self.runner):
+            return f"{NOT_MEASURED}: {problem}"
+        return "beside the compiled functions" if timed else NOT_MEASURED
+
+    def _measure(self, step: GraphStep, is_compiled: bool) -> None:
+        def work(runner: Runner) -> None:
+            if is_compiled:
+                self._functions[step] = time_functions(runner, step)
+            else:
+                self._timers[step] = time_operators(runner, step)
             if not (self.ceilings.reads and self.ceilings.gemms):
                 from workbench.machine.ceilings import ceilings_for
 
                 self.ceilings = roofs_of(ceilings_for(*self._sizes(), dtypes=(self._dtype,)))
-            return found
 
         try:
-            self._timers[step] = RunnerThread.attach(self.runner).call(work)
+            RunnerThread.attach(self.runner).call(work)
         except Exception as error:
             self.error = describe_error(error)
         finally:
@@ -172,7 +191,7 @@ class ModelGraph(PictureWidget):
     def _measured_step(self, step: GraphStep) -> MeasuredSeconds:
         found = self._steps_like(step) if self.functions == "as it runs" else []
         if not found:
-            return MeasuredSeconds(None, "not measured")
+            return MeasuredSeconds(None, NOT_MEASURED)
         contexts = sorted({each.context_tokens for each in found})
         where = f"at contexts of {contexts[0]} to {contexts[-1]}" if step.kind == "decode" else ""
         seconds = median(each.forward_seconds for each in found)
@@ -202,7 +221,7 @@ class ModelGraph(PictureWidget):
         kind = ipywidgets.ToggleButtons(options=("decode", "prefill"), description="step", style=buttons)
         tokens = ipywidgets.BoundedIntText(min=1, max=most, description="tokens")
         functions = ipywidgets.ToggleButtons(options=FUNCTIONS, description="functions", style=buttons)
-        tip = "as the modules are written, on eager; some seconds, between two steps of the runner"
+        tip = "operators as the modules are written, on eager, or the compiled functions; some seconds, between two steps"
         measure = ipywidgets.Button(description="Time the operators", tooltip=tip, layout={"width": "auto"})
         measure.on_click(lambda _: self.measure(wait=False))
         for control, name in ((kind, "kind"), (tokens, "tokens"), (functions, "functions")):
