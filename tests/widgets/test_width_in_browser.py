@@ -50,6 +50,35 @@ explorers[1]
 # %%
 widgets.MemoryCalculator()
 # %%
+import tempfile
+from workbench.experiment.experiment import Experiment
+from workbench.measure.run import run
+
+lengths = {"kind": "fixed", "prompt": 4, "output": 2}
+traffic = {"kind": "traffic", "requests": 2, "arrivals": {"kind": "poisson", "rate": 3000}, "lengths": lengths}
+asked = {"question": "Which?", "model": {"name": "shape:tiny", "dtype": "float32"}, "backend": "eager",
+         "workload": traffic, "measure": {"warmup": 0, "ceilings": False}}
+folder = tempfile.mkdtemp()
+for seqs in (1, 2):
+    run(Experiment.from_values(asked | {"schedule": {"max_num_seqs": seqs}}), folder, f"run{seqs}", progress=False)
+comparisons = {name: widgets.Compare(folder, force=True) for name in ("ratios", "table", "lines", "two measures")}
+for name, each in comparisons.items():
+    each.shown_as = name
+comparisons["ratios"]
+# %%
+comparisons["table"]
+# %%
+comparisons["lines"]
+# %%
+comparisons["two measures"]
+# %%
+widgets.SpeculationView(runner, "def f(x):", speculate="prompt_lookup", max_tokens=8, rounds=1).wait()
+# %%
+from workbench.trace.events import ExpertsUsed
+
+busy = tuple((layer, tuple((7 * layer + 5 * expert) % 13 for expert in range(48))) for layer in range(6))
+widgets.ExpertMap([ExpertsUsed(0.0, step=step, layers=busy) for step in range(3)])
+# %%
 last = widgets.TokenView()
 last
 """

@@ -23,9 +23,7 @@ class CallTimer(Protocol):
 def time_threads(timer: CallTimer, threads: StepThreads) -> None:
     """Time the compiled functions that hold blocks, the head, or all of a step, which `threads` run."""
     names = {"blocks": "all blocks", "head": "head"}
-    threads.run = timer.timed(
-        threads.run, lambda shape, *_: names.get(str(shape).partition(" ")[0], "whole step")
-    )  # type: ignore[method-assign] (of one object, which is used for nothing else)
+    threads.run = timer.timed(threads.run, lambda shape, *_: names.get(str(shape).partition(" ")[0], "whole step"))  # type: ignore[method-assign] (of one object, which is used for nothing else)
 
 
 def time_functions_of(timer: CallTimer, executor: Executor, tokens: int) -> None:

@@ -131,7 +131,9 @@ class ModelGraph(PictureWidget):
         if self.measuring:
             return self
         self.measuring, self.error = True, ""
-        worker = threading.Thread(target=self._measure, args=(self.step, self._is_compiled()), name="times operators", daemon=True)
+        worker = threading.Thread(
+            target=self._measure, args=(self.step, self._is_compiled()), name="times operators", daemon=True
+        )
         worker.start()
         if wait:
             join_and_serve(worker)
@@ -221,7 +223,9 @@ class ModelGraph(PictureWidget):
         kind = ipywidgets.ToggleButtons(options=("decode", "prefill"), description="step", style=buttons)
         tokens = ipywidgets.BoundedIntText(min=1, max=most, description="tokens")
         functions = ipywidgets.ToggleButtons(options=FUNCTIONS, description="functions", style=buttons)
-        tip = "operators as the modules are written, on eager, or the compiled functions; some seconds, between two steps"
+        tip = (
+            "operators as the modules are written, on eager, or the compiled functions; some seconds, between two steps"
+        )
         measure = ipywidgets.Button(description="Time the operators", tooltip=tip, layout={"width": "auto"})
         measure.on_click(lambda _: self.measure(wait=False))
         for control, name in ((kind, "kind"), (tokens, "tokens"), (functions, "functions")):
