@@ -16,7 +16,7 @@ STYLE = (
     ".wb-figure-table :is(th,td){padding:3px 10px;text-align:right;white-space:nowrap;font-weight:400;"
     "border-bottom:1px solid var(--jp-border-color2,rgba(128,128,128,.35));background:none}"
     ".wb-figure-table thead th{vertical-align:bottom}"
-    ".wb-figure-table th:first-child{text-align:left;white-space:normal;overflow-wrap:anywhere}"
+    ".wb-figure-table th:first-child{text-align:left;white-space:normal;overflow-wrap:anywhere;min-width:11em}"
     ".wb-figure-table [role=button]{cursor:pointer;display:inline-block}.wb-figure-table .unit{opacity:.7}"
     ".wb-figure-table .ratio{border-left:0;opacity:.85}.wb-figure-table .none{font-style:italic;opacity:.62}"
     ".wb-figure-table tr.baseline :is(th,td){font-weight:600}"

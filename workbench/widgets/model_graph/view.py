@@ -36,11 +36,12 @@ NO_ROOFS = "Predicted times need this machine's roofs, which are not known yet: 
 
 class ModelGraph(PictureWidget):
     """The operators of a step of the runner's model: a `prefill` of so many `tokens`, or a `decode` with that context.
-    A bracket holds the operators that one compiled function carries out; `functions` shows the runner's own functions, or the
+    A bracket holds the operators that one compiled function carries out; `functions` are those of the runner, or the
     modules as they are written. Equal layers are folded into one: a click on its head, or Enter, unfolds them.
 
     FLOPs and bytes are the cost model's, which predicts each step of the runner. `measure` times the operators as they
-    are written, on eager, beside the runner's cache; the whole step is measured as the runner steps. `ceilings` are as
+    are written, on eager, or the compiled functions as they run, beside the runner's cache; the whole step is measured
+    as the runner steps. `ceilings` are as
     in `Roofline`. Raises WorkbenchError for a step that the model cannot have.
     """
 
