@@ -69,7 +69,7 @@ graph
 # bytes explain?
 
 # %%
-graph.way = "as written"
+graph.functions = "as written"
 graph.measure()
 graph.keep()
 

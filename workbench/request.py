@@ -36,8 +36,8 @@ class CustomPart(Settings):
     `path` is `package.module:Name`, `folder/file.py:Name`, or a name under which something was registered.
     """
 
-    path: str
-    arguments: dict[str, float | int | str | bool] = {}
+    path: str  # package.module:Name, folder/file.py:Name, or a registered name
+    arguments: dict[str, float | int | str | bool] = {}  # with which it is built, by name
 
     @field_validator("arguments")
     @classmethod

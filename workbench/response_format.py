@@ -62,7 +62,7 @@ class Lark(Settings):
     and one that has no angle brackets gets them: `<|[TOOL_CALLS]|>`."""
 
     kind: Literal["lark"] = "lark"
-    lark: Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_CHARACTERS)]
+    lark: Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_CHARACTERS)]  # the grammar
     max_whitespace: Whitespace = 1  # between two tokens of JSON, where it has %json
     spaced_json: bool = False  # %json has ", " and ": " and no other space, as chat templates write it
 
@@ -80,8 +80,8 @@ class Thinking(Settings):
     budget_tokens: Annotated[int, Field(ge=0)]  # tokens between the two; with 0 there is no thought
     shown: bool = True  # emit its text, as events of the channel "thought"
     soft_tokens: Annotated[int, Field(ge=0)] = 16  # this near to the budget a sentence's end closes it; half at most
-    opening: str = "<|think|>"
-    closing: str = "<|/think|>"
+    opening: str = "<|think|>"  # the control token with which a thought begins
+    closing: str = "<|/think|>"  # the one with which it ends
     within_max_tokens: bool = False  # count it in max_tokens, which then bounds thought and answer together
 
     @property

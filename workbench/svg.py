@@ -29,8 +29,13 @@ BASE_STYLE = (
     ".wb-pic text{fill:currentColor}.wb-pic .faint{opacity:.62}.wb-pic .grid{stroke:currentColor;stroke-opacity:.18}"
     ".wb-pic .line{fill:none;stroke:currentColor}.wb-pic [data-key]:focus{outline:2px solid #d55e00;outline-offset:1px}"
     + "".join(f".wb-pic .c{n}{{fill:{c}}}.wb-pic .l{n}{{fill:none;stroke:{c}}}" for n, c in enumerate(SERIES_COLOURS))
+    # Paper is white, whatever the theme: a dark one's letters would be white on it.
+    + "@media print{.wb-pic{--jp-layout-color0:#fff;--jp-layout-color1:#fff;--jp-layout-color2:#eee;"
+    "--jp-ui-font-color0:#1b1b1b;--jp-ui-font-color1:#1b1b1b;--jp-ui-font-color2:#555;--jp-content-font-color1:#1b1b1b;"
+    "--jp-border-color1:#bbb;--jp-border-color2:#ccc;--jp-error-color1:#b00020;print-color-adjust:exact}}"
 )
 
+PICTURE_WIDTH = 960.0  # pixels of a drawing where no other width is given
 CHARACTER_WIDTH = 6.2  # pixels of a character at font size 11
 MIN_DRAWABLE, MAX_DRAWABLE = 1e-30, 1e30  # smaller and larger values are not drawn
 Box = tuple[float, float, float, float]  # left, top, right, bottom

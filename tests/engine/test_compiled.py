@@ -8,16 +8,20 @@ import pytest
 import torch
 
 from compiled_kernels import Backend, backend_problems
-from tests.engine.tiny import Oracle, layer, model_of, request, runner_of, spec_of
+from tests.engine.tiny import Oracle, finals, layer, model_of, request, runner_of, spec_of
 from tests.engine.weight_formats import FORMATS
 from tests.thorough import THOROUGH
-from workbench.engine.runner import generate
+from workbench.engine.runner import Runner, generate
 from workbench.executors.base import CompileUnit
 from workbench.executors.inductor import InductorExecutor
 from workbench.executors.packing import DECODE_BUCKETS, bucket_for
+from workbench.inspect.forward_pass import ForwardPass
 from workbench.model.hf.weights import random_weights
 from workbench.model.quantized import WeightFormat
 from workbench.model.transformer import Transformer
+from workbench.request import Request, SamplingParameters
+from workbench.trace.events import Decoded
+from workbench.widgets import TokenPath
 
 BUCKETS = len([rows for rows in DECODE_BUCKETS if rows <= 4])
 KINDS = (layer(4, 2, sliding_window=5, bias=True), *([layer(4, 2, bias=True)] if THOROUGH else []))
@@ -52,7 +56,21 @@ def test_compiled_rows_are_the_oracles_and_graphs_are_bounded() -> None:
     again = runner_of(model_of(spec, seed=1, backend=Backend.INDUCTOR), max_num_seqs=3)
     Oracle(again)
     generate(again, [request("a", 5, 12), request("b", 19, 4), request("c", 3, 7)])
+    path = TokenPath(again, asked[0].prompt_ids, section="ablation", max_tokens=12, temperature=0, ignore_eos=True)
+    path.wait()
+    assert path.continuations()[0] == finals(again, asked)["a"], "the text that it continues is the served one"
+    _is_followed(path.forward_pass, again)
+    path.close()
     assert again.executor.compiles == 0, "a model alike must share what is compiled"
+
+
+def _is_followed(found: ForwardPass, runner: Runner) -> None:
+    """Assert that a recorded pass has the log probabilities of the compiled step, within what its type rounds."""
+    asked = Request("seen", found.token_ids, SamplingParameters(max_tokens=1, temperature=0, logprobs=5))
+    (event,) = (each for each in runner.stream([asked]) if isinstance(each, Decoded))
+    exact = found.values("logits")[-1].double().log_softmax(-1)
+    assert all(abs(logprob - float(exact[token])) < 1e-4 for token, logprob in event.top_logprobs)
+    assert len(event.top_logprobs) == 5
 
 
 @pytest.mark.skipif(problem is not None, reason=f"inductor backend: {problem}; install a compiler to run this")

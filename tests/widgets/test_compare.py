@@ -49,7 +49,7 @@ def test_labels_are_the_settings_that_differ_and_seeds_repeat(files: list[Path])
     for row in view.comparison.rows:
         assert any(word.startswith(f"{row.ratio:.3f}") for word in words) and row.repetitions == 5
     # The table and the pictures are of one value.
-    view.way = "table"
+    view.shown_as = "table"
     assert f"{view.comparison.rows[0].ratio:.3f}" in view.picture()
 
 

@@ -110,7 +110,7 @@ def test_units_are_those_that_names_say() -> None:
 
 def test_a_head_sorts_rising_falling_and_not_at_all(tmp_path: Path) -> None:
     view = Compare(*sweep(tmp_path), measures=["seconds", "peak_bytes"])
-    view.way = "table"
+    view.shown_as = "table"
     given_order = [row.label for row in view.figures.rows]
     seen = []
     for _ in range(3):
@@ -128,7 +128,7 @@ def test_buttons_make_files_of_what_is_shown(tmp_path: Path) -> None:
     view = Compare(*sweep(tmp_path), measures=["seconds"])
     sent = view._export.file
     for way in ("ratios", "table", "lines", "two measures"):
-        view.way = way
+        view.shown_as = way
         content = sent("png")["content"]
         ET.fromstring(content)
         assert (content == view.picture()) == (way != "table")
@@ -140,14 +140,14 @@ def test_buttons_make_files_of_what_is_shown(tmp_path: Path) -> None:
 
 def test_lines_without_a_swept_setting_say_so(tmp_path: Path) -> None:
     view = Compare(*(record(tmp_path, form, 1, form, 1.0) for form in ("dense", "int8")), measures=["seconds"])
-    view.way = "lines"
+    view.shown_as = "lines"
     view.throttle.flush()
     assert 'role="alert"' in view.shown.content and "no numeric setting" in view.shown.content
 
 
 def test_runs_without_a_figure_stand_last(tmp_path: Path) -> None:
     view = Compare(*sweep(tmp_path), measures=["seconds", "peak_bytes"])
-    view.way, view.sort_by = "table", "peak_bytes"
+    view.shown_as, view.sort_by = "table", "peak_bytes"
     for view.descending in (False, True):
         assert view.figures.rows[-1].figures[2:] == (None, None)
         view.throttle.flush()

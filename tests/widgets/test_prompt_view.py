@@ -21,7 +21,7 @@ from workbench.widgets.prompt.picture import LAYOUTS, PAGE_TOKENS
 
 WORDS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=30)
 
-ALLOWED = {"div", "span", "small", "i", "b", "em", "q", "u", "p", "pre", "button", "table", "br"}
+ALLOWED = {"div", "span", "small", "i", "b", "em", "sub", "q", "u", "p", "pre", "button", "table", "br"}
 ALLOWED |= {"style", "thead", "tbody", "tr", "th", "td"}
 
 

@@ -18,7 +18,7 @@ from workbench.experiment.experiment import Experiment
 from workbench.settings import field_comments
 from workbench.widgets.playground.settings import EXCLUDED_SETTINGS, setting_suggestions
 from workbench.widgets.settings_form.fields import to_yaml_line
-from workbench.widgets.settings_form.form import SettingsForm
+from workbench.widgets.settings_form.form import FieldGroup, SettingsForm, sentence_about
 
 BESIDES = {"question": "q", "workload": {"kind": "prompts", "prompts": ["a"]}}
 
@@ -221,3 +221,29 @@ def test_a_list_is_written_on_one_line_and_read_back(value: list) -> None:
     from workbench.files import read_yaml
 
     assert "\n" not in to_yaml_line(value) and read_yaml(to_yaml_line(value)) == value
+
+
+def test_every_setting_has_a_tip_at_any_level(form: SettingsForm) -> None:
+    list(form.field_paths())  # builds the settings of every option
+    without: list[str] = []
+
+    def look(field: Any, path: str) -> None:
+        if isinstance(field, FieldGroup):
+            for name, each in field.fields.items():
+                look(each, f"{path}.{name}")
+            return
+        control = getattr(field, "_check", getattr(field, "_list", field.widget))
+        without.extend([] if control.tooltip else [path])
+        inner = [getattr(field, "_inner", None), *getattr(field, "_made", {}).values()]
+        for each in inner:
+            if each is not None:
+                look(each, path)
+
+    look(form.group, "")
+    assert not [path for path in without if path.count(".") > 1]
+
+
+def test_a_setting_is_explained_by_the_sentence_that_names_it() -> None:
+    about = "Swap pages out to `path`. At most `bytes` are written: `bytes` of 0 is none. `ttl` ends it."
+    assert sentence_about("bytes", about) == "At most `bytes` are written:"
+    assert sentence_about("ttl", about) == "`ttl` ends it." and sentence_about("kind", about) == ""

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import gc
 import re
+import weakref
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ipywidgets.widgets.widget import _instances as LIVE
 
-from tests.engine.tiny import VOCAB, layer, mixture_of, model_of, own_specs, runner_of, spec_of
-from tests.patience import limit
+from compiled_kernels import Backend
+from tests.engine.tiny import VOCAB, layer, mixture_of, model_of, own_specs, request, runner_of, spec_of, weights_of
+from tests.patience import limit, until
+from tests.tensor_parallel.in_threads import runner_of_ranks
 from tests.thorough import tries
+from workbench.engine import naive
 from workbench.engine.load import load
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.inspect.ablation import Ablation, continue_text
+from workbench.model.quantized import WeightFormat
 from workbench.model.spec import ModelSpec
-from workbench.trace.events import Decoded
+from workbench.trace.events import Decoded, Finished
 from workbench.widgets import RunnerThread, TokenPath
 from workbench.widgets.token_path.ablation_picture import Continuations, draw_texts
 from workbench.widgets.token_path.data import Candidate, DrawnToken, LensCell
@@ -258,13 +266,68 @@ def test_a_compiled_model_is_followed_as_it_is_served() -> None:
     RunnerThread.attach(runner).stop()
 
 
+def test_a_model_of_inductor_is_followed_without_being_compiled() -> None:
+    """`tests/engine/test_compiled.py` compares it with what the engine compiles."""
+    runner = runner_of(model_of(spec_of(layer(4, 2)), backend=Backend.INDUCTOR))
+    path = TokenPath(runner, IDS)
+    whole = naive.logits(runner.model, torch.tensor(IDS))
+    assert torch.allclose(path.forward_pass.values("logits"), whole, atol=1e-5)
+    assert path.data.derivation(path.data.steps[1], 0, 0).terms and "Step 1 of" in path.picture()
+    assert runner.executor.compiles == 0
+    path.close()
+    RunnerThread.attach(runner).stop()
+
+
+def test_a_model_of_several_ranks_is_refused_with_a_reason() -> None:
+    spec = spec_of(layer(4, 2))
+    state = weights_of(spec, torch.float32, 0)
+    with runner_of_ranks(spec, state, WeightFormat(), 2, Backend.EAGER) as runner:
+        with pytest.raises(WorkbenchError, match="spread over 2 ranks.*load it with tensor=1 to look inside"):
+            TokenPath(runner, IDS)
+        owner = RunnerThread.attach(runner)
+        ends = [event for event in owner.stream([request("a", 5, 3)]) if isinstance(event, Finished)]
+        assert len(ends[0].token_ids) == 3  # its ranks go on
+        owner.close()
+
+
 def test_a_mixture_and_a_runner_under_way() -> None:
     runner = runner_of(model_of(mixture_of()))
     path = TokenPath(runner, IDS)
     assert "router" in {step.name for step in path.data.steps}
     path.step = next(n for n, step in enumerate(path.data.steps) if step.name == "router")
-    assert "the router" in path.picture()
+    assert "choice 1 of 2, by its router&#x27;s number" in path.picture()
+    path.step = next(n for n, step in enumerate(path.data.steps) if step.name == "feedforward")
+    assert "the neurons of experts" in path.picture()
     RunnerThread.attach(runner).stop()
+
+
+@pytest.mark.parametrize("off", [(), ((0, 1),)], ids=["the engine's text", "a text without a head"])
+def test_closing_ends_its_threads_and_frees_its_model(off: tuple[tuple[int, int], ...]) -> None:
+    model = model_of(spec_of().model_copy(update={"max_position_embeddings": 100_000}))
+    runner = runner_of(model, pages=25_000)
+    path = TokenPath(runner, IDS, section="ablation", max_tokens=3 if off else 90_000, ignore_eos=True)
+    if off:
+        path.wait(limit(60))
+        asked = path._request  # what is continued without a head is a long text from here on
+        path._texts._request = replace(asked, sampling=asked.sampling.model_copy(update={"max_tokens": 90_000}))
+        path.heads_off = off
+    threads = list(path._texts._threads)
+    assert any(thread.is_alive() for thread in threads)
+    until(lambda: RunnerThread.attach(runner).busy_seconds() > 0)
+    owner, alive = RunnerThread.attach(runner)._thread, weakref.ref(model)
+    path.close()
+    for thread in threads:
+        thread.join(limit(60))
+    assert not any(thread.is_alive() for thread in threads)
+    with pytest.raises(WorkbenchError, match="it was closed"):
+        path.picture()
+    assert path not in LIVE.values()
+    path.close()  # a second time does nothing
+    assert owner is not None
+    owner.join(limit(60))  # it lingers for a second
+    del runner, model, owner
+    gc.collect()
+    assert alive() is None
 
 
 def test_what_cannot_be_followed_is_refused(path: TokenPath) -> None:

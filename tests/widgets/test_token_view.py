@@ -45,7 +45,7 @@ def test_the_pieces_of_both_are_the_text(view: TokenView, text: str) -> None:
 def test_what_is_drawn_is_each_piece_or_its_bytes(view: TokenView, text: str) -> None:
     view.text = text
     for place, drawn in enumerate(re.findall(r'<pre class="wb-side".*?</pre>', view.picture(), re.S)):
-        pieces = re.findall(r"<b [^>]*>(<u>|<span>)(.*?)</(?:u|span)><i>(\d+)</i></b>", drawn, re.S)
+        pieces = re.findall(r"<b [^>]*>(<u>|<span>)(.*?)</(?:u|span)><sub>(\d+)</sub></b>", drawn, re.S)
         cuts = view.sides[place].tokens
         assert [int(number) for _, _, number in pieces] == [cut.id for cut in cuts]
         for (mark, shown, _), cut in zip(pieces, cuts, strict=True):

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from tests.patience import limit
 from workbench import svg
+from workbench.widgets import cell_views
 from workbench.widgets import throttle as throttle_module
 from workbench.widgets import view as view_module
 from workbench.widgets.throttle import Throttle
@@ -50,20 +51,53 @@ def test_a_view_offers_its_picture_beside_the_live_view() -> None:
     assert "wb-count" in view._dom_classes
 
 
-def test_a_view_that_two_cells_show_is_closed_with_the_last_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    def show(view: Count, cell: str, run: str) -> None:
-        parent = {"metadata": {"cellId": cell}, "header": {"msg_id": run}}
-        shell = SimpleNamespace(parent_header=parent, kernel=None)
-        monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
-        view_module._replace(view)
+class Cells:
+    """Stands for IPython: runs a cell that shows some views."""
 
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.shell = SimpleNamespace(parent_header={}, kernel=None, events=SimpleNamespace(register=lambda *_: None))
+        monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: self.shell))
+        monkeypatch.setattr(cell_views, "_RUNS", {})
+        self.runs = 0
+
+    def run(self, cell: str, *views: Count) -> None:
+        self.runs += 1
+        self.shell.parent_header = {"metadata": {"cellId": cell}, "header": {"msg_id": str(self.runs)}}
+        for view in views:
+            cell_views.note_shown(view)
+        cell_views.close_earlier()
+
+
+def test_a_view_that_two_cells_show_is_closed_with_the_last_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = Cells(monkeypatch)
     view, second, third = Count(), Count(), Count()
-    show(view, "a", "1")
-    show(view, "b", "2")
-    show(second, "a", "3")
+    cells.run("a", view)
+    cells.run("b", view)
+    cells.run("a", second)
     assert view.comm is not None  # cell b shows it
-    show(third, "b", "4")
+    cells.run("b", third)
     assert view.comm is None and second.comm is not None and third.comm is not None
+
+
+def test_views_that_a_cell_shows_again_stay_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = Cells(monkeypatch)
+    first, second = Count(), Count()
+    cells.run("a", first, second)
+    cells.run("a", second, first)  # made in another cell
+    assert first.comm is not None and second.comm is not None
+    cells.run("a", second)
+    assert first.comm is None and second.comm is not None
+    cells.run("a")  # shows nothing any more
+    assert second.comm is None
+
+
+def test_views_in_a_readers_own_boxes_are_found() -> None:
+    first, second = Count(), Count()
+    box = ipywidgets.HBox([first, ipywidgets.VBox([ipywidgets.Label(), second])])
+    assert view_module.views_in(box) == [first, second]
+    for each in (first, second):
+        each.close()
+    box.close()
 
 
 def test_a_change_is_drawn_and_the_last_one_last() -> None:
@@ -235,7 +269,9 @@ def test_what_is_closed_leaves_nothing_open() -> None:
 
 
 def test_views_of_a_cells_earlier_run_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    shell = SimpleNamespace(parent_header={})
+    ends: list[Callable[[], None]] = []
+    events = SimpleNamespace(register=lambda name, callback: ends.append(callback))
+    shell = SimpleNamespace(parent_header={}, events=events)
     monkeypatch.setattr("IPython.get_ipython", lambda: shell)
     monkeypatch.setattr("workbench.widgets.view._publish", lambda *_, **__: None)
 
@@ -246,8 +282,11 @@ def test_views_of_a_cells_earlier_run_are_closed(monkeypatch: pytest.MonkeyPatch
 
     first, beside, other = shown("a", "1", Count()), shown("a", "1", Count()), shown("b", "2", Count())
     again = shown("a", "3", Count())
+    (end,) = ends
+    end()
     assert [view.comm is None for view in (first, beside, other, again)] == [True, True, False, False]
     shown("a", "4", again)
+    end()
     assert again.comm is not None
 
 

@@ -50,6 +50,35 @@ explorers[1]
 # %%
 widgets.MemoryCalculator()
 # %%
+import tempfile
+from workbench.experiment.experiment import Experiment
+from workbench.measure.run import run
+
+lengths = {"kind": "fixed", "prompt": 4, "output": 2}
+traffic = {"kind": "traffic", "requests": 2, "arrivals": {"kind": "poisson", "rate": 3000}, "lengths": lengths}
+asked = {"question": "Which?", "model": {"name": "shape:tiny", "dtype": "float32"}, "backend": "eager",
+         "workload": traffic, "measure": {"warmup": 0, "ceilings": False}}
+folder = tempfile.mkdtemp()
+for seqs in (1, 2):
+    run(Experiment.from_values(asked | {"schedule": {"max_num_seqs": seqs}}), folder, f"run{seqs}", progress=False)
+comparisons = {name: widgets.Compare(folder, force=True) for name in ("ratios", "table", "lines", "two measures")}
+for name, each in comparisons.items():
+    each.shown_as = name
+comparisons["ratios"]
+# %%
+comparisons["table"]
+# %%
+comparisons["lines"]
+# %%
+comparisons["two measures"]
+# %%
+widgets.SpeculationView(runner, "def f(x):", speculate="prompt_lookup", max_tokens=8, rounds=1).wait()
+# %%
+from workbench.trace.events import ExpertsUsed
+
+busy = tuple((layer, tuple((7 * layer + 5 * expert) % 13 for expert in range(48))) for layer in range(6))
+widgets.ExpertMap([ExpertsUsed(0.0, step=step, layers=busy) for step in range(3)])
+# %%
 last = widgets.TokenView()
 last
 """
@@ -66,6 +95,16 @@ CUT = """root => [...root.querySelectorAll(".wb-picture svg")].flatMap(svg => [.
 FILLED = """root => [...root.querySelectorAll('.wb-picture svg [class~="wb-pic"], .wb-picture svg rect')]
     .map(each => getComputedStyle(each).fill).filter(fill => fill.startsWith('url'))
     .filter(fill => !root.ownerDocument.getElementById(fill.match(/#([^"')]+)/)[1])).length"""
+# Controls that stand out of their output on the right, or have shrunk to nothing.
+LOST = """root => [...root.querySelectorAll(".jp-OutputArea-output .wb")].flatMap(view =>
+    [...view.querySelectorAll("select, input, button, .noUi-target")].filter(each => each.getClientRects().length)
+    .map(each => [each.getBoundingClientRect(), each])
+    .filter(([box, each]) => box.right > view.getBoundingClientRect().right + 2
+        || (each.matches(".noUi-target") && box.width < 40))
+    .map(([box, each]) => [view.className, each.textContent.slice(0, 30)]))"""
+# What is drawn white, or on black.
+PALE = """root => [...root.querySelectorAll(".wb-pic")].filter(each => each.getClientRects().length).map(each =>
+    [getComputedStyle(each).color, getComputedStyle(each).backgroundColor])"""
 SHOTS = os.environ.get("WORKBENCH_SHOTS")
 
 
@@ -107,3 +146,29 @@ def test_a_wide_window_is_used(page: NotebookPage) -> None:
     for name in ("wb-timeline", "wb-pagemap", "wb-roofline", "wb-serverview"):
         room, drawn = (page.widget(name).locator(each).first.bounding_box() for each in (".wb-picture", "svg.wb-pic"))
         assert room is not None and drawn is not None and drawn["width"] > 0.95 * min(room["width"], 1600)
+
+
+def test_nothing_is_lost_at_a_zoom_of_150_percent(page: NotebookPage) -> None:
+    """A window of 1,000 pixels has 667 then."""
+    page.tab.evaluate("window.jupyterapp.commands.execute('application:toggle-left-area')")
+    page.tab.set_viewport_size({"width": 667, "height": 900})
+    page.settle(1.0)
+    try:
+        assert page.root.evaluate(CUT) == [] and page.root.evaluate(LOST) == []
+        assert [each for each in page.root.evaluate(LETTERS) if each[0] < 8.7] == []
+        label = page.root.locator(".wb-figure-table th[scope=row]").first.bounding_box()
+        assert label is not None and label["height"] < 60, "a run's name is not one letter a line"
+    finally:
+        page.tab.evaluate("window.jupyterapp.commands.execute('application:toggle-left-area')")
+
+
+def test_a_dark_page_is_printed_dark_on_white(page: NotebookPage, lab: LabSession) -> None:
+    lab.theme("dark")
+    page.tab.emulate_media(media="print")
+    try:
+        page.settle()
+        found = page.root.evaluate(PALE)
+    finally:
+        page.tab.emulate_media(media="screen")
+        lab.theme("light")
+    assert len(found) > 10 and {tuple(each) for each in found} == {("rgb(27, 27, 27)", "rgb(255, 255, 255)")}

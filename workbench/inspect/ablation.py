@@ -5,7 +5,7 @@ The model is called module by module beside its runner: nothing is changed in it
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -89,9 +89,12 @@ class CacheWithoutHeads:
 
 @torch.inference_mode()
 def continue_text(
-    model: Transformer, prompt_ids: Iterable[int], sampling: SamplingParameters, ablation: Ablation
-) -> tuple[int, ...]:
+    model: Transformer, prompt_ids: Iterable[int], sampling: SamplingParameters, ablation: Ablation,
+    is_cancelled: Callable[[], bool] = lambda: False,
+) -> tuple[int, ...]:  # fmt: skip
     """Return the tokens with which `model` continues a prompt while `ablation` is off.
+
+    `is_cancelled` is asked after each token, and ends the text there.
 
     With nothing off they are those of a request with the same parameters and seed, up to rounding: keys are as they
     were computed, whatever the runner's cache keeps of them. A token that ends the text is the last.
@@ -109,7 +112,7 @@ def continue_text(
         logits = model.compute_logits(text.hidden_states[-1:])[0]
         (token,) = trace_filters(logits, History(prompt, made), sampling).draw([uniform(sampling.seed, len(made))])
         made = (*made, token)
-        if len(made) >= min(sampling.max_tokens, room) or token in ends:
+        if len(made) >= min(sampling.max_tokens, room) or token in ends or is_cancelled():
             return made
         text.extend([token])
 

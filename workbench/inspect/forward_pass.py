@@ -6,21 +6,31 @@ operators, keys and values in full precision.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
 import torch
-from einops import einsum, rearrange
+from einops import einsum, rearrange, repeat
 from torch import Tensor, nn
 
+import compiled_kernels
 from workbench.batch import TokenBatch
 from workbench.errors import WorkbenchError
 from workbench.inspect.whole_text import TOKENS_PER_CHUNK, TextAttention
 from workbench.kv_cache.store import AttentionCache, CacheLayer
 from workbench.model.feedforward import GatedMLP, MixtureOfExperts, PlainMLP, apply_gate
-from workbench.model.layers import Angles, Attention, ParallelBlock, TransformerBlock
+from workbench.model.layers import (
+    Angles,
+    Attention,
+    GatedAttention,
+    ParallelBlock,
+    SharedKVAttention,
+    TransformerBlock,
+)
 from workbench.model.linear import NoNorm
+from workbench.model.mla import MLA
+from workbench.model.spec import LayerSpec
 from workbench.model.transformer import Transformer
 
 Record = Callable[[str, Tensor], None]
@@ -30,17 +40,28 @@ STAGES = {
     "embedding": "embedding: one row of the table for each token",
     "attention_norm": "norm: every row scaled to a like size",
     "projected": "queries, keys and values: the normed row times three matrices",
+    "latents": "latents: the normed row times one matrix; queries, the latent of keys and values, the shared key",
+    "query_latent": "latent of the queries, normed",
+    "head_queries": "queries of each head, made of their latent",
     "queries": "queries, rotated by position",
     "keys": "keys, rotated by position",
     "values": "values",
+    "gates": "gates: the sigmoid of each multiplies a column of a head",
     "scores": "scores: each query times each key it may see",
     "weights": "attention weights: the softmax of the scores",
     "heads": "heads: the sum of the values, by those weights",
+    "head_values": "values of each head, made of the latents that it has read",
     "attention": "attention: the heads times the output matrix",
     "attention_post_norm": "attention, normed or scaled before it is added",
     "after_attention": "residual stream: the input plus attention",
     "feedforward_norm": "norm: every row scaled to a like size",
+    "router_logits": "router: the normed row times its matrix, one number for each expert",
     "router": "router: how much each expert counts",
+    "expert_gate_up": "chosen experts, one after the other: gate and up projections",
+    "expert_activation": "chosen experts: the activated gate times up",
+    "shared_gate_up": "shared expert: gate and up projections",
+    "shared_activation": "shared expert: the activated gate times up",
+    "shared_gate": "shared expert: its sigmoid multiplies what the expert gives",
     "gate_up": "feed-forward: gate and up projections",
     "up": "feed-forward: up projection",
     "activation": "feed-forward: the activated gate times up",
@@ -51,6 +72,7 @@ STAGES = {
     "norm": "final norm",
     "logits": "logits: the normed row times the head, one number for each token of the vocabulary",
 }
+CHOSEN = "chosen"  # experts of a mixture: no stage, but numbers of others' columns
 BY_HEAD = ("scores", "weights")  # [head, token, context]; all others are [token, column]
 
 
@@ -74,11 +96,13 @@ class Stage:
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """All stages of `token_ids` through `model`, in the order of computation."""
+    """All stages of `token_ids` through `model`, in the order of computation; of each layer that is a mixture the
+    experts that its router chose, best first: [token, chosen]."""
 
     model: Transformer = field(repr=False)
     token_ids: tuple[int, ...]
     stages: tuple[Stage, ...] = field(repr=False)
+    chosen_experts: Mapping[int, Tensor] = field(default_factory=dict, repr=False)
 
     def find(self, name: str, layer: int | None = None) -> Stage | None:
         """Find a stage; None where this model has no such."""
@@ -113,6 +137,7 @@ def record_forward_pass(model: Transformer, token_ids: Iterable[int]) -> Forward
     ids = tuple(model.validate_token_ids(token_ids).tolist())
     _refuse(model, len(ids))
     stages: list[Stage] = []
+    chosen: dict[int, Tensor] = {}
     numbers = {block: number for number, block in enumerate(model.blocks)}
 
     def run(
@@ -121,9 +146,14 @@ def record_forward_pass(model: Transformer, token_ids: Iterable[int]) -> Forward
         layer = numbers[block]
         if not layer:
             stages.append(Stage("embedding", None, x))
-        return record_block(
-            block, x, cos, sin, batch, cache, lambda name, values: stages.append(Stage(name, layer, values))
-        )
+
+        def record(name: str, values: Tensor) -> None:
+            if name == CHOSEN:
+                chosen[layer] = values
+            else:
+                stages.append(Stage(name, layer, values))
+
+        return record_block(block, x, cos, sin, batch, cache, record)
 
     text = TextAttention(model, ids, run)
     for layer in range(len(model.blocks)):
@@ -131,7 +161,7 @@ def record_forward_pass(model: Transformer, token_ids: Iterable[int]) -> Forward
     last = text.hidden_states
     stages.append(Stage("norm", None, model.norm(last)))
     stages.append(Stage("logits", None, model.compute_logits(last)))
-    return ForwardPass(model, ids, tuple(stages))
+    return ForwardPass(model, ids, tuple(stages), chosen)
 
 
 def record_block(
@@ -142,15 +172,22 @@ def record_block(
     normed = block.attention_norm(x)
     if not isinstance(block.attention_norm, NoNorm):
         record("attention_norm", normed)
-    if type(attention) is Attention:
+    if isinstance(attention, MLA):
+        _record_latents(attention, normed, record)
+    elif type(attention) in (Attention, GatedAttention, SharedKVAttention):  # a custom module does as it likes
         record("projected", attention.qkv(normed))
     q, k, v = attention.qkv_proj(normed, cos, sin)
-    for name, heads in (("queries", q), ("keys", k), ("values", v)):
+    query, gate = q.chunk(2, dim=-1) if isinstance(attention, GatedAttention) else (q, q[:, :0])
+    for name, heads in (("queries", query), ("keys", k), ("values", v), ("gates", gate)):
         if heads.shape[1]:  # a layer that reads another's keys has none of its own
             record(name, rearrange(heads, "token head dim -> token (head dim)"))
     pages.write(k, v, batch, attention.backend)
     mixed = attention.attend(q, batch, pages)
     record("heads", rearrange(mixed, "token head dim -> token (head dim)"))
+    if isinstance(attention, MLA):
+        value_up = attention.up[:, attention.spec.qk_nope_head_dim :]
+        made = einsum(mixed, value_up, "token head latent, head value latent -> token head value")
+        record("head_values", rearrange(made, "token head value -> token (head value)"))
     out = attention.o_proj(mixed)
     record("attention", out)
     read = _post(block.attention_post_norm, block.sum_over_ranks(out), "attention_post_norm", record)
@@ -170,6 +207,16 @@ def record_block(
     return total
 
 
+def _record_latents(attention: MLA, normed: Tensor, record: Record) -> None:
+    """Record what queries and keys of latent attention are made of."""
+    latents, spec = attention.down(normed), attention.spec
+    record("latents", latents)
+    if spec.q_lora_rank is not None:
+        query = attention.query_norm(latents[:, : spec.q_lora_rank])
+        record("query_latent", query)
+        record("head_queries", attention.query_up(query))
+
+
 def _record_feedforward(part: nn.Module, x: Tensor, record: Record) -> Tensor:
     if isinstance(part, GatedMLP):
         gate_up = part.gate_up(x)
@@ -185,11 +232,33 @@ def _record_feedforward(part: nn.Module, x: Tensor, record: Record) -> Tensor:
         out = part.down(hidden)
     else:
         if isinstance(part, MixtureOfExperts):
-            weights, chosen = part.router.choose(x)
-            record("router", weights.new_zeros(len(x), part.router.num_experts).scatter(-1, chosen, weights))
+            _record_experts(part, x, record)
         out = part(x)
     record("feedforward", out)
     return out
+
+
+def _record_experts(part: MixtureOfExperts, x: Tensor, record: Record) -> None:
+    """Record a mixture up to its neurons: [token, those of one chosen expert after the other]."""
+    weights, chosen = part.router.choose(x)
+    record("router_logits", part.router(x))
+    record("router", weights.new_zeros(len(x), part.router.num_experts).scatter(-1, chosen, weights))
+    record(CHOSEN, chosen)
+    rows = repeat(x, "token width -> (token used) width", used=part.num_experts_per_tok)
+    if part.weighs_input:
+        rows = (rows * rearrange(weights, "token used -> (token used) 1")).to(x.dtype)
+    stack = part.gate_up, part.gate_up_bias, part.gate_up_scales
+    experts = rearrange(chosen, "token used -> (token used)")
+    gate_up = compiled_kernels.expert_linear(rows, experts, *stack, part.backend)
+    for name, made in (("gate_up", gate_up), ("activation", apply_gate(gate_up, part.activation, part.backend))):
+        columns = rearrange(made, "(token used) width -> token (used width)", used=part.num_experts_per_tok)
+        record(f"expert_{name}", columns)
+    if part.shared is not None:
+        gate_up = part.shared.gate_up(x)
+        record("shared_gate_up", gate_up)
+        record("shared_activation", apply_gate(gate_up, part.activation, part.backend))
+    if part.shared_gate is not None:
+        record("shared_gate", part.shared_gate(x))
 
 
 def _post(norm: nn.Module, x: Tensor, name: str, record: Record) -> Tensor:
@@ -230,8 +299,15 @@ def _refuse(model: Transformer, tokens: int) -> None:
     if tokens > TOKENS_PER_CHUNK:
         raise WorkbenchError(f"a prompt of {tokens} tokens: at most {TOKENS_PER_CHUNK} are followed")
     heads = max((kind.attention.num_heads for kind in spec.layers if kind.recurrent is None), default=0)
-    widest = max(kind.intermediate_size for kind in spec.layers)
+    widest = max(map(_neurons, spec.layers))
     row = len(spec.layers) * (16 * spec.hidden_size + 3 * widest + 2 * heads * tokens) + spec.vocab_size
     if 4 * row * tokens > MAX_BYTES:
         size = 4 * row * tokens / 2**30
         raise WorkbenchError(f"a prompt of {tokens} tokens would take {size:.1f} GiB; follow a shorter one")
+
+
+def _neurons(kind: LayerSpec) -> int:
+    """Return how many neurons of a layer a token uses."""
+    if kind.experts is None:
+        return kind.intermediate_size
+    return kind.intermediate_size * kind.experts.num_experts_per_tok + (kind.experts.shared_intermediate_size or 0)

@@ -22,6 +22,7 @@ from workbench.errors import WorkbenchError
 from workbench.inspect.attention import refuse_recurrent_layers
 from workbench.kv_cache.store import KVStore
 from workbench.model.transformer import RunBlock, Transformer, run_block
+from workbench.tensor_parallel.transformer import TensorParallelTransformer
 
 TOKENS_PER_CHUNK = 512  # tokens computed at once
 ROWS_PER_BLOCK = 256  # rows whose weights are held at once
@@ -38,6 +39,7 @@ class TextAttention:
 
     def __init__(self, model: Transformer, token_ids: Iterable[int] = (), run: RunBlock = run_block):
         refuse_recurrent_layers(model)
+        _refuse_ranks(model)
         self.model, self.run = model, run
         self.hidden_states = torch.empty(0)
         self.token_ids: tuple[int, ...] = ()
@@ -144,6 +146,16 @@ class _SharedLayer(_Layer):
     def write(self, k: Tensor, v: Tensor, batch: TokenBatch, backend: Any = None) -> None:
         """Take what the earlier layer has written."""
         self.k, self.v = self.source.k, self.source.v
+
+
+def _refuse_ranks(model: Transformer) -> None:
+    """Raise WorkbenchError for a model of several ranks: each has its share of the heads, and they compute together."""
+    if isinstance(model, TensorParallelTransformer):
+        size = model.ranks.size
+        raise WorkbenchError(
+            f"the model is spread over {size} ranks, and this one has only 1/{size} of its heads and columns: "
+            "load it with tensor=1 to look inside"
+        )
 
 
 def _joined(before: Tensor, fresh: Tensor, begin: int) -> Tensor:

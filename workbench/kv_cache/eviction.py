@@ -254,7 +254,7 @@ class CustomEviction(Settings):
 
     kind: Literal["custom"] = "custom"
     path: str
-    arguments: dict[str, float | int | str | bool] = {}
+    arguments: dict[str, float | int | str | bool] = {}  # with which it is built, by name
 
 
 def _validate(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:

@@ -94,7 +94,7 @@ class CodecCalibration(Settings):
     """The text on which codecs are calibrated: a file, or the workbench's own (Python code). Of a model without
     tokenizer its bytes are tokens."""
 
-    text: str | None = None
+    text: str | None = None  # path of a file; None: the workbench's own
     tokens: Count = 1024  # its first ones
 
 

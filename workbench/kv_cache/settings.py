@@ -47,7 +47,7 @@ class FileOffload(Settings):
     """Swap pages out to a memory-mapped file of `bytes`, which is removed with the runner."""
 
     kind: Literal["file"] = "file"
-    path: str
+    path: str  # of the file, which is made
     bytes: Bytes = 2**30
 
 

@@ -25,17 +25,18 @@ class RotaryScaling(Settings):
     sequence's own, so that it does not depend on the batch; transformers takes the longest text of a batch so far.
     """
 
+    # How frequencies change beyond the trained context; default: not at all.
     kind: Literal["default", "linear", "llama3", "yarn", "longrope", "dynamic"] = "default"
     factor: Annotated[float, Field(gt=0)] = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
+    low_freq_factor: float = 1.0  # llama3: wavelengths longer than the context over this are divided
+    high_freq_factor: float = 4.0  # llama3: wavelengths shorter than the context over this are kept
     beta_fast: Annotated[float, Field(gt=0)] = 32.0
     beta_slow: Annotated[float, Field(gt=0)] = 1.0
     truncate: bool = True  # yarn's passage begins and ends at whole pairs
     attention_factor: Annotated[float, Field(gt=0)] = 1.0
-    original_max_position_embeddings: int = 8192
-    short_factors: tuple[Annotated[float, Field(gt=0)], ...] = ()
-    long_factors: tuple[Annotated[float, Field(gt=0)], ...] = ()
+    original_max_position_embeddings: int = 8192  # tokens of the trained context
+    short_factors: tuple[Annotated[float, Field(gt=0)], ...] = ()  # longrope: divisor of each pair's frequency
+    long_factors: tuple[Annotated[float, Field(gt=0)], ...] = ()  # longrope: likewise, of long sequences
     long_attention_factor: Annotated[float, Field(gt=0)] | None = None  # of long sequences; None: `attention_factor`
 
     @property
@@ -55,7 +56,7 @@ class RotaryScaling(Settings):
 
 
 class RotaryConfig(Settings):
-    rope_theta: Annotated[float, Field(gt=0)] = 10_000.0
+    rope_theta: Annotated[float, Field(gt=0)] = 10_000.0  # base of the frequencies
     scaling: RotaryScaling = RotaryScaling()
 
 

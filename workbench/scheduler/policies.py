@@ -262,7 +262,7 @@ class CustomPolicy(Settings):
 
     kind: Literal["custom"] = "custom"
     path: str
-    arguments: dict[str, float | int | str | bool] = {}
+    arguments: dict[str, float | int | str | bool] = {}  # with which it is built, by name
 
 
 def _validate(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:

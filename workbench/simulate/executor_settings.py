@@ -34,8 +34,8 @@ class DecodePoolSettings(Settings):
 
     A transfer runs at `bytes_per_second` of the network (the hardware's unless given) after `latency` seconds."""
 
-    instances: Count = 1
-    router: Router = LeastLoaded()
+    instances: Count = 1  # engines among which requests are shared
+    router: Router = LeastLoaded()  # chooses the instance of each request
     bytes_per_second: Annotated[float, Field(gt=0)] | None = None
     latency: Seconds = 0.0
 
@@ -65,10 +65,10 @@ class SimulatedExecutor(Settings):
     memory_share: Share = 1.0
     overhead: Seconds = 0.0
     steps: str | None = None
-    instances: Count = 1
-    router: Router = LeastLoaded()
+    instances: Count = 1  # engines among which requests are shared
+    router: Router = LeastLoaded()  # chooses the instance of each request
     decode: DecodePoolSettings | None = None
-    failures: tuple[FailureSettings, ...] = ()
+    failures: tuple[FailureSettings, ...] = ()  # instances that fail
 
 
 class ProcessDecodeSettings(Settings):
@@ -76,8 +76,8 @@ class ProcessDecodeSettings(Settings):
 
     A prediction reckons with `bytes_per_second` after `latency` seconds, those of the transfer unless given."""
 
-    instances: Count = 1
-    router: Router = LeastLoaded()
+    instances: Count = 1  # engines among which requests are shared
+    router: Router = LeastLoaded()  # chooses the instance of each request
     transfer: Literal["shared", "gloo"] = "shared"  # page numbers in a shared memory, or bytes
     bytes_per_second: Annotated[float, Field(gt=0)] | None = None
     latency: Seconds | None = None
@@ -93,7 +93,7 @@ class KillSettings(Settings):
 class CalibrationSettings(Settings):
     """Requests of the traffic, after those that are measured, to which a prediction's step times are fitted."""
 
-    requests: Count = 16
+    requests: Count = 16  # how many
 
 
 class ProcessesExecutor(Settings):
@@ -104,10 +104,10 @@ class ProcessesExecutor(Settings):
     variant is simulated before any is measured."""
 
     kind: Literal["processes"] = "processes"
-    instances: Count = 1
-    router: Router = LeastLoaded()
+    instances: Count = 1  # engines among which requests are shared
+    router: Router = LeastLoaded()  # chooses the instance of each request
     decode: ProcessDecodeSettings | None = None
-    failures: tuple[KillSettings, ...] = ()
+    failures: tuple[KillSettings, ...] = ()  # processes that are killed
     predict: CalibrationSettings | None = CalibrationSettings()
 
     @property

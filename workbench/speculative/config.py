@@ -62,7 +62,7 @@ class DraftModel(_DraftSettings):
     weights, and has a cache of its own."""
 
     kind: Literal["draft"] = "draft"
-    model: str = "demo-draft"
+    model: str = "demo-draft"  # its name or folder; target: the target's own first layers
     dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
     backend: str | None = None  # None is the target's
     confidence_threshold: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0

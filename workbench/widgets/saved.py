@@ -23,7 +23,8 @@ _INLINE = (
 def saved_picture(picture: str) -> dict[str, str]:
     """Return a picture by MIME type.
 
-    JupyterLab takes style, SVG and scripts out of the HTML of a notebook that it does not trust, and leaves images: so
+    A lone drawing is there twice: as SVG for exports to PDF and for `workbench lab`'s pages, which show no HTML, and as
+    an image within HTML for notebooks. JupyterLab takes style, SVG and scripts out of the HTML of a notebook that it does not trust, and leaves images: so
     every drawing is an image.
     """
     styles = "".join(dict.fromkeys(_STYLES.findall(picture)))  # one drawing may have those of all

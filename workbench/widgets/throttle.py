@@ -81,7 +81,9 @@ class Throttle:
         with self._state:
             self._timer = None  # before drawing: what is marked meanwhile is drawn again
             self._next = time.monotonic() + self._seconds  # a long redraw may still be going on: the lock waits for it
-        self._redraw()
+        with self._drawing:
+            if not self._stopped:
+                self._redraw()
 
     def _redraw(self) -> None:
         with self._drawing:

@@ -6,7 +6,6 @@ a picture that gets longer at its end only new pieces are sent to the browser.
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
@@ -18,6 +17,7 @@ import anywidget
 import ipywidgets
 import traitlets
 
+from workbench.widgets.cell_views import note_shown, running_shell
 from workbench.widgets.saved import saved_picture
 from workbench.widgets.throttle import Throttle
 
@@ -25,7 +25,6 @@ HERE = Path(__file__).parent
 MIN_WIDTH, MAX_WIDTH = 560, 1600  # pixels of a picture that is drawn for the room there is
 DEFAULT_WIDTH = 800  # of one that no browser shows yet, and of one that is saved: for windows of any size
 _IS_SAVED = ContextVar("whether the picture is drawn for the notebook's file", default=False)
-_SHOWN_BY_CELL: dict[str, tuple[str, list[PictureWidget]]] = {}  # by cell: which of its runs, and what that has shown
 
 
 class MarkupWidget(anywidget.AnyWidget):
@@ -39,6 +38,18 @@ class MarkupWidget(anywidget.AnyWidget):
     folds = traitlets.Unicode().tag(sync=True)  # by which the browser knows what of it was unfolded
     typing = traitlets.Bool(False).tag(sync=True)  # whether the keyboard is in a field or a slider of this widget
     room = traitlets.Int(0).tag(sync=True)  # pixels of width that the browser has for it; 0 before it is shown
+
+    def on_pick(self, handle: Callable[[str], object]) -> None:
+        """Call `handle` with the key of whatever is picked from now on; the same may be picked again."""
+
+        def pick(change: Any) -> None:
+            if key := change["new"]:
+                try:
+                    handle(key)
+                finally:
+                    self.picked = ""
+
+        self.observe(pick, "picked")
 
 
 class PictureWidget(ipywidgets.VBox):
@@ -55,6 +66,7 @@ class PictureWidget(ipywidgets.VBox):
 
     def __init__(self, **traits: Any):
         super().__init__(**traits)
+        _note_boxes()
         self.shown = MarkupWidget(name=uuid4().hex)
         self.throttle = Throttle(self.redraw)
         self._display_id, self._displayed, self._keep_pending = uuid4().hex, False, False
@@ -117,7 +129,7 @@ class PictureWidget(ipywidgets.VBox):
 
     def _ipython_display_(self) -> None:
         self._displayed = True
-        _replace(self)
+        note_shown(self)
         _publish(self._bundle(), self._display_id, update=False)
 
     def __repr__(self) -> str:
@@ -132,18 +144,29 @@ def close_tree(widget: Any) -> None:
     widget.close()
 
 
-def _replace(view: PictureWidget) -> None:
-    """Close views that an earlier run of this cell has shown, and no other cell shows."""
-    ipython = sys.modules.get("IPython")
-    parent: Any = getattr(ipython.get_ipython() if ipython is not None else None, "parent_header", None) or {}
-    cell, run = parent.get("metadata", {}).get("cellId"), parent.get("header", {}).get("msg_id")
-    if cell is None:
+def views_in(box: ipywidgets.Box) -> list[PictureWidget]:
+    """Return the views in a box, at any depth."""
+    found: list[PictureWidget] = []
+    for child in box.children:
+        if isinstance(child, PictureWidget):
+            found.append(child)
+        elif isinstance(child, ipywidgets.Box):
+            found += views_in(child)
+    return found
+
+
+def _note_boxes() -> None:
+    """Have boxes of a notebook's own note which views a cell shows in them; a box does not tell its children."""
+    formatter = getattr(running_shell(), "display_formatter", None)
+    if formatter is None or ipywidgets.Box in formatter.mimebundle_formatter.type_printers:
         return
-    if _SHOWN_BY_CELL.get(cell, (run,))[0] != run:
-        for old in _SHOWN_BY_CELL.pop(cell)[1]:
-            if old is not view and not any(old in views for _, views in _SHOWN_BY_CELL.values()):
-                old.close()
-    _SHOWN_BY_CELL.setdefault(cell, (run, []))[1].append(view)
+
+    def show(box: ipywidgets.Box) -> Any:
+        for view in views_in(box):
+            note_shown(view)
+        return box._repr_mimebundle_()
+
+    formatter.mimebundle_formatter.for_type(ipywidgets.Box, show)
 
 
 def _publish(bundle: dict[str, Any], display_id: str, update: bool) -> None:

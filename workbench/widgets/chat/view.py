@@ -79,7 +79,7 @@ class Chat(PictureWidget):
         self.talk = GrowingPicture(lambda: svg.html(draw_chat(self.tree.path(), self._editing, self.running)))
         self.composer = Composer(placeholder="message (Enter sends, Shift+Enter begins a line)")
         self.composer.on_msg(lambda _, message, __: self._on_message(message))
-        self.talk.observe(lambda change: self._pick(change["new"]), "picked")
+        self.talk.on_pick(self._pick)
         self.show(below=(self.talk, self.composer))
         self.redraw()
 
@@ -194,8 +194,6 @@ class Chat(PictureWidget):
                 act()
 
     def _pick(self, key: str) -> None:
-        if not key:
-            return
         what, *rest = key.split(":")
         if what == "branch":
             self.select(int(rest[0]), int(rest[1]))
@@ -203,7 +201,6 @@ class Chat(PictureWidget):
             self._begin_edit(int(rest[0]))
         elif what == "again":
             self.again(int(rest[0]))
-        self.talk.picked = ""  # or the same could not be picked again
 
     def _begin_edit(self, number: int) -> None:
         if self.running:

@@ -16,7 +16,7 @@ DASHES = (None, "6 3", "2 3", "8 3 2 3")  # beside the colours, which not everyo
 DECADE, LEGEND_LINE = 10.0, 18
 
 
-def draw_lines(lines: Mapping[str, Sequence[SweepLine]], swept: str, width: float = 960) -> str:
+def draw_lines(lines: Mapping[str, Sequence[SweepLine]], swept: str, width: float = svg.PICTURE_WIDTH) -> str:
     """`lines` has each measure's series; a series has one colour and dash in all charts."""
     labels = list(dict.fromkeys(line.label for each in lines.values() for line in each))
     across = max(1, min(len(lines), int(width // MIN_CHART_WIDTH)))

@@ -13,6 +13,7 @@ from workbench.svg import CHARACTER_WIDTH, Axis, Scale, format_tick, truncate_to
 from workbench.widgets.flow import paragraph
 
 WIDTH, LINE = 760, 22
+LABEL_CHARACTER = CHARACTER_WIDTH * 12 / 11  # pixels at font size 12
 LABEL, NUMBERS = 260, 230  # pixels at most for a run's label, and for the ratio and its interval in figures
 PLOT, NAMES = (74, 16, 300), 230  # left, top and bottom of the plot of two measures; pixels beside it
 BETTER = {"min": "less is better", "max": "more is better"}
@@ -22,7 +23,7 @@ DECADE = 10.0
 def draw_ratios(comparison: Comparison, measures: Sequence[str] = (), width: float = WIDTH) -> str:
     """A panel a measure, a line a run: its ratio to the baseline with its interval, and what that says."""
     rows = [row for row in comparison.rows if not measures or row.measure in measures]
-    left = min(LABEL, 0.3 * width, max((CHARACTER_WIDTH * len(row.label) for row in rows), default=0)) + 18
+    left = min(LABEL, 0.3 * width, max((LABEL_CHARACTER * len(row.label) for row in rows), default=0)) + 24
     parts = [svg.text(4, 16, truncate_to_width(f"against {comparison.baseline}", width - 8), font_weight="bold")]
     note = paragraph(confidence_note(comparison), 4, 33, 0.9 * width - 8, class_="faint")  # at font size 12
     parts += note
@@ -57,7 +58,9 @@ def _panel(
         yield svg.text(across(tick), bottom + 11, f"{tick:.3g}", class_="faint", text_anchor="middle", font_size=10)
     for index, row in enumerate(rows):
         y = top + 26 + LINE * index + LINE / 2
-        yield svg.text(4, y + 4, truncate_to_width(row.label, left - 12), tip=row.label)
+        yield svg.text(
+            4, y + 4, truncate_to_width(row.label, (left - 18) * CHARACTER_WIDTH / LABEL_CHARACTER), tip=row.label
+        )
         if row.ratio is None:
             yield svg.text(left, y + 4, f"difference {row.difference:+.4g}; no ratio of values at or below 0")
             continue

@@ -16,7 +16,7 @@ STYLE = (
     ".wb-figure-table :is(th,td){padding:3px 10px;text-align:right;white-space:nowrap;font-weight:400;"
     "border-bottom:1px solid var(--jp-border-color2,rgba(128,128,128,.35));background:none}"
     ".wb-figure-table thead th{vertical-align:bottom}"
-    ".wb-figure-table th:first-child{text-align:left;white-space:normal;overflow-wrap:anywhere}"
+    ".wb-figure-table th:first-child{text-align:left;white-space:normal;overflow-wrap:anywhere;min-width:11em}"
     ".wb-figure-table [role=button]{cursor:pointer;display:inline-block}.wb-figure-table .unit{opacity:.7}"
     ".wb-figure-table .ratio{border-left:0;opacity:.85}.wb-figure-table .none{font-style:italic;opacity:.62}"
     ".wb-figure-table tr.baseline :is(th,td){font-weight:600}"
@@ -64,7 +64,7 @@ def format_figure(column: FigureColumn, value: float) -> str:
     return f"{value:.3f} ×" if column.ratio else format_cell(value)
 
 
-def draw_table_image(table: FigureTable, width: float = 960) -> str:
+def draw_table_image(table: FigureTable, width: float = svg.PICTURE_WIDTH) -> str:
     """The same figures as SVG: what a saved picture of the table shows. It is as wide as its columns need."""
     left = min(480.0, max(BOLD_WIDTH * (len(row.label) + 11) for row in table.rows) + 2 * MARGIN)
     widths = [max(COLUMN_WIDTH, BOLD_WIDTH * len(column.heading) + 2 * MARGIN) for column in table.columns]

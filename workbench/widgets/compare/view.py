@@ -36,7 +36,7 @@ class Compare(PictureWidget):
     """
 
     baseline = traitlets.Unicode()
-    way = traitlets.Enum(LAYOUTS, default_value=LAYOUTS[0])
+    shown_as = traitlets.Enum(LAYOUTS, default_value=LAYOUTS[0])
     measures = traitlets.Tuple()  # those shown; all that a comparison shows unasked, where none is named
     x = traitlets.Unicode()
     y = traitlets.Unicode()
@@ -69,14 +69,14 @@ class Compare(PictureWidget):
         self._swept = swept_settings(self.comparison.groups)
         self.swept = self._swept[0] if self._swept else ""
         self.observe(self._compare_again, ["baseline", "measures"])
-        self.watch("way", "x", "y", "sort_by", "descending", "swept")
-        self.shown.observe(lambda change: self._pick(str(change["new"])), "picked")
+        self.watch("shown_as", "x", "y", "sort_by", "descending", "swept")
+        self.shown.on_pick(self._pick)
         self.show(*self._controls(known, default_measures, plotted), below=(self._export,))
 
     def picture(self) -> str:
         if self._problem:
             return svg.html(f'<p role="alert">{html.escape(self._problem)}</p>')
-        if self.way == "table":
+        if self.shown_as == "table":
             return draw_table(self.figures, self.sort_by, self.descending, self.comparison.table().note)
         try:
             return self._drawing()
@@ -96,11 +96,11 @@ class Compare(PictureWidget):
         """Draw the present layout as SVG. Raises WorkbenchError where it cannot be drawn."""
         if self._problem:
             raise WorkbenchError(self._problem)
-        if self.way == "table":
+        if self.shown_as == "table":
             return draw_table_image(self.figures)
-        if self.way == "ratios":
+        if self.shown_as == "ratios":
             return compare_picture.draw_ratios(self.comparison, width=self.width)
-        if self.way == "two measures":
+        if self.shown_as == "two measures":
             return compare_picture.draw_pareto(self.comparison, self.x, self.y, self.width)
         if not self.swept:
             raise WorkbenchError("no numeric setting differs between these runs: there is nothing to draw lines over")
@@ -118,8 +118,6 @@ class Compare(PictureWidget):
                 self.sort_by, self.descending = "", False
             else:
                 self.descending = True
-        if key:
-            self.shown.picked = ""  # or the same could not be picked again
 
     def _compared(self, measures: Sequence[str]) -> Comparison:
         return compare(self._names, self.baseline, tuple(measures), force=self._force)
@@ -138,13 +136,13 @@ class Compare(PictureWidget):
         baselines = [(s if short.count(s) == 1 else name, name) for s, name in zip(short, self._names, strict=True)]
         wide = {"width": "auto", "min_width": "22em"}
         baseline = ipywidgets.Dropdown(options=baselines, description="baseline", layout=wide)
-        way = ipywidgets.ToggleButtons(options=LAYOUTS, description="show", style={"button_width": "auto"})
+        shown_as = ipywidgets.ToggleButtons(options=LAYOUTS, description="show", style={"button_width": "auto"})
         measures = ipywidgets.SelectMultiple(
             options=known, value=tuple(default_measures), description="measures", rows=5
         )
         x = ipywidgets.Dropdown(options=_with(plotted, self.x), description="across")
         y = ipywidgets.Dropdown(options=_with(plotted, self.y), description="up")
-        for control, name in ((baseline, "baseline"), (way, "way"), (x, "x"), (y, "y")):
+        for control, name in ((baseline, "baseline"), (shown_as, "shown_as"), (x, "x"), (y, "y")):
             traitlets.link((self, name), (control, "value"))
         traitlets.dlink((measures, "value"), (self, "measures"))
         swept = ipywidgets.Dropdown(options=self._swept or [""], description="over", layout=wide)
@@ -153,13 +151,13 @@ class Compare(PictureWidget):
         both = ipywidgets.HBox([x, y])
 
         def fit(_: object = None) -> None:
-            plot = self.way == "two measures"
+            plot = self.shown_as == "two measures"
             both.layout.display, measures.layout.display = ("", "none") if plot else ("none", "")
-            swept.layout.display = "" if self.way == "lines" else "none"
+            swept.layout.display = "" if self.shown_as == "lines" else "none"
 
-        self.observe(fit, "way")
+        self.observe(fit, "shown_as")
         fit()
-        return ipywidgets.HBox([baseline, way]), measures, both, swept
+        return ipywidgets.HBox([baseline, shown_as]), measures, both, swept
 
 
 def _named(run: Any) -> list[str]:

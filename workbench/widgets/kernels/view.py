@@ -165,7 +165,8 @@ class KernelView(PictureWidget):
         operator = ipywidgets.Dropdown(options=kernel_stages.operator_names(), description="operator")
         case = ipywidgets.Dropdown(options=kernel_stages.case_names(self.operator), description="case")
         backend = ipywidgets.Dropdown(options=self.backends, description="backend")
-        run = ipywidgets.Button(description="time the backends", tooltip="in a process of its own; takes some seconds")
+        run = ipywidgets.Button(description="time the backends", tooltip="in a process of its own; takes some seconds",
+                                layout={"width": "auto"})  # fmt: skip
         stop = ipywidgets.Button(description="stop", tooltip="end the timing; a compilation goes on to its end")
         run.on_click(lambda _: self.measure())
         stop.on_click(lambda _: self.stop())

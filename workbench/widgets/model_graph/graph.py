@@ -13,6 +13,7 @@ from workbench.widgets.model_graph.data import GraphStep, ModelOperator, equal_l
 from workbench.widgets.model_graph.kernels import StepKernels, group_by_kernel
 from workbench.widgets.roofline.data import Roof
 
+NOT_MEASURED = "not measured"
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -42,7 +43,8 @@ class OperatorGraph:
     gemm: Roof | None = None
     timers: Mapping[str, float] = field(default_factory=dict)
     functions: Mapping[str, float] = field(default_factory=dict)
-    whole: MeasuredSeconds = MeasuredSeconds(None, "not measured")
+    whole: MeasuredSeconds = MeasuredSeconds(None, NOT_MEASURED)
+    unmeasured: str = NOT_MEASURED  # why there is no time
 
     @cached_property
     def groups(self) -> dict[str, tuple[ModelOperator, ...]]:
@@ -79,11 +81,12 @@ class OperatorGraph:
             if operator is not first:
                 return MeasuredSeconds(None, f"within {self.letters[kernel]}")
             if kernel in self.functions:
-                letter = self.letters[kernel]
+                if (letter := self.letters.get(kernel)) is None:
+                    return MeasuredSeconds(self.functions[kernel], "its own function")
                 return MeasuredSeconds(self.functions[kernel], f"all of {letter}, {kernel}", f"all of {letter}")
-            return MeasuredSeconds(None, "not measured")
+            return MeasuredSeconds(None, self.unmeasured)
         if operator.timer not in self.timers:
-            return MeasuredSeconds(None, "not measured")
+            return MeasuredSeconds(None, self.unmeasured)
         together = [each for each in self.operators if each.timer == operator.timer]
         if len(together) == 1:
             return MeasuredSeconds(self.timers[operator.timer], "its own calls")

@@ -16,6 +16,7 @@ BRACKET, BRACKET_WIDTH = 8, 22  # left edge and width of a function's bracket
 STREAM, BOX, BOX_WIDTH = 48, 64, 250  # the line of the residual stream; an operator's box
 NUMBER = 74  # width of a column of figures
 TIME = 96  # width of a time with what it covers
+MIN_WIDTH_WITH_COSTS = 700.0  # of a picture with columns of FLOPs and bytes
 NOT_COUNTED = "not counted"
 WHY_NOT_COUNTED = "the cost model counts products, attention and the cache; this it leaves out, as small beside them"
 
@@ -25,14 +26,18 @@ class _Columns:
     """Right edges of the columns of figures, and where the bars of times begin and end."""
 
     backend: float
-    flops: float
-    bytes: float
+    flops: float | None  # None in a narrow picture, as with bytes: the tips have both
+    bytes: float | None
     predicted: tuple[float, float]
     measured: tuple[float, float]
 
     @classmethod
     def within(cls, width: float) -> _Columns:
         backend = BOX + BOX_WIDTH + 12
+        if width < MIN_WIDTH_WITH_COSTS:
+            room = (width - backend - 62 - 24) / 2
+            begin = backend + 62
+            return cls(backend, None, None, (begin, begin + room - 8), (begin + room, width - 6))
         flops = backend + 62 + NUMBER
         moved = flops + NUMBER
         room = (width - moved - 24) / 2
@@ -42,8 +47,8 @@ class _Columns:
 class GraphPicture:
     """The picture of one graph; `unfolded` are first layers of the sets of equal layers that are drawn one by one."""
 
-    def __init__(self, graph: OperatorGraph, unfolded: tuple[int, ...] = (), width: float = 960):
-        self.graph, self.unfolded, self.width = graph, unfolded, max(width, 700.0)
+    def __init__(self, graph: OperatorGraph, unfolded: tuple[int, ...] = (), width: float = svg.PICTURE_WIDTH):
+        self.graph, self.unfolded, self.width = graph, unfolded, width
         self.columns = _Columns.within(self.width)
         times = [graph.predicted((operator,)) for operator in graph.operators]
         times += [graph.measured(operator).seconds for operator in graph.operators]
@@ -77,7 +82,8 @@ class GraphPicture:
         yield svg.text(BOX, 14, "operator", class_="faint", font_size=11)
         yield svg.text(columns.backend, 14, "backend", class_="faint", font_size=11)
         for at, name in ((columns.flops, "FLOPs"), (columns.bytes, "bytes")):
-            yield svg.text(at, 14, name, class_="faint", font_size=11, text_anchor="end")
+            if at is not None:
+                yield svg.text(at, 14, name, class_="faint", font_size=11, text_anchor="end")
         yield svg.text(columns.predicted[0], 14, "predicted", class_="faint", font_size=11)
         yield svg.text(columns.measured[0], 14, "measured", class_="faint", font_size=11)
         yield svg.line(BRACKET, 22, self.width - 6, 22, class_="grid")
@@ -113,6 +119,7 @@ class GraphPicture:
         count = "" if len(shown) == 1 else f" — {len(shown)} equal ones, layer {drawn} is drawn"
         costs = f"{format_tick(together.flops)} FLOPs, {format_tick(together.bytes)} bytes"
         costs += " together" if len(shown) > 1 else ""
+        beside = costs if self.columns.bytes is not None else f"{format_tick(together.flops)} FLOPs"
         label = f"{arrow}{name}{count}"
         tip = f"{name}: {attention_kind(layer.attention)}\n{costs}"
         seconds = graph.measured_layer(drawn)
@@ -120,9 +127,9 @@ class GraphPicture:
             tip += f"\nmeasured {format_seconds(seconds)} for layer {drawn}"
         if len(layers) > 1:
             tip += "\nEnter folds the equal layers into one" if unfolded else "\nEnter shows each layer"
-        words = svg.text(BOX, y + 19, truncate_to_width(label, self.columns.bytes - BOX), font_weight="bold")
         at = self.columns.predicted[0]
-        about = svg.text(at, y + 19, truncate_to_width(costs, self.width - at - 8), class_="faint")
+        words = svg.text(BOX, y + 19, truncate_to_width(label, at - 16 - BOX), font_weight="bold")
+        about = svg.text(at, y + 19, truncate_to_width(beside, self.width - at - 8), class_="faint")
         hit = svg.rect(BOX - 8, y, self.width - BOX + 4, HEADER - 2, fill="transparent")
         if len(layers) == 1:
             return svg.group(hit, words, about, tip=tip)
@@ -150,7 +157,9 @@ class GraphPicture:
             role="img", aria_label=self._describe(operator),
         )  # fmt: skip
         yield svg.text(columns.backend, middle, graph.kernels.backend_of(operator), font_size=11)
-        if operator.flops is None or operator.bytes is None:
+        if columns.flops is None or columns.bytes is None:
+            pass
+        elif operator.flops is None or operator.bytes is None:
             yield svg.text(columns.bytes, middle, NOT_COUNTED, class_="faint", text_anchor="end", font_size=11)
         else:
             yield svg.text(columns.flops, middle, format_tick(operator.flops), text_anchor="end")
@@ -219,8 +228,9 @@ class GraphPicture:
         whole = total_cost(graph.operators)
         yield svg.line(BRACKET, y, self.width - 6, y, class_="grid")
         yield svg.text(BOX, y + 18, "the whole step", font_weight="bold")
-        yield svg.text(columns.flops, y + 18, format_tick(whole.flops), text_anchor="end", font_weight="bold")
-        yield svg.text(columns.bytes, y + 18, format_tick(whole.bytes), text_anchor="end", font_weight="bold")
+        for at, value in ((columns.flops, whole.flops), (columns.bytes, whole.bytes)):
+            if at is not None:
+                yield svg.text(at, y + 18, format_tick(value), text_anchor="end", font_weight="bold")
         predicted, measured = graph.predicted(graph.operators), graph.whole
         words = "no roofs" if predicted is None else format_seconds(predicted)
         bold, (begin, end) = {"font_weight": "bold"}, columns.measured
@@ -229,5 +239,5 @@ class GraphPicture:
         yield svg.text(begin, y + 18, truncate_to_width(words, end - begin), tip=measured.remark, **bold)
 
 
-def draw_graph(graph: OperatorGraph, unfolded: tuple[int, ...] = (), width: float = 960) -> str:
+def draw_graph(graph: OperatorGraph, unfolded: tuple[int, ...] = (), width: float = svg.PICTURE_WIDTH) -> str:
     return GraphPicture(graph, unfolded, width).draw()

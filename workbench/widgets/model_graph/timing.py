@@ -1,4 +1,5 @@
-"""Time the operators of a step on the modules as they are written: on a copy of them, over the same weights."""
+"""Time the operators of a step on the modules as they are written, or its compiled functions as they run: on a copy
+of the modules, over the same weights."""
 
 from __future__ import annotations
 
@@ -12,12 +13,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from compiled_kernels import Backend
-from workbench.executors.base import EagerExecutor
+from workbench.executors.base import EagerExecutor, Executor, build_executor
+from workbench.executors.contention import StepThreads
+from workbench.executors.cuda_graph import CudaGraphExecutor
+from workbench.executors.evicting import EvictingExecutor
+from workbench.executors.function_timing import time_functions_of, time_threads
 from workbench.executors.reference import CacheLayout, single_decode_step
 from workbench.kv_cache.store import HybridLayer, KVStore
 from workbench.model.transformer import Transformer
 from workbench.scheduler.plan import Span, StepPlan
+from workbench.tensor_parallel.executor import TensorParallelStore
 from workbench.widgets.model_graph.data import GraphStep
+from workbench.widgets.model_graph.kernels import step_kernels
 
 if TYPE_CHECKING:
     from workbench.engine.runner import Runner
@@ -69,37 +76,90 @@ class CallTimers:
 
     def wrap(self, owner: Any, method: str, timer: str) -> None:
         """Time a method of one object from now on; nothing where it has none."""
-        plain = getattr(owner, method, None)
-        if plain is None:
-            return
+        if (plain := getattr(owner, method, None)) is not None:
+            setattr(owner, method, self.timed(plain, timer))
 
-        def timed(*arguments: Any, **named: Any) -> Any:
+    def timed(self, function: Callable[..., Any], timer: str | Callable[..., str]) -> Callable[..., Any]:
+        """Return `function` with its calls timed, under a name or what a function of its arguments says."""
+
+        def call(*arguments: Any, **named: Any) -> Any:
             began = self._clock()
             self._within.append(0.0)
             try:
-                return plain(*arguments, **named)
+                return function(*arguments, **named)
             finally:
                 whole, below = self._clock() - began, self._within.pop()
-                self.seconds[timer] += whole - below
+                self.seconds[timer if isinstance(timer, str) else timer(*arguments, **named)] += whole - below
                 if self._within:
                     self._within[-1] += whole
 
-        setattr(owner, method, timed)
+        return call
 
 
 def time_operators(runner: Runner, step: GraphStep) -> dict[str, float]:
     """Return the seconds of each timer, the median of several runs of the step on eager modules, beside a cache of
     their own with random contents. Call it in the thread that owns the runner."""
     model = _copy(runner.model)
+    model.set_backend(Backend.EAGER)
+    model.use_panels(False)  # eager reads matrices row by row
+    store, plan = _step_of(runner, model, step)
+    timers = CallTimers(_synchronized_clock if model.device.type == "cuda" else time.perf_counter)
+    _attach(timers, model, store)
+    return _repeated(EagerExecutor(model, store), plan, timers)
+
+
+def functions_problem(runner: Runner) -> str:
+    """Return why the functions of this runner's executor cannot be timed one by one; empty where they can."""
+    executor = runner.executor
+    if isinstance(executor, CudaGraphExecutor):
+        return "captured as one CUDA graph: its kernels are not called one by one"
+    if isinstance(runner.store, TensorParallelStore):
+        return "its ranks compute together: their functions are not timed one by one"
+    if isinstance(executor, EvictingExecutor):
+        return "an evictor looks on: its steps are timed as a whole only"
+    return ""
+
+
+def time_functions(runner: Runner, step: GraphStep) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the seconds of each compiled function of a step as it runs, and of what is called between them by its
+    timer: medians of several runs on an executor of the same kind, over the same weights, beside a cache of its own.
+    Call it in the thread that owns the runner. Nothing is timed where `functions_problem` says why."""
+    if functions_problem(runner):
+        return {}, {}
+    model, config = _copy(runner.model), runner.config
+    timers = CallTimers(_synchronized_clock if model.device.type == "cuda" else time.perf_counter)
+    timers.wrap(model, "embed", "embed")
+    store, plan = _step_of(runner, model, step)
+    kernels = step_kernels(runner, step)
+    if "attend" not in kernels.functions:  # within a compiled function there is no call
+        for layer, cache in enumerate(store.layers):
+            for method in ("write", "attend"):
+                timers.wrap(cache, method, f"blocks.{layer}.{method}")
+    threads = StepThreads()
+    time_threads(timers, threads)
+    executor = build_executor(model, store, runner.backends, config.compile, config.batch_invariant, threads=threads)
+    time_functions_of(timers, executor, step.length)
+    found = _repeated(executor, plan, timers)
+    layers = range(len(model.blocks))
+    names = {function.format(layer=layer) for function in kernels.functions.values() for layer in layers}
+    functions = {name: seconds for name, seconds in found.items() if name in names}
+    return functions, {name: seconds for name, seconds in found.items() if name not in names}
+
+
+def _step_of(runner: Runner, model: Transformer, step: GraphStep) -> tuple[KVStore, StepPlan]:
+    """Return the step as a plan, and a store of its own with random contents."""
     layout = CacheLayout(runner.store.specs, runner.store.page_size, runner.store.dtype)
     store, plan = single_decode_step(model, layout, step.tokens - 1)
     if step.kind == "prefill":
         (span,) = plan.spans
         span.sequence.num_computed_tokens = 0
         plan = StepPlan(0, (Span.next_tokens(span.sequence, step.tokens),))
-    timers = CallTimers(_synchronized_clock if model.device.type == "cuda" else time.perf_counter)
-    _attach(timers, model, store)
-    executor, rounds = EagerExecutor(model, store), []
+    return store, plan
+
+
+def _repeated(executor: Executor, plan: StepPlan, timers: CallTimers) -> dict[str, float]:
+    """Return the median seconds of each timer in several runs of a step."""
+    rounds: list[dict[str, float]] = []
     executor.forward(plan)  # what is made at a first call
     began = time.perf_counter()
     while len(rounds) < MIN_ROUNDS or (len(rounds) < MAX_ROUNDS and time.perf_counter() - began < MAX_SECONDS):
@@ -120,12 +180,9 @@ def _medians(rounds: list[dict[str, float]]) -> dict[str, float]:
 
 
 def _copy(model: Transformer) -> Transformer:
-    """Copy the modules, over the same weights; matrices in panels are laid out row by row, as eager reads them."""
+    """Copy the modules, over the same weights."""
     shared = {id(each): each for each in (*model.parameters(), *model.buffers())}
-    plain = copy.deepcopy(model, shared)
-    plain.set_backend(Backend.EAGER)
-    plain.use_panels(False)
-    return plain
+    return copy.deepcopy(model, shared)
 
 
 def _attach(timers: CallTimers, model: Transformer, store: KVStore) -> None:

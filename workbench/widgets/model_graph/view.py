@@ -17,10 +17,10 @@ from workbench.errors import WorkbenchError, describe_error
 from workbench.trace.events import Event, Stepped
 from workbench.waiting import join_and_serve
 from workbench.widgets.model_graph.data import GraphStep, ValueBytes, model_operators
-from workbench.widgets.model_graph.graph import MeasuredSeconds, OperatorGraph, total_cost
+from workbench.widgets.model_graph.graph import NOT_MEASURED, MeasuredSeconds, OperatorGraph, total_cost
 from workbench.widgets.model_graph.kernels import as_written, capabilities, step_kernels
 from workbench.widgets.model_graph.picture import draw_graph
-from workbench.widgets.model_graph.timing import time_operators
+from workbench.widgets.model_graph.timing import functions_problem, time_functions, time_operators
 from workbench.widgets.roofline.view import roofs_of
 from workbench.widgets.view import PictureWidget
 
@@ -29,24 +29,25 @@ if TYPE_CHECKING:
     from workbench.machine.ceilings import MachineCeilings
     from workbench.widgets.roofline.data import Roofs
 
-WAYS = ("as it runs", "as written")
+FUNCTIONS = ("as it runs", "as written")
 MAX_STEPS = 1_000  # of the runner, the last ones
 NO_ROOFS = "Predicted times need this machine's roofs, which are not known yet: press Time the operators."
 
 
 class ModelGraph(PictureWidget):
     """The operators of a step of the runner's model: a `prefill` of so many `tokens`, or a `decode` with that context.
-    A bracket holds the operators that one compiled function carries out; `way` shows the runner's own functions, or the
+    A bracket holds the operators that one compiled function carries out; `functions` are those of the runner, or the
     modules as they are written. Equal layers are folded into one: a click on its head, or Enter, unfolds them.
 
     FLOPs and bytes are the cost model's, which predicts each step of the runner. `measure` times the operators as they
-    are written, on eager, beside the runner's cache; the whole step is measured as the runner steps. `ceilings` are as
+    are written, on eager, or the compiled functions as they run, beside the runner's cache; the whole step is measured
+    as the runner steps. `ceilings` are as
     in `Roofline`. Raises WorkbenchError for a step that the model cannot have.
     """
 
     kind: Any = traitlets.Enum(("prefill", "decode"), default_value="decode")
     tokens = traitlets.Int(min=1)
-    way = traitlets.Enum(WAYS, default_value=WAYS[0])
+    functions = traitlets.Enum(FUNCTIONS, default_value=FUNCTIONS[0])
     unfolded = traitlets.Tuple()  # the first layer of each set of equal layers that are drawn one by one
     ceilings: Any = traitlets.Any()
     measuring = traitlets.Bool(False)
@@ -57,23 +58,24 @@ class ModelGraph(PictureWidget):
         runner: Runner,
         kind: str = "decode",
         tokens: int = 256,
-        way: str = WAYS[0],
+        functions: str = FUNCTIONS[0],
         ceilings: MachineCeilings | Roofs | str | None = None,
     ):
         super().__init__()
         self.runner, self._timers = runner, dict[GraphStep, dict[str, float]]()
+        self._functions: dict[GraphStep, tuple[dict[str, float], dict[str, float]]] = {}
         self._recent_steps: deque[Stepped] = deque(maxlen=MAX_STEPS)
         self._leave = lambda: None
         most = runner.model.spec.max_position_embeddings
         if not 1 <= tokens <= most:
             raise WorkbenchError(f"tokens {tokens}: the model has a context of 1 to {most}")
-        if kind not in ("prefill", "decode") or way not in WAYS:
-            raise WorkbenchError(f"a graph of {kind!r} {way!r}: prefill or decode, {' or '.join(WAYS)}")
-        self.kind, self.tokens, self.way = kind, tokens, way
+        if kind not in ("prefill", "decode") or functions not in FUNCTIONS:
+            raise WorkbenchError(f"a graph of {kind!r} {functions!r}: prefill or decode, {' or '.join(FUNCTIONS)}")
+        self.kind, self.tokens, self.functions = kind, tokens, functions
         self.ceilings = self._stored_ceilings() if ceilings is None else roofs_of(ceilings)
         self._leave = RunnerThread.attach(runner).listen(self._on_event)
-        self.watch("kind", "tokens", "way", "unfolded", "ceilings", "measuring", "error")
-        self.shown.observe(lambda change: self._pick(str(change["new"])), "picked")
+        self.watch("kind", "tokens", "functions", "unfolded", "ceilings", "measuring", "error")
+        self.shown.on_pick(self._pick)
         self.show(*self._controls(most))
 
     @property
@@ -87,16 +89,19 @@ class ModelGraph(PictureWidget):
         values = ValueBytes(*model.bytes_per_weight, store.bytes_per_value)
         operators = model_operators(model.spec, step, values)
         plain = as_written()
-        kernels = plain if self.way == "as written" else step_kernels(self.runner, step)
-        timers = self._timers.get(step, {}) if kernels == plain else {}
-        whole = MeasuredSeconds(sum(timers.values()), "the sum of all calls") if timers else self._measured_step(step)
-        functions: dict[str, float] = {}
-        if self.way == "as it runs":
+        kernels = plain if self.functions == "as written" else step_kernels(self.runner, step)
+        as_called = {}, self._timers.get(step, {})
+        functions, timers = as_called if kernels == plain else self._functions.get(step, ({}, {}))
+        whole = self._measured_step(step)
+        if kernels == plain and timers or whole.seconds is None and functions:
+            whole = MeasuredSeconds(sum((*functions.values(), *timers.values())), "the sum of all calls")
+        if self.functions == "as it runs":
             kernel_seconds = [each.kernel_seconds for each in self._steps_like(step) if each.kernel_seconds is not None]
             if kernel_seconds and set(kernels.functions.values()) == {"whole step"}:
-                functions["whole step"] = median(kernel_seconds)
+                functions = {"whole step": median(kernel_seconds)}
         read, gemm = self.ceilings.read(total_cost(operators).bytes), self.ceilings.gemm(self._dtype)
-        return OperatorGraph(model.spec, step, operators, kernels, read, gemm, timers, functions, whole)
+        return OperatorGraph(model.spec, step, operators, kernels, read, gemm, timers, functions, whole,
+                             self._unmeasured(kernels == plain, bool(functions)))  # fmt: skip
 
     def picture(self) -> str:
         graph, runner = self.graph, self.runner
@@ -121,12 +126,15 @@ class ModelGraph(PictureWidget):
         return svg.html(alert, about, draw_graph(graph, self.unfolded, self.width), fold)
 
     def measure(self, wait: bool = True) -> ModelGraph:
-        """Time the operators of this step, and this machine's roofs where they are not known. It runs between two steps
-        of the runner, on a copy of the modules and a cache of its own; without `wait` in the background."""
+        """Time the operators of this step as written, or its compiled functions as it runs, and this machine's roofs
+        where they are not known. It runs between two steps of the runner, on a copy of the modules and a cache of its
+        own; without `wait` in the background."""
         if self.measuring:
             return self
         self.measuring, self.error = True, ""
-        worker = threading.Thread(target=self._measure, args=(self.step,), name="times operators", daemon=True)
+        worker = threading.Thread(
+            target=self._measure, args=(self.step, self._is_compiled()), name="times operators", daemon=True
+        )
         worker.start()
         if wait:
             join_and_serve(worker)
@@ -139,17 +147,31 @@ class ModelGraph(PictureWidget):
             self._leave()
         super().close()
 
-    def _measure(self, step: GraphStep) -> None:
-        def work(runner: Runner) -> dict[str, float]:
-            found = time_operators(runner, step)
+    def _is_compiled(self) -> bool:
+        """Return whether the drawn step is of compiled functions."""
+        return self.functions == "as it runs" and bool(step_kernels(self.runner, self.step).functions)
+
+    def _unmeasured(self, as_written: bool, timed: bool) -> str:
+        """Return why an operator has no time."""
+        if as_written:
+            return NOT_MEASURED
+        if problem := functions_problem(self.runner):
+            return f"{NOT_MEASURED}: {problem}"
+        return "beside the compiled functions" if timed else NOT_MEASURED
+
+    def _measure(self, step: GraphStep, is_compiled: bool) -> None:
+        def work(runner: Runner) -> None:
+            if is_compiled:
+                self._functions[step] = time_functions(runner, step)
+            else:
+                self._timers[step] = time_operators(runner, step)
             if not (self.ceilings.reads and self.ceilings.gemms):
                 from workbench.machine.ceilings import ceilings_for
 
                 self.ceilings = roofs_of(ceilings_for(*self._sizes(), dtypes=(self._dtype,)))
-            return found
 
         try:
-            self._timers[step] = RunnerThread.attach(self.runner).call(work)
+            RunnerThread.attach(self.runner).call(work)
         except Exception as error:
             self.error = describe_error(error)
         finally:
@@ -170,9 +192,9 @@ class ModelGraph(PictureWidget):
         ]  # fmt: skip
 
     def _measured_step(self, step: GraphStep) -> MeasuredSeconds:
-        found = self._steps_like(step) if self.way == "as it runs" else []
+        found = self._steps_like(step) if self.functions == "as it runs" else []
         if not found:
-            return MeasuredSeconds(None, "not measured")
+            return MeasuredSeconds(None, NOT_MEASURED)
         contexts = sorted({each.context_tokens for each in found})
         where = f"at contexts of {contexts[0]} to {contexts[-1]}" if step.kind == "decode" else ""
         seconds = median(each.forward_seconds for each in found)
@@ -196,18 +218,18 @@ class ModelGraph(PictureWidget):
             first = int(key.split(":")[1])
             rest = tuple(each for each in self.unfolded if each != first)
             self.unfolded = rest if first in self.unfolded else (*rest, first)
-        if key:
-            self.shown.picked = ""  # or the same could not be picked again
 
     def _controls(self, most: int) -> tuple[ipywidgets.Widget, ...]:
         buttons = {"button_width": "auto"}
         kind = ipywidgets.ToggleButtons(options=("decode", "prefill"), description="step", style=buttons)
         tokens = ipywidgets.BoundedIntText(min=1, max=most, description="tokens")
-        way = ipywidgets.ToggleButtons(options=WAYS, description="functions", style=buttons)
-        tip = "as the modules are written, on eager; some seconds, between two steps of the runner"
+        functions = ipywidgets.ToggleButtons(options=FUNCTIONS, description="functions", style=buttons)
+        tip = (
+            "operators as the modules are written, on eager, or the compiled functions; some seconds, between two steps"
+        )
         measure = ipywidgets.Button(description="Time the operators", tooltip=tip, layout={"width": "auto"})
         measure.on_click(lambda _: self.measure(wait=False))
-        for control, name in ((kind, "kind"), (tokens, "tokens"), (way, "way")):
+        for control, name in ((kind, "kind"), (tokens, "tokens"), (functions, "functions")):
             ipywidgets.link((self, name), (control, "value"))
         traitlets.dlink((self, "measuring"), (measure, "disabled"))
-        return ipywidgets.HBox([kind, tokens]), ipywidgets.HBox([way, measure])
+        return ipywidgets.HBox([kind, tokens]), ipywidgets.HBox([functions, measure])

@@ -295,7 +295,7 @@ def _tokens(view: AssembledView, band: Band, page: int) -> str:
             )
         )
     marks = [draw_piece(piece, 0, index) for index, piece in enumerate(pieces)]
-    parts.append(svg.tag("pre", *(marks or [""]), class_="wb-side", data_scroll=""))
+    parts.append(svg.tag("pre", " ".join(marks), class_="wb-side", data_scroll=""))
     return svg.tag("div", *parts, class_="wb-open")
 
 

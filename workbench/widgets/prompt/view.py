@@ -80,7 +80,7 @@ class PromptView(PictureWidget):
         self._arguments.observe(self._on_arguments, "value")
         self.observe(self._on_conversation, "conversation")
         self.watch("conversation", "template", "arguments", "layout_name", "chosen", "opened", "token_page")
-        self.shown.observe(lambda change: self._pick(change["new"]), "picked")
+        self.shown.on_pick(self._pick)
         if self._runner is not None:
             self._leave = RunnerThread.attach(self._runner).listen(self._on_event)
         row = ipywidgets.HBox([self._layouts, self._names, self._arguments], layout={"flex_flow": "row wrap"})
@@ -202,8 +202,6 @@ class PromptView(PictureWidget):
         self._alert.value = ""
 
     def _pick(self, key: str) -> None:
-        if not key:
-            return
         what, _, rest = key.partition(":")
         if what == "band":
             self.chosen, self.token_page = (-1 if int(rest) == self.chosen else int(rest)), 0
@@ -216,7 +214,6 @@ class PromptView(PictureWidget):
             self.template = rest
         elif what == "break":
             self._go_to_break()
-        self.shown.picked = ""  # or the same could not be picked again
 
     def _go_to_break(self) -> None:
         """Show the tokens around the place where the prompt parts from the one before."""

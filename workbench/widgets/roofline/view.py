@@ -64,7 +64,7 @@ class Roofline(PictureWidget):
         forget = ipywidgets.Button(description="Forget the steps", tooltip=tip, layout=wide)
         forget.on_click(lambda _: self.forget())
         traitlets.dlink((self, "measuring"), (button, "disabled"))
-        self.shown.observe(self._pick, "picked")
+        self.shown.on_pick(self._pick)
         self.watch("ceilings", "points", "chosen", "measuring", "error")
         self.show(ipywidgets.HBox([button, forget] if self.runner is not None else [button]))
 
@@ -154,11 +154,9 @@ class Roofline(PictureWidget):
     def _dtype(self) -> str:
         return str(self.runner.model.dtype).removeprefix("torch.")
 
-    def _pick(self, change: dict) -> None:
-        if change["new"]:
-            place = int(change["new"])
-            self.chosen = None if place == self.chosen else place
-            self.shown.picked = ""
+    def _pick(self, key: str) -> None:
+        place = int(key)
+        self.chosen = None if place == self.chosen else place
 
 
 def roofs_of(ceilings: MachineCeilings | Roofs | str) -> Roofs:

@@ -178,7 +178,9 @@ class SamplingExplorer(PictureWidget):
         self._halt.on_click(lambda _: self.stop())
         self.shown.observe(lambda change: self._picked(change["new"]), "picked")
         buttons = [again] if self._generation is None else [again, self._run, self._halt]
-        grid = ipywidgets.GridBox(sliders, layout={"grid_template_columns": "repeat(2, 25em)"})
+        grid = ipywidgets.GridBox(
+            sliders, layout={"grid_template_columns": "repeat(auto-fill, 25em)", "max_width": "52em"}
+        )
         self.children = (self._place, grid, ipywidgets.HBox(buttons), self.shown)
 
     def _busy(self, working: bool) -> None:

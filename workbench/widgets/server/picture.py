@@ -27,7 +27,7 @@ from workbench.widgets.server.data import (
     visible_requests,
 )
 
-WIDTH, LEFT, RIGHT = 960.0, 210.0, 60.0
+LEFT, RIGHT = 210.0, 60.0
 ROW_HEIGHT = 17.0
 MAX_TALL_ROWS = 24  # rows that are seen at once; more are scrolled
 MAX_NAME_LETTERS = 26
@@ -65,7 +65,7 @@ def draw_server(
     chosen: str = "",
     trace: RequestTrace | None = None,
     address: str = "",
-    width: float = WIDTH,
+    width: float = svg.PICTURE_WIDTH,
 ) -> str:
     """Draw a snapshot, with requests of the last `seconds`, and the trace of the chosen request below."""
     axis = SpanAxis.over(snapshot, seconds)

@@ -1,12 +1,14 @@
 """Build a form of typed controls for every setting of a pydantic model from its schema: one field a type, with its
 limits.
 
-A field's help is the comment in the model's source, behind the setting or right above it.
+A field's help is the comment in the model's source, behind the setting or right above it, or the sentence of the
+model's docstring that names it.
 """
 
 from __future__ import annotations
 
 import inspect
+import re
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -251,13 +253,15 @@ class FormBuilder:
 
     def group(self, model: type[BaseModel], path: str = "") -> FieldGroup:
         help_text, fields = field_comments(model), dict[str, FormField]()
+        bases = (each for each in model.__mro__ if issubclass(each, BaseModel) and each is not BaseModel)
+        described = " ".join(each.__doc__ or "" for each in bases)
         kind = None
         for name, setting in model.model_fields.items():
             inside = f"{path}.{name}".lstrip(".")
             if name == "kind" and len(get_args(setting.annotation)) == 1:
                 kind = setting.default
             elif inside not in self.excluded:
-                words = help_text.get(name, "")
+                words = help_text.get(name) or sentence_about(name, described)
                 fields[name] = self._kept(self._field(setting.annotation, setting.metadata, inside, name, words))
                 default = setting.get_default(call_default_factory=True)
                 if default is not PydanticUndefined:
@@ -336,6 +340,12 @@ def _members(annotation: Any, metadata: Sequence[Any]) -> tuple[list[Any], list[
     if any(kind is bool for kind, _ in typed):
         values, typed = [False, True, *values], [each for each in typed if each[0] is not bool]
     return sorted(values, key=lambda value: value is not None), typed
+
+
+def sentence_about(name: str, docstring: str) -> str:
+    """Return the first sentence of a docstring that names a setting in backticks, on one line; empty without one."""
+    whole = " ".join(docstring.split())
+    return next((each for each in re.split(r"(?<=[.:;]) (?=[A-Z`(])", whole) if f"`{name}`" in each), "")
 
 
 def _label(annotation: Any) -> str:

@@ -17,7 +17,8 @@ class AblatedTexts:
     """The continuations of `request`; `live` is the runner's thread, and `pieces` makes text of token ids."""
 
     def __init__(self, live: Any, request: Any, pieces: Callable[[Sequence[int]], tuple[str, ...]]):
-        self._live, self._request, self._pieces = live, request, pieces
+        self._live: Any = live
+        self._request, self._pieces = request, pieces
         self._wanted = Ablation()
         self._busy = threading.Lock()
         self._threads: list[threading.Thread] = []
@@ -25,13 +26,17 @@ class AblatedTexts:
         self._plain: tuple[int, ...] = ()
         self._found: dict[Ablation, tuple[int, ...]] = {}
         self._error = ""
+        self._handle: Any = None
+        self._closed, self._submitting = threading.Event(), threading.Lock()  # no request begins once it is closed
 
     def ask(self, ablation: Ablation, on_change: Callable[[], None]) -> None:
         """Compute the text without `ablation` soon, unless it is known; `on_change` is called when it is there."""
+        if self._closed.is_set():
+            return
         self._wanted, self._error = ablation, ""
         if self._engine is not None and (ablation in self._found or not ablation):
             return
-        thread = threading.Thread(target=self._compute, args=(ablation, on_change), daemon=True)
+        thread = threading.Thread(target=self._compute, args=(ablation, on_change), name="ablated texts", daemon=True)
         self._threads = [each for each in self._threads if each.is_alive()] + [thread]
         thread.start()
 
@@ -40,6 +45,14 @@ class AblatedTexts:
         end = None if seconds is None else time.monotonic() + seconds
         left = (None if end is None else max(0.0, end - time.monotonic()) for _ in self._threads)
         return all([join_and_serve(thread, limit) for thread, limit in zip(self._threads, left, strict=True)])
+
+    def close(self) -> None:
+        """End the work after the token that is being computed, and let go of the runner."""
+        with self._submitting:
+            self._closed.set()
+            if self._handle is not None:
+                self._handle.stop()
+            self._live = self._handle = None
 
     @property
     def continuations(self) -> Continuations:
@@ -58,24 +71,46 @@ class AblatedTexts:
         return engine, engine if not self._wanted else self._found.get(self._wanted)
 
     def _compute(self, ablation: Ablation, on_change: Callable[[], None]) -> None:
-        ids, sampling = self._request.prompt_ids, self._request.sampling
         try:
             with self._busy:
                 if self._engine is None:
-                    handle = self._live.submit(self._request)
-                    handle.wait(None)
-                    self._plain = self._live.call(lambda runner: continue_text(runner.model, ids, sampling, Ablation()))
-                    self._engine = _tokens(handle)
+                    engine = self._generate()
+                    self._plain = self._continue_text(Ablation())
+                    self._engine = engine
                 if ablation and ablation == self._wanted and ablation not in self._found:
-                    made = self._live.call(lambda runner: continue_text(runner.model, ids, sampling, ablation))
-                    self._found[ablation] = made
+                    self._found[ablation] = self._continue_text(ablation)
+        except _Closed:
+            return
         except Exception as error:
             if ablation == self._wanted:  # an earlier one is not shown any more
                 self._error = describe_error(error)
         on_change()
 
+    def _generate(self) -> tuple[int, ...]:
+        """Return the engine's tokens."""
+        with self._submitting:
+            if self._live is None:
+                raise _Closed
+            handle = self._handle = self._live.submit(self._request)
+        handle.wait(None)
+        self._raise_if_closed()
+        if handle.error:
+            raise WorkbenchError(str(handle.error))
+        return next(tuple(event.token_ids) for event in handle.events if event.kind == "finished")
 
-def _tokens(handle: Any) -> tuple[int, ...]:
-    if handle.error:
-        raise WorkbenchError(str(handle.error))
-    return next(tuple(event.token_ids) for event in handle.events if event.kind == "finished")
+    def _continue_text(self, ablation: Ablation) -> tuple[int, ...]:
+        with self._submitting:
+            if (live := self._live) is None:
+                raise _Closed
+        ids, sampling, closed = self._request.prompt_ids, self._request.sampling, self._closed.is_set
+        made = live.call(lambda runner: continue_text(runner.model, ids, sampling, ablation, closed))
+        self._raise_if_closed()
+        return made
+
+    def _raise_if_closed(self) -> None:
+        if self._closed.is_set():
+            raise _Closed
+
+
+class _Closed(Exception):
+    """Stop computing texts that are no longer wanted."""

@@ -12,7 +12,10 @@ ROW, LEFT, HEAD = 17, 120, 18
 SHORT = {
     "attention_norm": "norm", "projected": "q, k, v", "weights": "weights", "after_attention": "residual",
     "feedforward_norm": "norm", "gate_up": "gate and up", "feedforward": "feed-forward", "output": "residual",
-    "attention_post_norm": "post-norm", "feedforward_post_norm": "post-norm",
+    "attention_post_norm": "post-norm", "feedforward_post_norm": "post-norm", "query_latent": "latent of queries",
+    "head_queries": "queries of heads", "head_values": "values of heads", "router_logits": "router's product",
+    "expert_gate_up": "experts' gate, up", "expert_activation": "experts' activation",
+    "shared_gate_up": "shared gate, up", "shared_activation": "shared activation", "shared_gate": "shared one's gate",
 }  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from workbench.widgets.view import PictureWidget
 
 if TYPE_CHECKING:
     from workbench.engine.runner import Runner
+    from workbench.inspect.forward_pass import ForwardPass
 
 MIN_LARGE_WIDTH = 360  # pixels beside the small maps in which a large one is drawn
 SECTIONS = (("path", "path"), ("logit lens", "lens"), ("heads", "heads"), ("switch off", "ablation"))
@@ -51,6 +52,7 @@ class TokenPath(PictureWidget):
     lens_layer = traitlets.Int(0)
     heads_off = traitlets.Tuple()
     layers_off = traitlets.Tuple()
+    _found: ForwardPass | None = None  # before it is made, and after it is closed
 
     def __init__(
         self, runner: Runner, prompt: str | Sequence[int] = "", *, section: str = "path", max_tokens: int = 24,
@@ -62,6 +64,7 @@ class TokenPath(PictureWidget):
         from workbench.widgets.token_path.ablated_texts import AblatedTexts
 
         super().__init__(section=section)
+        self._of_position: dict[int, TokenPathData] = {}
         live = RunnerThread.attach(runner)
         self._request = _request(
             runner, live, prompt, {"max_tokens": max_tokens, "temperature": 0.7, "top_k": 40} | sampling
@@ -69,7 +72,6 @@ class TokenPath(PictureWidget):
         refuse_parameters(self._request.sampling)
         self._found = live.call(lambda runner: record_forward_pass(runner.model, self._request.prompt_ids))
         self._tokenizer, self._spell = runner.tokenizer, speller(runner.tokenizer)
-        self._of_position: dict[int, TokenPathData] = {}
         self.position = len(self._request.prompt_ids) - 1
         self.lens_layer = self.layer = len(runner.model.blocks) - 1
         self._texts = AblatedTexts(live, self._request, self._pieces)
@@ -82,7 +84,7 @@ class TokenPath(PictureWidget):
         self.watch("heads_off", "layers_off")
         self.observe(lambda _: self.set_trait("column", -1), ["step"])
         self.observe(lambda _: self._ask(), ["heads_off", "layers_off", "section"])
-        self.shown.observe(lambda change: self._picked(change["new"]), "picked")
+        self.shown.on_pick(self._picked)
         self._ask()
         self.show(self._choice, self.steps, self._hint)
 
@@ -90,13 +92,15 @@ class TokenPath(PictureWidget):
     def data(self) -> TokenPathData:
         """The path as it is followed at the present position."""
         if self.position not in self._of_position:
-            made = TokenPathData(self._found, self._request.sampling, self._spell, self.position)
+            made = TokenPathData(self.forward_pass, self._request.sampling, self._spell, self.position)
             self._of_position[self.position] = made
         return self._of_position[self.position]
 
     @property
-    def forward_pass(self) -> Any:
-        """The recorded pass: its tensors by stage."""
+    def forward_pass(self) -> ForwardPass:
+        """The recorded pass: its tensors by stage. Raises WorkbenchError once the widget is closed."""
+        if self._found is None:
+            raise WorkbenchError("TokenPath: it was closed and has let go of its model; make a new one")
         return self._found
 
     def continuations(self) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
@@ -109,6 +113,16 @@ class TokenPath(PictureWidget):
         self.throttle.flush()
         self.keep()
         return self
+
+    def close(self) -> None:
+        """Close the widget, end what it computes, and let go of its model and tensors."""
+        if hasattr(self, "_texts"):  # one that was refused has none
+            self._texts.close()
+        super().close()
+        if hasattr(self, "throttle"):
+            self.throttle.flush_pending()  # a redraw under way needs them
+        self._found, self._tokenizer = None, None
+        self._of_position.clear()
 
     def redraw(self) -> None:
         self.steps.layout.display = None if self.section == "path" else "none"
@@ -174,15 +188,12 @@ class TokenPath(PictureWidget):
         return tuple(after[len(before) :] for before, after in zip(texts, texts[1:], strict=False))
 
     def _picked(self, key: str) -> None:
-        if not key:
-            return
         if key[0] == "s":
             self.step = [step.key for step in self.data.steps].index(key)
         else:
             numbers = [int(each) for each in key[1:].split(".")]
             with self.hold_trait_notifications():
                 self._pick(key[0], numbers[0], numbers[-1])
-        self.shown.picked = ""  # the same may be picked again
 
     def _pick(self, kind: str, first: int, second: int) -> None:
         """Change what a mark of the picture stands for: its kind, and one number or two."""
@@ -206,7 +217,7 @@ class TokenPath(PictureWidget):
     @traitlets.validate("position", "layer", "step", "lens_layer", "head")
     def _in_range(self, proposal: Any) -> int:
         name, value = proposal["trait"].name, proposal["value"]
-        if not hasattr(self, "_found"):
+        if self._found is None:
             return value
         layers = len(self._found.model.blocks)
         heads = max(kind.attention.num_heads for kind in self._found.model.spec.layers)
@@ -221,7 +232,7 @@ class TokenPath(PictureWidget):
         from workbench.inspect.ablation import Ablation
 
         name, value = proposal["trait"].name, proposal["value"]
-        if hasattr(self, "_found"):
+        if self._found is not None:
             Ablation(**{name.removesuffix("_off"): frozenset(value)}).check(self._found.model)
         return value
 

@@ -16,12 +16,13 @@ STYLE = (
     ".wb-pic .wb-cut :is(th,td):first-child{text-align:left}.wb-cut thead th{font-size:11px;opacity:.75}"
     ".wb-sides{display:flex;flex-wrap:wrap;gap:4px 20px}.wb-sides>div{flex:1 1 22em;min-width:0}"
     ".wb-pic pre.wb-side{max-height:24em;overflow:auto;font:13px var(--jp-code-font-family,ui-monospace,monospace);"
-    "white-space:normal;word-break:normal;margin:0;padding:0;border:0;background:none;color:inherit}"
+    "white-space:normal;word-break:normal;word-spacing:-.4em;margin:0;padding:0;border:0;background:none;color:inherit}"
     ".wb-side b{display:inline-flex;flex-direction:column;vertical-align:top;font-weight:400;white-space:pre;"
-    "border:1px solid rgba(128,128,128,.6);border-radius:2px;margin:0 2px 4px 0;padding:0 3px;min-width:.7em}"
+    "border:1px solid rgba(128,128,128,.6);border-radius:2px;margin:0 0 4px;padding:0 3px;min-width:.7em;"
+    "word-spacing:normal}"
     ".wb-side b:nth-of-type(even){background:rgba(128,128,128,.22)}"
     ".wb-side b:is(:hover,:focus){outline:2px solid #d55e00}"
-    ".wb-side i{font:10px var(--jp-ui-font-family,system-ui,sans-serif);opacity:.8}"
+    ".wb-side sub{line-height:normal;vertical-align:baseline;font:10px var(--jp-ui-font-family,system-ui,sans-serif);opacity:.8}"
     ".wb-side u{text-decoration-style:dotted}"
     ".wb-pic .wb-side b.ctl{background:currentColor}.wb-side b.ctl>*{color:var(--jp-layout-color0,#fff);opacity:1}"
     ".wb-side b.ctl u{text-decoration:none;font-weight:600}"
@@ -94,7 +95,10 @@ def _pieces(side: Tokenization, place: int) -> str:
         return svg.tag("div", escape(side.error), role="alert")
     marks = [draw_piece(cut, place, index) for index, cut in enumerate(side.tokens[:MAX_TOKENS])]
     more = f" and {len(side.tokens) - MAX_TOKENS:,} more" if len(side.tokens) > MAX_TOKENS else ""
-    return svg.tag("pre", *marks, more, class_="wb-side", data_scroll="")  # elsewhere exports make one space of several
+    # Spaces, and ids as subscripts, tell tokens apart where a notebook that is not trusted has no styles.
+    return svg.tag(
+        "pre", " ".join(marks), more, class_="wb-side", data_scroll=""
+    )  # elsewhere exports make one space of several
 
 
 def draw_piece(cut: TokenizedPiece, place: int, index: int) -> str:
@@ -110,7 +114,7 @@ def draw_piece(cut: TokenizedPiece, place: int, index: int) -> str:
         shown = svg.tag("span", escape(text.replace("\r", "␍").replace("\n", "↵").replace("\t", "⇥"), quote=False))
     tip = f"id {cut.id} · bytes {_hex(cut.bytes)}\nin the vocabulary: {cut.spelling}"
     focus = {"data_key": f"{place}.{index}", "tabindex": -1 if index else 0, "data_tip": tip}
-    box = svg.tag("b", shown, svg.tag("i", str(cut.id)), class_="ctl" if cut.control else None, **focus)
+    box = svg.tag("b", shown, svg.tag("sub", str(cut.id)), class_="ctl" if cut.control else None, **focus)
     return box + ("<br>" if cut.bytes.endswith(b"\n") else "")
 
 

@@ -1,0 +1,133 @@
+"""The place of one number in a recorded pass, and the sums of products that many kinds of stages share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from workbench.inspect.derivation import Derivation, DerivationTerm
+from workbench.inspect.forward_pass import ForwardPass
+from workbench.model.layers import HeadNorm, ParallelBlock, TransformerBlock
+from workbench.model.linear import LayerNorm, Linear, RMSNorm
+
+
+@dataclass(frozen=True)
+class NumberPlace:
+    """The number `value` in `row` and `column` of a stage of `layer`; of scores and weights, of head `head`."""
+
+    found: ForwardPass = field(repr=False)
+    layer: int | None
+    row: int
+    column: int
+    head: int
+    value: float
+
+    @property
+    def block(self) -> TransformerBlock:
+        return cast(TransformerBlock, self.found.model.blocks[cast(int, self.layer)])
+
+    def has(self, name: str) -> bool:
+        """Return whether this layer has such a stage."""
+        return self.found.find(name, self.layer) is not None
+
+    def stage(self, name: str) -> Tensor:
+        """Return a stage of this layer. Raises WorkbenchError where it has no such."""
+        return self.found.values(name, self.layer)
+
+    def row_of(self, name: str) -> Tensor:
+        """Return this token's row of a stage of this layer: [column]."""
+        return self.stage(name)[self.row]
+
+    def residual(self) -> Tensor:
+        """Return the residual stream before this layer: [token, hidden]."""
+        return self.found.residual(cast(int, self.layer))
+
+    def attention_input(self) -> Tensor:
+        """Return the row that attention reads: [hidden]."""
+        return (self.stage("attention_norm") if self.has("attention_norm") else self.residual())[self.row]
+
+    def feedforward_input(self) -> Tensor:
+        """Return the row that the feed-forward reads: [hidden]."""
+        if self.has("feedforward_norm"):
+            return self.row_of("feedforward_norm")
+        return self.attention_input() if isinstance(self.block, ParallelBlock) else self.row_of("after_attention")
+
+    def explain(self, formula: str, factors: Sequence[str] = (), terms: Sequence[DerivationTerm] = (),
+                note: str = "") -> Derivation:  # fmt: skip
+        """Return the derivation of this number."""
+        return Derivation(formula, self.value, tuple(factors), tuple(terms), note)
+
+    def copied(self, formula: str, name: str, value: float) -> Derivation:
+        """Return the derivation of a number that is another one's copy."""
+        return self.explain(formula, ("value",), (DerivationTerm(name, (value,)),))
+
+    def product(self, matrix: Linear, x: Tensor, name: str) -> Derivation:
+        """Return the derivation of a matrix's product with the row `x`, whose columns are `name`."""
+        terms = product_terms("column", x, matrix_row(matrix, self.column))
+        if matrix.bias is not None:
+            terms += (DerivationTerm("bias", (float(matrix.bias[self.column]), 1.0)),)
+        note = "the row is rounded to INT8 first" if matrix.activations == "int8" else ""
+        return self.explain(f"dot product of the row before it with row {self.column} of the matrix",
+                            (name, "weight"), terms, note)  # fmt: skip
+
+    def normed(self, norm: nn.Module, row: Tensor, column: int) -> Derivation:
+        """Return the derivation of `column` of a normed row."""
+        name = "bias" if getattr(norm, "bias", None) is not None else ""
+        products = norm_products(norm, row, column)
+        terms = [DerivationTerm(f"column {column}" if not at else name, each) for at, each in enumerate(products)]
+        if is_centred(norm):
+            formula = "distance from the row's mean over its standard deviation, times a weight"
+        else:
+            formula = "value over the root mean square of its row, times a weight"
+        return self.explain(formula, norm_factors(norm), terms)
+
+
+def matrix_row(matrix: Linear, column: int) -> Tensor:
+    """Return one row of a matrix as numbers, quantized or not."""
+    return matrix.lookup_rows(slice(column, column + 1), torch.float64)[0]
+
+
+def product_terms(name: str, *factors: Tensor) -> tuple[DerivationTerm, ...]:
+    """Return a term for each column of rows of one length."""
+    columns: Sequence[Sequence[float]] = [each.double().tolist() for each in factors]
+    return tuple(DerivationTerm(f"{name} {n}", values) for n, values in enumerate(zip(*columns, strict=True)))
+
+
+def is_centred(norm: nn.Module) -> bool:
+    """Return whether a norm subtracts the row's mean."""
+    return norm.kind == "layer" if isinstance(norm, HeadNorm) else isinstance(norm, LayerNorm)
+
+
+def norm_factors(norm: nn.Module) -> tuple[str, str, str]:
+    """Return the names of the factors of `norm_products`."""
+    return ("value − mean", "1 / deviation", "weight") if is_centred(norm) else ("value", "1 / rms", "weight")
+
+
+def norm_products(norm: nn.Module, row: Tensor, column: int, head: int = 0) -> list[tuple[float, float, float]]:
+    """Return the products whose sum is `column` of a normed row: one, and another where the norm has a bias.
+
+    Args:
+        norm: an RMSNorm, a LayerNorm, or a HeadNorm, whose row is one head.
+        row: what is normed: [column].
+        column: the column.
+        head: of a HeadNorm with weights of each head.
+    """
+    exact = row.double()
+    exact = exact - exact.mean() if is_centred(norm) else exact
+    size = float((exact.square().mean() + cast(float, norm.eps)).rsqrt())
+    parts = [part if part is None or part.ndim == 1 else part[head] for part in _norm_parameters(norm)]
+    offset = 0.0 if isinstance(norm, RMSNorm) else float(cast(float, norm.offset))
+    weight, bias = (None if part is None else float(part[column]) for part in parts)
+    first = float(exact[column]), size, 1.0 if weight is None else weight + offset
+    return [first] if bias is None else [first, (bias, 1.0, 1.0)]
+
+
+def _norm_parameters(norm: nn.Module) -> tuple[Tensor | None, Tensor | None]:
+    if isinstance(norm, RMSNorm):
+        return norm.multiplier, None
+    assert isinstance(norm, LayerNorm | HeadNorm)
+    return norm.weight, norm.bias
