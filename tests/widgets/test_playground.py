@@ -316,10 +316,10 @@ class Gate:
     def __init__(self) -> None:
         self.begun, self.open, self.made = threading.Event(), threading.Event(), threading.Event()
 
-    def runner_for(self, experiment: Experiment, tell: Callable[[str], None]) -> Runner:
+    def runner_for(self, experiment: Experiment, report: Callable[[str], None], **given: Any) -> Runner:
         self.begun.set()
         assert self.open.wait()
-        runner = runner_for(experiment, tell)
+        runner = runner_for(experiment, report, **given)
         self.made.set()
         return runner
 

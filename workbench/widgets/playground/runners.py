@@ -14,8 +14,8 @@ PER_REQUEST_SETTINGS = {"question", "sampling", "workload", "measure", "variants
 
 
 class RunnerCache:
-    """`of` gives the runner of an experiment: one that is there, or a new one, for which the oldest may have to go. One
-    is made at a time: who asks meanwhile waits, and may find there what was made."""
+    """Runners of experiments: `get` gives one that is there, or a new one, for which the oldest may have to go. One is
+    made at a time: who asks meanwhile waits, and may find there what was made."""
 
     def __init__(self, max_runners: int = MAX_RUNNERS):
         self._max_runners, self._runners = max_runners, OrderedDict[str, Any]()
@@ -44,8 +44,8 @@ class RunnerCache:
         self._used.add(_key(experiment))
 
     def get(self, experiment: Any, report: Callable[[str], None]) -> Any:
-        """WorkbenchError for what cannot be loaded; `tell` hears of what takes long, and
-        ends it by an error of its own."""
+        """Return the runner of `experiment`; raise WorkbenchError where it cannot be loaded. `report` gets a line on
+        what takes long, and ends it by an error of its own."""
         from workbench.experiment.build import runner_for
 
         if self._load_lock.locked():
