@@ -77,9 +77,9 @@ class SideBySide(PictureWidget):
         self._draw_history()
         self._check()
         self.show(*controls, below=(
-            ipywidgets.HTML("<b>Settings</b>"), self.forms.widget,
             ipywidgets.HTML("<b>History</b>"), self.plays, self._export,
             ipywidgets.HTML("<b>Experiment</b>"), self.experiment,
+            ipywidgets.HTML("<b>Settings</b>"), self.forms.widget,  # last: a group is long, and none of it scrolls
         ))  # fmt: skip
 
     @property
