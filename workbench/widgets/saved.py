@@ -23,9 +23,9 @@ _INLINE = (
 def saved_picture(picture: str) -> dict[str, str]:
     """Return a picture by MIME type.
 
-    A lone drawing is there twice: as SVG for exports to PDF and for `workbench lab`'s pages, which show no HTML, and as
-    an image within HTML for notebooks. JupyterLab takes style, SVG and scripts out of the HTML of a notebook that it does not trust, and leaves images: so
-    every drawing is an image.
+    A lone drawing is there twice: as SVG for exports (PDF, and the pages of `workbench lab`), which show no HTML, and
+    as an image within HTML for notebooks. JupyterLab takes style, SVG and scripts out of the HTML of a notebook that it
+    does not trust, and leaves images: so every drawing is an image.
     """
     styles = "".join(dict.fromkeys(_STYLES.findall(picture)))  # one drawing may have those of all
     pieces = _DRAWING.sub(lambda found: _image(found[0], styles), picture)
