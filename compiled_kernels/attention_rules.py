@@ -1,7 +1,7 @@
 """Masks and score functions as kernels take them: a window with sinks, and all else as traced programs.
 
-AndMask(SlidingWindow(64, 4), mine)   ->   window 64, sinks 4, mask: the program of `mine`
-ALiBi, a user's own function          ->   score: its program
+    AndMask(SlidingWindow(64, 4), mine)   ->   window 64, sinks 4, mask: the program of `mine`
+    ALiBi, a user's own function          ->   score: its program
 """
 
 from __future__ import annotations

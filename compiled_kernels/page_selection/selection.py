@@ -1,7 +1,7 @@
 """A choice of pages as data: what is kept of a page's keys, and how a query weighs it.
 
-Quest (Tang et al., 2024)            summaries min, max     score of a page: sum over columns of max(q min, q max)
-MoBA (Lu et al., 2025)               summary mean           score of a page: sum over columns of q mean
+    Quest (Tang et al., 2024)            summaries min, max     score of a page: sum over columns of max(q min, q max)
+    MoBA (Lu et al., 2025)               summary mean           score of a page: sum over columns of q mean
 """
 
 from __future__ import annotations

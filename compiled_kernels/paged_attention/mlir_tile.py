@@ -249,7 +249,9 @@ def _logits(
     """Emit for each run of offsets which are visible, in [from, to) and by the rules, and their logits."""
     lanes, kind = shape.lanes, vector(shape.lanes, "index")
     steps = lines.let(f"vector.step : {kind}")
-    begin, end, base = (lines.let(f"vector.broadcast {limit} : index to {kind}") for limit in ("%from", "%to", "%base"))
+    begin, end, base = (
+        lines.let(f"vector.broadcast {limit} : index to {kind}") for limit in ("%from", "%to", "%base")
+    )
     visible, logits = [], []
     for start in starts:
         offset = lines.let(f"vector.broadcast {start} : index to {kind}")

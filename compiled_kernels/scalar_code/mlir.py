@@ -68,9 +68,7 @@ class ScalarCode:
             text = str(value).lower()  # true, false, or an integer
         if self.lanes:
             return self.lines.let(f"arith.constant dense<{text}> : {self._type(kind, bits)}")
-        return self.lines.let(
-            f"arith.constant {text}" if kind == "bool" else f"arith.constant {text} : {self._type(kind, bits)}"
-        )
+        return self.lines.let(f"arith.constant {text}" if kind == "bool" else f"arith.constant {text} : {self._type(kind, bits)}")
 
     def _step(self, step: Step, reads: list[tuple[str, Kind]], bits: int) -> str:
         lines, operation = self.lines, step.operation
@@ -121,9 +119,7 @@ class ScalarCode:
         for element_at in range(self.lanes):
             at = lines.let(f"vector.extract {index}[{element_at}] : i{bits} from vector<{self.lanes}xi{bits}>")
             each = self._entry(table, kind, at, bits)
-            found = lines.let(
-                f"vector.insert {each}, {found}[{element_at}] : {element} into {self._type(step.kind, bits)}"
-            )
+            found = lines.let(f"vector.insert {each}, {found}[{element_at}] : {element} into {self._type(step.kind, bits)}")
         return found
 
     def _entry(self, table: str, kind: str, index: str, bits: int) -> str:

@@ -234,7 +234,9 @@ class Builder:
                 needed.update(self.steps[at].reads)
         kept = [at for at in range(len(self.steps)) if at + count in needed]
         new = {**{at: at for at in range(count)}, **{at + count: place + count for place, at in enumerate(kept)}}
-        steps = tuple(self.steps[at]._replace(reads=tuple(new[each] for each in self.steps[at].reads)) for at in kept)
+        steps = tuple(
+            self.steps[at]._replace(reads=tuple(new[each] for each in self.steps[at].reads)) for at in kept
+        )
         return Program(self.inputs, steps, new[result])
 
     def _add(self, step: Step) -> int:

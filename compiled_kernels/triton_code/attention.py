@@ -91,15 +91,7 @@ def store_result(
 
 @triton.jit
 def scale_scores(
-    scores,
-    scale,
-    softcap,
-    head,
-    positions,
-    key,
-    allowed,
-    SOFTCAP: tl.constexpr,
-    SCORE: tl.constexpr,
+    scores, scale, softcap, head, positions, key, allowed, SOFTCAP: tl.constexpr, SCORE: tl.constexpr,
     MASK: tl.constexpr,
 ):
     """Scale products of queries [ROWS] and keys [TILE] to scores in base 2, as the user's functions have them, where

@@ -249,7 +249,9 @@ def test_a_hash_of_blocks_is_known_in_a_page() -> None:
     program = trace(blocks, MASK_INPUTS, "bool")
     assert not fits_32_bits(program)
     ends = torch.arange(0, 4096, 64)
-    may = reach(program)(query_low=torch.tensor(4095), query_high=torch.tensor(4095), key_low=ends, key_high=ends + 63)
+    may = reach(program)(
+        query_low=torch.tensor(4095), query_high=torch.tensor(4095), key_low=ends, key_high=ends + 63
+    )
     assert torch.equal(may, blocks(torch.tensor(4095), ends))
 
 

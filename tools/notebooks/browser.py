@@ -60,7 +60,9 @@ class Browser:
         require(missing_browser())
         playwright = _Driver.enter()
         try:
-            self._chromium = playwright.chromium.launch(executable_path=chromium(), headless=True, args=list(ARGUMENTS))
+            self._chromium = playwright.chromium.launch(
+                executable_path=chromium(), headless=True, args=list(ARGUMENTS)
+            )
         except BaseException:
             _Driver.leave()
             raise

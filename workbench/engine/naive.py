@@ -212,7 +212,9 @@ def _chosen_pages(q: Tensor, k: Tensor, a: AttentionSpec) -> Tensor:
     return seen
 
 
-def _weights(scores: Tensor, a: AttentionSpec | MLASpec, sinks: Tensor | None, shown: Tensor | None = None) -> Tensor:
+def _weights(
+    scores: Tensor, a: AttentionSpec | MLASpec, sinks: Tensor | None, shown: Tensor | None = None
+) -> Tensor:
     """Turn scaled scores [head, token, context] into weights; 0 where a query does not see, or sees nothing at all."""
     heads, tokens, _ = scores.shape
     if a.softcap:

@@ -13,6 +13,7 @@ from workbench.inspect.derivation import Derivation, DerivationTerm
 from workbench.inspect.number_place import NumberPlace, norm_factors, norm_products, product_terms
 from workbench.model.attention_spec import AttentionSpec
 from workbench.model.layers import HEAD_COLUMNS, Attention, GatedAttention, HeadRMSNorm
+from workbench.model.linear import Linear
 from workbench.model.mla import MLA
 from workbench.model.rotary import rotary_of_layer
 
@@ -20,7 +21,7 @@ Products = list[tuple[str, tuple[float, ...]]]  # a name and factors
 
 
 def of_projected(at: NumberPlace) -> Derivation:
-    return at.product(at.block.attention.qkv, at.attention_input(), "normed")
+    return at.product(cast(Linear, at.block.attention.qkv), at.attention_input(), "normed")
 
 
 def of_queries(at: NumberPlace) -> Derivation:
@@ -28,7 +29,11 @@ def of_queries(at: NumberPlace) -> Derivation:
 
 
 def of_keys(at: NumberPlace) -> Derivation:
-    return _head(at, _first_key_head(at), at.block.attention.key_norm) if at.has("projected") else _custom(at)
+    return (
+        _head(at, _first_key_head(at), cast(Attention, at.block.attention).key_norm)
+        if at.has("projected")
+        else _custom(at)
+    )
 
 
 def of_values(at: NumberPlace) -> Derivation:

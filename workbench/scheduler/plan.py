@@ -261,7 +261,9 @@ def check_request_fits(
             why = "max_num_seqs is 1; raise it" if limits.max_num_seqs < 2 else "cache.evict drops tokens of each alone"
             raise RequestRefused(f"request {name}: its second stream is a sequence beside it, and {why}")
         check_request_fits(second, kv_cache_manager, limits, max_model_len)
-        theirs = kv_cache_manager.peak_pages(min(second.prompt_length + most, max_model_len) - 1, second.prompt_length)
+        theirs = kv_cache_manager.peak_pages(
+            min(second.prompt_length + most, max_model_len) - 1, second.prompt_length
+        )
         needed = [mine + beside for mine, beside in zip(needed, theirs, strict=True)]
     for table, (pages, pool) in enumerate(zip(needed, kv_cache_manager.pools, strict=True)):
         if pages > pool.num_pages:

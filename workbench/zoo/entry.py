@@ -1,11 +1,11 @@
 """One technique of the zoo: `NAME.yaml` with the settings that turn it on, `NAME.py` with its part and its equation.
 
-technique: Sliding window
-kind: attention
-paper: "Beltagy et al., 2020: Longformer: The Long-Document Transformer (arXiv:2004.05150)"
-use: {attention.sliding_window: 256}
-claim: "A window is nearly as good as full attention."
-rule: "bits_per_byte_ratio <= 1.02 and bytes_ratio <= 0.6"
+    technique: Sliding window
+    kind: attention
+    paper: "Beltagy et al., 2020: Longformer: The Long-Document Transformer (arXiv:2004.05150)"
+    use: {attention.sliding_window: 256}
+    claim: "A window is nearly as good as full attention."
+    rule: "bits_per_byte_ratio <= 1.02 and bytes_ratio <= 0.6"
 """
 
 from __future__ import annotations
