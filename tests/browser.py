@@ -18,7 +18,7 @@ from workbench.lab.server import LabServer
 from workbench.lab.start import missing_browser, missing_lab
 
 ROOT = Path(__file__).resolve().parent.parent
-browser = pytest.mark.timeout(limit(240))
+browser = pytest.mark.timeout(limit(90))
 
 
 @pytest.fixture(scope="session")

@@ -112,7 +112,16 @@ def test_a_title_opens_its_notebook_and_one_button_is_for_all(lab: LabSession, t
     opened = "[...jupyterapp.shell.widgets('main')].map(each => each.context?.path ?? '')"
     until(lambda: "course/01_first.py" in tab.evaluate(opened))
     assert tab.url.startswith(lab.server.origin) and page.console_errors == []
+    # Closed without the question whether to save it, behind which the next test would wait.
     tab.evaluate(
-        "[...jupyterapp.shell.widgets('main')].filter(each => each.context?.path === 'course/01_first.py')"
-        ".forEach(each => { each.sessionContext?.shutdown(); each.close(); })"
+        """async () => {
+          const opened = [...jupyterapp.shell.widgets("main")];
+          const first = opened.find((each) => each.context?.path === "course/01_first.py");
+          await first.context.ready;
+          await first.sessionContext.ready;
+          await first.sessionContext.shutdown();
+          first.context.model.dirty = false;
+          first.close();
+        }"""
     )
+    assert tab.locator(".jp-Dialog").all_inner_texts() == []
