@@ -7,6 +7,8 @@ put back in their order when the wait ends.
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import sys
 import threading
 import time
@@ -75,9 +77,11 @@ def _served(kernel: Any, stream: Any) -> Iterator[_Serve]:
         yield _serving[0]
     finally:
         _serving.clear()
+        # At once: the loop may be about to read what came since the last look, which is to be handled after these.
         for frames in others:
-            kernel.io_loop.add_callback(put_back, frames)
-        stream.on_recv(put_back, copy=False)  # it has what came since the last look read, after those above
+            if inspect.isawaitable(handling := put_back(frames)):
+                asyncio.ensure_future(handling)
+        stream.on_recv(put_back, copy=False)
 
 
 def _handle(kernel: Any, frames: Any) -> bool:
@@ -102,9 +106,11 @@ def _handle(kernel: Any, frames: Any) -> bool:
     except Exception:
         kernel.log.error("Exception in message handler:", exc_info=True)  # as the kernel does
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        kernel._publish_status("idle", "shell")
-        kernel.set_parent(cell_ident, cell, "shell")
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            kernel._publish_status("idle", "shell")
+        finally:  # an interrupt may come here, and what the kernel says next is of the cell
+            kernel.set_parent(cell_ident, cell, "shell")
         kernel._publish_status("busy", "shell")
     return True
