@@ -24,7 +24,7 @@ from workbench.trace.events import Decoded, Finished, Prefilled, Scheduled, Subm
 from workbench.trace.recorder import Recorder, row_name
 from workbench.widgets import ServerView
 from workbench.widgets.server.data import SpanAxis, format_duration, phases_of, token_delays, visible_requests
-from workbench.widgets.server.picture import LEFT, RIGHT, WIDTH, draw_server
+from workbench.widgets.server.picture import LEFT, RIGHT, draw_server
 
 EVERYTHING = float("inf")
 METERS = (Meter("alice: tokens a minute", 60, 60, "tokens", 90.0), Meter("alice: money today", 0.25, 1, "USD"))
@@ -99,7 +99,7 @@ def test_phases_cover_a_request_from_its_arrival_to_its_end(recorder: Recorder) 
 def test_bars_stand_where_their_phases_are(recorder: Recorder) -> None:
     snapshot = log_of(recorder.events).snapshot()
     axis = SpanAxis.over(snapshot, EVERYTHING)
-    across = Scale(axis.low, axis.high, LEFT, WIDTH - RIGHT)
+    across = Scale(axis.low, axis.high, LEFT, PICTURE_WIDTH - RIGHT)
     wanted = sorted(
         round(across(max(phase.begin, axis.low)), 1)
         for request in snapshot.recent
@@ -110,7 +110,7 @@ def test_bars_stand_where_their_phases_are(recorder: Recorder) -> None:
         each for each in elements(draw_server(snapshot, EVERYTHING)).iter() if each.get("class", "").endswith(" ph")
     ]
     assert sorted(float(bar.attrib["x"]) for bar in bars) == pytest.approx(wanted, abs=0.11)
-    assert all(float(bar.attrib["x"]) + float(bar.attrib["width"]) <= WIDTH - RIGHT + 0.9 for bar in bars)
+    assert all(float(bar.attrib["x"]) + float(bar.attrib["width"]) <= PICTURE_WIDTH - RIGHT + 0.9 for bar in bars)
 
 
 @given(recorders(most=6))
