@@ -19,7 +19,7 @@ from tests.trace.histories import recorders
 from workbench.errors import WorkbenchError
 from workbench.serve.watch.serving_log import ServingLog
 from workbench.serve.watch.snapshot import Meter, PageUse, RequestStatus, ServerSnapshot
-from workbench.svg import Scale, format_seconds
+from workbench.svg import PICTURE_WIDTH, Scale, format_seconds
 from workbench.trace.events import Decoded, Finished, Prefilled, Scheduled, Submitted
 from workbench.trace.recorder import Recorder, row_name
 from workbench.widgets import ServerView
