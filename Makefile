@@ -25,7 +25,7 @@ test: .venv/dev
 AT_V3 = $(addprefix tests/compiled_kernels/test_, decode_step.py laws.py layouts.py level.py mlir.py operators.py panels.py \
 	quantized_pages.py) $(addprefix tests/engine/test_, mlir_step.py prefill.py speculation.py)
 
-# Four times as many examples of every law, larger cases, and every numerical test at AVX2: before an issue is ended.
+# Six times as many examples of every law, larger cases, and every numerical test at AVX2: before an issue is ended.
 test-thorough: export WORKBENCH_TESTS_THOROUGH = 1
 test-thorough: AT_V3 += $(addprefix tests/compiled_kernels/test_, check.py mlir_backend.py mlir_text.py) $(addprefix tests/engine/test_, compiled.py \
 	kinds.py oracle.py quantized_cache.py autotune.py) tests/model/test_parity.py tests/measure/test_run.py tests/test_cli.py

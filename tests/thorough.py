@@ -1,4 +1,4 @@
-"""Choose how much is tried: `make test-thorough` has all; `make test` a quarter of the examples, some of slow cases."""
+"""Choose how much is tried: `make test-thorough` has all; `make test` a sixth of the examples, some of slow cases."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 T = TypeVar("T")
 
 THOROUGH = bool(os.environ.get("WORKBENCH_TESTS_THOROUGH"))  # set by `make test-thorough`
-SHARE, FEWEST = 4, 3
+SHARE, FEWEST = 6, 3
 RUN = "PYTEST_XDIST_TESTRUNUID"  # of `make test`, the same in all of its processes
 
 

@@ -19,7 +19,7 @@ from compiled_kernels.cases import Case, Suite, case_of, suite_of, suites
 from compiled_kernels.check import check, verdict
 from compiled_kernels.compiled_calls import compile_call
 from compiled_kernels.interpreted import interpreting, needs_interpreter
-from tests.thorough import THOROUGH
+from tests.thorough import THOROUGH, some
 
 COMPILES = backend_problems()[Backend.INDUCTOR]
 MAX_CASE_FLOPS = 20_000_000  # floating-point operations of a case that `make test` tries
@@ -58,7 +58,9 @@ def test_every_small_case_is_right_as_written(backend: Backend, monkeypatch: pyt
         spans = operator.endswith("attention") and not case.name.startswith("decode")
         return not case.timed and not spans and (THOROUGH or case.cost.flops < MAX_CASE_FLOPS)
 
-    small = [replace(s, cases=tuple(c for c in s.cases if fits(s.operator, c)), exact=s.exact) for s in suites()]
+    small = [
+        replace(s, cases=tuple(some([c for c in s.cases if fits(s.operator, c)], 3)), exact=s.exact) for s in suites()
+    ]
     monkeypatch.setattr(check_module, "suites", lambda: small)
     rows = list(check((backend,)))
     assert len(rows) == sum(len(suite.cases) for suite in small) and all(suite.cases for suite in small)

@@ -172,7 +172,7 @@ WAYS += [(Backend.MLIR, layout, "written", rows) for layout in ("rows", "panels"
 KINDS = ["dense", "int8", "int8 in groups", "int4", "mxfp4"]
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("backend", "layout", "form", "rows"), WAYS)
 def test_experts_that_no_row_names_are_never_read(

@@ -8,7 +8,7 @@ from compiled_kernels import Backend, backend_problems
 from tests.compiled_kernels.hidden_pages import BANDS, MASKS, problem
 
 
-@pytest.mark.sampled(30)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("backend", [Backend.EAGER, Backend.INDUCTOR, Backend.MLIR])
 @pytest.mark.parametrize("spans", [(1, 1, 1), (1, 1, 40), (3, 1, 1), (40,)])
 @pytest.mark.parametrize("mask", MASKS)

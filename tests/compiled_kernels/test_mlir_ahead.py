@@ -39,6 +39,7 @@ AARCH64 = 183  # e_machine of ELF
 
 
 @needs_llvm
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_text_without_x86s_instructions_is_portable(operator: str) -> None:
     rows = list(ahead.portable_kernels(operator))

@@ -142,7 +142,7 @@ def test_the_memory_of_a_folder_is_of_its_own_format(tmp_path: Path) -> None:
     assert weight_format(EngineConfig.build("demo").model) == WeightFormat()
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("backend", ["eager", "inductor", "mlir"])
 @pytest.mark.parametrize("name", ["int4", "int8", "awq", "gptq 8 bits", "fp8 by block"])
 def test_every_backend_generates_what_the_dense_model_does(tmp_path: Path, name: str, backend: str) -> None:
