@@ -28,7 +28,9 @@ class ScheduleSettings:
         self._live, present = live, live.runner.schedule
         policy = getattr(present.policy, "path", "") or policy_name(parse_policy(present.policy))
         chunk = present.limits.max_prefill_tokens
-        self.in_force = dict(zip(SETTINGS, (policy, chunk, present.max_num_seqs), strict=True))
+        self.in_force: dict[str, Any] = {
+            "policy": policy, "chunk_tokens": chunk, "max_num_seqs": present.max_num_seqs,
+        }  # fmt: skip
         self.policies: dict[str, Any] = {name: name for name in BUILT_IN_POLICIES} | {policy: present.policy}
         self._newest: dict[str, object] = {}  # by setting: the change that was asked for last
 

@@ -182,9 +182,8 @@ class LiveBench(TimeNavigation):
         with self._lock:
             log = self.log
             first = log.begin if begin is None else self._origin + begin
-            if end is not None:
-                return kept_statistics(log, first, self._origin + end)
-            return kept_statistics(log, first, log.end if log.origin is None else log.end + 1e-9)
+            newest = log.end if log.origin is None else log.end + 1e-9  # the last event belongs to it
+            return kept_statistics(log, first, max(first, newest) if end is None else self._origin + end)
 
     def redraw(self) -> None:
         began = time.thread_time()
