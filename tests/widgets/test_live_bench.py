@@ -723,7 +723,8 @@ def test_an_interrupted_start_is_as_if_there_had_been_none(
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            bench.run(limit(60))
+            bench.run(1.0)
+    until(lambda: not any(each.name == "live bench" for each in threading.enumerate()))
     assert bench.wait(limit(60)) and bench.log.num_arrived == 0
     bench.run(limit(60))
     until(lambda: bench.log.num_ended > 1)
