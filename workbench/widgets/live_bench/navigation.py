@@ -1,4 +1,4 @@
-"""What is in sight of an axis of time: window, cursor and selection, moved by pointer, wheel, keys and code."""
+"""Move window, cursor and selection of an axis of time: by pointer, wheel, keys and code."""
 
 from __future__ import annotations
 
