@@ -60,8 +60,8 @@ served = list(runner.stream(make_requests(8, every=0.02)))
 timeline.keep()
 
 # %% [markdown]
-# The picture above has filled while the cell ran; `submit` alone returns at once, `wait` is there so that the notebook
-# runs from top to bottom. Run the cell again, without `.wait()`, and watch. It follows as long as `follow` is ticked.
+# The picture above has filled while the cell ran; `keep` saves it with the notebook. Run the cell again and watch: it
+# follows as long as `follow` is ticked.
 #
 # ## Continuous beside static batching
 # A static batch ends with its longest request: slots of those that have ended stay empty, and no request joins before

@@ -6,8 +6,10 @@ import random
 import re
 import threading
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
+import ipywidgets
 import numpy as np
 import pytest
 import torch
@@ -20,6 +22,7 @@ from tests.engine.tiny import model_of, runner_of, spec_of
 from tests.patience import limit, until
 from tests.thorough import tries
 from tests.trace.histories import recorders
+from workbench import svg
 from workbench.engine.runner import Runner
 from workbench.engine.runner_thread import RunnerThread
 from workbench.errors import WorkbenchError
@@ -27,6 +30,7 @@ from workbench.request import Request, SamplingParameters
 from workbench.runs.metrics import percentile
 from workbench.scheduler.policies import parse_policy
 from workbench.scheduler.policy import SchedulerDecision, SchedulerState
+from workbench.svg import Scale
 from workbench.trace.events import (
     Decoded,
     Event,
@@ -43,6 +47,7 @@ from workbench.trace.tracks import Tracks
 from workbench.widgets import LiveBench
 from workbench.widgets.live_bench.load import LoadGenerator
 from workbench.widgets.live_bench.log import BenchLog, TimedValues, merge_changes
+from workbench.widgets.live_bench.panels import draw_requests
 from workbench.widgets.live_bench.picture import TimeView, change_words, describe_moment, draw_bench
 from workbench.widgets.live_bench.statistics import (
     PERCENTILES,
@@ -82,7 +87,17 @@ def bench_runner(listener: Any = None, **changed: Any) -> Runner:
 )
 def test_no_request_is_lost_whatever_changes_when(moves: list[Any], seed: int) -> None:
     log, rng, bound = BenchLog(), random.Random(seed), 5
-    runner = bench_runner(log.record, page_size=4, pages=20)  # few: requests are preempted
+    queues: list[int] = []  # that the planned steps left
+    planned: list[int] = []
+
+    def listen(event: Event) -> None:
+        log.record(event)
+        if isinstance(event, StepPlanned):
+            planned.append(len(runner.scheduler.waiting))
+        elif isinstance(event, Stepped):
+            queues.append(planned[-1])
+
+    runner = bench_runner(listen, page_size=4, pages=20)  # few: requests are preempted
     submitted, refused = 0, 0
 
     def law() -> None:
@@ -112,6 +127,7 @@ def test_no_request_is_lost_whatever_changes_when(moves: list[Any], seed: int) -
         runner.step()
         law()
     assert log.num_ended == submitted and not any(pool.num_used for pool in runner.scheduler.pools)
+    assert [step.waiting for step in log.steps] == queues
 
 
 def tokens_of(
@@ -173,9 +189,14 @@ def test_limits_hold_from_the_next_step_on() -> None:
     events.clear()
     runner.step()
     assert len(runner.scheduler.running) > 2, "those that run go on"
+    for number in (80, 81):
+        runner.submit(
+            Request(f"r{number}", tuple(rng.randrange(31) for _ in range(60)), SamplingParameters(max_tokens=2))
+        )
     while runner.has_unfinished_requests:
         runner.step()
-        assert all(step.prefill_tokens <= 16 for step in events if isinstance(step, Stepped))
+    prefills = [step.prefill_tokens for step in events if isinstance(step, Stepped)]
+    assert max(prefills) == 16 and sum(prefills) == 2 * 60, "long prompts that came later take several steps"
     for number in (90, 91, 92):
         runner.submit(small_request(number, rng))
     most = 0
@@ -360,18 +381,55 @@ def test_old_events_are_dropped_and_those_in_progress_stay() -> None:
 
 
 def test_the_queue_and_the_cursor_say_what_was_then() -> None:
-    log = BenchLog()
-    for name, time in (("a", 1.0), ("b", 1.1), ("c", 1.2)):
-        log.record(Submitted(time, name, arrival=time))
-    log.record(Scheduled(1.29, "a", action="admitted"))
-    for event in stepped(1.3, 7, requests=1, pages_used=5, decode_tokens=1):
+    log, decoded = BenchLog(), list[Decoded]()
+
+    def listen(event: Event) -> None:
         log.record(event)
-    log.record(Decoded(1.3, "a"))
-    assert "step 7: queue 2, batch 1, 5 pages in use" in describe_moment(log, 1.295)
-    assert "after step 7" in describe_moment(log, 1.4) and "TTFT 300 ms" in describe_moment(log, 1.4)
-    assert "no step yet" in describe_moment(log, 1.1)
-    assert log.next_step(1.0, 1) == pytest.approx(1.29) and log.next_step(1.3, -1) == pytest.approx(1.29)
-    assert log.next_step(1.3, 1) == log.end and log.next_step(1.0, -1) == log.begin
+        if isinstance(event, Decoded):
+            decoded.append(event)
+
+    runner = bench_runner(listen, max_num_seqs=1)
+    greedy = SamplingParameters(max_tokens=3, ignore_eos=True, temperature=0)
+    for name in "abc":
+        runner.submit(Request(name, tuple(range(20)), greedy), arrival=runner.clock())
+    while runner.has_unfinished_requests:
+        runner.step()
+    first, second, *_, last = log.steps
+    assert [step.waiting for step in log.steps] == [2, 2, 2, 1, 1, 1, 0, 0, 0]
+    assert "no step yet" in describe_moment(log, np.nextafter(first.begin, 0.0))
+    middle = (second.begin + second.end) / 2
+    assert f"step {second.step}: queue 2, batch 1, {second.pages_used} pages in use" in describe_moment(log, middle)
+    assert f"after step {last.step}" in describe_moment(log, np.nextafter(last.end, np.inf))
+    (arrival,) = [track.row["arrival"] for track in log.tracks.requests if track.row["request_id"] == "a"]
+    took = svg.format_seconds(decoded[0].time - arrival)
+    assert f"TTFT {took} / {took} / {took}" in describe_moment(log, decoded[0].time)
+    assert log.next_step(0.0, 1) == first.begin and log.next_step(first.begin, 1) == second.begin
+    assert log.next_step(second.begin, -1) == first.begin and log.next_step(first.begin, -1) == log.begin
+    assert log.next_step(last.begin, 1) == log.end
+
+
+def test_requests_from_before_the_log_are_no_arrivals() -> None:
+    runner = bench_runner()
+    sampling = SamplingParameters(max_tokens=4, ignore_eos=True, temperature=0)
+    runner.submit(Request("before", tuple(range(20)), sampling))
+    runner.step()
+    log = BenchLog()
+    runner.set_listener(log.record)
+    runner.submit(Request("after", tuple(range(20)), sampling))
+    while runner.has_unfinished_requests:
+        runner.step()
+    assert (log.num_arrived, log.num_refused, log.num_ended, log.num_running) == (1, 0, 1, 0)
+    assert [track.row["request_id"] for track in log.tracks.requests] == ["after"], "none of them is left for good"
+
+
+def test_many_requests_have_the_room_that_they_take() -> None:
+    log = BenchLog()
+    for number in range(90):
+        log.record(Submitted(1.0, f"r{number}", arrival=1.0))
+    log.advance(2.0)
+    markup, high = draw_requests(log, Scale(1.0, 2.0, 100.0, 700.0), 50.0)
+    ends = [float(y) + float(tall) for y, tall in re.findall(r'<rect[^>]* y="([^"]+)"[^>]* height="([^"]+)"', markup)]
+    assert len(ends) == 90 and max(ends) <= 50.0 + high
 
 
 def test_overload_is_said() -> None:
@@ -423,6 +481,40 @@ def test_any_window_of_any_history_is_drawn(recorder: Recorder, one: float, othe
     assert ('class="sel"' in markup) == marked
 
 
+def test_before_the_first_event_there_are_numbers(bench: LiveBench) -> None:
+    found = bench.statistics()
+    assert (found.begin, found.end, found.seconds, found.arrived, found.max_queue) == (0.0, 0.0, 0.0, 0, None)
+    (axis,) = re.findall('data-axis="([^"]+)"', bench.shown.content)
+    assert all(map(np.isfinite, map(float, axis.split())))
+    assert bench.axis.reading == "at 0.000 s: no step yet"
+
+
+def test_what_is_dropped_is_said_and_not_counted_as_nothing(bench: LiveBench) -> None:
+    bench._log = BenchLog(kept_seconds=10.0)
+    for number in range(80):
+        time = 1.0 + number / 10
+        bench._append(Submitted(time, f"r{number}", arrival=time))
+        bench._append(Finished(time, f"r{number}", reason="stop"))
+        for event in stepped(time, number, requests=1):
+            bench._append(event)
+    bench.selected, bench.cursor = (2.05, 6.05), 3.0
+    whole = bench.statistics(*bench.selected)
+    assert (whole.arrived, whole.steps, whole.dropped) == (40, 40, 0.0) and whole.seconds == pytest.approx(4.0)
+    assert "dropped" not in bench.table.value + bench.axis.reading
+    bench.log.advance(15.0)  # from 5 s on it is kept, which is 4 s after the first event
+    bench.redraw()
+    half = bench.statistics(*bench.selected)
+    assert (half.arrived, half.steps) == (21, 21)
+    assert (half.seconds, half.dropped) == (pytest.approx(2.05), pytest.approx(1.95))
+    assert half.per_second(half.arrived) == pytest.approx(whole.per_second(whole.arrived), rel=0.1)
+    assert "Selected: 2.05 s to 6.05 s; of them 1.95 s were dropped, the figures are from 4.00 s" in bench.table.value
+    assert bench.axis.reading == "at 3.000 s: dropped, only the last 10 s are kept"
+    assert "only the last 10 s are kept" in bench.pages.content
+    bench.log.advance(30.0)
+    bench.redraw()
+    assert bench.statistics(*bench.selected).seconds == 0.0 and "no figures are left" in bench.table.value
+
+
 @pytest.fixture
 def bench() -> Any:
     made = LiveBench(bench_runner(), rate=40.0, max_waiting=3, seed=2)
@@ -449,18 +541,87 @@ def test_it_runs_changes_and_ends(bench: LiveBench) -> None:
     assert (found.arrived, found.ended + found.cancelled) == (log.num_arrived, log.num_ended)
     assert "chunk none → 16" in bench.picture() and "output tokens per second" in bench.picture()
     assert "requests started" in bench.table.value and bench.export.file("csv")["content"] == found.csv()
-    bench.max_num_seqs = 7
-    until(lambda: bench.problem)
-    assert "made for 6" in bench.problem
-    bench.rate = -1.0
-    assert "rate must be" in bench.problem
 
 
-def test_close_ends_threads_and_frees_pages() -> None:
+def controls_of(bench: LiveBench) -> dict[str, Any]:
+    """Return the controls of a bench by what stands beside them."""
+    rows = [child for child in bench.children if isinstance(child, ipywidgets.HBox)]
+    return {control.description: control for row in rows for control in row.children}
+
+
+def test_settings_and_controls_stay_equal() -> None:
+    bench = LiveBench(bench_runner(), rate=30.0, chunk_tokens=24, policy="fair")
+    try:
+        controls = controls_of(bench)
+        assert (controls["load, 1/s"].value, controls["chunk"].value, controls["policy"].value) == (30.0, 24, "fair")
+        until(lambda: bench._runner.scheduler.limits.chunk_tokens == 24)
+        assert {8, 16, 24, 32, 64, 128} <= set(controls["chunk"].options)
+        bench.chunk_tokens, bench.rate = 40, 500.0
+        until(lambda: bench._runner.scheduler.limits.chunk_tokens == 40)
+        assert (controls["chunk"].value, controls["load, 1/s"].value) == (40, 500.0)
+        controls["chunk"].value = 24
+        until(lambda: bench._runner.scheduler.limits.chunk_tokens == 24)
+        assert bench.chunk_tokens == 24
+        refused: tuple[tuple[str, Any, str], ...] = (
+            ("max_num_seqs", 7, "made for 6"),
+            ("chunk_tokens", 129, "within 1 and"),
+            ("policy", "fcsf", "did you mean 'fcfs'"),
+            ("rate", -1.0, "rate must be"),
+            ("long_share", 2.0, "long_share must be"),
+            ("span", 0.0, "span must be"),
+        )
+        for name, value, words in refused:
+            before = getattr(bench, name)
+            with pytest.raises(WorkbenchError, match=words):
+                setattr(bench, name, value)
+            assert getattr(bench, name) == before
+        controls["policy"].options = [*controls["policy"].options, "missing.py:Policy"]
+        before = bench.policy
+        controls["policy"].value = "missing.py:Policy"
+        assert "missing.py" in bench.problem and bench.policy == controls["policy"].value == before
+    finally:
+        bench.close()
+
+
+def test_what_the_runner_refuses_goes_back(bench: LiveBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_: Any) -> None:
+        raise WorkbenchError("a request in progress cannot run under it")
+
+    chunk, before = controls_of(bench)["chunk"], bench.chunk_tokens
+    with monkeypatch.context() as patched:
+        patched.setattr(bench._runner, "set_schedule", refuse)
+        bench.chunk_tokens = 16
+        until(lambda: bench.problem)
+    assert "cannot run under it" in bench.problem and bench.chunk_tokens == chunk.value == before
+    bench.chunk_tokens = 32
+    until(lambda: bench._runner.scheduler.limits.chunk_tokens == 32)
+    until(lambda: not bench.problem)
+    assert bench.chunk_tokens == chunk.value == 32
+
+
+def test_a_policy_of_ones_own_can_be_chosen_again() -> None:
+    class Mine:
+        def __call__(self, state: SchedulerState) -> SchedulerDecision:
+            return parse_policy("fcfs")(state)
+
+    mine = Mine()
+    bench = LiveBench(bench_runner(policy=mine), rate=1.0)
+    try:
+        name = bench.policy
+        assert name.endswith("Mine")
+        bench.policy = "fair"
+        until(lambda: bench._runner.schedule.policy is not mine)
+        bench.policy = name
+        until(lambda: bench._runner.schedule.policy is mine)
+    finally:
+        bench.close()
+
+
+def test_close_ends_threads_and_frees_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     before = {each.ident for each in threading.enumerate()}
-    bench = LiveBench(bench_runner(prefix="radix"), rate=40.0)
-    bench._owns_runner = True  # as one that it loaded
-    runner = bench._runner
+    runner = bench_runner(prefix="radix", max_num_seqs=8, max_num_batched_tokens=512)
+    monkeypatch.setattr(workbench, "load", lambda *_, **__: runner)
+    bench = LiveBench(rate=40.0)
     bench.run(limit(60))
     until(lambda: runner.scheduler.running)
     bench.close()
@@ -513,10 +674,122 @@ def test_the_axis_follows_until_it_is_moved(bench: LiveBench) -> None:
     assert bench.follow and bench._window()[0] == 0.0 and bench.cursor is None and bench.selected == ()
 
 
-def test_wrong_arguments_are_refused() -> None:
-    for given_, words in (({"max_waiting": 0}, "max_waiting"), ({"speed": 3}, "no setting 'speed'")):
+def test_a_load_begins_while_the_thread_of_the_one_before_ends() -> None:
+    held, free = threading.Event(), threading.Event()
+
+    def tick() -> None:
+        if not held.is_set():
+            held.set()
+            free.wait()
+
+    live = RunnerThread.attach(bench_runner())
+    load = LoadGenerator(live, LoadSettings(rate=40.0), lambda _: None, tick)
+    try:
+        load.start(limit(60))
+        held.wait()
+        load.stop()
+        load.start(limit(60))
+        until(lambda: load._offered)
+        load.stop()
+        assert load.wait(limit(60))
+    finally:
+        free.set()
+        load.close()
+
+
+def test_a_load_that_is_stopped_and_run_again_goes_on(bench: LiveBench) -> None:
+    bench.run(limit(60))
+    until(lambda: bench.log.num_ended > 1)
+    bench.stop()
+    bench.run(limit(60))
+    arrived = bench.log.num_arrived
+    until(lambda: bench.log.num_arrived > arrived + 2 and bench.running)
+    bench.stop()
+    assert bench.wait(limit(60)) and not bench.running
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_an_interrupted_start_is_as_if_there_had_been_none(
+    bench: LiveBench, monkeypatch: pytest.MonkeyPatch, begun: bool
+) -> None:
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        if thread.name != "live bench" or begun:
+            start(thread)
+        if thread.name == "live bench":
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            bench.run(1.0)
+    until(lambda: not any(each.name == "live bench" for each in threading.enumerate()))
+    assert bench.wait(limit(60)) and bench.log.num_arrived == 0
+    bench.run(limit(60))
+    until(lambda: bench.log.num_ended > 1)
+
+
+def test_an_interrupted_wait_ends_the_load(bench: LiveBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> bool:
+        raise KeyboardInterrupt
+
+    bench.run(limit(60))
+    until(lambda: bench.log.num_ended > 1)
+    with monkeypatch.context() as patched:
+        patched.setattr("workbench.widgets.live_bench.load.wait_and_serve", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            bench.wait()
+    assert bench.wait()
+
+
+def test_a_request_that_is_cancelled_before_the_runner_has_it_is_over(bench: LiveBench) -> None:
+    load, live = bench._load, bench._live
+    assert load is not None
+    bench.rate = 0.0
+    bench.run(limit(60))
+    stops: tuple[Callable[[], None], ...] = (live.stop, load.stop)
+    for number, stop in enumerate(stops):
+        request = small_request(number, random.Random(0))
+        live.call(lambda runner, request=request, stop=stop: (load.offer(load._run, request, runner.clock()), stop()))
+        assert not load._offered and load.running == (stop == live.stop)
+    assert bench.wait() and bench.log.num_arrived == 0
+
+
+def test_files_are_drawn_while_nothing_is_recorded(bench: LiveBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    owned: list[bool] = []
+
+    def draw(*_: Any) -> str:
+        owned.append(bench._lock._is_owned())  # type: ignore[attr-defined]
+        return "<svg/>"
+
+    monkeypatch.setattr("workbench.widgets.live_bench.view.draw_bench", draw)
+    assert bench.export.file("png")["content"] == "<svg/>" and owned == [True]
+
+
+def test_wrong_arguments_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(*_: Any) -> float:
+        raise AssertionError("nothing is measured for settings that are wrong")
+
+    monkeypatch.setattr("workbench.widgets.live_bench.view.measure_capacity", measure)
+    runner = bench_runner(max_num_seqs=8, max_num_batched_tokens=512)
+    wrongs: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"max_waiting": 0}, "max_waiting"),
+        ({"speed": 3}, "no setting 'speed'"),
+        ({"chunk_token": 8}, "did you mean 'chunk_tokens'"),
+        ({"chunk_tokens": 1000}, "chunk_tokens must be within"),
+        ({"rate": float("nan")}, "rate must be"),
+    )
+    for given_, words in wrongs:
         with pytest.raises(WorkbenchError, match=words):
-            LiveBench(bench_runner(), rate=1.0, **given_)
+            LiveBench(runner, **given_)
+    assert RunnerThread.attach(runner)._listeners == []
+    RunnerThread.attach(runner).call(lambda each: each)
+    monkeypatch.setattr(workbench, "load", lambda *_, **__: runner)
+    with pytest.raises(WorkbenchError, match="chunk_tokens must be within"):
+        LiveBench(chunk_tokens=1000)
+    with pytest.raises(WorkbenchError, match="closed"):
+        RunnerThread.attach(runner).call(lambda each: each)
     small = runner_of(model_of(spec_of()), page_size=16, pages=8)
     with pytest.raises(WorkbenchError, match="context is 48"):
         LiveBench(small)

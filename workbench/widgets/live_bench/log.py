@@ -24,7 +24,6 @@ from workbench.trace.events import (
     Scheduled,
     SettingsChanged,
     Stepped,
-    StepPlanned,
     Submitted,
 )
 from workbench.trace.slices import Track
@@ -64,7 +63,7 @@ class TimedValues:
 
 
 class StepPoint(NamedTuple):
-    """A step: from `begin` to `end`; `waiting` and `running` are requests when it was planned."""
+    """A step: from `begin` to `end`; it computes `running` requests and leaves `waiting` in the queue."""
 
     end: float
     begin: float
@@ -112,10 +111,9 @@ class BenchLog:
         self.ttft, self.itl = TimedValues(), TimedValues()  # at the time of the token that ends the interval
         self.tokens = TimedValues()  # output tokens
         self.num_arrived = self.num_refused = self.num_ended = 0  # since the beginning
-        self.begin, self.end = float("inf"), float("-inf")  # of what is kept
+        self.begin = self.end = 0.0  # of what is kept, once there is an event
         self.origin: float | None = None  # time of the first event
         self._open: dict[tuple[str, int], _Open] = {}
-        self._planned = (0, 0)
         self._num_running = 0
         self._rows: dict[int, int] = {}  # by id of a track: its row in the picture
         self._free_rows: list[int] = []
@@ -129,6 +127,11 @@ class BenchLog:
     def num_waiting(self) -> int:
         return len(self._open) - self._num_running
 
+    @property
+    def has_dropped(self) -> bool:
+        """Return whether there was something before `begin`."""
+        return self.origin is not None and self.begin > self.origin
+
     def row_of(self, track: Track) -> int:
         """Return the row of a request: the lowest that was free when it came, and its own until it has ended."""
         return self._rows.get(id(track), 0)
@@ -136,7 +139,7 @@ class BenchLog:
     def advance(self, now: float) -> None:
         """Let the time go on to `now`, and drop what is older than `kept_seconds`."""
         if self.origin is None:
-            self.origin = self.begin = now
+            self.origin = self.begin = self.end = now
         self.end = max(self.end, now)
         if self.end - self.begin > 1.25 * self.kept_seconds:  # not at every event
             self._drop_before(self.end - self.kept_seconds)
@@ -144,10 +147,11 @@ class BenchLog:
     def record(self, event: Event) -> None:
         self.advance(event.time)
         key = event.request_id, event.sample
-        if isinstance(event, Finished) and key not in self._open:  # refused before it came to the runner
-            self._arrive(event.time)
-            self._refuse(event.time)
-            return
+        if event.request_id and key not in self._open and not isinstance(event, Submitted):
+            if isinstance(event, Finished) and event.reason == FinishReason.REFUSED:  # before it came to the runner
+                self._arrive(event.time)
+                self._refuse(event.time)
+            return  # others were submitted before the log began
         self.tracks.record(event)
         match event:
             case Submitted():
@@ -156,19 +160,17 @@ class BenchLog:
                 self._num_rows = max(self._num_rows, row + 1)
                 self._open[key] = _Open(row, event.arrival)
                 self._rows[id(self.tracks.requests[-1])] = row
-            case Scheduled(action="admitted") if key in self._open:
+            case Scheduled(action="admitted"):
                 self._set_running(self._open[key], True)
                 if self._open[key].last_token is None:
                     self.started.add(event.time)
-            case Preempted() if key in self._open:
+            case Preempted():
                 self._set_running(self._open[key], False)
                 self.preempted.add(event.time)
-            case Decoded() if key in self._open:
+            case Decoded():
                 self._token(self._open[key], event.time)
             case Finished():
                 self._end(key, event)
-            case StepPlanned():
-                self._planned = self.num_waiting, self._num_running
             case Stepped():
                 self._step(event)
 
@@ -232,8 +234,9 @@ class BenchLog:
         tokens = event.prefill_tokens, event.decode_tokens
         pages = event.pages_used, event.pages_idle
         begin = event.time - event.wall_seconds
-        waiting = self._planned[0]
-        self.steps.append(StepPoint(event.time, begin, event.step, waiting, event.requests, *tokens, *pages))
+        # The engine says which requests a step admits after it has planned it: by now those are out of the queue.
+        waiting, running = self.num_waiting, event.requests
+        self.steps.append(StepPoint(event.time, begin, event.step, waiting, running, *tokens, *pages))
 
     def _drop_before(self, time: float) -> None:
         series = (self.arrived, self.refused, self.started, self.ended, self.cancelled, self.preempted)

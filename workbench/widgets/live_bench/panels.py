@@ -15,7 +15,7 @@ from workbench.widgets.pages.picture import STRIP_HEIGHT, draw_strip
 from workbench.widgets.timeline.picture import draw_request
 
 LEFT, RIGHT = 104.0, 94.0  # pixels beside the axis of time: names of the panels, and the newest values
-ROWS_HEIGHT, MIN_ROW, MAX_ROW = 264.0, 6.0, 16.0  # of all requests, and of one
+ROWS_HEIGHT, MIN_ROW, MAX_ROW = 264.0, 6.0, 16.0  # of all requests, more where they are many; and of one
 PANEL_HEIGHT = 62.0
 PIXELS_A_POINT = 2.0  # of a line
 MOMENTS = 160  # at which percentiles are taken
@@ -42,7 +42,7 @@ def draw_requests(log: BenchLog, across: Scale, y: float) -> tuple[str, float]:
     parts = [
         draw_request(log.tracks, track, across, y + row * side, side, track.row["request_id"]) for row, track in seen
     ]
-    return svg.group(_name(y, "requests", f"{len(seen)} in sight"), *parts), ROWS_HEIGHT
+    return svg.group(_name(y, "requests", f"{len(seen)} in sight"), *parts), max(ROWS_HEIGHT, rows * side)
 
 
 def _points(steps: Sequence[StepPoint], across: Scale, name: str) -> list[tuple[float, float]]:

@@ -112,7 +112,7 @@ def describe_moment(log: BenchLog, time: float) -> str:
     step = log.step_at(time)
     head = f"at {time - (log.origin or 0.0):.3f} s"
     if step is None:
-        return f"{head}: no step yet"
+        return f"{head}: {f'dropped, {kept_words(log)}' if log.has_dropped else 'no step yet'}"
     where = f"step {step.step}" if time <= step.end else f"after step {step.step}"
     took = svg.format_seconds(step.end - step.begin)
     work = f"{step.prefill_tokens} prefill and {step.decode_tokens} decode tokens in {took}"
@@ -129,13 +129,21 @@ def describe_moment(log: BenchLog, time: float) -> str:
     )
 
 
+def kept_words(log: BenchLog) -> str:
+    """Return what a log keeps, in words."""
+    return f"only the last {log.kept_seconds:g} s are kept"
+
+
 def draw_statistics(stats: WindowStatistics, origin: float, width: float) -> str:
     """Draw a selection's figures as a table, several side by side in a row."""
     cells = [(name, _figure(value, unit)) for name, value, unit in stats.rows()]
     columns = max(1, int(width // FIGURE_WIDTH))
     rows = [cells[first : first + columns] for first in range(0, len(cells), columns)]
     body = "".join(f"<tr>{''.join(map(_cells, row))}</tr>" for row in rows)
-    title = f"Selected: {stats.begin - origin:.2f} s to {stats.end - origin:.2f} s"
+    title = f"Selected: {stats.begin - stats.dropped - origin:.2f} s to {stats.end - origin:.2f} s"
+    if stats.dropped:
+        left = f"the figures are from {stats.begin - origin:.2f} s on" if stats.seconds else "no figures are left"
+        title += f"; of them {stats.dropped:.2f} s were dropped, {left}"
     return svg.html(
         "<style>.wb-pic table{border-collapse:collapse;margin:4px 8px;font-size:12px}.wb-pic caption{text-align:left;"
         "font-weight:600;padding:2px 0}.wb-pic tr{background:none}.wb-pic th{font-weight:400;text-align:left;"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,7 +19,8 @@ class WindowStatistics:
     """Counts from `begin` to `end`, and latencies in seconds; None without values.
 
     `started` are first admissions, `ended` requests that ended of themselves. A step, a token and a latency belong to
-    the moment at which they end. `ttft` and `itl` are percentiles, in the order of `PERCENTILES`.
+    the moment at which they end. `ttft` and `itl` are percentiles, in the order of `PERCENTILES`. `dropped` are the
+    seconds before `begin` that were asked for and that the log no longer keeps.
     """
 
     begin: float
@@ -40,6 +41,7 @@ class WindowStatistics:
     max_pages: int | None
     ttft: tuple[float | None, ...]
     itl: tuple[float | None, ...]
+    dropped: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -77,6 +79,12 @@ class WindowStatistics:
         """Return the rows as CSV, in full precision."""
         lines = [f"{name},{'' if value is None else repr(value)},{unit}" for name, value, unit in self.rows()]
         return "\n".join(["figure,value,unit", *lines, ""])
+
+
+def kept_statistics(log: BenchLog, begin: float, end: float) -> WindowStatistics:
+    """Count what happened in begin <= time < end as far as the log keeps it: the duration is that of the counts."""
+    first = min(max(begin, log.begin), max(begin, end)) if log.has_dropped else begin
+    return replace(window_statistics(log, first, end), dropped=first - begin)
 
 
 def window_statistics(log: BenchLog, begin: float, end: float) -> WindowStatistics:

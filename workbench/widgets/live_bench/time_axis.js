@@ -1,7 +1,7 @@
 // Cursor, zoom and selection over the picture of the same widget, whose element with data-axis says where its axis of time is:
 // "low high left right top bottom begin", times in seconds and places in the picture's own units. Cursor and selection are
 // shown here at once; what was done goes to the kernel, one message at a time, the last of each kind.
-const HINT = "Hover or ←/→: cursor. Drag or Page ↑/↓: move. Shift+drag or Shift+←/→: select. Ctrl+wheel, or the wheel once "
+const HINT = "Hover, click to keep it, or ←/→: cursor. Drag or Page ↑/↓: move. Shift+drag or Shift+←/→: select. Ctrl+wheel, or the wheel once "
   + "this line has the focus, or +/−: zoom. Double click or 0: all. End: newest. Delete: no selection.";
 const DRAG_PIXELS = 4, HEARD_MS = 1000;
 
@@ -29,7 +29,9 @@ function render({ model, el }) {
   const line = make("wb-time-cursor", overlay);
 
   let picture = null, drag = null, swallow = false;
-  let cursor = model.get("cursor"), selection = [...model.get("selection")];
+  // Where the cursor is once the pointer leaves the panels: where a click, a key or the kernel has put it.
+  let kept = model.get("cursor"), hovering = false;
+  let cursor = kept, selection = [...model.get("selection")];
   // Where the axis is on the page, or null before it is drawn.
   const axis = () => {
     const mark = picture?.querySelector("[data-axis]"), svg = mark?.closest("svg");
@@ -99,17 +101,28 @@ function render({ model, el }) {
     show();
     say("cursor", { cursor: time });
   };
+  const keep = (time) => {
+    kept = time;
+    hovering = false;
+    point(time);
+  };
   const select = (from, to) => {
     selection = from === undefined ? [] : [from, to];
     show();
     say("select", { select: selection });
   };
 
+  const leave = () => {
+    if (hovering) keep(kept);
+  };
   const onMove = (event) => {
     const a = axis();
     if (!a) return;
     if (!drag) {
-      if (within(a, event)) point(timeAt(a, event.clientX));
+      if (within(a, event)) {
+        hovering = true;
+        point(timeAt(a, event.clientX));
+      } else leave();
       return;
     }
     drag.moved ||= Math.abs(event.clientX - drag.x) > DRAG_PIXELS;
@@ -120,6 +133,10 @@ function render({ model, el }) {
       const by = (drag.high - drag.low) * (event.clientX - drag.x) / (a.right - a.left);
       say("window", { window: [drag.low - by, drag.high - by] });
     }
+  };
+  const all = () => {
+    keep(null);
+    say("all", { all: true });
   };
   const onUp = () => {
     window.removeEventListener("pointermove", onMove);
@@ -140,6 +157,7 @@ function render({ model, el }) {
   };
   const on = {
     pointermove: (event) => !drag && onMove(event),
+    pointerleave: leave,
     pointerdown: (event) => {
       const a = axis();
       if (event.button !== 0 || !within(a, event)) return;
@@ -152,7 +170,7 @@ function render({ model, el }) {
       event.preventDefault(); // no text is selected
       reading.focus({ preventScroll: true });
     },
-    dblclick: (event) => within(axis(), event) && say("all", { all: true }),
+    dblclick: (event) => within(axis(), event) && all(),
     wheel: (event) => {
       const a = axis();
       if (!within(a, event) || !(event.ctrlKey || event.metaKey || document.activeElement === reading)) return; // the page scrolls
@@ -161,6 +179,8 @@ function render({ model, el }) {
     },
   };
   const onClick = (event) => {
+    const a = axis();
+    if (!swallow && within(a, event)) keep(timeAt(a, event.clientX));
     if (!swallow) return;
     swallow = false;
     event.stopPropagation(); // the end of a drag picks nothing
@@ -168,13 +188,14 @@ function render({ model, el }) {
   reading.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     const by = { ArrowLeft: -1, ArrowDown: -1, ArrowRight: 1, ArrowUp: 1 }[event.key];
+    if (by && !event.shiftKey) [kept, hovering] = [cursor, false]; // it stays when the pointer leaves
     if (by) say(event.shiftKey ? "extend" : "move", { [event.shiftKey ? "extend" : "move"]: by });
     else if (event.key === "PageUp" || event.key === "PageDown") say("pan", { pan: event.key === "PageUp" ? -0.5 : 0.5 });
     else if (event.key === "+" || event.key === "=") say("zoom", { zoom: 0.5, at: cursor });
     else if (event.key === "-") say("zoom", { zoom: 2, at: cursor });
-    else if (event.key === "0") say("all", { all: true });
-    else if (event.key === "Home") point(axis()?.begin ?? null);
-    else if (event.key === "End") point(null);
+    else if (event.key === "0") all();
+    else if (event.key === "Home") keep(axis()?.begin ?? null);
+    else if (event.key === "End") keep(null);
     else if (event.key === "Delete" || event.key === "Backspace") select();
     else return;
     event.preventDefault();
@@ -203,7 +224,12 @@ function render({ model, el }) {
   };
   asked.addEventListener("change", calm);
   const changes = {
-    "change:cursor": () => { if (!waiting.cursor) { cursor = model.get("cursor"); show(); } },
+    "change:cursor": () => {
+      if (waiting.cursor) return;
+      cursor = model.get("cursor");
+      if (!hovering) kept = cursor;
+      show();
+    },
     "change:selection": () => { if (!drag && !waiting.select) { selection = [...model.get("selection")]; show(); } },
     "change:reading": read,
     "change:heard": heard,

@@ -4,54 +4,49 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from contextlib import ExitStack
 from html import escape
-from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets
 import traitlets
 
 from workbench import svg
-from workbench.errors import WorkbenchError, describe_error
+from workbench.errors import WorkbenchError, nearest
 from workbench.stop_button import register_stoppable
 from workbench.trace.events import Event, Finished, SettingsChanged, Stepped
 from workbench.widgets.compare.export import ExportButtons
-from workbench.widgets.live_bench.controls import load_controls
-from workbench.widgets.live_bench.load import LoadGenerator, measure_capacity
+from workbench.widgets.live_bench.controls import control_rows
+from workbench.widgets.live_bench.load import LoadGenerator, attach_runner, measure_capacity
 from workbench.widgets.live_bench.log import BenchLog
-from workbench.widgets.live_bench.picture import TimeView, describe_moment, draw_bench, draw_statistics
-from workbench.widgets.live_bench.statistics import WINDOW_SECONDS, WindowStatistics, window_statistics
+from workbench.widgets.live_bench.navigation import TimeNavigation
+from workbench.widgets.live_bench.picture import describe_moment, draw_bench, draw_statistics, kept_words
+from workbench.widgets.live_bench.schedule import SETTINGS, ScheduleSettings
+from workbench.widgets.live_bench.statistics import WINDOW_SECONDS, WindowStatistics, kept_statistics
 from workbench.widgets.live_bench.time_axis import TimeAxis
-from workbench.widgets.live_bench.traffic import LONGEST_REQUEST, LoadSettings
+from workbench.widgets.live_bench.traffic import LoadSettings
 from workbench.widgets.pages.data import SnapshotLog, panels_of_runner, snapshot_listener, take_snapshot
 from workbench.widgets.pages.picture import draw_page_map
-from workbench.widgets.view import MarkupWidget, PictureWidget
+from workbench.widgets.view import MarkupWidget
 
 if TYPE_CHECKING:
     from workbench.engine.runner import Runner
 
 RUN_SECONDS = 120.0  # of a press on the button; a load that is forgotten ends
-SPAN_SECONDS = 12.0  # in sight while the newest is followed
-MIN_SPAN_SECONDS = 0.005
 REDRAW_SECONDS, STILL_SECONDS = 0.5, 2.0  # between two pictures while requests are served; with reduced motion
-CHUNKS = (8, 16, 32, 64, 128, 256, 512)
-BENCH_ENGINE = {
-    "backend": "eager", "page_size": 16, "pages": 112, "prefix": "radix", "max_num_seqs": 16,
-    "max_num_batched_tokens": 512,
-}  # fmt: skip
-BENCH_SCHEDULE = {"max_num_seqs": 8, "chunk_tokens": 512}  # at the beginning
 TRIM_STEPS = 256  # between two looks at old snapshots of pages
+LOAD_TRAITS = ("rate", "long_share", "shared_prefix")
 
 
-class LiveBench(PictureWidget):
+class LiveBench(TimeNavigation):
     """A load of many requests on a runner, whose settings change while it runs, over one axis of time.
 
     Requests arrive at `rate` a second whether or not earlier ones have ended (open loop). Unless it is given, what the
     runner serves is measured first, for some seconds, and the load begins at a half of this `capacity`. `long_share` of
     them have long prompts, and with `shared_prefix` all begin alike. `policy`, `chunk_tokens` (prefill tokens of a
     step) and `max_num_seqs` are the scheduler's; each holds from the next step on, and no request is lost. Where
-    `max_waiting` wait, more are refused and counted.
+    `max_waiting` wait, more are refused and counted. These and `span` may be given as `settings`; a value that cannot
+    be is refused, and all stays as it was.
 
     `run`, `stop` and `wait` are the buttons. `cursor` is a time, None for the newest; `selected` two times, of which
     `statistics()` counts what happened. `follow` keeps the newest `span` seconds in sight. Times are seconds since the
@@ -68,53 +63,48 @@ class LiveBench(PictureWidget):
     chunk_tokens = traitlets.Int(512)
     max_num_seqs = traitlets.Int(8)
     running = traitlets.Bool(False)
-    follow = traitlets.Bool(True)
-    span = traitlets.Float(SPAN_SECONDS)
-    window = traitlets.Tuple(traitlets.Float(), traitlets.Float(), default_value=(0.0, SPAN_SECONDS))
-    cursor = traitlets.Float(None, allow_none=True)
-    selected = traitlets.Tuple(default_value=())
     problem = traitlets.Unicode()
 
     _load: LoadGenerator | None = None
+    _schedule: ScheduleSettings | None = None
     _closed = False
 
     def __init__(self, runner: Runner | None = None, *, max_waiting: int = 24, seed: int = 0, **settings: Any):
-        import workbench
-        from workbench.engine.runner_thread import RunnerThread
-
         super().__init__()
-        if max_waiting < 1:
-            raise WorkbenchError(f"LiveBench: max_waiting must be at least 1, not {max_waiting}")
-        self._owns_runner = runner is None
-        self._runner = workbench.load("demo", **BENCH_ENGINE) if runner is None else runner
-        spec, schedule = self._runner.model.spec, self._runner.config.schedule
-        if spec.max_position_embeddings < LONGEST_REQUEST:
-            raise WorkbenchError(
-                f"LiveBench: its longest requests have {LONGEST_REQUEST} tokens, and the model's context is "
-                f"{spec.max_position_embeddings}"
-            )
-        self._lock = RLock()  # of the log and the picture
-        self._fresh: deque[Event] = deque()
-        self._log, self._redraw_due = BenchLog(), False
-        self._drawing_seconds = 0.0
-        self._live = RunnerThread.attach(self._runner)
-        if self._owns_runner:
-            self._live.call(lambda each: each.set_schedule(**BENCH_SCHEDULE))
+        self._resources = ExitStack()  # what was begun, to be ended in the other order
+        try:
+            for name in settings:
+                known = (*LOAD_TRAITS, *SETTINGS, "span")
+                if name not in known:
+                    raise WorkbenchError(f"LiveBench: no setting {name!r}{nearest(name, known)}; see its traits")
+            if max_waiting < 1:
+                raise WorkbenchError(f"LiveBench: max_waiting must be at least 1, not {max_waiting}")
+            self._live = attach_runner(runner, self._resources)
+            self._runner = self._live.runner
+            self._set(settings)
+            rows = self._build()
+            self._listen(max_waiting, seed)
+            self.show(*rows, self._alert, self.axis, below=(self.table, self.export, self.pages))
+        except BaseException:
+            self.close()
+            raise
+
+    def _set(self, settings: dict[str, Any]) -> None:
+        """Take the settings, and measure the capacity unless a load is given."""
+        self._schedule = ScheduleSettings(self._live)
+        for name, value in self._schedule.in_force.items():
+            self.set_trait(name, value)
+        self.observe(self._on_schedule, SETTINGS)
+        for name, value in settings.items():
+            self.set_trait(name, value)
         self.capacity: float | None = None  # requests a second, measured before the load
         if "rate" not in settings:
-            self.capacity = measure_capacity(
-                self._live, LoadSettings(long_share=settings.get("long_share", self.long_share))
-            )
-        self.rate = settings.get("rate", max(1.0, round(self.capacity or 0.0) / 2))
-        present = self._runner.schedule
-        self.policy, self.max_num_seqs = getattr(present.policy, "kind", "custom"), present.max_num_seqs
-        self.chunk_tokens = present.limits.max_prefill_tokens
-        self._panels = panels_of_runner(self._runner)
-        self._snapshots = SnapshotLog([self._live.call(lambda each: take_snapshot(each.scheduler, self._panels))])
-        self._load = LoadGenerator(self._live, self._load_settings, self._append, self._tick, max_waiting, seed)
-        note = snapshot_listener(self._snapshots, self._runner.scheduler, self._panels, lambda: None)
-        self._listeners: list[Callable[[], None]] = [self._live.listen(self._append), self._live.listen(note)]
-        register_stoppable(self._load)
+            self.capacity = measure_capacity(self._live, LoadSettings(long_share=self.long_share))
+            self.rate = max(1.0, round(self.capacity) / 2)
+
+    def _build(self) -> list[ipywidgets.Widget]:
+        """Make what is shown; return the rows of controls."""
+        assert self._schedule is not None
         self.axis = TimeAxis(self._on_axis)
         self.table = ipywidgets.HTML()
         self.export = ExportButtons(
@@ -122,19 +112,40 @@ class LiveBench(PictureWidget):
         )
         self.export.layout.display = "none"
         self._alert = ipywidgets.HTML(layout={"min_height": "0"})
-        self._rows = self._controls(schedule.max_num_seqs, schedule.max_num_batched_tokens)
-        self.watch("follow", "window", "cursor", "selected", "span")
-        for name in ("cursor", "selected"):
-            self.observe(lambda _: self._read(), name)
-        self.observe(self._on_load, ["rate", "long_share", "shared_prefix"])
-        self.observe(self._on_schedule, ["policy", "chunk_tokens", "max_num_seqs"])
-        self.observe(self._on_problem, "problem")
-        for name, value in settings.items():
-            if name not in ("rate", "long_share", "shared_prefix", "policy", "chunk_tokens", "max_num_seqs", "span"):
-                raise WorkbenchError(f"LiveBench: no setting {name!r}; see its traits")
-            self.set_trait(name, value)
         self.pages = MarkupWidget()
-        self.show(*self._rows, self._alert, self.axis, below=(self.table, self.export, self.pages))
+        self.watch("follow", "window", "cursor", "selected", "span")
+        self.observe(lambda _: self._read(), ["cursor", "selected"])
+        self.observe(self._on_load, LOAD_TRAITS)
+        self.observe(self._on_problem, "problem")
+        self.observe(self._on_running, "running")
+        max_rate = max(10.0, round(2 * (self.capacity or self.rate)))  # what cannot be served is right of the middle
+        tip = f"requests arrive for {RUN_SECONDS:g} s"
+        return control_rows(self, tip, max_rate, self._schedule.policies, self._runner.config.schedule)
+
+    def _listen(self, max_waiting: int, seed: int) -> None:
+        """Log what the runner does from now on, and be ready to make a load."""
+        self._fresh: deque[Event] = deque()
+        self._log, self._redraw_due = BenchLog(), False
+        self._drawing_seconds = 0.0
+        panels = panels_of_runner(self._runner)
+        self._snapshots = SnapshotLog([self._live.call(lambda each: take_snapshot(each.scheduler, panels))])
+        note = snapshot_listener(self._snapshots, self._runner.scheduler, panels, lambda: None)
+        self._load = LoadGenerator(self._live, self._load_settings, self._append, self._tick, max_waiting, seed)
+        for listener in (self._append, note):
+            self._resources.callback(self._live.listen(listener))
+        self._resources.callback(self._load.close)  # before those: the log has the ends of its requests
+        register_stoppable(self._load)
+
+    @traitlets.validate("rate", "long_share")
+    def _validate_load(self, proposal: Any) -> float:
+        LoadSettings(**{proposal["trait"].name: proposal["value"]})
+        return proposal["value"]
+
+    @traitlets.validate(*SETTINGS)
+    def _validate_schedule(self, proposal: Any) -> Any:
+        if self._schedule is not None:
+            self._schedule.check(proposal["trait"].name, proposal["value"])
+        return proposal["value"]
 
     @property
     def log(self) -> BenchLog:
@@ -164,27 +175,15 @@ class LiveBench(PictureWidget):
         return done
 
     def statistics(self, begin: float | None = None, end: float | None = None) -> WindowStatistics:
-        """Count what happened from `begin` to `end`, in seconds since the first event; all that is kept by default."""
+        """Count what happened from `begin` to `end`, in seconds since the first event; all that is kept by default.
+
+        Before the first event all are 0; of what is no longer kept there are the seconds, `dropped`.
+        """
         with self._lock:
             log = self.log
-            origin = log.origin or 0.0
-            first = max(0.0, log.begin) if begin is None else origin + begin
-            return window_statistics(log, first, log.end + 1e-9 if end is None else origin + end)
-
-    def zoom(self, factor: float = 1.0, by: float = 0.0, at: float | None = None) -> None:
-        """Scale the window by `factor` around the time `at`, the middle by default, and move it by `by` windows."""
-        log, (low, high) = self.log, self._window()
-        if log.origin is None:
-            return
-        last, first = log.end - log.origin, log.begin - log.origin
-        wide = min(max((high - low) * factor, MIN_SPAN_SECONDS), max(last - first, SPAN_SECONDS))
-        share = 0.5 if at is None else min(max((at - low) / (high - low), 0.0), 1.0)
-        low = low + share * (high - low) - share * wide + by * wide
-        self._look(min(max(low, first), max(last - wide, first)), wide)
-
-    def show_all(self) -> None:
-        """Show everything that is kept, and follow the newest."""
-        self.span, self.follow = self.log.kept_seconds, True
+            first = log.begin if begin is None else self._origin + begin
+            newest = log.end if log.origin is None else log.end + 1e-9  # the last event belongs to it
+            return kept_statistics(log, first, max(first, newest) if end is None else self._origin + end)
 
     def redraw(self) -> None:
         began = time.thread_time()
@@ -209,20 +208,9 @@ class LiveBench(PictureWidget):
 
     def close(self) -> None:
         """End the load, its requests and its threads, and free the pages."""
-        was_closed, self._closed = self._closed, True
-        if self._load is not None and not was_closed:
-            self._load.close()
-            for leave in self._listeners:
-                leave()
-            if self._owns_runner:
-                self._live.call(lambda each: each.reset_prefix_cache())
-                self._live.close()
-                self._runner.close()
+        self._closed = True
+        self._resources.close()
         super().close()
-
-    @property
-    def _origin(self) -> float:
-        return self._log.origin or 0.0
 
     @property
     def _load_settings(self) -> LoadSettings:
@@ -231,8 +219,9 @@ class LiveBench(PictureWidget):
     def _append(self, event: Event) -> None:
         """Keep an event for the next picture, in the thread in which it happened."""
         self._fresh.append(event)
-        if isinstance(event, Stepped) and event.step % TRIM_STEPS == 0 and self._log.steps:
-            self._snapshots.drop_before(self._log.steps[0].step)
+        if isinstance(event, Stepped) and event.step % TRIM_STEPS == 0:
+            for first in self._log.steps[:1]:  # another thread may drop it meanwhile
+                self._snapshots.drop_before(first.step)
         if isinstance(event, Stepped | Finished | SettingsChanged):
             self._mark_soon()
 
@@ -256,41 +245,31 @@ class LiveBench(PictureWidget):
         while self._fresh:
             self._log.record(self._fresh.popleft())
 
-    def _window(self) -> tuple[float, float]:
-        """Return the times in sight, in seconds since the first event."""
-        if not self.follow:
-            return self.window
-        log = self.log
-        last, first = (0.0, 0.0) if log.origin is None else (log.end - log.origin, log.begin - log.origin)
-        if self.span >= log.kept_seconds:
-            return first, max(last, first + 1.0)
-        return max(first, last - self.span), max(last, first + self.span)
-
-    def _look(self, low: float, wide: float) -> None:
-        self.follow, self.window = False, (low, low + wide)
-
-    def _view(self) -> TimeView:
-        low, high = (self._origin + each for each in self._window())
-        cursor = None if self.cursor is None else self._origin + self.cursor
-        chosen = tuple(self._origin + each for each in self.selected)
-        return TimeView(low, high, cursor, (chosen[0], chosen[1]) if chosen else None)
-
     def _draw(self, marks: bool) -> str:
         assert self._load is not None
         snapshots = self._snapshots
-        numbers, seconds = snapshots.owner_numbers, self._log.end - self._origin
-        note = f"; drawing takes {self._drawing_seconds / seconds:.0%} of a core" if seconds > WINDOW_SECONDS else ""
-        note += "" if self.capacity is None else f"; about {self.capacity:.2g} requests/s were served before the load"
-        return draw_bench(
-            self.log, self._view(), snapshots.snapshots, numbers, self._load.max_waiting, float(self.width), marks, note
-        )
+        with self._lock:
+            log = self.log
+            seconds = log.end - self._origin
+            note = ""
+            if seconds > WINDOW_SECONDS:
+                note = f"; drawing takes {self._drawing_seconds / seconds:.0%} of a core"
+            if self.capacity is not None:
+                note += f"; about {self.capacity:.2g} requests/s were served before the load"
+            return draw_bench(
+                log, self._view(), snapshots.snapshots, snapshots.owner_numbers, self._load.max_waiting,
+                float(self.width), marks, note,
+            )  # fmt: skip
 
     def _draw_pages(self) -> str:
-        time = self._log.end if self.cursor is None else self._origin + self.cursor
-        step, snapshots = self._log.step_at(time), self._snapshots
-        seen = snapshots.at(step.step if step is not None else 0)
-        note = "at the cursor" if self.cursor is not None else "the newest"
-        return draw_page_map(seen, [seen], snapshots.owner_numbers, note=note, width=float(self.width))
+        with self._lock:
+            log, snapshots = self.log, self._snapshots
+            step = log.step_at(log.end if self.cursor is None else self._origin + self.cursor)
+            seen = snapshots.at(step.step if step is not None else 0)
+            note = "the newest" if self.cursor is None else "at the cursor"
+            if self.cursor is not None and step is None and log.has_dropped:
+                note = f"the oldest, {kept_words(log)}"
+            return draw_page_map(seen, [seen], snapshots.owner_numbers, note=note, width=float(self.width))
 
     def _read(self) -> None:
         """Describe the moment of the cursor, and show the selection's figures."""
@@ -309,96 +288,26 @@ class LiveBench(PictureWidget):
     def _selection_statistics(self) -> WindowStatistics:
         return self.statistics(*self.selected)
 
-    def _on_axis(self, message: dict[str, Any]) -> None:
-        """Take what was done with pointer, wheel or keys; its times are those of the runner's clock."""
-        origin = self._origin
-        match message:
-            case {"cursor": at}:
-                self.cursor = None if at is None else at - origin
-            case {"move": by}:
-                self.cursor = self._moved(self._cursor_time(), by)
-            case {"extend": by}:
-                begin, end = self.selected or (self._cursor_time(),) * 2
-                self._select(begin, self._moved(end, by))
-            case {"select": []}:
-                self.selected = ()
-            case {"select": [begin, end]}:
-                self._select(begin - origin, end - origin)
-            case {"window": [low, high]}:
-                self.zoom(by=(low - origin - self._window()[0]) / (high - low))
-            case {"zoom": factor, "at": at}:
-                self.zoom(factor, at=None if at is None else at - origin)
-            case {"pan": by}:
-                self.zoom(by=by)
-            case {"all": _}:
-                self.show_all()
-
-    def _cursor_time(self) -> float:
-        return self._log.end - self._origin if self.cursor is None else self.cursor
-
-    def _moved(self, time: float, by: int) -> float:
-        """Return the time `by` steps of the engine later, and at least as many pixels."""
-        log, (low, high) = self.log, self._window()
-        pixels = by * (high - low) / self.width
-        return log.next_step(self._origin + time + pixels, 1 if by > 0 else -1) - self._origin
-
-    def _select(self, anchor: float, end: float) -> None:
-        self.selected = (anchor, end)
-
     def _on_load(self, _: Any) -> None:
-        try:
-            assert self._load is not None
-            self._load.settings = self._load_settings
-            self.problem = ""
-        except WorkbenchError as error:
-            self.problem = str(error)
+        assert self._load is not None
+        self._load.settings = self._load_settings
+        self.problem = ""
 
     def _on_schedule(self, change: dict[str, Any]) -> None:
-        """Hand a setting to the scheduler, between two of its steps."""
-        name, value = change["name"], change["new"]
-        answer = self._live.submit_call(lambda runner: runner.set_schedule(**{name: value}))
+        """Hand a setting to the scheduler, between two of its steps; show the one in force where it is refused."""
+        assert self._schedule is not None
+        name = change["name"]
 
-        def done(future: Any) -> None:
-            error = future.exception()
-            self.problem = "" if error is None else describe_error(error)
+        def done(problem: str, value: Any) -> None:
+            self.set_trait(name, value)
+            self.problem = problem
 
-        answer.add_done_callback(done)
+        self._schedule.change(name, change["new"], done)
 
     def _on_problem(self, _: Any) -> None:
         words = escape(self.problem)
         self._alert.value = f'<span role="alert" style="color:#c0392b">{words}</span>' if words else ""
 
-    def _controls(self, max_seqs: int, max_tokens: int) -> list[ipywidgets.Widget]:
-        from workbench.scheduler.policies import BUILT_IN_POLICIES
-
-        self._button = ipywidgets.Button(
-            description="Run", icon="play", button_style="primary", layout={"width": "7em"}
-        )
-        self._button.tooltip = f"requests arrive for {RUN_SECONDS:g} s"
-        self._button.on_click(lambda _: self.stop() if self.running else self.run())
-        self.observe(self._on_running, "running")
-        max_rate = max(10.0, round(2 * (self.capacity or self.rate)))  # what cannot be served is right of the middle
-        policies = dict.fromkeys([*BUILT_IN_POLICIES, self.policy])
-        chunks = sorted({each for each in CHUNKS if each <= max_tokens} | {self.chunk_tokens})
-        made = load_controls(self, max_rate, policies, chunks, max_seqs)
-        acts: dict[str, tuple[str, Callable[[], None]]] = {
-            "+": ("zoom in", lambda: self.zoom(0.5)), "−": ("zoom out", lambda: self.zoom(2.0)),
-            "all": ("all that is kept", self.show_all),
-            "clear": ("no selection", lambda: self.set_trait("selected", ())),
-        }  # fmt: skip
-        buttons = []
-        for sign, (what, act) in acts.items():
-            slim = {"width": "auto", "min_width": "4.5em"}
-            buttons.append(ipywidgets.Button(description=sign, tooltip=what, layout=slim))
-            buttons[-1].on_click(lambda _, act=act: act())
-        rows = (
-            [self._button, made["shared_prefix"], made["follow"], *buttons],
-            [made[name] for name in ("rate", "long_share", "policy", "chunk_tokens", "max_num_seqs")],
-        )
-        return [ipywidgets.HBox(row, layout={"flex_flow": "row wrap"}) for row in rows]
-
     def _on_running(self, _: Any) -> None:
-        self._button.description, self._button.icon = ("Stop", "stop") if self.running else ("Run", "play")
-        self._button.button_style = "" if self.running else "primary"
         if not self.running and not self._closed:
             self.keep()
