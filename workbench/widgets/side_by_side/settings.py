@@ -78,7 +78,8 @@ class PairForms:
     @property
     def changes(self) -> dict[str, tuple[Any, Any]]:
         """Return the settings that differ, by path, as (left, right); none where one cannot be read."""
-        return setting_changes(*values) if (values := self.values) else {}
+        values = self.values
+        return setting_changes(values[0], values[1]) if values else {}
 
     def describe_changes(self) -> str:
         """Return one line of markup with the settings that differ."""
