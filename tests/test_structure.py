@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from inspect import cleandoc
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from tools.structure import (
     skips_without_reason,
     texts,
     unexplained,
+    unknown_arguments,
 )
 
 MODULES, TEXTS = modules(), texts()
@@ -71,6 +73,11 @@ def test_no_docstring_opens_with_a_relative_clause(folder: str) -> None:
         for line, words in relative_docstrings(text)
     ]
     assert not found, "\n".join(found)
+
+
+def test_arguments_in_docstrings_are_parameters() -> None:
+    found = {path: names for path, text in TEXTS.items() if path.endswith(".py") and (names := unknown_arguments(text))}
+    assert not found
 
 
 def test_every_exception_is_needed() -> None:
@@ -137,5 +144,34 @@ def test_the_checks_of_names_and_reasons_can_fail(tmp_path: Path) -> None:
     ]
     ignored = "x = 1  # type: ignore[a]\nx = 1  # noqa: E1\nx = 1  # noqa: E1 (why)\nx = 1  # type: ignore[a]  # why\n"
     assert unexplained(ignored) == [1, 2]
+    documented = """
+    def f(a, b, *c):
+        '''Do it.
+
+        Args:
+            a, b: both.
+            c: more
+                d: is text.
+            e: no parameter.
+
+        Returns:
+            f: none.
+        '''
+
+    class Base:
+        g: int
+
+    class Child(Base):
+        '''One.
+
+        Args:
+            g: of the base.
+            h: of the constructor.
+            i: none.
+        '''
+
+        def __init__(self, h): ...
+    """
+    assert unknown_arguments(cleandoc(documented)) == [(1, "e"), (17, "i")]
     skips = "skipif(a)\nskipif(a, reason='b')\npytest.skip()\npytest.skip('b')\npytest.importorskip('a')\n"
     assert skips_without_reason(skips) == [1, 3, 5]

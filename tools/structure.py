@@ -220,6 +220,46 @@ def skips_without_reason(text: str) -> list[int]:
     return found
 
 
+def unknown_arguments(text: str) -> list[tuple[int, str]]:
+    """Return (line, name) of names below `Args:` in a docstring that are no parameter, or no field of the class.
+
+    A class has the parameters of its `__init__` and the fields of itself and of its bases in the same file."""
+    if "Args:" not in text:
+        return []
+    tree = ast.parse(text)
+    classes = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    return [
+        (node.lineno, name)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        for name in _documented_arguments(ast.get_docstring(node) or "")
+        if name not in _arguments(node, classes)
+    ]
+
+
+def _documented_arguments(docstring: str) -> Iterator[str]:
+    section = re.search(r"^Args:\n((?: .*\n|\n)*)", docstring + "\n", re.MULTILINE)
+    for names in re.findall(r"^ {4}(\S[^:]*):", section[1] if section else "", re.MULTILINE):
+        yield from (name.strip(" *`") for name in names.split(","))
+
+
+def _arguments(node: ast.AST, classes: dict[str, ast.ClassDef]) -> set[str]:
+    found = set[str]()
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        each = node.args
+        listed = (*each.posonlyargs, *each.args, *each.kwonlyargs, each.vararg, each.kwarg)
+        found = {argument.arg for argument in listed if argument is not None}
+    elif isinstance(node, ast.ClassDef):
+        for part in node.body:
+            if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name):
+                found.add(part.target.id)
+            elif isinstance(part, ast.FunctionDef) and part.name == "__init__":
+                found |= _arguments(part, classes)
+        for base in node.bases:
+            found |= _arguments(classes.get(getattr(base, "id", ""), base), classes)
+    return found
+
+
 def duplicated_classes(files: dict[str, Path]) -> dict[str, list[str]]:
     """Return public class names that occur more than once, with their modules."""
     where: dict[str, list[str]] = defaultdict(list)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import threading
+import weakref
 import xml.etree.ElementTree as ET
 from typing import Any
 
@@ -183,7 +186,12 @@ def test_a_graph_of_the_demo_predicts_what_its_steps_do() -> None:
         cost = total_cost(view.graph.operators)
         assert cost.flops == pytest.approx(step.predicted_flops) and cost.bytes == pytest.approx(step.predicted_bytes)
         assert view.graph.whole.seconds is not None and view.graph.functions == {}
-    view.tokens = 900
+    measured = view.graph.whole
+    view.measure()
+    assert view.graph.timers and view.graph.whole == measured, "the runner's own steps, not a sum of timed calls"
+    view.functions = "as written"
+    assert view.graph.whole.remark == "the sum of all calls"
+    view.functions, view.tokens = "as it runs", 900
     assert "not measured" in view.picture() if view.kind == "prefill" else view.graph.whole.seconds is not None
     view.close()
 
@@ -288,3 +296,26 @@ def test_steps_that_the_model_cannot_have_are_refused() -> None:
     for wrong in ({"tokens": 0}, {"tokens": 999}, {"kind": "verify"}, {"functions": "upside down"}):
         with pytest.raises(WorkbenchError):
             ModelGraph(runner, **wrong)
+    view = ModelGraph(runner, ceilings=ROOFS, tokens=9)
+    for tokens in (0, 1_000_000):
+        with pytest.raises(WorkbenchError, match=f"tokens {tokens}: the model has a context of 1 to"):
+            view.tokens = tokens
+        assert view.tokens == view.step.tokens == 9
+    view.close()
+
+
+def test_closing_lets_go_of_the_runner() -> None:
+    """The view itself may be kept: a cell's Out holds it."""
+    runner = runner_of(model_of(spec_of()))
+    view = ModelGraph(runner, tokens=9, ceilings=ROOFS).measure()
+    gone = weakref.ref(runner)
+    threads = [each for each in threading.enumerate() if each.name == "runner's owner"]
+    view.close()
+    view.close()
+    del runner
+    for each in threads:
+        each.join()
+    gc.collect()
+    assert gone() is None
+    with pytest.raises(WorkbenchError, match="closed"):
+        view.picture()

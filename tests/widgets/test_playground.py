@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import html
 import io
 import re
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -44,8 +46,9 @@ def play(demo: Runner) -> Iterator[Playground]:
     play.new_seed = False
     play.settings.write({"sampling": {"max_tokens": 20, "temperature": 1.0}})
     yield play
-    play.close()
+    play.stop()
     play.wait()
+    play.close()
     demo.set_owner(None)
     demo.set_listener(None)
 
@@ -222,6 +225,37 @@ def test_closing_leaves_no_widget_behind(demo: Runner) -> None:
     assert [type(LIVE[name]).__name__ for name in live_widgets() - before] == []
 
 
+def test_closing_lets_go_of_the_runners(demo: Runner) -> None:
+    """The view itself may be kept: a cell's Out holds it."""
+    play = Playground(demo, PROMPT)
+    play.settings.write({"cache": {"page_size": 32}, "sampling": {"max_tokens": 2}})
+    play.run()
+    assert play.wait() and not play._alert.value
+    (made,) = [weakref.ref(each) for each in play._runners._runners.values() if each is not demo]
+    threads = [each for each in threading.enumerate() if each.name in ("runner's owner", "playground")]
+    play.close()
+    for each in threads:
+        each.join()
+    gc.collect()
+    assert made() is None and not play._runners._runners and play.played.num_tokens == 0
+    play.run()
+    assert play.wait() and "the view is closed" in play._alert.value
+
+
+def test_a_runner_that_is_made_while_its_view_is_closed_is_let_go(demo: Runner, gate: Gate) -> None:
+    play = Playground(demo, PROMPT)
+    play.settings.write(OTHER)
+    play.run()
+    assert gate.begun.wait()
+    threads = [each for each in threading.enumerate() if each.name == "playground"]
+    assert ends(play.close)
+    gate.open.set()
+    for each in threads:
+        each.join()
+    gc.collect()
+    assert gate.made.is_set() and gate.runner is not None and gate.runner() is None
+
+
 def test_no_tip_repeats_its_label(play: Playground) -> None:
     with_tip = 0
     for made in play.settings._builder.fields:
@@ -252,7 +286,8 @@ def test_a_play_of_the_history_comes_back(play: Playground) -> None:
     play.run()
     assert play.wait() and [entry["number"] for entry in play.history] == [2, 1]
     assert "sampling.max_tokens: 3" in play.plays.content and "restore play 1" in play.picture()
-    play._pick("1")
+    play.plays.picked = "1"
+    assert play.plays.picked == ""
     assert play.experiment == before and not play.new_seed
     play.run()
     assert play.wait() and play.output == text and len(play.history) == 3
@@ -315,11 +350,13 @@ class Gate:
 
     def __init__(self) -> None:
         self.begun, self.open, self.made = threading.Event(), threading.Event(), threading.Event()
+        self.runner: weakref.ref[Runner] | None = None  # the last that was made
 
     def runner_for(self, experiment: Experiment, report: Callable[[str], None], **given: Any) -> Runner:
         self.begun.set()
         assert self.open.wait()
         runner = runner_for(experiment, report, **given)
+        self.runner = weakref.ref(runner)
         self.made.set()
         return runner
 

@@ -9,6 +9,7 @@ import re
 import threading
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.experiment.experiment import Experiment
 from workbench.widgets import SideBySide
+from workbench.widgets.playground.data import BackgroundGeneration
 from workbench.widgets.playground.history import MAX_ENTRIES, PlayHistory, setting_changes
 from workbench.widgets.playground.runners import RunnerCache
 from workbench.widgets.playground.settings import initial_experiment
@@ -34,6 +36,7 @@ from workbench.widgets.side_by_side.experiment import (
 )
 from workbench.widgets.side_by_side.experiment_panel import draw_run
 from workbench.widgets.side_by_side.presets import ENGINE_PRESETS, PairPreset, zoo_presets
+from workbench.widgets.side_by_side.view import NO_PRESET
 
 PROMPT = "def f(x):\n"
 SHORT = {"sampling": {"max_tokens": 6}}
@@ -175,7 +178,7 @@ def test_restoring_a_play_is_the_identity_on_settings(pair: SideBySide) -> None:
         entry = pair._history.add(prompt=prompt, seed=seed, settings=values, figures=({}, {}))
         pair.forms.write(pair.forms.initial, pair.forms.initial)
         pair.seed, pair.prompt = 0, "other"
-        pair._pick(str(entry.number))
+        pair.plays.picked = str(entry.number)
         assert (pair.left, pair.right) == before and not pair.new_seed
 
     holds()
@@ -204,13 +207,74 @@ def test_a_preset_plays(preset: PairPreset, pair: SideBySide) -> None:
         return
     pair.preset = preset.name
     assert pair.left != pair.right and not pair._alert.value and pair.experiment.rule.value == preset.rule
+    pair.prompt = "class A:\n"
+    assert pair.preset == preset.name, "any prompt is the preset's"
     for form in pair.forms.sides:
         form.write({"sampling": {"max_tokens": 3}})
     play(pair)
     assert pair.pair is not None and all(side.num_tokens == 3 for side in pair.sides)
     if preset.rule.startswith("same_texts_share >= 1"):
         assert pair.pair.difference.position is None
-    assert pair_experiment(pair.left, pair.right, pair.experiment.asked)
+    assert pair_experiment(pair.left, pair.right, pair.experiment.pair_question)
+
+
+def test_settings_that_leave_a_preset_leave_its_question(pair: SideBySide) -> None:
+    """Else an experiment of an INT8 cache would ask about INT4, under its name."""
+    int4, panel = ENGINE_PRESETS[1], pair.experiment
+    plain = panel.pair_question
+
+    def choose() -> None:
+        pair._choice.value = int4.name
+        assert (pair.right.cache.format, panel.name) == ("int4", int4.name)
+        assert (panel.question.value, panel.rule.value) == (int4.question, int4.rule)
+
+    for side, change in ((1, {"cache": {"format": "int8"}}), (0, {"cache": {"page_size": 128}})):
+        choose()
+        write(pair, side, change)
+        assert panel.pair_question == plain and panel.name == "pair" and pair._choice.value == pair.preset == NO_PRESET
+    choose()
+    pair.forms.copy(1)
+    assert panel.name == "pair"
+    choose()
+    panel.question.value = "How much memory does it save?"
+    write(pair, 1, {"cache": {"format": "int8"}})
+    assert panel.pair_question == replace(plain, question="How much memory does it save?") and panel.name == "pair"
+    choose()
+
+
+def test_a_play_is_listed_with_the_seed_it_had(pair: SideBySide) -> None:
+    """The seed's box and `restore` stay usable while it plays."""
+    pair.new_seed, pair.seed = False, 5
+    listed = pair._ended
+
+    def change_seed(ended: Any) -> None:
+        pair.seed = 7
+        listed(ended)
+
+    pair._ended = change_seed  # type: ignore[method-assign] (as a reader would, meanwhile)
+    play(pair)
+    entry = pair._history.entries[0]
+    assert entry.seed == 5 == entry.settings[0]["sampling"]["seed"]
+
+
+def test_a_warm_up_that_was_stopped_is_none(pair: SideBySide, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the next play would compile the rest within its timed tokens."""
+    lengths: list[int] = []
+    submit = BackgroundGeneration._submit
+
+    def submit_stopped(self: BackgroundGeneration, live: Any, request: Any) -> Any:
+        if not lengths:
+            pair.stop()
+        lengths.append(request.sampling.max_tokens)
+        return submit(self, live, request)
+
+    monkeypatch.setattr(BackgroundGeneration, "_submit", submit_stopped)
+    play(pair)
+    assert pair.pair is not None and pair.pair.stopped
+    lengths.append(0)
+    for _ in range(2):
+        play(pair)
+    assert lengths[lengths.index(0) :] == [0, 2, 6, 6, 6, 6], "one warm-up, of the runner that both sides share"
 
 
 def test_a_preset_that_cannot_run_says_why(pair: SideBySide) -> None:

@@ -91,6 +91,30 @@ def test_views_that_a_cell_shows_again_stay_open(monkeypatch: pytest.MonkeyPatch
     assert second.comm is None
 
 
+def test_a_view_closed_by_hand_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = Cells(monkeypatch)
+    view = Count()
+    cells.run("a", view)
+    cells.run("b", view)
+    view.close()
+    assert not any(run.views or run.earlier for run in cell_views._RUNS.values())
+
+
+def test_a_view_that_cannot_be_closed_keeps_no_other_open(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Stuck(Count):
+        def close(self) -> None:
+            raise OSError("its process does not end")
+
+    cells = Cells(monkeypatch)
+    stuck, other = Stuck(), Count()
+    cells.run("a", stuck, other)
+    cells.run("a")
+    assert other.comm is None and "its process does not end" in caplog.text
+    Count.close(stuck)
+
+
 def test_views_in_a_readers_own_boxes_are_found() -> None:
     first, second = Count(), Count()
     box = ipywidgets.HBox([first, ipywidgets.VBox([ipywidgets.Label(), second])])

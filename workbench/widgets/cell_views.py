@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+LOG = logging.getLogger(__name__)
 
 
 class CellView(Protocol):
@@ -45,8 +48,18 @@ def note_shown(view: CellView) -> None:
         shell.events.register("post_run_cell", lambda *_: close_earlier())
 
 
+def note_closed(view: CellView) -> None:
+    """Forget a view that is closed: no cell holds it any more."""
+    for run in tuple(_RUNS.values()):
+        run.views = [each for each in run.views if each is not view]
+        run.earlier = [each for each in run.earlier if each is not view]
+
+
 def close_earlier() -> None:
-    """At the end of a cell's run: close what an earlier run of it has shown and no cell shows now."""
+    """At the end of a cell's run: close what an earlier run of it has shown and no cell shows now.
+
+    An error of one view is logged, and the others are closed all the same.
+    """
     cell, run = _running_cell(running_shell())
     if cell not in _RUNS or run is None:
         return
@@ -56,7 +69,10 @@ def close_earlier() -> None:
     shown = [view for each in _RUNS.values() for view in (*each.views, *each.earlier)]
     for view in earlier:
         if not any(view is each for each in shown):
-            view.close()
+            try:
+                view.close()
+            except Exception:
+                LOG.exception("an earlier view of this cell could not be closed: %r", view)
 
 
 def running_shell() -> Any:

@@ -17,7 +17,7 @@ import anywidget
 import ipywidgets
 import traitlets
 
-from workbench.widgets.cell_views import note_shown, running_shell
+from workbench.widgets.cell_views import note_closed, note_shown, running_shell
 from workbench.widgets.saved import saved_picture
 from workbench.widgets.throttle import Throttle
 
@@ -109,6 +109,7 @@ class PictureWidget(ipywidgets.VBox):
 
     def close(self) -> None:
         """Close the widget with its controls and end its work."""
+        note_closed(self)
         if hasattr(self, "throttle"):  # one that was refused at birth has none, and is closed all the same
             self.throttle.stop()
         for child in (*self.children, *([self.shown] if hasattr(self, "shown") else [])):

@@ -21,6 +21,11 @@ THINKING_MODEL: Any = SimpleNamespace(name="tiny", can_think=True, max_model_len
 PLAIN_MODEL: Any = SimpleNamespace(name="tiny", can_think=False, max_model_len=512, created=1_700_000_000)
 
 
+def first_letter_changed(text: str) -> str:
+    """Return a text whose first letter, which may be any, is another."""
+    return ("y" if text.startswith("x") else "x") + text[1:]
+
+
 class Script:
     """Answers every request by `pieces`; keeps the calls that the dialect made of the bodies.
 

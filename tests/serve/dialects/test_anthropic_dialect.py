@@ -13,7 +13,7 @@ from anthropic import types
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.serve.dialects.scripted import THINKING_MODEL, Script
+from tests.serve.dialects.scripted import THINKING_MODEL, Script, first_letter_changed
 from workbench.errors import WorkbenchError
 from workbench.prompt.turns import AssistantTurn, ToolCall
 from workbench.serve.answers.pieces import (
@@ -222,7 +222,7 @@ def test_a_thought_comes_back_as_it_went_out_and_a_changed_one_is_refused() -> N
     thinking: Any = answer.content[0].to_dict()
     for changed in (
         {**thinking, "thinking": "hm OK"},
-        {**thinking, "signature": "x" + thinking["signature"][1:]},
+        {**thinking, "signature": first_letter_changed(thinking["signature"])},
         {**thinking, "signature": ""},
         {**thinking, "thinking": ""},
         {"type": "redacted_thinking", "data": thinking["signature"]},

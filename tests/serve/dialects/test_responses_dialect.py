@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from openai.types import responses, shared_params
 from openai.types.responses import input_token_count_params, response_create_params, response_input_item_param
 
-from tests.serve.dialects.scripted import THINKING_MODEL, Script
+from tests.serve.dialects.scripted import THINKING_MODEL, Script, first_letter_changed
 from workbench.prompt.cache_miss import CacheMiss
 from workbench.prompt.turns import AssistantTurn, ResultTurn, ToolCall, UserTurn
 from workbench.serve.answers.pieces import (
@@ -268,7 +268,7 @@ def test_items_of_an_answer_are_one_turn_and_thoughts_come_back_sealed() -> None
         ask(made, input=[user, first, *items[1:], *outputs])
         turn = made.calls[-1].prompts[0].turns[1]
         assert (turn.thinking, turn.content, len(turn.tool_calls)) == ("hm ok", "Hello", 2)
-    changed = {**hidden, "encrypted_content": "x" + items[0]["encrypted_content"][1:]}
+    changed = {**hidden, "encrypted_content": first_letter_changed(items[0]["encrypted_content"])}
     assert refused(input=[user, changed]) == "input.1.encrypted_content"
 
 

@@ -41,17 +41,17 @@ class ModelGraph(PictureWidget):
 
     FLOPs and bytes are the cost model's, which predicts each step of the runner. `measure` times the operators as they
     are written, on eager, or the compiled functions as they run, beside the runner's cache; the whole step is measured
-    as the runner steps. `ceilings` are as
-    in `Roofline`. Raises WorkbenchError for a step that the model cannot have.
+    as the runner steps. `ceilings` are as in `Roofline`. Raises WorkbenchError for a step that the model cannot have.
     """
 
     kind: Any = traitlets.Enum(("prefill", "decode"), default_value="decode")
-    tokens = traitlets.Int(min=1)
+    tokens = traitlets.Int(1)
     functions = traitlets.Enum(FUNCTIONS, default_value=FUNCTIONS[0])
     unfolded = traitlets.Tuple()  # the first layer of each set of equal layers that are drawn one by one
     ceilings: Any = traitlets.Any()
     measuring = traitlets.Bool(False)
     error = traitlets.Unicode()
+    _runner: Runner | None = None  # before it is made, and after it is closed
 
     def __init__(
         self,
@@ -62,13 +62,10 @@ class ModelGraph(PictureWidget):
         ceilings: MachineCeilings | Roofs | str | None = None,
     ):
         super().__init__()
-        self.runner, self._timers = runner, dict[GraphStep, dict[str, float]]()
+        self._runner, self._timers = runner, dict[GraphStep, dict[str, float]]()
         self._functions: dict[GraphStep, tuple[dict[str, float], dict[str, float]]] = {}
         self._recent_steps: deque[Stepped] = deque(maxlen=MAX_STEPS)
         self._leave = lambda: None
-        most = runner.model.spec.max_position_embeddings
-        if not 1 <= tokens <= most:
-            raise WorkbenchError(f"tokens {tokens}: the model has a context of 1 to {most}")
         if kind not in ("prefill", "decode") or functions not in FUNCTIONS:
             raise WorkbenchError(f"a graph of {kind!r} {functions!r}: prefill or decode, {' or '.join(FUNCTIONS)}")
         self.kind, self.tokens, self.functions = kind, tokens, functions
@@ -76,7 +73,14 @@ class ModelGraph(PictureWidget):
         self._leave = RunnerThread.attach(runner).listen(self._on_event)
         self.watch("kind", "tokens", "functions", "unfolded", "ceilings", "measuring", "error")
         self.shown.on_pick(self._pick)
-        self.show(*self._controls(most))
+        self.show(*self._controls(runner.model.spec.max_position_embeddings))
+
+    @property
+    def runner(self) -> Runner:
+        """The runner whose steps are drawn. Raises WorkbenchError once the widget is closed."""
+        if self._runner is None:
+            raise WorkbenchError("ModelGraph: it was closed and has let go of its runner; make a new one")
+        return self._runner
 
     @property
     def step(self) -> GraphStep:
@@ -93,7 +97,7 @@ class ModelGraph(PictureWidget):
         as_called = {}, self._timers.get(step, {})
         functions, timers = as_called if kernels == plain else self._functions.get(step, ({}, {}))
         whole = self._measured_step(step)
-        if kernels == plain and timers or whole.seconds is None and functions:
+        if whole.seconds is None and (timers or functions):
             whole = MeasuredSeconds(sum((*functions.values(), *timers.values())), "the sum of all calls")
         if self.functions == "as it runs":
             kernel_seconds = [each.kernel_seconds for each in self._steps_like(step) if each.kernel_seconds is not None]
@@ -143,9 +147,14 @@ class ModelGraph(PictureWidget):
         return self
 
     def close(self) -> None:
-        if hasattr(self, "_leave"):
+        """Close the widget and let go of its runner."""
+        if hasattr(self, "_leave"):  # one that was refused at birth has none
             self._leave()
+            self._leave = lambda: None
         super().close()
+        if hasattr(self, "throttle"):
+            self.throttle.flush_pending()  # a redraw under way needs the runner
+        self._runner = None
 
     def _is_compiled(self) -> bool:
         """Return whether the drawn step is of compiled functions."""
@@ -211,6 +220,13 @@ class ModelGraph(PictureWidget):
     @property
     def _dtype(self) -> str:
         return str(self.runner.model.dtype).removeprefix("torch.")
+
+    @traitlets.validate("tokens")
+    def _in_context(self, proposal: Any) -> int:
+        tokens, most = proposal["value"], self.runner.model.spec.max_position_embeddings
+        if not 1 <= tokens <= most:
+            raise WorkbenchError(f"tokens {tokens}: the model has a context of 1 to {most}")
+        return tokens
 
     def _pick(self, key: str) -> None:
         """Fold or unfold equal layers."""

@@ -17,14 +17,15 @@ from workbench.widgets.tokens.text import GeneratedToken
 TokenText = Callable[[int], str]
 NUM_LOGPROBS = 5  # that are shown of every token, unless the experiment asks for more
 STATUS_INTERVAL_SECONDS = 0.5  # seconds between two words on how long something takes
+COMPLETE = {"stop", "length", "not_chosen"}  # how a request finishes that was neither stopped nor failed
 STILL_LOADING = "stopped; what was begun of its runner still goes on, and is kept if it is finished"
 
 
 @dataclass
 class PlayedRequest:
-    """`hear` takes the events of the request and of the steps it was served in, as they come. Times are in seconds.
+    """Tokens and times of one request: `add_event` takes its events and those of its steps, as they come.
 
-    `pieces` are the tokens by sample, `rest` what a sample's end added to its text, `ends` how each finished.
+    `trailing_text` is what a sample's end added to its text. Times are in seconds.
     """
 
     token_text: TokenText  # a token's own text
@@ -72,13 +73,13 @@ class PlayedRequest:
 
     @property
     def tpot(self) -> float | None:
-        """Between the tokens of a sample after its first, as (last - first) / (n - 1) of the longest."""
+        """Return the time between tokens, as (last - first) / (n - 1) of the sample with most tokens."""
         longest = max(map(len, self.tokens_by_sample.values()), default=0)
         return (self.last_token_time - self.first_token_time) / (longest - 1) if longest > 1 else None
 
     @property
     def throughput(self) -> float | None:
-        """Tokens a second of all samples, from the request's arrival to the last token."""
+        """Return tokens a second of all samples, from the request's arrival to the last token."""
         return (
             self.num_tokens / (self.last_token_time - self.arrival)
             if self.num_tokens and self.last_token_time > self.arrival
@@ -87,7 +88,7 @@ class PlayedRequest:
 
     @property
     def kv_bytes_per_token(self) -> float | None:
-        """Bytes of the pages in use in the last step, over the tokens of the prompt and of all samples."""
+        """Return bytes of the pages in use in the last step, over the tokens of the prompt and of all samples."""
         return self.kv_bytes / (self.prompt_tokens + self.num_tokens) if self.steps and self.prompt_tokens else None
 
     def text(self, sample: int = 0) -> str:
@@ -113,12 +114,20 @@ class _Stopped(Exception):
 
 
 class BackgroundGeneration:
-    """From `start` on `played` grows until `over`; `news` is called whenever there is something to draw, `ended` once,
-    before who waits goes on. `doing` is what it is at, in words. `stop` ends it after the step that is computed; while
-    its runner is being made at once, though a piece of that work which cannot be broken off still goes on by itself.
+    """Play one request in the background: from `start` on `played` grows until `done`, and `status` says what it does.
 
-    With `timed` it can be compared with another: the prefix cache is emptied, and a runner's first request comes after
-    one of two tokens that is not shown, since it compiles and touches everything once."""
+    `stop` ends it after the step that is computed. While its runner is being made it ends at once, though a piece of
+    that work which cannot be broken off still goes on by itself.
+
+    Args:
+        experiment: settings of the engine, and its only request.
+        runners: where its runner is looked for, or made.
+        on_change: called whenever there is something to draw.
+        on_end: called once, before `wait` returns.
+        num_logprobs: log-probabilities that each token is played with, unless the experiment asks for more.
+        timed: play it so that it can be compared with another: the prefix cache is emptied, and a runner's first
+            request comes after a warm-up that is not shown.
+    """
 
     def __init__(
         self,
@@ -130,7 +139,7 @@ class BackgroundGeneration:
         timed: bool = False,
     ):
         self.experiment, self.played, self.error = experiment, PlayedRequest(str), ""
-        self._runners, self._news, self._ended = runners, on_change, on_end
+        self._runners, self._on_change, self._on_end = runners, on_change, on_end
         self._num_logprobs, self._timed = num_logprobs, timed
         self._handle: Any = None
         self._status, self._since = "", time.monotonic()
@@ -185,7 +194,7 @@ class BackgroundGeneration:
             self.error = describe_error(error)
         self._end()
         self._left = False
-        self._news()
+        self._on_change()
 
     def _end(self) -> None:
         with self._lock:
@@ -193,7 +202,7 @@ class BackgroundGeneration:
                 return
             self._done.set()
         try:
-            self._ended(self)
+            self._on_end(self)
         finally:
             self._reported.set()
 
@@ -212,17 +221,25 @@ class BackgroundGeneration:
         request = replace(request, sampling=with_logprobs(request.sampling, self._num_logprobs))
         if self._timed:
             if self._runners.is_new(self.experiment):
-                short = request.sampling.model_copy(update={"max_tokens": 2})
-                for _ in self._submit(live, replace(request, sampling=short)) or ():
-                    pass
-                self._runners.mark_used(self.experiment)
+                self._warm_up(live, request)
             live.call(lambda owned: owned.reset_prefix_cache())
         if (handle := self._submit(live, request)) is None:
             return
         for event in handle:
             self.played.add_event(event)
-            self._news()
+            self._on_change()
         self.error = handle.error or self.played.error
+
+    def _warm_up(self, live: Any, request: Any) -> None:
+        """Play two tokens that are not shown, since a runner compiles and touches everything once.
+
+        A warm-up that was stopped, or failed, is none: the next play begins with another.
+        """
+        short = request.sampling.model_copy(update={"max_tokens": 2})
+        events = self._submit(live, replace(request, sampling=short)) or ()
+        ends = {event.reason for event in events if event.kind == "finished"}
+        if ends and ends <= COMPLETE:
+            self._runners.mark_used(self.experiment)
 
     def _submit(self, live: Any, request: Any) -> Any:
         """Submit a request and return its handle; None where it was stopped before."""
@@ -236,13 +253,13 @@ class BackgroundGeneration:
         if self._stopped.is_set():
             raise _Stopped
         self._status, self._since = doing, time.monotonic()
-        self._news()
+        self._on_change()
 
     def _tick(self) -> None:
         while not self.done and not self._stopped.wait(STATUS_INTERVAL_SECONDS):
             if not self.played.num_tokens:
-                self._news()
-        self._news()
+                self._on_change()
+        self._on_change()
         with self._lock:
             self._left = self._stopped.is_set() and self._handle is None and not self.done
         if self._left:
@@ -257,7 +274,7 @@ def with_logprobs(sampling: Any, count: int = NUM_LOGPROBS) -> Any:
 
 
 def format_token_bytes(piece: bytes) -> str:
-    """A token's bytes as a reader can tell them apart: a text in quotes, or the bytes where they are none."""
+    """Return a token's text in quotes, or its bytes in hexadecimal where they are no text."""
     try:
         return repr(piece.decode())
     except UnicodeDecodeError:

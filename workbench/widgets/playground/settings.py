@@ -72,7 +72,7 @@ for event in runner.stream(experiment.workload.prompts, **dict(experiment.sampli
 
 
 def setting_suggestions() -> dict[str, tuple[str, ...]]:
-    """Texts that are offered where a setting may be any."""
+    """Return texts that are offered for settings that may be any text, by dotted path."""
     from compiled_kernels import Backend
     from compiled_kernels.backends import AUTO_BACKEND
     from workbench.engine.loaded_model import BUNDLED_MODELS
@@ -82,12 +82,18 @@ def setting_suggestions() -> dict[str, tuple[str, ...]]:
 
 
 def single_prompt_workload(prompt: str) -> dict[str, Any]:
-    """The workload of a single prompt."""
+    """Return the workload of a single prompt, as JSON."""
     return {"kind": "prompts", "prompts": [prompt]}
 
 
 def initial_experiment(given: Any, prompt: str | None, runners: RunnerCache) -> Any:
-    """The experiment that `given` stands for, of one prompt. WorkbenchError for what stands for none."""
+    """Return the experiment that `given` stands for, with one prompt. Raises WorkbenchError where it stands for none.
+
+    Args:
+        given: an Experiment, the path of one in YAML, a model's name, a runner, or None for the demo model.
+        prompt: the prompt; None for that of `given`.
+        runners: where a runner that is given is kept.
+    """
     from workbench.experiment.experiment import Experiment, PromptsWorkload
 
     found = _experiment(given, runners)
@@ -127,7 +133,7 @@ def _experiment(given: Any, runners: RunnerCache) -> Any:
 
 
 def as_python(experiment: Any) -> str:
-    """A script that gives the tokens the experiment gives."""
+    """Return a script whose tokens are those of the experiment."""
     values, plain = experiment.model_dump(mode="json"), type(experiment).model_construct().model_dump(mode="json")
     needed = {name for name, field in type(experiment).model_fields.items() if field.is_required()}
     short = non_default(values, {name: value for name, value in plain.items() if name not in needed})
@@ -135,7 +141,7 @@ def as_python(experiment: Any) -> str:
 
 
 def non_default(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-    """Of `values` those that are not as in `plain`, inside groups of the same kind too, which say their kind."""
+    """Return those of `values` that are not as in `defaults`, inside groups of the same kind too, which keep `kind`."""
     short: dict[str, Any] = {}
     for name, value in values.items():
         if name in defaults and defaults[name] == value and type(defaults[name]) is type(value):

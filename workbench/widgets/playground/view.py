@@ -83,7 +83,7 @@ class Playground(PictureWidget):
         self._reset_button.on_click(lambda _: self.reset())
         self.observe(lambda _: self._check(), "prompt")
         self._history, self.plays = PlayHistory(), MarkupWidget()
-        self.plays.observe(lambda change: self._pick(str(change["new"])), "picked")
+        self.plays.on_pick(lambda key: self.restore(int(key)))
         export = ExportButtons("history", csv=self._history.csv, json=self._history.json)
         self._draw_history()
         self._check()
@@ -128,11 +128,11 @@ class Playground(PictureWidget):
             self._playing.stop()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Until it is over, or so many seconds: whether it is. The kernel's stop button ends it."""
+        """Wait until it has ended, or so many seconds; return whether it has. The kernel's stop button ends it."""
         return self._playing is None or self._playing.wait(seconds)
 
     def reset(self) -> None:
-        """As it was made: its settings, its prompt, and no text. What plays ends by itself, unseen."""
+        """Show the initial settings, the initial prompt, and no text. What plays ends by itself, unseen."""
         self.stop()
         with self._drawing:
             self._playing, self.last, self.running = None, None, False
@@ -176,10 +176,13 @@ class Playground(PictureWidget):
             ])  # fmt: skip
 
     def close(self) -> None:
+        """End what plays, and let go of the models."""
         self.stop()
         super().close()
         if hasattr(self, "settings"):  # one that was refused at birth has none
             self.settings.close()
+        self._runners.close()
+        self._playing = None
 
     @property
     def _initial_values(self) -> dict[str, Any]:
@@ -188,11 +191,6 @@ class Playground(PictureWidget):
     def _draw_history(self) -> None:
         self.history = self._history.as_values()
         self.plays.content = svg.html(draw_history(self._history.entries, self._initial_values))
-
-    def _pick(self, key: str) -> None:
-        if key:
-            self.plays.picked = ""  # or the same could not be picked again
-            self.restore(int(key))
 
     @property
     def _played_prompt(self) -> str:
@@ -231,5 +229,5 @@ class Playground(PictureWidget):
 
 
 def _setting_path(error: str) -> tuple[str, ...]:
-    """The path of a setting, where an error begins with one."""
+    """Return the path of a setting, where an error begins with one."""
     return tuple(error.partition(":")[0].partition(" ")[0].split("."))

@@ -303,7 +303,7 @@ def to_yaml_line(value: Any) -> str:
 
 
 def equal_json(one: Any, other: Any) -> bool:
-    """Equal as JSON: 1 is not true."""
+    """Return whether two values are equal as JSON: 1 is not true."""
     return type(one) is type(other) and one == other
 
 

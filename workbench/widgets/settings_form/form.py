@@ -47,11 +47,15 @@ TYPE_LABELS: dict[type, str] = {int: "a number", float: "a number", str: "a text
 
 
 class SettingsForm:
-    """Controls of all settings of `model` but those in `leave`: dotted paths, and `path:kind` for one kind of several.
+    """Controls of a model's settings: `values` are the settings as JSON, `validated` makes the model of them.
 
-    `known` offers texts for a setting that is any text. `values` are the settings as JSON; `checked` makes the model of
-    them, or None, with what is wrong said at the control. `changed` is called after every change made by the user.
-    `widget` shows the groups one at a time, `buttons` to choose between them.
+    `widget` shows the groups one at a time, with `buttons` to choose between them.
+
+    Args:
+        model: the settings.
+        excluded: settings without a control: dotted paths, and `path:kind` for one kind of several.
+        suggestions: by dotted path, texts that are offered where a setting may be any text.
+        on_change: called after every change, but for those under `suppress_changes`.
     """
 
     def __init__(

@@ -34,7 +34,7 @@ class PairQuestion:
     rounds: int = 5
 
 
-def pair_experiment(left: Any, right: Any, asked: PairQuestion) -> Any:
+def pair_experiment(left: Any, right: Any, question: PairQuestion) -> Any:
     """Return the experiment with the variants `left` and `right`: that on the left, and what the right side changes.
 
     Raises:
@@ -43,16 +43,16 @@ def pair_experiment(left: Any, right: Any, asked: PairQuestion) -> Any:
     from workbench.experiment.experiment import Experiment
     from workbench.zoo.agreement import JUDGE, parse_rule
 
-    rule = parse_rule(asked.rule)
-    if not asked.question.strip():
+    rule = parse_rule(question.rule)
+    if not question.question.strip():
         raise WorkbenchError("question: is empty; write what the experiment is to answer")
     plain, other = _engine_values(left), _engine_values(right)
     changes = {path: value for path, (_, value) in setting_changes(plain, other).items()}
     return Experiment.from_values({
-        "question": asked.question, **plain,
+        "question": question.question, **plain,
         "workload": {
-            "kind": "text_agreement", "prompts": asked.prompts, "prompt_tokens": asked.prompt_tokens,
-            "output_tokens": asked.output_tokens, "rounds": asked.rounds,
+            "kind": "text_agreement", "prompts": question.prompts, "prompt_tokens": question.prompt_tokens,
+            "output_tokens": question.output_tokens, "rounds": question.rounds,
         },
         "variants": {SIDES[0]: {}, SIDES[1]: changes},
         "judge": {"path": JUDGE, "arguments": {"rule": rule.text}},
@@ -102,7 +102,7 @@ def terminal_command(file: Path) -> str:
 
 
 class ExperimentRun:
-    """The run of an experiment's file in a process of its own. `result` describes it, in one of four ways.
+    """The run of an experiment's file in a process of its own; at its end there are `verdicts`, or a `problem`.
 
     Args:
         file: the experiment; its run's folder is made in `runs` beside it.

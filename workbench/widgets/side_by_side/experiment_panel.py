@@ -20,10 +20,12 @@ from workbench.widgets.side_by_side.experiment import (
     terminal_command,
     write_experiment,
 )
+from workbench.widgets.side_by_side.presets import ALIKE
 from workbench.widgets.view import MarkupWidget
 
 WIDE = {"width": "auto", "flex": "1 1 auto"}
 SIZES = {"prompts": (1, 1000), "prompt_tokens": (16, 100_000), "output_tokens": (2, 100_000), "rounds": (1, 1000)}
+ANY_PAIR = ("Do these two settings give the same texts, and what does a token cost?", ALIKE)  # question and rule
 STYLE = (
     ".wb-pic .wb-experiment{height:112px;overflow:auto;font-size:12px}.wb-pic .wb-experiment p{margin:2px 0}"
     ".wb-pic .wb-experiment code{font-family:var(--jp-code-font-family,monospace);background:none;color:inherit;"
@@ -46,7 +48,6 @@ class ExperimentPanel(ipywidgets.VBox):
 
         self._sides, self._folder, self._on_end = sides, folder, on_end
         self.run_shown: ExperimentRun | None = None
-        self.name = "pair"  # of the files
         self._error = ""
         self.question = ipywidgets.Text(description="question", layout=dict(WIDE), continuous_update=False)
         self.rule = ipywidgets.Text(description="rule", layout=dict(WIDE), continuous_update=False)
@@ -68,6 +69,7 @@ class ExperimentPanel(ipywidgets.VBox):
         )
         self.command = CopyButton(label="Copy the command")
         self.shown = MarkupWidget()
+        self.ask("pair", *ANY_PAIR)
         self.run_button.on_click(lambda _: self.run())
         self.stop_button.on_click(lambda _: self.stop())
         for control in (self.rule, self.question):
@@ -78,7 +80,8 @@ class ExperimentPanel(ipywidgets.VBox):
         self.redraw()
 
     @property
-    def asked(self) -> PairQuestion:
+    def pair_question(self) -> PairQuestion:
+        """Return the question with its rule and sizes, as they are shown."""
         sizes = {name: control.value for name, control in self.sizes.items()}
         return PairQuestion(self.question.value, self.rule.value, **sizes)
 
@@ -87,8 +90,16 @@ class ExperimentPanel(ipywidgets.VBox):
         return self.run_shown is not None and self.run_shown.running
 
     def ask(self, name: str, question: str, rule: str) -> None:
-        """Show the question and the rule of a preset, which can be changed before the run."""
+        """Show the question and the rule of a preset, which can be changed before the run; files have its name."""
         self.name, self.question.value, self.rule.value = name, question, rule
+        self._preset_texts = question, rule
+
+    def forget_preset(self) -> None:
+        """Show the question and the rule of any pair instead of the preset's; what the reader wrote stays."""
+        boxes = (self.question, self.rule)
+        texts = [plain if box.value == preset_text else box.value
+                 for box, preset_text, plain in zip(boxes, self._preset_texts, ANY_PAIR, strict=True)]  # fmt: skip
+        self.ask("pair", *texts)
 
     def run(self) -> ExperimentRun | None:
         """Write the experiment of the present settings and run it; None, with the reason shown, where it cannot be."""
@@ -99,7 +110,7 @@ class ExperimentPanel(ipywidgets.VBox):
             sides = self._sides()
             if sides is None:
                 raise WorkbenchError("a setting is wrong; see the settings")
-            file = write_experiment(pair_experiment(*sides, self.asked), self._folder, self.name)
+            file = write_experiment(pair_experiment(*sides, self.pair_question), self._folder, self.name)
         except WorkbenchError as error:
             self._error = str(error)
             self.redraw()

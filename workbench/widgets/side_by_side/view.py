@@ -23,13 +23,12 @@ from workbench.widgets.settings_form.form import error_markup
 from workbench.widgets.side_by_side.data import SIDES, BackgroundPair, TextDifference
 from workbench.widgets.side_by_side.experiment_panel import ExperimentPanel
 from workbench.widgets.side_by_side.picture import MARK, draw_both_texts, draw_comparison, draw_side_text
-from workbench.widgets.side_by_side.presets import ALIKE, ENGINE_PRESETS, GREEDY, PairPreset, all_presets
+from workbench.widgets.side_by_side.presets import ENGINE_PRESETS, GREEDY, PairPreset, all_presets
 from workbench.widgets.side_by_side.settings import PairForms
 from workbench.widgets.tokens.text import GENERATED_STYLE, draw_probability_legend, draw_token
 from workbench.widgets.view import GrowingPicture, MarkupWidget, PictureWidget
 
 NO_PRESET, MORE = "choose a pair", "more, from the zoo"
-QUESTION = "Do these two settings give the same texts, and what does a token cost?"
 LINE_PLACE = {"height": "28px", "overflow": "hidden auto", "margin": "0 0 2px"}
 HALF = {"flex": "1 1 0", "min_width": "0"}
 
@@ -63,16 +62,16 @@ class SideBySide(PictureWidget):
         self._marked: int | None = None
         self._history = PlayHistory()
         self._presets: dict[str, PairPreset] = {each.name: each for each in ENGINE_PRESETS}
+        self._preset_values: list[dict[str, Any]] = []  # settings of the preset that is shown; none without one
         super().__init__(prompt=self._initial.workload.prompts[0], seed=self._initial.sampling.seed)
         self.forms = PairForms(self._initial, self._check)
         self.texts = [GrowingPicture(lambda n=n: svg.html(self._side_text(n))) for n in range(2)]
         self.experiment = ExperimentPanel(lambda: self._both, Path(folder), self.keep)
-        self.experiment.ask("pair", QUESTION, ALIKE)
         self.plays = MarkupWidget()
         self._export = ExportButtons("history", csv=self._history.csv, json=self._history.json)
         self.observe(lambda _: self._check(), "prompt")
         self.observe(lambda change: self._apply(change["new"]), "preset")
-        self.plays.observe(lambda change: self._pick(str(change["new"])), "picked")
+        self.plays.on_pick(lambda key: self.restore(int(key)))
         controls = self._controls()
         self._draw_history()
         self._check()
@@ -157,7 +156,7 @@ class SideBySide(PictureWidget):
         super().close()
         if hasattr(self, "forms"):  # one that was refused at birth has none
             self.forms.close()
-        self._runners.clear()
+        self._runners.close()
         self.pair = None
 
     @property
@@ -214,7 +213,7 @@ class SideBySide(PictureWidget):
             difference = pair.difference
             left, right = (side.model_dump(mode="json", exclude={"workload"}) for side in pair.experiments)
             self._history.add(
-                prompt=self._played_prompt, seed=self.seed, settings=(left, right),
+                prompt=self._played_prompt, seed=pair.experiments[0].sampling.seed, settings=(left, right),
                 figures=tuple(play_figures(side) for side in pair.sides),
                 difference=difference.position, compared=difference.compared,
                 remark="failed" if pair.error else "stopped" if pair.stopped else "",
@@ -229,11 +228,6 @@ class SideBySide(PictureWidget):
     def _draw_history(self) -> None:
         self.history = self._history.as_values()
         self.plays.content = svg.html(draw_history(self._history.entries, self.forms.initial))
-
-    def _pick(self, key: str) -> None:
-        if key:
-            self.plays.picked = ""  # or the same could not be picked again
-            self.restore(int(key))
 
     def _apply(self, name: str) -> None:
         """Set both sides to a preset, or show why it cannot run here."""
@@ -253,12 +247,19 @@ class SideBySide(PictureWidget):
         if problem := preset.problem(self._initial):
             self._alert.value = error_markup(f"{name} cannot run here: {problem}")
             return
-        self._alert.value = ""
+        self._alert.value, self._preset_values = "", []
         if name in self._choice.options:
             self._choice.value = name
         self.forms.write(*(side.model_dump(mode="json") for side in preset.experiments(self._initial)))
         self.forms.show_changes()
         self.experiment.ask(name, preset.question, preset.rule)
+        self._preset_values = self.forms.values
+
+    def _leave_preset(self) -> None:
+        """Show that the settings are no preset's: neither its name nor its question is that of the next experiment."""
+        self._preset_values = []
+        self._choice.value = self.preset = NO_PRESET
+        self.experiment.forget_preset()
 
     def _controls(self) -> tuple[ipywidgets.Widget, ...]:
         box = ipywidgets.Textarea(description="prompt", rows=3, layout={"width": "auto"}, continuous_update=False)
@@ -290,6 +291,8 @@ class SideBySide(PictureWidget):
     def _check(self) -> None:
         if hasattr(self, "_play_button"):
             self._valid = self._both is not None
+            if self._preset_values and self._preset_values != self.forms.values:
+                self._leave_preset()
             self._buttons()
             self._changes.value = self.forms.describe_changes()
             if self.pair is None:
