@@ -131,7 +131,7 @@ class _Rule:
         return ValueBounds(value, value, known)
 
     def _finite(self) -> int:
-        """Whether the floats that the step reads are known to be finite: arithmetic with infinity may give NaN."""
+        """Return whether the floats that the step reads are finite: arithmetic with infinity may give NaN."""
         found = self.builder.constant(True)
         least, most = self.builder.constant(-math.inf), self.builder.constant(math.inf)
         for each, kind in zip(self.reads, self.kinds, strict=True):
