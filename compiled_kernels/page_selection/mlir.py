@@ -88,6 +88,7 @@ func.func private @{name}_select({declare_arguments(arguments)}) {{
 %share = arith.constant {shape.queries_per_kv} : index
 %first = arith.constant {selection.first} : index
 %keep = arith.constant {selection.keep} : index
+%most = arith.constant {selection.first + selection.keep} : index
 %least = arith.constant 0xFF800000 : f32
 %read = arith.constant 1 : i8
 %hidden = arith.constant 0 : i8
@@ -96,13 +97,16 @@ func.func private @{name}_select({declare_arguments(arguments)}) {{
 %position = arith.subi %length, %one : index
 %own = arith.divui %position, %size : index
 memref.store %read, %chosen[%own] : {t["chosen"]}
-%few = arith.cmpi ule, %own, %keep : index
+%few = arith.cmpi ule, %own, %most : index
 scf.if %few {{
   scf.for %p = %zero to %own step %one {{
     memref.store %read, %chosen[%p] : {t["chosen"]}
   }}
 }} else {{
-  scf.for %p = %zero to %own step %one {{
+  scf.for %p = %zero to %first step %one {{
+    memref.store %read, %chosen[%p] : {t["chosen"]}
+  }}
+  scf.for %p = %first to %own step %one {{
     %number = memref.load %table[%row, %p] : {t["table"]}
     %page = arith.index_cast %number : i32 to index
     %score = scf.for %h = %zero to %share step %one iter_args(%best = %least) -> (f32) {{
@@ -110,12 +114,10 @@ scf.if %few {{
       scf.yield {best} : f32
     }}
     memref.store %score, %scores[%p] : {scores}
-    %is_first = arith.cmpi ult, %p, %first : index
-    %begun = arith.select %is_first, %read, %hidden : i8
-    memref.store %begun, %chosen[%p] : {t["chosen"]}
+    memref.store %hidden, %chosen[%p] : {t["chosen"]}
   }}
   scf.for %k = %zero to %keep step %one {{
-    %top, %at = scf.for %p = %zero to %own step %one iter_args(%highest = %least, %place = %own) -> (f32, index) {{
+    %top, %at = scf.for %p = %first to %own step %one iter_args(%highest = %least, %place = %own) -> (f32, index) {{
       %score = memref.load %scores[%p] : {scores}
       %higher = arith.cmpf ogt, %score, %highest : f32
       %new_highest = arith.select %higher, %score, %highest : f32

@@ -28,9 +28,9 @@ SUMMARIES: dict[str, Callable[[Tensor], Tensor]] = {
 class PageSelection:
     """The pages that a query reads: its own, the first `first`, and of the others the `keep` with the highest scores.
 
-    Only pages that lie whole before the query's own are scored, so that the choice is a matter of the text alone. All
-    query heads of a key/value head read the same pages: a page's score for them is the highest of theirs. Of equal
-    scores the earlier page is kept.
+    The first pages are not ranked. Only pages that lie whole before the query's own are scored, so that the choice is a
+    matter of the text alone. All query heads of a key/value head read the same pages: a page's score for them is the
+    highest of theirs. Of equal scores the earlier page is kept.
 
     Attributes:
         page_size: tokens of a page.
@@ -83,7 +83,7 @@ def choose(scores: Tensor, own: Tensor, selection: PageSelection) -> Tensor:
         selection: the choice.
     """
     page, own = torch.arange(scores.shape[-1], device=scores.device), own[:, None, None]
-    before = page < own
-    ranked = torch.where(before, scores, -torch.inf).argsort(dim=-1, descending=True, stable=True)
+    first, before = page < selection.first, page < own
+    ranked = torch.where(before & ~first, scores, -torch.inf).argsort(dim=-1, descending=True, stable=True)
     rank = torch.zeros_like(ranked).scatter(-1, ranked, page.expand_as(ranked))
-    return before & ((rank < selection.keep) | (page < selection.first)) | (page == own)
+    return before & (first | (rank < selection.keep)) | (page == own)

@@ -1,14 +1,16 @@
 """Bound a program over intervals of its inputs: what may it give for any query of a tile and any key of a page?
 
 Of each value `low`, `high` and `known` are computed, which are programs of the inputs' bounds again: where `known`, the
-value lies between `low` and `high` whatever the inputs are. So a kernel passes over a page whose keys a mask hides
-without reading them. Operations that are monotone have bounds of their own (Moore, 1966: interval arithmetic); of all
-others only points are known: a block mask that hashes the number of a block has one such number in a page.
+value is no NaN and lies between `low` and `high` whatever the inputs are. So a kernel passes over a page whose keys a
+mask hides without reading them. Operations that are monotone have bounds of their own (Moore, 1966: interval
+arithmetic), where no input is outside what they are defined for: a root of a negative number, infinity less infinity.
+Of all others only points are known: a block mask that hashes the number of a block has one such number in a page.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from typing import NamedTuple
 
 import torch
@@ -17,8 +19,11 @@ from compiled_kernels.scalar_code.program import Builder, Kind, Number, Program,
 
 MAX_POSITION = 1 << 24
 MAX_HEAD = 1 << 12
+ARITHMETIC = ("add", "sub", "mul", "div", "floordiv", "quot")
+DIVISIONS = ("floordiv", "mod", "quot", "rem")
 LIMITS: dict[str, int] = {"query": MAX_POSITION, "key": MAX_POSITION, "head": MAX_HEAD}
 FITS = 1 << 31  # integers below it, either way, are computed in 32 bits
+WRAPS = 1 << 63  # integers below it, either way, are computed as they are; others lose their highest bits
 
 
 class ValueBounds(NamedTuple):
@@ -44,9 +49,43 @@ def _bound(program: Program) -> tuple[Builder, list[ValueBounds]]:
     builder = Builder([(f"{name}_{end}", kind) for name, kind in program.inputs for end in ("low", "high")])
     true = builder.constant(True)
     found = [ValueBounds(2 * at, 2 * at + 1, true) for at in range(len(program.inputs))]
+    sizes = _sizes(program)
     for step in program.steps:
-        found.append(_Rule(builder, program, step, [found[at] for at in step.reads]).bounds())
+        rule = _Rule(builder, program, step, [found[at] for at in step.reads])
+        wraps = step.kind == "int" and sizes[len(found)] >= WRAPS
+        found.append(rule.of_points() if wraps else rule.bounds())
     return builder, found
+
+
+def _sizes(program: Program) -> list[int]:
+    """Return a bound of each integer's absolute value, for positions and heads within `LIMITS`: at most `WRAPS`, where
+    it may wrap round, so that an operation that rises does not."""
+    sizes = [LIMITS.get(name, MAX_POSITION) for name, _ in program.inputs]
+    for step in program.steps:
+        sizes.append(min(WRAPS, _size(program, step, [sizes[at] for at in step.reads])))
+    return sizes
+
+
+def _size(program: Program, step: Step, sizes: list[int]) -> int:
+    if step.kind != "int":
+        return 1
+    match step.operation:
+        case "const" | "table":
+            return max(abs(int(each)) for each in step.numbers)
+        case "int":
+            return FITS if program.kind(step.reads[0]) == "float" else 1
+        case "add" | "sub":
+            return sum(sizes)
+        case "mul":
+            return math.prod(sizes)
+        case "shl":
+            return sizes[0] << min(sizes[1], 63)
+        case "mod":
+            return sizes[1]
+        case "and" | "or" | "xor" | "not":
+            return 2 * max(sizes) + 1  # all bits of the larger
+        case _:
+            return max(sizes)
 
 
 class _Rule:
@@ -60,7 +99,7 @@ class _Rule:
     def bounds(self) -> ValueBounds:
         special = getattr(self, f"_of_{self.step.operation}", None)
         found = None if special is None else special()
-        return self._of_points() if found is None else found
+        return self.of_points() if found is None else found
 
     def _add(self, operation: str, *reads: int) -> int:
         return self.builder.add(operation, *reads)
@@ -72,17 +111,34 @@ class _Rule:
         """Return the constant that the step reads there."""
         return self.builder.number(self.reads[at].low)
 
-    def _of_points(self) -> ValueBounds:
-        """ValueBounds of any operation: its value, where each of what it reads is one."""
+    def of_points(self) -> ValueBounds:
+        """Return the bounds of any operation: its value, where each of what it reads is one."""
         known = self.known
         for each in self.reads:
             known = self._and(known, self._add("eq", each.low, each.high))
         lows = [each.low for each in self.reads]
         if self.step.operation == "table":
             value = self._clamped_table(lows[0])
+        elif self.step.operation in DIVISIONS and self.step.kind == "int":
+            zero = self._add("eq", lows[1], self.builder.constant(0))
+            known = self._and(known, self._add("not", zero))
+            divisor = self._add("select", zero, self.builder.constant(1), lows[1])
+            value = self._add(self.step.operation, lows[0], divisor)
         else:
             value = self._add(self.step.operation, *lows)
+        if self.step.kind == "float":
+            known = self._and(known, self._add("eq", value, value))  # no NaN
         return ValueBounds(value, value, known)
+
+    def _finite(self) -> int:
+        """Return whether the floats that the step reads are finite: arithmetic with infinity may give NaN."""
+        found = self.builder.constant(True)
+        least, most = self.builder.constant(-math.inf), self.builder.constant(math.inf)
+        for each, kind in zip(self.reads, self.kinds, strict=True):
+            if kind == "float":
+                found = self._and(found, self._add("lt", least, each.low))
+                found = self._and(found, self._add("lt", each.high, most))
+        return found
 
     def _clamped_table(self, index: int) -> int:
         """Read the table within its ends: an index that is not known may be any."""
@@ -91,11 +147,14 @@ class _Rule:
         return self.builder.table(index, self.step.numbers, self.step.kind)
 
     def _of_const(self) -> ValueBounds:
-        value = self.builder.constant(self.step.numbers[0], self.step.kind)
-        return ValueBounds(value, value, self.known)
+        number = self.step.numbers[0]
+        value = self.builder.constant(number, self.step.kind)
+        return ValueBounds(value, value, self.builder.constant(number == number))
 
     def _of_table(self) -> ValueBounds:
-        point = self._of_points()
+        point = self.of_points()
+        if any(each != each for each in self.step.numbers):
+            return point
         least, most = (self.builder.constant(end(self.step.numbers), self.step.kind) for end in (min, max))
         low, high = (self._add("select", point.known, point.low, each) for each in (least, most))
         return ValueBounds(low, high, self.known)
@@ -105,7 +164,8 @@ class _Rule:
     def _ends(self, operation: str, *pairs: tuple[int, int]) -> ValueBounds:
         """ValueBounds where the operation of these (values for low, values for high) gives the ends."""
         low, high = (self._add(operation, *(pair[end] for pair in pairs)) for end in (0, 1))
-        return ValueBounds(low, high, self.known)
+        known = self._and(self.known, self._finite()) if operation in ARITHMETIC else self.known
+        return ValueBounds(low, high, known)
 
     def _twice(self, at: int) -> tuple[int, int]:
         """A known number, for low and high."""
@@ -133,17 +193,28 @@ class _Rule:
     def _of_exp(self) -> ValueBounds:
         return self._rising(self.step.operation)
 
-    _of_exp2 = _of_sqrt = _of_tanh = _of_floor = _of_ceil = _of_log = _of_exp
+    _of_exp2 = _of_tanh = _of_floor = _of_ceil = _of_float = _of_exp  # `float` of a bool too, as `int`
 
-    def _of_float(self) -> ValueBounds:
-        return self._rising(self.step.operation)
+    def _of_sqrt(self) -> ValueBounds:
+        found = self._rising(self.step.operation)
+        defined = self._add("le", self.builder.constant(0.0), self.reads[0].low)
+        return found._replace(known=self._and(found.known, defined))
 
-    _of_int = _of_float  # of a bool too: `low` is whether it always, `high` whether it may be true
+    _of_log = _of_sqrt
+
+    def _of_int(self) -> ValueBounds:
+        """Of a bool, `low` is whether it always and `high` whether it may be true; of floats, those within `FITS`."""
+        found, value = self._rising("int"), self.reads[0]
+        if self.kinds[0] != "float":
+            return found
+        least, most = (self.builder.constant(float(each)) for each in (-FITS, FITS))
+        within = self._and(self._add("le", least, value.low), self._add("lt", value.high, most))
+        return found._replace(known=self._and(found.known, within))
 
     def _of_mul(self) -> ValueBounds | None:
         for at, other in ((0, 1), (1, 0)):
             factor = self._number(at)
-            if factor is not None and factor == factor:
+            if factor is not None and math.isfinite(factor):
                 value = self.reads[other]
                 ends = (value.low, value.high) if factor >= 0 else (value.high, value.low)
                 return self._ends("mul", ends, self._twice(at))
@@ -151,7 +222,7 @@ class _Rule:
 
     def _of_div(self) -> ValueBounds | None:
         divisor = self._number(1)
-        if divisor is None or not divisor:
+        if divisor is None or not divisor or not math.isfinite(divisor):
             return None
         value = self.reads[0]
         ends = (value.low, value.high) if divisor > 0 else (value.high, value.low)
@@ -160,14 +231,15 @@ class _Rule:
     _of_floordiv = _of_quot = _of_div
 
     def _of_shr(self) -> ValueBounds | None:
-        return None if self._number(1) is None else self._rising("shr")
+        count = self._number(1)
+        return self._rising(self.step.operation) if count is not None and 0 <= count < 63 else None
 
     _of_shl = _of_shr
 
     def _of_mod(self) -> ValueBounds | None:
         """a mod n: of one turn the two ends, of several 0 and n - 1 (of floats: n)."""
         divisor = self._number(1)
-        if divisor is None or not divisor > 0:
+        if divisor is None or not 0 < divisor < math.inf:
             return None
         value, by = self.reads[0], self.reads[1].low
         same = self._add("eq", self._add("floordiv", value.low, by), self._add("floordiv", value.high, by))
@@ -176,7 +248,7 @@ class _Rule:
         most = self.builder.constant(divisor - 1 if kind == "int" else divisor, kind)
         low = self._add("select", same, self._add("mod", value.low, by), least)
         high = self._add("select", same, self._add("mod", value.high, by), most)
-        return ValueBounds(low, high, self.known)
+        return ValueBounds(low, high, self._and(self.known, self._finite()))
 
     def _of_abs(self) -> ValueBounds:
         value, zero = self.reads[0], self.builder.constant(0, self.step.kind)

@@ -247,10 +247,19 @@ class _Step:
             return builder.cast(found, "float") if isinstance(power, float) else found
         if power == 0.5:
             return builder.add("sqrt", self.operand(base))
-        if isinstance(base, int | float) and base > 0:  # as torch.pow(2.0, x)
+        if isinstance(base, int | float):  # as torch.pow(2.0, x)
+            if base <= 0:
+                raise NotImplementedError(f"{base} to a power that is computed has no scalar form")
             return builder.add("exp2", builder.add("mul", self.operand(power), builder.constant(math.log2(base))))
-        log = builder.add("log", self.operand(base))
-        return builder.add("exp", builder.add("mul", builder.cast(self.operand(power), "float"), log))
+        value = builder.cast(self.operand(base), "float")
+        whole = isinstance(power, int | float) and float(power).is_integer()
+        size = builder.add("abs", value) if whole else value  # of a negative number other powers are NaN
+        exponent = builder.cast(self.operand(power), "float")
+        found = builder.add("exp", builder.add("mul", exponent, builder.add("log", size)))
+        if isinstance(power, int | float) and float(power) % 2 == 1:
+            negative = builder.add("lt", value, builder.constant(0.0))
+            found = builder.add("select", negative, builder.add("neg", found), found)
+        return found
 
     def _clamp(self) -> int:
         value, *bounds = self.node.args

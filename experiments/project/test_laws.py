@@ -19,7 +19,7 @@ def in_this_folder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_mask_keeps_the_laws() -> None:
     small = {"near": 4, "step": 2}  # the kit's texts are short
-    # Without `backends` it is held to all of them, in a minute or two.
+    # Without `backends` it is held to all of them, which takes longer.
     check_attention("mask.py:Dilated", examples=3, arguments=small, backends=["eager", "mlir"]).raise_if_failed()
 
 

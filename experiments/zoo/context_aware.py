@@ -59,6 +59,8 @@ def followed(alpha: float) -> float:
 
 
 def figures() -> dict[str, float]:
-    """Return the share of answers from the context, without the filter and with it, and the difference."""
+    """Return the share of answers from the context, without the filter and with it, and the difference, if any is."""
     plain, aware = followed(0.0), followed(0.5)
+    if plain == aware == 0.0:
+        return {"context_plain": plain, "context_aware_share": aware}
     return {"context_plain": plain, "context_aware_share": aware, "context_gain": aware - plain}

@@ -1,6 +1,7 @@
 """INT4 by token: four bits a number with a scale and a minimum for each token and head, as it is written.
 
-The plain baseline of the formats (the "KV4 per token" of Xiao et al., 2023, SmoothQuant, and of most papers on caches):
+The plain baseline of the formats, as Zhao et al., 2023, "Atom: Low-bit Quantization for Efficient and Accurate LLM
+Serving", round their cache, asymmetric and by head:
 
     code = round((x - min) / scale),    scale = (max - min) / 15        over the numbers of one token and head
     x'   = min + scale * code

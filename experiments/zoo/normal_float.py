@@ -2,11 +2,12 @@
 
 Dettmers et al., 2023, "QLoRA: Efficient Finetuning of Quantized LLMs", equation 4 (there of weights):
 
-    q_i  = (Q(i / 17) + Q((i + 1) / 17)) / 2 of N(0, 1), divided by the largest       for the 16 codes
+    q_i  = (Q(i / 18) + Q((i + 1) / 18)) / 2 of N(0, 1), divided by the largest       for i = 1 ... 16
     code = argmin_i |x / absmax - q_i|,    x' = absmax * q_code
 
 Here keys and values of one token and head are cut into blocks of `block` columns with a float16 maximum each, and the
-grid is symmetric (the paper's has an exact zero and one level more on one side).
+grid is symmetric (the paper's has an exact zero and one level more on one side), with eighteenths where the paper has
+2^4 + 1 = 17 from i = 0, of which Q(0) is infinite.
 """
 
 from __future__ import annotations

@@ -81,7 +81,20 @@ def integers(of: st.SearchStrategy[Drawn]) -> st.SearchStrategy[Drawn]:
 NUMBERS = st.recursive(INPUTS, integers, max_leaves=5)
 COMPARED = {"<": torch.lt, "<=": torch.le, ">": torch.gt, "==": torch.eq, "!=": torch.ne}
 FLOATS = {"log": lambda a: torch.log1p(a.abs().float()) < 2.5, "share": lambda a: a / 7 < 3.2,
-          "power": lambda a: torch.exp2(-a.float() / 8) > 0.3}  # fmt: skip
+          "power": lambda a: torch.exp2(-a.float() / 8) > 0.3, "sqrt": lambda a: a.float().sqrt() < 6.1,
+          "log2": lambda a: a.float().log2() < 3.3, "no log": lambda a: ~(torch.log(a.float()) > -5),
+          "1/a": lambda a: 1 / a.float() < 0.045, "7/(a-20)": lambda a: 7 / (a - 20) >= 0.3,
+          "root": lambda a: a.float() ** 0.3 < 2.9, "cube": lambda a: a.float() ** 3 < 700.0,
+          "a^-1": lambda a: a.float() ** -1 < 0.045, "a^9": lambda a: (a.float() / 9) ** 9 < 3000.0,
+          "a^-10": lambda a: (a.float() / 9) ** -10 > 0.3}  # fmt: skip
+# Of infinity, NaN, integers that wrap round and divisors that may be 0.
+NANS = torch.tensor([1.0, torch.nan, 2.0])
+UNUSUAL = {"a/inf": lambda a: ~(torch.exp(a.float()) / torch.inf >= 0), "0*inf": lambda a: ~(a.float() * torch.inf < 1),
+           "inf-inf": lambda a: ~(torch.exp(a.float()) - torch.exp(a.float() + 1) <= 0),
+           "inf%3": lambda a: ~(torch.exp(a.float()) % 3 >= 0), "table": lambda a: ~(NANS[a % 3] > 0),
+           "<<": lambda a: (a << 3) < 100, "wraps": lambda a: (a << 59) >= 0, "wraps*": lambda a: a * 2**58 > 5,
+           "//0": lambda a: 64 // torch.where(a == 0, 1, a) > 2,
+           "int": lambda a: torch.exp(a.clamp(-30, 20).float()).int() < 9}  # fmt: skip
 
 
 def truths(of: st.SearchStrategy[Drawn]) -> st.SearchStrategy[Drawn]:
@@ -98,6 +111,8 @@ LEAVES = st.builds(
     lambda name, a, b: joined(name, COMPARED[name], a, b), st.sampled_from([*COMPARED]), NUMBERS, NUMBERS | SMALL
 ) | st.builds(lambda name, a: joined(name, FLOATS[name], a), st.sampled_from([*FLOATS]), NUMBERS)
 MASKS = st.recursive(LEAVES, truths, max_leaves=4)
+ODD_LEAVES = st.builds(lambda name, a: joined(name, UNUSUAL[name], a), st.sampled_from([*UNUSUAL]), NUMBERS)
+ODD_MASKS = st.recursive(LEAVES | ODD_LEAVES, truths, max_leaves=3)
 
 
 @given(MASKS)
@@ -109,10 +124,11 @@ def test_a_program_gives_what_the_function_gives(mask: Drawn) -> None:
     assert torch.equal(lowered(program)[0](query=QUERIES, key=KEYS).expand_as(wanted), wanted)
 
 
-@given(MASKS, st.integers(1, 40), st.integers(1, 40))
+@given(MASKS | ODD_MASKS, st.integers(1, 40), st.integers(1, 40))
 def test_bounds_hide_nothing_that_is_shown(mask: Drawn, rows: int, columns: int) -> None:
     program = trace(mask, MASK_INPUTS, "bool")
     wanted, may = mask(QUERIES, KEYS).expand(POSITIONS, POSITIONS), reach(program)
+    assert lowered(may)[1] in (32, 64)
     for top in range(0, POSITIONS, rows):
         left = torch.arange(0, POSITIONS, columns)
         bottom, right = min(POSITIONS, top + rows) - 1, (left + columns).clamp(max=POSITIONS) - 1
@@ -253,6 +269,34 @@ def test_a_hash_of_blocks_is_known_in_a_page() -> None:
         query_low=torch.tensor(4095), query_high=torch.tensor(4095), key_low=ends, key_high=ends + 63
     )
     assert torch.equal(may, blocks(torch.tensor(4095), ends))
+
+
+@pytest.mark.parametrize("name", [*FLOATS, *UNUSUAL])
+@pytest.mark.parametrize("shift", [0, 40])
+def test_bounds_know_where_a_function_has_no_value(name: str, shift: int) -> None:
+    """Of every page and tile: negative, zero, infinite and what wraps round."""
+    test = {**FLOATS, **UNUSUAL}[name]
+
+    def mask(query: Tensor, key: Tensor) -> Tensor:
+        return test(query - key - shift)
+
+    wanted, may = mask(QUERIES, KEYS), reach(trace(mask, MASK_INPUTS, "bool"))
+    for rows, columns in ((1, 1), (1, 16), (8, 32)):
+        top, left = torch.arange(0, POSITIONS, rows)[:, None], torch.arange(0, POSITIONS, columns)
+        ends = {"query_low": top, "query_high": top + rows - 1, "key_low": left, "key_high": left + columns - 1}
+        shown = wanted.unflatten(0, (-1, rows)).unflatten(-1, (-1, columns)).any(-1).any(1)
+        assert not (shown & ~may(**ends)).any()
+
+
+@pytest.mark.parametrize("name", ["sqrt", "log2", "root", "<<"])
+def test_bounds_still_hide_where_the_function_has_values(name: str) -> None:
+    test = {**FLOATS, **UNUSUAL}[name]
+
+    def mask(query: Tensor, key: Tensor) -> Tensor:
+        return test(query - key)
+
+    far = {"query_low": 900, "query_high": 901, "key_low": 0, "key_high": 63}
+    assert not reach(trace(mask, MASK_INPUTS, "bool"))(**{end: torch.tensor(at) for end, at in far.items()})
 
 
 def test_nothing_divides_by_zero() -> None:

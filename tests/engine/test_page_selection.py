@@ -33,17 +33,19 @@ class Bounds:
         return torch.maximum(query * low, query * high)
 
 
-def text_of(backend: str, part: str, **settings: Any) -> str:
+def text_of(backend: str, part: Any, **settings: Any) -> str:
     runner = workbench.load(
         "demo", attention={"pages": part}, backend=backend, dtype="float32", page_size=8, **settings
     )
     return "".join(event.text for event in runner.stream(TEXT, max_tokens=TOKENS, temperature=0))
 
 
-@pytest.fixture(scope="module")
-def expected() -> str:
-    """The oracle's greedy text, which differs from the plain model's."""
-    with temporarily_registered(Bounds) as part:
+@pytest.fixture(scope="module", params=[{}, {"first": 2, "keep": 1}], ids=str)
+def expected(request: pytest.FixtureRequest) -> tuple[dict[str, int], str]:
+    """Arguments of the part, and the oracle's greedy text, which differs from the plain model's."""
+    arguments: dict[str, int] = request.param
+    with temporarily_registered(Bounds) as path:
+        part = {"path": path, "arguments": arguments}
         runner = workbench.load("demo", attention={"pages": part}, backend="eager", dtype="float32", page_size=8)
         tokenizer = runner.tokenizer
         assert tokenizer is not None
@@ -53,18 +55,19 @@ def expected() -> str:
         chosen = tokenizer.decode(ids)[len(TEXT) :]
     plain = workbench.load("demo", backend="eager", dtype="float32")
     assert chosen != "".join(event.text for event in plain.stream(TEXT, max_tokens=TOKENS, temperature=0))
-    return chosen
+    return arguments, chosen
 
 
 @pytest.mark.parametrize(
     "settings", [{}, {"speculate": {"kind": "prompt_lookup"}}, {"max_num_batched_tokens": 11}], ids=str
 )
 @pytest.mark.parametrize("backend", ["eager", "mlir"])
-def test_text_is_the_oracles(backend: str, settings: dict, expected: str) -> None:
+def test_text_is_the_oracles(backend: str, settings: dict, expected: tuple[dict[str, int], str]) -> None:
     if reason := {str(name): problem for name, problem in backend_problems().items()}[backend]:
         pytest.skip(reason)
-    with temporarily_registered(Bounds) as part:
-        assert text_of(backend, part, **settings) == expected
+    arguments, chosen = expected
+    with temporarily_registered(Bounds) as path:
+        assert text_of(backend, {"path": path, "arguments": arguments}, **settings) == chosen
 
 
 @pytest.mark.parametrize(

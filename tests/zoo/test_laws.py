@@ -31,6 +31,16 @@ def test_a_part_that_breaks_a_law_is_reported(tmp_path: Path) -> None:
         ("eviction", "{cache.evict: {kind: window, budget: 64}}", "check_evict budget=64"),
         ("schedule", "{schedule.policy: shortest_prompt}", "check_policy"),
         ("sampling", "{sampling.top_k: 4}", None),
+        (
+            "sampling",
+            "{sampling.best_of: 4, sampling.ranking: {path: 'experiments/zoo/mbr.py:MinimumRisk'}}",
+            "check_ranking",
+        ),
+        (
+            "sampling",
+            "{sampling.beams: 4, sampling.search: {path: 'experiments/zoo/contrastive_search.py:ContrastiveSearch'}}",
+            "check_search",
+        ),
         ("draft", "{speculate: {kind: prompt_lookup}}", "check_proposer"),
     ],
 )
@@ -41,6 +51,7 @@ def test_each_kind_has_its_kit(
 
     asked: list[str] = []
     kits = "check_attention check_kv_format check_evict check_sampler check_policy check_proposer"
+    kits += " check_ranking check_search"
     for name in kits.split():
         monkeypatch.setattr(laws, name, lambda part, name=name, **more: asked.append(f"{name} {part} {more}"))
     rule = {"draft": "steps_ratio <= 1", "schedule": "attainment >= 0.5", "sampling": "loop_ratio <= 1"}

@@ -37,6 +37,7 @@ def test_a_technique_that_changes_nothing_has_ratios_of_one(tmp_path: Path) -> N
     assert found.figures.keys() == {*FIGURES["sampling"], "heat"} and found.figures.pop("heat") == 2.0
     time = found.figures.pop("time_ratio")
     assert time is not None and time > 0
+    assert found.figures.pop("loops") == found.figures.pop("baseline_loops")
     assert set(found.figures.values()) == {1.0} and found.backends == {BASELINE: "eager", TECHNIQUE: "eager"}
 
 
@@ -72,6 +73,14 @@ def test_figures_of_a_cache() -> None:
     quick = {name: value for name, value in rows().items() if name not in slow}
     found = measure._cache_figures(quick, quick, VariantResults([], {}))
     assert [name for name, value in found.items() if value is None] == ["copying", "needle", "decode_time_ratio"]
+
+
+def test_figures_of_texts() -> None:
+    looped = {BASELINE: [True, True, False, True], TECHNIQUE: [False, True, False, False]}
+    texts = [{"variant": name, "looped": each} for name, all_ in looped.items() for each in all_]
+    row = {"repeated_4": 0.5, "bits_per_byte": 1.0, "s_per_token": 1.0}
+    found = measure._text_figures(row, row, VariantResults([], {}, {"texts": texts}))
+    assert (found["loops"], found["baseline_loops"], found["loop_ratio"]) == (1, 3, 0.5)
 
 
 def test_figures_of_a_draft() -> None:

@@ -36,11 +36,29 @@ def test_holds_exactly_where_python_says_so(text: str, found: dict[str, float]) 
 
 @given(st.lists(comparisons, min_size=2, max_size=5), figures)
 def test_limits_are_where_some_parts_hold(parts: list[str], found: dict[str, float]) -> None:
+    """The settings fix `bytes_ratio`, which alone is no evidence for a claim."""
     held = [FigureRule.parse(part, NAMES).outcome(found) == "holds" for part in parts]
     outcome = FigureRule.parse(" and ".join(parts), NAMES).outcome(found)
-    assert outcome == ("holds" if all(held) else "holds-with-limits" if any(held) else "refuted")
+    evidence = any(each and not part.startswith("bytes_ratio") for each, part in zip(held, parts, strict=True))
+    assert outcome == ("holds" if all(held) else "holds-with-limits" if evidence else "refuted")
     best = FigureRule.parse(" or ".join(parts), NAMES).outcome(found)
     assert best == ("holds" if any(held) else "refuted")
+
+
+@pytest.mark.parametrize(
+    ("text", "outcome"),
+    [
+        ("kl <= 1 and bytes_ratio <= 0.5", "refuted"),
+        ("kl <= 1 and (copying >= 2 or bytes_ratio <= 0.5)", "refuted"),
+        ("kl <= 1 and (copying >= 0.5 or bytes_ratio <= 0.5)", "holds-with-limits"),
+        ("kl <= 3 and bytes_ratio <= 0.1", "holds-with-limits"),
+        ("bytes_ratio <= 0.5", "holds"),
+        ("bytes_ratio <= 0.5 or kl <= 1", "holds"),
+    ],
+)
+def test_what_the_settings_fix_limits_a_claim_and_holds_none_in_part(text: str, outcome: str) -> None:
+    found = {"kl": 2.0, "copying": 1.0, "bytes_ratio": 0.25}
+    assert FigureRule.parse(text, NAMES).outcome(found) == outcome
 
 
 @given(rules, rules, figures)

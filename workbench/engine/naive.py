@@ -202,7 +202,7 @@ def _chosen_pages(q: Tensor, k: Tensor, a: AttentionSpec) -> Tensor:
         own = token // size
         for group in range(a.num_kv_heads):
             heads, found = slice(group * share, (group + 1) * share), []
-            for page in range(own):
+            for page in range(first, own):
                 keys = k[page * size : (page + 1) * size, group]
                 kept = [reduced[kind](keys, dim=0) for kind in part.summaries]
                 found.append((-max(float(part(query, *kept).sum()) for query in q[token, heads]), page))

@@ -11,9 +11,13 @@ if TYPE_CHECKING:
     from workbench.testing.kv_format import check_kv_format
     from workbench.testing.policies import check_policy
     from workbench.testing.proposers import check_proposer
+    from workbench.testing.rankings import check_ranking, check_search
     from workbench.testing.samplers import check_sampler
 
-__all__ = ["check_attention", "check_evict", "check_kv_format", "check_policy", "check_proposer", "check_sampler"]
+__all__ = [
+    "check_attention", "check_evict", "check_kv_format", "check_policy", "check_proposer", "check_ranking",
+    "check_sampler", "check_search",
+]  # fmt: skip
 
 _HOMES = {
     "check_attention": "workbench.testing.attention",
@@ -21,6 +25,8 @@ _HOMES = {
     "check_kv_format": "workbench.testing.kv_format",
     "check_policy": "workbench.testing.policies",
     "check_proposer": "workbench.testing.proposers",
+    "check_ranking": "workbench.testing.rankings",
+    "check_search": "workbench.testing.rankings",
     "check_sampler": "workbench.testing.samplers",
 }
 

@@ -101,7 +101,7 @@ def _build_error(change: dict[str, Any], made: Any, kind: str) -> str | None:
         scenario.model(change)
     except WorkbenchError as error:
         return str(error)
-    if kind == "pages" and page_size_of(made) * (made.keep + 2) > LONGEST:
+    if kind == "pages" and page_size_of(made) * (made.keep + getattr(made, "first", 0) + 2) > LONGEST:
         few = f"texts here have up to {LONGEST} tokens, which is no more than it reads"
         return f"{few}: check it with fewer, for example arguments={{'page_size': 4, 'keep': 2}}"
     return None

@@ -22,6 +22,8 @@ FIGURES: dict[Kind, dict[str, str]] = {
     "eviction": _CACHE,
     "sampling": {
         "distinct_ratio": "share of distinct 4-grams in the texts, over the baseline's",
+        "loops": "texts that end in a loop, with the technique",
+        "baseline_loops": "the same of the baseline's texts, which are as many",
         "loop_ratio": "texts that end in a loop, plus one, over the baseline's plus one",
         "bits_per_byte_ratio": "bits a byte of the texts under the unchanged model, over those of the baseline's texts",
         "time_ratio": "time a token, over the baseline's",

@@ -15,6 +15,7 @@ from workbench.testing.kv_format import check_kv_format
 from workbench.testing.law import ConformityReport
 from workbench.testing.policies import check_policy
 from workbench.testing.proposers import check_proposer
+from workbench.testing.rankings import check_ranking, check_search
 from workbench.testing.samplers import check_sampler
 from workbench.zoo.entry import LoadedEntry
 from workbench.zoo.figures import Kind
@@ -63,6 +64,10 @@ def _sampling(variant: Experiment, more: Arguments) -> Iterator[ConformityReport
     parts = [*variant.sampling.filters, *[part for part in (variant.sampling.sampler,) if part is not None]]
     for part in parts:
         yield check_sampler(part.path, arguments=part.arguments, **more)
+    if (ranking := variant.sampling.ranking) is not None:
+        yield check_ranking(ranking.path, arguments=ranking.arguments, **more)
+    if (search := variant.sampling.search) is not None:
+        yield check_search(search.path, arguments=search.arguments, **more)
 
 
 def _draft(variant: Experiment, more: Arguments) -> Iterator[ConformityReport]:

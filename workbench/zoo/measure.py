@@ -114,6 +114,8 @@ def _text_figures(baseline: Row, technique: Row, found: VariantResults) -> Figur
     looped = {name: sum(text["looped"] for text in texts if text["variant"] == name) for name in (BASELINE, TECHNIQUE)}
     return {
         "distinct_ratio": ratio(1 - technique["repeated_4"], 1 - baseline["repeated_4"]),
+        "loops": looped[TECHNIQUE],
+        "baseline_loops": looped[BASELINE],
         "loop_ratio": (looped[TECHNIQUE] + 1) / (looped[BASELINE] + 1),
         "bits_per_byte_ratio": ratio(technique["bits_per_byte"], baseline["bits_per_byte"]),
         "time_ratio": ratio(technique["s_per_token"], baseline["s_per_token"]),

@@ -27,6 +27,7 @@ _MIRRORED = {"<=": ">=", "<": ">", ">=": "<=", ">": "<"}
 _BY_SIGN = dict(COMPARISONS.values())
 BEST_FIRST: tuple[Outcome, ...] = ("holds", "holds-with-limits", "refuted")
 EXAMPLE = "for example `kl <= 0.02 and decode_time_ratio <= 0.8`"
+FIXED_BY_SETTINGS = ("bytes_ratio",)  # known before a run: no evidence for a claim
 MAX_CHARACTERS = 500  # of a rule: Python's parser recurses
 
 
@@ -41,6 +42,10 @@ class FigureBound:
     def outcome(self, figures: Mapping[str, float]) -> Outcome:
         return "holds" if _BY_SIGN[self.sign](figures[self.figure], self.number) else "refuted"
 
+    def has_evidence(self, figures: Mapping[str, float]) -> bool:
+        """Return whether it holds and could have failed to: the settings do not fix its figure."""
+        return self.figure not in FIXED_BY_SETTINGS and self.outcome(figures) == "holds"
+
     def comparisons(self) -> Iterator[FigureBound]:
         yield self
 
@@ -50,13 +55,20 @@ class FigureBound:
 
 @dataclass(frozen=True)
 class AllOf:
-    """Parts joined by `and`: holds if all do, with limits if only some do, and is refuted if none does."""
+    """Parts joined by `and`: holds if all do, with limits if only some do, and is refuted if none does.
+
+    What the settings fix (`FIXED_BY_SETTINGS`) limits a claim where it fails; alone it makes none hold in part.
+    """
 
     parts: tuple[RulePart, ...]
 
     def outcome(self, figures: Mapping[str, float]) -> Outcome:
-        found: set[Outcome] = {part.outcome(figures) for part in self.parts}
-        return found.pop() if len(found) == 1 else "holds-with-limits"
+        if all(part.outcome(figures) == "holds" for part in self.parts):
+            return "holds"
+        return "holds-with-limits" if self.has_evidence(figures) else "refuted"
+
+    def has_evidence(self, figures: Mapping[str, float]) -> bool:
+        return any(part.has_evidence(figures) for part in self.parts)
 
     def comparisons(self) -> Iterator[FigureBound]:
         for part in self.parts:
@@ -75,6 +87,9 @@ class AnyOf:
     def outcome(self, figures: Mapping[str, float]) -> Outcome:
         found: set[Outcome] = {part.outcome(figures) for part in self.parts}
         return next(each for each in BEST_FIRST if each in found)
+
+    def has_evidence(self, figures: Mapping[str, float]) -> bool:
+        return any(part.has_evidence(figures) for part in self.parts)
 
     def comparisons(self) -> Iterator[FigureBound]:
         for part in self.parts:
