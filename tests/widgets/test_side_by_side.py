@@ -207,10 +207,9 @@ def test_a_preset_plays(preset: PairPreset, pair: SideBySide) -> None:
         return
     pair.preset = preset.name
     assert pair.left != pair.right and not pair._alert.value and pair.experiment.rule.value == preset.rule
-    pair.prompt = "class A:\n"
-    assert pair.preset == preset.name, "any prompt is the preset's"
     for form in pair.forms.sides:
         form.write({"sampling": {"max_tokens": 3}})
+    assert pair.preset == pair.experiment.name == preset.name, "a length that both sides have leaves it the preset's"
     play(pair)
     assert pair.pair is not None and all(side.num_tokens == 3 for side in pair.sides)
     if preset.rule.startswith("same_texts_share >= 1"):
@@ -235,6 +234,11 @@ def test_settings_that_leave_a_preset_leave_its_question(pair: SideBySide) -> No
     choose()
     pair.forms.copy(1)
     assert panel.name == "pair"
+    pair.forms.write(*(side.model_dump(mode="json") for side in int4.experiments(pair._initial)))
+    assert panel.name == pair._choice.value == pair.preset == int4.name and panel.question.value == int4.question
+    for form in pair.forms.sides:
+        form.write({"sampling": {"temperature": 1.0}})  # the preset's texts are greedy
+    assert panel.pair_question == plain and panel.name == "pair"
     choose()
     panel.question.value = "How much memory does it save?"
     write(pair, 1, {"cache": {"format": "int8"}})
@@ -296,6 +300,7 @@ def test_every_entry_of_the_zoo_is_a_pair_that_the_demo_model_carries_out() -> N
     for preset in presets:
         assert preset.problem(initial) == "", preset.name
         left, right = preset.experiments(initial)
+        assert preset.describes(initial, left, right) and not preset.describes(initial, left, left)
         assert setting_changes(left.model_dump(mode="json"), right.model_dump(mode="json")), preset.name
 
 

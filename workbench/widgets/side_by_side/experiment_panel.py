@@ -48,7 +48,7 @@ class ExperimentPanel(ipywidgets.VBox):
 
         self._sides, self._folder, self._on_end = sides, folder, on_end
         self.run_shown: ExperimentRun | None = None
-        self._error = ""
+        self._error, self._suggested = "", ("", "")
         self.question = ipywidgets.Text(description="question", layout=dict(WIDE), continuous_update=False)
         self.rule = ipywidgets.Text(description="rule", layout=dict(WIDE), continuous_update=False)
         known = "\n".join(f"{name}: {meaning}" for name, meaning in AGREEMENT_FIGURES.items())
@@ -89,17 +89,16 @@ class ExperimentPanel(ipywidgets.VBox):
     def running(self) -> bool:
         return self.run_shown is not None and self.run_shown.running
 
-    def ask(self, name: str, question: str, rule: str) -> None:
-        """Show the question and the rule of a preset, which can be changed before the run; files have its name."""
-        self.name, self.question.value, self.rule.value = name, question, rule
-        self._preset_texts = question, rule
+    def ask(self, name: str, question: str, rule: str, keep_edits: bool = False) -> None:
+        """Show a question and a rule, which can be changed before the run; the experiment's file is named `name`.
 
-    def forget_preset(self) -> None:
-        """Show the question and the rule of any pair instead of the preset's; what the reader wrote stays."""
+        With `keep_edits` a text that the reader wrote stays.
+        """
         boxes = (self.question, self.rule)
-        texts = [plain if box.value == preset_text else box.value
-                 for box, preset_text, plain in zip(boxes, self._preset_texts, ANY_PAIR, strict=True)]  # fmt: skip
-        self.ask("pair", *texts)
+        for box, text, before in zip(boxes, (question, rule), self._suggested, strict=True):
+            if not keep_edits or box.value == before:
+                box.value = text
+        self.name, self._suggested = name, (question, rule)
 
     def run(self) -> ExperimentRun | None:
         """Write the experiment of the present settings and run it; None, with the reason shown, where it cannot be."""

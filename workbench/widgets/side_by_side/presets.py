@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 from workbench.errors import WorkbenchError
+from workbench.widgets.playground.history import setting_changes
 
 GREEDY = {"sampling.temperature": 0}
 EXACT = {**GREEDY, "model.dtype": "float32"}  # rounding of low precision alone may part two greedy texts
@@ -30,6 +31,16 @@ class PairPreset:
         """Return the experiments of both sides. WorkbenchError for settings that contradict each other."""
         left, right = (initial.single(changes, f"preset {self.name!r}") for changes in (self.left, self.right))
         return left, right
+
+    def describes(self, initial: Any, left: Any, right: Any) -> bool:
+        """Return whether two experiments differ as the sides of this preset do, and keep what it sets on both."""
+        preset_sides = [side.model_dump(mode="json") for side in self.experiments(initial)]
+        sides = [side.model_dump(mode="json") for side in (left, right)]
+        if setting_changes(sides[0], sides[1]) != setting_changes(preset_sides[0], preset_sides[1]):
+            return False
+        changed = setting_changes(preset_sides[0], sides[0])
+        return not any(f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
+                       for one in changed for other in self.left)  # fmt: skip
 
     def problem(self, initial: Any) -> str:
         """Return why it cannot run with the initial model on this machine; an empty string if it can."""

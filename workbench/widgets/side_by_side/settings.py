@@ -68,18 +68,13 @@ class PairForms:
         return found.model_copy(update={"sampling": found.sampling.model_copy(update={"seed": common["seed"]})})
 
     @property
-    def values(self) -> list[dict[str, Any]]:
-        """Return the settings of both sides as JSON values; an empty list where one cannot be read."""
-        try:
-            return [form.values for form in self.sides]
-        except UnreadableField:
-            return []
-
-    @property
     def changes(self) -> dict[str, tuple[Any, Any]]:
         """Return the settings that differ, by path, as (left, right); none where one cannot be read."""
-        values = self.values
-        return setting_changes(values[0], values[1]) if values else {}
+        try:
+            left, right = (form.values for form in self.sides)
+        except UnreadableField:
+            return {}
+        return setting_changes(left, right)
 
     def describe_changes(self) -> str:
         """Return one line of markup with the settings that differ."""

@@ -21,7 +21,7 @@ from workbench.widgets.playground.settings import initial_experiment, single_pro
 from workbench.widgets.playground.view import NARROW, NUM_SEEDS, STATUS_PLACE
 from workbench.widgets.settings_form.form import error_markup
 from workbench.widgets.side_by_side.data import SIDES, BackgroundPair, TextDifference
-from workbench.widgets.side_by_side.experiment_panel import ExperimentPanel
+from workbench.widgets.side_by_side.experiment_panel import ANY_PAIR, ExperimentPanel
 from workbench.widgets.side_by_side.picture import MARK, draw_both_texts, draw_comparison, draw_side_text
 from workbench.widgets.side_by_side.presets import ENGINE_PRESETS, GREEDY, PairPreset, all_presets
 from workbench.widgets.side_by_side.settings import PairForms
@@ -62,7 +62,8 @@ class SideBySide(PictureWidget):
         self._marked: int | None = None
         self._history = PlayHistory()
         self._presets: dict[str, PairPreset] = {each.name: each for each in ENGINE_PRESETS}
-        self._preset_values: list[dict[str, Any]] = []  # settings of the preset that is shown; none without one
+        self._applied: PairPreset | None = None  # the preset that was chosen last
+        self._is_following = False  # the choice follows the settings, and does not set them
         super().__init__(prompt=self._initial.workload.prompts[0], seed=self._initial.sampling.seed)
         self.forms = PairForms(self._initial, self._check)
         self.texts = [GrowingPicture(lambda n=n: svg.html(self._side_text(n))) for n in range(2)]
@@ -236,7 +237,7 @@ class SideBySide(PictureWidget):
             self._choice.options = [NO_PRESET, *self._presets]
             self._choice.value = self.preset = NO_PRESET
             return
-        if name in ("", NO_PRESET):
+        if name in ("", NO_PRESET) or self._is_following:
             return
         if name not in self._presets:
             self._presets = all_presets()
@@ -247,19 +248,27 @@ class SideBySide(PictureWidget):
         if problem := preset.problem(self._initial):
             self._alert.value = error_markup(f"{name} cannot run here: {problem}")
             return
-        self._alert.value, self._preset_values = "", []
+        self._alert.value, self._applied = "", None
         if name in self._choice.options:
             self._choice.value = name
         self.forms.write(*(side.model_dump(mode="json") for side in preset.experiments(self._initial)))
         self.forms.show_changes()
         self.experiment.ask(name, preset.question, preset.rule)
-        self._preset_values = self.forms.values
+        self._applied = preset
 
-    def _leave_preset(self) -> None:
-        """Show that the settings are no preset's: neither its name nor its question is that of the next experiment."""
-        self._preset_values = []
-        self._choice.value = self.preset = NO_PRESET
-        self.experiment.forget_preset()
+    def _follow_settings(self, left: Any, right: Any) -> None:
+        """Ask the question of the preset only while the settings are its pair, and that of any pair otherwise."""
+        preset = self._applied
+        if preset is None:
+            return
+        asks_it, is_its_pair = self.experiment.name == preset.name, preset.describes(self._initial, left, right)
+        if asks_it == is_its_pair:
+            return
+        texts = (preset.name, preset.question, preset.rule) if is_its_pair else ("pair", *ANY_PAIR)
+        self.experiment.ask(*texts, keep_edits=True)
+        self._is_following = True
+        self._choice.value = self.preset = preset.name if is_its_pair else NO_PRESET
+        self._is_following = False
 
     def _controls(self) -> tuple[ipywidgets.Widget, ...]:
         box = ipywidgets.Textarea(description="prompt", rows=3, layout={"width": "auto"}, continuous_update=False)
@@ -290,9 +299,10 @@ class SideBySide(PictureWidget):
 
     def _check(self) -> None:
         if hasattr(self, "_play_button"):
-            self._valid = self._both is not None
-            if self._preset_values and self._preset_values != self.forms.values:
-                self._leave_preset()
+            both = self._both
+            self._valid = both is not None
+            if both is not None:
+                self._follow_settings(*both)
             self._buttons()
             self._changes.value = self.forms.describe_changes()
             if self.pair is None:
