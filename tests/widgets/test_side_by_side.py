@@ -275,6 +275,9 @@ def test_a_warm_up_that_was_stopped_is_none(pair: SideBySide, monkeypatch: pytes
     monkeypatch.setattr(BackgroundGeneration, "_submit", submit_stopped)
     play(pair)
     assert pair.pair is not None and pair.pair.stopped
+    for thread in threading.enumerate():
+        if thread.name == "playground":  # it may come to its end after the play's
+            thread.join()
     lengths.append(0)
     for _ in range(2):
         play(pair)
