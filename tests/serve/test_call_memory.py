@@ -110,7 +110,7 @@ def talks(count: int) -> Iterator[tuple[random.Random, Conversation, dict]]:
 def test_the_next_turn_computes_only_what_is_new(model: ServedModel) -> None:
     """The law of conversations through the memory; without it many answers have other tokens when read from text."""
     turns, lost = 0, 0
-    for number, (draw, conversation, sampling) in enumerate(talks(tries(24))):
+    for number, (draw, conversation, sampling) in enumerate(talks(tries(36))):
         memory, tenant = CallMemory(), f"tenant {number}"
         before: Answered | None = None
         for turn in range(4):

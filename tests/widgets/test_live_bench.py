@@ -708,6 +708,28 @@ def test_a_load_that_is_stopped_and_run_again_goes_on(bench: LiveBench) -> None:
     assert bench.wait(limit(60)) and not bench.running
 
 
+def test_a_stop_that_is_carried_out_while_the_next_run_starts_does_not_end_it(
+    bench: LiveBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, carried_out = threading.Thread.start, threading.Event()
+
+    def slow(thread: threading.Thread) -> None:
+        start(thread)
+        if thread.name == "live bench":
+            bench._live.run_soon(carried_out.set)  # behind what `stop` asks of the runner's thread
+            carried_out.wait(limit(0.02))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", slow)
+        bench.stop()
+        bench.run(limit(60))
+    carried_out.wait()
+    assert bench._load is not None and bench._load.running
+    until(lambda: bench.log.num_ended > 1)
+    bench.stop()
+    assert bench.wait(limit(60)) and not bench._load.running
+
+
 @pytest.mark.parametrize("begun", [False, True])
 def test_an_interrupted_start_is_as_if_there_had_been_none(
     bench: LiveBench, monkeypatch: pytest.MonkeyPatch, begun: bool

@@ -249,8 +249,11 @@ class LoadGenerator:
         self._note_idle()
 
     def _note_idle(self) -> None:
-        if self._run.is_stopped and not self._offered and not self._idle.is_set():
-            self._idle.set()
+        with self._bell:  # `start` may be making the next run, which is not idle
+            is_news = self._run.is_stopped and not self._offered and not self._idle.is_set()
+            if is_news:
+                self._idle.set()
+        if is_news:
             self._on_tick()
 
     def _on_event(self, event: Event) -> None:
