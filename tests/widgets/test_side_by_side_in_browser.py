@@ -47,9 +47,9 @@ def test_a_preset_is_played_restored_and_judged_by_the_keyboard(narrow: LabSessi
     page.tab.keyboard.type("greedy and")
     page.tab.keyboard.press("Tab")
     until(lambda: page.evaluate("pair.preset") == "'greedy and temperature 0.7'")
-    page.settle()  # the preset's values are in the fields, and none of them replaces what is typed next
     for side in (0, 1):
         field = view.get_by_label("max_tokens", exact=True).nth(side)
+        page.settle()  # ipywidgets writes a number's field anew, and what is typed in it is lost, when its mark changes
         field.fill("12")
         field.press("Tab")
     seed = view.get_by_label("seed", exact=True)
