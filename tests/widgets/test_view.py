@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
+import pkgutil
 import sys
 import threading
 import time
 import tomllib
+import weakref
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from functools import partial
@@ -13,14 +17,16 @@ from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
+import anywidget
 import ipywidgets
 import pytest
 import traitlets
+from anywidget._file_contents import FileContents
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.patience import limit
-from workbench import svg
+from workbench import svg, widgets
 from workbench.widgets import cell_views
 from workbench.widgets import throttle as throttle_module
 from workbench.widgets import view as view_module
@@ -334,3 +340,34 @@ def test_what_a_browser_needs_is_part_of_the_package() -> None:
     listed = {path for pattern in named for path in room.glob(pattern)}
     there = {path for kind in ("*.js", "*.css", "*.j2", "*.json") for path in room.rglob(kind)}
     assert there and there <= listed
+
+
+def test_a_closed_view_is_freed() -> None:
+    closed = []
+
+    class Counted(widgets.TokenView):
+        def close(self) -> None:
+            closed.append(1)
+            super().close()
+
+    view = Counted("def f(x):")
+    parts = [weakref.ref(each) for each in (view, view.shown)]
+    view.close()
+    del view
+    gc.collect()
+    assert [each() for each in parts] == [None, None]
+    assert closed == [1], "it is not closed again by the thread that frees it"
+
+
+def test_code_for_the_browser_is_text() -> None:
+    """anywidget keeps a listener for the changes of a file, and with it every widget that was made."""
+    for module in pkgutil.walk_packages(widgets.__path__, "workbench.widgets."):
+        importlib.import_module(module.name)
+    pending, seen = [anywidget.AnyWidget], []
+    while pending:
+        subclasses = [each for each in pending.pop().__subclasses__() if each.__module__.startswith("workbench.")]
+        pending += subclasses
+        seen += subclasses
+    assert len(seen) > 4
+    for each in seen:
+        assert not {FileContents} & {type(vars(each).get(name)) for name in ("_esm", "_css")}, each.__name__

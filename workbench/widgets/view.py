@@ -30,8 +30,9 @@ _IS_SAVED = ContextVar("whether the picture is drawn for the notebook's file", d
 class MarkupWidget(anywidget.AnyWidget):
     """Markup in the browser. `picked` is the key of what was clicked last, or chosen with Enter."""
 
-    _esm = HERE / "picture.js"
-    _css = HERE / "picture.css"
+    # As text: of a path anywidget keeps a listener for changes, and with it each widget, for good.
+    _esm = (HERE / "picture.js").read_text(encoding="utf-8")
+    _css = (HERE / "picture.css").read_text(encoding="utf-8")
     content = traitlets.Unicode().tag(sync=True)
     picked = traitlets.Unicode().tag(sync=True)
     name = traitlets.Unicode().tag(sync=True)  # by which the browser knows it again
@@ -116,6 +117,10 @@ class PictureWidget(ipywidgets.VBox):
             close_tree(child)
         self.layout.close()
         super().close()
+
+    def __del__(self) -> None:
+        if self.comm is not None:  # ipywidgets would close it again, in whichever thread frees it
+            super().__del__()
 
     def _bundle(self) -> dict[str, Any]:
         live: Any = super()._repr_mimebundle_()

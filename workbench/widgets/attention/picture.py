@@ -237,8 +237,8 @@ class HeatMap(anywidget.AnyWidget):
     keyboard's cursor, [row, column] or empty; `describe` returns the caption for it.
     """
 
-    _esm = FOLDER / "heat_map.js"
-    _css = FOLDER / "heat_map.css"
+    _esm = (FOLDER / "heat_map.js").read_text(encoding="utf-8")
+    _css = (FOLDER / "heat_map.css").read_text(encoding="utf-8")
     rows = traitlets.Int(0).tag(sync=True)
     columns = traitlets.Int(0).tag(sync=True)
     side = traitlets.Int(TILE_SIDE).tag(sync=True)

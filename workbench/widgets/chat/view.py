@@ -26,8 +26,8 @@ SETTINGS = {"max_tokens": 256}  # of a chat's answers, unless others are given
 class Composer(anywidget.AnyWidget):
     """The field for a message, with its buttons; it sends what was written or pressed."""
 
-    _esm = HERE / "composer.js"
-    _css = HERE / "composer.css"
+    _esm = (HERE / "composer.js").read_text(encoding="utf-8")
+    _css = (HERE / "composer.css").read_text(encoding="utf-8")
     draft = traitlets.Unicode().tag(sync=True)
     notice = traitlets.Unicode().tag(sync=True)
     placeholder = traitlets.Unicode("message").tag(sync=True)

@@ -18,7 +18,7 @@ class ExportButtons(anywidget.AnyWidget):
     `name` is the files' name without its ending. An error of a maker is shown beside the buttons.
     """
 
-    _esm = Path(__file__).parent / "export_buttons.js"
+    _esm = (Path(__file__).parent / "export_buttons.js").read_text(encoding="utf-8")
     kinds = traitlets.List(traitlets.Unicode()).tag(sync=True)
 
     def __init__(self, name: str, **makers: Callable[[], str]):

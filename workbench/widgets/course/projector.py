@@ -13,7 +13,7 @@ HERE = Path(__file__).parent
 class ProjectorSwitch(anywidget.AnyWidget):
     """A button that switches projector mode; `on` sets it when shown, None leaves the page as it is."""
 
-    _esm = HERE / "projector.js"
+    _esm = (HERE / "projector.js").read_text(encoding="utf-8")
     rules = traitlets.Unicode().tag(sync=True)  # stays with the page when the notebook that has the switch is closed
     on = traitlets.Bool(None, allow_none=True).tag(sync=True)
 

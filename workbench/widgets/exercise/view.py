@@ -24,8 +24,8 @@ _ASKED: WeakSet[Exercise] = WeakSet()  # by this kernel
 class ExerciseForm(anywidget.AnyWidget):
     """The question with its field or choices and buttons, and a region that a screen reader reads when it changes."""
 
-    _esm = HERE / "exercise.js"
-    _css = HERE / "exercise.css"
+    _esm = (HERE / "exercise.js").read_text(encoding="utf-8")
+    _css = (HERE / "exercise.css").read_text(encoding="utf-8")
     question = traitlets.Unicode().tag(sync=True)
     choices = traitlets.List(traitlets.Unicode()).tag(sync=True)
     unit = traitlets.Unicode().tag(sync=True)

@@ -20,8 +20,8 @@ class TimeAxis(anywidget.AnyWidget):
     (a share of the window), `select` (two times, or none), `all`.
     """
 
-    _esm = HERE / "time_axis.js"
-    _css = HERE / "time_axis.css"
+    _esm = (HERE / "time_axis.js").read_text(encoding="utf-8")
+    _css = (HERE / "time_axis.css").read_text(encoding="utf-8")
     cursor = traitlets.Float(None, allow_none=True).tag(sync=True)  # seconds, as in data-axis
     selection = traitlets.List(traitlets.Float()).tag(sync=True)  # two times, or none
     reading = traitlets.Unicode().tag(sync=True)  # the values at the cursor

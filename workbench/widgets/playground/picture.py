@@ -86,7 +86,7 @@ def format_bytes(count: int) -> str:
 class CopyButton(anywidget.AnyWidget):
     """`text` goes into the clipboard, which only the browser can do; without a text it cannot be pressed."""
 
-    _esm = Path(__file__).parent / "copy_button.js"
+    _esm = (Path(__file__).parent / "copy_button.js").read_text(encoding="utf-8")
     label = traitlets.Unicode("Copy").tag(sync=True)
     text = traitlets.Unicode().tag(sync=True)
 

@@ -14,8 +14,8 @@ class StepControl(anywidget.AnyWidget):
     """`step` goes from 0 to `last`; the browser plays it, and waits until `drawn` says that a step is shown. `title`
     names the present step for screen readers."""
 
-    _esm = HERE / "step_control.js"
-    _css = HERE / "step_control.css"
+    _esm = (HERE / "step_control.js").read_text(encoding="utf-8")
+    _css = (HERE / "step_control.css").read_text(encoding="utf-8")
     step = traitlets.Int(0).tag(sync=True)
     last = traitlets.Int(0).tag(sync=True)
     drawn = traitlets.Int(0).tag(sync=True)
