@@ -11,6 +11,7 @@ from pydantic import Field, field_validator
 from workbench.settings import Settings
 
 MAX_SCHEMA_DEPTH = 100  # of objects and lists within one another: the compiler's JSON reader ends at 127
+MAX_INTEGER_BITS = 1024  # the compiler's JSON reader takes no number beyond a float64's
 MAX_GRAMMAR_CHARACTERS = 1 << 20
 MAX_REGEX_CHARACTERS = 1 << 16
 MAX_CHOICES = 20_000
@@ -108,6 +109,8 @@ def check_json(value: object) -> None:
             stack += [(inner, f"{path}[{index}]", depth + 1) for index, inner in enumerate(each)]
         elif isinstance(each, float) and not math.isfinite(each):
             raise ValueError(f"{path[1:] or 'top level'}: {each} is no JSON number")
+        elif isinstance(each, int) and each.bit_length() > MAX_INTEGER_BITS:
+            raise ValueError(f"{path[1:] or 'top level'}: an integer of over {MAX_INTEGER_BITS} bits")
         elif not (each is None or isinstance(each, str | int | float)):
             raise ValueError(f"{path[1:] or 'top level'}: a {type(each).__name__} is no JSON")
         characters += len(each) if isinstance(each, str) else 8

@@ -11,7 +11,7 @@ from transformers.generation.logits_process import TypicalLogitsWarper
 from experiments.zoo.mirostat import Mirostat
 from experiments.zoo.typical import Typical
 from workbench.request import CustomPart, Request, SamplingParameters, Sequence
-from workbench.sampling import Sampler
+from workbench.sampling.sampler import Sampler
 from workbench.testing import check_sampler
 from workbench.testing.samplers import logits_rows
 

@@ -12,8 +12,10 @@ from torch import Tensor
 
 from workbench.errors import WorkbenchError
 from workbench.request import CustomPart, Request, SamplingParameters, Sequence
-from workbench.sampling import History, RandomSampler, Sampler, build_filters, uniform
 from workbench.sampling.filter_trace import entropy_bits, trace_filters
+from workbench.sampling.filters import History, build_filters
+from workbench.sampling.sampler import Sampler
+from workbench.sampling.samplers import RandomSampler, uniform
 
 VOCAB = 12
 VALUES = st.one_of(st.sampled_from([-math.inf, 0.0, 0.5, 1.0]), st.floats(-30, 30, width=32))

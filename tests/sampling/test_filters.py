@@ -11,9 +11,8 @@ from transformers.generation import logits_process as theirs
 from tests.thorough import tries
 from workbench.errors import WorkbenchError
 from workbench.request import SamplingParameters
-from workbench.sampling import (
+from workbench.sampling.filters import (
     FrequencyPenalty,
-    Greedy,
     History,
     LogitBias,
     MinP,
@@ -24,6 +23,7 @@ from workbench.sampling import (
     TopP,
     build_filters,
 )
+from workbench.sampling.samplers import Greedy
 from workbench.testing.samplers import LogitsRow, logits_rows
 
 VOCABS = st.sampled_from([2, 5, 64, 257, 4096])

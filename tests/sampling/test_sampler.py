@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from tests.thorough import tries
 from workbench.errors import WorkbenchError
 from workbench.request import CustomPart, Request, SamplingParameters, Sequence
-from workbench.sampling import History, RandomSampler, Sampler, build_filters, uniform
+from workbench.sampling.filters import History, build_filters
+from workbench.sampling.sampler import Sampler
+from workbench.sampling.samplers import RandomSampler, uniform
 from workbench.testing.samplers import LogitsRow, logits_rows
 
 PARTS = "tests.sampling.parts:"

@@ -9,18 +9,17 @@ import pytest
 
 from tests.sampling import parts
 from workbench.errors import WorkbenchError
-from workbench.sampling import (
+from workbench.sampling.filters import (
     FrequencyPenalty,
-    Greedy,
     LogitBias,
     MinP,
     PresencePenalty,
-    RandomSampler,
     RepetitionPenalty,
     Temperature,
     TopK,
     TopP,
 )
+from workbench.sampling.samplers import Greedy, RandomSampler
 from workbench.testing import check_sampler
 
 OURS = [

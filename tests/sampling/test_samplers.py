@@ -10,8 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.sampling import Greedy, RandomSampler, uniform
-from workbench.sampling.samplers import sample_categorical, sample_categorical_parallel
+from workbench.sampling.samplers import Greedy, RandomSampler, sample_categorical, sample_categorical_parallel, uniform
 from workbench.testing.samplers import logits_rows
 
 SEEDS = st.integers(0, 2**63 - 1)

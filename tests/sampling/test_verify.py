@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 from tests.thorough import tries
 from workbench.request import CustomPart, Request, SamplingParameters, Sequence
-from workbench.sampling import History, Sampler, build_filters, uniform
 from workbench.sampling.enumeration import DENOMINATOR, NUM_CELLS, speculative_distribution, target_distribution
+from workbench.sampling.filters import History, build_filters
+from workbench.sampling.sampler import Sampler
+from workbench.sampling.samplers import uniform
 from workbench.sampling.verify import DRAFT_STREAM, NO_DRAFT, Draft, rejection_sample
 
 VOCAB = 3

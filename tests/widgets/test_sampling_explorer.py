@@ -17,7 +17,7 @@ from workbench.engine.load import load
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.request import SamplingParameters
-from workbench.sampling import History, build_filters
+from workbench.sampling.filters import History, build_filters
 from workbench.trace.events import Decoded
 from workbench.widgets import RunnerThread, SamplingExplorer
 from workbench.widgets.sampling.data import TextLogits, position_figures

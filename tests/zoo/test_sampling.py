@@ -16,7 +16,8 @@ import workbench
 from tests.zoo.loaded import part_of
 from workbench.engine.runner import Runner, generate
 from workbench.request import Request, SamplingParameters
-from workbench.sampling import History, uniform
+from workbench.sampling.filters import History
+from workbench.sampling.samplers import uniform
 from workbench.sampling.searches import Branch
 from workbench.testing.samplers import logits_rows
 from workbench.trace.events import Finished
@@ -172,7 +173,7 @@ def test_p_less_keeps_what_is_likelier_than_a_right_guess(rows: list) -> None:
 
 @given(ROWS, st.floats(0.01, 1))
 def test_top_a_is_a_min_p_of_its_own_share(rows: list, a: float) -> None:
-    from workbench.sampling import MinP
+    from workbench.sampling.filters import MinP
 
     for row in rows:
         logits = row.logits[None]

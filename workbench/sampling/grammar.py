@@ -21,7 +21,13 @@ from workbench.prompt.answers import control_tokens
 from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.response_format import Choices, JSONSchema, Lark, Regex, ResponseFormat, check_json
 from workbench.sampling.closing import EndSearch, NodeBudget
-from workbench.sampling.json_schema import check_keywords, describe_path, locate_fault, subschemas
+from workbench.sampling.json_schema import (
+    check_keywords,
+    describe_path,
+    locate_fault,
+    subschemas,
+    with_carried_out_numbers,
+)
 from workbench.sampling.shortest_match import shortest_match
 from workbench.sampling.spelling import BYTES, Speller
 
@@ -189,7 +195,7 @@ def _with_options(schema: dict[str, Any], max_whitespace: int, spaced: bool = Fa
         options |= {"item_separator": ", ", "key_separator": ": "}
     elif max_whitespace:
         options = {"whitespace_pattern": rf"[\x20\x0A]{{1,{max_whitespace}}}"}
-    return json.dumps({**schema, "x-guidance": options})
+    return json.dumps({**with_carried_out_numbers(schema), "x-guidance": options})
 
 
 def _embed(wanted: Lark) -> str:
@@ -204,6 +210,8 @@ def _embed(wanted: Lark) -> str:
 
 def _check_lark(lark: str) -> None:
     """Refuse attributes of rules that are not carried out, token ids, and keywords of schemas within `%json`."""
+    if lark.lstrip().startswith("{"):  # the compiler's own format, whose schemas were not looked at
+        raise WorkbenchError("response_format.lark: is JSON, and no grammar in Lark; begin it with a rule")
     bare = re.sub(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|//[^\n]*', '""', lark)
     attribute = re.search(rf"\[\s*(?:[^\]]*,\s*)?({'|'.join(NOT_CARRIED_OUT)})\b", bare)
     if attribute:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 from urllib.parse import unquote
 
 from workbench.errors import WorkbenchError
+from workbench.sampling.json_numbers import check_numbers, clamped_bounds, with_integers
 
 ANNOTATIONS = frozenset(
     (
@@ -33,7 +34,9 @@ Path = tuple[Step, ...]
 
 
 def check_keywords(schema: Any) -> None:
-    """Refuse the first keyword that is not carried out, and the first reference without a target, with the path."""
+    """Refuse the first keyword or number that is not carried out, and the first reference without a target, with the
+    path."""
+    places = {path for path, _ in subschemas(schema)}
     for path, each in subschemas(schema):
         where = describe_path(path)
         if isinstance(each, bool):
@@ -53,22 +56,34 @@ def check_keywords(schema: Any) -> None:
             raise WorkbenchError(  # a name may come twice, and counts once
                 f"{where}: minProperties {needed} is not carried out beyond the required properties; require them"
             )
+        check_numbers(each, where)
         if "$ref" in each:
-            _check_reference(schema, each["$ref"], where)
+            _check_reference(schema, each["$ref"], where, places)
 
 
-def _check_reference(schema: Any, reference: object, where: str) -> None:
+def _check_reference(schema: Any, reference: object, where: str, places: Collection[Path]) -> None:
     if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
         raise WorkbenchError(f"{where}: $ref {reference!r}: only references within this schema, as '#/$defs/name'")
-    found = schema
+    found, path = schema, ()
     for name in reference.split("/")[1:]:
         name = unquote(name).replace("~1", "/").replace("~0", "~")
         if isinstance(found, dict) and name in found:
-            found = found[name]
+            found, path = found[name], (*path, name)
         elif isinstance(found, list) and name.isdigit() and int(name) < len(found):
-            found = found[int(name)]
+            found, path = found[int(name)], (*path, int(name))
         else:
             raise WorkbenchError(f"{where}: $ref {reference!r}: there is no {name!r}")
+    if path not in places:  # its keywords and numbers were not looked at
+        raise WorkbenchError(f"{where}: $ref {reference!r}: there is no schema, but a value; put one under $defs")
+
+
+def with_carried_out_numbers(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy of a schema with numbers as the compiler carries them out; `check_keywords` refuses all others."""
+    schema = with_integers(schema)
+    for _, each in subschemas(schema):
+        if isinstance(each, dict):
+            each.update(clamped_bounds(each))
+    return schema
 
 
 def subschemas(schema: Any) -> Iterator[tuple[Path, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import ValidationError
 
 from workbench.errors import WorkbenchError, describe_error, nearest
+from workbench.response_format import ResponseFormat
+from workbench.sampling.grammar_trial import GrammarTrial
 from workbench.serve.answers.engine_stream import EngineStream, StepBridge
 from workbench.serve.answers.pieces import Piece
 from workbench.serve.answers.prompt_work import embed_prompts, tokenize_prompts
@@ -62,6 +65,9 @@ class Service:
         self._bridges: dict[str, StepBridge] = {}
         self._embedding_turns: dict[str, asyncio.Lock] = {}
         self._threads = PromptThreads(settings.num_threads)
+        tokenizers = {name: model.tokenizer for name, model in models.items() if model.tokenizer is not None}
+        self._trial = GrammarTrial({k: v for k, v in tokenizers.items() if v.byte_rule is not None})
+        self._trial_turns = PromptThreads(1)
         self._spans = CallSpans()
         self._ticking: asyncio.Task[None] | None = None
         self._background: set[asyncio.Task[Any]] = set()
@@ -74,6 +80,7 @@ class Service:
         self._bridges = {name: StepBridge(loop, model.thread) for name, model in self.models.items()}
         self._leave_log = [model.thread.listen(self.log.record) for model in self.models.values()]
         self._ticking = asyncio.create_task(self._tick())
+        threading.Thread(target=self._trial.start, name="grammar trial", daemon=True).start()
 
     async def close(self) -> None:
         """Cancel what still runs, settle it, and let go of everything but the runners.
@@ -91,6 +98,8 @@ class Service:
         for leave in self._leave_log:
             leave()
         self._threads.close()
+        self._trial.close()
+        self._trial_turns.close()
         await self.gate.close()
 
     async def wait_for(self, ending: Collection[asyncio.Task[Any]], background_only: bool = False) -> None:
@@ -286,6 +295,7 @@ class Service:
         if call.purpose == "embed":
             rows, turn = [each.request.prompt_ids for each in prepared], self._embedding_turns[model.name]
             return TaskStream(lambda count: embed_prompts(call, rows, model, in_thread, turn, count))
+        await self._try_grammar(call, prepared[0].request.sampling.response_format)
         settings = self.settings
         bridge = self._bridges[call.model]
         return EngineStream(call, model, prepared, bridge, trace.keep, settings.max_buffered_pieces, self.memory)
@@ -310,6 +320,15 @@ class Service:
             replace(each, request=replace(each.request, cache_salt=caller.cache_salt, tenant=caller.tenant))
             for each in known[1]
         ]
+
+    async def _try_grammar(self, call: Call, wanted: ResponseFormat | None) -> None:
+        """Refuse a grammar, before it reaches the engine, that a child process does not survive (ApiError)."""
+        if wanted is None or call.model not in self._trial.vocabularies:  # the engine refuses it without a vocabulary
+            return
+        try:
+            await self._trial_turns.run(call.caller.tenant, lambda: self._trial.check(call.model, wanted))
+        except WorkbenchError as error:
+            raise invalid(error) from None
 
     def _count_pages(self) -> PageUse:
         counts = [model.pages for model in self.models.values()]

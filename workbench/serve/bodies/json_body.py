@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -11,6 +13,8 @@ from workbench.serve.errors import ApiError
 
 if TYPE_CHECKING:
     from fastapi import Request
+
+BEYOND_64_BITS = re.compile(rb"[0-9]{19}")
 
 
 def parse_json_object(body: bytes) -> dict[str, Any]:
@@ -21,7 +25,9 @@ def parse_json_object(body: bytes) -> dict[str, Any]:
     """
     try:
         found = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
+        if BEYOND_64_BITS.search(body):  # orjson reads such an integer as a float
+            found = json.loads(body)
+    except (ValueError, RecursionError) as error:
         raise ApiError("invalid_request_error", f"the body is no JSON: {error}") from None
     if not isinstance(found, dict):
         raise ApiError("invalid_request_error", f"the body is a {type(found).__name__}; it must be an object")

@@ -1,0 +1,44 @@
+"""The child of a trial, with a compiler that dies of some choices: `python -m tests.sampling.dying_trial`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from typing import Any
+
+from workbench.errors import WorkbenchError
+from workbench.response_format import Choices, ResponseFormat
+from workbench.sampling import grammar_trial
+from workbench.sampling.grammar import Grammar, GrammarVocabulary
+
+compile_grammar = GrammarVocabulary.compile
+
+
+class DyingTrial(grammar_trial.GrammarTrial):
+    """A trial whose compiler ends by a signal, runs without end, wants too much memory, or tells its stack, for
+    choices of these names."""
+
+    module = __name__
+
+
+def compile_or_die(self: GrammarVocabulary, wanted: ResponseFormat) -> Grammar:
+    name = wanted.choices[0] if isinstance(wanted, Choices) else ""
+    if name == "signal":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if name == "loop":
+        while True:
+            pass
+    if name == "memory":
+        block: Any = bytearray(2 * grammar_trial.MAX_BYTES)
+        raise AssertionError(len(block))
+    if name == "stack":
+        raise WorkbenchError(str(threading.stack_size()))
+    return compile_grammar(self, wanted)
+
+
+if __name__ == "__main__":
+    grammar_trial.MAX_CPU_SECONDS = 1
+    GrammarVocabulary.compile = compile_or_die
+    grammar_trial.serve_trials(*map(int, sys.argv[1:]))

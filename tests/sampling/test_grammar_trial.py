@@ -1,0 +1,126 @@
+"""Nothing that a grammar does to its compiler reaches the process that asks: a child dies, and the grammar is refused."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import threading
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from tests.patience import until
+from tests.prompt.samples import byte_level, trained
+from tests.sampling.dying_trial import DyingTrial
+from workbench.errors import WorkbenchError
+from workbench.response_format import Choices, JSONSchema, Lark, Regex, ResponseFormat
+from workbench.sampling.grammar import TOOK_TOO_LONG, GrammarVocabulary
+from workbench.sampling.grammar_trial import DRAWN_TOKENS, GrammarTrial, take_drawn_tokens
+
+SOUND: list[ResponseFormat] = [
+    JSONSchema(json_schema=True),
+    JSONSchema(json_schema={"type": "array", "items": {"type": "number"}, "minItems": 60}),
+    Choices(choices=("yes", "no")),
+    Regex(regex=r"[a-z]{2,} [0-9]{3}"),
+    Lark(lark='start: e\ne: "(" e ")" | e "+" e | /[0-9]+/'),
+]
+UNSOUND: list[ResponseFormat] = [
+    JSONSchema(json_schema={"enum": []}),
+    JSONSchema(json_schema={"properties": {"a": {"enum": [-(2**63)]}}}),
+    Regex(regex="(?=a)b"),
+    Lark(lark='start: start "a"'),
+]
+
+
+@pytest.fixture(scope="module")
+def trial() -> Iterator[GrammarTrial]:
+    with DyingTrial({"bytes": byte_level(), "words": trained()}) as opened:
+        yield opened
+
+
+def ask(trial: GrammarTrial, wanted: ResponseFormat) -> str:
+    """Return the error of a grammar; empty where it passed."""
+    try:
+        trial.check("bytes", wanted)
+    except WorkbenchError as error:
+        return str(error)
+    return ""
+
+
+def children() -> set[int]:
+    """Return the children of this process that try grammars; not one that has just ended."""
+    running = (each for each in psutil.Process().children() if each.status() != psutil.STATUS_ZOMBIE)
+    return {each.pid for each in running if any("dying_trial" in word for word in each.cmdline())}
+
+
+@pytest.mark.parametrize("wanted", SOUND, ids=lambda each: each.kind)
+def test_a_sound_grammar_passes_over_each_vocabulary(trial: GrammarTrial, wanted: ResponseFormat) -> None:
+    for name in ("bytes", "words"):
+        trial.check(name, wanted)
+
+
+@pytest.mark.parametrize("wanted", UNSOUND, ids=str)
+def test_an_unsound_grammar_has_the_compilers_error(trial: GrammarTrial, wanted: ResponseFormat) -> None:
+    with pytest.raises(WorkbenchError) as expected:
+        GrammarVocabulary(byte_level()).compile(wanted)
+    assert ask(trial, wanted) == str(expected.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("signal", "did not survive it (it ended by SIGSEGV)"), ("loop", TOOK_TOO_LONG), ("memory", "MemoryError")],
+)
+def test_what_ends_the_compiler_is_refused_and_the_next_grammar_passes(
+    trial: GrammarTrial, name: str, words: str
+) -> None:
+    assert words in ask(trial, Choices(choices=(name,)))
+    assert not ask(trial, Choices(choices=("fine", name)))
+    assert words in ask(trial, Choices(choices=(name,)))
+
+
+def test_a_verdict_is_remembered() -> None:
+    others, asked = children(), (SOUND[2], UNSOUND[0], Choices(choices=("signal",)))
+    with DyingTrial({"bytes": byte_level()}) as opened:
+        verdicts = [ask(opened, each) for each in asked]
+        assert not verdicts[0] and all(verdicts[1:])
+        assert children() == others  # it died of the last one, and is started again by the next that is not known
+        assert verdicts == [ask(opened, each) for each in asked] and children() == others
+
+
+def test_a_child_that_something_else_ended_is_replaced_and_nothing_is_refused() -> None:
+    others = children()
+    with DyingTrial({"bytes": byte_level()}) as opened:
+        opened.start()
+        (first,) = children() - others
+        os.kill(first, signal.SIGKILL)
+        assert not ask(opened, SOUND[0])
+        (second,) = children() - others
+        assert second != first
+    assert children() == others
+
+
+def test_the_child_has_less_stack_than_a_thread_of_this_process(trial: GrammarTrial) -> None:
+    own = resource.getrlimit(resource.RLIMIT_STACK)[0]
+    assert 0 < int(ask(trial, Choices(choices=("stack",)))) < (2 << 20 if own == resource.RLIM_INFINITY else own)
+
+
+def test_closing_ends_a_check_that_waits() -> None:
+    others, errors = children(), list[str]()
+    opened = DyingTrial({"bytes": byte_level()})
+    waiting = threading.Thread(target=lambda: errors.append(ask(opened, Choices(choices=("loop",)))))
+    waiting.start()
+    until(lambda: children() - others)
+    opened.close()
+    waiting.join()
+    assert errors == ["response_format: the server is ending, and compiles no grammar"] and children() == others
+
+
+@pytest.mark.parametrize("wanted", SOUND, ids=lambda each: each.kind)
+def test_drawn_tokens_leave_the_grammar_as_it_was(wanted: ResponseFormat) -> None:
+    grammar = GrammarVocabulary(trained()).compile(wanted)
+    first = grammar.tokens.compute_bitmask()
+    taken = take_drawn_tokens(grammar)
+    assert 0 < taken <= DRAWN_TOKENS and taken == take_drawn_tokens(grammar)
+    assert grammar.tokens.compute_bitmask() == first

@@ -1,0 +1,217 @@
+"""Compile a stranger's grammar in a child process first: what ends the compiler ends the child, and not a server.
+
+check --- response_format ---> child: compile it, take 100 drawn tokens through its matchers --- its error ---> check
+
+The child has half of a thread's stack, so that nothing that it survives is too deep for the server's threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+
+import numpy as np
+import psutil
+import tokenizers
+from pydantic import TypeAdapter
+
+from workbench.errors import WorkbenchError, describe_error
+from workbench.prompt.tokenization.tokenizer import Tokenizer
+from workbench.response_format import ResponseFormat
+from workbench.sampling.grammar import TOOK_TOO_LONG, Grammar, GrammarVocabulary
+
+DRAWN_TOKENS = 100
+MAX_CPU_SECONDS = 5  # of a trial; up to one more, since the limit is in whole seconds
+MAX_WAIT_SECONDS = 300.0  # for an answer of a child that uses no processor time
+MAX_BYTES = 2 << 30  # that a trial may allocate
+ATTEMPTS = 2  # the first child may have been ended by something else
+KEPT_VERDICTS = 10_000
+DEFAULT_STACK_BYTES = 2 << 20  # of a thread on x86-64 where a process's own is unlimited
+FORMAT = TypeAdapter(ResponseFormat)
+
+
+class GrammarTrial:
+    """A child process that tries grammars over named tokenizers. It is started when needed, and after each death.
+
+    Any thread may call it; grammars are tried one after another. `close` ends the child, and every call that waits."""
+
+    module = __name__  # that the child runs
+
+    def __init__(self, vocabularies: Mapping[str, Tokenizer]):
+        self.vocabularies = vocabularies
+        self._lock = threading.Lock()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
+        self._verdicts: OrderedDict[bytes, str] = OrderedDict()  # by hash: the error, empty for what survived
+        self._is_closed = False
+
+    def __enter__(self) -> GrammarTrial:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Start the child, so that it is warm when the first grammar comes; what fails then fails there again."""
+        with self._lock, contextlib.suppress(OSError, WorkbenchError):
+            self._started()
+
+    def check(self, vocabulary: str, wanted: ResponseFormat) -> None:
+        """Return if a child compiled `wanted` over this vocabulary, now or before, and survived it.
+
+        Raises:
+            WorkbenchError: the compiler's error, or the end of the child.
+        """
+        text = wanted.model_dump_json()
+        key = hashlib.sha256(f"{vocabulary}\0{text}".encode()).digest()
+        with self._lock:
+            if key not in self._verdicts:
+                self._verdicts[key] = self._try(vocabulary, wanted.kind, text)
+            self._verdicts.move_to_end(key)
+            while len(self._verdicts) > KEPT_VERDICTS:
+                self._verdicts.popitem(last=False)
+            error = self._verdicts[key]
+        if error:
+            raise WorkbenchError(error)
+
+    def close(self) -> None:
+        """End the child at once."""
+        self._is_closed = True
+        if (child := self._child) is not None:
+            child.kill()
+        with self._lock:
+            self._end()
+
+    def _try(self, vocabulary: str, kind: str, text: str) -> str:
+        """Return the error of a grammar, empty where there is none."""
+        end = ""
+        for _ in range(ATTEMPTS):
+            try:
+                connection = self._started()
+                connection.send((vocabulary, "grammar", text))
+                if connection.poll(MAX_WAIT_SECONDS):
+                    return connection.recv()
+                end = f"it said nothing for {MAX_WAIT_SECONDS:.0f} s"
+                self._end()
+            except (EOFError, OSError):  # the child has ended
+                code = self._end()
+                if code == -signal.SIGXCPU:
+                    return TOOK_TOO_LONG
+                end = f"it ended by {signal.Signals(-code).name}" if code < 0 else f"it ended with {code}"
+        return f"response_format.{kind}: the compiler's process did not survive it ({end}); give a simpler one"
+
+    def _started(self) -> Connection:
+        """Return the connection to the child, which is started where none runs (WorkbenchError after `close`)."""
+        if self._connection is None:
+            ours, its = Pipe()
+            with its:
+                command = [sys.executable, "-m", self.module, str(its.fileno()), str(_thread_stack_bytes() // 2)]
+                environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+                self._child = subprocess.Popen(
+                    command, pass_fds=[its.fileno()], env=environment, stdin=subprocess.DEVNULL,
+                    start_new_session=True,  # Ctrl-C in a terminal is the server's
+                )  # fmt: skip
+            self._connection = ours
+            if self._is_closed:
+                self._end()
+                raise WorkbenchError("response_format: the server is ending, and compiles no grammar")
+            for name, tokenizer in self.vocabularies.items():
+                ours.send((name, "vocabulary", tokenizer.to_json()))
+        return self._connection
+
+    def _end(self) -> int:
+        """End the child, if one runs, and return its exit code, negative for a signal."""
+        child, self._child = self._child, None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        if child is None:
+            return 0
+        try:
+            child.wait(1.0)  # one that is dying tells by which signal
+        except subprocess.TimeoutExpired:
+            child.kill()
+        return child.wait()
+
+
+def take_drawn_tokens(grammar: Grammar, count: int = DRAWN_TOKENS) -> int:
+    """Take up to `count` tokens through copies of a grammar's matchers, as an answer does; return how many were taken.
+
+    Each is drawn from those allowed; random, and the same for a vocabulary of the same size in every process."""
+    tokens, symbols, vocabulary = grammar.tokens.deep_copy(), grammar.symbols.deep_copy(), grammar.vocabulary
+    draw = random.Random(vocabulary.size)
+    for taken in range(count):
+        mask = np.frombuffer(tokens.compute_bitmask(), np.uint8)
+        allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little")[: vocabulary.size])
+        if tokens.is_error() or not len(allowed):
+            return taken
+        token = int(draw.choice(allowed))
+        if not (tokens.consume_token(token) and symbols.consume_tokens(vocabulary.symbols(token))):
+            return taken
+        symbols.is_accepting()
+        symbols.compute_ff_bytes()
+    return count
+
+
+def serve_trials(handle: int, stack_bytes: int) -> None:
+    """Try what comes through a connection, until it closes, in a thread of this stack."""
+    threading.stack_size(stack_bytes)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    thread = threading.Thread(target=_serve, args=(Connection(handle),))
+    thread.start()
+    thread.join()
+
+
+def _serve(connection: Connection) -> None:
+    vocabularies: dict[str, GrammarVocabulary] = {}
+    try:
+        while True:
+            vocabulary, kind, text = connection.recv()
+            if kind == "vocabulary":
+                vocabularies[vocabulary] = GrammarVocabulary(Tokenizer(tokenizers.Tokenizer.from_str(text)))
+            else:
+                _limit_resources()
+                connection.send(_error_of(vocabularies[vocabulary], FORMAT.validate_json(text)))
+    except (EOFError, OSError):  # the server has ended
+        return
+
+
+def _error_of(vocabulary: GrammarVocabulary, wanted: ResponseFormat) -> str:
+    try:
+        take_drawn_tokens(vocabulary.compile(wanted))
+    except BaseException as error:  # a panic of the compiler is no Exception
+        return describe_error(error)
+    return ""
+
+
+def _limit_resources() -> None:
+    """Let the system end this process when the next trial takes more time or memory than it may."""
+    limits = {
+        resource.RLIMIT_CPU: int(time.process_time()) + 1 + MAX_CPU_SECONDS,
+        resource.RLIMIT_AS: psutil.Process().memory_info().vms + MAX_BYTES,
+    }
+    for kind, soft in limits.items():
+        hard = resource.getrlimit(kind)[1]
+        resource.setrlimit(kind, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
+
+
+def _thread_stack_bytes() -> int:
+    """Return the stack of a new thread of this process."""
+    own = resource.getrlimit(resource.RLIMIT_STACK)[0]
+    return threading.stack_size() or (DEFAULT_STACK_BYTES if own == resource.RLIM_INFINITY else own)
+
+
+if __name__ == "__main__":
+    serve_trials(*map(int, sys.argv[1:]))

@@ -1,0 +1,109 @@
+"""Hold the numbers of a JSON Schema to what the compiler carries out exactly.
+
+llguidance reads every number as a float64, writes it with its shortest decimal digits, and computes the range of an
+integer in int64. An integer that becomes -2^63 there ends the process.
+
+  bound of an integer:   clamped | exact or refused | exact | exact or refused | clamped
+                               -2^63              -2^53    2^53              2^63
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+from workbench.errors import WorkbenchError
+
+LOWER_BOUNDS = ("minimum", "exclusiveMinimum")
+UPPER_BOUNDS = ("maximum", "exclusiveMaximum")
+BOUNDS = (*LOWER_BOUNDS, *UPPER_BOUNDS)
+COUNTS = ("maxLength", "maxItems", "maxProperties")
+ALL_EXACT = 1 << 53  # the integers below are float64s, and so are their neighbours
+INT32_MAX = (1 << 31) - 1
+INT64_MAX = (1 << 63) - 1
+CLAMP = (1 << 63) - 1024  # the largest float64 in int64
+
+
+def check_numbers(schema: dict[str, Any], where: str) -> None:
+    """Refuse a value or bound of one subschema, not of those within it, that would be rounded (WorkbenchError)."""
+    for path, number in _values(schema):
+        if abs(number) > INT64_MAX or not _is_exact(number, is_integer=True):
+            raise WorkbenchError(f"{where}.{path}: {_rounded(number)}")
+    for key, bound in _bounds(schema):
+        if _carried_out(key, bound, schema) is None:
+            raise WorkbenchError(f"{where}.{key}: {_rounded(bound)}")
+
+
+def with_integers(value: Any) -> Any:
+    """Return a copy of a schema in which 3.0 is written as 3: of integers the compiler's reader loses no digit."""
+    if isinstance(value, dict):
+        return {key: with_integers(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [with_integers(each) for each in value]
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) <= INT64_MAX else value
+
+
+def clamped_bounds(schema: dict[str, Any]) -> dict[str, float | None]:
+    """Return the bounds of one subschema that lie at or beyond int64's, each as the nearest that is carried out, and
+    those of lengths and counts beyond int32's.
+
+    Tools that are made from Go, Rust, protobuf or MCP declare the bounds of their types."""
+    carried_out = {key: _carried_out(key, bound, schema) for key, bound in _bounds(schema)}
+    carried_out |= {key: min(schema[key], INT32_MAX) for key in COUNTS if _is_number(schema.get(key))}
+    return {key: bound for key, bound in carried_out.items() if bound != schema[key]}
+
+
+def _carried_out(key: str, bound: float, schema: dict[str, Any]) -> float | None:
+    """Return the bound that the compiler is given: itself, or one just within int64; None where it would be rounded."""
+    if key in LOWER_BOUNDS and bound <= -INT64_MAX:
+        return -CLAMP
+    if key in UPPER_BOUNDS and bound >= INT64_MAX:
+        return INT64_MAX if key == "maximum" and _is_integer(schema) else CLAMP
+    if key.startswith("exclusive"):  # of an integer the compiler takes the neighbour, as a float64
+        return bound if abs(bound) < ALL_EXACT and _is_exact(bound, False) else None
+    return bound if abs(bound) <= INT64_MAX and _is_exact(bound, _is_integer(schema)) else None
+
+
+def _is_exact(number: float, is_integer: bool) -> bool:
+    """Return whether the compiler has this number: as an integer all digits of its float64, else the shortest."""
+    if not float(number).is_integer():
+        return _read_by_compiler(number) == number
+    return abs(number) < ALL_EXACT or (float(number) if is_integer else Decimal(repr(float(number)))) == number
+
+
+def _read_by_compiler(fraction: float) -> float:
+    """Return a fraction as serde_json reads its digits: rounded twice, so that long ones may differ in the last."""
+    digits = Decimal(repr(fraction))
+    places = -int(digits.as_tuple().exponent)
+    return float(int(digits.scaleb(places))) / float(f"1e{places}")
+
+
+def _is_integer(schema: dict[str, Any]) -> bool:
+    kind = schema.get("type")
+    return kind == "integer" or (isinstance(kind, list) and "integer" in kind and "number" not in kind)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _bounds(schema: dict[str, Any]) -> list[tuple[str, float]]:
+    return [(key, schema[key]) for key in BOUNDS if _is_number(schema.get(key))]
+
+
+def _values(schema: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yield the numbers of `const` and `enum`, at any depth, with their paths."""
+    waiting = [(key, schema[key]) for key in ("const", "enum") if key in schema]
+    while waiting:
+        path, value = waiting.pop()
+        if _is_number(value):
+            yield path, value
+        elif isinstance(value, dict):
+            waiting += ((f"{path}.{name}", each) for name, each in value.items())
+        elif isinstance(value, list | tuple):
+            waiting += ((f"{path}[{index}]", each) for index, each in enumerate(value))
+
+
+def _rounded(number: float) -> str:
+    return f"{number} is not carried out: the compiler would round it; declare a string with a pattern"
