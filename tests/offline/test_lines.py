@@ -102,7 +102,7 @@ def test_lines_without_a_seed_differ_from_each_other(tmp_path: Path) -> None:
         (line("a", prompt="b", cache_salt=3), "invalid_request", "cache_salt: must be a text"),
         (chat("a", "b") | {"body": {"messages": []}}, "invalid_request", "body.messages: must be a list"),
         (chat("a", 5), "invalid_request", "messages.0.content: must be a text"),
-        (chat("a", [{"type": "image_url"}]), "invalid_request", "messages.0.content: must be a text"),
+        (chat("a", [{"type": "image_url"}]), "invalid_request", "messages.0.content.0: a part of type 'image_url'"),
         (chat("a", "b", logprobs=3), "invalid_request", "true or false in a chat"),
         (chat("a", "b", top_logprobs=3), "invalid_request", "wants logprobs: true"),
         (chat("a", "b", max_tokens=1, max_completion_tokens=1), "invalid_request", "give one"),

@@ -100,6 +100,13 @@ INST = (  # Llama 2, Mistral: what is written around a turn has spaces, and an a
     "m.content}|tojson(sort_keys=true) }} [/INST]{% else %}{{ ' ' ~ m.content|string|trim ~ ' ' ~ eos_token }}"
     "{% endif %}{% endfor %}"
 )
+PARTS_ALONE = (  # SmolVLM, LLaVA: a text is read in a part, and nowhere else
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + ':' }}"
+    "{% for line in message['content'] %}{% if line['type'] == 'text' %}{{ line['text'] }}"
+    "{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}"
+    "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}"
+    "{{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant:' }}{% endif %}"
+)
 ALL = {
     "folded": FOLDED, "tools_as_json": TOOLS_AS_JSON, "thought_dropped": THOUGHT_DROPPED,
     "thought_kept": THOUGHT_KEPT, "dated": DATED, "inst": INST,

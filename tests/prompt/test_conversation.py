@@ -326,7 +326,7 @@ def test_messages_go_in_and_come_out() -> None:
         ],
         tools=[add],
     )
-    assert talk.system == "S" and talk.turns[0] == UserTurn(content=("a", "b"), name="anna")
+    assert talk.system == "S" and talk.turns[0] == UserTurn(content="ab", name="anna")
     answered = talk.turns[1]
     assert isinstance(answered, AssistantTurn) and answered.thinking == "hm"
     assert [each.arguments for each in answered.tool_calls] == [{"a": 1}, {"unparsed": '{"a": '}]

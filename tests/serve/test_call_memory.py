@@ -181,10 +181,10 @@ def test_tenants_share_no_pages(model: ServedModel) -> None:
 
 def test_breakpoints_are_kept_and_what_was_written_is_said(model: ServedModel) -> None:
     memory = CallMemory()
-    asked = Conversation(system=("Be brief in all that you say. " * 3, "Count well."), tools=[add]).user(
-        "What is 1 + 1?"
-    )
-    points = (Breakpoint("turn", -1, 300.0), Breakpoint("system", 0, 3600.0), Breakpoint("tools", -1, 3600.0))
+    first_block = "Be brief in all that you say. " * 3
+    asked = Conversation(system=first_block + "Count well.", tools=[add]).user("What is 1 + 1?")
+    in_system = Breakpoint("system", len(first_block), 3600.0)
+    points = (Breakpoint("turn", -1, 300.0), in_system, Breakpoint("tools", -1, 3600.0))
     first = answered(model, memory, asked, "msg_1", "points", breakpoints=points)
     prompt = first.prepared.prompt
     assert prompt is not None

@@ -41,7 +41,8 @@ class Agent(Displayable):
         template_arguments: Mapping[str, Any] | None = None,
         **sampling: Any,
     ):
-        self.runner, self.system, self.tools = runner, system, declare_all(tools)
+        self.runner, self.tools = runner, declare_all(tools)
+        self.system = Conversation(system=system).system
         self.tool_choice, self.parallel_tool_calls = tool_choice, parallel_tool_calls
         self.limits = parse_limits(limits)
         self.template, self.template_arguments = template, dict(template_arguments or {})

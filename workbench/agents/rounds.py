@@ -21,7 +21,7 @@ from workbench.errors import WorkbenchError
 from workbench.prompt.answers import AnswerFormat, AnswerParser, ChannelText
 from workbench.prompt.conversation import Conversation
 from workbench.prompt.tools import Tool
-from workbench.prompt.turns import AssistantTurn, ResultTurn, ToolCall
+from workbench.prompt.turns import AssistantTurn, ToolCall
 from workbench.request import FinishReason, Request, SamplingParameters
 from workbench.trace.agent_events import (
     AgentEvent,
@@ -147,9 +147,8 @@ class AgentRun(Iterator[AgentEvent]):
         turn = _with_ids(turn, self.conversation)
         self.conversation = self.conversation.with_turn(turn)
         used = self._usage(answer)
-        text = turn.content if isinstance(turn.content, str) else "".join(turn.content)
         ttft = None if answer.first_token is None else answer.first_token - answer.started
-        self._rounds.append(Round(used, ttft, finished.ended_by or str(finished.reason), text, turn.thinking))
+        self._rounds.append(Round(used, ttft, finished.ended_by or str(finished.reason), turn.content, turn.thinking))
         yield self._emit(
             RoundFinished, round=number, request=answer.request.request_id, ttft=ttft, error=finished.error,
             finish_reason=self._rounds[-1].finish_reason, **asdict(used),
@@ -312,12 +311,12 @@ class AgentRun(Iterator[AgentEvent]):
         turns = list(self.conversation.turns)
         first = len(turns) - count
         while (excess := self._prompt_length() - room) > 0:
-            sizes = {place: len(_content(turns[place])) for place in range(first, len(turns))}
+            sizes = {place: len(turns[place].content) for place in range(first, len(turns))}
             longest = max(sizes, key=lambda place: sizes[place])
             if sizes[longest] <= MIN_RESULT_CHARACTERS:
                 return  # the results are not what is too long: the overflow rule decides
             keep = max(MIN_RESULT_CHARACTERS, min(sizes[longest] - excess, sizes[longest] * 3 // 4))
-            turns[longest] = turns[longest].model_copy(update={"content": cut(_content(turns[longest]), keep)})
+            turns[longest] = turns[longest].model_copy(update={"content": cut(turns[longest].content, keep)})
             self.conversation = self.conversation.model_copy(update={"turns": tuple(turns)})
 
     def _prompt_length(self) -> int:
@@ -330,11 +329,6 @@ class AgentRun(Iterator[AgentEvent]):
         event = kind(self._runner.clock() if time is None else time, agent=self.name, **values)
         self._runner.emit(event)
         return event
-
-
-def _content(turn: Any) -> str:
-    assert isinstance(turn, ResultTurn)
-    return turn.content if isinstance(turn.content, str) else "\n".join(turn.content)
 
 
 def _text_before_calls(parser: AnswerParser) -> str:

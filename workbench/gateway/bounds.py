@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from workbench.prompt.conversation import Conversation
-from workbench.prompt.turns import AssistantTurn, text_of
+from workbench.prompt.turns import AssistantTurn
 from workbench.serve.call import Call, PromptInput
 from workbench.serve.errors import ApiError
 from workbench.settings import Count, Settings
@@ -128,10 +128,10 @@ def prompt_texts(prompt: PromptInput) -> list[str]:
 
 
 def _message_texts(prompt: Conversation) -> list[str]:
-    texts = [] if prompt.system is None else [text_of(prompt.system)]
+    texts = [] if prompt.system is None else [prompt.system]
     texts += [text for each in prompt.documents for text in _texts_in(each.model_dump(mode="json"))]
     for turn in prompt.turns:
-        texts.append(text_of(turn.content))
+        texts.append(turn.content)
         if isinstance(turn, AssistantTurn):
             texts.append(turn.thinking or "")
             for each in turn.tool_calls:

@@ -17,7 +17,7 @@ from workbench.errors import describe_error, nearest
 from workbench.gateway.bounds import prompt_characters
 from workbench.gateway.work_threads import WorkThreads
 from workbench.prompt.conversation import Conversation
-from workbench.prompt.turns import UserTurn, text_of
+from workbench.prompt.turns import UserTurn
 from workbench.request import CustomPart
 from workbench.serve.call import Call, PromptInput
 from workbench.serve.errors import ApiError
@@ -175,7 +175,7 @@ def last_message(prompt: PromptInput) -> str:
     if not isinstance(prompt, Conversation):
         return prompt if isinstance(prompt, str) else ""
     turns = [turn for turn in prompt.turns if isinstance(turn, UserTurn)]
-    return text_of(turns[-1].content) if turns else ""
+    return turns[-1].content if turns else ""
 
 
 def _holds(rule: RoutingRule, call: Call) -> str:

@@ -11,6 +11,7 @@ from workbench.errors import WorkbenchError, nearest
 from workbench.files import UnreadableText, read_json, read_json_object
 from workbench.prompt.templates import ChatTemplate
 from workbench.prompt.tokenization.tokenizer import Tokenizer
+from workbench.prompt.turns import parse_content
 from workbench.request import Request, SamplingParameters
 
 LINE_KEYS = ("custom_id", "method", "url", "body")
@@ -144,23 +145,8 @@ def _messages(found: Any) -> list[dict[str, str]]:
             raise WorkbenchError(f"{where}: must be an object with a role and a content")
         if unknown := [key for key in each if key not in ("role", "content", "name")]:
             raise WorkbenchError(f"{where}.{unknown[0]}: unknown field; a message has role, content, name")
-        messages.append({**each, "content": _text(each.get("content"), where)})
+        messages.append({**each, "content": parse_content(each.get("content"), f"{where}.content")})
     return messages
-
-
-def _text(content: Any, where: str) -> str:
-    """Join a content that may come in parts."""
-    if isinstance(content, str):
-        return content
-    parts = content if isinstance(content, list) else []
-    texts = [part["text"] for part in parts if _is_text(part)]
-    if not parts or len(texts) != len(parts):
-        raise WorkbenchError(f"{where}.content: must be a text, or a list of parts of type 'text'")
-    return "".join(texts)
-
-
-def _is_text(part: Any) -> bool:
-    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
 def _sampling_fields(body: Mapping[str, Any], model: BatchModel, *besides: str) -> dict[str, Any]:

@@ -285,7 +285,8 @@ class _Assembler:
         waiting = unanswered_calls(conversation.turns)
         if waiting and self._options["add_generation_prompt"]:
             raise WorkbenchError(f"conversation: the call of {waiting[0].name!r} has no result; add it with `result`")
-        messages = conversation.messages()
+        name = self._template.choose(conversation.template, bool(conversation.tools))
+        messages = self._template.shape(conversation.messages(), name)
         first = len(messages) - len(conversation.turns)
         listed = [
             traced(each, Origin("system") if n < first else Origin("message", n - first))

@@ -23,13 +23,11 @@ from workbench.prompt.turns import (
     Turn,
     UserTurn,
     as_message,
-    as_parts,
     check_order,
     describe_turn,
     order_results,
     parse_content,
     parse_turn,
-    text_of,
     unanswered_calls,
 )
 from workbench.settings import Settings
@@ -48,7 +46,7 @@ class Conversation(Displayable, Settings):
     """The input of a model, up to the message that it is to answer.
 
     Args:
-        system: the system prompt, a text or several blocks.
+        system: the system prompt; of several blocks, all of them joined.
         tools: functions with type hints and docstrings, JSON declarations, or `Tool` values.
         documents: documents.
         turns: turns in order; a text is a user's.
@@ -108,7 +106,7 @@ class Conversation(Displayable, Settings):
 
     def messages(self) -> list[dict[str, Any]]:
         """Return the messages in the shape that templates read, without keys that have no value."""
-        system = [] if self.system is None else [{"role": "system", "content": as_parts(self.system)}]
+        system = [] if self.system is None else [{"role": "system", "content": self.system}]
         return [*system, *map(as_message, self.turns)]
 
     def prompt(self, model: PromptReader, **options: Any) -> Prompt:
@@ -159,7 +157,7 @@ class Conversation(Displayable, Settings):
         return self.model_copy(update={"turns": (*self.turns, turn)})
 
     def _display_table(self) -> Table:
-        rows = [("system", text_of(self.system))] if self.system is not None else []
+        rows = [("system", self.system)] if self.system is not None else []
         rows += [("tools", ", ".join(tool.name for tool in self.tools))] if self.tools else []
         rows += (
             [("documents", ", ".join(each.title or "untitled" for each in self.documents))] if self.documents else []

@@ -141,8 +141,7 @@ def _same_meaning(
 
 
 def _meaning(turn: AssistantTurn) -> tuple[object, ...]:
-    words = turn.content if isinstance(turn.content, str) else "".join(turn.content)
-    return words, turn.thinking, [(call.name, call.arguments) for call in turn.tool_calls]
+    return turn.content, turn.thinking, [(call.name, call.arguments) for call in turn.tool_calls]
 
 
 def _control_places(ids: Sequence[int], encoder: TemplateEncoder) -> Iterator[tuple[int, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -28,6 +29,13 @@ MAX_NESTING = 64  # objects and lists within a message
 CHARACTERS_PER_TEXT = 32  # characters that a text counts for besides its own: a template has work with every message
 CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "  # as in transformers: its space shows whether a template strips texts
 CONTINUED_ORIGIN = Origin("continued")
+TRACED = re.compile(rf"""(["'])(?:{re.escape(Traced.__module__)}\.)?Traced((?: object)?\1)""")  # in a message: a text
+PROBE = "probe " * 4 + "probe"  # a text that is longer than what is said around it
+PROBED_CALL = {"id": "123456789", "type": "function", "function": {"name": "f", "arguments": {}}}  # ids as Mistral's
+TALKS = {  # the roles of the shortest conversation that has a message of this one
+    "system": ("system", "user"), "developer": ("developer", "user"), "user": ("user",),
+    "assistant": ("user", "assistant"), "tool": ("user", "assistant", "tool"),
+}  # fmt: skip
 
 
 class ChatTemplate:
@@ -43,6 +51,7 @@ class ChatTemplate:
         self.texts = {DEFAULT: text} if isinstance(text, str) else dict(text)
         self.names, self._where = dict(names), where
         self._compiled = {name: _Compiled(each, where) for name, each in self.texts.items()}
+        self._part_roles: dict[str, frozenset[str]] = {}
         self._encoders: WeakKeyDictionary[Tokenizer, dict[str, TemplateEncoder]] = WeakKeyDictionary()
 
     @property
@@ -138,6 +147,36 @@ class ChatTemplate:
             raise WorkbenchError(f"messages: the chat template refuses them ({_line(error)})") from None
         return _until_mark(text) if continue_final_message else text
 
+    def shape(self, messages: Sequence[Mapping[str, Any]], template: str) -> list[Mapping[str, Any]]:
+        """Return messages for the template of this name: with each text as one part, in roles whose texts it shows only
+        so, as templates of models that see do."""
+        if template not in self._part_roles:
+            self._part_roles[template] = frozenset(role for role in TALKS if self._shows_parts_alone(role, template))
+        roles = self._part_roles[template]
+        return [
+            {**each, "content": _as_part(each["content"])}
+            if each["role"] in roles and isinstance(each.get("content"), str)
+            else each
+            for each in messages
+        ]
+
+    def _shows_parts_alone(self, role: str, template: str) -> bool:
+        shown = []
+        for shaped in (str, _as_part):
+            talk: list[dict[str, Any]] = [
+                {"role": each, "content": shaped(PROBE if each == role else "a")} for each in TALKS[role]
+            ]
+            if role == "tool":
+                talk[1]["tool_calls"], talk[2]["tool_call_id"] = [PROBED_CALL], PROBED_CALL["id"]
+            try:
+                text = self.render(talk, template=template)
+            except WorkbenchError:  # it wants another conversation, or another shape
+                shown.append(False)
+                continue
+            said = sum(length for length, origin in runs_of(text) if origin.field.startswith("content"))
+            shown.append(PROBE in text or said >= len(PROBE))
+        return shown == [False, True]
+
     def encode(self, text: Traced, tokenizer: Tokenizer, template: str | None = None) -> list[TokenSpan]:
         """Return the tokens of what `render` returned, with the characters of each."""
         return self.encoder(tokenizer, template).encode(text)
@@ -166,6 +205,7 @@ class ChatTemplate:
     def _find_end(self, encoder: TemplateEncoder, template: str | None) -> tuple[int, ...]:
         talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
         try:
+            talk = self.shape(talk, self.choose(template))
             text = self.render(talk, add_generation_prompt=False, template=template)
         except WorkbenchError:  # it wants more than a question and an answer
             return ()
@@ -188,7 +228,8 @@ class ChatTemplate:
             if message.get("content") is None and not message.get("tool_calls"):
                 where = f"messages.{number}.content"
                 raise WorkbenchError(f"{where}: must be a text or a list of parts, where there are no tool_calls")
-        return tuple(token.id for token in self.encode(self.render(messages), tokenizer, self.choose()))
+        text = self.render(self.shape(messages, self.choose()))
+        return tuple(token.id for token in self.encode(text, tokenizer, self.choose()))
 
 
 class _Compiled:
@@ -231,6 +272,10 @@ def _with_words(message: dict[str, Any], words: frozenset[str]) -> dict[str, Any
     lists = {key: message[key] for key in ("content", "tool_calls") if isinstance(message.get(key), list)}
     kinds = {key: [named(part, "type") if isinstance(part, dict) else part for part in lists[key]] for key in lists}
     return named({**message, **kinds}, "role")
+
+
+def _as_part(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text}]
 
 
 def _mark_end(messages: list[dict[str, Any]], field: str) -> None:
@@ -287,4 +332,4 @@ def _refuse(words: str) -> NoReturn:
 
 
 def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:400] or type(error).__name__
+    return TRACED.sub(r"\1str\2", " ".join(str(error).split()))[:400] or type(error).__name__

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from workbench.display import truncate_text
 from workbench.errors import WorkbenchError
@@ -17,7 +17,15 @@ SYSTEM_ROLES = ("system", "developer")
 THOUGHT_FIELDS = ("reasoning_content", "thinking", "reasoning")  # names that clients give a thought
 UNPARSED = "unparsed"  # the argument that holds what a call gave in place of an object
 MAX_ARGUMENT_DEPTH = 48  # templates read messages of 64 levels, and arguments stand at the sixth
-Content = str | tuple[str, ...]  # a text, or several parts
+
+
+def _join(content: Any) -> Any:
+    parts = content if isinstance(content, list | tuple) else ()
+    return "".join(content) if content is parts and all(isinstance(each, str) for each in parts) else content
+
+
+# A text. Where it comes in several parts they are joined as they stand: few templates read all parts in every role.
+Content = Annotated[str, BeforeValidator(_join)]
 
 
 class ToolCall(Settings):
@@ -146,23 +154,15 @@ def check_order(turns: Sequence[UserTurn | AssistantTurn | ResultTurn], first: i
 
 def describe_turn(turn: UserTurn | AssistantTurn | ResultTurn) -> str:
     """Return a turn in one line."""
-    words = [text_of(turn.content)]
+    words = [turn.content]
     if isinstance(turn, AssistantTurn):
         words = [f"(thought: {truncate_text(turn.thinking or '', 40)})"] * bool(turn.thinking) + words
         words += [f"{each.name}({json.dumps(each.arguments, ensure_ascii=False)})" for each in turn.tool_calls]
     return " ".join(each for each in words if each)
 
 
-def text_of(content: Content) -> str:
-    return content if isinstance(content, str) else "\n".join(content)
-
-
-def as_parts(content: Content) -> Any:
-    return content if isinstance(content, str) else [{"type": "text", "text": each} for each in content]
-
-
 def as_message(turn: UserTurn | AssistantTurn | ResultTurn) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": turn.role, "content": as_parts(turn.content)}
+    message: dict[str, Any] = {"role": turn.role, "content": turn.content}
     if isinstance(turn, AssistantTurn):
         if turn.thinking is not None:
             message["reasoning_content"] = turn.thinking
@@ -211,7 +211,8 @@ def _parsed_call(call: Any, where: str) -> ToolCall:
     return ToolCall.parse(function["name"], arguments, str(call.get("id") or ""))
 
 
-def parse_content(content: Any, where: str) -> Content:
+def parse_content(content: Any, where: str) -> str:
+    """Return the text of a content, whose parts are joined (WorkbenchError for parts that are no text)."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list | tuple) or not content:
@@ -225,4 +226,4 @@ def parse_content(content: Any, where: str) -> Content:
             raise WorkbenchError(f"{where}.{number}: a part of type {kind!r}; models here read text, so give its text")
         else:
             raise WorkbenchError(f'{where}.{number}: must be {{"type": "text", "text": ...}}')
-    return tuple(texts)
+    return "".join(texts)

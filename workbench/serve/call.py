@@ -37,7 +37,8 @@ class Caller:
 class Breakpoint:
     """A promise to keep the prefix up to and including one part of the prompt, for `seconds` after its last use.
 
-    `part` is tools, system or turn; `index` which tool, block of the system prompt or turn (-1: the last).
+    `part` is tools, system or turn; `index` which tool or turn, or how many characters of the system prompt (-1: the
+    last, or all).
     """
 
     part: str

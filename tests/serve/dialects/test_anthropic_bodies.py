@@ -55,8 +55,8 @@ def test_a_conversation_with_tools_results_and_errors() -> None:
         ],
     )
     conversation = call.prompts[0]
-    assert conversation.system == ("Be brief.", "Add.") and conversation.tools[0].name == "add"
-    assert conversation.turns[0] == UserTurn(content=("1+1", "?"))
+    assert conversation.system == "Be brief.Add." and conversation.tools[0].name == "add"
+    assert conversation.turns[0] == UserTurn(content="1+1?")
     assert conversation.turns[2:] == (
         ResultTurn(content="2", name="add", call_id="a"),
         ResultTurn(content="Error: no", name="add", call_id="b"),
@@ -113,7 +113,7 @@ def test_a_model_without_thoughts() -> None:
 def test_breakpoints_with_their_lifetimes() -> None:
     call = call_of(
         tools=[{**TOOL, "cache_control": HOUR}],
-        system=[{"type": "text", "text": "s", "cache_control": HOUR}],
+        system=[{"type": "text", "text": "Be brief.", "cache_control": HOUR}, {"type": "text", "text": "Add."}],
         messages=[
             {"role": "user", "content": [{"type": "text", "text": "a", "cache_control": EPHEMERAL}]},
             {"role": "assistant", "content": "b"},
@@ -123,7 +123,7 @@ def test_breakpoints_with_their_lifetimes() -> None:
     )
     assert call.breakpoints == (
         Breakpoint("tools", 0, 3600.0),
-        Breakpoint("system", 0, 3600.0),
+        Breakpoint("system", len("Be brief."), 3600.0),
         Breakpoint("turn", 0, 300.0),
         Breakpoint("turn", 2, 300.0),
     )

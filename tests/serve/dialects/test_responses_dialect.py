@@ -191,7 +191,7 @@ def test_a_response_goes_on_from_another_with_the_tokens_that_were_generated() -
     made = script()
     first = ask(made, input=[{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "hi"}],
                 instructions="Add.", tools=[TOOL])  # fmt: skip
-    assert made.calls[0].prompts[0].system == ("Add.", "Be brief.")
+    assert made.calls[0].prompts[0].system == "Add.Be brief."
     outputs: Any = [{"type": "function_call_output", "call_id": f"call_{n}", "output": str(n)} for n in (2, 1)]
     ask(made, input=outputs, previous_response_id=first.id)
     conversation = made.calls[1].prompts[0]
@@ -238,7 +238,7 @@ def test_turns_and_generated_tokens_of_a_response_count() -> None:
         (
             AssistantTurn(content="x", generated_ids=tuple(range(100))),
             AssistantTurn(content="x", thinking=long),
-            UserTurn(content=(long, "x")),
+            UserTurn(content=long),
             AssistantTurn(tool_calls=(ToolCall(name="add", arguments={"a": long}),)),
         )
     ):
@@ -299,7 +299,7 @@ def test_breakpoints_and_diagnostics() -> None:
     items: Any = [{"role": role, "content": parts} for role in ("system", "user")]
     compared: Any = {"comparison_response_id": "resp_1"}
     answer = ask(made, instructions="x", input=items, prompt_cache_options=compared)
-    assert made.calls[0].breakpoints == (Breakpoint("system", 1, 43200.0), Breakpoint("turn", 0, 43200.0))
+    assert made.calls[0].breakpoints == (Breakpoint("system", len("xa"), 43200.0), Breakpoint("turn", 0, 43200.0))
     assert made.calls[0].previous == "resp_1" and answer.prompt_cache_diagnostics is not None
     assert answer.prompt_cache_diagnostics.to_dict()["reason"] == "tools_changed"
     for miss, kind in (

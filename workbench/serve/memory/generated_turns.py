@@ -12,7 +12,7 @@ import json
 from collections.abc import Hashable, Iterator
 
 from workbench.prompt.conversation import Conversation
-from workbench.prompt.turns import AssistantTurn, Content, ResultTurn, UserTurn
+from workbench.prompt.turns import AssistantTurn, ResultTurn, UserTurn
 from workbench.serve.memory.tenant_store import TenantStore
 
 AnyTurn = UserTurn | AssistantTurn | ResultTurn
@@ -39,7 +39,7 @@ class GeneratedTurns:
             name: of the answer, `call_id` or `call_id.choice`.
         """
         before = list(_digests(model, conversation))[-1]
-        said = [made.thinking or "", *_parts(made.content), *(str(each.arguments) for each in made.tool_calls)]
+        said = [made.thinking or "", made.content, *(str(each.arguments) for each in made.tool_calls)]
         size = BYTES_PER_TOKEN * len(made.generated_ids) + BYTES_PER_CHARACTER * sum(map(len, said)) + ENTRY_BYTES
         self._store.put(tenant, name, made, size)
         self._store.put(tenant, _next(before, shown), name, ENTRY_BYTES)
@@ -81,10 +81,9 @@ def answer_name(call_id: str, choice: int) -> str:
 
 def _digests(model: str, conversation: Conversation) -> Iterator[bytes]:
     """Yield a digest of what stands before the first turn, and of every beginning after it."""
-    system = None if conversation.system is None else _parts(conversation.system)
     tools = [tool.declaration() for tool in conversation.tools]
     documents = [each.model_dump(exclude_unset=True) for each in conversation.documents]
-    digest = _digest(b"", [model, system, tools, documents])
+    digest = _digest(b"", [model, conversation.system, tools, documents])
     yield digest
     for turn in conversation.turns:
         digest = _next(digest, turn)
@@ -93,16 +92,12 @@ def _digests(model: str, conversation: Conversation) -> Iterator[bytes]:
 
 def _next(before: bytes, turn: AnyTurn) -> bytes:
     """Return the digest after one more turn; of an answer without its thought, which clients may leave out."""
-    values: list[object] = [turn.role, _parts(turn.content)]
+    values: list[object] = [turn.role, turn.content]
     if isinstance(turn, AssistantTurn):
-        values = [turn.role, "".join(_parts(turn.content)), [[call.name, call.arguments] for call in turn.tool_calls]]
+        values = [turn.role, turn.content, [[call.name, call.arguments] for call in turn.tool_calls]]
     return _digest(before, values)
 
 
 def _digest(before: bytes, values: object) -> bytes:
     text = json.dumps(values, ensure_ascii=True, sort_keys=True, default=str)
     return hashlib.blake2b(before + text.encode(), digest_size=20).digest()
-
-
-def _parts(content: Content) -> list[str]:
-    return [content] if isinstance(content, str) else list(content)

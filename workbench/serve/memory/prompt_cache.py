@@ -94,24 +94,21 @@ def _end(breakpoint: Breakpoint, prompt: Prompt) -> int:
         wanted = max(numbers, default=-1) if breakpoint.index < 0 else breakpoint.index
         return max((each.end for each in prompt.segments if each.name == f"tool {wanted}"), default=0)
     if breakpoint.part == "system":
-        return _end_of_block(breakpoint.index, [each for each in prompt.segments if each.name == "system"], prompt)
+        return _end_in_system(breakpoint.index, [each for each in prompt.segments if each.name == "system"], prompt)
     turns = prompt.conversation.turns
     wanted = len(turns) - 1 if breakpoint.index < 0 else breakpoint.index - len(prompt.cut)
     return max((each.end for each in prompt.segments if each.turn == wanted), default=0)
 
 
-def _end_of_block(index: int, segments: Sequence[Segment], prompt: Prompt) -> int:
-    """Return the end of a block of the system prompt: the last token within it."""
-    system, last = prompt.conversation.system, max((each.end for each in segments), default=0)
-    blocks = [system] if isinstance(system, str) else list(system or ())
-    if index < 0 or index >= len(blocks) - 1:
-        return last if index < len(blocks) else 0
-    text, end = "".join(each.text for each in segments), 0
-    for block in blocks[: index + 1]:
-        found = text.find(block, end)
-        if found < 0:  # the template writes it differently: it is kept as far as that is known
-            return 0
-        end = found + len(block)
+def _end_in_system(characters: int, segments: Sequence[Segment], prompt: Prompt) -> int:
+    """Return the last token within so many characters of the system prompt."""
+    system = prompt.conversation.system or ""
+    if not 0 <= characters < len(system):
+        return max((each.end for each in segments), default=0)
+    found = "".join(each.text for each in segments).find(system[:characters])
+    if found < 0:  # the template writes it differently
+        return 0
+    end = found + characters
     for segment in segments:
         if end <= len(segment.text):
             ids, low, high = segment.token_ids, 0, len(segment.token_ids)
@@ -120,4 +117,4 @@ def _end_of_block(index: int, segments: Sequence[Segment], prompt: Prompt) -> in
                 low, high = (middle, high) if len(prompt.decode(ids[:middle])) <= end else (low, middle - 1)
             return segment.start + low
         end -= len(segment.text)
-    return last
+    return 0

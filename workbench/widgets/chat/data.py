@@ -15,7 +15,7 @@ from workbench.agents.agent import Agent
 from workbench.agents.rounds import AgentRun
 from workbench.errors import WorkbenchError, describe_error
 from workbench.prompt.conversation import Conversation
-from workbench.prompt.turns import AssistantTurn, ResultTurn, UserTurn, text_of
+from workbench.prompt.turns import AssistantTurn, ResultTurn, UserTurn
 from workbench.trace.agent_events import (
     AgentEvent,
     AgentFinished,
@@ -180,14 +180,14 @@ class ChatTree:
             if isinstance(turn, AssistantTurn):
                 round += 1
                 made.parts += [ChatPart("thought", round, 0, [turn.thinking])] if turn.thinking else []
-                made.parts += [ChatPart("text", round, 0, [text_of(turn.content)])] if text_of(turn.content) else []
+                made.parts += [ChatPart("text", round, 0, [turn.content])] if turn.content else []
                 made.parts += [
                     ChatPart("call", round, n, [], call.name, call.arguments) for n, call in enumerate(turn.tool_calls)
                 ]
             elif isinstance(turn, ResultTurn):
                 waiting = (each for each in made.parts if each.kind == "call" and each.result is None)
                 if (part := next(waiting, None)) is not None:
-                    part.result = text_of(turn.content)
+                    part.result = turn.content
         made._complete_all()
         made.conversation = talk if turns else None
 
@@ -197,7 +197,7 @@ def _exchanges_of(conversation: Conversation) -> list[tuple[str, list[Any]]]:
     found: list[tuple[str, list[Any]]] = []
     for turn in conversation.turns:
         if isinstance(turn, UserTurn):
-            found.append((text_of(turn.content), []))
+            found.append((turn.content, []))
         elif found:
             found[-1][1].append(turn)
     return found

@@ -236,7 +236,7 @@ class Chat(PictureWidget):
         system = base.system if base.system is not None else self.agent.system
         rows = [("model", runner.model.spec.name or "model")]
         rows += [("tools", ", ".join(tool.name for tool in tools))] if tools else []
-        rows += [("system", system if isinstance(system, str) else "\n".join(system))] if system else []
+        rows += [("system", system)] if system else []
         rows += [("context", f"{used:,} of {context:,} tokens")]
         if runner.kv_cache.manager.prefix_cache is None:
             rows += [("prefix cache", "none: each round computes its whole prompt; load with prefix='radix'")]

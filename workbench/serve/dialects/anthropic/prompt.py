@@ -13,7 +13,7 @@ from typing import Any
 from workbench.errors import WorkbenchError
 from workbench.prompt.conversation import Conversation
 from workbench.prompt.tools import Tool, declare_all
-from workbench.prompt.turns import AssistantTurn, Content, ResultTurn, ToolCall, UserTurn, order_results
+from workbench.prompt.turns import AssistantTurn, ResultTurn, ToolCall, UserTurn, order_results
 from workbench.serve.call import Breakpoint
 from workbench.serve.dialects.anthropic.body import (
     CacheControl,
@@ -82,7 +82,7 @@ class _Reader:
         self.turns += results
         self.turns = list(order_results(tuple(self.turns)))
         if texts:
-            self.turns.append(UserTurn(content=_content(texts)))
+            self.turns.append(UserTurn(content="".join(texts)))
         seen = 0
         for control, is_result, path in controls:
             self.mark(control, "turn", first + seen if is_result else len(self.turns) - 1, path)
@@ -90,15 +90,14 @@ class _Reader:
 
     def _result(self, block: ToolResultBlock, path: str) -> ResultTurn:
         texts = [_text(each, f"{path}.content.{n}") for n, each in enumerate(block.content)]
-        if block.is_error:
-            texts = [ERROR_PREFIX + "".join(texts[:1]), *texts[1:]]
+        content = "".join([ERROR_PREFIX] * block.is_error + texts)
         names = {
             call.id: call.name for turn in self.turns if isinstance(turn, AssistantTurn) for call in turn.tool_calls
         }
         name = names.get(block.tool_use_id)
         if name is None:
             raise _wrong(f"{path}.tool_use_id", f"no tool_use block before it has the id {block.tool_use_id[:80]!r}")
-        return ResultTurn(content=_content(texts), name=name, call_id=block.tool_use_id)
+        return ResultTurn(content=content, name=name, call_id=block.tool_use_id)
 
     def _read_assistant(self, blocks: Sequence[Any], where: str) -> None:
         texts, thoughts, calls = [], [], []
@@ -146,8 +145,10 @@ def read_conversation(body: CountTokensBody, signer: ThoughtSigner) -> tuple[Con
     for number, message in enumerate(body.messages[:leading]):
         path = f"messages.{number}.content"
         system += [(_text_block(block, f"{path}.{n}"), f"{path}.{n}") for n, block in enumerate(message.content)]
-    for index, (block, path) in enumerate(system):
-        reader.mark(block.cache_control, "system", index, path)
+    characters = 0
+    for block, path in system:
+        characters += len(block.text)
+        reader.mark(block.cache_control, "system", characters, path)
     for number, message in enumerate(body.messages[leading:], leading):
         reader.read_message(message, number)
     if reader.turns and isinstance(reader.turns[-1], AssistantTurn):
@@ -157,11 +158,9 @@ def read_conversation(body: CountTokensBody, signer: ThoughtSigner) -> tuple[Con
         )
     if body.cache_control is not None:
         reader.mark(body.cache_control, "turn", len(reader.turns) - 1, "")
-    texts = [block.text for block, _ in system]
+    whole = "".join(block.text for block, _ in system) if system else None
     try:
-        conversation = Conversation(
-            system=_content(texts) if texts else None, tools=tools, turns=tuple(reader.turns)
-        )  # fmt: skip
+        conversation = Conversation(system=whole, tools=tools, turns=tuple(reader.turns))
     except WorkbenchError as error:  # a call without its result; turns are not what the client counts
         raise _wrong("messages", str(error).removeprefix("conversation: ")) from None
     return conversation, _checked(reader.breakpoints)
@@ -203,10 +202,6 @@ def _text_block(block: Any, path: str) -> TextBlock:
 
 def _text(block: Any, path: str) -> str:
     return _text_block(block, path).text
-
-
-def _content(texts: Sequence[str]) -> Content:
-    return texts[0] if len(texts) == 1 else tuple(texts) if texts else ""
 
 
 def _wrong(path: str, message: str) -> ApiError:

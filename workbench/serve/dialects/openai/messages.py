@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from workbench.prompt.conversation import Conversation
-from workbench.prompt.turns import SYSTEM_ROLES, THOUGHT_FIELDS
+from workbench.prompt.turns import SYSTEM_ROLES, THOUGHT_FIELDS, Turn, parse_content, parse_turn
 from workbench.serve.bodies.fields import check_fields
 from workbench.serve.call import Breakpoint
 from workbench.serve.errors import ApiError
@@ -32,21 +32,20 @@ def read_conversation(
     messages: Sequence[Mapping[str, Any]], tools: Iterable[Mapping[str, Any]]
 ) -> tuple[Conversation, tuple[Breakpoint, ...]]:
     """Return the conversation and its breakpoints (ApiError or WorkbenchError with the path of what is wrong)."""
-    systems: list[Any] = []
-    turns: list[dict[str, Any]] = []
+    system: list[str] = []
+    turns: list[Turn] = []
     breakpoints: list[Breakpoint] = []
     for number, message in enumerate(messages):
         where = f"messages.{number}"
         _check_message(message, where)
         content, lifetimes = _without_breakpoints(message.get("content"), where)
-        is_system = message.get("role") in SYSTEM_ROLES and not turns
-        if is_system:
-            systems += content if isinstance(content, list) else [{"type": "text", "text": content}]
+        if message.get("role") in SYSTEM_ROLES and not turns:
+            system.append(parse_content(content, f"{where}.content"))
+            part, index = "system", sum(map(len, system))
         else:
-            turns.append({**{k: v for k, v in message.items() if v is not None}, "content": content})
-        part, index = ("system", len(systems) - 1) if is_system else ("turn", len(turns) - 1)
+            turns.append(parse_turn({**message, "content": content}, where))
+            part, index = "turn", len(turns) - 1
         breakpoints += [Breakpoint(part, index, seconds) for seconds in lifetimes]
-    listed = [_system_message(systems), *turns] if systems else turns
     for number, tool in enumerate(tools):
         if tool.get("type") != "function":
             kind = str(tool.get("type"))[:50]
@@ -55,12 +54,8 @@ def read_conversation(
         check_fields(tool, TOOL_FIELDS, f"tools.{number}")
         if isinstance(tool.get("function"), Mapping):
             check_fields(tool["function"], FUNCTION_FIELDS, f"tools.{number}.function")
-    return Conversation.from_messages(listed, tools=tuple(tools)), tuple(breakpoints)
-
-
-def _system_message(blocks: list[Any]) -> dict[str, Any]:
-    whole = blocks[0]["text"] if len(blocks) == 1 and isinstance(blocks[0], dict) and "text" in blocks[0] else blocks
-    return {"role": "system", "content": whole}
+    whole = "".join(system) if system else None
+    return Conversation(system=whole, tools=tuple(tools), turns=tuple(turns)), tuple(breakpoints)
 
 
 def _check_message(message: Mapping[str, Any], where: str) -> None:

@@ -81,7 +81,7 @@ class InputReader:
             self._mark(item, "turn", len(self.turns) - 1)
         elif item.role == "user":
             self.in_answer = False
-            self.turns.append(UserTurn(content=texts[0] if len(texts) == 1 else tuple(texts)))
+            self.turns.append(UserTurn(content="".join(texts)))
             self._mark(item, "turn", len(self.turns) - 1)
         elif self.turns:
             raise _wrong(
@@ -90,7 +90,7 @@ class InputReader:
             )
         else:
             self.system += texts
-            self._mark(item, "system", len(self.system) - 1)
+            self._mark(item, "system", sum(map(len, self.system)))
 
     def _mark(self, item: MessageItem, part: str, index: int) -> None:
         marks = [each.prompt_cache_breakpoint for each in item.content if not isinstance(each, RefusalPart)]
@@ -101,8 +101,7 @@ class InputReader:
         name = next((call.name for call in calls if call.id == item.call_id), None)
         if name is None:
             raise _wrong(f"{where}.call_id", f"no function_call before it has the call_id {item.call_id[:80]!r}")
-        texts = [part.refusal if isinstance(part, RefusalPart) else part.text for part in item.output]
-        words = texts[0] if len(texts) == 1 else tuple(texts) if texts else ""
+        words = "".join(part.refusal if isinstance(part, RefusalPart) else part.text for part in item.output)
         self.in_answer = False
         self.turns = [*order_results((*self.turns, ResultTurn(content=words, name=name, call_id=item.call_id)))]
 
@@ -134,7 +133,7 @@ def read_input(
         for tool in body.tools
     )  # fmt: skip
     texts = [*([body.instructions] if body.instructions else []), *reader.system]
-    shift = len(texts) - len(reader.system)
+    shift = len(body.instructions or "")
     reader.breakpoints = [
         Breakpoint(each.part, each.index + shift, each.seconds) if each.part == "system" else each
         for each in reader.breakpoints
@@ -145,7 +144,7 @@ def read_input(
         raise _wrong("input", "ends with the assistant's message; end with a user's, or a function's output")
     try:
         conversation = Conversation(
-            system=tuple(texts) if len(texts) > 1 else texts[0] if texts else None,
+            system="".join(texts) if texts else None,
             tools=tools,
             turns=tuple(reader.turns),
         )

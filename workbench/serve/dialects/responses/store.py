@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from workbench.prompt.turns import AssistantTurn, ResultTurn, UserTurn, text_of
+from workbench.prompt.turns import AssistantTurn, ResultTurn, UserTurn
 from workbench.serve.errors import ApiError
 from workbench.serve.memory.generated_turns import BYTES_PER_CHARACTER, BYTES_PER_TOKEN, ENTRY_BYTES
 from workbench.serve.memory.tenant_store import TenantStore
@@ -73,7 +73,7 @@ def _count_bytes(stored: StoredResponse) -> int:
     characters = sum(map(len, stored.system))
     tokens = 0
     for turn in stored.turns:
-        characters += len(text_of(turn.content))
+        characters += len(turn.content)
         if isinstance(turn, AssistantTurn):
             characters += len(turn.thinking or "") + sum(len(str(each.arguments)) for each in turn.tool_calls)
             tokens += len(turn.generated_ids)
