@@ -1,4 +1,4 @@
-"""Nothing that a grammar does to its compiler reaches the process that asks: a child dies, and the grammar is refused."""
+"""Nothing that a grammar does to its compiler reaches the process that asks: a child dies, and it is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers of a JSON Schema are carried out exactly, or refused with their path: bounds, const and enum, at any depth."""
+"""Numbers of a JSON Schema are carried out exactly, or refused with their path: bounds, const and enum."""
 
 from __future__ import annotations
 
@@ -119,7 +119,8 @@ def test_bounds_of_a_type_refuse_nothing(schema: dict) -> None:
 @pytest.mark.parametrize("key", ["maxLength", "maxItems", "maxProperties"])
 @pytest.mark.parametrize("most", [2**31 - 1, 2**32, 2**63 - 1, 2**64 - 1])
 def test_lengths_without_a_bound_refuse_nothing(key: str, most: int) -> None:
-    kind, text = {"maxLength": ("string", '"abc"'), "maxItems": ("array", "[1]"), "maxProperties": ("object", "{}")}[key]
+    answers = {"maxLength": ("string", '"abc"'), "maxItems": ("array", "[1]"), "maxProperties": ("object", "{}")}
+    kind, text = answers[key]
     assert admitted(JSONSchema(json_schema={"type": kind, key: most}), [text])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -11,6 +11,7 @@ import pytest
 from tests.patience import limit, until
 from tests.prompt import apply, model_templates
 from tests.serve.serving import RecordingGate
+from tests.serve.strangers import ANSWERED, ASSISTANT, PROTOCOLS, SYSTEM, TOOL, USER
 from workbench.engine.load import load
 from workbench.engine.runner import Runner
 from workbench.gateway.bounds import prompt_texts
@@ -23,78 +24,6 @@ TEMPLATES = {
     "own": TEMPLATE, "parts_alone": model_templates.PARTS_ALONE,
     **{name: model_templates.ALL[name] for name in ("folded", "tools_as_json", "thought_dropped", "dated")},
 }  # fmt: skip
-ROLES = ("system", "user", "assistant", "tool")
-SYSTEM, USER, ASSISTANT, TOOL = (("Be ", f"brief, {each}", ".") for each in ROLES)
-
-
-def parts(texts: tuple[str, ...], are_cut: bool, kind: str = "text") -> Any:
-    """A content: one text, or its parts."""
-    return [{"type": kind, "text": each} for each in texts] if are_cut else "".join(texts)
-
-
-def chat(are_cut: bool, calls: bool) -> dict[str, Any]:
-    call = {"id": "c1", "type": "function", "function": {"name": "calculate", "arguments": '{"expression": "1"}'}}
-    called = [
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "c1", "content": parts(TOOL, are_cut)},
-    ]
-    return {
-        "model": "demo-chat",
-        "max_tokens": 1,
-        "messages": [
-            {"role": "developer", "content": parts(SYSTEM, are_cut)},
-            {"role": "user", "content": parts(USER, are_cut)},
-            {"role": "assistant", "content": parts(ASSISTANT, are_cut)},
-            {"role": "user", "content": "q"},
-            *(called if calls else ()),
-        ],
-    }
-
-
-def messages(are_cut: bool, calls: bool) -> dict[str, Any]:
-    use = {"type": "tool_use", "id": "c1", "name": "calculate", "input": {"expression": "1"}}
-    result = {"type": "tool_result", "tool_use_id": "c1", "content": parts(TOOL, are_cut)}
-    called = [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
-    return {
-        "model": "demo-chat",
-        "max_tokens": 1,
-        "system": parts(SYSTEM, are_cut),
-        "messages": [
-            {"role": "user", "content": parts(USER, are_cut)},
-            {"role": "assistant", "content": parts(ASSISTANT, are_cut)},
-            {"role": "user", "content": "q"},
-            *(called if calls else ()),
-        ],
-    }
-
-
-def responses(are_cut: bool, calls: bool) -> dict[str, Any]:
-    called = [
-        {"type": "function_call", "call_id": "c1", "name": "calculate", "arguments": '{"expression": "1"}'},
-        {"type": "function_call_output", "call_id": "c1", "output": parts(TOOL, are_cut, "input_text")},
-    ]
-    return {
-        "model": "demo-chat",
-        "max_output_tokens": 1,
-        "input": [
-            {"role": "system", "content": parts(SYSTEM, are_cut, "input_text")},
-            {"role": "user", "content": parts(USER, are_cut, "input_text")},
-            {"role": "assistant", "content": parts(ASSISTANT, are_cut, "output_text")},
-            {"role": "user", "content": "q"},
-            *(called if calls else ()),
-        ],
-    }
-
-
-PROTOCOLS: dict[str, tuple[Callable[[bool, bool], dict[str, Any]], str, str]] = {
-    # bodies; the path that counts their tokens, without an answer; the field of the count
-    "/v1/chat/completions": (chat, "/tokenize", "count"),
-    "/v1/messages": (messages, "/v1/messages/count_tokens", "input_tokens"),
-    "/v1/responses": (responses, "/v1/responses/input_tokens", "input_tokens"),
-}
-ANSWERED = {"max_tokens", "max_output_tokens"}  # fields of a body that is answered, and not counted
-
-
 @pytest.fixture(scope="module")
 def runner() -> Runner:
     return load("demo-chat", backend="eager", max_num_batched_tokens=64, page_size=16)

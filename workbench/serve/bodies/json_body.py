@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import re
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -13,8 +11,6 @@ from workbench.serve.errors import ApiError
 
 if TYPE_CHECKING:
     from fastapi import Request
-
-BEYOND_64_BITS = re.compile(rb"[0-9]{19}")
 
 
 def parse_json_object(body: bytes) -> dict[str, Any]:
@@ -25,9 +21,7 @@ def parse_json_object(body: bytes) -> dict[str, Any]:
     """
     try:
         found = orjson.loads(body)
-        if BEYOND_64_BITS.search(body):  # orjson reads such an integer as a float
-            found = json.loads(body)
-    except (ValueError, RecursionError) as error:
+    except orjson.JSONDecodeError as error:
         raise ApiError("invalid_request_error", f"the body is no JSON: {error}") from None
     if not isinstance(found, dict):
         raise ApiError("invalid_request_error", f"the body is a {type(found).__name__}; it must be an object")
