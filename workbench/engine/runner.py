@@ -33,6 +33,7 @@ from workbench.executors.base import Executor, build_executor, with_eviction
 from workbench.executors.calibration import calibrate_codecs
 from workbench.executors.contention import StepThreads
 from workbench.executors.select import Backends, early_layers_problem, incompatible_settings
+from workbench.executors.thread_waiting import THREADS
 from workbench.inspect.attention import Inspection, inspect
 from workbench.interrupts import DeferInterrupts
 from workbench.kv_cache.shared_memory import SharedPages
@@ -346,7 +347,8 @@ class Runner(Displayable):
             self.tracker.compiling.wait(MAX_IDLE_SECONDS)
         with self.step_lock.acquire() as interrupts:
             self.tracker.submit_compiled()
-            self._step(queue, interrupts)
+            with THREADS.step(lambda why: self._thread_changes.append((torch.get_num_threads(), why))):
+                self._step(queue, interrupts)
 
     def wait_for_grammars(self) -> None:
         """Wait until no request waits for its grammar any more."""

@@ -92,7 +92,7 @@ def _version(package: str) -> str | None:
 
 
 def _threads(with_torch: bool) -> dict:
-    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
     out: dict = {name: os.environ.get(name) for name in names}
     torch = _torch(with_torch)
     return out | {"torch": torch.get_num_threads() if torch else None}

@@ -24,6 +24,7 @@ from workbench.batch import TokenBatch
 from workbench.executors.base import MAX_TOKEN_PARALLEL_TOKENS
 from workbench.executors.packing import bucket_for, pack_batch
 from workbench.executors.select import Backends
+from workbench.executors.thread_waiting import THREADS
 from workbench.interrupts import DeferInterrupts
 from workbench.kv_cache.format import KVCacheSpec
 from workbench.kv_cache.store import KVStore
@@ -244,7 +245,8 @@ def tasks_of(
         number, values, mode, only_largest = content
         if number not in executors:
             executors[number] = RankExecutor(model(), stores[number])
-        executors[number].compute(from_arrays(values, model().device), mode, only_largest)
+        with THREADS.step():
+            executors[number].compute(from_arrays(values, model().device), mode, only_largest)
 
     return {
         OPEN_CACHE: open_cache,
