@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from typing import Any
 
 import httpx
 
+from tests.patience import until
 from tests.prompt import model_templates
 
 CHAT = Path(__file__).parents[2] / "workbench/demo/chat"
@@ -240,9 +240,7 @@ def send_batches(client: httpx.Client) -> Iterator[tuple[str, str]]:
     file = client.post("/v1/files", files={"file": ("a.jsonl", text)}, data={"purpose": "batch"}).json()
     order = {"input_file_id": file["id"], "endpoint": WAYS[way][0], "completion_window": "24h"}
     batch = client.post("/v1/batches", json=order).json()
-    while batch["status"] not in ("completed", "failed", "expired", "cancelled"):
-        time.sleep(0.1)
-        batch = client.get(f"/v1/batches/{batch['id']}").json()
+    batch = _ended(client, f"/v1/batches/{batch['id']}", "status", "completed")
     for key in ("output_file_id", "error_file_id"):
         if batch.get(key):
             for line in map(json.loads, client.get(f"/v1/files/{batch[key]}/content").text.splitlines()):
@@ -253,13 +251,17 @@ def send_batches(client: httpx.Client) -> Iterator[tuple[str, str]]:
     asked = [{"custom_id": f"c{n}", "params": body_of(way, IN_BATCHES[name])[1]} for n, name in enumerate(names)]
     sent = client.post("/v1/messages/batches", json={"requests": asked})
     batch = sent.json()
-    while batch["processing_status"] != "ended":
-        time.sleep(0.1)
-        batch = client.get(f"/v1/messages/batches/{batch['id']}").json()
+    batch = _ended(client, f"/v1/messages/batches/{batch['id']}", "processing_status", "ended")
     for line in map(json.loads, client.get(f"/v1/messages/batches/{batch['id']}/results").text.splitlines()):
         result = line["result"]
         status = 200 if result["type"] == "succeeded" else 400
         yield "a batch of messages", fault_of(status, json.dumps(result), way, names[int(line["custom_id"][1:])])
+
+
+def _ended(client: httpx.Client, path: str, field: str, value: str) -> dict[str, Any]:
+    """Return a batch once its field has this value."""
+    until(lambda: client.get(path).json()[field] == value)
+    return client.get(path).json()
 
 
 def send_parts(client: httpx.Client, model: str) -> Iterator[tuple[str, str]]:

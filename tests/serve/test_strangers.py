@@ -1,4 +1,4 @@
-"""What strangers send ends no server: schemas that the compiler does not survive, known or not, in every protocol."""
+"""No request ends a server: schemas that the compiler does not survive, known or not, in every protocol."""
 
 from __future__ import annotations
 
