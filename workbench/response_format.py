@@ -48,6 +48,8 @@ class Choices(Settings):
             raise ValueError(f"give 1 to {MAX_CHOICES} choices, not {len(value)}")
         if "" in value:
             raise ValueError("a choice must not be empty")
+        for index, each in enumerate(value):
+            _check_characters(each, f".[{index}]")
         return value
 
 
@@ -103,16 +105,27 @@ def check_json(value: object) -> None:
             for key, inner in each.items():
                 if not isinstance(key, str):
                     raise ValueError(f"{path[1:] or 'top level'}: the key {key!r} is no string")
+                _check_characters(key, path)
                 characters += len(key)
                 stack.append((inner, f"{path}.{key}", depth + 1))
         elif isinstance(each, list | tuple):
             stack += [(inner, f"{path}[{index}]", depth + 1) for index, inner in enumerate(each)]
+        elif isinstance(each, str):
+            _check_characters(each, path)
         elif isinstance(each, float) and not math.isfinite(each):
             raise ValueError(f"{path[1:] or 'top level'}: {each} is no JSON number")
         elif isinstance(each, int) and each.bit_length() > MAX_INTEGER_BITS:
             raise ValueError(f"{path[1:] or 'top level'}: an integer of over {MAX_INTEGER_BITS} bits")
-        elif not (each is None or isinstance(each, str | int | float)):
+        elif not (each is None or isinstance(each, int | float)):
             raise ValueError(f"{path[1:] or 'top level'}: a {type(each).__name__} is no JSON")
         characters += len(each) if isinstance(each, str) else 8
         if characters > MAX_GRAMMAR_CHARACTERS:
             raise ValueError(f"longer than {MAX_GRAMMAR_CHARACTERS} characters")
+
+
+def _check_characters(text: str, path: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        surrogate = f"U+{ord(text[error.start]):04X}"
+        raise ValueError(f"{path[1:] or 'top level'}: the lone surrogate {surrogate} is no character") from None

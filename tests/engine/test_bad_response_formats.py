@@ -73,6 +73,10 @@ BAD: dict[str, tuple[object, str]] = {
     "no kind": ({"json_schema": {}, "regex": "a"}, "response_format.kind: is missing"),
     "an unknown kind": ({"kind": "xml"}, "'xml' is unknown"),
     "a word": ("json", "response_format"),
+    "half a character": (schema_form({"enum": ["a", "\ud83d"]}), "enum[1]: the lone surrogate U+D83D is no character"),
+    "half a character in a name": (schema_form({"properties": {"\ud83d": {}}}), "properties: the lone surrogate"),
+    "half a character in a choice": ({"kind": "choices", "choices": ["a", "\ud83d"]}, "the lone surrogate U+D83D"),
+    "an integer that is no float64": (schema_form({"enum": [-(2**63)]}), "enum[0]: -9223372036854775808 is not"),
     "not a number": (schema_form({"const": float("nan")}), "nan is no JSON number"),
 }
 EXPLODING = (
