@@ -17,8 +17,8 @@ compile_grammar = GrammarVocabulary.compile
 
 
 class DyingTrial(grammar_trial.GrammarTrial):
-    """A trial whose compiler ends by a signal, runs without end, wants too much memory, or tells its stack, for
-    choices of these names."""
+    """A trial whose compiler, for choices of these names, ends by a signal, runs or waits without end, wants too much
+    memory, or tells its stack."""
 
     module = __name__
 
@@ -30,6 +30,8 @@ def compile_or_die(self: GrammarVocabulary, wanted: ResponseFormat) -> Grammar:
     if name == "loop":
         while True:
             pass
+    if name == "wait":
+        signal.pause()
     if name == "memory":
         block: Any = bytearray(2 * grammar_trial.MAX_BYTES)
         raise AssertionError(len(block))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
 import threading
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from typing import cast
 
 import psutil
 import pytest
@@ -15,9 +18,10 @@ from tests.patience import until
 from tests.prompt.samples import byte_level, trained
 from tests.sampling.dying_trial import DyingTrial
 from workbench.errors import WorkbenchError
+from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.response_format import Choices, JSONSchema, Lark, Regex, ResponseFormat
 from workbench.sampling.grammar import TOOK_TOO_LONG, GrammarVocabulary
-from workbench.sampling.grammar_trial import DRAWN_TOKENS, GrammarTrial, take_drawn_tokens
+from workbench.sampling.grammar_trial import DRAWN_TOKENS, GrammarTrial, TrialUnavailable, take_drawn_tokens
 
 SOUND: list[ResponseFormat] = [
     JSONSchema(json_schema=True),
@@ -50,9 +54,13 @@ def ask(trial: GrammarTrial, wanted: ResponseFormat) -> str:
 
 
 def children() -> set[int]:
-    """Return the children of this process that try grammars; not one that has just ended."""
-    running = (each for each in psutil.Process().children() if each.status() != psutil.STATUS_ZOMBIE)
-    return {each.pid for each in running if any("dying_trial" in word for word in each.cmdline())}
+    """Return the children of this process that try grammars; one that has ended has no command line."""
+    found = set()
+    for each in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ends just now
+            if any("dying_trial" in word for word in each.cmdline()):
+                found.add(each.pid)
+    return found
 
 
 @pytest.mark.parametrize("wanted", SOUND, ids=lambda each: each.kind)
@@ -101,6 +109,56 @@ def test_a_child_that_something_else_ended_is_replaced_and_nothing_is_refused() 
     assert children() == others
 
 
+def test_what_no_child_could_try_is_refused_for_now_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_process(*_: object) -> None:
+        raise OSError("too many open files")
+
+    with DyingTrial({"bytes": byte_level()}) as opened:
+        with monkeypatch.context() as patch:
+            patch.setattr(opened, "_start_child", no_process)
+            with pytest.raises(TrialUnavailable, match="no process can be started to try it"):
+                opened.check("bytes", SOUND[0])
+        assert not opened.knows("bytes", SOUND[0]) and not ask(opened, SOUND[0]) and opened.knows("bytes", SOUND[0])
+
+
+def test_what_others_kill_again_and_again_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    with DyingTrial({"bytes": byte_level()}) as opened:
+        start = opened._start_child
+
+        def killed(connection: Connection) -> object:
+            child = start(connection)
+            child.kill()
+            return child
+
+        with monkeypatch.context() as patch:
+            patch.setattr(opened, "_start_child", killed)
+            with pytest.raises(TrialUnavailable, match="ended by SIGKILL"):
+                opened.check("bytes", SOUND[0])
+        assert not ask(opened, SOUND[0])
+
+
+def test_a_known_grammar_waits_for_no_other() -> None:
+    with DyingTrial({"bytes": byte_level()}) as opened:
+        assert not ask(opened, SOUND[0])
+        waiting = threading.Thread(target=ask, args=(opened, Choices(choices=("wait",))))
+        waiting.start()
+        until(opened._lock.locked)
+        assert not ask(opened, SOUND[0])
+        opened.close()
+        waiting.join()
+
+
+def test_a_vocabulary_that_cannot_be_built_is_refused_alone() -> None:
+    class Broken:
+        def to_json(self) -> str:
+            return "{}"
+
+    with DyingTrial({"broken": cast(Tokenizer, Broken()), "bytes": byte_level()}) as opened:
+        assert not ask(opened, SOUND[0])
+        with pytest.raises(WorkbenchError, match="Model missing"):
+            opened.check("broken", SOUND[0])
+
+
 def test_the_child_has_less_stack_than_a_thread_of_this_process(trial: GrammarTrial) -> None:
     own = resource.getrlimit(resource.RLIMIT_STACK)[0]
     assert 0 < int(ask(trial, Choices(choices=("stack",)))) < (2 << 20 if own == resource.RLIM_INFINITY else own)
@@ -109,7 +167,7 @@ def test_the_child_has_less_stack_than_a_thread_of_this_process(trial: GrammarTr
 def test_closing_ends_a_check_that_waits() -> None:
     others, errors = children(), list[str]()
     opened = DyingTrial({"bytes": byte_level()})
-    waiting = threading.Thread(target=lambda: errors.append(ask(opened, Choices(choices=("loop",)))))
+    waiting = threading.Thread(target=lambda: errors.append(ask(opened, Choices(choices=("wait",)))))
     waiting.start()
     until(lambda: children() - others)
     opened.close()

@@ -17,7 +17,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Mapping
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -37,24 +36,30 @@ MAX_CPU_SECONDS = 5  # of a trial; up to one more, since the limit is in whole s
 MAX_WAIT_SECONDS = 300.0  # for an answer of a child that uses no processor time
 MAX_BYTES = 2 << 30  # that a trial may allocate
 ATTEMPTS = 2  # the first child may have been ended by something else
+OWN_ENDS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGABRT, signal.SIGFPE)  # of a compiler that fails
 KEPT_VERDICTS = 10_000
 DEFAULT_STACK_BYTES = 2 << 20  # of a thread on x86-64 where a process's own is unlimited
 FORMAT = TypeAdapter(ResponseFormat)
 
 
+class TrialUnavailable(WorkbenchError):
+    """No child can try the grammar now; the grammar itself may be sound."""
+
+
 class GrammarTrial:
     """A child process that tries grammars over named tokenizers. It is started when needed, and after each death.
 
-    Any thread may call it; grammars are tried one after another. `close` ends the child, and every call that waits."""
+    Any thread may call it; grammars are tried one after another, and known ones wait for none. `close` ends the child,
+    and every call that waits."""
 
     module = __name__  # that the child runs
 
     def __init__(self, vocabularies: Mapping[str, Tokenizer]):
         self.vocabularies = vocabularies
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of the child
         self._child: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
-        self._verdicts: OrderedDict[bytes, str] = OrderedDict()  # by hash: the error, empty for what survived
+        self._verdicts: dict[bytes, str] = {}  # by hash: the error, empty for what survived
         self._is_closed = False
 
     def __enter__(self) -> GrammarTrial:
@@ -65,24 +70,27 @@ class GrammarTrial:
 
     def start(self) -> None:
         """Start the child, so that it is warm when the first grammar comes; what fails then fails there again."""
-        with self._lock, contextlib.suppress(OSError, WorkbenchError):
+        with self._lock, contextlib.suppress(WorkbenchError, OSError):
             self._started()
+
+    def knows(self, vocabulary: str, wanted: ResponseFormat) -> bool:
+        """Return whether `check` answers at once: the grammar was tried before."""
+        return _key(vocabulary, wanted) in self._verdicts
 
     def check(self, vocabulary: str, wanted: ResponseFormat) -> None:
         """Return if a child compiled `wanted` over this vocabulary, now or before, and survived it.
 
         Raises:
             WorkbenchError: the compiler's error, or the end of the child.
+            TrialUnavailable: no child could try it, which is not remembered.
         """
-        text = wanted.model_dump_json()
-        key = hashlib.sha256(f"{vocabulary}\0{text}".encode()).digest()
-        with self._lock:
-            if key not in self._verdicts:
-                self._verdicts[key] = self._try(vocabulary, wanted.kind, text)
-            self._verdicts.move_to_end(key)
-            while len(self._verdicts) > KEPT_VERDICTS:
-                self._verdicts.popitem(last=False)
-            error = self._verdicts[key]
+        key = _key(vocabulary, wanted)
+        if (error := self._verdicts.get(key)) is None:
+            with self._lock:
+                if (error := self._verdicts.get(key)) is None:  # another thread may have tried it meanwhile
+                    error = self._verdicts[key] = self._try(vocabulary, wanted)
+                    while len(self._verdicts) > KEPT_VERDICTS:
+                        del self._verdicts[next(iter(self._verdicts))]
         if error:
             raise WorkbenchError(error)
 
@@ -94,13 +102,13 @@ class GrammarTrial:
         with self._lock:
             self._end()
 
-    def _try(self, vocabulary: str, kind: str, text: str) -> str:
-        """Return the error of a grammar, empty where there is none."""
+    def _try(self, vocabulary: str, wanted: ResponseFormat) -> str:
+        """Return the error of a grammar, empty where there is none (TrialUnavailable)."""
         end = ""
         for _ in range(ATTEMPTS):
             try:
                 connection = self._started()
-                connection.send((vocabulary, "grammar", text))
+                connection.send((vocabulary, "grammar", wanted.model_dump_json()))
                 if connection.poll(MAX_WAIT_SECONDS):
                     return connection.recv()
                 end = f"it said nothing for {MAX_WAIT_SECONDS:.0f} s"
@@ -110,26 +118,40 @@ class GrammarTrial:
                 if code == -signal.SIGXCPU:
                     return TOOK_TOO_LONG
                 end = f"it ended by {signal.Signals(-code).name}" if code < 0 else f"it ended with {code}"
-        return f"response_format.{kind}: the compiler's process did not survive it ({end}); give a simpler one"
+                if -code in OWN_ENDS:
+                    where = f"response_format.{wanted.kind}"
+                    return f"{where}: the compiler's process did not survive it ({end}); give a simpler one"
+        raise TrialUnavailable(f"response_format: the process that tries grammars does not answer ({end}); ask again")
 
     def _started(self) -> Connection:
-        """Return the connection to the child, which is started where none runs (WorkbenchError after `close`)."""
+        """Return the connection to the child, which is started where none runs (TrialUnavailable)."""
+        self._check_open()
         if self._connection is None:
-            ours, its = Pipe()
-            with its:
-                command = [sys.executable, "-m", self.module, str(its.fileno()), str(_thread_stack_bytes() // 2)]
-                environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-                self._child = subprocess.Popen(
-                    command, pass_fds=[its.fileno()], env=environment, stdin=subprocess.DEVNULL,
-                    start_new_session=True,  # Ctrl-C in a terminal is the server's
-                )  # fmt: skip
-            self._connection = ours
-            if self._is_closed:
-                self._end()
-                raise WorkbenchError("response_format: the server is ending, and compiles no grammar")
+            try:
+                parent_end, child_end = Pipe()
+                with child_end:
+                    self._child = self._start_child(child_end)
+            except OSError as error:
+                raise TrialUnavailable(f"response_format: no process can be started to try it ({error})") from None
+            self._connection = parent_end
+            self._check_open()  # `close` may have come before there was a child to end
             for name, tokenizer in self.vocabularies.items():
-                ours.send((name, "vocabulary", tokenizer.to_json()))
+                parent_end.send((name, "vocabulary", tokenizer.to_json()))
         return self._connection
+
+    def _start_child(self, connection: Connection) -> subprocess.Popen[bytes]:
+        handle = connection.fileno()
+        return subprocess.Popen(
+            [sys.executable, "-m", self.module, str(handle), str(_thread_stack_bytes() // 2)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            pass_fds=[handle], stdin=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C in a terminal is the server's
+        )  # fmt: skip
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            self._end()
+            raise TrialUnavailable("response_format: the server is ending, and compiles no grammar")
 
     def _end(self) -> int:
         """End the child, if one runs, and return its exit code, negative for a signal."""
@@ -140,10 +162,14 @@ class GrammarTrial:
         if child is None:
             return 0
         try:
-            child.wait(1.0)  # one that is dying tells by which signal
+            child.wait(0.0 if self._is_closed else 1.0)  # one that is dying tells by which signal
         except subprocess.TimeoutExpired:
             child.kill()
         return child.wait()
+
+
+def _key(vocabulary: str, wanted: ResponseFormat) -> bytes:
+    return hashlib.sha256(f"{vocabulary}\0{wanted.model_dump_json()}".encode()).digest()
 
 
 def take_drawn_tokens(grammar: Grammar, count: int = DRAWN_TOKENS) -> int:
@@ -175,25 +201,30 @@ def serve_trials(handle: int, stack_bytes: int) -> None:
 
 
 def _serve(connection: Connection) -> None:
+    tokenizer_texts: dict[str, str] = {}
     vocabularies: dict[str, GrammarVocabulary] = {}
     try:
         while True:
-            vocabulary, kind, text = connection.recv()
+            name, kind, text = connection.recv()
             if kind == "vocabulary":
-                vocabularies[vocabulary] = GrammarVocabulary(Tokenizer(tokenizers.Tokenizer.from_str(text)))
-            else:
-                _limit_resources()
-                connection.send(_error_of(vocabularies[vocabulary], FORMAT.validate_json(text)))
+                tokenizer_texts[name] = text
+                with contextlib.suppress(Exception):  # it fails again, in words, when a grammar asks for it
+                    vocabularies[name] = _vocabulary(text)
+                continue
+            _limit_resources()
+            try:
+                vocabulary = vocabularies.get(name) or _vocabulary(tokenizer_texts[name])
+                take_drawn_tokens(vocabulary.compile(FORMAT.validate_json(text)))
+                error = ""
+            except BaseException as failed:  # a panic of the compiler is no Exception
+                error = describe_error(failed)
+            connection.send(error)
     except (EOFError, OSError):  # the server has ended
         return
 
 
-def _error_of(vocabulary: GrammarVocabulary, wanted: ResponseFormat) -> str:
-    try:
-        take_drawn_tokens(vocabulary.compile(wanted))
-    except BaseException as error:  # a panic of the compiler is no Exception
-        return describe_error(error)
-    return ""
+def _vocabulary(text: str) -> GrammarVocabulary:
+    return GrammarVocabulary(Tokenizer(tokenizers.Tokenizer.from_str(text)))
 
 
 def _limit_resources() -> None:

@@ -10,7 +10,7 @@ integer in int64. An integer that becomes -2^63 there ends the process.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from decimal import Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Any
 
 from workbench.errors import WorkbenchError
@@ -44,24 +44,34 @@ def with_integers(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) <= INT64_MAX else value
 
 
-def clamped_bounds(schema: dict[str, Any]) -> dict[str, float | None]:
-    """Return the bounds of one subschema that lie at or beyond int64's, each as the nearest that is carried out, and
-    those of lengths and counts beyond int32's.
+def carry_out_bounds(schema: dict[str, Any]) -> None:
+    """Replace the bounds of one subschema that lie at or beyond int64's, or that have too many digits, by the nearest
+    within them that is carried out; and bounds of lengths and counts beyond int32's.
 
     Tools that are made from Go, Rust, protobuf or MCP declare the bounds of their types."""
-    carried_out = {key: _carried_out(key, bound, schema) for key, bound in _bounds(schema)}
-    carried_out |= {key: min(schema[key], INT32_MAX) for key in COUNTS if _is_number(schema.get(key))}
-    return {key: bound for key, bound in carried_out.items() if bound != schema[key]}
+    for key, bound in _bounds(schema):
+        nearest = _carried_out(key, bound, schema)
+        if nearest is None or nearest == bound:
+            continue
+        del schema[key]
+        inclusive = "minimum" if key in LOWER_BOUNDS else "maximum"  # what lies within an exclusive bound is admitted
+        other = schema.get(inclusive) if _is_number(schema.get(inclusive)) else nearest
+        schema[inclusive] = max(nearest, other) if key in LOWER_BOUNDS else min(nearest, other)
+    for key in COUNTS:
+        if _is_number(schema.get(key)):
+            schema[key] = min(schema[key], INT32_MAX)
 
 
 def _carried_out(key: str, bound: float, schema: dict[str, Any]) -> float | None:
-    """Return the bound that the compiler is given: itself, or one just within int64; None where it would be rounded."""
+    """Return the bound that the compiler is given: itself, or one just within; None where it would be another."""
     if key in LOWER_BOUNDS and bound <= -INT64_MAX:
         return -CLAMP
     if key in UPPER_BOUNDS and bound >= INT64_MAX:
         return INT64_MAX if key == "maximum" and _is_integer(schema) else CLAMP
+    if abs(bound) < ALL_EXACT and not float(bound).is_integer():
+        return bound if _is_exact(bound, False) else _rounded_inward(key, bound)
     if key.startswith("exclusive"):  # of an integer the compiler takes the neighbour, as a float64
-        return bound if abs(bound) < ALL_EXACT and _is_exact(bound, False) else None
+        return bound if abs(bound) < ALL_EXACT else None
     return bound if abs(bound) <= INT64_MAX and _is_exact(bound, _is_integer(schema)) else None
 
 
@@ -77,6 +87,14 @@ def _read_by_compiler(fraction: float) -> float:
     digits = Decimal(repr(fraction))
     places = -int(digits.as_tuple().exponent)
     return float(int(digits.scaleb(places))) / float(f"1e{places}")
+
+
+def _rounded_inward(key: str, fraction: float) -> float:
+    """Return the nearest number within a bound of 15 digits and 22 places, which any reader takes for what it is."""
+    digits = Decimal(repr(fraction))
+    places = min(max(14 - digits.adjusted(), 0), 22)
+    rounding = ROUND_CEILING if key in LOWER_BOUNDS else ROUND_FLOOR
+    return float(digits.quantize(Decimal(1).scaleb(-places), rounding))
 
 
 def _is_integer(schema: dict[str, Any]) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from workbench.errors import WorkbenchError
-from workbench.sampling.json_numbers import check_numbers, clamped_bounds, with_integers
+from workbench.sampling.json_numbers import carry_out_bounds, check_numbers, with_integers
 
 ANNOTATIONS = frozenset(
     (
@@ -82,7 +82,7 @@ def with_carried_out_numbers(schema: dict[str, Any]) -> dict[str, Any]:
     schema = with_integers(schema)
     for _, each in subschemas(schema):
         if isinstance(each, dict):
-            each.update(clamped_bounds(each))
+            carry_out_bounds(each)
     return schema
 
 

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from workbench.errors import WorkbenchError, describe_error, nearest
 from workbench.response_format import ResponseFormat
-from workbench.sampling.grammar_trial import GrammarTrial
+from workbench.sampling.grammar_trial import GrammarTrial, TrialUnavailable
 from workbench.serve.answers.engine_stream import EngineStream, StepBridge
 from workbench.serve.answers.pieces import Piece
 from workbench.serve.answers.prompt_work import embed_prompts, tokenize_prompts
@@ -325,8 +325,14 @@ class Service:
         """Refuse a grammar, before it reaches the engine, that a child process does not survive (ApiError)."""
         if wanted is None or call.model not in self._trial.vocabularies:  # the engine refuses it without a vocabulary
             return
+        check = partial(self._trial.check, call.model, wanted)
         try:
-            await self._trial_turns.run(call.caller.tenant, lambda: self._trial.check(call.model, wanted))
+            if self._trial.knows(call.model, wanted):
+                check()
+            else:
+                await self._trial_turns.run(call.caller.tenant, check)
+        except TrialUnavailable as error:
+            raise ApiError("unavailable_error", str(error)) from None
         except WorkbenchError as error:
             raise invalid(error) from None
 
