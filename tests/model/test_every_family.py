@@ -95,7 +95,7 @@ def sizes(draw: st.DrawFn, family: str, changes: dict[str, Any], length: int) ->
     groups, share = draw(st.sampled_from(groups_and_shares))
     heads, dim = groups * share, draw(st.sampled_from([8, 12, 16]))
     layers, window = draw(st.integers(1, 4)), draw(st.integers(max(1, length - 2), length + 2))
-    drawn = {"num_hidden_layers": layers, "num_attention_heads": heads, "hidden_size": heads * dim}
+    drawn: dict[str, Any] = {"num_hidden_layers": layers, "num_attention_heads": heads, "hidden_size": heads * dim}
     if family not in WITHOUT_GROUPS:
         drawn["num_key_value_heads"] = heads if family.startswith("deepseek") else groups
     of_some_families = {
