@@ -7,6 +7,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from workbench.errors import WorkbenchError
+
 
 def calls_of(work: Callable[[], object]) -> int:
     """Return how many functions `work` calls, Python's and C's; itself is not counted."""
@@ -23,3 +25,18 @@ def calls_of(work: Callable[[], object]) -> int:
     finally:
         sys.setprofile(before)
     return count - 2  # `work` itself, and the last setprofile
+
+
+def refusal_of(work: Callable[[], object]) -> tuple[str, int]:
+    """Return the words of the WorkbenchError with which `work` ends, and how many functions it calls until then."""
+    errors: list[str] = []
+
+    def caught() -> None:
+        try:
+            work()
+        except WorkbenchError as error:
+            errors.append(str(error))
+
+    calls = calls_of(caught)
+    assert errors, "nothing was refused"
+    return errors[0], calls

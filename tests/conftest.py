@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.browser import lab
 from tests.patience import TEST_SECONDS, limit
-from tests.thorough import left_out, tries
+from tests.thorough import how_to_repeat, left_out, tries
 from workbench import progress as patience
 
 __all__ = ["lab"]
@@ -55,6 +55,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Confi
         items[:] = [item for item in items if item not in out]
         config.hook.pytest_deselected(items=list(out))
     items.sort(key=lambda item: not _has_browser(item))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """After a failure, say how to choose the same cases again."""
+    if terminalreporter.stats.get("failed") or terminalreporter.stats.get("error"):
+        processes = config.pluginmanager.get_plugin("dsession")
+        testrunuid = None if processes is None else processes.nodemanager.testrunuid
+        terminalreporter.write_line(f"cases were chosen by {how_to_repeat(testrunuid)}")
 
 
 def _has_browser(item: pytest.Item) -> bool:

@@ -1,7 +1,7 @@
 """No test's outcome depends on how quick a machine is: read off the source of every test.
 
-Clocks are not read, durations are not compared, waits have no limit but the test's own or one that `limit` scales, and
-no test sleeps instead of waiting for the event itself.
+Clocks are not read, neither the wall's nor the processor's, durations are not compared, waits have no limit but the
+test's own or one that `limit` scales, and no test sleeps instead of waiting for the event itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,18 @@ import pytest
 from tests.patience import MIN_SCALE, limit, scale, until
 
 TESTS = Path(__file__).resolve().parent
-CLOCKS = {"perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "time", "time_ns", "sleep"}  # of `time`
+CLOCKS = {  # by the module or class that has them
+    "time": {"sleep", "localtime", "gmtime", "ctime", "clock_gettime", "clock_gettime_ns"}
+    | {f"{name}time{unit}" for name in ("", "process_", "thread_") for unit in ("", "_ns")}
+    | {f"{name}{unit}" for name in ("perf_counter", "monotonic") for unit in ("", "_ns")},
+    "timeit": {"timeit", "repeat", "default_timer"},
+    "datetime": {"now", "utcnow", "today"},
+    "date": {"today"},
+    "resource": {"getrusage"},
+    "os": {"times", "wait3", "wait4"},
+}
+PROCESSOR_TIMES = {"cpu_times", "cpu_percent", "cpu_times_percent"}  # of psutil and its processes
+BY_NAME = set().union(*CLOCKS.values()) - {"time", "times", "now", "today", "repeat"}  # these may be anything
 # What may look at a clock or sleep, and why its outcome does not hang on it.
 ALLOWED = {
     "patience.py": "measures the machine, and looks for what cannot be waited for",
@@ -33,10 +44,13 @@ ALLOWED = {
     "experiments/test_random_kills.py": "stands for a service that never ends",
     "fresh_environment.py": "a command of .ci/run that prints how long each of README's took",
 }
+INSTEAD = "wait for the event (tests.patience.until), count work (tests.calls)"
 LIMITS = {"timeout", "timeout_s", "timeout_ms", "limit_s", "startup_timeout"}
 WAITS = {"wait", "join", "wait_for", "result", "set_default_timeout", "wait_for_timeout"}
 SECONDS = re.compile(r"(^|_)(seconds|elapsed|duration|took|wall|latency)($|_)|(?<!per)_(s|ms|us|ns)$")
-IN_TEXT = re.compile(r"\b(?:wait|join)\(\d|\btimeout\s*=\s*\d|\bsleep\(\d|\bperf_counter\(|\bmonotonic\(")
+IN_TEXT = re.compile(
+    r"\b(?:wait|join)\(\d|\btimeout\s*=\s*\d|\bsleep\(\d|\b(?:perf_counter|monotonic|process_time|thread_time)\("
+)
 
 
 def faults(source: str) -> list[str]:
@@ -48,10 +62,12 @@ def faults(source: str) -> list[str]:
 def _found(tree: ast.Module) -> Iterator[tuple[ast.expr, str]]:
     for node in ast.walk(tree):
         match node:
-            case ast.Call(func=ast.Attribute(value=ast.Name("time"), attr=name)) if name in CLOCKS:
-                yield node, f"time.{name}: wait for the event (tests.patience.until), count work (tests.calls)"
-            case ast.Call(func=ast.Name(name)) if name in CLOCKS - {"time"}:
-                yield node, f"{name}: wait for the event (tests.patience.until), count work (tests.calls)"
+            case ast.Attribute(ast.Name(owner) | ast.Attribute(attr=owner), name) if name in CLOCKS.get(owner, ()):
+                yield node, f"{owner}.{name}: {INSTEAD}"
+            case ast.Attribute(attr=name) if name in PROCESSOR_TIMES:
+                yield node, f"{name}: {INSTEAD}"
+            case ast.Call(func=ast.Name(name)) if name in BY_NAME:
+                yield node, f"{name}: {INSTEAD}"
             case ast.Call(func=ast.Attribute(attr=name), args=[given]) if name in WAITS and _number(given):
                 yield node, f"{name}({ast.unparse(given)}): no limit, or tests.patience.limit(seconds)"
             case ast.Call(func=ast.Attribute(attr="timeout"), args=[given, *_]) if _number(given):
@@ -118,6 +134,17 @@ def test_no_tests_outcome_depends_on_time() -> None:
     [
         ("began = time.monotonic()", "time.monotonic"),
         ("assert perf_counter() - began < 1", "perf_counter"),
+        ("assert time.process_time() - began < MAX_SECONDS", "time.process_time"),
+        ("began = time.thread_time_ns()", "time.thread_time_ns"),
+        ("clock = time.process_time", "time.process_time"),
+        ("time.clock_gettime(time.CLOCK_PROCESS_CPUTIME_ID)", "time.clock_gettime"),
+        ("assert thread_time() < 1", "thread_time"),
+        ("began = resource.getrusage(resource.RUSAGE_SELF).ru_utime", "resource.getrusage"),
+        ("assert os.times().user < 1", "os.times"),
+        ("assert psutil.Process().cpu_times().user < 1", "cpu_times"),
+        ("now = datetime.now()", "datetime.now"),
+        ("now = datetime.datetime.now()", "datetime.now"),
+        ("run('print(time.process_time())')", "in a text: process_time("),
         ("time.sleep(0.1)", "time.sleep"),
         ("assert job.wait(60)", "wait(60)"),
         ("thread.join(2 * 5)", "join(2 * 5)"),

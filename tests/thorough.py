@@ -14,6 +14,7 @@ T = TypeVar("T")
 THOROUGH = bool(os.environ.get("WORKBENCH_TESTS_THOROUGH"))  # set by `make test-thorough`
 SHARE, FEWEST = 6, 3
 RUN = "PYTEST_XDIST_TESTRUNUID"  # of `make test`, the same in all of its processes
+_alone = f"{random.getrandbits(64):x}"  # of a run in this process alone
 
 
 def tries(thorough: int) -> int:
@@ -25,8 +26,13 @@ def some(cases: Sequence[T], most: int) -> list[T]:
     """Return `most` of the cases, others in every run; all of them in `make test-thorough`.
 
     All processes of a run draw the same ones: pytest-xdist wants one list of tests."""
-    draw = random.Random(os.environ.get(RUN))  # None: any
+    draw = random.Random(os.environ.get(RUN, _alone))
     return list(cases) if THOROUGH else draw.sample(cases, min(most, len(cases)))
+
+
+def how_to_repeat(testrunuid: str | None) -> str:
+    """Return how a run is begun that chooses as this one did, of processes with `testrunuid` or of this one alone."""
+    return f"--testrunuid={testrunuid}" if testrunuid else f"{RUN}={os.environ.get(RUN, _alone)}"
 
 
 def left_out(items: Sequence[pytest.Item]) -> set[pytest.Item]:

@@ -3,12 +3,13 @@ preemption changes them."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
 import threading
 from collections import deque
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jsonschema
@@ -16,8 +17,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llguidance import LLMatcher
 from pydantic import TypeAdapter
 
+from tests.calls import refusal_of
 from tests.engine.guesses import Guesses, drafts
 from tests.engine.tiny import layer, model_of, runner_of
 from tests.patience import limit
@@ -31,7 +34,14 @@ from workbench.model.spec import ModelSpec
 from workbench.request import Request, SamplingParameters
 from workbench.response_format import Choices, JSONSchema, Lark, Regex, ResponseFormat
 from workbench.sampling.constraint import Constraint
-from workbench.sampling.grammar import Grammar, GrammarVocabulary
+from workbench.sampling.grammar import (
+    LIMITS,
+    MAX_COMPILE_SECONDS,
+    NODES_AT_A_TIME,
+    SEARCHED_NODES,
+    Grammar,
+    GrammarVocabulary,
+)
 from workbench.sampling.samplers import SampledToken
 from workbench.trace.events import Decoded, Finished
 from workbench.trace.recorder import Recorder
@@ -59,6 +69,9 @@ FORMATS: dict[str, ResponseFormat] = {
     "lark": Lark(lark='start: e\ne: "(" e ")" | e "+" e | /[0-9]+/'),
     "control": Lark(lark='start: <|tool|> %json {"type": "object", "required": ["a"]} <|turn|>'),
 }
+
+
+ENDLESS = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
 
 
 def spec_of(eos: tuple[int, ...] = (), vocab: int = 266) -> ModelSpec:
@@ -478,9 +491,34 @@ def test_the_time_of_a_compilation_is_the_threads_own(monkeypatch: pytest.Monkey
 
 
 def test_a_compilation_checks_its_time_between_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workbench.sampling.grammar.MAX_COMPILE_SECONDS", 0.0)
-    with pytest.raises(WorkbenchError, match="not compiled within"):
-        GrammarVocabulary(byte_level()).compile(FORMATS["tree"])
+    """And within the search of an end: a clock that jumps at any look at it ends the compilation, after little work."""
+    looks, jumps_at = itertools.count(), math.inf
+    monkeypatch.setattr("time.thread_time", lambda: 2 * MAX_COMPILE_SECONDS * (next(looks) >= jumps_at))
+    compile_endless = partial(GrammarVocabulary(byte_level()).compile, JSONSchema(json_schema=ENDLESS))
+    said, calls = refusal_of(compile_endless)
+    assert "no end was found" in said and calls < 60 * SEARCHED_NODES
+    all_looks = next(looks)
+    assert all_looks > SEARCHED_NODES // NODES_AT_A_TIME
+    for jumps_at in range(1, all_looks):
+        looks = itertools.count()
+        assert "not compiled within" in refusal_of(compile_endless)[0] and next(looks) == jumps_at + 1
+
+
+def test_the_compilers_own_work_has_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No clock interrupts llguidance, and no count of calls sees it: its fuel does."""
+    limits: list[object] = []
+
+    def counted(*values: Any, **named: Any) -> LLMatcher:
+        limits.append(named.get("limits"))
+        return LLMatcher(*values, **named)
+
+    monkeypatch.setattr("workbench.sampling.grammar.LLMatcher", counted)
+    vocabulary = GrammarVocabulary(byte_level())
+    for each in FORMATS.values():
+        vocabulary.compile(each)
+    with pytest.raises(WorkbenchError, match="properties.a"):
+        vocabulary.compile(JSONSchema(json_schema={"properties": {"a": {"pattern": "(?=a)b"}}}))
+    assert len(limits) > 2 * len(FORMATS) and {id(each) for each in limits} == {id(LIMITS)}
 
 
 def test_a_recorded_run_with_grammars_is_replayed() -> None:

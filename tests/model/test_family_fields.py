@@ -230,6 +230,8 @@ def test_yarn_keeps_quick_pairs_and_divides_slow_ones() -> None:
         ("phi3", {"rope_scaling": {"type": "yarn", "factor": 2}}, "short_factor"),
         ("phi3", {"rope_scaling": {"type": "linear", "factor": 2}}, "Phi 3 has no others"),
         ("phimoe", {"num_experts_per_tok": 3}, "num_experts_per_tok"),
+        ("phimoe", {"tie_word_embeddings": True, "lm_head_bias": True}, "a head of its own has the bias"),
+        ("gptj", {"rotary_dim": 8, "tie_word_embeddings": True}, "tie_word_embeddings is true"),
         ("apertus", {"hidden_act": "silu"}, "hidden_act"),
         ("ministral3", {"rope_parameters": {"rope_type": "default", "rope_theta": 5.0}}, "original_max_position"),
         ("ministral3", {"rope_scaling": {"rope_type": "yarn", "factor": 2}}, "rope_scaling"),

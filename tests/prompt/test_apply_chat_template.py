@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -76,9 +77,11 @@ def test_what_is_generated_is_marked_as_by_transformers(given: dict[str, Any]) -
     assert [int(any(marked[token.first : token.last])) for token in tokens] == expected
 
 
-def test_the_date_is_this_moments_or_the_one_given() -> None:
+def test_the_date_is_this_moments_or_the_one_given(monkeypatch: pytest.MonkeyPatch) -> None:
     messages = [{"role": "user", "content": "hi"}]
-    assert datetime.now().strftime("%d %b %Y") in TEMPLATES["dated"].render(messages)
+    clock = SimpleNamespace(now=lambda: datetime(2024, 2, 29))
+    monkeypatch.setattr("workbench.prompt.templates.datetime", clock)
+    assert "29 Feb 2024" in TEMPLATES["dated"].render(messages)
     assert "01 Feb 2003" in TEMPLATES["dated"].render(messages, now=datetime(2003, 2, 1))
 
 

@@ -28,12 +28,14 @@ EXPERIMENT = "question: q\ncache:\n  format: int8\n"
 
 
 def rewrite(file: Path) -> None:
-    """Another digit in the same place: the length is the same, and so is the inode."""
+    """Another digit in the last place that has one: the length is the same, and so is the inode."""
     text = file.read_text()
-    place = next(i for i in range(len(text) - 1, 0, -1) if text[i] in "12345678")
+    places = [place for place, character in enumerate(text) if character in "123456789"]
+    if not places:  # it was torn
+        return
     with file.open("r+") as open_file:
-        open_file.seek(place)
-        open_file.write(str(int(text[place]) + 1))
+        open_file.seek(places[-1])
+        open_file.write(str(int(text[places[-1]]) % 9 + 1))
 
 
 def of_run(change: Callable[[Path], object]) -> Callable[[Path, int], None]:

@@ -156,6 +156,9 @@ def build_spec(
     context = config.integer("max_position_embeddings")
     if rotary.scaling.kind == "dynamic":
         context = int(context * rotary.scaling.factor)  # where transformers has no end
+    tied = config.boolean("tie_word_embeddings", default=tied)
+    if tied and more.get("head_bias"):
+        raise config.invalid("tie_word_embeddings", True, "false: a head of its own has the bias")
     return ModelSpec(
         name=name,
         vocab_size=config.integer("vocab_size"),
@@ -164,7 +167,7 @@ def build_spec(
         max_position_embeddings=context,
         rotary=rotary,
         norm=norm or NormSpec(eps=config.number("rms_norm_eps", default=eps)),
-        tie_word_embeddings=config.boolean("tie_word_embeddings", default=tied),
+        tie_word_embeddings=tied,
         eos_token_ids=config.token_ids("eos_token_id") or (),
         **more,
     )
