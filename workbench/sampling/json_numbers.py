@@ -54,9 +54,8 @@ def carry_out_bounds(schema: dict[str, Any]) -> None:
         if nearest is None or nearest == bound:
             continue
         del schema[key]
-        inclusive = "minimum" if key in LOWER_BOUNDS else "maximum"  # what lies within an exclusive bound is admitted
-        other = schema.get(inclusive) if _is_number(schema.get(inclusive)) else nearest
-        schema[inclusive] = max(nearest, other) if key in LOWER_BOUNDS else min(nearest, other)
+        name, tighter = ("minimum", max) if key in LOWER_BOUNDS else ("maximum", min)  # within an exclusive bound
+        schema[name] = tighter(nearest, schema[name]) if _is_number(schema.get(name)) else nearest
     for key in COUNTS:
         if _is_number(schema.get(key)):
             schema[key] = min(schema[key], INT32_MAX)
