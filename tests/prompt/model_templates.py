@@ -107,6 +107,21 @@ PARTS_ALONE = (  # SmolVLM, LLaVA: a text is read in a part, and nowhere else
     "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}"
     "{{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant:' }}{% endif %}"
 )
+_PARTS = "{% for c in m.content if c.type == 'text' %}{{ c.text }}{% endfor %}"
+_TURN = "{% for m in messages %}<{{ m.role }}>"
+PARTS_WHERE = {  # a text is read in a part alone, in some talks
+    "question_last": "{% if messages[-1].role == 'assistant' %}{{ raise_exception('the last message must be a user') }}"
+    "{% endif %}" + _TURN + _PARTS + "{% endfor %}",
+    "with_tools": _TURN + "{% if m.role != 'tool' %}{{ m.content if m.content is string }}{% elif tools %}"
+    + _PARTS + "{% endif %}{% endfor %}",
+    "not_last": _TURN + "{% if m.role == 'user' and not loop.last %}" + _PARTS
+    + "{% else %}{{ m.content }}{% endif %}{% endfor %}",
+    "by_argument": _TURN + "{% if as_parts %}" + _PARTS + "{% else %}{{ m.content }}{% endif %}{% endfor %}",
+    "first_part": _TURN + "{% if m.content[0].type == 'text' %}{% endif %}" + _PARTS + "{% endfor %}",  # SmolVLM's way
+    "mixed": _TURN + "{% if m.role == 'system' %}{{ m.content[0]['text'] + '' }}"
+    "{% else %}{{ m.content }}{% endif %}{% endfor %}",
+    "generated": _TURN + "{% generation %}" + _PARTS + "{% endgeneration %}{% endfor %}",
+}  # fmt: skip
 ALL = {
     "folded": FOLDED, "tools_as_json": TOOLS_AS_JSON, "thought_dropped": THOUGHT_DROPPED,
     "thought_kept": THOUGHT_KEPT, "dated": DATED, "inst": INST,

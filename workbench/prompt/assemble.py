@@ -285,8 +285,7 @@ class _Assembler:
         waiting = unanswered_calls(conversation.turns)
         if waiting and self._options["add_generation_prompt"]:
             raise WorkbenchError(f"conversation: the call of {waiting[0].name!r} has no result; add it with `result`")
-        name = self._template.choose(conversation.template, bool(conversation.tools))
-        messages = self._template.shape(conversation.messages(), name)
+        messages = conversation.messages()
         first = len(messages) - len(conversation.turns)
         listed = [
             traced(each, Origin("system") if n < first else Origin("message", n - first))

@@ -72,6 +72,11 @@ class TemplateTooExpensive(jinja2.TemplateRuntimeError):
     """A template that does more work than its messages can need."""
 
 
+def units_for(characters: int) -> list[int]:
+    """Return what messages of this length may cost, however often they are rendered, and the depth of calls."""
+    return [BASE_UNITS + UNITS_PER_CHARACTER * characters, 0]
+
+
 def spend(units: int) -> None:
     left = _left.get()
     left[0] -= units
@@ -124,15 +129,16 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self.filters["join"] = _counted("join", _join)
 
     def bounded(self, text: str) -> Callable[..., Traced]:
-        """Compile `text` to a function from the messages' length and its variables to the output and its origins.
+        """Compile `text` to a function from the units left (`units_for`), which it lowers, and variables to the output.
 
         Raises:
             jinja2.TemplateError: if it is no template, or is too expensive.
         """
         template = self.from_string(_Counting(self).visit(self.parse(text)))
 
-        def render(characters: int, /, **variables: Any) -> Traced:
-            token = _left.set([BASE_UNITS + UNITS_PER_CHARACTER * characters, 0])
+        def render(left: list[int], /, **variables: Any) -> Traced:
+            left[1] = 0
+            token = _left.set(left)
             try:
                 return joined(template.generate(**variables))
             finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
@@ -15,7 +16,13 @@ from jinja2 import nodes
 from workbench.errors import WorkbenchError, nearest
 from workbench.files import read_bytes, read_json_object
 from workbench.prompt.template_encoding import TemplateEncoder, TokenSpan
-from workbench.prompt.template_sandbox import BoundedEnvironment, GenerationTag, check_widths
+from workbench.prompt.template_sandbox import (
+    BoundedEnvironment,
+    GenerationTag,
+    TemplateTooExpensive,
+    check_widths,
+    units_for,
+)
 from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.prompt.traced import ROLE, TEMPLATE, Origin, Traced, runs_of, traced
 from workbench.prompt.traced_json import to_json
@@ -29,13 +36,11 @@ MAX_NESTING = 64  # objects and lists within a message
 CHARACTERS_PER_TEXT = 32  # characters that a text counts for besides its own: a template has work with every message
 CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "  # as in transformers: its space shows whether a template strips texts
 CONTINUED_ORIGIN = Origin("continued")
-TRACED = re.compile(rf"""(["'])(?:{re.escape(Traced.__module__)}\.)?Traced((?: object)?\1)""")  # in a message: a text
-PROBE = "probe " * 4 + "probe"  # a text that is longer than what is said around it
-PROBED_CALL = {"id": "123456789", "type": "function", "function": {"name": "f", "arguments": {}}}  # ids as Mistral's
-TALKS = {  # the roles of the shortest conversation that has a message of this one
-    "system": ("system", "user"), "developer": ("developer", "user"), "user": ("user",),
-    "assistant": ("user", "assistant"), "tool": ("user", "assistant", "tool"),
-}  # fmt: skip
+FRAME = ""  # the origin of a part's keys: it stands before all others, so `origin_of` names a part as data by it
+_MODULE = re.escape(Traced.__module__)
+TRACED = re.compile(  # in the words of an error: a text
+    rf"""(["'])(?:{_MODULE}\.)?Traced((?: object)?\1)|{_MODULE}\.Traced( object)"""
+)
 
 
 class ChatTemplate:
@@ -51,7 +56,6 @@ class ChatTemplate:
         self.texts = {DEFAULT: text} if isinstance(text, str) else dict(text)
         self.names, self._where = dict(names), where
         self._compiled = {name: _Compiled(each, where) for name, each in self.texts.items()}
-        self._part_roles: dict[str, frozenset[str]] = {}
         self._encoders: WeakKeyDictionary[Tokenizer, dict[str, TemplateEncoder]] = WeakKeyDictionary()
 
     @property
@@ -106,6 +110,8 @@ class ChatTemplate:
     ) -> Traced:
         """Return the prompt's text with the origin of every character.
 
+        A content that is a text is given as one part where the template shows it only so.
+
         Args:
             messages: as in `transformers.apply_chat_template`; texts that are `Traced` keep their origins.
             tools: declarations of tools, as at OpenAI.
@@ -134,7 +140,6 @@ class ChatTemplate:
         variables |= {name: traced(value, Origin("argument", None, name)) for name, value in (arguments or {}).items()}
         variables["strftime_now"] = lambda format: moment.strftime(check_widths(format))
         variables |= {
-            "messages": listed,
             "tools": None if tools is None else [traced(each, Origin("tool", n)) for n, each in enumerate(tools)],
             "documents": None
             if documents is None
@@ -142,40 +147,10 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            text = compiled.render(characters, **variables)
+            text = _with_all_shown(listed, partial(compiled.render, units_for(characters), **variables))
         except Exception as error:  # a template can raise whatever Python can
             raise WorkbenchError(f"messages: the chat template refuses them ({_line(error)})") from None
         return _until_mark(text) if continue_final_message else text
-
-    def shape(self, messages: Sequence[Mapping[str, Any]], template: str) -> list[Mapping[str, Any]]:
-        """Return messages for the template of this name: with each text as one part, in roles whose texts it shows only
-        so, as templates of models that see do."""
-        if template not in self._part_roles:
-            self._part_roles[template] = frozenset(role for role in TALKS if self._shows_parts_alone(role, template))
-        roles = self._part_roles[template]
-        return [
-            {**each, "content": _as_part(each["content"])}
-            if each["role"] in roles and isinstance(each.get("content"), str)
-            else each
-            for each in messages
-        ]
-
-    def _shows_parts_alone(self, role: str, template: str) -> bool:
-        shown = []
-        for shaped in (str, _as_part):
-            talk: list[dict[str, Any]] = [
-                {"role": each, "content": shaped(PROBE if each == role else "a")} for each in TALKS[role]
-            ]
-            if role == "tool":
-                talk[1]["tool_calls"], talk[2]["tool_call_id"] = [PROBED_CALL], PROBED_CALL["id"]
-            try:
-                text = self.render(talk, template=template)
-            except WorkbenchError:  # it wants another conversation, or another shape
-                shown.append(False)
-                continue
-            said = sum(length for length, origin in runs_of(text) if origin.field.startswith("content"))
-            shown.append(PROBE in text or said >= len(PROBE))
-        return shown == [False, True]
 
     def encode(self, text: Traced, tokenizer: Tokenizer, template: str | None = None) -> list[TokenSpan]:
         """Return the tokens of what `render` returned, with the characters of each."""
@@ -205,7 +180,6 @@ class ChatTemplate:
     def _find_end(self, encoder: TemplateEncoder, template: str | None) -> tuple[int, ...]:
         talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
         try:
-            talk = self.shape(talk, self.choose(template))
             text = self.render(talk, add_generation_prompt=False, template=template)
         except WorkbenchError:  # it wants more than a question and an answer
             return ()
@@ -228,7 +202,7 @@ class ChatTemplate:
             if message.get("content") is None and not message.get("tool_calls"):
                 where = f"messages.{number}.content"
                 raise WorkbenchError(f"{where}: must be a text or a list of parts, where there are no tool_calls")
-        text = self.render(self.shape(messages, self.choose()))
+        text = self.render(messages)
         return tuple(token.id for token in self.encode(text, tokenizer, self.choose()))
 
 
@@ -274,8 +248,46 @@ def _with_words(message: dict[str, Any], words: frozenset[str]) -> dict[str, Any
     return named({**message, **kinds}, "role")
 
 
-def _as_part(text: str) -> list[dict[str, str]]:
-    return [{"type": "text", "text": text}]
+def _with_all_shown(messages: Sequence[dict[str, Any]], render: Callable[..., Traced]) -> Traced:
+    """Render messages, with a content as one part where a template shows it only so, as those of models that see do.
+
+    What it shows in neither form stays a text, and so do mere spaces, which it may strip. Where it refuses texts, all
+    contents are tried as parts.
+    """
+    texts = {n: each["content"] for n, each in enumerate(messages) if isinstance(each.get("content"), str)}
+    refusal: Exception | None = None
+    try:
+        text = render(messages=messages)
+        parts = _hidden(text, texts)
+    except Exception as error:  # a template can raise whatever Python can
+        refusal, parts = error, set(texts)
+    while any(texts[n].strip() for n in parts):
+        try:
+            shaped = render(messages=[_in_part(each, n) if n in parts else each for n, each in enumerate(messages)])
+        except Exception as error:
+            refusal = refusal or (error if isinstance(error, TemplateTooExpensive) else None)
+            break
+        as_data = {origin.index for _, origin in runs_of(shaped) if origin.part == FRAME}
+        unread = parts & (_hidden(shaped, texts) | as_data)
+        if not unread:
+            return shaped
+        parts -= unread
+    if refusal is not None:
+        raise refusal
+    return text
+
+
+def _hidden(shown: Traced, texts: Mapping[int, str]) -> set[int]:
+    """Return the numbers of the texts of which no character is shown."""
+    found = {str(origin) for _, origin in runs_of(shown)}
+    return {n for n, text in texts.items() if text and found.isdisjoint(str(origin) for _, origin in runs_of(text))}
+
+
+def _in_part(message: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """Return a message with its content in one part. What is made of the part as a whole has the origin of its keys."""
+    frame = Origin(FRAME, number)
+    part = {Traced("type", frame): Traced("text", ROLE), Traced("text", frame): message["content"]}
+    return {**message, "content": [part]}
 
 
 def _mark_end(messages: list[dict[str, Any]], field: str) -> None:
@@ -332,4 +344,4 @@ def _refuse(words: str) -> NoReturn:
 
 
 def _line(error: BaseException) -> str:
-    return TRACED.sub(r"\1str\2", " ".join(str(error).split()))[:400] or type(error).__name__
+    return TRACED.sub(r"\1str\2\3", " ".join(str(error).split()))[:400] or type(error).__name__

@@ -193,7 +193,7 @@ def parse_turn(message: Any, where: str) -> UserTurn | AssistantTurn | ResultTur
         calls = tuple(
             _parsed_call(each, f"{where}.tool_calls.{n}") for n, each in enumerate(message.get("tool_calls") or ())
         )
-        words = "" if content is None and calls else parse_content(content, f"{where}.content")
+        words = "" if content in (None, []) and calls else parse_content(content, f"{where}.content")
         thought = next((message[name] for name in THOUGHT_FIELDS if message.get(name)), None)
         return AssistantTurn(content=words, thinking=thought, tool_calls=calls)
     if role in SYSTEM_ROLES:
