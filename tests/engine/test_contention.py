@@ -14,6 +14,7 @@ from workbench.engine.load import load
 from workbench.executors.contention import MAX_SECONDS, SLOW_STEPS, SLOWER, Contention, StepThreads, after_step
 from workbench.executors.mlir import MlirStep
 from workbench.executors.reference import CacheLayout, single_decode_step
+from workbench.executors.thread_waiting import ThreadWaiting
 from workbench.executors.token_parallel import TokenParallelExecutor
 from workbench.request import Request, SamplingParameters
 from workbench.trace.events import ThreadsChanged
@@ -100,14 +101,6 @@ class Times:
         self.now += self.alone if threads == 1 else self.together
 
 
-@pytest.fixture
-def two_threads() -> Iterable[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
-
-
 def test_changes_are_reported_with_their_reason(two_threads: None) -> None:
     changes: list[tuple[int, str]] = []
     times = Times(0.001, 0.09)
@@ -190,6 +183,7 @@ def test_a_change_is_a_row_of_the_record_and_no_decision_of_the_scheduler() -> N
 @needs_mlir
 def test_the_runner_tells_its_listener(two_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder()
+    monkeypatch.setattr("workbench.engine.runner.THREADS", ThreadWaiting(dict))  # it would tell of a busy machine
     runner = load("shape:tiny", backend="mlir", listener=recorder.record)
     real = after_step
     made_up = lambda state, _: real(state, 1e-4 if state.single_threaded else 0.09)  # noqa: E731

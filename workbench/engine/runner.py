@@ -347,7 +347,9 @@ class Runner(Displayable):
             self.tracker.compiling.wait(MAX_IDLE_SECONDS)
         with self.step_lock.acquire() as interrupts:
             self.tracker.submit_compiled()
-            with THREADS.step(lambda why: self._thread_changes.append((torch.get_num_threads(), why))):
+            with THREADS.step(
+                self.model.device, lambda why: self._thread_changes.append((torch.get_num_threads(), why))
+            ):
                 self._step(queue, interrupts)
 
     def wait_for_grammars(self) -> None:

@@ -245,7 +245,7 @@ def tasks_of(
         number, values, mode, only_largest = content
         if number not in executors:
             executors[number] = RankExecutor(model(), stores[number])
-        with THREADS.step():
+        with THREADS.step(model().device):
             executors[number].compute(from_arrays(values, model().device), mode, only_largest)
 
     return {
