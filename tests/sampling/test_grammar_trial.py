@@ -101,6 +101,7 @@ def test_a_child_that_something_else_ended_is_replaced_and_nothing_is_refused() 
     others = children()
     with DyingTrial({"bytes": byte_level()}) as opened:
         opened.start()
+        until(lambda: children() - others)  # a child that has just begun has no command line yet
         (first,) = children() - others
         os.kill(first, signal.SIGKILL)
         assert not ask(opened, SOUND[0])
