@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo lab docs test test-thorough lint clean
+.PHONY: demo lab docs test test-tiers test-thorough lint clean
 
 demo: .venv/core
 	@$(BIN)/workbench run experiments/first_light.yaml
@@ -14,22 +14,27 @@ lab: .venv/lab
 docs: .venv/docs
 	@$(BIN)/python -m tools.site
 
-# Run the suite in processes of one thread each: three on two cores, as the one with the browser waits half of its time.
-# Each has the tests of neighbouring files, which share what is compiled; one that is done takes over another's last.
-# Where the machine has more than AVX2, run the tests of this package's code for it again with everything limited to AVX2.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
+# The suite, in processes of one thread each, one a core: each has the tests of neighbouring files, which share what is
+# compiled; one that is done takes over another's last. tests/README.md tells the tiers that `make test` has one test of.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
+TIERS := browser or ray or processes or interpreter or site or levels
 test: .venv/dev
-	$(PYTEST)
+	$(PYTEST) -m "smoke or not ($(TIERS))"
+
+# What `make test` leaves out: a third process, as the one with the browser waits half of its time. Where the machine has
+# more than AVX2, then the tests of this package's code for it again with everything limited to AVX2.
+test-tiers: .venv/dev
+	$(PYTEST:logical=3) -m "not smoke and ($(TIERS))"
 	@case "$$($(BIN)/python -c "from compiled_kernels.level import main; main()")" in "v3 "*) \
-	echo "once more at v3 (AVX2): $(AT_V3)"; WORKBENCH_LEVEL=v3 $(PYTEST) $(AT_V3);; esac
+	echo "once more at v3 (AVX2): $(AT_V3)"; WORKBENCH_LEVEL=v3 $(PYTEST) -m "not ($(TIERS))" $(AT_V3);; esac
 AT_V3 = $(addprefix tests/compiled_kernels/test_, decode_step.py laws.py layouts.py level.py mlir.py operators.py panels.py \
 	quantized_pages.py) $(addprefix tests/engine/test_, mlir_step.py prefill.py speculation.py)
 
-# Six times as many examples of every law, larger cases, and every numerical test at AVX2: before an issue is ended.
+# Six times as many examples of every law, drawn anew, all cases, and every numerical test at AVX2: before an issue is ended.
 test-thorough: export WORKBENCH_TESTS_THOROUGH = 1
 test-thorough: AT_V3 += $(addprefix tests/compiled_kernels/test_, check.py mlir_backend.py mlir_text.py) $(addprefix tests/engine/test_, compiled.py \
 	kinds.py oracle.py quantized_cache.py autotune.py) tests/model/test_parity.py tests/measure/test_run.py tests/test_cli.py
-test-thorough: test
+test-thorough: test test-tiers
 
 lint: .venv/dev
 	$(BIN)/ruff check . && $(BIN)/pyright --pythonpath $(BIN)/python

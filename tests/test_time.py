@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.patience import MIN_SCALE, limit, scale, until
+from tests.patience import MIN_SCALE, MOST_SECONDS, limit, scale, until
 
 TESTS = Path(__file__).resolve().parent
 CLOCKS = {  # by the module or class that has them
@@ -180,7 +180,7 @@ def test_what_does_not_is_left_alone(source: str) -> None:
 def test_limits_are_generous_and_follow_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert scale() >= MIN_SCALE and limit(3) == 3 * scale()
     monkeypatch.setenv("WORKBENCH_TESTS_SCALE", "70")
-    assert limit(2) == 140
+    assert limit(2) == 140 and limit(100) == MOST_SECONDS < 600
 
 
 def test_waiting_ends_with_the_event_or_with_what_would_bring_it_about() -> None:

@@ -1,4 +1,4 @@
-"""Choose how much is tried: `make test-thorough` has all; `make test` a sixth of the examples, some of slow cases."""
+"""Choose how much is tried: `make test` has a sixth of the examples and fixed rows, `make test-thorough` all."""
 
 from __future__ import annotations
 
@@ -13,8 +13,12 @@ T = TypeVar("T")
 
 THOROUGH = bool(os.environ.get("WORKBENCH_TESTS_THOROUGH"))  # set by `make test-thorough`
 SHARE, FEWEST = 6, 3
-RUN = "PYTEST_XDIST_TESTRUNUID"  # of `make test`, the same in all of its processes
-_alone = f"{random.getrandbits(64):x}"  # of a run in this process alone
+SEED = "WORKBENCH_TESTS_SEED"  # set by conftest, the same in all processes of a run, and printed
+
+
+def run_seed() -> int:
+    """Return the random seed of this run: of what hypothesis draws (but in laws that compile), and of `some`."""
+    return int(os.environ.setdefault(SEED, str(random.getrandbits(32))))
 
 
 def tries(thorough: int) -> int:
@@ -23,30 +27,19 @@ def tries(thorough: int) -> int:
 
 
 def some(cases: Sequence[T], most: int) -> list[T]:
-    """Return `most` of the cases, others in every run; all of them in `make test-thorough`.
-
-    All processes of a run draw the same ones: pytest-xdist wants one list of tests."""
-    draw = random.Random(os.environ.get(RUN, _alone))
-    return list(cases) if THOROUGH else draw.sample(cases, min(most, len(cases)))
-
-
-def how_to_repeat(testrunuid: str | None) -> str:
-    """Return how a run is begun that chooses as this one did, of processes with `testrunuid` or of this one alone."""
-    return f"--testrunuid={testrunuid}" if testrunuid else f"{RUN}={os.environ.get(RUN, _alone)}"
+    """Return `most` of the cases, chosen by the run's random seed; all of them in `make test-thorough`."""
+    return list(cases) if THOROUGH else random.Random(run_seed()).sample(cases, min(most, len(cases)))
 
 
 def left_out(items: Sequence[pytest.Item]) -> set[pytest.Item]:
-    """Return the cases of tests marked `sampled(most)` that this run of `make test` leaves out: others in every run.
-
-    `make test-thorough`, and a file that is run by itself, try all of them."""
+    """Return the cases of tests marked `sampled(most)` that `make test` leaves out: the same in every run, so that what
+    they compile is found in the cache. `make test-thorough` tries all of them, and so does whoever names a test."""
     out: set[pytest.Item] = set()
-    if THOROUGH or RUN not in os.environ:
-        return out
     tests: dict[str, list[pytest.Item]] = {}
     for item in items:
         tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for test, cases in tests.items():
-        if marker := cases[0].get_closest_marker("sampled"):
-            draw = random.Random(f"{os.environ[RUN]} {os.environ.get('WORKBENCH_LEVEL')} {test}")
-            out |= set(cases) - set(draw.sample(cases, min(marker.args[0], len(cases))))
+        if not THOROUGH and (marker := cases[0].get_closest_marker("sampled")):
+            chosen = random.Random(test).sample(cases, min(marker.args[0], len(cases)))
+            out |= set(cases) - set(chosen)
     return out

@@ -1,0 +1,42 @@
+"""What tests compile is kept between runs, outside the checkout: the second run on a machine finds it.
+
+MLIR's artifacts lie under the hash of the module, its passes, the target and the compilers' versions, so a change of
+one kernel is cold for that kernel alone; Inductor keeps its code by graph, settings and torch's version. Everything
+else that the workbench caches, measurements above all, is of one run. `WORKBENCH_TESTS_CACHE` names another folder: an
+empty one makes a cold run, as `.ci/run` does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from platformdirs import user_cache_path
+
+ROOT = Path(__file__).resolve().parents[1]
+KEPT, MOST_BYTES = "WORKBENCH_TESTS_CACHE", 4 << 30
+
+
+def kept_folder() -> Path:
+    """Return the folder of what is kept for these versions of the packages (constraints.txt)."""
+    given = os.environ.get(KEPT)
+    place = Path(given) if given else user_cache_path("inference-workbench") / "tests"
+    return place / hashlib.sha256((ROOT / "constraints.txt").read_bytes()).hexdigest()[:12]
+
+
+def begin_run() -> tempfile.TemporaryDirectory[str]:
+    """Set the environment of this run's caches, for its processes too; return the folder that ends with the run."""
+    kept = kept_folder()
+    if sum(file.stat().st_size for file in kept.rglob("*") if file.is_file()) > MOST_BYTES:
+        shutil.rmtree(kept, ignore_errors=True)  # the next run is cold once
+    for name in ("mlir", "inductor"):
+        (kept / name).mkdir(parents=True, exist_ok=True)
+    own = tempfile.TemporaryDirectory(prefix="workbench-tests-")
+    (Path(own.name) / "mlir").symlink_to(kept / "mlir")
+    os.environ["WORKBENCH_CACHE_DIR"] = own.name
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(kept / "inductor")
+    os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(kept / "hypothesis")  # examples that failed
+    return own
