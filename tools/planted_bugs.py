@@ -4,7 +4,7 @@
     python -m tools.planted_bugs --whole  # the whole suite, up to its first failure
     python -m tools.planted_bugs draft    # those bugs with this word in their description
 
-It takes minutes. `tests/test_planted_bugs.py` holds that every bug still applies.
+It takes minutes. `python -m tools.lint planted_bugs` holds that every bug still applies.
 """
 
 from __future__ import annotations

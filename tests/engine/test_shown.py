@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tests.engine.tiny import layer, model_of, request, runner_of, spec_of
+from tests.helpers.odd_text import ODD
 from tests.test_pixels import read
-from tests.test_shown import ODD
 from workbench.engine.runner import Runner
 from workbench.inspect.attention import LARGEST, MAX_MAPS, Inspection
 from workbench.scheduler.plan import StepPlan
