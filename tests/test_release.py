@@ -91,16 +91,15 @@ def test_init_copies_the_project_and_says_what_is_next(
         said = capsys.readouterr().out
         assert f"cd {folder}" in said and all(command in said for command in NEXT)
         assert sorted(path.name for path in Path(folder).iterdir()) == NAMES
-        for name in NAMES:
-            assert (Path(folder) / name).read_bytes() == (TEMPLATE / name).read_bytes()
+        assert all((Path(folder) / name).read_bytes() == (TEMPLATE / name).read_bytes() for name in NAMES)
     assert sorted(path.name for path in TEMPLATE.iterdir() if path.is_file()) == NAMES
 
 
-@pytest.mark.parametrize("words", [["lab"], ["lab", "--course"]])
-def test_init_overwrites_nothing(words: list[str], project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("option", [[], ["--course"]], ids=str)
+def test_init_overwrites_nothing(option: list[str], project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (project / "mask.py").write_text("mine")
     before = {path: path.read_bytes() for path in project.iterdir()}
-    assert main(["init", *[str(project) if word == "lab" else word for word in words]]) == 2
+    assert main(["init", str(project), *option]) == 2
     error = capsys.readouterr().err
     assert "is not empty (README.md, first.yaml, mask.py, ...); name a new one" in error and error.count("\n") == 1
     assert {path: path.read_bytes() for path in project.iterdir()} == before
@@ -110,15 +109,15 @@ def test_init_overwrites_nothing(words: list[str], project: Path, capsys: pytest
 
 def test_init_brings_the_course_where_it_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", str(tmp_path / "lab"), "--course"]) == 0
-    theirs, ours = notebooks_in(tmp_path / "lab" / "notebooks"), notebooks_in(ROOT / "notebooks")
-    assert [path.name for path in theirs] == [path.name for path in ours] and len(ours) >= 12
-    assert all(mine.read_bytes() == its.read_bytes() for mine, its in zip(theirs, ours, strict=True))
+    folders = (tmp_path / "lab" / "notebooks", ROOT / "notebooks")
+    copied, own = ({path.name: path.read_bytes() for path in notebooks_in(folder)} for folder in folders)
+    assert copied == own and len(own) >= 12
 
 
 def test_the_experiment_and_the_filter_of_the_project(project: Path) -> None:
     experiment = Experiment.from_file(Path("first.yaml"))
-    for name in experiment.variants:
-        assert Experiment.from_yaml(experiment.variant(name).to_yaml()) == experiment.variant(name)
+    variants = [experiment.variant(name) for name in experiment.variants]
+    assert variants and all(Experiment.from_yaml(variant.to_yaml()) == variant for variant in variants)
     check_sampler("sampler.py:TopA", examples=20).raise_if_failed()
     source = (project / "sampler.py").read_text()
     (project / "sampler.py").write_text(source.replace("logits.masked_fill(", "logits.masked_fill_("))
@@ -139,7 +138,4 @@ def test_the_files_of_the_project_use_the_public_api_alone() -> None:
 def test_what_the_project_says_of_itself_is_so() -> None:
     text = (TEMPLATE / "README.md").read_text(encoding="utf-8")
     assert all(f"`{name}`" in text for name in NAMES if name != "README.md")
-    for line in re.findall(r"^(?:workbench|pytest|jupyter)[^#\n]*", text, re.M):
-        words = line.split()
-        if words[0] == "workbench":
-            assert main([words[1], "--help"]) == 0
+    assert all(main([command, "--help"]) == 0 for command in re.findall(r"^workbench (\S+)", text, re.M))

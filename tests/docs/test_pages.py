@@ -65,11 +65,12 @@ def unsaid(outputs: list[str], said: tuple[str, ...]) -> list[str]:
     return [] if re.search(".*?".join(f"(?:{each})" for each in said), "\n".join(outputs), re.S) else list(said)
 
 
+MARKS = {"docs/guide/tensor_parallel.md": pytest.mark.processes}
 RUN = {path: blocks for path, text in pages(ROOT).items() if (blocks := python_of(text))}
 
 
 @pytest.mark.sampled(9)
-@pytest.mark.parametrize("page", RUN)
+@pytest.mark.parametrize("page", [pytest.param(page, marks=MARKS.get(page, ())) for page in RUN])
 def test_python_of_a_page_prints_what_the_page_says(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.docs.conftest import BUILD_SECONDS, Site
 from tools.site.addresses import Page, broken_addresses, fetched
+from tools.site.build import build
 from tools.site.notebooks import read_course
 from tools.site.stage import ROOT, places
 
@@ -17,6 +18,22 @@ pytestmark = pytest.mark.timeout(BUILD_SECONDS)
 
 def test_it_is_built_without_a_warning_or_a_broken_link(site: Site) -> None:
     assert site.problems == ()
+
+
+@pytest.mark.site
+@pytest.mark.smoke
+def test_a_site_of_two_pages_is_built_and_its_broken_links_are_told(tmp_path: Path) -> None:
+    docs = tmp_path / "in" / "docs"
+    docs.mkdir(parents=True)
+    for name in ("conf.py", "_static", "_templates"):
+        (docs / name).symlink_to(ROOT / "docs" / name)
+    (docs / "index.md").write_text("# Front\n\n```{toctree}\na\n```\n\n[gone](gone.md)\n")
+    (docs / "a.md").write_text('# A\n\n[front](index.md)\n\n<a href="none.html">no page</a>\n')
+    assert build(tmp_path / "out", tmp_path / "in") == [
+        "docs/index.md: a link to gone.md, which is not there",
+        "a.html: leads to no file: none.html",
+    ]
+    assert "<h1>A" in (tmp_path / "out" / "html" / "a.html").read_text()
 
 
 def test_no_style_fetches_anything(site: Site) -> None:
