@@ -22,7 +22,7 @@ def test_tokens_of_ended_steps_are_kept(now: int, single_step: bool) -> None:
     instance = Instance(InstanceSpec(times, (KVCacheGroup((0,)),), (40,), (8,), 32, 60), 0, single_step=single_step)
     job = SimulatedRequest(0, "r", Arrival(0.0, 1, OUTPUT), 0, OUTPUT, prompt=(1,), tokens_on_instance=OUTPUT)
     assert instance.submit(job, 0) == "" and instance.start(0) == []
-    while instance.current is not None and instance.current.end < now:
+    while instance.current is not None and instance.current.end <= now:  # as a fleet does
         end = instance.current.end
         instance.finish()
         instance.start(end)
