@@ -11,7 +11,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from tests.calls import calls_of, refusal_of
-from tests.engine.test_structured_output import RUNNERS, ask, result
+from tests.engine.formats import RUNNERS, ask, result
 from workbench.engine.runner import generate
 from workbench.response_format import ResponseFormat
 from workbench.trace.events import Finished

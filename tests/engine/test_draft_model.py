@@ -13,25 +13,17 @@ from hypothesis import strategies as st
 import workbench
 from compiled_kernels import Backend
 from compiled_kernels.level import Level, available_levels, limited_to
-from tests.engine.guesses import drafts, needs_mlir, plain, run_checked, tokens
+from tests.engine.guesses import drafts, model_drafts, needs_mlir, plain, run_checked, tokens
 from tests.engine.tiny import VOCAB, layer, model_of, request, runner_of, spec_of
-from tests.sampling import test_verify as law
+from tests.sampling import exact as law
 from tests.thorough import tries
-from workbench.engine.runner import Runner, generate
+from workbench.engine.runner import generate
 from workbench.executors.select import Backends
 from workbench.request import Request, SamplingParameters, random_token_ids
 from workbench.sampling.samplers import uniform
 from workbench.sampling.verify import NO_DRAFT, Draft
-from workbench.speculative.draft_model import CompiledDraftSteps, DraftModelProposer, _DraftSequence
+from workbench.speculative.draft_model import DraftModelProposer, _DraftSequence
 from workbench.trace.events import Finished, Verified
-
-
-def model_drafts(runner: Runner, several: bool = False, **more) -> DraftModelProposer:
-    call = CompiledDraftSteps(runner.model, runner.store, 5, more.get("confidence_threshold", 0.0)) if several else None
-    return DraftModelProposer(
-        runner.model.spec, runner.executor, runner.kv_cache.manager, runner.scheduler.limits.max_num_batched_tokens,
-        multi_step=call, **more,
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

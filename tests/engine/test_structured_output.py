@@ -21,16 +21,16 @@ from llguidance import LLMatcher
 from pydantic import TypeAdapter
 
 from tests.calls import refusal_of
+from tests.engine.formats import CONTEXT, FORMATS, RUNNERS, TREE, ask, model, result, runner
 from tests.engine.guesses import Guesses, drafts
-from tests.engine.tiny import layer, model_of, runner_of
+from tests.engine.tiny import runner_of
 from tests.patience import limit
 from tests.prompt.samples import byte_level, trained
 from tests.thorough import tries
 from workbench.engine import naive
 from workbench.engine.replay import replay
-from workbench.engine.runner import Runner, generate
+from workbench.engine.runner import generate
 from workbench.errors import WorkbenchError
-from workbench.model.spec import ModelSpec
 from workbench.request import Request, SamplingParameters
 from workbench.response_format import Choices, JSONSchema, Lark, Regex, ResponseFormat
 from workbench.sampling.constraint import Constraint
@@ -47,60 +47,12 @@ from workbench.trace.events import Decoded, Finished
 from workbench.trace.recorder import Recorder
 from workbench.trace.script import StepScript
 
-CONTEXT = 96
-TREE = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 6},
-        "age": {"type": "integer", "minimum": 0, "maximum": 200},
-        "kind": {"enum": ["leaf", "branch", None]},
-        "below": {"type": "array", "items": {"$ref": "#"}, "maxItems": 2},
-    },
-    "required": ["name", "age"],
-    "additionalProperties": False,
-}
-FORMATS: dict[str, ResponseFormat] = {
-    "tree": JSONSchema(json_schema=TREE),
-    "compact": JSONSchema(json_schema=TREE, max_whitespace=0),
-    "any": JSONSchema(json_schema=True),
-    "numbers": JSONSchema(json_schema={"type": "array", "items": {"type": "number"}, "minItems": 2}),
-    "choices": Choices(choices=("yes", "no", "yesterday", "<|end|>", "née 🙂")),
-    "regex": Regex(regex=r"[a-z]{2,} [0-9]{3}(-[^a]*END)?"),  # Rust's \d has digits that Python does not know
-    "lark": Lark(lark='start: e\ne: "(" e ")" | e "+" e | /[0-9]+/'),
-    "control": Lark(lark='start: <|tool|> %json {"type": "object", "required": ["a"]} <|turn|>'),
-}
-
-
 ENDLESS = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
-
-
-def spec_of(eos: tuple[int, ...] = (), vocab: int = 266) -> ModelSpec:
-    return ModelSpec(
-        name="tiny", vocab_size=vocab, hidden_size=8, layers=(layer(), layer()), max_position_embeddings=CONTEXT,
-        tie_word_embeddings=True, eos_token_ids=eos,
-    )  # fmt: skip
-
-
-@cache
-def model(eos: tuple[int, ...] = (), vocab: int = 266, seed: int = 0):
-    return model_of(spec_of(eos, vocab), seed, dtype=torch.float64)
 
 
 @cache
 def grammar(name: str, words: bool = False) -> Grammar:
     return GrammarVocabulary(trained() if words else byte_level()).compile(FORMATS[name])
-
-
-def runner(eos: tuple[int, ...] = (), words: bool = False, **more: Any) -> Runner:
-    tokenizer = trained() if words else byte_level()
-    sizes = {"pages": 120, "max_num_seqs": 8, "max_num_batched_tokens": 64}
-    return runner_of(model(eos, tokenizer.vocab_size + 3), tokenizer=tokenizer, **{**sizes, **more})
-
-
-def ask(name: str, wanted: str | ResponseFormat, most: int = 60, prompt: str = "a = ", **sampling: Any) -> Request:
-    form = FORMATS[wanted] if isinstance(wanted, str) else wanted
-    parameters = SamplingParameters(response_format=form, max_tokens=most, **{"temperature": 0, **sampling})
-    return Request(name, tuple(byte_level().encode(prompt)), parameters)
 
 
 def check_whitespace(text: str, most: int) -> None:
@@ -230,10 +182,6 @@ def alone() -> dict[str, tuple]:
     return {each.request_id: result(generate(runner((1,)), [each]))[each.request_id] for each in ASKED}
 
 
-def result(ends: dict[str, Finished]) -> dict[str, tuple]:
-    return {name: (end.token_ids, end.reason, end.ended_by, end.output_text) for name, end in ends.items()}
-
-
 @pytest.mark.parametrize(
     "settings",
     [
@@ -308,11 +256,6 @@ def test_sampling_is_the_models_distribution_masked_and_renormalized() -> None:
 
 def runner_events(asked: Request, eos: tuple[int, ...]):
     return RUNNERS(eos).stream([asked])
-
-
-@cache
-def RUNNERS(eos: tuple[int, ...]) -> Runner:
-    return runner(eos)
 
 
 def test_logprobs_of_the_model_are_without_the_mask() -> None:
