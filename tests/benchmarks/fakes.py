@@ -12,7 +12,6 @@ import torch
 from benchmarks.peers.agreement import LogitsReference
 from benchmarks.peers.catalog import SCRIPTS, Peer
 from benchmarks.peers.process import run_script
-from tests.benchmarks.fakes import SCRIPT, fake
 from tests.patience import limit
 from workbench.model.shapes import named_shape
 
