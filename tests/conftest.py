@@ -15,12 +15,13 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from tests.browser import lab
+from tests.helpers.ray_cluster import ray_cluster
 from tests.kept_cache import ROOT, begin_run
 from tests.patience import TEST_SECONDS, limit
 from tests.thorough import SEED, left_out, run_seed, tries
 from workbench import progress
 
-__all__ = ["lab"]
+__all__ = ["lab", "ray_cluster"]
 
 TIERS = {  # what `make test` leaves out, but for one test of each that is marked `smoke`, and `.ci/run` does
     "browser": "wants JupyterLab and a Chromium",
