@@ -19,7 +19,6 @@ from pydantic import BaseModel
 from rich.console import Console
 from rich.text import Text
 
-from tests.helpers.odd_text import ODD
 from workbench.claims.claim import Claim, ClaimSource, ClaimTrial, MissingEvidence
 from workbench.claims.ledger import LedgerEntry
 from workbench.display import MAX_TABLE_ROWS, Displayable, Table, format_ranges
@@ -32,6 +31,7 @@ from workbench.settings import non_default_settings
 from workbench.trace.events import Finished
 
 ROOT = Path(__file__).resolve().parents[1]
+ODD = "<script>alert('&amp;')</script>\n\"x\" | ' \x00 ﷽"
 
 
 def cells_of(page: str) -> list[str]:
