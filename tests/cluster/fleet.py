@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-from tests.engine.test_resume import BIAS, KNOWN, Counting
-from tests.engine.test_structured_output import FORMATS, runner
+from tests.engine.formats import FORMATS, runner
+from tests.engine.resumable import BIAS, KNOWN, Counting
 from tests.prompt.samples import byte_level
 from workbench.cluster.replica import PageCounts, Report
 from workbench.engine.runner import Runner, generate

@@ -15,7 +15,7 @@ import pytest
 
 from tests.cluster.ends import end_of
 from tests.cluster.pool_threads import StartThreads
-from tests.engine.test_handover import WINDOWS
+from tests.engine.handovers import WINDOWS
 from tests.engine.tiny import finals, model_of, request, runner_of, spec_of
 from tests.helpers.processes import PIPE, start_python
 from tests.patience import limit, until

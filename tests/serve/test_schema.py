@@ -11,7 +11,9 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, assume, given, settings
 from schemathesis import checks
+from schemathesis.core.errors import InvalidSchema
 from schemathesis.core.failures import FailureGroup
+from schemathesis.specs.openapi import negative
 
 import workbench
 from tests.patience import limit
@@ -78,6 +80,9 @@ def describe() -> Any:
                     fields["model"] = {"type": "string", "enum": [MODEL]}
     return schemathesis.openapi.from_dict(document)
 
+
+# A mutation from which schemathesis 4.32 finds that nothing can be drawn ends its test; like others it is to be declined.
+negative.DECLINED += (InvalidSchema,)
 
 schema = describe()
 
