@@ -54,7 +54,7 @@ How = Literal["assertion", "limit", "crash", "not caught"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What caught a bug: the test, the exception that it ended with, and the CPU seconds until then."""
+    """The test that caught a bug, the exception that it ended with, and the CPU seconds until then."""
 
     breaks: str
     how: How
