@@ -4,7 +4,6 @@ import json
 import math
 import os
 import secrets
-import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -178,12 +177,6 @@ def test_damaged_contents_are_reported_when_read(tmp_path):
         _ = record.summary
     with pytest.raises(WorkbenchError, match="tokens.parquet is damaged"):
         _ = record.tokens
-
-
-def test_a_copied_folder_opens_elsewhere(tmp_path):
-    path = write_run(tmp_path / "here", small_recorder())
-    shutil.copytree(path, tmp_path / "there")
-    Record.open(tmp_path / "there").verify()
 
 
 def test_no_folder_is_shared_even_when_names_collide(tmp_path, monkeypatch):
