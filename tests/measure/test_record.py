@@ -287,6 +287,7 @@ def test_a_run_killed_before_any_file_operation_is_never_complete_and_damaged(tm
     assert fates[count // 2] == ["incomplete"]
 
 
+@pytest.mark.processes
 def test_runs_killed_at_random_moments_are_never_complete_and_damaged(tmp_path):
     run_and_kill("random", str(tmp_path), "30")
     fates = judged(tmp_path)

@@ -117,6 +117,7 @@ def test_a_run_is_recorded_and_a_quick_look_is_not(zoo: Path, capsys: Output, mo
     assert "every record is of the entry as it is" in capsys.readouterr().out
 
 
+@pytest.mark.processes
 def test_several_are_measured_in_processes_of_their_own(zoo: Path, capsys: Output) -> None:
     """One of them fails in its process; the other is measured all the same."""
     changes = {"kind": "schedule", "rule": '"fairness >= 0.5"'}
