@@ -25,7 +25,6 @@ from workbench.executors.select import Backends
 from workbench.model.transformer import Transformer
 from workbench.request import CustomPart, Request, SamplingParameters
 from workbench.sampling.filters import History
-from workbench.speculative.proposers import PromptLookupProposer, Speculator
 from workbench.trace.events import Finished
 
 
@@ -83,15 +82,11 @@ def test_they_are_those_of_the_model_that_ends_there(prompts: list, chunk: int, 
     assert len(noted.seen) >= max(each[2] for each in prompts)
 
 
-def test_the_filter_decides_and_speculation_changes_nothing() -> None:
+def test_the_filter_decides_by_the_equation() -> None:
     with temporarily_registered(minus) as path:
         requests = [with_filter(request(f"r{i}", 5, 20), path) for i in range(3)]
         alone = generate(runner_of(MODEL), requests)
-        drafts = Speculator(PromptLookupProposer(1, 3), 3, 48, "fixed", "rejection")
-        runner = runner_of(MODEL, speculator=drafts)
-        together = generate(runner, requests)
     plain = generate(runner_of(MODEL), [request(f"r{i}", 5, 20) for i in range(3)])
-    assert {k: v.token_ids for k, v in alone.items()} == {k: v.token_ids for k, v in together.items()}
     assert {k: v.token_ids for k, v in alone.items()} != {k: v.token_ids for k, v in plain.items()}
     for number in range(3):  # by the equation, token by token
         ids, found = list(requests[number].prompt_ids), []

@@ -57,7 +57,7 @@ BEST = "must return the best of 2 branches"
         ("filter", combiner(lambda logits, histories, early: raises(), 1), "error", "ZeroDivisionError"),
         ("filter", combiner(lambda logits, histories, early: logits, 1, 2), "refused",
          "layers (1, 2); the model has 2: give 0 to 1"),
-        ("filter", combiner(lambda logits, histories, early: logits), "refused", "must be a tuple of numbers of layers"),
+        ("filter", combiner(lambda logits, histories, early: logits), "refused", "must be a tuple of numbers"),
     ],
 )  # fmt: skip
 def test_its_request_ends_with_the_reason_and_no_other(use: str, part: object, reason: str, words: str) -> None:
