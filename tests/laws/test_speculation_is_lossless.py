@@ -106,8 +106,8 @@ def test_every_row_equals_oracle_whatever_is_proposed(
     spec: ModelSpec, seed, most, cache, prefix, pages, right, policy, mode, budget, length, own
 ) -> None:
     """Windows, packed caches, reuse of prefixes, pages that run out, every policy with little patience, budgets that
-    cut prompts and drafts, filters of early layers: every row is the oracle's, or that of a run without drafts where the
-    cache is packed, and no page is left over."""
+    cut prompts and drafts, filters of early layers: every row is the oracle's, or that of a run without drafts where
+    the cache is packed, and no page is left over."""
     if cache is not None and any(kind.attention.head_dim % 8 for kind in spec.layers):
         cache = None
     size = 8 if cache else 4
