@@ -16,8 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.at_rest import at_rest
-from tests.engine.interrupted import OURS, lines_of
-from tests.engine.kinds_of_runner import KINDS
+from tests.engine.interrupted import KINDS, OURS, lines_of
 from tests.engine.tiny import request
 from tests.patience import limit
 from tests.thorough import tries

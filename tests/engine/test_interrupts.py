@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections import deque
-from functools import partial
+from functools import cache, partial
 
 import pytest
 from hypothesis import given, settings
@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from tests.engine import many_histories
 from tests.engine.history import History
-from tests.engine.interrupted import interrupted, lines_of
-from tests.engine.kinds_of_runner import KINDS
+from tests.engine.interrupted import KINDS, interrupted, lines_of
 from tests.engine.tiny import finals, request
 from tests.thorough import tries
 from workbench.engine import faults as books
@@ -25,7 +24,11 @@ from workbench.trace.events import Event, Finished
 
 MINE = [request("a", 11, 9), request("c", 5, 6, n=3, temperature=1.0, seed=3), request("d", 4, 5, beams=2)]
 OTHER, NEXT = request("b", 14, 16), request("e", 17, 8)
-ALONE = {kind: finals(made(), [OTHER]) | finals(made(), [NEXT]) for kind, made in KINDS.items()}
+
+
+@cache
+def alone(kind: str) -> dict[str, Any]:
+    return finals(KINDS[kind](), [OTHER]) | finals(KINDS[kind](), [NEXT])
 
 
 def mine(runner: Runner) -> None:
@@ -42,8 +45,8 @@ def check(runner: Runner, box: deque[Event], kind: str) -> None:
     while runner.has_unfinished_requests:
         runner.step(box)
     (end,) = (event for event in box if isinstance(event, Finished))
-    assert end.reason == FinishReason.LENGTH and end.token_ids == ALONE[kind]["b"]
-    assert finals(runner, [NEXT])["e"] == ALONE[kind]["e"]
+    assert end.reason == FinishReason.LENGTH and end.token_ids == alone(kind)["b"]
+    assert finals(runner, [NEXT])["e"] == alone(kind)["e"]
     runner.reset_prefix_cache()
     assert all(pool.num_used == 0 and pool.num_free == pool.num_pages for pool in runner.scheduler.pools)
 
