@@ -55,6 +55,7 @@ def test_a_peer_that_hangs_is_ended_with_its_helpers(tmp_path: Path) -> None:
     until(lambda: not _alive(helper))
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's end")
 def test_a_peer_ends_when_its_bench_is_killed(tmp_path: Path) -> None:
     note = tmp_path / "note"
