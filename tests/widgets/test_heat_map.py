@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.helpers.png import read_png
+from tests.helpers.pixels import read_png
 from tests.thorough import tries
 from workbench import svg
 from workbench.pixels import data_uri

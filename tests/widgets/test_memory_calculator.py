@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.published_configs import DEEPSEEK_V3
 from tests.helpers.widgets import controls, marks
-from tests.model.test_memory_report import DEEPSEEK_V3
 from tests.thorough import tries
 from workbench.engine.load import load
 from workbench.kv_cache.format import FORMATS

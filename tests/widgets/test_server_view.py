@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.widgets import marks, root_of, words
-from tests.serve.watch.test_snapshot import log_of
+from tests.serve.watch.logs import log_of
 from tests.thorough import tries
 from tests.trace.histories import recorders
 from workbench.serve.watch.serving_log import ServingLog
