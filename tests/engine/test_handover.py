@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from compiled_kernels import Backend
 from tests.engine.apart import engines_apart
-from tests.engine.test_recurrent import models as recurrent_models
+from tests.engine.recurrent_models import models as recurrent_models
 from tests.engine.tiny import Oracle, finals, layer, model_of, request, runner_of, spec_of
 from tests.patience import until
 from tests.thorough import tries
