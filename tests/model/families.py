@@ -19,7 +19,7 @@ from workbench.testing.family_checkpoints import CONFIGS, FAMILY_CASES, MULTIPLI
 NEEDS_TRANSFORMERS = pytest.mark.skipif(
     find_spec("transformers") is None, reason="transformers is not installed: pip install 'transformers>=5'"
 )
-BOUND = 2e-5  # of the largest logit
+BOUND, LLAMA_BOUND = 2e-5, 3e-6  # of the largest logit
 LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 1000.0}
 LLAMA3 = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -104,7 +104,6 @@ VARIANTS = [
     ("qwen2_moe", {**QWEN_EXPERTS, "use_sliding_window": True, "sliding_window": 7, "max_window_layers": 2,
                    "shared_expert_intermediate_size": 40}),
     ("qwen3_moe", {**QWEN_EXPERTS, "use_sliding_window": True, "sliding_window": 7}),
-    ("ministral", {"sliding_window": None, "head_dim": 16}),
     ("cohere2", {"sliding_window": 7, "sliding_window_pattern": 2}),
     ("ernie4_5", {"head_dim": None}),
     ("gemma3_text", {**GEMMA, "sliding_window_pattern": 2, "rope_parameters": BY_KIND}),
@@ -156,9 +155,9 @@ def logits_of(theirs: Any, ids: Tensor) -> Tensor:
     return theirs(ids[None], use_cache=False).logits[0]
 
 
-def assert_equal(given: Tensor, expected: Tensor) -> None:
+def assert_equal(given: Tensor, expected: Tensor, bound: float = BOUND) -> None:
     assert given.shape == expected.shape
-    assert (given - expected).abs().max() <= BOUND * max(1.0, expected.abs().max().item())
+    assert (given - expected).abs().max() <= bound * max(1.0, expected.abs().max().item())
 
 
 def draw_ids(count: int, seed: int) -> Tensor:

@@ -141,6 +141,11 @@ def test_windows_by_a_pattern_of_letters() -> None:
     assert windows(read("exaone4", sliding_window_pattern="LLLG", layer_types=full)) == [None] * 6
 
 
+def test_a_window_that_is_null_is_none() -> None:
+    """transformers reads such a ministral and fails in its first step."""
+    assert windows(read("ministral", sliding_window=None)) == [None] * 6
+
+
 def test_gemma3_has_two_rotaries() -> None:
     old = read("gemma3_text", rope_theta=1e6, rope_local_base_freq=1e4, rope_scaling={"type": "linear", "factor": 8})
     new = read("gemma3_text", rope_parameters={
