@@ -106,8 +106,8 @@ def test_reasons_keep_names_and_lose_folders() -> None:
 
 
 def test_scripts_of_foreign_tools_never_import_workbench() -> None:
-    from tests.test_imports import imports_of
+    from tools.structure import imported_names
 
     for path in SCRIPTS.glob("*.py"):
-        reaches = [name for name in imports_of(path) if name.split(".")[0] in ("workbench", "compiled_kernels")]
+        reaches = [name for name in imported_names(path) if name.split(".")[0] in ("workbench", "compiled_kernels")]
         assert bool(reaches) == (path.name == "run_workbench.py"), path.name
