@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -38,5 +39,8 @@ def begin_run() -> tempfile.TemporaryDirectory[str]:
     (Path(own.name) / "mlir").symlink_to(kept / "mlir")
     os.environ["WORKBENCH_CACHE_DIR"] = own.name
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(kept / "inductor")
+    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = str(kept / "bytecode")  # of every module, and none beside
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(kept / "hypothesis")  # examples that failed
     return own

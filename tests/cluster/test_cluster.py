@@ -10,18 +10,16 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.cluster.threads import CONFIG, Threads, demo
+from tests.cluster.threads import ASKED, CONFIG, Threads, alone, demo
 from tests.patience import limit, until
 from workbench.cluster.cluster import Cluster
 from workbench.cluster.front import FleetLimits
-from workbench.engine.runner import Runner, generate
+from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.prompt.conversation import Conversation
 from workbench.request import Request
 from workbench.serve.server import serve
 from workbench.trace.events import Decoded, Finished, Moved
-
-ASKED: dict[str, Any] = {"max_tokens": 40, "temperature": 0, "ignore_eos": True}
 
 
 @pytest.fixture
@@ -33,11 +31,6 @@ def launcher() -> Threads:
 def cluster(launcher: Threads) -> Iterator[Cluster]:
     with Cluster(CONFIG, 2, launcher=launcher) as made:
         yield made
-
-
-def alone(text: str) -> Finished:
-    runner = Runner(CONFIG, demo())
-    return next(iter(generate(runner, runner.make_requests(text, dict(ASKED))).values()))
 
 
 def test_a_cluster_streams_as_a_runner(cluster: Cluster) -> None:

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.cluster.pool_threads import StartThreads
+from tests.engine.handovers import FORMATS, WINDOWS, drawn_requests
 from tests.engine.recurrent_models import HYBRID
-from tests.engine.test_handover import FORMATS, WINDOWS, drawn_requests
 from tests.engine.tiny import finals, layer, model_of, request, runner_of, spec_of
 from tests.patience import until
 from tests.thorough import tries

@@ -6,8 +6,6 @@ import itertools
 import os
 import signal
 import socket
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -16,8 +14,9 @@ from typing import Any
 import pytest
 
 from tests.cluster.pool_threads import StartThreads
-from tests.engine.test_handover import WINDOWS
+from tests.engine.handovers import WINDOWS
 from tests.engine.tiny import finals, model_of, request, runner_of, spec_of
+from tests.helpers.processes import PIPE, start_python
 from tests.patience import limit, until
 from workbench.cluster.apart import pool_processes
 from workbench.cluster.apart.page_channel import GlooLink
@@ -276,7 +275,7 @@ def test_the_pages_of_pools_are_known_before_the_first_request(loaded) -> None:
 
 def test_a_process_that_outlives_its_kill_does_not_count_as_dead(monkeypatch) -> None:
     """Its successor would get pages that it may still write to."""
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    child = start_python("-c", "input()", stdin=PIPE)
     fd = os.pidfd_open(child.pid)
     try:
         with monkeypatch.context() as patch:
@@ -288,7 +287,7 @@ def test_a_process_that_outlives_its_kill_does_not_count_as_dead(monkeypatch) ->
         assert child.wait() == -signal.SIGKILL
     finally:
         os.close(fd)
-        child.communicate()
+        child.stdin.close()
 
 
 def test_a_peer_that_says_nothing_ends_the_greeting_and_later_reads_wait() -> None:

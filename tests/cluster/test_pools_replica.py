@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.pool_threads import StartThreads, ThreadProcess
-from tests.cluster.test_cluster import ASKED, alone
-from tests.cluster.threads import CONFIG, demo
+from tests.cluster.threads import ASKED, CONFIG, alone, demo
 from tests.patience import limit, until
 from workbench.cluster.cluster import Cluster
 from workbench.cluster.pools import PrefillDecodePools
@@ -22,6 +21,7 @@ from workbench.serve.server import serve
 from workbench.trace.events import Decoded, Finished, HandedOver, Stepped
 
 
+@pytest.mark.processes
 def test_the_server_answers_from_pools() -> None:
     wanted, heard = alone("def fib(n):"), list[Any]()
     with Cluster(CONFIG, 1, launcher=PoolsLauncher(1, 1)) as cluster:
@@ -34,6 +34,8 @@ def test_the_server_answers_from_pools() -> None:
             )
             with urllib.request.urlopen(asked, timeout=limit(120)) as answer:
                 lines = [line[6:] for line in answer.read().decode().splitlines() if line.startswith("data: {")]
+            with urllib.request.urlopen(f"{server.url}/metrics", timeout=limit(60)) as answer:
+                assert 'vllm:kv_cache_usage_perc{model_name="demo"} 0.0' in answer.read().decode()
         pieces = [json.loads(line) for line in lines]
         assert "".join(each["choices"][0]["text"] for each in pieces if each["choices"]) == wanted.output_text
         assert pieces[-1]["usage"]["completion_tokens"] == len(wanted.token_ids)

@@ -1,4 +1,4 @@
-"""Random tiny models with recurrent layers."""
+"""Models with recurrent layers."""
 
 from __future__ import annotations
 

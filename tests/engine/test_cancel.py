@@ -14,9 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engine.interrupted import OURS, lines_of
-from tests.engine.test_faults import at_rest
-from tests.engine.test_interrupts import KINDS
+from tests.engine.at_rest import at_rest
+from tests.engine.interrupted import KINDS, OURS, lines_of
 from tests.engine.tiny import request
 from tests.patience import limit
 from tests.thorough import tries

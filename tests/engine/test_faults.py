@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.engine.at_rest import at_rest
 from tests.engine.tiny import finals, layer, model_of, request, runner_of, spec_of
 from tests.thorough import tries
 from workbench.engine.runner import Runner, generate
@@ -52,16 +53,6 @@ def failing(runner: Runner, fails, error: Exception) -> None:
         return forward(plan)
 
     runner.executor.forward = computed  # type: ignore[method-assign]
-
-
-def at_rest(runner: Runner) -> None:
-    scheduler = runner.scheduler
-    assert not runner.has_unfinished_requests and scheduler.pages_in_use == 0 and not scheduler._queue.by_id
-    assert not runner.tracker.sequences and not runner.tracker.sampler._states
-    for pool in scheduler.pools:
-        assert pool.num_free + len(pool.evictable) == pool.num_pages
-    runner.reset_prefix_cache()
-    assert all(pool.num_free == pool.num_pages for pool in scheduler.pools)
 
 
 def test_an_allocation_that_fails_ends_who_asks_for_it() -> None:

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from tests.engine.formats import CONTEXT, FORMATS, runner
 from tests.engine.guesses import Guesses, drafts
-from tests.engine.test_structured_output import CONTEXT, FORMATS, runner
+from tests.engine.resumable import BIAS, KNOWN
 from tests.prompt.samples import byte_level
 from tests.thorough import tries
 from workbench.engine.resume import resumed_sample
@@ -19,7 +20,6 @@ from workbench.engine.runner import Runner, generate
 from workbench.errors import WorkbenchError
 from workbench.request import CustomPart, Request, SamplingParameters
 from workbench.response_format import Choices, Thinking
-from workbench.sampling.samplers import RandomSampler
 from workbench.trace.events import Decoded, Event, Finished, Prefilled, Submitted
 
 CONTROLS = byte_level().special_token_ids
@@ -49,13 +49,6 @@ def end_of(events: list[Event], sample: int = 0) -> Finished:
 
 def claims(end: Finished) -> dict[str, Any]:
     return {name: getattr(end, name) for name in CLAIMS} | {"text": end.text}
-
-
-# Bytes that are often drawn, so that stop strings are met, and cross the seam; and the two halves of characters.
-KNOWN = {
-    byte_level().vocab_size + number: -100.0 for number in range(3)
-}  # the model has them, the tokenizer lacks them
-BIAS = {id: 6.0 for id in byte_level().encode("abé🙂")} | KNOWN
 
 
 @st.composite
@@ -182,22 +175,12 @@ def test_log_probabilities_of_the_prompt_are_not_emitted_again() -> None:
     assert not any(each.logprobs for each in rest if isinstance(each, Prefilled))
 
 
-class Counting:
-    """A user's sampler whose state is how many tokens there were."""
-
-    def start(self) -> int:
-        return 0
-
-    def choose(self, logits, uniform: float, state: int) -> tuple[int, int]:
-        return RandomSampler().choose(logits, uniform)[0], state + 1
-
-
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
         ({"beams": 2, "n": 2, "temperature": 1.0}, "beams cannot be resumed"),
         ({"best_of": 3}, "best_of > n cannot be resumed"),
-        ({"sampler": CustomPart(path=f"{__name__}:Counting")}, "Counting cannot be resumed"),
+        ({"sampler": CustomPart(path="tests.engine.resumable:Counting")}, "Counting cannot be resumed"),
         ({"n": 2}, "resume each sample alone"),
         ({"stop_token_ids": (8,)}, "goes on after its end (stop_token, 1 tokens)"),
         ({"max_tokens": 1}, "goes on after its end (max_tokens, 1 tokens)"),

@@ -16,6 +16,7 @@ import httpx
 import openai
 import pytest
 
+from tests.gateway.calls import Json
 from tests.patience import limit, until
 from workbench.economics.prices import load_prices
 from workbench.engine.load import load
@@ -184,7 +185,7 @@ def test_the_accounts_are_those_of_the_traces(
 
     monkeypatch.setattr(server.service, "_open", fail_some)
 
-    def body_of(number: int, kind: str) -> dict[str, Any]:
+    def body_of(number: int, kind: str) -> Json:
         words = {"same": "the same", "moderated": f"weather {number}", "failed": f"{number} must fail"}
         messages = [{"role": "user", "content": words.get(kind, f"number {number}")}]
         tokens = 5 if kind == "same" else 1 + 7 * number % 30
@@ -248,7 +249,7 @@ def test_the_accounts_are_those_of_the_traces(
     assert {each.call.dialect for each in traces.values()} >= {"openai.chat", "anthropic.messages", "openai.embeddings"}
 
 
-def _batch(server: Server, key: str, bodies: list[dict[str, Any]]) -> int:
+def _batch(server: Server, key: str, bodies: list[Json]) -> int:
     """Run a batch; return how many of its calls were admitted: all but the one that is moderated."""
     lines = [
         json.dumps({"custom_id": str(number), "method": "POST", "url": "/v1/chat/completions", "body": body})

@@ -12,6 +12,7 @@ import httpx
 import openai
 import pytest
 
+from tests.gateway.calls import Json
 from tests.patience import limit, until
 from workbench.engine.load import load
 from workbench.engine.runner import Runner
@@ -20,7 +21,7 @@ from workbench.serve.server import Server, serve
 
 MODEL, OTHER = "demo-chat", "another"
 QUESTION: list[Any] = [{"role": "user", "content": "hi"}]
-TOKENIZED: dict[str, dict[str, Any]] = {
+TOKENIZED: dict[str, Json] = {
     "/tokenize": {"prompt": "word " * 500},
     "/detokenize": {"tokens": [5] * 500},
     "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "word " * 500}]},
@@ -117,7 +118,7 @@ def test_a_response_is_its_tenants_alone(alice: Tenant, bob: Tenant) -> None:
     ],
 )
 def test_a_trace_is_its_tenants_and_the_administrators(
-    server: Server, gateway: Gateway, alice: Tenant, bob: Tenant, path: str, body: dict[str, Any]
+    server: Server, gateway: Gateway, alice: Tenant, bob: Tenant, path: str, body: Json
 ) -> None:
     answer = alice.post(path, model=MODEL, **body)
     assert answer.status_code == 200, answer.text

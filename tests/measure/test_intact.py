@@ -21,8 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.measure.runs import small_recorder, write_note, write_run
-from tests.measure.test_record import run_and_kill
+from tests.measure.runs import run_and_kill, small_recorder, write_note, write_run
 from tests.thorough import tries
 from workbench.errors import WorkbenchError
 from workbench.runs import process as alive
@@ -249,7 +248,7 @@ def test_a_record_killed_before_any_file_operation_is_whole_or_absent(tmp_path: 
 
 
 def test_a_judge_that_fails_loses_no_measurement(tmp_path: Path) -> None:
-    from tests.measure.test_compare_variants import PREFIX
+    from tests.measure.runs import PREFIX
     from workbench.experiment.experiment import Experiment
     from workbench.experiment.variants import VariantResults
     from workbench.measure import compare_variants as comparison

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.measure.runs import small_recorder, write_run
+from tests.measure.runs import run_and_kill, small_recorder, write_run
 from tests.thorough import tries
 from tests.trace.histories import recorders
 from workbench.errors import WorkbenchError
@@ -282,12 +282,6 @@ def _read_all(record: Record) -> None:
         record.read_table(file.name)
     for file in record.path.glob("[!.]*.json"):
         record.read_json(file.name)
-
-
-def run_and_kill(*arguments: str) -> str:
-    command = [sys.executable, "-m", "tests.measure.runs", *arguments]
-    root = Path(__file__).parents[2]
-    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=root).stdout
 
 
 def test_a_run_killed_before_any_file_operation_is_never_complete_and_damaged(tmp_path):

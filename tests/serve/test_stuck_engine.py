@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import signal
 import socket
-import subprocess
-import sys
 import threading
 
 import httpx
 import pytest
 
 import workbench
+from tests.helpers.processes import PIPE, start_python
 from tests.patience import limit, until
 from tests.serve.serving import RecordingGate, connect, events_of, held_steps, pages_used, post, read_until
 from workbench.engine.load import load
@@ -124,9 +123,9 @@ def test_another_model_answers_for_one_whose_step_does_not_end(chat_runner: Runn
         until(lambda: not server.service.runs)
 
 
+@pytest.mark.processes
 def test_a_process_ends_by_sigterm_though_a_step_does_not_end() -> None:
-    with subprocess.Popen([sys.executable, "-c", HANGING_SERVER], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
+    with start_python("-c", HANGING_SERVER, stdout=PIPE) as process:
         port = int(process.stdout.readline())
         body = {"model": "demo-draft", "prompt": "def f", "max_tokens": 4}
         connection = connect_when_ready(port)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tests.serve.watch.test_snapshot import log_of
+from tests.serve.watch.logs import log_of
 from tests.thorough import tries
 from tests.trace.histories import recorders
 from workbench.errors import WorkbenchError

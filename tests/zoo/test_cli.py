@@ -9,7 +9,7 @@ import pytest
 
 import workbench
 from tests.zoo import made
-from tests.zoo.test_measure import record_of
+from tests.zoo.made import record_of
 from workbench.cli import main
 from workbench.errors import WorkbenchError
 from workbench.experiment.experiment import Experiment
