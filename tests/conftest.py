@@ -95,7 +95,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A run leaves no file in the checkout. Beside a run by hand somebody may write one; in CI there is nobody."""
+    """A run leaves no file in the checkout. Beside a run by hand an editor may write one; in CI none does."""
     before = session.config.stash.get(_FILES, None)
     if before is not None and (left := _files() - before):
         session.config.stash[_LEFT] = sorted(left)

@@ -10,10 +10,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pytest
+from tools.lint.tree import ROOT, line_of, texts
 
-ROOT = Path(__file__).resolve().parents[1]
 RECORDS = ROOT / "experiments" / "records"
+# Settings, made from code: nothing is measured; and simulated figures, which tools/lint/scale.py holds.
+UNMEASURED = ("docs/reference/", "docs/scale.md")
 NAMED = re.compile(r"[a-z][\w.]*(?:-[\w.]+)*?-\d{8}-\d{6}(?:-\d+)?(?=[^-\w]|$)")
 NUMBER = r"(?<![\w.,-])\d{1,3}(?:,\d{3})+(?:\.\d+)?|(?<![\w.,-])\d+(?:\.\d+)?"
 UNIT = (
@@ -22,6 +23,39 @@ UNIT = (
 MEASURED = re.compile(rf"({NUMBER})(?:\s?(?:{UNIT})(?![\w/])|\s(?:of\s[A-Z]|output tokens/s))")
 PRECISE = re.compile(rf"({NUMBER})")
 SCALES = [10.0**power for power in (-9, -6, -3, 0, 2, 3, 6)]  # of units: GB of bytes, %, ms of seconds, ...
+
+
+def faults(root: Path = ROOT) -> Iterator[str]:
+    """Yield figures without a record, and records that are absent or do not hold the figure."""
+    for path, text in texts(root).items():
+        if path.startswith("notebooks/") and path.endswith(".py"):
+            prose = prose_of(text)
+        elif path == "README.md" or (path.startswith("docs/") and path.endswith(".md")):
+            prose = text
+        else:
+            continue
+        if not path.startswith(UNMEASURED):
+            yield from (f"{path}:{line_of(text, where)}: {fault}" for where, fault in _faults(prose))
+
+
+def _faults(text: str) -> Iterator[tuple[str, str]]:
+    """Yield (a line of the text, the fault)."""
+    for paragraph in paragraphs(text):
+        prose, _, block = paragraph.partition("```")
+        figures = MEASURED.findall(re.sub(r"`[^`]*`", "", prose))
+        if block:
+            figures += [each for each in PRECISE.findall(block) if "." in each or "," in each]
+            figures += MEASURED.findall(block)
+        names = [name for name in NAMED.findall(paragraph) if not name.startswith("runs/") and kept(name)]
+        where = next((line for figure in figures[:1] for line in paragraph.splitlines() if figure in line), "")
+        if figures and not names:
+            yield where, f"{figures[0]}: no record is named; name one of experiments/records beside it"
+        for figure in dict.fromkeys(figures if names else ()):
+            if not any(follows(figure, name) for name in names):
+                yield where, f"{figure}: not in {', '.join(names)}; write what the record holds"
+    for name in re.findall(r"experiments/records/([\w.-]+)\.json", text):
+        if not kept(name):
+            yield name, f"{name}: there is no such record; name one of experiments/records"
 
 
 def paragraphs(text: str) -> Iterator[str]:
@@ -43,17 +77,6 @@ def paragraphs(text: str) -> Iterator[str]:
 def prose_of(notebook: str) -> str:
     cells = re.split(r"^# %%", notebook, flags=re.MULTILINE)
     return "\n\n".join(re.sub(r"^# ?", "", cell, flags=re.MULTILINE) for cell in cells if " [markdown]" in cell[:12])
-
-
-@cache
-def texts() -> dict[str, str]:
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    pages = [page for page in pages if page.parent.name != "reference"]  # settings, made from code: nothing is measured
-    pages.remove(ROOT / "docs" / "scale.md")  # simulated; tests/test_scale_page.py runs its commands and compares
-    found = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in pages}
-    for file in sorted((ROOT / "notebooks").glob("*.py")):
-        found[f"notebooks/{file.name}"] = prose_of(file.read_text(encoding="utf-8"))
-    return found
 
 
 @cache
@@ -96,57 +119,5 @@ def follows(figure: str, name: str) -> bool:
     return any(f"{number * scale:.{digits}f}" == plain for number in numbers for scale in SCALES)
 
 
-def problems(text: str) -> list[str]:
-    """Return the faults of a text: figures without a record, records that are absent or do not hold the figure."""
-    found = []
-    for paragraph in paragraphs(text):
-        prose, fence, block = paragraph.partition("```")
-        figures = MEASURED.findall(re.sub(r"`[^`]*`", "", prose))
-        if block:
-            figures += [each for each in PRECISE.findall(block) if "." in each or "," in each]
-            figures += MEASURED.findall(block)
-        if not figures:
-            continue
-        names = [name for name in NAMED.findall(paragraph) if not name.startswith("runs/") and kept(name)]
-        if not names:
-            found.append(f"{figures[0]}: no record is named beside it: {' '.join(paragraph.split())[:80]}")
-        for figure in dict.fromkeys(figures):
-            if names and not any(follows(figure, name) for name in names):
-                found.append(f"{figure}: not in {', '.join(names)}")
-    for name in re.findall(r"experiments/records/([\w.-]+)\.json", text):
-        if not kept(name):
-            found.append(f"{name}: there is no such record")
-    return found
-
-
 def kept(name: str) -> bool:
     return (RECORDS / f"{name}.json").is_file()
-
-
-@pytest.mark.parametrize("name", texts())
-def test_every_figure_names_its_record(name: str) -> None:
-    assert problems(texts()[name]) == []
-
-
-RECORD = "first_light-20261121-102004"
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("It decodes 1,142 tokens/s here.", "1,142: no record is named"),
-        ("It is 1.38 times as fast.", "1.38: no record is named"),
-        (f"It decodes 1,143 tokens/s (`{RECORD}`).", f"1,143: not in {RECORD}"),
-        (f"It decodes 1,142 tokens/s (`{RECORD}`).", None),
-        (f"It takes 6.79 ms (`experiments/records/{RECORD}.json`).", None),
-        (f"It prints (`{RECORD}`):\n\n```\nTTFT 6.78\n1,064 tokens/s\n```\n", f"6.78: not in {RECORD}"),
-        (f"It prints (`{RECORD}`):\n\n```\nTTFT 6.79\n1,064 tokens/s\n```\n", None),
-        ("It prints:\n\n```\nTTFT 6.79\n1,064 tokens/s\n```\n", "6.79: no record is named"),
-        ("See `experiments/records/none-20260101-000000.json`.", "none-20260101-000000: there is no such record"),
-        (f"See `{RECORD}`.\n\nIt takes 120.15 ms.", "120.15: no record is named"),
-        ("```\nworkbench generate --max-tokens 96 --temperature 0.8\n```\nand four times as much", None),
-    ],
-)
-def test_what_is_wrong_is_found(text: str, message: str | None) -> None:
-    found = problems(text)
-    assert not found if message is None else len(found) == 1 and found[0].startswith(message)
