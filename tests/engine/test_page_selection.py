@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import workbench
 from compiled_kernels import backend_problems
+from tests.engine.page_bounds import Bounds
 from workbench.custom import temporarily_registered
 from workbench.engine import naive
 from workbench.errors import WorkbenchError
@@ -20,17 +19,6 @@ TEXT = (
     "def add(a, b, c, d):\n    return a"
 )
 TOKENS = 24
-
-
-@dataclass(frozen=True)
-class Bounds:
-    keep: int = 2
-    page_size: int = 8
-    first: int = 0
-    summaries = ("min", "max")
-
-    def __call__(self, query: Tensor, low: Tensor, high: Tensor) -> Tensor:
-        return torch.maximum(query * low, query * high)
 
 
 def text_of(backend: str, part: Any, **settings: Any) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.engine.tiny import layer, spec_of
+from tests.helpers.published_configs import DEEPSEEK_V3
 from workbench.memory.report import cache_terms, estimate_memory, parse_bytes, report_for
 from workbench.model.hf.any_config import spec_from_any_config
 from workbench.model.hf.families import config_from_spec
@@ -121,15 +122,6 @@ def test_windows_experts_and_what_lies_inside(tmp_path: Path) -> None:
     assert [kind.attention.sliding_window for kind in spec.layers] == [None, 16] * 3
     spec, _ = spec_from_any_config(written(tmp_path / "o", inner | {"use_sliding_window": False}))
     assert [kind.attention.sliding_window for kind in spec.layers] == [None] * 6
-
-
-DEEPSEEK_V3 = {
-    "model_type": "deepseek_of_tomorrow", "hidden_size": 7168, "num_hidden_layers": 61, "num_attention_heads": 128,
-    "num_key_value_heads": 128, "intermediate_size": 18432, "vocab_size": 129280, "max_position_embeddings": 163840,
-    "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128,
-    "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8, "moe_intermediate_size": 2048,
-    "first_k_dense_replace": 3, "tie_word_embeddings": False,
-}  # fmt: skip
 
 
 def test_latent_attention_and_experts_by_their_fields(tmp_path: Path) -> None:
