@@ -74,7 +74,7 @@ BUGS = (
         "compiled_kernels/quantized_attention/quantize.py",
         "codes.nan_to_num(0.0).round()",
         "codes.nan_to_num(0.0)",
-        ("tests/compiled_kernels/test_quantized_pages.py", "tests/kv_cache/test_quantized.py"),
+        ("tests/kernels/test_quantized_pages.py", "tests/kv_cache/test_quantized.py"),
     ),
     PlantedBug(
         "engine: pages of rejected draft tokens are freed only where one was accepted",
@@ -116,14 +116,14 @@ BUGS = (
         "compiled_kernels/paged_attention/mlir_softmax.py",
         'f"arith.mulf {total}, {factor} : f32"',
         'f"arith.mulf {total}, {total} : f32"',
-        ("tests/compiled_kernels/test_mlir_text.py",),
+        ("tests/kernels/test_agreement.py",),
     ),
     PlantedBug(
         "kernels: the Triton norm divides by its padded width",
         "compiled_kernels/rms_norm/triton.py",
         "axis=0) / width + eps",
         "axis=0) / WIDTH + eps",
-        ("tests/compiled_kernels/test_triton.py",),
+        ("tests/kernels/test_triton.py",),
     ),
     PlantedBug(
         "prompt: a control token that a person spells is read as the template's",
