@@ -73,12 +73,15 @@ def test_every_gap_is_still_open_or_mended(gap: Gap) -> None:
 
 
 # Contexts of several tiles of 16 keys: of one, of one less and one more; fewer parts than tiles, and more.
-LONG = [{"contexts": (15, 16, 17, 90), "spans": (1, 1, 1, 1)}, AT_TILES, {"contexts": (33, 60), "spans": (1, 20)}]
+LONGER = {
+    "paged_attention": [{"contexts": (15, 16, 17, 90), "spans": (1, 1, 1, 1)}, AT_TILES],
+    "quantized_attention": [{"contexts": (60, 16), "spans": (1, 1)}, {"contexts": (24, 17), "spans": (20, 17)}],
+}
 
 
 def in_parts(operator: str) -> list[tuple[Row, int]]:
     """Return an operator's rows, those of attention over long contexts, each with a number of parts."""
-    longer = LONG if operator.endswith("attention") else [{}]
+    longer = LONGER.get(operator, [{}])
     table = list(enumerate(KERNELS[operator].rows()))
     return [(row | longer[number % len(longer)], (1, 2, 3, 8)[number % 4]) for number, row in table]
 
