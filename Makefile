@@ -36,8 +36,9 @@ test-thorough: AT_V3 += $(addprefix tests/kernels/test_, check.py mlir_backend.p
 	kinds.py oracle.py quantized_cache.py autotune.py) tests/model/test_parity.py tests/measure/test_run.py tests/test_cli.py
 test-thorough: test test-tiers
 
+# Style, guards of text, words, figures and pages, and types: the quick ones first.
 lint: .venv/dev
-	$(BIN)/ruff check . && $(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/ruff check . && $(BIN)/python -m tools.lint && $(BIN)/pyright --pythonpath $(BIN)/python
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or newer is needed; make PYTHON=..."'

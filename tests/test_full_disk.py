@@ -9,8 +9,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,10 +21,10 @@ from hypothesis import strategies as st
 
 from tests.engine.poison import MODEL
 from tests.engine.tiny import finals, request, runner_of
+from tests.helpers.processes import python
 from tests.measure.runs import small_recorder
-from tests.offline.batches import LINES, written
+from tests.offline.batches import LINES, whole, written
 from tests.offline.batches import run as run_lines
-from tests.offline.test_resume import whole
 from tests.thorough import tries
 from workbench.claims.ledger import LedgerEntry, write_ledger
 from workbench.engine.runner import Runner
@@ -186,8 +184,6 @@ def test_a_disk_that_fills_up_under_an_offload_file_fails_preempted_requests(
 def test_output_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps({"environment": {}, "summary": {}, "question": "q"}))
     with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "workbench", "runs", str(tmp_path)], stdout=full, stderr=subprocess.PIPE, text=True
-        )
+        done = python("-m", "workbench", "runs", tmp_path, stdout=full)
     message = "output: cannot be written (No space left on device); make room there, and run it again\n"
     assert done.returncode == 2 and done.stderr.endswith(message) and done.stderr.count("\n") == 1

@@ -3,39 +3,20 @@
 from __future__ import annotations
 
 import base64
-import struct
-import zlib
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.helpers.pixels import read
 from workbench.pixels import colorize, data_uri, max_pool, png, upscale
-
-
-def read(data: bytes) -> np.ndarray:
-    """A PNG file as pixels, each chunk's checksum looked at."""
-    assert data[:8] == b"\x89PNG\r\n\x1a\n"
-    chunks, at = {}, 8
-    while at < len(data):
-        (size,), name = struct.unpack(">I", data[at : at + 4]), data[at + 4 : at + 8]
-        chunks[name] = data[at + 8 : at + 8 + size]
-        assert struct.unpack(">I", data[at + 8 + size : at + 12 + size])[0] == zlib.crc32(name + chunks[name])
-        at += 12 + size
-    assert list(chunks) == [b"IHDR", b"IDAT", b"IEND"]
-    columns, rows, *kind = struct.unpack(">IIBBBBB", chunks[b"IHDR"])
-    assert kind == [8, 2, 0, 0, 0]
-    lines = np.frombuffer(zlib.decompress(chunks[b"IDAT"]), np.uint8).reshape(rows, 1 + 3 * columns)
-    assert not lines[:, 0].any()
-    return lines[:, 1:].reshape(rows, columns, 3)
 
 
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 4), st.integers(1, 4), st.integers(0, 99))
 def test_a_file_holds_its_pixels(rows: int, columns: int, down: int, across: int, seed: int) -> None:
     image = np.random.default_rng(seed).integers(0, 256, (rows, columns, 3), np.uint8)
-    large = upscale(image, down, across)
-    assert np.array_equal(read(png(large))[::down, ::across], image)
-    assert read(png(large)).shape == (rows * down, columns * across, 3)
+    large = read(png(upscale(image, down, across)))
+    assert large.shape == (rows * down, columns * across, 3) and np.array_equal(large[::down, ::across], image)
     head, _, body = data_uri(image).partition(",")
     assert head == "data:image/png;base64" and np.array_equal(read(base64.b64decode(body)), image)
 

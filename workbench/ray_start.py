@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 SECONDS_EACH = 20  # of the machine, that count as one of Ray's 30 for a node's start: it has no setting for them
@@ -28,11 +30,18 @@ def import_ray() -> Any:
 
 def start_ray(ray: Any, **options: Any) -> None:
     """Call `ray.init` with these options; a node may take `SECONDS_EACH` times as long to start as Ray waits."""
+    with slow_start():
+        ray.init(**options)
+
+
+@contextmanager
+def slow_start() -> Iterator[None]:
+    """Give a node that this process starts meanwhile `SECONDS_EACH` times as long as Ray waits for it."""
     from ray._private import node
 
     node.time = _SlowClock()
     try:
-        ray.init(**options)
+        yield
     finally:
         node.time = time
 

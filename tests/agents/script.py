@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -17,6 +18,7 @@ from workbench.model.spec import ModelSpec
 from workbench.request import CustomPart
 from workbench.sampling.filters import History
 
+Json = dict[str, Any]
 CONTROLS = byte_level().special_token_ids
 _SCRIPTS: dict[str, list[list[int]]] = {}
 _NAMES = itertools.count()
@@ -41,7 +43,7 @@ class Scripted:
         return left
 
 
-def script(*answers: str) -> dict[str, Any]:
+def script(*answers: str) -> Json:
     """Return sampling parameters under which a model gives these answers, control tokens by name."""
     name = f"script-{next(_NAMES)}"
     _SCRIPTS[name] = [byte_level().encode(each, special=True) for each in answers]
@@ -61,3 +63,22 @@ def model(context: int = 4096, seed: int = 0):
 def runner(context: int = 4096, **settings: Any) -> Runner:
     sizes = {"prefix": "radix", "pages": 2 * context // 4, "max_num_batched_tokens": 512}
     return runner_of(model(context), tokenizer=byte_level(), **{**sizes, **settings})
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+def say() -> None:
+    """Print."""
+    print("printed words")
+
+
+def call(name: str, /, **arguments: Any) -> str:
+    return "<|tool|>" + json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+
+
+def pages_in_use(runner: Runner) -> int:
+    """Return pages that a sequence holds; those that the prefix cache alone keeps are not among them."""
+    return sum(pool.num_used for pool in runner.kv_cache.manager.pools)

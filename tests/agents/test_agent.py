@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import workbench
-from tests.agents.script import CONTROLS, runner, script
+from tests.agents.script import CONTROLS, add, call, pages_in_use, runner, say, script
 from tests.patience import limit
 from workbench.agents.calls import call_tool, cut
 from workbench.agents.result import STOP_REASONS, AgentResult
@@ -34,11 +34,6 @@ from workbench.trace.agent_events import (
 from workbench.trace.events import Event
 
 FREE = threading.Event()
-
-
-def add(a: int, b: int) -> int:
-    """Add two numbers."""
-    return a + b
 
 
 def shout(text: str) -> str:
@@ -72,11 +67,6 @@ def leave() -> None:
     sys.exit(3)
 
 
-def say() -> None:
-    """Print."""
-    print("printed words")
-
-
 def say_and_return() -> str:
     """Print, and return."""
     print("beside")
@@ -97,17 +87,8 @@ TOOLS = [add, shout, fail, hang, flood, odd, leave, say, say_and_return, nest, s
 CLIENT = Tool(name="ask", description="Ask the user.", parameters={"type": "object", "properties": {}})
 
 
-def call(name: str, /, **arguments: Any) -> str:
-    return "<|tool|>" + json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
-
-
 def run(*answers: str, question: Any = "q", tools: Any = TOOLS, on: Runner | None = None, **more: Any) -> AgentResult:
     return workbench.agent(on or runner(), tools, **{**script(*answers), **more}).run(question)
-
-
-def pages_in_use(runner: Runner) -> int:
-    """Return pages that a sequence holds; those that the prefix cache alone keeps are not among them."""
-    return sum(pool.num_used for pool in runner.kv_cache.manager.pools)
 
 
 def test_rounds_until_an_answer() -> None:

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 import workbench
-from tests.agents.script import runner, script
-from tests.agents.test_agent import add, pages_in_use
+from tests.agents.script import Json, add, pages_in_use, runner, script
 from tests.calls import refusal_of
 from workbench.engine.runner import Runner
 from workbench.prompt.conversation import Conversation
@@ -24,27 +23,27 @@ MAX_CALLS = 100_000  # of this thread, with the steps of the other request
 LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}"
 
 
-def messages(*last: dict[str, Any]) -> Any:
+def messages(*last: Json) -> Any:
     return lambda: Conversation.from_messages([{"role": "user", "content": "q"}, *last])
 
 
-def tool(schema: dict[str, Any]) -> dict[str, Any]:
+def tool(schema: Json) -> Json:
     return {"tools": [{"name": "f", "parameters": {"type": "object", "properties": {"x": schema}, "required": ["x"]}}]}
 
 
-def deep(levels: int) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def deep(levels: int) -> Json:
+    found: Json = {}
     for _ in range(levels):
         found = {"type": "object", "properties": {"x": found}}
     return found
 
 
-def schema_form(schema: dict[str, Any]) -> dict[str, Any]:
+def schema_form(schema: Json) -> Json:
     return {"response_format": {"kind": "json_schema", "json_schema": schema}}
 
 
 ENDLESS = "a{1000000000}"
-BAD: dict[str, tuple[dict[str, Any], Any, str]] = {
+BAD: dict[str, tuple[Json, Any, str]] = {
     "no schema": ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "q", "tool 'f': has no schema"),
     "one name": ({"tools": [add, add]}, "q", "two tools are named 'add'"),
     "a result without a call": ({}, messages({"role": "tool", "content": "1"}), "turns.1: a tool's result without a"),

@@ -12,8 +12,7 @@ from tokenizers import AddedToken
 
 import workbench
 from experiments import demo_tokenizer
-from tests.agents.script import runner, script
-from tests.agents.test_agent import add, call, pages_in_use, say
+from tests.agents.script import Json, add, call, pages_in_use, runner, say, script
 from tests.engine.tiny import layer, model_of, runner_of
 from tests.prompt import model_templates
 from workbench.agents.arguments import find_fault
@@ -211,7 +210,7 @@ TWO_CALLS = [
 
 
 @pytest.mark.parametrize(("values", "count"), TWO_CALLS)
-def test_a_model_that_calls_twice_is_held_to_the_choice(values: dict[str, Any], count: int) -> None:
+def test_a_model_that_calls_twice_is_held_to_the_choice(values: Json, count: int) -> None:
     twice = 2 * call("add", a=1, b=2)
     done = workbench.agent(runner(), [pick, add], limits={"rounds": 1}, **script(twice), **values).run("q")
     assert [each.name for each in done.rounds[0].calls] == count * ["add"]
@@ -221,7 +220,7 @@ def test_a_choice_that_needs_a_grammar_is_refused_where_none_can_be_compiled(mon
     on = runner()
     monkeypatch.setattr(on.tokenizer, "byte_rule", None)
     assert workbench.agent(on, [add], **script("a")).run("q").answer == "a"
-    refused: list[dict[str, Any]] = [{"tool_choice": "none"}, {"parallel_tool_calls": False}, {"tool_choice": "add"}]
+    refused: list[Json] = [{"tool_choice": "none"}, {"parallel_tool_calls": False}, {"tool_choice": "add"}]
     for values in refused:
         with pytest.raises(WorkbenchError, match="a grammar needs"):
             workbench.agent(on, [add], **script("a"), **values).run("q")

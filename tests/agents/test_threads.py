@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 
 import workbench
-from tests.agents.script import runner, script
-from tests.agents.test_agent import add, call, pages_in_use
-from tests.patience import limit, until
+from tests.agents.script import add, call, pages_in_use, runner, script
+from tests.helpers.processes import python
+from tests.patience import until
 from workbench.agents.result import AgentResult
 from workbench.engine.runner_thread import RunnerThread
 from workbench.trace.agent_events import AgentEvent
@@ -57,5 +55,5 @@ def test_agents_share_a_runner_through_its_owner() -> None:
 
 
 def test_a_tool_that_never_ends_does_not_keep_the_interpreter() -> None:
-    done = subprocess.run([sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=limit(12))
+    done = python("-c", HANGS)
     assert (done.returncode, done.stdout) == (0, "['error: no result within 0.1 s']\n"), done.stderr

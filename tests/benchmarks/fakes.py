@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import torch
 
 from benchmarks.peers.agreement import LogitsReference
 from benchmarks.peers.catalog import SCRIPTS, Peer
+from benchmarks.peers.process import run_script
+from tests.patience import limit
 from workbench.model.shapes import named_shape
 
 SCRIPT = Path(__file__).resolve().parent / "fake_peer.py"
@@ -36,3 +39,13 @@ def fake(name: str, note: Path, formats: tuple[str, ...] = ("bfloat16",), **opti
 
 def noise() -> list[float]:
     return torch.randn(TINY.vocab_size, generator=torch.Generator().manual_seed(3)).tolist()
+
+
+def run(tmp_path: Path, timeout: float | None = None, python: str = sys.executable, **options: Any) -> dict:
+    peer = fake("fake", tmp_path / "note", **options)
+    requests = [{"prompt": [1, 2, 3], "output_tokens": 5}]
+    job = {"peer": "fake", "format": "bfloat16", "model": "/some/where/model", "options": dict(peer.options)}
+    return run_script(
+        python, str(SCRIPT), {**job, "kind": "decode", "repetitions": [requests] * 3}, threads=1,
+        packages=peer.packages, timeout=timeout or limit(30), environment=peer.environment,
+    )  # fmt: skip

@@ -7,24 +7,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from benchmarks.peers.catalog import SCRIPTS
-from benchmarks.peers.process import first_cores, run_script, script_environment, strip_folders
-from tests.benchmarks.fakes import SCRIPT, fake
-from tests.patience import limit, until
-
-
-def run(tmp_path: Path, timeout: float | None = None, python: str = sys.executable, **options: Any) -> dict:
-    peer = fake("fake", tmp_path / "note", **options)
-    requests = [{"prompt": [1, 2, 3], "output_tokens": 5}]
-    job = {"peer": "fake", "format": "bfloat16", "model": "/some/where/model", "options": dict(peer.options)}
-    return run_script(
-        python, str(SCRIPT), {**job, "kind": "decode", "repetitions": [requests] * 3}, threads=1,
-        packages=peer.packages, timeout=timeout or limit(30), environment=peer.environment,
-    )  # fmt: skip
+from benchmarks.peers.process import first_cores, script_environment, strip_folders
+from tests.benchmarks.fakes import run
+from tests.patience import until
 
 
 def test_what_libraries_print_does_not_spoil_the_answer(tmp_path: Path) -> None:
@@ -66,12 +55,13 @@ def test_a_peer_that_hangs_is_ended_with_its_helpers(tmp_path: Path) -> None:
     until(lambda: not _alive(helper))
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's end")
 def test_a_peer_ends_when_its_bench_is_killed(tmp_path: Path) -> None:
     note = tmp_path / "note"
     code = f"""
 from pathlib import Path
-from tests.benchmarks.test_process import run
+from tests.benchmarks.fakes import run
 run(Path({str(tmp_path)!r}), load="waits")
 """
     bench = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).resolve().parents[2])
@@ -116,8 +106,8 @@ def test_reasons_keep_names_and_lose_folders() -> None:
 
 
 def test_scripts_of_foreign_tools_never_import_workbench() -> None:
-    from tests.test_imports import imports_of
+    from tools.structure import imported_names
 
     for path in SCRIPTS.glob("*.py"):
-        reaches = [name for name in imports_of(path) if name.split(".")[0] in ("workbench", "compiled_kernels")]
+        reaches = [name for name in imported_names(path) if name.split(".")[0] in ("workbench", "compiled_kernels")]
         assert bool(reaches) == (path.name == "run_workbench.py"), path.name

@@ -250,26 +250,6 @@ def test_records_of_several_machines_stand_side_by_side(tmp_path: Path) -> None:
     assert [row[-2] for row in table["rows"]] == ["0%", "0%", "50%"]
 
 
-def test_a_change_of_a_rule_after_a_look_is_shown_with_its_verdict(tmp_path: Path) -> None:
-    folder = made.folder(tmp_path)
-    made.record(tmp_path, 0.5)
-    change = RuleChange("half a second", "2026-11-22", "speedy-20261121-120000.json", "a whole one was too easy")
-    claims = load_claims(folder)
-    (trial,) = claims["speed"].trials
-    claim = replace(claims["speed"], trials=(replace(trial, changed=(change,)),))
-    records = RecordFolder(tmp_path / "records", tmp_path)
-    ledger = rebuild_ledger({"speed": claim}, records, {})
-    write_ledger(ledger, folder / LEDGER_FILE)
-    again = read_ledger(folder / LEDGER_FILE)
-    assert again["speed"][0].changed == (change,)
-    (shown,) = tables.claim_detail(claim, again, records)["trials"]
-    assert ("changed", str(change)) in tables.trial_lines(shown)
-    assert (
-        "after speedy-20261121-120000.json: half a second. Why: a whole one"
-        in again["speed"][0]._display_table().text()
-    )
-
-
 def test_an_entry_survives_the_file(tmp_path: Path) -> None:
     entries = (
         LedgerEntry("run x", "holds", "so", "", "rule", {"a": 1.5, "b": "c"}, "m", "d", "r", 0.1, "busy"),

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-from tests.engine.test_resume import BIAS, KNOWN, Counting
-from tests.engine.test_structured_output import FORMATS, runner
+from tests.engine.formats import FORMATS, runner
+from tests.engine.resumable import BIAS, KNOWN, Counting
 from tests.prompt.samples import byte_level
 from workbench.cluster.replica import PageCounts, Report
 from workbench.engine.runner import Runner, generate
@@ -86,3 +86,14 @@ def uninterrupted(place: int) -> dict[int, Finished]:
     """Return the ends of a request of the menu, by sample, as one engine gives them."""
     made = Request("r", MENU[place].prompt_ids, MENU[place].sampling)
     return {end.sample: end for end in generate(runner(pages=60), [made]).values()}
+
+
+class Sink:
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.is_done, self.error = False, ""
+
+    def emit(self, events: list[Event], done: bool = False, error: str = "") -> None:
+        assert not self.is_done, "an event after the end"
+        self.events += events
+        self.is_done, self.error = done, error

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from tests.cluster.fleet import COUNTING, MENU, SteppedReplica, uninterrupted
+from tests.cluster.fleet import COUNTING, MENU, Sink, SteppedReplica, uninterrupted
 from tests.thorough import tries
 from workbench.cluster.front import FleetLimits, Front
 from workbench.cluster.submissions import Submission
@@ -24,17 +24,6 @@ CLAIMS = ("reason", "ended_by", "stop_reason", "token_ids", "output_text", "thou
           "prompt_tokens")  # fmt: skip
 PLACES = st.lists(st.integers(0, len(MENU) - 1), min_size=1, max_size=3)
 ROUTERS = ("round_robin", "least_loaded", "prefix_aware", "session_sticky")
-
-
-class Sink:
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-        self.is_done, self.error = False, ""
-
-    def emit(self, events: list[Event], done: bool = False, error: str = "") -> None:
-        assert not self.is_done, "an event after the end"
-        self.events += events
-        self.is_done, self.error = done, error
 
 
 class Fleet(RuleBasedStateMachine):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.cluster.processes import is_alive
-from tests.patience import limit, until
+from tests.helpers.processes import PIPE, start_python
+from tests.patience import until
 from workbench.cluster.front_watch import FrontWatch
 
 FRONT = """
@@ -41,17 +40,19 @@ if sys.stdin.readline() == "close\\n":
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("way", ["closed", "killed"])
 def test_what_a_front_started_ends_with_it(tmp_path: Path, way: str) -> None:
     folder = tmp_path / "ray-x"
-    command = [sys.executable, "-c", FRONT, str(folder)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as front:
-        assert front.stdout is not None and front.stdin is not None
+    with start_python("-c", FRONT, folder, stdin=PIPE, stdout=PIPE) as front:
         *mine, other = map(int, front.stdout.readline().split())
         assert all(map(is_alive, [*mine, other])) and folder.exists()
         if way == "closed":
-            answer, _ = front.communicate("close\n", limit(60))
-            assert answer.split() == ["-9", "-9", "-9", "None", "None", "False"] and front.returncode == 0
+            front.stdin.write("close\n")
+            answer = front.stdout.readline()
+            assert answer.split() == ["-9", "-9", "-9", "None", "None", "False"]
+            front.stdin.close()
+            assert front.wait() == 0
         else:
             front.kill()
             front.wait()

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compiled_kernels import Backend, backend_problems
-from tests.cluster.fleet import SteppedReplica
-from tests.cluster.test_front import Sink
+from tests.cluster.fleet import Sink, SteppedReplica
 from tests.engine.tiny import layer, model_of, request, runner_of, spec_of
 from tests.thorough import tries
 from workbench.cluster.front import FleetLimits, Front

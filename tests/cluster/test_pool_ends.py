@@ -6,8 +6,6 @@ import itertools
 import os
 import signal
 import socket
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -15,9 +13,11 @@ from typing import Any
 
 import pytest
 
+from tests.cluster.ends import end_of
 from tests.cluster.pool_threads import StartThreads
-from tests.engine.test_handover import WINDOWS
+from tests.engine.handovers import WINDOWS
 from tests.engine.tiny import finals, model_of, request, runner_of, spec_of
+from tests.helpers.processes import PIPE, start_python
 from tests.patience import limit, until
 from workbench.cluster.apart import pool_processes
 from workbench.cluster.apart.page_channel import GlooLink
@@ -99,7 +99,7 @@ def test_a_resumed_request_keeps_its_tokens_when_its_process_dies(loaded) -> Non
         with pools_of(start, 1, 0) as pools:
             events = list(pools.stream([replace(asked, generated_ids=ids[:2])]))
             assert pools.counts["processes that died"] == 1
-        [end] = [each for each in events if isinstance(each, Finished)]
+        end = end_of(events)
         assert end.token_ids == ids
         streamed = [(each.index, each.token_id) for each in events if isinstance(each, Decoded)]
         assert streamed == list(enumerate(ids))[2:]
@@ -119,7 +119,7 @@ def test_a_cancel_of_a_retry_says_what_was_streamed(monkeypatch, loaded, is_queu
             pools.call(lambda: pools._requests.lost({"r"}))
         pools.cancel("r")
         until(lambda: events)
-    [end] = [each for each in events if isinstance(each, Finished)]
+    end = end_of(events)
     assert (end.reason, end.token_ids, end.prompt_tokens) == ("cancelled", ids[:10], 9)
 
 
@@ -228,7 +228,7 @@ def test_a_listener_may_ask_the_pools_and_close_them(loaded) -> None:
             pools.close()
 
     pools.listen(ask)
-    [end] = [each for each in pools.stream(request("r", 9, 40)) if isinstance(each, Finished)]
+    end = end_of(pools.stream(request("r", 9, 40)))
     pools.close()
     assert found[0].engines and found[2] == 7 and end.reason == "cancelled"
     assert not pools._thread.is_alive() and not any(each._thread.is_alive() for each in start.living.values())
@@ -276,7 +276,7 @@ def test_the_pages_of_pools_are_known_before_the_first_request(loaded) -> None:
 
 def test_a_process_that_outlives_its_kill_does_not_count_as_dead(monkeypatch) -> None:
     """Its successor would get pages that it may still write to."""
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    child = start_python("-c", "input()", stdin=PIPE)
     fd = os.pidfd_open(child.pid)
     try:
         with monkeypatch.context() as patch:
@@ -288,7 +288,7 @@ def test_a_process_that_outlives_its_kill_does_not_count_as_dead(monkeypatch) ->
         assert child.wait() == -signal.SIGKILL
     finally:
         os.close(fd)
-        child.communicate()
+        child.stdin.close()
 
 
 def test_a_peer_that_says_nothing_ends_the_greeting_and_later_reads_wait() -> None:

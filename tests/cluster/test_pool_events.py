@@ -10,7 +10,7 @@ import pytest
 
 from compiled_kernels import Backend
 from tests.cluster.pool_threads import StartThreads
-from tests.engine.test_handover import LAYERS, WINDOWS
+from tests.engine.handovers import LAYERS, WINDOWS
 from tests.engine.tiny import finals, model_of, request, runner_of, spec_of
 from tests.patience import until
 from workbench.cluster.apart.page_channel import GlooLink

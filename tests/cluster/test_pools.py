@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
-import sys
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
@@ -14,33 +12,18 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.ends import pids, until_home
+from tests.cluster.pool_requests import config, requests
+from tests.cluster.pool_threads import StartThreads
+from tests.helpers.processes import PIPE, start_python
 from tests.patience import limit, until
+from tests.thorough import run_seed
 from workbench.cluster.pools import PrefillDecodePools
-from workbench.engine.config import EngineConfig
 from workbench.engine.inputs import sample_id
+from workbench.engine.loaded_model import LoadedModel
 from workbench.engine.runner import Runner, generate
 from workbench.errors import WorkbenchError
-from workbench.request import Request, SamplingParameters, random_token_ids
 from workbench.trace.events import Decoded, Finished
-
-SETTINGS = {"backend": "eager", "page_size": 16, "cache": {"pages": 40, "prefix": "radix"}}
-
-
-def config(**settings) -> EngineConfig:
-    return EngineConfig.build({"name": "demo", "dtype": "float32"}, **{**SETTINGS, **settings})
-
-
-def requests(seed: int) -> list[Request]:
-    """Prompts of which some begin alike, samples that share one, and one that ends with its first token."""
-    draw = random.Random(seed)
-    common = random_token_ids(draw, 300, 40)
-    made = [Request("one", common[:20], SamplingParameters(max_tokens=1, temperature=0, ignore_eos=True))]
-    for number in range(5):
-        ids = common[: draw.choice([0, 20, 40])] + random_token_ids(draw, 300, draw.randrange(5, 50))
-        sampling = SamplingParameters(max_tokens=draw.randrange(2, 24), temperature=0, ignore_eos=True)
-        made.append(Request(f"r{number}", ids, sampling))
-    drawn = SamplingParameters(max_tokens=6, n=2, temperature=0.8, repetition_penalty=1.2, ignore_eos=True)
-    return [*made, Request("many", common, drawn)]
 
 
 def children() -> set[int]:
@@ -76,13 +59,15 @@ def alone() -> dict[int, dict[str, tuple[int, ...]]]:
     return {seed: {name: end.token_ids for name, end in generate(runner, requests(seed)).items()} for seed in (0, 1)}
 
 
+@pytest.mark.processes
+@pytest.mark.smoke
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("transfer", ["shared", "gloo"])
 def test_texts_are_those_of_one_engine_through_any_kill(transfer, alone) -> None:
     """Each token comes once, whichever process dies when; afterwards there is no loan, no process and no memory."""
-    memories, draw = page_memories(), random.Random(os.urandom(8))
+    memories, draw = page_memories(), random.Random(run_seed())
     with PrefillDecodePools(config(), 1, 2, transfer=transfer) as pools:
-        begun = {slot.process.pid for slot in pools.slots if slot.process is not None}
+        begun = pids(pools)
         for seed, kills in ((0, 0), (1, 2)):
             found, tokens, when = {}, Counter(), sorted(draw.sample(range(1, 60), kills))
             for number, event in enumerate(pools.stream(requests(seed))):
@@ -98,8 +83,8 @@ def test_texts_are_those_of_one_engine_through_any_kill(transfer, alone) -> None
             assert found == alone[seed]
             assert tokens == Counter({(name, at): 1 for name, ids in found.items() for at in range(len(ids))})
             assert pools.counts["handed over"] >= 7
-        until(lambda: (pools.recall(), pools.pages_lent())[1] == 0)
-        begun |= {slot.process.pid for slot in pools.slots if slot.process is not None}
+        until_home(pools)
+        begun |= pids(pools)
         if transfer == "shared":
             here = [its for process, its in page_memories() - memories if process == os.getpid()]
             assert {each.isdigit() for each in here} == {True, False}, "a memory's file and its mapping are found"
@@ -108,7 +93,7 @@ def test_texts_are_those_of_one_engine_through_any_kill(transfer, alone) -> None
 
 
 def test_requests_that_are_cancelled_end_and_leave_no_loan() -> None:
-    with PrefillDecodePools(config()) as pools:
+    with PrefillDecodePools(config(), processes=StartThreads(LoadedModel.load)) as pools:
         for seed, limit in ((0, 1), (1, 40)):
             asked = [replace(each, request_id=f"{each.request_id} of {seed}") for each in requests(seed)]
             events = pools.stream(asked)
@@ -116,9 +101,10 @@ def test_requests_that_are_cancelled_end_and_leave_no_loan() -> None:
                 next(events)
             events.close()
         until(lambda: pools.call(lambda: pools._requests.is_empty))
-        until(lambda: (pools.recall(), pools.pages_lent())[1] == 0)
+        until_home(pools)
 
 
+@pytest.mark.processes
 def test_a_pool_that_is_gone_leaves_its_work_to_the_other(alone) -> None:
     for number in (0, 1):
         with PrefillDecodePools(config(), max_restarts=0) as pools:
@@ -135,23 +121,20 @@ def test_a_pool_that_is_gone_leaves_its_work_to_the_other(alone) -> None:
             assert pools.pages == living and sum(living) == 40, "pages of an engine that is gone do not count"
 
 
+@pytest.mark.processes
 def test_processes_end_with_their_coordinator() -> None:
     """SIGKILL of the process that began them."""
     script = """
-from tests.cluster.test_pools import config
+from tests.cluster.pool_requests import config
 from workbench.cluster.pools import PrefillDecodePools
 with PrefillDecodePools(config()) as pools:
     print(*(slot.process.pid for slot in pools.slots), flush=True)
     input()
 """
-    coordinator = subprocess.Popen(
-        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert coordinator.stdout is not None
-    begun = set(map(int, coordinator.stdout.readline().split()))
-    assert len(begun) == 2
-    coordinator.send_signal(signal.SIGKILL)
-    coordinator.wait()
+    with start_python("-c", script, stdin=PIPE, stdout=PIPE) as coordinator:
+        begun = set(map(int, coordinator.stdout.readline().split()))
+        assert len(begun) == 2
+        coordinator.kill()
     until(lambda: not begun & children())
 
 
@@ -162,6 +145,7 @@ def test_engines_of_other_layouts_are_refused() -> None:
         PrefillDecodePools(config(), 0, 1)
 
 
+@pytest.mark.processes
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_process_that_is_stopped_is_ended_and_its_requests_go_on(alone, number: int) -> None:

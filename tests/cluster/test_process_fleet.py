@@ -6,15 +6,18 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
+from tests.helpers.stand_in import stand_in
+from workbench.cluster.apart.pool_processes import EngineProcess
+from workbench.cluster.apart.pool_slots import Slot
 from workbench.cluster.cluster import Cluster
 from workbench.cluster.launcher import StartedReplica
 from workbench.cluster.pools import PrefillDecodePools
 from workbench.cluster.process_fleet import PoolFleet, ReplicaFleet
-from workbench.cluster.ray_replicas import RayReplica, ReadyReplica
+from workbench.cluster.ray_replicas import RayReplica, ReadyReplica, ReplicaActor
 from workbench.cluster.replica import PageCounts
 from workbench.errors import WorkbenchError
 from workbench.measure.processes.stream import serve_traffic
@@ -24,25 +27,20 @@ from workbench.trace.events import Event
 
 
 class FewReplicas:
-    """A cluster that is its replicas' numbers; `killed` ones stay in it until `lose`."""
+    """A cluster that is its replicas' numbers; `killed` ones stay in it until they are deleted."""
 
     def __init__(self, *numbers: int):
-        self.replicas: dict[int, Any] = {number: SimpleNamespace(number=number) for number in numbers}
+        self.replicas = {number: stand_in(StartedReplica, number=number) for number in numbers}
+        self.cluster = stand_in(Cluster, replicas=self.replicas, clock=lambda: 0.0)
         self.killed: list[int] = []
-
-    def clock(self) -> float:
-        return 0.0
 
     def kill(self, replica: StartedReplica) -> None:
         self.killed.append(replica.number)
 
-    def fleet(self) -> ReplicaFleet:
-        return ReplicaFleet(cast(Cluster, self), self.kill)
-
 
 def test_a_kill_meets_the_instance_in_its_place() -> None:
     cluster = FewReplicas(1, 2)
-    fleet = cluster.fleet()
+    fleet = ReplicaFleet(cluster.cluster, cluster.kill)
     fleet.kill(0)
     with pytest.raises(WorkbenchError, match="instance 0 is dead already"):
         fleet.kill(0)  # it was not noticed yet
@@ -52,7 +50,7 @@ def test_a_kill_meets_the_instance_in_its_place() -> None:
     fleet.kill(1)  # while the successor of instance 0 starts
     assert cluster.killed == [1, 2] and not fleet.is_whole
     del cluster.replicas[2]
-    cluster.replicas |= {3: SimpleNamespace(number=3), 4: SimpleNamespace(number=4)}
+    cluster.replicas |= FewReplicas(3, 4).replicas
     assert fleet.is_whole
     fleet.kill(1)
     fleet.kill(0)
@@ -71,7 +69,7 @@ def test_a_kill_that_fails_ends_the_run_with_its_error() -> None:
         tried.set()
         raise WorkbenchError(f"replica {replica.number}: has no process")
 
-    fleet = Fleet(cast(Cluster, FewReplicas(1, 2)), kill)
+    fleet = Fleet(FewReplicas(1, 2).cluster, kill)
     with pytest.raises(WorkbenchError, match="replica 2: has no process"):
         serve_traffic(fleet, [], [KillSettings(instance=1, at=0)])
 
@@ -79,9 +77,9 @@ def test_a_kill_that_fails_ends_the_run_with_its_error() -> None:
 @pytest.mark.parametrize("pid", [None, 7])
 def test_a_kill_in_pools_without_a_process_is_refused(pid: int | None) -> None:
     """No successor would come of it, for which a measurement would wait."""
-    slot = SimpleNamespace(number=0, state="ready", restarts=0, process=SimpleNamespace(pid=pid))
+    slot = stand_in(Slot, number=0, state="ready", restarts=0, process=stand_in(EngineProcess, pid=pid))
     killed: list[int] = []
-    fleet = PoolFleet(cast(PrefillDecodePools, SimpleNamespace(slots=[slot], kill=killed.append)))
+    fleet = PoolFleet(stand_in(PrefillDecodePools, slots=[slot], kill=killed.append))
     if pid is None:
         with pytest.raises(WorkbenchError, match="instance 0: its process is on another machine"):
             fleet.kill(0)
@@ -92,7 +90,7 @@ def test_a_kill_in_pools_without_a_process_is_refused(pid: int | None) -> None:
         slot.process = process
         with pytest.raises(WorkbenchError, match="instance 0 is dead already"):
             fleet.kill(0)
-    slot.restarts, slot.process = 1, SimpleNamespace(pid=8)
+    slot.restarts, slot.process = 1, stand_in(EngineProcess, pid=8)
     assert killed == [0] and fleet.is_whole
 
 
@@ -100,7 +98,7 @@ class IdleFleet(ReplicaFleet):
     """A fleet whose traffic ends once `ends` is set; its clock is the machine's."""
 
     def __init__(self, cluster: FewReplicas, kill: Callable[[StartedReplica], None]):
-        super().__init__(cast(Cluster, cluster), kill)
+        super().__init__(cluster.cluster, kill)
         self.clock, self.ends = time.perf_counter, threading.Event()
 
     def stream(self, requests: Iterable[Request]) -> Iterator[Event]:
@@ -137,8 +135,8 @@ def test_a_replica_is_lost_by_an_error_of_any_text(message: str, words: str) -> 
 
         def kill(self, actor: object, no_restart: bool) -> None: ...
 
-    poll = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda: None))
-    replica = RayReplica(1, Ray(), SimpleNamespace(poll=poll), ReadyReplica(PageCounts(), 0, "", 0), None)
+    poll = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda: None))  # a method of an actor, of Ray's
+    replica = RayReplica(1, Ray(), stand_in(ReplicaActor, poll=poll), ReadyReplica(PageCounts(), 0, "", 0), None)
     lost: list[str] = []
     replica.listen(lambda report: None, lost.append)
     assert lost == [f"replica 1: {words}"]

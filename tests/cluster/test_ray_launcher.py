@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -9,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.stand_in import stand_in
 from workbench.cluster import ray_replicas
-from workbench.cluster.ray_replicas import RayLauncher, ReadyReplica, SharedRay, machine_id
+from workbench.cluster.front_watch import FrontWatch
+from workbench.cluster.ray_replicas import RayLauncher, ReadyReplica, ReplicaActor, SharedRay, machine_id
 from workbench.cluster.replica import PageCounts
 from workbench.engine.config import EngineConfig
 from workbench.errors import WorkbenchError
@@ -39,7 +42,7 @@ class StubRay:
     def remote(self, **settings: Any) -> Any:
         asked = {name: SimpleNamespace(options=lambda name=name, **_: SimpleNamespace(remote=lambda: name))
                  for name in self.answers}  # fmt: skip
-        return lambda kind: SimpleNamespace(remote=lambda *_: SimpleNamespace(**asked))
+        return lambda kind: SimpleNamespace(remote=lambda *_: stand_in(ReplicaActor, **asked))
 
     def wait(self, asked: list[str], timeout: float) -> tuple[list[str], list[str]]:
         return (asked, []) if asked[0] in self.answers else ([], asked)
@@ -55,7 +58,7 @@ class StubRay:
 def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[StubRay], StubRay]:
     """Return a function that makes a stub the Ray of launchers."""
     monkeypatch.setattr(ray_replicas, "SHARED_RAY", SharedRay())
-    monkeypatch.setattr(ray_replicas, "FrontWatch", lambda folder: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(ray_replicas, "FrontWatch", lambda folder: stand_in(FrontWatch, close=lambda: None))
     monkeypatch.setattr(ray_replicas, "check_reachable", lambda address: None)
     monkeypatch.setattr(ray_replicas.tempfile, "mkdtemp", lambda **_: "/tmp/ray-stub")
 
@@ -64,6 +67,16 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[StubRay], StubRay]:
         return ray
 
     return put
+
+
+def test_the_stub_has_the_functions_of_ray() -> None:
+    """By name, and by the names of their further arguments."""
+    ray = pytest.importorskip("ray", reason="pip install 'ray>=2.40'")
+    for name, method in vars(StubRay).items():
+        if not name.startswith("_"):
+            named = [*inspect.signature(method).parameters.values()][2:]  # after `self` and what is given by its place
+            known = inspect.signature(getattr(ray, name)).parameters
+            assert {each.name for each in named} <= known.keys(), name
 
 
 @pytest.mark.parametrize("address", [None, "127.0.0.1:6379"])

@@ -4,34 +4,29 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 
-import pytest
-
-from tests.cluster.test_pools import config, requests
-from tests.cluster.test_ray_replicas import is_alive
+from tests.cluster.ends import pids, until_home
+from tests.cluster.pool_requests import config, requests
+from tests.cluster.processes import is_alive
+from tests.helpers.processes import python
+from tests.helpers.ray_cluster import own_ray
 from tests.patience import until
 from workbench.cluster.pools import PrefillDecodePools
-from workbench.cluster.ray_replicas import RayLauncher
 from workbench.engine.inputs import sample_id
 from workbench.engine.runner import Runner, generate
-from workbench.errors import WorkbenchError
 from workbench.trace.events import Decoded, Finished, HandedOver
 
-pytest.importorskip("ray", reason="pip install 'ray>=2.40'")
+REFUSED = """
+from tests.cluster.pool_requests import config
+from workbench.cluster.pools import PrefillDecodePools
+PrefillDecodePools(config(), transfer="gloo", processes="ray")
+"""
 
 
-@pytest.fixture(scope="module")
-def ray() -> Iterator[None]:
-    launcher = RayLauncher(None, 1, 0.0, 2)  # which tries to start Ray `STARTS` times
-    yield
-    launcher.close()
-
-
-def test_texts_are_those_of_one_engine_though_an_actor_is_killed(ray) -> None:
+def test_texts_are_those_of_one_engine_though_an_actor_is_killed(ray_cluster) -> None:
     alone = {name: end.token_ids for name, end in generate(Runner(config()), requests(0)).items()}
     with PrefillDecodePools(config(), 1, 1, transfer="gloo", processes="ray") as pools:
-        begun = {slot.process.pid for slot in pools.slots if slot.process is not None}
+        begun = pids(pools)
         assert all(begun) and os.getpid() not in begun
         for kills in (False, True):
             found, sent = {}, []
@@ -47,23 +42,20 @@ def test_texts_are_those_of_one_engine_though_an_actor_is_killed(ray) -> None:
                     found[sample_id(event.request_id, event.sample)] = event.token_ids
             assert found == alone and sent and all(sent)
         assert pools.counts["processes that died"] == 1
-        begun |= {slot.process.pid for slot in pools.slots if slot.process is not None}
+        begun |= pids(pools)
     until(lambda: not any(map(is_alive, filter(None, begun))))
 
 
-def test_a_shared_memory_serves_actors_of_this_host(ray) -> None:
+def test_a_shared_memory_serves_actors_of_this_host(ray_cluster) -> None:
     asked = requests(1)[:3]
     alone = {name: end.token_ids for name, end in generate(Runner(config()), asked).items()}
     with PrefillDecodePools(config(), 1, 1, processes="ray") as pools:
         found = {end.request_id: end.token_ids for end in pools.stream(asked) if isinstance(end, Finished)}
         assert found == alone and pools.counts["handed over"] == 2
-        until(lambda: (pools.recall(), pools.pages_lent())[1] == 0)
+        until_home(pools)
 
 
+@own_ray
 def test_actors_without_ray_are_refused() -> None:
-    import ray
-
-    if ray.is_initialized():
-        ray.shutdown()
-    with pytest.raises(WorkbenchError, match=r"call ray\.init\(\) first"):
-        PrefillDecodePools(config(), transfer="gloo", processes="ray")
+    done = python("-c", REFUSED)
+    assert done.returncode == 1 and "call ray.init() first" in done.stderr

@@ -12,9 +12,10 @@ from workbench.cluster.ray_replicas import ReadyReplica
 from workbench.cluster.replica import PageCounts, ReplicaEngine, Report, tokens_in_cache
 from workbench.engine.config import EngineConfig
 from workbench.engine.loaded_model import LoadedModel
-from workbench.engine.runner import Runner
+from workbench.engine.runner import Runner, generate
 from workbench.errors import WorkbenchError
 from workbench.request import Request
+from workbench.trace.events import Finished
 
 CONFIG = EngineConfig.build("demo", backend="eager", cache={"prefix": "radix"}, pages=120)
 
@@ -117,3 +118,10 @@ class Threads:
         self.under_way_at_close = self.under_way
         for each in self.started:
             each.stop()
+
+ASKED: dict[str, Any] = {"max_tokens": 40, "temperature": 0, "ignore_eos": True}
+
+
+def alone(text: str) -> Finished:
+    runner = Runner(CONFIG, demo())
+    return next(iter(generate(runner, runner.make_requests(text, dict(ASKED))).values()))

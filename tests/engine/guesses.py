@@ -13,6 +13,7 @@ from workbench.engine.runner import Runner, generate
 from workbench.kv_cache.pages import pages_for
 from workbench.request import Sequence
 from workbench.sampling.verify import Draft
+from workbench.speculative.draft_model import CompiledDraftSteps, DraftModelProposer
 from workbench.speculative.proposers import Speculator
 from workbench.trace.events import Finished
 
@@ -69,3 +70,11 @@ def run_checked(runner: Runner, requests) -> dict[str, Finished]:
         runner.step(box)
         check_pages(runner)
     return {event.request_id: event for event in box if isinstance(event, Finished)}
+
+
+def model_drafts(runner: Runner, several: bool = False, **more) -> DraftModelProposer:
+    call = CompiledDraftSteps(runner.model, runner.store, 5, more.get("confidence_threshold", 0.0)) if several else None
+    return DraftModelProposer(
+        runner.model.spec, runner.executor, runner.kv_cache.manager, runner.scheduler.limits.max_num_batched_tokens,
+        multi_step=call, **more,
+    )  # fmt: skip

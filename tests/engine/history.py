@@ -94,7 +94,9 @@ class History:
         pools = tuple(PagePool(pages + t, SIZE) for t in range(len(tables)))
         cpu_pools = tuple(PagePool(host, SIZE) for _ in tables) if host else ()
         index = RadixCache(pools, tables, ttl, lambda: self.now, cpu_pools) if prefix else None
-        self.limits = SchedulerLimits(4, BUDGET, chunk_tokens=self.draw.choice([None, None, 3]))
+        whole = self.draw.random() < 0.25  # a prompt is computed in one step
+        chunk = None if whole else self.draw.choice([None, None, 3])
+        self.limits = SchedulerLimits(4, BUDGET, chunk_tokens=chunk, chunked_prefill=not whole)
         self.manager = Counted(pools, tables, self.limits.max_prefill_tokens, index, cpu_pools, offload_preempted=saves)
         self.policy, self.speculates = policy, self.draw.random() < 0.5
         self.scheduler = Scheduler(self.manager, self.limits, CONTEXT, policy_of(policy, seed))
@@ -107,6 +109,8 @@ class History:
         """Prompts have beginnings in common: zeros, or ones, often whole pages of them and one token more. Of one
         request come samples, or the beams of a search."""
         ids = (which,) * shared + tuple(self.draw.randrange(3) for _ in range(own + (shared == 0)))
+        if not self.limits.chunked_prefill and self.draw.random() < 0.8:
+            ids = ids[-BUDGET:]  # often exactly what a step may compute
         self.ask(ids, most, samples, salt, beams)
 
     def ask(self, ids: tuple[int, ...], most: int, samples: int, salt: str, beams: bool = False) -> None:
@@ -124,6 +128,7 @@ class History:
         needed = self.manager.peak_pages(tokens, len(ids), count)
         fits = all(n <= pool.num_pages for n, pool in zip(needed, self.manager.pools, strict=True)) and count <= 4
         fits = fits and not (beams and self.manager.budget is not None)
+        fits = fits and (self.limits.chunked_prefill or len(ids) <= BUDGET)
         try:
             self.scheduler.submit(new[0], new[1:], as_beams=beams)
             assert fits and len(ids) < CONTEXT
@@ -201,6 +206,9 @@ class History:
             assert span.start == span.sequence.num_computed_tokens
             assert span.needs_sample == (span.num_known_tokens == len(span.sequence.token_ids))
             assert span.start < len(span.sequence.token_ids), "the last token is always computed"
+            if not (self.limits.chunked_prefill or span.sequence.children or span.sequence.beams):
+                whole = len(span.sequence.token_ids) - span.start
+                assert span.needs_sample or whole > BUDGET, "a prompt that fits into a step is cut"
             if span.draft_token_ids:
                 assert span.num_known_tokens == len(span.sequence.token_ids), "drafts follow the last token"
                 assert not span.sequence.beams, "beams verify no drafts"
@@ -209,7 +217,8 @@ class History:
                 drafts = MAX_DRAFTS * self.speculates  # of this step, or of one that was interrupted
                 known, ahead = len(span.sequence.token_ids) + drafts, self.limits.max_prefill_tokens + drafts
                 assert held <= table.max_pages(known, ahead, SIZE)
-        if self.policy != "continuous fcfs" or self.limits.max_prefill_tokens < BUDGET:
+        limits = self.limits
+        if self.policy != "continuous fcfs" or limits.max_prefill_tokens < BUDGET or not limits.chunked_prefill:
             return
         oldest = min((s for s in self.open if s.parent is None), key=lambda s: s.arrival_index)
         ours = oldest.beams or [oldest]

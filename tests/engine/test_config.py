@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,7 +39,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "model.device": ("cuda:77", {}),
     "model.context": (64, {}),
     "model.seed": (1, {}),
-    "model.custom": ("tests.engine.tiny", {}),  # tests/check/test_scaffold.py registers a family by it
+    "model.custom": ("tabnanny", {}),  # any module that nothing else imports
     "backend": ("inductor", {}),
     "compile": ("step", {}),
     "batch_invariant": (True, {"backend": "mlir"}),
@@ -58,7 +60,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "attention.mask": (f"{HERE}:even", {}),
     "attention.score": (f"{HERE}:farther", {}),
     "attention.pages": (f"{HERE}:Kept", {}),
-    "attention.module": ("workbench.model.attention:Attention", {}),
+    "attention.module": ({"path": "experiments/zoo/gated_attention.py:GatedAttention", "arguments": {"bias": 4.0}}, {}),
     "attention.regroup": ("first", {"model.name": "demo", "attention.num_kv_heads": 1}),
     "attention.pattern": (["full", "window"], SHARED),
     "attention.kinds": ({"soft": {"softcap": 9.0}}, SOFT),
@@ -94,6 +96,76 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "parallel.rank_timeout": (77.0, {"parallel.tensor": 2}),
     "parallel.transport": ("gloo", {"parallel.tensor": 2}),
 }
+# What a change changes: the parts of `engine_of`, all others stay as they are; what the first of them has then (a
+# regular expression) and had not before. A value that lands in another setting's place fails.
+EFFECTS = {
+    "model.name": ("spec weights store", "'draft'"),
+    "model.dtype": ("weights store", "torch.float32"),
+    "model.weights": ("weights format", "qkv.weight': .torch.int8"),
+    "model.head_weights": ("weights format", "head.weight': .torch.int8"),
+    "model.expert_weights": ("format", "experts='int8'"),
+    "model.weight_group": ("format weights", "blocks=.*'int4', group=32"),
+    "model.activations": ("format", "activations='int8'"),
+    "model.device": ("refused", "device 'cuda:77' does not work here"),
+    "model.context": ("spec", "'max_position_embeddings': 64"),
+    "model.seed": ("weights", ""),
+    "model.custom": ("custom", "True"),
+    "backend": ("backends ends", "InductorExecutor"),
+    "compile": ("backends", "compile: step has no effect, since eager decodes"),
+    "batch_invariant": ("backends", "batch_invariant: asked for"),
+    "attention.num_kv_heads": ("spec weights store", "'num_kv_heads': 1"),
+    "attention.num_heads": ("spec weights", "'num_heads': 8"),
+    "attention.head_dim": ("spec weights store", "'head_dim': 32"),
+    "attention.sliding_window": ("spec store", "'sliding_window': 8"),
+    "attention.chunk_size": ("spec", "'chunk_size': 8"),
+    "attention.temperature": ("spec", "'strength': 0.1"),
+    "attention.num_sink_tokens": ("spec store", "'num_sink_tokens': 2"),
+    "attention.softcap": ("spec", "'softcap': 20.0"),
+    "attention.scale": ("spec", "'scale': 0.5"),
+    "attention.qk_norm": ("weights spec", "query_norm.weight"),
+    "attention.position": ("spec", "'alibi'"),
+    "attention.rotary": ("spec", "'rope_theta': 50.0"),
+    "attention.sink_logits": ("weights spec", "sink_logits"),
+    "attention.kv_shared_with": ("refused", "layer 0 reads the keys and values of layer 0"),  # it has none before it
+    "attention.mask": ("spec", "'mask': .*tiny.py:even"),
+    "attention.score": ("spec", "'score': .*tiny.py:farther"),
+    "attention.pages": ("spec store", "'pages': .*tiny.py:Kept"),
+    "attention.module": ("weights spec", "attention.gate'"),
+    "attention.regroup": ("weights", ""),
+    "attention.pattern": ("store spec", "sliding_window=None.*sliding_window=8"),
+    "attention.kinds": ("spec", "'softcap': 9.0"),
+    "attention.layers": ("spec", "'softcap': 9.0"),
+    "cache.format": ("store pools", "format='int8'"),
+    "cache.keys": ("store pools", "keys='int8'"),
+    "cache.values": ("store pools", "values='int8'"),
+    "cache.quant_group": ("store", "quant_group=32"),
+    "cache.columns": ("store", "columns=8"),
+    "cache.residual_length": ("store", "residual_length=128"),
+    "cache.num_sink_tokens": ("store", "int8', num_sink_tokens=4"),
+    "cache.rotate": ("store", "rotate=True"),
+    "cache.codec": ("store", "codec=.*tiny.py:Halved"),
+    "cache.calibration.text": ("codecs", ""),
+    "cache.calibration.tokens": ("codecs", ""),
+    "cache.dtype": ("store", "torch.float32"),
+    "cache.layers": ("store pools", "format='int8'"),
+    "cache.page_size": ("pools store", "40, 32"),
+    "cache.pages": ("pools store", "9, 64"),
+    "cache.prefix": ("reuse", "RadixCache"),
+    "cache.offload": ("reuse", "False"),
+    "cache.evict": ("reuse backends evictor", "tokens=64"),
+    "schedule.kind": ("scheduler", "StaticBatching"),
+    "schedule.policy": ("scheduler", "policies.Fair"),
+    "schedule.max_num_seqs": ("scheduler", "max_num_seqs=3"),
+    "schedule.max_num_batched_tokens": ("scheduler", "max_num_batched_tokens=100"),
+    "schedule.chunked_prefill": ("scheduler", "chunked_prefill=False"),
+    "schedule.chunk_tokens": ("scheduler", "chunk_tokens=64"),
+    "schedule.preemption_mode": ("swaps", "False"),
+    "schedule.overflow": ("ends", "length"),
+    "speculate": ("speculator", "PromptLookupProposer"),
+    "parallel.tensor": ("ranks weights backends store ends", " 2,"),
+    "parallel.rank_timeout": ("ranks", "77.0"),
+    "parallel.transport": ("ranks", "DistributedRanks"),
+}
 
 
 def settings(model: type[BaseModel], path: str = "") -> Iterator[str]:
@@ -107,6 +179,7 @@ def settings(model: type[BaseModel], path: str = "") -> Iterator[str]:
 
 
 def config_of(changes: dict[str, Any]) -> EngineConfig:
+    sys.modules.pop("tabnanny", None)  # a config imports `model.custom`
     values: dict[str, Any] = {}
     for path, value in changes.items():
         *parents, last = path.split(".")
@@ -117,12 +190,12 @@ def config_of(changes: dict[str, Any]) -> EngineConfig:
     return EngineConfig.model_validate(values)
 
 
-def engine_of(config: EngineConfig) -> dict[str, Any] | str:
+def engine_of(config: EngineConfig) -> dict[str, Any]:
     """Return the configuration that a runner of `config` has, read from its parts, or the refusal's words."""
     try:
         runner = Runner(config, report=lambda line: None)
     except WorkbenchError as error:
-        return str(error)
+        return {"refused": str(error)}
     model, manager = runner.model, runner.kv_cache.manager
     context = model.spec.max_position_embeddings
     too_long = Request("a", (1,) * context, SamplingParameters(max_tokens=1), prompt=None)
@@ -130,10 +203,10 @@ def engine_of(config: EngineConfig) -> dict[str, Any] | str:
     runner.close()
     ends = {} if ranks is not None or runner.backends.decode != "eager" else generate(runner, [too_long])
     return {
-        "spec": model.spec,
+        "spec": model.spec.model_dump(),
         "weights": {name: (each.dtype, each.double().sum().item()) for name, each in model.state_dict().items()},
         "format": (model.format, model.device),
-        "custom": runner.config.model.custom,
+        "custom": "tabnanny" in sys.modules,
         "backends": (str(runner.backends), runner.backends.reason, type(runner.executor).__name__),
         "store": (runner.store.specs, runner.store.dtype, runner.store.page_size, runner.store.bytes),
         "codecs": [float(tensor.sum()) for tensor in runner.store.codec_tensors],
@@ -144,25 +217,26 @@ def engine_of(config: EngineConfig) -> dict[str, Any] | str:
         "scheduler": (runner.scheduler.limits, repr(runner.scheduler.policy), type(runner.scheduler.policy)),
         "speculator": repr(runner.speculator),
         "ranks": None if ranks is None else (type(ranks), ranks.size, ranks.timeout),
-        "too long": [end.reason for end in ends.values()],
+        "ends": [end.reason for end in ends.values()],  # of a request that is too long
     }
 
 
 def test_there_is_a_change_for_every_setting() -> None:
-    assert set(CHANGES) == set(settings(EngineConfig))
+    assert set(CHANGES) == set(EFFECTS) == set(settings(EngineConfig))
 
 
 @pytest.mark.parametrize("path", CHANGES)
 def test_a_setting_reaches_the_engine(path: str) -> None:
+    """By its own effect, and no other."""
     value, beside = CHANGES[path]
     base = {"model.name": "shape:tiny", "backend": "eager", "cache.pages": 40, **beside}
     before, after = engine_of(config_of(base)), engine_of(config_of({**base, path: value}))
-    assert isinstance(before, dict), f"refused without {path}: {before}"
-    assert before != after
-    if isinstance(after, str):
-        # A layer that reads another's keys and values is one of `attention.layers`: the first has none before it.
-        refused = ("model.device", "attention.module", "attention.kv_shared_with")
-        assert path in refused, f"refused: {after}"
+    assert "refused" not in before, f"refused without {path}: {before}"
+    first, *parts = EFFECTS[path][0].split()
+    assert {part for part in after if part not in before or before[part] != after[part]} == {first, *parts}
+    words = re.compile(EFFECTS[path][1], re.DOTALL)
+    assert words.search(str(after[first])), after[first]
+    assert not EFFECTS[path][1] or not words.search(str(before.get(first))), "it was so before"
 
 
 def test_the_default_is_what_load_takes_without_settings() -> None:

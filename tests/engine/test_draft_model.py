@@ -4,34 +4,26 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import workbench
-from compiled_kernels import Backend
+from compiled_kernels import Backend, backend_problems
 from compiled_kernels.level import Level, available_levels, limited_to
-from tests.engine.guesses import drafts, needs_mlir, plain, run_checked, tokens
+from tests.engine.guesses import drafts, model_drafts, needs_mlir, plain, run_checked, tokens
 from tests.engine.tiny import VOCAB, layer, model_of, request, runner_of, spec_of
-from tests.sampling import test_verify as law
-from tests.thorough import tries
-from workbench.engine.runner import Runner, generate
+from tests.helpers.rows import rows
+from tests.sampling import exact as law
+from workbench.engine.runner import generate
 from workbench.executors.select import Backends
 from workbench.request import Request, SamplingParameters, random_token_ids
 from workbench.sampling.samplers import uniform
 from workbench.sampling.verify import NO_DRAFT, Draft
-from workbench.speculative.draft_model import CompiledDraftSteps, DraftModelProposer, _DraftSequence
+from workbench.speculative.draft_model import DraftModelProposer, _DraftSequence
 from workbench.trace.events import Finished, Verified
-
-
-def model_drafts(runner: Runner, several: bool = False, **more) -> DraftModelProposer:
-    call = CompiledDraftSteps(runner.model, runner.store, 5, more.get("confidence_threshold", 0.0)) if several else None
-    return DraftModelProposer(
-        runner.model.spec, runner.executor, runner.kv_cache.manager, runner.scheduler.limits.max_num_batched_tokens,
-        multi_step=call, **more,
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -74,17 +66,48 @@ class Follows:
         self.inner.forget(request_id)
 
 
-@pytest.mark.parametrize("several", [False, pytest.param(True, marks=needs_mlir)])
-@pytest.mark.parametrize(("windowed", "every"), [(False, 1), (True, 1), (True, 3)])
-def test_the_drafts_cache_follows_what_the_target_accepts(several: bool, windowed: bool, every: int) -> None:
-    target, small = model_of(spec_of(), 1), model_of(spec_of(layer(), layer(sliding_window=9 if windowed else None)), 2)
-    backends = Backends(Backend.MLIR, Backend.EAGER, Backend.EAGER, "") if several else None
-    own = runner_of(small, backends=backends)
-    proposer = Follows(model_drafts(own, several), small, every)
-    asked = [request(f"r{i}", 2 + 17 * i, 20) for i in range(3)]
-    runner = runner_of(target, speculator=drafts(proposer, 4), max_num_seqs=2)
-    assert tokens(generate(runner, asked)) == tokens(plain(target, asked))
-    assert proposer.drafted > 20 // every
+COMPILED = Backends(Backend.MLIR, Backend.EAGER, Backend.EAGER, "")
+SHARED = 160  # a vocabulary of several vectors, of which each thread has some
+SHARP = 2.5  # times a tiny model's own logits: its largest probabilities are then spread over (0.2, 1)
+
+
+def sharp(seed: int, vocab: int = VOCAB, **more):
+    """A draft model that is sure of some tokens and unsure of others."""
+    model = model_of(spec_of(layer(), layer(sliding_window=9)).model_copy(update={"vocab_size": vocab}), seed)
+    assert model.embedding is not None and model.norm.weight is not None
+    with torch.no_grad():
+        model.norm.weight.mul_(SHARP)
+    return runner_of(model, **more)
+
+
+@contextmanager
+def threads_of_torch(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    yield
+    torch.set_num_threads(before)
+
+
+def runs(several: bool, **row: object) -> bool:
+    return not several or backend_problems()[Backend.MLIR] is None
+
+
+@rows(
+    {"several": [False, True], "least": [0.0, 0.5, 0.88], "every": [1, 3], "most": [4, 1], "threads": [1, 2]},
+    {"several": True, "least": 0.88}, {"several": True, "every": 3, "threads": 2},
+    valid=runs,
+)  # fmt: skip
+def test_drafts_are_the_draft_models_own_and_change_nothing(several, least, every, most, threads) -> None:
+    """Greedy: each draft is the model's own, up to the first token below the threshold, each row cut for itself, and
+    outputs are those without; its cache follows what the target accepts, whether it was stopped or not."""
+    target = model_of(spec_of(), 1)
+    with threads_of_torch(threads):
+        own = sharp(3, backends=COMPILED if several else None)
+        proposer = Follows(model_drafts(own, several, confidence_threshold=least), own.model, every)
+        asked = [request(f"r{i}", 2 + 17 * i, 20) for i in range(3)]
+        runner = runner_of(target, speculator=drafts(proposer, most), max_num_seqs=2)
+        assert tokens(run_checked(runner, asked)) == tokens(plain(target, asked))
+    assert proposer.drafted and (proposer.cut > 0) == (least > 0)
     for each in asked:
         proposer.forget(each.request_id)
     assert all(pool.num_used == 0 for pool in own.scheduler.pools)
@@ -115,49 +138,11 @@ def test_a_draft_without_pages_proposes_nothing() -> None:
     assert any(isinstance(e, Verified) for e in events)
 
 
-SHARED = 160  # a vocabulary of several vectors, of which each thread has some
-SHARP = 2.5  # times a tiny model's own logits: its largest probabilities are then spread over (0.2, 1)
-
-
-def sharp(seed: int, vocab: int = VOCAB, **more):
-    """A draft model that is sure of some tokens and unsure of others."""
-    model = model_of(spec_of(layer(), layer(sliding_window=9)).model_copy(update={"vocab_size": vocab}), seed)
-    assert model.embedding is not None and model.norm.weight is not None
-    with torch.no_grad():
-        model.norm.weight.mul_(SHARP)
-    return runner_of(model, **more)
-
-
-@pytest.mark.parametrize("several", [False, pytest.param(True, marks=needs_mlir)])
-@settings(max_examples=tries(12), deadline=None)
-@given(st.floats(0.3, 0.95), st.integers(2, 99), st.integers(1, 4), st.integers(1, 3), st.sampled_from([1, 2]))
-def test_a_draft_that_stops_where_it_is_unsure_changes_nothing(several, least, seed, most, every, threads) -> None:
-    """Greedy: each draft is the model's own, up to the first token below the threshold, and outputs are those without;
-    its cache follows, whether it was stopped or not."""
-    target, backends = (
-        model_of(spec_of(), 1),
-        Backends(Backend.MLIR, Backend.EAGER, Backend.EAGER, "") if several else None,
-    )
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        own = sharp(seed, backends=backends)
-        proposer = Follows(model_drafts(own, several, confidence_threshold=least), own.model, every)
-        asked = [request(f"r{i}", 2 + 17 * i, 12 + 5 * i) for i in range(3)]
-        runner = runner_of(target, speculator=drafts(proposer, most), max_num_seqs=2)
-        assert tokens(run_checked(runner, asked)) == tokens(plain(target, asked))
-    finally:
-        torch.set_num_threads(before)
-    for each in asked:
-        proposer.forget(each.request_id)
-    assert all(pool.num_used == 0 for pool in own.scheduler.pools)
-
-
 @pytest.mark.parametrize("several", [False, pytest.param(True, marks=needs_mlir)])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_thresholds_at_the_ends(several: bool, temperature: float) -> None:
     """0 proposes as ever; above 1 nothing is proposed; between them there are drafts of several lengths."""
-    backends = Backends(Backend.MLIR, Backend.EAGER, Backend.EAGER, "") if several else None
+    backends = COMPILED if several else None
     asked = [request(f"r{i}", 5 + 9 * i, 20, temperature=temperature, seed=i) for i in range(2)]
     target, lengths = model_of(spec_of(), 1), {}
     ends = {}
@@ -170,18 +155,6 @@ def test_thresholds_at_the_ends(several: bool, temperature: float) -> None:
     assert lengths[None] == lengths[0.0] and ends[None] == ends[0.0]
     assert lengths[1.01] == [] and ends[1.01] == tokens(plain(target, asked))
     assert len({len(ids) for ids, _ in lengths[0.5]}) > 1
-
-
-@needs_mlir
-def test_rows_that_have_ended_do_not_end_others() -> None:
-    """Several rows in one call: each is cut for itself, whatever is known of it, however many rows are padding."""
-    own = sharp(3, backends=Backends(Backend.MLIR, Backend.EAGER, Backend.EAGER, ""))
-    asked = [request(f"r{i}", 3 + 6 * i, 14) for i in range(3)]
-    target = model_of(spec_of(), 1)
-    proposer = Follows(model_drafts(own, True, confidence_threshold=0.88), own.model)
-    runner = runner_of(target, speculator=drafts(proposer, 4), max_num_seqs=3)
-    assert tokens(generate(runner, asked)) == tokens(plain(target, asked))
-    assert min(proposer.cut, proposer.drafted) > 2
 
 
 class Table:
@@ -261,44 +234,37 @@ class Draws:
         self.inner.forget(request_id)
 
 
-@needs_mlir
-@settings(max_examples=tries(12), deadline=None)
-@given(
-    st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0]), min_size=1, max_size=3), st.integers(0, 99), st.booleans(),
-    st.sampled_from([0.0, 0.6]), st.sampled_from([1, 2, 3]), st.sampled_from([VOCAB, SHARED]),
-)  # fmt: skip
-def test_tokens_drawn_in_one_call_are_those_of_the_distribution_function(
-    ways, seed, common, least, threads, vocab
-) -> None:
-    """Rows that draw, each at its temperature, beside rows that take the largest; cut where the draft is unsure."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        own = sharp(3, vocab, backends=Backends(Backend.MLIR, Backend.EAGER, Backend.EAGER, ""))
+def draws_of_its_own(ways: tuple[float, ...], common: bool, least: float, threads: int, vocab: int) -> int:
+    """Return how many tokens were drawn, each held against the distribution function; outputs are those without drafts
+    where random numbers are common."""
+    with threads_of_torch(threads):
+        own = sharp(3, vocab, backends=COMPILED)
         proposer = Draws(model_drafts(own, True, common_random_numbers=common, confidence_threshold=least), own.model)
-        asked = [request(f"r{i}", 4 + 9 * i, 14, temperature=way, seed=seed + i) for i, way in enumerate(ways)]
-        accept = "match" if common else "rejection"
+        asked = [request(f"r{i}", 4 + 9 * i, 14, temperature=way, seed=5 + i) for i, way in enumerate(ways)]
         target = model_of(spec_of().model_copy(update={"vocab_size": vocab}), 1)
+        accept = "match" if common else "rejection"
         found = generate(runner_of(target, speculator=drafts(proposer, 4, accept=accept), max_num_seqs=3), asked)
-    finally:
-        torch.set_num_threads(before)
     assert {end.reason for end in found.values()} == {"length"}, [end.error for end in found.values()]
-    assert proposer.drawn or not any(ways) or least
-    if common:
-        assert tokens(found) == tokens(plain(target, asked))
+    assert not common or tokens(found) == tokens(plain(target, asked))
+    return proposer.drawn
 
 
-@pytest.mark.sampled(2)
 @needs_mlir
-@pytest.mark.parametrize("level", available_levels(), ids=str)
+@rows({
+    "ways": [(0.5, 1.0, 2.0), (0.0, 1.0, 0.0), (1.0,)], "common": [False, True], "least": [0.0, 0.6],
+    "threads": [1, 2, 3], "vocab": [VOCAB, SHARED],
+})  # fmt: skip
+def test_tokens_drawn_in_one_call_are_those_of_the_distribution_function(ways, common, least, threads, vocab) -> None:
+    """Rows that draw, each at its temperature, beside rows that take the largest; cut where the draft is unsure."""
+    assert draws_of_its_own(ways, common, least, threads, vocab) or least
+
+
+@pytest.mark.levels
+@needs_mlir
+@pytest.mark.parametrize("level", available_levels()[:-1], ids=str)
 def test_drawn_drafts_at_every_level(level: Level) -> None:
     with limited_to(level):
-        own = sharp(5, SHARED, backends=Backends(Backend.MLIR, Backend.EAGER, Backend.EAGER, ""))
-        proposer = Draws(model_drafts(own, True, confidence_threshold=0.0), own.model)
-        asked = [request(f"r{i}", 4 + 9 * i, 20, temperature=0.7, seed=i) for i in range(3)]
-        target = model_of(spec_of().model_copy(update={"vocab_size": SHARED}), 1)
-        found = generate(runner_of(target, speculator=drafts(proposer, 4), max_num_seqs=3), asked)
-    assert {end.reason for end in found.values()} == {"length"} and proposer.drawn > 20
+        assert draws_of_its_own((0.7, 0.7, 0.7), False, 0.0, 1, SHARED) > 20
 
 
 @needs_mlir

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from tests.engine.guesses import Guesses, drafts, plain, tokens
 from tests.engine.tiny import model_of, request, runner_of, spec_of
-from workbench.engine.load import load
 from workbench.engine.loaded_model import DEMO_FOLDER
 from workbench.engine.runner import generate
 from workbench.engine.speculator import check_same_vocabulary
@@ -17,7 +16,7 @@ from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.request import Request, Sequence
 from workbench.speculative.config import parse_speculation
 from workbench.speculative.proposers import PromptLookupProposer
-from workbench.trace.events import Finished, Verified
+from workbench.trace.events import Verified
 
 
 @given(st.lists(st.integers(0, 3), min_size=2, max_size=40), st.integers(1, 3), st.integers(0, 2), st.integers(1, 6))
@@ -90,12 +89,3 @@ def test_another_tokenizer_is_refused_in_one_line() -> None:
         check_same_vocabulary("x", None, spec, ours, spec)
     with pytest.raises(WorkbenchError, match="vocabulary has 128256 tokens"):
         check_same_vocabulary("x", None, spec.model_copy(update={"vocab_size": 128256}), ours, spec)
-
-
-def test_load_speculates() -> None:
-    runner = load("demo", backend="eager", pages=8, speculate="draft")
-    assert runner.speculator is not None and runner.speculator.num_speculative_tokens == 4
-    sampling = {"max_tokens": 24, "temperature": 0}
-    text = [e.output_text for e in runner.stream("import os\n", **sampling) if isinstance(e, Finished)]
-    runner.speculator = None
-    assert text == [e.output_text for e in runner.stream("import os\n", **sampling) if isinstance(e, Finished)]

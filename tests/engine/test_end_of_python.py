@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
-from tests.patience import limit
+from tests.helpers.processes import python
 
 BEGIN = """
 import workbench
@@ -39,8 +35,6 @@ _close_threads()
 @pytest.mark.parametrize("end", ENDS)
 def test_a_process_ends_in_the_middle_of_a_stream(end: str) -> None:
     """A thread that Python ended within a step would abort the process; a cancel that began a thread would hang it."""
-    command = [sys.executable, "-c", BEGIN + ENDS[end] + "\nraise SystemExit(3)"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=limit(180), env=environment)
+    ran = python("-c", BEGIN + ENDS[end] + "\nraise SystemExit(3)")
     assert ran.returncode == 3 and not {"Traceback", "terminate"} & {*ran.stderr.split()}, ran.stderr
     assert ran.stdout == ("the runner's thread was closed, since Python ends\n" if "another job" in end else "")

@@ -8,9 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
+from tests.engine.histories import Histories
 from tests.engine.history import BUDGET, CONTEXT, FULL, SIZE, Counted
 from tests.engine.memory import Memory, Name
-from tests.engine.test_histories import Histories
 from tests.thorough import tries
 from workbench.kv_cache.budget import EvictionBudget
 from workbench.kv_cache.pages import KVCacheGroup, PagePool

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from compiled_kernels import Backend
 from tests.engine.apart import engines_apart
-from tests.engine.test_recurrent import models as recurrent_models
+from tests.engine.handovers import FORMATS, LAYERS, WINDOWS, drawn_requests
+from tests.engine.recurrent_models import models as recurrent_models
 from tests.engine.tiny import Oracle, finals, layer, model_of, request, runner_of, spec_of
 from tests.patience import until
 from tests.thorough import tries
@@ -31,41 +32,14 @@ from workbench.kv_cache.pages import NULL_PAGE
 from workbench.kv_cache.shared_memory import SharedMemory
 from workbench.model.attention_spec import MLASpec
 from workbench.model.spec import LayerSpec
-from workbench.request import Request
 from workbench.trace.events import Decoded
 
-FORMATS = (
-    {"format": "dense"},
-    {"dtype": "bfloat16"},
-    {"dtype": "float16"},
-    {"format": "int8", "quant_group": 8, "columns": 8, "residual_length": 4, "num_sink_tokens": 2},
-    {"format": "int4", "quant_group": 8, "columns": 8, "residual_length": 9},
-    {"format": "fp8", "quant_group": 8, "columns": 8, "residual_length": 1},
-    {"keys": "int8", "values": "fp8", "quant_group": 8, "columns": 8, "residual_length": 3, "rotate": True},
-    {"codec": "tests.engine.tiny:Halved"},
-)
-WINDOWS = spec_of(layer(2, 1, 8), layer(2, 1, 8, sliding_window=5), layer(4, 2, 8, sliding_window=9, num_sink_tokens=3))
 LATENT = MLASpec(num_heads=2, kv_lora_rank=12, qk_rope_head_dim=4, qk_nope_head_dim=3, v_head_dim=5)
 MODELS = (
     WINDOWS,
     spec_of(layer(2, 1, 8), layer(2, 1, 8)),
     spec_of(LayerSpec(attention=LATENT, intermediate_size=12), layer(2, 1, 8, sliding_window=6)),
 )
-
-
-def drawn_requests(data: st.DataObject, name: str) -> list[Request]:
-    """Requests of which some begin alike, and whose tokens depend on every one before."""
-    draw, made = data.draw, list[Request]()
-    for number in range(draw(st.integers(1, 4))):
-        penalty = draw(st.sampled_from([1.0, 1.3]))
-        heat = draw(st.sampled_from([0.0, 1.0]))
-        made.append(
-            request(
-                f"{name}{draw(st.integers(0, 1))}", draw(st.integers(1, 26)), draw(st.integers(1, 14)),
-                temperature=heat, seed=number, repetition_penalty=penalty,
-            )
-        )  # fmt: skip
-    return [Request(f"{each.request_id}-{number}", each.prompt_ids, each.sampling) for number, each in enumerate(made)]
 
 
 @settings(max_examples=tries(60), deadline=None)
@@ -103,9 +77,6 @@ def test_states_of_recurrent_layers_go_along(data: st.DataObject) -> None:
     found = apart.run(asked, data.draw(st.integers(0, 2)))
     assert found == finals(runner_of(model, **chosen), asked)
     apart.check_no_page_leaks()
-
-
-LAYERS = spec_of(layer(4, 2, 16), layer(4, 2, 16)).model_copy(update={"hidden_size": 64})
 
 
 def test_bits_are_those_of_one_engine() -> None:

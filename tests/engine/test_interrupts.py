@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections import deque
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -14,39 +14,22 @@ from hypothesis import strategies as st
 
 from tests.engine import many_histories
 from tests.engine.history import History
-from tests.engine.interrupted import interrupted, lines_of
-from tests.engine.test_draft_model import model_drafts
-from tests.engine.tiny import CONTEXT, finals, layer, model_of, request, runner_of, spec_of
+from tests.engine.interrupted import KINDS, interrupted, lines_of
+from tests.engine.tiny import finals, request
 from tests.thorough import tries
 from workbench.engine import faults as books
 from workbench.engine.runner import Runner
 from workbench.interrupts import DeferInterrupts
-from workbench.kv_cache.format import CacheFormat
 from workbench.request import FinishReason
-from workbench.speculative.proposers import PromptLookupProposer, Speculator
 from workbench.trace.events import Event, Finished
 
-MODEL = model_of(spec_of(layer(), layer(2, 1, sliding_window=9)))
-PLAIN = model_of(spec_of(layer(dim=8), layer(dim=8)))
-PACKED = CacheFormat(format="int8", quant_group=8, columns=8, residual_length=8)
-HOST = {"kind": "memory", "bytes": 2**16}
-
-
-def drafts(proposer: Any) -> Speculator:
-    return Speculator(proposer, 3, CONTEXT, "adaptive")
-
-
-KINDS: dict[str, Any] = {
-    "plain": lambda: runner_of(MODEL),
-    "few pages, saved on the host": lambda: runner_of(MODEL, pages=22, prefix="radix", offload=HOST),
-    "packed": lambda: runner_of(PLAIN, cache=PACKED, page_size=8),
-    "evicting": lambda: runner_of(PLAIN, evict={"kind": "heavy_hitters", "budget": 12}, pages=11, offload=HOST),
-    "lookup": lambda: runner_of(MODEL, speculator=drafts(PromptLookupProposer(1, 3))),
-    "draft model": lambda: runner_of(MODEL, speculator=drafts(model_drafts(runner_of(PLAIN)))),
-}
 MINE = [request("a", 11, 9), request("c", 5, 6, n=3, temperature=1.0, seed=3), request("d", 4, 5, beams=2)]
 OTHER, NEXT = request("b", 14, 16), request("e", 17, 8)
-ALONE = {kind: finals(made(), [OTHER]) | finals(made(), [NEXT]) for kind, made in KINDS.items()}
+
+
+@cache
+def alone(kind: str) -> dict[str, Any]:
+    return finals(KINDS[kind](), [OTHER]) | finals(KINDS[kind](), [NEXT])
 
 
 def mine(runner: Runner) -> None:
@@ -63,8 +46,8 @@ def check(runner: Runner, box: deque[Event], kind: str) -> None:
     while runner.has_unfinished_requests:
         runner.step(box)
     (end,) = (event for event in box if isinstance(event, Finished))
-    assert end.reason == FinishReason.LENGTH and end.token_ids == ALONE[kind]["b"]
-    assert finals(runner, [NEXT])["e"] == ALONE[kind]["e"]
+    assert end.reason == FinishReason.LENGTH and end.token_ids == alone(kind)["b"]
+    assert finals(runner, [NEXT])["e"] == alone(kind)["e"]
     runner.reset_prefix_cache()
     assert all(pool.num_used == 0 and pool.num_free == pool.num_pages for pool in runner.scheduler.pools)
 

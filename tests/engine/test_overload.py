@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.test_policies import Line
+from tests.engine.line import Line
 from workbench.scheduler.policies import FCFS, Fair, Priority, ShortestPrompt
 
 STEPS, PATIENCE = 600, 20

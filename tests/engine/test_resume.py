@@ -7,11 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
+from tests.engine.formats import CONTEXT, FORMATS, runner
 from tests.engine.guesses import Guesses, drafts
-from tests.engine.test_structured_output import CONTEXT, FORMATS, runner
+from tests.engine.resumable import BIAS, KNOWN
 from tests.prompt.samples import byte_level
 from tests.thorough import tries
 from workbench.engine.resume import resumed_sample
@@ -19,7 +20,6 @@ from workbench.engine.runner import Runner, generate
 from workbench.errors import WorkbenchError
 from workbench.request import CustomPart, Request, SamplingParameters
 from workbench.response_format import Choices, Thinking
-from workbench.sampling.samplers import RandomSampler
 from workbench.trace.events import Decoded, Event, Finished, Prefilled, Submitted
 
 CONTROLS = byte_level().special_token_ids
@@ -49,13 +49,6 @@ def end_of(events: list[Event], sample: int = 0) -> Finished:
 
 def claims(end: Finished) -> dict[str, Any]:
     return {name: getattr(end, name) for name in CLAIMS} | {"text": end.text}
-
-
-# Bytes that are often drawn, so that stop strings are met, and cross the seam; and the two halves of characters.
-KNOWN = {
-    byte_level().vocab_size + number: -100.0 for number in range(3)
-}  # the model has them, the tokenizer lacks them
-BIAS = {id: 6.0 for id in byte_level().encode("abé🙂")} | KNOWN
 
 
 @st.composite
@@ -91,14 +84,12 @@ def test_a_resumed_request_is_the_uninterrupted_one(asked: Request, where: float
     first = runner(eos, prefix="radix")
     whole = free(first, asked)
     end = end_of(whole)
-    if end.reason in ("refused", "error"):
-        return
+    assume(end.reason not in ("refused", "error"))
     tokens = shown(whole) if not asked.final_only or asked.sampling.logprobs is not None else None
     cut = round(where * len(end.token_ids))
     ids = end.token_ids[:cut]
     closing = bool(cut and tokens is not None and tokens[cut - 1][-1])
-    if tokens is None and asked.sampling.response_format is not None:
-        return  # no event says then that it closes; nothing was shown, so it can begin anew
+    assume(tokens is not None or asked.sampling.response_format is None)  # else no event says that it closes
     resumed = resumed_sample(asked, 0, ids, closing)
     event(f"{end.ended_by}, {'none' if not cut else 'all' if cut == len(end.token_ids) else 'some'}")
     second = first if warm else runner(eos, max_num_batched_tokens=7, max_num_seqs=2)
@@ -182,22 +173,12 @@ def test_log_probabilities_of_the_prompt_are_not_emitted_again() -> None:
     assert not any(each.logprobs for each in rest if isinstance(each, Prefilled))
 
 
-class Counting:
-    """A user's sampler whose state is how many tokens there were."""
-
-    def start(self) -> int:
-        return 0
-
-    def choose(self, logits, uniform: float, state: int) -> tuple[int, int]:
-        return RandomSampler().choose(logits, uniform)[0], state + 1
-
-
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
         ({"beams": 2, "n": 2, "temperature": 1.0}, "beams cannot be resumed"),
         ({"best_of": 3}, "best_of > n cannot be resumed"),
-        ({"sampler": CustomPart(path=f"{__name__}:Counting")}, "Counting cannot be resumed"),
+        ({"sampler": CustomPart(path="tests.engine.resumable:Counting")}, "Counting cannot be resumed"),
         ({"n": 2}, "resume each sample alone"),
         ({"stop_token_ids": (8,)}, "goes on after its end (stop_token, 1 tokens)"),
         ({"max_tokens": 1}, "goes on after its end (max_tokens, 1 tokens)"),

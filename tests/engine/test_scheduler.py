@@ -1,17 +1,13 @@
-"""The scheduler under random histories: integers only, no model."""
+"""What the scheduler refuses and says, and what a step costs; its histories are in test_histories.py."""
 
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.calls import calls_of
-from tests.thorough import tries
 from workbench.errors import WorkbenchError
 from workbench.kv_cache.manager import KVCacheManager
-from workbench.kv_cache.pages import KVCacheGroup, PagePool, pages_for
+from workbench.kv_cache.pages import KVCacheGroup, PagePool
 from workbench.kv_cache.prefix import RadixCache
 from workbench.request import FinishReason, Request, SamplingParameters, Sequence
 from workbench.scheduler.plan import RequestRefused, SchedulerLimits, StepPlan
@@ -30,108 +26,6 @@ def scheduler_of(pools: tuple[PagePool, ...], limits: SchedulerLimits, context: 
     return Scheduler(
         KVCacheManager(pools, (KVCacheGroup(),) * len(pools), limits.max_num_batched_tokens), limits, context
     )
-
-
-class Histories(RuleBasedStateMachine):
-    """Submit, step, cancel in any order; `computed` and pages are checked after every move."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pools = (PagePool(9, 4), PagePool(11, 4))
-        self.limits = SchedulerLimits(max_num_seqs=3, max_num_batched_tokens=7)
-        self.scheduler = scheduler_of(self.pools, self.limits)
-        self.open: list[Sequence] = []
-        self.count = 0
-
-    @rule(prompt=st.integers(1, 45), most=st.integers(1, 12))
-    def submit(self, prompt: int, most: int) -> None:
-        new = sequence(self.count, prompt, most)
-        self.count += 1
-        fits = prompt < CONTEXT and pages_for(min(prompt + most, CONTEXT) - 1, 4) <= 9
-        if not fits:
-            with pytest.raises(RequestRefused, match=r"\d"):
-                self.scheduler.submit(new)
-            return
-        self.scheduler.submit(new)
-        self.open.append(new)
-
-    @rule(steps=st.integers(1, 6))
-    def step(self, steps: int) -> None:
-        for _ in range(steps):
-            plan = self.scheduler.plan()
-            if plan is None:
-                assert not self.open, "something waits and nothing is planned"
-                return
-            self.check(plan)
-            before = {span.sequence.request_id: span.sequence.num_computed_tokens for span in plan.spans}
-            chosen = {span.sequence.request_id: 1 for span in plan.spans if span.needs_sample}
-            self.scheduler.commit(plan, chosen)
-            for span in plan.spans:
-                assert span.start == before[span.sequence.request_id]
-                if len(span.sequence.output_ids) >= span.sequence.request.sampling.max_tokens or (
-                    len(span.sequence.token_ids) >= CONTEXT
-                ):
-                    self.end(span.sequence, FinishReason.LENGTH)
-
-    def check(self, plan: StepPlan) -> None:
-        assert 0 < plan.num_tokens <= self.limits.max_num_batched_tokens
-        assert len(plan.spans) <= self.limits.max_num_seqs
-        lengths = [span.length for span in plan.spans]
-        assert lengths == sorted(lengths, key=lambda length: length > 1), "decodes are packed first"
-        for span in plan.spans:
-            assert span.needs_sample == (span.end == len(span.sequence.token_ids))
-            for pages in span.sequence.pages:
-                assert len(pages) >= pages_for(span.end, 4)
-        # The oldest always gets on, or all of the budget went to decodes before it.
-        oldest = min(self.open, key=lambda s: s.arrival_index)
-        assert oldest in [s.sequence for s in plan.spans] or plan.decode_tokens == self.limits.max_num_batched_tokens
-
-    def end(self, ended: Sequence, reason: FinishReason) -> None:
-        self.scheduler.finish(ended, reason)
-        assert ended.finish_reason is reason
-        self.open.remove(ended)
-
-    @precondition(lambda self: self.open)
-    @rule(data=st.data())
-    def cancel(self, data: st.DataObject) -> None:
-        self.end(data.draw(st.sampled_from(self.open)), FinishReason.CANCELLED)
-
-    @invariant()
-    def pages_have_one_owner(self) -> None:
-        for group, pool in enumerate(self.pools):
-            held = [page for s in self.open for page in s.pages[group]]
-            assert len(held) == len(set(held)) == pool.num_used
-        for s in self.scheduler.waiting:
-            assert s.num_computed_tokens == 0 and not any(s.pages)
-
-    @invariant()
-    def queues_are_in_order(self) -> None:
-        orders = [s.arrival_index for s in (*self.scheduler.running, *self.scheduler.waiting)]
-        assert orders == sorted(orders)
-
-
-TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=tries(120), stateful_step_count=25, deadline=None)
-
-
-@given(st.lists(st.tuples(st.integers(1, 20), st.integers(1, 15)), min_size=1, max_size=8))
-@settings(deadline=None)
-def test_everything_submitted_ends(sizes: list[tuple[int, int]]) -> None:
-    """However scarce the pages: no loop of preemptions, no request starves."""
-    scheduler = scheduler_of((PagePool(9, 4),), SchedulerLimits(4, 8))
-    going = [sequence(order, prompt, most) for order, (prompt, most) in enumerate(sizes)]
-    for new in going:
-        scheduler.submit(new)
-    for _ in range(5_000):
-        plan = scheduler.plan()
-        if plan is None:
-            break
-        scheduler.commit(plan, {s.sequence.request_id: 1 for s in plan.spans if s.needs_sample})
-        for span in plan.spans:
-            if len(span.sequence.output_ids) == span.sequence.request.sampling.max_tokens:
-                scheduler.finish(span.sequence, FinishReason.LENGTH)
-    assert all(s.finish_reason is FinishReason.LENGTH for s in going)
-    assert scheduler.pages_in_use == 0
 
 
 def test_refusals_give_the_numbers() -> None:

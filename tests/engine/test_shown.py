@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from tests.engine.tiny import layer, model_of, request, runner_of, spec_of
-from tests.test_pixels import read
-from tests.test_shown import ODD
+from tests.helpers.pixels import read
 from workbench.engine.runner import Runner
 from workbench.inspect.attention import LARGEST, MAX_MAPS, Inspection
 from workbench.scheduler.plan import StepPlan
+
+ODD = "<script>alert('&amp;')</script>"
 
 
 def plans(runner: Runner) -> list[StepPlan]:

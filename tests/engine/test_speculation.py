@@ -4,52 +4,21 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from compiled_kernels import Backend
 from tests.engine.guesses import Guesses, drafts, needs_mlir, plain, run_checked, tokens
-from tests.engine.tiny import Oracle, layer, model_of, request, runner_of, spec_of, specs
-from tests.thorough import tries
+from tests.engine.tiny import Oracle, layer, model_of, request, runner_of, spec_of
 from workbench.engine.runner import generate
 from workbench.executors.select import Backends
 from workbench.kv_cache.format import CacheFormat
 from workbench.kv_cache.manager import KVCacheManager
-from workbench.kv_cache.pages import pages_for
-from workbench.model.spec import ModelSpec
-from workbench.request import Request, Sequence
+from workbench.request import Sequence
 from workbench.sampling import sampler as choose
 from workbench.sampling.samplers import SampledToken
 from workbench.scheduler.plan import Span
 from workbench.trace.events import Decoded, Finished, Stepped, Verified
 
 PACKED = CacheFormat(format="int8", quant_group=8, columns=8, residual_length=8)
-
-
-@settings(max_examples=tries(15), deadline=None)
-@given(
-    specs, st.integers(0, 2**31), st.integers(1, 5), st.sampled_from([None, PACKED]), st.sampled_from(["off", "radix"]),
-    st.integers(5, 40), st.floats(0, 1),
-)  # fmt: skip
-def test_greedy_output_is_what_it_is_without(spec: ModelSpec, seed, most, cache, prefix, pages, right) -> None:
-    """Windows, packed caches, reuse of prefixes, pages that run out, chunks that are cut: every row is the oracle's, or
-    that of a run without drafts where the cache is packed, and no page is left over."""
-    if cache is not None and any(kind.attention.head_dim % 8 for kind in spec.layers):
-        cache = None
-    size = 8 if cache else 4
-    pages = max(pages, 2 * pages_for(30, size) + 4)
-    model = model_of(spec, seed)
-    asked = [request(f"{seed}-{i}", 3 + 4 * i, 5 + 3 * i, presence_penalty=0.3 * (i % 2)) for i in range(3)]
-    asked.append(Request("again", asked[2].prompt_ids, asked[2].sampling))
-    shared = {"cache": cache, "prefix": prefix, "pages": pages, "page_size": size, "max_num_seqs": 3}
-    wanted = plain(model, asked, **{**shared, "pages": 60})
-    proposer = Guesses({name: end.token_ids for name, end in wanted.items()}, seed, right)
-    runner = runner_of(model, **shared, speculator=drafts(proposer, most))
-    if cache is None:
-        Oracle(runner)
-    assert tokens(run_checked(runner, asked)) == tokens(wanted)
-    runner.reset_prefix_cache()
-    assert all(pool.num_used == 0 and pool.num_free == pool.num_pages for pool in runner.scheduler.pools)
 
 
 def keeps_pages(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,28 +98,6 @@ def test_events_are_those_of_a_run_without(way: dict) -> None:
     assert sum(e.accepted for e in checks) == sum(e.accepted_tokens for e in steps) > 0
     assert sum(e.drafted for e in checks) == sum(e.drafted_tokens for e in steps)
     assert all(0 <= e.accepted <= e.drafted <= 3 for e in checks)
-
-
-@settings(max_examples=tries(25), deadline=None)
-@given(st.integers(0, 60), st.integers(0, 2), st.integers(0, 9))
-def test_cancelling_at_any_event_frees_its_pages(moment: int, which: int, seed: int) -> None:
-    model = model_of(spec_of())
-    asked = [request(f"r{i}", 3 + 4 * i, 9) for i in range(3)]
-    wanted = plain(model, asked)
-    proposer = Guesses({name: end.token_ids for name, end in wanted.items()}, seed)
-    runner = runner_of(model, speculator=drafts(proposer))
-    ends = {}
-    for number, event in enumerate(runner.stream(asked)):
-        if number == moment:
-            runner.cancel(f"r{which}")
-        if isinstance(event, Finished):
-            ends[event.request_id] = event
-    assert all(pool.num_used == 0 for pool in runner.scheduler.pools)
-    for name, end in ends.items():
-        cut = end.reason == "cancelled"
-        assert end.token_ids == wanted[name].token_ids[: len(end.token_ids) if cut else None]
-    generate(runner, [request("r0", 3, 2)])
-    assert proposer.kept <= {"r0"}  # what has ended is forgotten
 
 
 def test_rows_of_one_sequence_are_the_span() -> None:

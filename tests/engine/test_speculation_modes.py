@@ -2,49 +2,21 @@
 
 from __future__ import annotations
 
-from collections import deque
-from typing import cast
-
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from compiled_kernels import Backend, backend_problems
-from tests.engine.guesses import Guesses, check_pages, drafts, plain, run_checked, tokens
+from tests.engine.guesses import Guesses, drafts, plain, run_checked, tokens
 from tests.engine.tiny import layer, model_of, request, runner_of, spec_of
-from tests.thorough import tries
 from workbench.engine.runner import Runner
 from workbench.executors.token_parallel import TokenParallelExecutor
 from workbench.scheduler.plan import StepPlan
-from workbench.scheduler.policies import BUILT_IN_POLICIES, BatchingMode, parse_policy
-from workbench.trace.events import Decoded, Verified
 
 MODEL = model_of(spec_of(layer(4, 2), layer(4, 2, sliding_window=9)))
 ASKED = [request(f"r{i}", 3 + 5 * i, 6 + 3 * (i % 3)) for i in range(5)]
-WANTED = plain(MODEL, ASKED, pages=80)
-ANSWERS = {name: end.token_ids for name, end in WANTED.items()}
 needs_mlir = pytest.mark.skipif(
     backend_problems()[Backend.MLIR] is not None, reason=f"{backend_problems()[Backend.MLIR]}"
 )
-
-
-@pytest.mark.parametrize("kind", ["continuous", "static"])
-@pytest.mark.parametrize("policy", BUILT_IN_POLICIES)
-@settings(max_examples=tries(3), deadline=None)
-@given(seed=st.integers(0, 99), pages=st.integers(18, 40), right=st.floats(0, 1), budget=st.integers(5, 20))
-def test_every_policy_gives_the_same_tokens(
-    policy: str, kind: str, seed: int, pages: int, right: float, budget: int
-) -> None:
-    """With little patience, few pages, and budgets that cut prompts and drafts."""
-    patience = {} if policy == "fcfs" else {"starvation_limit": 6}
-    runner = runner_of(
-        MODEL, policy=parse_policy({"kind": policy, **patience}, cast(BatchingMode, kind)), pages=pages,
-        max_num_batched_tokens=budget, prefix="radix", speculator=drafts(Guesses(ANSWERS, seed, right)),
-    )  # fmt: skip
-    assert tokens(run_checked(runner, ASKED)) == tokens(WANTED)
-    runner.reset_prefix_cache()
-    assert all(pool.num_free == pool.num_pages for pool in runner.scheduler.pools)
 
 
 class Bits:
@@ -106,31 +78,8 @@ def test_without_it_some_bit_differs() -> None:
         runner = runner_of(MODEL, pages=80)
         Bits(runner, alone)
         run_checked(runner, [each])
-    runner = runner_of(MODEL, pages=80, speculator=drafts(Guesses(ANSWERS, 1, 0.8)))
+    answers = {name: end.token_ids for name, end in plain(MODEL, ASKED, pages=80).items()}
+    runner = runner_of(MODEL, pages=80, speculator=drafts(Guesses(answers, 1, 0.8)))
     bits = Bits(runner, alone)
     run_checked(runner, ASKED)
     assert bits.differing
-
-
-@pytest.mark.parametrize("policy", BUILT_IN_POLICIES)
-def test_cancels_under_every_policy(policy: str) -> None:
-    """Amid drafts: pages come back, and the others' tokens stay."""
-    runner = runner_of(MODEL, policy=policy, pages=24, speculator=drafts(Guesses(ANSWERS, 3)))
-    box: deque = deque()
-    for each in ASKED:
-        runner.submit(each, box)
-    cancelled, ends = False, {}
-    while runner.has_unfinished_requests:
-        runner.step(box)
-        check_pages(runner)
-        if not cancelled and any(isinstance(event, Verified) for event in box):
-            runner.cancel("r1")
-            cancelled = True
-    for event in box:
-        if event.kind == "finished":
-            ends[event.request_id] = event
-    assert cancelled and any(isinstance(event, Decoded) for event in box)
-    for name, end in ends.items():
-        assert end.token_ids == ANSWERS[name][: len(end.token_ids)]
-        assert name == "r1" or len(end.token_ids) == len(ANSWERS[name])
-    assert all(pool.num_free == pool.num_pages for pool in runner.scheduler.pools)

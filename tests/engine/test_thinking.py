@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.engine.formats import CONTEXT, RUNNERS, runner
 from tests.engine.guesses import Guesses, drafts
-from tests.engine.test_structured_output import CONTEXT, RUNNERS, runner
 from tests.prompt.samples import byte_level
 from tests.thorough import tries
 from workbench.engine.runner import generate

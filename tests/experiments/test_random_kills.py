@@ -6,7 +6,6 @@ import json
 import os
 import random
 import subprocess
-import sys
 
 import pytest
 
@@ -22,23 +21,27 @@ from experiments.random_kills import (
     marked,
     rank_faults,
 )
+from tests.helpers.processes import start_python
 from tests.patience import until
+from tests.thorough import run_seed
 from workbench.trace.events import Decoded, Finished
 
 
+@pytest.mark.processes
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("service", SERVICES[:2])  # ranks: tests/tensor_parallel/test_shared_model.py
 def test_nothing_is_left_after_a_random_kill(service: str) -> None:
-    row = kill_once(service, random.Random())
+    row = kill_once(service, random.Random(run_seed()))
     assert not row["faults"], row
 
 
 def test_a_process_that_is_left_is_found() -> None:
     """Under another parent too: the mark is in the environment."""
-    script = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'input()'], stdin=sys.stdin)"
+    script = "import subprocess, sys; subprocess.Popen(['cat'], stdin=sys.stdin)"
     mine, its = os.pipe()
     with os.fdopen(mine) as reading:
-        subprocess.run([sys.executable, "-c", script], env=os.environ | {MARK: "7"}, stdin=reading, check=True)
+        with start_python("-c", script, env=os.environ | {MARK: "7"}, stdin=reading) as first:
+            assert first.wait() == 0
         assert len(marked("7")) == 1 and not marked("8")
         os.close(its)
         until(lambda: not marked("7"))
@@ -75,9 +78,8 @@ def test_requests_of_ranks_end_by_all_their_tokens_or_by_the_rank_that_was_kille
 
 
 def test_a_service_that_waits_is_ended() -> None:
-    command = [sys.executable, "-c", "import time; print(1, flush=True); time.sleep(1000)"]
-    with subprocess.Popen(command, env=os.environ | {MARK: "9"}, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None and process.stdout.readline() == "1\n"
+    with subprocess.Popen(["sleep", "1000"], env=os.environ | {MARK: "9"}, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
         with ending("9", 0.1) as is_late:
-            assert process.stdout.read() == ""
+            assert process.stdout.read() == b""
         assert is_late.is_set()

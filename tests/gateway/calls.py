@@ -13,6 +13,7 @@ from workbench.serve.answers.pieces import Ended, Piece, PromptRead, Text, Used
 from workbench.serve.call import Call, Caller
 from workbench.serve.gate import Outcome
 
+Json = dict[str, Any]
 numbers = itertools.count()
 ALICE = Caller("key", "tenant", "salt", frozenset({"*"}))
 BOB = Caller("other", "bob", "other salt", frozenset({"*"}))

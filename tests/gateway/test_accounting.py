@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tests.economics.tables import PRICES, table
 from tests.gateway.calls import chat
 from tests.patience import until
+from tests.thorough import tries
 from workbench.economics.prices import Usage, total_usage
 from workbench.errors import WorkbenchError
 from workbench.gateway import accounting
@@ -92,7 +93,7 @@ class Traffic(RuleBasedStateMachine):
 
 
 TestTraffic = Traffic.TestCase
-TestTraffic.settings = settings(max_examples=15, stateful_step_count=12, deadline=None)
+TestTraffic.settings = settings(max_examples=tries(15), stateful_step_count=12, deadline=None)
 
 
 @given(used(), PRICES)
@@ -120,7 +121,7 @@ class SummedTraffic(Traffic):
 
 
 TestSummedTraffic = SummedTraffic.TestCase
-TestSummedTraffic.settings = settings(max_examples=15, stateful_step_count=12, deadline=None)
+TestSummedTraffic.settings = settings(max_examples=tries(15), stateful_step_count=12, deadline=None)
 
 
 def test_accounts_outlive_their_process_and_are_read_beside_it(tmp_path: Path) -> None:

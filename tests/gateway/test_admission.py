@@ -5,14 +5,13 @@ from __future__ import annotations
 import sqlite3
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 import workbench
 from tests.economics.tables import table
-from tests.gateway.calls import ALICE, Models, answer, chat, outcome
+from tests.gateway.calls import ALICE, Json, Models, answer, chat, outcome
 from tests.gateway.gates import answered, refused, run, slow_limiter
 from workbench.errors import WorkbenchError
 from workbench.gateway.gate import Gateway
@@ -92,7 +91,7 @@ def test_a_budget_is_reserved_at_the_dearest_and_charged_exactly(tmp_path: Path)
         {"keys": {"a": {"money_per_day": 1}}},
     ],
 )
-def test_a_limit_of_money_wants_prices_of_all_models(limits: dict[str, Any]) -> None:
+def test_a_limit_of_money_wants_prices_of_all_models(limits: Json) -> None:
     names = Models().names()
     for prices, missing in (
         ({}, "demo-draft, demo, demo-chat, which"),
@@ -179,7 +178,7 @@ def test_what_was_reserved_is_given_back_when_admission_fails() -> None:
 
 
 @pytest.mark.parametrize("limits", [{"requests_per_minute": 2}, {"requests_at_once": 2}])
-def test_who_may_not_ask_has_nothing_tokenized(limits: dict[str, Any]) -> None:
+def test_who_may_not_ask_has_nothing_tokenized(limits: Json) -> None:
     async def use(gateway: Gateway, models: Models) -> None:
         leases = [await gateway.admit(chat()) for _ in range(2)]
         assert models.tokenized == 2

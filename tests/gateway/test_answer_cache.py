@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 import workbench
 from tests.event_loop import run_async
-from tests.gateway.calls import answer, chat
+from tests.gateway.calls import Json, answer, chat
 from tests.gateway.redis_server import RedisServer
+from tests.thorough import tries
 from workbench.gateway.answer_cache import (
     AnswerCache,
     AnswerCacheConfig,
@@ -62,7 +63,7 @@ PIECES = st.one_of(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=tries(60))
 @given(st.lists(PIECES, max_size=8))
 def test_what_is_read_back_is_what_was_written(pieces: list[Piece]) -> None:
     assert list(read_pieces(write_pieces(pieces))) == pieces
@@ -77,7 +78,7 @@ async def found(cache: AnswerCache, call: Call, ids: Any = IDS, fingerprint: str
 
 
 SAME = {"temperature": 0, "max_tokens": 16}
-OTHERS: list[dict[str, Any]] = [
+OTHERS: list[Json] = [
     {"sampling": SAME | {"max_tokens": 17}},
     {"sampling": SAME | {"n": 2}},
     {"sampling": SAME | {"stop": ("x",)}},
@@ -94,7 +95,7 @@ OTHERS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("other", OTHERS, ids=[str(each)[:60] for each in OTHERS])
-def test_a_call_that_may_be_answered_otherwise_does_not_hit(other: dict[str, Any]) -> None:
+def test_a_call_that_may_be_answered_otherwise_does_not_hit(other: Json) -> None:
     async def run() -> None:
         kept = cache()
         assert await kept.keep(chat(sampling=SAME), "demo@1", IDS, answer())
@@ -157,7 +158,7 @@ class Clock:
         return self.now
 
 
-@settings(max_examples=40)
+@settings(max_examples=tries(40))
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 40), st.integers(0, 3)), max_size=30))
 def test_memory_stays_within_its_bytes_and_forgets_in_time(steps: list[tuple[str, int, int]]) -> None:
     async def run() -> None:
@@ -253,7 +254,7 @@ def test_an_embedding_that_fails_or_hangs_costs_the_hit_alone() -> None:
 
 
 @pytest.mark.parametrize("values", [{"breakpoints": (Breakpoint("system"),)}, {"only_warms": True}])
-def test_a_call_that_asks_for_work_passes_by(values: dict[str, Any]) -> None:
+def test_a_call_that_asks_for_work_passes_by(values: Json) -> None:
     async def run() -> None:
         kept = cache()
         assert await kept.keep(chat(), "demo@1", IDS, answer())
@@ -281,8 +282,6 @@ def test_a_similar_question_hits_only_where_the_facts_agree(second_gate: bool) -
         await kept.keep(chat("How do I enable the cache?"), "demo@1", IDS, answer("so"))
         hit, why = await found(kept, chat("How do I enable a cache?"), ids=((9,),))
         assert hit is not None and why.startswith("semantic") and isinstance(hit[-1], Used)
-        (read,) = (each for each in hit if isinstance(each, PromptRead))
-        assert read.token_ids == (9,) and read.prompt_tokens == hit[-1].prompt_tokens == 1  # those of its own prompt
         (read,) = (each for each in hit if isinstance(each, PromptRead))
         assert read.token_ids == (9,) and (read.prompt_tokens, hit[-1].prompt_tokens) == (1, 1)  # its own prompt's
         hit, why = await found(kept, chat("How do I disable the cache?"), ids=((9,),))

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.calls import BOB, chat
-from tests.serve.conftest import chat_runner as chat_runner
+from tests.gateway.calls import BOB, Json, chat
 from workbench.engine.runner import Runner
 from workbench.gateway.answer_cache import NOT_IN_KEY, exact_key, passes_by, semantic_key
 from workbench.prompt.conversation import Conversation
@@ -21,7 +20,7 @@ from workbench.serve.served_model import ServedModel
 
 IDS = ((1, 2, 3),)
 TOOL = {"name": "look", "description": "", "parameters": {"type": "object", "properties": {"at": {"type": "string"}}}}
-CALL_FIELDS: dict[str, Any] = {  # another value of every field
+CALL_FIELDS: Json = {  # another value of every field
     "id": "another", "dialect": "openai.completions", "model": "other", "prompts": ("a text",),
     "sampling": SamplingParameters(temperature=0, max_tokens=3), "has_seed": True, "has_max_tokens": False,
     "tool_choice": "none",
@@ -30,7 +29,7 @@ CALL_FIELDS: dict[str, Any] = {  # another value of every field
     "background": True, "deadline": 9.0, "purpose": "embed", "caller": BOB, "ignored": {"user": "no account"},
     "notes": {"a": 1}, "options": {"include_usage": True},
 }  # fmt: skip
-SAMPLING_FIELDS: dict[str, Any] = {
+SAMPLING_FIELDS: Json = {
     "temperature": 0.5, "top_k": 3, "top_p": 0.5, "min_p": 0.1, "repetition_penalty": 1.5, "presence_penalty": 1.0,
     "frequency_penalty": 1.0, "logit_bias": {3: 1.0}, "filters": (CustomPart(path="a:B"),),
     "sampler": CustomPart(path="a:B"), "ranking": CustomPart(path="a:B"),
@@ -39,7 +38,7 @@ SAMPLING_FIELDS: dict[str, Any] = {
     "logprobs_of": "filtered", "prompt_logprobs": 0, "response_format": Regex(regex="a"),
     "thinking": Thinking(budget_tokens=3),
 }  # fmt: skip
-CONVERSATION_FIELDS: dict[str, Any] = {  # None: the ids differ
+CONVERSATION_FIELDS: Json = {  # None: the ids differ
     "system": None, "documents": None, "turns": None,
     "tools": [TOOL], "template": "tool_use", "template_arguments": {"enable_thinking": False},
 }  # fmt: skip
@@ -101,7 +100,7 @@ TOOLS = {
 }
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
 NO_EFFECT = None  # of a field that changes how an answer is written, or what it costs
-FIRST: dict[str, dict[str, Any]] = {
+FIRST: dict[str, Json] = {
     "openai.chat": {"messages": [{"role": "user", "content": "Hi"}]},
     "openai.completions": {"prompt": "Hi"},
     "openai.responses": {"input": "Hi"},
@@ -116,14 +115,14 @@ class In:
         self.value, self.others = value, others
 
 
-OPENAI: dict[str, Any] = {
+OPENAI: Json = {
     "n": 2, "temperature": 0.7, "top_p": 0.5, "frequency_penalty": 1, "presence_penalty": 1, "logit_bias": {"3": 1},
     "seed": In(2, temperature=0.5, seed=1), "stop": ["x"], "top_k": 3, "min_p": 0.1, "repetition_penalty": 1.5,
     "ignore_eos": True, "stop_token_ids": [3], "prompt_logprobs": 0, "structured_outputs": {"regex": "a+"},
     "max_tokens": 5, "model": NO_EFFECT, "stream": NO_EFFECT, "stream_options": NO_EFFECT,
     "return_token_ids": NO_EFFECT, "priority": NO_EFFECT, "deadline": NO_EFFECT,
 }  # fmt: skip
-BODY_FIELDS: dict[str, dict[str, Any]] = {  # another value of every field of a body
+BODY_FIELDS: dict[str, Json] = {  # another value of every field of a body
     "openai.chat": OPENAI | {
         "messages": [{"role": "user", "content": "Ho"}], "max_completion_tokens": 5, "logprobs": True,
         "top_logprobs": In(2, logprobs=True), "tools": TOOLS["openai.chat"],
@@ -170,7 +169,7 @@ def test_each_field_of_a_body_is_in_the_key_or_listed_as_of_no_effect(
     given = value if isinstance(value, In) else In(value)
     first = FIRST[dialect] | {"model": model.name, "temperature": 0} | given.others
 
-    def key(body: dict[str, Any]) -> str:
+    def key(body: Json) -> str:
         call = spoken.parse(*_read(spoken.body, body, model), Caller())
         ids = [each.request.prompt_ids for each in model.prepare(call)]
         return exact_key(call, model.fingerprint, ids)
@@ -178,7 +177,7 @@ def test_each_field_of_a_body_is_in_the_key_or_listed_as_of_no_effect(
     assert key(first) == key(dict(first)) != key(first | {field: given.value})
 
 
-def _read(kind: Any, body: dict[str, Any], model: ServedModel) -> tuple[Any, ServedModel, dict[str, str]]:
+def _read(kind: Any, body: Json, model: ServedModel) -> tuple[Any, ServedModel, dict[str, str]]:
     read, ignored = read_body(kind, body)
     return read, model, ignored
 

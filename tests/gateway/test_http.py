@@ -16,9 +16,10 @@ import httpx
 import openai
 import pytest
 
+from tests.gateway.calls import Json
 from tests.patience import limit, until
 from workbench.economics.prices import load_prices
-from workbench.engine.load import load
+from workbench.engine.runner import Runner
 from workbench.gateway.gate import Gateway
 from workbench.serve.server import Server, serve
 from workbench.serve.watch.traces import CallTrace
@@ -47,9 +48,8 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Gateway:
 
 
 @pytest.fixture(scope="module")
-def server(gateway: Gateway) -> Iterator[Server]:
-    runner = load(MODEL, backend="eager", max_num_batched_tokens=128, page_size=16)
-    with serve(runner, gate=gateway) as running:
+def server(gateway: Gateway, chat_runner: Runner) -> Iterator[Server]:
+    with serve(chat_runner, gate=gateway) as running:
         yield running
 
 
@@ -184,7 +184,7 @@ def test_the_accounts_are_those_of_the_traces(
 
     monkeypatch.setattr(server.service, "_open", fail_some)
 
-    def body_of(number: int, kind: str) -> dict[str, Any]:
+    def body_of(number: int, kind: str) -> Json:
         words = {"same": "the same", "moderated": f"weather {number}", "failed": f"{number} must fail"}
         messages = [{"role": "user", "content": words.get(kind, f"number {number}")}]
         tokens = 5 if kind == "same" else 1 + 7 * number % 30
@@ -248,7 +248,7 @@ def test_the_accounts_are_those_of_the_traces(
     assert {each.call.dialect for each in traces.values()} >= {"openai.chat", "anthropic.messages", "openai.embeddings"}
 
 
-def _batch(server: Server, key: str, bodies: list[dict[str, Any]]) -> int:
+def _batch(server: Server, key: str, bodies: list[Json]) -> int:
     """Run a batch; return how many of its calls were admitted: all but the one that is moderated."""
     lines = [
         json.dumps({"custom_id": str(number), "method": "POST", "url": "/v1/chat/completions", "body": body})

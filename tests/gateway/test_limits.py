@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tests.event_loop import run_async
 from tests.gateway.redis_server import RedisServer
 from tests.patience import limit
+from tests.thorough import tries
 from workbench.gateway.limits.limits import (
     BUCKETS,
     DAY,
@@ -93,7 +94,7 @@ async def _answers(limiter: Limiter, clock: Clock, holders: list[Holder], operat
     return answers
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=tries(150), deadline=None)
 @given(limits=st.lists(LIMITS, min_size=1, max_size=2), operations=OPERATIONS)
 def test_memory_and_redis_agree_to_the_unit(redis_server: RedisServer, limits: list, operations: list) -> None:
     prefix = next(names)
@@ -168,7 +169,7 @@ class Bucket(RuleBasedStateMachine):
 
 
 TestBucket = Bucket.TestCase
-TestBucket.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestBucket.settings = settings(max_examples=tries(40), stateful_step_count=25, deadline=None)
 
 
 @pytest.mark.parametrize("bucket", BUCKETS)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import workbench
 from tests.event_loop import run_async
+from tests.thorough import tries
 from workbench.errors import WorkbenchError
 from workbench.gateway.moderation import AnswerFilter, CheckFailed, Moderation, ModerationConfig
 from workbench.gateway.streamed_rules import fold
@@ -69,7 +70,7 @@ def first_match(patterns: Sequence[re.Pattern[str]], text: str) -> int | None:
     return min((found.start() for each in patterns if (found := each.search(text))), default=None)
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=tries(250), deadline=None)
 @given(text=TEXTS, terms=TERMS, whole=st.booleans(), cuts=CUTS)
 @example(text="abcab ab", terms=["ab"], whole=True, cuts=[1, 1, 1])
 def test_terms_are_found_whatever_the_cuts(text: str, terms: list[str], whole: bool, cuts: list[int]) -> None:
@@ -94,7 +95,7 @@ def test_terms_are_found_whatever_the_cuts(text: str, terms: list[str], whole: b
     assert held <= max(map(len, terms)) - (0 if whole else 1)
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=tries(250), deadline=None)
 @given(text=TEXTS, regexes=st.lists(REGEXES, min_size=1, max_size=2), cuts=CUTS)
 @example(text="cab", regexes=[r"\bab\b"], cuts=[1, 1])
 def test_no_character_of_a_match_leaves(text: str, regexes: list[str], cuts: list[int]) -> None:
@@ -109,7 +110,7 @@ def test_no_character_of_a_match_leaves(text: str, regexes: list[str], cuts: lis
     assert held <= 12
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=tries(60), deadline=None)
 @given(text=st.text("ab ", max_size=80), cuts=CUTS)
 def test_a_regex_without_a_longest_match_holds_back_a_stated_number(text: str, cuts: list[int]) -> None:
     left, reason, held = streamed(moderation({"regex": "ab*a"}, max_match_characters=5), cut(text, cuts))

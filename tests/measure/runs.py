@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.helpers.processes import python
 from workbench.errors import WorkbenchError
 from workbench.runs.folder import RunFolder, write_dated_record
 from workbench.trace.events import Decoded, Finished, Stepped, Submitted
@@ -86,6 +87,21 @@ def write_until_full(parent: Path) -> None:
         except WorkbenchError as error:
             print(error)
             return
+
+
+def run_and_kill(*arguments: str) -> str:
+    return python("-m", "tests.measure.runs", *arguments, check=True).stdout
+
+
+TINY = {"model": {"name": "shape:tiny", "dtype": "float32"}, "backend": "eager", "cache": {"page_size": 8}}
+PREFIX = {
+    "question": "sooner?", **TINY,
+    "workload": {
+        "kind": "shared_prefix", "requests": 3, "prefix_tokens": 100, "own_tokens": 5, "output_tokens": 4, "rounds": 2,
+    },
+    "variants": {"computed": {}, "reused": {"cache.prefix": "radix"}},
+    "judge": {"path": "experiments.prefix_reuse:judge"},
+}  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.measure.runs import PREFIX, TINY
 from workbench.errors import WorkbenchError
 from workbench.experiment.experiment import Experiment
 from workbench.measure.compare_variants import run_comparison
@@ -14,16 +15,6 @@ from workbench.measure.serving import measure_serving
 from workbench.measure.shared_prefix import measure_shared_prefix
 from workbench.reports.variants_table import variant_tables
 from workbench.runs.record import Record
-
-TINY = {"model": {"name": "shape:tiny", "dtype": "float32"}, "backend": "eager", "cache": {"page_size": 8}}
-PREFIX = {
-    "question": "sooner?", **TINY,
-    "workload": {
-        "kind": "shared_prefix", "requests": 3, "prefix_tokens": 100, "own_tokens": 5, "output_tokens": 4, "rounds": 2,
-    },
-    "variants": {"computed": {}, "reused": {"cache.prefix": "radix"}},
-    "judge": {"path": "experiments.prefix_reuse:judge"},
-}  # fmt: skip
 
 
 def test_a_prefix_is_found_again_and_changes_no_token(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -79,3 +80,12 @@ def answers(lines: list[Any], folder: Path, **options: Any) -> list[dict[str, An
 def run(source: Path, out: Path, settings: str = "", **options: Any) -> BatchProgress:
     template = options.pop("template", TEMPLATE)
     return run_batch(source, out, lambda: (runner(), model(template)), settings, **options)
+
+
+@cache
+def whole() -> bytes:
+    """The file of a run that nothing stopped."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "out.jsonl"
+        run(written(LINES, Path(folder) / "in.jsonl"), out)
+        return out.read_bytes()

@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import tempfile
-from functools import cache
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.offline.batches import LINES, line, run, runner, written
+from tests.offline.batches import LINES, line, run, runner, whole, written
 from tests.thorough import tries
 from workbench.errors import WorkbenchError
 from workbench.offline.output_file import OutputFile
 from workbench.offline.run import BatchProgress
-
-
-@cache
-def whole() -> bytes:
-    """The file of a run that nothing stopped."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "out.jsonl"
-        run(written(LINES, Path(folder) / "in.jsonl"), out)
-        return out.read_bytes()
 
 
 class Stop(BaseException):

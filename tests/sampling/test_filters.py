@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers.generation import logits_process as theirs
 
@@ -40,6 +40,8 @@ def stacked(batch: list[LogitsRow]) -> torch.Tensor:
 
 
 @given(batches(), st.floats(0.01, 10), st.integers(1, 100), PROBABILITIES, st.floats(0, 1))
+@example([LogitsRow(torch.zeros(4), History(), "")], 1.0, 2, 0.5, 1.0)  # ties at each bound
+@example([LogitsRow(torch.zeros(2), History(), "")], 0.01, 1, 0.5, 0.5)
 def test_equal_to_the_warpers_of_transformers(batch, temperature, k, top_p, min_p):
     logits = stacked(batch)
     none = torch.LongTensor(len(batch), 0)

@@ -1,16 +1,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-import openai
 import pytest
 
-from tests.patience import until
-from tests.serve.serving import RecordingGate, pages_used
+from tests.serve.serving import RecordingGate, check_idle
 from workbench.engine.load import load
 from workbench.engine.runner import Runner
-from workbench.engine.runner_thread import RunnerThread
 from workbench.serve.server import Server, serve
+
+if TYPE_CHECKING:
+    import openai
 
 
 @pytest.fixture(scope="session")
@@ -34,14 +35,13 @@ def server(chat_runner: Runner, gate: RecordingGate) -> Iterator[Server]:
 def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """After each test that has the server: no call under way, every page free."""
     yield
-    if "server" not in request.fixturenames:
-        return
-    running, runner = request.getfixturevalue("server"), request.getfixturevalue("chat_runner")
-    until(lambda: not running.service.runs)
-    assert RunnerThread.attach(runner).call(pages_used) == 0
+    if "server" in request.fixturenames:
+        check_idle(request.getfixturevalue("server"), request.getfixturevalue("chat_runner"))
 
 
 @pytest.fixture
 def client(server: Server) -> Iterator[openai.OpenAI]:
+    import openai
+
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as made:
         yield made

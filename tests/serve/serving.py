@@ -10,13 +10,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from tests.patience import limit
+from tests.patience import limit, until
 from workbench.engine.runner import Runner
+from workbench.engine.runner_thread import RunnerThread
 from workbench.serve.call import Call
 from workbench.serve.gate import OpenGate, OpenLease, Outcome
 from workbench.serve.server import Server
 from workbench.trace.events import Event
 
+Json = dict[str, Any]
 CALCULATE = {
     "type": "function",
     "function": {
@@ -81,6 +83,19 @@ def held_steps(runner: Runner) -> Iterator[HeldSteps]:
         yield steps
     finally:
         steps.release()
+
+
+def check_idle(server: Server, runner: Runner) -> None:
+    """Assert that a server has no call under way and its runner no page in use; what a test has left is ended, so that
+    the next one finds the server free."""
+    try:
+        until(lambda: not server.service.runs)
+        assert RunnerThread.attach(runner).submit_call(pages_used).result(limit(30)) == 0, "pages are in use"
+    except (AssertionError, TimeoutError) as error:
+        left = [(run.call.dialect, run.call.id) for run in server.service.runs]
+        bridge = next(iter(server.service._bridges.values()))
+        bridge._loop.call_soon_threadsafe(server.service.end_all)
+        raise AssertionError(f"the test left the server at work: {left}") from error
 
 
 def pages_used(runner: Runner) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -20,6 +19,7 @@ from typing import Any
 
 import httpx
 
+from tests.helpers.processes import PIPE, Process, start_python
 from tests.patience import limit, until
 from tests.prompt import model_templates
 
@@ -198,7 +198,7 @@ def fault_of(status: int, answer: str, way: str, name: str) -> str:
 
 
 @contextmanager
-def serving(models: dict[str, Path]) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+def serving(models: dict[str, Path]) -> Iterator[tuple[str, Process]]:
     """Serve folders under names, in a process of its own; the first is the main one. Yields its address."""
     (first, folder), *others = models.items()
     settings = {
@@ -208,10 +208,8 @@ def serving(models: dict[str, Path]) -> Iterator[tuple[str, subprocess.Popen[str
     with tempfile.TemporaryDirectory() as place:
         file = Path(place, "server.yaml")
         file.write_text(json.dumps(settings))
-        command = [sys.executable, "-m", "workbench", "serve", str(file), "--json"]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        process = start_python("-m", "workbench", "serve", str(file), "--json", stdout=PIPE)
         try:
-            assert process.stdout is not None
             printed = ""
             while not printed.endswith("}\n"):
                 assert (line := process.stdout.readline()), "the server did not start"

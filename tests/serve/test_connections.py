@@ -6,8 +6,6 @@ import contextlib
 import resource
 import select
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,8 +13,9 @@ from typing import Any
 import pytest
 
 import workbench
+from tests.helpers.processes import PIPE, start_python
 from tests.patience import limit, until
-from tests.serve.serving import RecordingGate, connect, events_of, held_steps, post, read_until
+from tests.serve.serving import Json, RecordingGate, connect, events_of, held_steps, post, read_until
 from tests.thorough import THOROUGH
 from workbench.engine.runner import Runner
 from workbench.serve.dialects.openai.chat import OpenAIChat
@@ -93,9 +92,8 @@ def test_many_silent_connections_do_no_harm_and_end(chat_runner: Runner) -> None
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
         with workbench.serve(chat_runner, idle_seconds=3600.0) as server:
-            command = [sys.executable, "-c", SILENT_CLIENTS, server.url.rsplit(":", 1)[1], str(count)]
-            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as clients:
-                assert clients.stdout is not None
+            port = server.url.rsplit(":", 1)[1]
+            with start_python("-c", SILENT_CLIENTS, port, str(count), stdout=PIPE) as clients:
                 assert clients.stdout.readline() == "open\n"
                 until(lambda: num_connections(server) == count)
                 assert is_answered(server)
@@ -122,7 +120,7 @@ def test_half_a_request_ends_though_a_byte_comes_now_and_then(
     chat_runner: Runner, begin: bytes, more: bytes, says: bytes
 ) -> None:
     idle = 3600.0 if begin.startswith(b"POST") else 0.3  # what was refused is closed at once, without a silence
-    times: dict[str, Any] = {"idle_seconds": idle, "header_seconds": 0.3, "body_seconds": 0.3}
+    times: Json = {"idle_seconds": idle, "header_seconds": 0.3, "body_seconds": 0.3}
     with workbench.serve(chat_runner, **times) as server, connect(server) as connection:
         connection.sendall(begin)
         assert says in send_until_closed(connection, more)
@@ -131,7 +129,7 @@ def test_half_a_request_ends_though_a_byte_comes_now_and_then(
 
 def test_a_header_has_its_own_time_after_a_silence(chat_runner: Runner) -> None:
     """A client that was silent for long, as it may be, can still ask."""
-    times: dict[str, Any] = {"idle_seconds": 3600.0, "header_seconds": 3600.0}
+    times: Json = {"idle_seconds": 3600.0, "header_seconds": 3600.0}
     with workbench.serve(chat_runner, **times) as server, connect(server) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\n")
         (held,) = until_connected(server)

@@ -114,7 +114,7 @@ def test_a_reader_that_stands_still_is_let_go(
 
         async def never() -> Any:  # as a connection whose buffers are full
             monkeypatch.setattr(run, "next", block)
-            while not run._stream._has_failed:
+            while not (run._stream._has_failed or run._stream.ended.is_set()):
                 await asyncio.sleep(0.01)
             return await block()
 

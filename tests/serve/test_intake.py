@@ -14,7 +14,7 @@ import pytest
 import workbench
 from tests.event_loop import run_async
 from tests.patience import limit, until
-from tests.serve.serving import RecordingGate, connect, held_steps, pages_used, post, read_until
+from tests.serve.serving import Json, RecordingGate, connect, held_steps, pages_used, post, read_until
 from workbench.engine.embeddings import TOKENS_PER_CHUNK, TextMean
 from workbench.engine.runner import Runner
 from workbench.engine.runner_thread import RunnerThread
@@ -25,8 +25,8 @@ from workbench.serve.server import Server
 from workbench.trace.events import Submitted
 
 CHAT = "/v1/chat/completions"
-ASK: dict[str, Any] = {"model": "demo-chat", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
-EMBED: dict[str, Any] = {"model": "demo-chat", "input": ["a text", "word " * 300]}
+ASK: Json = {"model": "demo-chat", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+EMBED: Json = {"model": "demo-chat", "input": ["a text", "word " * 300]}
 
 
 class SlowGate(RecordingGate):
@@ -43,7 +43,7 @@ class SlowGate(RecordingGate):
         return await super().admit(call)
 
 
-def send(server: Server, path: str, body: dict[str, Any]) -> httpx.Response:
+def send(server: Server, path: str, body: Json) -> httpx.Response:
     return httpx.post(server.url + path, json=body, timeout=limit(60))
 
 
@@ -229,7 +229,7 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(
     encode = tokenizer.encode
     monkeypatch.setattr(tokenizer, "encode", lambda text, *more: encoded.append(len(text)) or encode(text, *more))
     long = "word " * 600_000
-    bodies: list[tuple[str, dict[str, Any]]] = [
+    bodies: list[tuple[str, Json]] = [
         ("/v1/completions", {"model": "demo-chat", "prompt": long, "max_tokens": 1}),
         ("/v1/embeddings", {"model": "demo-chat", "input": long}),
         (CHAT, {**ASK, "messages": [{"role": "user", "content": long}]}),

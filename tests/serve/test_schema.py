@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import schemathesis
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from schemathesis import checks
+from schemathesis.core.errors import InvalidSchema
 from schemathesis.core.failures import FailureGroup
+from schemathesis.specs.openapi import negative
 
 import workbench
 from tests.patience import limit
@@ -79,6 +81,9 @@ def describe() -> Any:
     return schemathesis.openapi.from_dict(document)
 
 
+# Where schemathesis 4.32 finds that nothing can be drawn from a mutation it ends the test; it is to be declined.
+negative.DECLINED += (InvalidSchema,)
+
 schema = describe()
 
 
@@ -91,8 +96,8 @@ def is_chosen(case: schemathesis.Case) -> bool:
 @schema.parametrize()
 @settings(max_examples=tries(40), deadline=None, suppress_health_check=[HealthCheck.too_slow, *SLOW])
 def test_every_answer_is_as_the_document_says(case: schemathesis.Case, server: Server) -> None:
-    if case.meta is not None and case.meta.phase.name.value == "coverage" and not is_chosen(case):
-        return
+    """Cases of the coverage that are not chosen are rejected: they count as no examples."""
+    assume(case.meta is None or case.meta.phase.name.value != "coverage" or is_chosen(case))
     case.call_and_validate(base_url=server.url, checks=CHECKS, timeout=limit(60))
 
 

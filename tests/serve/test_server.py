@@ -16,6 +16,7 @@ import openai
 import pytest
 
 import workbench
+from tests.helpers.processes import PIPE, start_python
 from tests.patience import until
 from tests.serve.serving import RecordingGate, connect, events_of, held_steps, post, read_until
 from workbench.cli.serve import read_serve_config
@@ -51,6 +52,7 @@ def ask(server: Server, **options: Any) -> tuple[int, Any]:
     return int(head.split()[1]), json.loads(content)
 
 
+@pytest.mark.processes
 def test_the_package_can_be_called_before_and_after_its_modules_are_imported() -> None:
     for first in ("", "import workbench.serve.app\n"):
         program = f"{first}import workbench, inspect\nprint(callable(workbench.serve), workbench.serve.__name__, " \
@@ -238,28 +240,18 @@ def test_settings_are_one_value(tmp_path: Any) -> None:
         read_serve_config("demo", ("server.prot=1",))
 
 
+@pytest.mark.processes
 def test_the_command_serves_until_sigterm() -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "workbench",
-        "serve",
-        "demo-draft",
-        "--port",
-        "0",
-        "--set",
-        "backend=eager",
-        "--json",
-    ]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    said = ""
-    while not said.rstrip().endswith("}"):
-        said += process.stdout.readline()
-    client = openai.OpenAI(base_url=json.loads(said)["url"] + "/v1", api_key="a", max_retries=2)
-    stream = client.completions.create(model="demo-draft", prompt="def f", max_tokens=40, stream=True)
-    chunks = [next(stream)]
-    process.send_signal(signal.SIGTERM)
-    chunks += list(stream)
-    assert chunks[-1].choices[0].finish_reason in ("length", "stop")
-    assert process.wait() in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
+    command = ["-m", "workbench", "serve", "demo-draft", "--port", "0", "--set", "backend=eager", "--json"]
+    with start_python(*command, stdout=PIPE) as process:
+        said = ""
+        while not said.endswith("}\n"):
+            assert (line := process.stdout.readline()), "the server did not start"
+            said += line
+        client = openai.OpenAI(base_url=json.loads(said)["url"] + "/v1", api_key="a", max_retries=2)
+        stream = client.completions.create(model="demo-draft", prompt="def f", max_tokens=40, stream=True)
+        chunks = [next(stream)]
+        process.send_signal(signal.SIGTERM)
+        chunks += list(stream)
+        assert chunks[-1].choices[0].finish_reason in ("length", "stop")
+        assert process.wait() in (0, -signal.SIGTERM, 128 + signal.SIGTERM)

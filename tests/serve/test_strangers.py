@@ -40,5 +40,6 @@ def test_a_grammar_that_ends_the_compiler_is_refused_and_the_server_goes_on(
     assert good.status_code == 200 and good.json()["choices"][0]["text"] == "fine"
 
 
+@pytest.mark.processes
 def test_a_server_in_a_process_of_its_own_lives_on(capsys: pytest.CaptureFixture[str]) -> None:
     assert strangers.main() == 0, capsys.readouterr().out

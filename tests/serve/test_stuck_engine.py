@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import signal
 import socket
-import subprocess
-import sys
 import threading
+from functools import partial
 
 import httpx
 import pytest
 
 import workbench
+from tests.helpers.processes import PIPE, start_python
 from tests.patience import limit, until
+from tests.serve import serving
 from tests.serve.serving import RecordingGate, connect, events_of, held_steps, pages_used, post, read_until
 from workbench.engine.load import load
 from workbench.engine.runner import Runner
@@ -124,9 +125,22 @@ def test_another_model_answers_for_one_whose_step_does_not_end(chat_runner: Runn
         until(lambda: not server.service.runs)
 
 
+def test_a_call_that_a_test_leaves_is_reported_and_ended(chat_runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`check_idle`, which follows each test of the shared server."""
+    with workbench.serve(chat_runner) as server, connect(server) as connection:
+        with held_steps(chat_runner) as steps, monkeypatch.context() as patch:
+            patch.setattr(serving, "until", partial(until, seconds=0.1))
+            connection.sendall(post(CHAT, ASK))
+            assert steps.waiting.wait()
+            with pytest.raises(AssertionError, match=r"left the server at work: \[\('openai.chat', "):
+                serving.check_idle(server, chat_runner)
+        assert b"shutting down" in read_until(connection, lambda raw: b"shutting down" in raw)
+        serving.check_idle(server, chat_runner)
+
+
+@pytest.mark.processes
 def test_a_process_ends_by_sigterm_though_a_step_does_not_end() -> None:
-    with subprocess.Popen([sys.executable, "-c", HANGING_SERVER], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
+    with start_python("-c", HANGING_SERVER, stdout=PIPE) as process:
         port = int(process.stdout.readline())
         body = {"model": "demo-draft", "prompt": "def f", "max_tokens": 4}
         connection = connect_when_ready(port)

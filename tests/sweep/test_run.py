@@ -208,6 +208,7 @@ def endless_after_one(out: Path) -> Callable[[Path], list[str]]:
     return command
 
 
+@pytest.mark.processes
 def test_killed_with_nine_and_resumed(tmp_path: Path) -> None:
     """The command itself, its process killed while a worker is at it: the points that were done are not run again."""
     file, out = write(tmp_path), tmp_path / "runs"
@@ -229,6 +230,7 @@ def test_killed_with_nine_and_resumed(tmp_path: Path) -> None:
     assert len(complete) == 2
 
 
+@pytest.mark.processes
 def test_a_local_worker_that_is_killed_has_no_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep = planned(tmp_path, SIZES)
     sweep.write()

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.helpers.processes import python
 from tests.patience import until
 from tests.sweep.quick import began, ended, quick_sweep, quick_workers, states
 from workbench.errors import WorkbenchError
@@ -42,13 +41,11 @@ print([row.state for row in rows])
 
 def submit_and_leave(sweep: SweepFolder) -> str:
     """Submit from a process of its own and return its output; the process has ended then, its jobs have not."""
-    with (sweep.path / "said.txt").open("w+") as said:
-        command = [sys.executable, "-c", SUBMIT, str(sweep.path), LOCAL]
-        subprocess.run(command, cwd=ROOT, stdout=said, stderr=said, check=True)
-        said.seek(0)
-        return said.read()
+    done = python("-c", SUBMIT, sweep.path, LOCAL, cwd=ROOT, check=True)
+    return done.stdout + done.stderr
 
 
+@pytest.mark.processes
 def test_submitted_left_and_collected(tmp_path: Path, quick_workers: None, capfd: pytest.CaptureFixture[str]) -> None:
     sweep = quick_sweep(tmp_path, 3)
     first, *others = [point.folder for point in sweep.points]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 
 import workbench
-from tests.agents.script import runner, script
-from tests.agents.test_agent import call
+from tests.agents.script import call, runner, script
 from tests.patience import limit
 from workbench.trace.agent_tracks import AgentTrack
 from workbench.trace.perfetto import chrome_trace, read_trace

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from workbench.testing.law import ConformityReport, Law
+from workbench.zoo.entry import LoadedEntry
+from workbench.zoo.measure import MeasuredEntry
+from workbench.zoo.question import BASELINE, TECHNIQUE, experiment_of
+from workbench.zoo.record import ZooRecord
+
 YAML = """\
 technique: Hotter
 kind: sampling
@@ -45,3 +51,10 @@ def folder(place: Path, **changes: str) -> Path:
     lines += [f"{name}: {value}" for name, value in changes.items() if value]
     (zoo / "hotter.yaml").write_text("\n".join(lines) + "\n")
     return zoo
+
+
+def record_of(entry: LoadedEntry, busy: float | None = 0.0, **figures: float) -> ZooRecord:
+    known = {"distinct_ratio": 1.0, "loop_ratio": 1.0, "bits_per_byte_ratio": 0.8, "time_ratio": 2.0, "heat": 2.0}
+    measured = MeasuredEntry(experiment_of(entry), {**known, **figures}, {BASELINE: "eager", TECHNIQUE: "eager"}, busy)
+    laws = (Law("a", True, ""), Law("b", False, ""), Law("c", True, "", tried=False))
+    return ZooRecord.create(entry, measured, [ConformityReport("part", laws)])

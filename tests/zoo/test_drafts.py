@@ -12,23 +12,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiled_kernels import Backend, backend_problems
 from tests.thorough import tries
 from workbench.engine.config import EngineConfig
 from workbench.engine.loaded_model import LoadedModel
-from workbench.engine.runner import Runner
 from workbench.parts import Draft, Sequence, SpeculationTarget, Verification
 from workbench.request import Request
-from workbench.speculative.config import parse_speculation, proposes_trees
+from workbench.speculative.config import parse_speculation
 from workbench.speculative.proposers import PromptLookupProposer
-from workbench.trace.events import Finished
 from workbench.zoo.entry import LoadedEntry
 from workbench.zoo.folder import ZOO_FOLDER, load_zoo
 from workbench.zoo.laws import check_entry
-from workbench.zoo.question import TECHNIQUE, experiment_of
 
 ENTRIES = {name: entry for name, entry in load_zoo().items() if entry.settings.kind == "draft"}
-CODE = "import os\nimport sys\n\n\ndef first(items):\n    return items[0]\n\n\ndef second(items):\n"
+
+
 SPEC = LoadedModel.load(EngineConfig.build("demo-draft", backend="eager"), lambda line: None).transformer.spec
 
 
@@ -64,23 +61,6 @@ def proposed(proposer, sequence: Sequence, count: int = 8) -> tuple[int, ...]:
 def test_every_entry_keeps_the_laws_of_proposers(entry: LoadedEntry) -> None:
     for report in check_entry(entry, examples=tries(2)):
         report.raise_if_failed()
-
-
-@pytest.mark.sampled(8)
-@pytest.mark.parametrize("backend", ["eager", "mlir"])
-@pytest.mark.parametrize("entry", ENTRIES.values(), ids=ENTRIES)
-def test_greedy_text_is_the_plain_text_on_every_backend(entry: LoadedEntry, backend: str) -> None:
-    if problem := backend_problems()[Backend(backend)]:
-        pytest.skip(str(problem))
-    speculate = experiment_of(entry).variant(TECHNIQUE).speculate
-    if proposes_trees(speculate) and backend != "eager":
-        pytest.skip("trees are verified on backend eager; others refuse them (tests/speculative/test_trees.py)")
-    texts = []
-    for setting in (speculate, "none"):
-        runner = Runner(EngineConfig.build("demo", dtype="float32", backend=backend, pages=64, speculate=setting))
-        ends = [e for e in runner.stream(CODE, max_tokens=16, temperature=0) if isinstance(e, Finished)]
-        texts.append([(end.reason, end.output_text) for end in ends])
-    assert texts[0] == texts[1]
 
 
 @given(st.lists(st.integers(0, 3), min_size=2, max_size=40), st.integers(1, 3), st.integers(0, 2), st.integers(1, 6))

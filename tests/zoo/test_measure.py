@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.zoo import made
+from tests.zoo.made import record_of
 from workbench.errors import WorkbenchError
 from workbench.experiment.variants import VariantResults
-from workbench.testing.law import ConformityReport, Law
 from workbench.zoo import measure
 from workbench.zoo.entry import LoadedEntry
 from workbench.zoo.figures import FIGURES
 from workbench.zoo.folder import load_zoo
-from workbench.zoo.measure import MeasuredEntry, measure_entry, ratio
-from workbench.zoo.question import BASELINE, TECHNIQUE, experiment_of
+from workbench.zoo.measure import measure_entry, ratio
+from workbench.zoo.question import BASELINE, TECHNIQUE
 from workbench.zoo.record import ZooRecord, record_file
 from workbench.zoo.schedules import TenantMeter, jain_index
 
@@ -129,31 +129,6 @@ def test_only_contended_steps_are_metered() -> None:
     meter.on_steps(*steps("aab", {"a": 30, "b": 10}))
     meter.on_steps(*steps("ba", {"b": 2}, steps=10))
     assert meter.tokens == {"a": 30, "b": 30} and meter.fairness == 1
-
-
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        ('return {"heat": "hot"}', "must return numbers by the names heat"),
-        ('return {"heat": True}', "must return numbers by the names heat"),
-        ('return {"loop_ratio": 1.0}', "'loop_ratio' is a figure of every sampling entry; rename it"),
-        ('return {"heat": 1 / 0}', "raised ZeroDivisionError"),
-    ],
-)
-def test_own_figures_that_are_none(tmp_path: Path, body: str, message: str) -> None:
-    zoo = made.folder(tmp_path)
-    source = (zoo / "hotter.py").read_text()
-    (zoo / "hotter.py").write_text(source.replace('return {"heat": 2.0}', body))
-    with pytest.raises(WorkbenchError, match="hotter.py: figures()") as refused:
-        measure._own(load_zoo(zoo)["hotter"])
-    assert message in str(refused.value)
-
-
-def record_of(entry: LoadedEntry, busy: float | None = 0.0, **figures: float) -> ZooRecord:
-    known = {"distinct_ratio": 1.0, "loop_ratio": 1.0, "bits_per_byte_ratio": 0.8, "time_ratio": 2.0, "heat": 2.0}
-    measured = MeasuredEntry(experiment_of(entry), {**known, **figures}, {BASELINE: "eager", TECHNIQUE: "eager"}, busy)
-    laws = (Law("a", True, ""), Law("b", False, ""), Law("c", True, "", tried=False))
-    return ZooRecord.create(entry, measured, [ConformityReport("part", laws)])
 
 
 def test_a_record_is_small_and_read_back_the_same(tmp_path: Path) -> None:

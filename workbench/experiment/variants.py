@@ -26,6 +26,7 @@ def reference_experiment(experiment: Experiment) -> Experiment:
     """Return the reference: the same model in float32, unchanged attention, dense cache and weights, eager backend."""
     values = experiment.model_dump(mode="json", exclude={"variants", "sweep", "judge"})
     values["model"] |= {"dtype": "float32", "weights": "dense", "head_weights": None, "activations": "float"}
+    values["model"] |= {"expert_weights": None, "weight_group": 64}
     kept = {"page_size", "pages"}
     values["cache"] = {name: value for name, value in values["cache"].items() if name in kept}
     values["attention"] = {}

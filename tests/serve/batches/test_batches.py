@@ -21,6 +21,8 @@ from openai.types import batch_create_params, file_create_params
 from openai.types.chat import ChatCompletion
 
 from tests.patience import until
+from tests.serve.serving import Json
+from tests.thorough import tries
 from workbench.serve.batches import message_batch_routes, openai_batch_routes
 from workbench.serve.batches.message_batch_body import read_requests
 from workbench.serve.batches.openai_batch_routes import OpenAIBatchBody, read_items
@@ -50,7 +52,7 @@ def finished(client: openai.OpenAI, content: bytes, endpoint: Any = CHAT) -> Any
     return client.batches.retrieve(batch.id)
 
 
-def results(client: openai.OpenAI, id: str | None) -> dict[str, Any]:
+def results(client: openai.OpenAI, id: str | None) -> Json:
     assert id is not None
     lines = client.files.content(id).content.splitlines()
     return {found["custom_id"]: found["response"] for found in map(json.loads, lines)}
@@ -73,7 +75,7 @@ def test_a_file_of_chats_becomes_a_file_of_answers(client: openai.OpenAI) -> Non
     ("url", "body"),
     [("/v1/embeddings", {"input": "hi"}), ("/v1/responses", {"input": "hi", "max_output_tokens": 3})],
 )
-def test_other_routes_in_batches(client: openai.OpenAI, url: str, body: dict[str, Any]) -> None:
+def test_other_routes_in_batches(client: openai.OpenAI, url: str, body: Json) -> None:
     values = {"custom_id": "a", "method": "POST", "url": url, "body": {"model": "demo-chat", **body}}
     batch = finished(client, json.dumps(values).encode(), url)
     assert results(client, batch.output_file_id)["a"]["status_code"] == 200
@@ -169,7 +171,7 @@ def test_files_expire() -> None:
         store.get("t", found.id)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=tries(60), deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["write", "must", "finish", "discard", "remove"]), st.integers(0, 8))))
 def test_the_budget_is_the_sum_of_what_is_there(steps: list[tuple[str, int]]) -> None:
     store = FileStore(max_tenant_bytes=12, max_bytes=20)
@@ -192,7 +194,7 @@ def test_the_budget_is_the_sum_of_what_is_there(steps: list[tuple[str, int]]) ->
             assert store.num_bytes <= 20
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=tries(100), deadline=None)
 @given(st.binary(max_size=40), st.binary(max_size=200))
 def test_a_form_is_read_exactly(content: bytes, noise: bytes) -> None:
     head = b'--mark\r\nContent-Disposition: form-data; name="file"; filename="f; g=1"\r\n\r\n'
@@ -246,12 +248,12 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=tries(100), deadline=None)
 @given(
     st.lists(st.dictionaries(st.text(max_size=4), JSON, max_size=3), min_size=1, max_size=4),
     st.sampled_from([None, 0, 2]),
 )
-def test_messages_are_read_one_by_one_as_json_reads_them(params: list[dict[str, Any]], indent: int | None) -> None:
+def test_messages_are_read_one_by_one_as_json_reads_them(params: list[Json], indent: int | None) -> None:
     requests = [{"custom_id": f"{n}", "params": each} for n, each in enumerate(params)]
     content = json.dumps({"workspace_id": None, "requests": requests}, indent=indent).encode()
     assert [each.body for each in read_requests(content, "/p")] == params
@@ -325,7 +327,7 @@ def test_message_batches(messages_client: anthropic.Anthropic) -> None:
     ended = messages_client.messages.batches.retrieve(batch.id)
     counts = ended.request_counts
     assert (counts.succeeded, counts.errored, counts.processing) == (2, 2, 0)
-    found: dict[str, Any] = {each.custom_id: each.result for each in messages_client.messages.batches.results(batch.id)}
+    found: Json = {each.custom_id: each.result for each in messages_client.messages.batches.results(batch.id)}
     assert {name: result.type for name, result in found.items()} == {
         "a": "succeeded", "b": "succeeded", "c": "errored", "d": "errored"
     }  # fmt: skip

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.patience import limit, until
-from tests.serve.serving import held_steps, pages_used
+from tests.serve.serving import Json, held_steps, pages_used
 from workbench.engine.runner import Runner
 from workbench.engine.runner_thread import RunnerThread
 from workbench.gateway.gate import Gateway
@@ -83,7 +83,7 @@ class Tenant:
     def upload(self, content: bytes) -> httpx.Response:
         return self.ask("POST", "/v1/files", data={"purpose": "batch"}, files={"file": ("a.jsonl", content)})
 
-    def begin(self, bodies: list[dict[str, Any]], endpoint: str = PATHS["chat"]) -> str:
+    def begin(self, bodies: list[Json], endpoint: str = PATHS["chat"]) -> str:
         lines = [
             {"custom_id": f"{n}", "method": "POST", "url": endpoint, "body": each} for n, each in enumerate(bodies)
         ]
@@ -91,10 +91,10 @@ class Tenant:
         body = {"input_file_id": uploaded["id"], "endpoint": endpoint, "completion_window": "24h"}
         return self.ask("POST", "/v1/batches", json=body).json()["id"]
 
-    def batch(self, id: str) -> dict[str, Any]:
+    def batch(self, id: str) -> Json:
         return self.ask("GET", f"/v1/batches/{id}").json()
 
-    def results(self, id: str) -> dict[str, Any]:
+    def results(self, id: str) -> Json:
         """Wait for the end of a batch; return its lines by custom_id."""
         until(lambda: self.batch(id)["status"] in ("completed", "cancelled", "expired"))
         batch = self.batch(id)
@@ -104,11 +104,11 @@ class Tenant:
         assert len({each["custom_id"] for each in found}) == len(found)
         return {each["custom_id"]: each["response"] for each in found}
 
-    def begin_messages(self, params: list[dict[str, Any]]) -> str:
+    def begin_messages(self, params: list[Json]) -> str:
         body = {"requests": [{"custom_id": f"{n}", "params": each} for n, each in enumerate(params)]}
         return self.ask("POST", "/v1/messages/batches", json=body).json()["id"]
 
-    def message_results(self, id: str) -> dict[str, Any]:
+    def message_results(self, id: str) -> Json:
         path = f"/v1/messages/batches/{id}"
         until(lambda: self.ask("GET", path).json()["processing_status"] == "ended")
         lines = self.ask("GET", f"{path}/results").content.splitlines()
@@ -124,7 +124,7 @@ def store_of(server: Server) -> BatchStore:
     return server.app.state.batches
 
 
-def chat(max_tokens: int = 4, **values: Any) -> dict[str, Any]:
+def chat(max_tokens: int = 4, **values: Any) -> Json:
     return {"model": MODEL, "max_tokens": max_tokens, "messages": [{"role": "user", "content": "hi"}], **values}
 
 
@@ -346,7 +346,7 @@ def test_lines_of_batches_do_not_count_as_waiting_and_leave_slots(
 def test_bytes_of_a_tenant_are_bounded_and_results_expire(
     chat_runner: Runner, gateway: Gateway, tmp_path: Path
 ) -> None:
-    options: dict[str, Any] = {
+    options: Json = {
         "max_tenant_files_bytes": 4500, "max_files_bytes": 6000, "max_upload_bytes": 3500, "max_body_bytes": 1000,
         "files_folder": str(tmp_path),
     }  # fmt: skip

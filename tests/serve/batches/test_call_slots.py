@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests.event_loop import run_async
 from tests.patience import limit, until
+from tests.thorough import tries
 from workbench.serve.batches.call_slots import CallSlots
 from workbench.serve.call import Call
 from workbench.serve.server import Server
@@ -24,7 +25,7 @@ PATH = "/v1/chat/completions"
 ASK = {"model": "demo-chat", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 100, "temperature": 0}
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=tries(30), deadline=None)
 @given(
     calls=st.lists(st.tuples(st.integers(1, 12), st.integers(1, 900), st.integers(1, 3)), min_size=1, max_size=12),
     num_pages=st.integers(2, 64),

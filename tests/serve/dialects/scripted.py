@@ -11,10 +11,23 @@ import anthropic
 import httpx2
 import openai
 import orjson
+import pytest
+from anthropic import types
 
-from workbench.serve.answers.pieces import Piece
+from tests.serve.serving import Json
+from workbench.serve.answers.pieces import (
+    Ended,
+    Piece,
+    PromptRead,
+    Text,
+    Thought,
+    ToolArguments,
+    ToolCallBegun,
+    Used,
+)
 from workbench.serve.bodies.fields import invalid, read_body
 from workbench.serve.call import Call, Caller
+from workbench.serve.dialects.anthropic.messages import AnthropicMessages
 from workbench.serve.errors import ApiError
 
 THINKING_MODEL: Any = SimpleNamespace(name="tiny", can_think=True, max_model_len=512, created=1_700_000_000)
@@ -34,11 +47,11 @@ class Script:
 
     def __init__(
         self, dialect: Any, pieces: Sequence[Piece] | Callable[[Call], Sequence[Piece]] = (), model: Any = PLAIN_MODEL,
-        notes: dict[str, Any] | None = None, steps: int = 1, fails: ApiError | None = None,
+        notes: Json | None = None, steps: int = 1, fails: ApiError | None = None,
     ):  # fmt: skip
         self.dialect, self.model, self.steps, self.fails = dialect, model, steps, fails
         self.pieces, self.notes, self.calls = pieces, notes or {}, []
-        self.bodies: list[dict[str, Any]] = []
+        self.bodies: list[Json] = []
 
     def __call__(self, request: httpx2.Request) -> httpx2.Response:
         body = orjson.loads(request.content)
@@ -72,3 +85,40 @@ class Script:
     def openai(self) -> openai.OpenAI:
         http = openai.DefaultHttpxClient(transport=httpx2.MockTransport(self))
         return openai.OpenAI(api_key="k", base_url="http://server/v1", http_client=http, max_retries=0)
+
+HI: list[Any] = [{"role": "user", "content": "hi"}]
+TOOL: Any = {"name": "add", "description": "Add.", "input_schema": {"type": "object", "properties": {"a": {}}}}
+CALL: Any = {"type": "tool_use", "id": "a", "name": "b", "input": {}}
+EPHEMERAL: Any = {"type": "ephemeral"}
+HOUR: Any = {"type": "ephemeral", "ttl": "1h"}
+READ = PromptRead(prompt_tokens=10, cached_tokens=4, written_tokens=3, cache_written_by_ttl=((300.0, 1), (3600.0, 2)))
+USED = Used(
+    prompt_tokens=10, completion_tokens=9, cached_tokens=4, written_tokens=3, thinking_tokens=2,
+    cache_written_by_ttl=((300.0, 1), (3600.0, 2)),
+)  # fmt: skip
+WHOLE: list[Piece] = [
+    READ,
+    Thought(text="hm "),
+    Thought(text="ok"),
+    Text(text="Hel"),
+    Text(text="lo"),
+    ToolCallBegun(index=0, id="toolu_1", name="add"),
+    ToolArguments(index=0, text='{"a":'),
+    ToolArguments(index=0, text=" 1}"),
+    ToolCallBegun(index=1, id="toolu_2", name="now"),
+    Ended(reason="tool_calls"),
+    USED,
+]
+
+
+def ask(script: Script, **values: Any) -> types.Message:
+    return script.anthropic().messages.create(**{"model": "tiny", "max_tokens": 50, "messages": HI, **values})
+
+
+def refused(**values: Any) -> tuple[str, str]:
+    """Return the message of a refusal, and the parameter that it names first."""
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        ask(Script(AnthropicMessages(), [READ, Ended(), USED], THINKING_MODEL), **values)
+    body: Any = caught.value.body
+    assert body["type"] == "error" and body["error"]["type"] == "invalid_request_error" and body["request_id"]
+    return body["error"]["message"], body["error"]["message"].split(":")[0]

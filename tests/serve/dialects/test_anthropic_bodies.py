@@ -11,8 +11,21 @@ import pytest
 from anthropic import types
 from anthropic.types import message_create_params
 
-from tests.serve.dialects.scripted import PLAIN_MODEL, THINKING_MODEL, Script
-from tests.serve.dialects.test_anthropic_dialect import CALL, EPHEMERAL, HI, HOUR, READ, TOOL, USED, WHOLE, ask, refused
+from tests.serve.dialects.scripted import (
+    CALL,
+    EPHEMERAL,
+    HI,
+    HOUR,
+    PLAIN_MODEL,
+    READ,
+    THINKING_MODEL,
+    TOOL,
+    USED,
+    WHOLE,
+    Script,
+    ask,
+    refused,
+)
 from workbench.prompt.cache_miss import CacheMiss
 from workbench.prompt.turns import ResultTurn, UserTurn
 from workbench.serve.answers.pieces import (

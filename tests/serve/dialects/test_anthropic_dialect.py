@@ -13,61 +13,33 @@ from anthropic import types
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.serve.dialects.scripted import THINKING_MODEL, Script, first_letter_changed
+from tests.serve.dialects.scripted import (
+    HI,
+    HOUR,
+    READ,
+    THINKING_MODEL,
+    USED,
+    WHOLE,
+    Script,
+    ask,
+    first_letter_changed,
+    refused,
+)
+from tests.thorough import tries
 from workbench.errors import WorkbenchError
 from workbench.prompt.turns import AssistantTurn, ToolCall
 from workbench.serve.answers.pieces import (
     Ended,
     Piece,
-    PromptRead,
     Text,
     Thought,
     ToolArguments,
     ToolCallBegun,
-    Used,
 )
 from workbench.serve.dialects.anthropic.answer import STOP_REASONS
 from workbench.serve.dialects.anthropic.messages import AnthropicMessages
 from workbench.serve.dialects.thought_signature import ThoughtSigner
 from workbench.serve.errors import STATUS, ApiError
-
-HI: list[Any] = [{"role": "user", "content": "hi"}]
-TOOL: Any = {"name": "add", "description": "Add.", "input_schema": {"type": "object", "properties": {"a": {}}}}
-CALL: Any = {"type": "tool_use", "id": "a", "name": "b", "input": {}}
-EPHEMERAL: Any = {"type": "ephemeral"}
-HOUR: Any = {"type": "ephemeral", "ttl": "1h"}
-READ = PromptRead(prompt_tokens=10, cached_tokens=4, written_tokens=3, cache_written_by_ttl=((300.0, 1), (3600.0, 2)))
-USED = Used(
-    prompt_tokens=10, completion_tokens=9, cached_tokens=4, written_tokens=3, thinking_tokens=2,
-    cache_written_by_ttl=((300.0, 1), (3600.0, 2)),
-)  # fmt: skip
-WHOLE: list[Piece] = [
-    READ,
-    Thought(text="hm "),
-    Thought(text="ok"),
-    Text(text="Hel"),
-    Text(text="lo"),
-    ToolCallBegun(index=0, id="toolu_1", name="add"),
-    ToolArguments(index=0, text='{"a":'),
-    ToolArguments(index=0, text=" 1}"),
-    ToolCallBegun(index=1, id="toolu_2", name="now"),
-    Ended(reason="tool_calls"),
-    USED,
-]
-
-
-def ask(script: Script, **values: Any) -> types.Message:
-    return script.anthropic().messages.create(**{"model": "tiny", "max_tokens": 50, "messages": HI, **values})
-
-
-def refused(**values: Any) -> tuple[str, str]:
-    """Return the message of a refusal, and the parameter that it names first."""
-    with pytest.raises(anthropic.BadRequestError) as caught:
-        ask(Script(AnthropicMessages(), [READ, Ended(), USED], THINKING_MODEL), **values)
-    body: Any = caught.value.body
-    assert body["type"] == "error" and body["error"]["type"] == "invalid_request_error" and body["request_id"]
-    return body["error"]["message"], body["error"]["message"].split(":")[0]
-
 
 # ---- answers ----
 
@@ -126,7 +98,7 @@ pieces_of_text = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=tries(40), deadline=None)
 @given(pieces_of_text, st.integers(1, 4))
 def test_every_answer_is_the_same_streamed_and_whole(made: list[Any], steps: int) -> None:
     pieces: list[Piece] = [READ]
@@ -232,7 +204,7 @@ def test_a_thought_comes_back_as_it_went_out_and_a_changed_one_is_refused() -> N
             ask(script, messages=[*HI, {"role": "assistant", "content": blocks}, {"role": "user", "content": results}])
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=tries(60), deadline=None)
 @given(st.text(), st.text(max_size=5), st.integers(0, 3), st.data())
 def test_a_signature_holds_for_its_thought_model_and_place_alone(
     thought: str, model: str, place: int, data: st.DataObject

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import httpx2
 import pytest
@@ -13,6 +12,7 @@ import torch
 
 import workbench
 from tests.patience import limit
+from tests.serve.serving import Json
 from workbench.engine import naive
 from workbench.engine.runner import Runner
 from workbench.request import Request, SamplingParameters
@@ -40,7 +40,7 @@ def runner_of(server: Server) -> Runner:
     return runner
 
 
-def payload(prompts: Sequence[Sequence[int]]) -> dict[str, Any]:
+def payload(prompts: Sequence[Sequence[int]]) -> Json:
     """Return the body that lm-eval 0.4.13 sends (`LocalCompletionsAPI._create_payload`)."""
     return {
         "model": "demo", "prompt": [list(each) for each in prompts], "temperature": 0, "max_tokens": 1, "logprobs": 1,
@@ -48,7 +48,7 @@ def payload(prompts: Sequence[Sequence[int]]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def read_scores(answer: dict[str, Any], contexts: Sequence[int]) -> list[tuple[float, bool]]:
+def read_scores(answer: Json, contexts: Sequence[int]) -> list[tuple[float, bool]]:
     """Return sums of log-probabilities and whether each token is the likeliest, as lm-eval reads them
     (`LocalCompletionsAPI.parse_logprobs`): the last entry is that of the one new token."""
     found = []
@@ -60,7 +60,7 @@ def read_scores(answer: dict[str, Any], contexts: Sequence[int]) -> list[tuple[f
     return found
 
 
-def ask(server: Server, body: dict[str, Any]) -> dict[str, Any]:
+def ask(server: Server, body: Json) -> Json:
     answer = httpx2.post(f"{server.url}/v1/completions", json=body, timeout=limit(60))
     assert answer.status_code == 200, answer.text
     return answer.json()
@@ -133,7 +133,7 @@ def test_every_token_has_an_entry_when_the_answer_ends_at_once(server: Server, s
         assert "".join(each["text"] for each in choices) == BASE + shown
 
 
-def chunks_of(answer: httpx2.Response) -> list[dict[str, Any]]:
+def chunks_of(answer: httpx2.Response) -> list[Json]:
     if "event-stream" not in answer.headers["content-type"]:
         return [answer.json()]
     lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]

@@ -11,6 +11,7 @@ from openai.types import completion_create_params as completions
 from openai.types.chat import ChatCompletionMessage, ChatCompletionStreamOptionsParam
 from openai.types.chat import completion_create_params as chats
 
+from tests.serve.serving import Json
 from workbench.serve.bodies.fields import Body, read_body
 from workbench.serve.dialects.openai.chat import ChatBody
 from workbench.serve.dialects.openai.common import StreamOptions
@@ -23,7 +24,7 @@ BODIES = [
     (CompletionBody, completions.CompletionCreateParamsStreaming),
     (StreamOptions, ChatCompletionStreamOptionsParam),
 ]
-LEAST: dict[type[Body], dict[str, Any]] = {
+LEAST: dict[type[Body], Json] = {
     ChatBody: {"model": "m", "messages": [{"role": "user", "content": "a"}]},
     CompletionBody: {"model": "m", "prompt": "a"},
 }
@@ -64,7 +65,7 @@ def test_a_whole_number_is_one_also_as_a_float_and_nothing_else_is(value: Any) -
         assert allowed and body.max_tokens == value and type(body.max_tokens) is int
 
 
-USER: dict[str, Any] = {"role": "user", "content": "a"}
+USER: Json = {"role": "user", "content": "a"}
 CALLED = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 DECLARED = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 TEXT = {"type": "text", "text": "a"}
@@ -83,7 +84,7 @@ TEXT = {"type": "text", "text": "a"}
     ],
 )  # fmt: skip
 def test_a_field_within_a_message_or_a_tool_is_refused_by_its_path(
-    messages: list[dict[str, Any]], tools: list[dict[str, Any]], where: str
+    messages: list[Json], tools: list[Json], where: str
 ) -> None:
     with pytest.raises(ApiError) as caught:
         read_conversation(messages, tools)

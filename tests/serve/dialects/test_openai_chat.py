@@ -11,7 +11,7 @@ import pytest
 
 from tests.event_loop import run_async
 from tests.patience import until
-from tests.serve.serving import CALCULATE, RecordingGate
+from tests.serve.serving import CALCULATE, Json, RecordingGate
 from workbench.engine.runner import Runner
 from workbench.engine.runner_thread import RunnerThread
 from workbench.prompt.conversation import Conversation
@@ -27,9 +27,9 @@ def chat(client: openai.OpenAI, messages: Any = QUESTION, **options: Any) -> Any
     )
 
 
-def joined(chunks: list[Any]) -> dict[int, dict[str, Any]]:
+def joined(chunks: list[Any]) -> dict[int, Json]:
     """Join the chunks of a stream by choice."""
-    found: dict[int, dict[str, Any]] = {}
+    found: dict[int, Json] = {}
     for chunk in chunks:
         for choice in chunk.choices:
             one = found.setdefault(choice.index, {"content": "", "calls": {}, "ends": [], "thought": ""})
@@ -70,7 +70,7 @@ def test_ignore_eos_ignores_the_templates_ends_too(client: openai.OpenAI) -> Non
     ],
     ids=["plain", "n", "length", "stop", "tools", "required", "thought", "schema"],
 )  # fmt: skip
-def test_a_stream_joins_to_the_plain_answer(client: openai.OpenAI, options: dict[str, Any]) -> None:
+def test_a_stream_joins_to_the_plain_answer(client: openai.OpenAI, options: Json) -> None:
     whole = chat(client, **options)
     chunks = list(chat(client, stream=True, stream_options={"include_usage": True}, **options))
     found = joined(chunks)
@@ -115,7 +115,7 @@ def test_a_forced_call_keeps_its_schema_and_has_an_id(client: openai.OpenAI) -> 
 
 
 def test_the_clients_own_helper_reads_the_stream(client: openai.OpenAI) -> None:
-    asked: dict[str, Any] = {"messages": QUESTION, "tools": [CALCULATE], "tool_choice": "required"}
+    asked: Json = {"messages": QUESTION, "tools": [CALCULATE], "tool_choice": "required"}
     with client.chat.completions.stream(model=MODEL, **asked, max_tokens=80, temperature=0) as stream:
         kinds = {event.type for event in stream}
         final = stream.get_final_completion()
@@ -163,7 +163,7 @@ def test_vllms_fields(client: openai.OpenAI) -> None:
 
 
 def test_a_malformed_request_is_refused_by_name(client: openai.OpenAI) -> None:
-    cases: list[tuple[dict[str, Any], str]] = [
+    cases: list[tuple[Json, str]] = [
         ({"temperature": "1"}, "temperature"), ({"n": 0}, "n"), ({"n": True}, "n"), ({"stream": 1}, "stream"),
         ({"audio": {}}, "audio"), ({"tempreature": 1}, "tempreature"), ({"top_logprobs": 1}, "top_logprobs"),
         ({"tool_choice": "required"}, "tool_choice"), ({"max_tokens": 10**30}, "max_tokens"),

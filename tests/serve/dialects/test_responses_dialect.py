@@ -16,6 +16,8 @@ from openai.types import responses, shared_params
 from openai.types.responses import input_token_count_params, response_create_params, response_input_item_param
 
 from tests.serve.dialects.scripted import THINKING_MODEL, Script, first_letter_changed
+from tests.serve.serving import Json
+from tests.thorough import tries
 from workbench.prompt.cache_miss import CacheMiss
 from workbench.prompt.turns import AssistantTurn, ResultTurn, ToolCall, UserTurn
 from workbench.serve.answers.pieces import (
@@ -82,7 +84,7 @@ def refused(**values: Any) -> str:
     return body["param"]
 
 
-def plain(item: Any) -> dict[str, Any]:
+def plain(item: Any) -> Json:
     """Return an item without its id, and without what the client's helper adds."""
     values = item.to_dict()
     for part in values.get("content", []):
@@ -108,7 +110,7 @@ def test_a_stream_and_a_whole_answer_are_the_same_response(steps: int) -> None:
     assert whole.usage.output_tokens_details.reasoning_tokens == 2
 
 
-def raw_events(pieces: list[Piece], fails: ApiError | None = None) -> list[dict[str, Any]]:
+def raw_events(pieces: list[Piece], fails: ApiError | None = None) -> list[Json]:
     body = orjson.dumps({"model": "tiny", "input": "hi", "stream": True})
     response = script(pieces, fails=fails).openai()._client.post("/responses", content=body)
     parts = [part.split(b"\n") for part in response.content.split(b"\n\n") if part and not part.startswith(b":")]
@@ -129,7 +131,7 @@ some_pieces = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=tries(60), deadline=None)
 @given(some_pieces)
 def test_events_are_numbered_items_nested_and_deltas_add_up(made: list[list[Piece]]) -> None:
     events = raw_events([PromptRead(), *(piece for pieces in made for piece in pieces), Ended(), USED])
@@ -337,7 +339,7 @@ def test_breakpoints_and_diagnostics() -> None:
         ({"max_output_tokens": 0}, "max_output_tokens"),
     ],
 )
-def test_what_is_refused_names_its_field(values: dict[str, Any], param: str) -> None:
+def test_what_is_refused_names_its_field(values: Json, param: str) -> None:
     assert refused(**values) == param
 
 

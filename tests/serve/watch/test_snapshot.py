@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.tiny import model_of, request, runner_of, spec_of
+from tests.serve.watch.logs import log_of
 from tests.thorough import tries
 from tests.trace.histories import recorders
 from workbench.engine.runner_thread import RunnerThread
@@ -21,18 +22,8 @@ from workbench.runs.metrics import percentile
 from workbench.serve.watch import serving_log
 from workbench.serve.watch.serving_log import MAX_PENDING, MAX_RECENT, ServingLog
 from workbench.serve.watch.snapshot import ACTIVE, ENDED, STATES, LatencyPercentiles, Meter, PageUse, ServerSnapshot
-from workbench.trace.events import Decoded, Event, Finished, Submitted
+from workbench.trace.events import Decoded, Finished, Submitted
 from workbench.trace.recorder import Recorder, row_name
-
-
-def log_of(events: list[Event], now: float | None = None) -> ServingLog:
-    """Return a log that took `events`, begun when the first of them came, whose clock stands at `now` or the last."""
-    times = [event.time for event in events] or [0.0]
-    clock = iter([min(times)])
-    log = ServingLog("m", clock=lambda: next(clock, max(times) if now is None else now))
-    for event in events:
-        log.record(event)
-    return log
 
 
 def state_of(row: dict) -> str:

@@ -1,0 +1,5 @@
+import sys
+
+from tools.planted_bugs.run import main
+
+sys.exit(main())
