@@ -1,4 +1,4 @@
-"""What tests of kernels share: whether a backend works here, and one comparison with float64."""
+"""Shared by tests of kernels: whether a backend works here, and one comparison with float64."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def attention_is_sound(mask: Any, sinks: bool, score: dict, heads: dict, **_: An
 LONG = {"contexts": (1, 60, 33), "spans": (1, 1, 1)}
 AT_GROUPS = {"contexts": (7, 8, 9, 24), "spans": (1, 1, 1, 1)}  # of eight tokens, which share a scale
 WIDTHS = {"width": [64, 1, 70]}
-FEW = {"tokens": [3, 1], **WIDTHS, "dtype": DTYPES}
+SHORT_ROWS = {"tokens": [3, 1], **WIDTHS, "dtype": DTYPES}
 GATES = KernelRows({"tokens": [3, 1], "hidden": [64, 1, 70], "dtype": DTYPES})
 # One row, rows of one function, rows of the next, more than a tile; outs that are no multiple of lanes.
 PRODUCTS = {"tokens": [1, 3, 4, 17], "width": [48, 16], "out": [33, 8], "bias": [True, False], "dtype": DTYPES}
@@ -96,8 +96,8 @@ STACKS = [
 ]  # fmt: skip
 
 KERNELS: dict[str, KernelRows] = {
-    "rms_norm": KernelRows(FEW),
-    "add_rms_norm": KernelRows(FEW),
+    "rms_norm": KernelRows(SHORT_ROWS),
+    "add_rms_norm": KernelRows(SHORT_ROWS),
     "rotary": KernelRows({"tokens": [3, 1], "heads": [2, 1], "dim": [2, 64, 70], "dtype": DTYPES}),
     "gated_silu": GATES,
     "gated_gelu": GATES,

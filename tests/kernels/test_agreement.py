@@ -21,7 +21,7 @@ from tests.helpers.levels import at_every_level
 from tests.kernels.kernel_rows import F32, KERNELS, kernel_rows
 from tests.thorough import THOROUGH, run_seed
 
-MAX_FLOPS, MOST_CASES = 1_000_000, 8  # of a case, and of an operator's cases at one level, in `make test`
+MAX_FLOPS, MAX_CASES = 1_000_000, 8  # of a case, and of an operator's cases at one level, in `make test`
 OF_MLIR = [operator for operator in KERNELS if operator != "top_logprobs"]
 
 
@@ -56,7 +56,7 @@ def chosen_cases(operator: str, number: int) -> list[Case]:
     if THOROUGH:
         return [case for shape in shapes.values() for case in shape]
     chosen = [shape[(number + place) % len(shape)] for place, shape in enumerate(shapes.values())]
-    every = -(-len(chosen) // MOST_CASES)
+    every = -(-len(chosen) // MAX_CASES)
     return chosen[number % every :: every]
 
 

@@ -22,7 +22,7 @@ from tests.helpers.kernels import needs, with_call
 from tests.thorough import THOROUGH
 
 ROOT = Path(__file__).parents[2]
-FEW = 3  # of an operator's cases: `make test` tries the smallest
+MAX_CASES = 3  # of an operator's cases: `make test` tries the smallest
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_every_small_case_is_right_as_written(backend: Backend, monkeypatch: pyt
         """Return small cases; spans of attention are the command's, which compiles them."""
         spans = suite.operator.endswith("attention")
         fit = [case for case in suite.cases if not case.timed and not (spans and not case.name.startswith("decode"))]
-        return tuple(fit if THOROUGH else sorted(fit, key=lambda case: case.cost.flops)[:FEW])
+        return tuple(fit if THOROUGH else sorted(fit, key=lambda case: case.cost.flops)[:MAX_CASES])
 
     small = [replace(suite, cases=tried(suite), exact=suite.exact) for suite in suites()]
     monkeypatch.setattr(check_module, "suites", lambda: small)

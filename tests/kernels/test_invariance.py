@@ -20,7 +20,7 @@ OPERATORS = (
     "gated_gelu", "gated_clamped",
 )  # fmt: skip
 PER_ROW = {"rotary": 3, "expert_linear": 2}  # how many of the first inputs have a line for each row; of others one
-MOST_ROWS = 6  # of an operator's, in `make test`
+MAX_ROWS = 6  # of an operator's, in `make test`
 ODD = (None, torch.nan, torch.inf, 1e30)
 
 
@@ -29,7 +29,7 @@ def kept() -> list[Any]:
     found = []
     for operator in OPERATORS:
         several = [row for row in KERNELS[operator].rows() if row.get("tokens", row.get("rows")) > 1]
-        for row in several[:: 1 if THOROUGH else -(-len(several) // MOST_ROWS)]:
+        for row in several[:: 1 if THOROUGH else -(-len(several) // MAX_ROWS)]:
             for backend in (Backend.EAGER, Backend.MLIR):
                 if not batch_variance(operator, backend):
                     found.append(pytest.param(backend, operator, row, marks=needs(backend)))

@@ -1,5 +1,5 @@
-"""Which pages attention reads: none that a mask hides from all queries, that no query chose, or that a window has left;
-and a query without keys, or one that is no number, spoils nothing."""
+"""Attention reads no page that a mask hides from all queries, that no query chose, or that a window has left; and a
+query without keys, or one that is no number, spoils nothing."""
 
 from __future__ import annotations
 
@@ -117,7 +117,8 @@ class Nowhere:
         return (key < 0) & (query < 0)
 
 
-NOWHERE = [each for number, each in enumerate(DECODES) if each[0] is Backend.EAGER or number < 4]  # Inductor compiles a graph for each
+# Inductor compiles a graph for each.
+NOWHERE = [each for number, each in enumerate(DECODES) if each[0] is Backend.EAGER or number < 4]
 
 
 @pytest.mark.parametrize(("backend", "row"), NOWHERE)
