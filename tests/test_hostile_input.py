@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.hostile_texts import HOSTILE_JSON, HOSTILE_YAML
 from tests.offline.batches import model
 from tests.runs.folders import environment, write
-from tests.test_files import HOSTILE_JSON, HOSTILE_YAML
 from workbench.claims.ledger import read_ledger
 from workbench.claims.stored_record import stored_records
 from workbench.cli.quality import parse_variant

@@ -71,7 +71,7 @@ BATCHES = {  # (context, span): decodes first
 def test_pages_given_back_change_no_bit(
     backend: Backend, batch: str, sinks: int, window: int, size: int, softcap: float
 ) -> None:
-    """What stands in the null page, in the place of pages that a window has left behind, is not read."""
+    """The null page, in the place of pages that a window has left behind, is not read."""
     skip_without(backend)
     generator, mask = torch.Generator().manual_seed(run_seed()), SlidingWindow(window, num_sink_tokens=sinks)
     spans, held = BATCHES[batch], CONTEXT // size
