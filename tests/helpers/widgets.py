@@ -1,4 +1,4 @@
-"""What tests of widgets look at: controls by their names, and a picture's words and elements."""
+"""Look at a widget: controls by their names, a picture's words and elements; run its command in this process."""
 
 from __future__ import annotations
 
