@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.cluster.ends import decoded, end_of, until_begun
 from tests.cluster.threads import ASKED, CONFIG, Threads, alone, demo
 from tests.patience import limit, until
 from workbench.cluster.cluster import Cluster
@@ -57,15 +58,15 @@ def test_closing_a_stream_cancels_and_frees_its_pages(cluster: Cluster) -> None:
 
 def test_a_lost_replica_is_replaced_and_its_requests_go_on(cluster: Cluster, launcher: Threads) -> None:
     handles = [cluster.submit("def fib(n):", **ASKED) for _ in range(4)]
-    until(lambda: all(any(isinstance(each, Decoded) for each in handle.events) for handle in handles))
+    until_begun(handles)
     victim = launcher.started[0]
     victim.die("the power failed")
     assert all(handle.wait(limit(60)) for handle in handles)
     wanted = alone("def fib(n):").token_ids
     for handle in handles:
-        (end,) = (each for each in handle.events if isinstance(each, Finished))
+        end = end_of(handle.events)
         assert end.token_ids == wanted
-        assert [each.index for each in handle.events if isinstance(each, Decoded)] == list(range(len(wanted)))
+        assert [each.index for each in decoded(handle.events)] == list(range(len(wanted)))
     moved = {each.reason for handle in handles for each in handle.events if isinstance(each, Moved)}
     assert moved <= {"the power failed"}
     until(lambda: len(cluster.replicas) == 2 and 3 in cluster.replicas)
@@ -109,7 +110,7 @@ def test_a_share_of_the_requests_goes_to_another_config(cluster: Cluster) -> Non
     cluster.deploy(changed, share=1, name="all")
     until(lambda: len(cluster.replicas) == 1)
     assert list(cluster.front.variants.shares) == ["all"]
-    (end,) = (event for event in cluster.stream([requests[0]]) if isinstance(event, Finished))
+    end = end_of(cluster.stream([requests[0]]))
     assert end.replica in cluster.replicas and end.reason in ("stop", "length")
 
 
@@ -198,7 +199,7 @@ def test_a_listener_may_close_the_cluster(launcher: Threads) -> None:
             closed.set()
 
     handles = [cluster.submit("def fib(n):", **ASKED) for _ in range(2)]
-    until(lambda: all(any(isinstance(each, Decoded) for each in handle.events) for handle in handles))
+    until_begun(handles)
     cluster.listen(close)
     launcher.started[0].die()
     closed.wait()
@@ -236,7 +237,7 @@ def test_what_broke_an_engine_is_the_reason_of_its_loss(launcher: Threads) -> No
     lines: list[str] = []
     with Cluster(CONFIG, 2, launcher=launcher, report=lines.append) as cluster:
         asked = cluster.submit("def fib(n):", **{**ASKED, "max_tokens": 400})
-        until(lambda: any(isinstance(each, Decoded) for each in asked.events))
+        until_begun([asked])
         (number,) = (number for number, view in cluster.front.replicas.items() if view.requests)
         broken = next(each for each in launcher.started if each.number == number)
 

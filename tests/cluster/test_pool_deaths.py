@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.cluster.ends import end_of, until_home
 from tests.cluster.pool_threads import StartThreads
 from tests.engine.handovers import FORMATS, WINDOWS, drawn_requests
 from tests.engine.recurrent_models import HYBRID
@@ -49,7 +50,7 @@ def check_no_page_leaks(pools: PrefillDecodePools, started: StartThreads) -> Non
             for slot in pools.slots
         )
     )
-    until(lambda: (pools.recall(), pools.pages_lent())[1] == 0)
+    until_home(pools)
     pools.close()
     for slot in pools.slots:
         if slot.state != "gone":
@@ -101,9 +102,9 @@ def test_usage_adds_up_over_the_engines_of_a_request(transfer: Transfer) -> None
     config = EngineConfig.build(page_size=4, pages=20, backend="eager", prefix="radix")
     asked = request("r", 17, 9)
     with PrefillDecodePools(config, transfer=transfer, processes=StartThreads(lambda config: loaded)) as pools:
-        [first] = [event for event in pools.stream([asked]) if isinstance(event, Finished)]
+        first = end_of(pools.stream([asked]))
         again = replace(asked, request_id="again")
-        [second] = [event for event in pools.stream([again]) if isinstance(event, Finished)]
+        second = end_of(pools.stream([again]))
     assert (first.prompt_tokens, first.cached_tokens, first.computed_tokens) == (17, 0, 17 + 8)
     assert (second.prompt_tokens, second.cached_tokens, second.computed_tokens) == (17, 16, 1 + 8)
     assert first.token_ids == second.token_ids and pools.counts["handed over"] == 2

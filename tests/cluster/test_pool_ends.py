@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.cluster.ends import end_of
 from tests.cluster.pool_threads import StartThreads
 from tests.engine.handovers import WINDOWS
 from tests.engine.tiny import finals, model_of, request, runner_of, spec_of
@@ -98,7 +99,7 @@ def test_a_resumed_request_keeps_its_tokens_when_its_process_dies(loaded) -> Non
         with pools_of(start, 1, 0) as pools:
             events = list(pools.stream([replace(asked, generated_ids=ids[:2])]))
             assert pools.counts["processes that died"] == 1
-        [end] = [each for each in events if isinstance(each, Finished)]
+        end = end_of(events)
         assert end.token_ids == ids
         streamed = [(each.index, each.token_id) for each in events if isinstance(each, Decoded)]
         assert streamed == list(enumerate(ids))[2:]
@@ -118,7 +119,7 @@ def test_a_cancel_of_a_retry_says_what_was_streamed(monkeypatch, loaded, is_queu
             pools.call(lambda: pools._requests.lost({"r"}))
         pools.cancel("r")
         until(lambda: events)
-    [end] = [each for each in events if isinstance(each, Finished)]
+    end = end_of(events)
     assert (end.reason, end.token_ids, end.prompt_tokens) == ("cancelled", ids[:10], 9)
 
 
@@ -227,7 +228,7 @@ def test_a_listener_may_ask_the_pools_and_close_them(loaded) -> None:
             pools.close()
 
     pools.listen(ask)
-    [end] = [each for each in pools.stream(request("r", 9, 40)) if isinstance(each, Finished)]
+    end = end_of(pools.stream(request("r", 9, 40)))
     pools.close()
     assert found[0].engines and found[2] == 7 and end.reason == "cancelled"
     assert not pools._thread.is_alive() and not any(each._thread.is_alive() for each in start.living.values())

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.ends import pids, until_home
 from tests.cluster.pool_requests import config, requests
 from tests.cluster.pool_threads import StartThreads
 from tests.helpers.processes import PIPE, start_python
@@ -66,7 +67,7 @@ def test_texts_are_those_of_one_engine_through_any_kill(transfer, alone) -> None
     """Each token comes once, whichever process dies when; afterwards there is no loan, no process and no memory."""
     memories, draw = page_memories(), random.Random(run_seed())
     with PrefillDecodePools(config(), 1, 2, transfer=transfer) as pools:
-        begun = {slot.process.pid for slot in pools.slots if slot.process is not None}
+        begun = pids(pools)
         for seed, kills in ((0, 0), (1, 2)):
             found, tokens, when = {}, Counter(), sorted(draw.sample(range(1, 60), kills))
             for number, event in enumerate(pools.stream(requests(seed))):
@@ -82,8 +83,8 @@ def test_texts_are_those_of_one_engine_through_any_kill(transfer, alone) -> None
             assert found == alone[seed]
             assert tokens == Counter({(name, at): 1 for name, ids in found.items() for at in range(len(ids))})
             assert pools.counts["handed over"] >= 7
-        until(lambda: (pools.recall(), pools.pages_lent())[1] == 0)
-        begun |= {slot.process.pid for slot in pools.slots if slot.process is not None}
+        until_home(pools)
+        begun |= pids(pools)
         if transfer == "shared":
             here = [its for process, its in page_memories() - memories if process == os.getpid()]
             assert {each.isdigit() for each in here} == {True, False}, "a memory's file and its mapping are found"
@@ -100,7 +101,7 @@ def test_requests_that_are_cancelled_end_and_leave_no_loan() -> None:
                 next(events)
             events.close()
         until(lambda: pools.call(lambda: pools._requests.is_empty))
-        until(lambda: (pools.recall(), pools.pages_lent())[1] == 0)
+        until_home(pools)
 
 
 @pytest.mark.processes

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.cluster.ends import end_of, until_begun
 from tests.cluster.pool_threads import StartThreads, ThreadProcess
 from tests.cluster.threads import ASKED, CONFIG, alone, demo
 from tests.patience import limit, until
@@ -18,7 +19,7 @@ from workbench.cluster.pools_replica import PoolsLauncher
 from workbench.errors import WorkbenchError
 from workbench.request import Request, SamplingParameters
 from workbench.serve.server import serve
-from workbench.trace.events import Decoded, Finished, HandedOver, Stepped
+from workbench.trace.events import HandedOver, Stepped
 
 
 @pytest.mark.processes
@@ -44,11 +45,11 @@ def test_the_server_answers_from_pools() -> None:
         assert {each.replica for each in heard if isinstance(each, Stepped)} == {1, 2}
         [pools] = cluster.replicas.values()
         handles = [cluster.submit("def fib(n):", **ASKED) for _ in range(3)]
-        until(lambda: all(sum(isinstance(each, Decoded) for each in handle.events) > 2 for handle in handles))
+        until_begun(handles, 3)
         pools.pools.kill(1)  # type: ignore[attr-defined] (of pools)
         for handle in handles:
             assert handle.wait(limit(120))
-            [end] = [each for each in handle.events if isinstance(each, Finished)]
+            end = end_of(handle.events)
             assert end.token_ids == wanted.token_ids and end.output_text == wanted.output_text
         assert list(cluster.replicas.values()) == [pools], "its engine was replaced, and not the replica"
 
@@ -84,13 +85,13 @@ def test_pools_whose_coordinator_ends_are_a_lost_replica() -> None:
         [first] = cluster.replicas.values()
         pools: PrefillDecodePools = first.pools  # type: ignore[attr-defined] (of pools)
         handle = cluster.submit("def fib(n):", **ASKED)
-        until(lambda: sum(isinstance(each, Decoded) for each in handle.events) > 2)
+        until_begun([handle], 3)
         pools._put(lambda: 1 // 0)
         until(lambda: not pools._thread.is_alive())
         late = cluster.submit("def fib(n):", **ASKED)
         for each in (handle, late):
             assert each.wait(limit(120))
-            [end] = [event for event in each.events if isinstance(event, Finished)]
+            end = end_of(each.events)
             assert end.token_ids == wanted.token_ids and not end.error
         assert list(cluster.replicas.values()) != [first]
 

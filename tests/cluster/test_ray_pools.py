@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
+from tests.cluster.ends import pids, until_home
 from tests.cluster.pool_requests import config, requests
 from tests.cluster.processes import is_alive
 from tests.helpers.processes import python
@@ -25,7 +26,7 @@ PrefillDecodePools(config(), transfer="gloo", processes="ray")
 def test_texts_are_those_of_one_engine_though_an_actor_is_killed(ray_cluster) -> None:
     alone = {name: end.token_ids for name, end in generate(Runner(config()), requests(0)).items()}
     with PrefillDecodePools(config(), 1, 1, transfer="gloo", processes="ray") as pools:
-        begun = {slot.process.pid for slot in pools.slots if slot.process is not None}
+        begun = pids(pools)
         assert all(begun) and os.getpid() not in begun
         for kills in (False, True):
             found, sent = {}, []
@@ -41,7 +42,7 @@ def test_texts_are_those_of_one_engine_though_an_actor_is_killed(ray_cluster) ->
                     found[sample_id(event.request_id, event.sample)] = event.token_ids
             assert found == alone and sent and all(sent)
         assert pools.counts["processes that died"] == 1
-        begun |= {slot.process.pid for slot in pools.slots if slot.process is not None}
+        begun |= pids(pools)
     until(lambda: not any(map(is_alive, filter(None, begun))))
 
 
@@ -51,7 +52,7 @@ def test_a_shared_memory_serves_actors_of_this_host(ray_cluster) -> None:
     with PrefillDecodePools(config(), 1, 1, processes="ray") as pools:
         found = {end.request_id: end.token_ids for end in pools.stream(asked) if isinstance(end, Finished)}
         assert found == alone and pools.counts["handed over"] == 2
-        until(lambda: (pools.recall(), pools.pages_lent())[1] == 0)
+        until_home(pools)
 
 
 @own_ray

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.cluster.ends import decoded, end_of, until_begun
 from tests.cluster.processes import descendants, is_alive
 from tests.cluster.threads import ASKED, CONFIG, alone
 from tests.helpers.processes import PIPE, python, start_python
@@ -23,7 +24,7 @@ from workbench.cluster.cluster import Cluster
 from workbench.cluster.front_watch import FrontWatch
 from workbench.cluster.ray_replicas import OBJECT_STORE_BYTES, SOCKET_FOLDER, check_reachable
 from workbench.errors import WorkbenchError
-from workbench.trace.events import Decoded, Finished, Moved
+from workbench.trace.events import Moved
 
 
 @pytest.fixture(scope="module")
@@ -41,14 +42,14 @@ def test_a_killed_replica_costs_no_token(cluster: Cluster) -> None:
     heard: list[Any] = []
     leave = cluster.listen(heard.append)
     handles = [cluster.submit("def fib(n):", **ASKED) for _ in range(4)]
-    until(lambda: all(sum(isinstance(each, Decoded) for each in handle.events) > 2 for handle in handles))
+    until_begun(handles, 3)
     number, victim = next(iter(cluster.replicas.items()))
     os.kill(victim.process_id, signal.SIGKILL)  # type: ignore[attr-defined] (of a process)
     assert all(handle.wait(limit(120)) for handle in handles)
     wanted = alone("def fib(n):")
     for handle in handles:
-        (end,) = (each for each in handle.events if isinstance(each, Finished))
-        tokens = [each for each in handle.events if isinstance(each, Decoded)]
+        end = end_of(handle.events)
+        tokens = decoded(handle.events)
         assert (end.token_ids, end.output_text) == (wanted.token_ids, wanted.output_text)
         assert [each.index for each in tokens] == list(range(len(wanted.token_ids)))
         assert "".join(each.text for each in tokens) + end.text == wanted.output_text

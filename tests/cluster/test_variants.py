@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cluster.ends import end_of, until_begun
 from tests.cluster.threads import CONFIG, ThreadReplica, Threads
 from tests.patience import limit, until
 from tests.prompt.samples import byte_level
@@ -21,7 +22,7 @@ from workbench.engine.request_handle import RequestHandle
 from workbench.errors import WorkbenchError
 from workbench.progress import discard
 from workbench.request import Request, SamplingParameters
-from workbench.trace.events import Decoded, Finished
+from workbench.trace.events import Finished
 
 OTHER = CONFIG.model_copy(update={"schedule": CONFIG.schedule.model_copy(update={"max_num_seqs": 3})})
 NAMES = st.sampled_from("abcd")
@@ -64,7 +65,7 @@ def ask(cluster: Cluster, tenant: str, tokens: int = 40) -> RequestHandle:
 
 def end(handle: RequestHandle) -> Finished:
     assert handle.wait(limit(60))
-    (found,) = (each for each in handle.events if isinstance(each, Finished))
+    found = end_of(handle.events)
     return found
 
 
@@ -97,7 +98,7 @@ def test_each_tenant_has_one_variant_that_serves(changes: list[tuple[str, float,
 def test_a_variant_without_a_replica_leaves_its_requests_to_the_others(cluster: Cluster, launcher: Threads) -> None:
     cluster.deploy(OTHER, 0.1, keys=("alice", "alice, later"))
     mine, others = ask(cluster, "alice", 300), ask(cluster, "bob", 300)
-    until(lambda: any(isinstance(each, Decoded) for each in mine.events))
+    until_begun([mine])
     launcher.broken = "no memory is left"
     of_variant(cluster, "b").die()
     until(lambda: cluster.front.variants.shares == {"": 1.0})

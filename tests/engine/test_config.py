@@ -130,7 +130,7 @@ EFFECTS = {
     "attention.mask": ("spec", "'mask': .*tiny.py:even"),
     "attention.score": ("spec", "'score': .*tiny.py:farther"),
     "attention.pages": ("spec store", "'pages': .*tiny.py:Kept"),
-    "attention.module": ("weights spec", "gate"),
+    "attention.module": ("weights spec", "attention.gate'"),
     "attention.regroup": ("weights", ""),
     "attention.pattern": ("store spec", "sliding_window=None.*sliding_window=8"),
     "attention.kinds": ("spec", "'softcap': 9.0"),

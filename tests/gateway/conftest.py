@@ -5,6 +5,14 @@ from collections.abc import Iterator
 import pytest
 
 from tests.gateway.redis_server import NO_REDIS, RedisServer, has_redis
+from workbench.engine.load import load
+from workbench.engine.runner import Runner
+
+
+@pytest.fixture(scope="session")
+def chat_runner() -> Runner:
+    """The runner of all servers behind gateways; its prefix cache is off."""
+    return load("demo-chat", backend="eager", max_num_batched_tokens=128, page_size=16)
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from tests.gateway.calls import BOB, Json, chat
-from tests.serve.conftest import chat_runner as chat_runner
 from workbench.engine.runner import Runner
 from workbench.gateway.answer_cache import NOT_IN_KEY, exact_key, passes_by, semantic_key
 from workbench.prompt.conversation import Conversation

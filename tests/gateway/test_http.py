@@ -19,7 +19,7 @@ import pytest
 from tests.gateway.calls import Json
 from tests.patience import limit, until
 from workbench.economics.prices import load_prices
-from workbench.engine.load import load
+from workbench.engine.runner import Runner
 from workbench.gateway.gate import Gateway
 from workbench.serve.server import Server, serve
 from workbench.serve.watch.traces import CallTrace
@@ -48,9 +48,8 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Gateway:
 
 
 @pytest.fixture(scope="module")
-def server(gateway: Gateway) -> Iterator[Server]:
-    runner = load(MODEL, backend="eager", max_num_batched_tokens=128, page_size=16)
-    with serve(runner, gate=gateway) as running:
+def server(gateway: Gateway, chat_runner: Runner) -> Iterator[Server]:
+    with serve(chat_runner, gate=gateway) as running:
         yield running
 
 

@@ -14,7 +14,6 @@ import pytest
 
 from tests.gateway.calls import Json
 from tests.patience import limit, until
-from workbench.engine.load import load
 from workbench.engine.runner import Runner
 from workbench.gateway.gate import Gateway
 from workbench.serve.server import Server, serve
@@ -64,13 +63,8 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Gateway:
 
 
 @pytest.fixture(scope="module")
-def runner() -> Runner:
-    return load(MODEL, backend="eager", max_num_batched_tokens=128, page_size=16)
-
-
-@pytest.fixture(scope="module")
-def server(gateway: Gateway, runner: Runner) -> Iterator[Server]:
-    with serve({MODEL: runner, OTHER: runner}, gate=gateway) as running:
+def server(gateway: Gateway, chat_runner: Runner) -> Iterator[Server]:
+    with serve({MODEL: chat_runner, OTHER: chat_runner}, gate=gateway) as running:
         yield running
 
 
@@ -214,10 +208,10 @@ def traces(server: Server) -> list[Any]:
     return server.service.traces.latest()
 
 
-def test_the_bound_of_embeddings_is_one(runner: Runner, alice: Tenant) -> None:
+def test_the_bound_of_embeddings_is_one(chat_runner: Runner, alice: Tenant) -> None:
     """More inputs than a call may have prompts are embedded, and more than 2,048 refused by one sentence."""
     assert len(alice.openai.embeddings.create(model=MODEL, input=[[5]] * 200).data) == 200
-    with serve({MODEL: runner}) as plain:
+    with serve({MODEL: chat_runner}) as plain:
         errors = []
         for url, key in ((alice.server.url, alice.key), (plain.url, "any")):
             with openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client:
@@ -226,7 +220,7 @@ def test_the_bound_of_embeddings_is_one(runner: Runner, alice: Tenant) -> None:
                 errors.append(caught.value.body)
     assert errors[0] == errors[1] and errors[0]["param"] == "input" and "2,048" in errors[0]["message"]
     tight = Gateway({"bounds": {"inputs": 3}})
-    with serve({MODEL: runner}, gate=tight) as server:
+    with serve({MODEL: chat_runner}, gate=tight) as server:
         refused = httpx.post(
             f"{server.url}/v1/embeddings", json={"model": MODEL, "input": ["a"] * 4}, timeout=limit(60)
         )

@@ -16,6 +16,7 @@ pytest ---length, four files; command, environment, folder---> server ---fork---
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import os
@@ -48,7 +49,7 @@ Command = str | os.PathLike[str] | Callable[..., object]
 
 _ENVIRONMENT = dict(os.environ)  # before any test changes it
 _LOCK = threading.Lock()
-_SERVER: list[socket.socket] = []
+_SERVER: list[tuple[socket.socket, subprocess.Popen[bytes]]] = []
 
 
 def python(
@@ -195,13 +196,20 @@ def _server() -> socket.socket:
         path = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
         environment = {**_ENVIRONMENT, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"}
         code = f"from tests.helpers.processes import serve; serve({its.fileno()})"
-        subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-c", code], pass_fds=[its.fileno()], env=environment, cwd=ROOT, stdin=DEVNULL,
             start_new_session=True,
         )  # fmt: skip
         its.close()
-        _SERVER.append(mine)
-    return _SERVER[0]
+        _SERVER.append((mine, process))
+        atexit.register(_end)
+    return _SERVER[0][0]
+
+
+def _end() -> None:
+    for connection, process in _SERVER:
+        connection.shutdown(socket.SHUT_RDWR)  # also where a process that was forked has it
+        process.wait()
 
 
 def serve(handle: int) -> None:

@@ -6,12 +6,10 @@ import json
 import random
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.thorough import tries
-from workbench.engine.load import load
 from workbench.engine.runner import Runner
 from workbench.prompt.answers import AnswerFormat, parse_calls
 from workbench.request import Request, SamplingParameters
@@ -68,11 +66,6 @@ def test_any_text_is_read_the_same_wherever_it_is_cut(text: str, data: st.DataOb
     assert gathered(text, cuts) == gathered(text, [])
 
 
-@pytest.fixture(scope="module")
-def demo() -> Runner:
-    return load("demo-chat", backend="eager")
-
-
 def sample_events(tokens: list[int], request_id: str, sample: int, reason: str = "max_tokens") -> list[Event]:
     events: list[Event] = [Decoded(0.0, request_id, sample=sample, token_id=id, index=n) for n, id in enumerate(tokens)]
     end = Finished(0.0, request_id, sample=sample, reason="length", token_ids=tuple(tokens), ended_by=reason)
@@ -91,18 +84,18 @@ def test_without_a_tokenizer_each_token_is_shown_as_it_comes() -> None:
 @given(st.integers(1, 3), st.integers(1, 3), st.randoms(use_true_random=False))
 @settings(max_examples=tries(40))
 def test_choices_begin_in_their_order_however_events_come(
-    demo: Runner, prompts: int, n: int, draw: random.Random
+    chat_runner: Runner, prompts: int, n: int, draw: random.Random
 ) -> None:
     """Whatever the interleaving, nothing is lost and each choice begins after the one before it has."""
-    assert demo.tokenizer is not None and demo.chat_template is not None
-    format = AnswerFormat.from_template(demo.chat_template, demo.tokenizer)
+    assert chat_runner.tokenizer is not None and chat_runner.chat_template is not None
+    format = AnswerFormat.from_template(chat_runner.chat_template, chat_runner.tokenizer)
     sampling = SamplingParameters(n=n)
     call = Call("c", "openai.chat", "m", ((1, 2),) * prompts, sampling)
     prepared = [PreparedPrompt(Request(f"c.{k}", (1, 2), sampling), format) for k in range(prompts)]
     texts = {k: f"answer {k}: {draw.randrange(1000)} <b> é" for k in range(prompts * n)}
-    ids = {k: list(demo.tokenizer.encode(text)) for k, text in texts.items()}
+    ids = {k: list(chat_runner.tokenizer.encode(text)) for k, text in texts.items()}
     queues = [sample_events(ids[p * n + s], f"c.{p}", s) for p in range(prompts) for s in range(n)]
-    reader, found = AnswerPieces(call, prepared, demo.tokenizer), []
+    reader, found = AnswerPieces(call, prepared, chat_runner.tokenizer), []
     found += reader.push([Prefilled(0.0, f"c.{p}", tokens=1, computed=2) for p in range(prompts)])
     while waiting := [each for each in queues if each]:
         found += reader.push([draw.choice(waiting).pop(0)])
@@ -114,13 +107,13 @@ def test_choices_begin_in_their_order_however_events_come(
         assert isinstance(mine[-1], Ended) and mine[-1].reason == "length"
     assert [piece.choice for piece in found if isinstance(piece, PromptRead)] == [p * n for p in range(prompts)]
     assert reader.used.prompt_tokens == 2 * prompts and reader.used.cached_tokens == prompts
-    assert reader.used.completion_tokens == sum(len(demo.tokenizer.encode(text)) for text in texts.values())
+    assert reader.used.completion_tokens == sum(len(chat_runner.tokenizer.encode(text)) for text in texts.values())
 
 
-def test_a_thought_a_text_and_two_calls(demo: Runner) -> None:
-    assert demo.tokenizer is not None and demo.chat_template is not None
-    tokenizer = demo.tokenizer
-    format = AnswerFormat.from_template(demo.chat_template, tokenizer)
+def test_a_thought_a_text_and_two_calls(chat_runner: Runner) -> None:
+    assert chat_runner.tokenizer is not None and chat_runner.chat_template is not None
+    tokenizer = chat_runner.tokenizer
+    format = AnswerFormat.from_template(chat_runner.chat_template, tokenizer)
     calls = '<|tool|>{"name": "f", "arguments": {"a": 1}}<|tool|>{"name": "g", "arguments": {}}'
     ids = tokenizer.encode("<|think|>so<|/think|>yes" + calls, special=True)
     call = Call("c", "openai.chat", "m", ((1, 2),), SamplingParameters())

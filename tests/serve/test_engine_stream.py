@@ -18,6 +18,7 @@ from tests.serve.serving import RecordingGate, connect, held_steps, pages_used, 
 from tests.thorough import tries
 from workbench.engine.runner import Runner
 from workbench.engine.runner_thread import RunnerThread
+from workbench.prompt.answers import AnswerFormat
 from workbench.request import Request, SamplingParameters
 from workbench.serve.answers.answer_pieces import AnswerPieces
 from workbench.serve.answers.engine_stream import EngineStream, StepBridge
@@ -37,7 +38,9 @@ def read(model: ServedModel, steps: list[list[Event]], pauses: list[int]) -> lis
     """Return the pieces of a call that its reader gets: it reads again `pauses` steps after each that it read."""
     sampling = SamplingParameters(max_tokens=99)
     call = Call("c", "openai.chat", model.name, ((5, 6),), sampling)
-    prepared = [PreparedPrompt(Request("c", (5, 6), sampling))]
+    assert model.tokenizer is not None and model.runner.chat_template is not None
+    format = AnswerFormat.from_template(model.runner.chat_template, model.tokenizer)
+    prepared = [PreparedPrompt(Request("c", (5, 6), sampling), format)]
 
     async def run() -> list[Piece]:
         bridge = StepBridge(asyncio.get_running_loop(), model.thread)
@@ -78,7 +81,7 @@ def test_a_slow_reader_gets_the_pieces_of_a_quick_one(
     joined = data.draw(st.lists(st.booleans(), min_size=len(steps), max_size=len(steps)))
     together = [list(itertools.chain(*each)) for each in _groups(steps, joined)]
     quick = read(model, steps, [])
-    assert sum(isinstance(each, Ended) for each in quick) == 1
+    assert whole(quick)[0] == text and sum(isinstance(each, Ended) for each in quick) == 1
     assert read(model, steps, pauses) == quick, "one step after another"
     assert whole(read(model, together, pauses)) == whole(quick), "several events a step"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -12,32 +11,17 @@ from tests.patience import limit, until
 from tests.prompt import apply, model_templates
 from tests.serve.serving import RecordingGate
 from tests.serve.strangers import ANSWERED, ASSISTANT, PROTOCOLS, SYSTEM, TOOL, USER
-from workbench.engine.load import load
 from workbench.engine.runner import Runner
 from workbench.gateway.bounds import prompt_texts
 from workbench.prompt.conversation import Conversation
 from workbench.prompt.own_template import NAMES, TEMPLATE
 from workbench.prompt.templates import ChatTemplate
-from workbench.serve.server import Server, serve
+from workbench.serve.server import Server
 
 TEMPLATES = {
     "own": TEMPLATE, "parts_alone": model_templates.PARTS_ALONE,
     **{name: model_templates.ALL[name] for name in ("folded", "tools_as_json", "thought_dropped", "dated")},
 }  # fmt: skip
-@pytest.fixture(scope="module")
-def runner() -> Runner:
-    return load("demo-chat", backend="eager", max_num_batched_tokens=64, page_size=16)
-
-
-@pytest.fixture(scope="module")
-def gate() -> RecordingGate:
-    return RecordingGate()
-
-
-@pytest.fixture(scope="module")
-def running(runner: Runner, gate: RecordingGate) -> Iterator[Server]:
-    with serve(runner, gate=gate) as server:
-        yield server
 
 
 def send(server: Server, path: str, body: dict[str, Any]) -> httpx.Response:
@@ -47,26 +31,26 @@ def send(server: Server, path: str, body: dict[str, Any]) -> httpx.Response:
 @pytest.mark.parametrize("path", PROTOCOLS)
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_all_parts_are_read(
-    running: Server, runner: Runner, gate: RecordingGate, monkeypatch: pytest.MonkeyPatch, name: str, path: str
+    server: Server, chat_runner: Runner, gate: RecordingGate, monkeypatch: pytest.MonkeyPatch, name: str, path: str
 ) -> None:
     names = NAMES if name == "own" else apply.NAMES
-    monkeypatch.setitem(vars(runner.loaded_model), "chat_template", ChatTemplate(TEMPLATES[name], names))
+    monkeypatch.setitem(vars(chat_runner.loaded_model), "chat_template", ChatTemplate(TEMPLATES[name], names))
     make, counting, count = PROTOCOLS[path]
     calls = name != "folded"  # where roles alternate, and there is none of a tool
     found = []
     for are_cut in (False, True):
         body, before = make(are_cut, calls), len(gate.outcomes)
-        answer = send(running, path, body)
+        answer = send(server, path, body)
         assert answer.status_code == 200, answer.text
         until(lambda before=before: len(gate.outcomes) == before + 1)
         ((prompt,),) = [call.prompts for call, _ in gate.outcomes[before:]]
         usage = answer.json()["usage"]
         tokens = usage["prompt_tokens"] if "prompt_tokens" in usage else usage["input_tokens"]
-        counted = send(running, counting, {key: value for key, value in body.items() if key not in ANSWERED}).json()
+        counted = send(server, counting, {key: value for key, value in body.items() if key not in ANSWERED}).json()
         assert counted[count] == tokens
         found.append((prompt, tokens, counted.get("tokens")))
         assert isinstance(prompt, Conversation)
-        text = prompt.prompt(runner).text
+        text = prompt.prompt(chat_runner).text
         said = [SYSTEM, USER, ASSISTANT, *([TOOL] if calls else [])]
         assert all("".join(texts) in text for texts in said), text
         assert {"".join(texts) for texts in said} <= set(prompt_texts(prompt))  # what a gateway moderates

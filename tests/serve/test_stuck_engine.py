@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 import threading
+from functools import partial
 
 import httpx
 import pytest
@@ -12,6 +13,7 @@ import pytest
 import workbench
 from tests.helpers.processes import PIPE, start_python
 from tests.patience import limit, until
+from tests.serve import serving
 from tests.serve.serving import RecordingGate, connect, events_of, held_steps, pages_used, post, read_until
 from workbench.engine.load import load
 from workbench.engine.runner import Runner
@@ -121,6 +123,19 @@ def test_another_model_answers_for_one_whose_step_does_not_end(chat_runner: Runn
             else:
                 assert answer.status_code == 503 and "has not ended" in answer.text and answer.headers["retry-after"]
         until(lambda: not server.service.runs)
+
+
+def test_a_call_that_a_test_leaves_is_reported_and_ended(chat_runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`check_idle`, which follows each test of the shared server."""
+    with workbench.serve(chat_runner) as server, connect(server) as connection:
+        with held_steps(chat_runner) as steps, monkeypatch.context() as patch:
+            patch.setattr(serving, "until", partial(until, seconds=0.1))
+            connection.sendall(post(CHAT, ASK))
+            assert steps.waiting.wait()
+            with pytest.raises(AssertionError, match=r"left the server at work: \[\('openai.chat', "):
+                serving.check_idle(server, chat_runner)
+        assert b"shutting down" in read_until(connection, lambda raw: b"shutting down" in raw)
+        serving.check_idle(server, chat_runner)
 
 
 @pytest.mark.processes
