@@ -1,4 +1,4 @@
-"""Looked at by tests of widgets: controls by their names, and a picture's words and elements."""
+"""Look at a widget: controls by their names, a picture's words and elements; run its command in this process."""
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from tests.browser import assert_no_errors
 from tools.notebooks.page import LabSession
 
@@ -23,7 +21,7 @@ w
 """
 
 
-def test_maps_are_moved_pointed_at_and_picked(lab: LabSession, tmp_path: Path) -> None:
+def test_maps_are_moved_pointed_at_and_picked(lab: LabSession) -> None:
     page = lab.open(lab.write("attention.py", CELLS))
     page.run_all()
     assert_no_errors(page)
@@ -45,7 +43,6 @@ def test_maps_are_moved_pointed_at_and_picked(lab: LabSession, tmp_path: Path) -
     short.locator("[data-key='head 3']").click()
     page.settle()
     assert page.evaluate("(v.head, v._last)") == "(3, (0, (3,)))"
-    page.screenshot(tmp_path / "short.png", short)
 
     canvas = long.locator("canvas")
     canvas.scroll_into_view_if_needed()
@@ -60,5 +57,4 @@ def test_maps_are_moved_pointed_at_and_picked(lab: LabSession, tmp_path: Path) -
     canvas.press("PageDown")
     page.settle()
     assert page.evaluate("w.map.pointed") == "[64, 0]"
-    page.screenshot(tmp_path / "long.png", long)
     assert_no_errors(page)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from tests.browser import assert_no_errors
 from tests.patience import until
 from tools.notebooks.page import LabSession
@@ -43,7 +41,7 @@ widgets.TokenView("def add(a, b):")
 """
 
 
-def test_an_exercise_is_answered_by_keyboard_alone(lab: LabSession, tmp_path: Path) -> None:
+def test_an_exercise_is_answered_by_keyboard_alone(lab: LabSession) -> None:
     page = lab.open(lab.write("exercises.py", EXERCISES))
     page.run_all()
     assert_no_errors(page)
@@ -77,11 +75,10 @@ def test_an_exercise_is_answered_by_keyboard_alone(lab: LabSession, tmp_path: Pa
     assert page.evaluate("choice.right") == "True" and page.evaluate("len(In)") >= cells
     saved = page.document()["cells"][1]["outputs"][0]["data"]["text/html"]
     assert "◉ b" in "".join(saved) and "It is b." in "".join(saved)
-    page.screenshot(tmp_path / "exercise.png", page.widget("wb-exercise"))
     assert_no_errors(page)
 
 
-def test_a_title_opens_its_notebook_and_one_button_is_for_all(lab: LabSession, tmp_path: Path) -> None:
+def test_a_title_opens_its_notebook_and_one_button_is_for_all(lab: LabSession) -> None:
     lab.write("course/01_first.py", DESCRIBED.format(title="First"))
     page = lab.open(lab.write("course/00_start.py", START))
     page.run_all()
@@ -100,7 +97,6 @@ def test_a_title_opens_its_notebook_and_one_button_is_for_all(lab: LabSession, t
     larger, folded = token.evaluate(font), code.bounding_box()
     assert folded is not None and larger > 1.4 * letters and folded["height"] < lines["height"]
     assert page.root.get_by_role("button", name="Projector mode: on").count() == 2
-    page.screenshot(tmp_path / "projector.png")
     page.run_cell(2)  # a new switch that is off
     tab.locator("body:not(.wb-projector)").wait_for(state="attached")
     assert page.root.get_by_role("button", name="Projector mode: off").count() == 2

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.browser import assert_no_errors
@@ -30,7 +28,7 @@ COLOUR = "getComputedStyle(document.querySelector('.wb-fleetview .wb-pic')).colo
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_a_sample_in_flight_is_chosen(lab: LabSession, tmp_path: Path, theme: str) -> None:
+def test_a_sample_in_flight_is_chosen(lab: LabSession, theme: str) -> None:
     page = lab.open(lab.write(f"fleet-{theme}.py", NOTEBOOK))
     lab.theme(theme)
     try:
@@ -47,7 +45,6 @@ def test_a_sample_in_flight_is_chosen(lab: LabSession, tmp_path: Path, theme: st
         assert page.executed() == (1, 1), "the keys were not the notebook's"
         page.evaluate("setattr(view, 'moment', recorder.events[-1].time)")
         until(lambda: "20 length" in shown.inner_text())
-        page.screenshot(tmp_path / f"fleet-{theme}.png", shown)
         bright = [float(each) for each in page.tab.evaluate(COLOUR).removeprefix("rgb(").rstrip(")").split(",")[:3]]
         assert (sum(bright) < 384) == (theme == "light")
         assert_no_errors(page)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from tests.browser import assert_no_errors
 from tools.notebooks.page import LabSession
 
@@ -15,7 +13,7 @@ v
 """
 
 
-def test_stages_are_gone_through(lab: LabSession, tmp_path: Path) -> None:
+def test_stages_are_gone_through(lab: LabSession) -> None:
     page = lab.open(lab.write("kernels.py", CELLS))
     page.run_all()
     view = page.widget("wb-kernelview")
@@ -33,5 +31,4 @@ def test_stages_are_gone_through(lab: LabSession, tmp_path: Path) -> None:
     page.tab.keyboard.press("Enter")
     page.settle()
     assert page.evaluate("v.stage") == "'asm'" and "asm" in view.locator(".now").inner_text()
-    page.screenshot(tmp_path / "kernel.png", view)
     assert_no_errors(page)

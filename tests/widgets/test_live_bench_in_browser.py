@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from tests.browser import assert_no_errors
@@ -29,7 +28,7 @@ def at(view: Any, share: float, down: float = 0.5) -> tuple[float, float]:
     return place["x"] + share * place["width"], place["y"] + down * place["height"]
 
 
-def test_it_is_driven_while_it_runs(lab: LabSession, tmp_path: Path) -> None:
+def test_it_is_driven_while_it_runs(lab: LabSession) -> None:
     page = lab.open(lab.write("bench.py", CELLS))
     page.tab.set_viewport_size({"width": 1400, "height": 1400})
     page.run_all(limit(120))
@@ -137,6 +136,5 @@ def test_it_is_driven_while_it_runs(lab: LabSession, tmp_path: Path) -> None:
         view.get_by_role("button", name="Save as CSV").click()
     assert saved.value.path().read_text().startswith("figure,value,unit\nduration,")
     assert page.evaluate("w._runner.scheduler.running") == "[]"
-    page.screenshot(tmp_path / "bench.png", view)
     assert_no_errors(page)
     lab.tab.page.set_viewport_size({"width": 1280, "height": 900})

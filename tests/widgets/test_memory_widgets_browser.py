@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from tests.browser import assert_no_errors, pressed
 from tools.notebooks.page import LabSession
 
@@ -24,7 +22,7 @@ _ = list(runner.stream("def f(x):", max_tokens=4))
 """
 
 
-def test_a_slider_a_bar_and_a_point(lab: LabSession, tmp_path: Path) -> None:
+def test_a_slider_a_bar_and_a_point(lab: LabSession) -> None:
     page = lab.open(lab.write("memory.py", CELLS))
     page.run_all()
     assert_no_errors(page)
@@ -48,7 +46,6 @@ def test_a_slider_a_bar_and_a_point(lab: LabSession, tmp_path: Path) -> None:
     field.press("Enter")
     page.settle()
     assert "no config.json there" in calculator.locator("[role=alert]").inner_text()
-    page.screenshot(tmp_path / "calculator.png", calculator)
 
     roofline = page.widget("wb-roofline")
     assert "decode × 1" in roofline.inner_text() and "h100 memory" in roofline.inner_text()
@@ -57,5 +54,4 @@ def test_a_slider_a_bar_and_a_point(lab: LabSession, tmp_path: Path) -> None:
     page.tab.keyboard.press("Enter")
     page.settle()
     assert page.evaluate("roofline.chosen") == "0"
-    page.screenshot(tmp_path / "roofline.png", roofline)
     assert_no_errors(page)

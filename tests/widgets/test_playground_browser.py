@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from tests.browser import assert_no_errors
 from tests.patience import until
 from tools.notebooks.page import LabSession, NotebookPage
@@ -26,7 +24,7 @@ IDLE = """() => [...document.querySelectorAll(".wb-playground button")].some(
   button => button.innerText.trim() === "Stop" && button.disabled)"""
 
 
-def test_press_run_and_stop_and_take_it_away(lab: LabSession, tmp_path: Path) -> None:
+def test_press_run_and_stop_and_take_it_away(lab: LabSession) -> None:
     page = lab.open(lab.write("playground.py", NOTEBOOK))
     page.run_all()
     typed(page)
@@ -77,7 +75,6 @@ def test_press_run_and_stop_and_take_it_away(lab: LabSession, tmp_path: Path) ->
     play.get_by_role("button", name="Reset").click()
     page.settle()
     assert run.is_enabled() and play.locator(".wb-tokens b").count() == 0
-    page.screenshot(tmp_path / "playground.png", play)
     assert_no_errors(page)
 
 
@@ -102,7 +99,7 @@ WHERE = """() => {
 }"""
 
 
-def test_the_page_and_the_settings_stay_where_they_are_while_text_comes(lab: LabSession, tmp_path: Path) -> None:
+def test_the_page_and_the_settings_stay_where_they_are_while_text_comes(lab: LabSession) -> None:
     page = lab.open(
         lab.write("still.py", SHOWN_TWICE.replace("# %%\nplay\n", "# %% [markdown]\n" + "# text\n#\n" * 60))
     )
@@ -120,7 +117,6 @@ def test_the_page_and_the_settings_stay_where_they_are_while_text_comes(lab: Lab
     page.settle()
     places.append(page.tab.evaluate(WHERE))
     assert page.evaluate("play.played.num_tokens") == "200" and len(places) > 3
-    page.screenshot(tmp_path / "still.png")
     assert all(place == places[0] for place in places)
     place = play.locator(".wb-text-place")
     assert place.evaluate("each => each.scrollHeight > each.clientHeight")

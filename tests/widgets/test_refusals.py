@@ -1,4 +1,4 @@
-"""Refuse what a widget cannot show in one line that says what is wrong and what would be right."""
+"""A mistake is refused in one line that says what is wrong and what would be right."""
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from tests.browser import assert_no_errors, pressed
 from tools.notebooks.page import LabSession
 
@@ -22,7 +20,7 @@ s
 """
 
 
-def test_a_slider_a_token_and_a_check(lab: LabSession, tmp_path: Path) -> None:
+def test_a_slider_a_token_and_a_check(lab: LabSession) -> None:
     page = lab.open(lab.write("sampling.py", CELLS))
     page.run_all()
     assert_no_errors(page)
@@ -53,8 +51,4 @@ def test_a_slider_a_token_and_a_check(lab: LabSession, tmp_path: Path) -> None:
     view.locator("[data-key='k1']").first.click()
     page.settle()
     assert page.evaluate("s.check") == "1"
-    for theme in ("dark", "light"):
-        lab.theme(theme)
-        page.screenshot(tmp_path / f"explorer-{theme}.png", explorer)
-        page.screenshot(tmp_path / f"view-{theme}.png", view)
     assert_no_errors(page)

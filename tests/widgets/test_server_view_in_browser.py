@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.browser import assert_no_errors
@@ -41,7 +39,7 @@ ENDED = "view.snapshot.requests['finished']"
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_requests_appear_and_are_chosen(lab: LabSession, tmp_path: Path, theme: str) -> None:
+def test_requests_appear_and_are_chosen(lab: LabSession, theme: str) -> None:
     page = lab.open(lab.write(f"server-{theme}.py", NOTEBOOK))
     lab.theme(theme)
     try:
@@ -64,7 +62,6 @@ def test_requests_appear_and_are_chosen(lab: LabSession, tmp_path: Path, theme: 
         tokens.first.hover()
         assert "token 1, id" in tip.inner_text() and "after its arrival" in tip.inner_text()
         assert "admitted" in shown.locator(".wb-reasons").inner_text()
-        page.screenshot(tmp_path / f"server-{theme}.png", shown)
 
         rows.nth(1).focus()  # the picture is drawn anew meanwhile, and the keyboard stays where it was
         page.tab.keyboard.press("ArrowDown")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -36,7 +35,7 @@ def narrow(lab: LabSession) -> Iterator[LabSession]:
         page.set_viewport_size(size)
 
 
-def test_a_preset_is_played_restored_and_judged_by_the_keyboard(narrow: LabSession, tmp_path: Path) -> None:
+def test_a_preset_is_played_restored_and_judged_by_the_keyboard(narrow: LabSession) -> None:
     lab = narrow
     page = lab.open(lab.write("pair.ipynb", notebook(CELLS)))
     page.run_all()
@@ -67,7 +66,6 @@ def test_a_preset_is_played_restored_and_judged_by_the_keyboard(narrow: LabSessi
     assert position.isdigit()
     assert view.locator(".wb-tokens b.m").evaluate_all("all => all.map((e) => e.dataset.key)") == [f"0.{position}"] * 2
     assert f"first difference: token {int(position) + 1}" in view.inner_text()
-    page.screenshot(tmp_path / "side_by_side.png", view)
     assert view.evaluate("root => root.scrollWidth <= root.clientWidth + 1"), "both sides fit at 1,000 pixels"
 
     view.get_by_role("button", name="Copy the left to the right").press("Enter")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from tests.browser import assert_no_errors
@@ -23,7 +22,7 @@ def wait_for_heading(view: Any, text: str) -> None:
     view.locator("[role=status] b").filter(has_text=text).wait_for(timeout=limit(60) * 1000)
 
 
-def test_it_is_stepped_played_and_a_head_is_switched_off(lab: LabSession, tmp_path: Path) -> None:
+def test_it_is_stepped_played_and_a_head_is_switched_off(lab: LabSession) -> None:
     page = lab.open(lab.write("path.py", CELLS))
     page.run_all(limit(120))
     assert_no_errors(page)
@@ -58,7 +57,6 @@ def test_it_is_stepped_played_and_a_head_is_switched_off(lab: LabSession, tmp_pa
     view.get_by_text("first difference").wait_for(timeout=limit(120) * 1000)
     assert page.evaluate("w.layers_off") == "(2,)"
     assert view.get_by_role("switch", name="layer 2", exact=True).get_attribute("aria-checked") == "false"
-    page.screenshot(tmp_path / "switched-off.png", view)
     assert_no_errors(page)
 
 

@@ -111,6 +111,7 @@ class LabServer:
             f"--port={self.port}", "--ServerApp.port_retries=0", f"--ServerApp.root_dir={self.root}",
             f"--IdentityProvider.token={self.token}", "--LabApp.expose_app_in_browser=True",
             "--LabApp.extension_manager=readonly",
+            f"--FileCheckpoints.checkpoint_dir={self.private / 'checkpoints'}",  # none beside what is linked
         ]  # fmt: skip
 
     def _wait(self) -> None:
