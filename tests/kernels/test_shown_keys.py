@@ -50,7 +50,8 @@ def pages_of(seed: int, size: int) -> PagedKV:
 
 @pytest.fixture(scope="module", autouse=True)
 def uncompiled() -> Iterator[None]:
-    """Leave the masks uncompiled: what is remembered does not depend on it, and the last test of this file compiles."""
+    """Leave the masks uncompiled: what is remembered does not depend on it, and the last test of this file holds that
+    they are right compiled."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(inductor, "compile_once", lambda function, dynamic: function)
         yield
