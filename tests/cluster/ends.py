@@ -1,4 +1,4 @@
-"""What streams of a fleet came to, and when its pages are home again."""
+"""Ends of a fleet's streams, and a wait until its pages are home again."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def test_it_is_built_without_a_warning_or_a_broken_link(site: Site) -> None:
 
 @pytest.mark.site
 @pytest.mark.smoke
-def test_a_site_of_two_pages_is_built_and_its_broken_links_are_told(tmp_path: Path) -> None:
+def test_a_site_of_two_pages_is_built_and_its_broken_links_are_named(tmp_path: Path) -> None:
     docs = tmp_path / "in" / "docs"
     docs.mkdir(parents=True)
     for name in ("conf.py", "_static", "_templates"):

@@ -1,4 +1,4 @@
-"""What a runner holds when nothing runs."""
+"""Pages and books of a runner in which nothing runs."""
 
 from __future__ import annotations
 

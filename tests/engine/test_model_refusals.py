@@ -1,4 +1,4 @@
-"""What a model, its weights, its cache or a backend cannot do is refused at once, in one line that says why."""
+"""Refuse at once, in one line that says why, what a model, its weights, its cache or a backend cannot do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the scheduler refuses and says, and what a step costs; its histories are in test_histories.py."""
+"""The scheduler refuses by name, and a step has a cost; its histories are in test_histories.py."""
 
 from __future__ import annotations
 

@@ -448,7 +448,7 @@ def test_a_token_that_waits_under_drafts_changes_nothing(accept, monkeypatch) ->
 
 @pytest.mark.parametrize("nodes", [None, 5])
 def test_a_recorded_run_with_grammars_is_replayed(nodes: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where tokens wait for an end too."""
+    """It is also where tokens wait for an end."""
     if nodes is not None:
         monkeypatch.setattr("workbench.sampling.sampler.MAX_NODES_OF_SAMPLING", nodes)
     recorder = Recorder()

@@ -38,7 +38,7 @@ class Wild:
 
 
 def _progresses(state: SchedulerState, entry: RequestView, tokens: int) -> bool:
-    """Where prefills are whole, a part of one is none."""
+    """A part of a prefill is no progress where prefills are whole."""
     least = min(entry.num_new_tokens, state.max_num_batched_tokens) if state.whole_prefills else 1
     return tokens >= least
 

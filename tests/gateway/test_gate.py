@@ -120,7 +120,7 @@ def test_no_part_of_a_conversation_is_left_unmoderated(values: dict[str, Any]) -
 
 def test_kept_answers_cost_nothing_and_are_accounted_as_kept() -> None:
     async def use(gateway: Gateway, models: Models) -> None:
-        assert (await gateway.identify({})).scopes == {"*", "admin"}, "without keys anybody is the administrator"
+        assert (await gateway.identify({})).scopes == {"*", "admin"}, "without keys any caller is the administrator"
         first, second = chat("Hi"), chat("Hi", dialect="anthropic.messages")
         assert said(await answered(gateway, first, answer("one"))) == "one"
         left = await answered(gateway, second, answer("two"))

@@ -261,7 +261,7 @@ def serve(handle: int) -> None:
 
 
 def _write(result: int, value: int, closes: bool = False) -> None:
-    with suppress(BrokenPipeError):  # nobody waits for it any more
+    with suppress(BrokenPipeError):  # no caller waits for it any more
         os.write(result, struct.pack("q", value))
     if closes:
         os.close(result)

@@ -1,4 +1,4 @@
-"""What tests of widgets look at: controls by their names, and a picture's words and elements."""
+"""Looked at by tests of widgets: controls by their names, and a picture's words and elements."""
 
 from __future__ import annotations
 

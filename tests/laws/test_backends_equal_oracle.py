@@ -156,7 +156,7 @@ def holds(
 
 @pytest.fixture
 def as_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What Inductor compiles runs as the Python that it is."""
+    """Run as the Python that it is what Inductor compiles."""
     for module in (inductor, paged_inductor):
         monkeypatch.setattr(module, "compile_once", lambda function, **_: function)
 
@@ -183,7 +183,7 @@ def test_backend_equals_oracle(layers: str, weights: str, page_size: int, backen
     valid=possible,
 )  # fmt: skip
 def test_packed_pages_equal_modules(cache: str, backend: str, layers: str, weights: str, page_size: int) -> None:
-    """What any backend reads of a packed cache is what the modules read."""
+    """Every backend reads of a packed cache what the modules read."""
     holds(layers, weights, cache, page_size, backend)
 
 
@@ -233,7 +233,7 @@ def test_what_inductor_compiles_equals_oracle(
 
 
 def test_rows_are_those_that_the_table_allows() -> None:
-    """What is said above to have a whole step has one by the product's table, and nothing else has."""
+    """Rows that are said above to have a whole step have one by the product's table, and no others."""
     plain = spec_of(layer(dim=8))
     wanted = {name: Requirements(spec) for name, spec in LAYERS.items()}
     wanted |= {name: Requirements(cache=cache_shapes(plain, CacheFormat(**kept))) for name, kept in CACHES.items()}

@@ -67,7 +67,7 @@ def read(model: ServedModel, steps: list[list[Event]], pauses: list[int]) -> lis
     return run_async(run())
 
 
-@settings(max_examples=tries(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=tries(60), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(st.text("ab é☃<", min_size=1, max_size=20), st.lists(st.integers(0, 9), max_size=9), st.data())
 def test_a_slow_reader_gets_the_pieces_of_a_quick_one(
     server: Server, text: str, pauses: list[int], data: st.DataObject

@@ -1,4 +1,4 @@
-"""What a widget cannot show is refused in one line that says what is wrong and what would be right."""
+"""Refuse what a widget cannot show in one line that says what is wrong and what would be right."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ def test_the_history_is_bounded_and_can_be_exported() -> None:
 
 @pytest.mark.parametrize("preset", ENGINE_PRESETS, ids=lambda each: each.name)
 def test_a_preset_sets_both_sides_and_the_experiments_rule(preset: PairPreset, pair: SideBySide) -> None:
-    """What the two then do is the engine's: tests/engine/test_capabilities.py has every backend and cache."""
+    """The work of the two is the engine's: tests/engine/test_capabilities.py has every backend and cache."""
     pair.preset = preset.name
     if problem := preset.problem(pair._initial):
         assert problem in pair._alert.value.replace("&#x27;", "'") or "cannot run here" in pair._alert.value

@@ -1,4 +1,4 @@
-"""What the zoo refuses: one line that says where, what, and what would be right."""
+"""The zoo refuses in one line that says where, what, and what would be right."""
 
 from __future__ import annotations
 

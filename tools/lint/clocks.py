@@ -38,7 +38,7 @@ ALLOWED = {
     "widgets/test_compare_in_browser.py": "gives the browser time to forget a letter: any longer will do",
     "cluster/test_process_fleet.py": "a kill that takes a while: any time will do",
     "cluster/test_ray_launcher.py": "the clock of another machine, far from this one's",
-    "experiments/test_random_kills.py": "stands for a service that never ends",
+    "helpers/test_processes.py": "children that end by a signal, or wait for an instant",
     "fresh_environment.py": "a command of .ci/run that prints how long each of README's took",
 }
 INSTEAD = "wait for the event (tests.patience.until), count work (tests.calls)"

@@ -39,10 +39,15 @@ def undocumented(name: str, function: Any) -> Iterator[str]:
 def by_hand(text: str) -> Iterator[tuple[int, str]]:
     """Yield (line, name) of imports from inside this project, and of owners of a runner."""
     for node in ast.walk(ast.parse(text)):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        match node:
+            case ast.Import(aliases):
+                names = [alias.name for alias in aliases]
+            case ast.ImportFrom(str(module)):
+                names = [module]
+            case ast.Attribute(attr=name) if name in OWNERS:
+                names = [f"workbench...{name}"]
+            case _:
+                continue
         for name in names:
             if name.split(".")[0] in OURS and name not in ALLOWED:
                 yield node.lineno, name
-        if isinstance(node, ast.Attribute) and node.attr in OWNERS:
-            yield node.lineno, node.attr

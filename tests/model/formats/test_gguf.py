@@ -126,7 +126,7 @@ def opened(path: Path, content: bytes) -> GGUFFile | str:
         assert peak < 4_000_000
 
 
-@settings(max_examples=tries(300), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=tries(300), suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_truncated_file_is_refused_at_any_length(tmp_path: Path, good: bytes, data: st.DataObject) -> None:
     length = data.draw(st.integers(0, len(good) - 1))
@@ -135,7 +135,7 @@ def test_a_truncated_file_is_refused_at_any_length(tmp_path: Path, good: bytes, 
     assert isinstance(file, str) or length >= max(each.start + each.size for each in file.tensors.values())
 
 
-@settings(max_examples=tries(600), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=tries(600), suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damage_anywhere_in_the_header_is_one_error_or_none(tmp_path: Path, good: bytes, data: st.DataObject) -> None:
     """A number of 1 to 8 bytes is replaced by a small or huge one; what is opened can be read."""
@@ -161,7 +161,7 @@ def text(value: str | bytes) -> bytes:
 
 
 def header(tensors: bytes = b"", pairs: bytes = b"", count: int | None = None, pair_count: int | None = None) -> bytes:
-    """Return a file's beginning; where not told, it says one of what is there."""
+    """Return a file's beginning; unless a count is given, it says one of what is there."""
     counts = int(bool(tensors)) if count is None else count, int(bool(pairs)) if pair_count is None else pair_count
     return b"GGUF" + struct.pack("<IQQ", 3, *counts) + pairs + tensors
 
