@@ -29,7 +29,7 @@ TIERS = {  # what `make test` leaves out, but for one test of each that is marke
     "processes": "several Python processes work together: fleets, ranks, kills",
     "interpreter": "runs Triton's kernels in its interpreter",
     "site": "builds the site",
-    "levels": "runs code for a level below the machine's highest",
+    "levels": "runs code for a level below the machine's highest, or for another processor",
 }
 FIXTURES = {"lab": "browser", "browser": "browser", "site": "site", "ray_cluster": "ray"}  # whose tests are a tier's
 SLOWEST = 10

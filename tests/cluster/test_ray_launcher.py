@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import inspect
+import math
+import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.helpers.stand_in import stand_in
+from tests.patience import until
+from workbench import ray_start
 from workbench.cluster import ray_replicas
 from workbench.cluster.front_watch import FrontWatch
 from workbench.cluster.ray_replicas import RayLauncher, ReadyReplica, ReplicaActor, SharedRay, machine_id
@@ -77,6 +82,38 @@ def test_the_stub_has_the_functions_of_ray() -> None:
             named = [*inspect.signature(method).parameters.values()][2:]  # after `self` and what is given by its place
             known = inspect.signature(getattr(ray, name)).parameters
             assert {each.name for each in named} <= known.keys(), name
+
+
+@pytest.mark.parametrize(("failures", "words", "starts"), [(2, "timed out during startup", 3), (3, "timed out during "
+                         "startup", 3), (1, "no port is free", 1)])  # fmt: skip
+def test_a_node_whose_raylet_ends_is_started_again(failures: int, words: str, starts: int) -> None:
+    pytest.importorskip("ray", reason="pip install 'ray>=2.40'")
+    seen: list[str] = []
+
+    def init(**options: Any) -> None:
+        seen.append("init")
+        if len(seen) <= 2 * failures - 1:
+            raise RuntimeError(f"The current node {words}")
+
+    ray = SimpleNamespace(init=init, shutdown=lambda: seen.append("shutdown"))
+    if starts > failures:
+        ray_start.start_ray(ray, num_cpus=1)
+    else:
+        with pytest.raises(RuntimeError, match=words):
+            ray_start.start_ray(ray, num_cpus=1)
+    assert seen == ["init", *["shutdown", "init"] * (starts - 1)]
+
+
+def test_a_raylet_that_has_ended_is_not_waited_for(tmp_path: Path) -> None:
+    raylet = tmp_path / "raylet"
+    raylet.symlink_to("/bin/sleep")
+    with subprocess.Popen([raylet, "1000"]) as process:
+        before = ray_start.ended_raylets()
+        clock = ray_start._SlowClock(before)
+        assert clock.monotonic() < math.inf
+        process.kill()
+        until(lambda: clock.monotonic() == math.inf)
+        assert ray_start.ended_raylets() - before == {str(process.pid)}
 
 
 @pytest.mark.parametrize("address", [None, "127.0.0.1:6379"])

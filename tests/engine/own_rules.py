@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from tests.engine.tiny import even, farther  # noqa: F401 (named by path)
+from tests.engine.page_bounds import Bounds  # noqa: F401 (named by path, as the next)
+from tests.engine.tiny import even, farther  # noqa: F401
 
 
 def near_by_root(query: Tensor, key: Tensor) -> Tensor:
@@ -34,16 +33,3 @@ def untraceable(query: Tensor, key: Tensor) -> Tensor:
     if int(key.max()) < 0:
         raise ValueError("never")
     return key <= query
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """A choice of pages by the bounds of their keys."""
-
-    keep: int = 2
-    page_size: int = 8
-    first: int = 0
-    summaries = ("min", "max")
-
-    def __call__(self, query: Tensor, low: Tensor, high: Tensor) -> Tensor:
-        return torch.maximum(query * low, query * high)

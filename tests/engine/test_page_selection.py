@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import workbench
-from tests.engine.own_rules import Bounds
+from tests.engine.page_bounds import Bounds
 from tests.engine.tiny import Oracle, finals, layer, model_of, request, runner_of, spec_of
 from workbench.custom import temporarily_registered
 from workbench.errors import WorkbenchError

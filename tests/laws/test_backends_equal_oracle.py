@@ -20,7 +20,6 @@ from tests.engine import own_rules
 from tests.engine.kinds import GEMMA, LATENT, MIXTURE, WIDE
 from tests.engine.tiny import HERE, Oracle, layer, mixture_of, request, runner_of, spec_of, specs, weights_of
 from tests.engine.weight_formats import FORMATS
-from tests.helpers.levels import levels
 from tests.helpers.recorded import rows_of
 from tests.helpers.rows import rows
 from tests.patience import limit
@@ -191,10 +190,10 @@ def test_packed_pages_equal_modules(cache: str, backend: str, layers: str, weigh
 SEVENTEEN = [request(f"r{i}", 3 + i, 5) for i in range(17)]  # more than one run of rows
 
 
-@pytest.mark.parametrize("level", levels(available_levels()[:-1]))
-@rows({"layers": ["wide", "mixture", "windows"], "weights": [name for name in WEIGHTS if name != "float64"],
-       "backend": ["mlir", "mlir, blocks"]})  # fmt: skip
-def test_backend_equals_oracle_at_lower_levels(level: Level, weights: str, layers: str, backend: str) -> None:
+@pytest.mark.levels
+@rows({"level": available_levels()[:-1] or available_levels(), "layers": ["wide", "mixture", "windows"],
+       "weights": [name for name in WEIGHTS if name != "float64"], "backend": ["mlir", "mlir, blocks"]})  # fmt: skip
+def test_backend_equals_oracle_at_lower_levels(level: Level, layers: str, weights: str, backend: str) -> None:
     with limited_to(level):
         holds(layers, weights, "dense", 8, backend, asked=SEVENTEEN, max_num_seqs=17, max_num_batched_tokens=64)
 

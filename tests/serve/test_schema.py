@@ -81,7 +81,7 @@ def describe() -> Any:
     return schemathesis.openapi.from_dict(document)
 
 
-# Where schemathesis 4.32 finds that nothing can be drawn from a mutation it ends the test; it is to be declined.
+# Where schemathesis 4.32 finds that nothing can be drawn from a mutation it ends the test; like others it is declined.
 negative.DECLINED += (InvalidSchema,)
 
 schema = describe()

@@ -122,7 +122,7 @@ def test_a_variant_in_a_file_of_ones_own(tmp_path):
 
 
 def test_a_composition_with_a_choice_of_pages_is_tried_in_pages_of_its_size():
-    from tests.engine.own_rules import Bounds
+    from tests.engine.page_bounds import Bounds
 
     with temporarily_registered(Bounds) as path:
         composition = {"pages": {"path": path, "arguments": {"page_size": 4}}, "softcap": 3.0}
