@@ -27,17 +27,18 @@ test-tiers: .venv/dev
 	$(PYTEST:logical=3) -m "not smoke and ($(TIERS))"
 	@case "$$($(BIN)/python -c "from compiled_kernels.level import main; main()")" in "v3 "*) \
 	echo "once more at v3 (AVX2): $(AT_V3)"; WORKBENCH_LEVEL=v3 $(PYTEST) -m "not ($(TIERS))" $(AT_V3);; esac
-AT_V3 = $(addprefix tests/compiled_kernels/test_, decode_step.py laws.py layouts.py level.py mlir.py operators.py panels.py \
-	quantized_pages.py) $(addprefix tests/engine/test_, mlir_step.py prefill.py speculation.py)
+AT_V3 = $(addprefix tests/kernels/test_, agreement.py decode_step.py laws.py layouts.py leaf_operators.py level.py panels.py \
+	pages_read.py quantized_pages.py quantized_weights.py) $(addprefix tests/engine/test_, mlir_step.py prefill.py speculation.py)
 
 # Six times as many examples of every law, drawn anew, all cases, and every numerical test at AVX2: before an issue is ended.
 test-thorough: export WORKBENCH_TESTS_THOROUGH = 1
-test-thorough: AT_V3 += $(addprefix tests/compiled_kernels/test_, check.py mlir_backend.py mlir_text.py) $(addprefix tests/engine/test_, compiled.py \
+test-thorough: AT_V3 += $(addprefix tests/kernels/test_, check.py mlir_backend.py mlir_text.py) $(addprefix tests/engine/test_, compiled.py \
 	kinds.py oracle.py quantized_cache.py autotune.py) tests/model/test_parity.py tests/measure/test_run.py tests/test_cli.py
 test-thorough: test test-tiers
 
+# Style, guards of text, words, figures and pages, and types: the quick ones first.
 lint: .venv/dev
-	$(BIN)/ruff check . && $(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/ruff check . && $(BIN)/python -m tools.lint && $(BIN)/pyright --pythonpath $(BIN)/python
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or newer is needed; make PYTHON=..."'

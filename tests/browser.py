@@ -1,7 +1,4 @@
-"""The fixture `lab`: one JupyterLab server and one Chromium for all browser tests of a worker.
-
-`from tests.browser import browser, lab` in a test's conftest, `pytestmark = browser` in its file.
-"""
+"""The fixture `lab`, which makes a test one of the tier `browser`: one JupyterLab and one Chromium for a worker."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.patience import limit, scale
+from tests.patience import limit, scale, until
 from tools.notebooks.browser import Browser
 from tools.notebooks.page import LabSession, NotebookPage
 from workbench.lab.server import LabServer
@@ -33,13 +30,14 @@ def lab() -> Iterator[LabSession]:
 
 
 def pressed(page: NotebookPage, handle: Any, key: str, expression: str) -> str:
-    """Press a key on a slider's handle until the kernel says something else of `expression`; return what it says.
+    """Press a key on a slider's handle, once; return what the kernel then says of `expression`."""
+    before = page.evaluate(expression)
+    handle.press(key)
+    until(lambda: page.evaluate(expression) != before)
+    page.settle()
+    return page.evaluate(expression)
 
-    Pressed again where nothing came of it: a cell that has just run may take the focus before the key arrives.
-    """
-    before = after = page.evaluate(expression)
-    while after == before:
-        handle.press(key)
-        page.settle()
-        after = page.evaluate(expression)
-    return after
+
+def assert_no_errors(page: NotebookPage) -> None:
+    """Nothing failed in the kernel, the page or its console, and nothing was asked of another machine."""
+    assert (page.errors(), page.console_errors, page.outside_requests) == ([], [], [])

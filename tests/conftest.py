@@ -29,7 +29,7 @@ TIERS = {  # what `make test` leaves out, but for one test of each that is marke
     "processes": "several Python processes work together: fleets, ranks, kills",
     "interpreter": "runs Triton's kernels in its interpreter",
     "site": "builds the site",
-    "levels": "runs code for a level below the machine's highest",
+    "levels": "runs code for a level below the machine's highest, or for another processor",
 }
 FIXTURES = {"lab": "browser", "browser": "browser", "site": "site", "ray_cluster": "ray"}  # whose tests are a tier's
 SLOWEST = 10
@@ -95,7 +95,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A run leaves no file in the checkout. Beside a run by hand somebody may write one; in CI there is nobody."""
+    """A run leaves no file in the checkout. Beside a run by hand an editor may write one; in CI none does."""
     before = session.config.stash.get(_FILES, None)
     if before is not None and (left := _files() - before):
         session.config.stash[_LEFT] = sorted(left)

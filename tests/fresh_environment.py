@@ -92,7 +92,7 @@ def documented() -> list[Step]:
 
 
 def documented_pages() -> list[Path]:
-    """README and the pages of docs/ written by hand, but scale.md: tests/test_scale_page.py runs its commands."""
+    """README and the pages of docs/ written by hand, but scale.md: tests/docs/test_pages.py runs its commands."""
     pages = [page for page in sorted((ROOT / "docs").rglob("*.md")) if page.parent.name not in ("reference", "project")]
     return [ROOT / "README.md", *(page for page in pages if page.name != "scale.md")]
 

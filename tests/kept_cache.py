@@ -1,4 +1,4 @@
-"""What tests compile is kept between runs, outside the checkout: the second run on a machine finds it.
+"""Keep what tests compile between runs, outside the checkout: the second run on a machine finds it.
 
 MLIR's artifacts lie under the hash of the module, its passes, the target and the compilers' versions, so a change of
 one kernel is cold for that kernel alone; Inductor keeps its code by graph, settings and torch's version. Everything
@@ -18,7 +18,7 @@ from pathlib import Path
 from platformdirs import user_cache_path
 
 ROOT = Path(__file__).resolve().parents[1]
-KEPT, MOST_BYTES = "WORKBENCH_TESTS_CACHE", 4 << 30
+KEPT, MAX_BYTES = "WORKBENCH_TESTS_CACHE", 4 << 30
 
 
 def kept_folder() -> Path:
@@ -31,7 +31,7 @@ def kept_folder() -> Path:
 def begin_run() -> tempfile.TemporaryDirectory[str]:
     """Set the environment of this run's caches, for its processes too; return the folder that ends with the run."""
     kept = kept_folder()
-    if sum(file.stat().st_size for file in kept.rglob("*") if file.is_file()) > MOST_BYTES:
+    if sum(file.stat().st_size for file in kept.rglob("*") if file.is_file()) > MAX_BYTES:
         shutil.rmtree(kept, ignore_errors=True)  # the next run is cold once
     for name in ("mlir", "inductor"):
         (kept / name).mkdir(parents=True, exist_ok=True)

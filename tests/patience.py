@@ -3,7 +3,7 @@
 No test fails because a machine is slow. A test has 90 s of a quiet machine's time, a wait inside of it (`until`) 30;
 both are scaled by how quick the machine is found when the run begins, and no limit reaches ten minutes. Where an
 interface demands a number it is `limit(seconds)`: what the thing takes on the reference machine with nothing beside it,
-scaled. `tests/test_time.py` holds every test to this.
+scaled. `tools/lint/clocks.py` holds every test to this.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ SCALE = "WORKBENCH_TESTS_SCALE"  # measured once a run: pytest-xdist's workers a
 REFERENCE_SECONDS = 0.086  # what `_work` takes on the reference machine (Xeon with AMX, 2 cores, nothing beside it)
 MIN_SCALE = 3.0  # others may begin to work after the measurement: three tests on two cores, and a browser
 MAX_SCALE = 6.0
-TEST_SECONDS, WAIT_SECONDS, MOST_SECONDS = 90.0, 30.0, 540.0
+TEST_SECONDS, WAIT_SECONDS, MAX_SECONDS = 90.0, 30.0, 540.0
 
 
 def limit(seconds: float) -> float:
     """Return the limit for what takes `seconds` on the reference machine: at least three times as many,
     and less than ten minutes."""
-    return min(seconds * scale(), MOST_SECONDS)
+    return min(seconds * scale(), MAX_SECONDS)
 
 
 def scale() -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
@@ -10,13 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.cli import main
+from tests.helpers.command_line import answer, cli
 from workbench.economics.fleet import Demand, fleets_for
 from workbench.errors import WorkbenchError
 from workbench.measure.capacity import MIN_COUNTED, PRECISION, at_rate, highest_rate, metrics_at_rate
 from workbench.measure.simulation import simulate_experiment, simulation_experiment
 
-SHORT = ["--tpot", "0.02", "--seconds", "4", "--length", "0.2"]
 TRAFFIC = {"kind": "traffic", "lengths": {"kind": "exponential", "prompt": 900, "output": 20}}
 
 
@@ -98,30 +96,9 @@ def test_a_fleet_is_large_enough_and_no_larger(
     assert sized["per_user_a_month"] * users == pytest.approx(30 * sized["per_day"])
 
 
-def test_it_is_read_by_people_and_by_programs(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["capacity", "azure", *SHORT, "--users", "100000", "--per-hour", "2"]
-    assert main([*words, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert main(words) == 0
-    out = capsys.readouterr().out
+def test_it_is_read_by_people_and_by_programs() -> None:
+    words = "capacity azure --tpot 0.02 --seconds 4 --length 0.2 --users 100000 --per-hour 2"
+    found, out = answer(words), cli(words).out
     fleet = found["fleet"]
     assert f"{found['rate']:.3g} requests/s" in out and f"{fleet['accelerators']:,} accelerators" in out
     assert fleet["fleets"] == math.ceil(fleet["peak_rate"] / found["rate"]) and fleet["per_hour"] == 2 * fleet["fleets"]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["azur"], "did you mean 'azure'?"),
-        (["azure", "--share", "0"], "share 0, seconds 60: give a share in (0, 1]"),
-        (["azure", "--seconds", "-1"], "seconds -1: give"),
-        (["azure", "--users", "0"], "0 users"),
-        (["azure", "--users", "5", "--peak", "0.5"], "a peak of at least 1"),
-        (["azure", "--per-hour", "2"], "--per-hour 2: give 0 or more, and --users"),
-        (["azure", "--tpot", "0.001", "--seconds", "2"], "a request alone is not within the SLO"),
-    ],
-)
-def test_mistakes_are_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["capacity", *words]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.startswith("error: ") and err.count("\n") == 1 and message in err

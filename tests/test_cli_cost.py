@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from workbench.cli import main
+from tests.helpers.command_line import answer, cli
 
 
-def report(capsys: pytest.CaptureFixture[str], *words: str) -> dict:
-    assert main(["cost", *words, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
-
-
-def test_the_system_prompt(capsys: pytest.CaptureFixture[str]) -> None:
-    found = report(capsys)
+def test_the_system_prompt() -> None:
+    found = answer("cost")
     shares = {row["plan"]: row["share"] for row in found["plans"]}
     assert found["plans"][0]["total"] == 6.0 and found["most_saved"] == 0.9
     assert shares["5 minutes, renewed by hits"] == 0.89885 and shares["5 minutes, from the write on"] == 0.6125
@@ -25,67 +19,41 @@ def test_the_system_prompt(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["cheapest"] == {"renewed by hits": "5 minutes", "from the write on": "1 hour"}
 
 
-def test_what_the_source_says_stands_beside_its_own_question_only(capsys: pytest.CaptureFixture[str]) -> None:
-    assert report(capsys, "--requests", "999")["said"] == []
-    assert "said" not in report(capsys, "--output", "5")
+def test_what_the_source_says_stands_beside_its_own_question_only() -> None:
+    assert answer("cost --requests 999")["said"] == []
+    assert "said" not in answer("cost --output 5")
 
 
-def test_random_arrivals_are_near_their_formula(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--arrivals", "poisson", "--requests", "500", "--days", "8", "--question", "30", "--output", "200"]
-    found = report(capsys, *words)
-    assert found == report(capsys, *words) != report(capsys, *words, "--seed", "1")
+def test_random_arrivals_are_near_their_formula() -> None:
+    words = "cost --arrivals poisson --requests 500 --days 8 --question 30 --output 200"
+    found = answer(words)
+    assert found == answer(words) != answer(f"{words} --seed 1")
     for row in found["plans"]:
         assert row["by_formula"] == pytest.approx(row["total"], rel=0.05) and row["requests"] == 4000
         assert sum(row["by_kind"].values()) == pytest.approx(row["total"])
 
 
-def test_a_trace(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_trace(tmp_path: Path) -> None:
     line = '{"timestamp": %d, "input_length": 1030, "output_length": 4, "hash_ids": [0, 1, 2]}'
     file = tmp_path / "mine.jsonl"
     file.write_text("\n".join(line % (second * 1000) for second in (0, 10, 400)))
-    found = report(capsys, "--arrivals", "trace", "--trace", str(file))
+    found = answer("cost --arrivals trace --trace", file)
     reads = {row["plan"]: row["requests_that_read"] for row in found["plans"]}
     assert reads["5 minutes, renewed by hits"] == 1 and reads["1 hour, renewed by hits"] == 2
     assert found["response_cache"]["hits"] == 2 and found["workload"]["requests"] == 3
-    assert main(["cost", "--arrivals", "trace", "--trace", "azure", "--requests", "20", "--prompt", "600"]) == 0
-    out = capsys.readouterr().out
+    out = cli("cost --arrivals trace --trace azure --requests 20 --prompt 600").out
     assert "20 requests of a trace, of its prompts only lengths are known; before each 600" in out
 
 
-def test_it_is_read_by_people(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["cost"]) == 0
-    out = capsys.readouterr().out
+def test_it_is_read_by_people() -> None:
+    out = cli("cost").out
     for words in ("6.0000", "0.6069", "89.89%", "61.25%", "pays from request 2", "the source says: 6.00", "20,160"):
         assert words in out
-    assert main(["cost", "--price", "article-e-4x"]) == 0
-    out = capsys.readouterr().out
+    out = cli("cost --price article-e-4x").out
     assert "an example" in out and "minutes" not in out
 
 
-def test_a_machine(capsys: pytest.CaptureFixture[str]) -> None:
-    found = report(capsys, "--per-hour", "3.6", "--tokens-per-s", "1000")
-    assert found["cost_per_million"] == pytest.approx(1.0)
-    assert main(["cost", "--per-hour", "3.6", "--tokens-per-s", "1000"]) == 0
-    assert "1.0000 a million tokens; article-a asks 15" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("words", "wrong"),
-    [
-        (["--price", "article-b"], "no such table; did you mean"),
-        (["--arrivals", "trace"], "--arrivals trace and --trace go together"),
-        (["--trace", "azure"], "--arrivals trace and --trace go together"),
-        (["--arrivals", "trace", "--trace", "azure", "--days", "2"], "--days: a trace has its own"),
-        (["--arrivals", "trace", "--trace", "none.csv"], "trace none.csv: cannot be read"),
-        (["--per-hour", "2"], "one of --tokens-per-s and --run"),
-        (["--tokens-per-s", "2"], "give --per-hour"),
-        (["--per-hour", "2", "--tokens-per-s", "0"], "a rate above 0"),
-        (["--per-hour", "2", "--run", "nowhere"], "run nowhere: no such folder"),
-        (["--arrivals", "sometimes"], "sometimes"),
-        (["--requests", "0"], "--requests"),
-    ],
-)
-def test_mistakes_are_one_line(words: list[str], wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["cost", *words]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.startswith("error: ") and err.count("\n") == 1 and wrong in err
+def test_a_machine() -> None:
+    machine = "cost --per-hour 3.6 --tokens-per-s 1000"
+    assert answer(machine)["cost_per_million"] == pytest.approx(1.0)
+    assert "1.0000 a million tokens; article-a asks 15" in cli(machine).out

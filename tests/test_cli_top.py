@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from workbench.cli import main
+from tests.helpers.command_line import answer, cli, refused
 from workbench.cli.top import render
 from workbench.engine.load import load
 from workbench.serve.call import Caller
@@ -87,6 +87,9 @@ def serving(status: int, body: bytes, headers: dict[str, str] | None = None) -> 
         thread.join()
 
 
+BODY = json.dumps(SNAPSHOT.to_dict()).encode()
+
+
 def text_of(snapshot: ServerSnapshot, count: int = 10) -> str:
     screen = Console(width=140, record=True, file=io.StringIO())
     screen.print(render(snapshot, "http://here", count))
@@ -117,19 +120,18 @@ def test_a_server_that_has_done_nothing_is_shown_too() -> None:
 
 
 @pytest.mark.parametrize("base", ["{}", "{}/", "{}/v1", "127.0.0.1:{port}"])
-def test_one_snapshot_as_json(base: str, capsys: pytest.CaptureFixture[str]) -> None:
-    body = json.dumps(SNAPSHOT.to_dict()).encode()
-    with serving(200, body) as (url, came):
-        assert main(["top", base.format(url, port=url.rsplit(":")[-1]), "--key", "sk-a", "--once", "--json"]) == 0
-    assert ServerSnapshot.from_dict(json.loads(capsys.readouterr().out)) == SNAPSHOT
+def test_one_snapshot_as_json(base: str) -> None:
+    with serving(200, BODY) as (url, came):
+        found = answer("top --key sk-a --once", base.format(url, port=url.rsplit(":")[-1]))
+    assert ServerSnapshot.from_dict(found) == SNAPSHOT
     assert [(each["path"], each["authorization"]) for each in came] == [("/v1/server", "Bearer sk-a")]
 
 
-def test_once_prints_it_and_ends(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_once_prints_it_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORKBENCH_KEY", "sk-b")
-    with serving(200, json.dumps(SNAPSHOT.to_dict()).encode()) as (url, came):
-        assert main(["top", url, "--once"]) == 0
-    assert "p50 10 ms" in capsys.readouterr().out and came[0]["authorization"] == "Bearer sk-b"
+    with serving(200, BODY) as (url, came):
+        assert "p50 10 ms" in cli("top --once", url).out
+    assert came[0]["authorization"] == "Bearer sk-b"
 
 
 @pytest.mark.parametrize(
@@ -144,25 +146,14 @@ def test_once_prints_it_and_ends(capsys: pytest.CaptureFixture[str], monkeypatch
         (200, b"[]", "is no snapshot of a server"),
     ],
 )
-def test_what_is_wrong_is_one_line(status: int, body: bytes, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_answer_that_is_no_snapshot_is_one_line(status: int, body: bytes, said: str) -> None:
     with (
-        serving(200, json.dumps(SNAPSHOT.to_dict()).encode()) as (elsewhere, keys_came),
+        serving(200, BODY) as (elsewhere, keys_came),
         serving(status, body, {"location": elsewhere} if status == 302 else None) as (url, _),
     ):
-        assert main(["top", url, "--once"]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and said in err and err.count("\n") == 1
+        assert said in refused("top --once", url)
     assert keys_came == [], "no redirect is followed: the key would go along"
-
-
-def test_a_wrong_address_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    for wrong in ("ftp://a", "http://", "127.0.0.1:none"):
-        assert main(["top", wrong]) == 2
-        assert f"{wrong!r} is no address of a server" in capsys.readouterr().err
-    with serving(200, b"") as (url, _):
-        pass
-    assert main(["top", url]) == 2
-    assert f"no server answers at {url} (Connection refused); `workbench serve MODEL`" in capsys.readouterr().err
+    assert f"no server answers at {url} (Connection refused); `workbench serve MODEL`" in refused("top", url)
 
 
 class KeyGate(OpenGate):
@@ -178,7 +169,7 @@ class KeyGate(OpenGate):
         return SNAPSHOT.meters
 
 
-def test_a_server_of_the_workbench_shows_its_work_to_administrators(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_of_the_workbench_shows_its_work_to_administrators() -> None:
     runner = load("demo-chat", backend="eager", prefix="radix", page_size=16)
     with serve(runner, gate=KeyGate()) as server:
         body = {"model": "demo-chat", "prompt": [5] * 40, "max_tokens": 4, "ignore_eos": True}
@@ -187,24 +178,20 @@ def test_a_server_of_the_workbench_shows_its_work_to_administrators(capsys: pyte
                 f"{server.url}/v1/completions", json.dumps(body).encode(),
                 {"authorization": "Bearer two", "content-type": "application/json"},
             )  # fmt: skip
-            with urllib.request.urlopen(asked) as answer:
-                call_id = json.loads(answer.read())["id"]
-        assert main(["top", server.url, "--key", "one", "--json"]) == 0
-        shown = ServerSnapshot.from_dict(json.loads(capsys.readouterr().out))
+            with urllib.request.urlopen(asked) as response:
+                call_id = json.loads(response.read())["id"]
+        shown = ServerSnapshot.from_dict(answer("top --key one", server.url))
         for key, code in (("two", 403), ("three", 401)):
-            assert main(["top", server.url, "--key", key]) == 2
-            assert f"refuses to show this ({code}); give another key" in capsys.readouterr().err
+            assert f"refuses to show this ({code}); give another key" in refused(f"top --key {key}", server.url)
     assert shown.model == "demo-chat" and shown.requests == {**dict.fromkeys(STATES, 0), "finished": 2}
     assert shown.recent[-1].id == call_id and shown.recent[-1].output_tokens == 4
     assert (shown.prompt_tokens, shown.cached_tokens) == (80, 32) and shown.meters == SNAPSHOT.meters
-    assert (
-        shown.pages.used == 0
-        and shown.pages.idle > 0
-        and shown.pages.total == runner.kv_cache.manager.pools[0].num_pages
-    )
+    assert shown.pages.used == 0 < shown.pages.idle
+    assert shown.pages.total == runner.kv_cache.manager.pools[0].num_pages
     assert not server.log._watchers
 
 
+@pytest.mark.processes
 def test_in_a_terminal_q_ends_it_and_leaves_the_terminal_as_it_was() -> None:
     import termios
 

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import ast
 import doctest
 import inspect
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from pydantic import BaseModel
 
 import workbench
+from workbench import parts, testing
 from workbench.engine.runner import Runner
 from workbench.experiment import experiment
 from workbench.experiment import settings as sweep_part
 from workbench.kv_cache import eviction as evict
-from workbench.model.hf.families import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[1]
-MODULES = ("demo_tools", "testing", "widgets")
 # Not triton: torch imports it by itself where it is installed.
 OPTIONAL = ("torch_mlir", "jupyterlab", "IPython", "ipywidgets", "transformers")
 
@@ -53,22 +51,19 @@ def test_the_example_is_six_lines_that_run() -> None:
     assert result.attempted == 5 and result.failed == 0
 
 
-def test_what_the_front_door_offers() -> None:
-    assert set(workbench.__all__) == set(dir(workbench)), "and nothing else"
-    for name in workbench.__all__:
-        assert getattr(workbench, name) is not None
-    with pytest.raises(AttributeError, match="module 'workbench' has no attribute 'laod'"):
-        _ = workbench.laod  # type: ignore[attr-defined]
+@pytest.mark.parametrize("package", [workbench, parts], ids=lambda package: package.__name__)
+def test_a_package_offers_its_names_and_no_other(package: ModuleType) -> None:
+    assert set(package.__all__) == set(dir(package)) and all(hasattr(package, name) for name in package.__all__)
+    with pytest.raises(AttributeError, match=f"module '{package.__name__}' has no attribute 'laod'"):
+        _ = package.laod
 
 
-@pytest.mark.parametrize("name", [name for name in workbench.__all__ if name[0].islower() and name not in MODULES])
-def test_functions_say_what_they_take_and_show_how(name: str) -> None:
-    function = getattr(workbench, name)
-    signature = inspect.signature(function)
-    assert all(each.annotation is not each.empty for each in signature.parameters.values())
-    assert signature.return_annotation is not signature.empty
-    text = inspect.getdoc(function) or ""
-    assert re.search(rf"workbench\.{name}\(", text, re.M), "an example"
+def test_parts_are_listed_once_in_order() -> None:
+    for names in parts.PARTS.values():
+        assert list(names) == sorted(names, key=lambda name: (name[0].islower(), name.lower()))
+    listed = [name for names in parts.PARTS.values() for name in names]
+    assert sorted(listed) == sorted(parts.__all__)
+    assert all(callable(getattr(testing, name)) for name in testing.__all__)
 
 
 def test_a_cell_can_complete_what_it_asks_for() -> None:
@@ -97,32 +92,3 @@ def _kinds(value: object) -> Iterator[type]:
             yield from _kinds(getattr(value, name))
     for inner in value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ():
         yield from _kinds(inner)
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.py")), ids=lambda path: path.name)
-def test_a_notebook_uses_front_door_calls_only(path: Path) -> None:
-    """Of this project a cell imports `workbench` and its public names; no owner of a runner is called by hand."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    modules = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    modules += [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
-    ours = [
-        module
-        for module in modules
-        if module.split(".")[0] in ("workbench", "compiled_kernels", "experiments", "tools")
-    ]
-    assert set(ours) <= {"workbench", "workbench.widgets"}
-    names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    assert not names & {"Live", "RunnerThread"}
-
-
-def test_the_readme_is_short() -> None:
-    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
-    assert len(lines) <= 150 and max(map(len, lines)) <= 120
-
-
-def test_the_guide_names_every_family_that_is_read() -> None:
-    text = (Path(__file__).resolve().parent.parent / "docs" / "guide" / "python.md").read_text()
-    (listed,) = re.findall(r"Families that are read.*?: (.*?)\. What a\s+config", text, re.DOTALL)
-    listed = re.sub(r"with\s+(mixtures\s+of\s+experts|recurrent\s+states):", "", listed)
-    names = re.findall(r"[a-z0-9_]+", listed)
-    assert set(names) == set(FAMILIES) and str(len(FAMILIES)) in text

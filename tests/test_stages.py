@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -12,8 +13,6 @@ from workbench.measure import chart as pareto
 from workbench.measure import compare_variants as comparison
 from workbench.measure.compare_variants import run_comparison
 from workbench.progress import Progress, ProgressStage, StageCounter, progress_stages
-
-TWO: dict[str, dict] = {"a": {}, "b": {"cache.page_size": 16}}
 
 
 def test_the_time_that_is_left_follows_from_the_stages(
@@ -44,15 +43,15 @@ def test_a_stage_is_a_line_as_any_other() -> None:
 
 
 @pytest.mark.parametrize(
-    ("workload", "variants"),
+    ("rounds", "workload"),
     [
-        ({"kind": "random", "requests": 1, "prompt_tokens": 4, "output_tokens": 2}, TWO),
-        ({"kind": "shared_prefix", "requests": 1, "prefix_tokens": 8, "own_tokens": 2, "output_tokens": 2}, TWO),
+        (2, "{kind: random, requests: 1, prompt_tokens: 4, output_tokens: 2}"),
+        (1, "{kind: shared_prefix, requests: 1, prefix_tokens: 8, own_tokens: 2, output_tokens: 2}"),
     ],
     ids=["side by side", "shared prefix"],
 )
 def test_as_many_stages_are_reported_as_were_counted(
-    workload, variants, tmp_path, monkeypatch: pytest.MonkeyPatch
+    rounds: int, workload: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted: list[StageCounter] = []
     begin = StageCounter.__init__
@@ -64,12 +63,15 @@ def test_as_many_stages_are_reported_as_were_counted(
     monkeypatch.setattr(StageCounter, "__init__", noted)
     monkeypatch.setattr(pareto, "plotting_problem", lambda: "not now")
     monkeypatch.setattr(comparison, "environment", dict)
-    whole = Experiment.from_values({
-        "question": "?", "model": {"name": "shape:tiny"}, "backend": "eager", "workload": workload,
-        "variants": variants,
-        "measure": {"warmup": 0, "rounds": 2 if workload["kind"] == "random" else 1, "ceilings": False},
-    })  # fmt: skip
-    run_comparison(whole, tmp_path, progress=False)
+    whole = f"""
+question: a?
+model: {{name: "shape:tiny"}}
+backend: eager
+workload: {workload}
+measure: {{warmup: 0, rounds: {rounds}, ceilings: false}}
+variants: {{a: {{}}, b: {{cache.page_size: 16}}}}
+"""
+    run_comparison(Experiment.from_yaml(whole), tmp_path, progress=False)
     assert counted and all(each._done == each._total for each in counted)
 
 

@@ -1,177 +1,172 @@
-"""The shape of the library, held: the field's words, one class of a name, no circle of imports."""
+"""The shape of the source: imports point one way and in no circle, a class name stands once, no room grows.
+
+Guards of words, docstrings, pages and figures are `python -m tools.lint` (`make lint`).
+"""
 
 from __future__ import annotations
 
-import json
-from inspect import cleandoc
+from math import inf
 from pathlib import Path
 
-import pytest
-
 from tools.structure import (
-    EXCEPTIONS,
+    PACKAGES,
     circles,
     duplicated_classes,
+    imported_names,
     imports,
     imports_from_elsewhere,
     modules,
-    private_words,
-    refused_words,
-    relative_docstrings,
-    skips_without_reason,
-    texts,
-    unexplained,
-    unknown_arguments,
 )
+from tools.weight import Weight, by_room, room_of, too_heavy, weights
 
-MODULES, TEXTS = modules(), texts()
-SELF = "tests/test_structure.py"
+# Lower floors first; a module may import those of its own floor and of the floors below it.
+FLOORS = [
+    line.split()
+    for line in """
+workbench.errors workbench.files workbench.interrupts workbench.pixels workbench.progress workbench.ray_start \
+workbench.settings workbench.stop_button workbench.waiting workbench.display workbench.svg
+compiled_kernels
+workbench.batch workbench.request workbench.response_format workbench.trace workbench.custom
+workbench.kv_cache
+workbench.prompt
+workbench.model
+workbench.sampling workbench.scheduler
+workbench.executors
+workbench.tensor_parallel
+workbench.speculative workbench.inspect
+workbench.simulate
+workbench.engine
+workbench.cluster
+workbench.agents
+workbench.offline
+workbench.serve
+workbench.experiment
+workbench.machine
+workbench.memory
+workbench.runs
+workbench.measure
+workbench.bench
+workbench.check
+workbench.economics
+workbench.gateway
+workbench.sweep
+workbench.reports
+workbench.claims
+workbench.testing workbench.lab
+workbench.parts
+workbench.zoo
+workbench.widgets
+experiments
+benchmarks tools
+workbench.cli
+""".strip().splitlines()
+]
+FRONT = ("workbench", "workbench.__main__")  # the front door names what it offers
+INTEGERS = "accounting budget cpu_pages lending manager pages pins prefix radix_tree"  # of kv_cache: ownership
+FREE_OF_TORCH = [
+    *(f"workbench.{name}" for name in ("files", "pixels", "request", "response_format", "display")),
+    *(f"workbench.kv_cache.{name}" for name in INTEGERS.split()),
+    *(f"workbench.{room}" for room in ("trace", "scheduler", "economics", "simulate")),
+]
+MODULES = modules(packages=(*PACKAGES, "experiments", "benchmarks"))
+LIBRARY = modules()
+
+
+def floor(module: str) -> int | None:
+    """Return the number of a module's floor; None for a module that is not ours."""
+    places = [n for n, names in enumerate(FLOORS) for name in names if f"{module}.".startswith(f"{name}.")]
+    return places[0] if places else None
+
+
+def upward(files: dict[str, Path]) -> list[str]:
+    """Return imports from a higher floor, modules that stand on none, and imports of workbench by kernels."""
+    found = []
+    for module, path in files.items():
+        own = floor(module)
+        names = imported_names(path) if module not in FRONT else ()
+        found += [f"{module} has no floor"] if own is None and module not in FRONT else []
+        found += [f"{module} imports {name}" for name in names if own is not None and (floor(name) or 0) > own]
+        if module.startswith("compiled_kernels"):
+            found += [f"{module} imports {name}" for name in names if name.startswith("workbench")]
+    return found
+
+
+def test_imports_point_one_way() -> None:
+    assert upward(MODULES) == []
+
+
+def test_ownership_and_schedules_name_no_torch() -> None:
+    for name in FREE_OF_TORCH:
+        files = [path for module, path in LIBRARY.items() if f"{module}.".startswith(f"{name}.")]
+        assert files, f"{name}: no such module"
+        wrong = [path for path in files if any(each.split(".")[0] == "torch" for each in imported_names(path))]
+        assert wrong == []
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:
     """Imports inside of functions, and for types alone, are counted too."""
-    assert circles(imports(MODULES)) == []
+    assert circles(imports(LIBRARY)) == []
 
 
 def test_a_public_class_name_stands_once() -> None:
-    assert duplicated_classes(MODULES) == {}
+    assert duplicated_classes(LIBRARY) == {}
 
 
 def test_a_name_is_imported_from_the_file_that_defines_it() -> None:
-    assert imports_from_elsewhere(MODULES) == []
+    assert imports_from_elsewhere(LIBRARY) == []
 
 
-def test_what_a_checker_ignores_has_a_reason_beside_it() -> None:
-    found = {name: lines for name, path in MODULES.items() if (lines := unexplained(path.read_text(encoding="utf-8")))}
-    assert not found, "write `# type: ignore[code] (the reason)`"
+def test_no_room_weighs_more_than_its_bound() -> None:
+    assert too_heavy(by_room(weights())) == []
 
 
-def test_a_skip_has_a_reason() -> None:
-    tests = {path: text for path, text in TEXTS.items() if path.startswith("tests/") and path.endswith(".py")}
-    assert len(tests) > 100
-    assert {path: lines for path, text in tests.items() if (lines := skips_without_reason(text))} == {}
-
-
-@pytest.mark.parametrize("folder", sorted({path.split("/")[0] for path in TEXTS}))
-def test_words_are_the_fields(folder: str) -> None:
-    """Names, docstrings, comments, messages and Markdown use the glossary's words (see PRIVATE_WORDS)."""
-    found = [
-        f"{path}:{line}: {word!r}: say {better}"
-        for path, text in TEXTS.items()
-        if path.split("/")[0] == folder
-        for line, word, better in refused_words(path, text)
-    ]
-    assert not found, "\n".join(found)
-
-
-@pytest.mark.parametrize("folder", sorted({path.split("/")[0] for path in TEXTS}))
-def test_no_docstring_opens_with_a_relative_clause(folder: str) -> None:
-    found = [
-        f"{path}:{line}: {words!r} is no sentence"
-        for path, text in TEXTS.items()
-        if path.split("/")[0] == folder and path not in (SELF, "tools/structure.py")
-        for line, words in relative_docstrings(text)
-    ]
-    assert not found, "\n".join(found)
-
-
-def test_arguments_in_docstrings_are_parameters() -> None:
-    found = {path: names for path, text in TEXTS.items() if path.endswith(".py") and (names := unknown_arguments(text))}
-    assert not found
-
-
-def test_every_exception_is_needed() -> None:
-    """An exception whose file no longer holds the word would hide the next one."""
-    for path, words in EXCEPTIONS.items():
-        held = {word for _, word, _ in private_words(TEXTS[path])}
-        assert held if words == ("*",) else held >= set(words), path
-
-
-def test_each_check_can_fail(tmp_path: Path) -> None:
+def test_each_measure_of_imports_can_fail(tmp_path: Path) -> None:
     package = tmp_path / "workbench"
     package.mkdir()
-    (package / "a.py").write_text(
-        '"""What it is."""\n\n\nclass Same: ...\n\n\ndef f(holdings):\n    from workbench import b\n'
-    )
-    (package / "b.py").write_text("import workbench.a\n\n\nclass Same: ...  # everybody told nobody\n")
+    (package / "a.py").write_text("class Same: ...\n\n\ndef f():\n    from workbench import b\n")
+    (package / "b.py").write_text("import workbench.a\nimport workbench.engine.runner\n\n\nclass Same: ...\n")
+    (package / "c.py").write_text("from workbench.a import b\nfrom workbench.b import workbench, Same\n")
+    (package / "kv_cache").mkdir()
+    (package / "kv_cache" / "wrong.py").write_text("def f():\n    from workbench.engine.runner import Runner\n")
     files = modules(tmp_path)
     assert len(circles(imports(files))) == 1 and list(duplicated_classes(files)) == ["Same"]
-    read = texts(tmp_path)
-    assert private_words(read["workbench/a.py"]) == [(7, "holdings", "KVCacheManager")]
-    assert [word for _, word, _ in private_words(read["workbench/b.py"])] == ["everybody", "nobody", "told"]
-    assert relative_docstrings(read["workbench/a.py"]) == [(1, "What it is.")]
-
-
-def test_words_are_found_in_tests_notebooks_and_markdown(tmp_path: Path) -> None:
-    cells = [
-        {"cell_type": "markdown", "source": ["# One request\n", "Nobody waits here."]},
-        {
-            "cell_type": "code",
-            "source": ["%matplotlib inline\n", 'def f():\n    """Which of them?"""'],
-            "outputs": ["told"],
-        },
-    ]
-    for path, text in {
-        "tests/test_a.py": "MOST_WORK = 1\n\n\ndef test_what_is_told():\n    HeldBack, setBack, set_backs\n",
-        "notebooks/a.ipynb": json.dumps({"cells": cells}),
-        "notebooks/b.py": "# %% [markdown]\n# A batch and its company.\n",
-        "README.md": "A request is set back, which\nno lane notices. Planets estimate knobless told-you-so.\n",
-    }.items():
-        (tmp_path / path).parent.mkdir(exist_ok=True)
-        (tmp_path / path).write_text(text)
-    read = texts(tmp_path)
-    found = {path: [(line, word) for line, word, _ in refused_words(path, text)] for path, text in read.items()}
-    assert found == {
-        "tests/test_a.py": [(1, "MOST_WORK"), (4, "told"), (5, "HeldBack"), (5, "setBack"), (5, "set_backs")],
-        "notebooks/a.ipynb": [(2, "nobody")],
-        "notebooks/b.py": [(2, "company")],
-        "README.md": [(1, "set back"), (2, "lane"), (2, "told")],
-    }
-    assert relative_docstrings(read["notebooks/a.ipynb"]) == [(5, 'Which of them?"""')]
-    assert refused_words("experiments/LOG.md", read["README.md"]) == []
-    assert "lane" not in {word for _, word, _ in private_words("explanes planed lanes")}
-
-
-def test_the_checks_of_names_and_reasons_can_fail(tmp_path: Path) -> None:
-    package = tmp_path / "workbench"
-    package.mkdir()
-    (package / "a.py").write_text("from workbench import b\n")
-    (package / "b.py").write_text("import workbench.a\n\n\nclass Same: ...\n")
-    (package / "c.py").write_text("from workbench.a import b\nfrom workbench.b import workbench, Same\n")
-    assert [each.split(": ")[1] for each in imports_from_elsewhere(modules(tmp_path))] == [
+    assert [each.split(": ")[1] for each in imports_from_elsewhere(files)] == [
         "workbench.a has b from elsewhere",
         "workbench.b has workbench from elsewhere",
     ]
-    ignored = "x = 1  # type: ignore[a]\nx = 1  # noqa: E1\nx = 1  # noqa: E1 (why)\nx = 1  # type: ignore[a]  # why\n"
-    assert unexplained(ignored) == [1, 2]
-    documented = """
-    def f(a, b, *c):
-        '''Do it.
+    assert {
+        "workbench.kv_cache.wrong imports workbench.engine.runner.Runner",
+        "workbench.a has no floor",
+    } <= {*upward(files)}
 
-        Args:
-            a, b: both.
-            c: more
-                d: is text.
-            e: no parameter.
 
-        Returns:
-            f: none.
-        '''
-
-    class Base:
-        g: int
-
-    class Child(Base):
-        '''One.
-
-        Args:
-            g: of the base.
-            h: of the constructor.
-            i: none.
-        '''
-
-        def __init__(self, h): ...
-    """
-    assert unknown_arguments(cleandoc(documented)) == [(1, "e"), (17, "i")]
-    skips = "skipif(a)\nskipif(a, reason='b')\npytest.skip()\npytest.skip('b')\npytest.importorskip('a')\n"
-    assert skips_without_reason(skips) == [1, 3, 5]
+def test_weight_is_counted_and_bounded_by_room(tmp_path: Path) -> None:
+    for path, text in {
+        "workbench/a.py": "x = 1\n",
+        "workbench/engine/b.py": "x = 1\ny = (  # packed\n 2)\n",
+        "workbench/engine/c.js": "a\n\n  \nb\n",
+        "experiments/records/d.json": "[0.5]",
+        "experiments/e.yaml": "a: 1\n",
+        "runs/f.py": "made = 1\n",
+        "workbench/runs/f.py": "",
+        ".cache/g.py": "hidden = 1\n",
+    }.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    weighed = by_room(weights(tmp_path))
+    assert weighed == {
+        "workbench": Weight(5),
+        "workbench/engine": Weight(9, 2),
+        "workbench/runs": Weight(1),
+        "records": Weight(0, 0, 5),
+        "experiments": Weight(0, 0, 5),
+    }
+    bounds = {"workbench": Weight(4, 9, 9), "workbench/engine": Weight(9, 1), "records": Weight(0, 0, inf)}
+    assert [fault.partition(";")[0] for fault in too_heavy(weighed, bounds | {"gone": Weight(1)})] == [
+        "experiments: no bound",
+        "gone: no such room",
+        "workbench/engine: 2 lines, at most 1",
+        "workbench/runs: no bound",
+        "workbench: 5 nodes, at most 4",
+    ]
+    assert too_heavy(weighed, bounds | weighed) == [] and room_of("workbench/engine/x/y.py") == "workbench/engine"

@@ -92,6 +92,7 @@ def ends(request: str) -> Any:
     )
 
 
+@pytest.mark.processes
 def test_widgets_answer_while_a_cell_waits_and_cells_keep_their_order(client: BlockingKernelClient) -> None:
     run(client, SETUP)
     button, slider, wrong, _ = asked(client, "names")
@@ -135,6 +136,7 @@ def wait(seconds):
 """
 
 
+@pytest.mark.processes
 def test_a_cell_that_comes_after_the_last_look_runs_after_those_before(
     client: BlockingKernelClient, tmp_path: Path
 ) -> None:
@@ -152,6 +154,7 @@ def test_a_cell_that_comes_after_the_last_look_runs_after_those_before(
     assert asked(client, "order") == [3, "first", "second"]
 
 
+@pytest.mark.processes
 def test_a_wait_inside_a_callback_serves_too(client: BlockingKernelClient) -> None:
     run(client, SETUP)
     button, _, _, again = asked(client, "names")
@@ -164,6 +167,7 @@ def test_a_wait_inside_a_callback_serves_too(client: BlockingKernelClient) -> No
     assert asked(client, "order") == ["pressed", True, True, "cell"]
 
 
+@pytest.mark.processes
 def test_an_interrupted_wait_ends_and_cells_behind_it_are_dropped_as_ever(client: BlockingKernelClient) -> None:
     run(client, SETUP)
     names = asked(client, "names")

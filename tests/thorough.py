@@ -33,7 +33,7 @@ def some(cases: Sequence[T], most: int) -> list[T]:
 
 def left_out(items: Sequence[pytest.Item]) -> set[pytest.Item]:
     """Return the cases of tests marked `sampled(most)` that `make test` leaves out: the same in every run, so that what
-    they compile is found in the cache. `make test-thorough` tries all of them, and so does whoever names a test."""
+    they compile is found in the cache. `make test-thorough` tries all of them, and so does a run that names a test."""
     out: set[pytest.Item] = set()
     tests: dict[str, list[pytest.Item]] = {}
     for item in items:

@@ -3,7 +3,7 @@
     .venv/bin/python -m tools.readme            # twice: with empty caches, then with what the first left
     .venv/bin/python -m tools.readme --from experiments/records/first_light-DATE.json
 
-The block between the page's two marks is a function of the record alone; tests/test_readme_block.py holds that.
+The block between the page's two marks is a function of the record alone; tools/lint/first_run.py holds that.
 """
 
 from __future__ import annotations

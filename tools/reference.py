@@ -3,7 +3,7 @@
     .venv/bin/python -m tools.reference           # writes the pages
     .venv/bin/python -m tools.reference --check   # says which are not as the code has them
 
-tests/test_reference.py holds the pages to the code.
+tools/lint/reference.py holds the pages to the code.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Put what its commands print into docs/scale.md: python -m tools.scale_page
 
 A block of the page begins with `$ workbench ...`; a line that ends with a backslash goes on. What follows the command
-is what it printed, without the line of the time that it took. tests/test_scale_page.py runs the same.
+is what it printed, without the line of the time that it took. tests/docs/test_pages.py runs the same.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ if _typing.TYPE_CHECKING:
     from workbench.trace.recorder import Recorder
     from workbench.zoo.zoo import open_zoo
 
-__version__ = "1.0.0"  # pyproject.toml reads it; tests/test_release.py holds CITATION.cff and CHANGELOG.md to it
+__version__ = "1.0.0"  # pyproject.toml reads it; tools/lint/release.py holds CITATION.cff and CHANGELOG.md to it
 __all__ = [
     "Agent", "Causal", "Cluster", "Conversation", "EngineConfig", "Experiment", "ForcedText", "Gateway", "History",
     "PrefillDecodePools", "Record", "Recorder", "ReferenceLogits", "Request", "Runner", "SamplingParameters",

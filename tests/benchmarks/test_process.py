@@ -55,6 +55,7 @@ def test_a_peer_that_hangs_is_ended_with_its_helpers(tmp_path: Path) -> None:
     until(lambda: not _alive(helper))
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's end")
 def test_a_peer_ends_when_its_bench_is_killed(tmp_path: Path) -> None:
     note = tmp_path / "note"
@@ -105,8 +106,8 @@ def test_reasons_keep_names_and_lose_folders() -> None:
 
 
 def test_scripts_of_foreign_tools_never_import_workbench() -> None:
-    from tests.test_imports import imports_of
+    from tools.structure import imported_names
 
     for path in SCRIPTS.glob("*.py"):
-        reaches = [name for name in imports_of(path) if name.split(".")[0] in ("workbench", "compiled_kernels")]
+        reaches = [name for name in imported_names(path) if name.split(".")[0] in ("workbench", "compiled_kernels")]
         assert bool(reaches) == (path.name == "run_workbench.py"), path.name

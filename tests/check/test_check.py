@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.command_line import answer, cli
 from workbench.check.mechanisms import describe_mechanisms
 from workbench.check.report import check_model
-from workbench.cli import main
 from workbench.engine.config import EngineConfig
 from workbench.engine.loaded_model import LoadedModel
 from workbench.errors import WorkbenchError
@@ -34,18 +34,16 @@ def changed(folder: Path, **keys: Any) -> None:
     (folder / "config.json").write_text(json.dumps({**config, **keys}))
 
 
-def test_a_model_that_is_right(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", str(folder), "--json"]) == 0
-    out, err = capsys.readouterr()
-    found = json.loads(out)
-    assert err == "" and found["problem"] is None and found["family"] == "qwen3"
+def test_a_model_that_is_right(folder: Path) -> None:
+    ran = cli("check --json", folder)
+    found = ran.json
+    assert ran.err == "" and found["problem"] is None and found["family"] == "qwen3"
     assert found["comparison"]["equal"] and found["comparison"]["places"] == 58
     assert found["mechanisms"]["norm of queries and keys"] == "each head"
     assert found["memory"]["weight_bytes"]["dense"] == found["files"]["bytes"]
     assert found["speed"]["decode_tokens_per_s"] > 0 < found["speed"]["prefill_tokens_per_s"]
-    assert main(["check", str(folder)]) == 0
-    shown = capsys.readouterr().out
-    assert "58 places in the layers compared, on texts of 47 tokens" in " ".join(shown.replace("│", " ").split())
+    shown = cli("check", folder).text
+    assert "58 places in the layers compared, on texts of 47 tokens" in shown
     assert "4 query heads on 2 key/value heads of 24" in shown
 
 
@@ -75,16 +73,12 @@ def test_what_is_said_of_backends_is_what_loading_does() -> None:
                 assert reason is None, (row, column)
 
 
-def test_a_family_that_is_not_read_is_refused_and_its_sizes_are_shown(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_family_that_is_not_read_is_refused_and_its_sizes_are_shown(folder: Path) -> None:
     changed(folder, model_type="unknown_family")
-    assert main(["check", str(folder), "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)
+    found = answer("check", folder, code=1)
     assert "model_type 'unknown_family' is not read" in found["problem"] and found["sizes"]["layers"] == 4
     assert "mechanisms" not in found and "carried_out" not in found
-    assert main(["check", str(folder)]) == 1
-    shown = " ".join(capsys.readouterr().out.split())
+    shown = cli("check", folder, code=1).text
     assert "refused:" in shown and "4 layers of 64" in shown
 
 
@@ -105,9 +99,7 @@ def test_a_key_that_is_not_carried_out_and_weights_of_another_model_are_refused(
     assert found["sizes"]["hidden_size"] == 64 and found["memory"]["weight_bytes"]["dense"] > 0
 
 
-def test_a_difference_ends_with_code_1_and_is_named(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_difference_ends_with_code_1_and_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if our reader had missed the base of the rotary embedding."""
     from workbench.check import transformers_model
 
@@ -117,9 +109,7 @@ def test_a_difference_ends_with_code_1_and_is_named(
 
     built = transformers_model.Transformer.from_state
     monkeypatch.setattr(transformers_model.Transformer, "from_state", with_another_base)
-    assert main(["check", str(folder)]) == 1
-    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "layer 0, rotary angles, from position 1 on" in shown
+    assert "layer 0, rotary angles, from position 1 on" in cli("check", folder, code=1).text
 
 
 def test_a_folder_without_weights_says_so(folder: Path) -> None:
@@ -133,11 +123,6 @@ def test_too_little_memory_is_said_before_both_models_are_read(folder: Path, mon
 
     monkeypatch.setattr(transformers_model, "available_bytes", lambda: 1000)
     assert "1.0 kB are free" in check_model(str(folder))["comparison"]["skipped"]
-
-
-def test_no_model_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", "nowhere"]) == 2
-    assert "no model 'nowhere'" in capsys.readouterr().err
 
 
 LLAMA4 = CONFIGS["llama4_text"][0]

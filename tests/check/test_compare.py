@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.model.families import NEEDS_TRANSFORMERS
 from tests.thorough import some
 from workbench.check import compare
 from workbench.check.compare import ModelComparison, compare_models
@@ -26,7 +27,7 @@ from workbench.model.spec import ActivationSpec, ModelSpec
 from workbench.model.transformer import Transformer
 from workbench.testing.family_checkpoints import CONFIGS, FAMILY_CASES, random_checkpoint
 
-pytest.importorskip("transformers", reason="transformers is not installed: pip install 'transformers>=5'")
+pytestmark = NEEDS_TRANSFORMERS
 
 
 def family_name(each: object) -> str:

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 import torch
 
-from tests.model.test_every_family import draw_ids
+from tests.helpers.command_line import answer, cli, refused
+from tests.model.families import NEEDS_TRANSFORMERS, draw_ids
 from tests.thorough import some
 from workbench.check.scaffold import nearest_family, scaffold
-from workbench.cli import main
 from workbench.engine.load import load
 from workbench.errors import WorkbenchError
 from workbench.model.hf.families import FAMILIES
 from workbench.testing.family_checkpoints import CONFIGS, FAMILY_CASES, random_checkpoint
 
-pytest.importorskip("transformers", reason="transformers is not installed: pip install 'transformers>=5'")
+pytestmark = NEEDS_TRANSFORMERS
 
 
 def family_name(each: object) -> str:
@@ -88,22 +88,22 @@ def test_families_that_nothing_tells_apart_are_named(tmp_path: Path) -> None:
     assert "neither tensors nor keys tell them apart" in scaffold("mine", folder, tmp_path)[0].read_text()
 
 
-def test_the_scaffolded_test_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.processes
+def test_the_scaffolded_test_passes(tmp_path: Path) -> None:
     folder = copied("olmo2", tmp_path / "model")
-    assert main(["new-family", "my_own", str(folder), "--out", str(tmp_path)]) == 0
-    assert capsys.readouterr().out.split() == [str(tmp_path / "my_own.py"), str(tmp_path / "test_my_own.py")]
+    written = cli("new-family my_own", folder, "--out", tmp_path).out.split()
+    assert written == [str(tmp_path / "my_own.py"), str(tmp_path / "test_my_own.py")]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path / "test_my_own.py")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and "1 passed, 1 skipped" in done.stdout, done.stdout
     for checked in (("ruff", "check", "--config", str(ROOT / "pyproject.toml")), ("ruff", "format", "--check")):
         lint = subprocess.run([sys.executable, "-m", *checked, str(tmp_path)], capture_output=True, text=True, cwd=ROOT)
         assert lint.returncode == 0, lint.stdout
-    assert main(["check", str(folder), "--custom", str(tmp_path / "my_own.py"), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    custom = ("--custom", tmp_path / "my_own.py")
+    found = answer("check", folder, *custom)
     assert found["family"] == "my_own" and found["mechanisms"]["place of norms"] == "after each part"
     assert "transformers cannot load it" in found["comparison"]["skipped"]
-    greedy = ["generate", "a", "--custom", str(tmp_path / "my_own.py"), "--model", str(folder)]
-    assert main(greedy) == 2 and "tokenizer" in capsys.readouterr().err  # the folder has none
+    assert "tokenizer" in refused("generate a --model", folder, *custom)  # the folder has none
 
 
 def test_unknown_keys_refuse_until_they_are_decided(tmp_path: Path) -> None:

@@ -70,10 +70,10 @@ def test_the_zoo_lists_every_figure_of_a_rule() -> None:
 def test_the_newest_record_of_each_question_is_shown(tmp_path: Path) -> None:
     folder = tmp_path / "experiments" / "records"
     folder.mkdir(parents=True)
-    for name, rate in (("bench-x-20260102-000000", 250.0), ("bench-x-20260101-000000", 9.5)):
-        rows = [{"work": "decode 8", "status": "ok", "tokens_per_s": rate}]
-        where = {"cpu": {"model": "Zen", "flags": ["avx2", "avx512f"], "usable_cores": 4}, "gpu": [{"name": "H100"}]}
-        (folder / f"{name}.json").write_text(json.dumps({"rows": rows, "environment": where}))
+    where = {"cpu": {"model": "Zen", "flags": ["avx2", "avx512f"], "usable_cores": 4}, "gpu": [{"name": "H100"}]}
+    for day, rate in ((2, 250.0), (1, 9.5)):
+        record = {"rows": [{"work": "decode 8", "status": "ok", "tokens_per_s": rate}], "environment": where}
+        (folder / f"bench-x-2026010{day}-000000.json").write_text(json.dumps(record))
     (folder / "notes.json").write_text("no record")
     machine = "Zen, AVX-512, 4 cores, H100"
     expected = f"| bench | decode 8: 250 tokens/s | {machine} | `bench-x-20260102-000000` |"
@@ -95,11 +95,10 @@ def test_tools_are_compared_within_one_record(tmp_path: Path) -> None:
 
 def test_every_row_of_figures_names_a_record_that_is_there() -> None:
     for block in ("figures", "peers", "verdicts"):
-        rows = [line for line in BLOCKS[block](ROOT).splitlines() if line.startswith("|") and "`" in line]
-        assert len(rows) >= 8
-        for row in rows:
-            name = row.rstrip("| ").rpartition("| ")[2].strip("`")
-            assert (ROOT / "experiments" / "records" / f"{name}.json").is_file(), row
+        rows = re.findall(r"^\|.*`.*", BLOCKS[block](ROOT), re.M)
+        names = re.findall(r"`([^`]+)` \|$", "\n".join(rows), re.M)
+        assert len(names) == len(rows) >= 8
+        assert all((ROOT / "experiments" / "records" / f"{name}.json").is_file() for name in names)
 
 
 def test_every_kind_of_event_has_a_row() -> None:

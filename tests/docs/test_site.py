@@ -3,69 +3,37 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from html.parser import HTMLParser
 from pathlib import Path
-from urllib.parse import unquote
 
 import pytest
 
 from tests.docs.conftest import BUILD_SECONDS, Site
+from tools.site.addresses import Page, broken_addresses, fetched
+from tools.site.build import build
 from tools.site.notebooks import read_course
 from tools.site.stage import ROOT, places
 
 pytestmark = pytest.mark.timeout(BUILD_SECONDS)
-ADDRESSES = ("href", "src", "srcset", "poster", "data", "action", "xlink:href")
-OUTSIDE = re.compile(r"(?:https?:)?//|javascript:|mailto:")
 
 
-class Page(HTMLParser):
-    """The addresses and the anchors of a page."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.addresses: list[str] = []
-        self.anchors: set[str] = set()
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        values = {name: value for name, value in attrs if value}
-        self.anchors |= {values[name] for name in ("id", "name") if name in values}
-        self.addresses += [values[name] for name in ADDRESSES if name in values]
-
-
-def faults(folder: Path) -> list[str]:
-    """Return the addresses of a folder of HTML that lead outside of it, to no file, or to no anchor."""
-    pages = {path: Page(path.read_text(encoding="utf-8")) for path in sorted(folder.rglob("*.html"))}
-    return [f"{path.relative_to(folder)}: {fault}" for path in pages for fault in _faults(path, pages, folder)]
-
-
-def _faults(path: Path, pages: dict[Path, Page], folder: Path) -> Iterator[str]:
-    for address in dict.fromkeys(pages[path].addresses):
-        file, _, anchor = unquote(address).partition("#")
-        target = (path.parent / file.partition("?")[0]).resolve() if file else path
-        if address.startswith("data:"):
-            continue
-        if OUTSIDE.match(address):
-            yield f"leads outside: {address}"
-        elif folder.resolve() not in target.parents or not target.is_file():
-            yield f"leads to no file: {address}"
-        elif anchor and target in pages and anchor not in pages[target].anchors and not anchor.startswith("svg-"):
-            yield f"leads to no anchor: {address}"
-
-
-def fetched(style: str) -> list[str]:
-    """Return the addresses that a style sheet fetches from other machines."""
-    found = re.findall(r"url\(\s*['\"]?([^'\")]*)", style) + re.findall(r"@import\s+['\"]([^'\"]*)", style)
-    return [address for address in found if OUTSIDE.match(address)]
-
-
-def test_it_is_built_without_a_warning(site: Site) -> None:
+def test_it_is_built_without_a_warning_or_a_broken_link(site: Site) -> None:
     assert site.problems == ()
 
 
-def test_no_address_leads_outside_or_nowhere(site: Site) -> None:
-    assert faults(site.html) == []
+@pytest.mark.site
+@pytest.mark.smoke
+def test_a_site_of_two_pages_is_built_and_its_broken_links_are_named(tmp_path: Path) -> None:
+    docs = tmp_path / "in" / "docs"
+    docs.mkdir(parents=True)
+    for name in ("conf.py", "_static", "_templates"):
+        (docs / name).symlink_to(ROOT / "docs" / name)
+    (docs / "index.md").write_text("# Front\n\n```{toctree}\na\n```\n\n[gone](gone.md)\n")
+    (docs / "a.md").write_text('# A\n\n[front](index.md)\n\n<a href="none.html">no page</a>\n')
+    assert build(tmp_path / "out", tmp_path / "in") == [
+        "docs/index.md: a link to gone.md, which is not there",
+        "a.html: leads to no file: none.html",
+    ]
+    assert "<h1>A" in (tmp_path / "out" / "html" / "a.html").read_text()
 
 
 def test_no_style_fetches_anything(site: Site) -> None:
@@ -118,7 +86,7 @@ def test_the_checks_can_fail(tmp_path: Path) -> None:
         '<img src="https://x/y.png"><a href="there.html#here"></a><a href="there.html#no"></a><a href="gone.html"></a>'
         '<script src="//cdn/x.js"></script><a href="../out.html"></a><img src="data:image/png;base64,AA">'
     )
-    assert faults(tmp_path) == [
+    assert broken_addresses(tmp_path) == [
         "index.html: leads outside: https://x/y.png",
         "index.html: leads to no anchor: there.html#no",
         "index.html: leads to no file: gone.html",

@@ -94,7 +94,7 @@ class History:
         pools = tuple(PagePool(pages + t, SIZE) for t in range(len(tables)))
         cpu_pools = tuple(PagePool(host, SIZE) for _ in tables) if host else ()
         index = RadixCache(pools, tables, ttl, lambda: self.now, cpu_pools) if prefix else None
-        whole = self.draw.random() < 0.25  # prompts are computed in one step
+        whole = self.draw.random() < 0.25  # a prompt is computed in one step
         chunk = None if whole else self.draw.choice([None, None, 3])
         self.limits = SchedulerLimits(4, BUDGET, chunk_tokens=chunk, chunked_prefill=not whole)
         self.manager = Counted(pools, tables, self.limits.max_prefill_tokens, index, cpu_pools, offload_preempted=saves)

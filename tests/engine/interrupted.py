@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from tests.engine.test_draft_model import model_drafts
+from tests.engine.guesses import model_drafts
 from tests.engine.tiny import CONTEXT, layer, model_of, runner_of, spec_of
 from workbench.kv_cache.format import CacheFormat
 from workbench.speculative.proposers import PromptLookupProposer, Speculator

@@ -2,12 +2,36 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import strategies as st
 
-from tests.engine.tiny import CONTEXT, VOCAB
+from tests.engine.tiny import CONTEXT, VOCAB, layer, layers, spec_of
 from workbench.model.attention_spec import AttentionSpec, MLASpec, RotaryConfig, RotaryScaling
-from workbench.model.spec import ActivationSpec, LayerSpec, ModelSpec, MoESpec, NormSpec
+from workbench.model.spec import SHARED_KV_SETTINGS, ActivationSpec, LayerSpec, ModelSpec, MoESpec, NormSpec
 
+LATENT = MLASpec(num_heads=3, kv_lora_rank=4, qk_rope_head_dim=4, qk_nope_head_dim=3, v_head_dim=4, q_lora_rank=4)
+GEMMA = LayerSpec(
+    attention=spec_of().layers[0].attention,
+    intermediate_size=12,
+    activation=ActivationSpec(kind="gelu_tanh"),
+    norms="both",
+)
+MIXTURE = LayerSpec(
+    attention=spec_of().layers[0].attention, intermediate_size=12, experts=MoESpec(num_experts=3, num_experts_per_tok=2)
+)
+
+
+def _wide(hidden: int = 64, bias: bool = False, **slots: Any) -> LayerSpec:
+    return layer(4, 2, 16, bias=bias, **slots).model_copy(update={"intermediate_size": hidden})
+
+
+# Matrices that fit panels, and dot products of pairs.
+WIDE = spec_of(
+    _wide(bias=True, qk_norm=True),
+    _wide(96, sliding_window=9, num_sink_tokens=2, rotary=RotaryConfig(rope_theta=50.0)),
+    _wide(position="none", sink_logits=True, softcap=1.5),
+).model_copy(update={"hidden_size": 64})
 WINDOWS = st.sampled_from([None, None, 3, 9])
 ROTARIES = st.builds(
     RotaryConfig,
@@ -54,7 +78,7 @@ NORMS = st.one_of(
 )
 
 
-def layers(experts: st.SearchStrategy[MoESpec | None]) -> st.SearchStrategy[LayerSpec]:
+def layers_of(experts: st.SearchStrategy[MoESpec | None]) -> st.SearchStrategy[LayerSpec]:
     return st.builds(
         LayerSpec,
         attention=st.one_of(grouped(), latent()),
@@ -89,7 +113,7 @@ def models(experts: st.SearchStrategy[MoESpec | None]) -> st.SearchStrategy[Mode
         ModelSpec,
         name=st.just("tiny"), vocab_size=st.just(VOCAB), hidden_size=st.just(8),
         max_position_embeddings=st.just(CONTEXT),
-        layers=st.lists(layers(experts), min_size=1, max_size=3).map(tuple),
+        layers=st.lists(layers_of(experts), min_size=1, max_size=3).map(tuple),
         rotary=ROTARIES, tie_word_embeddings=st.booleans(), norm=NORMS,
         embedding_scale=st.sampled_from([1.0, 3.0]), final_logit_softcapping=st.sampled_from([0.0, 2.0]),
     )  # fmt: skip
@@ -106,3 +130,19 @@ mixtures = models(
         ]
     )
 )
+
+
+@st.composite
+def sharing_models(draw: st.DrawFn) -> ModelSpec:
+    """Layers with keys and values of their own, and one at least that reads them, with slots and heads of its own."""
+    kinds = draw(st.lists(layers(own=True), min_size=1, max_size=2))
+    for _ in range(draw(st.integers(1, 3))):
+        own = [index for index, kind in enumerate(kinds) if kind.attention.kv_shared_with is None]
+        source, other = draw(st.sampled_from(own)), draw(layers(own=True))
+        read = {name: getattr(kinds[source].attention, name) for name in SHARED_KV_SETTINGS}
+        heads = read["num_kv_heads"] * draw(st.integers(1, 3))
+        slots = {**dict(other.attention), **read, "num_heads": heads, "kv_shared_with": source}
+        kinds.append(other.model_copy(update={"attention": type(other.attention)(**slots)}))
+        if draw(st.booleans()):
+            kinds.append(draw(layers(own=True)))
+    return spec_of(*kinds, tied=draw(st.booleans()))

@@ -76,22 +76,6 @@ def test_a_nan_weight_ends_those_who_meet_it() -> None:
     assert not any(tensor.isnan().any() for tensor in every_tensor(runner.store))
 
 
-def test_a_step_that_raises_ends_its_requests_only() -> None:
-    runner = runner_of(MODEL, max_num_seqs=1)
-    forward = runner.executor.forward
-
-    def failing(plan):
-        if plan.spans[0].sequence.request_id == "a" and plan.step == 2:
-            raise MemoryError("no room")
-        return forward(plan)
-
-    runner.executor.forward = failing  # type: ignore[method-assign]
-    done = generate(runner, [request("a", 4, 6), request("b", 4, 6)])
-    assert done["a"].reason == "error" and "no room" in done["a"].error
-    assert done["b"].token_ids == finals(runner_of(MODEL), [request("b", 4, 6)])["b"]
-    assert runner.scheduler.pages_in_use == 0
-
-
 def test_sampling_is_not_dropped_in_silence() -> None:
     with pytest.raises(WorkbenchError, match="max_tokens: a Request brings its own"):
         runner_of(MODEL).stream(request("a", 3, 3), max_tokens=2)
@@ -136,13 +120,6 @@ def test_cut_oldest_keeps_the_newest_and_says_so() -> None:
     short = Request("y", long.prompt_ids[-kept:], long.sampling)
     end = next(event for event in events if isinstance(event, Finished))
     assert end.token_ids == finals(runner, [short])["y"]
-
-
-def test_one_id_runs_once_at_a_time() -> None:
-    runner = runner_of(MODEL)
-    asked = [request("a", 4, 4), request("b", 4, 4), request("a", 3, 4)]
-    ends = sorted((e.request_id, e.reason) for e in runner.stream(asked) if isinstance(e, Finished))
-    assert ends == [("a", "length"), ("a", "refused"), ("b", "length")]
 
 
 def test_text_needs_a_tokenizer() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,20 +19,29 @@ from workbench.trace.recorder import Recorder
 DRAWN = {"temperature": 0.9, "seed": 5}
 
 
+def by_sum(samples: Sequence[Finished]) -> list[float]:
+    return [float(sum(sample.token_ids) % 7) for sample in samples]
+
+
 @settings(max_examples=tries(12), deadline=None)
-@given(st.integers(1, 4), st.integers(0, 4), st.integers(1, 12), st.integers(1, 4))
-def test_the_best_are_the_best_of_all(n: int, more: int, prompt: int, seqs: int) -> None:
+@given(st.integers(1, 4), st.integers(0, 4), st.integers(1, 12), st.integers(1, 4), st.booleans())
+def test_the_best_are_the_best_of_all(n: int, more: int, prompt: int, seqs: int, ranked_by_user: bool) -> None:
+    """By log-probability, or by a ranking of the user's own."""
     best = n + more
     every = generate(runner_of(MODEL), [request("a", prompt, 6, n=best, logprobs=0, **DRAWN)])
     scores = {}
     for event in runner_of(MODEL).stream([request("a", prompt, 6, n=best, logprobs=0, **DRAWN)]):
         if isinstance(event, Decoded):
             scores[event.sample] = scores.get(event.sample, 0.0) + (event.logprob or 0.0)
+    names = ["a" if number == 0 else f"a#{number}" for number in range(best)]
+    own = {}
+    if ranked_by_user and more:
+        scores = dict(enumerate(by_sum([every[name] for name in names])))
+        own = {"ranking": {"path": f"{__name__}:by_sum"}}
     ranked = sorted(scores, key=lambda number: (-scores[number], number))
     runner = runner_of(MODEL, max_num_seqs=seqs)
     Poison(runner)
-    done = generate(runner, [request("a", prompt, 6, n=n, best_of=best, **DRAWN)])
-    names = ["a" if number == 0 else f"a#{number}" for number in range(best)]
+    done = generate(runner, [request("a", prompt, 6, n=n, best_of=best, **own, **DRAWN)])
     assert sorted(done) == sorted(names) and runner.scheduler.pages_in_use == 0
     if more == 0:
         assert {name: end.token_ids for name, end in done.items()} == {k: v.token_ids for k, v in every.items()}

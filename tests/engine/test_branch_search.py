@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from tests.engine.poison import MODEL, Poison, asked
-from tests.engine.tiny import request, runner_of
+from tests.engine.tiny import runner_of
 from tests.thorough import tries
 from workbench.custom import temporarily_registered
 from workbench.engine import naive
@@ -74,33 +72,3 @@ def test_a_beam_search_written_as_one_is_the_engines(
         exact = [naive.logits(MODEL, torch.tensor([*prompt, *branch.token_ids]))[len(prompt) - 1 :] for prompt in ids]
         assert any(torch.allclose(rows, each, rtol=1e-4, atol=1e-4) for each in exact)
         assert torch.allclose(rows[-1], branch.logits, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("advance", "words"),
-    [
-        (lambda branches: (0, [(0, 1)]), r"must return the best of 2 branches and 2 pairs \(branch, token\), not"),
-        (lambda branches: (2, [(0, 1)] * 2), "must return the best of 2 branches"),
-        (lambda branches: (0, [(0, 99)] * 2), "must return the best of 2 branches"),
-        (lambda branches: 1 / 0, "raised ZeroDivisionError"),
-    ],
-)
-def test_one_that_fails_ends_its_request_alone(advance, words: str) -> None:
-    part = Beams()
-    part.advance = advance  # type: ignore[method-assign]
-    runner = runner_of(MODEL)
-    with temporarily_registered(part) as path:
-        done = generate(runner, [searched(request("a", 4, 5), path, 2), request("b", 4, 5)])
-    assert done["b"].reason == "length" and done["a"].reason == done["a#1"].reason == "error"
-    with pytest.raises(AssertionError, match=words):
-        raise AssertionError(done["a"].error)
-    assert runner.scheduler.pages_in_use == 0
-
-
-def test_what_is_no_search_is_refused() -> None:
-    with temporarily_registered(object()) as path:
-        done = generate(runner_of(MODEL), [searched(request("a", 4, 5), path, 2)])
-    assert done["a"].reason == "refused" and "a search needs advance(branches)" in done["a"].error
-    for wrong in ({}, {"beams": 2, "n": 2}):
-        with pytest.raises(ValidationError, match="set beams, and leave out n"):
-            SamplingParameters.model_validate({**wrong, "search": {"path": "x"}})

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import cache
 from types import FrameType
 from typing import Any
 
@@ -38,7 +39,9 @@ def ends(runner: Runner, box: deque[Event]) -> dict[str, Finished]:
     return {sample_id(e.request_id, e.sample): e for e in box if isinstance(e, Finished)}
 
 
-ALONE = {kind: {name: end.token_ids for name, end in ends(made(), deque()).items()} for kind, made in KINDS.items()}
+@cache
+def alone(kind: str) -> dict[str, tuple[int, ...]]:
+    return {name: end.token_ids for name, end in ends(KINDS[kind](), deque()).items()}
 
 
 def heard_by(runner: Runner, also: Callable[[Event], None] = lambda event: None) -> list[Event]:
@@ -53,9 +56,9 @@ def heard_by(runner: Runner, also: Callable[[Event], None] = lambda event: None)
 
 
 def check(runner: Runner, kind: str, done: dict[str, Finished], heard: list[Event], cancelled: set[str]) -> None:
-    assert set(done) == set(ALONE[kind])
+    assert set(done) == set(alone(kind))
     for name, end in done.items():
-        whole = ALONE[kind][name]
+        whole = alone(kind)[name]
         assert end.reason == "length" or end.request_id in cancelled
         assert end.token_ids == (whole if end.reason == "length" else whole[: len(end.token_ids)])
         mine = [e for e in heard if (e.request_id, e.sample) == (end.request_id, end.sample)]

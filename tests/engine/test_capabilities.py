@@ -1,8 +1,8 @@
 """The table of what backends carry out: what it allows is computed and right, all else is refused with its reason.
 
 A model runs on every backend that the table allows it, a decode and a prefill beside exact logits: a wrong yes fails
-there, and a yes that no model shows is named. What Inductor compiles runs as written here: test_compiled.py,
-test_kinds.py and test_quantized_cache.py compile it. Draft steps in one call are test_draft_model.py's.
+there, and a yes that no model shows is named. What Inductor compiles runs as written here: tests/laws and
+test_compiled.py compile it. Draft steps in one call are test_draft_model.py's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from compiled_kernels import Backend, backend_problems
 from compiled_kernels.backends import triton_interpreted
 from compiled_kernels.paged_attention import inductor as paged_inductor
-from tests.engine.test_kinds import GEMMA, LATENT, MIXTURE
+from tests.engine.kinds import GEMMA, LATENT, MIXTURE
 from tests.engine.tiny import HERE, layer, mixture_of, spec_of, weights_of
 from tests.engine.weight_formats import FORMATS
 from tests.patience import limit
@@ -216,6 +216,7 @@ def test_what_the_table_allows_is_right(backend: Backend, monkeypatch: pytest.Mo
         assert allowed - shown[column] - UNSEEN == set(), column
 
 
+@pytest.mark.interpreter
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="pip install 'inference-workbench[triton]'")
 @pytest.mark.skipif(triton_interpreted(), reason="it is what runs")
 @pytest.mark.timeout(limit(240))

@@ -1,24 +1,18 @@
-"""The inductor backend: the same rows, and compilation that is bounded and counted."""
+"""The inductor backend: compilation that is bounded and counted. More of its rows: tests/laws."""
 
 from __future__ import annotations
 
 from typing import cast
 
 import pytest
-import torch
 
 from compiled_kernels import Backend, backend_problems
 from tests.engine.tiny import Oracle, finals, layer, model_of, request, runner_of, spec_of
-from tests.engine.weight_formats import FORMATS
 from tests.thorough import THOROUGH
 from workbench.engine.runner import Runner, generate
-from workbench.executors.base import CompileUnit
 from workbench.executors.inductor import InductorExecutor
 from workbench.executors.packing import DECODE_BUCKETS, bucket_for
 from workbench.inspect.forward_pass import ForwardPass
-from workbench.model.hf.weights import random_weights
-from workbench.model.quantized import WeightFormat
-from workbench.model.transformer import Transformer
 from workbench.request import Request, SamplingParameters
 from workbench.trace.events import Decoded
 from workbench.widgets import TokenPath
@@ -83,36 +77,5 @@ def test_a_whole_step_is_one_graph() -> None:
     generate(runner, [request("b", 9, 12)])
     assert runner.executor.compiles == before
     block = runner_of(model_of(spec, backend=Backend.INDUCTOR))
-    Oracle(block)
     generate(block, [request("a", 5, 3)])
     assert block.executor.compiles > 0, "blocks are other graphs than the whole step"
-
-
-INT8, INT4, BOTH = (
-    WeightFormat.parse("int8"),
-    WeightFormat.parse("int4", quant_group=4),
-    WeightFormat.parse("int4", "int8", 4),
-)
-W8A8 = WeightFormat.parse("int8", activations="int8")
-
-
-@pytest.mark.sampled(5)
-@pytest.mark.parametrize(
-    ("backend", "unit", "format"),
-    [
-        *((Backend.EAGER, "block", format) for format in (INT8, W8A8, INT4, BOTH, *FORMATS.values())),
-        *((Backend.INDUCTOR, "block", FORMATS[name]) for name in ("int4 with minima", "int8 by group", "fp8 by block")),
-        *([(Backend.INDUCTOR, "step", format) for format in FORMATS.values()] if THOROUGH else []),
-        (Backend.INDUCTOR, "block", BOTH), (Backend.INDUCTOR, "step", W8A8),  # whose prefills run as blocks
-        *([(Backend.INDUCTOR, "block", W8A8), (Backend.INDUCTOR, "step", INT8)] if THOROUGH else []),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_quantized_weights_are_the_oracles(backend: Backend, unit: CompileUnit, format: WeightFormat) -> None:
-    if backend is Backend.INDUCTOR and problem is not None:
-        pytest.skip(f"inductor backend: {problem}; install a compiler to run this")
-    spec = spec_of(layer(4, 2, bias=True))
-    model = Transformer.from_state(spec, random_weights(spec, torch.float32), backend, format)
-    runner = runner_of(model, compile=unit)
-    Oracle(runner)
-    generate(runner, [request("a", 19, 4)])

@@ -7,12 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.engine.kinds import LATENT
 from tests.engine.tiny import VOCAB, finals, layer, mixture_of, model_of, own_specs, request, runner_of, spec_of, specs
 from tests.thorough import tries
 from workbench.engine import naive
 from workbench.errors import WorkbenchError
 from workbench.inspect.forward_pass import STAGES, record_forward_pass
-from workbench.model.attention_spec import MLASpec
 from workbench.model.spec import LayerSpec, ModelSpec, NormSpec
 from workbench.request import Request, SamplingParameters
 from workbench.sampling.filter_trace import trace_filters
@@ -28,7 +28,10 @@ POST = spec_of(*[layer(2, 1).model_copy(update={"norms": "both"})] * 2)
 PARALLEL = spec_of(
     layer(2, 1).model_copy(update={"parallel": "one_norm"}), layer(2, 1).model_copy(update={"parallel": "two_norms"})
 ).model_copy(update={"norm": NormSpec(kind="layer", bias=True)})
-KINDS = {"scaled": SCALED, "norms on both sides": POST, "parallel": PARALLEL, "mixture": mixture_of()}
+LATENTS = spec_of(LayerSpec(attention=LATENT, intermediate_size=12))
+KINDS = {
+    "scaled": SCALED, "norms on both sides": POST, "parallel": PARALLEL, "mixture": mixture_of(), "latent": LATENTS,
+}  # fmt: skip
 
 
 @settings(max_examples=tries(60))
@@ -65,13 +68,6 @@ def test_other_blocks_are_followed_too(spec: ModelSpec) -> None:
     found = record_forward_pass(model, range(9))
     assert torch.allclose(found.values("logits"), naive.logits(model, torch.arange(9)), atol=1e-6)
     assert {stage.name for stage in found.stages} <= set(STAGES)
-
-
-def test_latent_attention_is_followed() -> None:
-    mla = MLASpec(num_heads=2, kv_lora_rank=4, qk_nope_head_dim=4, qk_rope_head_dim=2, v_head_dim=4)
-    model = model_of(spec_of(LayerSpec(attention=mla, intermediate_size=12)), dtype=torch.float64)
-    found = record_forward_pass(model, range(7))
-    assert torch.allclose(found.values("logits"), naive.logits(model, torch.arange(7)), atol=1e-9)
 
 
 def test_scores_become_weights() -> None:

@@ -6,6 +6,7 @@ import signal
 import threading
 from collections import deque
 from functools import cache, partial
+from typing import Any
 
 import pytest
 from hypothesis import given, settings

@@ -11,8 +11,8 @@ import torch
 
 import workbench
 from compiled_kernels.linear.matrix_format import MatrixFormat
-from tests.model.formats.test_gguf_families import WIDE
-from tests.model.formats.test_texts import byte_level
+from tests.model.families import WIDE
+from tests.prompt.vocabularies import gguf_byte_level
 from workbench.engine.loaded_model import BUNDLED_MODELS
 from workbench.memory.report import read_spec_and_remarks
 from workbench.model.formats.open import open_checkpoint
@@ -23,7 +23,7 @@ pytest.importorskip("gguf", reason="the writer of the files: pip install gguf")
 from tests.model.formats import gguf_of_transformers as writing  # noqa: E402
 
 PROMPT = "def fibonacci(n):"
-VOCABULARY = {key if "." in key else f"tokenizer.ggml.{key}": value for key, value in byte_level("gpt-2").items()}
+VOCABULARY = {key if "." in key else f"tokenizer.ggml.{key}": value for key, value in gguf_byte_level("gpt-2").items()}
 
 
 @pytest.fixture(scope="module")

@@ -1,95 +1,50 @@
-"""A choice of pages in a model: the oracle's text on every backend, with drafts, preemption and shared prefixes."""
+"""A choice of pages in a model: with drafts, chunks and shared prefixes, and what is refused. Its rows: tests/laws."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 
 import workbench
-from compiled_kernels import backend_problems
 from tests.engine.page_bounds import Bounds
+from tests.engine.tiny import Oracle, finals, layer, model_of, request, runner_of, spec_of
 from workbench.custom import temporarily_registered
-from workbench.engine import naive
 from workbench.errors import WorkbenchError
+from workbench.request import CustomPart
 
-TEXT = (
-    "def add(a, b):\n    return a + b\n\n\ndef add(a, b, c):\n    return a + b + c\n\n\n"
-    "def add(a, b, c, d):\n    return a"
-)
-TOKENS = 24
-
-
-def text_of(backend: str, part: Any, **settings: Any) -> str:
-    runner = workbench.load(
-        "demo", attention={"pages": part}, backend=backend, dtype="float32", page_size=8, **settings
-    )
-    return "".join(event.text for event in runner.stream(TEXT, max_tokens=TOKENS, temperature=0))
-
-
-@pytest.fixture(scope="module", params=[{}, {"first": 2, "keep": 1}], ids=str)
-def expected(request: pytest.FixtureRequest) -> tuple[dict[str, int], str]:
-    """Arguments of the part, and the oracle's greedy text, which differs from the plain model's."""
-    arguments: dict[str, int] = request.param
-    with temporarily_registered(Bounds) as path:
-        part = {"path": path, "arguments": arguments}
-        runner = workbench.load("demo", attention={"pages": part}, backend="eager", dtype="float32", page_size=8)
-        tokenizer = runner.tokenizer
-        assert tokenizer is not None
-        ids = tokenizer.encode(TEXT)
-        for _ in range(TOKENS):
-            ids.append(int(naive.logits(runner.model, torch.tensor(ids))[-1].argmax()))
-        chosen = tokenizer.decode(ids)[len(TEXT) :]
-    plain = workbench.load("demo", backend="eager", dtype="float32")
-    assert chosen != "".join(event.text for event in plain.stream(TEXT, max_tokens=TOKENS, temperature=0))
-    return arguments, chosen
+SPEC = spec_of(layer(4, 2, pages=CustomPart(path=f"{Bounds.__module__}:Bounds", arguments={"keep": 1})), layer())
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"speculate": {"kind": "prompt_lookup"}}, {"max_num_batched_tokens": 11}], ids=str
+    "settings", [{"speculate": {"kind": "prompt_lookup"}}, {"max_num_batched_tokens": 11}, {"prefix": "radix"}], ids=str
 )
-@pytest.mark.parametrize("backend", ["eager", "mlir"])
-def test_text_is_the_oracles(backend: str, settings: dict, expected: tuple[dict[str, int], str]) -> None:
-    if reason := {str(name): problem for name, problem in backend_problems().items()}[backend]:
-        pytest.skip(reason)
-    arguments, chosen = expected
-    with temporarily_registered(Bounds) as path:
-        assert text_of(backend, {"path": path, "arguments": arguments}, **settings) == chosen
+def test_drafts_chunks_and_prefixes_change_no_tokens(settings: dict[str, Any]) -> None:
+    """And the tokens are not those of a model that reads all pages."""
+    asked = [request("a", 30, 14), request("b", 9, 14), replace(request("a", 30, 14), request_id="again")]
+    runner = runner_of(model_of(SPEC), page_size=8, **settings)
+    Oracle(runner)
+    assert finals(runner, asked) != finals(runner_of(model_of(spec_of(layer(4, 2), layer())), page_size=8), asked)
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("attributes", "settings", "words"),
     [
-        ({"page_size": 16}, "cache.page_size 16: layer 0 chooses pages of 8 tokens; set cache.page_size to 8"),
-        ({"cache": {"format": "int8", "page_size": 8, "quant_group": 8}}, "chooses pages by summaries of dense keys"),
-        ({"cache": {"evict": {"kind": "window", "budget": 64}, "page_size": 8}}, "choice of pages"),
+        ({}, {"page_size": 16}, "cache.page_size 16: layer 0 chooses pages of 8 tokens; set cache.page_size to 8"),
+        ({}, {"cache": {"format": "int8", "quant_group": 8}}, "chooses pages by summaries of dense keys"),
+        ({}, {"cache": {"evict": {"kind": "window", "budget": 64}}}, "choice of pages"),
+        ({}, {"attention": {"sliding_window": 64}}, "pages beside a sliding window"),
+        ({"summaries": ("median",)}, {}, r"\('median',\); name what is kept of a page's keys: one or more of min"),
+        ({"summaries": "min"}, {}, "summaries 'min'; name what is kept"),
+        ({"keep": 0, "__init__": object.__init__}, {}, "keep 0; it is a whole number of 1 or more"),
+        ({"summaries": ("min",)}, {}, r"takes .*must take \(query, min\)"),
     ],
     ids=str,
 )
-def test_what_cannot_be_is_refused_with_the_reason(settings: dict, words: str) -> None:
-    with temporarily_registered(Bounds) as part, pytest.raises(WorkbenchError, match=words):
-        workbench.load("demo", attention={"pages": part}, backend="eager", **settings)
-
-
-def test_a_window_beside_a_choice_of_pages_is_refused() -> None:
-    with temporarily_registered(Bounds) as part, pytest.raises(WorkbenchError, match="pages beside a sliding window"):
-        workbench.load("demo", attention={"pages": part, "sliding_window": 64}, backend="eager", page_size=8)
-
-
-@pytest.mark.parametrize(
-    ("attributes", "words"),
-    [
-        ({"summaries": ("median",)}, r"\('median',\); name what is kept of a page's keys: one or more of min"),
-        ({"summaries": "min"}, "summaries 'min'; name what is kept"),
-        ({"keep": 0}, "keep 0; it is a whole number of 1 or more"),
-        ({"summaries": ("min",)}, r"takes .*must take \(query, min\)"),
-    ],
-    ids=str,
-)
-def test_a_part_that_is_no_choice_is_refused(attributes: dict, words: str) -> None:
-    wrong = type("Wrong", (Bounds,), attributes)
-    if "keep" in attributes:
-        wrong = type("Wrong", (), {**vars(Bounds), "keep": 0, "__init__": object.__init__})
+def test_what_cannot_be_is_refused_with_the_reason(attributes: dict, settings: dict, words: str) -> None:
+    wrong = type("Wrong", (), {**vars(Bounds), **attributes}) if "keep" in attributes else type(
+        "Wrong", (Bounds,), attributes)  # fmt: skip
     with temporarily_registered(wrong) as part, pytest.raises(WorkbenchError, match=words):
-        workbench.load("demo", attention={"pages": part}, backend="eager", page_size=8)
+        attention = {"pages": part, **settings.pop("attention", {})}
+        workbench.load("demo", attention=attention, backend="eager", **{"page_size": 8, **settings})

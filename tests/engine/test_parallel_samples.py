@@ -14,22 +14,18 @@ from workbench.trace.events import Finished, Scheduled, Stepped
 from workbench.trace.recorder import Recorder
 
 
-def test_samples_are_the_requests_of_their_seeds() -> None:
-    for prefix in ("off", "radix"):
-        for prompt in (1, 7, 8, 9):
-            runner = runner_of(MODEL, prefix=prefix, max_num_seqs=3)
-            poisoned(runner)
-            one = request("a", prompt, 9, temperature=0.9, seed=5, n=4)
-            alone = {
-                f"a#{k}" if k else "a": finals(
-                    runner_of(MODEL), [replace(one, sampling=one.sampling.model_copy(update={"n": 1, "seed": 5 + k}))]
-                )["a"]
-                for k in range(4)
-            }
-            done = generate(runner, [one])
-            assert {name: event.token_ids for name, event in done.items()} == alone
-            assert [event.sample for event in done.values()] == [int(name[2:] or 0) for name in done]
-            assert len(set(alone.values())) > 1 and runner.scheduler.pages_in_use == 0
+@pytest.mark.parametrize(("prompt", "prefix"), [(1, "off"), (7, "radix"), (8, "off"), (8, "radix"), (9, "radix")])
+def test_samples_are_the_requests_of_their_seeds(prompt: int, prefix: str) -> None:
+    """A prompt of a page, of a token less and of one more."""
+    runner = runner_of(MODEL, prefix=prefix, max_num_seqs=3)
+    poisoned(runner)
+    one = request("a", prompt, 9, temperature=0.9, seed=5, n=4)
+    each = [replace(one, sampling=one.sampling.model_copy(update={"n": 1, "seed": 5 + k})) for k in range(4)]
+    alone = {f"a#{k}" if k else "a": finals(runner_of(MODEL), [each[k]])["a"] for k in range(4)}
+    done = generate(runner, [one])
+    assert {name: event.token_ids for name, event in done.items()} == alone
+    assert [event.sample for event in done.values()] == [int(name[2:] or 0) for name in done]
+    assert len(set(alone.values())) > 1 and runner.scheduler.pages_in_use == 0
 
 
 def test_samples_share_the_prompt_and_copy_its_last_page() -> None:

@@ -11,15 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiled_kernels import Backend, backend_problems
 from tests.engine.tiny import VOCAB, carried, layer, model_of, runner_of, spec_of, specs
+from tests.helpers.recorded import Changed
 from tests.thorough import tries
 from workbench.engine import naive
-from workbench.engine.config import EngineConfig
-from workbench.engine.loaded_model import LoadedModel
-from workbench.engine.runner import Runner
-from workbench.errors import WorkbenchError
-from workbench.model.shapes import named_shape
 from workbench.model.transformer import Transformer
 from workbench.request import Request, SamplingParameters, random_token_ids
 from workbench.scheduler.plan import MAX_SCORED_TOKENS
@@ -141,17 +136,7 @@ def test_a_step_has_few_rows_of_logits() -> None:
     model = model_of(spec)
     runner = runner_of(model, pages=300, max_num_batched_tokens=512, page_size=16)
     rows: list[int] = []
-    forward = runner.executor.forward
-
-    class Counted:
-        compiles, kernel_seconds, artifacts = 0, None, {}
-
-        def forward(self, plan) -> torch.Tensor:
-            logits = forward(plan)
-            rows.append(len(logits))
-            return logits
-
-    runner.set_executor(Counted())  # type: ignore[arg-type]
+    Changed(runner, lambda plan, logits: rows.append(len(logits)) or logits)
     draw = random.Random(5)
     long = [scored(str(n), random_token_ids(draw, VOCAB, 300), 0, 2) for n in range(3)]
     found = gathered(list(runner.stream(long)))
@@ -162,16 +147,7 @@ def test_a_step_has_few_rows_of_logits() -> None:
 def test_who_does_not_ask_has_one_row() -> None:
     runner = runner_of(model_of(spec_of()))
     spans = []
-    forward = runner.executor.forward
-
-    class Noted:
-        compiles, kernel_seconds, artifacts = 0, None, {}
-
-        def forward(self, plan) -> torch.Tensor:
-            spans.extend(plan.spans)
-            return forward(plan)
-
-    runner.set_executor(Noted())  # type: ignore[arg-type]
+    Changed(runner, lambda plan, logits: spans.extend(plan.spans) or logits)
     list(runner.stream([scored("a", tuple(range(20)), None)]))
     assert {span.requested_logits for span in spans} == {None} and max(span.num_logits for span in spans) == 1
 
@@ -179,6 +155,8 @@ def test_who_does_not_ask_has_one_row() -> None:
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match="leave out prompt_logprobs"):
         SamplingParameters(beams=2, prompt_logprobs=0)
+    with pytest.raises(ValueError, match="prompt_logprobs"):
+        SamplingParameters(prompt_logprobs=101)
     spec = spec_of().model_copy(update={"max_position_embeddings": 1000})
     runner = runner_of(model_of(spec), pages=100, page_size=16, chunked_prefill=False, max_num_batched_tokens=512)
     ids = random_token_ids(random.Random(1), VOCAB, 200)
@@ -190,21 +168,15 @@ def test_what_cannot_be_is_refused() -> None:
 
 
 def test_bad_logits_of_a_prompt_end_it_alone() -> None:
-    runner = runner_of(model_of(spec_of()))
-    forward = runner.executor.forward
+    def broken(plan, logits: torch.Tensor) -> torch.Tensor:
+        logits, row = logits.clone(), 0
+        for span in plan.spans:
+            if span.sequence.request_id == "bad" and span.requested_logits:
+                logits[row] = torch.nan
+            row += span.num_logits
+        return logits
 
-    class Broken:
-        compiles, kernel_seconds, artifacts = 0, None, {}
-
-        def forward(self, plan) -> torch.Tensor:
-            logits, row = forward(plan).clone(), 0
-            for span in plan.spans:
-                if span.sequence.request_id == "bad" and span.requested_logits:
-                    logits[row] = torch.nan
-                row += span.num_logits
-            return logits
-
-    runner.set_executor(Broken())  # type: ignore[arg-type]
+    Changed(runner := runner_of(model_of(spec_of())), broken)
     ids = tuple(range(12))
     ends = {
         e.request_id: e for e in runner.stream([scored("bad", ids), scored("good", ids)]) if isinstance(e, Finished)
@@ -215,9 +187,7 @@ def test_bad_logits_of_a_prompt_end_it_alone() -> None:
 
 def test_with_speculation_and_best_of() -> None:
     model = model_of(spec_of(layer(), layer(sliding_window=7)))
-    draft = {"kind": "prompt_lookup"}
-    config = EngineConfig.build(page_size=4, pages=60, max_num_seqs=4, max_num_batched_tokens=16, speculate=draft)
-    runner = Runner(config, LoadedModel(model, None, None))
+    runner = runner_of(model, pages=60, speculate={"kind": "prompt_lookup"})
     draw = random.Random(3)
     requests = [scored("a", random_token_ids(draw, 4, 20), most=12), scored("b", (1, 2, 3, 1, 2), n=2, best_of=3)]
     events = list(runner.stream(requests))
@@ -225,25 +195,3 @@ def test_with_speculation_and_best_of() -> None:
         chunks = [each for e in events if isinstance(e, Prefilled) and e.request_id == request.request_id
                   for each in e.logprobs]  # fmt: skip
         check(model, request, tuple(chunks))
-
-
-problem = backend_problems()[Backend.MLIR]
-
-
-@pytest.mark.skipif(problem is not None, reason=f"backend mlir: {problem}")
-def test_batch_invariance_holds_for_every_bit() -> None:
-    model = model_of(named_shape("tiny"))
-    vocab, draw = model.spec.vocab_size, random.Random(2)
-    ids = random_token_ids(draw, vocab, 60)
-    alone: tuple[PromptLogprob, ...] = ()
-    for tokens, count in ((16, 0), (64, 3), (7, 2)):
-        runner = runner_of(model, batch_invariant=True, max_num_batched_tokens=tokens, pages=200, page_size=16)
-        others = [scored(str(n), random_token_ids(draw, vocab, 33), 0) for n in range(count)]
-        found = gathered(list(runner.stream([*others, scored("it", ids)])))["it"]
-        assert not alone or found == alone
-        alone = found
-
-
-def test_none_of_them_is_asked_of_an_answer() -> None:
-    with pytest.raises((ValueError, WorkbenchError)):
-        SamplingParameters(prompt_logprobs=101)

@@ -5,40 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from pydantic import ValidationError
 
-from tests.engine.poison import MODEL, Poison
+from tests.engine.poison import MODEL
 from tests.engine.tiny import request, runner_of
-from tests.thorough import tries
 from workbench.custom import temporarily_registered
 from workbench.engine.runner import generate
-from workbench.request import SamplingParameters
 from workbench.trace.events import Finished
 
 DRAWN = {"temperature": 0.9, "seed": 5}
 
-
-def by_sum(samples: Sequence[Finished]) -> list[float]:
-    return [float(sum(sample.token_ids) % 7) for sample in samples]
-
-
-@settings(max_examples=tries(12), deadline=None)
-@given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 8), st.integers(1, 4))
-def test_the_best_are_those_of_the_ranking(n: int, more: int, prompt: int, seqs: int) -> None:
-    every = generate(runner_of(MODEL), [request("a", prompt, 5, n=n + more, **DRAWN)])
-    names = ["a" if number == 0 else f"a#{number}" for number in range(n + more)]
-    scores = by_sum([every[name] for name in names])
-    ranked = sorted(range(n + more), key=lambda number: (-scores[number], number))
-    runner = runner_of(MODEL, max_num_seqs=seqs)
-    Poison(runner)
-    with temporarily_registered(by_sum) as path:
-        done = generate(runner, [request("a", prompt, 5, n=n, best_of=n + more, ranking={"path": path}, **DRAWN)])
-    assert [done[name].token_ids for name in names] == [every[names[number]].token_ids for number in ranked]
-    assert [done[name].score for name in names] == [scores[number] for number in ranked]
-    assert [done[name].reason for name in names] == ["length"] * n + ["not_chosen"] * more
-    assert runner.scheduler.pages_in_use == 0
 
 
 def test_it_is_given_the_texts_and_their_log_probabilities() -> None:
@@ -53,32 +28,3 @@ def test_it_is_given_the_texts_and_their_log_probabilities() -> None:
         done = generate(runner_of(MODEL), [request("a", 4, 5, best_of=3, ranking={"path": path}, **DRAWN)])
     assert [each.token_ids for each in seen] == [done[name].token_ids for name in ("a", "a#1", "a#2")]
     assert sorted(each.score or 0 for each in seen) == pytest.approx(sorted(end.score or 0 for end in plain.values()))
-
-
-@pytest.mark.parametrize(
-    ("ranking", "words"),
-    [
-        (lambda samples: [1.0], r"must return 3 finite numbers, one a sample, not \[1.0\]"),
-        (lambda samples: [float("nan")] * 3, "must return 3 finite numbers"),
-        (lambda samples: 1 / 0, "raised ZeroDivisionError"),
-    ],
-)
-def test_one_that_fails_ends_its_samples_and_no_others(ranking, words: str) -> None:
-    runner = runner_of(MODEL)
-    with temporarily_registered(ranking) as path:
-        asked = [request("a", 4, 5, best_of=3, ranking={"path": path}, **DRAWN), request("b", 4, 5)]
-        done = generate(runner, asked)
-    assert done["b"].reason == "length"
-    for name in ("a", "a#1", "a#2"):
-        assert done[name].reason == "error"
-        with pytest.raises(AssertionError, match=words):
-            raise AssertionError(done[name].error)
-
-
-def test_what_cannot_rank_is_refused() -> None:
-    with temporarily_registered(lambda: None) as path:
-        done = generate(runner_of(MODEL), [request("a", 4, 5, best_of=2, ranking={"path": path})])
-    assert {end.reason for end in done.values()} == {"refused"} and "must take (samples)" in done["a"].error
-    for wrong in ({}, {"best_of": 1}, {"n": 2}, {"n": 2, "best_of": 2}):
-        with pytest.raises(ValidationError, match="set best_of above n"):
-            SamplingParameters.model_validate({**wrong, "ranking": {"path": "x"}})

@@ -10,15 +10,14 @@ from hypothesis import strategies as st
 
 from compiled_kernels import Backend
 from tests.engine.guesses import Guesses, drafts, plain, tokens
-from tests.engine.recurrent_models import CONV, HYBRID, SHORT_CONV, models
-from tests.engine.tiny import Oracle, every_tensor, finals, model_of, request, runner_of, spec_of
+from tests.engine.recurrent_models import CONV, HYBRID, models
+from tests.engine.tiny import Oracle, every_tensor, finals, model_of, request, runner_of
+from tests.helpers.recorded import Changed
 from tests.thorough import tries
 from workbench.engine.runner import generate
-from workbench.engine.uncached import disable_cache
 from workbench.errors import WorkbenchError
-from workbench.executors.capabilities import Requirements, unsupported
+from workbench.executors.capabilities import Requirements
 from workbench.executors.select import select_backends
-from workbench.inspect.whole_text import TextAttention
 from workbench.kv_cache import manager as managed
 from workbench.kv_cache import recurrent
 from workbench.kv_cache.states import StateLayer
@@ -129,18 +128,13 @@ def test_a_step_that_failed_is_computed_again_from_the_same_states() -> None:
     asked = [request("a", 9, 8), request("b", 6, 8), request("bad", 7, 8)]
     wanted = finals(runner_of(model), asked)
     runner = runner_of(model)
-    inner = runner.executor.forward
 
-    class Failing:
-        compiles, kernel_seconds, artifacts = 0, None, {}
+    def failing(plan, rows):
+        if any(s.sequence.request_id == "bad" and len(s.sequence.output_ids) == 3 for s in plan.spans):
+            raise ValueError("after every state was written")
+        return rows
 
-        def forward(self, plan):
-            rows = inner(plan)
-            if any(s.sequence.request_id == "bad" and len(s.sequence.output_ids) == 3 for s in plan.spans):
-                raise ValueError("after every state was written")
-            return rows
-
-    runner.set_executor(Failing())  # type: ignore[arg-type]
+    Changed(runner, failing)
     found = finals(runner, asked)
     assert {name: found[name] for name in "ab"} == {name: wanted[name] for name in "ab"}
     assert found["bad"] == wanted["bad"][:3]
@@ -178,38 +172,12 @@ def test_states_are_kept_in_float32_beside_low_precision() -> None:
     generate(runner, [request("a", 11, 6), request("b", 5, 6)])
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"evict": {"kind": "heavy_hitters", "budget": 8}}, "cache.evict: layer 0 keeps a state"),
-        ({"cache": {"layers": {0: {"format": "int8"}}}}, "cache.layers: layer 0 keeps a state"),
-    ],
-)
-def test_what_is_not_carried_out_is_refused_by_name(settings: dict, words: str) -> None:
-    with pytest.raises(WorkbenchError, match=words):
-        runner_of(model_of(HYBRID), **settings)
-
-
-def test_what_needs_every_page_is_refused_by_name() -> None:
-    model = model_of(HYBRID)
-    runner = runner_of(model)
-    with pytest.raises(WorkbenchError, match="uncached needs all pages: a recurrent state"):
-        disable_cache(runner)
-    with pytest.raises(WorkbenchError, match="layer 0 has a recurrent state"):
-        TextAttention(model)
+def test_a_state_is_not_inspected() -> None:
+    runner = runner_of(model_of(HYBRID))
     runner.submit(request("a", 5, 3))
     runner.step()
     with pytest.raises(WorkbenchError, match="layer 0 has a recurrent state"):
         runner.inspect("a")
-    with pytest.raises(WorkbenchError, match="INT8 is a format of keys|int8 is a format of keys"):
-        runner_of(model_of(spec_of(SHORT_CONV)), cache="int8", page_size=64)
-
-
-@pytest.mark.parametrize("backend", ["inductor", "mlir", "triton"])
-def test_other_backends_are_refused(backend: str) -> None:
-    device = "cuda" if backend == "triton" else "cpu"
-    refusal = unsupported(Backend(backend), Requirements(HYBRID, device=device))
-    assert refusal is not None and "a recurrent state (short_conv)" in str(refusal)
 
 
 def test_auto_takes_eager() -> None:

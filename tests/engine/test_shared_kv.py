@@ -1,4 +1,4 @@
-"""Layers that read an earlier layer's keys and values: every row is the oracle's, and the cache holds them once."""
+"""Layers that read an earlier layer's keys and values, which the cache holds once. Their tokens: tests/laws."""
 
 from __future__ import annotations
 
@@ -6,28 +6,23 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
-from compiled_kernels import Backend, backend_problems
+from tests.engine.kinds import dense_models, mixtures, sharing_models
 from tests.engine.tiny import (
     CONTEXT,
     Oracle,
     finals,
-    in_step,
     layer,
-    layers,
     model_of,
     request,
     runner_of,
     spec_of,
     weights_of,
 )
-from tests.thorough import tries
 from workbench.engine import naive
 from workbench.engine.runner import generate
-from workbench.errors import WorkbenchError
 from workbench.inspect.whole_text import TextAttention
 from workbench.kv_cache.eviction import parse_eviction
 from workbench.kv_cache.store import SharedLayer
@@ -37,60 +32,16 @@ from workbench.model.attention_spec import QKNormSpec
 from workbench.model.cost import StepCostModel
 from workbench.model.model_parameters import parameter_shapes
 from workbench.model.recurrent_spec import ParallelRecurrentSpec, ShortConvSpec
-from workbench.model.spec import SHARED_KV_SETTINGS, LayerSpec, ModelSpec
+from workbench.model.spec import ModelSpec
 from workbench.model.variants import change_attention
-from workbench.request import Request
 from workbench.testing.attention_scenarios import require_equal_logits, sampled_logits
 from workbench.testing.eviction_oracle import evicted_logits
-
-
-@st.composite
-def sharing_models(draw: st.DrawFn) -> ModelSpec:
-    """Layers with keys and values of their own, and one at least that reads them, with slots and heads of its own."""
-    kinds = draw(st.lists(layers(own=True), min_size=1, max_size=2))
-    for _ in range(draw(st.integers(1, 3))):
-        own = [index for index, kind in enumerate(kinds) if kind.attention.kv_shared_with is None]
-        source, other = draw(st.sampled_from(own)), draw(layers(own=True))
-        read = {name: getattr(kinds[source].attention, name) for name in SHARED_KV_SETTINGS}
-        heads = read["num_kv_heads"] * draw(st.integers(1, 3))
-        slots = {**dict(other.attention), **read, "num_heads": heads, "kv_shared_with": source}
-        kinds.append(other.model_copy(update={"attention": type(other.attention)(**slots)}))
-        if draw(st.booleans()):
-            kinds.append(draw(layers(own=True)))
-    return spec_of(*kinds, tied=draw(st.booleans()))
-
 
 PAIR = spec_of(layer(4, 2, 6), layer(2, 2, 6, kv_shared_with=0))
 FOUR = spec_of(
     layer(4, 2, 8, qk_norm=True), layer(2, 1, 8, sliding_window=5),
     layer(6, 2, 8, qk_norm=True, kv_shared_with=0), layer(1, 1, 8, sliding_window=5, kv_shared_with=1, bias=True),
 )  # fmt: skip
-
-
-@settings(max_examples=tries(30), deadline=None)
-@given(st.data())
-def test_every_row_is_the_oracles(data: st.DataObject) -> None:
-    """Chunks of any length, pages in any order that run out, prefixes, samples: batched or alone."""
-    draw = data.draw
-    spec, seed = draw(sharing_models()), draw(st.integers(0, 2**31))
-    model = model_of(spec, seed % 99, dtype=draw(st.sampled_from([torch.float32, torch.float64])))
-    assert {name: tuple(values.shape) for name, values in model.state_dict().items()} == parameter_shapes(spec)
-    assert spec.num_parameters == sum(values.numel() for values in model.parameters())
-    assert ModelSpec.model_validate_json(spec.model_dump_json()) == spec
-    pages, size = draw(st.integers(16, 40)), 4
-    orders = tuple(draw(st.permutations(range(1, pages + 1))) for _ in spec.kv_cache_groups)
-    runner = runner_of(
-        model, pages=pages, page_size=size, page_orders=orders, max_num_seqs=draw(st.integers(1, 4)),
-        prefix=draw(st.sampled_from(["off", "radix"])), max_num_batched_tokens=draw(st.integers(4, 20)),
-        offload=draw(st.sampled_from(["none", {"kind": "memory", "bytes": 200_000}])),
-    )  # fmt: skip
-    assert runner.store.bytes == runner.store.expected_bytes
-    asked = [request(f"{seed}-{i}", draw(st.integers(1, 20)), draw(st.integers(1, 8))) for i in range(2)]
-    asked.append(Request("again", asked[1].prompt_ids, asked[1].sampling))
-    asked.append(request(f"{seed}-many", draw(st.integers(1, 14)), 6, n=2, temperature=0.8))
-    oracle = Oracle(runner)
-    generate(runner, asked)
-    assert oracle.clear
 
 
 @pytest.mark.parametrize("fault", ["another layer's", "written again"])
@@ -160,13 +111,14 @@ def test_eviction_keeps_what_all_readers_attend_to(policy: str) -> None:
         assert (row - right).abs().max() <= 1e-9 * (1 + right.abs().max())
 
 
-@pytest.mark.parametrize("backend", [Backend.INDUCTOR, Backend.MLIR])
-def test_backends_give_the_oracles_rows(backend: Backend) -> None:
-    if problem := backend_problems()[backend]:
-        pytest.skip(f"{backend}: {problem}")
-    runner = runner_of(model_of(PAIR, backend=backend))
-    Oracle(runner)
-    generate(runner, in_step(5, 9, tokens=3))
+@given(st.one_of(sharing_models(), dense_models, mixtures))
+def test_states_and_stores_have_the_shapes_of_the_spec(spec: ModelSpec) -> None:
+    model = model_of(spec)
+    assert {name: tuple(values.shape) for name, values in model.state_dict().items()} == parameter_shapes(spec)
+    assert spec.num_parameters == sum(values.numel() for values in model.parameters())
+    assert ModelSpec.model_validate_json(spec.model_dump_json()) == spec
+    store = runner_of(model).store
+    assert store.bytes == store.expected_bytes
 
 
 def test_a_layer_that_shares_takes_no_memory() -> None:
@@ -210,37 +162,6 @@ def test_a_trained_model_comes_to_share() -> None:
     for kind in ("weight", "bias"):
         name = f"blocks.1.attention.qkv.{kind}"
         assert torch.equal(found[name], state[name][: 4 * 6])
-    with pytest.raises(WorkbenchError, match="layer 1 reads the keys and values of layer 0, whose num_kv_heads is 1"):
-        change_attention(spec, state, AttentionConfig.parse(
-            {"layers": {0: {"num_kv_heads": 1}, 1: {"kv_shared_with": 0}}}
-        ))  # fmt: skip
-
-
-REFUSED: dict[str, tuple[LayerSpec, ...]] = {
-    "layer 0 reads the keys and values of layer 0, which is not before it": (layer(kv_shared_with=0),),
-    "layer 1 reads the keys and values of layer 2, which is not before it": (layer(), layer(kv_shared_with=2), layer()),
-    "layer 2 reads the keys and values of layer 1, which has none of its own": (
-        layer(), layer(kv_shared_with=0), layer(kv_shared_with=1)
-    ),
-    "layer 1 reads the keys and values of layer 0, whose sliding_window is 3; its own is None": (
-        layer(sliding_window=3), layer(kv_shared_with=0)
-    ),
-    "whose head_dim is 4; its own is 6": (layer(dim=4), layer(dim=6, kv_shared_with=0)),
-    "whose position is none; its own is rotary": (layer(position="none"), layer(kv_shared_with=0)),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("message", REFUSED)
-def test_what_cannot_be_shared_is_refused(message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
-        spec_of(*REFUSED[message])
-
-
-def test_combinations_that_are_not_carried_out_are_refused() -> None:
-    with pytest.raises(ValidationError, match="kv_shared_with beside output_gate"):
-        layer(kv_shared_with=0, output_gate=True)
-    with pytest.raises(WorkbenchError, match="layer 1 reads the keys and values of layer 0; set that layer's format"):
-        runner_of(model_of(PAIR), cache={"layers": {1: {"format": "int8"}}})
 
 
 def test_norms_of_queries_alone() -> None:

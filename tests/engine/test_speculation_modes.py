@@ -14,8 +14,6 @@ from workbench.scheduler.plan import StepPlan
 
 MODEL = model_of(spec_of(layer(4, 2), layer(4, 2, sliding_window=9)))
 ASKED = [request(f"r{i}", 3 + 5 * i, 6 + 3 * (i % 3)) for i in range(5)]
-WANTED = plain(MODEL, ASKED, pages=80)
-ANSWERS = {name: end.token_ids for name, end in WANTED.items()}
 needs_mlir = pytest.mark.skipif(
     backend_problems()[Backend.MLIR] is not None, reason=f"{backend_problems()[Backend.MLIR]}"
 )
@@ -80,7 +78,8 @@ def test_without_it_some_bit_differs() -> None:
         runner = runner_of(MODEL, pages=80)
         Bits(runner, alone)
         run_checked(runner, [each])
-    runner = runner_of(MODEL, pages=80, speculator=drafts(Guesses(ANSWERS, 1, 0.8)))
+    answers = {name: end.token_ids for name, end in plain(MODEL, ASKED, pages=80).items()}
+    runner = runner_of(MODEL, pages=80, speculator=drafts(Guesses(answers, 1, 0.8)))
     bits = Bits(runner, alone)
     run_checked(runner, ASKED)
     assert bits.differing

@@ -29,12 +29,18 @@ class Wild:
                 scheduled.append((entry.request_id, tokens))
                 left -= tokens
         going = [entry for entry in state.running if entry.num_new_tokens and entry.request_id not in backs]
-        if not any(dict(scheduled).get(entry.request_id) for entry in going):
+        if not any(_progresses(state, entry, dict(scheduled).get(entry.request_id, 0)) for entry in going):
             return FCFS()(state)  # some request must make progress
         if draw.random() < 0.03:
             scheduled.insert(draw.randrange(len(scheduled) + 1), _wrong(draw, every))
             backs += draw.choice([[], [[backs]], ["unknown"], [None]])
         return SchedulerDecision(scheduled, backs)
+
+
+def _progresses(state: SchedulerState, entry: RequestView, tokens: int) -> bool:
+    """Where prefills are whole, a part of one is none."""
+    least = min(entry.num_new_tokens, state.max_num_batched_tokens) if state.whole_prefills else 1
+    return tokens >= least
 
 
 def _wrong(draw: random.Random, every: list[RequestView]) -> tuple:

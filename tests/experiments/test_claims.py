@@ -217,9 +217,7 @@ def test_an_experiment_judges_by_the_claims_rules(name: str) -> None:
     experiment = Experiment.from_file(CLAIMS_FOLDER.parent / f"{name}.yaml")
     record = next(iter(stored_records(name, RECORDS)), None)
     mine = {c.id: t for c in KNOWN.values() for t in c.trials if t.evidence_label == f"run {name}"}
-    assert experiment.judge is not None
-    if record is None:
-        return
+    assert experiment.judge is not None and record is not None
     for verdict in verdicts(experiment.judge, record.numbers):
         claim = KNOWN[verdict.claim]
         if claim.id in mine:

@@ -13,11 +13,16 @@ import pytest
 from compiled_kernels.level import Level, available_levels
 
 
-def levels(among: Sequence[Level] = available_levels()) -> list[Any]:
-    """Return these levels as parameters, the machine's highest first; all others are of the tier `levels`."""
-    highest = available_levels()[-1:]
-    order = sorted(among, key=lambda level: -level.rank)
-    return [pytest.param(level, id=str(level), marks=[] if level in highest else pytest.mark.levels) for level in order]
+def levels(among: Sequence[Level] = available_levels(), smoke: bool = False) -> list[Any]:
+    """Return these levels as parameters, the machine's highest first. All others are of the tier `levels`; with `smoke`
+    the lowest of them is its smoke test."""
+    found = []
+    for level in sorted(among, key=lambda level: -level.rank):
+        marks = [] if level in available_levels()[-1:] else [pytest.mark.levels]
+        found.append(pytest.param(level, id=str(level), marks=marks))
+    if smoke and found:
+        found[-1] = pytest.param(*found[-1].values, id=found[-1].id, marks=[*found[-1].marks, pytest.mark.smoke])
+    return found
 
 
 at_every_level = pytest.mark.parametrize("level", levels())

@@ -7,23 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests.browser import browser
+from tests.lab.notebooks import PICTURED
 from tools.notebooks.check import NotebookVisit, WidgetScreenshots, visit_notebook
 from tools.notebooks.page import LabSession
 
 pytestmark = browser
 
-PICTURED = """# %%
-import anywidget
-class Square(anywidget.AnyWidget):
-    _esm = '''export default {render({el}) {
-        el.classList.add("wb-square");
-        el.innerHTML = "<svg width='120' height='80'><rect width='120' height='80' fill='teal'/></svg>";
-    }}'''
-    def _repr_mimebundle_(self, **kwargs):
-        data, metadata = super()._repr_mimebundle_(**kwargs)
-        return data | {"text/html": "<svg width='120' height='80'><rect width='120' height='80'/></svg>"}, metadata
-Square()
-"""
 BLANK = PICTURED.replace("<rect width='120' height='80'/></svg>", "</svg>")
 # One cell for every kind of fault, the last of which ends the run.
 FAULTY = f"""# %%

@@ -15,7 +15,7 @@ from urllib.request import urlopen
 import pytest
 
 from tests.browser import ROOT, browser
-from tests.lab.test_check import PICTURED
+from tests.lab.notebooks import PICTURED
 from tests.patience import limit
 from tools.notebooks.page import LabSession
 from workbench.lab.execute import widget_outputs

@@ -8,7 +8,7 @@ from transformers.generation import logits_process
 
 from workbench.sampling.filters import MinP, TopK, TopP
 
-NONE = torch.empty(1, 0, dtype=torch.long)
+NONE = torch.LongTensor(1, 0)
 
 
 @pytest.mark.parametrize("vocab", [2, 4, 8, 64])

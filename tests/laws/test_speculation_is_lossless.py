@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, cast
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from compiled_kernels import Backend, backend_problems
 from tests.engine.guesses import Guesses, drafts, plain, run_checked, tokens
@@ -19,6 +21,7 @@ from workbench.kv_cache.format import CacheFormat
 from workbench.kv_cache.pages import pages_for
 from workbench.model.spec import ModelSpec
 from workbench.request import Request
+from workbench.sampling.filters import History
 from workbench.scheduler.policies import BUILT_IN_POLICIES, BatchingMode, parse_policy
 from workbench.speculative.config import Speculation, parse_speculation, proposes_trees
 from workbench.trace.events import Finished
@@ -84,6 +87,11 @@ def text_of(speculate: Speculation, backend: str, drawn: bool, prefix: str = "of
     return [(event.reason, event.output_text) for event in events if isinstance(event, Finished)]
 
 
+def minus_embedded(logits: Tensor, histories: Sequence[History], early: Tensor) -> Tensor:
+    return logits - 0.5 * early[0]
+
+
+minus_embedded.layers = (0,)  # type: ignore[attr-defined] (what makes it a filter of early layers)
 PACKED = CacheFormat(format="int8", quant_group=8, columns=8, residual_length=8)
 
 
@@ -92,19 +100,20 @@ PACKED = CacheFormat(format="int8", quant_group=8, columns=8, residual_length=8)
     specs, st.integers(0, 2**31), st.integers(1, 5), st.sampled_from([None, PACKED]), st.sampled_from(["off", "radix"]),
     st.integers(5, 40), st.floats(0, 1), st.sampled_from([*BUILT_IN_POLICIES]),
     st.sampled_from(["continuous", "static"]), st.integers(5, 20), st.sampled_from(["fixed", "adaptive"]),
+    st.sampled_from([{}, {}, {"filters": [{"path": f"{__name__}:minus_embedded"}]}]),
 )  # fmt: skip
 def test_every_row_equals_oracle_whatever_is_proposed(
-    spec: ModelSpec, seed, most, cache, prefix, pages, right, policy, mode, budget, length
+    spec: ModelSpec, seed, most, cache, prefix, pages, right, policy, mode, budget, length, own
 ) -> None:
     """Windows, packed caches, reuse of prefixes, pages that run out, every policy with little patience, budgets that
-    cut prompts and drafts: every row is the oracle's, or that of a run without drafts where the cache is packed, and no
-    page is left over."""
+    cut prompts and drafts, filters of early layers: every row is the oracle's, or that of a run without drafts where
+    the cache is packed, and no page is left over."""
     if cache is not None and any(kind.attention.head_dim % 8 for kind in spec.layers):
         cache = None
     size = 8 if cache else 4
     pages = max(pages, 2 * pages_for(30, size) + 4)
     model = model_of(spec, seed)
-    asked = [request(f"{seed}-{i}", 3 + 4 * i, 5 + 3 * i, presence_penalty=0.3 * (i % 2)) for i in range(3)]
+    asked = [request(f"{seed}-{i}", 3 + 4 * i, 5 + 3 * i, presence_penalty=0.3 * (i % 2), **own) for i in range(3)]
     asked.append(Request("again", asked[2].prompt_ids, asked[2].sampling))
     shared = {"cache": cache, "prefix": prefix, "pages": pages, "page_size": size, "max_num_seqs": 3}
     wanted = plain(model, asked, **{**shared, "pages": 60})

@@ -9,12 +9,8 @@ from tests.runs.small_folders import run_folder
 from workbench.reports.latency_check import check_latencies
 
 
-def slower(ttft: float) -> dict[str, dict[str, float]]:
-    return {"ttft_s": {"p50": ttft}}
-
-
 def test_a_slow_run_beside_its_repetitions_is_above_their_spread(tmp_path: Path) -> None:
-    before, other, after = (run_folder(tmp_path, **slower(ttft)) for ttft in (1.0, 1.5, 9.0))
+    before, other, after = (run_folder(tmp_path, ttft_s={"p50": ttft}) for ttft in (1.0, 1.5, 9.0))
     (found,) = (each for each in check_latencies(before, after) if each.name == "TTFT")
     assert (found.low, found.high, found.now) == (1.0, 1.5, 9.0) and not found.within_spread
     assert json.loads((other.path / "summary.json").read_text())["ttft_s"] == {"p50": 1.5}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import pytest
 
 from workbench.runs.bootstrap import contrast
@@ -9,7 +11,8 @@ from workbench.runs.bootstrap import contrast
 
 @pytest.mark.parametrize("values", [(1.0, 2.0, 3.0, 4.0), (1.0, 5.0, 9.0)])
 def test_equal_sets_that_are_not_paired_have_an_interval(values: tuple[float, ...]) -> None:
-    one, other = ({(name, place): value for place, value in enumerate(values)} for name in "ab")
+    one: dict[Hashable, float] = dict(enumerate(values))
+    other: dict[Hashable, float] = dict(enumerate(values, len(values)))
     found = contrast(one, other)
     assert not found.paired and found.difference == 0 and found.difference_interval is not None
     assert found.difference_interval.low <= values[0] - values[1] and found.difference_interval.high >= 1.0

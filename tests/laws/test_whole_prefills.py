@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -11,20 +13,31 @@ from workbench.kv_cache.pages import KVCacheGroup, PagePool
 from workbench.request import FinishReason, Request, SamplingParameters, Sequence
 from workbench.scheduler.plan import SchedulerLimits
 from workbench.scheduler.policies import parse_policy
+from workbench.scheduler.policy import SchedulerDecision, SchedulerState
 from workbench.scheduler.scheduler import Scheduler
 
 STEP = 16  # tokens
-POLICIES = ("fcfs", "prefill_first", "decode_first", "shortest_prompt", "priority", "fair", "deadline")
+BUILT_IN = ("fcfs", "prefill_first", "decode_first", "shortest_prompt", "priority", "fair", "deadline")
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+def greedy(state: SchedulerState) -> SchedulerDecision:
+    """A user's policy, which asks for the part of a prompt that the step has room for."""
+    tokens, left = [], state.max_num_batched_tokens
+    for entry in (*state.running, *state.waiting):
+        tokens.append((entry.request_id, min(entry.num_new_tokens, left)))
+        left -= tokens[-1][1]
+    return SchedulerDecision(tokens)
+
+
+@pytest.mark.parametrize("policy", [*BUILT_IN, greedy])
 @given(st.lists(st.tuples(st.sampled_from([1, 8, STEP - 1, STEP]), st.integers(1, 3)), min_size=1, max_size=6))
 @example([(4, 3), (STEP, 1)])
 @example([(1, 1), (STEP, 1), (STEP, 1)])
-def test_no_prompt_that_fits_into_a_step_is_cut(policy: str, asked: list[tuple[int, int]]) -> None:
+def test_no_prompt_that_fits_into_a_step_is_cut(policy: Any, asked: list[tuple[int, int]]) -> None:
     limits = SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=STEP, chunked_prefill=False)
     manager = KVCacheManager((PagePool(100, 4),), (KVCacheGroup(),), limits.max_num_batched_tokens)
-    scheduler = Scheduler(manager, limits, 200, parse_policy(policy, "continuous"))
+    chosen = parse_policy(policy, "continuous") if isinstance(policy, str) else policy
+    scheduler = Scheduler(manager, limits, 200, chosen)
     for number, (prompt, output) in enumerate(asked):
         request = Request(f"r{number}", (0,) * prompt, SamplingParameters(max_tokens=output))
         scheduler.submit(Sequence.from_request(request, number))

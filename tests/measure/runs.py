@@ -6,12 +6,12 @@ import itertools
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.helpers.processes import python
 from workbench.errors import WorkbenchError
 from workbench.runs.folder import RunFolder, write_dated_record
 from workbench.trace.events import Decoded, Finished, Stepped, Submitted
@@ -89,6 +89,21 @@ def write_until_full(parent: Path) -> None:
             return
 
 
+def run_and_kill(*arguments: str) -> str:
+    return python("-m", "tests.measure.runs", *arguments, check=True).stdout
+
+
+TINY = {"model": {"name": "shape:tiny", "dtype": "float32"}, "backend": "eager", "cache": {"page_size": 8}}
+PREFIX = {
+    "question": "sooner?", **TINY,
+    "workload": {
+        "kind": "shared_prefix", "requests": 3, "prefix_tokens": 100, "own_tokens": 5, "output_tokens": 4, "rounds": 2,
+    },
+    "variants": {"computed": {}, "reused": {"cache.prefix": "radix"}},
+    "judge": {"path": "experiments.prefix_reuse:judge"},
+}  # fmt: skip
+
+
 if __name__ == "__main__":
     manner, folder = sys.argv[1], Path(sys.argv[2])
     if manner == "full":
@@ -107,20 +122,3 @@ if __name__ == "__main__":
                 break
             number += 1
         print(number)
-
-
-def run_and_kill(*arguments: str) -> str:
-    command = [sys.executable, "-m", "tests.measure.runs", *arguments]
-    root = Path(__file__).parents[2]
-    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=root).stdout
-
-
-TINY = {"model": {"name": "shape:tiny", "dtype": "float32"}, "backend": "eager", "cache": {"page_size": 8}}
-PREFIX = {
-    "question": "sooner?", **TINY,
-    "workload": {
-        "kind": "shared_prefix", "requests": 3, "prefix_tokens": 100, "own_tokens": 5, "output_tokens": 4, "rounds": 2,
-    },
-    "variants": {"computed": {}, "reused": {"cache.prefix": "radix"}},
-    "judge": {"path": "experiments.prefix_reuse:judge"},
-}  # fmt: skip

@@ -186,6 +186,7 @@ def test_memory_by_formula(runner: Runner) -> None:
     assert size is None or peak is None or 10**7 < size <= peak + 2**20
 
 
+@pytest.mark.processes
 def test_a_fresh_process_measures_its_own_memory() -> None:
     found = memory_in_decode({"model": "shape:tiny", "backend": "eager"}, threads=1, batch=2, prompt=40, output=4)
     assert found["cache_bytes"] == 2 * 64 * 256  # a page each; a token: 2 x 2 layers x 2 groups x 16 wide x 2 bytes
@@ -194,6 +195,7 @@ def test_a_fresh_process_measures_its_own_memory() -> None:
         assert found["before_load_bytes"] + found["measured_bytes"] <= found["process_peak_bytes"] + 2**20
 
 
+@pytest.mark.processes
 def test_the_words_of_a_failed_process_are_reported() -> None:
     with pytest.raises(WorkbenchError, match="no shape 'tyni'"):
         job = {

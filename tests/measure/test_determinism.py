@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from compiled_kernels import Backend, backend_problems
-from experiments import determinism
 from workbench.errors import WorkbenchError
 from workbench.experiment.experiment import Experiment
 from workbench.measure import determinism as determinism_chart
@@ -71,26 +70,3 @@ def test_texts_want_a_tokenizer() -> None:
     texts = {**ASKED, "workload": {**ASKED["workload"], "prompts": ["def f("]}}
     with pytest.raises(WorkbenchError, match="has no tokenizer; say how many prompts"):
         measure_determinism(Experiment.from_values(texts))
-
-
-def found(outputs: int, bits: int, same: int, on_bits: int = 1) -> list[dict[str, Any]]:
-    row = {"variant": "off", "batch_invariant": False, "varying_outputs": outputs, "varying_bits": bits}
-    on = {"variant": "on", "batch_invariant": True, "varying_outputs": 1, "varying_bits": on_bits, "same_bits": 1}
-    row, on = (each | {"same_outputs": 1} for each in (row, on))
-    return [row | {"same_bits": same}, on | {"price_prefill": 1.0, "price_decode_one": 1.1, "price_decode_many": 1.2}]
-
-
-@pytest.mark.parametrize(
-    ("rows", "outcome"),
-    [
-        (found(2, 5, 1), "holds"),
-        (found(1, 5, 1), "holds-with-limits"),
-        (found(2, 5, 2), "holds-with-limits"),
-        (found(1, 1, 1), "refuted"),
-    ],
-)
-def test_the_rule(rows: list[dict[str, Any]], outcome: str) -> None:
-    verdict, kept = determinism.judge(rows)
-    assert (verdict.claim, verdict.outcome) == ("greedy-not-deterministic", outcome)
-    assert kept.claim == "exact-cache"
-    assert "decode of one 1.10" in verdict.reason

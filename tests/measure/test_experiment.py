@@ -17,7 +17,6 @@ from workbench.experiment import yaml as yaml_text
 from workbench.experiment.experiment import Experiment
 from workbench.files import read_yaml
 
-FIRST_LIGHT = Path(__file__).resolve().parents[2] / "experiments" / "first_light.yaml"
 SMALL = """
 question: why?
 sampling: {temperature: 0.5, seed: 3}
@@ -49,13 +48,6 @@ def test_the_value_is_frozen() -> None:
     for part, name in ((experiment, "backend"), (experiment.sampling, "seed"), (experiment.workload, "copies")):
         with pytest.raises(ValidationError):
             setattr(part, name, 1)
-
-
-def test_first_light_reads_at_a_glance() -> None:
-    text = FIRST_LIGHT.read_text()
-    assert len(text.splitlines()) <= 20
-    experiment = Experiment.from_file(FIRST_LIGHT)
-    assert experiment.workload.kind == "prompts" and experiment.model.name == "demo"
 
 
 @pytest.mark.parametrize(

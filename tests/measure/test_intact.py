@@ -171,19 +171,6 @@ def test_an_older_record_without_a_manifest_opens_and_says_so(tmp_path: Path) ->
         record.verify()
 
 
-def test_what_is_whole_in_a_damaged_folder_can_be_read(tmp_path: Path) -> None:
-    path = write_run(tmp_path, small_recorder())
-    (path / "steps.parquet").write_bytes((path / "steps.parquet").read_bytes()[:-7])
-    (path / "trace.json").unlink()
-    record = Record.open(path, incomplete_ok=True)
-    assert record.state == "damaged"
-    assert [line.split()[0] for line in record.condition.damaged] == ["steps.parquet", "trace.json"]
-    assert record.tokens.num_rows == 3 and "tokens.parquet" in record.condition.readable
-    with pytest.raises(WorkbenchError, match="steps.parquet is damaged"):
-        _ = record.steps
-    assert "steps.parquet has" in record._repr_html_()
-
-
 def test_running_and_killed_are_distinguished(tmp_path: Path) -> None:
     if alive.describe_process() is None:
         pytest.skip("this system does not tell when a process was started")

@@ -140,6 +140,7 @@ def test_a_prediction_is_written_before_the_first_round(tmp_path: Path, monkeypa
     assert "measured / predicted" in shown
 
 
+@pytest.mark.processes
 def test_processes_serve_a_run_of_one_variant(tmp_path: Path) -> None:
     changes = ("executor={kind: processes, decode: {instances: 1}, predict: null}", "measure={warmup: 0, threads: 1}")
     record = run(Experiment.from_yaml(BASE, changes), tmp_path, "pools", progress=False)

@@ -4,7 +4,6 @@ import json
 import math
 import os
 import secrets
-import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -180,12 +179,6 @@ def test_damaged_contents_are_reported_when_read(tmp_path):
         _ = record.tokens
 
 
-def test_a_copied_folder_opens_elsewhere(tmp_path):
-    path = write_run(tmp_path / "here", small_recorder())
-    shutil.copytree(path, tmp_path / "there")
-    Record.open(tmp_path / "there").verify()
-
-
 def test_no_folder_is_shared_even_when_names_collide(tmp_path, monkeypatch):
     few = iter(range(10**6))
     original = secrets.token_hex
@@ -294,6 +287,7 @@ def test_a_run_killed_before_any_file_operation_is_never_complete_and_damaged(tm
     assert fates[count // 2] == ["incomplete"]
 
 
+@pytest.mark.processes
 def test_runs_killed_at_random_moments_are_never_complete_and_damaged(tmp_path):
     run_and_kill("random", str(tmp_path), "30")
     fates = judged(tmp_path)

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +17,7 @@ from rich.console import Console
 import workbench.experiment.build as runner_module
 import workbench.measure.run as run_module
 from compiled_kernels import Backend, backend_problems
+from tests.helpers.processes import DEVNULL, start_python
 from tests.patience import until
 from workbench.bench.kernels import decode_step_stages
 from workbench.engine.runner import Runner
@@ -33,7 +31,6 @@ from workbench.reports.reproduce import reproduce
 from workbench.runs.condition import MANIFEST, fingerprint
 from workbench.runs.record import Record
 
-ROOT = Path(__file__).resolve().parents[2]
 NAMED = {
     "experiment.yaml", "environment.json", "requests.parquet", "steps.parquet", "tokens.parquet", "summary.json",
     "trace.json",
@@ -133,10 +130,6 @@ def test_a_model_is_identified_by_its_content(tmp_path: Path) -> None:
     shown = decode_step_stages("demo-draft")
     assert shown.artifact == found["decode 1"] and "llvm.func @decode_step" in shown.stages["llvm"].text
     assert decode_step_stages("demo-draft", rows=3).artifact == decode_step_stages("demo-draft", rows=4).artifact
-
-
-def test_a_backend_without_artifacts_says_so(random_run: Record) -> None:
-    assert random_run.summary["artifacts"] == {}
 
 
 def test_the_resolved_experiment_is_the_one_that_ran(random_run: Record) -> None:
@@ -354,10 +347,9 @@ def test_a_killed_run_says_that_it_is_unfinished(tmp_path: Path) -> None:
     file, out = tmp_path / "long.yaml", tmp_path / "runs"
     asked = experiment(sampling={"max_tokens": 1000, "ignore_eos": True}, workload=prompts("x =", copies=16))
     file.write_text(asked.to_yaml())
-    process = subprocess.Popen(
-        [sys.executable, "-m", "workbench", "run", str(file), "--out", str(out), "--json"],
-        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+    process = start_python(
+        "-m", "workbench", "run", str(file), "--out", str(out), "--json", stdout=DEVNULL, stderr=DEVNULL
+    )
     try:
         # The model is loaded: the requests come next, and there are too many for them to be done by now.
         until(lambda: list(out.glob("long-*/environment.json")), lambda: process.poll() is None)

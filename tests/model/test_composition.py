@@ -89,44 +89,6 @@ def test_groups_by_number_or_name(num_kv_heads: object, right: int) -> None:
     assert {a.num_kv_heads for a in varied(num_kv_heads=num_kv_heads)} == {right}
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"sliding_windw": 3}, "attention: sliding_windw: unknown key; did you mean 'sliding_window'"),
-        ({"sliding_window": 0}, "attention: sliding_window: Input should be greater .* 1, or 'full' .given 0.$"),
-        (IDLE_SINKS, "num_sink_tokens: 2 with sliding_window: full keeps nothing in sight"),
-        ({"layers": {1: IDLE_SINKS}}, "num_sink_tokens: 2 with sliding_window: full keeps nothing in sight"),
-        ({"position": "none", "rotary": {"rope_theta": 9.0}}, "rotary: rotates no heads with position: none"),
-        ({"sliding_window": "ful"}, "attention: sliding_window"),
-        ({"position": "rotery"}, "position: Input should be 'rotary', 'alibi' or 'none'"),
-        ({"pattern": ["window", "full"]}, "`window` needs a window in tokens, for example sliding_window: 128"),
-        ({"sliding_window": 4, "pattern": ["windwo"]}, "'windwo' is no kind of layer; known: window, full"),
-        ({"kinds": {"near": {"sliding_window": 3}}}, "'near' does not occur in the pattern"),
-        ({"kinds": {"near": {"sliding_windw": 3}}, "pattern": ["near"]}, "windw: unknown key"),
-        ({"layers": {"x": {}}}, "layers"),
-        ({"softcap": float("inf")}, "softcap: Input should be a finite number"),
-        ({"mask": 3}, "mask"),
-    ],
-)
-def test_a_mistake_is_reported_in_one_line(values: dict, message: str) -> None:
-    with pytest.raises(WorkbenchError, match=message) as caught:
-        AttentionConfig.parse(values)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"num_kv_heads": 4}, "attention of layer 0: 6 query heads cannot share 4 key/value heads evenly"),
-        ({"num_sink_tokens": 4}, "attention of layer 0: num_sink_tokens 4 without a window"),
-        ({"layers": {6: {"sliding_window": 3}}}, "there is no layer 6; the model has 0 to 5"),
-    ],
-)
-def test_an_impossible_model_is_reported_with_its_layer(values: dict, message: str) -> None:
-    with pytest.raises(WorkbenchError, match=message):
-        varied(**values)
-
-
 def test_what_a_single_layer_gives_up_is_no_contradiction() -> None:
     """Sinks and rotary that all other layers have are idle in one that sees all, or has no positions."""
     layers = {1: {"sliding_window": "full"}, 2: {"position": "none"}}

@@ -11,15 +11,34 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
+from compiled_kernels import Backend, backend_problems
 from tests.engine.steps import forced
 from tests.engine.tiny import finals, runner_of
+from tests.model.families import (
+    BOUND,
+    CASES,
+    GGUF_CASES,
+    LATENT,
+    LLAMA_BOUND,
+    NEEDS_TRANSFORMERS,
+    YARN,
+    assert_equal,
+    draw_ids,
+    logits_of,
+    named,
+    ours_of,
+    read_model,
+)
 from tests.thorough import tries
 from workbench.engine import naive
 from workbench.errors import WorkbenchError
+from workbench.executors.base import build_executor
+from workbench.executors.capabilities import Requirements
+from workbench.executors.select import Backends
 from workbench.model.hf.families import FAMILIES, read_spec
-from workbench.model.hf.weights import load_weights
+from workbench.model.hf.save import save_folder
+from workbench.model.hf.weights import load_weights, random_weights
 from workbench.model.transformer import Transformer
 from workbench.request import Request, SamplingParameters
 from workbench.testing.family_checkpoints import (
@@ -31,46 +50,33 @@ from workbench.testing.family_checkpoints import (
     random_checkpoint,
 )
 
-pytest.importorskip("transformers", reason="transformers is not installed: pip install 'transformers>=5'")
-BOUND = 2e-5  # of the largest logit
+pytestmark = NEEDS_TRANSFORMERS
 # A state's output is normed by head, however small it is: in some sizes transformers' own logits, in float32, are
 # further than BOUND from exact ones. Ours are held to exact ones there.
 NORMED_STATES = ("qwen3_next", "mamba2", "bamba", "falcon_h1")
-
-
-def ours_of(theirs: Any, folder: Path) -> Transformer:
-    theirs.save_pretrained(folder)
-    spec = read_spec(folder)
-    return Transformer.from_state(spec, load_weights(folder, spec, torch.float32))
-
-
-@torch.no_grad()
-def logits_of(theirs: Any, ids: Tensor) -> Tensor:
-    return theirs(ids[None], use_cache=False).logits[0]
-
-
-def assert_equal(given: Tensor, expected: Tensor) -> None:
-    assert given.shape == expected.shape
-    assert (given - expected).abs().max() <= BOUND * max(1.0, expected.abs().max().item())
-
-
-def draw_ids(count: int, seed: int) -> Tensor:
-    return torch.randint(4, SIZES["vocab_size"], (count,), generator=torch.Generator().manual_seed(seed))
+LLAMAS = [case for case in CASES if case[0] == "llama"]
+COMPILED = [
+    (Backend.MLIR, "mistral", {"sliding_window": 7}),
+    (Backend.MLIR, "gemma2", GGUF_CASES["gemma2"][0]),
+    (Backend.MLIR, "deepseek_v3", {**LATENT, "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.3}}),
+    (Backend.INDUCTOR, "gpt_oss", CONFIGS["gpt_oss"][0]),
+]
 
 
 def test_every_family_has_a_case() -> None:
     assert set(CONFIGS) == set(FAMILIES)
 
 
-@pytest.mark.parametrize(("family", "changes"), FAMILY_CASES, ids=lambda each: each if isinstance(each, str) else "")
+@named(CASES)
 def test_logits_and_tokens_are_theirs(tmp_path: Path, family: str, changes: dict[str, Any]) -> None:
     """Whole, without cache; in chunks and token by token from pages; batched with others, after a prefix hit."""
     theirs = random_checkpoint(family, changes)
     model, ids = ours_of(theirs, tmp_path), draw_ids(40, 1)
     assert model.spec.num_parameters == sum(parameter.numel() for parameter in model.parameters())
-    expected = logits_of(theirs, ids)
-    assert_equal(naive.logits(model, ids), expected)
-    assert_equal(model.logits(ids), expected)
+    assert model.spec.eos_token_ids == (3,)
+    expected, bound = logits_of(theirs, ids), LLAMA_BOUND if family == "llama" else BOUND
+    assert_equal(naive.logits(model, ids), expected, bound)
+    assert_equal(model.logits(ids), expected, bound)
     assert_equal(forced(model, ids, chunks=(11, 6)), expected[[10, *range(16, len(ids))]])
     prompts = {"a": ids[:21].tolist(), "b": draw_ids(9, 2).tolist(), "c": ids[:26].tolist(), "d": ids[:21].tolist()}
     runner = runner_of(model, prefix="radix", max_num_seqs=2, pages=60)
@@ -117,7 +123,7 @@ def sizes(draw: st.DrawFn, family: str, changes: dict[str, Any], length: int) ->
     return {**changes, **{own.get(key, key): value for key, value in drawn.items()}}
 
 
-@pytest.mark.parametrize(("family", "changes"), FAMILY_CASES, ids=lambda each: each if isinstance(each, str) else "")
+@named(FAMILY_CASES)
 @settings(max_examples=tries(18))
 @given(st.data())
 def test_sizes_that_are_drawn_are_accepted(family: str, changes: dict[str, Any], data: st.DataObject) -> None:
@@ -146,6 +152,55 @@ def test_logits_are_theirs_for_sizes_of_any_kind(data: st.DataObject) -> None:
         return
     assert_equal(naive.logits(model, ids), expected)
     assert_equal(model.logits(ids), expected)
+
+
+@named(LLAMAS)
+def test_a_folder_that_is_written_here_is_the_same_model_there(
+    tmp_path: Path, family: str, changes: dict[str, Any]
+) -> None:
+    """In shards, and the first one whole."""
+    import transformers
+
+    random_checkpoint(family, changes).config.save_pretrained(tmp_path / "a")
+    spec = read_spec(tmp_path / "a")
+    state = random_weights(spec, torch.float32, seed=3)
+    save_folder(tmp_path / "b", spec, state, torch.float32, shard_bytes=50_000 if changes else 10**9)
+    back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "b", dtype=torch.float32)
+    ids = draw_ids(40, 1)
+    assert_equal(Transformer.from_state(spec, state).logits(ids), logits_of(back, ids))
+
+
+def test_shards_and_stored_bfloat16_are_read(tmp_path: Path) -> None:
+    import transformers
+
+    theirs, ids = random_checkpoint("llama", {}), draw_ids(40, 1)
+    theirs.save_pretrained(tmp_path / "shards", max_shard_size="50KB")
+    assert (tmp_path / "shards" / "model.safetensors.index.json").exists()
+    assert_equal(read_model(tmp_path / "shards").logits(ids), logits_of(theirs, ids))
+    theirs.bfloat16().save_pretrained(tmp_path / "m")
+    wide = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "m", dtype=torch.float32)
+    assert_equal(read_model(tmp_path / "m").logits(ids), logits_of(wide, ids))
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(("backend", "family", "changes"), COMPILED)
+def test_compiled_backends_equal_transformers(
+    tmp_path: Path, backend: Backend, family: str, changes: dict[str, Any]
+) -> None:
+    if problem := backend_problems()[backend]:
+        pytest.skip(f"backend {backend}: {problem}")
+    layers = 2 if family == "gemma2" else 1
+    theirs, ids = random_checkpoint(family, {**changes, "num_hidden_layers": layers}), draw_ids(20, 1)
+    theirs.save_pretrained(tmp_path)
+    spec = read_spec(tmp_path)
+    model = Transformer.from_state(spec, load_weights(tmp_path, spec, torch.float32), backend)
+
+    def executor(model, store):
+        needs = Requirements.from_model(model, store)
+        return build_executor(model, store, Backends.uniform(backend, "asked for", needs))
+
+    rows = forced(model, ids, chunks=(11, 6), executor=executor)
+    assert_equal(rows, logits_of(theirs, ids)[[10, *range(16, len(ids))]])
 
 
 @pytest.mark.parametrize(("family", "extra"), [("deepseek_v3", "model.layers.4.eh_proj"), ("qwen3_next", "mtp.fc")])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.engine.steps import forced
 from tests.engine.tiny import finals, generate, runner_of
-from tests.model.test_every_family import assert_equal, draw_ids, logits_of, ours_of
+from tests.model.families import assert_equal, draw_ids, logits_of, ours_of
 from tests.thorough import tries
 from workbench.engine import naive
 from workbench.errors import WorkbenchError

@@ -3,6 +3,8 @@ layout of the weights; experts that no token chose are NaN and never show."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,7 +13,7 @@ from torch import Tensor
 
 from compiled_kernels import Backend, backend_problems
 from tests.model.packed_experts import FORMATS, pack_experts
-from tests.thorough import tries
+from tests.thorough import THOROUGH, tries
 from workbench.engine.naive import Weights
 from workbench.engine.naive import _mixture as plain_loop
 from workbench.model.attention_spec import AttentionSpec
@@ -20,7 +22,7 @@ from workbench.model.quantized import WeightFormat, dequantize, scales_of
 from workbench.model.spec import ActivationSpec, LayerSpec, MoESpec, RouterSpec
 
 HIDDEN, INTERMEDIATE, DENSE = 64, 32, WeightFormat()
-HERE = [each for each in (Backend.EAGER, Backend.INDUCTOR, Backend.MLIR) if backend_problems()[each] is None]
+COMPILED = [each for each in (Backend.INDUCTOR, Backend.MLIR) if backend_problems()[each] is None]
 
 
 @st.composite
@@ -88,46 +90,76 @@ def built(
     return part
 
 
-@pytest.mark.parametrize("panels", [False, True])
-@pytest.mark.parametrize("backend", HERE)
-@settings(max_examples=tries(25), deadline=None)
-@given(layer=mixtures(), tokens=st.integers(1, 17), takes_all=st.booleans(), seed=st.integers(0, 99))
-def test_every_router_is_the_plain_loops(
-    backend: Backend, panels: bool, layer: LayerSpec, tokens: int, takes_all: bool, seed: int
-) -> None:
-    """Held to float64, in float32 or float64 where the backend has that."""
-    exact = torch.float32 if backend is Backend.MLIR or panels else torch.float64
-    x = torch.randn(tokens, HIDDEN, generator=torch.Generator().manual_seed(seed)).to(exact)
-    state = filled(layer, x, takes_all, seed)
-    ours = built(layer, state, backend, panels)(x)
-    weights = Weights({name: tensor.double() for name, tensor in state.items()})
-    plain = plain_loop(x.double(), weights, "", layer)
+DRAWN = {
+    "layer": mixtures(), "tokens": st.integers(1, 17), "takes_all": st.booleans(), "seed": st.integers(0, 99),
+}  # fmt: skip
+FIXED = settings(max_examples=tries(25), derandomize=not THOROUGH)  # what is compiled is found again
+layouts = pytest.mark.parametrize("panels", [False, True])
+compiled = pytest.mark.parametrize("backend", COMPILED)
+
+
+def exact_dtype(backend: Backend, panels: bool) -> torch.dtype:
+    return torch.float32 if backend is Backend.MLIR or panels else torch.float64
+
+
+def assert_plain_loop(ours: Tensor, plain: Tensor) -> None:
     assert ours.isfinite().all()
-    torch.testing.assert_close(ours.double(), plain, rtol=1e-4, atol=1e-4 if exact is torch.float32 else 1e-9)
+    torch.testing.assert_close(ours.double(), plain, rtol=1e-4, atol=1e-4 if ours.dtype is torch.float32 else 1e-9)
 
 
-@pytest.mark.parametrize("panels", [False, True])
-@pytest.mark.parametrize("backend", HERE)
-@settings(max_examples=tries(20), deadline=None)
-@given(layer=mixtures(), tokens=st.integers(1, 17), takes_all=st.booleans(), seed=st.integers(0, 99),
-       kind=st.sampled_from(sorted(FORMATS)))  # fmt: skip
-def test_experts_in_few_bits_are_the_plain_loops_on_their_numbers(
-    backend: Backend, panels: bool, layer: LayerSpec, tokens: int, takes_all: bool, seed: int, kind: str
+def check_router(backend: Backend, panels: bool, layer: LayerSpec, tokens: int, takes_all: bool, seed: int) -> None:
+    """Held to float64, in float32 or float64 where the backend has that."""
+    dtype = exact_dtype(backend, panels)
+    x = torch.randn(tokens, HIDDEN, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    state = filled(layer, x, takes_all, seed)
+    weights = Weights({name: tensor.double() for name, tensor in state.items()})
+    assert_plain_loop(built(layer, state, backend, panels)(x), plain_loop(x.double(), weights, "", layer))
+
+
+@layouts
+@settings(max_examples=tries(25))
+@given(**DRAWN)
+def test_every_router_is_the_plain_loops(panels: bool, **drawn: Any) -> None:
+    check_router(Backend.EAGER, panels, **drawn)
+
+
+@layouts
+@compiled
+@FIXED
+@given(**DRAWN)
+def test_every_compiled_router_is_the_plain_loops(backend: Backend, panels: bool, **drawn: Any) -> None:
+    check_router(backend, panels, **drawn)
+
+
+def check_packed(
+    backend: Backend, panels: bool, kind: str, layer: LayerSpec, tokens: int, takes_all: bool, seed: int
 ) -> None:
     """Scales of experts that no token chose are NaN."""
-    format, exact = FORMATS[kind], torch.float32 if backend is Backend.MLIR or panels else torch.float64
-    x = torch.randn(tokens, HIDDEN, generator=torch.Generator().manual_seed(seed)).to(exact)
+    format, dtype = FORMATS[kind], exact_dtype(backend, panels)
+    x = torch.randn(tokens, HIDDEN, generator=torch.Generator().manual_seed(seed)).to(dtype)
     dense = filled(layer, x, takes_all, seed)
     state = pack_experts(dense, format, seed)
     for name in ("gate_up", "down"):
         unused = dense[name].isnan().flatten(1).any(1)
         state[scales_of(name)][unused] = 255 if format.expert_dtype == "mxfp4" else torch.nan
     part = built(layer, state, backend, panels, format)
-    ours = part(x)
     stored = {name: tensor for name, tensor in state.items() if not name.endswith("scales")}
     wide = {name: dequantize(tensor, state.get(scales_of(name)), torch.float64) for name, tensor in stored.items()}
-    plain = plain_loop(x.double(), Weights(wide), "", layer)
-    assert ours.isfinite().all()
-    torch.testing.assert_close(ours.double(), plain, rtol=1e-4, atol=1e-4 if exact is torch.float32 else 1e-9)
+    assert_plain_loop(part(x), plain_loop(x.double(), Weights(wide), "", layer))
     dense_bytes = dense["gate_up"].nbytes + dense["down"].nbytes
-    assert sum(each.nbytes for each in part.stacks) < dense_bytes * (0.33 if exact is torch.float32 else 0.17)
+    assert sum(each.nbytes for each in part.stacks) < dense_bytes * (0.33 if dtype is torch.float32 else 0.17)
+
+
+@layouts
+@settings(max_examples=tries(20))
+@given(kind=st.sampled_from(sorted(FORMATS)), **DRAWN)
+def test_experts_in_few_bits_are_the_plain_loops_on_their_numbers(panels: bool, **drawn: Any) -> None:
+    check_packed(Backend.EAGER, panels, **drawn)
+
+
+@layouts
+@compiled
+@FIXED
+@given(kind=st.sampled_from(sorted(FORMATS)), **DRAWN)
+def test_compiled_experts_in_few_bits_are_the_plain_loops(backend: Backend, panels: bool, **drawn: Any) -> None:
+    check_packed(backend, panels, **drawn)

@@ -4,7 +4,6 @@ import math
 
 import pytest
 
-from workbench.errors import WorkbenchError
 from workbench.model.hf.families import config_from_spec, spec_from_config
 from workbench.model.model_parameters import parameter_shapes
 from workbench.model.shapes import SHAPES, named_shape
@@ -50,6 +49,3 @@ def test_only_llama_31_scales_its_rotary() -> None:
     assert scaling.original_max_position_embeddings == 8192
 
 
-def test_an_unknown_name_gets_the_nearest_and_the_list() -> None:
-    with pytest.raises(WorkbenchError, match="no shape 'Llama-3.1-8'; did you mean 'llama-3.1-8b'.*known: tiny, "):
-        named_shape("Llama-3.1-8")

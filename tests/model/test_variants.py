@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,7 +9,6 @@ from hypothesis import strategies as st
 from tests.engine.tiny import layer, spec_of, weights_of
 from tests.thorough import tries
 from workbench.engine import naive
-from workbench.errors import WorkbenchError
 from workbench.model.attention_config import AttentionConfig
 from workbench.model.model_parameters import parameter_shapes
 from workbench.model.spec import ModelSpec
@@ -91,18 +89,3 @@ def test_a_window_wide_enough_and_no_cap_change_nothing() -> None:
         assert not torch.allclose(plain, logits(varied(spec, **change)), atol=1e-6), change
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        (
-            {"num_kv_heads": 3},
-            "blocks.0.attention: 2 key/value heads cannot become 3: one number must divide the other",
-        ),
-        ({"num_heads": 12}, "num_heads 12 where the trained model has 6; shape:NAME with random weights takes any"),
-        ({"head_dim": 8}, "head_dim 8 where the trained model has 4"),
-    ],
-)
-def test_what_a_trained_model_cannot_become(values: dict, message: str) -> None:
-    spec = spec_of(layer(6, 2))
-    with pytest.raises(WorkbenchError, match=message):
-        change_attention(spec, weights_of(spec, torch.float32, 0), AttentionConfig.parse(values))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from tests.model.formats.folders import same
 from tests.model.strategies import llama_specs
 from tests.thorough import tries
 from workbench.errors import WorkbenchError
@@ -27,12 +28,6 @@ from workbench.model.spec import ModelSpec
 TINY = named_shape("tiny")
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 INDEX = "model.safetensors.index.json"
-
-
-def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
-    return left.keys() == right.keys() and all(
-        left[name].dtype == right[name].dtype and torch.equal(left[name], right[name]) for name in left
-    )
 
 
 @settings(max_examples=tries(40))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.browser import ROOT, browser
+from tests.browser import ROOT
 from tools.notebooks.check import visit_notebook
 from tools.notebooks.page import LabSession
 from workbench.lab.execute import execute
@@ -24,8 +24,8 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
 
 
+@pytest.mark.browser
 @pytest.mark.sampled(4)
-@browser
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
 def test_a_notebook_runs_without_input_and_exports_with_pictures(
     path: Path, tmp_path: Path, request: pytest.FixtureRequest
@@ -46,6 +46,7 @@ def test_saving_in_jupyterlab_leaves_the_percent_file_as_it_is(path: Path, capsy
     assert capsys.readouterr().out == path.read_text()
 
 
+@pytest.mark.processes
 def test_a_failing_cell_is_named(tmp_path: Path) -> None:
     path = tmp_path / "fails.py"
     path.write_text("# %% [markdown]\n# Prose.\n\n# %%\nx = 1\n\n# %%\n# a comment\nx / 0\n\n# %%\nx = 2\n")

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import tokenizers
-import transformers
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from experiments import demo_tokenizer
+from tests.prompt import model_templates
 from tests.prompt.chats import CONTROLS
-from tests.prompt.samples import TRAINING, sentencepiece_inner
+from tests.prompt.samples import TRAINING, byte_level, sentencepiece_inner
+from workbench.prompt.own_template import own_template
+from workbench.prompt.templates import ChatTemplate
 from workbench.prompt.tokenization.tokenizer import Tokenizer
 
 WRITTEN = ("<tool_call>", "</tool_call>", "<think>", "</think>")  # added, but not special: as in Qwen's tokenizers
 NAMES = {"bos_token": "<|begin|>", "eos_token": "</s>"}
+FORGED = [*CONTROLS, *WRITTEN, "<|wide|>"]
+TEMPLATES = {name: ChatTemplate(text, NAMES) for name, text in model_templates.ALL.items()}
 
 
 def bpe() -> tokenizers.Tokenizer:
@@ -60,6 +65,8 @@ def ours(kind: str) -> Tokenizer:
 
 @cache
 def theirs(kind: str) -> Any:
+    import transformers
+
     return transformers.PreTrainedTokenizerFast(tokenizer_object=_with_controls(KINDS[kind]()), **NAMES)
 
 
@@ -110,3 +117,13 @@ def conversations(draw: st.DrawFn) -> dict[str, Any]:
     if draw(st.booleans()):
         given["enable_thinking"] = draw(st.booleans())
     return given
+
+
+@dataclass
+class Model:
+    tokenizer: Tokenizer | None
+    chat_template: ChatTemplate | None
+
+
+OWN = Model(byte_level(), own_template(byte_level()))
+MODELS = {name: Model(ours("bpe"), template) for name, template in TEMPLATES.items()} | {"own": OWN}

@@ -131,3 +131,15 @@ def ids_of(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
     text = TEXTS.map(tokenizer.encode)
     mixed = st.tuples(text, anything, text).map(lambda parts: [id for part in parts for id in part])
     return anything | text | mixed
+
+
+def first_stop(text: str, stops: tuple[str, ...]) -> tuple[int, str] | None:
+    """The stop string that starts first, of those that start together the shortest."""
+    found = min(((text.find(stop), len(stop), stop) for stop in stops if stop in text), default=None)
+    return (found[0], found[2]) if found else None
+
+
+def longest_beginning(text: str, stops: tuple[str, ...]) -> int:
+    """Return the length of the longest end of `text` that begins some stop string."""
+    lengths = range(min(len(text), max(map(len, stops), default=0)), 0, -1)
+    return next((n for n in lengths if any(len(s) > n and s.startswith(text[-n:]) for s in stops)), 0)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.prompt.apply import MODELS, OWN
 from tests.prompt.samples import byte_level
-from tests.prompt.test_conversation import MODELS, OWN
 from tests.thorough import tries
 from workbench.prompt.answers import AnswerFormat, AnswerParser, parse_answer, parse_calls, parse_partial_json
 from workbench.prompt.conversation import Conversation

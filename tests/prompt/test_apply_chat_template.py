@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime
 from types import SimpleNamespace
 from typing import Any
@@ -11,12 +12,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.prompt import apply, model_templates
-from tests.prompt.chats import CONTROLS
+from tests.prompt.apply import FORGED, TEMPLATES
 from tests.thorough import tries
 from workbench.errors import WorkbenchError
 from workbench.prompt.templates import ChatTemplate
 
-TEMPLATES = {name: ChatTemplate(text, apply.NAMES) for name, text in model_templates.ALL.items()}
+NOON = SimpleNamespace(now=lambda: datetime(2024, 2, 29, 12))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def noon() -> Iterator[None]:
+    """Stop both clocks: no midnight falls between a prompt of ours and theirs."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("workbench.prompt.templates", "transformers.utils.chat_template_utils"):
+            patch.setattr(f"{module}.datetime", NOON)
+        yield
 
 
 def split(given: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -77,15 +87,10 @@ def test_what_is_generated_is_marked_as_by_transformers(given: dict[str, Any]) -
     assert [int(any(marked[token.first : token.last])) for token in tokens] == expected
 
 
-def test_the_date_is_this_moments_or_the_one_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_date_is_this_moments_or_the_one_given() -> None:
     messages = [{"role": "user", "content": "hi"}]
-    clock = SimpleNamespace(now=lambda: datetime(2024, 2, 29))
-    monkeypatch.setattr("workbench.prompt.templates.datetime", clock)
     assert "29 Feb 2024" in TEMPLATES["dated"].render(messages)
     assert "01 Feb 2003" in TEMPLATES["dated"].render(messages, now=datetime(2003, 2, 1))
-
-
-FORGED = [*CONTROLS, *apply.WRITTEN, "<|wide|>"]
 
 
 def forging(control: str) -> dict[str, Any]:

@@ -5,17 +5,16 @@ from __future__ import annotations
 
 import base64
 import json
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import models, pre_tokenizers, trainers
 
-from tests.prompt.hard_strings import HARD, TEXTS, TRAINING
+from tests.prompt.hard_strings import HARD, TEXTS
+from tests.prompt.vocabularies import CONTROLS, trained_merges
+from tests.thorough import tries
 from workbench.errors import WorkbenchError
 from workbench.prompt.tokenization.byte_level import (
     GPT4O,
@@ -32,24 +31,10 @@ from workbench.prompt.tokenization.tekken import CONTROL_TOKENS, read_tekken
 from workbench.prompt.tokenization.tokenizer import BYTE_OF, Tokenizer
 from workbench.prompt.tokenization.tokenizer_files import read_tokenizer
 
-CONTROLS = ["<|begin|>", "<|end|>"]
-
-
-@cache
-def trained() -> tuple[list[str], list[tuple[str, str]]]:
-    """Entries by id and merges of a small vocabulary."""
-    inner = tokenizers.Tokenizer(models.BPE())
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    trainer = trainers.BpeTrainer(vocab_size=480, initial_alphabet=sorted(BYTE_OF), show_progress=False)
-    inner.train_from_iterator(TRAINING * 3, trainer)
-    model = json.loads(inner.to_str())["model"]
-    entries = sorted(model["vocab"], key=model["vocab"].__getitem__)
-    return entries, [tuple(merge) for merge in model["merges"]]
-
 
 def ranks() -> dict[bytes, int]:
     """The same entries as tiktoken's ranks: bytes first, then in the order of their merges."""
-    entries, merges = trained()
+    entries, merges = trained_merges()
     spelled = [bytes(BYTE_OF[letter] for letter in entry) for entry in entries]
     made = {bytes(BYTE_OF[letter] for letter in left + right): at for at, (left, right) in enumerate(merges)}
     ordered = sorted(spelled, key=lambda data: (len(data) > 1, made.get(data, 0), data))
@@ -75,7 +60,7 @@ def test_ranks_are_tiktokens(pattern: str) -> None:
 
     for text in HARD:
         check(text)
-    settings(max_examples=150, deadline=None)(given(TEXTS)(check))()
+    settings(max_examples=tries(150), deadline=None)(given(TEXTS)(check))()
 
 
 @pytest.mark.parametrize(
@@ -84,7 +69,7 @@ def test_ranks_are_tiktokens(pattern: str) -> None:
 )
 def test_pre_tokenizers_are_transformers(pre: str, name: str) -> None:
     transformers = pytest.importorskip("transformers", reason="pip install 'transformers>=5'")
-    entries, merges = trained()
+    entries, merges = trained_merges()
     entries = [*entries, *CONTROLS]
     vocab = {entry: id for id, entry in enumerate(entries)}
     names = {"unk_token": "<|end|>", "bos_token": "<|begin|>", "eos_token": "<|end|>", "pad_token": "<|end|>"}
@@ -133,7 +118,7 @@ def test_tekken_is_mistral_commons(tmp_path: Path) -> None:
     assert found is not None and found.special_token_ids["</s>"] == CONTROL_TOKENS.index("</s>")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=tries(100), deadline=None)
 @given(data=st.data())
 def test_a_damaged_tekken_is_one_error(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     path = tmp_path_factory.getbasetemp() / "damaged_tekken.json"

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.thorough import tries
 from workbench.engine.config import EngineConfig
 from workbench.engine.runner import Runner
 from workbench.prompt.cache_miss import CacheMiss, PromptSeen, explain_miss, first_difference
@@ -110,7 +111,7 @@ def test_other_kinds(model: Runner) -> None:
 ids = st.lists(st.integers(0, 2), max_size=40).map(tuple)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=tries(200))
 @given(shared=ids, before=ids, now=ids, page=st.integers(1, 5), pages=st.integers(0, 10))
 def test_missed_tokens_are_all_that_could_have_been_read(
     shared: tuple[int, ...], before: tuple[int, ...], now: tuple[int, ...], page: int, pages: int

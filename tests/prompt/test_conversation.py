@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -11,27 +10,15 @@ from hypothesis import strategies as st
 
 from tests.calls import calls_of, refusal_of
 from tests.prompt import apply, model_templates
+from tests.prompt.apply import FORGED, MODELS, OWN, Model
 from tests.prompt.samples import byte_level
-from tests.prompt.test_apply_chat_template import FORGED, TEMPLATES
 from tests.thorough import tries
 from workbench.errors import WorkbenchError
 from workbench.prompt.assemble import Prompt
 from workbench.prompt.conversation import Conversation
-from workbench.prompt.own_template import own_template
 from workbench.prompt.template_sandbox import BASE_UNITS
 from workbench.prompt.templates import ChatTemplate
-from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.prompt.turns import AssistantTurn, ResultTurn, ToolCall, UserTurn, unanswered_calls
-
-
-@dataclass
-class Model:
-    tokenizer: Tokenizer | None
-    chat_template: ChatTemplate | None
-
-
-OWN = Model(byte_level(), own_template(byte_level()))
-MODELS = {name: Model(apply.ours("bpe"), template) for name, template in TEMPLATES.items()} | {"own": OWN}
 
 
 def add(a: int, b: int = 2) -> int:

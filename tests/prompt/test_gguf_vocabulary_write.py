@@ -14,11 +14,10 @@ import tokenizers
 from hypothesis import given, settings
 
 from tests.prompt.hard_strings import HARD, TEXTS
-from tests.prompt.test_byte_level import CONTROLS
-from tests.prompt.test_byte_level import trained as trained_merges
-from tests.prompt.test_sentencepiece_model import trained as trained_pieces
+from tests.prompt.vocabularies import CONTROLS, byte_level, trained_pieces
+from tests.thorough import tries
 from workbench.errors import WorkbenchError
-from workbench.prompt.tokenization.byte_level import PRE_TOKENIZERS, byte_level_tokenizer
+from workbench.prompt.tokenization.byte_level import PRE_TOKENIZERS
 from workbench.prompt.tokenization.gguf_vocabulary import WHOLE_KEY, GGUFVocabulary
 from workbench.prompt.tokenization.gguf_vocabulary_write import vocabulary_metadata
 from workbench.prompt.tokenization.sentencepiece_model import read_model_file
@@ -26,12 +25,6 @@ from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.prompt.tokenization.tokenizer_files import read_tokenizer
 
 MARKS = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
-
-
-def byte_level(pre: str) -> Tokenizer:
-    entries, merges = trained_merges()
-    count, names = len(entries), [*entries, *CONTROLS, "<own>"]
-    return Tokenizer(byte_level_tokenizer(names, merges, PRE_TOKENIZERS[pre], (count, count + 1), (count + 2,)))
 
 
 def pieces(folder: Path, kind: str = "bpe as Llama") -> Tokenizer:
@@ -65,7 +58,7 @@ def assert_same(found: Tokenizer, right: Tokenizer, only_words: bool = False) ->
 
     for text in [*HARD, "a<own>b<|end|>", "<s>a</s> b"]:
         law(text)
-    settings(max_examples=60, deadline=None)(given(TEXTS)(law))()
+    settings(max_examples=tries(60))(given(TEXTS)(law))()
     assert found.bos_token_ids == right.bos_token_ids and found.special_token_ids == right.special_token_ids
 
 

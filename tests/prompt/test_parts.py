@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.prompt import apply, chats, model_templates
+from tests.prompt.apply import FORGED, MODELS, OWN, Model
 from tests.prompt.samples import byte_level
-from tests.prompt.test_apply_chat_template import FORGED
-from tests.prompt.test_conversation import MODELS, OWN, Model
 from tests.thorough import tries
 from workbench.errors import WorkbenchError
 from workbench.prompt.conversation import Conversation

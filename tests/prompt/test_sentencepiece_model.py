@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.prompt.hard_strings import HARD, TEXTS, TRAINING
+from tests.prompt.vocabularies import PIECE_KINDS, trained_pieces
+from tests.thorough import tries
 from workbench.errors import WorkbenchError
 from workbench.prompt.tokenization.sentencepiece_model import read_model_file
 from workbench.prompt.tokenization.tokenizer import Tokenizer
@@ -19,36 +20,7 @@ from workbench.prompt.tokenization.tokenizer_files import read_tokenizer
 
 sentencepiece = pytest.importorskip("sentencepiece", reason="the yardstick: pip install sentencepiece")
 
-KINDS: dict[str, dict[str, Any]] = {
-    "bpe as Llama": {"model_type": "bpe", "normalization_rule_name": "identity", "remove_extra_whitespaces": False},
-    "bpe without a dummy prefix": {
-        "model_type": "bpe", "normalization_rule_name": "identity", "remove_extra_whitespaces": False,
-        "add_dummy_prefix": False,
-    },
-    "bpe with NFKC": {"model_type": "bpe", "normalization_rule_name": "nmt_nfkc"},
-    "bpe with defined symbols": {
-        "model_type": "bpe", "normalization_rule_name": "identity", "remove_extra_whitespaces": False,
-        "user_defined_symbols": ["<|mark|>", "\n\n", "(x)"], "control_symbols": ["<ctrl>"],
-    },
-    "unigram": {"model_type": "unigram", "normalization_rule_name": "nmt_nfkc_cf", "vocab_size": 360},
-    "unigram as T5": {
-        "model_type": "unigram", "vocab_size": 360, "normalization_rule_name": "identity",
-        "remove_extra_whitespaces": True,
-    },
-}  # fmt: skip
 DEFINED = HARD + ["a<|mark|>b", "x\n\n\n\ny", "f(x)(x) ", "<ctrl>", "<|mark|>"]
-
-
-@cache
-def trained(kind: str) -> bytes:
-    model = io.BytesIO()
-    fixed = {"vocab_size": 420, "byte_fallback": True, "character_coverage": 0.995, "minloglevel": 2}
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter([line for _ in range(4) for line in TRAINING]),
-        model_writer=model,
-        **{**fixed, **KINDS[kind]},
-    )
-    return model.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +31,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def both(kind: str, folder: Path) -> tuple[Any, Tokenizer]:
     path = folder / f"{kind}.model"
     if not path.exists():
-        path.write_bytes(trained(kind))
-    return sentencepiece.SentencePieceProcessor(model_proto=trained(kind)), Tokenizer(read_model_file(path).tokenizer())
+        path.write_bytes(trained_pieces(kind))
+    theirs = sentencepiece.SentencePieceProcessor(model_proto=trained_pieces(kind))
+    return theirs, Tokenizer(read_model_file(path).tokenizer())
 
 
 def assert_equal(theirs: Any, ours: Tokenizer, text: str) -> None:
@@ -69,7 +42,7 @@ def assert_equal(theirs: Any, ours: Tokenizer, text: str) -> None:
     assert ours.decode(ids) == theirs.decode(ids)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", PIECE_KINDS)
 def test_hard_strings(folder: Path, kind: str) -> None:
     theirs, ours = both(kind, folder)
     assert ours.vocab_size == theirs.get_piece_size()
@@ -82,7 +55,7 @@ def test_hard_strings(folder: Path, kind: str) -> None:
 def test_any_text(folder: Path, kind: str) -> None:
     theirs, ours = both(kind, folder)
 
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=tries(150), deadline=None)
     @given(TEXTS)
     def law(text: str) -> None:
         assert_equal(theirs, ours, text)
@@ -111,7 +84,7 @@ def test_mistrals_own_models(tmp_path: Path) -> None:
 
 
 def test_the_config_says_whether_the_begin_token_goes_before_a_text(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.model").write_bytes(trained("bpe as Llama"))
+    (tmp_path / "tokenizer.model").write_bytes(trained_pieces("bpe as Llama"))
     for config, right in (("{}", (1,)), ('{"add_bos_token": true}', (1,)), ('{"add_bos_token": false}', ())):
         (tmp_path / "tokenizer_config.json").write_text(config)
         ours = read_tokenizer(tmp_path)
@@ -123,7 +96,7 @@ def test_the_config_says_whether_the_begin_token_goes_before_a_text(tmp_path: Pa
 
 def test_added_tokens_of_the_config(folder: Path, tmp_path: Path) -> None:
     theirs, _ = both("bpe as Llama", folder)
-    (tmp_path / "tokenizer.model").write_bytes(trained("bpe as Llama"))
+    (tmp_path / "tokenizer.model").write_bytes(trained_pieces("bpe as Llama"))
     added = '{"content": "<|user|>", "special": true}'
     config = '{"added_tokens_decoder": {"0": {"content": "<unk>", "special": true}, "%d": ' + added + "}}"
     (tmp_path / "tokenizer_config.json").write_text(config % theirs.get_piece_size())
@@ -137,11 +110,11 @@ def test_added_tokens_of_the_config(folder: Path, tmp_path: Path) -> None:
         read_tokenizer(tmp_path)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=tries(200), deadline=None)
 @given(data=st.data())
 def test_damaged_files_are_one_error(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     path = tmp_path_factory.getbasetemp() / "damaged.model"
-    good = trained("bpe as Llama")
+    good = trained_pieces("bpe as Llama")
     start, length = data.draw(st.integers(0, len(good))), data.draw(st.integers(0, 20))
     path.write_bytes(good[:start] + data.draw(st.binary(max_size=12)) + good[start + length :])
     try:

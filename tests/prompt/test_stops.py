@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.prompt.test_detokenize import first_stop, longest_beginning
+from tests.prompt.samples import first_stop, longest_beginning
 from workbench.prompt.tokenization.stops import StopStringSearch
 
 LETTERS = st.sampled_from("ab") | st.sampled_from("abc]^-\\\n🙂")

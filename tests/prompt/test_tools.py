@@ -6,7 +6,6 @@ import enum
 from typing import Annotated, Any, Literal
 
 import pytest
-from transformers.utils import get_json_schema
 
 from workbench.errors import WorkbenchError
 from workbench.prompt.tools import Tool, declare
@@ -62,6 +61,8 @@ def pair(point: tuple[int, float], plain: list, anything: Any, flag: bool) -> No
 
 @pytest.mark.parametrize("function", [convert, search, pair])
 def test_declarations_are_those_of_transformers(function: Any) -> None:
+    from transformers.utils import get_json_schema
+
     expected = get_json_schema(function)
     expected["function"].pop("return" if function is pair else "nothing", None)  # of None: there is nothing to read
     assert declare(function).declaration() == expected

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
@@ -10,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.helpers.command_line import cli, refused
 from tests.runs.folders import RECORDS, environment, many, run_of_rounds, write
-from workbench.cli import main
 from workbench.errors import WorkbenchError
 from workbench.runs import compare
 from workbench.runs.compared_run import ComparedRun, label_runs
@@ -163,44 +162,36 @@ def test_a_measure_says_by_its_name_which_way_is_better() -> None:
     assert parse_objective("ttft_s.p50") == ("ttft_s_p50", "min") and parse_objective("scored:max") == ("scored", "max")
     with pytest.raises(WorkbenchError, match="scored:min if less of it is better"):
         parse_objective("scored")
-    assert (
-        depends_on_time("output_tokens_per_s")
-        and depends_on_time("wall_s")
-        and not depends_on_time("kv_bytes_peak")
-        and not depends_on_time("kl_mean")
-    )
+    timed = [depends_on_time(name) for name in ("output_tokens_per_s", "wall_s", "kv_bytes_peak", "kl_mean")]
+    assert timed == [True, True, False, False]
 
 
-def test_the_commands_print_what_the_values_say(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ask = ["compare", run, "--baseline", f"{run}:dense", "--measure", "ttft_s_p50"]
-    assert main([*ask, "--format", "json"]) == 0
-    printed = json.loads(capsys.readouterr().out)
-    assert printed["rows"] == compare([run], f"{run}:dense", ["ttft_s_p50"]).as_dicts()
-    assert main(ask) == 0
-    out = capsys.readouterr().out
+def test_the_commands_print_what_the_values_say(run: str, tmp_path: Path) -> None:
+    against = f"compare {run} --baseline {run}:dense"
+    ask = f"{against} --measure ttft_s_p50"
+    rows = compare([run], f"{run}:dense", ["ttft_s_p50"]).as_dicts()
+    assert cli(f"{ask} --format json").json["rows"] == rows
+    out = cli(ask).out
     assert "2.000 [2.000, 2.000]" in out and "95%, worse" in out and "6, in turn" in out
-    assert main([*ask, "--format", "md"]) == 0 and "| ttft_s_p50 |" in capsys.readouterr().out
-    assert main([*ask, "--format", "csv", "--out", str(tmp_path / "x.csv")]) == 0
+    assert "| ttft_s_p50 |" in cli(f"{ask} --format md").out
+    cli(f"{ask} --format csv --out", tmp_path / "x.csv")
     assert (tmp_path / "x.csv").read_text().startswith("measure,label,")
-    pareto = ["compare", run, "--baseline", f"{run}:dense", "--pareto", "ttft_s_p50,kv_bytes_peak"]
-    assert main([*pareto, "--format", "json"]) == 0
-    assert [row["front"] for row in json.loads(capsys.readouterr().out)["rows"]] == [True, False, True]
-    assert main(["compare", run, "--baseline", f"{run}:dense", "--format", "svg"]) == 2
-    assert "name its file with --out" in capsys.readouterr().err
-    assert main(["runs", str(tmp_path), "--columns", "run", "--format", "csv"]) == 0
-    assert capsys.readouterr().out == f"run\n{os.path.basename(run)}\n"
-    assert main(["runs", str(tmp_path), "--where", "format = 1"]) == 2
-    assert capsys.readouterr().err.startswith("error: --where: no column 'format'; did you mean 'cache.format'")
-    assert main(["runs", str(tmp_path), "--names"]) == 0 and "cache.format\n" in capsys.readouterr().out
+    rows = cli(f"{against} --pareto ttft_s_p50,kv_bytes_peak --format json").json["rows"]
+    assert [row["front"] for row in rows] == [True, False, True]
+    assert "name its file with --out" in refused(f"{against} --format svg")
+    assert cli("runs --columns run --format csv", tmp_path).out == f"run\n{os.path.basename(run)}\n"
+    wrong = refused("runs --where 'format = 1'", tmp_path)
+    assert wrong.startswith("error: --where: no column 'format'; did you mean 'cache.format'")
+    assert "cache.format\n" in cli("runs --names", tmp_path).out
 
 
-@pytest.mark.parametrize("more", [[], ["--pareto", "ttft_s_p50,output_tokens_per_s"]])
+@pytest.mark.parametrize("more", ["", "--pareto ttft_s_p50,output_tokens_per_s"])
 @pytest.mark.parametrize("form", ["svg", "png"])
-def test_pictures_are_drawn(run: str, tmp_path: Path, more: list[str], form: str) -> None:
+def test_pictures_are_drawn(run: str, tmp_path: Path, more: str, form: str) -> None:
     pytest.importorskip("altair", reason="pip install 'inference-workbench[plots]'")
     pytest.importorskip("vl_convert", reason="pip install 'inference-workbench[plots]'")
     out = tmp_path / f"x.{form}"
-    assert main(["compare", run, "--baseline", f"{run}:dense", "--format", form, "--out", str(out), *more]) == 0
+    cli(f"compare {run} --baseline {run}:dense --format {form} {more} --out", out)
     content = out.read_bytes()
     assert content.startswith(b"\x89PNG") if form == "png" else b"cache.format=int8" in content
 

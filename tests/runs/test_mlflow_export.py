@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
+from tests.helpers.command_line import answer
 from tests.runs.small_folders import HOSTILE, comparison_folder, experiment, run_folder, sweep_folder
-from workbench.cli import main
 from workbench.errors import WorkbenchError
 from workbench.reports import mlflow_export
 from workbench.reports.mlflow_export import export_to_mlflow
@@ -61,10 +60,9 @@ def test_a_sweep_is_a_run_a_point_and_a_comparison_names_its_variants(store: str
     assert run.data.metrics["a.tpot_s_p50"] == 0.01 and run.data.tags["verdict.C1"] == "holds"
 
 
-def test_the_command_line(store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line(store: str, tmp_path: Path) -> None:
     record = run_folder(tmp_path)
-    assert main(["export", str(record.path), "--to", "mlflow", "--uri", store, "--json"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)
+    (found,) = answer("export --to mlflow --uri", store, record.path)
     assert found["run"] == record.name and found["artifacts"] == len(list(record.path.iterdir()))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from html import escape
 from pathlib import Path
@@ -13,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from tests.helpers.command_line import answer, refused
 from tests.runs.small_folders import HOSTILE, comparison_folder, experiment, run_folder, sweep_folder
 from tests.thorough import tries
-from workbench.cli import main
 from workbench.errors import WorkbenchError
 from workbench.experiment.verdict import RuleChange
 from workbench.reports import variants_table as comparison_text
@@ -170,15 +169,13 @@ def test_a_sweep_has_every_point_as_a_row_and_a_section(tmp_path: Path) -> None:
     assert "summary.json has 2 bytes" in render_report(folder), "a damaged run is a point that failed"
 
 
-def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line(tmp_path: Path) -> None:
     record = run_folder(tmp_path)
-    assert main(["report", str(record.path), "--out", str(tmp_path / "new" / "a.html"), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = answer("report", record.path, "--out", tmp_path / "new" / "a.html")
     assert Path(found["report"]).stat().st_size == found["bytes"]
-    assert main(["report", str(tmp_path / "nowhere")]) == 2
-    assert "no such folder" in capsys.readouterr().err
+    assert "no such folder" in refused("report", tmp_path / "nowhere")
     (tmp_path / "file").write_text("")
-    assert main(["report", str(record.path), "--out", str(tmp_path / "file" / "a.html")]) == 2
+    refused("report", record.path, "--out", tmp_path / "file" / "a.html")
     with pytest.raises(WorkbenchError, match="cannot be written"):
         write_report(record.path, tmp_path / "file" / "a.html")
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from workbench.cli import main
+from tests.helpers.command_line import answer, refused
 from workbench.errors import WorkbenchError
 from workbench.experiment.experiment import Experiment
 from workbench.measure.run import run
@@ -61,37 +61,27 @@ def test_batches_of_wall_clock_arrivals_come_back(record: Record, tmp_path: Path
     assert found.identical and found.same_reasons and found.steps == record.steps.num_rows
     assert found.repeated.script().same_as(record.script())
     assert not (found.settings + found.versions + found.hardware + found.running)
-    assert [each.within_bound for each in found.logits] == [True, True] and all(
-        each.num_tokens == 8 for each in found.logits
-    )
-    assert all(
-        each.greedy_shortfall == 0 and each.logprob_error is not None and each.divergence_gap is None
-        for each in found.logits
-    )
+    assert [(each.within_bound, each.num_tokens, each.greedy_shortfall) for each in found.logits] == 2 * [(True, 8, 0)]
+    assert all(each.logprob_error is not None and each.divergence_gap is None for each in found.logits)
     assert {each.name for each in found.timings} == {"TPOT", "ITL"}, "a replay has no arrivals of its own"
     assert find_repetitions(found.repeated) == []
 
 
-def test_the_command_line_says_the_same(record: Record, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["reproduce", str(record.path), "--replay", "--logits", "1", "--out", str(tmp_path), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+def test_the_command_line_says_the_same(record: Record, tmp_path: Path) -> None:
+    found = answer("reproduce --replay --logits 1", record.path, "--out", tmp_path)
     assert found["identical"] and found["replayed"] == {"steps": record.steps.num_rows, "same_reasons": True}
     assert [each["within"] for each in found["logits"]] == [True] and found["settings"] == []
     assert all(set(each) >= {"was", "now", "low", "high", "spread_source", "inside"} for each in found["timings"])
 
 
-def test_a_changed_setting_is_equal_within_rounding_or_not(
-    record: Record, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_changed_setting_is_equal_within_rounding_or_not(record: Record, tmp_path: Path) -> None:
     """Another cut of the steps rounds otherwise; another model is another one. The status says which."""
     change = "schedule.max_num_batched_tokens=16"
     found = reproduce(record, tmp_path, progress=False, changes=(change,), logit_checks=6)
     assert found.equal_within_bound and found.changes == (change,)
     assert f"against    {change}: equal within the bound of rounding, 6 requests checked" in str(found)
     assert [each.path for each in found.settings] == ["schedule.max_num_batched_tokens"]
-    options = ["--out", str(tmp_path), "--json", "--set"]
-    assert main(["reproduce", str(record.path), *options, "model.seed=4"]) == 1
-    shown = json.loads(capsys.readouterr().out)
+    shown = answer("reproduce --set model.seed=4", record.path, "--out", tmp_path, code=1)
     assert not shown["equal_within_bound"] and shown["changes"] == ["model.seed=4"]
 
 
@@ -106,11 +96,8 @@ def test_tokens_that_no_rounding_explains(record: Record, tmp_path: Path) -> Non
     assert (parted.request, parted.position) == ("request-3", 5) and parted.was != parted.now
     first = found.logits[0]
     assert first.request == "request-3" and first.num_tokens == 6 and first.error <= first.bound
-    assert (
-        first.explained_by_rounding is False
-        and first.within_bound is False
-        and "rounding does not suffice" in str(first)
-    )
+    assert (first.explained_by_rounding, first.within_bound) == (False, False)
+    assert "rounding does not suffice" in str(first)
     assert str(found).startswith("tokens differ in 1 of 6 requests\nrequest-3: token 5 was ")
 
 
@@ -137,20 +124,18 @@ def test_settings_newer_than_the_record_and_another_machine_are_named(record: Re
     assert found.logits == () and "settings   batch_invariant: None -> False" in str(found)
 
 
-def test_an_impossible_replay_is_reported_with_its_step(
-    record: Record, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_impossible_replay_is_reported_with_its_step(record: Record, tmp_path: Path) -> None:
     copy = shutil.copytree(record.path, tmp_path / "copy")
     text = (copy / "experiment.yaml").read_text()
     (copy / "experiment.yaml").write_text(text.replace("pages: 14", "pages: 4"))
     vouched(copy)
-    assert main(["reproduce", str(copy), "--replay", "--out", str(tmp_path / "again"), "--json"]) == 2
-    assert "replay: step" in (printed := capsys.readouterr().err) and "pages needed" in printed
+    again = ("reproduce --replay --out", tmp_path / "again", copy)
+    printed = refused(*again)
+    assert "replay: step" in printed and "pages needed" in printed
     assert list((tmp_path / "again").iterdir()) == [], "nothing stays of it"
     (copy / "spans.parquet").unlink()
     vouched(copy)
-    assert main(["reproduce", str(copy), "--replay", "--out", str(tmp_path / "again")]) == 2
-    assert "its steps cannot be replayed" in capsys.readouterr().err
+    assert "its steps cannot be replayed" in refused(*again)
 
 
 def test_a_simulated_run_is_not_replayed(tmp_path: Path) -> None:

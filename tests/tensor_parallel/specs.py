@@ -1,15 +1,19 @@
-"""Random tiny models that ranks can share."""
+"""Random tiny models that ranks can share, and their weights."""
 
 from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
 from workbench.model.attention_spec import AttentionSpec, MLASpec, QKNormSpec
+from workbench.model.hf.weights import random_weights
+from workbench.model.quantized import WeightFormat
 from workbench.model.spec import ActivationSpec, LayerSpec, ModelSpec, MoESpec, NormSpec, RouterSpec
 from workbench.request import CustomPart
+from workbench.tensor_parallel.ranks import Transport
 
 ORDERS: list[tuple[Literal["pre", "both", "post"], Literal["no", "one_norm", "two_norms"]]] = [
     ("pre", "no"), ("pre", "one_norm"), ("pre", "two_norms"), ("both", "no"), ("post", "no"),
@@ -17,6 +21,7 @@ ORDERS: list[tuple[Literal["pre", "both", "post"], Literal["no", "one_norm", "tw
 QK_NORMS = [
     None, QKNormSpec(), QKNormSpec(weight="per_head"), QKNormSpec(weight="none"), QKNormSpec(over="projection"),
 ]  # fmt: skip
+TRANSPORTS: tuple[Transport, ...] = ("shared_memory", "gloo")
 SIZES = st.sampled_from([2, 2, 3, 4])
 
 
@@ -84,3 +89,17 @@ def models(draw: st.DrawFn, size: int) -> ModelSpec:
         logit_scale=draw(st.sampled_from([1.0, 0.5])), residual_scale=1.0,
         embedding_scale=draw(st.sampled_from([1.0, 3.0])), final_logit_softcapping=draw(st.sampled_from([0.0, 5.0])),
     )  # fmt: skip
+
+
+SHARED = SIZES.flatmap(lambda size: st.tuples(st.just(size), models(size)))
+DENSE = WeightFormat()
+TEXT = [3, 17, 0, 23, 9, 9, 11]
+
+
+def weights(spec: ModelSpec, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return random parameters, none of them a constant that hides a mistake."""
+    drawn = random_weights(spec, dtype, 3)
+    noise = torch.Generator().manual_seed(5)
+    return {
+        name: tensor + 0.3 * torch.randn(tensor.shape, generator=noise, dtype=dtype) for name, tensor in drawn.items()
+    }

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from tests.tensor_parallel.bound import allowed
 from tests.tensor_parallel.in_threads import logits_of_ranks
-from tests.tensor_parallel.specs import SIZES, models
+from tests.tensor_parallel.specs import DENSE, SHARED, TEXT, weights
 from workbench.errors import WorkbenchError
 from workbench.model.attention_spec import AttentionSpec
-from workbench.model.hf.weights import random_weights
 from workbench.model.model_parameters import parameter_shapes
 from workbench.model.quantized import WeightFormat, quantize
 from workbench.model.recurrent_spec import ShortConvSpec
@@ -23,19 +22,7 @@ from workbench.model.transformer import Transformer
 from workbench.request import CustomPart
 from workbench.tensor_parallel.cut import Cut, Section, check_ranks, cut_state, cut_tensor, cuts_of, spec_of_rank
 
-SHARED = SIZES.flatmap(lambda size: st.tuples(st.just(size), models(size)))
-DENSE = WeightFormat()
 OWN_MODULE = CustomPart(path="workbench.model.layers:Attention")
-TEXT = [3, 17, 0, 23, 9, 9, 11]
-
-
-def weights(spec: ModelSpec, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return random parameters, none of them a constant that hides a mistake."""
-    drawn = random_weights(spec, dtype, 3)
-    noise = torch.Generator().manual_seed(5)
-    return {
-        name: tensor + 0.3 * torch.randn(tensor.shape, generator=noise, dtype=dtype) for name, tensor in drawn.items()
-    }
 
 
 def put_together(parts: list[Tensor], cut: Cut) -> Tensor:
@@ -57,24 +44,17 @@ def put_together(parts: list[Tensor], cut: Cut) -> Tensor:
 
 
 @given(SHARED)
-def test_the_parts_of_all_ranks_are_the_parameter(shared: tuple[int, ModelSpec]) -> None:
+def test_the_parts_of_all_ranks_are_the_parameter_and_what_their_specs_describe(shared: tuple[int, ModelSpec]) -> None:
     size, spec = shared
     state = weights(spec, torch.float32)
     parts = [cut_state(state, spec, rank, size) for rank in range(size)]
     for name, cut in cuts_of(spec, size).items():
         assert torch.equal(put_together([part[name] for part in parts], cut), state[name]), name
-
-
-@given(SHARED)
-def test_a_ranks_spec_describes_what_it_holds(shared: tuple[int, ModelSpec]) -> None:
-    size, spec = shared
-    state = weights(spec, torch.float32)
-    for rank in range(size):
-        own = {name: tuple(tensor.shape) for name, tensor in cut_state(state, spec, rank, size).items()}
+    for rank, part in enumerate(parts):
         described = spec_of_rank(spec, rank, size)
-        assert own == parameter_shapes(described)
+        assert {name: tuple(tensor.shape) for name, tensor in part.items()} == parameter_shapes(described)
         assert described == ModelSpec.model_validate(described.model_dump())
-        assert sum(tensor.numel() for tensor in cut_state(state, spec, rank, size).values()) == described.num_parameters
+        assert sum(tensor.numel() for tensor in part.values()) == described.num_parameters
 
 
 @given(st.integers(1, 4), st.integers(1, 40), st.integers(1, 8), st.integers(0, 2**32))
@@ -91,15 +71,24 @@ def test_partial_products_add_up_within_the_bound_of_rounding(size: int, columns
 
 @given(SHARED)
 def test_ranks_give_the_logits_of_one_process(shared: tuple[int, ModelSpec]) -> None:
-    """In float64, where a mistake is far larger than rounding. Errors grow with the unit of rounding: what float32
-    errs against float64, times the ratio of both units, is what float64 errs; both sides may."""
+    """In float64, where a mistake is far larger than rounding: errors grow with the unit of rounding, so what float32
+    errs against float64, times the ratio of both units, is what float64 errs, on both sides. And in float32, within the
+    bound of one process, with its choices where the margin exceeds that."""
     size, spec = shared
     state = weights(spec, torch.float64)
-    alone = Transformer.from_state(spec, dict(state)).logits(TEXT)
-    rounded = Transformer.from_state(spec, {name: tensor.float() for name, tensor in state.items()}).logits(TEXT)
-    together = logits_of_ranks(spec, state, DENSE, size, TEXT)
+    single = {name: tensor.float() for name, tensor in state.items()}
+    exact = Transformer.from_state(spec, dict(state)).logits(TEXT)
+    alone = Transformer.from_state(spec, dict(single)).logits(TEXT)
+    bound = allowed(alone, exact)
     ratio = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
-    assert (together - alone).abs().max() <= 2 * ratio * allowed(rounded, alone)
+    assert (logits_of_ranks(spec, state, DENSE, size, TEXT) - exact).abs().max() <= 2 * ratio * bound
+    together = logits_of_ranks(spec, single, DENSE, size, TEXT)
+    exact = Transformer.from_state(spec, {name: tensor.double() for name, tensor in single.items()}).logits(TEXT)
+    bound = allowed(alone, exact)
+    assert (together - exact).abs().max() <= bound
+    first, second = exact.topk(2).values.unbind(-1)
+    clear = first - second > 2 * bound
+    assert torch.equal(together.argmax(-1)[clear], alone.argmax(-1)[clear])
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
@@ -113,23 +102,6 @@ def test_quantized_weights_are_cut_as_they_are_stored(kind: str, size: int) -> N
     exact = Transformer.from_state(spec, model.dense_state(torch.float64)).logits(TEXT)
     together = logits_of_ranks(spec, state, format, size, TEXT)
     assert (together - exact).abs().max() <= allowed(alone, exact)
-
-
-@given(SHARED)
-def test_float32_is_as_near_to_exact_as_one_process(shared: tuple[int, ModelSpec]) -> None:
-    """Its error against float64 is within the bound of one process, and its choice is that of float64 where the margin
-    exceeds the bound."""
-    size, spec = shared
-    exact_state = {name: tensor.double() for name, tensor in weights(spec, torch.float32).items()}
-    state = {name: tensor.float() for name, tensor in exact_state.items()}
-    exact = Transformer.from_state(spec, exact_state).logits(TEXT)
-    alone = Transformer.from_state(spec, dict(state)).logits(TEXT)
-    together = logits_of_ranks(spec, state, DENSE, size, TEXT)
-    bound = allowed(alone, exact)
-    assert (together - exact).abs().max() <= bound
-    first, second = exact.topk(2).values.unbind(-1)
-    clear = first - second > 2 * bound
-    assert torch.equal(together.argmax(-1)[clear], alone.argmax(-1)[clear])
 
 
 @pytest.mark.parametrize(

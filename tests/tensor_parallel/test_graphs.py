@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from compiled_kernels import Backend, backend_problems
 from compiled_kernels.paged_attention import inductor as paged_inductor
+from tests.helpers import recorded
+from tests.helpers.recorded import Rows
 from tests.patience import limit
 from tests.tensor_parallel.bound import allowed
 from tests.tensor_parallel.in_threads import runner_of_ranks
-from tests.tensor_parallel.specs import models
-from tests.tensor_parallel.test_cut import DENSE, weights
-from tests.tensor_parallel.test_shared_model import Recorded
+from tests.tensor_parallel.specs import DENSE, models, weights
 from tests.thorough import tries
 from workbench.engine.config import EngineConfig
-from workbench.engine.runner import Runner, generate
+from workbench.engine.runner import Runner
 from workbench.executors import inductor
 from workbench.executors.capabilities import Requirements, unsupported
 from workbench.model.spec import ModelSpec
@@ -29,16 +29,11 @@ from workbench.request import Request, SamplingParameters
 problem = backend_problems()[Backend.INDUCTOR]
 pytestmark = pytest.mark.skipif(problem is not None, reason=f"backend inductor: {problem}")
 GREEDY = SamplingParameters(temperature=0, max_tokens=4, ignore_eos=True)
-Rows = dict[tuple[int, ...], torch.Tensor]
 
 
 def rows_of(runner: Runner, *lengths: int) -> Rows:
-    """Return the logits after each text that was sampled from."""
-    runner.set_executor(recorded := Recorded(runner.executor))
     prompts = (tuple((3 * place + length) % 23 for place in range(length)) for length in lengths)
-    ends = generate(runner, [Request(f"r{i}", prompt, GREEDY) for i, prompt in enumerate(prompts)])
-    assert all(end.reason == "length" for end in ends.values()), {end.error for end in ends.values()}
-    return recorded.rows
+    return recorded.rows_of(runner, [Request(f"r{i}", prompt, GREEDY) for i, prompt in enumerate(prompts)])
 
 
 def is_near(found: Rows, exact: Transformer, plain: Transformer) -> bool:
@@ -65,6 +60,7 @@ def test_blocks_on_ranks_give_the_logits_of_one_process(shared: tuple[int, Model
     assert is_near(found, exact, Transformer.from_state(spec, state))
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(limit(400))
 def test_ranks_compile_their_blocks() -> None:
     """Each rank does, with the sums over ranks in the graphs. One number of rows, since each takes many seconds."""

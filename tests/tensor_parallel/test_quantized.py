@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from compiled_kernels import Backend
 from tests.engine.tiny import runner_of
+from tests.helpers import recorded
+from tests.helpers.recorded import Rows
 from tests.tensor_parallel.bound import allowed
 from tests.tensor_parallel.in_threads import logits_of_ranks, runner_of_ranks
-from tests.tensor_parallel.test_cut import DENSE, TEXT, weights
-from tests.tensor_parallel.test_shared_model import Recorded
-from workbench.engine.runner import Runner, generate
+from tests.tensor_parallel.specs import DENSE, TEXT, weights
+from workbench.engine.runner import Runner
 from workbench.executors.reference import FLIPPED
 from workbench.model.linear import Linear
 from workbench.model.quantized import WeightFormat, quantize
@@ -25,17 +25,13 @@ from workbench.request import Request, SamplingParameters
 
 SPEC = named_shape("tiny")
 GIVEN: dict[str, Any] = {"page_size": 8, "pages": 24, "max_num_batched_tokens": 16}
-Rows = dict[tuple[int, ...], Tensor]
 
 
 def rows_of(runner: Runner) -> Rows:
     """Return the logits after each text that was sampled from; texts are many times as long as what stays dense."""
     draw, given = random.Random(0), SamplingParameters(temperature=0, max_tokens=12, ignore_eos=True)
-    requests = [Request(f"r{i}", tuple(draw.randrange(4, 100) for _ in range(12 + 9 * i)), given) for i in range(3)]
-    runner.set_executor(recorded := Recorded(runner.executor))
-    ends = generate(runner, requests)
-    assert all(end.reason == "length" for end in ends.values()), {end.error for end in ends.values()}
-    return recorded.rows
+    texts = (tuple(draw.randrange(4, 100) for _ in range(12 + 9 * i)) for i in range(3))
+    return recorded.rows_of(runner, [Request(f"r{i}", text, given) for i, text in enumerate(texts)])
 
 
 def farthest(ours: Rows, theirs: Rows) -> float:

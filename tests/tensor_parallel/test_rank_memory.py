@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compiled_kernels import Backend
-from tests.tensor_parallel.specs import SIZES, models
-from tests.tensor_parallel.test_cut import weights
+from tests.tensor_parallel.specs import DENSE, SHARED, weights
 from workbench.engine.config import CacheConfig
 from workbench.errors import WorkbenchError
 from workbench.kv_cache.store import KVStore
@@ -23,8 +22,7 @@ from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
 from workbench.tensor_parallel.cut import cut_state, spec_of_rank
 
-SHARED = SIZES.flatmap(lambda size: st.tuples(st.just(size), models(size)))
-DENSE, FLOAT32 = WeightFormat(), 4
+FLOAT32 = 4
 
 
 @given(SHARED)

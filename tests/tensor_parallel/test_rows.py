@@ -15,12 +15,12 @@ from torch import Tensor
 
 from compiled_kernels import Backend, backend_problems
 from compiled_kernels.decode_step import DecodeStep, StepShape
+from tests.engine.invariant import KINDS, ROW_BUCKETS, SIZE, model_of, other_requests, subject
 from tests.engine.scribe import Rows, Scribe, asked, differing, served
-from tests.engine.test_invariant import KINDS, MODELS, ROW_BUCKETS, SIZE, other_requests, subject
 from tests.engine.tiny import weights_of
 from tests.tensor_parallel.in_threads import Ranks, runner_of_ranks
-from tests.tensor_parallel.test_transports import TRANSPORTS
-from tests.thorough import some, tries
+from tests.tensor_parallel.specs import TRANSPORTS
+from tests.thorough import THOROUGH, tries
 from workbench.engine.config import EngineConfig
 from workbench.engine.runner import Runner, generate
 from workbench.executors.mlir import step_tensors
@@ -51,7 +51,7 @@ class Alone:
 @pytest.mark.parametrize("kind", SHARED)
 def test_a_step_in_halves_has_the_bits_of_the_whole_step(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     requests, given = [subject(kind), *other_requests(kind, [5, 19])], {"cache": KINDS[kind][3], "page_size": SIZE}
-    whole = served(MODELS[kind], requests, buckets=(8,), **given)
+    whole = served(model_of(kind), requests, buckets=(8,), **given)
     right = TokenParallelExecutor._build
 
     def in_halves(self: TokenParallelExecutor, shape: StepShape) -> DecodeStep:
@@ -59,7 +59,7 @@ def test_a_step_in_halves_has_the_bits_of_the_whole_step(kind: str, monkeypatch:
         return HalfSteps(shape, step_tensors(self.model, self.store), own) if shape.layers else right(self, shape)
 
     monkeypatch.setattr(TokenParallelExecutor, "_build", in_halves)
-    halves = served(MODELS[kind], requests, buckets=(8,), **given)
+    halves = served(model_of(kind), requests, buckets=(8,), **given)
     assert all(differing(halves[name], whole[name]) == [] for name in whole)
 
 
@@ -84,7 +84,8 @@ def few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("few_sizes")
-@pytest.mark.parametrize(("kind", "size"), [*((kind, 2) for kind in some(SHARED, 4)), ("wide float32", 4)])
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize(("kind", "size"), [*((kind, 2) for kind in SHARED), ("wide float32", 4)])
 def test_a_request_has_the_same_bits_in_every_batch(kind: str, size: int) -> None:
     spec, dtype, format, cache = KINDS[kind]
     state = quantize(weights_of(spec, dtype, 0), spec, format)
@@ -101,7 +102,7 @@ def test_a_request_has_the_same_bits_in_every_batch(kind: str, size: int) -> Non
         assert all(isinstance(each.executor, TensorParallelExecutor) for each in runners)
         expected = rows_of(runners[0], [subject(kind)])
 
-        @settings(max_examples=tries(12), deadline=None)
+        @settings(max_examples=tries(12), deadline=None, derandomize=not THOROUGH)
         @given(COMPOSITIONS, st.integers(0, 8), st.sampled_from(runners))
         def law(lengths: list[int], place: int, runner: Runner) -> None:
             requests = other_requests(kind, lengths)
@@ -133,6 +134,7 @@ def test_a_sum_whose_order_depends_on_the_batch_is_seen(monkeypatch: pytest.Monk
         assert differing(rows_of(runner, [subject(kind), *others]), alone)
 
 
+@pytest.mark.processes
 def test_processes_on_each_transport_have_the_same_bits_in_every_batch() -> None:
     """Those of threads above, of either transport, whatever is computed beside; and not those of one process."""
     draw, vocab = random.Random(3), 200

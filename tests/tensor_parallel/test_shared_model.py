@@ -1,5 +1,5 @@
-"""A model on several processes: the tokens of one, within the bound of its arithmetic; the same bits on each transport;
-and the end of each process."""
+"""A model on several ranks: the tokens of one process, within the bound of its arithmetic; the same bits as threads and
+on each transport; and the end of each process."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from compiled_kernels import Backend, backend_problems
+from tests.helpers.recorded import Recorded, Rows
 from tests.patience import limit, until
 from tests.tensor_parallel.bound import allowed
-from tests.tensor_parallel.left_behind import LeftBehind
+from tests.tensor_parallel.in_threads import runner_of_ranks
+from tests.tensor_parallel.left_behind import MARK, LeftBehind
 from tests.thorough import some
 from workbench.engine.config import EngineConfig
 from workbench.engine.loaded_model import LoadedModel
 from workbench.engine.runner import Runner, generate
 from workbench.errors import WorkbenchError
-from workbench.executors.base import Executor
 from workbench.experiment.build import requests_of, runner_for
 from workbench.experiment.experiment import Experiment
 from workbench.memory.ranks import rank_memories
+from workbench.model.transformer import Transformer
 from workbench.request import Request, SamplingParameters
 from workbench.runs.record import Record
-from workbench.scheduler.plan import StepPlan
 from workbench.tensor_parallel.executor import TensorParallelExecutor
 from workbench.tensor_parallel.processes import LOOPBACK, RankProcesses
 from workbench.tensor_parallel.transformer import TensorParallelTransformer
@@ -47,15 +47,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "norms over all heads": ("olmo2", {}),
     "ALiBi": ("bloom", {}),
 }
-MODULE = "workbench.engine.rank_process"
 TRANSPORTS = ("shared_memory", "gloo")
 
 
+# Small pages, small steps and few pages: prompts are cut, pages copied at forks, requests preempted.
+SMALL: dict[str, Any] = {
+    "page_size": 4, "pages": 24, "max_num_batched_tokens": 16, "max_num_seqs": 4, "prefix": {"kind": "radix"},
+}  # fmt: skip
+
+
 def settings(**changes: Any) -> dict[str, Any]:
-    """Small pages, small steps and few pages: prompts are cut, pages copied at forks, requests preempted."""
-    values = {"backend": "eager", "dtype": "float32", "page_size": 4, "pages": 24, "max_num_batched_tokens": 16,
-              "max_num_seqs": 4, "prefix": {"kind": "radix"}}  # fmt: skip
-    return {**values, **changes}
+    return {"backend": "eager", "dtype": "float32", **SMALL, **changes}
 
 
 @pytest.fixture
@@ -67,29 +69,10 @@ def closing() -> Iterator[list[Runner]]:
         runner.close()
 
 
-class Recorded:
-    """An executor, and the logits that it gave after each text."""
-
-    def __init__(self, executor: Executor):
-        self.executor, self.compiles, self.kernel_seconds, self.artifacts = executor, 0, None, {}
-        self.rows: dict[tuple[int, ...], Tensor] = {}
-
-    def forward(self, plan: StepPlan) -> Tensor:
-        logits = self.executor.forward(plan)
-        sampled = [span for span in plan.spans if span.needs_sample]
-        for span, row in zip(sampled, logits, strict=True):
-            self.rows[tuple(span.sequence.token_ids[: span.end])] = row.clone()
-        return logits
-
-
-Texts = dict[str, tuple[int, ...]]
-
-
-def run(runner: Runner, seed: int = 0) -> tuple[Texts, dict[tuple[int, ...], Tensor]]:
+def run(runner: Runner, seed: int = 0) -> tuple[dict[str, tuple[int, ...]], Rows]:
     """Return the tokens of some requests, and the logits after each text that was sampled from."""
-    recorded = Recorded(runner.executor)
-    runner.set_executor(recorded)
-    draw = random.Random(seed)
+    recorded, draw = Recorded(runner.executor), random.Random(seed)
+    runner.set_executor(recorded)  # type: ignore[arg-type]
     common = [draw.randrange(4, 100) for _ in range(9)]
     requests = [
         Request(f"r{number}", tuple(common + [draw.randrange(4, 100) for _ in range(number * 4)]),
@@ -101,47 +84,48 @@ def run(runner: Runner, seed: int = 0) -> tuple[Texts, dict[tuple[int, ...], Ten
     return {name: tuple(end.token_ids) for name, end in ends.items()}, recorded.rows
 
 
-def exact_logits(runner: Runner, texts: Iterator[tuple[int, ...]]) -> dict[tuple[int, ...], Tensor]:
-    """Return the logits of one process in float64 after each text."""
-    config = runner.config
-    wide = LoadedModel.load(EngineConfig.build(config.model.name, backend="eager", dtype="float64"), lambda line: None)
-    return {text: wide.transformer.logits(list(text))[-1] for text in texts}
-
-
 CASES = [
-    *((case, "eager") for case in FAMILIES), ("biases", "mlir"), ("key/value heads fewer than ranks, tied", "mlir"),
-    ("mixture", "mlir"), ("norms over all heads", "mlir"),
+    *((case, Backend.EAGER) for case in FAMILIES),
+    *((case, Backend.MLIR) for case in (
+        "biases", "key/value heads fewer than ranks, tied", "mixture", "norms over all heads")),
 ]  # fmt: skip
-AS_WELL = {"biases", "mixture"}  # on the other transport too
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("case", "backend"), CASES)
-def test_a_shared_model_gives_the_tokens_of_one_process(
-    case: str, backend: str, tmp_path: Path, closing: list[Runner]
-) -> None:
+def test_ranks_give_the_tokens_of_one_process(case: str, backend: Backend, tmp_path: Path) -> None:
     """Logits are as near to those in float64 as the arithmetic of one process allows, and tokens are equal where the
     margin between the two best exceeds twice that."""
-    if problem := backend_problems()[Backend(backend)]:
+    if problem := backend_problems()[backend]:
         pytest.skip(f"backend {backend}: {problem}")
     pytest.importorskip("transformers", reason="transformers is not installed: pip install 'transformers>=5'")
     family, changes = FAMILIES[case]
     random_checkpoint(family, changes).save_pretrained(tmp_path)
-    alone, plain = run(first := Runner(EngineConfig.build(tmp_path, **settings())))
-    closing.append(shared := Runner(EngineConfig.build(tmp_path, **settings(tensor=2, backend=backend))))
-    together, found = run(shared)
-    exact = exact_logits(first, iter(plain))
+    first = Runner(EngineConfig.build(tmp_path, **settings()))
+    alone, plain = run(first)
+    spec, state = first.model.spec, first.model.dense_state(torch.float32)
+    with runner_of_ranks(spec, state, first.model.format, 2, backend, **SMALL) as shared:
+        together, found = run(shared)
+    wide = Transformer.from_state(spec, first.model.dense_state(torch.float64))
+    exact = {text: wide.logits(list(text))[-1] for text in plain}
     bound = allowed(torch.stack(list(plain.values())), torch.stack(list(exact.values())))
     margins = [float(top[0] - top[1]) for top in (row.topk(2).values for row in exact.values())]
     assert min(margins) > 2 * bound, "draw another text: a tie decides here"
     assert together == alone and found.keys() == plain.keys()
     assert all((found[text] - exact[text]).abs().max() <= bound for text in exact)
-    if case in AS_WELL and backend == "eager":
-        closing.append(other := Runner(EngineConfig.build(tmp_path, **settings(tensor=2, transport="gloo"))))
-        again, carried = run(other)
-        assert again == together and all(torch.equal(found[text], carried[text]) for text in found)
 
 
+@pytest.mark.processes
+@pytest.mark.parametrize("transport", [pytest.param(TRANSPORTS[0], marks=pytest.mark.smoke), TRANSPORTS[1]])
+def test_processes_have_the_bits_of_ranks_in_threads(transport: str, closing: list[Runner]) -> None:
+    first = Runner(EngineConfig.build("shape:tiny", **settings()))
+    closing.append(shared := Runner(EngineConfig.build("shape:tiny", **settings(tensor=2, transport=transport))))
+    state = first.model.dense_state(torch.float32)
+    with runner_of_ranks(first.model.spec, state, first.model.format, 2, Backend.EAGER, **SMALL) as in_threads:
+        (tokens, rows), (others, found) = run(shared), run(in_threads)
+    assert tokens == others and all(torch.equal(rows[text], found[text]) for text in rows)
+
+
+@pytest.mark.processes
 @pytest.mark.parametrize(("model", "changes"), [
     ("demo", {}), ("demo", {"weights": "int8"}),
     ("demo", {"weights": "int4", "weight_group": 32, "cache": {"format": "int8", "quant_group": 8}, "page_size": 8}),
@@ -163,6 +147,7 @@ def test_a_rank_holds_what_the_calculator_says(model: str, changes: dict[str, An
         assert cache == pytest.approx(alone.store.bytes / size, rel=0.03)
 
 
+@pytest.mark.processes
 def test_two_runners_of_one_shared_model_have_pages_of_their_own(closing: list[Runner]) -> None:
     config = EngineConfig.build("shape:tiny", **settings(tensor=2))
     closing.append(first := Runner(config))
@@ -170,8 +155,12 @@ def test_two_runners_of_one_shared_model_have_pages_of_their_own(closing: list[R
     before = run(first)[0]
     assert run(second, seed=1)[0] != before
     assert run(first)[0] == before  # its prefixes are still in the pages of all ranks
+    assert isinstance(first.model, TensorParallelTransformer)
+    with pytest.raises(WorkbenchError, match="in the runner's steps alone"):
+        first.model.logits([1, 2, 3])
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_killed_rank_ends_the_request_with_its_reason_and_the_others(transport: str, closing: list[Runner]) -> None:
     changes = {"tensor": 4, "pages": 80, "transport": transport}
@@ -189,6 +178,7 @@ def test_a_killed_rank_ends_the_request_with_its_reason_and_the_others(transport
     assert "rank 2 ended" in (last.error or "")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_rank_that_hangs_ends_the_request_in_time(transport: str, closing: list[Runner]) -> None:
     changes = {"tensor": 2, "rank_timeout": limit(0.1), "transport": transport}
@@ -232,36 +222,19 @@ def test_what_is_not_carried_out_is_refused_before_any_process_starts(monkeypatc
         Runner(EngineConfig.build("demo", **settings(tensor=2)), one)
 
 
-def test_a_model_that_ranks_cannot_load_is_an_error_of_loading(tmp_path: Path) -> None:
+@pytest.mark.processes
+def test_a_model_that_ranks_cannot_load_is_an_error_of_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = LeftBehind()
+    monkeypatch.setenv(MARK, left.mark)
     with pytest.raises(WorkbenchError):
         Runner(EngineConfig.build(tmp_path, tensor=2))
-    assert not children(os.getpid())
-
-
-def test_outside_of_steps_a_shared_model_says_so(closing: list[Runner]) -> None:
-    closing.append(runner := Runner(EngineConfig.build("demo", **settings(tensor=2))))
-    assert isinstance(runner.model, TensorParallelTransformer)
-    with pytest.raises(WorkbenchError, match="in the runner's steps alone"):
-        runner.model.logits([1, 2, 3])
-
-
-def children(parent: int) -> list[int]:
-    """Return the processes that run a rank of `parent`."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            words = (entry / "cmdline").read_bytes().decode().split("\0") if entry.name.isdigit() else []
-            status = (entry / "status").read_text() if MODULE in words else ""
-        except OSError:
-            continue
-        if f"PPid:\t{parent}\n" in status:
-            found.append(int(entry.name))
-    return found
+    assert not left.processes()
 
 
 TORCHRUN = "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "--local-addr", "127.0.0.1"
 
 
+@pytest.mark.processes
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_torchrun_starts_the_ranks(tmp_path: Path, transport: str) -> None:
@@ -297,6 +270,7 @@ while True:
 """
 
 
+@pytest.mark.processes
 def test_nothing_is_left_after_any_kill(tmp_path: Path) -> None:
     """Kills at random moments, of rank 0 or of the other, while they load and while they compute, on both
     transports: no process of any name and nothing in /dev/shm. Moments are counted in looks and events, not seconds."""

@@ -138,6 +138,7 @@ others.close()
 """
 
 
+@pytest.mark.processes
 def test_a_rank_of_torchrun_that_dies_ends_requests_with_a_reason() -> None:
     """Long before its limit of 999 s; nothing is left."""
     left = LeftBehind()

@@ -16,12 +16,13 @@ from tests.patience import limit, until
 from tests.tensor_parallel import numbers_rank
 from tests.tensor_parallel.left_behind import SHARED, LeftBehind
 from tests.tensor_parallel.numbers_rank import numbers
+from tests.tensor_parallel.specs import TRANSPORTS
 from workbench.errors import WorkbenchError
 from workbench.tensor_parallel.distributed import distributed_problem
 from workbench.tensor_parallel.processes import LOOPBACK, RankProcesses, transport_problem
 from workbench.tensor_parallel.ranks import CHUNK_BYTES, RankFailed, Transport
 
-TRANSPORTS: tuple[Transport, ...] = ("shared_memory", "gloo")
+pytestmark = pytest.mark.processes
 MODULE = "tests.tensor_parallel.numbers_rank"
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.browser import browser
+from tests.browser import assert_no_errors
 from tools.notebooks.page import LabSession
-
-pytestmark = browser
 
 CELLS = """# %%
 import numpy as np
@@ -28,7 +26,7 @@ w
 def test_maps_are_moved_pointed_at_and_picked(lab: LabSession, tmp_path: Path) -> None:
     page = lab.open(lab.write("attention.py", CELLS))
     page.run_all()
-    assert page.errors() == [] and page.console_errors == [] and page.outside_requests == []
+    assert_no_errors(page)
     short, long = (page.widget("wb-attentionview").nth(n) for n in (0, 1))
     canvas = short.locator("canvas")
     canvas.scroll_into_view_if_needed()
@@ -63,4 +61,4 @@ def test_maps_are_moved_pointed_at_and_picked(lab: LabSession, tmp_path: Path) -
     page.settle()
     assert page.evaluate("w.map.pointed") == "[64, 0]"
     page.screenshot(tmp_path / "long.png", long)
-    assert page.errors() == [] and page.console_errors == [] and page.outside_requests == []
+    assert_no_errors(page)

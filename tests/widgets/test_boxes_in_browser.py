@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from tests.browser import browser
+from tests.browser import assert_no_errors
 from tests.patience import limit
 from tools.notebooks.page import LabSession
-
-pytestmark = browser
 
 NOTEBOOK = """# %%
 import ipywidgets
@@ -26,4 +24,4 @@ def test_a_box_is_shown_again(lab: LabSession) -> None:
     assert page.evaluate("[each.comm is None for each in (*made, kept)]") == "[True, False, False]"
     texts = page.root.locator(".wb-tokenview textarea").evaluate_all("all => all.map(each => each.value)")
     assert texts == ["made", "kept"]
-    assert page.errors() == [] and page.console_errors == []
+    assert_no_errors(page)

@@ -13,11 +13,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import workbench
+from tests.helpers.widgets import words
 from tests.patience import until
 from workbench import stop_button
 from workbench.engine.load import load
 from workbench.engine.runner import Runner
-from workbench.errors import WorkbenchError
 from workbench.prompt.conversation import Conversation
 from workbench.prompt.turns import ToolCall
 from workbench.trace.agent_events import (
@@ -54,10 +54,6 @@ def chat(runner: Runner) -> Iterator[Chat]:
     chat.wait()
 
 
-def plain(markup: str) -> str:
-    return html.unescape(re.sub(r"<style>.*?</style>|<[^>]*>", "", markup, flags=re.S))
-
-
 def exchange_of(question: str, thought: str, text: str, call: str, result: str, error: str) -> Exchange:
     """Return an exchange as an agent's events make it: a thought, a call with its result, and an answer."""
     made = ChatTree(Conversation()).add(question)
@@ -92,10 +88,10 @@ def test_every_text_is_escaped_and_none_is_lost(
     inside = re.sub(r"<style>.*?</style>", "", drawn, flags=re.S)
     assert set(re.findall(r"</?([a-zA-Z!]\w*)", inside)) <= TAGS
     regions = re.findall(r'data-grows="[^"]*">(.*?)</div>', inside, re.S)
-    assert [plain(each) for each in regions] == [thought, text] and question in plain(drawn)
-    assert "prompt 9 = 4 cached + 5 computed" in plain(drawn) and "round 2" in plain(drawn)
+    assert [words(each, "") for each in regions] == [thought, text] and question in words(drawn, "")
+    assert "prompt 9 = 4 cached + 5 computed" in words(drawn, "") and "round 2" in words(drawn, "")
     assert all(each.cached_tokens + each.computed_tokens == each.prompt_tokens for each in made.rounds)
-    assert ("✗" in plain(inside.replace(html.escape(question), ""))) >= bool(error)
+    assert ("✗" in words(inside.replace(html.escape(question), ""), "")) >= bool(error)
 
 
 def test_a_thought_is_folded_and_keeps_its_place() -> None:
@@ -114,9 +110,9 @@ def test_it_streams_what_the_agent_gives(chat: Chat, runner: Runner) -> None:
     result = alone.run("What is a list?")
     assert chat.last is not None and chat.last.parts[0].text == result.answer
     assert chat.conversation == result.conversation and chat.last.stop_reason == "max_tokens"
-    assert result.answer in plain(chat.talk.content) and result.answer in plain(chat.picture())
+    assert result.answer in words(chat.talk.content, "") and result.answer in words(chat.picture(), "")
     assert all(piece in chat.talk.content for message in sent for piece in message["pieces"])
-    assert "6 tokens generated" in plain(chat.talk.content)
+    assert "6 tokens generated" in words(chat.talk.content, "")
 
 
 def test_a_branch_begins_on_the_cached_prefix_before_the_edit(chat: Chat, runner: Runner) -> None:
@@ -134,9 +130,9 @@ def test_a_branch_begins_on_the_cached_prefix_before_the_edit(chat: Chat, runner
     shared = [a == b for a, b in zip(first.prompt(runner).ids, chat.conversation.prompt(runner).ids, strict=False)]
     edit = shared.index(False)
     assert other.rounds[0].cached_tokens >= edit // 16 * 16 - 16 and other.rounds[0].cached_tokens <= edit
-    assert "2/2" in plain(chat.picture())
+    assert "2/2" in words(chat.picture(), "")
     chat._pick(f"branch:{other.number}:0")
-    assert chat.last is second and chat.conversation == first and "1/2" in plain(chat.picture())
+    assert chat.last is second and chat.conversation == first and "1/2" in words(chat.picture(), "")
     chat.again(second.number)
     assert chat.wait() and chat.last is not None and chat.last.branch == (2, 3)
     assert chat.last.question == second.question
@@ -162,28 +158,19 @@ def test_an_edit_is_written_in_the_field_and_can_be_left(chat: Chat) -> None:
     assert not chat.running and len(chat.tree.exchanges) == 2
 
 
-def test_stop_keeps_what_has_come(runner: Runner) -> None:
+@pytest.mark.parametrize("by", ["method", "the kernel's stop button"])
+def test_stop_keeps_what_has_come(runner: Runner, by: str) -> None:
     chat = Chat(runner, max_tokens=900, ignore_eos=True)
     chat.send("Go on.")
     until(lambda: chat.last is not None and chat.last.parts and len(chat.last.parts[0].pieces) >= 2)
     chat.send("Meanwhile?")  # one at a time
-    assert len(chat.tree.exchanges) == 1
-    chat.stop()
-    assert chat.wait() and chat.last is not None and chat.last.stop_reason == "cancelled"
-    text = chat.last.parts[0].text
-    assert chat.conversation.turns[-1].content == text and "stopped" in plain(chat.picture())
-    assert chat.last.conversation is not None
-    chat.close()
-
-
-def test_the_kernels_stop_button_reaches_it(runner: Runner) -> None:
-    chat = Chat(runner, max_tokens=900, ignore_eos=True)
-    chat.send("Go on.")
-    until(lambda: chat.last is not None and chat.last.parts)
-    assert chat._answering in stop_button._STOPPABLE
-    for each in tuple(stop_button._STOPPABLE):
+    assert len(chat.tree.exchanges) == 1 and chat._answering in stop_button._STOPPABLE
+    for each in tuple(stop_button._STOPPABLE) if by != "method" else (chat,):
         each.stop()
     assert chat.wait() and chat.last is not None and chat.last.stop_reason == "cancelled"
+    text = chat.last.parts[0].text
+    assert chat.conversation.turns[-1].content == text and "stopped" in words(chat.picture(), "")
+    assert chat.last.conversation is not None
     chat.close()
 
 
@@ -205,7 +192,7 @@ def test_a_tool_that_hangs_can_be_stopped(runner: Runner) -> None:
     chat = forced(runner, wait_for)
     chat.send("Is anyone there?")
     until(began.is_set)
-    until(lambda: "running …" in plain(chat.picture()))
+    until(lambda: "running …" in words(chat.picture(), ""))
     chat.stop()
     assert chat.wait() and chat.last is not None and chat.last.stop_reason == "cancelled"
     assert chat.conversation.unanswered_calls == []
@@ -233,7 +220,7 @@ def test_a_refused_conversation_is_one_line_and_not_part_of_the_next(runner: Run
     chat.send("word " * 1500)
     assert chat.wait() and chat.last is not None
     assert "fit beside" in chat.last.error and 'role="alert"' in chat.picture()
-    assert "the next message is asked without it" in plain(chat.picture())
+    assert "the next message is asked without it" in words(chat.picture(), "")
     chat.send("Short.")
     assert chat.wait() and not chat.last.error
     assert [turn.role for turn in chat.conversation.turns] == ["user", "assistant"]
@@ -248,17 +235,9 @@ def test_a_conversation_is_gone_on_with(runner: Runner) -> None:
     chat.close()
 
 
-def test_what_it_cannot_be_made_of_is_refused(runner: Runner) -> None:
+def test_an_agent_is_taken_as_it_is(runner: Runner) -> None:
     made = workbench.agent(runner, max_tokens=4)
     assert Chat(made).agent is made
-    with pytest.raises(WorkbenchError, match="an agent has its own system, max_tokens"):
-        Chat(made, system="a", max_tokens=3)
-    with pytest.raises(WorkbenchError, match="give a runner or an agent"):
-        Chat("demo")
-    with pytest.raises(WorkbenchError, match="give a workbench.Conversation"):
-        Chat(runner, conversation="a")  # type: ignore[arg-type] (that is the fault)
-    with pytest.raises(WorkbenchError, match="there is no message 3"):
-        Chat(runner).edit(3, "a")
 
 
 def test_without_a_prefix_cache_it_says_so() -> None:

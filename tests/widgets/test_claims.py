@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 
 from tests.claims import made
-from workbench.cli import main
+from tests.helpers.widgets import CommandInProcess
 from workbench.errors import WorkbenchError
 from workbench.widgets import Claims
 from workbench.widgets.command_process import CommandProcess
 
 
 @pytest.fixture
-def folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("workbench.widgets.claims.view.CommandProcess", CommandInProcess)
     found = made.folder(tmp_path)
-    main(["claims", "run", "--from-records", "--folder", str(found)])
-    capsys.readouterr()
+    assert CommandInProcess(["claims", "run", "--from-records", "--folder", str(found)], list).wait() == 0
     return found
 
 
@@ -58,8 +58,6 @@ def test_every_verdict_has_a_sign_of_its_own() -> None:
 
 def test_the_button_measures_and_a_quick_look_writes_nothing(folder: Path) -> None:
     view = Claims(folder)
-    with pytest.raises(WorkbenchError, match="choose a claim first"):
-        view.measure()
     before = (folder / "ledger.json").read_text()
     (folder.parent / "speedy.yaml").unlink()
     view.claim = "speed"
@@ -76,9 +74,10 @@ def test_a_whole_measurement_is_in_the_ledger(folder: Path) -> None:
     assert [row["verdict"] for row in view.rows if row["claim"] == "look"] == ["holds"]
 
 
+@pytest.mark.processes
 def test_a_command_can_be_stopped(tmp_path: Path) -> None:
     news: list[int | None] = []
-    job = CommandProcess(["claims", "run"], lambda: news.append(job.returncode))
+    job = CommandProcess(["claims", "run"], lambda: news.append(job.returncode))  # the one process behind a button
     job.stop()
     assert job.wait() != 0 and news[-1] == job.returncode
     job.stop()  # nothing any more

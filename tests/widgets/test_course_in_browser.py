@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.browser import browser
+from tests.browser import assert_no_errors
 from tests.patience import until
 from tools.notebooks.page import LabSession
-
-pytestmark = browser
 
 EXERCISES = """# %%
 from workbench import widgets
@@ -48,7 +46,7 @@ widgets.TokenView("def add(a, b):")
 def test_an_exercise_is_answered_by_keyboard_alone(lab: LabSession, tmp_path: Path) -> None:
     page = lab.open(lab.write("exercises.py", EXERCISES))
     page.run_all()
-    assert page.errors() == []
+    assert_no_errors(page)
     number, choice = page.widget("wb-exercise").nth(0), page.widget("wb-exercise").nth(1)
     status = number.get_by_role("status")
     field = number.get_by_label("Your answer, in pages")
@@ -80,14 +78,14 @@ def test_an_exercise_is_answered_by_keyboard_alone(lab: LabSession, tmp_path: Pa
     saved = page.document()["cells"][1]["outputs"][0]["data"]["text/html"]
     assert "◉ b" in "".join(saved) and "It is b." in "".join(saved)
     page.screenshot(tmp_path / "exercise.png", page.widget("wb-exercise"))
-    assert page.errors() == [] and page.console_errors == [] and page.outside_requests == []
+    assert_no_errors(page)
 
 
 def test_a_title_opens_its_notebook_and_one_button_is_for_all(lab: LabSession, tmp_path: Path) -> None:
     lab.write("course/01_first.py", DESCRIBED.format(title="First"))
     page = lab.open(lab.write("course/00_start.py", START))
     page.run_all()
-    assert page.errors() == []
+    assert_no_errors(page)
     tab = page.tab
     course = page.widget("wb-course").first
     button = course.get_by_role("button", name="Projector mode: off")
@@ -111,7 +109,8 @@ def test_a_title_opens_its_notebook_and_one_button_is_for_all(lab: LabSession, t
     course.get_by_role("link", name="First").click()
     opened = "[...jupyterapp.shell.widgets('main')].map(each => each.context?.path ?? '')"
     until(lambda: "course/01_first.py" in tab.evaluate(opened))
-    assert tab.url.startswith(lab.server.origin) and page.console_errors == []
+    assert tab.url.startswith(lab.server.origin)
+    assert_no_errors(page)
     # Closed without the question whether to save it, behind which the next test would wait.
     tab.evaluate(
         """async () => {

@@ -6,12 +6,10 @@ from __future__ import annotations
 import re
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.engine.tiny import mixture_of, model_of, request, runner_of
-from workbench.errors import WorkbenchError
 from workbench.trace.events import ExpertsUsed, Stepped
 from workbench.trace.recorder import Recorder
 from workbench.widgets import ExpertMap
@@ -74,12 +72,3 @@ def test_a_run_is_shown_from_its_events_or_its_recorder() -> None:
     assert np.array_equal(view.rows, heard.rows) and view.picture() == heard.picture()
     view.step = view.table.steps[-1]
     assert view.rows.sum(axis=1).tolist() == [2, 2] and "step" in view.picture()
-
-
-def test_what_does_not_say_it_is_refused() -> None:
-    with pytest.raises(WorkbenchError, match=r"call runner.record_experts\(\) before the run"):
-        ExpertMap([Stepped(0.0)])
-    with pytest.raises(WorkbenchError, match="no step 9; there are 3 to 3"):
-        ExpertMap(events(np.ones((1, 1, 2))), step=9)
-    with pytest.raises(WorkbenchError, match="other layers"):
-        ExpertMap([*events(np.ones((1, 1, 2))), *events(np.ones((1, 2, 2)))])

@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.browser import browser
+from tests.browser import assert_no_errors
 from tests.patience import until
 from tools.notebooks.page import LabSession
-
-pytestmark = browser
 
 NOTEBOOK = r"""
 # %%
@@ -52,6 +50,6 @@ def test_a_sample_in_flight_is_chosen(lab: LabSession, tmp_path: Path, theme: st
         page.screenshot(tmp_path / f"fleet-{theme}.png", shown)
         bright = [float(each) for each in page.tab.evaluate(COLOUR).removeprefix("rgb(").rstrip(")").split(",")[:3]]
         assert (sum(bright) < 384) == (theme == "light")
-        assert page.errors() == [] and page.console_errors == [] and page.outside_requests == []
+        assert_no_errors(page)
     finally:
         lab.theme("light")

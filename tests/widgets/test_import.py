@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 OPTIONAL = ("altair", "plotly", "jupyterlab", "playwright", "triton", "torch_mlir", "transformers", "ray")
 PROGRAM = f"""
 import json, sys
@@ -17,6 +19,7 @@ print(json.dumps([first, kinds, [name for name in {OPTIONAL} if name in sys.modu
 """
 
 
+@pytest.mark.processes
 def test_widgets_are_fetched_when_named_and_need_no_optional_package() -> None:
     said = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True).stdout
     first, kinds, optional = json.loads(said)

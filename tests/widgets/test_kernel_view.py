@@ -11,7 +11,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.patience import limit
-from workbench.errors import WorkbenchError
 from workbench.widgets import KernelView
 from workbench.widgets.kernels import data as kernel_stages
 from workbench.widgets.kernels import view as kernel_view
@@ -163,20 +162,6 @@ def test_another_operator_has_cases_of_its_own(view: KernelView) -> None:
     other.operator = "gated_silu"
     assert other.wait() and other.case in kernel_stages.case_names("gated_silu") and "gate_up" in other.text
     other.close()
-
-
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        ({"operator": "add_norm"}, "unknown operator 'add_norm'"),
-        ({"case": "1x1 int3"}, "unknown case of add_rms_norm"),
-        ({"backends": ("mlri",)}, "did you mean 'mlir'"),
-        ({"stage": "ptx"}, "unknown stage of add_rms_norm on eager 'ptx'"),
-    ],
-)
-def test_what_is_wrong_is_reported(asked: dict, message: str) -> None:
-    with pytest.raises(WorkbenchError, match=message):
-        KernelView(**asked)
 
 
 def test_the_specification_waits_for_no_compilation_of_this_view_or_another() -> None:

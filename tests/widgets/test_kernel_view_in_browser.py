@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.browser import browser
+from tests.browser import assert_no_errors
 from tools.notebooks.page import LabSession
-
-pytestmark = browser
 
 CELLS = """# %%
 from workbench import widgets
@@ -36,4 +34,4 @@ def test_stages_are_gone_through(lab: LabSession, tmp_path: Path) -> None:
     page.settle()
     assert page.evaluate("v.stage") == "'asm'" and "asm" in view.locator(".now").inner_text()
     page.screenshot(tmp_path / "kernel.png", view)
-    assert page.errors() == [] and page.console_errors == [] and page.outside_requests == []
+    assert_no_errors(page)

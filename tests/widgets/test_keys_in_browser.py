@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 
-from tests.browser import browser
+from tests.helpers.widgets import notebook
 from tests.patience import until
-from tests.widgets import test_reopened_in_browser as reopened
 from tools.notebooks.page import LabSession, NotebookPage
-
-pytestmark = browser
 
 CONTROLS = """import ipywidgets
 from workbench import svg
@@ -95,7 +92,7 @@ def test_chords_stay_the_notebooks(lab: LabSession) -> None:
     assert page.tab.evaluate("bench.panel.content.activeCellIndex") == 1
     assert page.tab.evaluate("bench.document().cells[0].execution_count") > 1
     file = lab.server.root / "chords.ipynb"
-    page = lab.open(lab.write(file.name, reopened.notebook((CONTROLS, "after = 1"))))
+    page = lab.open(lab.write(file.name, notebook((CONTROLS, "after = 1"))))
     page.run_all()
     assert "view = Controls" in file.read_text() and 'outputs": [{' not in file.read_text()
     page.widget("wb-controls").locator(KINDS["button"]).first.focus()

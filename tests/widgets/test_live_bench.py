@@ -1,4 +1,4 @@
-"""A load of many requests: none is lost whatever changes when, and what is shown is what was counted."""
+"""A load of many requests: what is shown is what was counted, and it can be changed, stopped and run again."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
-import ipywidgets
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import workbench
-from compiled_kernels import Backend, backend_problems
 from tests.engine.tiny import model_of, runner_of, spec_of
+from tests.helpers.widgets import controls
 from tests.patience import limit, until
 from tests.thorough import tries
 from tests.trace.histories import recorders
@@ -30,6 +28,7 @@ from workbench.request import Request, SamplingParameters
 from workbench.runs.metrics import percentile
 from workbench.scheduler.policies import parse_policy
 from workbench.scheduler.policy import SchedulerDecision, SchedulerState
+from workbench.stop_button import _STOPPABLE
 from workbench.svg import Scale
 from workbench.trace.events import (
     Decoded,
@@ -61,15 +60,7 @@ from workbench.widgets.timeline.picture import draw_timeline
 
 SPEC = spec_of().model_copy(update={"max_position_embeddings": 2 * LONGEST_REQUEST})
 MODEL = model_of(SPEC)
-DOUBLE = model_of(SPEC, dtype=torch.float64)  # what a batch rounds differently decides no token
 ENGINE: dict[str, Any] = {"page_size": 16, "pages": 60, "max_num_seqs": 6, "max_num_batched_tokens": 128}
-POLICIES = ("fcfs", "prefill_first", "decode_first", "shortest_prompt", "priority", "fair", "deadline")
-CHANGES = st.one_of(
-    st.sampled_from(POLICIES).map(lambda name: {"policy": name}),
-    st.integers(1, 128).map(lambda tokens: {"chunk_tokens": tokens}),
-    st.integers(1, 6).map(lambda count: {"max_num_seqs": count}),
-    st.sampled_from(["continuous", "static", "padded"]).map(lambda kind: {"kind": kind}),
-)
 
 
 def small_request(number: int, rng: random.Random, most_prompt: int = 90, most_output: int = 12) -> Request:
@@ -81,199 +72,6 @@ def bench_runner(listener: Any = None, **changed: Any) -> Runner:
     return runner_of(MODEL, **ENGINE | changed, listener=listener)
 
 
-@settings(max_examples=tries(40), deadline=None)
-@given(
-    st.lists(st.one_of(st.integers(1, 3), CHANGES, st.just("step"), st.just("cancel")), max_size=24), st.integers(0, 9)
-)
-def test_no_request_is_lost_whatever_changes_when(moves: list[Any], seed: int) -> None:
-    log, rng, bound = BenchLog(), random.Random(seed), 5
-    queues: list[int] = []  # that the planned steps left
-    planned: list[int] = []
-
-    def listen(event: Event) -> None:
-        log.record(event)
-        if isinstance(event, StepPlanned):
-            planned.append(len(runner.scheduler.waiting))
-        elif isinstance(event, Stepped):
-            queues.append(planned[-1])
-
-    runner = bench_runner(listen, page_size=4, pages=20)  # few: requests are preempted
-    submitted, refused = 0, 0
-
-    def law() -> None:
-        scheduler = runner.scheduler
-        assert log.num_arrived == submitted + refused
-        assert (log.num_waiting, log.num_running) == (len(scheduler.waiting), len(scheduler.running))
-        assert log.num_arrived == log.num_refused + log.num_waiting + log.num_running + log.num_ended
-        assert log.num_refused == refused
-
-    for move in (3, 2, *moves):
-        if isinstance(move, int):
-            for _ in range(move):
-                if log.num_waiting >= bound:
-                    refused += 1
-                    log.record(Finished(runner.clock(), f"x{refused}", reason="refused", ended_by="overloaded"))
-                else:
-                    runner.submit(small_request(submitted, rng, 30, 40))
-                    submitted += 1
-        elif isinstance(move, dict):
-            runner.set_schedule(**move)
-        elif move == "cancel" and runner.scheduler.running:
-            runner.cancel(runner.scheduler.running[-1].request_id)
-        elif runner.has_unfinished_requests:
-            runner.step()
-        law()
-    while runner.has_unfinished_requests:
-        runner.step()
-        law()
-    assert log.num_ended == submitted and not any(pool.num_used for pool in runner.scheduler.pools)
-    assert [step.waiting for step in log.steps] == queues
-
-
-def tokens_of(
-    runner: Runner, requests: list[Request], changes: dict[int, dict[str, Any]]
-) -> dict[str, tuple[int, ...]]:
-    """Return the tokens of each request, one of which comes before each step; changes are made before steps."""
-    ends: dict[str, tuple[int, ...]] = {}
-    runner.set_listener(
-        lambda event: ends.update({event.request_id: event.token_ids}) if isinstance(event, Finished) else None
-    )
-    runner.set_schedule(policy="fcfs", kind="continuous", chunk_tokens=16, max_num_seqs=ENGINE["max_num_seqs"])
-    step = 0
-    while step < len(requests) or runner.has_unfinished_requests:
-        if step < len(requests):
-            runner.submit(requests[step])
-        if step in changes:
-            runner.set_schedule(**changes[step])
-        runner.step()
-        step += 1
-    return ends
-
-
-@settings(max_examples=tries(40), deadline=None)
-@given(st.dictionaries(st.integers(0, 30), CHANGES, max_size=8), st.integers(0, 9))
-def test_changes_leave_each_requests_tokens_as_they_were(changes: dict[int, dict[str, Any]], seed: int) -> None:
-    rng = random.Random(seed)
-    requests = [small_request(number, rng) for number in range(8)]
-    runner = runner_of(DOUBLE, **ENGINE | {"pages": 16})  # few: requests are preempted
-    assert tokens_of(runner, requests, changes) == tokens_of(runner, requests, {})
-
-
-def test_under_batch_invariance_they_are_the_same_in_low_precision() -> None:
-    problem = backend_problems()[Backend.MLIR]
-    if problem is not None:
-        pytest.skip(f"backend mlir: {problem}")
-    runner = workbench.load("shape:tiny", backend="mlir", batch_invariant=True, max_num_seqs=6, page_size=16, pages=40)
-    rng = random.Random(1)
-    requests = [small_request(number, rng, 30) for number in range(5)]
-    changes = {
-        1: {"chunk_tokens": 8},
-        3: {"policy": "shortest_prompt"},
-        6: {"max_num_seqs": 2},
-        9: {"chunk_tokens": 64},
-    }
-    assert tokens_of(runner, requests, changes) == tokens_of(runner, requests, {})
-
-
-def test_limits_hold_from_the_next_step_on() -> None:
-    events: list[Event] = []
-    runner = bench_runner(events.append)
-    rng = random.Random(0)
-    for number in range(6):
-        runner.submit(Request(f"r{number}", tuple(rng.randrange(31) for _ in range(60)),
-                              SamplingParameters(max_tokens=12, ignore_eos=True)))  # fmt: skip
-    for _ in range(4):
-        runner.step()
-    assert len(runner.scheduler.running) == 6
-    runner.set_schedule(max_num_seqs=2, chunk_tokens=16)
-    events.clear()
-    runner.step()
-    assert len(runner.scheduler.running) > 2, "those that run go on"
-    for number in (80, 81):
-        runner.submit(
-            Request(f"r{number}", tuple(rng.randrange(31) for _ in range(60)), SamplingParameters(max_tokens=2))
-        )
-    while runner.has_unfinished_requests:
-        runner.step()
-    prefills = [step.prefill_tokens for step in events if isinstance(step, Stepped)]
-    assert max(prefills) == 16 and sum(prefills) == 2 * 60, "long prompts that came later take several steps"
-    for number in (90, 91, 92):
-        runner.submit(small_request(number, rng))
-    most = 0
-    while runner.has_unfinished_requests:
-        runner.step()
-        most = max(most, len(runner.scheduler.running))
-    assert most == 2
-    changed = [(each.name, each.old, each.new) for each in events if isinstance(each, SettingsChanged)]
-    assert changed == []
-    seen: set[tuple[int, int]] = set()
-    fcfs = parse_policy("fcfs")
-
-    def watching(state: SchedulerState) -> SchedulerDecision:
-        seen.add((state.max_num_seqs, state.max_prefill_tokens))
-        return fcfs(state)
-
-    runner.scheduler.set_policy(watching)
-    runner.set_schedule(max_num_seqs=3, chunk_tokens=24)
-    sampling = SamplingParameters(max_tokens=8, n=5, ignore_eos=True)
-    runner.submit(Request("samples", tuple(range(30)), sampling))
-    while runner.has_unfinished_requests:
-        runner.step()
-        assert len(runner.scheduler.running) <= 3
-    assert seen == {(3, 24)}
-    runner.set_schedule(chunk_tokens=16)
-    events.clear()
-    runner.set_schedule(policy="priority", chunk_tokens=None)
-    changed = [(each.name, each.old, each.new) for each in events if isinstance(each, SettingsChanged)]
-    assert changed == [("policy", "fcfs", "priority"), ("chunk_tokens", "16", "none")]
-
-
-def test_running_requests_keep_their_pages_in_the_new_policys_order() -> None:
-    """A steady decode takes no view of them: the order that the policy before had made is not taken for this one's."""
-    events: list[Event] = []
-    runner = bench_runner(events.append, pages=7)
-    for number, priority in enumerate((2, 0, 1)):
-        runner.submit(Request(f"r{number}", tuple(range(20)), SamplingParameters(max_tokens=60, ignore_eos=True),
-                              priority=priority))  # fmt: skip
-    runner.submit(Request("waits", tuple(range(20)), SamplingParameters(max_tokens=4), priority=9))
-    for _ in range(4):
-        runner.step()
-    events.clear()
-    runner.set_schedule(policy="priority")
-    runner.step()
-    (planned,) = [each for each in events if isinstance(each, StepPlanned)]
-    named = [name for name, _ in planned.policy_decisions[0].num_scheduled_tokens]
-    assert named == ["r1", "r2", "r0", "waits"]
-    while not (gone := [each.request_id for each in events if isinstance(each, Preempted)]):
-        runner.step()
-    assert gone[0] == "r0", "the largest number is preempted first"
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"max_num_seqs": 7}, "made for 6"),
-        ({"max_num_batched_tokens": 129}, "made for 128"),
-        ({"chunk_tokens": 0}, "chunk_tokens"),
-        ({"chunk_tokens": 500}, "chunk_tokens must be within"),
-        ({"policy": "fcsf"}, "policy"),
-        ({"chunk": 4}, "did you mean 'chunk_tokens'"),
-        ({"preemption_mode": "recompute"}, "fixed once"),
-        ({"chunked_prefill": False, "max_num_batched_tokens": 16}, "r0: 40 prompt tokens"),
-    ],
-)
-def test_a_change_that_cannot_be_made_changes_nothing(change: dict[str, Any], words: str) -> None:
-    runner = bench_runner()
-    runner.submit(Request("r0", tuple(range(20)) * 2, SamplingParameters(max_tokens=4)))
-    runner.step()
-    before = runner.schedule, runner.scheduler.limits, runner.scheduler.policy
-    with pytest.raises(WorkbenchError, match=re.escape(words)):
-        runner.set_schedule(**change)
-    assert (runner.schedule, runner.scheduler.limits, runner.scheduler.policy) == before
-    while runner.has_unfinished_requests:
-        runner.step()
-
-
 @given(recorders(), st.data())
 def test_statistics_are_a_recount_of_the_events(recorder: Recorder, data: st.DataObject) -> None:
     moments = st.sampled_from([0.0, *(event.time for event in recorder.events)]) | st.floats(-1, 20)
@@ -281,6 +79,17 @@ def test_statistics_are_a_recount_of_the_events(recorder: Recorder, data: st.Dat
     log = BenchLog(kept_seconds=1e9)
     for event in recorder.events:
         log.record(event)
+    rows, open_ = recorder.requests(), log.num_waiting + log.num_running
+    refused = sum(row["finish_reason"] == "refused" for row in rows)
+    assert (log.num_arrived, log.num_refused, open_) == (len(rows), refused, sum(not row["finished"] for row in rows))
+    assert log.num_arrived == log.num_refused + open_ + log.num_ended
+    runs = set[str]()
+    for event in recorder.events:
+        if isinstance(event, Scheduled) and event.action == "admitted":
+            runs.add(event.request_id)
+        elif isinstance(event, Preempted | Finished):
+            runs.discard(event.request_id)
+    assert log.num_running == len(runs)
     found = window_statistics(log, begin, end)
     inside = [event for event in recorder.events if begin <= event.time < end]
     arrivals = {each.request_id: each.arrival for each in recorder.events if isinstance(each, Submitted)}
@@ -350,10 +159,6 @@ def test_a_mix_is_what_it_says() -> None:
     assert all(len(each.prompt_ids) + each.sampling.max_output_tokens <= LONGEST_REQUEST for each in made)
     shared = [source.next_request(LoadSettings(shared_prefix=True)).prompt_ids[:32] for _ in range(4)]
     assert len(set(shared)) == 1 and len({each.prompt_ids[:32] for each in made}) == 400
-    wrongs: tuple[dict[str, Any], ...] = ({"rate": -1.0}, {"rate": float("nan")}, {"long_share": 1.5})
-    for wrong in wrongs:
-        with pytest.raises(WorkbenchError, match="must be"):
-            LoadSettings(**wrong)
 
 
 def stepped(time: float, step: int, **values: Any) -> list[Event]:
@@ -422,16 +227,6 @@ def test_requests_from_before_the_log_are_no_arrivals() -> None:
     assert [track.row["request_id"] for track in log.tracks.requests] == ["after"], "none of them is left for good"
 
 
-def test_many_requests_have_the_room_that_they_take() -> None:
-    log = BenchLog()
-    for number in range(90):
-        log.record(Submitted(1.0, f"r{number}", arrival=1.0))
-    log.advance(2.0)
-    markup, high = draw_requests(log, Scale(1.0, 2.0, 100.0, 700.0), 50.0)
-    ends = [float(y) + float(tall) for y, tall in re.findall(r'<rect[^>]* y="([^"]+)"[^>]* height="([^"]+)"', markup)]
-    assert len(ends) == 90 and max(ends) <= 50.0 + high
-
-
 def test_overload_is_said() -> None:
     log = BenchLog()
     for number in range(4):
@@ -479,6 +274,9 @@ def test_any_window_of_any_history_is_drawn(recorder: Recorder, one: float, othe
     markup = draw_bench(log, view, [], {}, 4, 800.0)
     assert markup.startswith("<svg") and "nan" not in re.sub(r"<title>.*?</title>", "", markup).lower()
     assert ('class="sel"' in markup) == marked
+    _, high = rows = draw_requests(log, Scale(low, low + 1.0, 100.0, 700.0), 50.0)
+    ends = [float(y) + float(tall) for y, tall in re.findall(r'<rect[^>]* y="([^"]+)"[^>]* height="([^"]+)"', rows[0])]
+    assert max(ends, default=50.0) <= 50.0 + high, "they have the room that they take"
 
 
 def test_before_the_first_event_there_are_numbers(bench: LiveBench) -> None:
@@ -543,42 +341,29 @@ def test_it_runs_changes_and_ends(bench: LiveBench) -> None:
     assert "requests started" in bench.table.value and bench.export.file("csv")["content"] == found.csv()
 
 
-def controls_of(bench: LiveBench) -> dict[str, Any]:
-    """Return the controls of a bench by what stands beside them."""
-    rows = [child for child in bench.children if isinstance(child, ipywidgets.HBox)]
-    return {control.description: control for row in rows for control in row.children}
-
-
 def test_settings_and_controls_stay_equal() -> None:
     bench = LiveBench(bench_runner(), rate=30.0, chunk_tokens=24, policy="fair")
     try:
-        controls = controls_of(bench)
-        assert (controls["load, 1/s"].value, controls["chunk"].value, controls["policy"].value) == (30.0, 24, "fair")
+        control = controls(bench)
+        assert (control["load, 1/s"].value, control["chunk"].value, control["policy"].value) == (30.0, 24, "fair")
         until(lambda: bench._runner.scheduler.limits.chunk_tokens == 24)
-        assert {8, 16, 24, 32, 64, 128} <= set(controls["chunk"].options)
+        assert {8, 16, 24, 32, 64, 128} <= set(control["chunk"].options)
         bench.chunk_tokens, bench.rate = 40, 500.0
         until(lambda: bench._runner.scheduler.limits.chunk_tokens == 40)
-        assert (controls["chunk"].value, controls["load, 1/s"].value) == (40, 500.0)
-        controls["chunk"].value = 24
+        assert (control["chunk"].value, control["load, 1/s"].value) == (40, 500.0)
+        control["chunk"].value = 24
         until(lambda: bench._runner.scheduler.limits.chunk_tokens == 24)
         assert bench.chunk_tokens == 24
-        refused: tuple[tuple[str, Any, str], ...] = (
-            ("max_num_seqs", 7, "made for 6"),
-            ("chunk_tokens", 129, "within 1 and"),
-            ("policy", "fcsf", "did you mean 'fcfs'"),
-            ("rate", -1.0, "rate must be"),
-            ("long_share", 2.0, "long_share must be"),
-            ("span", 0.0, "span must be"),
-        )
-        for name, value, words in refused:
+        wrong = {"max_num_seqs": 7, "chunk_tokens": 129, "policy": "fcsf", "rate": -1.0, "long_share": 2.0, "span": 0.0}
+        for name, value in wrong.items():
             before = getattr(bench, name)
-            with pytest.raises(WorkbenchError, match=words):
+            with pytest.raises(WorkbenchError, match="made for 6|within 1 and|did you mean 'fcfs'|must be"):
                 setattr(bench, name, value)
             assert getattr(bench, name) == before
-        controls["policy"].options = [*controls["policy"].options, "missing.py:Policy"]
+        control["policy"].options = [*control["policy"].options, "missing.py:Policy"]
         before = bench.policy
-        controls["policy"].value = "missing.py:Policy"
-        assert "missing.py" in bench.problem and bench.policy == controls["policy"].value == before
+        control["policy"].value = "missing.py:Policy"
+        assert "missing.py" in bench.problem and bench.policy == control["policy"].value == before
     finally:
         bench.close()
 
@@ -587,7 +372,7 @@ def test_what_the_runner_refuses_goes_back(bench: LiveBench, monkeypatch: pytest
     def refuse(**_: Any) -> None:
         raise WorkbenchError("a request in progress cannot run under it")
 
-    chunk, before = controls_of(bench)["chunk"], bench.chunk_tokens
+    chunk, before = controls(bench)["chunk"], bench.chunk_tokens
     with monkeypatch.context() as patched:
         patched.setattr(bench._runner, "set_schedule", refuse)
         bench.chunk_tokens = 16
@@ -641,17 +426,6 @@ def test_a_given_runner_stays_usable(bench: LiveBench) -> None:
     assert end.reason in ("stop", "length")
 
 
-def test_the_stop_button_ends_the_load(bench: LiveBench) -> None:
-    from workbench.stop_button import _STOPPABLE
-
-    bench.run(limit(60))
-    until(lambda: bench.log.num_ended > 1)
-    for each in tuple(_STOPPABLE):
-        if isinstance(each, LoadGenerator):
-            each.stop()
-    assert bench.wait(limit(60))
-
-
 def test_the_axis_follows_until_it_is_moved(bench: LiveBench) -> None:
     bench.run(0.5)
     assert bench.wait(limit(60))
@@ -697,37 +471,17 @@ def test_a_load_begins_while_the_thread_of_the_one_before_ends() -> None:
         load.close()
 
 
-def test_a_load_that_is_stopped_and_run_again_goes_on(bench: LiveBench) -> None:
+def test_a_load_that_the_stop_button_ended_can_be_run_again(bench: LiveBench) -> None:
     bench.run(limit(60))
     until(lambda: bench.log.num_ended > 1)
-    bench.stop()
+    for each in tuple(_STOPPABLE):
+        if isinstance(each, LoadGenerator):
+            each.stop()
     bench.run(limit(60))
     arrived = bench.log.num_arrived
     until(lambda: bench.log.num_arrived > arrived + 2 and bench.running)
     bench.stop()
     assert bench.wait(limit(60)) and not bench.running
-
-
-def test_a_stop_that_is_carried_out_while_the_next_run_starts_does_not_end_it(
-    bench: LiveBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    start, carried_out = threading.Thread.start, threading.Event()
-
-    def slow(thread: threading.Thread) -> None:
-        start(thread)
-        if thread.name == "live bench":
-            bench._live.run_soon(carried_out.set)  # behind what `stop` asks of the runner's thread
-            carried_out.wait(limit(0.02))
-
-    with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", slow)
-        bench.stop()
-        bench.run(limit(60))
-    carried_out.wait()
-    assert bench._load is not None and bench._load.running
-    until(lambda: bench.log.num_ended > 1)
-    bench.stop()
-    assert bench.wait(limit(60)) and not bench._load.running
 
 
 @pytest.mark.parametrize("begun", [False, True])
@@ -789,29 +543,40 @@ def test_files_are_drawn_while_nothing_is_recorded(bench: LiveBench, monkeypatch
     assert bench.export.file("png")["content"] == "<svg/>" and owned == [True]
 
 
-def test_wrong_arguments_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_arguments_measure_nothing_and_leave_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     def measure(*_: Any) -> float:
         raise AssertionError("nothing is measured for settings that are wrong")
 
     monkeypatch.setattr("workbench.widgets.live_bench.view.measure_capacity", measure)
-    runner = bench_runner(max_num_seqs=8, max_num_batched_tokens=512)
-    wrongs: tuple[tuple[dict[str, Any], str], ...] = (
-        ({"max_waiting": 0}, "max_waiting"),
-        ({"speed": 3}, "no setting 'speed'"),
-        ({"chunk_token": 8}, "did you mean 'chunk_tokens'"),
-        ({"chunk_tokens": 1000}, "chunk_tokens must be within"),
-        ({"rate": float("nan")}, "rate must be"),
-    )
-    for given_, words in wrongs:
-        with pytest.raises(WorkbenchError, match=words):
-            LiveBench(runner, **given_)
-    assert RunnerThread.attach(runner)._listeners == []
-    RunnerThread.attach(runner).call(lambda each: each)
+    runner = bench_runner()
+    with pytest.raises(WorkbenchError, match="max_waiting"):
+        LiveBench(runner, max_waiting=0)
+    live = RunnerThread.attach(runner)
+    assert live._listeners == [] and live.call(lambda each: each) is runner
     monkeypatch.setattr(workbench, "load", lambda *_, **__: runner)
     with pytest.raises(WorkbenchError, match="chunk_tokens must be within"):
         LiveBench(chunk_tokens=1000)
     with pytest.raises(WorkbenchError, match="closed"):
-        RunnerThread.attach(runner).call(lambda each: each)
-    small = runner_of(model_of(spec_of()), page_size=16, pages=8)
-    with pytest.raises(WorkbenchError, match="context is 48"):
-        LiveBench(small)
+        live.call(lambda each: each)
+
+
+def test_a_stop_that_is_carried_out_while_the_next_run_starts_does_not_end_it(
+    bench: LiveBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, carried_out = threading.Thread.start, threading.Event()
+
+    def slow(thread: threading.Thread) -> None:
+        start(thread)
+        if thread.name == "live bench":
+            bench._live.run_soon(carried_out.set)  # behind what `stop` asks of the runner's thread
+            carried_out.wait(limit(0.02))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", slow)
+        bench.stop()
+        bench.run(limit(60))
+    carried_out.wait()
+    assert bench._load is not None and bench._load.running
+    until(lambda: bench.log.num_ended > 1)
+    bench.stop()
+    assert bench.wait(limit(60)) and not bench._load.running

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.browser import browser
+from tests.browser import assert_no_errors
 from tests.patience import limit, until
 from tools.notebooks.page import LabSession, NotebookPage
 
-pytestmark = browser
 CELLS = """# %%
 from workbench.widgets import LiveBench
 
@@ -139,5 +138,5 @@ def test_it_is_driven_while_it_runs(lab: LabSession, tmp_path: Path) -> None:
     assert saved.value.path().read_text().startswith("figure,value,unit\nduration,")
     assert page.evaluate("w._runner.scheduler.running") == "[]"
     page.screenshot(tmp_path / "bench.png", view)
-    assert page.errors() == [] and page.console_errors == [] and page.outside_requests == []
+    assert_no_errors(page)
     lab.tab.page.set_viewport_size({"width": 1280, "height": 900})

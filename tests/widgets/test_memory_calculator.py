@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.model.test_memory_report import DEEPSEEK_V3
+from tests.helpers.published_configs import DEEPSEEK_V3
+from tests.helpers.widgets import controls, marks
 from tests.thorough import tries
 from workbench.engine.load import load
-from workbench.errors import WorkbenchError
 from workbench.kv_cache.format import FORMATS
 from workbench.memory.measured import compare_memory, runner_bytes_by_table, step_bytes
 from workbench.memory.report import cache_terms, estimate_memory, read_spec_and_remarks, report_for
@@ -55,10 +55,6 @@ def test_a_typed_number_is_exact_and_the_slider_goes_near(number: int) -> None:
 @pytest.fixture(scope="module")
 def calculator() -> MemoryCalculator:
     return MemoryCalculator()
-
-
-def svg_of(picture: str) -> ET.Element:
-    return ET.fromstring(picture[picture.index("<svg") : picture.index("</svg>") + 6])
 
 
 @settings(max_examples=tries(25))
@@ -183,9 +179,6 @@ def test_an_absent_model_is_reported_and_nothing_is_lost() -> None:
     assert not view.error and "alert" not in view.picture() and view.found["model"] == "target"
     view.memory = "80 cows"
     assert "such as 80GB" in view.picture()
-    for bad in ({"model": "no-such"}, {"memory": "much"}, {"contxt": 3}, {"cache": "int5"}, {"dtype": "float17"}):
-        with pytest.raises(WorkbenchError):
-            MemoryCalculator(**bad)
 
 
 def test_latent_attention_has_a_formula_and_no_packed_form(tmp_path: Path) -> None:
@@ -198,8 +191,7 @@ def test_latent_attention_has_a_formula_and_no_packed_form(tmp_path: Path) -> No
 
 def test_controls_and_bars_set_the_state() -> None:
     view = MemoryCalculator(named_shape("llama-3.1-8b"), batch=3)
-    labels = {control.description: control for row in view.children for box in getattr(row, "children", ())
-              for control in (box, *getattr(box, "children", ())) if getattr(control, "description", "")}  # fmt: skip
+    labels = controls(view)
     labels["context"].value = 2.0**12
     labels["cache"].value = "int4"
     labels["batch"].value = 2.0**2.25
@@ -210,5 +202,4 @@ def test_controls_and_bars_set_the_state() -> None:
     assert view.cache == labels["cache"].value == "fp8"
     labels["model"].value = "shape:tiny"
     assert view.found["model"] == "tiny"
-    groups = svg_of(view.picture()).iter(f"{SVG}g")
-    assert [group.attrib["data-key"] for group in groups if "data-key" in group.attrib] == [*FORMATS]
+    assert [mark["data-key"] for mark in marks(view.picture())] == [*FORMATS]

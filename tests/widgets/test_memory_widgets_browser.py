@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.browser import browser, pressed
+from tests.browser import assert_no_errors, pressed
 from tools.notebooks.page import LabSession
-
-pytestmark = browser
 
 CELLS = """# %%
 import workbench
@@ -29,7 +27,7 @@ _ = list(runner.stream("def f(x):", max_tokens=4))
 def test_a_slider_a_bar_and_a_point(lab: LabSession, tmp_path: Path) -> None:
     page = lab.open(lab.write("memory.py", CELLS))
     page.run_all()
-    assert page.errors() == []
+    assert_no_errors(page)
     calculator = page.widget("wb-memorycalculator")
     before = page.evaluate("view.found['cache_bytes']")
     handle = calculator.locator(".widget-slider .noUi-handle").first
@@ -60,4 +58,4 @@ def test_a_slider_a_bar_and_a_point(lab: LabSession, tmp_path: Path) -> None:
     page.settle()
     assert page.evaluate("roofline.chosen") == "0"
     page.screenshot(tmp_path / "roofline.png", roofline)
-    assert page.console_errors == [] and page.outside_requests == []
+    assert_no_errors(page)

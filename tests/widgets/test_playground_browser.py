@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.browser import browser
+from tests.browser import assert_no_errors
 from tests.patience import until
 from tools.notebooks.page import LabSession, NotebookPage
 from workbench.experiment.experiment import Experiment
-
-pytestmark = browser
 
 NOTEBOOK = r"""
 # %%
@@ -80,7 +78,7 @@ def test_press_run_and_stop_and_take_it_away(lab: LabSession, tmp_path: Path) ->
     page.settle()
     assert run.is_enabled() and play.locator(".wb-tokens b").count() == 0
     page.screenshot(tmp_path / "playground.png", play)
-    assert page.errors() == [] and page.console_errors == [] and page.outside_requests == []
+    assert_no_errors(page)
 
 
 SHOWN_TWICE = r"""
@@ -142,7 +140,8 @@ def test_a_view_shown_by_two_cells_outlives_the_first_ones_next_run(lab: LabSess
     second.locator(".wb-tokens b").nth(3).wait_for()
     second.get_by_role("button", name="Stop").click()
     until(lambda: page.evaluate("first.running") == "False")
-    assert page.widget("wb-playground").count() == 2 and page.errors() == [] and page.console_errors == []
+    assert page.widget("wb-playground").count() == 2
+    assert_no_errors(page)
 
 
 def typed(page: NotebookPage) -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.browser import browser
+from tests.browser import assert_no_errors
 from tests.patience import until
 from tools.notebooks.page import LabSession
-
-pytestmark = browser
 
 NOTEBOOK = r"""
 # %%
@@ -62,6 +60,6 @@ def test_choose_a_segment_and_a_template(lab: LabSession, theme: str) -> None:
         assert "no JSON object" in view.locator("[role=alert]").inner_text()
         channels = page.tab.evaluate(BACKGROUND).removeprefix("rgb(").removesuffix(")").split(",")
         assert (sum(map(float, channels[:3])) > 384) == (theme == "light")
-        assert page.errors() == [] and page.console_errors == []
+        assert_no_errors(page)
     finally:
         lab.theme("light")

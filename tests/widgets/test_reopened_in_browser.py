@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.browser import browser
+from tests.helpers.widgets import notebook
 from tools.notebooks.page import LabSession, NotebookPage
-
-pytestmark = browser
 
 CELLS = (
     "import workbench\nfrom workbench import widgets\nrunner = workbench.load('demo', backend='eager')",
@@ -19,15 +17,6 @@ CELLS = (
     "memory = widgets.MemoryCalculator()\nmemory",
     "weights = [[[[1.0, 0.0], [0.5, 0.5]]]]\nimport numpy\nwidgets.AttentionView(numpy.array(weights))",
 )
-
-
-def notebook(cells: tuple[str, ...]) -> str:
-    made = [
-        {"cell_type": "code", "id": f"c{n}", "metadata": {}, "execution_count": None, "outputs": [], "source": source}
-        for n, source in enumerate(cells)
-    ]
-    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-    return json.dumps({"nbformat": 4, "nbformat_minor": 5, "metadata": kernel, "cells": made})
 
 
 @pytest.fixture
@@ -53,7 +42,8 @@ def test_a_reopened_notebook_shows_what_was_saved(saved: Path, lab: LabSession) 
     """Without the views, which no kernel has; then with them, when its cells have run."""
     page = lab.open("reopened.ipynb")
     page.settle()
-    assert page.errors() == [] and page.evaluate("'runner' in globals()") == "False"
+    assert page.errors() == []
+    assert page.evaluate("'runner' in globals()") == "False"
     assert len(pictures(page)) >= 3 and "characters a token" in pictures(page)[0]
     assert page.root.locator("img.wb-drawn").count() == 0, "what is trusted is drawn in the page, in its colours"
     colours = "each => getComputedStyle(each).backgroundColor"
@@ -62,7 +52,8 @@ def test_a_reopened_notebook_shows_what_was_saved(saved: Path, lab: LabSession) 
         assert {colour} == {each.evaluate(colours) for each in page.root.locator("svg.wb-pic").all()}
     assert page.widget("wb-tokenview").count() == 0
     page.run_all()
-    assert page.errors() == [] and page.widget("wb-tokenview").is_visible()
+    assert page.errors() == []
+    assert page.widget("wb-tokenview").is_visible()
 
 
 def test_without_any_kernel(saved: Path, lab: LabSession) -> None:
@@ -77,7 +68,8 @@ def test_a_view_that_its_kernel_still_has_comes_back_alive(lab: LabSession) -> N
     page.run_all()
     page.save()
     page.reopen()
-    assert page.errors() == [] and page.widget("wb-tokenview").is_visible()
+    assert page.errors() == []
+    assert page.widget("wb-tokenview").is_visible()
     assert page.evaluate("'runner' in globals()") == "True"
 
 
@@ -107,8 +99,10 @@ def test_after_a_restart_what_was_shown_stays(lab: LabSession) -> None:
     assert "run the cell" in page.widget("wb-memorycalculator").first.evaluate(hint)
     page.save()
     page.reopen()
-    assert page.errors() == [] and pictures(page) == before
+    assert page.errors() == []
+    assert pictures(page) == before
     lab.close()
     page = lab.open("restarted.ipynb")
     page.settle()
-    assert page.errors() == [] and pictures(page) == before
+    assert page.errors() == []
+    assert pictures(page) == before

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import xml.etree.ElementTree as ET
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.widgets import marks
 from tests.runs.small_folders import run_folder
 from tests.thorough import tries
 from workbench.engine.load import load
@@ -26,7 +26,6 @@ from workbench.widgets import Roofline
 from workbench.widgets.roofline.data import Roof, RooflinePoint, Roofs, points_of_steps
 from workbench.widgets.roofline.picture import build_scales, draw_roofline, draw_table
 
-SVG = "{http://www.w3.org/2000/svg}"
 RECORDS = Path(__file__).resolve().parents[2] / "experiments" / "records"
 POSITIVE = st.floats(-3, 3).map(lambda power: 10.0**power)
 POINTS = st.builds(
@@ -48,63 +47,31 @@ ROOFS = st.builds(
 )
 
 
-def near(a: float, b: float) -> bool:
-    return abs(a - b) <= 0.03  # coordinates have two decimals
-
-
-def drawn(picture: str) -> tuple[list[dict[str, tuple[float, float]]], list[tuple[tuple[float, float], ...]]]:
-    """Of each point the places of its marks; and the ends of each roof."""
-    root = ET.fromstring(picture)
-    points = [
-        {
-            c.attrib["data-mark"]: (float(c.attrib["cx"]), float(c.attrib["cy"]))
-            for c in g.iter(f"{SVG}circle")
-            if "data-mark" in c.attrib
-        }
-        for g in root.iter(f"{SVG}g")
-    ]
-    lines = [e.attrib["points"] for e in root.iter(f"{SVG}polyline") if "data-roof" in e.attrib]
-    return points, [tuple(tuple(map(float, end.split(","))) for end in line.split()) for line in lines]  # type: ignore[misc]
-
-
 @settings(max_examples=tries(80))
-@given(st.lists(POINTS, min_size=1, max_size=5), ROOFS)
-def test_predictions_lie_on_a_roof_and_no_slower_work_above_it(given_points: list[RooflinePoint], roofs: Roofs) -> None:
-    points = [point.with_ceilings(roofs) for point in given_points]
-    marks, lines = drawn(draw_roofline(points, roofs))
-    across, up = build_scales(points, roofs)
-    for point, mark in zip(points, marks, strict=True):
-        assert point.predicted is not None and point.seconds is not None and point.predicted_rate is not None
-        (x, allowed), (_, found) = mark["predicted"], mark["measured"]
-        assert near(x, across(point.intensity)) and near(allowed, up(point.predicted_rate))
-        if point.seconds >= point.predicted:
-            assert found >= allowed - 0.01  # down is more
-        else:
-            assert found <= allowed + 0.01
-        if point.predicted_rate >= up.low:
-            assert any(
-                start[0] - 0.02 <= x <= end[0] + 0.02
-                and near(allowed, start[1] + (end[1] - start[1]) * (x - start[0]) / max(end[0] - start[0], 1e-9))
-                for start, end in lines
-            )
+@given(POINTS, ROOFS)
+def test_a_prediction_is_the_lower_of_the_roofs_that_hold_for_it(point: RooflinePoint, roofs: Roofs) -> None:
+    """The algebra: min(gemm, read x intensity); slower work is below it."""
+    point = point.with_ceilings(roofs)
+    assert point.read in roofs.reads and point.gemm in roofs.gemms and point.gemm == roofs.gemm(point.dtype)
+    assert point.predicted is not None and point.predicted_rate is not None and point.rate is not None
+    assert point.predicted_rate == pytest.approx(min(point.gemm.rate, point.read.rate * point.intensity))
+    seconds = {point.gemm: point.flops / point.gemm.rate, point.read: point.bytes / point.read.rate}
+    assert point.bound is not None and seconds[point.bound] == pytest.approx(point.predicted)
+    assert (point.rate <= point.predicted_rate * (1 + 1e-12)) == (point.seconds >= point.predicted * (1 - 1e-12))
 
 
 @settings(max_examples=tries(40))
-@given(POINTS, st.builds(lambda roofs: Roofs(roofs.reads[:1], roofs.gemms[:1]), ROOFS))
-def test_under_one_roof_it_is_that_one(point: RooflinePoint, roofs: Roofs) -> None:
-    """The algebra: min(gemm, read x intensity), read off the picture."""
-    point = point.with_ceilings(roofs)
-    ((mark,), _), (across, up) = drawn(draw_roofline([point], roofs)), build_scales([point], roofs)
-    intensity, rate = (back(scale, place) for scale, place in zip((across, up), mark["predicted"], strict=True))
-    assert rate == pytest.approx(min(roofs.gemms[0].rate, roofs.reads[0].rate * intensity), rel=0.003)
-    assert back(up, mark["measured"][1]) == pytest.approx(point.flops / (point.seconds or 1), rel=0.003)
-    assert intensity == pytest.approx(point.flops / point.bytes, rel=0.003)
-
-
-def back(scale: Any, place: float) -> float:
-    """From a pixel to a value."""
-    share = (place - scale.begin) / (scale.end - scale.begin)
-    return scale.low * (scale.high / scale.low) ** share
+@given(st.lists(POINTS, min_size=1, max_size=5), ROOFS)
+def test_marks_stand_at_their_points_intensity_and_rates(made: list[RooflinePoint], roofs: Roofs) -> None:
+    points = [point.with_ceilings(roofs) for point in made]
+    across, up = build_scales(points, roofs)
+    found = marks(draw_roofline(points, roofs), "data-mark")
+    for name, rate in (("predicted", "predicted_rate"), ("measured", "rate")):
+        places = [(float(each["cx"]), float(each["cy"])) for each in found if each["data-mark"] == name]
+        assert len(places) == len(points)
+        for (x, y), point in zip(places, points, strict=True):  # coordinates have two decimals
+            assert x == pytest.approx(across(point.intensity), abs=0.03)
+            assert y == pytest.approx(up(getattr(point, rate)), abs=0.03)
 
 
 STEPS = st.tuples(st.sampled_from(["prefill", "decode", "mixed"]), st.integers(1, 9), POSITIVE, st.booleans())
@@ -218,9 +185,3 @@ def test_a_run_and_points_stand_side_by_side(tmp_path: Path) -> None:
         and "<td>1</td>" in draw_table(moves)
         and "100 ms" in draw_table(moves)
     )
-
-
-@pytest.mark.parametrize("bad", [3, {"rows": [{}]}, {"x": 1}, "no-such.json", "no-such-run", ["text"]])
-def test_what_is_no_source_is_refused(bad: Any) -> None:
-    with pytest.raises(WorkbenchError):
-        Roofline(bad)

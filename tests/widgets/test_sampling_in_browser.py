@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.browser import browser, pressed
+from tests.browser import assert_no_errors, pressed
 from tools.notebooks.page import LabSession
 
-pytestmark = browser
 CELLS = """# %%
 import workbench
 from workbench.widgets import SamplingExplorer, SpeculationView
@@ -26,7 +25,7 @@ s
 def test_a_slider_a_token_and_a_check(lab: LabSession, tmp_path: Path) -> None:
     page = lab.open(lab.write("sampling.py", CELLS))
     page.run_all()
-    assert page.errors() == []
+    assert_no_errors(page)
     explorer = page.widget("wb-samplingexplorer")
     readouts = explorer.locator(".widget-readout").all_inner_texts()
     assert "40" in readouts and explorer.get_by_text("top k 40").count() == 1
@@ -58,4 +57,4 @@ def test_a_slider_a_token_and_a_check(lab: LabSession, tmp_path: Path) -> None:
         lab.theme(theme)
         page.screenshot(tmp_path / f"explorer-{theme}.png", explorer)
         page.screenshot(tmp_path / f"view-{theme}.png", view)
-    assert page.console_errors == [] and page.outside_requests == []
+    assert_no_errors(page)

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import re
-import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.widgets import marks, root_of, words
 from tests.serve.watch.logs import log_of
 from tests.thorough import tries
 from tests.trace.histories import recorders
-from workbench.errors import WorkbenchError
 from workbench.serve.watch.serving_log import ServingLog
 from workbench.serve.watch.snapshot import Meter, PageUse, RequestStatus, ServerSnapshot
-from workbench.svg import PICTURE_WIDTH, Scale, format_seconds
+from workbench.svg import PICTURE_WIDTH, Scale
 from workbench.trace.events import Decoded, Finished, Prefilled, Scheduled, Submitted
 from workbench.trace.recorder import Recorder, row_name
 from workbench.widgets import ServerView
@@ -28,19 +26,6 @@ from workbench.widgets.server.picture import LEFT, RIGHT, draw_server
 
 EVERYTHING = float("inf")
 METERS = (Meter("alice: tokens a minute", 60, 60, "tokens", 90.0), Meter("alice: money today", 0.25, 1, "USD"))
-
-
-def elements(picture: str) -> ET.Element:
-    """Parse a picture, which is whole XML: nothing of it is left to a browser's guess."""
-    return ET.fromstring(picture.replace("&nbsp;", " "))
-
-
-def keys(root: ET.Element) -> list[str]:
-    return [each.attrib["data-key"] for each in root.iter() if "data-key" in each.attrib]
-
-
-def words(root: ET.Element) -> str:
-    return " | ".join(each.text for each in root.iter() if each.text)
 
 
 def server_of(log: ServingLog) -> SimpleNamespace:
@@ -70,14 +55,11 @@ def test_every_request_in_sight_is_drawn_once_and_no_other(recorder: Recorder, s
     wanted = sorted(
         f"@{row_name(row)}" for row in recorder.requests() if row["finished"] is None or row["finished"] >= axis.low
     )
-    root = elements(draw_server(snapshot, seconds))
-    assert sorted(keys(root)) == wanted
-    if seconds == EVERYTHING:
-        assert len(wanted) == len(recorder.requests())
-    stops = [each for each in root.iter() if each.attrib.get("tabindex") == "0"]
-    assert len(stops) == bool(wanted), "one stop for the tabulator key"
-    if hidden := len(snapshot.recent) - len(wanted):
-        assert f"{hidden} earlier ones are not in sight" in words(root).replace(" | ", " ")
+    assert seconds != EVERYTHING or len(wanted) == len(recorder.requests())
+    picture = draw_server(snapshot, seconds)
+    assert sorted(each["data-key"] for each in marks(picture)) == wanted
+    hidden = len(snapshot.recent) - len(wanted)
+    assert (f"{hidden} earlier ones are not in sight" in words(picture)) == bool(hidden)
 
 
 @given(recorders(most=6))
@@ -100,32 +82,16 @@ def test_bars_stand_where_their_phases_are(recorder: Recorder) -> None:
     snapshot = log_of(recorder.events).snapshot()
     axis = SpanAxis.over(snapshot, EVERYTHING)
     across = Scale(axis.low, axis.high, LEFT, PICTURE_WIDTH - RIGHT)
-    wanted = sorted(
-        round(across(max(phase.begin, axis.low)), 1)
-        for request in snapshot.recent
-        for phase in phases_of(request, snapshot.time)
-        if axis.low <= phase.end and phase.begin <= axis.high
-    )
-    bars = [
-        each for each in elements(draw_server(snapshot, EVERYTHING)).iter() if each.get("class", "").endswith(" ph")
-    ]
-    assert sorted(float(bar.attrib["x"]) for bar in bars) == pytest.approx(wanted, abs=0.11)
-    assert all(float(bar.attrib["x"]) + float(bar.attrib["width"]) <= PICTURE_WIDTH - RIGHT + 0.9 for bar in bars)
-
-
-@given(recorders(most=6))
-@settings(max_examples=tries(40))
-def test_percentiles_are_numpys(recorder: Recorder) -> None:
-    rows = [row for row in recorder.requests() if row["first_token"] is not None]
-    assume(rows)
-    shown = words(elements(draw_server(log_of(recorder.events).snapshot())))
-    for cut in np.percentile([row["first_token"] - row["arrival"] for row in rows], (50, 90, 99)):
-        assert f" {format_seconds(float(cut))} " in f" {shown} "
+    phases = [phase for request in snapshot.recent for phase in phases_of(request, snapshot.time)]
+    wanted = [across(max(each.begin, axis.low)) for each in phases if axis.low <= each.end and each.begin <= axis.high]
+    bars = [each for each in marks(draw_server(snapshot, EVERYTHING), "class") if each["class"].endswith(" ph")]
+    assert sorted(float(bar["x"]) for bar in bars) == pytest.approx(sorted(wanted), abs=0.11)
+    assert all(float(bar["x"]) + float(bar["width"]) <= PICTURE_WIDTH - RIGHT + 0.9 for bar in bars)
 
 
 def test_figures_limits_and_the_sentence_in_place_of_the_picture() -> None:
-    root = elements(draw_server(small_log().snapshot()))
-    shown = words(root)
+    root = root_of(picture := draw_server(small_log().snapshot()))
+    shown = words(picture)
     title = next(each.text for each in root.iter() if each.tag.endswith("title"))
     assert title is not None and title.startswith("Server m: 1 waiting, 1 finished; ")
     assert "TTFT 1 s at the median; 2 of 10 pages in use" in title
@@ -141,8 +107,8 @@ def test_the_trace_of_a_chosen_request() -> None:
     snapshot, trace = log.snapshot(), log.trace("a")
     assert trace is not None
     assert [each.seconds for each in token_delays(snapshot.recent[0], trace)] == [1.0, 0.5, 2.0]
-    root = elements(draw_server(snapshot, chosen="a", trace=trace))
-    shown = words(root)
+    root = root_of(picture := draw_server(snapshot, chosen="a", trace=trace))
+    shown = words(picture)
     assert "a: finished, 3.5 s · of alice · 40 prompt tokens, 16 of them cached, 3 output tokens" in shown
     assert "500 ms, step 1: admitted: fits" in shown and "1 s, step 1: prefilled: 24 tokens" in shown
     text = next(each for each in root.iter() if each.get("class") == "wb-answer")
@@ -157,7 +123,7 @@ def test_colours_come_from_the_page_and_state_is_never_colour_alone() -> None:
     """Text and outlines take the page's colour, in both themes; each state has a shape of its own."""
     log = small_log()
     picture = draw_server(log.snapshot(), chosen="a", trace=log.trace("a"))
-    for each in elements(picture).iter():
+    for each in root_of(picture).iter():
         if each.tag.endswith("text"):
             assert "fill" not in each.attrib and "style" not in each.attrib
     assert "color:#" not in picture.replace("var(--jp-ui-font-color0,#1b1b1b)", "").replace("border-color:#", "")
@@ -199,10 +165,3 @@ def test_a_saved_view_shows_the_same_picture(tmp_path: Path) -> None:
     assert saved._leave is None
     for view in (live, saved, again):
         view.close()
-
-
-def test_what_is_no_server_is_named(tmp_path: Path) -> None:
-    with pytest.raises(WorkbenchError, match="ServerView: give a server .*, not int"):
-        ServerView(7)
-    with pytest.raises(WorkbenchError, match="none.json"):
-        ServerView(tmp_path / "none.json")

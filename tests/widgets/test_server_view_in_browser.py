@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.browser import browser
+from tests.browser import assert_no_errors
 from tests.patience import until
 from tools.notebooks.page import LabSession
-
-pytestmark = browser
 
 NOTEBOOK = r"""
 # %%
@@ -77,7 +75,7 @@ def test_requests_appear_and_are_chosen(lab: LabSession, tmp_path: Path, theme: 
 
         bright = [float(each) for each in page.tab.evaluate(COLOUR).removeprefix("rgb(").rstrip(")").split(",")[:3]]
         assert (sum(bright) < 384) == (theme == "light")
-        assert page.errors() == [] and page.console_errors == [] and page.outside_requests == []
+        assert_no_errors(page)
         assert page.evaluate("view.close() or server.log._watchers") == "[]"
         assert page.evaluate("server.stop() or server.is_running") == "False"
     finally:

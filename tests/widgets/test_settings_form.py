@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 import ipywidgets
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
+from tests.helpers.widgets import controls, inside
 from tests.measure import experiments
 from tests.thorough import tries
 from workbench.errors import WorkbenchError
@@ -117,14 +119,8 @@ class Outer(BaseModel):
 
 def control(form: SettingsForm, name: str) -> Any:
     """The control called so, wherever it is now."""
-
-    def inside(box: Any) -> Iterator[Any]:
-        for each in getattr(box, "children", ()):
-            yield each
-            yield from inside(each)
-
     panels = (panel.widget for panel in form.panels.values())
-    return next(each for panel in panels for each in inside(panel) if getattr(each, "description", "") == name)
+    return next(found[name] for found in map(controls, panels) if name in found)
 
 
 def test_types_have_controls_of_their_own_with_their_limits() -> None:
@@ -165,8 +161,9 @@ def test_what_is_wrong_is_said_at_its_control_in_one_line() -> None:
     assert form.validated({}) is None
     (line,) = (each.value for each in shown_alerts(form))
     assert 'role="alert"' in line and "part.share: Input should be greater than 0" in line
-    above = [control for control, below in pairs(form) if getattr(below, "value", "") == line]
-    assert [control.description for control in above] == ["share"]
+    boxes = (each.children for each in inside(form.widget) if hasattr(each, "children"))
+    pairs = (pair for children in boxes for pair in pairwise(children))
+    assert [above.description for above, below in pairs if getattr(below, "value", "") == line] == ["share"]
     control(form, "share").value = 0.5
     control(form, "names").value = "a: ["
     assert form.validated({}) is None and "part.names: not YAML" in next(shown_alerts(form)).value
@@ -175,25 +172,7 @@ def test_what_is_wrong_is_said_at_its_control_in_one_line() -> None:
 
 
 def shown_alerts(form: SettingsForm) -> Iterator[Any]:
-    def inside(box: Any) -> Iterator[Any]:
-        for each in getattr(box, "children", ()):
-            yield from inside(each)
-            if isinstance(each, ipywidgets.HTML) and "alert" in each.value:
-                yield each
-
-    return inside(form.widget)
-
-
-def pairs(form: SettingsForm) -> Iterator[tuple[Any, Any]]:
-    """Return each widget with the one right above it in the same box."""
-
-    def inside(box: Any) -> Iterator[tuple[Any, Any]]:
-        children = getattr(box, "children", ())
-        yield from zip(children, children[1:], strict=False)
-        for each in children:
-            yield from inside(each)
-
-    return inside(form.widget)
+    return (each for each in inside(form.widget) if isinstance(each, ipywidgets.HTML) and "alert" in each.value)
 
 
 def test_what_is_wrong_out_of_sight_is_said_above() -> None:

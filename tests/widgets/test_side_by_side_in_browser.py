@@ -7,12 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.browser import browser
+from tests.browser import assert_no_errors
+from tests.helpers.widgets import notebook
 from tests.patience import until
-from tests.widgets.test_reopened_in_browser import notebook
 from tools.notebooks.page import LabSession
-
-pytestmark = browser
 
 CELLS = (
     "import torch\ntorch.set_num_threads(1)\nfrom workbench import widgets\n"
@@ -97,13 +95,14 @@ def test_a_preset_is_played_restored_and_judged_by_the_keyboard(narrow: LabSessi
     assert "holds" in view.locator(".wb-experiment").inner_text()
     (file,) = (lab.server.root / "side_by_side").glob("*.yaml")
     assert file.name == "greedy-and-temperature-0-7-001.yaml" and "first_divergence >= 0" in file.read_text()
-    assert page.errors() == [] and page.console_errors == [] and page.outside_requests == []
+    assert_no_errors(page)
 
     page.save()
     lab.close()
     again = lab.open("pair.ipynb")
     again.settle()
     kept = again.root.inner_text()
-    assert again.widget("wb-sidebyside").count() == 0 and again.errors() == []
+    assert again.widget("wb-sidebyside").count() == 0
+    assert again.errors() == []
     assert "first difference: token" in kept and "first_divergence >= 0" in kept and "restore" in kept
     assert again.root.locator(".wb-tokens b.m").count() == 2

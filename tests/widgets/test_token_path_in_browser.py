@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.browser import browser
+from tests.browser import assert_no_errors
 from tests.patience import limit
 from tools.notebooks.page import LabSession
 
-pytestmark = browser
 CELLS = """# %%
 import workbench
 from workbench.widgets import TokenPath
@@ -27,7 +26,7 @@ def wait_for_heading(view: Any, text: str) -> None:
 def test_it_is_stepped_played_and_a_head_is_switched_off(lab: LabSession, tmp_path: Path) -> None:
     page = lab.open(lab.write("path.py", CELLS))
     page.run_all(limit(120))
-    assert page.errors() == []
+    assert_no_errors(page)
     view = page.widget("wb-tokenpath")
     wait_for_heading(view, "Step 1 of 96")
 
@@ -60,7 +59,7 @@ def test_it_is_stepped_played_and_a_head_is_switched_off(lab: LabSession, tmp_pa
     assert page.evaluate("w.layers_off") == "(2,)"
     assert view.get_by_role("switch", name="layer 2", exact=True).get_attribute("aria-checked") == "false"
     page.screenshot(tmp_path / "switched-off.png", view)
-    assert page.errors() == [] and page.console_errors == [] and page.outside_requests == []
+    assert_no_errors(page)
 
 
 def test_nothing_plays_where_motion_is_to_be_reduced(lab: LabSession) -> None:

@@ -10,7 +10,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from workbench.engine.loaded_model import BUNDLED_MODELS, DEMO_FOLDER
-from workbench.errors import WorkbenchError
 from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.widgets import TokenView
 from workbench.widgets.tokens.picture import MAX_TOKENS, Tokenization, TokenizedPiece, draw_tokenizations
@@ -45,16 +44,14 @@ def test_the_pieces_of_both_are_the_text(view: TokenView, text: str) -> None:
 def test_what_is_drawn_is_each_piece_or_its_bytes(view: TokenView, text: str) -> None:
     view.text = text
     for place, drawn in enumerate(re.findall(r'<pre class="wb-side".*?</pre>', view.picture(), re.S)):
-        pieces = re.findall(r"<b [^>]*>(<u>|<span>)(.*?)</(?:u|span)><sub>(\d+)</sub></b>", drawn, re.S)
-        cuts = view.sides[place].tokens
-        assert [int(number) for _, _, number in pieces] == [cut.id for cut in cuts]
-        for (mark, shown, _), cut in zip(pieces, cuts, strict=True):
-            assert "<" not in shown
-            if cut.text is None:
-                assert mark == "<u>" and bytes.fromhex(shown) == cut.bytes
-            else:
-                signs = str.maketrans({"\n": "↵", "\r": "␍", "\t": "⇥"})
-                assert mark == "<span>" and html.unescape(shown) == cut.text.translate(signs)
+        shown = re.findall(r"<b [^>]*><(u|span)>([^<]*)</(?:u|span)><sub>(\d+)</sub></b>", drawn)
+        signs = str.maketrans({"\n": "↵", "\r": "␍", "\t": "⇥"})
+        assert [(mark, html.unescape(text), int(number)) for mark, text, number in shown] == [
+            ("u", cut.bytes.hex(" ").upper(), cut.id)
+            if cut.text is None
+            else ("span", cut.text.translate(signs), cut.id)
+            for cut in view.sides[place].tokens
+        ]
 
 
 def test_ids_are_those_of_the_tokenizer(view: TokenView) -> None:
@@ -70,12 +67,6 @@ def test_a_tokenizer_may_be_given_in_several_ways() -> None:
     assert tokenizer is not None
     ways = (tokenizer, DEMO_FOLDER / "bytes", str(DEMO_FOLDER / "bytes"), "bytes")
     assert len({TokenView("né", way).sides[0].tokens for way in ways}) == 1
-    with pytest.raises(WorkbenchError, match="has no tokenizer"):
-        TokenView("a", "shape:llama-3.2-1b")
-    with pytest.raises(WorkbenchError, match="has no tokenizer"):
-        TokenView("a", 3)
-    with pytest.raises(WorkbenchError, match="no model 'nowhere'"):
-        TokenView("a", "nowhere")
 
 
 def test_a_text_that_is_none_is_reported_and_nothing_is_lost(view: TokenView) -> None:

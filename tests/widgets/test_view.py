@@ -61,17 +61,22 @@ class Cells:
     """Stands for IPython: runs a cell that shows some views."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
-        self.shell = SimpleNamespace(parent_header={}, kernel=None, events=SimpleNamespace(register=lambda *_: None))
+        self.ends: list[Callable[[], None]] = []
+        events = SimpleNamespace(register=lambda _, callback: self.ends.append(callback))
+        self.shell = SimpleNamespace(parent_header={}, kernel=None, events=events)
         monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: self.shell))
+        monkeypatch.setattr(view_module, "_publish", lambda *_, **__: None)
         monkeypatch.setattr(cell_views, "_RUNS", {})
+        monkeypatch.setattr(cell_views, "_WATCHED", set())
         self.runs = 0
 
     def run(self, cell: str, *views: Count) -> None:
         self.runs += 1
         self.shell.parent_header = {"metadata": {"cellId": cell}, "header": {"msg_id": str(self.runs)}}
         for view in views:
-            cell_views.note_shown(view)
-        cell_views.close_earlier()
+            view._ipython_display_()
+        for end in self.ends:
+            end()
 
 
 def test_a_view_that_two_cells_show_is_closed_with_the_last_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,28 +301,6 @@ def test_what_is_closed_leaves_nothing_open() -> None:
     assert len(seen() - before) >= 4
     view.close()
     assert seen() <= before
-
-
-def test_views_of_a_cells_earlier_run_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    ends: list[Callable[[], None]] = []
-    events = SimpleNamespace(register=lambda name, callback: ends.append(callback))
-    shell = SimpleNamespace(parent_header={}, events=events)
-    monkeypatch.setattr("IPython.get_ipython", lambda: shell)
-    monkeypatch.setattr("workbench.widgets.view._publish", lambda *_, **__: None)
-
-    def shown(cell: str, run: str, view: Count) -> Count:
-        shell.parent_header = {"metadata": {"cellId": cell}, "header": {"msg_id": run}}
-        view._ipython_display_()
-        return view
-
-    first, beside, other = shown("a", "1", Count()), shown("a", "1", Count()), shown("b", "2", Count())
-    again = shown("a", "3", Count())
-    (end,) = ends
-    end()
-    assert [view.comm is None for view in (first, beside, other, again)] == [True, True, False, False]
-    shown("a", "4", again)
-    end()
-    assert again.comm is not None
 
 
 def test_what_is_kept_waits_for_who_types(monkeypatch: pytest.MonkeyPatch) -> None:

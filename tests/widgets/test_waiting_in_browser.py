@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from tests.browser import browser
+from tests.browser import assert_no_errors
 from tools.notebooks.page import LabSession
-
-pytestmark = browser
 
 NOTEBOOK = r"""
 # %%
@@ -46,4 +44,4 @@ def test_stop_ends_what_a_cell_waits_for(lab: LabSession) -> None:
     view.get_by_role("button", name="Stop").click()
     page.finish()
     assert page.evaluate("order") == "[{0: 'cancelled'}, 'second', 'third']"
-    assert page.errors() == []
+    assert_no_errors(page)

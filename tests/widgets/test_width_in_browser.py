@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.browser import browser
+from tests.browser import assert_no_errors
 from tools.notebooks.page import LabSession, NotebookPage
-
-pytestmark = browser
 
 NOTEBOOK = """# %%
 import numpy as np
@@ -112,7 +110,7 @@ SHOTS = os.environ.get("WORKBENCH_SHOTS")
 def page(lab: LabSession) -> Iterator[NotebookPage]:
     page = lab.open(lab.write("widths.py", NOTEBOOK))
     page.run_all()
-    assert page.errors() == [] and page.console_errors == []
+    assert_no_errors(page)
     size = page.tab.viewport_size
     assert size is not None
     yield page

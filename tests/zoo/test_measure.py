@@ -131,24 +131,6 @@ def test_only_contended_steps_are_metered() -> None:
     assert meter.tokens == {"a": 30, "b": 30} and meter.fairness == 1
 
 
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        ('return {"heat": "hot"}', "must return numbers by the names heat"),
-        ('return {"heat": True}', "must return numbers by the names heat"),
-        ('return {"loop_ratio": 1.0}', "'loop_ratio' is a figure of every sampling entry; rename it"),
-        ('return {"heat": 1 / 0}', "raised ZeroDivisionError"),
-    ],
-)
-def test_own_figures_that_are_none(tmp_path: Path, body: str, message: str) -> None:
-    zoo = made.folder(tmp_path)
-    source = (zoo / "hotter.py").read_text()
-    (zoo / "hotter.py").write_text(source.replace('return {"heat": 2.0}', body))
-    with pytest.raises(WorkbenchError, match="hotter.py: figures()") as refused:
-        measure._own(load_zoo(zoo)["hotter"])
-    assert message in str(refused.value)
-
-
 def test_a_record_is_small_and_read_back_the_same(tmp_path: Path) -> None:
     entry = entry_in(tmp_path)
     assert ZooRecord.read(record_file(entry)) is None

@@ -245,17 +245,6 @@ def test_a_watermark_is_found_by_its_key_and_by_no_other() -> None:
     assert part.z([5, 6] * 100, vocab) == part.z([5, 6, 5], vocab)  # a loop is no evidence
 
 
-def test_their_mistakes_are_one_line() -> None:
-    from workbench import WorkbenchError
-
-    for name, arguments in [("dry", {"base": 9.0}), ("xtc", {"threshold": 0.0}), ("top_n_sigma", {"n": 0.0}),
-                            ("eta", {"epsilon": 1.0}), ("mirostat", {"target": 0.0}), ("top_a", {"a": 2.0}),
-                            ("tail_free", {"z": 0.0}), ("entropy_temperature", {"highest": 0.0}),
-                            ("watermark", {"gamma": 1.0})]:  # fmt: skip
-        with pytest.raises(WorkbenchError, match=next(iter(arguments))):
-            part_of(name, **arguments)
-
-
 @given(st.lists(logits_rows(64), min_size=1, max_size=2), st.integers(0, 2), st.floats(0.01, 1))
 def test_dola_is_that_of_the_equations(rows: list, first: int, alpha: float) -> None:
     logits, histories = stacked(rows)

@@ -1,19 +1,23 @@
-"""Find the test files nearest to a module: by the imports between them, then by how little else they import."""
+"""Find the test files nearest to a bug: by the imports between them and its module, and by the words of both."""
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import Iterable
+import math
+import re
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Iterator
+from itertools import chain, zip_longest
 from pathlib import Path
 
 from tools.structure import imports
 
 READ = ("workbench", "compiled_kernels", "tests")
 FRONT = "workbench"  # its front imports every room: what is reached by it alone is not near
+STEM = 5  # letters by which words are compared
 
 
 class NearestTests:
-    """The test files of the tree `root`, and what they import."""
+    """The test files of the tree `root`, what they import, and the words that they are written in."""
 
     def __init__(self, root: Path):
         self.root = root
@@ -30,9 +34,13 @@ class NearestTests:
                 for other in files:
                     if other.rpartition(".")[0] == name.rpartition(".")[0]:
                         self._importers[other].add(name)
+        tests = [name for name in files if name.startswith("tests.") and ".test_" in name]
+        self._words = {name: _stems(f"{name} {files[name].read_text(encoding='utf-8')}") for name in tests}
+        self._holders = Counter(chain.from_iterable(self._words.values()))
 
-    def nearest(self, file: str, most: int, first: Iterable[str] = ()) -> list[str]:
-        """Return `first` and then up to `most` test files, the nearest to `file` first."""
+    def nearest(self, file: str, words: str, most: int, first: Iterable[str] = ()) -> list[str]:
+        """Return `first` and then up to `most` test files, the likeliest first: by turns one of the fewest imports from
+        `file` that imports little else, and one of those that it reaches with the rarest of these words."""
         name = ".".join(Path(file).with_suffix("").parts)
         distance, queue = {name: 0}, deque([name])
         while queue:
@@ -40,15 +48,31 @@ class NearestTests:
             for importer in self._importers[here] - distance.keys() - {FRONT}:
                 distance[importer] = distance[here] + 1
                 queue.append(importer)
-        tests = [each for each in distance if each.startswith("tests.") and ".test_" in each]
-        tests.sort(key=lambda each: (distance[each], self._num_reached(each), each))
-        near = [self._files[each].relative_to(self.root).as_posix() for each in tests[:most]]
+        tests = [each for each in distance if each in self._words]
+        wanted = _stems(f"{words} {file}")
+        by_imports = sorted(tests, key=lambda each: (distance[each], self._num_reached(each), each))
+        by_words = sorted(tests, key=lambda each: (-self._likeness(wanted, each), each))
+        found = dict.fromkeys(chain.from_iterable(zip_longest(by_imports, by_words)))
+        near = [self._files[each].relative_to(self.root).as_posix() for each in list(found)[:most]]
         return list(dict.fromkeys((*first, *near)))
 
+    def _likeness(self, wanted: set[str], test: str) -> float:
+        """Return the information of the words that a test shares, by the size of its own vocabulary."""
+        words = self._words[test]
+        shared = sum(math.log(len(self._words) / self._holders[word]) for word in wanted & words)
+        return shared / math.log(len(words) + 1)
+
     def _num_reached(self, name: str) -> int:
+        return sum(1 for _ in self._reached(name))
+
+    def _reached(self, name: str) -> Iterator[str]:
         reached, left = {name}, [name]
         while left:
             new = self._graph[left.pop()] - reached
             reached |= new
             left += new
-        return len(reached)
+            yield from new
+
+
+def _stems(text: str) -> set[str]:
+    return {word[:STEM] for word in re.findall(r"[a-z0-9]{3,}", text.lower())}

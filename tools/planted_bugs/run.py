@@ -24,7 +24,7 @@ from tools.planted_bugs.bugs import BUGS, PlantedBug
 from tools.planted_bugs.nearest import NearestTests
 
 ROOT = Path(__file__).resolve().parents[2]
-FILES = (3, 5)  # nearest test files for a bug, and how many more where they catch nothing
+FILES = (4, 6)  # nearest test files for a bug, and how many more where they catch nothing
 PRELOADED = ("torch", "transformers.generation.logits_process", "hypothesis", "pydantic", "openai", "fastapi", "typer")
 REPORT = "first_failure.json"
 # Hypothesis would take minutes to make an example that fails a small one. A failure is noted with its exception, as
@@ -54,7 +54,7 @@ How = Literal["assertion", "limit", "crash", "not caught"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What caught a bug: the test, the exception that it ended with, and the CPU seconds until then."""
+    """The test that caught a bug, the exception that it ended with, and the CPU seconds until then."""
 
     breaks: str
     how: How
@@ -182,7 +182,7 @@ def main(words: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="workbench-bugs-") as folder:
         tree = BuggyTree(asked.tree, Path(folder), environment)
         for bug in bugs:
-            near = test_files.nearest(bug.file, sum(FILES), bug.tests)
+            near = test_files.nearest(bug.file, bug.breaks, sum(FILES), bug.tests)
             first = len(bug.tests) + FILES[0]
             stages = [near[:first], near[first:]] + [["-n", "logical", "tests"]] * asked.whole
             seconds, outcome = 0.0, Outcome(bug.breaks, "not caught")

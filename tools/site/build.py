@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tools.site.addresses import broken_addresses
 from tools.site.stage import ROOT, stage
 
 __all__ = ["ROOT", "build"]
@@ -28,4 +29,4 @@ def build(out: Path, root: Path = ROOT) -> list[str]:
     problems += [each.replace(f"{source}/", "") for each in done.stderr.splitlines() if each.strip()]
     if done.returncode and not problems:
         problems.append(f"sphinx ended with {done.returncode}: {done.stdout[-500:]}")
-    return problems
+    return problems + broken_addresses(html)

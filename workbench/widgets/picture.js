@@ -51,17 +51,17 @@ function render({ model, el }) {
   const renamed = (markup) => markup.replace(/(\bid="|url\(#)(wb-[a-z0-9-]+)/g, `$1$2-v${number}`);
   const own = (content) => content.replace(/<style>[^]*?<\/style>|<[^>]*>/g, renamed); // text between tags is a reader's
   let seen = false;
-  // By the widget's own key where it has one: JupyterLab makes views anew, and folds stay as they were.
+  // By the widget's own key or name, where it has one: JupyterLab makes views anew, and folds stay as they were.
   const kept = (globalThis.workbenchFolds ??= new Map());
-  const folds = kept.get(model.get("folds")) ?? new Map();
-  if (model.get("folds")) kept.set(model.get("folds"), folds);
+  const owner = model.get("folds") || model.get("name");
+  const folds = kept.get(owner) ?? new Map();
+  if (owner) kept.set(owner, folds);
   view.addEventListener("toggle", ({ target }) => "fold" in target.dataset && folds.set(target.dataset.fold, target.open), true);
   const atEnd = (each) => each.scrollTop + each.clientHeight >= each.scrollHeight - 8;
   const draw = () => {
     seen ||= el.isConnected;
     if (seen && !el.isConnected) return leave(); // JupyterLab drops a view that it renders again, and does not say so
-    const focused = document.activeElement;
-    const key = view.contains(focused) ? focused.dataset.key : undefined;
+    const focused = view.contains(document.activeElement) ? placeOf(document.activeElement, view) : null;
     const scrolled = [...view.querySelectorAll("[data-scroll]")].map((each) => [each.scrollLeft, each.scrollTop, atEnd(each)]);
     view.innerHTML = own(model.get("content"));
     view.querySelectorAll("details[data-fold]").forEach((each) => {
@@ -71,7 +71,7 @@ function render({ model, el }) {
       if (scrolled[n]) [each.scrollLeft, each.scrollTop] = scrolled[n];
       if (each.dataset.scroll === "end" && (scrolled[n]?.[2] ?? true)) each.scrollTop = each.scrollHeight;
     });
-    if (key !== undefined) view.querySelector(`[data-key="${CSS.escape(key)}"]`)?.focus();
+    if (focused) stopAt(focused, view)?.focus({ preventScroll: true });
     if (!view.querySelector("[data-tip]:hover, [data-tip]:focus")) showTip(null);
   };
 
@@ -118,16 +118,42 @@ function render({ model, el }) {
 // Chords (Ctrl+S, Shift+Enter) and Escape stay the notebook's.
 function guardKeys(event) {
   const chord = event.ctrlKey || event.metaKey || event.altKey || (event.shiftKey && event.key === "Enter");
+  press(event);
   if (event.target.closest?.(".wb")) event.target.toggleAttribute("data-lm-suppress-shortcuts", !chord && event.key !== "Escape");
 }
-globalThis.workbenchKeys ??= (window.addEventListener("keydown", guardKeys, true), true);
+// Where a stop of the keyboard is in a root, by its name and its number among those of the same name.
+const STOPS = "button, input, textarea, select, summary, [tabindex], [data-key]";
+const nameOf = (stop) => [stop.localName, stop.dataset.key ?? stop.getAttribute("aria-label")
+  ?? stop.closest("summary")?.parentElement.dataset.fold ?? stop.textContent].join(" ");
+const named = (name, root) => [...root.querySelectorAll(STOPS)].filter((each) => nameOf(each) === name);
+const placeOf = (stop, root) => [nameOf(stop), named(nameOf(stop), root).indexOf(stop)];
+const stopAt = ([name, number], root) => named(name, root)[number];
+// What is drawn or made anew while it is pressed hears of the click all the same; the browser tells it neither to what
+// was there nor to what is. (A finger's click goes to what is there at its end; what has a key acts when Space goes down.)
+let pressed = null;
+function press(event) {
+  const stop = event.target.closest?.(STOPS), root = stop?.closest(".wb");
+  if (event.type === "keydown" ? event.key !== " " || event.repeat || stop?.dataset.key !== undefined : event.button) return;
+  pressed = root && event.pointerType !== "touch" ? { stop, root, place: placeOf(stop, root), x: event.clientX, y: event.clientY } : null;
+}
+function release(event) {
+  if (!pressed || (event.type === "keyup" && event.key !== " ")) return;
+  const { stop, root, place, x, y } = pressed, { clientX, clientY } = event;
+  pressed = null;
+  if (stop.isConnected || Math.hypot(clientX - x, clientY - y) > 8) return; // it hears of it itself, or it was a drag
+  const now = root.isConnected ? root : document.querySelector(`.wb[data-view="${root.dataset.view}"]`);
+  if (now) stopAt(place, now)?.dispatchEvent(new MouseEvent("click", { bubbles: true, cancelable: true, clientX, clientY }));
+}
+const heard = { keydown: guardKeys, keyup: release, pointerdown: press, pointerup: release };
+globalThis.workbenchKeys ??= (Object.entries(heard).forEach(([name, act]) => window.addEventListener(name, act, true)), true);
 // JupyterLab makes a view anew when what a notebook keeps of it is brought up to date. The keyboard stays where it was,
 // and the kernel knows while it is in a field, whose text would be lost.
 const focused = (globalThis.workbenchFocused ??= new Map());
 function keepFocus(model, root) {
   const name = model.get("name");
   if (!root || !name) return;
-  const stops = () => [...root.querySelectorAll("button, input, textarea, select, [tabindex]")];
+  root.dataset.view = name;
+  const stops = () => [...root.querySelectorAll(STOPS)];
   const reportTyping = (typing) => {
     if (model.get("typing") === typing) return;
     model.set("typing", typing);

@@ -12,11 +12,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.model.formats.folders import TINY, write_quantized
+from tests.helpers.command_line import cli, refused
+from tests.model.families import draw_ids, logits_of
+from tests.model.formats.folders import TINY, same, write_quantized
 from tests.model.strategies import llama_specs
-from tests.model.test_weights import same
 from tests.thorough import tries
-from workbench.cli import main
 from workbench.engine.config import EngineConfig
 from workbench.engine.loaded_model import BUNDLED_MODELS, LoadedModel
 from workbench.errors import WorkbenchError
@@ -63,14 +63,14 @@ def test_a_converted_model_is_the_one_that_settings_make(
 def test_the_demo_keeps_its_tokenizer_and_its_logits(tmp_path: Path) -> None:
     """Untied or tied: a tied head stays dense in files."""
     source = BUNDLED_MODELS["demo"]
-    assert main(["convert", "demo", str(tmp_path / "q"), "--weights", "int4", "--group", "32", "--json"]) == 0
+    cli("convert demo --weights int4 --group 32", tmp_path / "q")
     own = {"weights": "int4", "weight_group": 32, "head_weights": "dense"}
     asked, found = model_of(source, **own), model_of(tmp_path / "q")
     assert found.format == INT4
     assert torch.equal(asked.logits(range(40)), found.logits(range(40)))
     names = {file.name for file in source.iterdir() if not file.name.endswith(".safetensors")}
     assert names <= {file.name for file in (tmp_path / "q").iterdir()}
-    assert main(["convert", "demo", str(tmp_path / "q")]) != 0  # it is there
+    refused("convert demo", tmp_path / "q")  # it is there
 
 
 @settings(max_examples=tries(25))
@@ -108,19 +108,17 @@ def test_codes_of_other_formats_are_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["demo", "--weights", "int3"], "unknown weight format"),
-        (["demo", "--weights", "int4", "--head-weights", "int8"], "the head is dense or as they are"),
-        (["demo", "--weights", "int4", "--group", "48"], "do not divide"),
-        (["shape:tiny"], "has no weights to convert"),
-        (["demo", "--to", "onnx"], "must be one of compressed-tensors"),
-        (["nowhere"], "not a folder here"),
+        ("demo --weights int3", "unknown weight format"),
+        ("demo --weights int4 --head-weights int8", "the head is dense or as they are"),
+        ("demo --weights int4 --group 48", "do not divide"),
+        ("shape:tiny", "has no weights to convert"),
+        ("demo --to onnx", "must be one of compressed-tensors"),
+        ("nowhere", "not a folder here"),
     ],
 )
-def test_what_cannot_be_written_is_refused(
-    tmp_path: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["convert", words[0], str(tmp_path / "q"), *words[1:]]) != 0
-    assert said in capsys.readouterr().err and not (tmp_path / "q").exists()
+def test_what_cannot_be_written_is_refused(tmp_path: Path, words: str, said: str) -> None:
+    assert said in refused(f"convert {words}", tmp_path / "q")
+    assert not (tmp_path / "q").exists()
 
 
 def test_a_head_that_is_the_embedding_stays_dense(tmp_path: Path) -> None:
@@ -162,8 +160,6 @@ def test_families_with_biases_and_norms(tmp_path: Path, name: str, format: Weigh
     quantized, every tensor is the source's."""
     transformers = pytest.importorskip("transformers", reason="pip install 'transformers>=5'")
     pytest.importorskip("compressed_tensors", reason="pip install compressed-tensors")
-    from tests.model.test_every_family import draw_ids, logits_of
-
     source, target, ids = tmp_path / "m", tmp_path / "q", draw_ids(24, seed=1)
     theirs = random_checkpoint(name.split()[0], FAMILIES[name])
     theirs.save_pretrained(source)

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.thorough import tries
 from workbench.model.formats.gguf import blocks as gguf_blocks
 from workbench.model.formats.gguf.blocks import BLOCK_TYPES, UNREAD_TYPES, BlockType, dequantize_blocks
 
@@ -29,7 +30,7 @@ def assert_same_bits(found: torch.Tensor, right: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("type", BLOCK_TYPES.values(), ids=lambda type: type.name)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=tries(60))
 @given(data=st.data())
 def test_any_bytes_are_what_the_package_reads(type: BlockType, data: st.DataObject) -> None:
     """Random bytes hold every scale: infinite, NaN, subnormal and negative ones."""

@@ -12,12 +12,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from tests.model.formats.test_gguf_families import CASES, WIDE, ours_of
-from tests.model.test_every_family import assert_equal, draw_ids, logits_of
-from tests.prompt.test_sentencepiece_model import trained
-from workbench.cli import app
+from tests.helpers.command_line import answer
+from tests.model.families import GGUF_CASES, WIDE, assert_equal, draw_ids, logits_of, read_model
+from tests.prompt.vocabularies import trained_pieces
+from tests.thorough import tries
 from workbench.engine import naive
 from workbench.engine.loaded_model import BUNDLED_MODELS
 from workbench.errors import WorkbenchError
@@ -36,7 +35,7 @@ gguf = pytest.importorskip("gguf", reason="the yardstick: pip install gguf")
 
 
 @pytest.mark.parametrize("kind", WRITTEN_TYPES)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=tries(100), deadline=None)
 @given(data=st.data())
 def test_blocks_are_rounded_as_the_package_does(kind: str, data: st.DataObject) -> None:
     """Halves, zeros, equal and tiny numbers included."""
@@ -71,14 +70,14 @@ def test_metadata_and_tensors_are_read_by_the_package(tmp_path: Path) -> None:
     assert read == metadata and torch.equal(file.read("two"), two)
 
 
-@pytest.mark.parametrize("family", CASES)
+@pytest.mark.parametrize("family", GGUF_CASES)
 def test_float32_of_a_folder_is_the_same_model(tmp_path: Path, family: str) -> None:
     """Logits are transformers', and the numbers those of the folder, bit for bit but for norms with 1 added."""
-    theirs = random_checkpoint(family, CASES[family][0])
+    theirs = random_checkpoint(family, GGUF_CASES[family][0])
     theirs.save_pretrained(tmp_path / "hf")
     convert_to_gguf(tmp_path / "hf", tmp_path / "a.gguf", "f32", torch.float32)
     ids = draw_ids(24, seed=1)
-    assert_equal(naive.logits(ours_of(tmp_path / "a.gguf"), ids), logits_of(theirs, ids))
+    assert_equal(naive.logits(read_model(tmp_path / "a.gguf"), ids), logits_of(theirs, ids))
     spec = read_spec(tmp_path / "hf")
     right, found = (load_weights(tmp_path / name, spec, torch.float32) for name in ("hf", "a.gguf"))
     for name, tensor in right.items():
@@ -91,11 +90,7 @@ def test_float32_of_a_folder_is_the_same_model(tmp_path: Path, family: str) -> N
 def test_the_command_writes_each_type(tmp_path: Path, kind: str) -> None:
     random_checkpoint("llama", WIDE).save_pretrained(tmp_path / "hf")
     target = tmp_path / "a.gguf"
-    result = CliRunner().invoke(
-        app, ["convert", str(tmp_path / "hf"), str(target), "--to", "gguf", "--weights", kind, "--json"]
-    )
-    assert result.exit_code == 0, result.output
-    found = json.loads(result.output)
+    found = answer(f"convert --to gguf --weights {kind}", tmp_path / "hf", target)
     assert found["weights"] == kind.upper() and found["bytes"] == target.stat().st_size
     whole = {each.name: each for each in gguf.GGUFReader(target).tensors}
     assert whole["blk.0.ffn_up.weight"].tensor_type.name == kind.upper()
@@ -177,7 +172,7 @@ def _folder(path: Path, **changes: Any) -> Path:
 def test_the_template_in_the_config_and_a_sentencepiece_model_are_written(tmp_path: Path) -> None:
     """With the tokens that the template names, the end token of a text first among the model's."""
     folder = _folder(tmp_path / "m", eos_token_id=[1, 2])
-    (folder / "tokenizer.model").write_bytes(trained("bpe as Llama"))
+    (folder / "tokenizer.model").write_bytes(trained_pieces("bpe as Llama"))
     config = {"chat_template": "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}", "bos_token": "<s>"}
     (folder / "tokenizer_config.json").write_text(json.dumps({**config, "eos_token": {"content": "</s>"}}))
     found = convert_to_gguf(folder, tmp_path / "a.gguf", "bf16", torch.bfloat16)

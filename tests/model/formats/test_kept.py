@@ -16,9 +16,7 @@ from hypothesis import strategies as st
 import workbench
 from compiled_kernels.linear.matrix_format import MatrixFormat
 from compiled_kernels.linear.quantize import dequantize_grouped, dequantize_matrix, pack_int4, quantize_int4
-from tests.model.formats.folders import TINY, write_quantized
-from tests.model.formats.test_quantized_folders import PACKERS
-from tests.model.test_weights import same
+from tests.model.formats.folders import PACKERS, TINY, same, write_quantized
 from tests.thorough import tries
 from workbench.engine.config import EngineConfig
 from workbench.engine.loaded_model import LoadedModel, weight_format

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -13,7 +12,8 @@ from safetensors.torch import load_file, save_file
 import workbench
 from compiled_kernels import Backend, backend_problems
 from compiled_kernels.expert_linear.packed import dequantize_stack
-from tests.model.test_weights import same
+from tests.model.families import NEEDS_TRANSFORMERS, read_model
+from tests.model.formats.folders import same, write_gpt_oss
 from workbench.engine.config import EngineConfig
 from workbench.engine.loaded_model import LoadedModel, weight_format
 from workbench.engine.runner import Runner
@@ -26,7 +26,7 @@ from workbench.testing.family_checkpoints import random_checkpoint
 from workbench.testing.packers import pack_folder
 from workbench.trace.events import Finished
 
-pytest.importorskip("transformers", reason="transformers is not installed: pip install 'transformers>=5'")
+pytestmark = NEEDS_TRANSFORMERS
 HERE = [each for each in (Backend.EAGER, Backend.INDUCTOR, Backend.MLIR) if backend_problems()[each] is None]
 SIZES = {"hidden_size": 64, "moe_intermediate_size": 64, "intermediate_size": 64, "num_experts": 5,
          "num_experts_per_tok": 2, "vocab_size": 266}  # fmt: skip
@@ -43,31 +43,7 @@ def add_tokenizer(*folders: Path) -> None:
 
 
 def gpt_oss(folder: Path) -> Path:
-    """Write gpt-oss with experts of MXFP4 into `folder`, and beside it the dense model, whose path is returned."""
-    import transformers
-
-    dense = folder.with_name("dense")
-    config = transformers.GptOssConfig(
-        vocab_size=266, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=16, num_local_experts=5, num_experts_per_tok=2,
-        layer_types=["sliding_attention", "full_attention"], pad_token_id=None,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    transformers.AutoModelForCausalLM.from_config(config).bfloat16().save_pretrained(dense)
-    folder.mkdir()
-    fields = json.loads((dense / "config.json").read_text())
-    fields["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
-    (folder / "config.json").write_text(json.dumps(fields))
-    plain = load_file(dense / "model.safetensors")
-    packed = dict(plain)
-    for name in [name for name in plain if name.endswith(("gate_up_proj", "down_proj"))]:
-        experts, width, out = packed.pop(name).shape
-        blocks = torch.randint(0, 256, (experts, out, width // 32, 16), dtype=torch.uint8)
-        scales = torch.randint(118, 126, (experts, out, width // 32), dtype=torch.uint8)
-        packed |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
-        plain[name] = dequantize_stack(blocks.flatten(2), scales).transpose(1, 2).bfloat16().contiguous()
-    save_file(packed, folder / "model.safetensors")
-    save_file(plain, dense / "model.safetensors")
+    dense = write_gpt_oss(folder, lambda *stored: dequantize_stack(*stored).transpose(1, 2).bfloat16().contiguous())
     add_tokenizer(folder, dense)
     return dense
 
@@ -140,7 +116,6 @@ def test_experts_of_gguf_stay_packed(tmp_path: Path, kind: str, experts: str, gr
     theirs = random_checkpoint("mixtral", changes)
     stored = writing.write_gguf(theirs, tmp_path / "a.gguf", tmp_path / "hf", kind)
     widened = writing.write_gguf(theirs, tmp_path / "b.gguf", tmp_path / "hf", kind, widened=True)
-    from tests.model.formats.test_gguf_families import ours_of
     from workbench.model.formats.open import open_checkpoint
     from workbench.model.hf.families import read_spec
     from workbench.model.hf.kept import stored_format
@@ -150,7 +125,7 @@ def test_experts_of_gguf_stay_packed(tmp_path: Path, kind: str, experts: str, gr
     format, _ = stored_format(checkpoint, wanted_parameters(checkpoint, spec), spec.tie_word_embeddings)
     assert (format.expert_dtype, format.columns_per_expert_scale) == (experts, group)
     model = Transformer.from_state(spec, load_weights(stored, spec, torch.float32, format), format=format)
-    assert same(model.dense_state(torch.float32), ours_of(widened).dense_state(torch.float32))
+    assert same(model.dense_state(torch.float32), read_model(widened).dense_state(torch.float32))
 
 
 def test_settings_quantize_experts(tmp_path: Path) -> None:

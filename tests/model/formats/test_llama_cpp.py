@@ -11,36 +11,27 @@ from typing import Any
 import pytest
 import torch
 
+from tests.model.families import GGUF_CASES, NEEDS_TRANSFORMERS, WIDE, draw_ids, logits_of, read_model
 from tests.model.formats.ask_llama_cpp import ask
-from tests.model.formats.test_gguf_families import CASES, WIDE, ours_of
-from tests.model.test_every_family import draw_ids, logits_of
 from tests.prompt.hard_strings import HARD
-from tests.prompt.test_byte_level import CONTROLS
-from tests.prompt.test_byte_level import trained as trained_merges
-from tests.prompt.test_sentencepiece_model import trained as trained_pieces
+from tests.prompt.vocabularies import byte_level, trained_pieces
 from workbench.engine import naive
 from workbench.model.formats.texts import open_tokenizer
 from workbench.model.hf.convert_gguf import convert_to_gguf
-from workbench.prompt.tokenization.byte_level import PRE_TOKENIZERS, byte_level_tokenizer
-from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.testing.family_checkpoints import random_checkpoint
 
-pytest.importorskip("transformers", reason="transformers is not installed: pip install 'transformers>=5'")
+pytestmark = NEEDS_TRANSFORMERS
 MARKED = ["<|begin|>a<|end|>", "x<own>y  z", "a<s>b </s>", "<ctrl> <|mark|>x"]
 TEMPLATE = "{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}"
 # Families whose activation is a table of half precision in ggml, and a rotary scaling whose bounds it rounds to whole
 # columns (gpt_oss has truncate: false).
 ROUNDED = {"gemma", "gemma2", "gemma3_text", "phi", "gpt2", "starcoder2", "gpt_neox", "falcon", "gpt_oss"}
-GEMMA2 = {**WIDE, **CASES["gemma2"][0], "head_dim": 64, "query_pre_attn_scalar": 64}
+GEMMA2 = {**WIDE, **GGUF_CASES["gemma2"][0], "head_dim": 64, "query_pre_attn_scalar": 64}
 UNWRITTEN = {("phi3", 2), ("falcon", 1)}  # tests/model/formats/test_gguf_write.py has what is refused
 
 
 def write_byte_level(folder: Path, pre: str) -> None:
-    """Write a small byte-level vocabulary with control tokens at its end and one more entry."""
-    entries, merges = trained_merges()
-    count, names = len(entries), [*entries, *CONTROLS, "<own>"]
-    inner = byte_level_tokenizer(names, merges, PRE_TOKENIZERS[pre], (count, count + 1), (count + 2,))
-    (folder / "tokenizer.json").write_text(Tokenizer(inner).to_json())
+    (folder / "tokenizer.json").write_text(byte_level(pre).to_json())
 
 
 def write_pieces(folder: Path, kind: str) -> None:
@@ -76,7 +67,7 @@ def test_the_same_ids_and_logits(tmp_path: Path, family: str, write: Any, kind: 
         path = tmp_path / f"{weights}.gguf"
         assert "vocabulary of llama.cpp" in convert_to_gguf(folder, path, weights, torch.float32)["tokenizer"]
         theirs = torch.tensor(ask(path, ids=ids.tolist())["logits"])
-        ours = naive.logits(ours_of(path), ids)
+        ours = naive.logits(read_model(path), ids)
         assert (theirs - ours).norm() < bound * ours.norm(), weights
     pairs = random.Random(0).sample([one + other for one in HARD for other in HARD], 300)
     texts = [*HARD, *MARKED, *pairs]
@@ -92,10 +83,10 @@ def test_the_same_ids_and_logits(tmp_path: Path, family: str, write: Any, kind: 
         assert bytes.fromhex(found["pieces"][id]) == tokenizer.token_bytes(id), id
 
 
-@pytest.mark.parametrize("family", CASES)
+@pytest.mark.parametrize("family", GGUF_CASES)
 def test_logits_of_each_family(tmp_path: Path, family: str) -> None:
     """They are transformers', unless the conversion says what llama.cpp does otherwise."""
-    for number, changes in enumerate(CASES[family]):
+    for number, changes in enumerate(GGUF_CASES[family]):
         if (family, number) in UNWRITTEN:
             continue
         path, ids = tmp_path / f"{number}.gguf", draw_ids(24, seed=1)

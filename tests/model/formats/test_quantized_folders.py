@@ -15,68 +15,17 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.model.formats.folders import TINY, write_quantized
-from tests.model.test_weights import same
+from tests.model.formats.folders import PACKERS, TINY, read_packed, same, write_quantized
 from tests.thorough import tries
 from workbench.errors import WorkbenchError
 from workbench.model.formats.bitsandbytes import STATES
-from workbench.model.formats.checkpoint import QuantizedMatrix, StoredTensor
+from workbench.model.formats.checkpoint import QuantizedMatrix
 from workbench.model.formats.open import open_checkpoint
-from workbench.model.formats.quantization import unpacked
 from workbench.model.hf.families import read_spec
-from workbench.model.hf.fields import ConfigFields
 from workbench.model.hf.weights import load_weights
 from workbench.model.transformer import Transformer
 from workbench.testing import packers
 from workbench.testing.packers import Packer, edit_config
-
-PACKERS: dict[str, Packer] = {
-    **{f"gptq {bits} bits": partial(packers.gptq, bits=bits) for bits in (2, 3, 4, 8)},
-    "gptq v2": partial(packers.gptq, version=2, zero=True),
-    "gptq with zeros": partial(packers.gptq, zero=True),
-    "gptq, one group": partial(packers.gptq, group=-1),
-    "gptq without g_idx": partial(packers.gptq, index=False),
-    "gptq in the order of activations": partial(packers.gptq, order=torch.Generator().manual_seed(1), zero=True),
-    "awq": packers.awq,
-    "awq, symmetric": partial(packers.awq, zero=False),
-    "int4": packers.pack_quantized,
-    "int4 with zeros": partial(packers.pack_quantized, zero=True),
-    "int4 by row": partial(packers.pack_quantized, group=None),
-    "int3": partial(packers.pack_quantized, bits=3),
-    "int8 packed": partial(packers.pack_quantized, bits=8, zero=True),
-    "int8": packers.int_quantized,
-    "fp8 by row": packers.float_quantized,
-    "fp8, one scale": partial(packers.float_quantized, tensor=True),
-    "fp8 by block": partial(packers.float_quantized, block=(48, 40)),
-    "fp8, DeepSeek's": partial(packers.fp8, block=(48, 40)),
-    "mxfp4, packed": packers.mxfp4_pack,
-    "nf4": packers.nf4,
-    "nf4, nested": partial(packers.nf4, nested=True, block=16),
-    "fp4": partial(packers.nf4, kind="fp4"),
-    "bitsandbytes int8": packers.bnb_int8,
-}
-
-
-class InMemory(StoredTensor):
-    """A stored tensor that is a tensor."""
-
-    NAMES = {torch.int32: "I32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float32: "F32", torch.int8: "I8",
-             torch.uint8: "U8", torch.int64: "I64", torch.float8_e4m3fn: "F8_E4M3"}  # fmt: skip
-
-    def __init__(self, tensor: Tensor):
-        super().__init__(Path("file"), self.NAMES[tensor.dtype], tuple(tensor.shape), tensor.nbytes)
-        object.__setattr__(self, "tensor", tensor)
-
-    def read(self) -> Tensor:
-        return vars(self)["tensor"]
-
-
-def read_packed(packed: packers.Packed) -> StoredTensor:
-    """Read a packed matrix as ours."""
-    stored = {f"x.q_proj.{end}": InMemory(tensor) for end, tensor in packed.tensors.items()}
-    found, _ = unpacked(ConfigFields(packed.config, "config"), stored)
-    assert list(found) == ["x.q_proj.weight"]
-    return found["x.q_proj.weight"]
 
 
 @pytest.mark.parametrize("name", PACKERS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from compiled_kernels.expert_linear.packed import exponents
-from tests.model.formats.test_quantized_folders import read_packed
-from tests.model.test_weights import same
+from tests.model.formats.folders import read_packed, same, write_gpt_oss
 from tests.thorough import tries
 from workbench.model.hf.families import read_spec
 from workbench.model.hf.weights import load_weights
@@ -103,42 +100,16 @@ def test_bitsandbytes_reads_the_same(data: st.DataObject) -> None:
     assert torch.equal(read_packed(Packed({"weight": values, "SCB": factors}, theirs, config)).read(), theirs)
 
 
-def gpt_oss(folder: Path) -> None:
-    """A tiny model of gpt-oss in bfloat16, by transformers."""
-    transformers = pytest.importorskip(
-        "transformers", reason="transformers is not installed: pip install 'transformers>=5'"
-    )
-    config = transformers.GptOssConfig(
-        vocab_size=40, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=16, num_local_experts=3, num_experts_per_tok=2,
-        layer_types=["sliding_attention", "full_attention"], pad_token_id=None,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config).bfloat16()
-    model.save_pretrained(folder)
-
-
 def test_experts_of_gpt_oss_are_the_dense_ones(tmp_path: Path) -> None:
-    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+    module = pytest.importorskip("transformers.integrations.mxfp4", reason="pip install 'transformers>=5'")
 
-    gpt_oss(tmp_path / "dense")
-    (tmp_path / "m").mkdir()
-    config = json.loads((tmp_path / "dense" / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
-    (tmp_path / "m" / "config.json").write_text(json.dumps(config))
-    plain = load_file(tmp_path / "dense" / "model.safetensors")
-    packed = dict(plain)
-    for name in [name for name in plain if name.endswith(("gate_up_proj", "down_proj"))]:
-        experts, width, out = packed.pop(name).shape
-        blocks = torch.randint(0, 256, (experts, out, width // 32, 16), dtype=torch.uint8)
-        scales = torch.randint(115, 122, (experts, out, width // 32), dtype=torch.uint8)
-        packed |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
-        plain[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.bfloat16)
-    save_file(packed, tmp_path / "m" / "model.safetensors")
-    save_file(plain, tmp_path / "dense" / "model.safetensors")
+    def widen(blocks: Tensor, scales: Tensor) -> Tensor:
+        blocks = blocks.unflatten(2, (-1, 16))
+        return module.convert_moe_packed_tensors(blocks, scales, dtype=torch.bfloat16)
+
+    dense = write_gpt_oss(tmp_path / "m", widen)
     spec = read_spec(tmp_path / "m")
-    states = [load_weights(tmp_path / name, spec, torch.float32) for name in ("m", "dense")]
-    assert same(*states)
+    assert same(*(load_weights(folder, spec, torch.float32) for folder in (tmp_path / "m", dense)))
 
 
 def test_exponents_are_powers_of_two() -> None:

@@ -8,15 +8,12 @@ from typing import Any
 import pytest
 
 from tests.prompt.hard_strings import HARD
-from tests.prompt.test_byte_level import CONTROLS, trained
-from tests.prompt.test_sentencepiece_model import trained as trained_pieces
+from tests.prompt.vocabularies import TEMPLATE, byte_level, gguf_byte_level, trained_merges, trained_pieces
 from workbench.errors import WorkbenchError
 from workbench.model.formats.texts import open_chat_template, open_tokenizer
-from workbench.prompt.tokenization.byte_level import PRE_TOKENIZERS, byte_level_tokenizer
-from workbench.prompt.tokenization.tokenizer import Tokenizer
+from workbench.prompt.tokenization.byte_level import PRE_TOKENIZERS
 
 gguf = pytest.importorskip("gguf", reason="the writer of the files: pip install gguf")
-TEMPLATE = "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}{{ eos_token }}{% endfor %}"
 
 
 def write(path: Path, changes: dict[str, Any] | None = None, **values: Any) -> Path:
@@ -30,15 +27,6 @@ def write(path: Path, changes: dict[str, Any] | None = None, **values: Any) -> P
     writer.write_tensors_to_file()
     writer.close()
     return path
-
-
-def byte_level(pre: str) -> dict[str, Any]:
-    entries, merges = trained()
-    return {
-        "model": "gpt2", "pre": pre, "tokens": [*entries, *CONTROLS, "<own>"],
-        "token_type": [1] * len(entries) + [3, 3, 4], "merges": [" ".join(merge) for merge in merges],
-        "bos_token_id": len(entries), "eos_token_id": len(entries) + 1, "tokenizer.chat_template": TEMPLATE,
-    }  # fmt: skip
 
 
 def pieces(kind: str) -> dict[str, Any]:
@@ -59,13 +47,9 @@ def pieces(kind: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("pre", PRE_TOKENIZERS)
 def test_byte_level_vocabularies(tmp_path: Path, pre: str) -> None:
-    values = byte_level(pre)
+    values = gguf_byte_level(pre)
     ours = open_tokenizer(write(tmp_path / "a.gguf", **values))
-    entries, merges = trained()
-    count = len(entries)
-    theirs = Tokenizer(
-        byte_level_tokenizer(values["tokens"], merges, PRE_TOKENIZERS[pre], (count, count + 1), (count + 2,))
-    )
+    theirs, count = byte_level(pre), len(trained_merges()[0])
     assert ours is not None and ours.vocab_size == count + 3
     for text in [*HARD, "x<own>y", "<|end|>"]:
         assert ours.encode(text) == theirs.encode(text)
@@ -96,20 +80,20 @@ def test_sentencepiece_vocabularies(tmp_path: Path, kind: str, changes: dict[str
 
 
 def test_the_chat_template_has_the_names_of_its_tokens(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.gguf", **byte_level("gpt-2"))
+    path = write(tmp_path / "a.gguf", **gguf_byte_level("gpt-2"))
     template, tokenizer = open_chat_template(path), open_tokenizer(path)
     assert template is not None and tokenizer is not None
     messages = [{"role": "user", "content": "hi"}]
     assert template.render(messages) == "<|begin|>[user] hi<|end|>"
     assert template.ids(messages, tokenizer)[0] == tokenizer.special_token_ids["<|begin|>"]
-    without = write(tmp_path / "b.gguf", {"tokenizer.chat_template": None}, **byte_level("gpt-2"))
+    without = write(tmp_path / "b.gguf", {"tokenizer.chat_template": None}, **gguf_byte_level("gpt-2"))
     assert open_chat_template(without) is None
 
 
 def test_files_beside_a_gguf_file_go_first(tmp_path: Path) -> None:
-    write(tmp_path / "a.gguf", **byte_level("gpt-2"))
+    write(tmp_path / "a.gguf", **gguf_byte_level("gpt-2"))
     found = open_tokenizer(tmp_path)
-    assert found is not None and found.vocab_size == len(trained()[0]) + 3
+    assert found is not None and found.vocab_size == len(trained_merges()[0]) + 3
     (tmp_path / "tokenizer.model").write_bytes(trained_pieces("bpe as Llama"))
     found = open_tokenizer(tmp_path)
     assert found is not None and found.vocab_size == 420
@@ -123,7 +107,7 @@ def test_no_vocabulary(tmp_path: Path) -> None:
 
 
 def test_fill_ups_of_a_vocabulary_keep_their_ids(tmp_path: Path) -> None:
-    values = byte_level("gpt-2")
+    values = gguf_byte_level("gpt-2")
     values["tokens"] += ["[PAD]", "[PAD]", "a"]
     values["token_type"] += [5, 5, 5]
     found = open_tokenizer(write(tmp_path / "a.gguf", **values))
@@ -149,7 +133,7 @@ def test_fill_ups_of_a_vocabulary_keep_their_ids(tmp_path: Path) -> None:
 )
 def test_what_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(WorkbenchError, match=message):
-        open_tokenizer(write(tmp_path / "a.gguf", changes, **byte_level("llama-bpe")))
+        open_tokenizer(write(tmp_path / "a.gguf", changes, **gguf_byte_level("llama-bpe")))
 
 
 def test_a_token_of_a_megabyte_is_refused(tmp_path: Path) -> None:

@@ -16,9 +16,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.model.formats.folders import TINY, write_quantized
-from tests.model.formats.test_quantized_folders import PACKERS
-from tests.model.test_weights import same
+from tests.model.formats.folders import PACKERS, TINY, same, write_quantized
 from tests.thorough import tries
 from workbench.errors import WorkbenchError
 from workbench.model.hf.save import save_folder

@@ -32,12 +32,16 @@ def draw_experts(layers: Sequence[int], rows: np.ndarray, caption: str, width: f
     parts = [HATCH, svg.text(8, 17, caption, font_weight=600), *_experts_axis(experts, cell)]
     parts.append(svg.text(right, TOP - 8, "busiest, unused", font_size=10, class_="faint"))
     step = next((each for each in LABEL_STEPS if each * high >= 11), LABEL_STEPS[-1])
+    first = True  # where the tabulator key stops; the arrow keys go on from there
     for place, (use, line) in enumerate(zip(uses, rows, strict=True)):
         y = TOP + place * high
         total = int(line[line >= 0].sum())
         for expert, count in enumerate(line):
             if count >= 0:
-                parts.append(_cell(use.layer, expert, int(count), total, most, LEFT + expert * cell, y, cell, high))
+                parts.append(
+                    _cell(use.layer, expert, int(count), total, most, LEFT + expert * cell, y, cell, high, first)
+                )
+                first = False
         if place % step == 0:
             parts.append(svg.text(LEFT - 6, y + high / 2 + 4, f"layer {use.layer}", font_size=10, text_anchor="end"))
             parts.append(svg.text(right, y + high / 2 + 4, _summary(use), font_size=10))
@@ -46,12 +50,14 @@ def draw_experts(layers: Sequence[int], rows: np.ndarray, caption: str, width: f
 
 
 def _cell(
-    layer: int, expert: int, count: int, total: int, most: float, x: float, y: float, wide: float, high: float
-) -> str:
+    layer: int, expert: int, count: int, total: int, most: float, x: float, y: float, wide: float, high: float,
+    first: bool,
+) -> str:  # fmt: skip
     share = count / max(total, 1)
     fill = svg.cividis_colour(share / most) if count else "url(#wb-no-rows)"
     tip = f"layer {layer}, expert {expert}\n{count:,} of {total:,} rows, {share:.1%}"
-    return svg.rect(x, y, wide - 0.5, high - 0.5, fill=fill, tip=tip, key=f"{layer}.{expert}", tabindex=-1)
+    return svg.rect(x, y, wide - 0.5, high - 0.5, fill=fill, tip=tip, key=f"{layer}.{expert}",
+                    tabindex=0 if first else -1)  # fmt: skip
 
 
 def _summary(use: LayerUse) -> str:

@@ -1,0 +1,85 @@
+"""A part of the user's own that fails ends its request and no other; what cannot be one is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from tests.engine.poison import MODEL
+from tests.engine.tiny import request, runner_of
+from workbench.custom import temporarily_registered
+from workbench.engine.runner import generate
+from workbench.request import SamplingParameters
+
+
+class Search:
+    def __init__(self, advance: Callable[[Any], Any]):
+        self.advance = advance
+
+
+def combiner(combine: Callable[..., Any], *layers: int) -> Callable[..., Any]:
+    """A filter of the logits of early layers."""
+    combine.layers = layers  # type: ignore[attr-defined] (what makes it one)
+    return combine
+
+
+def raises(*given: object) -> None:
+    raise ZeroDivisionError
+
+
+USES: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "search": lambda part: {"beams": 2, "search": part, "temperature": 1.0},
+    "ranking": lambda part: {"best_of": 3, "ranking": part, "temperature": 0.9},
+    "filter": lambda part: {"filters": [part]},
+}
+BEST = "must return the best of 2 branches"
+
+
+@pytest.mark.parametrize(
+    ("use", "part", "reason", "words"),
+    [
+        ("search", Search(lambda branches: (0, [(0, 1)])), "error", f"{BEST} and 2 pairs (branch, token), not"),
+        ("search", Search(lambda branches: (2, [(0, 1)] * 2)), "error", BEST),
+        ("search", Search(lambda branches: (0, [(0, 99)] * 2)), "error", BEST),
+        ("search", Search(raises), "error", "raised ZeroDivisionError"),
+        ("search", object(), "refused", "a search needs advance(branches)"),
+        ("ranking", lambda samples: [1.0], "error", "must return 3 finite numbers, one a sample, not [1.0]"),
+        ("ranking", lambda samples: [float("nan")] * 3, "error", "must return 3 finite numbers"),
+        ("ranking", lambda samples: raises(), "error", "raised ZeroDivisionError"),
+        ("ranking", lambda: None, "refused", "must take (samples)"),
+        ("filter", combiner(lambda logits, histories, early: logits[0], 1), "error",
+         "must return logits (1, 31) torch.float32, not (31,)"),
+        ("filter", combiner(lambda logits, histories, early: logits * float("nan"), 1), "error",
+         "its logits leave no token, or contain NaN"),
+        ("filter", combiner(lambda logits, histories, early: raises(), 1), "error", "ZeroDivisionError"),
+        ("filter", combiner(lambda logits, histories, early: logits, 1, 2), "refused",
+         "layers (1, 2); the model has 2: give 0 to 1"),
+        ("filter", combiner(lambda logits, histories, early: logits), "refused", "must be a tuple of numbers"),
+    ],
+)  # fmt: skip
+def test_its_request_ends_with_the_reason_and_no_other(use: str, part: object, reason: str, words: str) -> None:
+    runner = runner_of(MODEL)
+    with temporarily_registered(part) as path:
+        done = generate(runner, [request("a", 4, 5, **USES[use]({"path": path})), request("b", 4, 5)])
+    assert done.pop("b").reason == "length" and {end.reason for end in done.values()} == {reason}
+    assert words in done["a"].error and "\n" not in done["a"].error
+    assert runner.scheduler.pages_in_use == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"search": {"path": "x"}}, "set beams, and leave out n"),
+        ({"search": {"path": "x"}, "beams": 2, "n": 2}, "set beams, and leave out n"),
+        ({"ranking": {"path": "x"}}, "set best_of above n"),
+        ({"ranking": {"path": "x"}, "best_of": 1}, "set best_of above n"),
+        ({"ranking": {"path": "x"}, "n": 2}, "set best_of above n"),
+        ({"ranking": {"path": "x"}, "n": 2, "best_of": 2}, "set best_of above n"),
+    ],
+)
+def test_settings_without_its_use_are_refused(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        SamplingParameters.model_validate(given)

@@ -1,0 +1,51 @@
+"""Executors around a runner's own: one that records logits by text, and one that changes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from torch import Tensor
+
+from workbench.engine.runner import Runner, generate
+from workbench.executors.base import Executor
+from workbench.request import Request
+from workbench.scheduler.plan import StepPlan
+
+Rows = dict[tuple[int, ...], Tensor]
+
+
+class Recorded:
+    """An executor, and the logits that it gave after each text."""
+
+    def __init__(self, executor: Executor):
+        self.executor, self.compiles, self.kernel_seconds, self.artifacts = executor, 0, None, {}
+        self.rows: Rows = {}
+
+    def forward(self, plan: StepPlan) -> Tensor:
+        logits = self.executor.forward(plan)
+        sampled = [span for span in plan.spans if span.needs_sample]
+        for span, row in zip(sampled, logits, strict=True):
+            self.rows[tuple(span.sequence.token_ids[: span.end])] = row.clone()
+        return logits
+
+
+class Changed:
+    """A runner's executor whose logits a function of (plan, logits) changes, or looks at."""
+
+    compiles, kernel_seconds, artifacts = 0, None, {}
+
+    def __init__(self, runner: Runner, change: Callable[[StepPlan, Tensor], Tensor]):
+        self.executor, self.change = runner.executor, change
+        runner.set_executor(self)  # type: ignore[arg-type]
+
+    def forward(self, plan: StepPlan) -> Tensor:
+        return self.change(plan, self.executor.forward(plan))
+
+
+def rows_of(runner: Runner, requests: Iterable[Request]) -> Rows:
+    """Return the logits after each text that was sampled from."""
+    recorded = Recorded(runner.executor)
+    runner.set_executor(recorded)  # type: ignore[arg-type]
+    ends = generate(runner, requests)
+    assert all(end.reason == "length" for end in ends.values()), {end.error for end in ends.values()}
+    return recorded.rows

@@ -1,0 +1,153 @@
+"""An error of any command is one line on stderr and exit code 2; options that do not go together are named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.command_line import cli, refused
+from tests.offline.batches import line, written
+from workbench.lab import start
+
+EXPERIMENT = "question: q\nworkload: {kind: random}\n"
+MADE = {Path("out.jsonl"), Path("keys.json.lock")}  # empty, and made before the error is found
+BATCH = [line(name, prompt="def f(", max_tokens=4, temperature=0) for name in "ab"]
+REFUSALS = [
+    ("generate '' --backend eager", "the prompt is empty"),
+    ("generate x --model demmo", "no model 'demmo'"),
+    ("generate x --backend egaer", "unknown backend 'egaer'; did you mean 'eager'?; known here: auto, eager"),
+    ("generate x --dtype int7", "model.dtype: Input should be 'auto', 'float32'"),
+    ("generate x --temperature nan", "sampling: temperature: "),
+    ("generate x --max-tokens -1", "max_tokens: Input should be greater than or equal to 1"),
+    ("generate x --stop ''", "a stop string must not be empty"),
+    ("generate x --tempreature 1", "No such option: --tempreature"),
+    ("generate", "Missing argument"),
+    ("generate x --max-tokens many", "Invalid value for '--max-tokens'"),
+    ("generate x --speculate drafts", "speculate.kind: 'drafts' is unknown; did you mean 'draft'?"),
+    ("generate x --speculate {kind", "--speculate {kind: not YAML"),
+    ("genrate x", "No such command 'genrate'"),
+    ("run nowhere.yaml", "nowhere.yaml: cannot read this experiment"),
+    ("run small.yaml --set sampling", "write it as path=value"),
+    ("run small.yaml --set backend=egaer", "unknown backend"),
+    ("run small.yaml --out small.yaml", "output folder small.yaml: cannot be written"),
+    ("inspect nowhere", "run nowhere: no such folder"),
+    ("inspect .", "this is no run folder"),
+    ("reproduce nowhere", "run nowhere: no such folder"),
+    ("batch none.jsonl out.jsonl", "batch none.jsonl: cannot be read"),
+    ("batch in.jsonl in.jsonl --model demo-draft", "must go to another file"),
+    ("batch in.jsonl no/out.jsonl --model demo-draft", "output no/out.jsonl: cannot be written"),
+    ("batch in.jsonl out.jsonl --set cache.page=3", "cache.page: unknown key"),
+    ("batch in.jsonl out.jsonl --model unknown", "no model 'unknown'"),
+    ("batch in.jsonl out.jsonl --backend fast", "fast"),
+    ("batch in.jsonl old.jsonl --model demo-draft", "line 1: answers another batch"),
+    ("capacity azur", "did you mean 'azure'?"),
+    ("capacity azure --share 0", "share 0, seconds 60: give a share in (0, 1]"),
+    ("capacity azure --seconds -1", "seconds -1: give"),
+    ("capacity azure --users 0", "0 users"),
+    ("capacity azure --users 5 --peak 0.5", "a peak of at least 1"),
+    ("capacity azure --per-hour 2", "--per-hour 2: give 0 or more, and --users"),
+    ("capacity azure --tpot 0.001 --seconds 2", "a request alone is not within the SLO"),
+    ("chat a --tool no.such:thing", "--tool no.such:thing: cannot be imported"),
+    ("chat a --tool json:dump5", "json has no 'dump5'"),
+    ("chat a --backend eager --model shape:tiny --tool tests.test_cli_chat:double", "this model has no tokenizer"),
+    ("chat a --schema bad.json", "bad.json: is no JSON"),
+    ("chat a --schema none.json", "cannot be read"),
+    ("check nowhere", "no model 'nowhere'"),
+    ("claims --verdict refused", "did you mean 'refuted'"),
+    ("cost --price article-b", "no such table; did you mean"),
+    ("cost --arrivals trace", "--arrivals trace and --trace go together"),
+    ("cost --trace azure", "--arrivals trace and --trace go together"),
+    ("cost --arrivals trace --trace azure --days 2", "--days: a trace has its own"),
+    ("cost --arrivals trace --trace none.csv", "trace none.csv: cannot be read"),
+    ("cost --per-hour 2", "one of --tokens-per-s and --run"),
+    ("cost --tokens-per-s 2", "give --per-hour"),
+    ("cost --per-hour 2 --tokens-per-s 0", "a rate above 0"),
+    ("cost --per-hour 2 --run nowhere", "run nowhere: no such folder"),
+    ("cost --arrivals sometimes", "sometimes"),
+    ("cost --requests 0", "--requests"),
+    ("kernels show rms_nrom", "unknown operator 'rms_nrom'; did you mean 'rms_norm'?"),
+    ("kernels show rms_norm --backend egaer", "unknown backend 'egaer'; did you mean 'eager'?"),
+    ("kernels show rms_norm --backend eager --stage sorce", "did you mean 'source'?"),
+    ("kernels show rms_norm --case 1x57", "unknown case of rms_norm '1x57'"),
+    ("kernels check --operator rotery", "did you mean 'rotary'?"),
+    ("kernels ahead --target arch64", "unknown target 'arch64'; did you mean 'aarch64'?"),
+    ("kernels bench --backend mlri", "did you mean 'mlir'?"),
+    ("kernels bench --operator rotary --case 1x1", "unknown timed case '1x1'"),
+    ("kernels show decode_step --case a", "--case: of no effect here: decode_step has a --model"),
+    ("kernels show rms_norm --rows 2", "--rows: of no effect here: only decode_step has such"),
+    ("kernels show decode_step --backend inductor", "one function only on backend mlir"),
+    ("kernels show decode_step --backend mlri", "did you mean 'mlir'?"),
+    ("kernels show decode_step --rows 0", "--rows 0: must be at least 1"),
+    ("kernels lsit", "No such command 'lsit'"),
+    ("bench --depth -1", "--depth -1: must be at least 0"),
+    ("bench --batch 0", "--batch 0: must be at least 1"),
+    ("bench --repetitions 0", "repetitions 0: must be at least 1"),
+    ("bench --depth 100", "depth 100: must be a multiple of 512"),
+    ("bench --model shape:tyni", "no shape 'tyni'"),
+    ("bench --model nowhere", "nowhere: no such folder"),
+    ("bench --format xml", "Invalid value for '--format'"),
+    ("bench --peers --model demo", "give shape:NAME"),
+    ("bench --peers --format csv", "--format csv: peers have table, md and json"),
+    ("bench --peers --batch 1 --no-memory", "--batch, --memory: of no effect with --peers"),
+    ("bench --peers --prompt 512 --cold-start", "--cold-start, --prompt: of no effect with --peers"),
+    ("bench --peers --rounds 0 --model shape:tiny", "rounds 0: must be at least 1"),
+    ("bench --peers --dtype float32 --weights int8", "--dtype float32 and --weights int8"),
+    ("bench --peers --weights int5", "no format 'int5'; did you mean"),
+    ("bench --work mixed", "--work: of no effect without --peers"),
+    ("bench --peer-python a=b --rounds 3", "--peer-python, --rounds: of no effect without --peers"),
+    ("bench --json --format md", "--json and --format md: give one of them"),
+    ("keys revoke nothing --file keys.json", "has no such key"),
+    ("lab --json", "go with --check"),
+    ("lab --check --dark", "goes with --pictures"),
+    ("lab --folder nowhere", "no such folder"),
+    ("lab --check 07_none.py", "no notebook 07_none.py"),
+    ("lab a.py b.py", "one notebook opens at a time"),
+    ("simulate nowhere.csv", "trace 'nowhere.csv': there is no such file; name one, or azure or mooncake"),
+    ("simulate azur", "did you mean 'azure'?"),
+    ("simulate azure --router best", "executor.router"),
+    ("simulate azure --hardware b100", "no hardware 'b100'; did you mean"),
+    ("simulate azure --load 0", "--load 0.0: must be above 0"),
+    ("simulate azure --set cache.page=3", "cache.page"),
+    ("simulate azure --model shape:llama-3.1-70b", "give more gpus"),
+    ("top ftp://a", "'ftp://a' is no address of a server"),
+    ("top http://", "'http://' is no address of a server"),
+    ("top 127.0.0.1:none", "'127.0.0.1:none' is no address of a server"),
+    ("usage --file usage.sqlite", "there is no such file; name the `accounting.file` of a gateway"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), REFUSALS, ids=[words for words, _ in REFUSALS])
+def test_an_error_is_one_line_and_code_2(
+    words: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No file is made or changed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tools.notebooks.check.require", lambda *answers: None)
+    written(BATCH, Path("in.jsonl"))
+    texts = {"old.jsonl": '{"id": "batch_req_0", "error": null}\n', "bad.json": "{", "small.yaml": EXPERIMENT}
+    texts |= {"notebooks/01_one.py": "# %%\n"}
+    Path("notebooks").mkdir()
+    for name, text in texts.items():
+        Path(name).write_text(text)
+    before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+    assert message in refused(words)
+    left = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+    assert left == before | dict.fromkeys(MADE & left.keys(), b"")
+
+
+@pytest.mark.parametrize("words", ["--debug inspect nowhere", "inspect nowhere --debug"])
+def test_debug_shows_the_traceback(words: str) -> None:
+    ran = cli(words, code=2)
+    assert ran.out == "" and ran.err.startswith("Traceback")
+    assert "run nowhere: no such folder" in ran.err.splitlines()[-1]
+
+
+def test_a_missing_package_is_named_with_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "notebooks").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(start, "find_spec", lambda name: None)
+    assert "pip install 'inference-workbench[lab]'" in refused("lab")
+    monkeypatch.setattr(start, "find_spec", lambda name: name)
+    monkeypatch.setattr(start, "chromium", lambda: None)
+    assert "apt-get install chromium" in refused("lab --check")

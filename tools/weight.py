@@ -1,0 +1,149 @@
+"""Count the weight of every room, so that packing or moving gains nothing: `python -m tools.weight` prints a table.
+
+Python counts its AST nodes; JavaScript, CSS, HTML and templates their lines that are not blank; data (JSON, YAML,
+Parquet, CSV, NumPy) its bytes. `tests/test_structure.py` holds each room to its bound. Code that moves counts where it
+lands.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+import sys
+from collections.abc import Mapping
+from math import inf
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = (".js", ".css", ".html", ".j2", ".jinja")
+DATA = (".json", ".yaml", ".yml", ".parquet", ".csv", ".npy", ".npz")
+MADE = ("build", "dist", "runs")  # folders of the checkout that are not in the repository
+RECORDS = ("experiments/records/", "experiments/zoo/records/", "experiments/claims/")  # their data: runs add to it
+# Of workbench; at cd0df211, which issue 32 counts, 324,461 of 887,937 nodes.
+CORE = ("request.py", "batch.py", "trace", "kv_cache", "prompt", "model", "sampling", "scheduler", "executors",
+        "tensor_parallel", "speculative", "inspect", "engine")  # fmt: skip
+
+
+class Weight(NamedTuple):
+    """Nodes of Python, lines of pages, bytes of data; of a bound, infinity is unbounded."""
+
+    nodes: float
+    lines: float = 0
+    bytes: float = 0
+
+
+# The most that each room may weigh: at the start what it weighed, rounded up to 500 nodes, 50 lines, 1,000 bytes.
+# No bound rises except where an issue says so: write that beside it.
+BOUNDS: dict[str, Weight] = {
+    "benchmarks": Weight(19_000),
+    "compiled_kernels": Weight(158_500),
+    "docs": Weight(500, 100),
+    "experiments": Weight(122_500, 0, 78_000),
+    "notebooks": Weight(9_000),
+    "records": Weight(0, 0, inf),
+    "tests": Weight(740_000),  # at the end of issue 32: 600,000
+    "tools": Weight(32_500, 150),  # 22,000 before issue 32, which moves guards here and plants 60 bugs
+    "workbench": Weight(18_000),
+    "workbench/agents": Weight(12_000),
+    "workbench/bench": Weight(9_000),
+    "workbench/check": Weight(13_000),
+    "workbench/claims": Weight(7_500),
+    "workbench/cli": Weight(27_500),
+    "workbench/cluster": Weight(34_500),
+    "workbench/demo": Weight(0, 50, 1_045_000),
+    "workbench/economics": Weight(10_000, 0, 2_000),
+    "workbench/engine": Weight(43_500),
+    "workbench/executors": Weight(28_500),
+    "workbench/experiment": Weight(4_500),
+    "workbench/gateway": Weight(26_500),
+    "workbench/inspect": Weight(15_500),
+    "workbench/kv_cache": Weight(34_500),
+    "workbench/lab": Weight(3_500, 100, 1_000),
+    "workbench/machine": Weight(6_000),
+    "workbench/measure": Weight(44_500),
+    "workbench/memory": Weight(6_000),
+    "workbench/model": Weight(94_000),
+    "workbench/offline": Weight(4_500),
+    "workbench/prompt": Weight(37_500),
+    "workbench/reports": Weight(20_500, 150),
+    "workbench/runs": Weight(21_000),
+    "workbench/sampling": Weight(26_500),
+    "workbench/scheduler": Weight(19_000),
+    "workbench/serve": Weight(70_000),
+    "workbench/simulate": Weight(18_000),
+    "workbench/speculative": Weight(7_000),
+    "workbench/sweep": Weight(12_500),
+    "workbench/tensor_parallel": Weight(14_500),
+    "workbench/testing": Weight(28_500),
+    "workbench/trace": Weight(9_000),
+    "workbench/widgets": Weight(164_500, 1_200),
+    "workbench/zoo": Weight(9_500),
+}
+
+
+def room_of(path: str) -> str:
+    """Return the room of a file: a folder of workbench, workbench itself, or a folder of the checkout."""
+    if path.startswith(RECORDS) and path.endswith(DATA):
+        return "records"
+    top, *rest = path.split("/")
+    return f"{top}/{rest[0]}" if top == "workbench" and len(rest) > 1 else top
+
+
+def weight_of(path: Path) -> Weight:
+    """Return what one file weighs."""
+    if path.suffix == ".py":
+        return Weight(sum(1 for _ in ast.walk(ast.parse(path.read_text(encoding="utf-8")))))
+    if path.suffix in PAGES:
+        return Weight(0, sum(bool(line.strip()) for line in path.read_text(encoding="utf-8").splitlines()))
+    return Weight(0, 0, path.stat().st_size if path.suffix in DATA else 0)
+
+
+def weights(root: Path = ROOT) -> dict[str, Weight]:
+    """Return the weight of each file of the checkout's folders, but hidden ones and what is made."""
+    found = {}
+    for folder in sorted(root.iterdir()):
+        if folder.is_dir() and folder.name not in MADE and not re.search(r"^\.|\.egg-info$", folder.name):
+            for path in sorted(folder.rglob("*")):
+                if path.suffix in (".py", *PAGES, *DATA) and path.is_file():
+                    found[path.relative_to(root).as_posix()] = weight_of(path)
+    return found
+
+
+def by_room(files: Mapping[str, Weight]) -> dict[str, Weight]:
+    """Return the weight of each room."""
+    weighed: dict[str, Weight] = {}
+    for path, weight in files.items():
+        room = room_of(path)
+        weighed[room] = Weight(*map(operator.add, weighed.get(room, Weight(0)), weight))
+    return weighed
+
+
+def too_heavy(weighed: Mapping[str, Weight], bounds: Mapping[str, Weight] = BOUNDS) -> list[str]:
+    """Return each room that weighs more than its bound, a room without one, and a bound without a room."""
+    found = [f"{room}: no bound; give it a row in tools/weight.py" for room in weighed.keys() - bounds.keys()]
+    found += [f"{room}: no such room; take its bound out of tools/weight.py" for room in bounds.keys() - weighed.keys()]
+    for room in weighed.keys() & bounds.keys():
+        for measure, weight, bound in zip(Weight._fields, weighed[room], bounds[room], strict=True):
+            if weight > bound:
+                found.append(f"{room}: {weight:,} {measure}, at most {bound:,}; make it smaller")
+    return sorted(found)
+
+
+def main() -> int:
+    found = weights()
+    weighed = by_room(found)
+    print(f"{'room':26}" + "".join(f"{name:>12}{'at most':>12}" for name in Weight._fields))
+    for room, weight in sorted(weighed.items(), key=lambda item: -item[1].nodes):
+        pairs = zip(weight, BOUNDS.get(room, Weight(0)), strict=True)
+        print(f"{room:26}" + "".join(f"{number:12,}{bound:12,}" for number, bound in pairs))
+    core = sum(weight.nodes for path, weight in found.items()
+               if path.startswith("workbench/") and path.split("/")[1] in CORE)  # fmt: skip
+    whole = sum(weight.nodes for room, weight in weighed.items() if room.startswith("workbench"))
+    print(f"core of workbench (prompt to engine): {core:,} nodes; around it {whole - core:,}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
