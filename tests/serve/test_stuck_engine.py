@@ -62,6 +62,7 @@ def test_a_step_that_does_not_end_fails_its_calls_until_it_ends(chat_runner: Run
             assert "has not ended" in health.json()["models"]["demo-chat"]
             steps.release()
             until(lambda: httpx.get(server.url + "/health").status_code == 200)
+            server.service.settings = server.settings.model_copy(update={"step_seconds": None})  # no step is slow
         assert httpx.post(server.url + CHAT, json=ASK, timeout=limit(60)).status_code == 200
         until(lambda: not server.service.runs)
     assert RunnerThread.attach(chat_runner).call(pages_used) == 0
