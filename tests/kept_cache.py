@@ -15,6 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from hypothesis.configuration import set_hypothesis_home_dir
 from platformdirs import user_cache_path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -43,4 +44,5 @@ def begin_run() -> tempfile.TemporaryDirectory[str]:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
     os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(kept / "hypothesis")  # examples that failed
+    set_hypothesis_home_dir(kept / "hypothesis")  # which this process may have looked up already
     return own
