@@ -13,6 +13,7 @@ from torch import Tensor
 
 from compiled_kernels.backends import BackendError
 from compiled_kernels.mlir import pipeline
+from compiled_kernels.tracing import TRACING
 
 
 def lower(function: Callable[..., Any], examples: Iterable[Tensor], name: str, lanes: int = 0) -> dict[str, str]:
@@ -29,7 +30,7 @@ def lower(function: Callable[..., Any], examples: Iterable[Tensor], name: str, l
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch_mlir.extras.fx_decomp_util import get_decomposition_table
 
-    with torch.no_grad():
+    with TRACING, torch.no_grad():
         table: dict[Any, Callable[..., Any]] = dict(get_decomposition_table())
         trace = make_fx(function, decomposition_table=table, tracing_mode="fake")
         graph = trace(*examples).graph

@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from compiled_kernels.backends import describe_callable
 from compiled_kernels.scalar_code.program import Builder, Kind, Program
+from compiled_kernels.tracing import TRACING
 
 EXAMPLES: dict[Kind, Tensor] = {
     "bool": torch.tensor([True]), "int": torch.tensor([5]), "float": torch.tensor([0.5]),
@@ -62,7 +63,8 @@ def trace(function: Callable[..., Tensor], inputs: Sequence[tuple[str, Kind]], r
     examples = [EXAMPLES[kind].clone() for _, kind in inputs]
     name, table = describe_callable(function), cast(Any, core_aten_decompositions())  # its stub has other keys
     try:
-        graph = make_fx(lambda *given: function(*given), decomposition_table=table)(*examples)
+        with TRACING:
+            graph = make_fx(lambda *given: function(*given), decomposition_table=table)(*examples)
     except Exception as error:  # whatever the user's code or the tracer throws
         raise Untraceable(f"{name} cannot be traced: {_where(error.__traceback__)}{_first_line(error)}") from error
     builder, values, constants = Builder(inputs), dict[Node, int](), dict[Node, Tensor]()

@@ -288,7 +288,7 @@ def test_a_compiled_step_is_tried(fault: float, monkeypatch: pytest.MonkeyPatch,
 @COMPILED
 @pytest.mark.parametrize(("weights", "activations"), [("dense", "float"), ("int8", "int8")])
 def test_auto_decodes_and_prefills_as_the_oracle(weights: Any, activations: Any) -> None:
-    settings = {"max_num_seqs": 2, "page_size": 16, "pages": 16}
+    settings: dict[str, Any] = {"max_num_seqs": 2, "page_size": 16, "pages": 16}
     runner = load("shape:tiny", backend="auto", weights=weights, activations=activations, **settings)
     assert "a decode step takes" in runner.backends.reason and "not chosen" not in runner.backends.reason
     Oracle(runner)

@@ -13,6 +13,8 @@ class StandIn:
     """Some attributes of a real class; another one's name, given or set, fails the test, and so does a function that
     takes fewer arguments than the method for which it stands."""
 
+    _real: type
+
     def __init__(self, real: type, attributes: dict[str, Any]):
         self.__dict__["_real"] = real
         for name, value in attributes.items():

@@ -6,12 +6,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 import compiled_kernels
 from compiled_kernels import Backend
@@ -40,7 +40,7 @@ WIDTH, OUT, EXPERTS = 352, 128, 5  # two blocks along the width, of which the se
 CODES = [("int8", 0), ("int8", 16), ("int8", 32), ("int4", 8), ("int4", 32), ("int4", 176), ("mxfp4", 32)]
 
 
-def inputs(experts: list[int], kind: str, group: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+def inputs(experts: list[int], kind: str, group: int, dtype: torch.dtype) -> tuple[Any, ...]:
     """Return rows that name these experts, and a stack in panels of which all other experts are NaN."""
     generator = torch.Generator().manual_seed(run_seed())
     stack, scales = random_stack(generator, kind, group, (EXPERTS, OUT, WIDTH), dtype)

@@ -28,7 +28,7 @@ def kept() -> list[Any]:
     """Return backend, operator and row for what the table does not call variant."""
     found = []
     for operator in OPERATORS:
-        several = [row for row in KERNELS[operator].rows() if row.get("tokens", row.get("rows")) > 1]
+        several = [row for row in KERNELS[operator].rows() if row.get("tokens", row.get("rows", 0)) > 1]
         for row in several[:: 1 if THOROUGH else -(-len(several) // MAX_ROWS)]:
             for backend in (Backend.EAGER, Backend.MLIR):
                 if not batch_variance(operator, backend):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import compiled_kernels
 from compiled_kernels import Backend
-from compiled_kernels.linear.matrix_format import MatrixFormat
+from compiled_kernels.linear.matrix_format import Codes, MatrixFormat
 from compiled_kernels.linear.quantize import (
     dequantize_grouped,
     dequantize_int8,
@@ -43,7 +43,7 @@ def test_quantized_weights_stay_within_half_a_step(seed: int, out: int, groups: 
 @st.composite
 def formats(draw: st.DrawFn) -> MatrixFormat:
     """Every kind of codes in groups of any size, beside minima or without."""
-    codes = draw(st.sampled_from(["int4", "int8", "fp8"]))
+    codes: Codes = draw(st.sampled_from(["int4", "int8", "fp8"]))
     types = st.sampled_from([torch.float16, torch.bfloat16, torch.float32])
     group = draw(st.sampled_from([4, 16] if codes == "int4" else [4, 16, 32, 64]))
     return MatrixFormat(codes, group, draw(types), None if codes == "fp8" else draw(st.none() | types))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -84,7 +84,7 @@ def packed_experts(change: Change) -> None:
     codes, scales = random_stack(torch.Generator().manual_seed(0), "int4", 32, (2, 64, 352), torch.float32)
     codes, scales = stack_to_panels(codes, scales)
     given_ = torch.ones(2, 352), torch.tensor([0, 1]), codes, None, change(scales)
-    compiled_kernels.expert_linear(*given_, Backend.MLIR)
+    compiled_kernels.expert_linear(*cast(Any, given_), Backend.MLIR)
 
 
 def w8a8(width: int, backend: Backend) -> None:

@@ -41,7 +41,7 @@ from workbench.model.transformer import Transformer
 from workbench.request import CustomPart, Request
 
 
-def own(part: str, **arguments: int) -> CustomPart:
+def own(part: str, **arguments: Any) -> CustomPart:
     return CustomPart(path=f"{own_rules.__name__}:{part}", arguments=arguments)
 
 
@@ -106,7 +106,7 @@ def possible(layers: str, weights: str, backend: str, page_size: int, cache: str
     by_step = not {layers, cache} & WITHOUT_STEP
     in_panels = by_step and layers == "wide" and weights in ("float32", "bfloat16", "int8", "int8 rows")
     by_auto = by_step and layers != "mixture"  # experts are in panels, and all blocks then on MLIR
-    if layers == "chosen pages" and page_size != 8:  # its own
+    if layers == "chosen pages" and page_size != 8 or cache == "rotated" and layers == "windows":  # heads of 4 columns
         return False
     return {"auto": by_auto, "mlir, blocks": by_step, "mlir, panels": in_panels}.get(backend, True)
 

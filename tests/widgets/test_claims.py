@@ -17,7 +17,7 @@ from workbench.widgets.command_process import CommandProcess
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("workbench.widgets.claims.view.CommandProcess", CommandInProcess)
     found = made.folder(tmp_path)
-    assert CommandInProcess(["claims", "run", "--from-records", "--folder", str(found)], list).wait() == 0
+    assert CommandInProcess(["claims", "run", "--from-records", "--folder", str(found)], lambda: None).wait() == 0
     return found
 
 

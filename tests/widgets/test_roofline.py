@@ -57,6 +57,7 @@ def test_a_prediction_is_the_lower_of_the_roofs_that_hold_for_it(point: Roofline
     assert point.predicted_rate == pytest.approx(min(point.gemm.rate, point.read.rate * point.intensity))
     seconds = {point.gemm: point.flops / point.gemm.rate, point.read: point.bytes / point.read.rate}
     assert point.bound is not None and seconds[point.bound] == pytest.approx(point.predicted)
+    assert point.seconds is not None and point.predicted is not None
     assert (point.rate <= point.predicted_rate * (1 + 1e-12)) == (point.seconds >= point.predicted * (1 - 1e-12))
 
 

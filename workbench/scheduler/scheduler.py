@@ -267,7 +267,7 @@ class Scheduler:
         spans, uncovered, new = [], [], tuple.__new__  # skip Span's own constructor: this runs once per sequence
         for sequence in running:
             known, computed = len(sequence.token_ids), sequence.num_computed_tokens
-            if known - computed != 1:
+            if known - computed != 1 or computed < sequence.prompt_length:  # the last token of a prompt is a prefill
                 return None
             if known - sequence.num_evicted_tokens > sequence.allocated_until:
                 uncovered.append(sequence)
