@@ -183,7 +183,8 @@ def _fused(q: Tensor, context: SpanContext, parameters: AttentionParameters) -> 
     queries = rearrange(q, "token head dim -> 1 head token dim")
     allowed = None if causal and len(q) == len(k) else context.allowed(mask)
     if allowed is not None and context.readable is not None:
-        v = torch.where(allowed.any(0)[:, None, None], v, 0.0)
+        read = allowed.any(0)[:, None, None]  # what no query reads may hold anything, and a mask adds to scores
+        k, v = torch.where(read, k, 0.0), torch.where(read, v, 0.0)
     share = q.shape[1] // k.shape[1]
     k, v = (rearrange(part, "read group dim -> 1 group read dim").repeat_interleave(share, dim=1) for part in (k, v))
     mixed = F.scaled_dot_product_attention(
