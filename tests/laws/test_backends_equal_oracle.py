@@ -72,6 +72,8 @@ WEIGHTS: dict[str, tuple[torch.dtype, WeightFormat]] = {
     "bfloat16": (torch.bfloat16, WeightFormat()),
     "int8": (torch.bfloat16, WeightFormat.parse("int8")),
     "int8 rows": (torch.float32, WeightFormat.parse("int8", activations="int8")),
+    # Of seventeen rows some have a number between two codes, and its last bit is worth a code.
+    "int8 rows, bfloat16": (torch.bfloat16, WeightFormat.parse("int8", activations="int8")),
     "int4": (torch.float32, replace(WeightFormat.parse("int4", "int8", 4), expert_group=8)),
     **{name: (torch.float32, format) for name, format in FORMATS.items()},
 }
@@ -192,7 +194,10 @@ SEVENTEEN = [request(f"r{i}", 3 + i, 5) for i in range(17)]  # more than one run
 
 @pytest.mark.levels
 @rows({"level": available_levels()[:-1] or available_levels(), "layers": ["wide", "mixture", "windows"],
-       "weights": [name for name in WEIGHTS if name != "float64"], "backend": ["mlir", "mlir, blocks"]})  # fmt: skip
+       "weights": [name for name in WEIGHTS if name not in ("float64", "int8 rows")],
+       "backend": ["mlir", "mlir, blocks"]},
+      # In so few bits a row's last bit may choose another expert.
+      valid=lambda layers, weights, **_: (layers, weights) != ("mixture", "bfloat16"))  # fmt: skip
 def test_backend_equals_oracle_at_lower_levels(level: Level, layers: str, weights: str, backend: str) -> None:
     with limited_to(level):
         holds(layers, weights, "dense", 8, backend, asked=SEVENTEEN, max_num_seqs=17, max_num_batched_tokens=64)
