@@ -258,7 +258,7 @@ def serve(handle: int) -> None:
         for file in {heard, hears, *files, *results.values()}:
             os.close(file)
         for number, name in enumerate(("stdin", "stdout", "stderr")):  # what these were opened on was another file
-            file = open(number, "w" if number else "r", 1 if number == 2 else -1, closefd=False)  # noqa: SIM115 (stays)
+            file = open(number, "w" if number else "r", 1, closefd=False)  # noqa: SIM115 (it stays)
             setattr(sys, name, file)
         return _run(*pickle.loads(body))
 
