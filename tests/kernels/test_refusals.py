@@ -83,8 +83,8 @@ def packed_experts(change: Change) -> None:
     """Call two experts of INT4 by 32 in panels, with other scales."""
     codes, scales = random_stack(torch.Generator().manual_seed(0), "int4", 32, (2, 64, 352), torch.float32)
     codes, scales = stack_to_panels(codes, scales)
-    given_ = torch.ones(2, 352), torch.tensor([0, 1]), codes, None, change(scales)
-    compiled_kernels.expert_linear(*cast(Any, given_), Backend.MLIR)
+    scales = cast(Any, change(scales))
+    compiled_kernels.expert_linear(torch.ones(2, 352), torch.tensor([0, 1]), codes, None, scales, Backend.MLIR)
 
 
 def w8a8(width: int, backend: Backend) -> None:
