@@ -181,8 +181,10 @@ def test_a_disk_that_fills_up_under_an_offload_file_fails_preempted_requests(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-def test_output_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text(json.dumps({"environment": {}, "summary": {}, "question": "q"}))
+@pytest.mark.parametrize("num_records", [1, 300])  # less and more than is buffered
+def test_output_that_cannot_be_written_is_one_line(tmp_path: Path, num_records: int) -> None:
+    for number in range(num_records):
+        (tmp_path / f"{number}.json").write_text(json.dumps({"environment": {}, "summary": {}, "question": "q"}))
     with open("/dev/full", "w") as full:
         done = python("-m", "workbench", "runs", tmp_path, stdout=full)
     message = "output: cannot be written (No space left on device); make room there, and run it again\n"

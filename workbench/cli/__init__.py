@@ -290,5 +290,6 @@ def entry() -> None:
         sys.stdout.flush()
     except OSError as error:  # the rest cannot be written at exit either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 1 if isinstance(error, BrokenPipeError) else _fail(str(cannot_write("standard output", error)))
+        if not code:  # else `main` has said why, of a full disk too, if more was written than is buffered
+            code = 1 if isinstance(error, BrokenPipeError) else _fail(str(cannot_write("standard output", error)))
     sys.exit(code)
