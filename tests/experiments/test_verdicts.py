@@ -23,9 +23,7 @@ JUDGED = sorted(file.stem for file in EXPERIMENTS.glob("*.yaml") if "\njudge:" i
 def test_an_experiment_can_be_read_and_names_its_judge(name: str) -> None:
     experiment = Experiment.from_file(EXPERIMENTS / f"{name}.yaml")
     again = Experiment.from_yaml(experiment.to_yaml())
-    assert again == experiment or name == "zoo_pareto"  # its variants' keys that are numbers come back as texts
-    assert again.model_dump(mode="json") == experiment.model_dump(mode="json")
-    assert every_variant(again) == every_variant(experiment)
+    assert again == experiment and every_variant(again) == every_variant(experiment)
     assert experiment.is_comparison and name in names()
     assert experiment.judge is not None and experiment.judge.path == f"experiments.{name}:judge"
 
