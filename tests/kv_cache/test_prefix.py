@@ -284,18 +284,7 @@ class Index(RuleBasedStateMachine):
 
 
 TestIndex = Index.TestCase
-TestIndex.settings = settings(max_examples=tries(150), stateful_step_count=40, deadline=None)
-
-
-def test_equal_hashes_are_not_equal_prompts() -> None:
-    pool = PagePool(4, SIZE)
-    index = RadixCache([pool], [KVCacheGroup()])
-    mine, other = [Same(1), Same(2), Same(3)], [Same(2), Same(1), Same(3)]
-    assert hash(tuple(mine[:2])) == hash(tuple(other[:2])) and mine != other
-    pages = pool.allocate(1)
-    index.insert(0, mine, "", 2, (pages,))
-    assert index.match_prefix(mine).pages == (pages,) and index.match_prefix(other).num_tokens == 0
-    assert index.match_prefix(mine, "another tenant").num_tokens == 0
+TestIndex.settings = settings(max_examples=tries(150), stateful_step_count=40)
 
 
 @pytest.mark.parametrize("ids", [[1], [1, 2]])

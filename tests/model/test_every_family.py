@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -24,6 +23,7 @@ from tests.model.families import (
     LLAMA_BOUND,
     NEEDS_TRANSFORMERS,
     YARN,
+    Changes,
     assert_equal,
     draw_ids,
     logits_of,
@@ -69,7 +69,7 @@ def test_every_family_has_a_case() -> None:
 
 
 @named(CASES)
-def test_logits_and_tokens_are_theirs(tmp_path: Path, family: str, changes: dict[str, Any]) -> None:
+def test_logits_and_tokens_are_theirs(tmp_path: Path, family: str, changes: Changes) -> None:
     """Whole, without cache; in chunks and token by token from pages; batched with others, after a prefix hit."""
     theirs = random_checkpoint(family, changes)
     model, ids = ours_of(theirs, tmp_path), draw_ids(40, 1)
@@ -93,7 +93,7 @@ def test_logits_and_tokens_are_theirs(tmp_path: Path, family: str, changes: dict
 
 
 @st.composite
-def sizes(draw: st.DrawFn, family: str, changes: dict[str, Any], length: int) -> dict[str, Any]:
+def sizes(draw: st.DrawFn, family: str, changes: Changes, length: int) -> Changes:
     """Draw fields that make a config which the family accepts: groups whose share differs from their number, widths
     that are no power of 2, windows around the text's `length`."""
     groups_and_shares = [(3, 2), (2, 3), (3, 1), (1, 2), (4, 1), (1, 4)]
@@ -102,7 +102,7 @@ def sizes(draw: st.DrawFn, family: str, changes: dict[str, Any], length: int) ->
     groups, share = draw(st.sampled_from(groups_and_shares))
     heads, dim = groups * share, draw(st.sampled_from([8, 12, 16]))
     layers, window = draw(st.integers(1, 4)), draw(st.integers(max(1, length - 2), length + 2))
-    drawn: dict[str, Any] = {"num_hidden_layers": layers, "num_attention_heads": heads, "hidden_size": heads * dim}
+    drawn: Changes = {"num_hidden_layers": layers, "num_attention_heads": heads, "hidden_size": heads * dim}
     if family not in WITHOUT_GROUPS:
         drawn["num_key_value_heads"] = heads if family.startswith("deepseek") else groups
     of_some_families = {
@@ -127,7 +127,7 @@ def sizes(draw: st.DrawFn, family: str, changes: dict[str, Any], length: int) ->
 @named(FAMILY_CASES)
 @settings(max_examples=tries(18))
 @given(st.data())
-def test_sizes_that_are_drawn_are_accepted(family: str, changes: dict[str, Any], data: st.DataObject) -> None:
+def test_sizes_that_are_drawn_are_accepted(family: str, changes: Changes, data: st.DataObject) -> None:
     """By transformers and here, for every family: the law of logits meets but some of them in a run."""
     with torch.device("meta"), tempfile.TemporaryDirectory() as folder:
         theirs = random_checkpoint(family, data.draw(sizes(family, changes, data.draw(st.integers(2, 24)))))
@@ -157,7 +157,7 @@ def test_logits_are_theirs_for_sizes_of_any_kind(data: st.DataObject) -> None:
 
 @named(LLAMAS)
 def test_a_folder_that_is_written_here_is_the_same_model_there(
-    tmp_path: Path, family: str, changes: dict[str, Any]
+    tmp_path: Path, family: str, changes: Changes
 ) -> None:
     """In shards, and the first one whole."""
     import transformers
@@ -186,7 +186,7 @@ def test_shards_and_stored_bfloat16_are_read(tmp_path: Path) -> None:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("backend", "family", "changes"), COMPILED)
 def test_compiled_backends_equal_transformers(
-    tmp_path: Path, backend: Backend, family: str, changes: dict[str, Any]
+    tmp_path: Path, backend: Backend, family: str, changes: Changes
 ) -> None:
     if problem := backend_problems()[backend]:
         pytest.skip(f"backend {backend}: {problem}")
