@@ -12,7 +12,11 @@ from workbench.errors import WorkbenchError
 
 
 def refuses(
-    words: str, call: Callable[..., object], *arguments: object, _error: type = WorkbenchError, **named: object
+    words: str,
+    call: Callable[..., object],
+    *arguments: object,
+    _error: type[Exception] = WorkbenchError,
+    **named: object,
 ) -> None:
     """Hold a call to its refusal.
 
