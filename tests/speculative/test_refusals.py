@@ -1,4 +1,4 @@
-"""What cannot speculate is refused when it is loaded, or ends its own requests, in one line; the rest survives YAML."""
+"""Settings of speculation that are refused when loaded, parts that end their own requests, and what survives YAML."""
 
 from __future__ import annotations
 
