@@ -59,6 +59,12 @@ def test_a_life_ends(plan: tuple[CacheTTL, bool], gap: Fraction) -> None:
     assert (second.written, second.cache_read) == ((0, 9) if gap < plan[0].seconds else (9, 0))
 
 
+def test_a_hit_renews_or_does_not() -> None:
+    calls = [PromptCall(second, (("a", 5),)) for second in (0, 200, 400, 600)]
+    assert [u.cache_read for u in cached_usage(calls, FIVE_MINUTES, renews=True)] == [0, 5, 5, 5]
+    assert [u.cache_read for u in cached_usage(calls, FIVE_MINUTES, renews=False)] == [0, 5, 0, 5]
+
+
 @given(CALLS, PLANS, PRICES)
 def test_money_is_conserved(calls: list[PromptCall], plan: tuple[CacheTTL, bool], prices: Prices) -> None:
     for usages in (cached_usage(calls, *plan), uncached_usage(calls)):

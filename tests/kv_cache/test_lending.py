@@ -262,6 +262,25 @@ TestLending = Lending.TestCase
 TestLending.settings = settings(max_examples=tries(200), stateful_step_count=30)
 
 
+def test_a_home_counts_its_own_pages_and_a_borrower_none() -> None:
+    home, other = SharedPagePool(8, 4, range(1, 6)), SharedPagePool(8, 4, range(6, 9))
+    pages = home.allocate(3)
+    assert (home.num_pages, home.num_free, other.num_available) == (5, 2, 3)
+    assert home.lend(pages) == [False] * 3 and home.release(pages) == [], "they are lent"
+    other.borrow(pages, [False] * 3)
+    assert (other.num_free, other.num_borrowed, other.ref_count(pages[0])) == (3, 3, 1)
+    assert other.release(pages) == [] and other.pop_returned() == (pages, [])
+    assert home.take_back(pages) == pages and home.num_free == 5
+
+
+def test_a_page_that_its_home_reads_too_is_not_written() -> None:
+    home, other = SharedPagePool(8, 4, range(1, 6)), SharedPagePool(8, 4, range(6, 9))
+    [page] = home.allocate(1)
+    home.mark_cached(page)
+    other.borrow([page], home.lend([page]))
+    assert other.ref_count(page) == 2, "so a write copies it"
+
+
 def test_pages_of_a_failed_request_go_back_tainted() -> None:
     other = SharedPagePool(8, 4, range(6, 9))
     other.borrow([1, 2], [False, False])
