@@ -89,7 +89,7 @@ def test_scaling_under_load_loses_nothing(cluster: Cluster, launcher: Threads) -
 
 
 def test_a_share_of_the_requests_goes_to_another_config(cluster: Cluster) -> None:
-    """Which tenants: test_variants.py."""
+    """The tenants keep to their variant: test_variants.py."""
     changed = CONFIG.model_copy(update={"schedule": CONFIG.schedule.model_copy(update={"max_num_seqs": 3})})
     cluster.deploy(changed, share=0.5, name="three at once")
     requests = [Request(f"r{number}", (5, 6, 7), tenant=f"tenant {number}") for number in range(24)]

@@ -145,7 +145,7 @@ def test_a_full_socket_blocks_neither_the_others_nor_the_end(loaded) -> None:
 
 
 def test_channels_that_break_now_and_then_are_opened_again(monkeypatch) -> None:
-    """What they did not bring is computed again, and the next goes over another one."""
+    """The pages that they did not bring are computed again, and the next goes over another one."""
     original, is_to_break = GlooLink.send, [False]
 
     def send(self, tensor) -> None:

@@ -24,7 +24,6 @@ from workbench.scheduler.policies import FCFS
 from workbench.settings import non_default_settings
 
 HERE = Path(__file__).with_name("tiny.py")
-INT4_CACHE = {"cache.format": "int4", "cache.quant_group": 16, "cache.columns": 8, "cache.residual_length": 16}
 SHARED = {"attention.pattern": ["window", "full"], "attention.sliding_window": 8}
 SOFT = {**SHARED, "attention.pattern": ["window", "soft"], "attention.kinds": {"soft": {"softcap": 3.0}}}
 # Each setting: a value that is not its default; the parts of `engine_of` that it changes, and no others; what the

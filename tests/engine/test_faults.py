@@ -66,7 +66,7 @@ def test_an_allocation_that_fails_once_ends_no_request() -> None:
 
 @pytest.mark.parametrize("error", ["MemoryError: no room", "NaN"])
 def test_beams_end_together(error: str) -> None:
-    """Where a step of one of them fails, or its row is not a number."""
+    """A step of one of them fails, or its row is not a number."""
     requests = [request("r0", 6, 5), request("beams", 5, 5, beams=3, n=2, temperature=1.0)]
     alone = finals(runner_of(MODEL), requests[:1])
 

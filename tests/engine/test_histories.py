@@ -21,7 +21,7 @@ HISTORIES = int(os.environ.get("HISTORIES", "360"))
 
 
 @pytest.mark.parametrize("kind", [History, EvictingHistory])
-@settings(max_examples=tries(HISTORIES), suppress_health_check=[HealthCheck.data_too_large])
+@settings(max_examples=tries(HISTORIES), suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(st.randoms(use_true_random=False))
 def test_any_history_reads_what_was_written(kind: type[History], draw: random.Random) -> None:
     """Also under eviction, with kept tokens where they should be."""

@@ -50,7 +50,7 @@ def test_no_cache_keeps_nothing() -> None:
     ttl=st.sampled_from([None, 3.0]),
 )
 def test_pins_change_no_answer(spec, seed: int, share: float, offload: str, ttl: float | None) -> None:
-    """That a replay agrees: test_replay.py."""
+    """A replay agrees: test_replay.py."""
     draw, model = random.Random(seed), model_of(spec, seed)
     base = random_token_ids(draw, VOCAB, 24)
     requests = []
