@@ -18,7 +18,7 @@ from workbench.cluster.front import FleetLimits
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.prompt.conversation import Conversation
-from workbench.request import Request
+from workbench.request import Request, SamplingParameters
 from workbench.serve.server import serve
 from workbench.trace.events import Decoded, Finished, Moved
 
@@ -92,8 +92,10 @@ def test_a_share_of_the_requests_goes_to_another_config(cluster: Cluster) -> Non
     cluster.deploy(changed, share=0.5, name="three at once")
     names = [f"tenant {number}" for number in range(12)]
     requests = [
-        Request(f"{name}, {turn}", (5, 6, 7), tenant=name) for name in names for turn in range(2)
-    ]  # of the default sampling: at most 128 tokens
+        Request(f"{name}, {turn}", (5, 6, 7), SamplingParameters(max_tokens=4), tenant=name)
+        for name in names
+        for turn in range(2)
+    ]
     events = list(cluster.stream(requests))
     served: dict[str, set[int]] = {}
     for event in events:
