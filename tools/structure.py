@@ -35,7 +35,7 @@ def modules(root: Path = ROOT, packages: Iterable[str] = PACKAGES) -> dict[str, 
 
 
 class Names(NamedTuple):
-    """What a file imports (at its top, inside functions, and for type checkers), and the names that it defines."""
+    """Hold what a file imports (at its top, inside functions, for type checkers), and the names that it defines."""
 
     imports: list[ast.Import | ast.ImportFrom]
     classes: list[str]
