@@ -6,7 +6,7 @@ import struct
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
-from tests.browser import assert_no_errors
+from tests.browser import assert_no_errors, opened
 from tools.notebooks.page import LabSession
 
 NOTEBOOK = r"""
@@ -34,8 +34,7 @@ view
 
 
 def test_choosers_answer_the_keyboard_and_the_notebook_does_not(lab: LabSession) -> None:
-    page = lab.open(lab.write("compare.py", NOTEBOOK))
-    page.run_all()
+    page = opened(lab, "compare.py", NOTEBOOK)
     view = page.widget("wb-compare")
     names = [name.rsplit("/", 1)[-1] for name in eval(page.evaluate("view._names"))]
     cells = page.tab.locator(".jp-Cell").count()
@@ -62,8 +61,7 @@ def test_choosers_answer_the_keyboard_and_the_notebook_does_not(lab: LabSession)
 
 
 def test_a_table_is_sorted_by_heads_and_saved_as_files(lab: LabSession) -> None:
-    page = lab.open(lab.write("compare_table.py", NOTEBOOK))
-    page.run_all()
+    page = opened(lab, "compare_table.py", NOTEBOOK)
     view = page.widget("wb-compare")
     view.get_by_role("button", name="table", exact=True).click()
     page.settle()

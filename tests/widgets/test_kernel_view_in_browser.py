@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.browser import assert_no_errors
+from tests.browser import assert_no_errors, opened, says
 from tools.notebooks.page import LabSession
 
 CELLS = """# %%
@@ -14,13 +14,11 @@ v
 
 
 def test_stages_are_gone_through(lab: LabSession) -> None:
-    page = lab.open(lab.write("kernels.py", CELLS))
-    page.run_all()
+    page = opened(lab, "kernels.py", CELLS)
     view = page.widget("wb-kernelview")
     assert "def add_rms_norm" in view.locator(".wb-code").inner_text()
     view.locator("select").last.select_option("mlir")
-    page.settle()
-    assert page.evaluate("v.wait()") == "True"
+    says(page, "v.wait()")
     page.settle()
     assert "linalg" in view.locator(".wb-code").inner_text()
     view.locator("[data-key='mlir/llvm']").click()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.browser import assert_no_errors, pressed
+from tests.browser import assert_no_errors, opened, pressed, says
 from tools.notebooks.page import LabSession
 
 CELLS = """# %%
@@ -23,9 +23,7 @@ _ = list(runner.stream("def f(x):", max_tokens=4))
 
 
 def test_a_slider_a_bar_and_a_point(lab: LabSession) -> None:
-    page = lab.open(lab.write("memory.py", CELLS))
-    page.run_all()
-    assert_no_errors(page)
+    page = opened(lab, "memory.py", CELLS)
     calculator = page.widget("wb-memorycalculator")
     before = page.evaluate("view.found['cache_bytes']")
     handle = calculator.locator(".widget-slider .noUi-handle").first
@@ -52,6 +50,5 @@ def test_a_slider_a_bar_and_a_point(lab: LabSession) -> None:
     roofline.locator("[data-key='0']").focus()
     assert "mine: 1G" in page.tab.locator(".wb-tip:visible").inner_text()
     page.tab.keyboard.press("Enter")
-    page.settle()
-    assert page.evaluate("roofline.chosen") == "0"
+    says(page, "roofline.chosen", "0")
     assert_no_errors(page)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.browser import assert_no_errors
+from tests.browser import assert_no_errors, opened, says
 from tools.notebooks.page import LabSession
 
 NOTEBOOK = r"""
@@ -17,8 +17,7 @@ view
 
 
 def test_layers_unfold_and_operators_are_timed(lab: LabSession) -> None:
-    page = lab.open(lab.write("model_graph.py", NOTEBOOK))
-    page.run_all()
+    page = opened(lab, "model_graph.py", NOTEBOOK)
     view = page.widget("wb-modelgraph")
     cells = page.tab.locator(".jp-Cell").count()
     heads = view.locator("[data-key^='fold:']")
@@ -37,8 +36,7 @@ def test_layers_unfold_and_operators_are_timed(lab: LabSession) -> None:
 
     view.get_by_role("button", name="Time the operators").click()
     page.tab.wait_for_function("() => !document.querySelector('.wb-modelgraph').innerText.includes('not measured')")
-    page.settle()
-    assert page.evaluate("bool(view.graph.timers) and not view.measuring") == "True"
+    says(page, "bool(view.graph.timers) and not view.measuring")
     assert "not counted" in view.inner_text() and "not measured" not in view.inner_text()
     view.get_by_role("button", name="prefill", exact=True).click()
     page.settle()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.browser import assert_no_errors, pressed
+from tests.browser import assert_no_errors, opened, pressed
 from tools.notebooks.page import LabSession
 
 NOTEBOOK = """# %%
@@ -23,8 +23,7 @@ asked = widgets.RunnerThread.attach(runner).submit([Request(f"r{n}", tuple(range
 
 
 def test_pages_are_scrubbed_and_bars_tell_their_reasons(lab: LabSession) -> None:
-    page = lab.open(lab.write("pages.py", NOTEBOOK))
-    page.run_all()
+    page = opened(lab, "pages.py", NOTEBOOK)
     assert page.evaluate("asked.wait()") == "True"
     page.settle()
     assert_no_errors(page)

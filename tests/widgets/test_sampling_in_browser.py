@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.browser import assert_no_errors, pressed
+from tests.browser import assert_no_errors, opened, pressed, says
 from tools.notebooks.page import LabSession
 
 CELLS = """# %%
@@ -21,9 +21,7 @@ s
 
 
 def test_a_slider_a_token_and_a_check(lab: LabSession) -> None:
-    page = lab.open(lab.write("sampling.py", CELLS))
-    page.run_all()
-    assert_no_errors(page)
+    page = opened(lab, "sampling.py", CELLS)
     explorer = page.widget("wb-samplingexplorer")
     readouts = explorer.locator(".widget-readout").all_inner_texts()
     assert "40" in readouts and explorer.get_by_text("top k 40").count() == 1
@@ -39,8 +37,7 @@ def test_a_slider_a_token_and_a_check(lab: LabSession) -> None:
     page.settle()
     assert int(page.evaluate("w.token")) >= 0
     explorer.get_by_role("button", name="Draw again").click()
-    page.settle()
-    assert page.evaluate("w.seed") == "1000"
+    says(page, "w.seed", "1000")
 
     view = page.widget("wb-speculationview")
     last = int(page.evaluate("s.check"))
@@ -49,6 +46,5 @@ def test_a_slider_a_token_and_a_check(lab: LabSession) -> None:
     assert pressed(page, handle, "ArrowLeft", "s.check") == str(last - 1)
     assert view.get_by_text(f"Verification {last - 1} of {last}").count() == 1
     view.locator("[data-key='k1']").first.click()
-    page.settle()
-    assert page.evaluate("s.check") == "1"
+    says(page, "s.check", "1")
     assert_no_errors(page)

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.browser import assert_no_errors
+from tests.browser import assert_no_errors, opened, says
 from tests.helpers.widgets import notebook
-from tests.patience import until
 from tools.notebooks.page import LabSession
 
 CELLS = (
@@ -37,13 +36,12 @@ def narrow(lab: LabSession) -> Iterator[LabSession]:
 
 def test_a_preset_is_played_restored_and_judged_by_the_keyboard(narrow: LabSession) -> None:
     lab = narrow
-    page = lab.open(lab.write("pair.ipynb", notebook(CELLS)))
-    page.run_all()
+    page = opened(lab, "pair.ipynb", notebook(CELLS))
     view = page.widget("wb-sidebyside")
     view.get_by_label("pair", exact=True).focus()
     page.tab.keyboard.type("greedy and")
     page.tab.keyboard.press("Tab")
-    until(lambda: page.evaluate("pair.preset") == "'greedy and temperature 0.7'")
+    says(page, "pair.preset", "'greedy and temperature 0.7'")
     for side in (0, 1):
         field = view.get_by_label("max_tokens", exact=True).nth(side)
         page.settle()  # ipywidgets writes a number's field anew, and what is typed in it is lost, when its mark changes
@@ -59,8 +57,7 @@ def test_a_preset_is_played_restored_and_judged_by_the_keyboard(narrow: LabSessi
 
     before = view.evaluate(PLACES)
     view.get_by_role("button", name="Play").press("Enter")
-    until(lambda: page.evaluate("len(pair.history)") == "1")
-    page.settle()
+    says(page, "len(pair.history)", "1")
     assert view.evaluate(PLACES) == before, "output pushed a control"
     position = page.evaluate("pair.pair.difference.position")
     assert position.isdigit()
@@ -69,10 +66,9 @@ def test_a_preset_is_played_restored_and_judged_by_the_keyboard(narrow: LabSessi
     assert view.evaluate("root => root.scrollWidth <= root.clientWidth + 1"), "both sides fit at 1,000 pixels"
 
     view.get_by_role("button", name="Copy the left to the right").press("Enter")
-    until(lambda: page.evaluate("pair.left == pair.right") == "True")
+    says(page, "pair.left == pair.right")
     view.get_by_role("button", name="restore play 1").press("Enter")
-    until(lambda: page.evaluate("pair.right.sampling.temperature") == "0.7")
-    page.settle()
+    says(page, "pair.right.sampling.temperature", "0.7")
     assert seed.input_value() == "5" and page.evaluate("a") == "1"
 
     for label, value in (("prompts", "1"), ("prompt tokens", "16"), ("output tokens", "4"), ("rounds", "2")):
@@ -87,8 +83,7 @@ def test_a_preset_is_played_restored_and_judged_by_the_keyboard(narrow: LabSessi
     rule.press("Tab")
     page.settle()
     view.get_by_role("button", name="Write and run the experiment").press("Enter")
-    until(lambda: page.evaluate("pair.experiment.run_shown is not None and not pair.experiment.running") == "True")
-    page.settle()
+    says(page, "pair.experiment.run_shown is not None and not pair.experiment.running")
     assert page.evaluate("pair.experiment.run_shown.problem") == "''"
     assert "holds" in view.locator(".wb-experiment").inner_text()
     (file,) = (lab.server.root / "side_by_side").glob("*.yaml")

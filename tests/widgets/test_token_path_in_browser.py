@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.browser import assert_no_errors
+from tests.browser import assert_no_errors, opened
 from tests.patience import limit
 from tools.notebooks.page import LabSession
 
@@ -23,9 +23,7 @@ def wait_for_heading(view: Any, text: str) -> None:
 
 
 def test_it_is_stepped_played_and_a_head_is_switched_off(lab: LabSession) -> None:
-    page = lab.open(lab.write("path.py", CELLS))
-    page.run_all(limit(120))
-    assert_no_errors(page)
+    page = opened(lab, "path.py", CELLS)
     view = page.widget("wb-tokenpath")
     wait_for_heading(view, "Step 1 of 96")
 
