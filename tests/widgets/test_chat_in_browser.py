@@ -16,18 +16,6 @@ from workbench import widgets
 runner = workbench.load("demo", backend="eager", prefix="radix", page_size=16)
 chat = widgets.Chat(runner, system="Answer briefly, and say so if you do not know it.", max_tokens=300, ignore_eos=True)
 chat
-
-# %%
-hanging = threading.Event()
-def wait_for(name: str) -> str:
-    "Wait for a person."
-    hanging.wait()
-    return "came"
-caller = widgets.Chat(
-    runner, [wait_for], tool_choice="required", max_tokens=60, temperature=0, limits={"rounds": 1},
-    thinking={"budget_tokens": 4},
-)
-caller
 """
 GROWN = "count => document.querySelectorAll('.wb-chat .wb-text span').length >= count"
 
@@ -67,29 +55,4 @@ def test_talk_stop_and_branch(lab: LabSession) -> None:
     chat.get_by_role("button", name="the branch before").press("Enter")
     says(page, "chat.last.question", first)
     assert "1/2" in chat.inner_text() and second.strip("'") not in chat.locator(".wb-talk").inner_text()
-    assert_no_errors(page)
-
-
-def test_a_tool_that_hangs_is_shown_and_stopped(lab: LabSession) -> None:
-    page = opened(lab, "chat-tools.py", NOTEBOOK)
-    chat = page.widget("wb-chat").nth(1)
-    field = chat.get_by_label("message", exact=True)
-    field.fill("Is anyone there?")
-    field.press("Enter")
-    until(lambda: "running …" in chat.locator(".wb-talk").inner_text())
-    assert "wait_for" in chat.locator(".wb-call").first.inner_text()
-    thought = chat.locator("details.thought").first
-    assert thought.get_attribute("open") is None
-    summary = thought.locator("summary")
-    summary.focus()
-    summary.press("Enter")
-    assert thought.get_attribute("open") is not None
-    assert page.executed()[0] == 2  # the key was not the notebook's
-    chat.get_by_role("button", name="Stop").click()
-    says(page, "caller.running", "False")
-    assert "stopped" in chat.inner_text() and thought.get_attribute("open") is not None  # drawn again, open as it was
-    thought.locator("summary").click()
-    assert thought.get_attribute("open") is None
-    assert page.evaluate("caller.conversation.unanswered_calls") == "[]"
-    page.evaluate("hanging.set()")
     assert_no_errors(page)

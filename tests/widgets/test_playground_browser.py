@@ -63,13 +63,6 @@ def test_press_run_and_stop_and_take_it_away(lab: LabSession) -> None:
     yaml = page.tab.evaluate("navigator.clipboard.readText()")
     assert Experiment.from_yaml(yaml).sampling.max_tokens == 900 and repr(yaml) == page.evaluate("play.last.to_yaml()")
 
-    play.get_by_label("temperature", exact=True).fill("1")
-    play.get_by_label("beams", exact=True).fill("2")
-    stops = play.get_by_label("stop", exact=True).and_(page.tab.locator("input"))
-    stops.fill("x")
-    stops.press("Tab")
-    play.get_by_role("alert").wait_for()
-    assert "give stop_token_ids" in play.get_by_role("alert").inner_text() and run.is_disabled()
     play.get_by_role("button", name="Reset").click()
     page.settle()
     assert run.is_enabled() and play.locator(".wb-tokens b").count() == 0

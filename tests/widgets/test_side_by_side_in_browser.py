@@ -17,11 +17,6 @@ CELLS = (
 )
 PLACES = """root => [...root.querySelectorAll("button, input, select, textarea")].map(
   (each) => each.getBoundingClientRect().top)"""
-NAMELESS = """root => [...root.querySelectorAll("button, input, select, textarea, svg")].filter((each) => {
-  const title = each.querySelector("title")?.textContent ?? "";
-  const labels = [...(each.labels ?? [])].map((label) => label.textContent).join("") + (each.ariaLabel ?? "");
-  return each.offsetParent !== null && !(each.textContent + title + labels + each.title).trim();
-}).map((each) => each.outerHTML.slice(0, 120))"""
 
 
 @pytest.fixture
@@ -53,7 +48,6 @@ def test_a_preset_is_played_restored_and_judged_by_the_keyboard(narrow: LabSessi
     page.evaluate("setattr(pair, 'new_seed', False)")
     page.settle()
     assert view.locator(".wb-differs").count() == 2 and "sampling.temperature" in view.inner_text()
-    assert view.evaluate(NAMELESS) == []
 
     before = view.evaluate(PLACES)
     view.get_by_role("button", name="Play").press("Enter")
@@ -89,13 +83,3 @@ def test_a_preset_is_played_restored_and_judged_by_the_keyboard(narrow: LabSessi
     (file,) = (lab.server.root / "side_by_side").glob("*.yaml")
     assert file.name == "greedy-and-temperature-0-7-001.yaml" and "first_divergence >= 0" in file.read_text()
     assert_no_errors(page)
-
-    page.save()
-    lab.close()
-    again = lab.open("pair.ipynb")
-    again.settle()
-    kept = again.root.inner_text()
-    assert again.widget("wb-sidebyside").count() == 0
-    assert again.errors() == []
-    assert "first difference: token" in kept and "first_divergence >= 0" in kept and "restore" in kept
-    assert again.root.locator(".wb-tokens b.m").count() == 2
