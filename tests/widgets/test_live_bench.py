@@ -338,27 +338,40 @@ def test_it_runs_changes_and_ends(bench: LiveBench) -> None:
 
 
 def test_settings_and_controls_stay_equal() -> None:
+    bench = LiveBench(bench_runner(), rate=30.0, chunk_tokens=24, policy="fair")
+    try:
+        control = controls(bench)
+        assert (control["load, 1/s"].value, control["chunk"].value, control["policy"].value) == (30.0, 24, "fair")
+        until(lambda: bench._runner.scheduler.limits.chunk_tokens == 24)
+        assert {8, 16, 24, 32, 64, 128} <= set(control["chunk"].options)
+        bench.chunk_tokens, bench.rate = 40, 500.0
+        until(lambda: bench._runner.scheduler.limits.chunk_tokens == 40)
+        assert (control["chunk"].value, control["load, 1/s"].value) == (40, 500.0)
+        control["chunk"].value = 24
+        until(lambda: bench._runner.scheduler.limits.chunk_tokens == 24)
+        assert bench.chunk_tokens == 24
+        control["policy"].options = [*control["policy"].options, "missing.py:Policy"]
+        before = bench.policy
+        control["policy"].value = "missing.py:Policy"
+        assert "missing.py" in bench.problem and bench.policy == control["policy"].value == before
+    finally:
+        bench.close()
+
+
+def test_a_policy_of_ones_own_can_be_chosen_again() -> None:
     class Mine:
         def __call__(self, state: SchedulerState) -> SchedulerDecision:
             return parse_policy("fcfs")(state)
 
     mine = Mine()
-    bench = LiveBench(bench_runner(policy=mine), rate=30.0, chunk_tokens=24)
-    runner, own = bench._runner, bench.policy
+    bench = LiveBench(bench_runner(policy=mine), rate=1.0)
     try:
-        chunk, policy, load = (controls(bench)[name] for name in ("chunk", "policy", "load, 1/s"))
-        assert (load.value, chunk.value, policy.value) == (30.0, 24, own) and own.endswith("Mine")
-        assert {8, 16, 24, 32, 64, 128} <= set(chunk.options)
-        for change, tokens in ((bench, 40), (chunk, 24)):
-            setattr(change, "chunk_tokens" if change is bench else "value", tokens)
-            until(lambda tokens=tokens: runner.scheduler.limits.chunk_tokens == tokens)
-            assert bench.chunk_tokens == chunk.value == tokens
-        for name in ("fair", own):  # a policy of one's own can be chosen again
-            bench.policy = name
-            until(lambda name=name: (runner.schedule.policy is mine) == (name == own))
-        policy.options = [*policy.options, "missing.py:Policy"]
-        policy.value = "missing.py:Policy"
-        assert "missing.py" in bench.problem and bench.policy == policy.value == own
+        name = bench.policy
+        assert name.endswith("Mine")
+        bench.policy = "fair"
+        until(lambda: bench._runner.schedule.policy is not mine)
+        bench.policy = name
+        until(lambda: bench._runner.schedule.policy is mine)
     finally:
         bench.close()
 
