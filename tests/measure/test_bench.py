@@ -76,19 +76,17 @@ def test_mixed_counts_every_output_token(runner: Runner) -> None:
 
 
 def test_rows_are_medians_and_shares(runner: Runner) -> None:
-    def row(*runs: BenchRepetition) -> dict[str, Any]:
-        return bench_row(BenchCase("decode", 1), list(runs), runner, CEILINGS)
-
     each = [BenchRepetition(10, wall, wall / 2, 500.0 * wall, 25.0 * wall, 7, 0, (wall,)) for wall in (1.0, 4.0, 2.0)]
-    found = row(*each)
-    assert found["spread"] == [2.5, 10.0] and found["step_seconds"]["p50"] == 2.0
-    names = "tokens_per_s", "outside_forward_share", "share_of_read_ceiling", "share_of_gemm_ceiling"
-    assert [found[name] for name in (*names, "share_of_roofline", "reason")] == [5.0, 0.5, 0.5, 1.0, 1.0, ""]
+    row = bench_row(BenchCase("decode", 1), each, runner, CEILINGS)
+    assert row["tokens_per_s"] == 5.0 and row["spread"] == [2.5, 10.0] and row["outside_forward_share"] == 0.5
+    assert row["outside_kernels_share"] is None, "a backend that does not tell is not taken to have no overhead"
     runs = [replace(figures, kernel_seconds=figures.wall_seconds / 4) for figures in each]
-    # A backend that does not tell is not taken to have no overhead.
-    assert [row(*some)["outside_kernels_share"] for some in (each, runs, [*runs, each[0]])] == [None, 0.75, None]
-    compiling = replace(each[0], compiles=1)
-    assert "compiled while" in row(each[0], compiling)["reason"]
+    assert bench_row(BenchCase("decode", 1), runs, runner, CEILINGS)["outside_kernels_share"] == 0.75
+    assert bench_row(BenchCase("decode", 1), [*runs, each[0]], runner, CEILINGS)["outside_kernels_share"] is None
+    assert row["share_of_read_ceiling"] == 0.5 and row["share_of_gemm_ceiling"] == 1.0
+    assert row["share_of_roofline"] == 1.0 and row["step_seconds"]["p50"] == 2.0 and row["reason"] == ""
+    compiling = [BenchRepetition(10, 1.0, 0.5, 1.0, 1.0, 7, compiles, (1.0,)) for compiles in (0, 1)]
+    assert "compiled while" in bench_row(BenchCase("decode", 1), compiling, runner, CEILINGS)["reason"]
 
 
 @pytest.fixture(scope="module")
@@ -131,14 +129,20 @@ def test_the_record_is_strict_json_in_a_dated_file(record: dict[str, Any], tmp_p
 
 def test_formats_hold_every_row(record: dict[str, Any]) -> None:
     rows = list(csv.DictReader(io.StringIO(bench_text.to_csv(record))))
+    assert len(rows) == len(record["rows"])
     for printed, row in zip(rows, record["rows"], strict=True):
         assert printed["work"] == row["work"]
         if row["status"] == "ok":
-            figures = row["tokens_per_s"], row["spread"][1], row["step_seconds"]["p50"]
-            assert figures == tuple(float(printed[name]) for name in ("tokens_per_s", "spread_max", "step_seconds_p50"))
+            assert (
+                float(printed["tokens_per_s"]) == row["tokens_per_s"]
+                and float(printed["spread_max"]) == row["spread"][1]
+            )
+            assert float(printed["step_seconds_p50"]) == row["step_seconds"]["p50"]
     text = bench_text.to_markdown(record)
-    known = bench_text.to_markdown({**record, "rows": [{**record["rows"][0], "outside_kernels_share": 0.125}]})
-    assert bench_text.KERNEL_TIME_REMARK in text and bench_text.KERNEL_TIME_REMARK not in known and "12.5%" in known
+    assert "| > " in text and bench_text.KERNEL_TIME_REMARK in text
+    kernel_row = {**record["rows"][0], "outside_kernels_share": 0.125}
+    assert "12.5%" in bench_text.to_markdown({**record, "rows": [kernel_row]})
+    assert bench_text.KERNEL_TIME_REMARK not in bench_text.to_markdown({**record, "rows": [kernel_row]})
     lines = [line for line in text.splitlines() if line.startswith("|")]
     assert len(lines) == 2 + len(record["rows"]) and len({line.count("|") for line in lines}) == 1
     assert "257 tokens, the model's context is 256" in text

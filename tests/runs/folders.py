@@ -14,8 +14,6 @@ from pathlib import Path
 
 from workbench.experiment.experiment import Experiment
 from workbench.runs.folder import RunFolder
-from workbench.trace.events import Decoded, Finished, Scheduled, Stepped, Submitted
-from workbench.trace.recorder import Recorder
 
 RECORDS = Path(__file__).resolve().parents[2] / "experiments" / "records"
 FORMATS = ("dense", "int8", "int4")
@@ -81,24 +79,24 @@ def run_of_rounds(parent: Path, name: str, values: dict[str, list[float]], busy:
     """A finished run of variants in rounds: `values` are TTFTs in seconds by variant, one a round of one request."""
     variants = {variant: {"cache.format": FORMATS[index % 3]} for index, variant in enumerate(values)}
     experiment = Experiment.from_values({"question": "sooner?", "workload": {"kind": "random"}, "variants": variants})
+    experiment = experiment.with_(f"sampling.seed={seed}")
     folder = RunFolder.create(parent, name)
-    folder.write_text("experiment.yaml", experiment.with_(f"sampling.seed={seed}").to_yaml())
+    folder.write_text("experiment.yaml", experiment.to_yaml())
     folder.write_json("environment.json", environment())
-    tables: dict[str, list[dict]] = {"requests": [], "steps": [], "tokens": []}
+    requests, tokens, steps = [], [], []
     for variant, ttfts in values.items():
         for turn, ttft in enumerate(ttfts, 1):
-            recorder = Recorder()
-            for event in (
-                Submitted(0.0, "a", prompt_tokens=4, arrival=0.0), Scheduled(0.0, "a", action="admitted"),
-                Decoded(ttft, "a"), Decoded(2 * ttft, "a", token_id=1, index=1, step=1),
-                Stepped(2 * ttft, phase="decode", requests=1, decode_tokens=2, pages_used=1, kv_bytes=64,
-                        wall_seconds=ttft, forward_seconds=ttft, predicted_flops=1.0, predicted_bytes=1.0),
-                Finished(2 * ttft, "a", reason="length", token_ids=(0, 1)),
-            ):  # fmt: skip
-                recorder.record(event)
-            for table, rows in tables.items():
-                rows += [{"variant": variant, "round": turn, **row} for row in getattr(recorder, table)()]
-    for table, rows in tables.items():
+            marks = {"variant": variant, "round": turn, "request_id": "a", "sample": 0}
+            requests.append({**marks, "arrival": 0.0, "first_scheduled": 0.0, "first_token": ttft, "finished": 2 * ttft,
+                             "prompt_tokens": 4, "cut_tokens": 0, "output_tokens": 2, "finish_reason": "length",
+                             "cached_tokens": 0, "computed_tokens": 5, "restored_tokens": 0, "shared_pages": 0,
+                             "num_preemptions": 0})  # fmt: skip
+            tokens += [{**marks, "index": i, "token_id": i, "time": (1 + i) * ttft, "step": i} for i in range(2)]
+            steps.append({"variant": variant, "round": turn, "time": 2 * ttft, "step": 0, "phase": "decode",
+                          "requests": 1, "prefill_tokens": 0, "decode_tokens": 2, "pages_used": 1, "kv_bytes": 64,
+                          "wall_seconds": ttft, "forward_seconds": ttft, "telemetry_seconds": 0.0,
+                          "predicted_flops": 1.0, "predicted_bytes": 1.0, "pages_idle": 0, "compiles": 0})  # fmt: skip
+    for table, rows in {"requests": requests, "steps": steps, "tokens": tokens}.items():
         folder.write_table(f"{table}.parquet", rows)
     rows = [{"variant": variant, "settings": "", "backend": "eager", "ttft_s_p50": sorted(ttfts)[len(ttfts) // 2]}
             for variant, ttfts in values.items()]  # fmt: skip
