@@ -76,6 +76,17 @@ def test_free_text_that_needs_a_word_finds_it() -> None:
     assert bytes(VOCABULARY.compile(Regex(regex=".*END[0-9]{3}")).shortest) == b"END000"
 
 
+LITERALS = {"a": "a", "/": "/", r"\/": "/", r"\\": "\\", "\n": "\n", r"\n": "\n"}  # in a regex, and what they match
+
+
+@settings(max_examples=tries(60), deadline=None)
+@given(st.lists(st.sampled_from(list(LITERALS)), min_size=1, max_size=6))
+def test_regex_matches_its_own_slashes_and_backslashes(pieces: list[str]) -> None:
+    assert bytes(VOCABULARY.compile(Regex(regex="".join(pieces))).shortest).decode() == "".join(
+        LITERALS[piece] for piece in pieces
+    )
+
+
 @settings(max_examples=tries(60))
 @given(st.text("abc", min_size=1, max_size=9), st.sets(st.text("abc", min_size=1, max_size=4), max_size=8))
 def test_spelling_takes_the_fewest_tokens(text: str, words: set[str]) -> None:
