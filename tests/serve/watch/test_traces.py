@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from workbench.prompt.conversation import Conversation
 from workbench.prompt.turns import AssistantTurn, ToolCall
@@ -13,8 +17,8 @@ from workbench.request import SamplingParameters
 from workbench.serve.call import ADMIN, Call, Caller
 from workbench.serve.memory.generated_turns import GeneratedTurns
 from workbench.serve.memory.tenant_store import TenantStore
-from workbench.serve.watch.traces import CallTrace, TraceStore
-from workbench.trace.events import Preempted
+from workbench.serve.watch.traces import BYTES_PER_ALTERNATIVE, CallTrace, TraceStore
+from workbench.trace.events import Finished, Preempted
 
 ADMINISTRATOR = Caller(scopes=frozenset({ADMIN}))
 EVENT = Preempted(0.0, "r")
@@ -72,3 +76,75 @@ def test_large_answers_displace_one_another() -> None:
         turns.keep("tenant", "m", Conversation(turns=[f"Hi {number}"]), turn, turn, f"chatcmpl-{number}")
     held = [number for number in range(20) if turns.get("tenant", f"chatcmpl-{number}") is not None]
     assert held and held == list(range(20 - len(held), 20)) and len(held) <= 5
+
+
+def test_alternatives_count_among_the_bytes() -> None:
+    """Of each token of an answer, and of a prompt where they were asked for."""
+    request: Any = SimpleNamespace(request=SimpleNamespace(prompt_ids=(1,) * 50))
+    sizes = {}
+    for answer, prompt in ((None, None), (0, 0), (20, None), (None, 20)):
+        made = trace(0, 10)
+        made.call = replace(made.call, sampling=SamplingParameters(logprobs=answer), prompt_logprobs=prompt)
+        made.prepared = [request]
+        sizes[answer, prompt] = made.num_bytes
+    plain = sizes[None, None]
+    assert sizes[20, None] == plain + 10 * 20 * BYTES_PER_ALTERNATIVE
+    assert sizes[0, 0] == plain + 50 * BYTES_PER_ALTERNATIVE
+    assert sizes[None, 20] == plain + 50 * 21 * BYTES_PER_ALTERNATIVE
+
+
+@pytest.mark.parametrize(("reason", "is_shown"), [("refused", True), ("error", False)])
+def test_the_engines_words_are_for_administrators_but_those_of_a_refusal(reason: str, is_shown: bool) -> None:
+    made = trace(0, 0)
+    made.keep([Finished(1.0, "r", reason=reason, error="prompt of another")])
+    for caller, sees in ((Caller(), is_shown), (ADMINISTRATOR, True)):
+        (choice,) = made.as_json(caller)["choices"]
+        assert choice["finished"]["error"] == ("prompt of another" if sees else "")
+
+
+class Kept(RuleBasedStateMachine):
+    """A store of tenants beside a list of (tenant, key, size, end), the oldest use first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.store: TenantStore[Any] = TenantStore(20, 12, 5.0, lambda: self.now)
+        self.known: list[tuple[str, int, int, float]] = []
+        self.tenants: list[str] = []  # by their last use
+
+    def used(self, tenant: str, key: int, size: int | None = None) -> None:
+        found = [each for each in self.known if each[:2] == (tenant, key)]
+        self.known = [each for each in self.known if each[:2] != (tenant, key)]
+        if size is not None or found and found[0][3] > self.now:
+            self.known.append((tenant, key, found[0][2] if size is None else size, self.now + 5.0))
+            self.tenants = [each for each in self.tenants if each != tenant] + [tenant]
+
+    def drop_oldest(self, tenant: str) -> None:
+        self.known.remove(next(each for each in self.known if each[0] == tenant))
+
+    @rule(tenant=st.sampled_from("abc"), key=st.integers(0, 3), size=st.integers(0, 13))
+    def put(self, tenant: str, key: int, size: int) -> None:
+        self.store.put(tenant, key, f"{key}:{size}", size)
+        if size <= 12:
+            self.used(tenant, key, size)
+            while sum(each[2] for each in self.known if each[0] == tenant) > 12:
+                self.drop_oldest(tenant)
+            while sum(each[2] for each in self.known) > 20:
+                self.drop_oldest(next(each for each in self.tenants if any(each == mine for mine, *_ in self.known)))
+
+    @rule(tenant=st.sampled_from("abc"), key=st.integers(0, 3))
+    def get(self, tenant: str, key: int) -> None:
+        self.used(tenant, key)
+        kept = [f"{key}:{size}" for mine, name, size, _ in self.known if (mine, name) == (tenant, key)]
+        assert self.store.get(tenant, key) == (kept[0] if kept else None)
+
+    @rule(passed=st.sampled_from([1.0, 4.0, 5.0]))
+    def wait(self, passed: float) -> None:
+        self.now += passed
+
+    @invariant()
+    def bytes_are_those_of_what_is_kept(self) -> None:
+        assert self.store.num_bytes == sum(each[2] for each in self.known) and len(self.store) == len(self.known)
+
+
+TestKept = Kept.TestCase
