@@ -37,7 +37,7 @@ def test_kinds_are_jsons(kind: str) -> None:
     """A whole number is a number, and 2.0 is whole; true is no number."""
     of = {name for name, value in KINDS.items() if find_fault(value, {"type": kind}) == ""}
     assert of == {"number": {"number", "integer"}}.get(kind, {kind})
-    assert find_fault(2.0, {"type": "integer"}) == ""
+    assert find_fault(2.0, {"type": "integer"}) == "" == find_fault([2.0], {"const": [2]})
     assert find_fault(None, {"type": kind, "nullable": True}) == ""
 
 
@@ -48,6 +48,7 @@ def test_kinds_are_jsons(kind: str) -> None:
         ([{}, {"y": [1]}], {"items": {"properties": {"y": {"items": {"type": "string"}}}}}, "x[1].y[0]"),
         (5, {"allOf": [{"minimum": 1}, {"maximum": 4}]}, "x"),
         (5, {"anyOf": [{"maximum": 4}, {"type": "string"}]}, "x"),
+        (True, {"enum": [1, "a"]}, "x"), (0, {"const": False}, "x"), ([{"y": 1}], {"const": [{"y": True}]}, "x"),
         ("c", {"enum": ["a", "b"]}, "x"), (1, {"const": 2}, "x"), ("a", {"type": ["integer", "null"]}, "x"),
         ({"a": 1}, {"additionalProperties": {"type": "string"}}, "x.a"),
         ({"a": 1}, {"properties": {"b": {}}, "additionalProperties": False}, "x"), ({}, {"required": ["b"]}, "x"),

@@ -1,4 +1,4 @@
-"""What an executed notebook says of its errors, and what a kernel that stays on its machine takes for another one."""
+"""Errors of an executed notebook are found, and a kernel that stays on its machine refuses every other host."""
 
 from __future__ import annotations
 

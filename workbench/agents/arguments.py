@@ -38,9 +38,9 @@ def find_fault(value: Any, schema: Any, path: str = "", depth: int = 0) -> str:
     listed = [kinds] if isinstance(kinds, str) else [each for each in kinds or () if each in TYPES]
     if listed and not any(TYPES.get(each, lambda _: True)(value) for each in listed):
         return f"{where}: must be {' or '.join(listed)}, not {_short(value)}"
-    if "const" in schema and value != schema["const"]:
+    if "const" in schema and not _is_same(value, schema["const"]):
         return f"{where}: must be {_short(schema['const'])}, not {_short(value)}"
-    if isinstance(schema.get("enum"), list) and value not in schema["enum"]:
+    if isinstance(schema.get("enum"), list) and not any(_is_same(value, each) for each in schema["enum"]):
         hint = nearest(value, [e for e in schema["enum"] if isinstance(e, str)]) if isinstance(value, str) else ""
         return f"{where}: must be one of {', '.join(map(_short, schema['enum'][:20]))}, not {_short(value)}{hint}"
     for key in ("anyOf", "oneOf"):
@@ -139,6 +139,15 @@ def _needs_conversion(hint: Any) -> bool:
     if isinstance(kind, type) and issubclass(kind, enum.Enum | BaseModel | tuple | set | frozenset):
         return True
     return any(_needs_conversion(each) for each in typing.get_args(hint))
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Return whether two values are equal as JSON: 1 is 1.0, and true is neither."""
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_is_same(one[name], other[name]) for name in one)
+    return isinstance(one, bool) == isinstance(other, bool) and one == other
 
 
 def _is_number(value: Any) -> bool:

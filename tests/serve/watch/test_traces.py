@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from workbench.prompt.conversation import Conversation
 from workbench.prompt.turns import AssistantTurn, ToolCall
@@ -102,49 +101,24 @@ def test_the_engines_words_are_for_administrators_but_those_of_a_refusal(reason:
         assert choice["finished"]["error"] == ("prompt of another" if sees else "")
 
 
-class Kept(RuleBasedStateMachine):
-    """A store of tenants beside a list of (tenant, key, size, end), the oldest use first."""
+def test_a_use_renews_a_value_and_its_tenant() -> None:
+    now = [0.0]
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = 0.0
-        self.store: TenantStore[Any] = TenantStore(20, 12, 5.0, lambda: self.now)
-        self.known: list[tuple[str, int, int, float]] = []
-        self.tenants: list[str] = []  # by their last use
+    def filled() -> TenantStore[str]:
+        store = TenantStore[str](20, 12, 5.0, lambda: now[0])
+        for tenant, key, size in (("a", 1, 6), ("a", 2, 4), ("b", 1, 6), ("b", 2, 4)):
+            store.put(tenant, key, f"{tenant}{key}", size)
+        return store
 
-    def used(self, tenant: str, key: int, size: int | None = None) -> None:
-        found = [each for each in self.known if each[:2] == (tenant, key)]
-        self.known = [each for each in self.known if each[:2] != (tenant, key)]
-        if size is not None or found and found[0][3] > self.now:
-            self.known.append((tenant, key, found[0][2] if size is None else size, self.now + 5.0))
-            self.tenants = [each for each in self.tenants if each != tenant] + [tenant]
+    def kept(store: TenantStore[str]) -> list[str]:
+        found = (store.get(tenant, key) for tenant in "abc" for key in (1, 2, 3))
+        return [each for each in found if each is not None]
 
-    def drop_oldest(self, tenant: str) -> None:
-        self.known.remove(next(each for each in self.known if each[0] == tenant))
-
-    @rule(tenant=st.sampled_from("abc"), key=st.integers(0, 3), size=st.integers(0, 13))
-    def put(self, tenant: str, key: int, size: int) -> None:
-        self.store.put(tenant, key, f"{key}:{size}", size)
-        if size <= 12:
-            self.used(tenant, key, size)
-            while sum(each[2] for each in self.known if each[0] == tenant) > 12:
-                self.drop_oldest(tenant)
-            while sum(each[2] for each in self.known) > 20:
-                self.drop_oldest(next(each for each in self.tenants if any(each == mine for mine, *_ in self.known)))
-
-    @rule(tenant=st.sampled_from("abc"), key=st.integers(0, 3))
-    def get(self, tenant: str, key: int) -> None:
-        self.used(tenant, key)
-        kept = [f"{key}:{size}" for mine, name, size, _ in self.known if (mine, name) == (tenant, key)]
-        assert self.store.get(tenant, key) == (kept[0] if kept else None)
-
-    @rule(passed=st.sampled_from([1.0, 4.0, 5.0]))
-    def wait(self, passed: float) -> None:
-        self.now += passed
-
-    @invariant()
-    def bytes_are_those_of_what_is_kept(self) -> None:
-        assert self.store.num_bytes == sum(each[2] for each in self.known) and len(self.store) == len(self.known)
-
-
-TestKept = Kept.TestCase
+    own, crowded, lasting = filled(), filled(), filled()
+    for store, tenant, key, size in ((own, "a", 3, 4), (crowded, "c", 1, 5)):
+        assert store.get("a", 1) == "a1"
+        store.put(tenant, key, f"{tenant}{key}", size)
+    assert (kept(own), kept(crowded)) == (["a1", "a3", "b1", "b2"], ["a1", "a2", "b2", "c1"])
+    for now[0], is_there in ((3.0, True), (7.0, True), (12.0, False)):
+        assert (lasting.get("a", 1) == "a1") == is_there
+    assert (kept(lasting), lasting.num_bytes, len(lasting)) == ([], 0, 0)
