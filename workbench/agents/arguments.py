@@ -80,9 +80,8 @@ def _object_fault(value: dict[str, Any], schema: Mapping[str, Any], path: str, d
 
 
 def _list_fault(value: list[Any], schema: Mapping[str, Any], path: str, depth: int) -> str:
-    least, most = schema.get("minItems"), schema.get("maxItems")
-    if (least is not None and len(value) < least) or (most is not None and len(value) > most):
-        return f"{path}: must have {least or 0} to {most or 'any number of'} items, not {len(value)}"
+    if fault := _length_fault(len(value), schema, path, "Items", "items"):
+        return fault
     first = schema.get("prefixItems") or ()
     for number, each in enumerate(value):
         below = first[number] if number < len(first) else schema.get("items")
@@ -91,11 +90,16 @@ def _list_fault(value: list[Any], schema: Mapping[str, Any], path: str, depth: i
     return ""
 
 
+def _length_fault(size: int, schema: Mapping[str, Any], where: str, key: str, unit: str) -> str:
+    least, most = schema.get(f"min{key}") or 0, schema.get(f"max{key}")
+    if size >= least and (most is None or size <= most):
+        return ""
+    return f"{where}: must have {least} to {'any number of' if most is None else most} {unit}, not {size}"
+
+
 def _bound_fault(value: Any, schema: Mapping[str, Any], where: str) -> str:
     if isinstance(value, str):
-        least, most = schema.get("minLength"), schema.get("maxLength")
-        if (least is not None and len(value) < least) or (most is not None and len(value) > most):
-            return f"{where}: must have {least or 0} to {most or 'any number of'} characters, not {len(value)}"
+        return _length_fault(len(value), schema, where, "Length", "characters")
     if _is_number(value):
         tests = {
             "minimum": lambda bound: value < bound, "exclusiveMinimum": lambda bound: value <= bound,
@@ -142,12 +146,8 @@ def _needs_conversion(hint: Any) -> bool:
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """Return whether two values are equal as JSON: 1 is 1.0, and true is neither."""
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_is_same, one, other))
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_is_same(one[name], other[name]) for name in one)
-    return isinstance(one, bool) == isinstance(other, bool) and one == other
+    """Return whether two values are equal as JSON: true is not 1."""
+    return one == other and isinstance(one, bool) == isinstance(other, bool)
 
 
 def _is_number(value: Any) -> bool:
