@@ -129,6 +129,10 @@ class Cluster(Displayable):
         return self.model.tokenizer
 
     @property
+    def sampling_defaults(self) -> dict[str, Any]:
+        return self.model.sampling_defaults
+
+    @property
     def chat_template(self) -> ChatTemplate | None:
         return self.model.chat_template
 
@@ -139,7 +143,9 @@ class Cluster(Displayable):
 
     def make_requests(self, requests: intake.RequestInput, sampling: dict[str, Any]) -> list[Request]:
         """Return `requests` as Requests, in the given order; texts and conversations are encoded and get an id."""
-        return intake.make_requests(requests, self.tokenizer, sampling, self._request_ids, self.assemble)
+        return intake.make_requests(
+            requests, self.tokenizer, sampling, self._request_ids, self.assemble, self.sampling_defaults
+        )
 
     @intake.with_sampling_signature
     def stream(self, requests: intake.RequestInput, **sampling: object) -> Iterator[Event]:

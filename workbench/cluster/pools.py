@@ -342,7 +342,7 @@ class PrefillDecodePools:
         if slot.restarts == 0 and slot.state != "ready":  # it never worked
             raise WorkbenchError(f"{slot.name} could not start: {error}")
         self.counts["processes that died"] += 1
-        self._requests.lost(self._slots.end(slot))
+        self._requests.lost(slot, self._slots.end(slot), error)
         if slot.state == "starting":
             self._slots.start(slot, self._started)
         self._check_ready()
