@@ -41,7 +41,8 @@ def test_an_end_beyond_the_vocabulary_does_not_stand_in_a_structured_answers_way
     lines: list[str] = []
     runner = load(str(tmp_path / "m"), backend="eager", report=lines.append)
     assert runner.model.spec.eos_token_ids == ends and sum(LEFT_OUT in line and file in line for line in lines) == 1
-    events = runner.stream("a", max_tokens=40, temperature=0, response_format={"kind": "json_schema", "json_schema": SCHEMA})
+    wanted = {"kind": "json_schema", "json_schema": SCHEMA}
+    events = runner.stream("a", max_tokens=40, temperature=0, response_format=wanted)
     assert set(json.loads("".join(event.text for event in events))) == {"a"}
 
 

@@ -53,6 +53,17 @@ def test_an_answer_is_what_the_runner_gives(client: openai.OpenAI, chat_runner: 
     assert used.total_tokens == used.prompt_tokens + used.completion_tokens
 
 
+def test_an_answer_goes_on_from_where_the_last_message_ends(client: openai.OpenAI, chat_runner: Runner) -> None:
+    whole = chat(client).choices[0].message.content
+    begun = [*QUESTION, {"role": "assistant", "content": whole[:8]}]
+    found = chat(client, begun, extra_body={"continue_final_message": True, "add_generation_prompt": False})
+    prompt = Conversation(turns=[QUESTION[0]["content"]]).answer(whole[:8]).prompt(
+        chat_runner, continue_final_message=True
+    )  # fmt: skip
+    assert found.usage.prompt_tokens == len(prompt.ids) and prompt.text.endswith(whole[:8])
+    assert whole.startswith(whole[:8] + found.choices[0].message.content[:4])
+
+
 def test_ignore_eos_ignores_the_templates_ends_too(client: openai.OpenAI) -> None:
     """Load generators ask for answers of one length."""
     answer = chat(client, max_tokens=64, extra_body={"ignore_eos": True})

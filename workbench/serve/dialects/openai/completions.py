@@ -86,6 +86,9 @@ class OpenAICompletions:
 
     def parse(self, body: CompletionBody, model: ServedModel, ignored: IgnoredFields, caller: Caller) -> Call:
         body.check_stream_options()
+        if body.max_tokens == 0 and not body.echo:
+            words = "max_tokens: 0 only reads the prompt, which echo shows; set echo, or give at least 1"
+            raise ApiError("invalid_request_error", words, "max_tokens")
         n, best_of = body.n or 1, body.best_of
         if best_of is not None and best_of < n:
             raise ApiError("invalid_request_error", f"best_of: {best_of} is less than n", "best_of")
