@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from workbench.serve.batches.batch_store import BatchStore
 from workbench.serve.batches.message_batch_routes import message_batch_routes
-from workbench.serve.batches.openai_batch_routes import openai_batch_routes
+from workbench.serve.batches.openai_batch_routes import openai_batch_routes, page
 from workbench.serve.bodies.fields import IgnoredFields
 from workbench.serve.call import ADMIN
 from workbench.serve.config import ServerSettings

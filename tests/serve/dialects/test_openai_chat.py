@@ -176,7 +176,7 @@ def test_vllms_fields(client: openai.OpenAI) -> None:
 def test_a_malformed_request_is_refused_by_name(client: openai.OpenAI) -> None:
     cases: list[tuple[Json, str]] = [
         ({"temperature": "1"}, "temperature"), ({"n": 0}, "n"), ({"n": True}, "n"), ({"stream": 1}, "stream"),
-        ({"audio": {}}, "audio"), ({"tempreature": 1}, "tempreature"), ({"top_logprobs": 1}, "top_logprobs"),
+        ({"audio": {}}, "audio"), ({"min_tokens": 3}, "min_tokens"), ({"top_logprobs": 1}, "top_logprobs"),
         ({"tool_choice": "required"}, "tool_choice"), ({"max_tokens": 10**30}, "max_tokens"),
         ({"logit_bias": {"a": 1}}, "logit_bias"), ({"messages": [{"role": "user"}]}, "messages.0.content"),
         ({"messages": []}, "messages"), ({"stream_options": {"include_usage": True}}, "stream_options"),

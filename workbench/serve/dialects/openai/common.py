@@ -40,6 +40,7 @@ TYPES = {
 CODES = {"authentication_error": "invalid_api_key", "rate_limit_error": "rate_limit_exceeded"}
 EFFORTS = {"none": 0.0, "minimal": 1 / 64, "low": 1 / 16, "medium": 1 / 8, "high": 1 / 4, "xhigh": 3 / 8, "max": 1 / 2}
 OTHER_SAMPLER = "this sampler is not served; use temperature, top_k, top_p or min_p"
+SET_BY_SERVER = "the server sets it from the key's owner, so that tenants share no pages"
 NO_ACCOUNT = "there is no account behind this server that it could concern"
 
 Temperature = Annotated[float, Field(ge=0, le=2)]
@@ -120,6 +121,7 @@ class SamplingBody(Body):
 
     # Fields of vLLM, llama.cpp and OpenRouter.
     OTHERS_REFUSED: ClassVar[Mapping[str, Refused]] = {
+        "cache_salt": Refused(SET_BY_SERVER),
         "min_tokens": Refused("the engine has no lower bound of an answer; use ignore_eos", (0,)),
         "skip_special_tokens": Refused("control tokens are never shown", (True,)),
         "include_stop_str_in_output": Refused("what stops an answer is no part of it", (False,)),
@@ -143,7 +145,6 @@ class SamplingBody(Body):
         **dict.fromkeys(("lora_request", "adapter", "plugins", "transforms"), Refused("models are as they are", ([],))),
     }
     OTHERS_IGNORED: ClassVar[Mapping[str, str]] = {
-        "cache_salt": "the server sets it from the key's owner, so that tenants share no pages",
         "request_id": "the server gives each call an id of its own",
         "guided_decoding_backend": "there is one compiler of grammars",
         "spaces_between_special_tokens": "control tokens are never shown",

@@ -19,6 +19,7 @@ from workbench.serve.dialect import PING, Dialect, RouteServices
 from workbench.serve.dialects.openai.common import (
     ERROR_SCHEMA,
     NO_ACCOUNT,
+    SET_BY_SERVER,
     SamplingBody,
     data_event,
     error_json,
@@ -54,6 +55,7 @@ class EmbeddingBody(Body):
     layer: Annotated[Int, Field(ge=0)] | None = None
 
     REFUSED: ClassVar[Mapping[str, Refused]] = {
+        "cache_salt": Refused(SET_BY_SERVER),
         "truncate_prompt_tokens": Refused("shorten the input"),
         "add_special_tokens": Refused("a text has the tokens before it that the tokenizer puts there", (True,)),
         "normalize": Refused("vectors have unit length", (True,)),
@@ -65,7 +67,7 @@ class EmbeddingBody(Body):
     }
     IGNORED: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("user", "safety_identifier"), NO_ACCOUNT),
-        **{name: SamplingBody.OTHERS_IGNORED[name] for name in ("cache_salt", "request_id")},
+        "request_id": SamplingBody.OTHERS_IGNORED["request_id"],
         "priority": "a call takes turns with others, chunk by chunk",
     }
 
