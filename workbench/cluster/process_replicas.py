@@ -99,6 +99,11 @@ class ProcessReplica:
         self._outbox.put(None)
         self._give_up_answers()
 
+    def close(self) -> None:
+        """Stop, and wait until the process has ended."""
+        self.stop()
+        self._child.wait()
+
     def _give_up_answers(self) -> None:
         for answer in list(self._answers.values()):
             if not answer.done():
@@ -157,7 +162,7 @@ class ProcessLauncher:
         try:
             made.wait_until_ready(lambda: self._is_cancelled)
         except BaseException:
-            made.stop()
+            made.close()
             raise
         return made
 
@@ -168,7 +173,7 @@ class ProcessLauncher:
     def close(self) -> None:
         """End all processes."""
         for each in self._started:
-            each.stop()
+            each.close()
 
 
 def _pickled(function: Callable[[Any], Any]) -> bytes:
