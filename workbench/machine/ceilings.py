@@ -134,8 +134,8 @@ def measure_gemm_rate(
     flat = w.t().contiguous()
     ways = {"mm, weight [out, in]": lambda: x @ w.t(), "mm, weight [in, out]": lambda: x @ flat}
     if backend_problems()[Backend.MLIR] is None:
-        panels = to_panels(w)
-        with suppress(BackendError):  # a shape or a dtype that the kernel does not support
+        with suppress(BackendError, ValueError):  # a shape, or a dtype, that the kernel does not support
+            panels = to_panels(w)
             compiled_kernels.linear(x, panels, None, Backend.MLIR)
             ways["mlir product from panels"] = lambda: compiled_kernels.linear(x, panels, None, Backend.MLIR)
     before = cpu_times()
