@@ -85,6 +85,17 @@ class Body(BaseModel):
     IGNORED: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> Any:
+        """Return what is taken: unknown fields too, and null where a field may be left out."""
+        whole = handler(core_schema)
+        found = handler.resolve_ref_schema(whole)
+        found.pop("additionalProperties", None)
+        for name, each in found.get("properties", {}).items():
+            if name not in found.get("required", ()) and {"type": "null"} not in each.get("anyOf", ()):
+                found["properties"][name] = {"anyOf": [each, {"type": "null"}]}
+        return whole
+
+    @classmethod
     def takes(cls, name: str, value: Any) -> bool:
         """Return whether a field is one that is carried out, with a value that says something."""
         field = cls.carried_out().get(name)

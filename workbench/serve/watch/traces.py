@@ -227,7 +227,7 @@ class TraceStore:
 
 
 def _finished(end: Finished, is_admin: bool) -> dict[str, Any]:
-    error = end.error if is_admin or end.reason == FinishReason.REFUSED else ""
+    error = without_paths(end.error) if is_admin or end.reason == FinishReason.REFUSED else ""
     return {
         "reason": end.reason, "ended_by": end.ended_by, "error": error, "completion_tokens": len(end.token_ids),
         "cached_tokens": end.cached_tokens, "computed_tokens": end.computed_tokens,
