@@ -201,7 +201,7 @@ def test_diagnostics_of_a_miss(miss: CacheMiss | None, expected: Any) -> None:
         ({"thinking": {"type": "between_tools"}}, "thinking.type"),
         ({"container": "c"}, "container"),
         ({"extra_body": {"max_tokens": "50"}}, "max_tokens"),
-        ({"extra_body": {"output_format": {"type": "json_schema"}}}, "output_format"),
+        ({"extra_body": {"temprature": 1}}, "temprature"),
         ({"stop_sequences": [""]}, "stop"),
     ],
 )  # fmt: skip

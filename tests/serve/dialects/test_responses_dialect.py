@@ -335,7 +335,7 @@ def test_breakpoints_and_diagnostics() -> None:
         ({"conversation": "c"}, "conversation"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
         ({"stream_options": {"include_obfuscation": False}}, "stream_options"),
-        ({"extra_body": {"truncation": "auto"}}, "truncation"),
+        ({"extra_body": {"tempratur": 1}}, "tempratur"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
     ],
 )

@@ -37,7 +37,7 @@ class MessageBatchBody(Body):
     IGNORED: ClassVar[Mapping[str, str]] = {"user_profile_id": NO_PROFILES, "workspace_id": NO_PROFILES}
 
 
-def read_requests(content: bytes, path: str, is_strict: bool = False) -> Iterator[BatchItem]:
+def read_requests(content: bytes, path: str, is_strict: bool = True) -> Iterator[BatchItem]:
     """Yield the requests of a body as items for the route `path`.
 
     Raises:

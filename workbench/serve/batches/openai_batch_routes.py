@@ -253,7 +253,7 @@ def openai_batch_routes(service: Service, store: BatchStore) -> APIRouter:
     return router
 
 
-def add_upload(files: FileStore, body: FileWriter, content_type: str, is_strict: bool = False) -> StoredFile:
+def add_upload(files: FileStore, body: FileWriter, content_type: str, is_strict: bool = True) -> StoredFile:
     """Keep the file of an uploaded form (ApiError for a form without one, and for fields that are not supported: the
     file's end, and where `is_strict` all unknown ones)."""
     with mapped(body.path) as content:

@@ -112,7 +112,7 @@ BodyType = TypeVar("BodyType", bound=Body)
 
 
 def read_body(
-    kind: type[BodyType], given: Mapping[str, Any], is_strict: bool = False
+    kind: type[BodyType], given: Mapping[str, Any], is_strict: bool = True
 ) -> tuple[BodyType, IgnoredFields]:
     """Return a validated body, and the fields of `given` that have no effect here with the reason.
 
