@@ -18,7 +18,7 @@ from workbench.cluster.fleet_model import FleetModel
 from workbench.cluster.front import FleetLimits, Front
 from workbench.cluster.front_thread import FrontThread
 from workbench.cluster.launcher import CLOSED, Launcher, LauncherThreads, StartedReplica
-from workbench.cluster.process_replicas import READY_SECONDS, ProcessLauncher
+from workbench.cluster.process_replicas import ProcessLauncher
 from workbench.cluster.replica import PageCounts
 from workbench.cluster.variants import DeployedVariant
 from workbench.display import Displayable, Table
@@ -114,7 +114,7 @@ class Cluster(Displayable):
         atexit.register(self.close)
         register_stoppable(self)
         try:
-            with report_if_slow(starting, report, limit=READY_SECONDS):
+            with report_if_slow(starting, report):
                 self._deployments.start_first()
         except BaseException:
             self.close()
