@@ -1,4 +1,4 @@
-"""What generation_config.json recommends holds where a request does not say, in the library and in the server."""
+"""The sampling of generation_config.json holds where a request does not say, in the library and in the server."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from tests.patience import limit
 from workbench import progress
 from workbench.engine import loaded_model as load_module
 from workbench.engine.load import load
@@ -58,7 +59,7 @@ def test_a_long_wait_says_again_and_again_how_long_it_has_gone_on_and_how_long_s
             often.set()
 
     with report_if_slow("compiling", tell, seconds=0.01, usual=3600, again=0.01):
-        assert often.wait(60)
+        assert often.wait(limit(60))
     assert messages[0].startswith("compiling (about 36")
     assert all(each.startswith("compiling: 0 s so far, about ") and each.endswith("still") for each in messages[1:])
     assert progress._waiting_words(99.0, 60.0, is_first=False) == ": 99 s so far, longer than usual"

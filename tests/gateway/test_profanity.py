@@ -1,4 +1,4 @@
-"""What the small classifier of moderation finds is what the guide says, also in the middle of a long text."""
+"""The small classifier of moderation finds what the guide says, also in the middle of a long text."""
 
 from __future__ import annotations
 

@@ -321,7 +321,7 @@ class PoolEngine:
 def _called(function: bytes, runner: Runner) -> Called:
     try:
         return Called(pickle.loads(function)(runner))
-    except Exception as error:  # of any kind: whoever asked sees it
+    except Exception as error:  # of any kind: the caller sees it
         return Called(error=describe_error(error))
 
 

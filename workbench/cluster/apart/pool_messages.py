@@ -184,7 +184,7 @@ class Pong:
 
 @dataclass(frozen=True)
 class Called:
-    """What a function returned, or its error."""
+    """Answer a `Call`: what the function returned, or its error."""
 
     value: Any = None
     error: str = ""
