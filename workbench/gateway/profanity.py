@@ -6,6 +6,7 @@ that hides a word, and no meaning; docs/guide/serving.md has a table. Source: ht
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 
 from workbench.errors import WorkbenchError
@@ -26,10 +27,10 @@ class OffensiveLanguage:
 
     def __init__(self, threshold: float = 0.5):
         try:
-            from profanity_check import predict_prob
+            package = importlib.import_module("profanity_check")
         except ImportError:
             raise WorkbenchError('moderation.classifier: pip install "inference-workbench[moderation]"') from None
-        self._probabilities: Callable[[Sequence[str]], Sequence[float]] = predict_prob
+        self._probabilities: Callable[[Sequence[str]], Sequence[float]] = package.predict_prob
         self._threshold = threshold
 
     def __call__(self, text: str) -> str:
