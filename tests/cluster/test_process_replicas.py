@@ -28,9 +28,9 @@ pytestmark = pytest.mark.processes
 def cluster() -> Iterator[Cluster]:
     made = Cluster(CONFIG, 2, "least_loaded", cpus=1)
     yield made
-    processes = descendants(os.getpid())
+    processes = [each.process_id for each in made.replicas.values()]  # type: ignore[attr-defined] (of a process)
     made.close()
-    until(lambda: not any(map(is_alive, processes & descendants(os.getpid()))))
+    assert len(processes) == 2 and not any(map(is_alive, processes))
 
 
 def vocabulary_size(runner: Any) -> int:

@@ -63,5 +63,5 @@ def test_top_p_of_zero_keeps_the_likeliest_alone() -> None:
 
     logits = torch.tensor([[0.1, 2.0, 0.3], [0.0, 0.0, 1e-6]])
     for each in build_filters(SamplingParameters(top_p=0.0)):
-        logits = each(logits)
+        logits = each(logits, ())
     assert (logits.softmax(-1).max(-1).values == 1).all() and logits.argmax(-1).tolist() == [1, 2]
