@@ -51,6 +51,7 @@ def check_no_page_leaks(pools: PrefillDecodePools, started: StartThreads) -> Non
         )
     )
     until_home(pools)
+    until(lambda: pools.pages.used == 0)  # the ledger knows that a loan has ended before the page's home does
     pools.close()
     for slot in pools.slots:
         if slot.state != "gone":
