@@ -88,7 +88,8 @@ class GGUFVocabulary:
         if not isinstance(text, str):
             return None
         ids = {name: self._token_id(key) for name, key in TOKEN_NAMES.items()}
-        names = {name: tokenizer.id_to_token(id) for name, id in ids.items() if id is not None}
+        size = tokenizer.vocab_size  # that of a whole tokenizer.json is not known to the keys
+        names = {name: tokenizer.id_to_token(id) for name, id in ids.items() if id is not None and id < size}
         return ChatTemplate(text, names, f"{self._where}, {TEMPLATE_KEY}")
 
     def absent_token_ids(self) -> list[str]:
