@@ -97,10 +97,10 @@ def test_a_request_whose_engines_always_die_ends_with_an_error_and_the_others_do
         assert "no engine is left" in ends[0].error or "5 attempts ended with their processes" in ends[0].error
 
 
-@pytest.mark.parametrize("place", ["prefill 0", "decode 1"])
-def test_a_death_is_an_event_of_the_request_under_which_an_engine_died(place: str) -> None:
+@pytest.mark.parametrize(("place", "at"), [("prefill 0", 2), ("decode 1", 3)])  # its first tokens are lost, its second
+def test_a_death_is_an_event_of_the_request_under_which_an_engine_died(place: str, at: int) -> None:
     loaded = LoadedModel(model_of(spec_of()), None, None)
-    started = StartThreads(lambda config: loaded, {place: [(3, False)]})
+    started = StartThreads(lambda config: loaded, {place: [(at, False)]})
     config, asked = EngineConfig.build(page_size=4, pages=20, backend="eager"), request("r", 9, 12)
     with PrefillDecodePools(config, processes=started, max_restarts=3) as pools:
         events = list(pools.stream([asked]))
