@@ -94,7 +94,7 @@ def test_lines_without_a_seed_differ_from_each_other(tmp_path: Path) -> None:
         (line("a", prompt="\ud800"), "refused", "lone surrogate"),
         (line("a", prompt="b", temperatur=1), "invalid_request", "body.temperatur: unknown field; did you mean 'temp"),
         (line("a", prompt="b", temperature=-1), "invalid_request", "temperature"),
-        (line("a", prompt="b", top_p=0), "invalid_request", "top_p"),
+        (line("a", prompt="b", top_p=-1), "invalid_request", "top_p"),
         (line("a", prompt="b", n=3, best_of=2), "invalid_request", "best_of 2 is less than n"),
         (line("a", prompt="b", sampler={"path": "os:system"}), "invalid_request", "body.sampler: unknown field"),
         (line("a", prompt="b", stream=True), "invalid_request", "a batch does not stream"),

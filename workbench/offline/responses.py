@@ -42,7 +42,9 @@ def error_line(line_id: str, custom_id: str | None, code: str, message: str, sta
     return result_line(line_id, custom_id, response, {"code": code, "message": message})
 
 
-def result_line(line_id: str, custom_id: str | None, response: dict[str, Any], error: dict[str, str] | None) -> bytes:
+def result_line(
+    line_id: str, custom_id: str | None, response: dict[str, Any] | None, error: dict[str, str] | None
+) -> bytes:
     """Return a line of an output file: the status, id and body of a response, or an error."""
     whole = {"id": f"batch_req_{line_id}", "custom_id": custom_id, "response": response, "error": error}
     return json.dumps(whole).encode() + b"\n"

@@ -54,6 +54,8 @@ class Assembled(Protocol):
     def template(self) -> str | None: ...
     @property
     def template_arguments(self) -> dict[str, Any]: ...
+    @property
+    def continues(self) -> bool: ...
     def messages(self) -> list[dict[str, Any]]: ...
     def model_copy(self, *, update: Mapping[str, Any]) -> Any: ...
 
@@ -184,6 +186,7 @@ def assemble(
         WorkbenchError: without a tokenizer, a template or a turn; over the context; for a call without a result; and if
             the template refuses.
     """
+    continue_final_message = continue_final_message or conversation.continues
     add_generation_prompt = add_generation_prompt and not continue_final_message
     make = _Assembler(model, add_generation_prompt, continue_final_message, now)
     room = None if context is None else context - max_tokens

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from workbench.agents.agent import THINKING
@@ -16,6 +17,7 @@ from workbench.engine.runner import Runner
 from workbench.engine.runner_thread import RunnerThread
 from workbench.errors import WorkbenchError
 from workbench.kv_cache.settings import RadixPrefixCache
+from workbench.model.hf.generation import GENERATION_FILE
 from workbench.prompt.answers import AnswerFormat
 from workbench.prompt.assemble import Prompt
 from workbench.prompt.conversation import Conversation
@@ -29,6 +31,7 @@ from workbench.serve.errors import ApiError
 from workbench.serve.memory.generated_turns import GeneratedTurns
 from workbench.serve.memory.prompt_cache import PlacedBreakpoint, pins_of, place_breakpoints
 
+LOG = logging.getLogger(__name__)
 CONTEXT_EXCEEDED = "context_length_exceeded"
 
 
@@ -66,6 +69,13 @@ class ServedModel:
         self.tokenizer = runner.tokenizer
         self._default_max_tokens = default_max_tokens
         self._looked_at: tuple[ChatTemplate | None, tuple[bool, CallFormat | None]] | None = None
+        if defaults := self.runner.sampling_defaults:
+            listed = ", ".join(f"{key} {value:g}" for key, value in defaults.items())
+            LOG.warning("model %s: sampled by %s where a request does not say: %s", name, GENERATION_FILE, listed)
+        try:
+            self.runner.chat_template  # noqa: B018 (a file that cannot be read is said now, not to a client)
+        except WorkbenchError as error:
+            LOG.warning("model %s: no chats: %s", name, error)
 
     @property
     def max_model_len(self) -> int:
@@ -120,8 +130,16 @@ class ServedModel:
         return cache.page_size if isinstance(cache.prefix, RadixPrefixCache) else None
 
     @property
+    def chat_template(self) -> ChatTemplate | None:
+        """Return the template of chats; None where there is none that can be read."""
+        try:
+            return self.runner.chat_template
+        except WorkbenchError:
+            return None
+
+    @property
     def can_chat(self) -> bool:
-        return self.tokenizer is not None and self.runner.chat_template is not None
+        return self.tokenizer is not None and self.chat_template is not None
 
     @property
     def can_think(self) -> bool:
@@ -130,9 +148,17 @@ class ServedModel:
 
     def answer_format(self, template: str | None = None, tools: bool = False) -> AnswerFormat:
         """Return the control tokens of the model's answers (AssertionError without a chat template)."""
-        assert self.tokenizer is not None and self.runner.chat_template is not None
-        name = self.runner.chat_template.choose(template, tools)
-        return AnswerFormat.from_template(self.runner.chat_template, self.tokenizer, name)
+        assert self.tokenizer is not None and (found := self.chat_template) is not None
+        return AnswerFormat.from_template(found, self.tokenizer, found.choose(template, tools))
+
+    def with_sampling_defaults(self, call: Call) -> Call:
+        """Return a call whose answer is sampled as the model's makers recommend, where its client does not say."""
+        given, defaults = call.sampling.model_fields_set, self.runner.sampling_defaults
+        left = {name: value for name, value in defaults.items() if name not in given}
+        if not left or call.purpose != "answer":
+            return call
+        call.notes["sampling_defaults"] = {"of": GENERATION_FILE, **left}
+        return replace(call, sampling=call.sampling.model_copy(update=left))
 
     def prepare(self, call: Call, turns: GeneratedTurns | None = None) -> list[PreparedPrompt]:
         """Return a call's prompts as the engine reads them. It takes long for long prompts: not for the event loop.
@@ -144,6 +170,7 @@ class ServedModel:
         Raises:
             ApiError: invalid_request_error for what cannot run.
         """
+        call = self.with_sampling_defaults(call)
         try:
             several = len(call.prompts) > 1
             return [
@@ -157,7 +184,7 @@ class ServedModel:
         self, call: Call, prompt: PromptInput, request_id: str, turns: GeneratedTurns | None
     ) -> PreparedPrompt:
         if isinstance(prompt, Conversation):
-            if turns is not None:
+            if turns is not None and not prompt.continues:
                 prompt = turns.fill(call.caller.tenant, self.name, prompt)
             return self._prepare_conversation(call, prompt, request_id)
         if isinstance(prompt, str):

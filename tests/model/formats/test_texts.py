@@ -126,7 +126,7 @@ def test_fill_ups_of_a_vocabulary_keep_their_ids(tmp_path: Path) -> None:
         ({"merges": ["zz yy"]}, "cannot be built"),
         ({"merges": [1, 2]}, "must be an array of str"),
         ({"token_type": [1, 1]}, "tokens and 2 token types"),
-        ({"bos_token_id": 99999}, "bos_token_id is 99999"),
+        ({"bos_token_id": "a"}, "bos_token_id is 'a'"),
         ({"add_bos_token": 7}, "add_bos_token is 7; it must be true or false"),
         ({"model": "llama"}, "and 0 scores"),
     ],

@@ -36,6 +36,13 @@ def open_chat_template(path: str | Path) -> ChatTemplate | None:
     return found
 
 
+def absent_token_ids(path: str | Path) -> list[str]:
+    """Return the special tokens to which a GGUF file gives an id that no row of its vocabulary has, by key, without the
+    ends; empty for other models."""
+    file = gguf_file(Path(path))
+    return [] if file is None else [f"{file.name}: {each}" for each in _vocabulary(file).absent_token_ids()]
+
+
 def save_texts(source: str | Path, target: Path) -> None:
     """Write the tokenizer and the chat template of the model at `source` into the folder `target`, where it has none,
     as tokenizer.json, chat_template.jinja and the names of the template's tokens in tokenizer_config.json."""

@@ -88,8 +88,15 @@ class GGUFVocabulary:
         if not isinstance(text, str):
             return None
         ids = {name: self._token_id(key) for name, key in TOKEN_NAMES.items()}
-        names = {name: tokenizer.id_to_token(id) for name, id in ids.items() if id is not None}
+        size = tokenizer.vocab_size  # that of a whole tokenizer.json is not known to the keys
+        names = {name: tokenizer.id_to_token(id) for name, id in ids.items() if id is not None and id < size}
         return ChatTemplate(text, names, f"{self._where}, {TEMPLATE_KEY}")
+
+    def absent_token_ids(self) -> list[str]:
+        """Return the special tokens, without the ends, whose id no entry has: converters write them for "none"."""
+        names = [name for name in TOKEN_NAMES.values() if name != "eos" and self._token_id(name) is None]
+        ids = {f"{name}_token_id": self._metadata.get(f"{KEYS}.{name}_token_id") for name in names}
+        return [f"{key} {id}" for key, id in ids.items() if id is not None]
 
     def _sentencepiece(self, entries: list[str], kinds: list[int]) -> tokenizers.Tokenizer:
         scores = self._array("scores", float)
@@ -150,10 +157,10 @@ class GGUFVocabulary:
         id = self._metadata.get(f"{KEYS}.{name}_token_id")
         if id is None:
             return None
-        tokens = self._metadata.get(f"{KEYS}.tokens")
-        if not isinstance(id, int) or not 0 <= id < (2**31 if tokens is None else len(tokens)):
+        if not isinstance(id, int):
             raise self._refused(f"{name}_token_id", id, "the id of one of its tokens")
-        return id
+        tokens = self._metadata.get(f"{KEYS}.tokens")
+        return id if 0 <= id < (2**31 if tokens is None else len(tokens)) else None
 
     def _refused(self, key: str, value: object, right: str) -> WorkbenchError:
         given = "is missing" if value is None else f"is {value!r}"

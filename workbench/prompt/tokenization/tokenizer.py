@@ -309,7 +309,7 @@ class Tokenizer:
     def _template_before(self) -> tuple[int, ...]:
         encoding = self._inner.encode("a", add_special_tokens=True)
         before = encoding.special_tokens_mask.index(0) if 0 in encoding.special_tokens_mask else 0
-        return tuple(encoding.ids[:before])
+        return tuple(id for id in encoding.ids[:before] if id < self.vocab_size)  # a file can name an id without entry
 
     def __repr__(self) -> str:
         kind = "windowed" if self.byte_rule is None else "byte-level" if self.byte_rule.alphabet else "sentencepiece"

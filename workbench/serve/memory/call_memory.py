@@ -100,6 +100,7 @@ class CallRecorder:
         prepared = self._prepared[place]
         # What a stop string ended was generated with the string, and is shown without.
         is_cut = ended.reason in ("cancelled", "content_filter") or isinstance(ended.stop, str)
+        is_cut = is_cut or (prepared.conversation is not None and prepared.conversation.continues)
         if is_cut or prepared.conversation is None or prepared.format is None or self._model.tokenizer is None:
             return
         if not ended.token_ids:

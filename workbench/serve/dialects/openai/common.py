@@ -39,6 +39,7 @@ TYPES = {
 }  # fmt: skip
 CODES = {"authentication_error": "invalid_api_key", "rate_limit_error": "rate_limit_exceeded"}
 EFFORTS = {"none": 0.0, "minimal": 1 / 64, "low": 1 / 16, "medium": 1 / 8, "high": 1 / 4, "xhigh": 3 / 8, "max": 1 / 2}
+OTHER_SAMPLER = "this sampler is not served; use temperature, top_k, top_p or min_p"
 SET_BY_SERVER = "the server sets it from the key's owner, so that tenants share no pages"
 NO_ACCOUNT = "there is no account behind this server that it could concern"
 
@@ -65,13 +66,21 @@ class StreamOptions(Part):
     continuous_usage_stats: bool | None = None
 
 
-class StructuredOutputs(Body):
+class StructuredOutputs(Part):
     """vLLM's way to say what an answer must be; one of these."""
 
     json_schema: dict[str, Any] | None = Field(default=None, alias="json")
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None  # in Lark
+
+    REFUSED: ClassVar[Mapping[str, Refused]] = {
+        **dict.fromkeys(
+            ("json_object", "structural_tag", "whitespace_pattern", "disable_any_whitespace",
+             "disable_additional_properties"),
+            Refused("give json, regex, choice or grammar", (False,)),
+        ),
+    }  # fmt: skip
 
     def format(self) -> ResponseFormat:
         given = [name for name in type(self).model_fields if getattr(self, name) is not None]
@@ -93,7 +102,7 @@ class SamplingBody(Body):
     stream_options: StreamOptions | None = None
     n: Annotated[Int, Field(ge=1, le=1024)] | None = None
     temperature: Temperature | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
@@ -110,12 +119,37 @@ class SamplingBody(Body):
     deadline: Annotated[float, Field(gt=0, lt=1e9)] | None = None  # seconds, for policies that know deadlines
     structured_outputs: StructuredOutputs | None = None
 
-    VLLM_REFUSED: ClassVar[Mapping[str, Refused]] = {
+    # Fields of vLLM, llama.cpp and OpenRouter.
+    OTHERS_REFUSED: ClassVar[Mapping[str, Refused]] = {
         "cache_salt": Refused(SET_BY_SERVER),
         "min_tokens": Refused("the engine has no lower bound of an answer; use ignore_eos", (0,)),
         "skip_special_tokens": Refused("control tokens are never shown", (True,)),
-        "add_special_tokens": Refused("a text has the tokens before it that the tokenizer puts there", (True,)),
-        "guided_json": Refused("use response_format or structured_outputs"),
+        "include_stop_str_in_output": Refused("what stops an answer is no part of it", (False,)),
+        "truncate_prompt_tokens": Refused("the server's setting `overflow` decides what is cut"),
+        "use_beam_search": Refused("answers are sampled here", (False,)),
+        "length_penalty": Refused("it is of beams, which are not served", (1.0, 1)),
+        "early_stopping": Refused("it is of beams, which are not served", (False,)),
+        "logits_processors": Refused("no code is taken from a request", ([],)),
+        "thinking_token_budget": Refused("use reasoning_effort"),
+        "max_thinking_tokens": Refused("use reasoning_effort"),
+        **dict.fromkeys(("bad_words", "allowed_token_ids"), Refused("use logit_bias", ([],))),
+        **dict.fromkeys(
+            ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "grammar", "json_schema"),
+            Refused("use response_format or structured_outputs"),
+        ),
+        **dict.fromkeys(
+            ("top_a", "mirostat", "dynatemp_range", "dry_multiplier", "xtc_probability"),
+            Refused(OTHER_SAMPLER, (0, 0.0)),
+        ),
+        **dict.fromkeys(("typical_p", "tfs_z"), Refused(OTHER_SAMPLER, (1, 1.0))),
+        **dict.fromkeys(("lora_request", "adapter", "plugins", "transforms"), Refused("models are as they are", ([],))),
+    }
+    OTHERS_IGNORED: ClassVar[Mapping[str, str]] = {
+        "request_id": "the server gives each call an id of its own",
+        "guided_decoding_backend": "there is one compiler of grammars",
+        "spaces_between_special_tokens": "control tokens are never shown",
+        "cache_prompt": "every prefix is kept as long as there is room",
+        **dict.fromkeys(("provider", "models", "route"), "there is nowhere to route to"),
     }
 
     def sampling(self, max_tokens: int, **more: Any) -> SamplingParameters:

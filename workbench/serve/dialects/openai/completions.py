@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Discriminator, Field, Tag
 
 from workbench.request import MAX_LOGPROBS
 from workbench.serve.answers.pieces import Ended, Piece, PromptRead, Text, Thought, TokenLogprob, Used
-from workbench.serve.bodies.fields import Int, Refused, TokenCount
+from workbench.serve.bodies.fields import IgnoredFields, Int, Refused
 from workbench.serve.call import Call, Caller, PromptInput
 from workbench.serve.dialect import PING, Dialect, RouteServices
 from workbench.serve.dialects.openai.common import (
@@ -51,16 +52,17 @@ class CompletionBody(SamplingBody):
         | Annotated[list[Ids], Field(max_length=MAX_PROMPTS), Tag("<lists>")],
         Discriminator(kind_of_prompt),
     ]
-    max_tokens: TokenCount | None = None
+    max_tokens: Annotated[Int, Field(ge=0, lt=2**31)] | None = None  # 0 only reads the prompt
     best_of: Annotated[Int, Field(ge=1, le=1024)] | None = None
     echo: bool | None = None
     logprobs: Annotated[Int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
     REFUSED: ClassVar[Mapping[str, Refused]] = {
-        **SamplingBody.VLLM_REFUSED,
+        **SamplingBody.OTHERS_REFUSED,
+        "add_special_tokens": Refused("a text has the tokens before it that the tokenizer puts there", (True,)),
         "suffix": Refused("no model here was trained to fill in before a suffix", ("",)),
     }
-    IGNORED: ClassVar[Mapping[str, str]] = {"user": NO_ACCOUNT}
+    IGNORED: ClassVar[Mapping[str, str]] = {**SamplingBody.OTHERS_IGNORED, "user": NO_ACCOUNT}
 
 
 ANSWER_SCHEMA = object_schema(
@@ -82,8 +84,11 @@ class OpenAICompletions:
     ping, request_id_header = PING, "x-request-id"
     answer_schema, error_schema = ANSWER_SCHEMA, ERROR_SCHEMA
 
-    def parse(self, body: CompletionBody, model: ServedModel, ignored: Mapping[str, str], caller: Caller) -> Call:
+    def parse(self, body: CompletionBody, model: ServedModel, ignored: IgnoredFields, caller: Caller) -> Call:
         body.check_stream_options()
+        if body.max_tokens == 0 and not body.echo:
+            words = "max_tokens: 0 only reads the prompt, which echo shows; set echo, or give at least 1"
+            raise ApiError("invalid_request_error", words, "max_tokens")
         n, best_of = body.n or 1, body.best_of
         if best_of is not None and best_of < n:
             raise ApiError("invalid_request_error", f"best_of: {best_of} is less than n", "best_of")
@@ -96,10 +101,10 @@ class OpenAICompletions:
         wanted = body.prompt_logprobs
         if body.echo and body.logprobs is not None:
             wanted = max(wanted or 0, body.logprobs)
+        max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
         return Call(
-            new_id("cmpl"), self.name, body.model, _prompts(body.prompt),
-            body.sampling(body.max_tokens or DEFAULT_MAX_TOKENS, **more),
-            has_seed=body.seed is not None,
+            new_id("cmpl"), self.name, body.model, _prompts(body.prompt), body.sampling(max_tokens, **more),
+            has_seed=body.seed is not None, only_warms=body.max_tokens == 0,
             stream=bool(body.stream), echo=bool(body.echo), prompt_logprobs=wanted, priority=body.priority or 0,
             deadline=body.deadline,
             ignored=ignored,
@@ -116,7 +121,7 @@ class OpenAICompletions:
             "id": call.id, "object": "text_completion", "created": int(time.time()), "model": call.model,
             "system_fingerprint": model.fingerprint,
         }  # fmt: skip
-        for piece in pieces:
+        for piece in _shown(call, pieces):
             if isinstance(piece, Used):
                 found["usage"] = usage_json(piece)
             elif isinstance(piece, PromptRead):
@@ -137,6 +142,19 @@ class OpenAICompletions:
 
     def tokenizers(self) -> Iterable[Dialect]:
         return ()
+
+
+def _shown(call: Call, pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """Yield the pieces that the client sees: of a call that only reads its prompt, none of the one token."""
+    for piece in pieces:
+        if not call.only_warms:
+            yield piece
+        elif isinstance(piece, Ended):
+            yield Ended(piece.choice, "length")
+        elif isinstance(piece, Used):
+            yield replace(piece, completion_tokens=0, thinking_tokens=0)
+        elif isinstance(piece, PromptRead):
+            yield piece
 
 
 def _prompts(given: Any) -> tuple[PromptInput, ...]:
@@ -243,7 +261,7 @@ class CompletionWriter:
         self._counts = [0, 0]  # tokens of prompts and of answers
 
     def write(self, pieces: Sequence[Piece]) -> bytes:
-        return b"".join(map(self._event, pieces))
+        return b"".join(map(self._event, _shown(self._call, pieces)))
 
     def _event(self, piece: Piece) -> bytes:
         if isinstance(piece, Used):

@@ -266,7 +266,7 @@ class ResponsesBody(InputTokensBody):
     stream_options: ResponseStreamOptions | None = None
     store: bool | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_logprobs: Annotated[Int, Field(ge=0, le=20)] | None = None
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
@@ -275,15 +275,15 @@ class ResponsesBody(InputTokensBody):
     REFUSED: ClassVar[Mapping[str, Refused]] = {
         **{name: why for name, why in InputTokensBody.REFUSED.items() if name != "personality"},
         "background": Refused("use /v1/batches for what no client waits for", (False,)),
-        "background_options": Refused("use /v1/batches for what no client waits for"),
         "context_management": Refused("histories are not compacted here", ([],)),
-        "max_tool_calls": Refused(FUNCTIONS_ONLY),
         "moderation": Refused("what is moderated is set at the gateway"),
         "prompt": Refused("prompts are not stored here; give instructions and input"),
         "image": Refused(TEXT_ONLY),
-        "access_programs": Refused(NO_ACCOUNT),
     }
     IGNORED: ClassVar[Mapping[str, str]] = {
+        "access_programs": NO_ACCOUNT,
+        "background_options": "no response runs in the background",
+        "max_tool_calls": "it bounds the server's own tools, of which there are none",
         "user": NO_ACCOUNT,
         "safety_identifier": NO_ACCOUNT,
         "service_tier": "there is one tier",

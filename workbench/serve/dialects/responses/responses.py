@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 from weakref import WeakValueDictionary
@@ -15,7 +15,7 @@ from workbench.prompt.turns import AssistantTurn
 from workbench.request import SamplingParameters
 from workbench.response_format import JSONSchema, Thinking
 from workbench.serve.answers.pieces import Piece, prompt_tokens
-from workbench.serve.bodies.fields import Body
+from workbench.serve.bodies.fields import Body, IgnoredFields
 from workbench.serve.call import Call, Caller
 from workbench.serve.dialect import PING, Dialect, RouteServices
 from workbench.serve.dialects.openai.common import EFFORTS, ERROR_SCHEMA, data_event, error_json
@@ -63,7 +63,7 @@ class OpenAIResponses:
         self.signer, self.store = ThoughtSigner(signing_key), ResponseStore() if store is None else store
         self._writers: WeakValueDictionary[str, ResponseWriter] = WeakValueDictionary()  # of streams under way
 
-    def parse(self, body: ResponsesBody, model: ServedModel, ignored: Mapping[str, str], caller: Caller) -> Call:
+    def parse(self, body: ResponsesBody, model: ServedModel, ignored: IgnoredFields, caller: Caller) -> Call:
         previous = None
         if body.previous_response_id is not None:
             previous = self.store.get(body.previous_response_id, caller.tenant, "previous_response_id")
@@ -170,7 +170,7 @@ class InputTokens(OpenAIResponses):
         super().__init__(store=whole.store)
         self.signer = whole.signer
 
-    def parse(self, body: InputTokensBody, model: ServedModel, ignored: Mapping[str, str], caller: Caller) -> Call:
+    def parse(self, body: InputTokensBody, model: ServedModel, ignored: IgnoredFields, caller: Caller) -> Call:
         values = {name: getattr(body, name) for name in InputTokensBody.model_fields}
         whole = ResponsesBody.model_construct({*values}, **values, max_output_tokens=TOKENS_WHEN_COUNTED, store=False)
         return replace(super().parse(whole, model, ignored, caller), purpose="tokenize")
