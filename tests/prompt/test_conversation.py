@@ -206,9 +206,9 @@ def test_over_the_context() -> None:
 
 
 WRONG: dict[str, tuple[Any, str]] = {
-    "no schema": (lambda: Conversation(tools=[{"name": "f"}]), "tool 'f': has no schema; give parameters"),
+    "no schema": (lambda: Conversation(tools=[{"name": "f", "parameters": 3}]), "tool 'f': has no schema; give"),
     "no object": (lambda: Conversation(tools=[{"name": "f", "parameters": {"type": "array"}}]), '"type": "object"'),
-    "a name": (lambda: Conversation(tools=[{"name": "f g", "parameters": {"type": "object"}}]), "1 to 64 letters"),
+    "a name": (lambda: Conversation(tools=[{"name": "f g", "parameters": {"type": "object"}}]), "1 to 128 letters"),
     "two of one name": (lambda: Conversation(tools=[add, add]), "two tools are named 'add'"),
     "no tool": (lambda: Conversation(tools=[3]), "tool: a int; give a function"),
     "no hint": (lambda: Conversation(tools=[lambda x: x]), "has no docstring"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
@@ -34,6 +36,9 @@ ROLES = frozenset(["system", "developer", "user", "assistant", "tool", "function
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")  # names under which templates read a thought
 MAX_NESTING = 64  # objects and lists within a message
 CHARACTERS_PER_TEXT = 32  # characters that a text counts for besides its own: a template has work with every message
+SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")  # of a call, as Mistral's templates want them
+QUESTION, PROBED = "a question", "probed_tool"
+BARE_CALL = re.compile(rf'\s*\[?\s*{{[^{{}}]*"{PROBED}"')
 CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "  # as in transformers: its space shows whether a template strips texts
 CONTINUED_ORIGIN = Origin("continued")
 FRAME = ""  # the origin of a part's keys: it stands before all others, so `origin_of` names a part as data by it
@@ -56,6 +61,8 @@ class ChatTemplate:
         self.texts = {DEFAULT: text} if isinstance(text, str) else dict(text)
         self.names, self._where = dict(names), where
         self._compiled = {name: _Compiled(each, where) for name, each in self.texts.items()}
+        self._short_ids: dict[str, bool] = {}
+        self._bare_calls: dict[str, bool] = {}
         self._encoders: WeakKeyDictionary[Tokenizer, dict[str, TemplateEncoder]] = WeakKeyDictionary()
 
     @property
@@ -128,7 +135,26 @@ class ChatTemplate:
         if continue_final_message and add_generation_prompt:
             raise WorkbenchError("continue_final_message ends within a message, add_generation_prompt before one: "
                                  "give one")  # fmt: skip
-        compiled = self._compiled[self.choose(template, tools is not None)]
+        name = self.choose(template, tools is not None)
+        if _has_calls(messages) and self.wants_short_ids(name):
+            messages = _with_short_ids(messages)
+        return self._render(
+            messages, name, tools, add_generation_prompt, documents, continue_final_message, arguments, now
+        )
+
+    def _render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        name: str,
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool = True,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        continue_final_message: bool | str = False,
+        arguments: Mapping[str, Any] | None = None,
+        now: datetime | None = None,
+    ) -> Traced:
+        """Return what `render` does, with ids of calls as they are."""
+        compiled = self._compiled[name]
         given: dict[str, Any] = {"messages": messages, "tools": tools, "documents": documents, **(arguments or {})}
         characters = sum(CHARACTERS_PER_TEXT + len(text) for name in given for _, text in _texts(given[name], name))
         moment = now or datetime.now()
@@ -152,13 +178,48 @@ class ChatTemplate:
             raise WorkbenchError(f"messages: the chat template refuses them ({_line(error)})") from None
         return _until_mark(text) if continue_final_message else text
 
+    def wants_short_ids(self, template: str | None = None) -> bool:
+        """Return whether the template of this name refuses ids of calls that are not nine letters or digits."""
+        name = self._known(template)
+        if name not in self._short_ids:
+            takes = [self._rendered_call(name, id) is not None for id in ("call_0123456789abcdef01234567", "call00000")]
+            self._short_ids[name] = takes == [False, True]
+        return self._short_ids[name]
+
+    def writes_bare_calls(self, template: str | None = None) -> bool:
+        """Return whether the template of this name writes a call as JSON where an answer begins, behind no token."""
+        name = self._known(template)
+        if name not in self._bare_calls:
+            written = self._rendered_call(name, "call00000")
+            self._bare_calls[name] = BARE_CALL.match(written or "") is not None
+        return self._bare_calls[name]
+
+    def _rendered_call(self, name: str, id: str) -> str | None:
+        """Return what is written of an answer with a call where a prompt for one ends; None where it is refused, and
+        empty where it does not begin with that prompt."""
+        function = {"name": PROBED, "description": "A probe.", "parameters": {"type": "object", "properties": {}}}
+        tools = [{"type": "function", "function": function}]
+        asked = [{"role": "user", "content": QUESTION}]
+        call = {"type": "function", "id": id, "function": {"name": PROBED, "arguments": {}}}
+        answer = {"role": "assistant", "content": "", "tool_calls": [call]}
+        result = {"role": "tool", "content": "1", "name": PROBED, "tool_call_id": id}
+        try:
+            prompt = self._render(asked, name, tools)
+            whole = self._render([*asked, answer, result], name, tools, add_generation_prompt=False)
+        except WorkbenchError:
+            return None
+        return str.__str__(whole).removeprefix(prompt) if whole.startswith(prompt) else ""
+
+    def _known(self, template: str | None) -> str:
+        return template if template in self.texts else next(iter(self.texts))
+
     def encode(self, text: Traced, tokenizer: Tokenizer, template: str | None = None) -> list[TokenSpan]:
         """Return the tokens of what `render` returned, with the characters of each."""
         return self.encoder(tokenizer, template).encode(text)
 
     def encoder(self, tokenizer: Tokenizer, template: str | None = None) -> TemplateEncoder:
         """Return the encoder for what the template of this name renders."""
-        name = template if template in self.texts else next(iter(self.texts))
+        name = self._known(template)
         encoders = self._encoders.setdefault(tokenizer, {})
         if name not in encoders:
             literals = self.literals(name)
@@ -168,7 +229,7 @@ class ChatTemplate:
 
     def literals(self, template: str | None = None) -> str:
         """Return the texts that the template of this name holds, apart from each other."""
-        return self._compiled[template if template in self.texts else next(iter(self.texts))].literals
+        return self._compiled[self._known(template)].literals
 
     def end_token_ids(self, tokenizer: Tokenizer, template: str | None = None) -> tuple[int, ...]:
         """Return the control token that ends an answer: what the template writes behind one. None if it writes none."""
@@ -234,6 +295,35 @@ def _message(message: Mapping[str, Any], number: int, words: frozenset[str]) -> 
     found = _with_words(traced({k: v for k, v in message.items() if v is not None}, origin), words)
     thought = next((found[key] for key in REASONING_FIELDS if found.get(key) is not None), None)
     return found if thought is None else {"thinking": thought, **found, "reasoning_content": thought}
+
+
+def _has_calls(messages: Sequence[Mapping[str, Any]]) -> bool:
+    return any(isinstance(each, Mapping) and ("tool_calls" in each or "tool_call_id" in each) for each in messages)
+
+
+def _with_short_ids(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return messages in which ids of calls are nine letters or digits: others are mapped, each always to the same, and
+    one is made for a call without."""
+    found, waiting = [], deque[str]()
+    for number, message in enumerate(messages):
+        calls = message.get("tool_calls") if isinstance(message, Mapping) else None
+        if isinstance(calls, list):
+            ids = [_short_id(call.get("id"), f"{number}.{n}") for n, call in enumerate(calls)]
+            waiting = deque(ids)
+            message = {**message, "tool_calls": [{**call, "id": id} for call, id in zip(calls, ids, strict=True)]}
+        elif isinstance(message, Mapping) and message.get("role") in ("tool", "function"):
+            first = waiting.popleft() if waiting else ""
+            id = message.get("tool_call_id")
+            message = {**message, "tool_call_id": _short_id(id, "") if id else first}
+        found.append(message)
+    return found
+
+
+def _short_id(id: object, place: str) -> str:
+    if isinstance(id, str) and SHORT_ID.fullmatch(id):
+        return id
+    made = Traced(hashlib.blake2b(f"{id or place}".encode("utf-8", "replace"), digest_size=5).hexdigest()[:9])
+    return Traced(made, id._runs[0][1]) if isinstance(id, Traced) and id else made
 
 
 def _with_words(message: dict[str, Any], words: frozenset[str]) -> dict[str, Any]:
