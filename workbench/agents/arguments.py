@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import enum
 import typing
-from collections.abc import Callable, Mapping
-from fractions import Fraction
-from math import isfinite
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
@@ -36,7 +34,7 @@ def find_fault(value: Any, schema: Any) -> str:
     formats, unevaluated properties and items, and references out of the schema. Not `jsonschema`: a schema's patterns
     come from outside, and there they would run in Python's `re`, without a limit.
     """
-    return _Check(schema).fault(value, schema)
+    return _Check(schema).fault(value, schema, "", 0)
 
 
 def is_flat(schema: Mapping[str, Any]) -> bool:
@@ -48,123 +46,97 @@ class _Check:
     """A check of a value against one schema, which references are of. Each part is asked once for each place."""
 
     def __init__(self, root: Any):
-        self._root = root
-        self._faults: dict[tuple[int, str], str] = {}
+        self._root, self._known = root, dict[tuple[int, str], str]()
 
-    def fault(self, value: Any, schema: Any, path: str = "", depth: int = 0) -> str:
+    def fault(self, value: Any, schema: Any, path: str, depth: int) -> str:
         key = id(schema), path
-        if key not in self._faults:
-            self._faults[key] = ""  # where a schema needs itself for the same place
-            self._faults[key] = self._fault(value, schema, path, depth)
-        return self._faults[key]
+        if key not in self._known:
+            self._known[key] = ""  # where a schema needs itself for the same place
+            self._known[key] = next(filter(None, self._faults(value, schema, path, depth + 1)), "")
+        return self._known[key]
 
-    def _fault(self, value: Any, schema: Any, path: str, depth: int) -> str:
+    def _faults(self, value: Any, schema: Any, path: str, depth: int) -> Iterator[str]:
+        """Yield faults, and empty texts where there is none."""
         where = path or "the arguments"
         if schema is False:
-            return f"{where}: nothing is allowed here, not {_short(value)}"
-        if depth > MAX_DEPTH or not isinstance(schema, Mapping):
-            return ""
-        if schema.get("nullable") is True and value is None:
-            return ""
+            yield f"{where}: nothing is allowed here, not {_short(value)}"
+        if depth > MAX_DEPTH or not isinstance(schema, Mapping) or (schema.get("nullable") is True and value is None):
+            return
         kinds = schema.get("type")
         listed = [kinds] if isinstance(kinds, str) else [each for each in kinds or () if each in TYPES]
         if listed and not any(TYPES.get(each, lambda _: True)(value) for each in listed):
-            return f"{where}: must be {' or '.join(listed)}, not {_short(value)}"
+            yield f"{where}: must be {' or '.join(listed)}, not {_short(value)}"
         if "const" in schema and not _same(value, schema["const"]):
-            return f"{where}: must be {_short(schema['const'])}, not {_short(value)}"
-        if isinstance(schema.get("enum"), list) and not any(_same(value, each) for each in schema["enum"]):
-            hint = nearest(value, [e for e in schema["enum"] if isinstance(e, str)]) if isinstance(value, str) else ""
-            return f"{where}: must be one of {', '.join(map(_short, schema['enum'][:20]))}, not {_short(value)}{hint}"
-        if fault := self._of_branches(value, schema, path, depth + 1):
-            return fault
-        if isinstance(value, dict):
-            return self._of_object(value, schema, path, depth + 1)
-        if isinstance(value, list):
-            return self._of_list(value, schema, path, depth + 1)
-        return _bound_fault(value, schema, where)
-
-    def _of_branches(self, value: Any, schema: Mapping[str, Any], path: str, depth: int) -> str:
-        where = path or "the arguments"
+            yield f"{where}: must be {_short(schema['const'])}, not {_short(value)}"
+        if (choices := _list(schema, "enum")) and not any(_same(value, each) for each in choices):
+            hint = nearest(value, [e for e in choices if isinstance(e, str)]) if isinstance(value, str) else ""
+            yield f"{where}: must be one of {', '.join(map(_short, choices[:20]))}, not {_short(value)}{hint}"
         for key in ("anyOf", "oneOf"):
             faults = [self.fault(value, each, path, depth) for each in _list(schema, key)]
             if faults and all(faults):
-                return faults[0] if len(faults) == 1 else f"{where}: is none of {len(faults)} kinds ({faults[0]})"
+                yield faults[0] if len(faults) == 1 else f"{where}: is none of {len(faults)} kinds ({faults[0]})"
             if key == "oneOf" and faults.count("") > 1:
-                return f"{where}: is of {faults.count('')} kinds of oneOf, and must be of one"
+                yield f"{where}: is of {faults.count('')} kinds of oneOf, and must be of one"
         for each in (*_list(schema, "allOf"), self._referred(schema.get("$ref"))):
-            if fault := self.fault(value, each, path, depth):
-                return fault
+            yield self.fault(value, each, path, depth)
         if "not" in schema and not self.fault(value, schema["not"], path, depth):
-            return f"{where}: is what not {_short(schema['not'])} forbids"
+            yield f"{where}: is what not {_short(schema['not'])} forbids"
         if "if" in schema:
             branch = "else" if self.fault(value, schema["if"], path, depth) else "then"
-            return self.fault(value, schema.get(branch), path, depth)
-        return ""
+            yield self.fault(value, schema.get(branch), path, depth)
+        if isinstance(value, dict):
+            yield from self._of_object(value, schema, path, depth)
+        elif isinstance(value, list):
+            yield from self._of_list(value, schema, path, depth)
+        else:
+            yield from _of_scalar(value, schema, where)
 
     def _referred(self, reference: object) -> Any:
         """Return the schema that a reference names; None for one that is not within the whole schema."""
-        if not isinstance(reference, str) or not reference.startswith("#"):
-            return None
-        found = self._root
-        for name in unquote(reference).split("/")[1:]:
-            name = name.replace("~1", "/").replace("~0", "~")
+        found = self._root if isinstance(reference, str) and reference.startswith("#") else None
+        for name in str(reference).split("/")[1:]:
+            name = unquote(name).replace("~1", "/").replace("~0", "~")
             if isinstance(found, list) and name.isdigit() and int(name) < len(found):
                 found = found[int(name)]
-            elif isinstance(found, Mapping) and name in found:
-                found = found[name]
             else:
-                return None
+                found = found.get(name) if isinstance(found, Mapping) else None
         return found
 
-    def _of_object(self, value: dict[str, Any], schema: Mapping[str, Any], path: str, depth: int) -> str:
-        known = _mapping(schema, "properties")
-        where = path or "the arguments"
-        is_closed = schema is self._root and bool(known) and is_flat(schema)
+    def _of_object(self, value: dict[str, Any], schema: Mapping[str, Any], path: str, depth: int) -> Iterator[str]:
+        known, where = _mapping(schema, "properties"), path or "the arguments"
         needed = {name: "" for name in _list(schema, "required")}
-        for name, each in (*_mapping(schema, "dependencies").items(), *_mapping(schema, "dependentRequired").items()):
+        for name, each in (*_mapping(schema, "dependentRequired").items(), *_mapping(schema, "dependencies").items()):
             needed |= dict.fromkeys(each, f", which {name!r} needs") if isinstance(each, list) and name in value else {}
-        if missing := [name for name in needed if name not in value]:
-            return f"{where}: {missing[0]!r} is missing{needed[missing[0]]}"
-        if fault := _count_fault(len(value), schema, "Properties", where):
-            return fault
+        yield from (f"{where}: {name!r} is missing{why}" for name, why in needed.items() if name not in value)
+        yield _count_fault(len(value), schema, "Properties", where)
+        is_closed = schema is self._root and bool(known) and is_flat(schema)
         for name, each in value.items():
             below, place = known.get(name), f"{path}.{name}" if path else name
             if name not in known and not schema.get("patternProperties"):
                 below = schema.get("additionalProperties", not is_closed)
                 if below is False:
                     hint = nearest(name, known) or f"; known: {', '.join(known) or 'none'}"
-                    return f"{where}: {name!r} is unknown{hint}"
-            if fault := self.fault(each, below, place, depth):
-                return fault
-            if fault := self.fault(name, schema.get("propertyNames"), f"the name of {place}", depth):
-                return fault
-        for name, each in (*_mapping(schema, "dependencies").items(), *_mapping(schema, "dependentSchemas").items()):
-            if name in value and (fault := self.fault(value, each, path, depth)):
-                return fault
-        return ""
+                    yield f"{where}: {name!r} is unknown{hint}"
+            yield self.fault(each, below, place, depth)
+            yield self.fault(name, schema.get("propertyNames"), f"the name of {place}", depth)
+        for name, each in (*_mapping(schema, "dependentSchemas").items(), *_mapping(schema, "dependencies").items()):
+            yield self.fault(value, each, path, depth) if name in value else ""
 
-    def _of_list(self, value: list[Any], schema: Mapping[str, Any], path: str, depth: int) -> str:
+    def _of_list(self, value: list[Any], schema: Mapping[str, Any], path: str, depth: int) -> Iterator[str]:
         where = path or "the arguments"
-        if fault := _count_fault(len(value), schema, "Items", where):
-            return fault
-        if schema.get("uniqueItems") is True:
-            for number, each in enumerate(value):
-                if any(_same(each, other) for other in value[:number]):
-                    return f"{path}[{number}]: {_short(each)} is there twice, and uniqueItems forbids it"
+        yield _count_fault(len(value), schema, "Items", where)
         first, rest = _list(schema, "prefixItems"), schema.get("items")
         if isinstance(rest, list):  # before 2020-12
             first, rest = rest, schema.get("additionalItems")
         for number, each in enumerate(value):
-            below = first[number] if number < len(first) else rest
-            if fault := self.fault(each, below, f"{path}[{number}]", depth):
-                return fault
+            if schema.get("uniqueItems") is True and any(_same(each, other) for other in value[:number]):
+                yield f"{path}[{number}]: {_short(each)} is there twice, and uniqueItems forbids it"
+            yield self.fault(each, first[number] if number < len(first) else rest, f"{path}[{number}]", depth)
         if "contains" in schema:
-            faults = (self.fault(each, schema["contains"], f"{path}[{n}]", depth) for n, each in enumerate(value))
-            count = sum(not each for each in faults)
-            least, most = schema.get("minContains", 1), schema.get("maxContains", count)
-            if not least <= count <= most:
-                return f"{where}: has {count} items as contains wants them, and must have {least} to {most}"
-        return ""
+            faults = [self.fault(each, schema["contains"], f"{path}[{n}]", depth) for n, each in enumerate(value)]
+            least, most = schema.get("minContains", 1), schema.get("maxContains", len(value))
+            if not least <= faults.count("") <= most:
+                yield f"{where}: has {faults.count('')} items as contains wants them; right: {least} to {most}"
 
 
 def _mapping(schema: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -177,25 +149,23 @@ def _list(schema: Mapping[str, Any], key: str) -> list[Any]:
 
 def _count_fault(count: int, schema: Mapping[str, Any], of: str, where: str) -> str:
     least, most = schema.get(f"min{of}"), schema.get(f"max{of}")
-    if (least is not None and count < least) or (most is not None and count > most):
-        what = "characters" if of == "Length" else of.lower()
-        return f"{where}: must have {least or 0} to {most or 'any number of'} {what}, not {count}"
-    return ""
+    if (least is None or count >= least) and (most is None or count <= most):
+        return ""
+    what = "characters" if of == "Length" else of.lower()
+    return f"{where}: must have {least or 0} to {most or 'any number of'} {what}, not {count}"
 
 
-def _bound_fault(value: Any, schema: Mapping[str, Any], where: str) -> str:
+def _of_scalar(value: Any, schema: Mapping[str, Any], where: str) -> Iterator[str]:
     if isinstance(value, str):
-        return _count_fault(len(value), schema, "Length", where)
+        yield _count_fault(len(value), schema, "Length", where)
     if _is_number(value):
         tests = {
             "minimum": lambda bound: value < bound, "exclusiveMinimum": lambda bound: value <= bound,
             "maximum": lambda bound: value > bound, "exclusiveMaximum": lambda bound: value >= bound,
-            "multipleOf": lambda step: step > 0 and isfinite(value) and Fraction(str(value)) % Fraction(str(step)) != 0,
         }  # fmt: skip
         for key, fails in tests.items():
             if _is_number(schema.get(key)) and fails(schema[key]):
-                return f"{where}: {_short(value)} breaks {key} {schema[key]}"
-    return ""
+                yield f"{where}: {_short(value)} breaks {key} {schema[key]}"
 
 
 def _same(one: Any, other: Any) -> bool:

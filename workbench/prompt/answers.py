@@ -75,8 +75,8 @@ class AnswerFormat:
         thought = next(((ids[a], ids[b]) for a, b in pairs(THOUGHTS)), None)
         call = next(((ids[a], ids.get(b)) for a, b in pairs(CALLS)), None)
         tools = tuple(tools)
-        is_bare = bool(tools) and template.writes_bare_calls(name)
-        return cls(thought, call, tools, is_bare, bool(tools) and template.wants_short_ids(name))
+        short_ids, is_bare = template.call_habits(name) if tools else (False, False)
+        return cls(thought, call, tools, is_bare, short_ids)
 
     def read_calls(self, text: str) -> list[ToolCall]:
         """Return the calls in the text of one; those that are written bare name a tool that may be called."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 from weakref import WeakKeyDictionary
 
 import jinja2
@@ -37,7 +36,7 @@ REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")  # names under
 MAX_NESTING = 64  # objects and lists within a message
 CHARACTERS_PER_TEXT = 32  # characters that a text counts for besides its own: a template has work with every message
 SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")  # of a call, as Mistral's templates want them
-QUESTION, PROBED = "a question", "probed_tool"
+PROBED, LONG_ID = "probed_tool", "call_0123456789abcdef01234567"
 BARE_CALL = re.compile(rf'\s*\[?\s*{{[^{{}}]*"{PROBED}"')
 CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "  # as in transformers: its space shows whether a template strips texts
 CONTINUED_ORIGIN = Origin("continued")
@@ -46,6 +45,14 @@ _MODULE = re.escape(Traced.__module__)
 TRACED = re.compile(  # in the words of an error: a text
     rf"""(["'])(?:{_MODULE}\.)?Traced((?: object)?\1)|{_MODULE}\.Traced( object)"""
 )
+
+
+class CallHabits(NamedTuple):
+    """Ways of a template with calls of tools: it refuses ids other than nine letters or digits, and it writes a call as
+    JSON where an answer begins, behind no token."""
+
+    wants_short_ids: bool
+    writes_bare_calls: bool
 
 
 class ChatTemplate:
@@ -61,8 +68,7 @@ class ChatTemplate:
         self.texts = {DEFAULT: text} if isinstance(text, str) else dict(text)
         self.names, self._where = dict(names), where
         self._compiled = {name: _Compiled(each, where) for name, each in self.texts.items()}
-        self._short_ids: dict[str, bool] = {}
-        self._bare_calls: dict[str, bool] = {}
+        self._habits: dict[str, CallHabits] = {}
         self._encoders: WeakKeyDictionary[Tokenizer, dict[str, TemplateEncoder]] = WeakKeyDictionary()
 
     @property
@@ -136,24 +142,6 @@ class ChatTemplate:
             raise WorkbenchError("continue_final_message ends within a message, add_generation_prompt before one: "
                                  "give one")  # fmt: skip
         name = self.choose(template, tools is not None)
-        if _has_calls(messages) and self.wants_short_ids(name):
-            messages = _with_short_ids(messages)
-        return self._render(
-            messages, name, tools, add_generation_prompt, documents, continue_final_message, arguments, now
-        )
-
-    def _render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        name: str,
-        tools: Sequence[Mapping[str, Any]] | None,
-        add_generation_prompt: bool = True,
-        documents: Sequence[Mapping[str, Any]] | None = None,
-        continue_final_message: bool | str = False,
-        arguments: Mapping[str, Any] | None = None,
-        now: datetime | None = None,
-    ) -> Traced:
-        """Return what `render` does, with ids of calls as they are."""
         compiled = self._compiled[name]
         given: dict[str, Any] = {"messages": messages, "tools": tools, "documents": documents, **(arguments or {})}
         characters = sum(CHARACTERS_PER_TEXT + len(text) for name in given for _, text in _texts(given[name], name))
@@ -173,40 +161,37 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         try:
+            if any(each.get("tool_calls") for each in listed) and self.call_habits(name).wants_short_ids:
+                listed = list(_with_short_ids(listed))
             text = _with_all_shown(listed, partial(compiled.render, units_for(characters), **variables))
         except Exception as error:  # a template can raise whatever Python can
             raise WorkbenchError(f"messages: the chat template refuses them ({_line(error)})") from None
         return _until_mark(text) if continue_final_message else text
 
-    def wants_short_ids(self, template: str | None = None) -> bool:
-        """Return whether the template of this name refuses ids of calls that are not nine letters or digits."""
+    def call_habits(self, template: str | None = None) -> CallHabits:
+        """Return what the template of this name does with calls: it is shown one, under a long id and a short one."""
         name = self._known(template)
-        if name not in self._short_ids:
-            takes = [self._rendered_call(name, id) is not None for id in ("call_0123456789abcdef01234567", "call00000")]
-            self._short_ids[name] = takes == [False, True]
-        return self._short_ids[name]
-
-    def writes_bare_calls(self, template: str | None = None) -> bool:
-        """Return whether the template of this name writes a call as JSON where an answer begins, behind no token."""
-        name = self._known(template)
-        if name not in self._bare_calls:
-            written = self._rendered_call(name, "call00000")
-            self._bare_calls[name] = BARE_CALL.match(written or "") is not None
-        return self._bare_calls[name]
+        if name not in self._habits:
+            long, short = (self._rendered_call(name, id) for id in (LONG_ID, LONG_ID[-9:]))
+            is_bare = short is not None and BARE_CALL.match(short) is not None
+            self._habits[name] = CallHabits(long is None and short is not None, is_bare)
+        return self._habits[name]
 
     def _rendered_call(self, name: str, id: str) -> str | None:
-        """Return what is written of an answer with a call where a prompt for one ends; None where it is refused, and
-        empty where it does not begin with that prompt."""
+        """Return what is written of an answer with a call where its prompt ends; None where it is refused."""
         function = {"name": PROBED, "description": "A probe.", "parameters": {"type": "object", "properties": {}}}
-        tools = [{"type": "function", "function": function}]
-        asked = [{"role": "user", "content": QUESTION}]
         call = {"type": "function", "id": id, "function": {"name": PROBED, "arguments": {}}}
-        answer = {"role": "assistant", "content": "", "tool_calls": [call]}
-        result = {"role": "tool", "content": "1", "name": PROBED, "tool_call_id": id}
+        messages = [
+            {"role": "user", "content": "a question"}, {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "content": "1", "name": PROBED, "tool_call_id": id},
+        ]  # fmt: skip
+        given: dict[str, Any] = {**self.names, "documents": None, "strftime_now": lambda _: ""}
+        given |= {"tools": [{"type": "function", "function": function}]}
+        render = partial(self._compiled[name].render, units_for(0), **given)
         try:
-            prompt = self._render(asked, name, tools)
-            whole = self._render([*asked, answer, result], name, tools, add_generation_prompt=False)
-        except WorkbenchError:
+            prompt = render(messages=messages[:1], add_generation_prompt=True)
+            whole = render(messages=messages, add_generation_prompt=False)
+        except Exception:  # a template can raise whatever Python can
             return None
         return str.__str__(whole).removeprefix(prompt) if whole.startswith(prompt) else ""
 
@@ -297,33 +282,23 @@ def _message(message: Mapping[str, Any], number: int, words: frozenset[str]) -> 
     return found if thought is None else {"thinking": thought, **found, "reasoning_content": thought}
 
 
-def _has_calls(messages: Sequence[Mapping[str, Any]]) -> bool:
-    return any(isinstance(each, Mapping) and ("tool_calls" in each or "tool_call_id" in each) for each in messages)
-
-
-def _with_short_ids(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return messages in which ids of calls are nine letters or digits: others are mapped, each always to the same, and
+def _with_short_ids(messages: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield messages in which ids of calls are nine letters or digits: others are mapped, each always to the same, and
     one is made for a call without."""
-    found, waiting = [], deque[str]()
+    waiting: list[str] = []
     for number, message in enumerate(messages):
-        calls = message.get("tool_calls") if isinstance(message, Mapping) else None
-        if isinstance(calls, list):
-            ids = [_short_id(call.get("id"), f"{number}.{n}") for n, call in enumerate(calls)]
-            waiting = deque(ids)
-            message = {**message, "tool_calls": [{**call, "id": id} for call, id in zip(calls, ids, strict=True)]}
-        elif isinstance(message, Mapping) and message.get("role") in ("tool", "function"):
-            first = waiting.popleft() if waiting else ""
-            id = message.get("tool_call_id")
-            message = {**message, "tool_call_id": _short_id(id, "") if id else first}
-        found.append(message)
-    return found
+        if calls := message.get("tool_calls"):
+            waiting = [_short_id(call.get("id") or f"{number}.{place}") for place, call in enumerate(calls)]
+            message = {**message, "tool_calls": [{**call, "id": id} for call, id in zip(calls, waiting, strict=True)]}
+        elif message.get("role") in ("tool", "function"):
+            own, following = message.get("tool_call_id"), waiting.pop(0) if waiting else ""
+            message = {**message, "tool_call_id": _short_id(own) if own else following}
+        yield message
 
 
-def _short_id(id: object, place: str) -> str:
-    if isinstance(id, str) and SHORT_ID.fullmatch(id):
-        return id
-    made = Traced(hashlib.blake2b(f"{id or place}".encode("utf-8", "replace"), digest_size=5).hexdigest()[:9])
-    return Traced(made, id._runs[0][1]) if isinstance(id, Traced) and id else made
+def _short_id(id: str) -> str:
+    made = hashlib.blake2b(id.encode("utf-8", "replace"), digest_size=5).hexdigest()[:9]
+    return id if SHORT_ID.fullmatch(id) else made
 
 
 def _with_words(message: dict[str, Any], words: frozenset[str]) -> dict[str, Any]:
