@@ -47,7 +47,7 @@ BAD: dict[str, tuple[Json, Any, str]] = {
     "no schema": ({"tools": [{"name": "f", "parameters": 3}]}, "q", "tool 'f': has no schema"),
     "one name": ({"tools": [add, add]}, "q", "two tools are named 'add'"),
     "a result without a call": ({}, messages({"role": "tool", "content": "1"}), "turns.1: a tool's result without a"),
-    "roles out of order": ({}, messages({"role": "system", "content": "s"}), "the system prompt comes first"),
+    "roles out of order": ({}, messages({"role": "system", "content": "s"}), "no system message after the first turn"),
     "the assistant last": ({}, messages({"role": "assistant", "content": "s"}), "ends with the assistant's turn"),
     "an image": (
         {}, messages({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}),

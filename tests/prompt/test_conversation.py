@@ -226,10 +226,6 @@ WRONG: dict[str, tuple[Any, str]] = {
         lambda: Conversation(turns=["a"]).answer(tool_calls=[ToolCall(name="f")]).prompt(OWN),
         "call of 'f' has no result",
     ),
-    "a late system prompt": (
-        lambda: Conversation.from_messages([{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]),
-        "messages.1: the system prompt comes first",
-    ),
     "an unknown role": (lambda: Conversation.from_messages([{"role": "bot", "content": "a"}]), "'bot' is unknown"),
     "an image": (
         lambda: Conversation.from_messages([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]),

@@ -135,11 +135,11 @@ class CallFormat:
             spaced, after = '": ' in inner, inner[arguments[1] :] if closing else ""
             head = inner[name:place]
             return cls(opening, closing, inner[:name], after, between, head, "", None, False, spaced, several)
-        tags = _tags(inner, name + len(PROBE_TOOL)) if closing else None
+        head, tags = _tags(inner, name + len(PROBE_TOOL)) if closing else ("", None)
         if tags is None:
             return None
         tail = inner.rpartition(VALUES[1])[2].removeprefix(tags.after)
-        return cls(opening, closing, inner[:name], "", between, PROBE_TOOL, tail, tags, False, True, several)
+        return cls(opening, closing, inner[:name], "", between, PROBE_TOOL + head, tail, tags, False, True, several)
 
 
 def _decoded(text: str, place: int) -> tuple[object, int] | None:
@@ -150,20 +150,21 @@ def _decoded(text: str, place: int) -> tuple[object, int] | None:
         return None
 
 
-def _tags(inner: str, start: int) -> TaggedArguments | None:
-    """Return what stands around each of two arguments, behind the name of their tool; None where they are not shown."""
+def _tags(inner: str, start: int) -> tuple[str, TaggedArguments | None]:
+    """Return what stands between the name of a tool and its arguments, and around each of the two; None where they are
+    not shown."""
     places, place = [], start
     for word in (KEYS[0], VALUES[0], KEYS[1], VALUES[1]):
         found = inner.find(word, place)
         if found < 0:
-            return None
+            return "", None
         places.append(inner[place:found])
         place = found + len(word)
     first, between, both, second = places
     before = commonprefix([first[::-1], both[::-1]])[::-1]
     after = both.removesuffix(before)
-    known = between == second and first == before and bool(between and after) and inner.startswith(after, place)
-    return TaggedArguments(before, between, after) if known else None
+    is_known = between == second and bool(between and after) and inner.startswith(after, place)
+    return first.removesuffix(before), TaggedArguments(before, between, after) if is_known else None
 
 
 def shows_tools(model: PromptReader, template: str | None = None) -> bool:

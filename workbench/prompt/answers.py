@@ -101,7 +101,6 @@ class AnswerParser:
         self._ids: list[int] = []
         self._texts: list[tuple[Channel, int, list[str]]] = []
         self._calls = 0
-        self._lead: str | None = "" if format.is_bare else None  # spaces before what may be a call without a token
         self._begin("thought" if in_thought else "text")
 
     @property
@@ -163,6 +162,8 @@ class AnswerParser:
 
     def _begin(self, channel: Channel) -> None:
         self._detokenizer = Detokenizer(self._tokenizer, () if channel == "thought" else self._stops)
+        may_call = self._format.is_bare and channel == "text" and not self._calls
+        self._lead: str | None = "" if may_call else None  # spaces before what may be a call without a token
         self._open(channel)
 
     def _open(self, channel: Channel) -> None:
@@ -171,7 +172,7 @@ class AnswerParser:
         self._texts.append((channel, max(0, self._calls - 1) if channel == "call" else 0, []))
 
     def _show(self, text: str) -> list[ChannelText]:
-        if self._lead is not None and self._channel == "text":
+        if self._lead is not None:
             text, self._lead = self._lead + text, None
             if not text.strip():
                 self._lead, text = text, ""
