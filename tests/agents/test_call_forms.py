@@ -34,8 +34,7 @@ from workbench.trace.events import Decoded, Event, Finished
 
 CONTROLS = (
     "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[INST]", "[/INST]", "</s>",
-    "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "<|python_tag|>", "<think>",
-    "</think>",
+    "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "<|python_tag|>",
 )  # fmt: skip
 TEMPLATES = {
     "Qwen 2.5": model_templates.TOOLS_AS_JSON, "Qwen3-Coder": model_templates.IN_FUNCTION_TAGS,
@@ -147,7 +146,7 @@ TEXTS: dict[str, list[Any]] = {
     '{"name": "f", "parameters": {"n": 1}}; {"name": "g-2.x", "parameters": {}}': [F, G],
     '[{"name": "f", "arguments": {"n": 1}}]': [F], '<|python_tag|>{"name": "f", "parameters": {"n": 1}}': [F],
     '{"name": "Anna", "age": 3}': [], '{"x": {"name": "f"}}': [], "[1, 2]": [], "{": [], " \n": [], "see {": [],
-    'a {"name": "f", "parameters": {}}': [], '<think>a</think>\n{"name": "f", "parameters": {"n": 1}}': [F],
+    'a {"name": "f", "parameters": {}}': [], '<|think|>a<|/think|>\n{"name": "f", "parameters": {"n": 1}}': [F],
 }  # fmt: skip
 
 

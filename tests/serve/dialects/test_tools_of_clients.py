@@ -24,7 +24,7 @@ WAYS: dict[str, Any] = {"chat": OpenAIChat, "messages": AnthropicMessages, "resp
 
 def parsed(way: str, tool: Json, messages: list[Json] | None = None) -> Conversation:
     """Return the conversation of a call with a tool, by a vendor's own client."""
-    script = Script(WAYS[way](), END, SimpleNamespace(**vars(PLAIN_MODEL), answer_tokens=9))
+    script = Script(WAYS[way](), END, SimpleNamespace(**vars(PLAIN_MODEL), answer_tokens=9, fingerprint=""))
     said: Any = messages or HI
     if way == "chat":
         tools: Any = [{"type": "function", "function": tool}]
