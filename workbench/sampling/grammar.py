@@ -23,9 +23,9 @@ from workbench.response_format import Choices, JSONSchema, Lark, Regex, Response
 from workbench.sampling.closing import EndSearch, NodeBudget
 from workbench.sampling.json_schema import (
     WHERE,
+    carried_out,
     check_keywords,
     describe_path,
-    for_compiler,
     locate_fault,
     subschemas,
 )
@@ -216,7 +216,7 @@ def _with_options(schema: dict[str, Any], max_whitespace: int, spaced: bool = Fa
         options |= {"item_separator": ", ", "key_separator": ": "}
     elif max_whitespace:
         options = {"whitespace_pattern": rf"[\x20\x0A]{{1,{max_whitespace}}}"}
-    return json.dumps({**for_compiler(schema), "x-guidance": options})
+    return json.dumps({**carried_out(schema), "x-guidance": options})
 
 
 def _embed(wanted: Lark) -> str:

@@ -144,7 +144,7 @@ def _check_reference(schema: Any, reference: object, where: str, places: Collect
         raise WorkbenchError(f"{where}: $ref {reference!r}: there is no schema, but a value; put one under $defs")
 
 
-def for_compiler(schema: dict[str, Any]) -> dict[str, Any]:
+def carried_out(schema: dict[str, Any]) -> dict[str, Any]:
     """Return a copy of a schema with what the compiler carries out, and nothing else; `check_keywords` refuses, or
     `widen` leaves out, all that would be another."""
     schema = with_integers(schema)
