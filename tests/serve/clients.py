@@ -65,6 +65,7 @@ def chat(client: openai.OpenAI, model: str, tool: Json, streams: bool) -> Any:
     """A forced call, its result under its id or another server's, and an answer."""
     asked: Any = [{"role": "system", "content": "Be brief.", "name": "ops"}, {**QUESTION, "name": "anna"}]
     given: Any = {"model": model, "tools": [{"type": "function", "function": tool}], "max_tokens": 128}
+    given["parallel_tool_calls"] = False  # OpenAI's client reads no stream that ends by its length
     if streams:
         with client.chat.completions.stream(messages=asked, tool_choice="required", **given) as stream:
             message: Any = stream.get_final_completion().choices[0].message
@@ -99,7 +100,7 @@ def messages(client: anthropic.Anthropic, model: str, tool: Json, streams: bool)
 
 def responses(client: openai.OpenAI, model: str, tool: Json, streams: bool) -> Any:
     tools = [{"type": "function", "parameters": None, **tool}]
-    given: Any = {"model": model, "tools": tools, "max_output_tokens": 128}
+    given: Any = {"model": model, "tools": tools, "max_output_tokens": 128, "parallel_tool_calls": False}
     if streams:
         with client.responses.stream(input=[QUESTION], tool_choice="required", **given) as stream:
             found: Any = stream.get_final_response()
@@ -168,7 +169,7 @@ def main(words: Sequence[str] = ()) -> int:
                 continue
             try:
                 said = "ok" if run() else "no answer"
-            except (AssertionError, anthropic.AnthropicError, openai.OpenAIError, StopIteration) as error:
+            except (AssertionError, anthropic.AnthropicError, openai.OpenAIError, RuntimeError, StopIteration) as error:
                 said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
             faults += said != "ok"
             print(f"{name:50} {said}", flush=True)
