@@ -16,6 +16,7 @@ import workbench
 from compiled_kernels import Backend
 from tests.engine.tiny import VOCAB, spec_of
 from tests.helpers.events import of
+from tests.patience import limit
 from workbench import progress
 from workbench.engine import loaded_model as load_module
 from workbench.engine.load import load

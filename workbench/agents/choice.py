@@ -10,15 +10,19 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from workbench.agents.call_format import CallFormat
+from workbench.agents.arguments import is_flat
+from workbench.agents.call_format import PROBE_TOOL, CallFormat, TaggedArguments
 from workbench.errors import WorkbenchError, nearest
+from workbench.prompt.call_texts import arguments_of, kinds_of
 from workbench.prompt.tools import Tool
 from workbench.response_format import Choices, JSONSchema, Lark, Regex, ResponseFormat
 from workbench.sampling.grammar import PLAIN, lark_name, lark_of
-from workbench.sampling.json_schema import check_keywords
+from workbench.sampling.json_schema import WHERE, check_keywords, widen
 
 CHOICES = ("auto", "none", "required")
 TEXT = r"/(.|\n)*/"
+DEFINITIONS = ("$defs", "definitions")
+PYTHON_WORDS = {"boolean": ("True", "False"), "null": ("None",)}  # templates that write values as texts have them so
 
 
 def check_choice(choice: str, tools: Sequence[Tool]) -> None:
@@ -32,6 +36,17 @@ def check_choice(choice: str, tools: Sequence[Tool]) -> None:
         raise WorkbenchError("tool_choice: 'required' needs a tool, and none is given; give tools")
 
 
+def tools_of_choice(choice: str, tools: Sequence[Tool]) -> list[Tool]:
+    """Return the tools that a `tool_choice` lets the model call."""
+    return [each for each in tools if choice in ("auto", "required", each.name)]
+
+
+def check_schemas(choice: str, tools: Sequence[Tool]) -> list[str]:
+    """Return what of the schemas of the tools that may be called is left to the check of the arguments (WorkbenchError
+    for what can neither be left nor carried out)."""
+    return [each for tool in tools_of_choice(choice, tools) for each in _carried_out(tool, choice != "auto")[1]]
+
+
 def answer_grammar(
     tools: Sequence[Tool], choice: str, parallel: bool, format: CallFormat | None, text: ResponseFormat | None = None
 ) -> ResponseFormat | None:
@@ -41,15 +56,18 @@ def answer_grammar(
         tools: tools that may be called.
         choice: auto, none, required, or a tool's name: then it is called once.
         parallel: several calls in one answer are allowed.
-        format: how the model writes calls; without one, no call is possible.
+        format: how the model writes calls; where that is not known, no grammar has calls.
         text: what the answer must be, where it is no call.
     """
-    named = [each for each in tools if each.name == choice]
-    callable_tools = named or ([] if choice == "none" else list(tools))
+    named, callable_tools = choice not in CHOICES, tools_of_choice(choice, tools)
+    is_free = choice == "auto" and (format is None or not format.opening)  # an answer may begin with JSON of its own
+    if text is None and is_free:
+        return None
     if format is None or not callable_tools:
         return text if text is not None or not tools else Lark(lark=f"start: {TEXT}")
     answer = [] if named or choice == "required" else _answer_rules(text)
-    calls = _call_rules(callable_tools, format, parallel and not named)
+    schemas = [arguments_schema(tool, choice != "auto") for tool in callable_tools]
+    calls = _call_rules(callable_tools, schemas, format, parallel and not named)
     if not answer:
         start = "start: agent_calls"
     elif text is None:
@@ -57,32 +75,76 @@ def answer_grammar(
     else:
         start = "start: agent_text | agent_calls"
     whitespace = getattr(text, "max_whitespace", 1)
+    labels = {f"agent_arguments_{n}": f"tool {tool.name!r}: parameters" for n, tool in enumerate(callable_tools)}
+    labels |= {"agent_text": WHERE} if isinstance(text, JSONSchema) else {}
     head = [line for line in answer if line.startswith("%llguidance")] or [PLAIN.strip()]
     rest = [line for line in answer if not line.startswith("%llguidance")]
-    return Lark(lark="\n".join([*head, start, *rest, *calls]), max_whitespace=whitespace, spaced_json=format.is_spaced)
+    source = "\n".join([*head, start, *rest, *calls])
+    return Lark(lark=source, max_whitespace=whitespace, spaced_json=format.is_spaced, labels=labels)
 
 
-def _call_rules(tools: Sequence[Tool], format: CallFormat, several: bool) -> list[str]:
+def _call_rules(
+    tools: Sequence[Tool], schemas: Sequence[dict[str, Any]], format: CallFormat, several: bool
+) -> list[str]:
     opening, closing = (lark_name(each) if each else "" for each in (format.opening, format.closing))
     several = several and format.several
     options = " | ".join(f"agent_call_{number}" for number in range(len(tools)))
+
+    def written(words: str) -> str:
+        return _written(words, format.controls)
+
     if format.is_list:
         more = ' (", " agent_object)*' if several else ""
-        rules = [f'agent_calls: {opening} {_text(format.before)} "[" agent_object{more} "]" {closing}']
+        rules = [f'agent_calls: {opening} {written(format.before)} "[" agent_object{more} "]" {closing}']
     else:
-        more = f" ({_text(format.between)} agent_call)*" if several else ""
+        more = f" ({written(format.between)} agent_call)*" if several else ""
         rules = [
             f"agent_calls: agent_call{more}",
-            f"agent_call: {opening} {_text(format.before)} agent_object {_text(format.after)} {closing}",
+            f"agent_call: {opening} {written(format.before)} agent_object {written(format.after)} {closing}",
         ]
     rules.append(f"agent_object: {options}")
+    if format.tags is not None:
+        end = re.escape(format.tags.after).replace("/", r"\/").replace("\n", "n")
+        rules += [f"AGENT_VALUE: /(?s:.*){end}/ & ~/(?s:.*){end}(?s:.+)/", r'AGENT_NAME: /[^<>="\n]+/']
     for number, tool in enumerate(tools):
-        head = format.head.format(name=json.dumps(tool.name))
-        rules += [
-            f'agent_call_{number}: {_text(head)} agent_arguments_{number} "}}"',
-            f"agent_arguments_{number}: %json {json.dumps(arguments_schema(tool))}",
-        ]
+        head, arguments = written(format.head.replace(PROBE_TOOL, tool.name)), f"agent_arguments_{number}"
+        rules.append(f"agent_call_{number}: {head} {arguments} {written(format.tail)}")
+        if format.tags is None:
+            rules.append(f"{arguments}: %json {json.dumps(schemas[number])}")
+        else:
+            rules += _tagged_rules(arguments, schemas[number], format.tags)
     return rules
+
+
+def _tagged_rules(rule: str, schema: dict[str, Any], tags: TaggedArguments) -> list[str]:
+    """Return the rules of arguments that are written one by one: texts as they stand, other values as JSON, and behind
+    each what ends it. A text does not have that within."""
+    required, shared = schema.get("required", ()), {key: schema[key] for key in DEFINITIONS if key in schema}
+    arguments, rules = [], []
+    for number, (name, each) in enumerate(arguments_of(schema, schema).items()):
+        value = f"{rule}_{number}"
+        begin, end = _written(tags.before + name + tags.between), _written(tags.after)
+        arguments.append(f"({begin} {value}){'' if name in required else '?'}")
+        kinds = {kind for one in each for kind in kinds_of(one, schema)}
+        choices = each[0].get("enum") if len(each) == 1 and kinds == {"string"} else None
+        if choices:
+            rules.append(f"{value}: ({' | '.join(map(json.dumps, choices))}) {end}")
+        elif not kinds or "string" in kinds:
+            rules.append(f"{value}: AGENT_VALUE")
+        else:
+            one = {**shared, **(each[0] if len(each) == 1 else {"anyOf": each})}
+            python = [word for kind, words in PYTHON_WORDS.items() if kind in kinds for word in words]
+            rules += [f"{value}: ({' | '.join([f'{value}_json', *map(_text, python)])}) {end}"]
+            rules += [f"{value}_json: %json {json.dumps(one)}"]
+    if schema.get("additionalProperties", True) is not False:
+        arguments.append(f"({_written(tags.before)} AGENT_NAME {_written(tags.between)} AGENT_VALUE)*")
+    return [f"{rule}: {' '.join(arguments) or _text('')}", *rules]
+
+
+def _written(words: str, controls: Sequence[str] = ()) -> str:
+    """Return a text in Lark, with the control tokens in it."""
+    parts = re.split("(" + "|".join(map(re.escape, controls)) + ")", words) if controls else [words]
+    return " ".join(lark_name(each) if n % 2 else _text(each) for n, each in enumerate(parts))
 
 
 def _answer_rules(text: ResponseFormat | None) -> list[str]:
@@ -108,30 +170,30 @@ def _text(words: str) -> str:
     return json.dumps(words, ensure_ascii=False) if words else ""
 
 
-def arguments_schema(tool: Tool) -> dict[str, Any]:
-    """Return the schema of a tool's arguments as the grammar carries it out; no argument that it does not name.
+def arguments_schema(tool: Tool, is_exact: bool = True) -> dict[str, Any]:
+    """Return the schema of a tool's arguments as the grammar carries it out: every instance of the declared one can be
+    said. Where it need not be exact, what is not carried out is left to the check of the arguments.
 
     Raises:
         WorkbenchError: for a keyword that is not carried out, with the tool and the path.
     """
-    schema = {"additionalProperties": False, **_plain(tool.parameters)}
+    return _carried_out(tool, is_exact)[0]
+
+
+def _carried_out(tool: Tool, is_exact: bool) -> tuple[dict[str, Any], list[str]]:
+    """Return the schema of a tool's arguments for the grammar, and what is left to the check of the arguments."""
+    schema = {**tool.parameters, "type": "object"}
+    if tool.function is not None and is_flat(schema):  # a Python function has no argument beside those it names
+        schema["additionalProperties"] = False
     try:
+        if not (is_exact or tool.strict):
+            schema, left = widen(schema)
+            return schema, [_of_tool(tool, each) for each in left]
         check_keywords(schema)
     except WorkbenchError as error:
-        words = str(error).replace("response_format.json_schema", "parameters", 1)
-        raise WorkbenchError(f"tool {tool.name!r}: {words}") from None
-    return schema
+        raise WorkbenchError(_of_tool(tool, str(error))) from None
+    return schema, []
 
 
-def _plain(value: Any) -> Any:
-    """Return a schema in which `nullable` (OpenAPI's) is a choice between a value and null."""
-    if isinstance(value, list):
-        return [_plain(each) for each in value]
-    if not isinstance(value, dict):
-        return value
-    plain = {key: _plain(each) for key, each in value.items()}
-    if not isinstance(plain.get("nullable"), bool):
-        return plain
-    if plain.pop("nullable"):
-        return {"anyOf": [plain, {"type": "null"}]}
-    return plain
+def _of_tool(tool: Tool, words: str) -> str:
+    return f"tool {tool.name!r}: {words.replace(WHERE, 'parameters', 1)}"

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from workbench.agents.agent import THINKING
 from workbench.agents.call_format import PROBE, CallFormat, shows_tools
-from workbench.agents.choice import answer_grammar, arguments_schema, check_choice
+from workbench.agents.choice import answer_grammar, check_choice, check_schemas, tools_of_choice
 from workbench.cluster.cluster import Cluster
 from workbench.cluster.replica import PageCounts, fingerprint_of, tokens_in_cache
 from workbench.engine.runner import Runner
@@ -23,6 +23,7 @@ from workbench.prompt.assemble import Prompt
 from workbench.prompt.conversation import Conversation
 from workbench.prompt.templates import ChatTemplate
 from workbench.prompt.tokenization.tokenizer import Tokenizer
+from workbench.prompt.tools import Tool
 from workbench.request import Request, SamplingParameters
 from workbench.response_format import ResponseFormat, Thinking
 from workbench.serve.bodies.fields import invalid
@@ -146,10 +147,15 @@ class ServedModel:
         """Return whether the model has control tokens of a thought."""
         return self.can_chat and self.answer_format().thought is not None
 
-    def answer_format(self, template: str | None = None, tools: bool = False) -> AnswerFormat:
-        """Return the control tokens of the model's answers (AssertionError without a chat template)."""
+    def answer_format(
+        self, template: str | None = None, tools: Sequence[Tool] = (), choice: str = "auto"
+    ) -> AnswerFormat:
+        """Return the parts of the model's answers, where it is shown these tools (AssertionError without a chat
+        template)."""
         assert self.tokenizer is not None and (found := self.chat_template) is not None
-        return AnswerFormat.from_template(found, self.tokenizer, found.choose(template, tools))
+        name = found.choose(template, bool(tools))
+        callable_tools = tools_of_choice(choice, tools)
+        return AnswerFormat.from_template(found, self.tokenizer, name, callable_tools)
 
     def with_sampling_defaults(self, call: Call) -> Call:
         """Return a call whose answer is sampled as the model's makers recommend, where its client does not say."""
@@ -199,7 +205,7 @@ class ServedModel:
                 "invalid_request_error", f"model: {self.name!r} has no chat template; use /v1/completions", "model"
             )
         sent = conversation
-        format = self.answer_format(conversation.template, bool(conversation.tools))
+        format = self.answer_format(conversation.template, conversation.tools, call.tool_choice)
         sampling = call.sampling
         if (thinking := _with_model_tokens(sampling.thinking, format, self)) is not None:
             wanted = {THINKING: thinking.budget_tokens > 0, **conversation.template_arguments}
@@ -231,12 +237,12 @@ class ServedModel:
         check_choice(call.tool_choice, conversation.tools)
         if not conversation.tools:
             return
-        if call.tool_choice not in ("auto", "none") and format.call is None:
+        if call.tool_choice not in ("auto", "none") and format.call is None and not format.is_bare:
             raise WorkbenchError(f"tool_choice: model {self.name!r} has no control token that begins a call; use auto")
         if not self._shows_tools(conversation.template):
             raise WorkbenchError(f"tools: the chat template of {self.name!r} shows no tools to the model")
-        for tool in conversation.tools:
-            arguments_schema(tool)
+        if left := check_schemas(call.tool_choice, conversation.tools):
+            call.notes["left_to_the_check_of_arguments"] = left
 
     def _grammar(self, call: Call, conversation: Conversation, format: AnswerFormat) -> ResponseFormat | None:
         """Return the grammar of an answer that may have calls; None where it is free."""
@@ -246,6 +252,8 @@ class ServedModel:
         if is_free and self.tokenizer.byte_rule is None:
             return None  # no grammar can be compiled for this tokenizer; calls are parsed as they come
         calls = self._call_format(conversation.template) if conversation.tools else None
+        if calls is None and call.tool_choice not in ("auto", "none"):
+            raise WorkbenchError(f"tool_choice: how {self.name!r} writes a call is not known; use auto")
         return answer_grammar(conversation.tools, call.tool_choice, call.parallel_tool_calls, calls, wanted)
 
     def _shows_tools(self, template: str | None) -> bool:
@@ -255,7 +263,7 @@ class ServedModel:
 
     def _call_format(self, template: str | None) -> CallFormat | None:
         if template is not None:
-            return CallFormat.from_model(self.runner, self.answer_format(template, True), template)
+            return CallFormat.from_model(self.runner, self.answer_format(template, (PROBE,)), template)
         return self._default_tools[1]
 
     @property
@@ -266,7 +274,7 @@ class ServedModel:
         template = self.runner.chat_template
         if self._looked_at is None or self._looked_at[0] is not template:
             shows = shows_tools(self.runner)
-            calls = CallFormat.from_model(self.runner, self.answer_format(None, bool(PROBE))) if shows else None
+            calls = CallFormat.from_model(self.runner, self.answer_format(None, (PROBE,))) if shows else None
             self._looked_at = template, (shows, calls)
         return self._looked_at[1]
 

@@ -10,7 +10,7 @@ import pytest
 from tests.prompt.hard_strings import HARD
 from tests.prompt.vocabularies import TEMPLATE, byte_level, gguf_byte_level, trained_merges, trained_pieces
 from workbench.errors import WorkbenchError
-from workbench.model.formats.texts import open_chat_template, open_tokenizer
+from workbench.model.formats.texts import open_chat_template, open_tokenizer, save_texts
 from workbench.prompt.tokenization.byte_level import PRE_TOKENIZERS
 
 gguf = pytest.importorskip("gguf", reason="the writer of the files: pip install gguf")
@@ -88,6 +88,25 @@ def test_the_chat_template_has_the_names_of_its_tokens(tmp_path: Path) -> None:
     assert template.ids(messages, tokenizer)[0] == tokenizer.special_token_ids["<|begin|>"]
     without = write(tmp_path / "b.gguf", {"tokenizer.chat_template": None}, **gguf_byte_level("gpt-2"))
     assert open_chat_template(without) is None
+
+
+def test_templates_by_name_are_read_and_kept(tmp_path: Path) -> None:
+    """gguf-py writes the templates of a model that has several as keys behind that of the default one."""
+    texts = {"tool_use": "{{ tools | tojson }}" + TEMPLATE, "rag": "rag"}
+    named = {f"tokenizer.chat_template.{name}": text for name, text in texts.items()}
+    path = write(tmp_path / "a.gguf", named, **gguf_byte_level("gpt-2"))
+    template = open_chat_template(path)
+    assert template is not None and {*template.texts} == {"default", "tool_use", "rag"}
+    assert (template.choose(tools=True), template.choose()) == ("tool_use", "default")
+    assert template.render([{"role": "user", "content": "hi"}], tools=[{"a": 1}]).startswith('[{"a": 1}]<|begin|>')
+    (tmp_path / "folder").mkdir()
+    save_texts(path, tmp_path / "folder")
+    again = open_chat_template(tmp_path / "folder")
+    assert again is not None and again.texts == template.texts
+    del named["tokenizer.chat_template.rag"]
+    alone = write(tmp_path / "b.gguf", {"tokenizer.chat_template": None, **named}, **gguf_byte_level("gpt-2"))
+    found = open_chat_template(alone)
+    assert found is not None and {*found.texts} == {"tool_use"}
 
 
 def test_files_beside_a_gguf_file_go_first(tmp_path: Path) -> None:

@@ -88,7 +88,6 @@ TEXT = {"type": "text", "text": "a"}
         ([{**USER, "content": [{**TEXT, "cache_control": {"type": "ephemeral"}}]}], [],
          "messages.0.content.0.cache_control"),
         ([{**USER, "tool_call_id": "1"}], [], "messages.0.tool_call_id"),
-        ([{"role": "system", "content": "a", "name": "b"}, USER], [], "messages.0.name"),
         ([USER, {"role": "assistant", "tool_calls": [{**CALLED, "custom": {}}]}], [], "messages.1.tool_calls.0.custom"),
         ([USER], [{**DECLARED, "given": {"name": "g"}}], "tools.0.given"),
         ([USER], [{**DECLARED, "function": {**DECLARED["function"], "examples": []}}], "tools.0.function.examples"),

@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import tokenizers
 
 from workbench.errors import WorkbenchError, nearest
-from workbench.prompt.templates import ChatTemplate
+from workbench.prompt.templates import DEFAULT, ChatTemplate
 from workbench.prompt.tokenization.byte_level import PRE_TOKENIZERS, byte_level_tokenizer
 from workbench.prompt.tokenization.sentencepiece_model import (
     BYTE,
@@ -83,14 +83,17 @@ class GGUFVocabulary:
         return Tokenizer(inner)
 
     def chat_template(self, tokenizer: Tokenizer) -> ChatTemplate | None:
-        """Return the chat template; None where the file has none."""
-        text = self._metadata.get(TEMPLATE_KEY)
-        if not isinstance(text, str):
+        """Return the chat templates, the default one and those by name (`tool_use`); None where the file has none."""
+        named = {key.removeprefix(f"{TEMPLATE_KEY}."): text for key, text in self._metadata.items()
+                 if key.startswith(f"{TEMPLATE_KEY}.")}  # fmt: skip
+        texts = {DEFAULT: self._metadata.get(TEMPLATE_KEY), **named}
+        texts = {name: text for name, text in texts.items() if isinstance(text, str)}
+        if not texts:
             return None
         ids = {name: self._token_id(key) for name, key in TOKEN_NAMES.items()}
         size = tokenizer.vocab_size  # that of a whole tokenizer.json is not known to the keys
         names = {name: tokenizer.id_to_token(id) for name, id in ids.items() if id is not None and id < size}
-        return ChatTemplate(text, names, f"{self._where}, {TEMPLATE_KEY}")
+        return ChatTemplate(texts, names, f"{self._where}, {TEMPLATE_KEY}")
 
     def absent_token_ids(self) -> list[str]:
         """Return the special tokens, without the ends, whose id no entry has: converters write them for "none"."""

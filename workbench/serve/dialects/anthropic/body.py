@@ -119,13 +119,14 @@ class Message(Part):
 
 
 class ToolDeclaration(Part):
-    """A tool. Arguments always keep the schema, so `strict` changes nothing."""
+    """A tool. With `strict` its schema is carried out as a whole, or refused."""
 
     name: str
     input_schema: dict[str, Any]
     description: str = ""
     type: Literal["custom"] | None = None
     cache_control: CacheControl | None = None
+    strict: bool | None = None
 
     REFUSED: ClassVar[Mapping[str, Refused]] = {
         "allowed_callers": Refused("tools are called by the model alone", (["direct"],)),
@@ -133,7 +134,6 @@ class ToolDeclaration(Part):
         "input_examples": Refused("no template shows them; put an example into the description", ([],)),
     }
     IGNORED: ClassVar[Mapping[str, str]] = {
-        "strict": "arguments always keep the tool's schema",
         "eager_input_streaming": "arguments are always streamed as they are generated",
     }
 

@@ -14,10 +14,10 @@ from workbench.serve.errors import ApiError
 # Fields of a message by its role; those of other roles are refused.
 FIELDS = {
     "user": ("role", "content", "name"),
-    "assistant": ("role", "content", "tool_calls", *THOUGHT_FIELDS),
+    "assistant": ("role", "content", "tool_calls", "name", *THOUGHT_FIELDS),
     "tool": ("role", "content", "tool_call_id", "name"),
     "function": ("role", "content", "name"),
-    **dict.fromkeys(SYSTEM_ROLES, ("role", "content")),
+    **dict.fromkeys(SYSTEM_ROLES, ("role", "content", "name")),
 }
 ALL_FIELDS = frozenset(name for names in FIELDS.values() for name in names)
 # Refused where they say something: the answer would be another. The last three are other servers' ways to continue.

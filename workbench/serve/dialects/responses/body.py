@@ -157,12 +157,13 @@ def _refuse_other_tools(tool: Any) -> Any:
 
 
 class FunctionTool(Part):
-    """A function. Arguments always keep the schema, so `strict` changes nothing."""
+    """A function. With `strict` its schema is carried out as a whole, or refused."""
 
     type: Literal["function"]
     name: str
     parameters: dict[str, Any] | None = None
     description: str | None = None
+    strict: bool | None = None
 
     REFUSED: ClassVar[Mapping[str, Refused]] = {
         "allowed_callers": Refused("functions are called by the model alone", (["direct"],)),
@@ -170,7 +171,6 @@ class FunctionTool(Part):
         "defer_loading": Refused("this server searches no tools; give those that the model may call", (False,)),
     }
     IGNORED: ClassVar[Mapping[str, str]] = {
-        "strict": "arguments always keep the schema",
         "output_schema": "results are read as text",
     }
 

@@ -220,7 +220,7 @@ def _echo(body: ResponsesBody) -> dict[str, Any]:
     format = body.text.format if body.text is not None and body.text.format is not None else None
     text = {"type": "text"} if format is None else format.model_dump(by_alias=True, exclude_none=True)
     choice = body.tool_choice
-    tools = [{"strict": True, "parameters": None, **tool.model_dump()} for tool in body.tools]
+    tools = [{**tool.model_dump(), "strict": tool.strict is True} for tool in body.tools]
     return {
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
