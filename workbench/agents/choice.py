@@ -56,7 +56,8 @@ def answer_grammar(
         start = "start: agent_text agent_calls?"
     else:
         start = "start: agent_text | agent_calls"
-    whitespace = getattr(text, "max_whitespace", 1)
+    whitespace = getattr(text, "max_whitespace", None)
+    whitespace = 0 if whitespace is None and not format.is_spaced else whitespace
     head = [line for line in answer if line.startswith("%llguidance")] or [PLAIN.strip()]
     rest = [line for line in answer if not line.startswith("%llguidance")]
     return Lark(lark="\n".join([*head, start, *rest, *calls]), max_whitespace=whitespace, spaced_json=format.is_spaced)
