@@ -27,7 +27,8 @@ class JSONSchema(Settings):
 
     kind: Literal["json_schema"] = "json_schema"
     json_schema: dict[str, Any] | bool
-    max_whitespace: Whitespace = 1  # spaces and line feeds between two tokens of JSON
+    # Spaces and line feeds between two tokens of JSON, at most; None: one space after a comma and a colon, and no other
+    max_whitespace: Whitespace | None = None
 
     @field_validator("json_schema", mode="before")
     @classmethod
@@ -67,8 +68,8 @@ class Lark(Settings):
 
     kind: Literal["lark"] = "lark"
     lark: Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_CHARACTERS)]  # the grammar
-    max_whitespace: Whitespace = 1  # between two tokens of JSON, where it has %json
-    spaced_json: bool = False  # %json has ", " and ": " and no other space, as chat templates write it
+    max_whitespace: Whitespace | None = None  # between two tokens of JSON, where it has %json; None: as spaced_json
+    spaced_json: bool = False  # %json has ", " and ": " and no other space, as json.dumps writes it
     labels: dict[str, str] = {}  # by rule: what errors call the schema that is its %json
 
 

@@ -121,7 +121,8 @@ OPENAI: Json = {
     "seed": In(2, temperature=0.5, seed=1), "stop": ["x"], "top_k": 3, "min_p": 0.1, "repetition_penalty": 1.5,
     "ignore_eos": True, "stop_token_ids": [3], "prompt_logprobs": 0, "structured_outputs": {"regex": "a+"},
     "max_tokens": 5, "model": NO_EFFECT, "stream": NO_EFFECT, "stream_options": NO_EFFECT,
-    "return_token_ids": NO_EFFECT, "priority": NO_EFFECT, "deadline": NO_EFFECT,
+    "return_token_ids": NO_EFFECT, "return_tokens_as_token_ids": NO_EFFECT, "priority": NO_EFFECT,
+    "deadline": NO_EFFECT,
 }  # fmt: skip
 BODY_FIELDS: dict[str, Json] = {  # another value of every field of a body
     "openai.chat": OPENAI | {

@@ -74,7 +74,8 @@ def answer_grammar(
         start = "start: agent_text agent_calls?"
     else:
         start = "start: agent_text | agent_calls"
-    whitespace = getattr(text, "max_whitespace", 1)
+    whitespace = getattr(text, "max_whitespace", None)
+    whitespace = 0 if whitespace is None and not format.is_spaced else whitespace
     labels = {f"agent_arguments_{n}": f"tool {tool.name!r}: parameters" for n, tool in enumerate(callable_tools)}
     labels |= {"agent_text": WHERE} if isinstance(text, JSONSchema) else {}
     head = [line for line in answer if line.startswith("%llguidance")] or [PLAIN.strip()]

@@ -92,12 +92,18 @@ class AnswerFormat:
 
 class AnswerParser:
     """A parser of one answer. `in_thought`: the prompt ends within a thought that the template began. `stops`: stop
-    strings, which end the answer and are no part of it."""
+    strings, which end the answer and are no part of it. `before`: the prompt."""
 
     def __init__(
-        self, tokenizer: Tokenizer, format: AnswerFormat, in_thought: bool = False, stops: tuple[str, ...] = ()
+        self,
+        tokenizer: Tokenizer,
+        format: AnswerFormat,
+        in_thought: bool = False,
+        stops: tuple[str, ...] = (),
+        before: Sequence[int] = (),
     ):
         self._tokenizer, self._format, self._stops = tokenizer, format, stops
+        self._before = tokenizer.context(before)
         self._ids: list[int] = []
         self._texts: list[tuple[Channel, int, list[str]]] = []
         self._calls = 0
@@ -161,7 +167,8 @@ class AnswerParser:
         return pieces
 
     def _begin(self, channel: Channel) -> None:
-        self._detokenizer = Detokenizer(self._tokenizer, () if channel == "thought" else self._stops)
+        stops = () if channel == "thought" else self._stops
+        self._detokenizer = Detokenizer(self._tokenizer, stops, (*self._before, *self._ids))
         may_call = self._format.is_bare and channel == "text" and not self._calls
         self._lead: str | None = "" if may_call else None  # spaces before what may be a call without a token
         self._open(channel)
@@ -184,10 +191,14 @@ class AnswerParser:
 
 
 def parse_answer(
-    ids: Iterable[int], tokenizer: Tokenizer, format: AnswerFormat, in_thought: bool = False
+    ids: Iterable[int],
+    tokenizer: Tokenizer,
+    format: AnswerFormat,
+    in_thought: bool = False,
+    before: Sequence[int] = (),
 ) -> AssistantTurn:
-    """Return the turn that the tokens of an answer say."""
-    parser = AnswerParser(tokenizer, format, in_thought)
+    """Return the turn that the tokens of an answer say, behind the prompt `before`."""
+    parser = AnswerParser(tokenizer, format, in_thought, before=before)
     for id in ids:
         parser.push(id)
     parser.finish()

@@ -29,6 +29,7 @@ from workbench.sampling.json_schema import (
     locate_fault,
     subschemas,
 )
+from workbench.sampling.json_text import DigitMasks
 from workbench.sampling.shortest_match import shortest_match
 from workbench.sampling.spelling import BYTES, Speller
 
@@ -89,6 +90,7 @@ class GrammarVocabulary:
         name_of = {id: lark_name(name).encode() for name, id in named.items()}
         names = [name_of[id] for id in controls]
         over_tokens = [name_of.get(id, each) for id, each in enumerate(self.token_bytes)]
+        self.digits = DigitMasks(self.token_bytes, controls)
         self.symbol_of = {id: BYTES + place for place, id in enumerate(controls)}
         self.end_symbol = BYTES + len(controls)
         self.over_tokens = LLTokenizer(TokenizerWrapper(CompilerVocabulary(over_tokens, controls, tokenizer.encode)))
@@ -210,9 +212,9 @@ def lark_of(wanted: ResponseFormat) -> str:
     return PLAIN + "start: %json " + _with_options(schema, wanted.max_whitespace)
 
 
-def _with_options(schema: dict[str, Any], max_whitespace: int, spaced: bool = False) -> str:
+def _with_options(schema: dict[str, Any], max_whitespace: int | None, spaced: bool = False) -> str:
     options: dict[str, object] = {"whitespace_flexible": False}
-    if spaced:
+    if spaced or max_whitespace is None:
         options |= {"item_separator": ", ", "key_separator": ": "}
     elif max_whitespace:
         options = {"whitespace_pattern": rf"[\x20\x0A]{{1,{max_whitespace}}}"}

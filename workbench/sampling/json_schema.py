@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from workbench.errors import WorkbenchError
+from workbench.sampling.json_dates import carry_out_dates
 from workbench.sampling.json_numbers import carry_out_bounds, number_faults, with_integers
 
 CARRIED_OUT = frozenset(
@@ -131,6 +132,15 @@ def _at(schema: Any, path: Path) -> Any:
 def _check_reference(schema: Any, reference: object, where: str, places: Collection[Path]) -> None:
     if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
         raise WorkbenchError(f"{where}: $ref {reference!r}: only references within this schema, as '#/$defs/name'")
+    _, path, missing = follow(schema, reference)
+    if missing:
+        raise WorkbenchError(f"{where}: $ref {reference!r}: there is no {missing!r}")
+    if path not in places:  # its keywords and numbers were not looked at
+        raise WorkbenchError(f"{where}: $ref {reference!r}: there is no schema, but a value; put one under $defs")
+
+
+def follow(schema: Any, reference: str) -> tuple[Any, Path, str]:
+    """Return what a reference within a schema names, its path, and the step that there is none of, if so."""
     found, path = schema, ()
     for name in reference.split("/")[1:]:
         name = unquote(name).replace("~1", "/").replace("~0", "~")
@@ -139,9 +149,8 @@ def _check_reference(schema: Any, reference: object, where: str, places: Collect
         elif isinstance(found, list) and name.isdigit() and int(name) < len(found):
             found, path = found[int(name)], (*path, int(name))
         else:
-            raise WorkbenchError(f"{where}: $ref {reference!r}: there is no {name!r}")
-    if path not in places:  # its keywords and numbers were not looked at
-        raise WorkbenchError(f"{where}: $ref {reference!r}: there is no schema, but a value; put one under $defs")
+            return None, path, name
+    return found, path, ""
 
 
 def carried_out(schema: dict[str, Any]) -> dict[str, Any]:
@@ -157,6 +166,7 @@ def carried_out(schema: dict[str, Any]) -> dict[str, Any]:
                 del each[key]
             if each.get("format") not in FORMATS:
                 each.pop("format", None)
+            carry_out_dates(each)
     return schema
 
 

@@ -93,12 +93,14 @@ class AnswerPieces:
             for _ in range(self._n):
                 parser = None
                 if each.format is not None and tokenizer is not None:
-                    parser = AnswerParser(tokenizer, each.format, each.in_thought, sampling.stop)
+                    before = each.request.prompt_ids
+                    parser = AnswerParser(tokenizer, each.format, each.in_thought, sampling.stop, before)
                 self._choices.append(_Choice(len(self._choices), parser, own))
         self._shows_thought = call.sampling.thinking is None or call.sampling.thinking.shown
         self._waiting: list[list[Piece]] = [[] for _ in self._choices]
         self._begun = 0  # choices that may be shown: this one and those before it
         self._completion_tokens = self._thinking_tokens = self._drafted = self._accepted = 0
+        self._accepting: dict[tuple[str, int], int] = {}  # accepted draft tokens that come next: a stop may cut them
         self.failure: Failed | None = None
 
     @property
@@ -135,7 +137,8 @@ class AnswerPieces:
                 use.logprobs += (TokenLogprob(*each) for each in event.logprobs)
                 use.pinned += event.pinned
             elif isinstance(event, Verified):
-                self._drafted, self._accepted = self._drafted + event.drafted, self._accepted + event.accepted
+                self._drafted += event.drafted
+                self._accepting[event.request_id, event.sample] = event.accepted
             elif isinstance(event, Decoded | Finished):
                 found += self._of_sample(place, event)
         return found
@@ -156,6 +159,9 @@ class AnswerPieces:
         if isinstance(event, Finished):
             self._completion_tokens += len(event.token_ids)
             self._thinking_tokens += event.thinking_tokens
+        elif coming := self._accepting.get((event.request_id, event.sample), 0):
+            self._accepting[event.request_id, event.sample] = coming - 1
+            self._accepted += 1
         if event.sample >= self._n:  # of best_of: counted, not shown
             return []
         choice = self._choices[place * self._n + event.sample]

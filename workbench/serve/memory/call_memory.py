@@ -109,7 +109,8 @@ class CallRecorder:
         ids = list(ended.token_ids)
         ends = prepared.request.sampling.stop_token_ids
         spoken = ids[:-1] if ids[-1] in ends else ids
-        made = parse_answer(spoken, self._model.tokenizer, prepared.format, prepared.in_thought)
+        before = prepared.request.prompt_ids
+        made = parse_answer(spoken, self._model.tokenizer, prepared.format, prepared.in_thought, before)
         if len(made.tool_calls) != len(calls):
             return
         made = made.model_copy(update={"generated_ids": tuple(ids)})

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from workbench.prompt.conversation import Conversation
 from workbench.response_format import JSONSchema, ResponseFormat, Thinking
+from workbench.sampling.json_closed import answer_of
 from workbench.serve.answers.pieces import Ended, Piece, PromptRead, Text, Thought, ToolArguments, ToolCallBegun, Used
 from workbench.serve.bodies.fields import IgnoredFields, Int, Refused, TokenCount
 from workbench.serve.call import Call, Caller
@@ -142,7 +143,8 @@ class OpenAIChat:
             stream=bool(body.stream), prompt_logprobs=body.prompt_logprobs, breakpoints=breakpoints,
             priority=body.priority or 0, deadline=body.deadline, ignored=ignored,
             options={"include_usage": body.includes_usage, "continuous_usage": body.repeats_usage,
-                     "token_ids": bool(body.return_token_ids)},
+                     "token_ids": bool(body.return_token_ids),
+                     "tokens_as_ids": bool(body.return_tokens_as_token_ids)},
         )  # fmt: skip
 
     def writer(self, call: Call, model: ServedModel) -> ChatWriter:
@@ -196,9 +198,9 @@ def _response_format(given: dict[str, Any] | None, ignored: IgnoredFields) -> Re
     if not isinstance(described, dict) or not isinstance(described.get("schema", {}), dict):
         raise ApiError("invalid_request_error", "response_format.json_schema: must be an object with name and schema",
                        "response_format.json_schema")  # fmt: skip
-    # The name and the description are for the model's makers, and every schema is kept to strictly.
+    # The name and the description are for the model's makers. Every schema is kept to; a strict one is closed too.
     ignored.check(described, ("name", "description", "schema", "strict"), "response_format.json_schema")
-    return JSONSchema(json_schema=described.get("schema", {}))
+    return answer_of(described.get("schema", {}), described.get("strict") is True)
 
 
 def _thinking(effort: str, model: ServedModel) -> Thinking | None:
@@ -261,10 +263,10 @@ class _WholeChoice:
             message["reasoning_content"] = "".join(self.thoughts)
         if self.calls:
             message["tool_calls"] = self.calls
-        wants_logprobs = call.sampling.logprobs is not None
+        wants_logprobs, as_ids = call.sampling.logprobs is not None, bool(call.options.get("tokens_as_ids"))
         found = {
             "index": self.number, "message": message, "finish_reason": FINISH_REASONS[self.ended.reason],
-            "logprobs": chat_logprobs(model, self.logprobs) if wants_logprobs else None,
+            "logprobs": chat_logprobs(model, self.logprobs, as_ids) if wants_logprobs else None,
             "stop_reason": self.ended.stop,
         }  # fmt: skip
         return found | ({"token_ids": self.ended.token_ids} if call.options.get("token_ids") else {})
@@ -330,7 +332,8 @@ class ChatWriter:
             delta = {"role": "assistant", **delta}
         choice: dict[str, Any] = {"index": piece.choice, "delta": delta, "logprobs": None, "finish_reason": reason}
         if self._has_logprobs and isinstance(piece, Text) and piece.logprobs:
-            choice["logprobs"] = chat_logprobs(self._model, piece.logprobs)
+            as_ids = bool(self._call.options.get("tokens_as_ids"))
+            choice["logprobs"] = chat_logprobs(self._model, piece.logprobs, as_ids)
         if reason is not None:
             choice["stop_reason"] = stop
         if self._shows_ids and isinstance(piece, Text | Thought):

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import orjson
 from pydantic import Field
 
+from workbench.prompt.tokenization.token_names import token_text
 from workbench.request import MAX_LOGPROBS, MAX_STOP_STRINGS, SamplingParameters
 from workbench.response_format import Choices, JSONSchema, Lark, Regex, ResponseFormat
 from workbench.serve.answers.pieces import EndReason, TokenLogprob, Used
@@ -115,6 +116,7 @@ class SamplingBody(Body):
     stop_token_ids: list[Int] | None = None
     prompt_logprobs: Annotated[Int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
     priority: Priority | None = None
     deadline: Annotated[float, Field(gt=0, lt=1e9)] | None = None  # seconds, for policies that know deadlines
     structured_outputs: StructuredOutputs | None = None
@@ -230,19 +232,12 @@ def usage_json(used: Used) -> dict[str, Any]:
     }
 
 
-def token_text(model: ServedModel, token_id: int) -> str:
-    """Return a token as log-probabilities name it: its text, or its id where the model has no tokenizer."""
-    if model.tokenizer is None:
-        return f"token_id:{token_id}"
-    return model.tokenizer.token_bytes(token_id).decode("utf-8", "replace")
-
-
-def chat_logprobs(model: ServedModel, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+def chat_logprobs(model: ServedModel, tokens: Sequence[TokenLogprob], as_ids: bool = False) -> dict[str, Any]:
     """Return log-probabilities in the shape of chats."""
 
     def one(token_id: int, logprob: float | None) -> dict[str, Any]:
         raw = model.tokenizer.token_bytes(token_id) if model.tokenizer is not None else b""
-        return {"token": token_text(model, token_id), "logprob": finite(logprob), "bytes": list(raw)}
+        return {"token": token_text(model.tokenizer, token_id, as_ids), "logprob": finite(logprob), "bytes": list(raw)}
 
     return {
         "content": [
@@ -268,7 +263,7 @@ def prompt_logprobs_json(model: ServedModel, tokens: Sequence[TokenLogprob]) -> 
         alternatives = {**ranked, each.token_id: each.logprob}
         found.append({
             str(token_id): {"logprob": finite(value), "rank": ranks.get(token_id),
-                            "decoded_token": token_text(model, token_id)}
+                            "decoded_token": token_text(model.tokenizer, token_id)}
             for token_id, value in alternatives.items()
         })  # fmt: skip
     return found

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Discriminator, Field, Tag
 
+from workbench.prompt.tokenization.detokenize import TextPlaces
+from workbench.prompt.tokenization.token_names import token_name, top_by_name
 from workbench.request import MAX_LOGPROBS
 from workbench.serve.answers.pieces import Ended, Piece, PromptRead, Text, Thought, TokenLogprob, Used
 from workbench.serve.bodies.fields import IgnoredFields, Int, Refused
@@ -27,7 +29,6 @@ from workbench.serve.dialects.openai.common import (
     kind_of_prompt,
     new_id,
     prompt_logprobs_json,
-    token_text,
     usage_json,
 )
 from workbench.serve.document import COUNT, OBJECT, TEXT, list_schema, object_schema, one_of, optional
@@ -109,7 +110,8 @@ class OpenAICompletions:
             deadline=body.deadline,
             ignored=ignored,
             options={"include_usage": body.includes_usage, "continuous_usage": body.repeats_usage,
-                     "token_ids": bool(body.return_token_ids), "prompt_logprobs": body.prompt_logprobs is not None},
+                     "token_ids": bool(body.return_token_ids), "prompt_logprobs": body.prompt_logprobs is not None,
+                     "tokens_as_ids": bool(body.return_tokens_as_token_ids)},
         )  # fmt: skip
 
     def writer(self, call: Call, model: ServedModel) -> CompletionWriter:
@@ -173,11 +175,12 @@ class _CompletionChoice:
     def __init__(self, number: int, call: Call, model: ServedModel):
         self.number, self._call, self._model = number, call, model
         self._texts: list[str] = []
-        self._tokens: list[TokenLogprob] = []
-        self._prompt_tokens = 0  # of `_tokens`, those of the prompt
+        self._tokens: list[tuple[TokenLogprob, int]] = []  # each with the place of its first character
         self._ids: list[int] = []
         self._prompt: dict[str, Any] = {}
-        self._offset = 0  # characters of the text before this chunk
+        self._echoed: tuple[int, ...] = ()  # ids of a prompt that is to be shown as text
+        self._first = 0  # characters of the prompt that is shown
+        self._places: TextPlaces | None = None
         self._ended: Ended | None = None
 
     def begin(self, piece: PromptRead) -> None:
@@ -187,28 +190,51 @@ class _CompletionChoice:
             self._prompt["prompt_token_ids"] = piece.token_ids
         if call.options.get("prompt_logprobs"):
             self._prompt["prompt_logprobs"] = prompt_logprobs_json(self._model, piece.logprobs)
-        if call.echo:
-            self._texts.append(self._prompt_text(piece))
-            self._tokens += piece.logprobs
+        tokenizer, ids = self._model.tokenizer, piece.token_ids
+        if tokenizer is not None and call.sampling.logprobs is not None:
+            self._places = TextPlaces(tokenizer, ids)
+        if not call.echo:
+            return
+        given = call.prompts[self.number // call.sampling.n]
+        if isinstance(given, str):
+            self._texts.append(given)
+            self._first = len(given)
+        elif tokenizer is not None:
+            self._echoed = ids
+            self._first = len(tokenizer.decode(ids, special=True))
+        places = [0] * len(ids)
+        if piece.logprobs and tokenizer is not None:
+            of_prompt = TextPlaces(tokenizer, named=not isinstance(given, str))
+            places = [min(of_prompt.push(id), self._first) for id in ids]
+            if isinstance(given, str) and tokenizer.decode(ids) != given:  # written otherwise than its tokens
+                read, spans = tokenizer.encode_with_offsets(given)
+                own = [first for first, _ in spans] if read == list(ids[-len(read) :]) else places
+                places = [0] * (len(ids) - len(own)) + own
+        self._tokens += zip(piece.logprobs, places, strict=False)
 
-    def _prompt_text(self, piece: PromptRead) -> str:
-        given = self._call.prompts[self.number // self._call.sampling.n]
-        if isinstance(given, str) or self._model.tokenizer is None:
-            return given if isinstance(given, str) else ""
-        return self._model.tokenizer.decode(piece.token_ids, special=True)
+    def _echo(self) -> str:
+        """Return the text of a prompt of ids; an answer's first tokens may complete its last character."""
+        tokenizer, ids = self._model.tokenizer, self._echoed
+        if tokenizer is None or not ids:
+            return ""
+        self._echoed = ()
+        answer = self._ids if self._ended is None else self._ended.token_ids
+        shown = [id for id in answer if not tokenizer.is_special(id)]
+        return tokenizer.decode([*ids, *shown], special=True)[: self._first]
 
     def add(self, piece: Piece) -> None:
         if isinstance(piece, Text | Thought):
             self._texts.append(piece.text)
             self._ids += piece.token_ids
-            if isinstance(piece, Text):
-                self._tokens += piece.logprobs
+            for token in piece.logprobs if isinstance(piece, Text) else ():
+                place = 0 if self._places is None else self._places.push(token.token_id)
+                self._tokens.append((token, max(0, self._first + place)))
         elif isinstance(piece, Ended):
             self._ended = piece
 
     def take(self) -> dict[str, Any]:
         """Return what came since the last time."""
-        text = "".join(self._texts)
+        text = self._echo() + "".join(self._texts)
         ended = self._ended
         found: dict[str, Any] = {
             "index": self.number, "text": text, "logprobs": self._logprobs(),
@@ -217,33 +243,26 @@ class _CompletionChoice:
         }  # fmt: skip
         if self._call.options.get("token_ids"):
             found["token_ids"] = list(self._ids)
-        self._offset += len(text)
         self._texts, self._tokens, self._ids, self._prompt = [], [], [], {}
         return found
 
     def _logprobs(self) -> dict[str, Any] | None:
         if self._call.sampling.logprobs is None:
             return None
-        names = [token_text(self._model, each.token_id) for each in self._tokens]
-        offsets, place = [], self._offset
-        for name in names:
-            offsets.append(place)
-            place += len(name)
+        as_ids = bool(self._call.options.get("tokens_as_ids"))
         return {
-            "tokens": names,
-            "token_logprobs": [finite(each.logprob) for each in self._tokens],
-            "top_logprobs": [self._top(each) for each in self._tokens],
-            "text_offset": offsets,
+            "tokens": [token_name(self._model.tokenizer, each.token_id, as_ids) for each, _ in self._tokens],
+            "token_logprobs": [finite(each.logprob) for each, _ in self._tokens],
+            "top_logprobs": [self._top(each, as_ids) for each, _ in self._tokens],
+            "text_offset": [place for _, place in self._tokens],
         }
 
-    def _top(self, token: TokenLogprob) -> dict[str, float | None] | None:
-        """Return the likeliest tokens by text, with the token itself; null for the first of a prompt."""
+    def _top(self, token: TokenLogprob, as_ids: bool) -> dict[str, float | None] | None:
+        """Return the likeliest tokens by name, with the token itself; null for the first of a prompt."""
         if token.logprob is None:
             return None
-        found: dict[str, float | None] = {}
-        for token_id, logprob in [*token.top, (token.token_id, token.logprob)]:
-            found.setdefault(token_text(self._model, token_id), finite(logprob))
-        return found
+        found = top_by_name(self._model.tokenizer, token.token_id, token.logprob, token.top, as_ids)
+        return {name: finite(value) for name, value in found.items()}
 
 
 class CompletionWriter:

@@ -193,10 +193,9 @@ class TextFormat(Part):
     name: str | None = None
     schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
 
-    IGNORED: ClassVar[Mapping[str, str]] = {
-        "strict": "answers always keep the schema",
-        "description": "the model is not shown the schema",
-    }
+    strict: bool | None = None
+
+    IGNORED: ClassVar[Mapping[str, str]] = {"description": "the model is not shown the schema"}
 
 
 class TextConfig(Part):

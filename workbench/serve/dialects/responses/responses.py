@@ -14,6 +14,7 @@ from fastapi import APIRouter, Request, Response
 from workbench.prompt.turns import AssistantTurn
 from workbench.request import SamplingParameters
 from workbench.response_format import JSONSchema, Thinking
+from workbench.sampling.json_closed import answer_of
 from workbench.serve.answers.pieces import Piece, prompt_tokens
 from workbench.serve.bodies.fields import Body, IgnoredFields
 from workbench.serve.call import Call, Caller
@@ -197,7 +198,7 @@ def _sampling(body: ResponsesBody, model: ServedModel) -> SamplingParameters:
     elif format is not None and format.type == "json_schema":
         if format.schema_ is None:
             raise _invalid("text.format.schema", "is missing; give the JSON schema of the answer")
-        values["response_format"] = JSONSchema(json_schema=format.schema_)
+        values["response_format"] = answer_of(format.schema_, bool(format.strict))
     prewarms = body.prompt_cache_options is not None and body.prompt_cache_options.prewarm
     max_tokens = 1 if prewarms else body.max_output_tokens or model.answer_tokens
     return SamplingParameters(max_tokens=max_tokens, thinking=_thinking(body, model), **values)
