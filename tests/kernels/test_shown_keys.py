@@ -57,7 +57,7 @@ def uncompiled() -> Iterator[None]:
         yield
 
 
-@settings(max_examples=tries(60), deadline=None)
+@settings(max_examples=tries(60))
 @given(calls=CALLS)
 def test_answer_is_that_of_its_own_question(calls: list[tuple[int, tuple[int, int], int, bool]]) -> None:
     """Whatever was asked before; and every key that is shown is listed, with the page that holds it."""

@@ -24,7 +24,7 @@ from workbench.sampling.spelling import BYTES, Speller, Spelling
 VOCABULARY = GrammarVocabulary(byte_level())
 
 
-@settings(max_examples=tries(60), deadline=None)
+@settings(max_examples=tries(60))
 @given(number=st.integers(0, 5000), seed=st.integers(0, 999), count=st.integers(0, 60))
 def test_every_state_has_an_end_after_which_the_answer_is_valid(number: int, seed: int, count: int) -> None:
     """A grammar is walked by random symbols; from where that leads, the end that is found is one."""

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.simulate.scenes import TICK, fleet, machines, outcome, over_budget, scenes
+from tests.simulate.scenes import TICK, Scene, fleet, machines, outcome, over_budget, scenes
 from tests.thorough import tries
 from workbench.errors import WorkbenchError
 from workbench.kv_cache.pages import KVCacheGroup
@@ -28,7 +28,7 @@ from workbench.trace.events import Event, Routed
 
 @settings(max_examples=tries(200))
 @given(scenes())
-def test_many_steps_in_one_move_are_what_they_are_one_by_one(scene: dict[str, Any]) -> None:
+def test_many_steps_in_one_move_are_what_they_are_one_by_one(scene: Scene) -> None:
     assert outcome(fleet(scene).run()) == outcome(fleet(scene, single_step=True).run())
 
 
@@ -45,7 +45,7 @@ def test_who_comes_amid_a_move_begins_where_the_others_are_by_then() -> None:
 
 
 @given(scenes())
-def test_no_request_is_lost_and_none_is_in_two_places(scene: dict[str, Any]) -> None:
+def test_no_request_is_lost_and_none_is_in_two_places(scene: Scene) -> None:
     run, before = fleet(scene), 0
     while run.advance():
         assert run.now >= before
@@ -72,12 +72,12 @@ def test_no_request_is_lost_and_none_is_in_two_places(scene: dict[str, Any]) -> 
 
 
 @given(scenes())
-def test_the_same_again(scene: dict[str, Any]) -> None:
+def test_the_same_again(scene: Scene) -> None:
     assert outcome(fleet(scene).run()) == outcome(fleet(scene).run())
 
 
 @given(scenes(failing=False), st.integers(0, 400))
-def test_stopping_and_going_on_changes_nothing(scene: dict[str, Any], ticks: int) -> None:
+def test_stopping_and_going_on_changes_nothing(scene: Scene, ticks: int) -> None:
     halted = fleet(scene).run(until=ticks * TICK)
     assert halted.submitted == halted.finished + halted.failed + halted.in_flight
     assert outcome(halted.run()) == outcome(fleet(scene).run())
@@ -97,14 +97,14 @@ def test_more_instances_never_finish_fewer(machine: Any, count: int, fewer: int,
 
 
 @given(scenes())
-def test_with_more_instances_all_still_finish(scene: dict[str, Any]) -> None:
+def test_with_more_instances_all_still_finish(scene: Scene) -> None:
     few = fleet(scene).run()
     more = fleet(scene, pool=replace(scene["pool"], count=scene["pool"].count + 1), failures=()).run()
     assert more.finished >= few.finished
 
 
 @given(scenes(), st.booleans())
-def test_a_decision_that_breaks_a_law_ends_its_request_and_no_other(scene: dict[str, Any], split: bool) -> None:
+def test_a_decision_that_breaks_a_law_ends_its_request_and_no_other(scene: Scene, split: bool) -> None:
     """Their pages are free, which the laws above hold to; they are not tried again elsewhere."""
     pool = replace(scene["pool"], spec=replace(scene["pool"].spec, policy=over_budget))
     decode = replace(pool, spec=replace(pool.spec, receives_kv=True)) if split else None
@@ -160,7 +160,7 @@ def _machine() -> Any:
 
 
 @given(scenes())
-def test_every_placement_is_reported_with_its_reason(scene: dict[str, Any]) -> None:
+def test_every_placement_is_reported_with_its_reason(scene: Scene) -> None:
     """In a fleet of several instances each request has one `Routed` for each instance that it came to, and one more for
     each retry at most: a transfer may be lost on its way. One that the instance refused has one more."""
     heard: list[Event] = []

@@ -28,7 +28,6 @@ BY_NAME = set().union(*CLOCKS.values()) - {"time", "times", "now", "today", "rep
 # What may look at a clock or sleep, and why its outcome does not hang on it.
 ALLOWED = {
     "patience.py": "measures the machine, and looks for what cannot be waited for",
-    "engine/many_histories.py": "a command that prints how long it took",
     "benchmarks/fake_peer.py": "invents times, and stands for a peer that never ends",
     "measure/runs.py": "kills at any moment: every one will do",
     "sweep/quick_worker.py": "stands for a worker that never ends",
