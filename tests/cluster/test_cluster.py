@@ -19,7 +19,7 @@ from workbench.cluster.front import FleetLimits
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.prompt.conversation import Conversation
-from workbench.request import Request
+from workbench.request import Request, SamplingParameters
 from workbench.serve.server import serve
 from workbench.trace.events import Decoded, Finished, Moved
 
@@ -92,7 +92,8 @@ def test_a_share_of_the_requests_goes_to_another_config(cluster: Cluster) -> Non
     """The tenants keep to their variant: test_variants.py."""
     changed = CONFIG.model_copy(update={"schedule": CONFIG.schedule.model_copy(update={"max_num_seqs": 3})})
     cluster.deploy(changed, share=0.5, name="three at once")
-    requests = [Request(f"r{number}", (5, 6, 7), tenant=f"tenant {number}") for number in range(24)]
+    few = SamplingParameters(max_tokens=4)
+    requests = [Request(f"r{number}", (5, 6, 7), few, tenant=f"tenant {number}") for number in range(24)]
     ends = of(Finished, cluster.stream(requests))
     (second,) = (number for number, view in cluster.front.replicas.items() if view.variant)
     counts = {name: sum(account.ended.values()) for name, account in cluster.accounts.items()}

@@ -183,6 +183,7 @@ def test_what_no_runner_carries_out_is_refused(words: str, spec: ModelSpec, sett
         runner_of(model, **{name: value for name, value in settings.items() if name != "dtype"})
 
 
+NO_TEXTS: tuple[Any, ...] = [], [VOCAB], [-1], [0] * (CONTEXT + 1), [0.5]
 MADE: list[tuple[str, Callable[[], object]]] = [
     ("layer 0 reads the keys and values of layer 0, which is not before it", lambda: spec_of(layer(kv_shared_with=0))),
     ("layer 1 reads the keys and values of layer 2, which is not before it",
@@ -209,9 +210,10 @@ MADE: list[tuple[str, Callable[[], object]]] = [
     ("at most 512", lambda: record_forward_pass(model_of(LONG), [1] * 600)),
     ("no stage 'router'", lambda: record_forward_pass(TINY, (1,)).values("router", 0)),
     ("response_format", lambda: workbench.trace_grammar(byte_level(), {"kind": "prose"}, [1])),
-    *((words, lambda other=other, vocab=vocab: check_same_vocabulary("x", other and Tokenizer.from_folder(
-        DEMO_FOLDER / other), spec_of().model_copy(update={"vocab_size": vocab}), Tokenizer.from_folder(
-            DEMO_FOLDER / "target"), spec_of())) for words, other, vocab in (
+    *((words, lambda other=other, vocab=vocab: check_same_vocabulary(
+        "x", Tokenizer.from_folder(DEMO_FOLDER / other) if other else None,
+        spec_of().model_copy(update={"vocab_size": vocab}), Tokenizer.from_folder(DEMO_FOLDER / "target"), spec_of(),
+    )) for words, other, vocab in (
         ("a draft must have the target's tokenizer; token .* is .* there", "bytes", VOCAB),
         ("it has none at all", None, VOCAB), ("vocabulary has 128256 tokens", None, 128256),
     )),
@@ -221,7 +223,7 @@ MADE: list[tuple[str, Callable[[], object]]] = [
     ("in 3 beams, need 15 pages of 4 tokens, the cache has 12",
      lambda: beam_search(runner_of(TINY, pages=12), (1,) * 13, 3, 16)),
     ("no tokenizer", lambda: beam_search(runner_of(TINY), "text", 2, 4)),
-    *((".*", lambda ids=ids: TINY.logits(ids)) for ids in ([], [31], [-1], [0] * 49, [0.5])),
+    *((".*", lambda ids=ids: TINY.logits(ids)) for ids in NO_TEXTS),
     *((words, lambda given=given: SamplingParameters.model_validate(given)) for words, given in (
         ("beams 2 is less than n", {"beams": 2, "n": 3}), ("give one", {"beams": 2, "best_of": 2}),
         ("leave out temperature", {"beams": 2, "temperature": 0.7}), ("leave out top_k", {"beams": 2, "top_k": 3}),
