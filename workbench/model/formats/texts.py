@@ -38,7 +38,8 @@ def open_chat_template(path: str | Path) -> ChatTemplate | None:
 
 def save_texts(source: str | Path, target: Path) -> None:
     """Write the tokenizer and the chat template of the model at `source` into the folder `target`, where it has none,
-    as tokenizer.json, chat_template.jinja, additional_chat_templates and the names of the template's tokens in tokenizer_config.json."""
+    as tokenizer.json, chat_template.jinja, additional_chat_templates/ and the names of the template's tokens in
+    tokenizer_config.json."""
     tokenizer, template = open_tokenizer(source), open_chat_template(source)
     texts: dict[str, str] = {}
     if tokenizer is not None and read_tokenizer(target) is None:
