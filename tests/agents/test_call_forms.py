@@ -75,7 +75,7 @@ def tokenizer() -> Tokenizer:
 
 
 class Model:
-    """What prompts and forms of calls need of a model."""
+    """A tokenizer and a chat template, as prompts and forms of calls need them."""
 
     def __init__(self, template: str):
         self.tokenizer, self.chat_template = tokenizer(), ChatTemplate(template, {"bos_token": "", "eos_token": "</s>"})
