@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from dataclasses import replace
 from typing import Any
 
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -14,6 +14,7 @@ from tests.cluster.fleet import COUNTING, MENU, Sink, SteppedReplica, uninterrup
 from tests.helpers.events import of
 from tests.thorough import tries
 from workbench.cluster.front import FleetLimits, Front
+from workbench.cluster.prefixes import PrefixGuess
 from workbench.cluster.submissions import Submission
 from workbench.engine.resume import why_not_resumable
 from workbench.request import Request
@@ -330,6 +331,15 @@ def test_prefix_aware_routing_follows_what_a_replica_computed() -> None:
         assert {name[0] for name in front.replicas[2].requests} == {"b"}
     finish(front, replicas)
     assert front.replicas[1].cached_tokens(asked.prompt_ids, "another salt") == 0
+
+
+@given(pages=st.integers(0, 6), rest=st.integers(0, 1), capacity=st.integers(0, 5))
+def test_first_pages_of_the_last_text_are_thought_to_be_cached(pages: int, rest: int, capacity: int) -> None:
+    """They are what a later prompt begins with; of a longer text a replica keeps no more than it has room for."""
+    guess, ids = PrefixGuess(2, capacity), range(2 * pages + rest)
+    for text in ([9] * 8, ids):
+        guess.enter(text, "")
+    assert guess.num_tokens([*ids, 0], "") == 2 * min(pages, capacity)
 
 
 def test_the_front_ends_everything_and_cancels_what_replicas_have() -> None:

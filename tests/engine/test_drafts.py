@@ -9,7 +9,7 @@ from tests.engine.guesses import Guesses, drafts, plain, tokens
 from tests.engine.tiny import model_of, request, runner_of, spec_of
 from tests.helpers.events import of
 from workbench.engine.runner import generate
-from workbench.request import Request, Sequence
+from workbench.request import FinishReason, Request, Sequence
 from workbench.speculative.proposers import PromptLookupProposer
 from workbench.trace.events import Verified
 
@@ -43,6 +43,13 @@ def test_adaptive_lengths_grow_by_two_and_shrink_by_one() -> None:
         seen.append(drafted)
         ours.record_acceptance("a", drafted, drafted if accepted == "all" else 0)
     assert seen == [5, 4, 3, 2, 1, 1, 3, 5]
+    assert len(ours.propose([own])["a"]) <= ours._count(own) == 4
+    own.finish_reason = FinishReason.STOP
+    again = Sequence.from_request(request("a", 4, 40), 1)
+    again.token_ids.append(0)
+    again.num_computed_tokens = 4
+    ours.propose([])
+    assert ours._count(again) == 5, "another request of that id starts anew"
 
 
 def test_no_more_is_drafted_than_the_request_can_use() -> None:

@@ -71,12 +71,13 @@ def test_while_it_works_no_other_thread_steps(runner: Runner, owner: RunnerThrea
 
 def test_cached_tokens_are_known_while_it_works_and_after(runner: Runner, owner: RunnerThread) -> None:
     ids = tuple(range(5, 5 + 3 * runner.config.cache.page_size))
-    assert owner.submit(Request("first", ids, SamplingParameters(max_tokens=2))).wait()
-    alone = runner.cached_tokens(ids)
-    assert alone > 0
+    first = Request("first", ids, SamplingParameters(max_tokens=2), cache_salt="alice")
+    assert owner.submit(first).wait()
+    alone = runner.cached_tokens(ids, "alice")
+    assert alone > runner.cached_tokens(ids) == runner.cached_tokens(ids, "bob") == 0
     asked = owner.submit("class A:", max_tokens=900)
     until(lambda: asked.events)
-    assert runner.cached_tokens(ids) == alone
+    assert runner.cached_tokens(ids, "alice") == alone and runner.cached_tokens(ids) == 0
     asked.stop()
     assert asked.wait()
 

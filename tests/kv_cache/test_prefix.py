@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.thorough import tries
 from workbench.kv_cache.pages import NULL_PAGE, KVCacheGroup, PagePool, PageTransfers
 from workbench.kv_cache.prefix import RadixCache
+from workbench.kv_cache.radix_tree import RadixNode
 
 SIZE, PAGES, TTL = 2, 14, 10.0
 LAYOUTS = [
@@ -175,13 +176,14 @@ class Index(RuleBasedStateMachine):
             key = holder.salt, tuple(holder.ids[:end])
             until, life = self.pinned.get(key, (0.0, 0.0)) if self.is_pinned(key) else (0.0, 0.0)
             self.pinned[key] = max(until, self.now + seconds), max(life, seconds)
+            assert (node := self.node(key)) is not None and node.pinned_until == self.pinned[key][0]
         assert self.index.pins.num_pinned == sum(map(self.is_pinned, self.pinned)) <= PAGES // 2
 
-    def is_in_tree(self, key: Prefix) -> bool:
+    def node(self, key: Prefix) -> RadixNode | None:
         node, ids = self.index.tree.roots.get(key[0]), key[1]
         for end in range(SIZE, len(ids) + 1, SIZE):
             node = None if node is None else node.children.get(ids[end - SIZE : end])
-        return node is not None
+        return node
 
     def eviction_order(self, table: int) -> list[int]:
         """Idle pages by use, and behind them the pinned ones by the end of their pins."""
@@ -222,7 +224,7 @@ class Index(RuleBasedStateMachine):
             for key in [key for key, (page, _) in known.items() if not self.pools[t].is_cached(page)]:
                 del known[key]
             self.idle[t] = [page for page in self.idle[t] if page in self.pools[t].evictable]
-        self.pinned = {key: pin for key, pin in self.pinned.items() if self.is_in_tree(key)}
+        self.pinned = {key: pin for key, pin in self.pinned.items() if self.node(key)}
 
     @precondition(lambda self: self.holders)
     @rule(data=st.data(), broken=st.sampled_from([False, False, True]))
@@ -313,6 +315,23 @@ def cached_text(index: RadixCache, pool: PagePool, key: int, ids: list[int], sal
     return pages
 
 
+@given(known=st.integers(0, 3), own=st.integers(1, 3), evicted=st.integers(0, 6))
+def test_what_a_failed_request_entered_is_offered_no_more(known: int, own: int, evicted: int) -> None:
+    """After it was preempted, wherever its pages are by then; what it began on stays."""
+    pool, cpu, ids = PagePool(6, SIZE), PagePool(6, SIZE), list(range(SIZE * (known + own)))
+    index = RadixCache([pool], [KVCacheGroup()], None, lambda: 0.0, (cpu,))
+    cached_text(index, pool, 0, ids[: SIZE * known])
+    index.acquire(1, match := index.match_prefix(ids))
+    pages = [*match.pages[0], *pool.allocate(own)]
+    index.insert(1, ids, "", len(ids), (pages,))
+    index.release(1)
+    pool.release(reversed(pages))
+    index.evict(0, min(evicted, known + own), PageTransfers())
+    index.finish(1, failed=True)
+    assert index.match_prefix([*ids, 0]).num_tokens == SIZE * known
+    assert index.num_pages + cpu.num_used == known
+
+
 def test_a_hit_renews_a_pin_and_time_ends_it() -> None:
     now, pool = 0.0, PagePool(6, SIZE)
     index = RadixCache([pool], [KVCacheGroup()], None, lambda: now)
@@ -333,6 +352,17 @@ def test_a_hit_renews_a_pin_and_time_ends_it() -> None:
     now = 19.0
     index.evict(0, 1)
     assert pool.is_cached(newer[0]) and not pool.is_cached(kept[0])
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.sampled_from([2.0, 5.0, 20.0])), min_size=1, max_size=5))
+def test_a_page_is_pinned_until_the_last_of_its_pins_ends(pins: list[tuple[int, float]]) -> None:
+    now, pool, ids = 0.0, PagePool(6, SIZE), list(range(3 * SIZE))
+    index = RadixCache([pool], [KVCacheGroup()], None, lambda: now, pinned_share=1.0)
+    cached_text(index, pool, 0, ids)
+    for pages, seconds in pins:
+        assert index.pin(ids[: SIZE * pages], "", seconds) == SIZE * pages
+    for now in (1.0, 2.0, 5.0, 20.0):
+        assert index.pins.num_pinned == max((pages for pages, seconds in pins if now < seconds), default=0)
 
 
 def test_a_pin_is_no_reference_and_has_a_bound() -> None:

@@ -9,7 +9,7 @@ import re
 
 import jsonschema
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from experiments.random_schemas import draw_schema
@@ -74,6 +74,18 @@ def test_the_way_from_the_start_is_the_shortest_answer(schema: dict, wanted: str
 
 def test_free_text_that_needs_a_word_finds_it() -> None:
     assert bytes(VOCABULARY.compile(Regex(regex=".*END[0-9]{3}")).shortest) == b"END000"
+
+
+LITERALS = {"a": "a", "/": "/", r"\/": "/", r"\\": "\\", "\n": "\n", r"\n": "\n"}  # in a regex, and what they match
+
+
+@settings(max_examples=tries(180), deadline=None)
+@given(st.lists(st.sampled_from(list(LITERALS)), min_size=1, max_size=12))
+@example([r"\\", "/"])
+def test_regex_matches_its_own_slashes_and_backslashes(pieces: list[str]) -> None:
+    assert bytes(VOCABULARY.compile(Regex(regex="".join(pieces))).shortest).decode() == "".join(
+        LITERALS[piece] for piece in pieces
+    )
 
 
 @settings(max_examples=tries(60))

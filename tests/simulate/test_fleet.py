@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from tests.simulate.scenes import TICK, Scene, fleet, machines, outcome, over_budget, scenes
 from tests.thorough import tries
 from workbench.errors import WorkbenchError
-from workbench.kv_cache.pages import KVCacheGroup
+from workbench.kv_cache.pages import KVCacheGroup, PageTransfers
 from workbench.scheduler.plan import SchedulerLimits
 from workbench.scheduler.policies import Fair
 from workbench.simulate.arrival import Arrival
 from workbench.simulate.events import FleetEventAdapter
 from workbench.simulate.fleet import Fleet, InstanceFailure, InstancePool
-from workbench.simulate.instance import InstanceSpec
+from workbench.simulate.instance import Instance, InstanceSpec
+from workbench.simulate.job import SimulatedRequest
 from workbench.simulate.routers import LeastLoaded
 from workbench.simulate.source import OpenLoopSource
 from workbench.simulate.step_times import AttentionReach, LinearCost, StepTimeModel
@@ -42,6 +43,27 @@ def test_who_comes_amid_a_move_begins_where_the_others_are_by_then() -> None:
         run = Fleet(OpenLoopSource(arrivals), InstancePool(machine, 1), single_step=one_by_one).run()
         begun = sorted(run.jobs, key=lambda job: job.first_scheduled or 0)
         assert [job.number for job in begun] == [0, 2, 3, 1, 4], one_by_one
+
+
+def test_only_pages_that_were_handed_over_are_here_already() -> None:
+    """Those of a later preemption take their time on both ways."""
+    times = StepTimeModel("a tick a step", (AttentionReach(None, 0),), (LinearCost(1, 0, 0, 0, 0, (0, 0), (0, 0)),))
+    limits, moved = SchedulerLimits(2, 12), list[PageTransfers]()
+    machine = InstanceSpec(
+        times, (KVCacheGroup((0,)),), (10,), (8,), 2, 60, limits, receives_kv=True, swap_ticks_per_byte=0.25
+    )
+    instance = Instance(machine, 0, on_steps=lambda instance, move: moved.append(move.plan.transfers))
+    for number in range(2):
+        job = SimulatedRequest(
+            number, str(number), Arrival(0.0, 5, 9), 0, 9, (number,) * 5, generated_tokens=1, tokens_on_instance=9
+        )
+        assert not instance.submit(job, 0, handed_over=True)
+    while instance.num_requests:
+        instance.start(instance.now)
+        instance.finish()
+    pages = sum(len(each.swap_outs) + len(each.swap_ins) for each in moved[1:])
+    assert moved[0].swap_ins and any(each.swap_ins for each in moved[1:])
+    assert instance.now == instance.counters.steps + 2 * pages
 
 
 @given(scenes())

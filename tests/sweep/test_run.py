@@ -23,7 +23,7 @@ from workbench.reports.reproduce import reproduce
 from workbench.runs.folder import RunFolder
 from workbench.runs.record import Record
 from workbench.sweep import executor as places
-from workbench.sweep import local, run
+from workbench.sweep import local, run, worker
 from workbench.sweep.folder import SweepFolder, experiment_with_axes
 from workbench.sweep.local import LocalSweepExecutor
 from workbench.sweep.point import OUTCOME, POINT, PointResult, SweepPoint
@@ -154,6 +154,22 @@ def test_a_point_is_a_run_like_any_other(tmp_path: Path) -> None:
     assert record.summary["tokens"]["output"] == 6
     assert run_point(point.folder) == outcome == PointResult.read(point.folder)  # nothing twice
     cli("reproduce", outcome.folder, "--out", tmp_path)
+
+
+def test_second_worker_of_a_point_waits_for_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep, waits = planned(tmp_path, "workload.output_tokens=3"), list[bool]()
+    sweep.write()
+    (point,) = sweep.points
+    asks = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'r+'), fcntl.LOCK_SH | fcntl.LOCK_NB)"
+
+    def ask() -> None:  # even a shared lock is refused beside an exclusive one
+        asked = subprocess.run([sys.executable, "-c", asks, point.folder / worker.LOCK], capture_output=True)
+        waits.append(b"BlockingIOError" in asked.stderr)
+
+    monkeypatch.setattr(worker, "_run_experiment", lambda point: ask() or (None, "no run"))
+    assert run_point(point.folder).error == "no run"
+    ask()
+    assert waits == [True, False]
 
 
 @pytest.mark.parametrize("within", [".", "points", "points/{point}", "points/{point}/{run}/new"])

@@ -22,6 +22,7 @@ from workbench.experiment.build import runner_for
 from workbench.experiment.experiment import Experiment
 from workbench.trace.events import Decoded
 from workbench.widgets import Playground
+from workbench.widgets.playground.history import PlayHistory, draw_history
 from workbench.widgets.playground.settings import non_default
 
 PROMPT = "def f(x):\n"
@@ -125,6 +126,15 @@ def test_what_cannot_be_carried_out_is_said_in_the_widget(play: Playground) -> N
     assert ran(play) and 'role="alert"' in play._alert.value
     assert "groups of 64 tokens do not divide pages of 32" in play._alert.value
     assert "cache.quant_group" in "".join(each.value for each in play.settings.panels["cache"]._alerts.values())
+
+
+def test_history_escapes_what_was_typed() -> None:
+    typed, history = '<img src=x onerror="alert(1)">', PlayHistory()
+    sides = ({"sampling": {"stop": [typed]}}, {"sampling": {"stop": []}})
+    for settings in (sides[:1], sides):
+        history.add(prompt=typed, seed=0, settings=settings, figures=({},) * len(settings), remark=typed)
+    page = draw_history(history.entries, sides[1])
+    assert page.count("&lt;img") == 6 and "<img" not in page
 
 
 def ids_of(printed_by: str) -> str:
