@@ -45,6 +45,10 @@ PROPERTIES = {
     "s": {"type": "string"}, "n": {"type": "integer"}, "b": {"type": "boolean"}, "l": {"type": "array"},
     "o": {"type": ["object", "null"]}, "e": {"enum": ["a b", "</c>"]},
 }  # fmt: skip
+BRANCHED = declare({"name": "h", "parameters": {
+    "$ref": "#/$defs/d", "$defs": {"d": {"properties": {"n": {"type": "integer"}}, "required": ["n"]}},
+    "anyOf": [{"properties": {k: {"const": k}}, "required": [k], "additionalProperties": False} for k in "ab"],
+}})  # fmt: skip
 TOOLS = tuple(
     declare({"name": name, "parameters": {"type": "object", "properties": PROPERTIES}}) for name in ("f", "g-2.x")
 )
@@ -71,7 +75,7 @@ def tokenizer() -> Tokenizer:
 
 
 class Model:
-    """What prompts and forms of calls need of a model."""
+    """A tokenizer and a chat template, as prompts and forms of calls need them."""
 
     def __init__(self, template: str):
         self.tokenizer, self.chat_template = tokenizer(), ChatTemplate(template, {"bos_token": "", "eos_token": "</s>"})
@@ -182,6 +186,17 @@ def test_calls_of_other_forms(text: str) -> None:
         assert [(call.name, *call.arguments) for call in calls] == CUT
     else:
         assert [(call.name, call.arguments) for call in calls] == OTHER[text]
+
+
+@pytest.mark.parametrize("name", ["Qwen3-Coder", "GLM"])
+def test_arguments_in_tags_keep_the_branches_of_a_schema(name: str) -> None:
+    wanted = answer_grammar([BRANCHED], "required", True, CallFormat.from_model(model(name), format_of(name)))
+    assert wanted is not None
+    start = GrammarVocabulary(tokenizer()).compile(wanted).tokens
+    for arguments in ({"n": 1, "a": "a"}, {"n": 1, "b": "b"}, {"n": 1}, {"a": "a"}, {"n": 1, "a": "a", "b": "b"}, {}):
+        said = tokenizer().decode(written(name, [ToolCall(name="h", arguments=arguments)]), special=True).strip("\n")
+        ids, matcher = tokenizer().encode(said, special=True), start.deep_copy()
+        assert (matcher.validate_tokens(ids) == len(ids)) == (len(arguments) == 2), said
 
 
 def test_no_grammar_has_calls_where_their_form_is_not_known() -> None:

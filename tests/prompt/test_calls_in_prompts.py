@@ -1,4 +1,4 @@
-"""What a prompt makes of calls and instructions in a history: ids as the template takes them, names, later turns."""
+"""Calls and instructions of a history in a prompt: ids as the template takes them, names, later turns."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ SHAPES: dict[str, Json] = {  # what a declaration has beside its description
     "absent": {}, "null": {"parameters": None}, "{}": {"parameters": {}},
     "a long name": {"name": "n" * 100, "parameters": CLOSED},
 }  # fmt: skip
-QUESTION = {"role": "user", "content": "How many days?"}
+QUESTION: Any = {"role": "user", "content": "How many days?"}
 ELSEWHERE = "toolu_01A09q90qw90lq917835lq9"  # an id that another server made
 
 
@@ -99,7 +99,7 @@ def messages(client: anthropic.Anthropic, model: str, tool: Json, streams: bool)
 
 
 def responses(client: openai.OpenAI, model: str, tool: Json, streams: bool) -> Any:
-    tools = [{"type": "function", "parameters": None, **tool}]
+    tools: Any = [{"type": "function", "parameters": None, **tool}]
     given: Any = {"model": model, "tools": tools, "max_output_tokens": 128, "parallel_tool_calls": False}
     if streams:
         with client.responses.stream(input=[QUESTION], tool_choice="required", **given) as stream:
@@ -109,8 +109,8 @@ def responses(client: openai.OpenAI, model: str, tool: Json, streams: bool) -> A
     call = next(item for item in found.output if item.type == "function_call")
     check(tool, call.name, json.loads(call.arguments))
     id = ELSEWHERE if streams else call.call_id
-    said = {"type": "function_call", "call_id": id, "name": call.name, "arguments": call.arguments}
-    result = {"type": "function_call_output", "call_id": id, "output": "3"}
+    said: Any = {"type": "function_call", "call_id": id, "name": call.name, "arguments": call.arguments}
+    result: Any = {"type": "function_call_output", "call_id": id, "output": "3"}
     return client.responses.create(input=[QUESTION, said, result], **{**given, "max_output_tokens": 3}).status
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from workbench.agents.arguments import is_flat
 from workbench.agents.call_format import PROBE_TOOL, CallFormat, TaggedArguments
 from workbench.errors import WorkbenchError, nearest
-from workbench.prompt.call_texts import arguments_of, kinds_of
+from workbench.prompt.call_texts import flat_schemas, kinds_of
 from workbench.prompt.tools import Tool
 from workbench.response_format import Choices, JSONSchema, Lark, Regex, ResponseFormat
 from workbench.sampling.grammar import PLAIN, lark_name, lark_of
@@ -76,11 +76,12 @@ def answer_grammar(
         start = "start: agent_text | agent_calls"
     whitespace = getattr(text, "max_whitespace", None)
     whitespace = 0 if whitespace is None and not format.is_spaced else whitespace
-    labels = {f"agent_arguments_{n}": f"tool {tool.name!r}: parameters" for n, tool in enumerate(callable_tools)}
-    labels |= {"agent_text": WHERE} if isinstance(text, JSONSchema) else {}
     head = [line for line in answer if line.startswith("%llguidance")] or [PLAIN.strip()]
     rest = [line for line in answer if not line.startswith("%llguidance")]
     source = "\n".join([*head, start, *rest, *calls])
+    rules = re.findall(r"^(agent_arguments_(\d+)\w*): %json", source, re.MULTILINE)
+    labels = {rule: f"tool {callable_tools[int(n)].name!r}: parameters" for rule, n in rules}
+    labels |= {"agent_text": WHERE} if isinstance(text, JSONSchema) else {}
     return Lark(lark=source, max_whitespace=whitespace, spaced_json=format.is_spaced, labels=labels)
 
 
@@ -120,26 +121,27 @@ def _call_rules(
 def _tagged_rules(rule: str, schema: dict[str, Any], tags: TaggedArguments) -> list[str]:
     """Return the rules of arguments that are written one by one: texts as they stand, other values as JSON, and behind
     each what ends it. A text does not have that within."""
-    required, shared = schema.get("required", ()), {key: schema[key] for key in DEFINITIONS if key in schema}
-    arguments, rules = [], []
-    for number, (name, each) in enumerate(arguments_of(schema, schema).items()):
-        value = f"{rule}_{number}"
-        begin, end = _written(tags.before + name + tags.between), _written(tags.after)
-        arguments.append(f"({begin} {value}){'' if name in required else '?'}")
-        kinds = {kind for one in each for kind in kinds_of(one, schema)}
-        choices = each[0].get("enum") if len(each) == 1 and kinds == {"string"} else None
-        if choices:
-            rules.append(f"{value}: ({' | '.join(map(json.dumps, choices))}) {end}")
-        elif not kinds or "string" in kinds:
-            rules.append(f"{value}: AGENT_VALUE")
-        else:
-            one = {**shared, **(each[0] if len(each) == 1 else {"anyOf": each})}
-            python = [word for kind, words in PYTHON_WORDS.items() if kind in kinds for word in words]
-            rules += [f"{value}: ({' | '.join([f'{value}_json', *map(_text, python)])}) {end}"]
-            rules += [f"{value}_json: %json {json.dumps(one)}"]
-    if schema.get("additionalProperties", True) is not False:
-        arguments.append(f"({_written(tags.before)} AGENT_NAME {_written(tags.between)} AGENT_VALUE)*")
-    return [f"{rule}: {' '.join(arguments) or _text('')}", *rules]
+    shared, rules, choices = {key: schema[key] for key in DEFINITIONS if key in schema}, [], []
+    begin, between, end = (_written(words) for words in (tags.before, tags.between, tags.after))
+    for place, flat in enumerate(flat_schemas(schema, schema)):
+        arguments = []
+        for number, (name, each) in enumerate(flat["properties"].items()):
+            value, kinds = f"{rule}_{place}_{number}", kinds_of(each, schema)
+            words = each.get("enum", [each["const"]] if "const" in each else None) if kinds == {"string"} else None
+            if words:
+                rules.append(f"{value}: ({' | '.join(map(json.dumps, words))}) {end}")
+            elif not kinds or "string" in kinds:
+                rules.append(f"{value}: AGENT_VALUE")
+            else:
+                python = [json.dumps(word) for kind in PYTHON_WORDS if kind in kinds for word in PYTHON_WORDS[kind]]
+                rules.append(f"{value}: ({' | '.join([f'{value}_json', *python])}) {end}")
+                rules.append(f"{value}_json: %json {json.dumps({**shared, **each})}")
+            optional = "" if name in flat["required"] else "?"
+            arguments.append(f"({_written(tags.before + name + tags.between)} {value}){optional}")
+        if "additionalProperties" not in flat:
+            arguments.append(f"({begin} AGENT_NAME {between} AGENT_VALUE)*")
+        choices.append(" ".join(arguments) or '""')
+    return [f"{rule}: {' | '.join(choices)}", *rules]
 
 
 def _written(words: str, controls: Sequence[str] = ()) -> str:

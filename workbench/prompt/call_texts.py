@@ -27,6 +27,7 @@ _CALLS = (  # name, body; and its arguments: name, value
      re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>\s*(?=<arg_key>|\Z)", re.DOTALL)),
 )  # fmt: skip
 _BEGUN = re.compile(r'\s*(?:<function=([^>\n]+)>|<invoke name="([^"\n]+)">|([^\s<>{}]+)\s*(?=<arg_key>))')
+MAX_FLAT = 64  # of one schema
 _SPELT = {"True": "true", "False": "false", "None": "null"}  # as Python writes them, and templates after it
 _KIND = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
 
@@ -56,16 +57,25 @@ def kinds_of(schema: Any, root: Any, depth: int = 0) -> set[str]:
     return found | ({"null"} if found and schema.get("nullable") is True else set())
 
 
-def arguments_of(schema: Any, root: Any, depth: int = 0) -> dict[str, list[Any]]:
-    """Return the schemas that an object's schema has for each of its properties, in branches too."""
-    found: dict[str, list[Any]] = {}
-    if isinstance(schema, dict) and depth <= MAX_SCHEMA_DEPTH:
-        for name, each in (schema.get("properties") or {}).items():
-            found.setdefault(name, []).append(each)
-        for branch in _branches(schema, root):
-            for name, each in arguments_of(branch, root, depth + 1).items():
-                found.setdefault(name, []).extend(each)
+def flat_schemas(schema: Any, root: Any, depth: int = 0) -> list[dict[str, Any]]:
+    """Return schemas of objects without branches that together admit what an object's schema does: with the properties,
+    the required ones, and `additionalProperties` false where no others are allowed."""
+    if not isinstance(schema, dict) or depth > MAX_SCHEMA_DEPTH:
+        return [{"properties": {}, "required": []}]
+    required = schema.get("required")
+    own = {"properties": schema.get("properties") or {}, "required": required if isinstance(required, list) else []}
+    found = [own | ({"additionalProperties": False} if schema.get("additionalProperties") is False else {})]
+    groups = [[each] for each in _branches({**schema, "anyOf": [], "oneOf": []}, root)]
+    for branches in (*groups, schema.get("anyOf"), schema.get("oneOf")):
+        inner = [flat for each in branches or () for flat in flat_schemas(each, root, depth + 1)]
+        if inner and len(found) * len(inner) <= MAX_FLAT:
+            found = [_joined(one, other) for one in found for other in inner]
     return found
+
+
+def _joined(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    properties = {**one["properties"], **other["properties"]}
+    return {**one, **other, "properties": properties, "required": [*one["required"], *other["required"]]}
 
 
 def _branches(schema: dict[str, Any], root: Any) -> Iterator[Any]:
@@ -94,9 +104,9 @@ def _call(name: str, body: str, argument: re.Pattern[str], tools: Sequence[Tool]
     if not found and body.strip():
         return ToolCall(name=name, arguments={UNPARSED: body})
     root = next((tool.parameters for tool in tools if tool.name == name), {})
-    known = arguments_of(root, root)
+    known = [flat["properties"] for flat in flat_schemas(root, root)]
     return ToolCall(name=name, arguments={
-        key: _value(text, {kind for each in known.get(key, ()) for kind in kinds_of(each, root)}) for key, text in found
+        key: _value(text, {kind for each in known for kind in kinds_of(each.get(key), root)}) for key, text in found
     })  # fmt: skip
 
 

@@ -45,8 +45,8 @@ def absent_token_ids(path: str | Path) -> list[str]:
 
 def save_texts(source: str | Path, target: Path) -> None:
     """Write the tokenizer and the chat template of the model at `source` into the folder `target`, where it has none,
-    as tokenizer.json, chat_template.jinja, additional_chat_templates and, in tokenizer_config.json, the names of the
-    template's tokens."""
+    as tokenizer.json, chat_template.jinja, additional_chat_templates/ and the names of the template's tokens in
+    tokenizer_config.json."""
     tokenizer, template = open_tokenizer(source), open_chat_template(source)
     texts: dict[str, str] = {}
     if tokenizer is not None and read_tokenizer(target) is None:
