@@ -11,7 +11,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
 
 from tests.browser import lab
@@ -44,7 +43,6 @@ settings.register_profile(
 )
 settings.load_profile("workbench")
 progress.SLOW_SECONDS = limit(progress.SLOW_SECONDS)  # messages of long waiting count this machine's seconds
-torch.set_num_threads(1)  # tiny tensors: a second thread only waits
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -80,6 +78,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Confi
         items[:] = [item for item in items if item not in out]
         config.hook.pytest_deselected(items=list(out))
     items.sort(key=lambda item: not _has_browser(item))
+
+
+def pytest_collection() -> None:
+    """Set the threads of torch, in processes that run tests: the one that hands tests out has no need of it."""
+    import torch
+
+    torch.set_num_threads(1)  # tiny tensors: a second thread only waits
 
 
 def pytest_collection_finish() -> None:

@@ -12,6 +12,7 @@ import hashlib
 import os
 import shutil
 import sys
+import sysconfig
 import tempfile
 from pathlib import Path
 
@@ -29,13 +30,35 @@ def kept_folder() -> Path:
     return place / hashlib.sha256((ROOT / "constraints.txt").read_bytes()).hexdigest()[:12]
 
 
+def link_compiled(installed: Path, bytecode: Path) -> None:
+    """Link the modules that pip compiled when it installed them to where Python looks for them under the prefix
+    `bytecode`: else a cold run compiles thousands of them once more. Python replaces a link whose source is newer."""
+    if (place := bytecode / installed.relative_to(installed.anchor)).exists():
+        return
+    for folder, _, files in os.walk(installed):
+        if folder.endswith("__pycache__"):
+            target = place / Path(folder).parent.relative_to(installed)
+            target.mkdir(parents=True, exist_ok=True)
+            for file in files:
+                (target / file).symlink_to(Path(folder) / file)
+
+
+def _bytes_in(folder: str) -> int:
+    with os.scandir(folder) as entries:
+        return sum(
+            _bytes_in(each.path) if each.is_dir() else each.stat().st_size for each in entries if not each.is_symlink()
+        )
+
+
 def begin_run() -> tempfile.TemporaryDirectory[str]:
     """Set the environment of this run's caches, for its processes too; return the folder that ends with the run."""
     kept = kept_folder()
-    if sum(file.stat().st_size for file in kept.rglob("*") if file.is_file()) > MAX_BYTES:
+    if kept.exists() and _bytes_in(str(kept)) > MAX_BYTES:
         shutil.rmtree(kept, ignore_errors=True)  # the next run is cold once
     for name in ("mlir", "inductor"):
         (kept / name).mkdir(parents=True, exist_ok=True)
+    for name in ("stdlib", "purelib", "platlib"):
+        link_compiled(Path(sysconfig.get_path(name)), kept / "bytecode")
     own = tempfile.TemporaryDirectory(prefix="workbench-tests-")
     (Path(own.name) / "mlir").symlink_to(kept / "mlir")
     os.environ["WORKBENCH_CACHE_DIR"] = own.name

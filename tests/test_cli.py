@@ -122,14 +122,10 @@ def test_speculation_is_reported_and_changes_no_greedy_text() -> None:
     greedy = f"{GENERATE} 'def f(n):' --temperature 0"
     plain = answer(greedy)
     assert plain["metrics"]["speculation"] is None
-    stops = "{kind: draft, confidence_threshold: 0.4}"
-    for how in ("prompt_lookup", "draft", "{kind: draft, num_speculative_tokens: 2}", stops):
-        found = answer(greedy, "--speculate", how)
-        assert found["token_ids"] == plain["token_ids"]
-        figures = found["metrics"]["speculation"]
-        if how != "prompt_lookup":  # which may find nothing to propose
-            most = len(figures["acceptance_by_position"])
-            assert figures["verifications"] and (most <= 4 if how == stops else most == (2 if "2" in how else 4))
+    found = answer(greedy, "--speculate", "{kind: draft, num_speculative_tokens: 2}")
+    figures = found["metrics"]["speculation"]
+    assert found["token_ids"] == plain["token_ids"]
+    assert figures["verifications"] and len(figures["acceptance_by_position"]) == 2
 
 
 def test_a_stop_string_ends_the_text_before_it() -> None:

@@ -28,6 +28,19 @@ def test_a_batch_and_the_same_again(tmp_path: Path) -> None:
     assert "2 of them before; 0 prompt and 0 output tokens" in cli(MODEL, source, out).out
 
 
+def test_answers_under_other_settings_are_not_gone_on_with(tmp_path: Path) -> None:
+    source, out = written(GOOD, tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
+    cli(MODEL, source, out)
+    before = out.read_bytes()
+    for other in (
+        "attention.sliding_window=16", "batch_invariant=true", "cache.format=int8", "model.seed=1",
+        "schedule.overflow=cut_oldest", "speculate.kind=prompt_lookup",
+    ):  # fmt: skip
+        assert "under other settings" in cli(f"{MODEL} --set {other}", source, out, code=2).err
+    assert out.read_bytes() == before
+    cli(f"{MODEL} --set cache.page_size=8", source, out)
+
+
 def test_the_demo_has_no_chat(tmp_path: Path) -> None:
     source, out = written([chat("a", "hi")], tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
     cli(MODEL, source, out, code=1)

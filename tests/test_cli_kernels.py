@@ -13,12 +13,13 @@ import compiled_kernels.check as check_module
 import workbench
 import workbench.bench.kernels as kernel_bench_module
 import workbench.bench.model as bench_module
-from compiled_kernels.backends import Backend, backend_problems
+from compiled_kernels.backends import Backend
 from compiled_kernels.cases import case_of, suite_of, suites
 from compiled_kernels.check import CheckResult
 from compiled_kernels.measure import KernelMeasurement, KernelTiming
 from compiled_kernels.mlir import ahead
 from tests.helpers.command_line import answer, cli
+from tests.helpers.kernels import needs_mlir
 from workbench.cli import kernels
 from workbench.machine.ceilings import Ceiling, MachineCeilings
 from workbench.request import Request, SamplingParameters
@@ -31,9 +32,6 @@ ROWS = [
     CheckResult("rotary", "mlir", "a", "gap", "not [yet]"),
     CheckResult("rotary", "mlir", "b", "gap", "not [yet]"),
 ]
-MLIR = pytest.mark.skipif(
-    backend_problems()[Backend.MLIR] is not None, reason=f"backend mlir: {backend_problems()[Backend.MLIR]}"
-)
 PTX = pytest.mark.skipif(find_spec("triton") is None, reason="pip install 'inference-workbench[triton]'")
 LLVM = pytest.mark.skipif(ahead.unavailable_reason() is not None, reason=f"ahead of time: {ahead.unavailable_reason()}")
 
@@ -148,7 +146,7 @@ def test_show_lists_stages_and_prints_one() -> None:
 @pytest.mark.parametrize(
     ("words", "shown", "said"),
     [
-        pytest.param("rms_norm --backend mlir --stage llvm", "llvm.func", "on mlir, llvm; artifact ", marks=MLIR),
+        pytest.param("rms_norm --backend mlir --stage llvm", "llvm.func", "on mlir, llvm; artifact ", marks=needs_mlir),
         pytest.param("paged_attention --backend triton --stage ptx", ".visible .entry", "", marks=PTX),
     ],
 )
@@ -165,7 +163,7 @@ def test_ahead_names_what_is_portable() -> None:
     assert f"for aarch64: {portable} portable" in cli("kernels ahead --operator linear").text
 
 
-@MLIR
+@needs_mlir
 def test_show_the_decode_step() -> None:
     asked = "kernels show decode_step --backend mlir --model shape:tiny --rows 2"
     found = answer(asked)

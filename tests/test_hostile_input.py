@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.hostile_texts import HOSTILE_JSON, HOSTILE_YAML
+from tests.helpers.refusals import refuses
 from tests.offline.batches import model
 from tests.runs.folders import environment, write
 from workbench.claims.ledger import read_ledger
@@ -166,8 +167,7 @@ def test_what_a_listing_skips_is_nothing_that_is_whole(tmp_path: Path) -> None:
     (tmp_path / "point.json").write_text("[" * 100_000)
     (tmp_path / "outcome.json").write_text("[" * 100_000)
     assert PointResult.read(tmp_path) is None
-    with pytest.raises(WorkbenchError, match="is no point of a sweep"):
-        SweepPoint.read(tmp_path)
+    refuses("is no point of a sweep", SweepPoint.read, tmp_path)
     (tmp_path / MANIFEST).write_text('{"files": ' * 90 + "1" + "}" * 90)
     assert check_folder(tmp_path).state == "damaged"
 
@@ -175,5 +175,7 @@ def test_what_a_listing_skips_is_nothing_that_is_whole(tmp_path: Path) -> None:
 def test_a_price_table_with_a_key_twice_is_refused(tmp_path: Path) -> None:
     table = "name: mine\nsource: me\ndate: 2026-01-01\ninput: 3\noutput: 15\ninput: 4\n"
     (tmp_path / "mine.yaml").write_text(table)
-    with pytest.raises(WorkbenchError, match=r"mine.yaml: cannot be read \(input is given twice, in lines 4 and 6;"):
-        load_prices(tmp_path / "mine.yaml")
+    refuses(
+        r"mine.yaml: cannot be read \(input is given twice, in lines 4 and 6;",
+        lambda: load_prices(tmp_path / "mine.yaml"),
+    )

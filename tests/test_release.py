@@ -14,8 +14,8 @@ import pytest
 
 import workbench
 from tests.fresh_environment import build_release
+from tests.helpers.command_line import cli, refused
 from tools.lint.zoo import forbidden_imports
-from workbench.cli import main
 from workbench.cli.init import NEXT, TEMPLATE
 from workbench.experiment.experiment import Experiment
 from workbench.lab.start import notebooks_in
@@ -37,13 +37,9 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    assert main(["init", "lab"]) == 0
+    cli("init lab")
     monkeypatch.chdir(tmp_path / "lab")
     return tmp_path / "lab"
-
-
-def test_the_command_says_the_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--version"]) == 0 and capsys.readouterr().out == f"workbench {workbench.__version__}\n"
 
 
 @pytest.mark.processes
@@ -81,34 +77,28 @@ def test_wheel_and_sdist_have_every_tracked_file(release: tuple[Path, Path]) -> 
     assert [name for name in names - tracked if not re.search(r"^PKG-INFO$|^setup\.cfg$|\.egg-info/", name)] == []
 
 
-def test_init_copies_the_project_and_says_what_is_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_init_copies_the_project_and_says_what_is_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "there").mkdir()
     for folder in ("lab", "there", "deep/in/here"):
-        assert main(["init", folder]) == 0
-        said = capsys.readouterr().out
+        said = cli("init", folder).out
         assert f"cd {folder}" in said and all(command in said for command in NEXT)
         assert sorted(path.name for path in Path(folder).iterdir()) == NAMES
         assert all((Path(folder) / name).read_bytes() == (TEMPLATE / name).read_bytes() for name in NAMES)
     assert sorted(path.name for path in TEMPLATE.iterdir() if path.is_file()) == NAMES
 
 
-@pytest.mark.parametrize("option", [[], ["--course"]], ids=str)
-def test_init_overwrites_nothing(option: list[str], project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("command", ["init", "init --course"])
+def test_init_overwrites_nothing(command: str, project: Path) -> None:
     (project / "mask.py").write_text("mine")
     before = {path: path.read_bytes() for path in project.iterdir()}
-    assert main(["init", str(project), *option]) == 2
-    error = capsys.readouterr().err
-    assert "is not empty (README.md, first.yaml, mask.py, ...); name a new one" in error and error.count("\n") == 1
+    assert "is not empty (README.md, first.yaml, mask.py, ...); name a new one" in refused(command, project)
     assert {path: path.read_bytes() for path in project.iterdir()} == before
-    assert main(["init", str(project / "mask.py")]) == 2
-    assert "is a file; name a new folder" in capsys.readouterr().err
+    assert "is a file; name a new folder" in refused("init", project / "mask.py")
 
 
-def test_init_brings_the_course_where_it_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["init", str(tmp_path / "lab"), "--course"]) == 0
+def test_init_brings_the_course_where_it_is_asked_for(tmp_path: Path) -> None:
+    cli("init --course", tmp_path / "lab")
     folders = (tmp_path / "lab" / "notebooks", ROOT / "notebooks")
     copied, own = ({path.name: path.read_bytes() for path in notebooks_in(folder)} for folder in folders)
     assert copied == own and len(own) >= 12
@@ -138,4 +128,4 @@ def test_the_files_of_the_project_use_the_public_api_alone() -> None:
 def test_what_the_project_says_of_itself_is_so() -> None:
     text = (TEMPLATE / "README.md").read_text(encoding="utf-8")
     assert all(f"`{name}`" in text for name in NAMES if name != "README.md")
-    assert all(main([command, "--help"]) == 0 for command in re.findall(r"^workbench (\S+)", text, re.M))
+    assert all(cli(f"{command} --help") for command in re.findall(r"^workbench (\S+)", text, re.M))

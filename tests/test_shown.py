@@ -34,9 +34,13 @@ ROOT = Path(__file__).resolve().parents[1]
 ODD = "<script>alert('&amp;')</script>\n\"x\" | ' \x00 ﷽"
 
 
+CELLS = ["td", "th"]
+
+
 def cells_of(page: str) -> list[str]:
     """Return the texts of a page's cells."""
-    return [cell.get_text() for cell in BeautifulSoup(page, "html.parser")(["td", "th"])]
+    soup = BeautifulSoup(page, "html.parser", preserve_whitespace_tags=CELLS)  # else a tab alone is read as a space
+    return [cell.get_text() for cell in soup(CELLS)]
 
 
 def tags_of(page: str) -> set[str]:

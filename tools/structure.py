@@ -14,7 +14,9 @@ import json
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("workbench", "compiled_kernels")
@@ -32,11 +34,34 @@ def modules(root: Path = ROOT, packages: Iterable[str] = PACKAGES) -> dict[str, 
     return found
 
 
+class Names(NamedTuple):
+    """Hold what a file imports (at its top, inside functions, for type checkers), and the names that it defines."""
+
+    imports: list[ast.Import | ast.ImportFrom]
+    classes: list[str]
+    defined: set[str]
+
+
+@cache
+def names_of(path: Path) -> Names:
+    """Return the names of a file, which is parsed once."""
+    found = Names([], [], set())
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found.imports.append(node)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.defined.add(node.name)
+            found.classes.extend([node.name] * isinstance(node, ast.ClassDef))
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.defined.add(node.id)
+    return found
+
+
 def imports(files: dict[str, Path]) -> dict[str, set[str]]:
-    """Return the modules that each module imports: at its top, inside functions, and for type checkers."""
+    """Return the modules that each module imports."""
     graph: dict[str, set[str]] = {name: set() for name in files}
     for name, path in files.items():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in names_of(path).imports:
             if isinstance(node, ast.ImportFrom) and node.module:
                 for alias in node.names:
                     inner = f"{node.module}.{alias.name}"
@@ -50,7 +75,7 @@ def imports(files: dict[str, Path]) -> dict[str, set[str]]:
 def imported_names(path: Path) -> set[str]:
     """Return the dotted names that a file imports from anywhere, with what is taken from a module."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in names_of(path).imports:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -97,33 +122,23 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
 
 def imports_from_elsewhere(files: dict[str, Path]) -> list[str]:
     """Return imports of a name from a file that only imports it itself; a package's front may."""
-    trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in files.items()}
-    defined = {name: set(_defined(tree)) for name, tree in trees.items()}
     return [
         f"{name}:{node.lineno}: {node.module} has {alias.name} from elsewhere"
-        for name, tree in trees.items()
-        for node in ast.walk(tree)
+        for name, path in files.items()
+        for node in names_of(path).imports
         if isinstance(node, ast.ImportFrom) and node.module in files and files[node.module].name != "__init__.py"
         for alias in node.names
-        if alias.name not in defined[node.module] and f"{node.module}.{alias.name}" not in files
+        if alias.name not in names_of(files[node.module]).defined and f"{node.module}.{alias.name}" not in files
     ]
-
-
-def _defined(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            yield node.name
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.id
 
 
 def duplicated_classes(files: dict[str, Path]) -> dict[str, list[str]]:
     """Return public class names that occur more than once, with their modules."""
     where: dict[str, list[str]] = defaultdict(list)
     for name, path in files.items():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                where[node.name].append(name)
+        for each in names_of(path).classes:
+            if not each.startswith("_"):
+                where[each].append(name)
     return {name: places for name, places in sorted(where.items()) if len(places) > 1}
 
 

@@ -21,7 +21,7 @@ from workbench.prompt.conversation import Conversation
 from workbench.prompt.own_template import NAMES, TEMPLATE
 from workbench.prompt.templates import ChatTemplate
 from workbench.prompt.tools import Tool, declare
-from workbench.prompt.turns import ToolCall
+from workbench.prompt.turns import AssistantTurn, ToolCall
 from workbench.sampling.grammar import GrammarVocabulary
 from workbench.trace.agent_events import (
     AgentFinished,
@@ -106,6 +106,8 @@ def test_rounds_until_an_answer() -> None:
     assert result.usage.output_tokens == sum(each.usage.output_tokens for each in result.rounds)
     assert json.loads(json.dumps(result.as_json()))["turns"][-1]["content"] == "It is 7."
     assert 'add({"a": 1, "b": 2}) → 3' in result._display_table().text()
+    ids = [each.id for turn in result.conversation.turns if isinstance(turn, AssistantTurn) for each in turn.tool_calls]
+    assert len({*ids}) == 3 and all(re.fullmatch("[a-z0-9]{9}", each) for each in ids)
     prompt = result.conversation.user("more").prompt(on)
     assert [how for how in prompt.answers.values()] == ["kept"] * 3
 

@@ -6,13 +6,12 @@ import os
 import subprocess
 import sys
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.peers.placement import MIN_LATENCY_RATIO, core_to_core_ns, group_by_placement, largest_placement
 from benchmarks.peers.rows import summarize_runs
-from compiled_kernels import Backend, backend_problems
+from tests.helpers.kernels import needs_mlir
 
 latencies = st.lists(st.one_of(st.none(), st.floats(1, 1000)), max_size=12)
 
@@ -63,18 +62,14 @@ def test_rows_leave_rounds_of_another_placement_out() -> None:
     assert before[1]["tokens_per_s"] == 27.5 and before[1]["core_to_core_ns"] is None
 
 
-@pytest.mark.skipif(
-    backend_problems()[Backend.MLIR] is not None, reason=f"backend mlir: {backend_problems()[Backend.MLIR]}"
-)
+@needs_mlir
 def test_the_latency_of_this_machine_is_a_time() -> None:
     """More than light takes from one end of a processor to the other."""
     found = core_to_core_ns()
     assert found is None or found > 1
 
 
-@pytest.mark.skipif(
-    backend_problems()[Backend.MLIR] is not None, reason=f"backend mlir: {backend_problems()[Backend.MLIR]}"
-)
+@needs_mlir
 def test_one_thread_alone_waits_for_no_other() -> None:
     program = "from benchmarks.peers.placement import core_to_core_ns; print(core_to_core_ns())"
     environment = {**os.environ, "OMP_THREAD_LIMIT": "1"}

@@ -13,7 +13,7 @@ from benchmarks.peers.catalog import Peer
 from benchmarks.peers.rows import summarize_runs
 from benchmarks.peers.works import PeerWorkload, decode_workload, mixed_workload, prefill_workload
 from tests.benchmarks.fakes import fake, noise, right_logits
-from workbench.errors import WorkbenchError
+from tests.helpers.refusals import refuses
 
 WORKS = (decode_workload(0, 5), prefill_workload(20))
 
@@ -159,16 +159,14 @@ def test_record_and_tables(tmp_path, monkeypatch) -> None:
     ],
 )
 def test_mistakes_are_reported(tmp_path, model, settings, message) -> None:
-    with pytest.raises(WorkbenchError, match=message):
-        run_peers(model, WORKS, folder=tmp_path, **settings)
+    refuses(message, run_peers, model, WORKS, folder=tmp_path, **settings)
 
 
 def test_interpreters_are_named_on_the_command_line_or_in_the_environment(monkeypatch) -> None:
     monkeypatch.setenv(catalog.INTERPRETERS_VARIABLE, f"llama.cpp={sys.executable}:openvino=/bin/sh")
     assert interpreters(["openvino=/bin/cat"]) == {"llama.cpp": sys.executable, "openvino": "/bin/cat"}
     for wrong in ("llama.cpp", "unknown=/bin/sh", "openvino=/no/such/python", "openvino=/"):
-        with pytest.raises(WorkbenchError, match="--peer-python"):
-            interpreters([wrong])
+        refuses("--peer-python", interpreters, [wrong])
 
 
 def test_the_workbench_and_transformers_agree_and_are_timed(tmp_path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +12,7 @@ from benchmarks.peers.works import (
     prefill_workload,
     standard_workloads,
 )
-from workbench.errors import WorkbenchError
+from tests.helpers.refusals import refuses
 
 
 @given(st.data(), st.integers(1, 20), st.integers(1, 50), st.integers(0, 60), st.integers(0, 5))
@@ -32,8 +31,7 @@ def test_mixed_lengths_lie_between_the_ends_and_sum_to_the_total(data, count, le
 
 
 def test_a_total_that_cannot_be_reached_is_refused() -> None:
-    with pytest.raises(WorkbenchError, match="cannot sum to 5"):
-        mixed_workload(2, (3, 4), (1, 1), 5, 2)
+    refuses("cannot sum to 5", mixed_workload, 2, (3, 4), (1, 1), 5, 2)
 
 
 def test_the_sixteen_requests_of_the_notes() -> None:
@@ -60,5 +58,4 @@ def test_names_on_the_command_line() -> None:
         mixed_workload(),
     )
     for wrong in ("decode@", "prefill", "prefill@0", "mixed@3", "decode@-1", ""):
-        with pytest.raises(WorkbenchError, match="is none of"):
-            parse_workloads([wrong])
+        refuses("is none of", parse_workloads, [wrong])

@@ -67,6 +67,15 @@ def test_a_model_that_is_right_has_no_difference(name: str, changes: dict[str, A
     )
 
 
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf, 1.001])
+def test_first_position_whose_logits_differ_is_named(wrong: float) -> None:
+    theirs = torch.ones(5, 3)
+    assert compare._compare_logits(theirs, theirs) == (0.0, None)
+    ours = theirs.index_put((torch.tensor([2, 4]), torch.tensor([1, 0])), torch.tensor(wrong))
+    difference, position = compare._compare_logits(ours, theirs)
+    assert position == 2 and difference > compare.LOGIT_BOUND
+
+
 def scaled(name: str) -> Callable[[ModelSpec, State], None]:
     """Change one number of a parameter."""
 

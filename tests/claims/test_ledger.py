@@ -39,6 +39,7 @@ from workbench.claims.ledger import (
     write_ledger,
 )
 from workbench.claims.registry import claim_errors, load_claims, select_claims
+from workbench.claims.stored_record import stored_records
 from workbench.claims.update import update_ledger
 from workbench.errors import WorkbenchError
 from workbench.experiment.verdict import RuleChange
@@ -74,6 +75,17 @@ def test_what_a_reader_should_know_of_a_record(tmp_path: Path) -> None:
     (speed,) = read_ledger(folder / LEDGER_FILE)["speed"]
     assert speed.remark == "other processes took 40% of the processor; the experiment has been changed since"
     assert speed.contention == 0.4
+
+
+@pytest.mark.parametrize("simulated", [False, True])
+def test_other_processes_spoil_no_simulated_time(tmp_path: Path, simulated: bool) -> None:
+    made.folder(tmp_path)
+    settings = {"executor": {"kind": "simulated", "hardware": "a GPU"}} if simulated else {}
+    made.record(tmp_path, 0.5, **settings)
+    made.record(tmp_path, 2.0, "20261121-130000", busy=0.9, **settings)
+    newest, first = (stored_records("speedy", tmp_path / "records", timed)[0] for timed in (False, True))
+    assert newest.name == "speedy-20261121-130000.json" and (first.name == newest.name) == simulated
+    assert ("of the processor" in newest.remark(tmp_path / "speedy.yaml")) != simulated
 
 
 def test_a_record_that_a_rule_cannot_read_keeps_no_other_from_a_verdict(tmp_path: Path) -> None:

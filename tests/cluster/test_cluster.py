@@ -12,13 +12,14 @@ import pytest
 
 from tests.cluster.ends import decoded, end_of, until_begun
 from tests.cluster.threads import ASKED, CONFIG, Threads, alone, demo
+from tests.helpers.events import of
 from tests.patience import limit, until
 from workbench.cluster.cluster import Cluster
 from workbench.cluster.front import FleetLimits
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.prompt.conversation import Conversation
-from workbench.request import Request
+from workbench.request import Request, SamplingParameters
 from workbench.serve.server import serve
 from workbench.trace.events import Decoded, Finished, Moved
 
@@ -36,7 +37,7 @@ def cluster(launcher: Threads) -> Iterator[Cluster]:
 
 def test_a_cluster_streams_as_a_runner(cluster: Cluster) -> None:
     events = list(cluster.stream(["def fib(n):", "import"], **ASKED))
-    ends = {event.request_id: event for event in events if isinstance(event, Finished)}
+    ends = {event.request_id: event for event in of(Finished, events)}
     assert [each.token_ids for each in ends.values()] != [] and len(ends) == 2
     assert {end.token_ids for end in ends.values()} == {alone(text).token_ids for text in ("def fib(n):", "import")}
     with pytest.raises(WorkbenchError, match="temperature"):
@@ -67,7 +68,7 @@ def test_a_lost_replica_is_replaced_and_its_requests_go_on(cluster: Cluster, lau
         end = end_of(handle.events)
         assert end.token_ids == wanted
         assert [each.index for each in decoded(handle.events)] == list(range(len(wanted)))
-    moved = {each.reason for handle in handles for each in handle.events if isinstance(each, Moved)}
+    moved = {each.reason for handle in handles for each in of(Moved, handle.events)}
     assert moved <= {"the power failed"}
     until(lambda: len(cluster.replicas) == 2 and 3 in cluster.replicas)
     assert victim.number not in cluster.replicas
@@ -88,22 +89,16 @@ def test_scaling_under_load_loses_nothing(cluster: Cluster, launcher: Threads) -
 
 
 def test_a_share_of_the_requests_goes_to_another_config(cluster: Cluster) -> None:
+    """The tenants keep to their variant: test_variants.py."""
     changed = CONFIG.model_copy(update={"schedule": CONFIG.schedule.model_copy(update={"max_num_seqs": 3})})
     cluster.deploy(changed, share=0.5, name="three at once")
-    names = [f"tenant {number}" for number in range(12)]
-    requests = [
-        Request(f"{name}, {turn}", (5, 6, 7), tenant=name) for name in names for turn in range(2)
-    ]  # of the default sampling: at most 128 tokens
-    events = list(cluster.stream(requests))
-    served: dict[str, set[int]] = {}
-    for event in events:
-        if isinstance(event, Finished):
-            served.setdefault(event.request_id.split(",")[0], set()).add(event.replica)
-    second = next(number for number, view in cluster.front.replicas.items() if view.variant)
-    assert all(second not in numbers or numbers == {second} for numbers in served.values())
+    few = SamplingParameters(max_tokens=4)
+    requests = [Request(f"r{number}", (5, 6, 7), few, tenant=f"tenant {number}") for number in range(24)]
+    ends = of(Finished, cluster.stream(requests))
+    (second,) = (number for number, view in cluster.front.replicas.items() if view.variant)
     counts = {name: sum(account.ended.values()) for name, account in cluster.accounts.items()}
     assert sum(counts.values()) == 24 and min(counts.values()) > 0
-    assert counts["three at once"] == 2 * sum(numbers == {second} for numbers in served.values())
+    assert counts["three at once"] == sum(end.replica == second for end in ends)
     table = cluster.compare()
     assert table.headings == ("", "first", "three at once")
     assert [*table.rows[0]] == ["samples", counts[""], counts["three at once"]]
@@ -155,13 +150,21 @@ def test_a_full_fleet_refuses_over_http_and_goes_on(launcher: Threads) -> None:
         assert 'workbench:fleet_samples_total{model_name="demo",variant=""} 2.0' in metrics
 
 
-def test_a_closed_cluster_ends_what_it_has(launcher: Threads) -> None:
+def test_a_closed_cluster_ends_what_it_has_and_takes_no_more(launcher: Threads) -> None:
     cluster = Cluster(CONFIG, 1, launcher=launcher)
     handle = cluster.submit("def fib(n):", **{**ASKED, "max_tokens": 400})
     cluster.close()
     cluster.close()
     assert handle.wait(limit(60)) and handle.error == "the cluster was closed"
     assert all(each.is_stopped for each in launcher.started)
+    for call in (
+        lambda: cluster.stream("x"), lambda: cluster.scale(2), lambda: cluster.deploy(CONFIG, 0.5),
+        lambda: cluster.call(lambda runner: None),
+    ):  # fmt: skip
+        with pytest.raises(WorkbenchError, match="the cluster was closed"):
+            call()
+    handle.stop()
+    cluster.stop()
 
 
 @pytest.mark.parametrize("is_cancelled", [True, False])
@@ -180,10 +183,6 @@ def test_a_start_under_way_has_ended_before_the_launcher_is_closed(launcher: Thr
     assert len(launcher.started) == (2 if is_cancelled else 3)
     assert all(each.is_stopped for each in launcher.started[1:])
     assert not [each.name for each in threading.enumerate() if each.name.endswith("of replica 3")]
-    with pytest.raises(WorkbenchError, match="the cluster was closed"):
-        cluster.call(lambda runner: None)
-    with pytest.raises(WorkbenchError, match="the cluster was closed"):
-        cluster.scale(3)
 
 
 def test_a_listener_may_close_the_cluster(launcher: Threads) -> None:
@@ -246,5 +245,5 @@ def test_what_broke_an_engine_is_the_reason_of_its_loss(launcher: Threads) -> No
 
         broken.runner.step = fail  # type: ignore[method-assign]
         assert asked.wait(limit(60)) and not asked.error
-        (moved,) = (each for each in asked.events if isinstance(each, Moved))
+        (moved,) = of(Moved, asked.events)
         assert "a step went wrong" in moved.reason and any("a step went wrong" in line for line in lines)

@@ -6,13 +6,15 @@ from collections import Counter, defaultdict
 from dataclasses import replace
 from typing import Any
 
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.cluster.fleet import COUNTING, MENU, Sink, SteppedReplica, uninterrupted
+from tests.helpers.events import of
 from tests.thorough import tries
 from workbench.cluster.front import FleetLimits, Front
+from workbench.cluster.prefixes import PrefixGuess
 from workbench.cluster.submissions import Submission
 from workbench.engine.resume import why_not_resumable
 from workbench.request import Request
@@ -194,11 +196,11 @@ def check_request(name: str, place: int, sink: Sink, may_be_cancelled: bool) -> 
             by_sample[each.sample].append(each)
     assert by_sample or may_be_cancelled  # or it was cancelled before it arrived
     for sample, events in by_sample.items():
-        ends = [each for each in events if isinstance(each, Finished)]
+        ends = of(Finished, events)
         assert len(ends) == 1 and events[-1] is ends[0], (name, events)
         assert isinstance(events[0], Submitted) and sum(isinstance(each, Submitted) for each in events) == 1
         check_routes(events)
-        tokens = [each for each in events if isinstance(each, Decoded)]
+        tokens = of(Decoded, events)
         assert [each.index for each in tokens] == list(range(len(tokens)))
         end, wanted = ends[0], uninterrupted(place)[sample]
         if end.reason in ("cancelled", "error"):
@@ -219,7 +221,7 @@ def check_request(name: str, place: int, sink: Sink, may_be_cancelled: bool) -> 
 
 
 TestFleet = Fleet.TestCase
-TestFleet.settings = settings(max_examples=tries(60), stateful_step_count=25, deadline=None)
+TestFleet.settings = settings(max_examples=tries(60), stateful_step_count=25)
 
 
 def fleet(replicas: int = 2, **limits: Any) -> tuple[Front, list[SteppedReplica]]:
@@ -228,6 +230,11 @@ def fleet(replicas: int = 2, **limits: Any) -> tuple[Front, list[SteppedReplica]
     for each in made:
         front.add_replica(each, pages=each.pages)
     return front, made
+
+
+def ask(front: Front, place: int, name: str = "r", **more: Any) -> Sink:
+    front.submit(sink := Sink(), [replace(MENU[place], request_id=name, **more)])
+    return sink
 
 
 def serving(front: Front, replicas: list[SteppedReplica]) -> list[SteppedReplica]:
@@ -244,31 +251,27 @@ def finish(front: Front, replicas: list[SteppedReplica]) -> None:
 
 def test_a_request_goes_on_after_what_was_streamed() -> None:
     front, replicas = fleet()
-    sink = Sink()
-    front.submit(sink, [replace(MENU[1], request_id="r")])
+    sink = ask(front, 1)
     first, second = serving(front, replicas)
     for _ in range(6):
         front.take_report(first.number, first.turn())
-    before = [each.token_id for each in sink.events if isinstance(each, Decoded)]
-    assert 0 < len(before) < len(uninterrupted(1)[0].token_ids)
+    before = len(of(Decoded, sink.events))
+    assert 0 < before < len(uninterrupted(1)[0].token_ids)
     front.lose_replica(first.number, "killed by a test")
-    (moved,) = (each for each in sink.events if isinstance(each, Moved))
-    assert (moved.source, moved.replica, moved.generated_tokens) == (first.number, second.number, len(before))
-    routed = [each for each in sink.events if isinstance(each, Routed)]
-    assert [each.replica for each in routed] == [first.number, second.number]
-    assert [len(each.options) for each in routed] == [2, 1]
-    assert sink.events.index(moved) + 1 == sink.events.index(routed[1])
+    (moved,) = of(Moved, sink.events)
+    assert (moved.source, moved.replica, moved.generated_tokens) == (first.number, second.number, before)
     assert moved.reason == "killed by a test"
+    assert [(each.replica, len(each.options)) for each in of(Routed, sink.events)] == [
+        (first.number, 2), (second.number, 1)
+    ]  # fmt: skip
     finish(front, [second])
     check_request("r", 1, sink, False)
-    assert {each.replica for each in sink.events if isinstance(each, Decoded)} == {1, 2}
     assert (front.accounts[""].moves, front.num_lost) == (1, 1)
 
 
 def test_what_kills_every_replica_fails_by_name() -> None:
     front, replicas = fleet(4, losses=2)
-    sink = Sink()
-    front.submit(sink, [replace(MENU[1], request_id="r")])
+    sink = ask(front, 1)
     while not sink.is_done:
         (serving,) = (number for number, view in front.replicas.items() if view.requests)
         front.lose_replica(serving, "out of memory")
@@ -279,21 +282,18 @@ def test_what_kills_every_replica_fails_by_name() -> None:
 
 def test_without_room_requests_wait_in_order_and_too_many_are_refused() -> None:
     front, (one,) = fleet(1, replica_samples=1, waiting=2)
-    sinks = [Sink() for _ in range(4)]
-    for number, sink in enumerate(sinks):
-        front.submit(sink, [replace(MENU[0], request_id=f"r{number}")])
+    sinks = [ask(front, 0, f"r{number}") for number in range(4)]
     assert front.num_waiting == 2
     refused = sinks[3].events[-1]
     assert isinstance(refused, Finished) and "the fleet is full: 2 requests wait" in refused.error
     finish(front, [one])
-    ends = [next(each.time for each in sink.events if isinstance(each, Finished)) for sink in sinks[:3]]
+    ends = [next(each.time for each in of(Finished, sink.events)) for sink in sinks[:3]]
     assert ends == sorted(ends) and all(sink.is_done for sink in sinks)
 
 
 def test_an_id_that_is_taken_is_refused_and_the_first_goes_on() -> None:
     front, replicas = fleet()
-    first, second = Sink(), Sink()
-    front.submit(first, [replace(MENU[2], request_id="r")])
+    first, second = ask(front, 2), Sink()
     front.submit(second, [replace(MENU[0], request_id="r#1")], is_single=True)
     assert second.is_done and "already taken" in second.error
     finish(front, replicas)
@@ -303,8 +303,7 @@ def test_an_id_that_is_taken_is_refused_and_the_first_goes_on() -> None:
 def test_a_leaving_replica_hands_over_or_drains() -> None:
     for hand_over in (True, False):
         front, replicas = fleet()
-        sink = Sink()
-        front.submit(sink, [replace(MENU[1], request_id="r")])
+        sink = ask(front, 1)
         first, _ = serving(front, replicas)
         for _ in range(4):
             front.take_report(first.number, first.turn())
@@ -334,15 +333,23 @@ def test_prefix_aware_routing_follows_what_a_replica_computed() -> None:
     assert front.replicas[1].cached_tokens(asked.prompt_ids, "another salt") == 0
 
 
-def test_the_front_ends_everything_where_no_replica_will_come() -> None:
+@given(pages=st.integers(0, 6), rest=st.integers(0, 1), capacity=st.integers(0, 5))
+def test_first_pages_of_the_last_text_are_thought_to_be_cached(pages: int, rest: int, capacity: int) -> None:
+    """They are what a later prompt begins with; of a longer text a replica keeps no more than it has room for."""
+    guess, ids = PrefixGuess(2, capacity), range(2 * pages + rest)
+    for text in ([9] * 8, ids):
+        guess.enter(text, "")
+    assert guess.num_tokens([*ids, 0], "") == 2 * min(pages, capacity)
+
+
+def test_the_front_ends_everything_and_cancels_what_replicas_have() -> None:
     front, (one,) = fleet(1, replica_samples=1)
-    sinks = [Sink(), Sink()]
-    for number, sink in enumerate(sinks):
-        front.submit(sink, [replace(MENU[0], request_id=f"r{number}")])
+    sinks = [ask(front, 0, f"r{number}") for number in range(2)]
     front.end_all("no replica starts")
     assert all(sink.is_done and sink.error == "no replica starts" for sink in sinks)
     assert not front.num_requests and not front.num_waiting
     front.take_report(1, one.turn())  # late
+    assert one.is_idle
 
 
 def test_a_listener_and_a_sink_that_raise_are_dropped_and_named() -> None:
@@ -350,16 +357,16 @@ def test_a_listener_and_a_sink_that_raise_are_dropped_and_named() -> None:
     front = Front(router_from("least_loaded"), FleetLimits(page_size=4), lambda: 0.0, report=lines.append)
     replica = SteppedReplica(1)
     front.add_replica(replica, pages=replica.pages)
-    well, ill = Sink(), Sink()
+    ill = Sink()
     ill.emit = lambda *_: 1 / 0  # type: ignore[method-assign]
     heard: list[Event] = []
     front.submissions.listeners += [lambda event: {}[event.kind], heard.append]
     front.submissions.after_delivery.append(lambda: [].pop())
     front.submit(ill, [replace(MENU[1], request_id="ill")])
-    front.submit(well, [replace(MENU[1], request_id="well")])
+    well = ask(front, 1, "well")
     finish(front, [replica])
     check_request("well", 1, well, False)
-    assert [each.request_id for each in heard if isinstance(each, Finished)].count("ill") == 1
+    assert [each.request_id for each in of(Finished, heard)].count("ill") == 1
     assert [words in line for words, line in zip(("KeyError", "ZeroDivisionError", "IndexError"), lines, strict=True)]
     assert len(front.submissions.listeners) == 1 and not front.submissions.after_delivery
 
@@ -377,14 +384,14 @@ def test_what_is_cancelled_while_its_replica_is_lost_ends_once() -> None:
 
     front.submissions.listeners.append(hear)
     front.lose_replica(replicas[0].number, "killed by a test")
-    ends = [[each.reason for each in sink.events if isinstance(each, Finished)] for sink in sinks]
+    ends = [[each.reason for each in of(Finished, sink.events)] for sink in sinks]
     assert all(sink.is_done for sink in sinks) and ends == [["error"], ["cancelled"]]
     assert not front.num_requests and not front.num_waiting
 
 
 def test_a_sink_may_cancel_another_submission() -> None:
     front, replicas = fleet(1)
-    first, second, third = Sink(), Sink(), Sink()
+    first, second = Sink(), Sink()
     other = front.submit(second, [replace(MENU[1], request_id="other", arrival=5.0)])
     emit = first.emit
 
@@ -395,17 +402,7 @@ def test_a_sink_may_cancel_another_submission() -> None:
 
     first.emit = emit_and_cancel  # type: ignore[method-assign]
     front.submit(first, [replace(MENU[1], request_id="first")])
-    front.submit(third, [replace(MENU[1], request_id="third")])
+    third = ask(front, 1, "third")
     finish(front, replicas)
     check_request("third", 1, third, False)
     assert first.is_done and second.is_done and not list(front.submissions)
-
-
-def test_the_end_of_a_front_cancels_what_replicas_have() -> None:
-    front, replicas = fleet(1)
-    sink = Sink()
-    front.submit(sink, [replace(MENU[1], request_id="r")])
-    front.end_all("the cluster was closed")
-    assert sink.is_done and sink.error == "the cluster was closed"
-    replicas[0].turn()
-    assert replicas[0].is_idle

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from compiled_kernels import Backend, backend_problems
 from tests.cluster.fleet import Sink, SteppedReplica
 from tests.engine.tiny import layer, model_of, request, runner_of, spec_of
+from tests.helpers.events import of
 from tests.thorough import tries
 from workbench.cluster.front import FleetLimits, Front
 from workbench.engine.runner import Runner
@@ -42,7 +43,7 @@ def engines() -> list[Runner]:
 
 
 def tokens_of(events: list[Event]) -> list[tuple[int, float | None, tuple[tuple[int, float], ...]]]:
-    return [(each.token_id, each.logprob, each.top_logprobs) for each in events if isinstance(each, Decoded)]
+    return [(each.token_id, each.logprob, each.top_logprobs) for each in of(Decoded, events)]
 
 
 @cache
@@ -81,7 +82,7 @@ ACTIONS = st.tuples(
 )
 
 
-@settings(max_examples=tries(15), deadline=None)
+@settings(max_examples=tries(15))
 @given(asked=st.lists(st.integers(0, len(MENU) - 1), min_size=1, max_size=6), actions=st.lists(ACTIONS, max_size=16))
 def test_tokens_and_log_probabilities_are_those_of_one_engine(asked: list[int], actions: list[Any]) -> None:
     pool: Pool
@@ -113,7 +114,7 @@ def test_tokens_and_log_probabilities_are_those_of_one_engine(asked: list[int], 
     for place, sink in zip(asked, sinks, strict=True):
         assert tokens_of(sink.events) == alone(place)
         assert sum(isinstance(each, Finished) for each in sink.events) == 1
-    moves = {each.request_id for sink in sinks for each in sink.events if isinstance(each, Moved)}
+    moves = {each.request_id for sink in sinks for each in of(Moved, sink.events)}
     assert front.accounts[""].moves >= len(moves) and front.pages.used == 0
     for number in list(pool.replicas):
         front.replicas.pop(number)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import socket
@@ -17,6 +16,7 @@ from tests.cluster.ends import end_of
 from tests.cluster.pool_threads import StartThreads
 from tests.engine.handovers import WINDOWS
 from tests.engine.tiny import finals, model_of, request, runner_of, spec_of
+from tests.helpers.events import of
 from tests.helpers.processes import PIPE, start_python
 from tests.patience import limit, until
 from workbench.cluster.apart import pool_processes
@@ -41,7 +41,7 @@ def pools_of(start: StartThreads, *counts: int, **options: Any) -> PrefillDecode
 
 
 def ends_of(events: list[Event]) -> Counter[tuple[str, int]]:
-    return Counter((each.request_id, each.sample) for each in events if isinstance(each, Finished))
+    return Counter((each.request_id, each.sample) for each in of(Finished, events))
 
 
 def samples(name: str, count: int = 4) -> Counter[tuple[str, int]]:
@@ -76,7 +76,7 @@ def test_a_cancel_and_a_close_end_every_sample(loaded, sampling: dict[str, int],
             pools.cancel("r")
             until(lambda: ends_of(events) == samples("r"))
     assert ends_of(events) == samples("r")
-    assert all(each.reason == "cancelled" for each in events if isinstance(each, Finished))
+    assert all(each.reason == "cancelled" for each in of(Finished, events))
 
 
 def test_a_cancel_ends_every_sample_that_waits_for_pages(loaded) -> None:
@@ -101,7 +101,7 @@ def test_a_resumed_request_keeps_its_tokens_when_its_process_dies(loaded) -> Non
             assert pools.counts["processes that died"] == 1
         end = end_of(events)
         assert end.token_ids == ids
-        streamed = [(each.index, each.token_id) for each in events if isinstance(each, Decoded)]
+        streamed = [(each.index, each.token_id) for each in of(Decoded, events)]
         assert streamed == list(enumerate(ids))[2:]
 
 
@@ -131,7 +131,7 @@ def test_an_engine_that_hangs_is_ended_and_its_requests_go_on(loaded, transfer: 
         start = StartThreads(lambda config: loaded)
         with pools_of(start, transfer=transfer, step_seconds=limit(0.1)) as pools:
             start.living[place].mortal.hang()
-            found = {each.request_id: each.token_ids for each in pools.stream(asked) if isinstance(each, Finished)}
+            found = {each.request_id: each.token_ids for each in of(Finished, pools.stream(asked))}
             assert found == alone and pools.counts["processes that died"] >= 1
 
 
@@ -145,22 +145,23 @@ def test_a_full_socket_blocks_neither_the_others_nor_the_end(loaded) -> None:
 
 
 def test_channels_that_break_now_and_then_are_opened_again(monkeypatch) -> None:
-    breaks, original = itertools.count(), GlooLink.send
-    is_to_break = [False]
+    """The pages that they did not bring are computed again, and the next goes over another one."""
+    original, is_to_break = GlooLink.send, [False]
 
     def send(self, tensor) -> None:
         if is_to_break[0]:
             is_to_break[0] = False
-            next(breaks)
             raise RuntimeError("planted")
         original(self, tensor)
 
     monkeypatch.setattr(GlooLink, "send", send)
     loaded = LoadedModel(model_of(WINDOWS), None, None)
+    asked = [request(f"r{number}", 17, 4) for number in range(12)]
+    alone = finals(runner_of(loaded.transformer, **CHOSEN), asked)
     with pools_of(StartThreads(lambda config: loaded), transfer="gloo") as pools:
-        for number in range(12):
+        for number, each in enumerate(asked):
             is_to_break[0] = number % 2 == 0
-            list(pools.stream([request(f"r{number}", 17, 4)]))
+            assert end_of(pools.stream([each])).token_ids == alone[each.request_id]
             channels = number // 2 + 2
             until(lambda channels=channels: pools.call(lambda: len(pools._slots._channels)) == channels)
         assert pools.counts["handed over"] == pools.counts["transfers that failed"] == 6
@@ -183,7 +184,7 @@ def test_listeners_snapshots_and_views_name_samples_as_streams_do(loaded) -> Non
         start.living["decode 1"].mortal.go_on()
         until(lambda: ends_of(streamed) == samples("r", 2))
     assert [each for each in heard if each.request_id] == streamed
-    assert {each.sample for each in streamed if isinstance(each, HandedOver)} == {0, 1}
+    assert {each.sample for each in of(HandedOver, streamed)} == {0, 1}
 
 
 def fail(event: Event) -> None:
@@ -244,8 +245,8 @@ def test_a_cancel_ends_no_request_whose_id_looks_like_a_sample(loaded) -> None:
         pools.cancel("issue")
         pools.call(lambda: start.living["prefill 0"].mortal.go_on())
         until(lambda: ends_of(events) == samples("issue", 2) and ends_of(alike) == samples("issue#12", 1))
-    assert {each.reason for each in events if isinstance(each, Finished)} == {"cancelled"}
-    assert [each.reason for each in alike if isinstance(each, Finished)] == ["length"]
+    assert {each.reason for each in of(Finished, events)} == {"cancelled"}
+    assert [each.reason for each in of(Finished, alike)] == ["length"]
 
 
 def test_a_stream_that_is_closed_cancels_only_what_it_was_given(loaded) -> None:
@@ -260,7 +261,7 @@ def test_a_stream_that_is_closed_cancels_only_what_it_was_given(loaded) -> None:
         second.close()
         start.living["prefill 0"].mortal.go_on()
         until(lambda: pools.call(lambda: pools._requests.is_empty))
-    assert [each.reason for each in first if isinstance(each, Finished)] == ["length"]
+    assert [each.reason for each in of(Finished, first)] == ["length"]
 
 
 def test_an_engine_that_is_no_process_of_this_host_is_not_killed_in_silence(loaded) -> None:

@@ -3,22 +3,21 @@ are one engine's, bit for bit, whatever died or was lost on the way."""
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 
 import pytest
 
 from compiled_kernels import Backend
 from tests.cluster.pool_threads import StartThreads
-from tests.engine.handovers import LAYERS, WINDOWS
-from tests.engine.tiny import finals, model_of, request, runner_of, spec_of
+from tests.engine.handovers import LAYERS
+from tests.engine.tiny import model_of, request, runner_of, spec_of
+from tests.helpers.events import of
 from tests.patience import until
-from workbench.cluster.apart.page_channel import GlooLink
 from workbench.cluster.apart.pool_messages import Transfer
 from workbench.cluster.pools import LentPages, PrefillDecodePools
 from workbench.engine.config import EngineConfig
 from workbench.engine.loaded_model import LoadedModel
-from workbench.trace.events import Decoded, Finished, HandedOver
+from workbench.trace.events import Decoded, HandedOver
 from workbench.trace.perfetto import ENGINE, REQUESTS, chrome_trace
 from workbench.trace.recorder import Recorder
 
@@ -42,13 +41,13 @@ def test_a_handover_is_in_the_stream_and_in_the_trace(transfer: Transfer) -> Non
     assert not found.in_flight and [each.name for each in found.engines] == ["prefill 0", "decode 1"]
     assert all(each.state == "ready" and not each.requests for each in found.engines)
     assert found.counts == {"handed over": 1}
-    [handover] = [each for each in events if isinstance(each, HandedOver)]
+    [handover] = of(HandedOver, events)
     page_bytes = len(loaded.transformer.spec.layers) * 2 * 4 * 4 * 4  # keys and values, tokens, columns, bytes
     assert (handover.source, handover.replica, handover.pages) == (1, 2, 5)
     assert handover.bytes == (0 if transfer == "shared" else 5 * page_bytes) and handover.seconds >= 0
     kinds = [each.kind for each in events]
     at = kinds.index("handed_over")
-    assert [each.replica for each in events if isinstance(each, Decoded)] == [1] + [2] * 8
+    assert [each.replica for each in of(Decoded, events)] == [1] + [2] * 8
     assert kinds[:at].count("decoded") == 1 and kinds[at:].count("decoded") == 8
     trace = chrome_trace(recorder)["traceEvents"]
     [slice_] = [each for each in trace if each["name"] == "handover" and each["pid"] == REQUESTS]
@@ -57,28 +56,8 @@ def test_a_handover_is_in_the_stream_and_in_the_trace(transfer: Transfer) -> Non
     assert {"steps of replica 1", "steps of replica 2"} <= named
 
 
-def test_a_transfer_that_fails_is_computed_again_and_the_next_goes_over_another_channel(monkeypatch) -> None:
-    sent, original = itertools.count(), GlooLink.send
-
-    def send(self, tensor) -> None:
-        if next(sent) == 3:
-            raise RuntimeError("planted")
-        original(self, tensor)
-
-    monkeypatch.setattr(GlooLink, "send", send)
-    loaded, config = LoadedModel(model_of(WINDOWS), None, None), EngineConfig.build(**CHOSEN)
-    asked = [request(f"r{number}", 17 + number, 9) for number in range(3)]
-    alone = finals(runner_of(loaded.transformer, **CHOSEN), asked)
-    with PrefillDecodePools(config, transfer="gloo", processes=StartThreads(lambda config: loaded)) as pools:
-        for number, each in enumerate(asked):
-            ends = [event for event in pools.stream([each]) if isinstance(event, Finished)]
-            assert [end.token_ids for end in ends] == [alone[each.request_id]]
-            assert pools.counts["transfers that failed"] == 1 and pools.counts["handed over"] == number
-            until(lambda: pools.call(lambda: len(pools._slots._channels)) == 2)
-
-
 def logprobs_of(events) -> dict:
-    found = [event for event in events if isinstance(event, Decoded)]
+    found = of(Decoded, events)
     return {(each.request_id, each.index): (each.token_id, each.logprob, each.top_logprobs) for each in found}
 
 

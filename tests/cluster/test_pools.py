@@ -15,6 +15,7 @@ import pytest
 from tests.cluster.ends import pids, until_home
 from tests.cluster.pool_requests import config, requests
 from tests.cluster.pool_threads import StartThreads
+from tests.helpers.events import of
 from tests.helpers.processes import PIPE, start_python
 from tests.patience import limit, until
 from tests.thorough import run_seed
@@ -154,7 +155,7 @@ def test_a_process_that_is_stopped_is_ended_and_its_requests_go_on(alone, number
         process = pools.slots[number].process
         assert process is not None and process.pid is not None
         os.kill(process.pid, signal.SIGSTOP)
-        ends = [event for event in pools.stream(requests(0)) if isinstance(event, Finished)]
+        ends = of(Finished, pools.stream(requests(0)))
         assert {sample_id(each.request_id, each.sample): each.token_ids for each in ends} == alone[0]
         assert pools.counts["processes that died"] >= 1 and process.pid not in children()
     with PrefillDecodePools(config()) as pools:

@@ -12,6 +12,7 @@ import pytest
 from tests.cluster.ends import end_of, until_begun
 from tests.cluster.pool_threads import StartThreads, ThreadProcess
 from tests.cluster.threads import ASKED, CONFIG, alone, demo
+from tests.helpers.events import of
 from tests.patience import limit, until
 from workbench.cluster.cluster import Cluster
 from workbench.cluster.pools import PrefillDecodePools
@@ -40,9 +41,9 @@ def test_the_server_answers_from_pools() -> None:
         pieces = [json.loads(line) for line in lines]
         assert "".join(each["choices"][0]["text"] for each in pieces if each["choices"]) == wanted.output_text
         assert pieces[-1]["usage"]["completion_tokens"] == len(wanted.token_ids)
-        [handover] = [each for each in heard if isinstance(each, HandedOver)]
+        [handover] = of(HandedOver, heard)
         assert (handover.source, handover.replica) == (1, 2)
-        assert {each.replica for each in heard if isinstance(each, Stepped)} == {1, 2}
+        assert {each.replica for each in of(Stepped, heard)} == {1, 2}
         [pools] = cluster.replicas.values()
         handles = [cluster.submit("def fib(n):", **ASKED) for _ in range(3)]
         until_begun(handles, 3)

@@ -8,6 +8,7 @@ import signal
 from tests.cluster.ends import pids, until_home
 from tests.cluster.pool_requests import config, requests
 from tests.cluster.processes import is_alive
+from tests.helpers.events import of
 from tests.helpers.processes import python
 from tests.helpers.ray_cluster import own_ray
 from tests.patience import until
@@ -50,7 +51,7 @@ def test_a_shared_memory_serves_actors_of_this_host(ray_cluster) -> None:
     asked = requests(1)[:3]
     alone = {name: end.token_ids for name, end in generate(Runner(config()), asked).items()}
     with PrefillDecodePools(config(), 1, 1, processes="ray") as pools:
-        found = {end.request_id: end.token_ids for end in pools.stream(asked) if isinstance(end, Finished)}
+        found = {end.request_id: end.token_ids for end in of(Finished, pools.stream(asked))}
         assert found == alone and pools.counts["handed over"] == 2
         until_home(pools)
 

@@ -17,6 +17,7 @@ import pytest
 from tests.cluster.ends import decoded, end_of, until_begun
 from tests.cluster.processes import descendants, is_alive
 from tests.cluster.threads import ASKED, CONFIG, alone
+from tests.helpers.events import of
 from tests.helpers.processes import PIPE, python, start_python
 from tests.helpers.ray_cluster import own_ray
 from tests.patience import limit, until
@@ -53,7 +54,7 @@ def test_a_killed_replica_costs_no_token(cluster: Cluster) -> None:
         assert (end.token_ids, end.output_text) == (wanted.token_ids, wanted.output_text)
         assert [each.index for each in tokens] == list(range(len(wanted.token_ids)))
         assert "".join(each.text for each in tokens) + end.text == wanted.output_text
-    moves = [each for each in heard if isinstance(each, Moved)]
+    moves = of(Moved, heard)
     assert moves, "the replica had ended all that it was given before it was killed"
     assert len(moves) == cluster.accounts[""].moves and all(each.source == number for each in moves)
     until(lambda: len(cluster.replicas) == 2)  # a new one in its place

@@ -168,17 +168,6 @@ def test_scaling_down_keeps_what_serves_before_what_starts(cluster: Cluster, lau
     assert end(ask(cluster, "alice")).replica == 1
 
 
-def test_a_closed_cluster_takes_no_requests(launcher: Threads) -> None:
-    cluster = Cluster(CONFIG, 1, launcher=launcher, report=discard)
-    handle = cluster.submit("def fib(n):", max_tokens=400)
-    cluster.close()
-    for call in (lambda: cluster.stream("x"), lambda: cluster.scale(2), lambda: cluster.deploy(OTHER, 0.5)):
-        with pytest.raises(WorkbenchError, match="the cluster was closed"):
-            call()
-    handle.stop()
-    cluster.stop()
-
-
 def test_a_model_with_another_tokenizer_is_refused() -> None:
     first = FleetModel.of(CONFIG)
     first.check_encodes_for(FleetModel.of(CONFIG))

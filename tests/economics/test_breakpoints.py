@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.refusals import refuses
 from tests.thorough import tries
 from workbench.economics.breakpoints import PLACEMENTS, TracedPrompt, after_parts, placement_costs
 from workbench.economics.prices import DEFAULT_TABLE, load_prices
 from workbench.economics.prompt_cache import FIVE_MINUTES
-from workbench.errors import WorkbenchError
 
 PRICES = load_prices(DEFAULT_TABLE)
 
@@ -54,8 +53,7 @@ def test_tenants_and_time_are_kept_apart() -> None:
     assert all(both[ttl] == usage + usage for ttl, usage in one.items())
     late = {each.ttl: each.usage for each in placement_costs(chat(3, gap=400), PRICES, marked)}
     assert late[FIVE_MINUTES].cache_read == 0 < one[FIVE_MINUTES].cache_read
-    with pytest.raises(WorkbenchError, match="in order"):
-        placement_costs(chat(3)[::-1], PRICES, marked)
+    refuses("in order", lambda: placement_costs(chat(3)[::-1], PRICES, marked))
 
 
 prompts = st.lists(
@@ -64,7 +62,7 @@ prompts = st.lists(
 )
 
 
-@settings(max_examples=tries(200), deadline=None)
+@settings(max_examples=tries(200))
 @given(traffic=prompts, page=st.sampled_from([1, 4]))
 def test_tokens_are_counted_once_and_read_only_after_they_were_written(traffic, page: int) -> None:
     time, sent = 0, []

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.economics.tables import PRICES
+from tests.helpers.refusals import refuses
 from workbench.economics import cache_figures, figures
 from workbench.economics import savings as answers
 from workbench.economics import savings as routing
 from workbench.economics.bill import DAY, Bill, agent_loop_calls, even_times, random_times, traffic_calls
 from workbench.economics.prices import Prices, Usage, load_prices
 from workbench.economics.prompt_cache import FIVE_MINUTES, cached_usage, uncached_usage
-from workbench.errors import WorkbenchError
 from workbench.simulate.arrival import Arrival
 from workbench.simulate.generators import mooncake_conversations
 
@@ -42,8 +42,7 @@ def test_seventy_percent_wants_almost_three_quarters_of_the_bill() -> None:
     assert found["20"]["simple_share_of_questions"] == 1.0  # the nine short ones are half of the bill
     assert routing.routing_saving(Fraction(1, 2), 20) == Fraction(19, 40)
     for wrong in (lambda: routing.routing_saving(2, 20), lambda: routing.routing_saving(0.5, 0.5)):
-        with pytest.raises(WorkbenchError, match="routing: "):
-            wrong()
+        refuses("routing: ", wrong)
 
 
 @given(PRICES, *[st.integers(0, 3000)] * 3, st.booleans())
@@ -115,8 +114,7 @@ def test_times_of_a_day() -> None:
     times = random_times(2000, DAY, seed=3)
     assert times == sorted(times) == random_times(2000, DAY, seed=3) != random_times(2000, DAY, seed=4)
     assert len(times) == 2000 and times[-1] == pytest.approx(DAY, rel=0.1)
-    with pytest.raises(WorkbenchError, match="give at least 1"):
-        even_times(0)
+    refuses("give at least 1", even_times, 0)
 
 
 def test_what_the_ledger_reads_of_caches() -> None:

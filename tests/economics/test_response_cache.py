@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.helpers.refusals import refuses
 from workbench.economics.prices import Usage, load_prices
 from workbench.economics.response_cache import GREEDY, ResponseCache, replay_response_cache, request_key
 from workbench.errors import WorkbenchError
@@ -53,8 +54,7 @@ def test_a_drawn_answer_is_refused(temperature: float) -> None:
         lambda: cache.put(request, ""),
         lambda: cache.get_or_compute(request, str),
     ):
-        with pytest.raises(WorkbenchError, match="mine: temperature .* only temperature 0"):
-            wrong()
+        refuses("mine: temperature .* only temperature 0", wrong)
     assert (len(cache), cache.hits, cache.misses) == (0, 0, 0)
 
 
@@ -67,8 +67,7 @@ def test_what_fails_is_not_kept() -> None:
     with pytest.raises(WorkbenchError):
         cache.get_or_compute(asked(1), broken)
     assert len(cache) == 0 and cache.get_or_compute(asked(1), lambda request: "yes") == "yes"
-    with pytest.raises(WorkbenchError, match="at least 1"):
-        ResponseCache(0)
+    refuses("at least 1", ResponseCache, 0)
 
 
 def test_a_replayed_traffic() -> None:

@@ -43,6 +43,13 @@ class Channel:
         self.layers.setdefault(key.request_id, {})[number, layer] = contents
 
 
+def prefilled(runner: Runner) -> Sequence:
+    """Step until a sequence may be handed over."""
+    while not (ready := list(ready_sequences(runner))):
+        runner.step()
+    return ready[0]
+
+
 @dataclass
 class Apart:
     """A prefill engine and a decode engine."""
@@ -52,8 +59,6 @@ class Apart:
     shares_memory: bool
     finished: dict[str, Finished] = field(default_factory=dict)
     emitted: dict[str, list[int]] = field(default_factory=dict)
-    events: list[Event] = field(default_factory=list)
-    num_moved: int = 0
     channel: Channel = field(default_factory=Channel)
     sending: SendingExecutor | None = None
     on_the_way: list[tuple[Request, Adoption]] = field(default_factory=list)
@@ -90,7 +95,6 @@ class Apart:
         return self.sending is None or self.sending.has_sent(sequence, TransferKey(sequence.request_id, 0))
 
     def _hand_over(self, sequence: Sequence) -> tuple[Request, BorrowedPages | CopiedPages]:
-        self.num_moved += 1
         if self.shares_memory:
             made: Handover = hand_over(self.prefill, sequence)
             return made.request, BorrowedPages(made.handed)
@@ -108,7 +112,6 @@ class Apart:
     def _collect(self) -> None:
         while self._queue:
             event = self._queue.popleft()
-            self.events.append(event)
             if isinstance(event, Finished) and event.reason != FinishReason.MOVED:
                 self.finished[event.request_id] = event
             elif isinstance(event, Decoded):

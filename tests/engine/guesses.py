@@ -9,6 +9,7 @@ import pytest
 
 from compiled_kernels import Backend, backend_problems
 from tests.engine.tiny import CONTEXT, VOCAB, runner_of
+from tests.helpers.events import of
 from workbench.engine.runner import Runner, generate
 from workbench.kv_cache.pages import pages_for
 from workbench.request import Sequence
@@ -69,7 +70,7 @@ def run_checked(runner: Runner, requests) -> dict[str, Finished]:
     while runner.has_unfinished_requests:
         runner.step(box)
         check_pages(runner)
-    return {event.request_id: event for event in box if isinstance(event, Finished)}
+    return {event.request_id: event for event in of(Finished, box)}
 
 
 def model_drafts(runner: Runner, several: bool = False, **more) -> DraftModelProposer:

@@ -105,6 +105,13 @@ class History:
         self.samples: set[Sequence] = set()  # but the first of each request: others may come to run before them
         self.count = 0
 
+    def begin_any(self, draw: random.Random) -> None:
+        self.begin(
+            policy=draw.choice(POLICIES), tables=draw.choice(LAYOUTS), pages=draw.randint(10, 16),
+            prefix=draw.random() < 0.5, saves=draw.random() < 0.5, host=draw.choice([0, 6, 20]),
+            ttl=draw.choice([None, 5.0]), seed=draw.randrange(10**6),
+        )  # fmt: skip
+
     def submit(self, shared: int, own: int, most: int, samples: int, beams: bool, salt: str, which: int) -> None:
         """Prompts have beginnings in common: zeros, or ones, often whole pages of them and one token more. Of one
         request come samples, or the beams of a search."""

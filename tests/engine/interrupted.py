@@ -52,6 +52,7 @@ def _traced(work: Callable[[], object], line: int) -> tuple[int, bool]:
         sys.settrace(before)
     return count, False
 
+
 MODEL = model_of(spec_of(layer(), layer(2, 1, sliding_window=9)))
 PLAIN = model_of(spec_of(layer(dim=8), layer(dim=8)))
 PACKED = CacheFormat(format="int8", quant_group=8, columns=8, residual_length=8)

@@ -1,12 +1,15 @@
-"""Masks, score functions and choices of pages of a user's own."""
+"""Masks, score functions, choices of pages and filters of a user's own."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from tests.engine.page_bounds import Bounds  # noqa: F401 (named by path, as the next)
 from tests.engine.tiny import even, farther  # noqa: F401
+from workbench.sampling.filters import History
 
 
 def near_by_root(query: Tensor, key: Tensor) -> Tensor:
@@ -33,3 +36,16 @@ def untraceable(query: Tensor, key: Tensor) -> Tensor:
     if int(key.max()) < 0:
         raise ValueError("never")
     return key <= query
+
+
+class Backwards:
+    """A filter with a second stream, of the prompt backwards."""
+
+    def second_prompt(self, prompt_ids: Sequence[int]) -> tuple[int, ...]:
+        return (*reversed(prompt_ids),)
+
+    def __call__(self, logits: Tensor, histories: Sequence[History], second: Tensor) -> Tensor:
+        return logits + second
+
+
+BACKWARDS = {"filters": [{"path": f"{__name__}:Backwards"}]}

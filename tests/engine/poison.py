@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from tests.engine.tiny import VOCAB, Oracle, layer, model_of, request, spec_of
+from tests.helpers.recorded import Around
 from workbench.engine.runner import Runner
 from workbench.request import Request, random_token_ids
 
@@ -15,14 +16,12 @@ WINDOW = 5
 MODEL = model_of(spec_of(layer(4, 2), layer(4, 2, sliding_window=WINDOW)))
 
 
-class Poison:
+class Poison(Around):
     """Replaces a runner's executor: before each step every page without an owner becomes NaN."""
 
-    compiles, kernel_seconds, artifacts = 0, None, {}
-
     def __init__(self, runner: Runner):
-        self.inner, self.runner = runner.executor, runner
-        runner.set_executor(self)  # type: ignore[arg-type]
+        super().__init__(runner)
+        self.runner = runner
 
     def forward(self, plan):
         for table, pool in enumerate(self.runner.scheduler.pools):

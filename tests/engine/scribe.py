@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.engine.tiny import Objection, runner_of
+from tests.helpers.recorded import Around
 from workbench.engine.runner import Runner, generate
 from workbench.executors.token_parallel import TokenParallelExecutor
 from workbench.model.transformer import Transformer
@@ -18,24 +19,12 @@ from workbench.scheduler.plan import StepPlan
 Rows = dict[int, Tensor]  # by position
 
 
-class Scribe:
+class Scribe(Around):
     """Stands in for a runner's executor and asks for the logits of every token of a step."""
 
     def __init__(self, runner: Runner):
-        self.inner, self.rows = runner.executor, {}
-        runner.set_executor(self)  # type: ignore[arg-type]
-
-    @property
-    def compiles(self) -> int:
-        return self.inner.compiles
-
-    @property
-    def kernel_seconds(self) -> float | None:
-        return self.inner.kernel_seconds
-
-    @property
-    def artifacts(self):
-        return self.inner.artifacts
+        super().__init__(runner)
+        self.rows: dict[str, Rows] = {}
 
     def forward(self, plan: StepPlan) -> Tensor:
         try:

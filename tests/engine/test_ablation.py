@@ -66,19 +66,6 @@ def test_what_is_off_is_a_plain_pass_without_it(spec: ModelSpec, ids: list[int],
         assert row.max() - row[token] < 1e-9
 
 
-def test_each_head_and_each_layer_matters() -> None:
-    model = model_of(spec_of(layer(4, 2), layer(4, 4)), dtype=torch.float64)
-    ids = [1, 2, 3]
-    off = [Ablation(heads=frozenset({(n, head)})) for n in range(2) for head in range(4)]
-    off += [Ablation(layers=frozenset({n})) for n in range(2)]
-    with torch.inference_mode():
-        texts = [TextAttention(model, ids, each.run_blocks(model)) for each in [Ablation(), *off]]
-        whole, *found = (model.compute_logits(text.hidden_states) for text in texts)
-    for each, logits in zip(off, found, strict=True):
-        assert torch.allclose(logits, without(model, ids, each.heads, each.layers), atol=1e-9)
-        assert (logits - whole).abs().max() > 1e-4
-
-
 def test_nothing_stays_off() -> None:
     model = model_of(spec_of(layer(4, 2), layer(4, 4)))
     before = continue_text(model, (1, 2, 3), GREEDY, Ablation())

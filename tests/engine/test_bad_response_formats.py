@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -12,7 +13,8 @@ from pydantic import TypeAdapter
 
 from tests.calls import calls_of, refusal_of
 from tests.engine.formats import RUNNERS, ask, result
-from workbench.engine.runner import generate
+from tests.helpers.events import of
+from workbench.engine.runner import Runner, generate
 from workbench.response_format import ResponseFormat
 from workbench.trace.events import Finished
 
@@ -109,44 +111,46 @@ def beside() -> dict[str, tuple]:
     return result(generate(RUNNERS((1,)), [ask("good", "tree", 40)]))
 
 
+def check_beside(act: Callable[[Runner, deque], None]) -> None:
+    """Act beside a request under way, which says what it would have said."""
+    ours, box = RUNNERS((1,)), deque()
+    wanted = beside()  # the vocabulary is ready too
+    ours.cancel("good")  # of a test that failed
+    ours.submit(ask("good", "tree", 40), box)
+    act(ours, box)
+    while ours.has_unfinished_requests:
+        ours.step(box)
+    assert result({event.request_id: event for event in of(Finished, box)}) == wanted
+
+
 @pytest.mark.parametrize("name", sorted(BAD))
 def test_a_bad_format_is_one_error_and_others_go_on(name: str) -> None:
     form, words = BAD[name]
-    ours, box = RUNNERS((1,)), deque()
-    beside()  # the vocabulary is ready too
-    ours.cancel("good")  # of a test that failed
-    ours.submit(ask("good", "tree", 40), box)
-    for _ in range(3):
-        ours.step(box)
-    said, calls = refusal_of(lambda: list(ours.stream("a b", max_tokens=20, response_format=form)))
-    assert words in said and len(said) < 1000 and "\n" not in said
-    assert calls < MAX_CALLS
-    while ours.has_unfinished_requests:
-        ours.step(box)
-    ends = {event.request_id: event for event in box if isinstance(event, Finished)}
-    assert result(ends) == beside()
+
+    def refuse(ours: Runner, box: deque) -> None:
+        for _ in range(3):
+            ours.step(box)
+        said, calls = refusal_of(lambda: list(ours.stream("a b", max_tokens=20, response_format=form)))
+        assert words in said and len(said) < 1000 and "\n" not in said
+        assert calls < MAX_CALLS
+
+    check_beside(refuse)
 
 
 @pytest.mark.parametrize("pattern", EXPLODING)
 @pytest.mark.parametrize("kind", ["regex", "pattern"])
 def test_a_regex_that_explodes_is_carried_out_or_refused(kind: str, pattern: str) -> None:
     form = regex(pattern) if kind == "regex" else schema_form({"type": "string", "pattern": f"^({pattern})$"})
-    ours, box = RUNNERS((1,)), deque()
-    beside()
-    ours.cancel("good")
-    ours.submit(ask("good", "tree", 40), box)
     bad: deque = deque()
-    ours.submit(ask("bad", FORM.validate_python(form), 30), bad)
-    steps = 0
 
-    def serve_both() -> None:
-        nonlocal steps
+    def serve_both(ours: Runner, box: deque) -> None:
+        ours.submit(ask("bad", FORM.validate_python(form), 30), bad)
+        calls = []
         while ours.has_unfinished_requests:
-            ours.step(box)
-            steps += 1
+            calls.append(calls_of(lambda: ours.step(box)))
+        assert sum(calls) < 2500 * len(calls)
 
-    assert calls_of(serve_both) < 2500 * steps
-    ends = {event.request_id: event for event in (*box, *bad) if isinstance(event, Finished)}
-    bad_end = ends.pop("bad")
-    assert result(ends) == beside() and bad_end.reason in ("stop", "length", "refused", "error"), bad_end
-    assert bad_end.error or len(bad_end.token_ids) <= 30
+    check_beside(serve_both)
+    (end,) = of(Finished, bad)
+    assert end.reason in ("stop", "length", "refused", "error"), end
+    assert end.error or len(end.token_ids) <= 30

@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.engine.beam_oracle import Text, beams
-from tests.engine.poison import MODEL, Poison, asked
+from tests.engine.poison import Poison
 from tests.engine.tiny import VOCAB, finals, layer, model_of, request, runner_of, spec_of, specs
+from tests.helpers.events import of
 from tests.thorough import tries
 from workbench.engine import naive
 from workbench.engine.beam_search import EarlyStopping, beam_search
+from workbench.engine.inputs import sample_id
 from workbench.engine.runner import Runner, generate
-from workbench.errors import WorkbenchError
 from workbench.kv_cache.format import parse_cache_format
 from workbench.model.hf.families import read_spec
 from workbench.model.hf.weights import load_weights
@@ -50,15 +51,13 @@ def plain(model: Transformer, prompt: Text):
 
 def found(runner: Runner, requests: list[Request]) -> dict[str, list[tuple[Text, float]]]:
     """Return the texts that each search found, in order."""
-    ends: dict[str, dict[int, Finished]] = {}
-    for event in runner.stream(requests):
-        if isinstance(event, Finished):
-            assert event.reason in ("stop", "length"), event.error
-            ends.setdefault(event.request_id, {})[event.sample] = event
-    return {
-        name: [(mine[number].token_ids, mine[number].score or 0.0) for number in sorted(mine)]
-        for name, mine in ends.items()
-    }
+    ends = generate(runner, requests)
+    assert {end.reason for end in ends.values()} <= {"stop", "length"}, {end.error for end in ends.values()}
+    texts: dict[str, list[tuple[Text, float]]] = {}
+    for each in requests:
+        mine = (ends[sample_id(each.request_id, number)] for number in range(each.sampling.n))
+        texts[each.request_id] = [(end.token_ids, end.score or 0.0) for end in mine]
+    return texts
 
 
 def same(one: list[tuple[Text, float]], other: list[tuple[Text, float]], bound: float = 1e-9) -> None:
@@ -115,7 +114,7 @@ cases = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=tries(12), deadline=None)
+@settings(max_examples=tries(12))
 @given(specs, cases, st.booleans(), st.booleans(), st.randoms())
 def test_as_defined(spec, searches: list, prefix: bool, offload: bool, shuffle: random.Random) -> None:
     """Beside one another and beside other requests, however scarce the pages and whatever was found in the cache."""
@@ -165,7 +164,7 @@ def test_quantized_caches(kind: str) -> None:
 
     def logprobs(text: Text) -> Tensor:
         one = SamplingParameters(max_tokens=1, temperature=0, logprobs=VOCAB)
-        event = next(e for e in cold.stream([Request("c", ids + text, one)]) if isinstance(e, Decoded))
+        event = of(Decoded, cold.stream([Request("c", ids + text, one)]))[0]
         return torch.tensor([value for _, value in sorted(event.top_logprobs)])
 
     runner = runner_of(model, prefix="radix", **settings_)
@@ -204,57 +203,6 @@ def test_beams_are_preempted_together() -> None:
     assert {event.sample for event in backs} == {0, 1, 2}
     same([(ends["s", k].token_ids, ends["s", k].score or 0.0) for k in range(3)], alone)
     assert runner.scheduler.pages_in_use == 0
-
-
-def test_a_search_that_cannot_run_is_reported() -> None:
-    runner = runner_of(EXACT, pages=12)
-    with pytest.raises(WorkbenchError, match="5 beams, and max_num_seqs is 4; raise it or ask for fewer beams"):
-        beam_search(runner, prompt_of(5), 5, 4)
-    # Three whole pages of the prompt are shared, each beam has four more.
-    with pytest.raises(WorkbenchError, match="in 3 beams, need 15 pages of 4 tokens, the cache has 12"):
-        beam_search(runner, prompt_of(13), 3, 16)
-    assert len(beam_search(runner, prompt_of(13), 2, 16)) == 2
-    with pytest.raises(WorkbenchError, match="no tokenizer"):
-        beam_search(runner, "text", 2, 4)
-    for wrong, words in [
-        ({"beams": 2, "n": 3}, "beams 2 is less than n"),
-        ({"beams": 2, "best_of": 2}, "give one"),
-        ({"beams": 2, "temperature": 0.7}, "leave out temperature"),
-        ({"beams": 2, "top_k": 3}, "leave out top_k"),
-        ({"beams": 2, "stop": "x"}, "give stop_token_ids in place of stop"),
-    ]:
-        with pytest.raises(ValueError, match=words):
-            SamplingParameters(**wrong)
-
-
-def test_a_broken_row_ends_the_search_and_nothing_else() -> None:
-    runner = runner_of(MODEL)
-    forward, count = runner.executor.forward, [0]
-
-    def broken(plan):
-        logits = forward(plan).clone()
-        count[0] += 1
-        for row, span in enumerate(span for span in plan.spans if span.needs_sample):
-            if count[0] == 4 and span.sequence.request_id == "s#1":
-                logits[row] = torch.nan
-        return logits
-
-    runner.executor.forward = broken  # type: ignore[method-assign]
-    ends = generate(runner, [searched("s", prompt_of(6), 3, 9), request("o", 5, 6)])
-    assert [ends[name].reason for name in ("s", "s#1", "s#2", "o")] == ["error", "error", "error", "length"]
-    assert "NaN" in ends["s"].error and runner.scheduler.pages_in_use == 0
-
-
-def test_a_cancelled_search_gives_its_pages_back() -> None:
-    runner = runner_of(MODEL, prefix="radix")
-    for moment in (1, 4, 9, 16):
-        ends = []
-        for number, event in enumerate(runner.stream([searched("s", prompt_of(9), 3, 9), asked("o", 3, 2, 4)])):
-            if number == moment:
-                runner.cancel("s")
-            ends += [event] if isinstance(event, Finished) else []
-        assert [e.reason for e in ends if e.request_id == "s"] == ["cancelled"] * 3
-        assert runner.scheduler.pages_in_use == 0 and not runner.has_unfinished_requests
 
 
 def test_more_beams_than_a_small_vocabulary_has_tokens() -> None:

@@ -45,7 +45,7 @@ def searched(made: Request, path: str, width: int) -> Request:
     return replace(made, sampling=sampling)
 
 
-@settings(max_examples=tries(15), deadline=None)
+@settings(max_examples=tries(15))
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 8), st.integers(1, 6)), min_size=1, max_size=3),
        st.integers(1, 4), st.integers(3, 16), st.integers(28, 40), st.sampled_from(["off", "radix"]))  # fmt: skip
 def test_a_beam_search_written_as_one_is_the_engines(

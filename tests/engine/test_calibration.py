@@ -11,7 +11,6 @@ import torch
 import workbench
 from tests.engine.tiny import layer, model_of, spec_of
 from workbench.cluster.replica import fingerprint_of
-from workbench.engine.cache import check_shareable
 from workbench.engine.config import EngineConfig
 from workbench.engine.loaded_model import LoadedModel
 from workbench.engine.runner import Runner
@@ -168,8 +167,3 @@ def test_what_is_refused(name: str, words: str) -> None:
     model = model_of(spec_of(layer()), 1)
     with pytest.raises(WorkbenchError, match=words):
         Runner(EngineConfig.build(cache=cache(name), pages=4), LoadedModel(model))
-
-
-def test_engines_apart_do_not_calibrate() -> None:
-    with pytest.raises(WorkbenchError, match="a codec that is calibrated"):
-        check_shareable(model_of(spec_of(layer()), 1), EngineConfig.build(cache=cache()))

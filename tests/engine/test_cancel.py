@@ -12,16 +12,18 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.engine.at_rest import at_rest
-from tests.engine.interrupted import KINDS, OURS, lines_of
-from tests.engine.tiny import request
+from tests.engine.interrupted import KINDS, MODEL, OURS, lines_of
+from tests.engine.own_rules import BACKWARDS
+from tests.engine.tiny import request, runner_of
+from tests.helpers.events import of
 from tests.patience import limit
 from tests.thorough import tries
 from workbench.engine.inputs import sample_id
-from workbench.engine.runner import Runner
+from workbench.engine.runner import Runner, generate
 from workbench.trace.events import Event, Finished
 
 ASKED = [request("a", 11, 9), request("b", 14, 12), request("c", 5, 6, n=2, temperature=1.0, seed=3)]
@@ -36,7 +38,7 @@ def ends(runner: Runner, box: deque[Event]) -> dict[str, Finished]:
         runner.submit(each, box)
     while runner.has_unfinished_requests:
         runner.step(box)
-    return {sample_id(e.request_id, e.sample): e for e in box if isinstance(e, Finished)}
+    return {sample_id(e.request_id, e.sample): e for e in of(Finished, box)}
 
 
 @cache
@@ -113,60 +115,59 @@ def lengths() -> dict[str, int]:
     return {kind: lines_of(lambda made=made: ends(made(), deque())) for kind, made in KINDS.items()}
 
 
+def after_forward(runner: Runner, at: int, act: Callable[[], object]) -> None:
+    """Act in the step whose forward pass has this number, when that is done."""
+    forward, count = runner.executor.forward, iter(range(10_000))
+
+    def computing(plan: Any) -> Any:
+        logits = forward(plan)
+        if next(count) == at:
+            act()
+        return logits
+
+    runner.executor.forward = computing  # type: ignore[method-assign]
+
+
+def cancel_by(runner: Runner, name: str, thread: bool) -> None:
+    by_thread(lambda: runner.cancel(name)) if thread else runner.cancel(name)
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_at_any_line_by_a_timer_or_another_thread(kind: str, lengths: dict[str, int]) -> None:
-    @settings(max_examples=tries(8), deadline=None)
-    @given(st.floats(0, 0.99), st.sampled_from("abc"), st.booleans())
-    def law(place: float, name: str, thread: bool) -> None:
-        runner = KINDS[kind]()
-        heard = heard_by(runner)
-        cancel = lambda: runner.cancel(name)  # noqa: E731
-        act = (lambda: by_thread(cancel)) if thread else cancel
-        done = at_line(int(place * lengths[kind]), act, lambda: ends(runner, deque()))
-        check(runner, kind, done, heard, {name})
-
-    law()
+@settings(max_examples=tries(8))
+@given(st.floats(0, 0.99), st.sampled_from("abc"), st.booleans())
+def test_at_any_line_by_a_timer_or_another_thread(lengths: dict, kind: str, place: float, name: str, thread: bool):
+    runner = KINDS[kind]()
+    heard = heard_by(runner)
+    act = lambda: cancel_by(runner, name, thread)  # noqa: E731
+    done = at_line(int(place * lengths[kind]), act, lambda: ends(runner, deque()))
+    check(runner, kind, done, heard, {name})
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_during_any_forward_pass(kind: str) -> None:
-    @settings(max_examples=tries(6), deadline=None)
-    @given(st.integers(0, 12), st.sampled_from("abc"), st.booleans())
-    def law(at: int, name: str, thread: bool) -> None:
-        runner = KINDS[kind]()
-        heard, forward, count = heard_by(runner), runner.executor.forward, iter(range(10_000))
-
-        def computing(plan: Any) -> Any:
-            logits = forward(plan)
-            if next(count) == at:
-                by_thread(lambda: runner.cancel(name)) if thread else runner.cancel(name)
-            return logits
-
-        runner.executor.forward = computing  # type: ignore[method-assign]
-        check(runner, kind, ends(runner, deque()), heard, {name})
-
-    law()
+@settings(max_examples=tries(6))
+@given(st.integers(0, 12), st.sampled_from("abc"), st.booleans())
+def test_during_any_forward_pass(kind: str, at: int, name: str, thread: bool) -> None:
+    heard = heard_by(runner := KINDS[kind]())
+    after_forward(runner, at, lambda: cancel_by(runner, name, thread))
+    check(runner, kind, ends(runner, deque()), heard, {name})
 
 
 @pytest.mark.parametrize("event_kind", EVENTS)
-def test_by_a_listener_at_every_kind_of_event(event_kind: str) -> None:
-    @settings(max_examples=tries(8), deadline=None)
-    @given(st.sampled_from(list(KINDS)), st.integers(0, 6), st.sampled_from("abc"), st.booleans())
-    def law(kind: str, at: int, name: str, thread: bool) -> None:
-        runner, count = KINDS[kind](), iter(range(10_000))
-        cancelled = {name}
+@settings(max_examples=tries(8))
+@given(st.sampled_from(list(KINDS)), st.integers(0, 6), st.sampled_from("abc"), st.booleans())
+def test_by_a_listener_at_every_kind_of_event(event_kind: str, kind: str, at: int, name: str, thread: bool) -> None:
+    runner, count = KINDS[kind](), iter(range(10_000))
+    cancelled = {name}
 
-        def also(event: Event) -> None:
-            if event.kind == event_kind and next(count) == at:
-                by_thread(lambda: runner.cancel(name)) if thread else runner.cancel(name)
-            if event_kind == "cancelled" and event.kind == "decoded" and not cancelled - {name}:
-                cancelled.add("b")  # so that there is one to hear of
-                runner.cancel("b")
+    def also(event: Event) -> None:
+        if event.kind == event_kind and next(count) == at:
+            cancel_by(runner, name, thread)
+        if event_kind == "cancelled" and event.kind == "decoded" and not cancelled - {name}:
+            cancelled.add("b")  # so that there is one to hear of
+            runner.cancel("b")
 
-        heard = heard_by(runner, also)
-        check(runner, kind, ends(runner, deque()), heard, cancelled)
-
-    law()
+    heard = heard_by(runner, also)
+    check(runner, kind, ends(runner, deque()), heard, cancelled)
 
 
 class Objected(Exception):
@@ -174,57 +175,50 @@ class Objected(Exception):
 
 
 @pytest.mark.parametrize("event_kind", EVENTS)
-def test_a_listener_that_raises_changes_nobodys_tokens(event_kind: str) -> None:
-    """Its error comes out of the step, submission or cancellation that it heard of, when that is done."""
-
-    @settings(max_examples=tries(6), deadline=None)
-    @given(st.sampled_from(list(KINDS)), st.integers(0, 6))
-    def law(kind: str, at: int) -> None:
-        runner, box, count, raised = KINDS[kind](), deque[Event](), iter(range(10_000)), 0
-
-        def also(event: Event) -> None:
-            if event.kind == event_kind and next(count) == at:
-                raise Objected
-
-        heard = heard_by(runner, also)
-        work: list[Callable[[], Any]] = [lambda each=each: runner.submit(each, box) for each in ASKED]
-        while work or runner.has_unfinished_requests:
-            try:
-                work.pop(0)() if work else runner.step(box)
-            except Objected:
-                raised += 1
-        assert raised == (len([e for e in heard if e.kind == event_kind]) > at)
-        done = {sample_id(e.request_id, e.sample): e for e in box if isinstance(e, Finished)}
-        check(runner, kind, done, heard, set())
-
-    law()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_anothers_cancellation_does_not_raise_what_the_steps_listener_raised(kind: str) -> None:
-    """It comes out of the step, whichever is cancelled between error and the step's end (`by_thread` asserts that)."""
-    runner, box, raised = KINDS[kind](), deque[Event](), 0
+@settings(max_examples=tries(8))
+@given(st.sampled_from(list(KINDS)), st.integers(0, 6), st.booleans())
+@example("plain", 0, True)
+@example("lookup", 1, True)
+def test_a_listener_that_raises_changes_nobodys_tokens(event_kind: str, kind: str, at: int, cancels: bool) -> None:
+    """Its error comes out of the step, submission or cancellation that it heard of, when that is done. Where it raises
+    in every step, that is so of a step in which another thread cancels (`by_thread` asserts that nothing comes out)."""
+    runner, box, count, raised = KINDS[kind](), deque[Event](), iter(range(10_000)), 0
+    cancels = cancels and event_kind == "step_planned"
 
     def also(event: Event) -> None:
-        if event.kind == "step_planned":
+        if event.kind == event_kind and ((number := next(count)) == at or number > at and cancels):
             raise Objected
 
-    heard, forward, at = heard_by(runner, also), runner.executor.forward, iter(range(10_000))
-
-    def computing(plan: Any) -> Any:
-        logits = forward(plan)
-        if next(at) == 2:
-            by_thread(lambda: runner.cancel("a"))
-        return logits
-
-    runner.executor.forward = computing  # type: ignore[method-assign]
-    for each in ASKED:
-        runner.submit(each, box)
-    while runner.has_unfinished_requests:
+    heard = heard_by(runner, also)
+    after_forward(runner, 2 if cancels else -1, lambda: by_thread(lambda: runner.cancel("a")))
+    work: list[Callable[[], Any]] = [lambda each=each: runner.submit(each, box) for each in ASKED]
+    while work or runner.has_unfinished_requests:
         try:
-            runner.step(box)
+            work.pop(0)() if work else runner.step(box)
         except Objected:
             raised += 1
-    assert raised == len([e for e in heard if e.kind == "step_planned"])
-    done = {sample_id(e.request_id, e.sample): e for e in box if isinstance(e, Finished)}
-    check(runner, kind, done, heard, {"a"})
+    later = max(0, len([e for e in heard if e.kind == event_kind]) - at)
+    assert raised == (later if cancels else min(later, 1))
+    done = {sample_id(e.request_id, e.sample): e for e in of(Finished, box)}
+    check(runner, kind, done, heard, {"a"} if cancels else set())
+
+
+@pytest.mark.parametrize("moment", [2, 4, 5, 9, 14])
+@pytest.mark.parametrize(
+    ("count", "sampling"),
+    [(3, {"n": 3}), (3, {"best_of": 3, "temperature": 0.9}), (3, {"beams": 3, "n": 3}), (1, BACKWARDS)],
+)
+def test_a_cancel_ends_every_sequence_of_a_request(count: int, sampling: dict[str, Any], moment: int) -> None:
+    """Samples, candidates of a choice, beams and a second stream; the id is free then."""
+    asked, runner = request("a", 10, 12, **sampling), runner_of(MODEL, prefix="radix", max_num_batched_tokens=4)
+    ends = []
+    for number, event in enumerate(runner.stream([asked, request("b", 3, 3)])):
+        if number == moment:
+            runner.cancel("a")
+        ends += [event] if isinstance(event, Finished) else []
+    wanted = [("a", number, "cancelled") for number in range(count)]
+    assert sorted((e.request_id, e.sample, e.reason) for e in ends) == [*wanted, ("b", 0, "length")]
+    at_rest(runner)
+    assert len(generate(runner, [asked])) == count
+    refused = generate(runner, [request("a", 60, 9, **sampling)])
+    assert [end.reason for end in refused.values()] == ["refused"] * count

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compiled_kernels.backends import Backend, backend_problems
+from tests.helpers.events import of
 from workbench.engine.load import load
 from workbench.executors.contention import MAX_SECONDS, SLOW_STEPS, SLOWER, Contention, StepThreads, after_step
 from workbench.executors.mlir import MlirStep
@@ -189,5 +190,5 @@ def test_the_runner_tells_its_listener(two_threads: None, monkeypatch: pytest.Mo
     made_up = lambda state, _: real(state, 1e-4 if state.single_threaded else 0.09)  # noqa: E731
     monkeypatch.setattr("workbench.executors.contention.after_step", made_up)
     list(runner.stream([Request("a", (1, 2, 3), SamplingParameters(max_tokens=12, ignore_eos=True))]))
-    (change,) = [event for event in recorder.events if isinstance(event, ThreadsChanged)]
+    (change,) = of(ThreadsChanged, recorder.events)
     assert change.threads == 1 and "other processes hold the cores" in change.reason

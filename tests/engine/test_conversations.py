@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.engine.tiny import layer, model_of, runner_of
+from tests.helpers.events import of
 from tests.prompt.samples import byte_level
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
@@ -28,7 +29,7 @@ def runner(**settings: object) -> Runner:
 
 
 def ended(talking: Runner, talk: Conversation, **sampling: object) -> Finished:
-    (found,) = [e for e in talking.stream(talk, max_tokens=9, seed=3, **sampling) if isinstance(e, Finished)]
+    (found,) = of(Finished, talking.stream(talk, max_tokens=9, seed=3, **sampling))
     return found
 
 
@@ -69,4 +70,4 @@ def test_a_conversation_beyond_the_context() -> None:
     (request,) = talking.make_requests(long.answer("d").user("e" * 20), {"max_tokens": 40})
     assert request.cut_tokens > 100 and request.prompt is not None and "aaa" not in request.prompt
     events = talking.stream([long.answer("d").user("e" * 300), Conversation(turns=["b"])], max_tokens=2)
-    assert sorted(e.reason for e in events if isinstance(e, Finished)) in (["length", "refused"], ["refused", "stop"])
+    assert sorted(e.reason for e in of(Finished, events)) in (["length", "refused"], ["refused", "stop"])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
 
-from tests.engine import many_histories
+from tests.engine import history, many_histories
 from tests.engine.history import POLICIES
 from workbench.kv_cache.manager import KVCacheManager
 from workbench.kv_cache.pages import KVCacheGroup, PagePool
@@ -48,8 +49,8 @@ def played(seed: int, policy: str, in_parts: bool, monkeypatch: pytest.MonkeyPat
     with monkeypatch.context() as patch:
         patch.setattr(Scheduler, "plan", noted)
         patch.setattr(Scheduler, "_none_begins", counted)
-        patch.setattr(many_histories, "POLICIES", [policy])
-        many_histories.play(seed)
+        patch.setattr(history, "POLICIES", [policy])
+        many_histories.play(random.Random(seed))
     return plans, made
 
 

@@ -109,7 +109,7 @@ def test_every_number_is_the_sum_of_its_terms(spec: ModelSpec) -> None:
     assert_sums(model_of(spec, dtype=torch.float64), 12)
 
 
-@settings(max_examples=tries(24), deadline=None)
+@settings(max_examples=tries(24))
 @given(own_specs)
 def test_it_is_so_for_any_layers(spec: ModelSpec) -> None:
     assert_sums(model_of(spec, dtype=torch.float64), 3)

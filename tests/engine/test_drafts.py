@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.engine.guesses import Guesses, drafts, plain, tokens
 from tests.engine.tiny import model_of, request, runner_of, spec_of
-from workbench.engine.loaded_model import DEMO_FOLDER
+from tests.helpers.events import of
 from workbench.engine.runner import generate
-from workbench.engine.speculator import check_same_vocabulary
-from workbench.errors import WorkbenchError
-from workbench.prompt.tokenization.tokenizer import Tokenizer
-from workbench.request import Request, Sequence
-from workbench.speculative.config import parse_speculation
+from workbench.request import FinishReason, Request, Sequence
 from workbench.speculative.proposers import PromptLookupProposer
 from workbench.trace.events import Verified
 
@@ -48,44 +43,18 @@ def test_adaptive_lengths_grow_by_two_and_shrink_by_one() -> None:
         seen.append(drafted)
         ours.record_acceptance("a", drafted, drafted if accepted == "all" else 0)
     assert seen == [5, 4, 3, 2, 1, 1, 3, 5]
+    assert len(ours.propose([own])["a"]) <= ours._count(own) == 4
+    own.finish_reason = FinishReason.STOP
+    again = Sequence.from_request(request("a", 4, 40), 1)
+    again.token_ids.append(0)
+    again.num_computed_tokens = 4
+    ours.propose([])
+    assert ours._count(again) == 5, "another request of that id starts anew"
 
 
 def test_no_more_is_drafted_than_the_request_can_use() -> None:
     asked = request("a", 4, 6)
     wanted = plain(model_of(spec_of()), [asked])
     runner = runner_of(model_of(spec_of()), speculator=drafts(Guesses({"a": wanted["a"].token_ids}, right=1.0), 9))
-    checks = [e for e in runner.stream([asked]) if isinstance(e, Verified)]
+    checks = of(Verified, runner.stream([asked]))
     assert sum(check.drafted for check in checks) <= 4 and tokens(generate(runner, [asked])) == tokens(wanted)
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ("drafts", "speculate: .*'drafts'.*prompt_lookup"),
-        ({"kind": "draft", "num_speculative_tokens": 0}, "num_speculative_tokens: .*greater than or equal to 1"),
-        ({"kind": "prompt_lookup", "min_ngram": 5}, "min_ngram 5 is above max_ngram 4"),
-        ({"kind": "draft", "tokens": 4}, "tokens: Extra inputs"),
-        ({"kind": "draft", "confidence_threshold": 40}, "confidence_threshold: .*less than or equal to 1"),
-        ({"kind": "draft", "confidence_threshold": float("nan")}, "confidence_threshold: .*finite"),
-        ({"kind": "prompt_lookup", "confidence_threshold": 0.4}, "confidence_threshold: Extra inputs"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(given, words: str) -> None:
-    with pytest.raises(WorkbenchError, match=words) as caught:
-        parse_speculation(given)
-    assert "\n" not in str(caught.value)
-
-
-def test_another_tokenizer_is_refused_in_one_line() -> None:
-    ours, other = (Tokenizer.from_folder(DEMO_FOLDER / name) for name in ("target", "bytes"))
-    spec = spec_of()
-    with pytest.raises(
-        WorkbenchError, match="a draft must have the target's tokenizer; token .* is .* there"
-    ) as caught:
-        check_same_vocabulary("bytes", other, spec, ours, spec)
-    assert "\n" not in str(caught.value)
-    check_same_vocabulary("target", ours, spec, ours, spec)
-    with pytest.raises(WorkbenchError, match="it has none at all"):
-        check_same_vocabulary("x", None, spec, ours, spec)
-    with pytest.raises(WorkbenchError, match="vocabulary has 128256 tokens"):
-        check_same_vocabulary("x", None, spec.model_copy(update={"vocab_size": 128256}), ours, spec)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.tiny import VOCAB, layer, request, runner_of, spec_of, specs, weights_of
+from tests.helpers.events import of
 from tests.thorough import tries
 from workbench.engine import embeddings, naive
 from workbench.engine.embeddings import embed_texts, text_states
@@ -29,7 +30,7 @@ def seen_through(spec, seed: int) -> Transformer:
     return Transformer.from_state(spec, state)
 
 
-@settings(max_examples=tries(40), deadline=None)
+@settings(max_examples=tries(40))
 @given(spec=specs, seed=st.integers(0, 10**6), count=st.integers(1, 30), size=st.sampled_from([3, 16, 256]))
 def test_the_last_layers_are_the_oracles(spec, seed: int, count: int, size: int) -> None:
     model = seen_through(spec, seed)
@@ -77,7 +78,7 @@ def test_alone_and_among_others_and_beside_work_they_have_the_same_bits() -> Non
     thread = RunnerThread.attach(runner)
     handle = thread.submit([request("a", 9, 30), request("b", 5, 30)])
     assert embed_texts(runner, texts) == alone
-    ends = {event.request_id: event.token_ids for event in handle if isinstance(event, Finished)}
+    ends = {event.request_id: event.token_ids for event in of(Finished, handle)}
     assert ends == expected
 
 

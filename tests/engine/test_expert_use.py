@@ -4,15 +4,14 @@ backend; off, there is nothing."""
 from __future__ import annotations
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compiled_kernels import Backend, backend_problems
-from tests.engine.tiny import mixture_of, model_of, request, runner_of, spec_of
+from tests.engine.tiny import mixture_of, model_of, request, runner_of
+from tests.helpers.events import of
 from tests.thorough import tries
 from workbench.engine.runner import Runner
-from workbench.errors import WorkbenchError
 from workbench.executors.select import Backends
 from workbench.trace.events import ExpertsUsed, Stepped
 
@@ -26,7 +25,7 @@ def runner(backend: Backend, **settings) -> Runner:
 
 
 @pytest.mark.parametrize("backend", HERE)
-@settings(max_examples=tries(5), deadline=None)
+@settings(max_examples=tries(5))
 @given(prompts=st.lists(st.integers(1, 30), min_size=1, max_size=4), tokens=st.integers(1, 5), most=st.integers(4, 40))
 def test_every_token_counts_once_for_each_of_its_experts(
     backend: Backend, prompts: list[int], tokens: int, most: int
@@ -37,8 +36,8 @@ def test_every_token_counts_once_for_each_of_its_experts(
         ours = runner(each, max_num_batched_tokens=most, max_num_seqs=3)
         ours.record_experts()
         events = list(ours.stream([request(f"r{i}", length, tokens) for i, length in enumerate(prompts)]))
-        steps = {event.step: event for event in events if isinstance(event, Stepped)}
-        used = [event for event in events if isinstance(event, ExpertsUsed)]
+        steps = {event.step: event for event in of(Stepped, events)}
+        used = of(ExpertsUsed, events)
         assert [event.step for event in used] == list(steps)
         for event in used:
             computed = steps[event.step].prefill_tokens + steps[event.step].decode_tokens
@@ -64,21 +63,16 @@ def test_the_listener_gets_it_too() -> None:
     heard: list = []
     ours = runner(Backend.EAGER, listener=heard.append)
     ours.record_experts()
-    given_ = [event for event in ours.stream([request("a", 3, 2)]) if isinstance(event, ExpertsUsed)]
-    assert [event for event in heard if isinstance(event, ExpertsUsed)] == given_
+    given_ = of(ExpertsUsed, ours.stream([request("a", 3, 2)]))
+    assert of(ExpertsUsed, heard) == given_
 
 
-def test_compiled_blocks_count_too() -> None:
+def test_compiled_blocks_count_too(as_written: None) -> None:
     if problem := backend_problems()[Backend.INDUCTOR]:
         pytest.skip(f"backend inductor: {problem}")
     found = []
     for backend in (Backend.EAGER, Backend.INDUCTOR):
         ours = runner(backend, max_num_batched_tokens=64)
         ours.record_experts()
-        found.append([e.layers for e in ours.stream([request("a", 9, 3)]) if isinstance(e, ExpertsUsed)])
+        found.append([e.layers for e in of(ExpertsUsed, ours.stream([request("a", 9, 3)]))])
     assert found[0] == found[1] and len(found[0]) == 3
-
-
-def test_a_dense_model_is_refused() -> None:
-    with pytest.raises(WorkbenchError, match="tiny: no layer is a mixture of experts"):
-        runner_of(model_of(spec_of(), dtype=torch.float32)).record_experts()

@@ -8,17 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.kinds import LATENT
-from tests.engine.tiny import VOCAB, finals, layer, mixture_of, model_of, own_specs, request, runner_of, spec_of, specs
+from tests.engine.tiny import VOCAB, finals, layer, mixture_of, model_of, own_specs, runner_of, spec_of
 from tests.thorough import tries
 from workbench.engine import naive
-from workbench.errors import WorkbenchError
 from workbench.inspect.forward_pass import STAGES, record_forward_pass
 from workbench.model.spec import LayerSpec, ModelSpec, NormSpec
 from workbench.request import Request, SamplingParameters
-from workbench.sampling.filter_trace import trace_filters
-from workbench.sampling.filters import History
-from workbench.sampling.samplers import uniform
-from workbench.trace.events import Decoded, Finished
+from workbench.trace.events import Finished
 
 ids = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=20)
 SCALED = spec_of(layer(2, 1), layer(2, 2)).model_copy(
@@ -44,24 +40,6 @@ def test_its_logits_are_the_oracle_s(spec: ModelSpec, token_ids: list[int]) -> N
     assert torch.allclose(found.logit_lens(-1)[-1], expected[-1].softmax(-1), atol=1e-9)
 
 
-@settings(max_examples=tries(40))
-@given(specs, st.integers(2, 16), st.integers(0, 5), st.sampled_from([0.0, 0.8]), st.sampled_from([0, 5]))
-def test_the_engine_has_the_same_log_probabilities_and_draws_the_same_token(
-    spec: ModelSpec, length: int, seed: int, temperature: float, top_k: int
-) -> None:
-    model = model_of(spec)
-    sampling = {"temperature": temperature, "top_k": top_k, "seed": seed, "logprobs": VOCAB, "prompt_logprobs": 0}
-    asked = request("x", length, 1, **sampling)
-    found = record_forward_pass(model, asked.prompt_ids)
-    exact = found.values("logits").double().log_softmax(-1)
-    (event,) = (each for each in runner_of(model).stream([asked]) if isinstance(each, Decoded))
-    for token, logprob in event.top_logprobs:
-        assert abs(logprob - float(exact[-1, token])) < 1e-4
-    row, number = found.values("logits")[-1], uniform(seed, 0)
-    traced = trace_filters(row, History(asked.prompt_ids), asked.sampling)
-    assert traced.draw([number]) == [event.token_id]
-
-
 @pytest.mark.parametrize("spec", KINDS.values(), ids=KINDS)
 def test_other_blocks_are_followed_too(spec: ModelSpec) -> None:
     model = model_of(spec, dtype=torch.float64)
@@ -76,17 +54,6 @@ def test_scores_become_weights() -> None:
     scores, weights = found.values("scores", 0), found.values("weights", 0)
     assert torch.allclose(scores.masked_fill(scores.isnan(), -torch.inf).softmax(-1).float(), weights, atol=1e-6)
     assert bool(scores[:, 5, :3].isnan().all()) and not bool(scores[:, 5, 3:6].isnan().any())
-
-
-def test_what_cannot_be_followed_is_refused() -> None:
-    model = model_of(spec_of())
-    with pytest.raises(WorkbenchError, match="one non-empty row"):
-        record_forward_pass(model, ())
-    wide = model_of(spec_of().model_copy(update={"max_position_embeddings": 4096}))
-    with pytest.raises(WorkbenchError, match="at most 512"):
-        record_forward_pass(wide, [1] * 600)
-    with pytest.raises(WorkbenchError, match="no stage 'router'"):
-        record_forward_pass(model, (1,)).values("router", 0)
 
 
 def test_a_request_beside_it_is_undisturbed() -> None:

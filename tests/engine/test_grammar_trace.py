@@ -37,5 +37,3 @@ def test_choices_leave_what_begins_one_of_them(tokenizer: Tokenizer) -> None:
 def test_what_the_format_does_not_allow_is_named(tokenizer: Tokenizer) -> None:
     with pytest.raises(WorkbenchError, match=r"token_ids.0: the format does not allow token"):
         workbench.trace_grammar(tokenizer, {"kind": "choices", "choices": ["yes"]}, tokenizer.encode("no"))
-    with pytest.raises(WorkbenchError, match="response_format"):
-        workbench.trace_grammar(tokenizer, {"kind": "prose"}, [1])

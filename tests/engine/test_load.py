@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import struct
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,8 @@ import torch
 import workbench
 from compiled_kernels import Backend
 from tests.engine.tiny import VOCAB, spec_of
+from tests.helpers.events import of
+from workbench import progress
 from workbench.engine import loaded_model as load_module
 from workbench.engine.load import load
 from workbench.engine.loaded_model import BUNDLED_MODELS
@@ -23,6 +26,7 @@ from workbench.executors.capabilities import Requirements
 from workbench.executors.select import Backends, select_backends
 from workbench.model.hf.save import save_folder
 from workbench.model.hf.weights import random_weights
+from workbench.progress import report_if_slow
 from workbench.request import Request, SamplingParameters
 from workbench.trace.events import Finished
 
@@ -44,23 +48,7 @@ def change_config(folder: Path, **fields: object) -> None:
 
 
 def finished(runner, asked) -> dict[str, Finished]:
-    return {e.request_id: e for e in runner.stream(asked) if isinstance(e, Finished)}
-
-
-@pytest.mark.parametrize("name", ["demo", "demo-draft"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", torch.float32])
-def test_the_shipped_models_continue_a_text(name: str, dtype) -> None:
-    runner = load(name, dtype=dtype, backend="eager")
-    assert runner.model.dtype == (dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype))
-    assert runner.tokenizer is not None
-    ids = runner.tokenizer.encode("def f(")
-    rows = runner.model.logits(ids)
-    assert rows.shape == (len(ids), runner.model.spec.vocab_size)
-    greedy = SamplingParameters(temperature=0, max_tokens=3, ignore_eos=True)
-    chosen = finished(runner, Request("a", tuple(ids), greedy))["a"].token_ids
-    assert len(chosen) == 3
-    if runner.model.dtype == torch.float32:  # bfloat16 has ties, which two ways of computing may break differently
-        assert chosen[0] == int(rows[-1].argmax())
+    return {e.request_id: e for e in of(Finished, runner.stream(asked))}
 
 
 def test_auto_dtype_is_what_the_files_say(folder: Path) -> None:
@@ -103,7 +91,7 @@ def test_a_text_that_cannot_be_encoded_is_refused_alone() -> None:
     with pytest.raises(WorkbenchError, match="lone surrogate U[+]D800"):
         runner.stream("\ud800")
     events = list(runner.stream(["\ud800", "", "def f("], max_tokens=2, ignore_eos=True))
-    ended = [e for e in events if isinstance(e, Finished)]
+    ended = of(Finished, events)
     by_id = {e.request_id: e for e in ended}
     first, second, third = sorted(by_id)
     assert "lone surrogate" in by_id[first].error and "empty" in by_id[second].error
@@ -195,14 +183,6 @@ def test_mlir_is_for_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
         load("shape:tiny", backend="mlir", device="cuda")
 
 
-def test_a_unit_without_effect_is_reported() -> None:
-    assert (
-        "compile: step has no effect, since eager decodes"
-        in load("demo", backend="eager", compile="step").backends.reason
-    )
-    assert load("demo", backend="eager").backends.reason == "asked for"
-
-
 def test_pages_left_to_us_hold_every_sequence_in_full(folder: Path) -> None:
     runner = load(folder, backend="eager", max_num_seqs=3, page_size=7)
     assert runner.scheduler.pools[0].num_pages == 3 * -(-SPEC.max_position_embeddings // 7)
@@ -211,3 +191,39 @@ def test_pages_left_to_us_hold_every_sequence_in_full(folder: Path) -> None:
 
 def test_the_front_door_is_this_load() -> None:
     assert workbench.load is load
+
+
+def test_reported_once_it_takes_long() -> None:
+    messages, heard = [], threading.Event()
+
+    def tell(line: str) -> None:
+        messages.append(line)
+        heard.set()
+
+    with report_if_slow("compiling", tell, seconds=0.01):
+        assert heard.wait()
+    with report_if_slow("quick", tell, seconds=3600):
+        pass
+    with pytest.raises(ValueError), report_if_slow("broken", tell, seconds=3600):
+        raise ValueError
+    assert messages == ["compiling"]
+
+
+def test_loading_tells_what_takes_long(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    heard = threading.Event()
+
+    def slow(backends, *_, **settings):
+        assert heard.wait()
+        return backends
+
+    def tell(line: str) -> None:
+        if line.startswith("trying which backend decodes shape:tiny fastest here"):
+            heard.set()  # not for a line of what came before, which a busy machine makes long as well
+
+    monkeypatch.setattr(load_module, "autotune_backend", slow)
+    with monkeypatch.context() as soon:
+        soon.setattr(progress, "SLOW_SECONDS", 0.01)
+        load("shape:tiny", backend="auto", report=tell)
+    assert heard.is_set()
+    load("shape:tiny", backend="eager")
+    assert capsys.readouterr().err == ""

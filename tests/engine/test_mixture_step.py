@@ -9,6 +9,7 @@ import torch
 
 from compiled_kernels import Backend, backend_problems
 from tests.engine.tiny import Oracle, in_step, mixture_of, runner_of, weights_of
+from tests.helpers.events import of
 from tests.helpers.rows import rows
 from tests.model.packed_experts import FORMATS, pack_experts
 from workbench.engine.runner import generate
@@ -62,7 +63,7 @@ def test_experts_that_no_row_chose_are_never_read(weights: str) -> None:
     nan = 255 if weights == "mxfp4" else torch.nan
     stacks = [
         (part.gate_up, part.down) if weights == "dense" else (part.gate_up_scales, part.down_scales)
-        for part in model.modules() if isinstance(part, MixtureOfExperts)
+        for part in of(MixtureOfExperts, model.modules())
     ]  # fmt: skip
     for index, stack in enumerate(stacks):
         chosen = set(step.step.chosen[index][0].tolist())

@@ -8,6 +8,7 @@ import torch
 from compiled_kernels import Backend, backend_problems
 from compiled_kernels.mlir.artifacts import ArtifactCache, cache_directory
 from tests.engine.tiny import Oracle, layer, model_of, poison, request, runner_of, spec_of
+from tests.helpers.events import of
 from workbench.engine.runner import Runner, generate
 from workbench.errors import WorkbenchError
 from workbench.executors.mlir import MlirStep
@@ -35,7 +36,7 @@ def test_a_context_that_threads_share_is_merged_right(two_threads: None) -> None
 
 def test_a_step_tells_its_kernels_time_and_its_artifact() -> None:
     ours = runner(spec_of(), max_num_seqs=2)
-    steps = [e for e in ours.stream([request("a", 5, 9), request("b", 3, 4)]) if isinstance(e, Stepped)]
+    steps = of(Stepped, ours.stream([request("a", 5, 9), request("b", 3, 4)]))
     for step in steps:
         assert step.kernel_seconds is not None and 0 < step.kernel_seconds < step.forward_seconds
     assert {step.phase for step in steps} == {"prefill", "decode"}

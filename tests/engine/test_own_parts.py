@@ -6,13 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from tests.engine.poison import MODEL
 from tests.engine.tiny import request, runner_of
 from workbench.custom import temporarily_registered
 from workbench.engine.runner import generate
-from workbench.request import SamplingParameters
 
 
 class Search:
@@ -67,19 +65,3 @@ def test_its_request_ends_with_the_reason_and_no_other(use: str, part: object, r
     assert done.pop("b").reason == "length" and {end.reason for end in done.values()} == {reason}
     assert words in done["a"].error and "\n" not in done["a"].error
     assert runner.scheduler.pages_in_use == 0
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"search": {"path": "x"}}, "set beams, and leave out n"),
-        ({"search": {"path": "x"}, "beams": 2, "n": 2}, "set beams, and leave out n"),
-        ({"ranking": {"path": "x"}}, "set best_of above n"),
-        ({"ranking": {"path": "x"}, "best_of": 1}, "set best_of above n"),
-        ({"ranking": {"path": "x"}, "n": 2}, "set best_of above n"),
-        ({"ranking": {"path": "x"}, "n": 2, "best_of": 2}, "set best_of above n"),
-    ],
-)
-def test_settings_without_its_use_are_refused(given: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValidationError, match=words):
-        SamplingParameters.model_validate(given)

@@ -9,8 +9,7 @@ import pytest
 from tests.engine.poison import MODEL, poisoned
 from tests.engine.tiny import finals, request, runner_of
 from workbench.engine.runner import generate
-from workbench.request import SamplingParameters
-from workbench.trace.events import Finished, Scheduled, Stepped
+from workbench.trace.events import Scheduled, Stepped
 from workbench.trace.recorder import Recorder
 
 
@@ -46,20 +45,6 @@ def test_samples_share_the_prompt_and_copy_its_last_page() -> None:
     assert max(held) == 2 + 3
 
 
-def test_cancelling_a_request_ends_all_its_samples() -> None:
-    for moment in (2, 5, 9, 14):
-        runner = runner_of(MODEL, max_num_batched_tokens=4)
-        ends = []
-        for number, event in enumerate(runner.stream([request("a", 10, 6, n=3), request("b", 3, 3)])):
-            if number == moment:
-                runner.cancel("a")
-            ends += [event] if isinstance(event, Finished) else []
-        assert sorted((e.request_id, e.sample, e.reason) for e in ends) == [
-            ("a", 0, "cancelled"), ("a", 1, "cancelled"), ("a", 2, "cancelled"), ("b", 0, "length"),
-        ]  # fmt: skip
-        assert runner.scheduler.pages_in_use == 0
-
-
 def test_rows_of_samples() -> None:
     recorder = Recorder()
     runner = runner_of(MODEL, listener=recorder.record)
@@ -68,8 +53,3 @@ def test_rows_of_samples() -> None:
     rows = [tuple(row[name] for name in names) for row in recorder.requests()]
     assert rows == [("a", 0, 3, 0), ("a", 1, 3, 5), ("b", 0, 3, 0)]
     assert {(row["request_id"], row["sample"]) for row in recorder.tokens()} == {("a", 0), ("a", 1), ("b", 0)}
-
-
-def test_n_is_a_count() -> None:
-    with pytest.raises(ValueError, match="n"):
-        SamplingParameters(n=0)

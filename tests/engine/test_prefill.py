@@ -14,6 +14,7 @@ from compiled_kernels.blocked import in_panels
 from compiled_kernels.result_cache import ResultCache
 from tests.engine.kinds import WIDE
 from tests.engine.tiny import layer, request, runner_of, spec_of, weights_of
+from tests.helpers.events import of
 from workbench.engine.runner import generate
 from workbench.executors import layout
 from workbench.executors.base import MlirExecutor
@@ -40,7 +41,7 @@ def model_of(spec: ModelSpec, dtype: torch.dtype, format: str = "dense") -> Tran
 
 
 def in_panels_all(model: Transformer) -> bool:
-    (found,) = {in_panels(part.weight) for part in model.blocks.modules() if isinstance(part, Linear)}
+    (found,) = {in_panels(part.weight) for part in of(Linear, model.blocks.modules())}
     return found
 
 
@@ -127,7 +128,7 @@ def test_auto_leaves_a_backend_that_was_refused() -> None:
 @pytest.mark.parametrize("format", ["dense", "int8"])
 def test_the_largest_product_is_timed(format: str) -> None:
     model = model_of(WIDE, torch.bfloat16, format)
-    linear = next(part for part in model.blocks.modules() if isinstance(part, Linear))
+    linear = of(Linear, model.blocks.modules())[0]
     ours, torchs, _ = layout._seconds(linear, model.dtype)
     assert ours > 0 and torchs > 0
 

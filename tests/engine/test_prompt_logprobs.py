@@ -6,12 +6,12 @@ import random
 from collections import defaultdict
 from dataclasses import replace
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.tiny import VOCAB, carried, layer, model_of, runner_of, spec_of, specs
+from tests.helpers.events import of
 from tests.helpers.recorded import Changed
 from tests.thorough import tries
 from workbench.engine import naive
@@ -73,7 +73,7 @@ def texts(draw: random.Random, count: int) -> list[tuple[int, ...]]:
     return [base[: draw.randrange(0, 20)] + random_token_ids(draw, VOCAB, draw.randrange(1, 14)) for _ in range(count)]
 
 
-@settings(max_examples=tries(24), deadline=None)
+@settings(max_examples=tries(24))
 @given(
     spec=specs,
     seed=st.integers(0, 10**6),
@@ -106,7 +106,7 @@ def test_a_prompt_is_computed_anew_and_cached_for_others() -> None:
     plain = replace(scored("plain", ids, None), request_id="plain")
     cached = {}
     for request in (scored("first", ids), scored("again", ids), plain):
-        (end,) = [event for event in runner.stream([request]) if isinstance(event, Finished)]
+        (end,) = of(Finished, runner.stream([request]))
         cached[request.request_id] = end.cached_tokens
     assert cached == {"first": 0, "again": 0, "plain": 20}
 
@@ -124,7 +124,7 @@ def test_a_preempted_prompt_reads_what_was_scored_and_no_more() -> None:
         ]
         events = list(runner.stream(requests))
         preempted += sum(isinstance(event, Preempted) and event.request_id == "1" for event in events)
-        cached += sum(event.cached_tokens for event in events if isinstance(event, Finished))
+        cached += sum(event.cached_tokens for event in of(Finished, events))
         found = gathered(events)
         for request in requests:
             check(model, request, found[request.request_id])
@@ -152,16 +152,10 @@ def test_who_does_not_ask_has_one_row() -> None:
     assert {span.requested_logits for span in spans} == {None} and max(span.num_logits for span in spans) == 1
 
 
-def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(ValueError, match="leave out prompt_logprobs"):
-        SamplingParameters(beams=2, prompt_logprobs=0)
-    with pytest.raises(ValueError, match="prompt_logprobs"):
-        SamplingParameters(prompt_logprobs=101)
+def test_whole_prompts_are_scored_without_chunks() -> None:
     spec = spec_of().model_copy(update={"max_position_embeddings": 1000})
     runner = runner_of(model_of(spec), pages=100, page_size=16, chunked_prefill=False, max_num_batched_tokens=512)
     ids = random_token_ids(random.Random(1), VOCAB, 200)
-    (end,) = [event for event in runner.stream([scored("a", ids)]) if isinstance(event, Finished)]
-    assert end.reason == "refused" and "switch chunked_prefill on" in end.error
     several = [scored(str(n), ids[n : n + 100]) for n in range(3)]
     found = gathered(list(runner.stream(several)))
     assert all(len(found[each.request_id]) == 100 for each in several)
@@ -178,9 +172,7 @@ def test_bad_logits_of_a_prompt_end_it_alone() -> None:
 
     Changed(runner := runner_of(model_of(spec_of())), broken)
     ids = tuple(range(12))
-    ends = {
-        e.request_id: e for e in runner.stream([scored("bad", ids), scored("good", ids)]) if isinstance(e, Finished)
-    }
+    ends = {e.request_id: e for e in of(Finished, runner.stream([scored("bad", ids), scored("good", ids)]))}
     assert ends["bad"].reason == "error" and "logits of the prompt contain NaN" in ends["bad"].error
     assert ends["good"].reason == "length" and len(ends["good"].prompt_logprobs) == 12
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.engine.tiny import layer, model_of, request, runner_of, spec_of
+from tests.helpers.events import of
 from workbench.engine.load import load
 from workbench.experiment.experiment import Experiment
 from workbench.kv_cache.format import FORMATS
@@ -26,7 +27,7 @@ def test_preemptions_and_scarce_pages_change_nothing(keys: str, values: str) -> 
         runner = runner_of(MODEL, page_size=8, pages=pages, cache=cache)
         events = list(runner.stream(asked))
         assert any(isinstance(event, Preempted) for event in events) == (pages == scarce)
-        found.append({event.request_id: event.token_ids for event in events if isinstance(event, Finished)})
+        found.append({event.request_id: event.token_ids for event in of(Finished, events)})
         assert runner.scheduler.pages_in_use == 0
     assert found[0] == found[1]
 

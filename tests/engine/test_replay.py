@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -13,15 +12,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.engine.own_rules import BACKWARDS
 from tests.engine.tiny import CONTEXT, VOCAB, model_of, request, runner_of, spec_of
+from tests.helpers.events import of
+from tests.helpers.recorded import Changed
 from tests.thorough import tries
 from workbench.engine.replay import RecordedPolicy, ReplayDiverged, replay
 from workbench.engine.runner import Runner
-from workbench.request import Request
+from workbench.request import PrefixPin, Request
 from workbench.scheduler.plan import StepPlan
 from workbench.scheduler.policies import BUILT_IN_POLICIES
 from workbench.speculative.proposers import PromptLookupProposer, Speculator
-from workbench.trace.events import Decoded, Event, Finished
+from workbench.trace.events import Event, Finished
 from workbench.trace.recorder import Recorder
 from workbench.trace.script import RecordedAction, StepScript
 
@@ -55,8 +57,12 @@ class Traffic:
 
     def requests(self) -> list[Request]:
         return [
-            replace(request(f"r{number}", prompt, most, seed=number, **sampling), arrival=arrival)
-            for number, (arrival, prompt, most, sampling) in enumerate(self.asked)
+            replace(
+                request(f"r{number}", prompt, most, seed=number, **{k: v for k, v in more.items() if k != "pins"}),
+                arrival=arrival,
+                pins=tuple(pin for pin in more.get("pins", ()) if pin.tokens <= prompt),
+            )
+            for number, (arrival, prompt, most, more) in enumerate(self.asked)
         ]
 
     def runner(self, clock: Clock, **changes: Any) -> Runner:
@@ -84,7 +90,17 @@ class Made:
 
 
 SAMPLING = st.sampled_from(
-    [{}, {}, {}, {"temperature": 1.0}, {"n": 2}, {"temperature": 1.0, "n": 2, "best_of": 3}, {"beams": 2}]
+    [
+        {},
+        {},
+        {},
+        {"temperature": 1.0},
+        {"n": 2},
+        {"temperature": 1.0, "n": 2, "best_of": 3},
+        {"beams": 2},
+        BACKWARDS,
+        {"pins": (PrefixPin(8, 4.0),)},
+    ]
 )
 SETTINGS = st.fixed_dictionaries(
     {
@@ -107,8 +123,9 @@ TRAFFIC = st.builds(
 )
 
 
-def record(traffic: Traffic, clock: Clock) -> Recorder:
+def record(traffic: Traffic, clock: Clock, rows: list[torch.Tensor] | None = None) -> Recorder:
     recorder, runner = Recorder(), traffic.runner(clock)
+    keep_rows(runner, rows)
 
     def note(event: Event) -> None:
         recorder.record(event)
@@ -122,8 +139,14 @@ def record(traffic: Traffic, clock: Clock) -> Recorder:
     return recorder
 
 
-def again(traffic: Traffic, script: StepScript, clock: Clock, **changes: Any) -> Recorder:
+def keep_rows(runner: Runner, rows: list[torch.Tensor] | None) -> None:
+    if rows is not None:
+        Changed(runner, lambda plan, logits: rows.append(logits.clone()) or logits)
+
+
+def again(traffic: Traffic, script: StepScript, clock: Clock, rows: list | None = None, **changes: Any) -> Recorder:
     recorder, runner = Recorder(), traffic.runner(clock, **changes)
+    keep_rows(runner, rows)
     runner.set_listener(recorder.record)
     for _ in replay(runner, traffic.requests(), script):
         pass
@@ -133,9 +156,8 @@ def again(traffic: Traffic, script: StepScript, clock: Clock, **changes: Any) ->
 
 def ends(recorder: Recorder) -> list[tuple]:
     return [
-        (event.request_id, event.sample, event.reason, event.token_ids, event.cached_tokens)
-        for event in recorder.events
-        if isinstance(event, Finished)
+        (event.request_id, event.sample, event.reason, event.token_ids, event.cached_tokens, event.pinned)
+        for event in of(Finished, recorder.events)
     ]
 
 
@@ -155,11 +177,14 @@ def test_what_a_model_said_comes_back(traffic: Traffic, drafts: bool, pace: floa
 
 
 def comes_back(traffic: Traffic, pace: float, other: float) -> None:
-    before = record(traffic, Clock(traffic.seed, pace))
+    """Steps, ends and logits, bit for bit; cached pages live as long as they did."""
+    rows = list[torch.Tensor](), list[torch.Tensor]()
+    before = record(traffic, Clock(traffic.seed, pace), rows[0])
     script = StepScript.from_recorder(before)
-    after = again(traffic, script, Clock(traffic.seed + 1, other))
+    after = again(traffic, script, Clock(traffic.seed + 1, other), rows[1])
     assert StepScript.from_recorder(after).same_as(script)
     assert ends(after) == ends(before)
+    assert len(rows[0]) == len(rows[1]) and all(map(torch.equal, *rows))
 
 
 def busy() -> Traffic:
@@ -175,60 +200,6 @@ def test_the_law_is_about_something() -> None:
     assert done == {"admitted", "cut", "preempted"} and any(each.kind == "cancelled" for each in before.inputs)
     assert not StepScript.from_recorder(record(busy(), Clock(1, 0.02))).same_as(before)
     assert StepScript.from_recorder(again(busy(), before, Clock(1, 0.02))).same_as(before)
-
-
-def test_cached_pages_live_as_long_as_they_did() -> None:
-    """On a clock so slow that nothing expires, then on one on which everything would have."""
-    asked = ((0.0, 12, 3, {}), (20.0, 12, 3, {}), (40.0, 12, 3, {}))
-    traffic = Traffic(asked, {"prefix": {"kind": "radix", "ttl": 60.0}}, (), 0, quick=True)
-    same = traffic.requests()[0].prompt_ids
-    requests = [replace(each, prompt_ids=same) for each in traffic.requests()]
-    before, first = Recorder(), traffic.runner(Clock(1, 0.001))
-    first.telemetry.listener = before.record
-    list(first.stream(requests))
-    after, second = Recorder(), traffic.runner(Clock(2, 500.0))
-    second.telemetry.listener = after.record
-    list(replay(second, requests, StepScript.from_recorder(before)))
-    assert ends(after) == ends(before) and [end[-1] for end in ends(before)] == [0, 8, 8]
-
-
-def test_a_cancelling_listener_is_heard_in_the_midst_of_a_step() -> None:
-    """Two decode together; at the first's third token the second is cancelled; its token of the step is not emitted."""
-    traffic = Traffic(((0.0, 4, 8, {}), (0.0, 4, 8, {})), {}, (), 0, quick=True)
-    before, runner = Recorder(), traffic.runner(Clock(1, 0.1))
-
-    def note(event: Event) -> None:
-        before.record(event)
-        if isinstance(event, Decoded) and (event.request_id, event.index) == ("r0", 2):
-            runner.cancel("r1")
-
-    runner.set_listener(note)
-    list(runner.stream(traffic.requests()))
-    indices = [event.index for event in before.events if isinstance(event, Decoded) and event.request_id == "r1"]
-    after = again(traffic, StepScript.from_recorder(before), Clock(2, 0.3))
-    assert indices == [0, 1]
-    assert indices == [event.index for event in after.events if isinstance(event, Decoded) and event.request_id == "r1"]
-
-
-def test_logits_are_the_same_bit_for_bit() -> None:
-    def rows(play: Callable[[Runner], object], clock: Clock) -> list[torch.Tensor]:
-        runner, kept = busy().runner(clock), []
-        forward = runner.executor.forward
-        runner.executor.forward = lambda plan: kept.append(forward(plan)) or kept[-1]  # type: ignore[method-assign]
-        play(runner)
-        return kept
-
-    recorder = Recorder()
-
-    def first(runner: Runner) -> None:
-        runner.set_listener(recorder.record)
-        list(runner.stream(busy().requests()))
-
-    before = rows(first, Clock(1, 0.2))
-    script = StepScript.from_recorder(recorder)
-    after = rows(lambda runner: list(replay(runner, busy().requests(), script)), Clock(7, 0.9))
-    assert len(before) == len(after) > 10
-    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
 
 
 def test_the_other_policys_batches_are_followed() -> None:

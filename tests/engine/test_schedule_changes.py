@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.tiny import model_of, runner_of, spec_of
+from tests.helpers.events import of
 from tests.thorough import tries
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
@@ -54,10 +55,10 @@ def tokens_of(runner: Runner, requests: list[Request], moves: dict[int, Any]) ->
         runner.step()
         step += 1
     assert not any(pool.num_used for pool in runner.scheduler.pools)
-    return {each.request_id: each.token_ids for each in events if isinstance(each, Finished)}
+    return {each.request_id: each.token_ids for each in of(Finished, events)}
 
 
-@settings(max_examples=tries(40), deadline=None)
+@settings(max_examples=tries(40))
 @given(st.dictionaries(st.integers(0, 30), CHANGES, max_size=8), st.integers(0, 9))
 def test_changes_lose_no_request_and_leave_its_tokens(changes: dict[int, dict[str, Any]], seed: int) -> None:
     draw = random.Random(seed)
@@ -89,7 +90,7 @@ def test_limits_hold_from_the_next_step_on() -> None:
         runner.step()
         running = [each.request_id for each in runner.scheduler.running]
         most = max(most, len(running)) if all(name.startswith("later") for name in running) else most
-    prefills = [step.prefill_tokens for step in events if isinstance(step, Stepped)]
+    prefills = [step.prefill_tokens for step in of(Stepped, events)]
     assert max(prefills) == 16 and sum(prefills) == 3 * 60 and most == 2
     runner.set_schedule(max_num_seqs=3)
     runner.submit(Request("samples", tuple(range(30)), SamplingParameters(max_tokens=8, n=5, ignore_eos=True)))
@@ -114,7 +115,7 @@ def test_a_policy_sees_the_limits_and_a_change_is_an_event() -> None:
     assert seen == {(3, 24)}
     events.clear()
     runner.set_schedule(policy="priority", chunk_tokens=None)
-    changed = [(each.name, each.old, each.new) for each in events if isinstance(each, SettingsChanged)]
+    changed = [(each.name, each.old, each.new) for each in of(SettingsChanged, events)]
     assert changed == [("policy", "fcfs", "priority"), ("chunk_tokens", "24", "none")]
 
 
@@ -130,10 +131,10 @@ def test_running_requests_keep_their_pages_in_the_new_policys_order() -> None:
     events.clear()
     runner.set_schedule(policy="priority")
     runner.step()
-    (planned,) = [each for each in events if isinstance(each, StepPlanned)]
+    (planned,) = of(StepPlanned, events)
     named = [name for name, _ in planned.policy_decisions[0].num_scheduled_tokens]
     assert named == ["r1", "r2", "r0", "waits"]
-    while not (gone := [each.request_id for each in events if isinstance(each, Preempted)]):
+    while not (gone := [each.request_id for each in of(Preempted, events)]):
         runner.step()
     assert gone[0] == "r0", "the largest number is preempted first"
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from tests.engine.kinds import dense_models, mixtures, sharing_models
 from tests.engine.tiny import (
     CONTEXT,
-    Oracle,
     finals,
     layer,
     model_of,
@@ -22,10 +21,7 @@ from tests.engine.tiny import (
     weights_of,
 )
 from workbench.engine import naive
-from workbench.engine.runner import generate
-from workbench.inspect.whole_text import TextAttention
 from workbench.kv_cache.eviction import parse_eviction
-from workbench.kv_cache.store import SharedLayer
 from workbench.memory.report import estimate_memory
 from workbench.model.attention_config import AttentionConfig
 from workbench.model.attention_spec import QKNormSpec
@@ -42,21 +38,6 @@ FOUR = spec_of(
     layer(4, 2, 8, qk_norm=True), layer(2, 1, 8, sliding_window=5),
     layer(6, 2, 8, qk_norm=True, kv_shared_with=0), layer(1, 1, 8, sliding_window=5, kv_shared_with=1, bias=True),
 )  # fmt: skip
-
-
-@pytest.mark.parametrize("fault", ["another layer's", "written again"])
-def test_a_wrong_cache_is_noticed(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = runner_of(model_of(FOUR))
-    if fault == "another layer's":
-        for place in (2, 3):
-            monkeypatch.setattr(runner.store.layers[place], "source", runner.store.layers[3 - place])
-    else:
-        monkeypatch.setattr(
-            SharedLayer, "attend", lambda self, q, batch, *rest: self.source.attend(q.roll(1, 0), batch, *rest)
-        )
-    Oracle(runner)
-    with pytest.raises(BaseException, match=r"away from the oracle|the step failed"):
-        generate(runner, [request("a", 9, 5)])
 
 
 FORMATS: tuple[Any, ...] = (
@@ -134,20 +115,6 @@ def test_a_layer_that_shares_takes_no_memory() -> None:
     costs = [StepCostModel(spec, 0.0, 0.0, 4.0)([(9, 1)], 0) for spec in (shared, apart)]
     assert [cost.bytes for cost in costs] == [(20 + 1) * 2 * 2 * 6 * 4, (20 + 2) * 2 * 2 * 6 * 4]
     assert costs[0].flops == costs[1].flops - 2 * 2 * 2 * 6 * shared.hidden_size
-
-
-def test_attention_of_a_whole_text_is_that_of_the_runner() -> None:
-    kinds = layer(4, 2, 8, qk_norm=True), layer(2, 1, 8), layer(6, 2, 8, qk_norm=True, kv_shared_with=0)
-    model, prompt = model_of(spec_of(*kinds)), request("seen", 19, 3).prompt_ids
-    runner = runner_of(model)
-    runner.submit(request("seen", 19, 3))
-    runner.step()
-    runner.step()
-    found, text = runner.inspect("seen", [15, 17]), TextAttention(model, prompt)
-    for number in range(3):
-        for place, row in enumerate((15, 17)):
-            mine = text.weights(number, range(row, row + 1))[:, 0]
-            assert torch.allclose(found.weights[number][:, place, : row + 1], mine, atol=1e-5)
 
 
 def test_a_trained_model_comes_to_share() -> None:

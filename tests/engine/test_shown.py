@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import base64
 import re
-from dataclasses import replace
 
 import pytest
 import torch
 
 from tests.engine.tiny import layer, model_of, request, runner_of, spec_of
 from tests.helpers.pixels import read
+from tests.helpers.recorded import Changed
 from workbench.engine.runner import Runner
 from workbench.inspect.attention import LARGEST, MAX_MAPS, Inspection
 from workbench.scheduler.plan import StepPlan
@@ -18,33 +18,17 @@ from workbench.scheduler.plan import StepPlan
 ODD = "<script>alert('&amp;')</script>"
 
 
-def plans(runner: Runner) -> list[StepPlan]:
-    """Of every step from now on."""
-    found: list[StepPlan] = []
-    forward = runner.executor.forward
-
-    def seen(plan: StepPlan):
-        found.append(plan)
-        return forward(plan)
-
-    runner.executor.forward = seen  # type: ignore[method-assign]
-    return found
-
-
 def test_a_plan_says_what_is_computed_and_why() -> None:
-    runner = runner_of(model_of(spec_of()), max_num_seqs=2)
-    found = plans(runner)
-    for each in (request(ODD, 20, 3), request("b", 4, 2), request("c", 4, 2)):
+    runner, found = runner_of(model_of(spec_of()), max_num_seqs=2), list[StepPlan]()
+    Changed(runner, lambda plan, logits: found.append(plan) or logits)
+    for each in (request(ODD, 20, 3), request("b", 4, 2)):
         runner.submit(each)
     runner.step()
-    assert "step 0: prefill, 16 tokens (16 of prefill, 0 of decode)" in str(found[0])
-    assert "0 - 15" in str(found[0]) and "prefill cut: 16 of 20 tokens fit" in str(found[0])
-    runner.step()
-    runner.step()
-    text = found[-1]._repr_html_()
-    assert "step 2: mixed" in text or "step 2: decode" in text
+    text = str(found[0])
+    assert "step 0: prefill, 16 tokens (16 of prefill, 0 of decode)" in text and "0 - 15" in text
+    assert "prefill cut: 16 of 20 tokens fit" in text
     assert "<script" not in found[0]._repr_html_() and "decisions" in found[0]._repr_html_()
-    assert found[0] == replace(found[0]) and repr(found[0]).startswith("StepPlan(step=0")
+    assert repr(found[0]).startswith("StepPlan(step=0")
 
 
 def test_a_runner_says_what_it_runs_and_what_it_does() -> None:

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from compiled_kernels import Backend, backend_problems
-from tests.engine.guesses import Guesses, drafts, plain, run_checked, tokens
+from tests.engine.guesses import Guesses, drafts, run_checked, tokens
 from tests.engine.tiny import layer, model_of, request, runner_of, spec_of
+from tests.helpers.recorded import Around
 from workbench.engine.runner import Runner
 from workbench.executors.token_parallel import TokenParallelExecutor
 from workbench.scheduler.plan import StepPlan
@@ -19,17 +20,15 @@ needs_mlir = pytest.mark.skipif(
 )
 
 
-class Bits:
+class Bits(Around):
     """Keeps, for each request, the logits after each text that was known or drafted, and asserts that they have the
     same bits every time."""
 
     def __init__(self, runner: Runner, known: dict | None = None):
-        self.inner, self.known = runner.executor, {} if known is None else known
+        super().__init__(runner)
+        self.known = {} if known is None else known
         self.met = self.drafted = 0
         self.differing: list[tuple] = []
-        runner.set_executor(self)  # type: ignore[arg-type]
-
-    compiles, kernel_seconds, artifacts = 0, None, {}
 
     def forward(self, plan: StepPlan) -> torch.Tensor:
         logits = self.inner.forward(plan)
@@ -69,17 +68,3 @@ def test_checks_have_the_bits_of_single_tokens_under_batch_invariant() -> None:
         bits = Bits(runner, dict(alone))
         assert tokens(run_checked(runner, ASKED)) == single
         assert bits.drafted and bits.met >= sum(len(end[0]) for end in single.values()) and bits.differing == []
-
-
-def test_without_it_some_bit_differs() -> None:
-    """The negative control: what the test above compares can differ."""
-    alone: dict = {}
-    for each in ASKED:
-        runner = runner_of(MODEL, pages=80)
-        Bits(runner, alone)
-        run_checked(runner, [each])
-    answers = {name: end.token_ids for name, end in plain(MODEL, ASKED, pages=80).items()}
-    runner = runner_of(MODEL, pages=80, speculator=drafts(Guesses(answers, 1, 0.8)))
-    bits = Bits(runner, alone)
-    run_checked(runner, ASKED)
-    assert bits.differing

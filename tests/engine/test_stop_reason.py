@@ -59,7 +59,7 @@ def one(runner, request: Request) -> Finished:
     return generate(runner, [request])[request.request_id]
 
 
-@settings(max_examples=tries(60), deadline=None)
+@settings(max_examples=tries(60))
 @given(
     seed=st.integers(0, 50), prompt=st.integers(1, 16), most=st.integers(1, 30), ignore=st.booleans(),
     stop=st.lists(st.sampled_from([chr(number) for number in range(33, 120)]), max_size=20, unique=True),

@@ -1,5 +1,5 @@
-"""Answers of a grammar: they are valid, they are the oracle's under the same mask, and no batch, chunk, draft or
-preemption changes them."""
+"""Answers of a grammar: they are valid, they are drawn from the oracle's distribution under a mask that is written anew
+here, and no batch, chunk, draft or preemption changes them."""
 
 from __future__ import annotations
 
@@ -9,24 +9,26 @@ import math
 import re
 import threading
 from collections import deque
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
 import jsonschema
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher
 
 from tests.calls import refusal_of
 from tests.engine.formats import CONTEXT, FORMATS, RUNNERS, TREE, ask, model, result, runner
 from tests.engine.guesses import Guesses, drafts
-from tests.engine.tiny import runner_of
+from tests.helpers.events import of
 from tests.patience import limit
 from tests.prompt.samples import byte_level, trained
 from tests.thorough import THOROUGH, tries
 from workbench.engine import naive
+from workbench.engine.inputs import sample_id
 from workbench.engine.replay import replay
 from workbench.engine.runner import generate
 from workbench.errors import WorkbenchError
@@ -41,8 +43,7 @@ from workbench.sampling.grammar import (
     Grammar,
     GrammarVocabulary,
 )
-from workbench.sampling.samplers import SampledToken
-from workbench.trace.events import Decoded, Finished
+from workbench.trace.events import Decoded, Finished, Verified
 from workbench.trace.recorder import Recorder
 from workbench.trace.script import StepScript
 
@@ -79,7 +80,7 @@ def check_valid(form: ResponseFormat, end: Finished) -> None:
         check_whitespace(end.output_text, None)
 
 
-@settings(max_examples=tries(60), deadline=None)
+@settings(max_examples=tries(60))
 @given(
     names=st.lists(st.sampled_from(sorted(FORMATS)), min_size=1, max_size=5),
     most=st.integers(1, 70),
@@ -110,65 +111,6 @@ def test_every_answer_is_valid_within_its_limit(names, most, temperature, seed, 
             assert len(end.token_ids) <= most and (end.ended_by == "max_tokens") == (end.reason == "length")
 
 
-def prefixes(form: Choices, text: bytes) -> list[bytes]:
-    return [rest[len(text) :] for rest in (each.encode() for each in form.choices) if rest.startswith(text)]
-
-
-def test_greedy_choices_are_the_oracles_under_a_mask_of_prefixes() -> None:
-    """The mask is written anew here, from the choices' bytes."""
-    form = FORMATS["choices"]
-    assert isinstance(form, Choices)
-    tokenizer, eos = trained(), (1, 9)
-    ours = model(eos, tokenizer.vocab_size + 3)
-    for text in ("a", "yes or no: ", "def f(x):\n"):
-        ids = list(tokenizer.encode(text))
-        answer: list[int] = []
-        while True:
-            said = b"".join(map(tokenizer.token_bytes, answer))
-            left = prefixes(form, said)
-            if left == [b""]:
-                break
-            allowed = [
-                id
-                for id in range(tokenizer.vocab_size)
-                if not tokenizer.is_special(id) and tokenizer.token_bytes(id)
-                and any(rest.startswith(tokenizer.token_bytes(id)) for rest in left)
-            ] + [id for id in eos if b"" in left]  # fmt: skip
-            row = naive.logits(ours, torch.tensor(ids + answer))[-1]
-            answer.append(max(allowed, key=lambda id: (float(row[id]), -id)))
-            if answer[-1] in eos:
-                break
-        asked = Request("r", tuple(ids), SamplingParameters(response_format=form, temperature=0, max_tokens=40))
-        assert generate(runner(eos, words=True), [asked])["r"].token_ids == tuple(answer)
-
-
-def oracle(asked: Request, words: bool, eos: tuple[int, ...] = ()) -> tuple[int, ...]:
-    """Return the greedy answer of the whole text computed anew for each token, under a mask of a fresh constraint."""
-    tokenizer = trained() if words else byte_level()
-    name = next(name for name, form in FORMATS.items() if form is asked.sampling.response_format)
-    ours = model(eos, tokenizer.vocab_size + 3)
-    constraint = Constraint(asked, tokenizer, ours.spec.vocab_size, CONTEXT, eos, grammar(name, words))
-    ids: list[int] = list(asked.prompt_ids)
-    while True:
-        row = naive.logits(ours, torch.tensor(ids))[-1].clone()
-        row[torch.from_numpy(constraint.banned()[0])] = -torch.inf
-        token, completes = constraint.advance(SampledToken(int(row.argmax()))) or pytest.fail("it waits")
-        ids.append(token)
-        if completes or token in eos or len(ids) - len(asked.prompt_ids) == asked.sampling.max_tokens:
-            return tuple(ids[len(asked.prompt_ids) :])
-
-
-@pytest.mark.parametrize("words", [False, True])
-@pytest.mark.parametrize("name", sorted(FORMATS))
-def test_greedy_answers_are_the_oracles(name: str, words: bool) -> None:
-    for most, eos in ((30, (1,)), (60, ())):
-        asked = ask("r", name, most, prompt="x = 1\n")
-        if words:
-            asked = Request("r", tuple(trained().encode("x = 1\n")), asked.sampling)
-        end = generate(runner(eos, words), [asked])["r"]
-        assert end.token_ids == oracle(asked, words, eos)
-
-
 ASKED = [
     ask(f"r{i}", name, 40 + i, prompt="shared beginning of a prompt " + "b" * (7 * i), seed=i, **sampling)
     for i, (name, sampling) in enumerate(
@@ -182,96 +124,119 @@ def alone() -> dict[str, tuple]:
     return {each.request_id: result(generate(runner((1,)), [each]))[each.request_id] for each in ASKED}
 
 
+@pytest.fixture
+def few_nodes(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], list[str]]:
+    """Return a function that lets the search of an end take so many nodes a step, and gives a note of each token that
+    waits for it: its row is computed once more."""
+
+    def limit_nodes(nodes: int | None) -> list[str]:
+        waits, advance = list[str](), Constraint.advance
+
+        def noted(self, choice, budget=None):
+            moved = advance(self, choice, budget)
+            waits.extend(["waits"] * (moved is None))
+            return moved
+
+        if nodes is not None:
+            monkeypatch.setattr("workbench.sampling.sampler.MAX_NODES_OF_SAMPLING", nodes)
+            monkeypatch.setattr("workbench.sampling.masks.MAX_NODES_BESIDE_FORWARD", nodes)
+        monkeypatch.setattr(Constraint, "advance", noted)
+        return waits
+
+    return limit_nodes
+
+
 @pytest.mark.parametrize(
-    "settings",
+    ("nodes", "settings"),
     [
-        {},
-        {"max_num_batched_tokens": 7},
-        {"max_num_batched_tokens": 16, "prefix": "radix"},
-        {"pages": 34, "max_num_seqs": 6},
-        {"pages": 34, "prefix": "radix", "max_num_batched_tokens": 11},
+        (None, {}),
+        (None, {"max_num_batched_tokens": 16, "prefix": "radix"}),
+        (None, {"pages": 34, "max_num_seqs": 6}),
+        (None, {"pages": 34, "prefix": "radix", "max_num_batched_tokens": 11}),
+        (1, {"max_num_batched_tokens": 7}),
+        (4, {}),
+        (1, {"pages": 34, "prefix": "radix"}),
     ],
     ids=str,
 )
-def test_batching_chunks_prefixes_and_preemption_change_nothing(settings: dict) -> None:
-    recorder = Recorder()
+def test_batches_chunks_prefixes_preemption_and_waits_change_nothing(
+    nodes: int | None, settings: dict, few_nodes: Callable
+) -> None:
+    """And a replay of the steps gives the same."""
+    waits, recorder = few_nodes(nodes), Recorder()
     ends = generate(runner((1,), listener=recorder.record, **settings), ASKED)
-    assert result(ends) == alone()
-    if settings.get("pages") == 34:
-        assert any(event.kind == "preempted" for event in recorder.events)
+    assert result(ends) == alone() and (nodes is None or len(waits) > 3)
+    assert settings.get("pages") != 34 or any(event.kind == "preempted" for event in recorder.events)
+    again = replay(runner((1,), **settings), ASKED, StepScript.from_recorder(recorder))
+    found = {sample_id(event.request_id, event.sample): event for event in of(Finished, again)}
+    assert result(found) == alone()
 
 
+@pytest.mark.parametrize("nodes", [None, 2])
 @pytest.mark.parametrize("accept", ["rejection", "match"])
-@settings(max_examples=tries(8), deadline=None)
-@given(seed=st.integers(0, 999), right=st.floats(0, 1), most=st.integers(1, 6))
-def test_drafts_change_nothing(accept, seed: int, right: float, most: int) -> None:
-    """Under rejection sampling greedy answers stay; where drafts are accepted by match, sampled ones do too."""
+def test_drafts_change_nothing(accept: str, nodes: int | None, few_nodes: Callable) -> None:
+    """Under rejection sampling greedy answers stay; where drafts are accepted by match, sampled ones do too; right ones
+    are accepted."""
+    waits, answers = few_nodes(nodes), {name: ids for name, (ids, *_) in alone().items()}
     asked = [each for each in ASKED if accept == "match" or each.sampling.temperature == 0]
-    answers = {name: ids for name, (ids, *_) in alone().items()}
-    speculator = drafts(Guesses(answers, seed, right), most, accept=accept)
-    speculator.max_model_len = CONTEXT
-    ends = generate(runner((1,), speculator=speculator), asked)
-    assert result(ends) == {each.request_id: alone()[each.request_id] for each in asked}
+
+    @settings(max_examples=tries(8))
+    @given(seed=st.integers(0, 999), right=st.floats(0, 1), most=st.integers(1, 6))
+    @example(0, 1.0, 4)
+    def law(seed: int, right: float, most: int) -> None:
+        speculator, recorder = drafts(Guesses(answers, seed, right), most, accept=accept), Recorder()
+        speculator.max_model_len = CONTEXT
+        ends = generate(runner((1,), speculator=speculator, listener=recorder.record), asked)
+        assert result(ends) == {each.request_id: alone()[each.request_id] for each in asked}
+        checks = of(Verified, recorder.events)
+        accepted, drafted = (sum(getattr(event, name) for event in checks) for name in ("accepted", "drafted"))
+        # The rest wait for an end, or are replaced.
+        assert right < 1 or nodes or drafted > 50 and accepted > 0.9 * drafted
+
+    law()
+    assert nodes is None or len(waits) > 3
 
 
-def test_right_drafts_are_accepted_within_a_grammar() -> None:
-    answers = {name: ids for name, (ids, *_) in alone().items()}
-    recorder = Recorder()
-    speculator = drafts(Guesses(answers, 0, 1.0), 4)
-    speculator.max_model_len = CONTEXT
-    generate(runner((1,), speculator=speculator, listener=recorder.record), ASKED[::2])
-    verified = [event for event in recorder.events if event.kind == "verified"]
-    accepted, drafted = (sum(getattr(event, name) for event in verified) for name in ("accepted", "drafted"))
-    assert drafted > 50 and accepted > 0.9 * drafted  # the rest wait for an end, or are replaced
-
-
-def test_sampling_is_the_models_distribution_masked_and_renormalized() -> None:
-    """Exactly, for every beginning of every choice."""
-    form = Choices(choices=("a", "ab", "abc", "ba", "bb"))
-    tokenizer, eos = byte_level(), (1,)
-    ours = model(eos, tokenizer.vocab_size + 3)
-    prompt = tuple(tokenizer.encode("p"))
-    seen: dict[bytes, dict[int, float]] = {}
+@pytest.mark.parametrize("words", [False, True])
+def test_sampling_is_the_models_distribution_masked_and_renormalized(words: bool) -> None:
+    """Exactly, after every beginning: the mask is written anew here, from the choices' bytes and those of tokens."""
+    tokenizer, eos = trained() if words else byte_level(), (1,)
+    form = FORMATS["choices"] if words else Choices(choices=("a", "ab", "abc", "ba", "bb"))
+    assert isinstance(form, Choices)
+    texts = {id: tokenizer.token_bytes(id) for id in range(tokenizer.vocab_size) if not tokenizer.is_special(id)}
+    ours, prompt = model(eos, tokenizer.vocab_size + 3), tuple(tokenizer.encode("p"))
+    runs, seen = runner(eos, words), set[bytes]()
     for seed in range(40):
         sampling = SamplingParameters(
-            response_format=form, seed=seed, max_tokens=20, logprobs=100, logprobs_of="filtered", temperature=1.0
+            response_format=form, seed=seed, max_tokens=40, logprobs=100, logprobs_of="filtered", temperature=1.0
         )
-        box = list(runner_events(Request("r", prompt, sampling), eos))
-        said = b""
-        for event in box:
-            if isinstance(event, Decoded):
-                found = {token: math.exp(logprob) for token, logprob in event.top_logprobs}
-                ids = [*prompt, *tokenizer.encode(said.decode())]
-                row = naive.logits(ours, torch.tensor(ids))[-1].double()
-                left = prefixes(form, said)
-                allowed = sorted({tokenizer.encode(chr(rest[0]))[0] for rest in left if rest})
-                allowed += list(eos) if b"" in left else []
-                wanted = dict(zip(allowed, row[allowed].softmax(-1).tolist(), strict=True))
-                assert found == pytest.approx(wanted, abs=1e-6)
-                seen.setdefault(said, found)
-                said += b"" if event.token_id in eos else tokenizer.token_bytes(event.token_id)
+        ids, said = list(prompt), b""
+        for event in runs.stream([Request("r", prompt, sampling)]):
+            if not isinstance(event, Decoded):
+                continue
+            left = [text.encode().removeprefix(said) for text in form.choices if text.encode().startswith(said)]
+            allowed = [id for id, text in texts.items() if text and any(rest.startswith(text) for rest in left)]
+            allowed += list(eos) if b"" in left else []
+            row = naive.logits(ours, torch.tensor(ids))[-1].double()[allowed]
+            wanted = dict(zip(allowed, row.softmax(-1).tolist(), strict=True))
+            found = {token: math.exp(logprob) for token, logprob in event.top_logprobs}
+            assert found == pytest.approx(wanted, abs=1e-6)
+            seen.add(said)
+            ids.append(event.token_id)
+            said += texts.get(event.token_id, b"")
         assert said.decode() in form.choices
     assert len(seen) >= 4
-
-
-def runner_events(asked: Request, eos: tuple[int, ...]):
-    return RUNNERS(eos).stream([asked])
 
 
 def test_logprobs_of_the_model_are_without_the_mask() -> None:
     asked = ask("r", "choices", 20, logprobs=0)
     ours = model((), byte_level().vocab_size + 3)
-    events = [event for event in RUNNERS(()).stream([asked]) if isinstance(event, Decoded)]
+    events = of(Decoded, RUNNERS(()).stream([asked]))
     row = naive.logits(ours, torch.tensor(asked.prompt_ids))[-1].log_softmax(-1)
     assert events[0].logprob == pytest.approx(float(row[events[0].token_id]), abs=1e-6)
 
 
-def test_a_control_token_written_in_a_choice_is_text() -> None:
-    end = generate(RUNNERS((1,)), [ask("r", Choices(choices=("a <|tool|> b",)), 40)])["r"]
-    assert end.output_text == "a <|tool|> b" and not any(map(byte_level().is_special, end.token_ids))
-
-
-@settings(max_examples=tries(25), deadline=None)
+@settings(max_examples=tries(25))
 @given(data=st.data())
 def test_every_valid_instance_in_canonical_form_is_admitted(data: st.DataObject) -> None:
     trees = st.deferred(lambda: tree)
@@ -290,6 +255,20 @@ def test_every_valid_instance_in_canonical_form_is_admitted(data: st.DataObject)
         assert matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting(), text
 
 
+@pytest.mark.parametrize(
+    ("choice", "eos", "sampling", "text", "ends"),
+    [
+        ("abc", (), {}, "abc", ("grammar", None)),  # the end of a complete answer
+        ("abcdef", (1,), {"stop": ("cd",)}, "ab", ("stop_string", "cd")),
+        ("a <|tool|> b", (), {}, "a <|tool|> b", ("grammar", None)),  # a control token in a choice is text
+    ],
+)
+def test_how_a_choice_ends(choice: str, eos: tuple, sampling: dict, text: str, ends: tuple) -> None:
+    end = generate(RUNNERS(eos), [ask("r", Choices(choices=(choice,)), 50, **sampling)])["r"]
+    assert (end.output_text, end.reason, (end.ended_by, end.stop_reason)) == (text, "stop", ends)
+    assert not any(map(byte_level().is_special, end.token_ids))
+
+
 @pytest.mark.parametrize("end", [7, 9])
 def test_every_end_token_ends_a_complete_answer_and_no_other(end: int) -> None:
     """Also one that the request names; none before the answer is complete."""
@@ -297,17 +276,6 @@ def test_every_end_token_ends_a_complete_answer_and_no_other(end: int) -> None:
     asked = ask("r", form, 50, stop_token_ids=(7,), logit_bias={7: 100 * (end == 7), 9: 100 * (end == 9)})
     found = generate(RUNNERS((1, 9)), [asked])["r"]
     assert len(found.token_ids) == 2 and (found.stop_reason, found.reason) == (end, "stop")
-
-
-def test_a_stop_string_ends_an_answer() -> None:
-    asked = ask("r", Choices(choices=("abcdef",)), 50, stop=("cd",))
-    found = generate(RUNNERS((1,)), [asked])["r"]
-    assert (found.output_text, found.ended_by, found.stop_reason) == ("ab", "stop_string", "cd")
-
-
-def test_a_complete_answer_ends_the_request() -> None:
-    found = generate(RUNNERS(()), [ask("r", Choices(choices=("abc",)), 50)])["r"]
-    assert (found.output_text, found.reason, found.ended_by) == ("abc", "stop", "grammar")
 
 
 def test_a_request_whose_grammar_compiles_can_be_cancelled_and_its_id_is_taken() -> None:
@@ -324,7 +292,7 @@ def test_a_request_whose_grammar_compiles_can_be_cancelled_and_its_id_is_taken()
     box.clear()
     ours.cancel("r")
     assert [event.kind for event in box] == ["submitted", "submitted", "finished", "finished"]
-    assert {event.reason for event in box if isinstance(event, Finished)} == {"cancelled"}
+    assert {event.reason for event in of(Finished, box)} == {"cancelled"}
     assert not ours.has_unfinished_requests
     ours.submit(ask("s", "tree"), box)
     ours.cancel_all(box)
@@ -393,67 +361,3 @@ def test_the_compilers_own_work_has_limits(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(WorkbenchError, match="properties.a"):
         vocabulary.compile(JSONSchema(json_schema={"properties": {"a": {"pattern": "(?=a)b"}}}))
     assert len(limits) > 2 * len(FORMATS) and {id(each) for each in limits} == {id(LIMITS)}
-
-
-def test_beams_and_models_without_a_tokenizer_refuse_it() -> None:
-    with pytest.raises(ValueError, match="leave out response_format"):
-        SamplingParameters(beams=2, response_format=FORMATS["tree"])
-    bare = runner_of(model((), 269))
-    ends = generate(bare, [ask("r", "tree")])
-    assert ends["r"].reason == "refused" and "no tokenizer" in ends["r"].error
-
-
-def test_the_check_of_whitespace_can_fail() -> None:
-    end = Finished(0.0, reason="stop", output_text='{"name":  "", "age": 1}')
-    with pytest.raises(AssertionError):
-        check_valid(FORMATS["tree"], end)
-
-
-@pytest.mark.parametrize("settings", [{}, {"max_num_batched_tokens": 7}, {"pages": 34, "prefix": "radix"}], ids=str)
-@pytest.mark.parametrize("nodes", [1, 4])
-def test_a_token_that_waits_for_an_end_changes_nothing(settings: dict, nodes: int, monkeypatch) -> None:
-    """Its row is computed once more, beside the search; the others go on."""
-    monkeypatch.setattr("workbench.sampling.sampler.MAX_NODES_OF_SAMPLING", nodes)
-    monkeypatch.setattr("workbench.sampling.masks.MAX_NODES_BESIDE_FORWARD", nodes)
-    waits = _count_waits(monkeypatch)
-    ends = generate(runner((1,), **settings), ASKED)
-    assert result(ends) == alone() and len(waits) > 3
-
-
-def _count_waits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    waits: list[str] = []
-    advance = Constraint.advance
-
-    def noted(self, choice, budget=None):
-        moved = advance(self, choice, budget)
-        waits.extend(["waits"] * (moved is None))
-        return moved
-
-    monkeypatch.setattr(Constraint, "advance", noted)
-    return waits
-
-
-@pytest.mark.parametrize("accept", ["rejection", "match"])
-def test_a_token_that_waits_under_drafts_changes_nothing(accept, monkeypatch) -> None:
-    monkeypatch.setattr("workbench.sampling.sampler.MAX_NODES_OF_SAMPLING", 2)
-    waits = _count_waits(monkeypatch)
-    asked = [each for each in ASKED if accept == "match" or each.sampling.temperature == 0]
-    for right in (0.5, 1.0):
-        answers = {name: ids for name, (ids, *_) in alone().items()}
-        speculator = drafts(Guesses(answers, 3, right), 4, accept=accept)
-        speculator.max_model_len = CONTEXT
-        ends = generate(runner((1,), speculator=speculator), asked)
-        assert result(ends) == {each.request_id: alone()[each.request_id] for each in asked}
-    assert len(waits) > 3
-
-
-@pytest.mark.parametrize("nodes", [None, 5])
-def test_a_recorded_run_with_grammars_is_replayed(nodes: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is also where tokens wait for an end."""
-    if nodes is not None:
-        monkeypatch.setattr("workbench.sampling.sampler.MAX_NODES_OF_SAMPLING", nodes)
-    recorder = Recorder()
-    first = generate(runner((1,), listener=recorder.record), ASKED[:6])
-    again = list(replay(runner((1,)), ASKED[:6], StepScript.from_recorder(recorder)))
-    ends = {event.request_id: event for event in again if isinstance(event, Finished)}
-    assert result(ends) == result(first)

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import workbench
+from tests.helpers.events import of
 from tests.thorough import tries
 from workbench.engine.runner import Runner
-from workbench.trace.events import Decoded, Finished
+from workbench.trace.events import Finished
 
 PROMPT = "def read(self, size=-1):\n"
 ASKED: dict[str, Any] = {"max_tokens": 40, "temperature": 0.8, "seed": 5}
@@ -29,14 +30,12 @@ def runner() -> Runner:
 @pytest.fixture(scope="module")
 def whole(runner: Runner) -> Finished:
     """The answer that is cut in the tests."""
-    return next(event for event in runner.stream(PROMPT, **ASKED) if isinstance(event, Finished))
+    return of(Finished, runner.stream(PROMPT, **ASKED))[0]
 
 
 @settings(max_examples=tries(25))
 @given(st.integers(0, 90))
-def test_cancelling_anywhere_leaves_the_stream_equal_to_the_text(
-    runner: Runner, whole: Finished, moment: int
-) -> None:
+def test_cancelling_anywhere_leaves_the_stream_equal_to_the_text(runner: Runner, whole: Finished, moment: int) -> None:
     streamed, end = "", None
     for number, event in enumerate(runner.stream(PROMPT, **ASKED)):
         if number == moment:
@@ -57,14 +56,6 @@ def test_a_stop_string_ends_the_text_right_before_it(runner: Runner, whole: Fini
     start %= len(text) - 2
     stop = text[start : start + length]
     events = list(runner.stream(PROMPT, **ASKED, stop=stop))
-    end = next(event for event in events if isinstance(event, Finished))
+    end = of(Finished, events)[0]
     assert end.reason == "stop"
     assert end.output_text == "".join(event.text for event in events) == text[: text.index(stop)]
-
-
-def test_stop_token_ids_end_without_text(runner: Runner) -> None:
-    chosen = [e.token_id for e in runner.stream(PROMPT, max_tokens=20, temperature=0) if isinstance(e, Decoded)]
-    events = list(runner.stream(PROMPT, max_tokens=20, temperature=0, stop_token_ids=[chosen[9]]))
-    end = next(event for event in events if isinstance(event, Finished))
-    assert end.reason == "stop" and list(end.token_ids) == chosen[: chosen.index(chosen[9]) + 1]
-    assert [e.index for e in events if isinstance(e, Decoded)] == list(range(len(end.token_ids)))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.engine.formats import CONTEXT, RUNNERS, runner
 from tests.engine.guesses import Guesses, drafts
+from tests.helpers.events import of
 from tests.prompt.samples import byte_level
 from tests.thorough import tries
 from workbench.engine.runner import generate
@@ -40,7 +41,7 @@ def parts(end: Finished, opened: bool) -> tuple[list[int], list[int]]:
     return ids[: ids.index(CLOSING)], ids[ids.index(CLOSING) + 1 :]
 
 
-@settings(max_examples=tries(60), deadline=None)
+@settings(max_examples=tries(60))
 @given(
     budget=st.integers(0, 30),
     soft=st.integers(0, 20),
@@ -95,7 +96,7 @@ def test_events_of_a_thought_have_a_channel_of_their_own() -> None:
     thinking = Thinking(budget_tokens=6)
     form = Choices(choices=("née <|/think|>",))
     events = list(RUNNERS((1,)).stream([ask(max_tokens=30, thinking=thinking, response_format=form)]))
-    end = next(event for event in events if isinstance(event, Finished))
+    end = of(Finished, events)[0]
     assert end.output_text == form.choices[0] and end.thinking_tokens == 6
     by_channel = {
         channel: "".join(event.text for event in events if isinstance(event, Decoded) and event.channel == channel)
@@ -114,7 +115,7 @@ def test_a_stop_string_in_a_thought_is_none() -> None:
     assert end["r"].thought_text == free["r"].thought_text and end["r"].thinking_tokens == 6
 
 
-@settings(max_examples=tries(10), deadline=None)
+@settings(max_examples=tries(10))
 @given(seed=st.integers(0, 99), right=st.floats(0, 1), opened=st.booleans())
 def test_drafts_and_chunks_change_no_thought(seed: int, right: float, opened: bool) -> None:
     """Also where the closing token, and the answer's first, come within one draft."""

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import workbench
+from tests.helpers.events import of
 from workbench.executors import thread_waiting
 from workbench.executors.thread_waiting import (
     IDLE_SECONDS,
@@ -47,6 +48,11 @@ def adaptable_but_for_variables() -> bool:
 
 
 needs_libgomp = pytest.mark.skipif(not adaptable_but_for_variables(), reason="no libgomp, or no count of time")
+
+
+def two(test: Any) -> Any:
+    """Mark a test that needs libgomp and two threads of torch."""
+    return needs_libgomp(pytest.mark.usefixtures("two_threads")(test))
 
 
 @pytest.fixture(autouse=True)
@@ -102,8 +108,7 @@ def test_between_the_limits_nothing_changes(sleeps: bool, share: float) -> None:
     assert sleeps_next(after, share) is after
 
 
-@needs_libgomp
-@pytest.mark.usefixtures("two_threads")
+@two
 @given(st.lists(st.tuples(st.floats(0.0001, 1), st.floats(0, 2), st.floats(0, 100)), max_size=30))
 def test_a_pool_runs_while_threads_sleep_and_each_change_is_reported(history: list[tuple[float, float, float]]) -> None:
     machine = Machine()
@@ -115,8 +120,7 @@ def test_a_pool_runs_while_threads_sleep_and_each_change_is_reported(history: li
         machine.now += idle
 
 
-@needs_libgomp
-@pytest.mark.usefixtures("two_threads")
+@two
 @given(st.floats(0.001, 1), st.floats(0, 0.9 * IDLE_SECONDS), st.sampled_from([0.0, 3.0]))
 def test_after_a_window_of_steps_threads_wait_as_it_says(seconds: float, gap: float, share: float) -> None:
     """Even where each step is followed by some time without work; and from one state as from the other."""
@@ -128,8 +132,7 @@ def test_after_a_window_of_steps_threads_wait_as_it_says(seconds: float, gap: fl
     assert machine.waiting.sleeps is (share > 0)
 
 
-@needs_libgomp
-@pytest.mark.usefixtures("two_threads")
+@two
 def test_time_between_requests_is_no_time_of_steps() -> None:
     machine = Machine()
     for _ in range(3):
@@ -138,8 +141,7 @@ def test_time_between_requests_is_no_time_of_steps() -> None:
         assert machine.waiting.sleeps
 
 
-@needs_libgomp
-@pytest.mark.usefixtures("two_threads")
+@two
 def test_a_short_time_between_steps_is_no_time_of_steps() -> None:
     """It is too short for a look of its own, so that the window goes on."""
     machine = Machine()
@@ -151,8 +153,7 @@ def test_a_short_time_between_steps_is_no_time_of_steps() -> None:
     assert f"{share:.2f} s of a second" in reason and len(machine.looks) == 2
 
 
-@needs_libgomp
-@pytest.mark.usefixtures("two_threads")
+@two
 @given(st.lists(st.tuples(st.floats(0.0001, 1), st.floats(0, 2), st.floats(0, 3)), max_size=60), st.floats(0, 0.02))
 def test_looks_cost_a_hundredth_of_the_time(history: list[tuple[float, float, float]], cost: float) -> None:
     machine = Machine(cost)
@@ -163,8 +164,7 @@ def test_looks_cost_a_hundredth_of_the_time(history: list[tuple[float, float, fl
     assert all(later - look >= 0.999 * apart for look, later in zip(machine.looks, machine.looks[1:], strict=False))
 
 
-@needs_libgomp
-@pytest.mark.usefixtures("two_threads")
+@two
 @given(st.lists(st.tuples(st.floats(0.01, 1), st.floats(0, 2), st.dictionaries(st.integers(2, 4), st.floats(0, 9)))))
 def test_threads_that_begin_and_end_change_nothing(history: list[tuple[float, float, dict[int, float]]]) -> None:
     """Their totals come and go; one that stays in this test had a core all the time."""
@@ -187,8 +187,7 @@ def test_the_time_without_a_core_is_read_for_each_living_thread() -> None:
     assert {threading.get_native_id(), thread.native_id} <= seconds.keys() and min(seconds.values()) >= 0
 
 
-@needs_libgomp
-@pytest.mark.usefixtures("two_threads")
+@two
 def test_where_the_system_gives_no_threads_they_spin_for_good() -> None:
     machine = Machine(refuses=True)
     reasons = [reason for _ in range(10) for reason in machine.step(WINDOW_SECONDS, 2.0)]
@@ -205,8 +204,7 @@ def test_one_thread_waits_for_no_other() -> None:
     assert not machine.looks
 
 
-@needs_libgomp
-@pytest.mark.usefixtures("two_threads")
+@two
 def test_steps_of_another_device_are_not_looked_at() -> None:
     machine = Machine()
     machine.step(10.0, 2.0, torch.device("cuda"))
@@ -312,8 +310,7 @@ def test_a_pool_whose_libgomp_is_not_there_says_so(monkeypatch: pytest.MonkeyPat
         IdlePool().start()
 
 
-@needs_libgomp
-@pytest.mark.usefixtures("two_threads")
+@two
 def test_steps_of_a_runner_are_looked_at_and_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     def logprobs(share: float) -> tuple[list[float | None], list[Event]]:
         now = [0.0]
@@ -332,13 +329,13 @@ def test_steps_of_a_runner_are_looked_at_and_give_the_same_bits(monkeypatch: pyt
         if slept:
             waiting._pool.stop()
         assert slept is (share > SLEEP_ABOVE)
-        return [event.logprob for event in events if isinstance(event, Decoded)], heard
+        return [event.logprob for event in of(Decoded, events)], heard
 
     spinning, heard = logprobs(0.0)
-    assert not [event for event in heard if isinstance(event, ThreadsChanged)]
+    assert not of(ThreadsChanged, heard)
     asleep, heard = logprobs(2.0)
     assert asleep == spinning and len(spinning) == 6
-    (change,) = [event for event in heard if isinstance(event, ThreadsChanged)]
+    (change,) = of(ThreadsChanged, heard)
     assert change.threads == 2 and "asleep" in change.reason
 
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.events import of
 from tests.offline.batches import runner
 from tests.prompt.samples import byte_level
 from tests.thorough import tries
@@ -28,16 +29,16 @@ def ended(event: Event) -> tuple | None:
     return event.request_id, event.sample, event.reason, event.token_ids, event.output_text
 
 
-@settings(max_examples=tries(40), deadline=None)
+@settings(max_examples=tries(40))
 @given(SAMPLINGS, st.text("abc x", min_size=1, max_size=6))
 def test_it_ends_as_any_other(sampling: SamplingParameters, text: str) -> None:
     plain = Request("r", tuple(byte_level().encode(text)), sampling)
     streamed = list(runner().stream([plain]))
     mine = list(runner().stream([replace(plain, final_only=True)]))
     assert {ended(event) for event in mine} == {ended(event) for event in streamed}
-    tokens = [event for event in mine if isinstance(event, Decoded)]
+    tokens = of(Decoded, mine)
     assert bool(tokens) == (sampling.logprobs is not None)
-    for end in (event for event in mine if isinstance(event, Finished)):
+    for end in of(Finished, mine):
         shown = "".join(event.text for event in mine if event.sample == end.sample)
         assert shown == end.output_text
 

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.engine.kinds import sharing_models
 from tests.engine.tiny import CONTEXT, VOCAB, layer, model_of, own_specs, request, runner_of, spec_of
 from tests.thorough import tries
 from workbench.errors import WorkbenchError
@@ -62,9 +63,9 @@ def test_blocks_and_chunks_are_not_seen(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @settings(max_examples=tries(8))
-@given(own_specs)
+@given(st.one_of(own_specs, sharing_models()))
 def test_it_is_what_was_served(spec: ModelSpec) -> None:
-    """Up to the last row, as `inspect` reads it from the pages."""
+    """Up to the last row, as `inspect` reads it from the pages, also of layers that read another's keys and values."""
     runner = runner_of(model_of(spec), page_size=64)
     runner.submit(request("a", 20, 12))
     while runner.tracker.sequences["a"].num_computed_tokens < 25:

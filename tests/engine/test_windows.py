@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.engine.poison import WINDOW, Poison, poisoned
+from tests.engine.poison import WINDOW, poisoned
 from tests.engine.tiny import layer, model_of, request, runner_of, spec_of
+from tests.helpers.events import of
 from workbench.engine.runner import generate
 from workbench.model.attention_spec import AttentionSpec
 from workbench.model.spec import LayerSpec
-from workbench.trace.events import Decoded, Stepped
+from workbench.trace.events import Stepped
 
 SINKS = LayerSpec(
     attention=AttentionSpec(num_heads=2, num_kv_heads=1, head_dim=4, sliding_window=6, num_sink_tokens=3),
@@ -18,22 +19,15 @@ SINKS = LayerSpec(
 
 
 @pytest.mark.parametrize("length", [WINDOW - 1, WINDOW, WINDOW + 1])
-@pytest.mark.parametrize("kind", [layer(4, 2, sliding_window=WINDOW), SINKS])
-def test_a_window_bounds_memory(length: int, kind: LayerSpec) -> None:
+@pytest.mark.parametrize(("kind", "most"), [(layer(4, 2, sliding_window=WINDOW), 4), (SINKS, 6)])
+def test_a_window_bounds_memory(length: int, kind: LayerSpec, most: int) -> None:
     """Twenty times the window: no more pages at the end than soon after its beginning."""
     model = model_of(spec_of(kind, kind).model_copy(update={"max_position_embeddings": 160}))
     runner = runner_of(model, pages=8, page_size=2, max_num_batched_tokens=4)
-    (poisoned if kind is not SINKS else Poison)(runner)
-    used, ids = [], list(request("a", length, 1).prompt_ids)
-    for event in runner.stream([request("a", length, 20 * WINDOW + 10)]):
-        used += [event.pages_used] if isinstance(event, Stepped) else []
-        if isinstance(event, Decoded):
-            assert event.token_id == int(model.logits(ids)[-1].argmax())
-            ids.append(event.token_id)
-    assert len(used) >= 20 * WINDOW
-    assert max(used[-WINDOW:]) <= max(used[: 2 * WINDOW]) <= (6 if kind is SINKS else 4)
-    end = generate(runner, [request("b", 20 * WINDOW, 3)])["b"]
-    assert end.token_ids == generate(runner_of(model, page_size=50), [request("b", 20 * WINDOW, 3)])["b"].token_ids
+    poisoned(runner)
+    used = [step.pages_used for step in of(Stepped, runner.stream([request("a", length, 20 * WINDOW + 10)]))]
+    assert len(used) >= 20 * WINDOW and max(used[-WINDOW:]) <= max(used[: 2 * WINDOW]) <= most
+    assert generate(runner, [request("b", 20 * WINDOW, 3)])["b"].reason == "length"
 
 
 def test_a_refusal_counts_what_is_needed_at_once() -> None:

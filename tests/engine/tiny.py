@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from compiled_kernels import Backend
+from tests.helpers.recorded import Around
 from workbench.engine import naive
 from workbench.engine.config import EngineConfig
 from workbench.engine.loaded_model import LoadedModel
@@ -170,6 +172,11 @@ def request(name: str, prompt: int, most: int, **sampling) -> Request:
     return Request(name, ids, SamplingParameters(max_tokens=most, ignore_eos=True, **{"temperature": 0, **sampling}))
 
 
+def with_filter(made: Request, path: str) -> Request:
+    """Return a request with a filter of a user's own."""
+    return replace(made, sampling=made.sampling.model_copy(update={"filters": (CustomPart(path=path),)}))
+
+
 def in_step(*prompts: int, tokens: int = 4) -> list[Request]:
     """Requests that decode together from the first step to the last, where that has room for all their prompts: a
     backend that compiles for each number of rows compiles once, for rows and a row of padding."""
@@ -189,7 +196,7 @@ class Objection(BaseException):
     """Not an Exception: the runner turns those into the end of a request."""
 
 
-class Oracle:
+class Oracle(Around):
     """Stands in for a runner's executor and holds every sampled row against the oracle in float64.
 
     The bound is derived: four times the error that the plain computation makes in the same precision, plus
@@ -197,21 +204,8 @@ class Oracle:
     """
 
     def __init__(self, runner: Runner):
-        self.inner, self.model = runner.executor, runner.model
-        self.clear: list[bool] = []
-        runner.set_executor(self)  # type: ignore[arg-type]
-
-    @property
-    def compiles(self) -> int:
-        return self.inner.compiles
-
-    @property
-    def kernel_seconds(self) -> float | None:
-        return self.inner.kernel_seconds
-
-    @property
-    def artifacts(self):
-        return self.inner.artifacts
+        super().__init__(runner)
+        self.model, self.clear = runner.model, list[bool]()
 
     def forward(self, plan) -> Tensor:
         texts = [

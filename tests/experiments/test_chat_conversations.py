@@ -51,7 +51,7 @@ def prompt(sample: ChatSample, turns: int | None = None, thinking: bool = False)
     return talk.prompt(MODEL, add_generation_prompt=turns is not None)
 
 
-@settings(max_examples=tries(60), deadline=None)
+@settings(max_examples=tries(60))
 @given(SIDES, SEEDS)
 def test_every_conversation_is_learned_as_the_library_assembles_it(side: Side, seed: int) -> None:
     """With thoughts, cut ones too, calls and results: the same ids."""
@@ -61,7 +61,7 @@ def test_every_conversation_is_learned_as_the_library_assembles_it(side: Side, s
     assert len(learned) == len(ids)
 
 
-@settings(max_examples=tries(60), deadline=None)
+@settings(max_examples=tries(60))
 @given(SIDES, SEEDS)
 def test_an_old_turn_renders_as_when_it_was_new(side: Side, seed: int) -> None:
     """A prompt for an assistant's turn, thinking or not, and what the model then writes, begin every later prompt."""
@@ -75,7 +75,7 @@ def test_an_old_turn_renders_as_when_it_was_new(side: Side, seed: int) -> None:
             assert whole[len(before) :].split(TURN)[0].strip()
 
 
-@settings(max_examples=tries(60), deadline=None)
+@settings(max_examples=tries(60))
 @given(SIDES, SEEDS)
 def test_the_model_learns_exactly_what_it_will_write(side: Side, seed: int) -> None:
     """All of an assistant's turn but its opening; nothing else. A thought that was cut ends without being learned."""
@@ -95,7 +95,7 @@ def test_the_model_learns_exactly_what_it_will_write(side: Side, seed: int) -> N
             inside = inside and id != end
 
 
-@settings(max_examples=tries(100), deadline=None)
+@settings(max_examples=tries(100))
 @given(SIDES, SEEDS, st.sampled_from([None, *KINDS]))
 def test_results_are_the_tools_and_answers_hold_them(side: Side, seed: int, kind: str | None) -> None:
     sample = draw(side, seed, kind)
@@ -122,7 +122,7 @@ def _numbers(text: str) -> Iterator[str]:
     return (found for found in re.findall(r"\d+(?:\.\d+)?", text) if len(found) > 1)
 
 
-@settings(max_examples=tries(150), deadline=None)
+@settings(max_examples=tries(150))
 @given(SIDES, SEEDS)
 def test_the_sides_share_no_number_and_no_function(side: Side, seed: int) -> None:
     """Of more than one digit, a question's numbers and documented names are all on its side."""

@@ -54,7 +54,7 @@ def reference(sample: ChatSample) -> list[str]:
     return written
 
 
-@settings(max_examples=tries(60), deadline=None)
+@settings(max_examples=tries(60))
 @given(st.sampled_from(KINDS), st.integers(0, 10**6), st.booleans())
 def test_the_reference_is_right_and_breaks_nothing(kind: str, seed: int, thinking: bool) -> None:
     sample = draw("held_out", seed, kind, thinking)
@@ -79,7 +79,7 @@ def grammar_of(tools: tuple[str, ...]) -> Grammar:
     return VOCABULARY.compile(made.sampling_of(talk, made.answer_format(made.tools), None)["response_format"])
 
 
-@settings(max_examples=tries(30), deadline=None)
+@settings(max_examples=tries(30))
 @given(st.integers(0, 10**6))
 def test_the_grammar_of_an_agent_admits_every_reference(seed: int) -> None:
     sample = draw("held_out", seed, thinking=False)

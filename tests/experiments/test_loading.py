@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 
 from experiments.loading import CASES, Case, measure_all
+from tests.thorough import THOROUGH
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/clear_refs").exists(), reason=f"{sys.platform} reports no peak of resident memory"
 )
 MEASURED = (
-    "files bfloat16, stored fused", "files bfloat16, fused when loaded", "files to int4",
+    "files bfloat16, stored fused", "files to int4", "files bfloat16, fused when loaded",
     "files bfloat16, mlir's panels", "random int8",
-)  # fmt: skip
+)[: None if THOROUGH else 2]  # fmt: skip
 MAX_PEAK_SHARE = 1.15
 FIXED_BYTES = 12 * 2**20  # Python's objects and blocks under way, whatever the model's size
 
@@ -26,7 +27,6 @@ def rows() -> dict[str, dict]:
     return {row["case"]: row for row in measure_all(cases)}
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", MEASURED)
 def test_the_peak_is_near_the_weights(rows: dict[str, dict], name: str) -> None:
     row = rows[name]

@@ -31,7 +31,7 @@ def little_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train_chat, "EVALUATED", 2)
 
 
-@settings(max_examples=tries(15), deadline=None)
+@settings(max_examples=tries(15))
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=5), st.integers(0, 9))
 def test_a_text_has_the_states_that_it_has_alone(lengths: list[int], seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)

@@ -9,7 +9,7 @@ import pytest
 
 from experiments import apart, fleet_prediction, speculation, thinking
 from experiments.__main__ import main, names
-from workbench.errors import WorkbenchError
+from tests.helpers.refusals import refuses
 from workbench.experiment.experiment import Experiment
 from workbench.experiment.variants import every_variant
 from workbench.experiment.verdict import Verdict, variant_row, verdicts
@@ -23,17 +23,14 @@ JUDGED = sorted(file.stem for file in EXPERIMENTS.glob("*.yaml") if "\njudge:" i
 def test_an_experiment_can_be_read_and_names_its_judge(name: str) -> None:
     experiment = Experiment.from_file(EXPERIMENTS / f"{name}.yaml")
     again = Experiment.from_yaml(experiment.to_yaml())
-    assert again == experiment or name == "zoo_pareto"  # its variants' keys that are numbers come back as texts
-    assert again.model_dump(mode="json") == experiment.model_dump(mode="json")
-    assert every_variant(again) == every_variant(experiment)
+    assert again == experiment and every_variant(again) == every_variant(experiment)
     assert experiment.is_comparison and name in names()
     assert experiment.judge is not None and experiment.judge.path == f"experiments.{name}:judge"
 
 
 def test_a_wrong_name_is_reported_with_the_right_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(JUDGED) > 25
-    with pytest.raises(WorkbenchError, match="did you mean 'batch_size'"):
-        main("batch_sise")
+    refuses("did you mean 'batch_size'", main, "batch_sise")
     main()
     assert capsys.readouterr().out.count("?") >= len(JUDGED)
 
@@ -53,10 +50,8 @@ def test_a_judge_of_ones_own_with_arguments() -> None:
     assert verdicts(CustomPart(path=path), rows)[0].outcome == "holds"
     assert verdicts(CustomPart(path=path, arguments={"most": 0.1}), rows)[0].outcome == "refuted"
     assert verdicts(None, rows) == []
-    with pytest.raises(WorkbenchError, match="gives str, must give Verdict values"):
-        verdicts(CustomPart(path=f"{__name__}:nonsense"), rows)
-    with pytest.raises(WorkbenchError, match="needs a variant 'b'; this run has a"):
-        variant_row(rows, "b")
+    refuses("gives str, must give Verdict values", lambda: verdicts(CustomPart(path=f"{__name__}:nonsense"), rows))
+    refuses("needs a variant 'b'; this run has a", variant_row, rows, "b")
 
 
 def test_a_judge_says_what_was_predicted_and_asks_for_a_prediction_where_it_needs_one() -> None:
@@ -66,8 +61,10 @@ def test_a_judge_says_what_was_predicted_and_asks_for_a_prediction_where_it_need
     assert "predicted nothing" in apart.pays([one, two]).reason
     wanted = "predicted 200 ms against 200 ms, and 100% against 100%"
     assert wanted in apart.pays([one, {**two, "prediction": predicted}]).reason
-    with pytest.raises(WorkbenchError, match="has no prediction"):
-        fleet_prediction.judge([{"variant": "two replicas", **dict.fromkeys(fleet_prediction.JUDGED, 0.1)}])
+    refuses(
+        "has no prediction",
+        lambda: fleet_prediction.judge([{"variant": "two replicas", **dict.fromkeys(fleet_prediction.JUDGED, 0.1)}]),
+    )
 
 
 def test_the_distribution_that_is_judged_is_the_engines_own_rule(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,7 +59,11 @@ class Traffic(RuleBasedStateMachine):
         self.prices = table()
 
     @rule(used=used(), ended=ENDS, key=st.sampled_from("ab"), model=st.sampled_from(["demo", "demo-chat"]),
-          now=st.integers(0, 4 * 86_400))  # fmt: skip
+          now=st.integers(0, 4 * 86_400), times=st.sampled_from([1, 1, 5]))  # fmt: skip
+    def calls(self, used: Used, ended: str, key: str, model: str, now: int, times: int) -> None:
+        for _ in range(times):
+            self.call(used, ended, key, model, now)
+
     def call(self, used: Used, ended: str, key: str, model: str, now: int) -> None:
         call = replace(chat("Hi", model), caller=Caller(key, f"tenant {key}"))
         entry = account_entry(call, "auto", Outcome(used, ended), self.prices, float(now))

@@ -82,12 +82,16 @@ def test_no_other_text_is_a_key(tmp_path_factory: pytest.TempPathFactory, text: 
     assert store.check(text) is None
 
 
-def test_a_rotated_key_has_two_texts_for_a_while(store: KeyStore, clock: Clock) -> None:
-    key, old = store.create("alice")
+@pytest.mark.parametrize("life", [None, 3, 1])
+def test_a_rotated_key_has_two_texts_for_a_while(store: KeyStore, clock: Clock, life: int | None) -> None:
+    """The old one's while is no longer than it would have lived, in hours, anyway."""
+    key, old = store.create("alice", days=life and life / 24)
     changed, new = store.rotate(key.id, hours=2)
     assert changed.id == key.id and old != new
     assert store.check(old) == store.check(new) == changed
-    clock.now += 2 * 3600
+    clock.now += min(2, life or 2) * 3600 - 1
+    assert store.check(old) == changed
+    clock.now += 1
     assert store.check(old) is None and store.check(new) == changed
     again, third = store.rotate(key.id, hours=0)
     assert store.check(new) is None and store.check(third) == again

@@ -172,6 +172,27 @@ TestBucket = Bucket.TestCase
 TestBucket.settings = settings(max_examples=tries(40), stateful_step_count=25, deadline=None)
 
 
+@settings(max_examples=tries(40), deadline=None)
+@given(st.integers(0, 500), st.integers(0, 500), st.data(), st.booleans())
+def test_money_goes_back_to_the_day_on_which_its_call_began(
+    first: int, second: int, data: st.DataObject, is_next_day: bool
+) -> None:
+    used = data.draw(st.integers(0, first))
+
+    async def run() -> None:
+        clock = Clock()
+        limiter, holder = MemoryLimiter(clock), [Holder("one", CallerLimits(money_per_day=Decimal("0.001")))]
+        begun = (await limiter.reserve(holder, "first", Cost(micros=first), 100.0)).now
+        clock.now += 60 * SECOND if is_next_day else 0
+        await limiter.reserve(holder, "second", Cost(micros=second), 100.0)
+        await limiter.give_back(holder, "first", Cost(micros=first), Cost(micros=used), begun)
+        left = 1_000 - second - (0 if is_next_day else used)
+        assert not (await limiter.reserve(holder, "too much", Cost(micros=left + 1), 100.0)).granted
+        assert (await limiter.reserve(holder, "the rest", Cost(micros=left), 100.0)).granted
+
+    run_async(run())
+
+
 @pytest.mark.parametrize("bucket", BUCKETS)
 def test_a_refusal_says_after_what_time_it_is_granted(bucket: str) -> None:
     async def run() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from torch import Tensor
 
@@ -12,6 +13,20 @@ from workbench.request import Request
 from workbench.scheduler.plan import StepPlan
 
 Rows = dict[tuple[int, ...], Tensor]
+
+
+class Around:
+    """Stands in for a runner's executor, and is it where it says nothing of its own."""
+
+    def __init__(self, runner: Runner):
+        self.inner: Any = runner.executor
+        runner.set_executor(self)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def forward(self, plan: StepPlan) -> Tensor:
+        return self.inner.forward(plan)
 
 
 class Recorded:
@@ -29,17 +44,15 @@ class Recorded:
         return logits
 
 
-class Changed:
+class Changed(Around):
     """A runner's executor whose logits a function of (plan, logits) changes, or looks at."""
 
-    compiles, kernel_seconds, artifacts = 0, None, {}
-
     def __init__(self, runner: Runner, change: Callable[[StepPlan, Tensor], Tensor]):
-        self.executor, self.change = runner.executor, change
-        runner.set_executor(self)  # type: ignore[arg-type]
+        super().__init__(runner)
+        self.change = change
 
     def forward(self, plan: StepPlan) -> Tensor:
-        return self.change(plan, self.executor.forward(plan))
+        return self.change(plan, self.inner.forward(plan))
 
 
 def rows_of(runner: Runner, requests: Iterable[Request]) -> Rows:

@@ -7,12 +7,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from compiled_kernels import BackendError
 from compiled_kernels.decode_step import DecodeStep, LayerShape, StepShape, WeightLayout
 from compiled_kernels.decode_step.step import _read
 from compiled_kernels.decode_step.text import step_inputs
 from compiled_kernels.level import Level
 from compiled_kernels.mlir_text import SIZE_BOUND, Target
+from tests.helpers.refusals import kernel_refuses
 
 DENSE, INT8, INT4 = WeightLayout("bf16", bias=True), WeightLayout("i8"), WeightLayout("i4", quant_group=4)
 LAYER = LayerShape(
@@ -59,7 +59,6 @@ def test_other_tensors_are_refused_before_anything_is_compiled(
     monkeypatch.setattr("compiled_kernels.decode_step.step.compile_text", None)
     wrong = tensors()
     change(wrong)
-    with pytest.raises(BackendError, match=f"decode step: .*{words}"):
-        DecodeStep(SHAPE, wrong)
+    kernel_refuses(f"decode step: .*{words}", DecodeStep, SHAPE, wrong)
     with pytest.raises(TypeError):  # the right ones come as far as the compiler
         DecodeStep(SHAPE, tensors())

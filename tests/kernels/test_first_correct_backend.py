@@ -14,12 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compiled_kernels import correct_backend as right
-from compiled_kernels.backends import Backend, BackendError, backend_problems
-from compiled_kernels.correct_backend import FILE, first_correct_backend
+from compiled_kernels.backends import Backend
+from compiled_kernels.correct_backend import FILE, CorrectBackend, first_correct_backend
 from compiled_kernels.result_cache import ResultCache
+from tests.helpers.kernels import needs_mlir
+from tests.helpers.refusals import kernel_refuses
 
 BACKENDS = (Backend.MLIR, Backend.INDUCTOR, Backend.EAGER)
 ARGUMENTS = {"tokens": 1, "heads": 2, "dim": 4, "dtype": torch.float32}
+
+
+def first(place: Path, backends: tuple[Backend, ...] = BACKENDS) -> CorrectBackend:
+    return first_correct_backend("rotary", ARGUMENTS, backends, place)
 
 
 class Verdicts:
@@ -48,24 +54,21 @@ def verdicts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Verdicts]:
 
 def test_the_first_that_is_right_is_taken_and_remembered(verdicts: Verdicts, tmp_path: Path) -> None:
     verdicts.answers = {Backend.MLIR: "output 0: far away", Backend.INDUCTOR: RuntimeError("it\n broke")}
-    found = first_correct_backend("rotary", ARGUMENTS, (Backend.TRITON, *BACKENDS), tmp_path)
+    found = first(tmp_path, (Backend.TRITON, *BACKENDS))
     assert found.backend is Backend.EAGER and verdicts.asked == list(BACKENDS)
     assert found.reason.startswith("on eager, checked on ")
     for words in ("mlir: output 0: far away", "inductor: RuntimeError: it broke", "triton: no GPU"):
         assert words in found.reason
-    assert (
-        first_correct_backend("rotary", ARGUMENTS, (Backend.TRITON, *BACKENDS), tmp_path) == found
-        and len(verdicts.asked) == 3
-    )
+    assert first(tmp_path, (Backend.TRITON, *BACKENDS)) == found and len(verdicts.asked) == 3
 
 
 @pytest.mark.parametrize("error", [MemoryError("none left"), OSError(28, "No space left on device")])
 def test_what_passes_is_not_remembered(error: Exception, verdicts: Verdicts, tmp_path: Path) -> None:
     verdicts.answers = {Backend.MLIR: error}
-    found = first_correct_backend("rotary", ARGUMENTS, BACKENDS, tmp_path)
+    found = first(tmp_path)
     assert found.backend is Backend.INDUCTOR and type(error).__name__ in found.reason and not (tmp_path / FILE).exists()
     verdicts.answers = {}
-    assert first_correct_backend("rotary", ARGUMENTS, BACKENDS, tmp_path).backend is Backend.MLIR
+    assert first(tmp_path).backend is Backend.MLIR
 
 
 def test_other_work_or_another_machine_is_checked_anew(
@@ -91,10 +94,15 @@ def test_other_work_or_another_machine_is_checked_anew(
 
 def test_where_none_is_right_that_is_an_error(verdicts: Verdicts, tmp_path: Path) -> None:
     verdicts.answers[Backend.MLIR] = "output 0: far away"
-    with pytest.raises(BackendError, match="rotary: no backend works for .*mlir: output 0: far away"):
-        first_correct_backend("rotary", ARGUMENTS, (Backend.MLIR,), tmp_path)
-    with pytest.raises(BackendError, match="unknown operator 'rotery'; did you mean 'rotary'"):
-        first_correct_backend("rotery", ARGUMENTS, (Backend.MLIR,), tmp_path)
+    kernel_refuses("rotary: no backend works for .*mlir: output 0: far away", lambda: first(tmp_path, BACKENDS[:1]))
+    kernel_refuses(
+        "unknown operator 'rotery'; did you mean 'rotary'",
+        first_correct_backend,
+        "rotery",
+        ARGUMENTS,
+        (Backend.MLIR,),
+        tmp_path,
+    )
     assert not (tmp_path / FILE).exists()
 
 
@@ -102,7 +110,7 @@ def test_where_none_is_right_that_is_an_error(verdicts: Verdicts, tmp_path: Path
     "damage", [b"", b"{", b"\xff\xfe", b"[]", b'{"entries": 5}', b'{"entries": {"a": {}}}', None, "backend", "refused"]
 )
 def test_a_damaged_file_is_made_anew(damage: Any, verdicts: Verdicts, tmp_path: Path) -> None:
-    first_correct_backend("rotary", ARGUMENTS, BACKENDS, tmp_path)
+    first(tmp_path)
     file = tmp_path / FILE
     if damage is None:
         file.unlink()
@@ -112,7 +120,7 @@ def test_a_damaged_file_is_made_anew(damage: Any, verdicts: Verdicts, tmp_path: 
     else:
         file.write_bytes(damage)
     for _ in range(2):
-        assert first_correct_backend("rotary", ARGUMENTS, BACKENDS, tmp_path).backend is Backend.MLIR
+        assert first(tmp_path).backend is Backend.MLIR
         assert len(verdicts.asked) == 2
 
 
@@ -125,7 +133,7 @@ def test_no_entry_whatever_it_holds_is_a_backend_that_was_not_asked_for(entry: A
 
 def test_where_nothing_can_be_written_it_still_finds_one(verdicts: Verdicts, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert first_correct_backend("rotary", ARGUMENTS, BACKENDS, tmp_path / "file").backend is Backend.MLIR
+    assert first(tmp_path / "file").backend is Backend.MLIR
 
 
 def test_writers_at_once_leave_a_whole_file(tmp_path: Path) -> None:
@@ -144,7 +152,6 @@ def test_writers_at_once_leave_a_whole_file(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [f".{FILE}.lock", FILE]
 
 
+@needs_mlir
 def test_a_backend_is_really_run(tmp_path: Path) -> None:
-    if problem := backend_problems()[Backend.MLIR]:
-        pytest.skip(problem)
-    assert first_correct_backend("rotary", ARGUMENTS, (Backend.MLIR, Backend.EAGER), tmp_path).backend is Backend.MLIR
+    assert first(tmp_path).backend is Backend.MLIR

@@ -17,7 +17,7 @@ from compiled_kernels.paged_attention import PagedKV
 from tests.thorough import tries
 
 seeds, few = st.integers(0, 2**31), st.integers(1, 6)
-laws = settings(max_examples=tries(20), deadline=None)
+laws = settings(max_examples=tries(20))
 
 
 def drawn(seed: int, *shape: int) -> torch.Tensor:

@@ -41,21 +41,6 @@ def test_float64_equals_float64(operator: str) -> None:
     assert kernel_problem(operator, Backend.MLIR, row, run_seed()) is None
 
 
-@pytest.mark.parametrize("layout", ["every second row", "transposed", "inside wider rows", "expanded"])
-def test_any_layout_gives_what_contiguous_rows_give(layout: str) -> None:
-    x = torch.randn(6, 64)
-    given = {
-        "every second row": x[::2],
-        "transposed": x.t().contiguous().t(),
-        "inside wider rows": torch.cat([x, x.fill_(1.5)], dim=1)[:, 40:104],
-        "expanded": x[:1].expand(6, 64),
-    }[layout]
-    weight = torch.randn(64)
-    ours = compiled_kernels.rms_norm(given, weight, 1e-5, Backend.MLIR)
-    torch.testing.assert_close(ours, compiled_kernels.rms_norm(given.contiguous(), weight, 1e-5, Backend.MLIR))
-    torch.testing.assert_close(ours, compiled_kernels.rms_norm(given, weight, 1e-5))
-
-
 def test_masked_logits_stay_masked() -> None:
     logits = torch.randn(3, 200)
     logits[:, 50:150] = -torch.inf
@@ -74,7 +59,7 @@ def test_gates_far_from_zero_are_shut_or_open() -> None:
 SPECIAL = [0.0, -0.0, math.inf, -math.inf, math.nan, 88.5, 88.73, 89.5, -86.0, -87.0, -87.4, -104.0, 1e-30, 3e38, -3e38]
 
 
-@settings(max_examples=tries(60), deadline=None)
+@settings(max_examples=tries(60))
 @given(st.floats(-110, 95, width=32), st.floats(width=32), st.sampled_from([1e-7, 1e-3, 1.0]))
 def test_the_polynomial_is_the_exponential(centre: float, any_number: float, spread: float) -> None:
     near = centre + spread * torch.linspace(-20, 20, 4096 - len(SPECIAL) - 1)
@@ -91,7 +76,7 @@ def test_the_polynomial_is_the_exponential(centre: float, any_number: float, spr
     assert (off <= 2 * torch.finfo(torch.float32).eps * exact[usual] + 3e-38).all(), float((off / exact[usual]).max())
 
 
-@settings(max_examples=tries(60), deadline=None)
+@settings(max_examples=tries(60))
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3)), min_size=1, max_size=4))
 def test_leading_slices_are_known_by_their_strides(axes: list[tuple[int, int]]) -> None:
     stored = [extent + more for extent, more in axes]

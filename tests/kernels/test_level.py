@@ -14,15 +14,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compiled_kernels import BackendError
 from compiled_kernels.cases import case_of, suite_of
 from compiled_kernels.level import Level, available_levels, current_level, level_of, limited_to
 from compiled_kernels.mlir import compile_text
-from compiled_kernels.mlir.execute import Kernel, capture_native_errors
+from compiled_kernels.mlir.execute import Kernel
 from compiled_kernels.mlir.show import stages
 from compiled_kernels.mlir_text import memref
 from tests.helpers.kernels import needs_mlir
 from tests.helpers.levels import at_every_level, levels
+from tests.helpers.refusals import kernel_refuses
 from tests.kernels.small_kernels import CALLS_MISSING_FUNCTION, small_step
 from workbench.machine import processor as machine
 
@@ -245,13 +245,5 @@ def test_arithmetic_on_bfloat16_is_torchs(operation: str, level: Level) -> None:
 @at_every_level
 def test_a_symbol_that_is_missing_is_named(level: Level, capfd: pytest.CaptureFixture[str]) -> None:
     words = f"f for level {re.escape(level)} calls missing_function, which nothing here provides"
-    with pytest.raises(BackendError, match=words):
-        compile_text(CALLS_MISSING_FUNCTION, "f", level=level)
+    kernel_refuses(words, compile_text, CALLS_MISSING_FUNCTION, "f", level=level)
     assert capfd.readouterr().err == ""
-
-
-def test_what_others_say_meanwhile_is_passed_on(capfd: pytest.CaptureFixture[str]) -> None:
-    with capture_native_errors() as said:
-        os.write(2, b"JIT session error: Symbols not found: [ one, two ]\nanother thread's line\n")
-    assert said.missing_symbols == ("one", "two")
-    assert capfd.readouterr().err == "another thread's line\n"

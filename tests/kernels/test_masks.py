@@ -24,11 +24,6 @@ def table(mask, tokens: int) -> torch.Tensor:
     return mask(at[:, None], at[None]).expand(tokens, tokens)
 
 
-@given(BANDS, BANDS, st.integers(1, 20))
-def test_both_is_what_both_show(first, second, tokens: int) -> None:
-    assert torch.equal(table(AndMask(first, second), tokens), table(first, tokens) & table(second, tokens))
-
-
 @given(BANDS, st.integers(1, 40), st.integers(1, 12))
 def test_a_picture_fills_exactly_the_pairs_that_are_seen(mask, tokens: int, cell: int) -> None:
     """Read back from the drawing itself."""

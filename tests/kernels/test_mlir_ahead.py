@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compiled_kernels.agreement import disagreement
-from compiled_kernels.backends import Backend, BackendError, backend_problems
+from compiled_kernels.backends import Backend, backend_problems
 from compiled_kernels.capabilities import known_gap
 from compiled_kernels.cases import Case, suite_of
 from compiled_kernels.level import Level, limited_to
@@ -25,6 +25,7 @@ from compiled_kernels.mlir import ahead
 from compiled_kernels.mlir.ahead import constants_by_bits
 from compiled_kernels.mlir.show import stages
 from tests.helpers import emulated
+from tests.helpers.refusals import kernel_refuses
 from tests.kernels.small_kernels import CALLS_MISSING_FUNCTION, small_step
 
 problem = backend_problems()[Backend.MLIR] or ahead.unavailable_reason()
@@ -68,8 +69,7 @@ def test_what_is_x86s_alone_is_refused_by_name() -> None:
 %c = llvm.call_intrinsic "llvm.x86.avx512bf16.dpbf16ps.512"(%a, %b, %b) : ({words}) -> vector<16xf32>
 return %c : vector<16xf32>
 }}"""
-    with pytest.raises(BackendError, match=r"names llvm\.x86\.avx512bf16\.dpbf16ps\.512, which only x86 has"):
-        ahead.compile_ahead(text)
+    kernel_refuses(r"names llvm\.x86\.avx512bf16\.dpbf16ps\.512, which only x86 has", ahead.compile_ahead, text)
 
 
 @needs_llvm
@@ -81,8 +81,7 @@ def test_without_llvmlite_it_says_what_to_install(monkeypatch: pytest.MonkeyPatc
     if backend_problems()[Backend.MLIR]:
         pytest.skip(f"backend mlir: {backend_problems()[Backend.MLIR]}")
     monkeypatch.setitem(sys.modules, "llvmlite.binding", None)
-    with pytest.raises(BackendError, match="pip install llvmlite"):
-        next(ahead.portable_kernels("rms_norm"))
+    kernel_refuses("pip install llvmlite", lambda: next(ahead.portable_kernels("rms_norm")))
 
 
 @given(st.integers(0, 2**32 - 1), st.booleans())

@@ -32,6 +32,13 @@ def backend():
     return DynamoBackend()
 
 
+def report_of(function: Callable, *inputs: Tensor, **options: object):
+    """Compile a function, hold it to itself, and return what the backend says of it."""
+    own = backend()
+    torch.testing.assert_close(torch.compile(function, backend=own, **options)(*inputs), function(*inputs))
+    return own.report()
+
+
 class Block(torch.nn.Module):
     """A norm, two products, a gate, a residual; it writes to `cache` in three ways."""
 
@@ -104,18 +111,14 @@ FUNCTIONS: dict[str, Callable[[Tensor, Tensor], object]] = {
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions_agree_with_eager(name: str) -> None:
-    function, own = FUNCTIONS[name], backend()
     draw = torch.Generator().manual_seed(0)
     a, b = torch.randn(6, 6, generator=draw) * 3, torch.randn(6, 6, generator=draw)
-    torch.testing.assert_close(torch.compile(function, backend=own)(a, b), function(a, b))
-    assert own.report().taken
-    assert not [each for each in own.report().left if "transform" in each.reason or "LLVM" in each.reason]
+    report = report_of(FUNCTIONS[name], a, b)
+    assert report.taken and not [each for each in report.left if "transform" in each.reason or "LLVM" in each.reason]
 
 
 def test_inputs_of_any_layout() -> None:
-    function = torch.compile(lambda a, b: (a.exp() + b).sum(1), backend=backend(), dynamic=False)
-    a, b = torch.randn(6, 4).t(), torch.randn(8, 6)[::2]
-    torch.testing.assert_close(function(a, b), (a.exp() + b).sum(1))
+    report_of(lambda a, b: (a.exp() + b).sum(1), torch.randn(6, 4).t(), torch.randn(8, 6)[::2], dynamic=False)
 
 
 @pytest.mark.parametrize(
@@ -127,10 +130,7 @@ def test_inputs_of_any_layout() -> None:
     ],
 )
 def test_what_is_left_is_right_and_reported(function: Callable, options: dict, runs_on: str, reason: str) -> None:
-    own = backend()
-    a = torch.randn(4, 4)
-    torch.testing.assert_close(torch.compile(function, backend=own, **options)(a), function(a))
-    (left,) = own.report().left
+    (left,) = report_of(function, torch.randn(4, 4), **options).left
     assert left.fallback == runs_on and reason in left.reason
 
 
@@ -157,19 +157,12 @@ def test_what_does_not_lower_at_all_is_inductors_with_a_warning(monkeypatch: pyt
 
 def test_parts_that_read_one_another_are_placed_right() -> None:
     """A product and a second kernel read the output of a first kernel."""
-    own = backend()
-    a = torch.randn(6, 6)
-    function = lambda a: ((a.exp() @ a).sigmoid() + a.exp()) @ (a + 1)  # noqa: E731
-    torch.testing.assert_close(torch.compile(function, backend=own)(a), function(a))
-    assert len(own.report().taken) >= 2
+    assert len(report_of(lambda a: ((a.exp() @ a).sigmoid() + a.exp()) @ (a + 1), torch.randn(6, 6)).taken) >= 2
 
 
 def test_views_by_strides_are_the_stated_reason() -> None:
-    own = backend()
-    a = torch.randn(4, 4)
-    function = lambda a: (a @ a).exp() + torch.as_strided(a, (4, 4), (1, 4)).exp()  # noqa: E731
-    torch.testing.assert_close(torch.compile(function, backend=own)(a), function(a))
-    assert [each.reason for each in own.report().left] == ["as_strided: whose memory it reads cannot be seen"]
+    left = report_of(lambda a: (a @ a).exp() + torch.as_strided(a, (4, 4), (1, 4)).exp(), torch.randn(4, 4)).left
+    assert [each.reason for each in left] == ["as_strided: whose memory it reads cannot be seen"]
 
 
 @pytest.mark.parametrize("given", [{"options": {"lanes": 8}}, {"mode": "max-autotune"}])

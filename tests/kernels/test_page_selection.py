@@ -49,7 +49,7 @@ def in_pages(keys: Tensor, selection: PageSelection, seed: int) -> tuple[Tensor,
     return pool, table, summaries
 
 
-@settings(max_examples=tries(60), deadline=None)
+@settings(max_examples=tries(60))
 @given(selections, st.integers(1, 40), st.integers(0, 2**31), st.data())
 def test_a_choice_is_that_of_the_text_alone(
     selection: PageSelection, context: int, seed: int, data: st.DataObject
@@ -71,7 +71,7 @@ def test_a_choice_is_that_of_the_text_alone(
         assert torch.equal(found[:, :, : whole.shape[2]], whole[context - span :])
 
 
-@settings(max_examples=tries(40), deadline=None)
+@settings(max_examples=tries(40))
 @given(selections, st.integers(1, 40), st.integers(0, 2**31))
 def test_a_query_reads_its_own_page_the_first_and_as_many_of_the_others_as_are_kept(
     selection: PageSelection, context: int, seed: int
@@ -105,7 +105,7 @@ def pages_read(q: Tensor, keys: Tensor, group: int, own: int, selection: PageSel
     return sorted({*best, *pages[: selection.first], own})
 
 
-@settings(max_examples=tries(30), deadline=None)
+@settings(max_examples=tries(30))
 @given(st.integers(0, 2**31), st.integers(1, 6))
 def test_bounds_of_keys_bound_every_score_of_a_page(seed: int, size: int) -> None:
     """Quest, section 3.2: no key of a page has a product with the query above the page's score."""

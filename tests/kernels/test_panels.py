@@ -35,6 +35,9 @@ def test_the_layout_is_a_rearrangement(panels: int, words_long: int, dtype: torc
     assert torch.equal(from_panels(laid_out), weight) and laid_out.nbytes == weight.nbytes
     assert from_panels(weight) is weight  # a plain one is left alone
     assert as_words(laid_out).data_ptr() == laid_out.data_ptr()
+    stack = torch.stack([weight, -weight])
+    assert torch.equal(to_panels(stack), torch.stack([laid_out, to_panels(-weight)]))  # of experts
+    assert torch.equal(from_panels(to_panels(stack)), stack)
     values = laid_out.shape[-1]
     assert torch.equal(laid_out[-1, 0, 5], weight[64 * panels - 32 + 5, :values])
 

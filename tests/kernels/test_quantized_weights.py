@@ -9,15 +9,8 @@ from hypothesis import strategies as st
 
 import compiled_kernels
 from compiled_kernels import Backend
-from compiled_kernels.linear.matrix_format import Codes, MatrixFormat
-from compiled_kernels.linear.quantize import (
-    dequantize_grouped,
-    dequantize_int8,
-    dequantize_matrix,
-    quantize_int4,
-    quantize_int8,
-    quantize_matrix,
-)
+from compiled_kernels.linear.matrix_format import INT8_MATRIX, Codes, MatrixFormat
+from compiled_kernels.linear.quantize import dequantize_grouped, dequantize_matrix, quantize_int4, quantize_matrix
 from tests.helpers.kernels import needs_mlir
 from tests.thorough import tries
 
@@ -25,51 +18,41 @@ SEEDS = st.integers(0, 2**31)
 SIZES = st.sampled_from([1e-3, 1.0, 50.0])
 
 
-@settings(max_examples=tries(40), deadline=None)
-@given(SEEDS, st.integers(1, 5), st.integers(1, 5), st.sampled_from([2, 4, 32]), SIZES)
-def test_quantized_weights_stay_within_half_a_step(seed: int, out: int, groups: int, group: int, scale: float) -> None:
-    weight = torch.randn(out, groups * group, generator=torch.Generator().manual_seed(seed)) * scale
-    values, scales = quantize_int8(weight)
-    assert ((weight - dequantize_int8(values, scales)).abs() <= scales[:, None] * 0.5001).all()
-    packed, steps = quantize_int4(weight, group)
-    assert packed.numel() * 2 == weight.numel()
-    away = (weight - dequantize_grouped(packed, steps, None, group)).abs().view(out, groups, group)
-    # +8 steps have no code: the far end of the other sign is cut to 7. float16 scales add a part in 2,048.
-    assert (away <= steps.float().abs()[..., None] * 1.01).all()
-    # Within half a step are all others: at least one of each two, since a group of two may have one of each end.
-    assert (away <= steps.float().abs()[..., None] * 0.51).float().mean() >= 0.5
-
-
 @st.composite
 def formats(draw: st.DrawFn) -> MatrixFormat:
     """Every kind of codes in groups of any size, beside minima or without."""
     codes: Codes = draw(st.sampled_from(["int4", "int8", "fp8"]))
     types = st.sampled_from([torch.float16, torch.bfloat16, torch.float32])
-    group = draw(st.sampled_from([4, 16] if codes == "int4" else [4, 16, 32, 64]))
+    if codes == "int8" and draw(st.booleans()):
+        return INT8_MATRIX
+    group = draw(st.sampled_from([2, 4, 16] if codes == "int4" else [4, 16, 32, 64]))
     return MatrixFormat(codes, group, draw(types), None if codes == "fp8" else draw(st.none() | types))
 
 
-@settings(max_examples=tries(40), deadline=None)
+@settings(max_examples=tries(40))
 @given(SEEDS, st.integers(1, 5), st.integers(1, 70), formats(), SIZES)
 def test_any_format_stays_within_half_a_step(
     seed: int, out: int, width: int, format: MatrixFormat, size: float
 ) -> None:
     """Half a step of a code, or of E4M3 its 4 binary digits, and what scales and minima lose in their types; the last
     group may be partial."""
-    codes, group = format.codes, format.group
+    codes, group = format.codes, format.group or width
     width = 16 * width if codes == "int4" else width
     weight = torch.randn(out, width, generator=torch.Generator().manual_seed(seed)) * size + size / 3
     stored = quantize_matrix(weight, format)
     for tensor, (shape, dtype) in zip(stored, format.storage(out, width).values(), strict=True):
         assert tensor.shape == shape and tensor.dtype == dtype
     assert sum(tensor.nbytes for tensor in stored) == format.nbytes(out, width)
-    scales = stored[1].double().abs().repeat_interleave(group, 1)[:, :width]
+    scales = stored[1].double().abs().view(out, -1).repeat_interleave(group, 1)[:, :width]
     cut = codes == "int4" and format == MatrixFormat("int4", group, torch.float16)  # the far end of our own
     eps = max(torch.finfo(each).eps for each in (format.scales, format.minima or torch.float32))
     relative = 2**-4 if codes == "fp8" else 0
     step = scales * (2**-9 if codes == "fp8" else 1.01 if cut else 0.51) + weight.abs() * relative
     lost = (16 if codes == "int4" else 256) * scales * eps + size * 8 * eps
-    assert ((dequantize_matrix(format, *stored) - weight).abs() <= step + lost).all()
+    away = (dequantize_matrix(format, *stored) - weight).abs()
+    assert (away <= step + lost).all()
+    # The far end of the other sign has no code: of each two numbers one may be as far away as a step.
+    assert not cut or (away <= step / 2 + lost).float().mean() >= 0.5
 
 
 HOSTILE = {torch.float16: [0.0, 2.0**-24, 65504.0], torch.float32: [0.0, 1e-45, 1e-38, 3e30]}

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 import compiled_kernels
-from compiled_kernels import Backend, BackendError
+from compiled_kernels import Backend
 from compiled_kernels.backends import triton_interpreted
+from tests.helpers.refusals import kernel_refuses
 
 HERE = Path(__file__).resolve().parent
 needs_triton = pytest.mark.skipif(
@@ -58,8 +59,10 @@ def test_norms_equal_float64_in_the_interpreter(tmp_path: Path) -> None:
 @needs_triton
 @pytest.mark.skipif(triton_interpreted(), reason="TRITON_INTERPRET is set: unset it")
 def test_tensors_on_the_cpu_are_refused_by_name() -> None:
-    with pytest.raises(BackendError, match="rms_norm: backend triton needs tensors on a CUDA device .* not on cpu"):
-        compiled_kernels.rms_norm(torch.ones(1, 4), torch.ones(4), 1e-5, Backend.TRITON)
+    kernel_refuses(
+        "rms_norm: backend triton needs tensors on a CUDA device .* not on cpu",
+        lambda: compiled_kernels.rms_norm(torch.ones(1, 4), torch.ones(4), 1e-5, Backend.TRITON),
+    )
 
 
 def test_importing_the_kernels_package_leaves_triton_alone() -> None:

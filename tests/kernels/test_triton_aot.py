@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from compiled_kernels import BackendError
 from compiled_kernels.backends import triton_interpreted
 from compiled_kernels.triton_code import TritonArtifact, artifacts, stages
+from tests.helpers.refusals import kernel_refuses
 
 pytest.importorskip("triton", reason="pip install 'inference-workbench[triton]'")
 pytestmark = pytest.mark.skipif(triton_interpreted(), reason="nothing is compiled under TRITON_INTERPRET=1: unset it")
@@ -80,7 +80,5 @@ def test_stages_are_text_and_a_wrong_name_is_answered() -> None:
     assert list(text) == ["source", "ttir", "ttgir", "llir", "ptx"]
     assert "def gate_times_up" in text["source"] and "tt.func" in text["ttir"] and ".visible .entry" in text["ptx"]
     assert "registers" in text["ptx"].splitlines()[0]
-    with pytest.raises(BackendError, match="gated_silu: backend triton has no stage 'sass'; known: source, ttir"):
-        text["sass"]
-    with pytest.raises(BackendError, match="log_softmax has no kernels in backend triton; known: rms_norm"):
-        stages("log_softmax")
+    kernel_refuses("gated_silu: backend triton has no stage 'sass'; known: source, ttir", lambda: text["sass"])
+    kernel_refuses("log_softmax has no kernels in backend triton; known: rms_norm", stages, "log_softmax")

@@ -73,7 +73,7 @@ def test_bits_equal_reference_at_every_level(
     assert torch.equal(bits(alone), bits(expected[-1:]))
 
 
-@settings(max_examples=tries(40), deadline=None)
+@settings(max_examples=tries(40))
 @given(
     dtype=st.sampled_from(DTYPES), backend=st.sampled_from([Backend.EAGER, Backend.INDUCTOR]),
     columns=st.integers(1, 3000),

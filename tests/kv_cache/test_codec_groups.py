@@ -14,10 +14,10 @@ from compiled_kernels.attention import AttentionParameters, Spans
 from compiled_kernels.masks import AndMask, Causal, Mask, SlidingWindow
 from tests.engine.guesses import Guesses, drafts, plain, run_checked, tokens
 from tests.engine.tiny import model_of, request, runner_of, spec_of, specs
+from tests.helpers.refusals import refuses
 from tests.thorough import tries
 from workbench.batch import TokenBatch
 from workbench.custom import register
-from workbench.errors import WorkbenchError
 from workbench.kv_cache.codec import CodecPair, load_codec, stored_bytes, stored_layout
 from workbench.kv_cache.codec_layers import CodecLayer, CodecPages, GroupedCodecLayer, shown_table
 from workbench.kv_cache.codes import affine_codes, affine_numbers
@@ -90,7 +90,7 @@ def test_without_loss_it_is_the_dense_cache() -> None:
     """In few pages too, after preemption and from a prefix."""
     format = codec("Exact", group=4)
 
-    @settings(max_examples=tries(6), deadline=None)
+    @settings(max_examples=tries(6))
     @given(kv_scenarios.kv_scenarios(format), st.sampled_from([{}, {"prefix": "radix"}, {"offload": "memory"}]))
     def check(scenario: kv_scenarios.KVScenario, extra: dict[str, Any]) -> None:
         lossless, dense = (
@@ -117,7 +117,7 @@ def _speculated(spec: ModelSpec, seed: int, most: int, cache: CacheFormat, prefi
     return tokens(run_checked(runner, asked)), tokens(wanted)
 
 
-@settings(max_examples=tries(15), deadline=None)
+@settings(max_examples=tries(15))
 @given(
     specs, st.integers(0, 2**31), st.integers(1, 5), st.sampled_from(CACHES), st.sampled_from(["off", "radix"]),
     st.integers(20, 40), st.floats(0, 1),
@@ -232,11 +232,9 @@ def test_a_window_within_the_residual_stays_dense() -> None:
 )
 def test_a_pair_that_is_none_is_refused(part: CodecPair, message: str) -> None:
     register("a pair")(part)
-    with pytest.raises(WorkbenchError, match=message):
-        load_codec(CustomPart(path="a pair"))
+    refuses(message, lambda: load_codec(CustomPart(path="a pair")))
 
 
 def test_groups_that_do_not_divide_a_page_are_refused() -> None:
-    with pytest.raises(WorkbenchError, match="groups of 6 tokens do not divide pages of 16"):
-        codec("Coarse", group=6).check(2, 16)
+    refuses("groups of 6 tokens do not divide pages of 16", lambda: codec("Coarse", group=6).check(2, 16))
     parse_cache_format({"codec": f"{HERE}:Coarse"}).check(2, 16)

@@ -259,7 +259,7 @@ class Lending(RuleBasedStateMachine):
 
 
 TestLending = Lending.TestCase
-TestLending.settings = settings(max_examples=tries(200), stateful_step_count=30, deadline=None)
+TestLending.settings = settings(max_examples=tries(200), stateful_step_count=30)
 
 
 def test_a_home_counts_its_own_pages_and_a_borrower_none() -> None:

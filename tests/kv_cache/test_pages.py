@@ -61,7 +61,7 @@ class Ownership(RuleBasedStateMachine):
 
 
 TestOwnership = Ownership.TestCase
-TestOwnership.settings = settings(max_examples=tries(150), stateful_step_count=30, deadline=None)
+TestOwnership.settings = settings(max_examples=tries(150), stateful_step_count=30)
 
 
 @given(st.integers(0, 10_000), st.integers(1, 512))

@@ -12,18 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from compiled_kernels import Backend, backend_problems
+from compiled_kernels import Backend
 from compiled_kernels.attention import AttentionParameters
 from compiled_kernels.masks import Causal, SlidingWindow
+from tests.helpers.kernels import needs_mlir
+from tests.helpers.refusals import refuses
 from tests.kv_cache.quantized_oracle import attended
 from tests.thorough import tries
 from workbench.batch import TokenBatch
-from workbench.errors import WorkbenchError
 from workbench.kv_cache.format import CacheFormat, KVCacheSpec, LayerFormat, build_cache_specs, parse_cache_format
 from workbench.kv_cache.quantized import QuantizedLayer
 from workbench.kv_cache.store import KVStore
 
-NO_MLIR = backend_problems()[Backend.MLIR]
 Text = tuple[Tensor, Tensor, Tensor]  # queries, keys, values
 KINDS = st.sampled_from(["dense", "int8", "int4", "fp8"])
 INTEGERS = st.sampled_from(["int8", "int4"])
@@ -123,7 +123,7 @@ def test_every_read_is_the_oracles(shape: KVCacheSpec, lengths: list[int], most:
         assert (found.double() - exact).abs().max() < 2e-5 * (1 + exact.abs().max())
 
 
-@pytest.mark.skipif(NO_MLIR is not None, reason=str(NO_MLIR))
+@needs_mlir
 @settings(max_examples=tries(10))
 @given(INTEGERS, INTEGERS, st.sampled_from([0, 3]), st.sampled_from([None, 40]), st.booleans(), st.randoms())
 def test_the_kernel_reads_as_the_oracle_and_always_the_same(
@@ -165,15 +165,20 @@ def test_bytes_equal_the_formula(layers: list, pages: int, size: int, dtype: tor
     assert sum(layer.bytes for layer in store.layers) == store.bytes
 
 
-def test_scrubbing_and_copying_reach_every_tensor_of_a_page() -> None:
-    shape = KVCacheSpec(1, 8, 0, None, 0, LayerFormat(format="int4", quant_group=8), 1)
-    store = KVStore([shape], (3, 3), 8, torch.float32)
+@pytest.mark.parametrize(
+    ("shapes", "tensors"),
+    [([KVCacheSpec(1, 8, 0, None, 0, LayerFormat(format="int4", quant_group=8), 1)], 6),
+     ([KVCacheSpec(1, 8, 0), KVCacheSpec(1, 8, 1)], 2)],
+)  # fmt: skip
+def test_scrubbing_and_copying_reach_every_tensor_of_a_page(shapes: list[KVCacheSpec], tensors: int) -> None:
+    """Of one group of layers, and no other's."""
+    store = KVStore(shapes, (3, 3), 8, torch.float32)
     for table in (0, 1):
         for tensor in store.page_tensors(table):
             tensor.view(torch.uint8).fill_(255)
     store.zero_pages(0, [2])
     assert all(not part[2].any() and part[1].view(torch.uint8).eq(255).all() for part in store.page_tensors(0))
-    assert len(store.page_tensors(0)) == 6 and all(part.isnan().all() for part in store.page_tensors(1))
+    assert len(store.page_tensors(0)) == tensors and all(part.isnan().all() for part in store.page_tensors(1))
     store.copy_pages(0, [2], [3])
     assert all(not part[3].any() for part in store.page_tensors(0))
 
@@ -204,17 +209,18 @@ def test_layers_alike_share_tables_and_a_window_within_the_residual_stays_dense(
     ],
 )
 def test_settings_that_cannot_be(wrong, message: str) -> None:
-    with pytest.raises(WorkbenchError, match=message):
-        parse_cache_format(wrong)
+    refuses(message, parse_cache_format, wrong)
 
 
 def test_what_a_model_or_its_pages_do_not_fit_is_refused() -> None:
-    with pytest.raises(WorkbenchError, match="cache.layers: no layer 7; the model has layers 0..1"):
-        parse_cache_format({"format": "int8", "layers": {7: {}}}).check(2, 64)
-    with pytest.raises(WorkbenchError, match="groups of 64 tokens do not divide pages of 96"):
-        CacheFormat(format="int8").check(2, 96)
+    refuses(
+        "cache.layers: no layer 7; the model has layers 0..1",
+        lambda: parse_cache_format({"format": "int8", "layers": {7: {}}}).check(2, 64),
+    )
+    refuses("groups of 64 tokens do not divide pages of 96", lambda: CacheFormat(format="int8").check(2, 96))
     odd = KVCacheSpec(1, 12, 0, None, 0, LayerFormat(format="int4"), 1)
-    with pytest.raises(WorkbenchError, match="int4 keys are quantized 8 columns at a time; heads have 12"):
-        odd.page_formats(64)
-    with pytest.raises(WorkbenchError, match="a power of two, not 24"):
-        replace(odd, head_dim=24, format=LayerFormat(format="int4", rotate=True, columns=8)).page_formats(64)
+    refuses("int4 keys are quantized 8 columns at a time; heads have 12", odd.page_formats, 64)
+    refuses(
+        "a power of two, not 24",
+        lambda: replace(odd, head_dim=24, format=LayerFormat(format="int4", rotate=True, columns=8)).page_formats(64),
+    )

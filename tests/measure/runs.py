@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
-import random
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from tests.helpers.processes import python
 from workbench.errors import WorkbenchError
+from workbench.runs.condition import MANIFEST, fingerprint
 from workbench.runs.folder import RunFolder, write_dated_record
+from workbench.runs.record import Record
 from workbench.trace.events import Decoded, Finished, Stepped, Submitted
 from workbench.trace.perfetto import chrome_trace
 from workbench.trace.recorder import Recorder
@@ -66,16 +67,11 @@ def die_before_call(write: Callable[[], object], number: int) -> bool:
     os._exit(0)
 
 
-def die_at_random(parent: Path, most_seconds: float) -> None:
-    """Fork; the child writes runs without end and is killed after a random while."""
-    child = os.fork()
-    if not child:
-        recorder = small_recorder(500)
-        while True:
-            write_run(parent, recorder)
-    time.sleep(random.random() * most_seconds)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
+def vouched(path: Path) -> Record:
+    """Return the record of a folder that was changed by hand, with a manifest that vouches for what it holds."""
+    files = {each.name: fingerprint(each) for each in path.iterdir() if each.name != MANIFEST}
+    (path / MANIFEST).write_text(json.dumps({"files": files}))
+    return Record.open(path)
 
 
 def write_until_full(parent: Path) -> None:
@@ -93,24 +89,10 @@ def run_and_kill(*arguments: str) -> str:
     return python("-m", "tests.measure.runs", *arguments, check=True).stdout
 
 
-TINY = {"model": {"name": "shape:tiny", "dtype": "float32"}, "backend": "eager", "cache": {"page_size": 8}}
-PREFIX = {
-    "question": "sooner?", **TINY,
-    "workload": {
-        "kind": "shared_prefix", "requests": 3, "prefix_tokens": 100, "own_tokens": 5, "output_tokens": 4, "rounds": 2,
-    },
-    "variants": {"computed": {}, "reused": {"cache.prefix": "radix"}},
-    "judge": {"path": "experiments.prefix_reuse:judge"},
-}  # fmt: skip
-
-
 if __name__ == "__main__":
     manner, folder = sys.argv[1], Path(sys.argv[2])
     if manner == "full":
         write_until_full(folder)
-    elif manner == "random":
-        for _ in range(int(sys.argv[3])):
-            die_at_random(folder, 0.06)
     else:
         number = 0
         write = {"run": lambda: write_run(here, small_recorder()), "note": lambda: write_note(here)}

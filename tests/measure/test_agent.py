@@ -10,8 +10,7 @@ import pytest
 
 import workbench
 from tests.agents.script import runner, script
-from workbench.errors import WorkbenchError
-from workbench.experiment.experiment import Experiment
+from tests.measure.small import AGENT, asked
 from workbench.experiment.settings import AgentQuestion
 from workbench.measure import agent as measured
 from workbench.measure.agent import holds, measure_agent, questions_of
@@ -23,7 +22,6 @@ from workbench.runs.record import Record
 
 PAGE = 16
 CALLS: Counter[str] = Counter()
-SYSTEM = "You look after a boiler house. Say what the gauges show, and nothing that they do not show. " * 2
 
 
 def read_gauge(name: Literal["pressure", "level"]) -> str:
@@ -45,29 +43,10 @@ def not_questions() -> list[str]:
     return ["What?"]
 
 
-# The demo has learned neither calls nor answers: the choice forces its first call, and the limit ends the rest.
-VALUES: dict[str, Any] = {
-    "question": "What does a round cost?", "model": {"name": "demo", "dtype": "float32"}, "backend": "eager",
-    "cache": {"prefix": "radix", "page_size": PAGE}, "sampling": {"temperature": 0, "max_tokens": 48},
-    "workload": {
-        "kind": "agent", "system": SYSTEM, "limits": {"rounds": 2},
-        "tools": [f"{__name__}:read_gauge"], "tool_choice": "read_gauge",
-        "questions": [{"question": "How high is the pressure?", "wanted": "7"}],
-    },
-    "measure": {"ceilings": False},
-}  # fmt: skip
-
-
-def experiment(**workload: Any) -> Experiment:
-    return Experiment.from_values({**VALUES, "workload": {**VALUES["workload"], **workload}})
-
-
 @pytest.fixture(scope="module")
 def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
-    variants = {"plain": {}, "thinking": {"sampling.thinking.budget_tokens": 6}}
-    return run_comparison(
-        Experiment.from_values({**VALUES, "variants": variants}), tmp_path_factory.mktemp("runs"), "agent", False
-    )
+    variants = "variants={plain: {}, thinking: {sampling.thinking.budget_tokens: 6}}"
+    return run_comparison(asked(AGENT, variants), tmp_path_factory.mktemp("runs"), "agent", False)
 
 
 def test_a_later_round_computes_only_what_is_new(record: Record) -> None:
@@ -87,8 +66,8 @@ def test_a_later_round_computes_only_what_is_new(record: Record) -> None:
 def test_a_cold_start_is_that_of_the_same_requests(budget: int | None) -> None:
     """With a thinking budget, the template opens the thought."""
     thinking: dict[str, Any] = {} if budget is None else {"thinking": {"budget_tokens": budget}}
-    asked = '<|tool|>{"name": "read_gauge", "arguments": {"name": "level"}}'
-    answers = [f"{'hm<|/think|>' if budget else ''}{each}" for each in (asked, "It is high.")]
+    call = '<|tool|>{"name": "read_gauge", "arguments": {"name": "level"}}'
+    answers = [f"{'hm<|/think|>' if budget else ''}{each}" for each in (call, "It is high.")]
     made = workbench.agent(runner(), [read_gauge], **script(*answers), **thinking)
     result = made.run("q")
     again = list(measured.requests_of(made, result))
@@ -123,7 +102,7 @@ def test_sums_are_those_of_the_trace(record: Record) -> None:
 
 
 def test_it_repeats_exactly_and_compares(tmp_path: Path) -> None:
-    one = experiment(questions=[{"question": "And the level?"}], cold_start=False)
+    one = asked(AGENT, "workload.questions=[{question: And the level?}]", "workload.cold_start=false")
     record = run_comparison(one, tmp_path, "agent", False)
     found = workbench.reproduce(record, tmp_path, progress=False)
     assert found.identical and found.requests == 2
@@ -135,8 +114,8 @@ def test_it_repeats_exactly_and_compares(tmp_path: Path) -> None:
 
 
 def test_questions_come_from_a_function_too() -> None:
-    found = experiment(questions={"path": f"{__name__}:drawn", "arguments": {"count": 3}}, cold_start=False, tools=[],
-                       tool_choice="auto")  # fmt: skip
+    drawn_by = f"workload.questions={{path: '{__name__}:drawn', arguments: {{count: 3}}}}"
+    found = asked(AGENT, drawn_by, "workload.cold_start=false", "workload.tools=[]", "workload.tool_choice=auto")
     assert len(questions_of(found.workload)) == 3  # type: ignore[arg-type]
     results = measure_agent(found)
     assert [row["kind"] for row in results.tables["questions"]] == ["kind 0", "kind 1", "kind 0"]
@@ -145,24 +124,10 @@ def test_questions_come_from_a_function_too() -> None:
 
 
 def test_a_tool_that_fails_is_a_result() -> None:
-    results = measure_agent(experiment(tools=[f"{__name__}:broken"], tool_choice="broken", cold_start=False))
+    own = f"workload.tools=['{__name__}:broken']"
+    results = measure_agent(asked(AGENT, own, "workload.tool_choice=broken", "workload.cold_start=false"))
     assert {row["failed_calls"] for row in results.tables["questions"]} <= {1}
     assert "out of order" in results.tables["agent_rounds"][0]["calls"] or "cut before" in str(results.tables)
-
-
-@pytest.mark.parametrize(
-    ("workload", "message"),
-    [
-        ({"questions": []}, "workload"),
-        ({"questions": {"path": f"{__name__}:not_questions"}}, "gives a str, must give AgentQuestion"),
-        ({"tools": ["nowhere:at_all"]}, "nowhere"),
-        ({"tool_choice": "serach"}, "tool_choice"),
-        ({"limits": {"rounds": 0}}, "limits.rounds"),
-    ],
-)
-def test_a_mistake_is_one_sentence(workload: dict[str, Any], message: str) -> None:
-    with pytest.raises(WorkbenchError, match=message):
-        measure_agent(experiment(**workload))
 
 
 @pytest.mark.parametrize(

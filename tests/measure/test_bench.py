@@ -26,7 +26,6 @@ from workbench.bench.model import (
     mixed_case,
     run_repetition,
     standard_cases,
-    step_token_budget,
 )
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
@@ -74,22 +73,6 @@ def test_decode_counts_steps_of_the_whole_batch(runner: Runner, batch: int, dept
 def test_mixed_counts_every_output_token(runner: Runner) -> None:
     figures = run_repetition(runner, mixed_case(((20, 3), (5, 7), (9, 1), (40, 2))), 0)
     assert figures.tokens == 13 and figures.wall_seconds > 0
-
-
-def test_a_request_that_does_not_run_is_reported(runner: Runner) -> None:
-    with pytest.raises(WorkbenchError, match="leave no room in a context of 256"):
-        run_repetition(runner, BenchCase("prefill", 1, 0, prompt=4000), 0)
-
-
-def test_a_step_of_prefill_begins_at_every_depth() -> None:
-    assert (
-        step_token_budget(standard_cases()) == 512
-        and step_token_budget((BenchCase("prefill", 1, 128, prompt=64),)) == 64
-    )
-    with pytest.raises(WorkbenchError, match="depth 100: must be a multiple of 64"):
-        step_token_budget((BenchCase("prefill", 1, 100, prompt=64),))
-    with pytest.raises(WorkbenchError, match="batch 64: must be below 64"):
-        step_token_budget((BenchCase("decode", 64, 0, prompt=64),))
 
 
 def test_rows_are_medians_and_shares(runner: Runner) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -47,11 +46,6 @@ def test_with_a_budget_as_many_as_its_pages_hold(
     assert max_concurrent_sequences(tables, pages, page, tokens, chunk, promised, budget) >= promised
     if in_decode:
         assert pages == (-(-min(tokens, most) // page) * promised,)
-
-
-def test_a_pool_too_small_is_reported() -> None:
-    with pytest.raises(WorkbenchError, match="holds no sequence of 64 tokens: one takes 50"):
-        split_budget_into_pages((KVCacheGroup((0,)),), (10,), 49, 64, 16, 16)
 
 
 @settings(max_examples=tries(200))

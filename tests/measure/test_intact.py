@@ -22,6 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.measure.runs import run_and_kill, small_recorder, write_note, write_run
+from tests.measure.small import PREFIX, asked
 from tests.thorough import tries
 from workbench.errors import WorkbenchError
 from workbench.runs import process as alive
@@ -133,7 +134,8 @@ def test_a_really_full_disk(tmp_path: Path) -> None:
     assert not [name for name in contents(tmp_path / "seen") if ".tmp" in name]
 
 
-fates = st.sampled_from(["whole", "whole", "whole", "absent", "cut", "changed"])
+SAID = {"absent": " is missing", "cut": " were written", "changed": " is not what was written"}
+fates = st.sampled_from(["whole", "whole", "whole", *SAID])
 
 
 @settings(max_examples=tries(60))
@@ -156,6 +158,7 @@ def test_a_half_copied_folder_is_whole_or_says_what_is_not(small: Path, data: st
                 Record.open(copy).verify()
         if MANIFEST not in wrong:
             assert {line.split()[0] for line in found.damaged} == wrong
+            assert all(SAID[fate[line.split()[0]]] in line for line in found.damaged)
             assert {MANIFEST, *found.readable} == set(fate) - wrong
         elif fate[MANIFEST] == "absent":
             assert str(found).startswith("manifest.json is missing")
@@ -235,19 +238,16 @@ def test_a_record_killed_before_any_file_operation_is_whole_or_absent(tmp_path: 
 
 
 def test_a_judge_that_fails_loses_no_measurement(tmp_path: Path) -> None:
-    from tests.measure.runs import PREFIX
-    from workbench.experiment.experiment import Experiment
     from workbench.experiment.variants import VariantResults
     from workbench.measure import compare_variants as comparison
 
     found = VariantResults([{"variant": "a", "seconds": 1.5}], {}, {"rounds": [{"round": 1}]})
-    asked = Experiment.from_values(PREFIX | {"judge": {"path": "experiments.prefix_reuse:judge"}})
     with (
         mock.patch.object(comparison, "measure_variants", return_value=found),
         mock.patch.object(comparison, "verdicts", side_effect=WorkbenchError("judge: a column is missing")),
         pytest.raises(WorkbenchError, match="a column is missing"),
     ):
-        comparison.run_comparison(asked, tmp_path, "judged", progress=False)
+        comparison.run_comparison(asked(PREFIX), tmp_path, "judged", progress=False)
     (path,) = tmp_path.iterdir()
     record = Record.open(path, incomplete_ok=True)
     assert not record.complete and record.summary["rows"] == found.rows

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.interrupted import interrupted, lines_of
+from tests.measure.small import TINY, asked
 from tests.thorough import tries
 from workbench.errors import WorkbenchError
 from workbench.experiment.experiment import Experiment
@@ -23,18 +24,11 @@ from workbench.runs.condition import MARKER, check_folder
 from workbench.runs.folder import RunFolder, writing
 from workbench.runs.record import Record
 
-REQUESTS = {"kind": "random", "requests": 1, "prompt_tokens": 3, "output_tokens": 2}
-BRIEF = {"warmup": 0, "ceilings": False}
-KINDS = {
-    "requests": {"workload": REQUESTS},
-    "variants": {"workload": REQUESTS, "variants": {"a": {}, "b": {"cache.page_size": 16}}},
-}
+KINDS = {"requests": (), "variants": ("variants={a: {}, b: {cache.page_size: 16}}",)}
 
 
 def experiment(kind: str) -> Experiment:
-    return Experiment.from_values(
-        {"question": "?", "model": {"name": "shape:tiny"}, "backend": "eager", "measure": BRIEF, **KINDS[kind]}
-    )
+    return asked(TINY, "workload={kind: random, requests: 1, prompt_tokens: 3, output_tokens: 2}", *KINDS[kind])
 
 
 @pytest.fixture(scope="module", autouse=True)

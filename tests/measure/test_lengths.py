@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from workbench.experiment.experiment import Experiment
+from tests.measure.small import TINY, asked, is_drawn
 from workbench.machine.ceilings import Ceiling, MachineCeilings
 from workbench.measure import predictions as predictions_of
 from workbench.measure.compare_variants import run_comparison
@@ -16,27 +16,23 @@ from workbench.measure.predictions import MeasuredHardware, predict_serving, pre
 from workbench.model.cost import StepCostModel
 from workbench.runs.record import Record
 
-TINY = {"question": "?", "model": {"name": "shape:tiny", "dtype": "float32"}, "backend": "eager"}
-WORK = {"kind": "lengths", "lengths": [[8, 4], [64, 4]], "rounds": 2}
-VARIANTS = {"cache": {}, "none": {"executor.kind": "uncached"}}
+LENGTHS = "workload={kind: lengths, lengths: [[8, 4], [64, 4]], rounds: 2}"
+VARIANTS = "variants={cache: {}, none: {executor.kind: uncached}}"
+NAMES = ("cache", "none")
 
 
 @pytest.fixture(autouse=True)
 def ceilings(monkeypatch: pytest.MonkeyPatch) -> list:
     """As of some machine: what this one does is no matter here."""
-    asked = []
+    sizes_asked = []
 
     def some(*sizes: int, dtypes: tuple[str, ...], **_: object) -> MachineCeilings:
-        asked.append(sizes)
+        sizes_asked.append(sizes)
         read = Ceiling("read", 1e10, "bytes/s", "", 1, 1, 1.0, sizes[0])
         return MachineCeilings((read,), (Ceiling("gemm", 1e11, "FLOP/s", "", 1, 1, 1.0, 1, dtype=dtypes[0]),))
 
     monkeypatch.setattr(predictions_of, "ceilings_for", some)
-    return asked
-
-
-def experiment(**changes: object) -> Experiment:
-    return Experiment.from_values({**TINY, "workload": WORK, **changes})
+    return sizes_asked
 
 
 def test_a_prediction_is_written_before_anything_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,7 +44,7 @@ def test_a_prediction_is_written_before_anything_is_measured(tmp_path: Path, mon
         return measure_lengths(experiment, tell, predicted)
 
     monkeypatch.setattr("workbench.measure.compare_variants.measure_lengths", measured)
-    record = run_comparison(experiment(variants=VARIANTS), tmp_path, progress=False)
+    record = run_comparison(asked(TINY, LENGTHS, VARIANTS), tmp_path, progress=False)
     rows = Record.open(record.path).summary["rows"]
     for row in rows:
         assert row["predicted"] == seen[0]["variants"][row["variant"]]
@@ -57,13 +53,13 @@ def test_a_prediction_is_written_before_anything_is_measured(tmp_path: Path, mon
             assert min(point[key] for key in ("prefill_s", "decode_step_s", "decode_s", "e2el_s")) > 0
             share = expected["decode_bytes"] / point["decode_step_s"] / row["predicted"]["bytes_per_s"]
             assert point["decode_bytes_share"] == pytest.approx(share)
-    assert (record.path / "lengths.svg").exists() or "problem" in record.summary["picture"]
+    assert is_drawn(record)
 
 
 def test_without_a_cache_a_step_is_predicted_to_be_a_prefill() -> None:
-    prediction = predict_variants(experiment(variants=VARIANTS))
+    prediction = predict_variants(asked(TINY, LENGTHS, VARIANTS))
     assert prediction is not None
-    cached, anew = (prediction["variants"][name]["lengths"][1] for name in VARIANTS)
+    cached, anew = (prediction["variants"][name]["lengths"][1] for name in NAMES)
     assert anew["decode_flops"] > 40 * cached["decode_flops"]  # but for the head, of 66 tokens
     assert anew["prefill_flops"] == cached["prefill_flops"]
 
@@ -79,8 +75,8 @@ def test_chunks_compute_what_the_whole_does() -> None:
 
 
 def test_batches_are_predicted_to_give_more_and_drafts_to_help_at_most_so_much() -> None:
-    work = {"kind": "random", "requests": 8, "prompt_tokens": 8, "output_tokens": 16}
-    base = experiment(workload=work, schedule={"max_num_seqs": 1}, measure={"predict": True})
+    work = "workload={kind: random, requests: 8, prompt_tokens: 8, output_tokens: 16}"
+    base = asked(TINY, work, "schedule.max_num_seqs=1", "measure.predict=true")
     many, here = base.with_("schedule.max_num_seqs=8"), MeasuredHardware()
     alone, together = predict_serving(base, here), predict_serving(many, here)
     assert together["output_tokens_per_s"] > alone["output_tokens_per_s"]
@@ -92,5 +88,5 @@ def test_batches_are_predicted_to_give_more_and_drafts_to_help_at_most_so_much()
 
 
 def test_each_model_is_measured_once(ceilings: list) -> None:
-    predict_variants(experiment(variants=VARIANTS))
+    predict_variants(asked(TINY, LENGTHS, VARIANTS))
     assert len(ceilings) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,9 +13,9 @@ import pytest
 from hypothesis import given
 
 from tests.measure.fleets import ClockedFleet, open_threads
+from tests.measure.small import PROCESSES, asked
 from tests.simulate.scenes import TICK, fleet, scenes
 from workbench.engine.config import EngineConfig
-from workbench.errors import WorkbenchError
 from workbench.experiment.experiment import SLO, Experiment
 from workbench.experiment.variants import VariantResults
 from workbench.measure import compare_variants, predictions
@@ -32,23 +33,10 @@ from workbench.simulate.executor_settings import ProcessesExecutor
 from workbench.simulate.step_times import TICKS_PER_SECOND, AttentionReach, LinearCost, StepTimeModel
 from workbench.trace.events import Event
 
-BASE = """
-question: does a fleet do what was predicted?
-model: {name: demo}
-backend: eager
-cache: {pages: 60, page_size: 16}
-schedule: {max_num_seqs: 4, max_num_batched_tokens: 32}
-executor: {kind: processes, instances: 2, predict: {requests: 8}}
-workload: {kind: traffic, lengths: {kind: exponential, prompt: 40, output: 9}, arrivals: {kind: poisson, rate: 30},
-           requests: 9}
-measure: {warmup: 1, rounds: 2}
-"""
-VARIANTS = """
-variants:
-  replicas: {}
-  one killed: {executor.failures: [{instance: 0, at: 0}]}
-  pools: {executor.instances: 1, executor.decode: {instances: 1}}
-"""
+VARIANTS = """variants={
+  replicas: {}, one killed: {executor.failures: [{instance: 0, at: 0}]},
+  pools: {executor.instances: 1, executor.decode: {instances: 1}},
+}"""
 
 
 @given(scenes())
@@ -81,13 +69,9 @@ STEPS = LinearCost(step=20 * 10**12, prefill_tokens=2 * 10**12, decode_tokens=2 
 @pytest.mark.parametrize("message", [0.0, 0.007])
 def test_a_fleet_that_is_as_the_simulator_has_it_is_predicted_exactly(split: bool, message: float) -> None:
     """Calibration, fit, prediction and measurement together, on a clock: each figure is the predicted one."""
-    text = (
-        BASE.replace("requests: 8", "requests: 40")
-        .replace("rate: 30", "rate: 6")
-        .replace("requests: 9", "requests: 30")
-    )
     two = "{executor.instances: 1, executor.decode: {instances: 1, latency: 0.0, bytes_per_second: 1.0e+18}}"
-    experiment = Experiment.from_yaml(text + f"variants: {{it: {two if split else {}}}}")
+    changes = "executor.predict.requests=40", "workload.arrivals.rate=6", "workload.requests=30"
+    experiment = asked(PROCESSES, *changes, f"variants={{it: {two if split else '{}'}}}")
     times = StepTimeModel("known", (AttentionReach(None, 0),), (STEPS,))
 
     def open_clocked(config: EngineConfig, executor: ProcessesExecutor, threads: int) -> ClockedFleet:
@@ -118,32 +102,28 @@ def test_a_prediction_is_written_before_the_first_round(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(predictions, "predict_processes", predict)
     monkeypatch.setattr(compare_variants, "measure_processes", measure)
-    record = run_comparison(Experiment.from_yaml(BASE + VARIANTS), tmp_path, "fleet", progress=False)
+    record = run_comparison(asked(PROCESSES, VARIANTS), tmp_path, "fleet", progress=False)
     record.verify()
     (written,) = seen
+    (calibration,) = written["calibrations"]  # the engines are alike, and as many
+    assert calibration["start_s"] > 0 and record.summary["about"]["predicted_at"] == written["predicted_at"]
     rows = {row["variant"]: row for row in record.summary["rows"]}
     assert list(rows) == list(written["variants"]) == ["replicas", "one killed", "pools"]
-    assert len(written["calibrations"]) == 1  # the engines are alike, and as many
-    assert record.summary["about"]["predicted_at"] == written["predicted_at"]
     for name, row in rows.items():
         assert (row["submitted"], row["finished"], row["failed"]) == (9, 9, 0), name
         assert row["prediction"] == {key: written["variants"][name][key] for key in row["prediction"]}
         assert row["ttft_s_p50"] > 0 and row["prediction"]["ttft_s_p90"] > 0
-    assert written["calibrations"][0]["start_s"] > 0
     tokens = record.read_table("tokens.parquet").to_pylist()
-    asked = sum(each.sampling.max_tokens for each in measured_traffic(Experiment.from_yaml(BASE)).requests)
-    for name in rows:
-        for turn in (1, 2):
-            mine = [each for each in tokens if each["variant"] == name and each["round"] == turn]
-            assert len(mine) == len({(each["request_id"], each["index"]) for each in mine}) == asked
-    shown = "\n".join(table.text() for table in variant_tables(record.summary["rows"]))
-    assert "measured / predicted" in shown
+    keys = {tuple(each[key] for key in ("variant", "round", "request_id", "index")) for each in tokens}
+    wanted = sum(each.sampling.max_tokens for each in measured_traffic(asked(PROCESSES)).requests)
+    assert len(keys) == len(tokens) and set(Counter(key[:2] for key in keys).values()) == {wanted}
+    assert "measured / predicted" in "\n".join(table.text() for table in variant_tables(record.summary["rows"]))
 
 
 @pytest.mark.processes
 def test_processes_serve_a_run_of_one_variant(tmp_path: Path) -> None:
     changes = ("executor={kind: processes, decode: {instances: 1}, predict: null}", "measure={warmup: 0, threads: 1}")
-    record = run(Experiment.from_yaml(BASE, changes), tmp_path, "pools", progress=False)
+    record = run(asked(PROCESSES, *changes), tmp_path, "pools", progress=False)
     (row,) = record.summary["rows"]
     assert row["finished"] == 9 and "prediction" not in row and not (record.path / "prediction.json").exists()
 
@@ -151,37 +131,17 @@ def test_processes_serve_a_run_of_one_variant(tmp_path: Path) -> None:
 def test_a_calibration_computes_other_requests_than_the_measured_ones() -> None:
     for workload in ("{}", "{kind: random, requests: 9, prompt_tokens: 5}"):
         changes = () if workload == "{}" else (f"workload={workload}",)
-        experiment = Experiment.from_yaml(BASE, changes)
+        experiment = asked(PROCESSES, *changes)
         measured, other = measured_traffic(experiment), calibration_traffic(experiment, 4)
         assert len(other.requests) == 4 and other.requests[0].arrival in (0.0, None)
         assert not {each.prompt_ids for each in measured.requests} & {each.prompt_ids for each in other.requests}
-    prompts = Experiment.from_yaml(BASE, ("workload={kind: prompts, prompts: [a, b]}",))
+    prompts = asked(PROCESSES, "workload={kind: prompts, prompts: [a, b]}")
     assert [each.prompt_ids for each in calibration_traffic(prompts, 4).requests] == [
         each.prompt_ids for each in measured_traffic(prompts).requests
     ]
 
 
 def test_rounds_share_no_cached_prompt() -> None:
-    traffic = measured_traffic(Experiment.from_yaml(BASE))
+    traffic = measured_traffic(asked(PROCESSES))
     salts = [{each.cache_salt for each in traffic.of_round(name)} for name in ("1", "2")]
     assert not salts[0] & salts[1]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ("executor.failures=[{instance: 2, at: 1}]", "instance 2; there are 0 to 1"),
-        ("executor.failures=[{instance: 0, at: 1, down: 3}]", "down"),
-        ("executor={kind: processes, router: prefix_aware, decode: {}}", "executor.router: prefix_aware; pools give"),
-        ("executor={kind: processes, decode: {router: round_robin}}", "executor.decode.router: round_robin; pools"),
-        ("workload.arrivals={kind: closed_loop, clients: 2}", "closed_loop; a fleet of processes takes requests at"),
-        ("workload={kind: quality}", "kind quality is measured on one engine"),
-        ("measure.predict=true", "a fleet is predicted by `executor.predict`"),
-        ("variants={a: {}, b: {executor: {kind: real}}}", "kind real in one variant and processes in others"),
-        ("sampling.n=2", "2 samples or beams"),
-    ],
-)
-def test_settings_that_no_fleet_has_are_reported(tmp_path: Path, change: str, message: str) -> None:
-    with pytest.raises(WorkbenchError, match=message):
-        run(Experiment.from_yaml(BASE, (change,)), tmp_path, "wrong", progress=False)
-    assert not list(tmp_path.iterdir())

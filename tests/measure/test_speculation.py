@@ -7,16 +7,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
-from workbench.errors import WorkbenchError
+from tests.measure.small import SPECULATION, TINY, asked, is_drawn, shown
 from workbench.experiment.experiment import Experiment
-from workbench.measure import chart as pareto
 from workbench.measure.compare_variants import run_comparison
 from workbench.measure.run import run
 from workbench.measure.speculation import measure_speculation
 from workbench.parts import NO_DRAFT, Proposer
-from workbench.reports import terminal as report
 from workbench.runs.metrics import acceptance_metrics, expected_tokens_per_verification
 
 CHECKS = st.lists(
@@ -44,28 +41,10 @@ def test_tokens_a_check_are_a_geometric_sum(chance: float, drafted: int) -> None
     )
 
 
-WORK = {"kind": "speculation", "prompts": 2, "prompt_tokens": 40, "output_tokens": 12, "loads": [1, 2], "rounds": 1}
-EXPERIMENT = {
-    "question": "faster?", "model": {"name": "demo"}, "backend": "eager", "cache": {"pages": 8},
-    "sampling": {"temperature": 0}, "measure": {"threads": 1},
-    "variants": {
-        "plain": {},
-        "draft of 2": {"speculate": {"kind": "draft", "num_speculative_tokens": 2}},
-        "draft of 3": {"speculate": {"kind": "draft", "num_speculative_tokens": 3}},
-        "lookup": {"speculate": "prompt_lookup"},
-        "draft that stops": {"speculate": {"kind": "draft", "confidence_threshold": 0.5}},
-        "plain, sampled": {"sampling.temperature": 1},
-        "draft of 3, sampled": {"sampling.temperature": 1, "speculate": {"kind": "draft"}},
-    },
-    "judge": {"path": "experiments.speculation:judge"},
-}  # fmt: skip
-
-
 def test_speculation_beside_none(tmp_path: Path) -> None:
     text = tmp_path / "text.py"
     text.write_text("\n".join(f"def name_{i}(value):\n    return value + {i}\n" for i in range(40)))
-    given = Experiment.from_values(EXPERIMENT | {"workload": WORK | {"texts": [str(text)]}})
-    record = run_comparison(given, tmp_path, "run", progress=False)
+    record = run_comparison(asked(SPECULATION, f"workload.texts=[{text}]"), tmp_path, "run", progress=False)
     rows = {row["variant"]: row for row in record.summary["rows"]}
     for name in ("draft of 2", "draft of 3", "draft that stops", "lookup"):
         row = rows[name]
@@ -81,30 +60,12 @@ def test_speculation_beside_none(tmp_path: Path) -> None:
     assert "speed_up" not in rows["plain"] and rows["draft of 3, sampled"]["speed_up_alone"] > 0
     assert [each["claim"] for each in record.summary["verdicts"]] == ["spec-decode", "spec-acceptance"]
     assert len(record.read_table("runs.parquet").to_pylist()) == len(rows) * 2
-    if pareto.plotting_problem() is None:
-        assert (record.path / "speculation.svg").read_text().startswith("<svg")
-    console = Console(record=True, width=240)
-    report.show(record, console)
-    assert "tokens a check" in console.export_text()
-
-
-def test_texts_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(WorkbenchError, match="exceed the model's context of 1024"):
-        run_comparison(
-            Experiment.from_values(EXPERIMENT | {"workload": WORK | {"prompt_tokens": 1020}}), progress=False
-        )
+    assert is_drawn(record) and "tokens a check" in shown(record)
 
 
 def test_a_run_that_speculates_tells_of_it(tmp_path: Path) -> None:
-    given = Experiment.from_values(
-        {
-            "question": "what stands?", "model": {"name": "shape:tiny", "dtype": "float32"}, "backend": "eager",
-            "speculate": {"kind": "prompt_lookup", "min_ngram": 1}, "sampling": {"temperature": 0},
-            "workload": {"kind": "random", "requests": 2, "prompt_tokens": 9, "output_tokens": 60},
-            "measure": {"warmup": 0, "ceilings": False},
-        }
-    )  # fmt: skip
-    assert Experiment.from_yaml(given.to_yaml()) == given
+    work = "workload={kind: random, requests: 2, prompt_tokens: 9, output_tokens: 60}"
+    given = asked(TINY, work, "speculate={kind: prompt_lookup, min_ngram: 1}", "sampling.temperature=0")
     record = run(given, tmp_path, progress=False)
     found = record.summary["speculation"]
     checks = record.read_table("verifications.parquet").to_pylist()
@@ -113,9 +74,7 @@ def test_a_run_that_speculates_tells_of_it(tmp_path: Path) -> None:
     steps = record.read_table("steps.parquet").to_pylist()
     assert sum(step["accepted_tokens"] for step in steps) == found["accepted_tokens"]
     assert sum(step["decode_tokens"] for step in steps) == 2 * 59
-    console = Console(record=True, width=200)
-    report.show(record, console)
-    assert "draft_acceptance_rate" in console.export_text()
+    assert "draft_acceptance_rate" in shown(record)
 
 
 def test_the_experiment_that_ships_can_be_read() -> None:
@@ -141,14 +100,9 @@ class Counted(Proposer):
 def test_a_proposer_of_ones_own_meets_the_texts_of_a_run_for_the_first_time() -> None:
     """Otherwise it would know them from the run before, and its drafts of the same texts would look good."""
     BUILT.clear()
-    experiment = Experiment.from_values({
-        "question": "?", "model": {"name": "demo-draft"}, "backend": "eager",
-        "variants": {"plain": {"speculate.kind": "none"},
-                     "own": {"speculate": {"path": "tests.measure.test_speculation:Counted"}}},
-        "workload": {"kind": "speculation", "prompts": 2, "prompt_tokens": 24, "output_tokens": 6, "loads": [1],
-                     "rounds": 2},
-    })  # fmt: skip
-    measure_speculation(experiment)
+    own = f"variants={{plain: {{speculate.kind: none}}, own: {{speculate: {{path: '{__name__}:Counted'}}}}}}"
+    work = "workload={kind: speculation, prompts: 2, prompt_tokens: 24, output_tokens: 6, loads: [1], rounds: 2}"
+    measure_speculation(asked(SPECULATION, "model.name=demo-draft", "sampling.temperature=1", "judge=null", own, work))
     runs = [seen for seen in BUILT if seen]
     assert len(runs) == 3  # one to warm up and two rounds
     assert all(list(dict.fromkeys(seen)) == ["r0", "r1"] for seen in runs)

@@ -20,6 +20,7 @@ NEEDS_TRANSFORMERS = pytest.mark.skipif(
     find_spec("transformers") is None, reason="transformers is not installed: pip install 'transformers>=5'"
 )
 BOUND, LLAMA_BOUND = 2e-5, 3e-6  # of the largest logit
+Changes = dict[str, Any]
 LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 1000.0}
 LLAMA3 = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -49,7 +50,7 @@ LATENT = {
 }  # fmt: skip
 
 # What GGUF can say of each family.
-GGUF_CASES: dict[str, tuple[dict[str, Any], ...]] = {
+GGUF_CASES: dict[str, tuple[Changes, ...]] = {
     "llama": (
         {"tie_word_embeddings": True}, BIASED, {"rope_parameters": LLAMA3, "head_dim": 32},
         {"rope_parameters": LINEAR}, {"rope_parameters": YARN},
@@ -114,7 +115,7 @@ VARIANTS = [
     ("deepseek_v3", {**LATENT, "q_lora_rank": None}),
     ("deepseek_v3", {**LATENT, "attention_bias": True, "rope_interleave": False}),
 ]  # fmt: skip
-CASES: list[tuple[str, dict[str, Any]]] = [*FAMILY_CASES, *VARIANTS]
+CASES: list[tuple[str, Changes]] = [*FAMILY_CASES, *VARIANTS]
 WIDE = {
     "hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4,
     "num_hidden_layers": 2,
@@ -132,7 +133,7 @@ def spec_of_config(family: str, /, **changes: object) -> ModelSpec:
     return spec_from_config({key: value for key, value in config.items() if value is not ...}, "some", "config.json")
 
 
-def named(cases: list[tuple[str, dict[str, Any]]]) -> pytest.MarkDecorator:
+def named(cases: list[tuple[str, Changes]]) -> pytest.MarkDecorator:
     """Return the mark that gives a test each `family` with its `changes`."""
     ids = [f"{family}-{number}" for number, (family, _) in enumerate(cases)]
     return pytest.mark.parametrize(("family", "changes"), cases, ids=ids)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.errors import WorkbenchError
+from tests.helpers.refusals import refuses
 from workbench.model.attention_config import AttentionChange, AttentionConfig
 from workbench.model.attention_spec import AttentionSpec, RotaryConfig
 from workbench.model.spec import LayerSpec, ModelSpec
@@ -62,15 +62,12 @@ def test_previous_is_the_last_layer_that_has_its_own() -> None:
     kinds = {"shared": {"kv_shared_with": "previous"}}
     found = varied(pattern=["full", "shared", "shared"], kinds=kinds)
     assert [each.kv_shared_with for each in found] == [None, 0, 0, None, 3, 3]
-    with pytest.raises(WorkbenchError, match="layer 0: kv_shared_with: previous: no layer before it has"):
-        varied(pattern=["shared", "full"], kinds=kinds)
-    with pytest.raises(WorkbenchError, match="whose sliding_window is None; its own is 9"):
-        varied(sliding_window=9, pattern=["full", "shared"], kinds=kinds)
-
-
-def test_a_pattern_is_repeated_over_the_layers() -> None:
-    found = varied(sliding_window=9, num_sink_tokens=2, pattern=["window", "window", "full"])
-    assert [(a.sliding_window, a.num_sink_tokens) for a in found] == [(9, 2), (9, 2), (None, 0)] * 2
+    refuses(
+        "layer 0: kv_shared_with: previous: no layer before it has", varied, pattern=["shared", "full"], kinds=kinds
+    )
+    refuses(
+        "whose sliding_window is None; its own is 9", varied, sliding_window=9, pattern=["full", "shared"], kinds=kinds
+    )
 
 
 def test_kinds_and_single_layers_stand_on_top() -> None:

@@ -11,13 +11,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.refusals import refuses
 from tests.model.families import COMMON, spec_of_config
 from tests.model.strategies import llama_specs
 from tests.thorough import tries
 from workbench.errors import WorkbenchError
 from workbench.model.attention_spec import AttentionSpec, RotaryConfig, RotaryScaling
 from workbench.model.hf.families import FAMILIES, config_from_spec, read_spec, spec_from_config
-from workbench.model.rotary import rotary_frequencies
 from workbench.model.shapes import named_shape
 from workbench.model.spec import ModelSpec
 
@@ -89,17 +89,14 @@ def test_layers_that_a_llama_config_cannot_say_are_not_exported() -> None:
     windowed = layer.model_copy(update={"attention": layer.attention.model_copy(update={"sliding_window": 8})})
     half = layer.model_copy(update={"attention": layer.attention.model_copy(update={"qkv_bias": True})})
     for layers in [(layer, windowed), (windowed,), (half,), ()]:
-        with pytest.raises(WorkbenchError, match="a Llama config"):
-            config_from_spec(spec.model_copy(update={"layers": layers}))
+        refuses("a Llama config", config_from_spec, spec.model_copy(update={"layers": layers}))
 
 
 def test_a_folder_is_read(tmp_path: Path) -> None:
     folder = tmp_path / "my-model"
-    with pytest.raises(WorkbenchError, match="no such folder"):
-        read_spec(folder)
+    refuses("no such folder", read_spec, folder)
     folder.mkdir()
-    with pytest.raises(WorkbenchError, match="no config.json"):
-        read_spec(folder)
+    refuses("no config.json", read_spec, folder)
     (folder / "config.json").write_text(json.dumps({**PLAIN, "eos_token_id": 3}))
     assert read_spec(folder) == read(eos_token_id=3).model_copy(update={"name": "my-model"})
     (folder / "generation_config.json").write_text('{"eos_token_id": [3, 5]}')
@@ -113,8 +110,7 @@ def test_a_folder_is_read(tmp_path: Path) -> None:
 )
 def test_a_corrupt_config_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "config.json").write_bytes(content)
-    with pytest.raises(WorkbenchError, match=re.escape(str(tmp_path / "config.json"))):
-        read_spec(tmp_path)
+    refuses(re.escape(str(tmp_path / "config.json")), read_spec, tmp_path)
 
 
 def test_the_hugging_face_cache_gives_the_name_of_the_model(tmp_path: Path) -> None:
@@ -176,17 +172,6 @@ def test_what_a_config_does_not_say_is_what_transformers_takes(family: str) -> N
     whole = json.loads(config.to_json_string(use_diff=False)) | {"model_type": family, "architectures": None}
     sizes = {key: whole[key] for key in SIZES if key in whole}
     assert spec_from_config(sizes, "some") == spec_from_config(whole, "some")
-
-
-def test_yarn_keeps_quick_pairs_and_divides_slow_ones() -> None:
-    rotary = RotaryConfig(
-        rope_theta=10_000.0, scaling=RotaryScaling(kind="yarn", factor=40.0, original_max_position_embeddings=4096)
-    )
-    plain, scaled = rotary_frequencies(RotaryConfig(), 64), rotary_frequencies(rotary, 64)
-    ratio = plain / scaled
-    assert torch.equal(ratio[:11], torch.ones(11, dtype=torch.float64))  # 32 turns: pair 10.5
-    assert torch.allclose(ratio[23:], torch.full((9,), 40.0, dtype=torch.float64))  # 1 turn: pair 22.5
-    assert (ratio.diff() >= 0).all() and 1 < ratio[16] < 40
 
 
 _json = st.recursive(

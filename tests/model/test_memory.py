@@ -89,14 +89,8 @@ def test_the_cache_is_the_pages_a_sequence_holds(kinds: list, dtype: str, page: 
     real = bytes_by_table(runner.store)
     assert parts == real
     found = estimate_memory(spec, parts, tokens, 3, number.itemsize, page_size=page)
-    closed = sum(
-        2
-        * kind.attention.num_kv_heads
-        * kind.attention.head_dim
-        * number.itemsize
-        * _positions(kind.attention.sliding_window, tokens, page)
-        for kind in spec.layers
-    )
+    closed = sum(2 * groups * dim * number.itemsize * _positions(window, tokens, page)
+                 for groups, _, dim, window in kinds)  # fmt: skip
     assert (found.sequence_bytes, found.cache_bytes) == (closed, 3 * closed)
     assert runner.store.bytes == sum(
         (count + 1) * page * part.bytes_per_token for count, part in zip(runner.store.num_pages, real, strict=True)

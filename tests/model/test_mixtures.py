@@ -3,6 +3,7 @@ layout of the weights; experts that no token chose are NaN and never show."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from workbench.model.quantized import WeightFormat, dequantize, scales_of
 from workbench.model.spec import ActivationSpec, LayerSpec, MoESpec, RouterSpec
 
 HIDDEN, INTERMEDIATE, DENSE = 64, 32, WeightFormat()
-COMPILED = [each for each in (Backend.INDUCTOR, Backend.MLIR) if backend_problems()[each] is None]
+BACKENDS = [each for each in (Backend.EAGER, Backend.INDUCTOR, Backend.MLIR) if backend_problems()[each] is None]
 
 
 @st.composite
@@ -93,9 +94,6 @@ def built(
 DRAWN = {
     "layer": mixtures(), "tokens": st.integers(1, 17), "takes_all": st.booleans(), "seed": st.integers(0, 99),
 }  # fmt: skip
-FIXED = settings(max_examples=tries(25), derandomize=not THOROUGH)  # what is compiled is found again
-layouts = pytest.mark.parametrize("panels", [False, True])
-compiled = pytest.mark.parametrize("backend", COMPILED)
 
 
 def exact_dtype(backend: Backend, panels: bool) -> torch.dtype:
@@ -114,21 +112,6 @@ def check_router(backend: Backend, panels: bool, layer: LayerSpec, tokens: int, 
     state = filled(layer, x, takes_all, seed)
     weights = Weights({name: tensor.double() for name, tensor in state.items()})
     assert_plain_loop(built(layer, state, backend, panels)(x), plain_loop(x.double(), weights, "", layer))
-
-
-@layouts
-@settings(max_examples=tries(25))
-@given(**DRAWN)
-def test_every_router_is_the_plain_loops(panels: bool, **drawn: Any) -> None:
-    check_router(Backend.EAGER, panels, **drawn)
-
-
-@layouts
-@compiled
-@FIXED
-@given(**DRAWN)
-def test_every_compiled_router_is_the_plain_loops(backend: Backend, panels: bool, **drawn: Any) -> None:
-    check_router(backend, panels, **drawn)
 
 
 def check_packed(
@@ -150,16 +133,17 @@ def check_packed(
     assert sum(each.nbytes for each in part.stacks) < dense_bytes * (0.33 if dtype is torch.float32 else 0.17)
 
 
-@layouts
-@settings(max_examples=tries(20))
-@given(kind=st.sampled_from(sorted(FORMATS)), **DRAWN)
-def test_experts_in_few_bits_are_the_plain_loops_on_their_numbers(panels: bool, **drawn: Any) -> None:
-    check_packed(Backend.EAGER, panels, **drawn)
+@pytest.mark.parametrize("check", [check_router, check_packed])
+@pytest.mark.parametrize("panels", [False, True])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_mixture_is_the_plain_loop(check: Callable[..., None], backend: Backend, panels: bool) -> None:
+    """With experts in the model's type, and in few bits."""
+    compiled = backend is not Backend.EAGER  # what is compiled is found again
+    kinds = {"kind": st.sampled_from(sorted(FORMATS))} if check is check_packed else {}
 
+    @settings(max_examples=tries(25), derandomize=compiled and not THOROUGH)
+    @given(**kinds, **DRAWN)
+    def law(**drawn: Any) -> None:
+        check(backend, panels, **drawn)
 
-@layouts
-@compiled
-@FIXED
-@given(kind=st.sampled_from(sorted(FORMATS)), **DRAWN)
-def test_compiled_experts_in_few_bits_are_the_plain_loops(backend: Backend, panels: bool, **drawn: Any) -> None:
-    check_packed(backend, panels, **drawn)
+    law()

@@ -12,7 +12,7 @@ import torch
 
 from tests.calls import refusal_of
 from tests.engine.tiny import layer, spec_of, weights_of
-from tests.model.families import spec_of_config
+from tests.model.families import Changes, spec_of_config
 from workbench.memory.report import parse_bytes, report_for
 from workbench.model.attention_config import AttentionConfig
 from workbench.model.attention_spec import AttentionSpec
@@ -37,7 +37,7 @@ def refused(call: Any, *arguments: Any, **named: Any) -> str:
     return message
 
 
-CONFIGS: list[tuple[str, dict[str, Any], str]] = [
+CONFIGS: list[tuple[str, Changes, str]] = [
     ("llama", {"model_type": "mamba"}, "model_type 'mamba' is not read; read now: llama, mistral"),
     ("llama", {"model_type": ...}, "model_type is missing"),
     ("llama", {"vocab_size": ...}, "vocab_size is missing; it must be an integer of at least 1"),
@@ -161,7 +161,7 @@ CONFIGS: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("family", "changes", "words"), CONFIGS)
-def test_a_wrong_config_is_named_with_its_field(family: str, changes: dict[str, Any], words: str) -> None:
+def test_a_wrong_config_is_named_with_its_field(family: str, changes: Changes, words: str) -> None:
     assert re.search("^config.json: .*" + re.escape(words), refused(spec_of_config, family, **changes))
 
 
@@ -175,7 +175,7 @@ UNCOUNTED = [
 
 @pytest.mark.parametrize(("changes", "words"), UNCOUNTED)
 def test_a_config_of_no_known_family_that_cannot_be_counted(
-    tmp_path: Path, changes: dict[str, Any], words: str
+    tmp_path: Path, changes: Changes, words: str
 ) -> None:
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "x", **sizes, **changes}))
@@ -193,7 +193,7 @@ REPORTS = [
 
 
 @pytest.mark.parametrize(("asked", "words"), REPORTS)
-def test_a_report_of_memory(asked: dict[str, Any], words: str) -> None:
+def test_a_report_of_memory(asked: Changes, words: str) -> None:
     assert words in refused(report_for, **asked)
 
 
@@ -202,7 +202,7 @@ def test_a_size_in_bytes(text: str) -> None:
     assert "such as 80GB" in refused(parse_bytes, text)
 
 
-COMPOSITIONS: list[tuple[dict[str, Any], str]] = [
+COMPOSITIONS: list[tuple[Changes, str]] = [
     ({"sliding_windw": 3}, "attention: sliding_windw: unknown key; did you mean 'sliding_window'"),
     ({"sliding_window": 0}, "attention: sliding_window: Input should be greater .* 1, or 'full' .given 0.$"),
     (IDLE_SINKS, "num_sink_tokens: 2 with sliding_window: full keeps nothing in sight"),
@@ -234,17 +234,17 @@ OF_A_TRAINED_MODEL = [
 
 
 @pytest.mark.parametrize(("values", "words"), COMPOSITIONS)
-def test_a_composition(values: dict[str, Any], words: str) -> None:
+def test_a_composition(values: Changes, words: str) -> None:
     assert re.search(words, refused(AttentionConfig.parse, values))
 
 
 @pytest.mark.parametrize(("values", "words"), OF_A_MODEL)
-def test_a_composition_that_a_model_cannot_have(values: dict[str, Any], words: str) -> None:
+def test_a_composition_that_a_model_cannot_have(values: Changes, words: str) -> None:
     assert words in refused(change_spec, SIX, AttentionConfig.parse(values))
 
 
 @pytest.mark.parametrize(("values", "words"), OF_A_TRAINED_MODEL)
-def test_a_composition_that_a_trained_model_cannot_become(values: dict[str, Any], words: str) -> None:
+def test_a_composition_that_a_trained_model_cannot_become(values: Changes, words: str) -> None:
     spec = spec_of(layer(6, 2))
     state = weights_of(spec, torch.float32, 0)
     assert words in refused(change_attention, spec, state, AttentionConfig.parse(values))

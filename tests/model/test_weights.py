@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from tests.helpers.refusals import refuses
 from tests.model.formats.folders import same
 from tests.model.strategies import llama_specs
 from tests.thorough import tries
@@ -26,8 +27,24 @@ from workbench.model.shapes import named_shape
 from workbench.model.spec import ModelSpec
 
 TINY = named_shape("tiny")
+EXACT = torch.float32
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 INDEX = "model.safetensors.index.json"
+
+
+def state_of(seed: int = 0) -> dict[str, Tensor]:
+    return random_weights(TINY, EXACT, seed)
+
+
+def save(folder: Path, state: dict[str, Tensor] | None = None, shard_bytes: int = 10**9) -> dict[str, Tensor]:
+    """Save a state of TINY; a random one if none is given."""
+    state = state_of() if state is None else state
+    save_folder(folder, TINY, state, EXACT, shard_bytes=shard_bytes)
+    return state
+
+
+def load(folder: Path) -> dict[str, Tensor]:
+    return load_weights(folder, TINY, EXACT)
 
 
 @settings(max_examples=tries(40))
@@ -51,15 +68,13 @@ def test_states_have_the_shapes_of_the_spec(spec: ModelSpec, dtype: torch.dtype)
 
 
 def test_loading_casts(tmp_path: Path) -> None:
-    state = random_weights(TINY, torch.float32)
-    save_folder(tmp_path, TINY, state, torch.float32)
+    state = save(tmp_path)
     expected = {name: tensor.bfloat16() for name, tensor in state.items()}
     assert same(load_weights(tmp_path, TINY, torch.bfloat16), expected)
 
 
 def test_fused_rows_are_query_key_value_and_gate_up(tmp_path: Path) -> None:
-    state = random_weights(TINY, torch.float32)
-    save_folder(tmp_path, TINY, state, torch.float32)
+    state = save(tmp_path)
     stored = load_file(tmp_path / "model.safetensors")
     layer = "model.layers.1."
     qkv = [stored[f"{layer}self_attn.{name}_proj.weight"] for name in "qkv"]
@@ -69,8 +84,8 @@ def test_fused_rows_are_query_key_value_and_gate_up(tmp_path: Path) -> None:
 
 
 def test_tensors_that_need_no_work_stay_memory_mapped(tmp_path: Path) -> None:
-    save_folder(tmp_path, TINY, random_weights(TINY, torch.float32), torch.float32)
-    state = load_weights(tmp_path, TINY, torch.float32)
+    save(tmp_path)
+    state = load(tmp_path)
     fused = {name for name in state if "qkv" in name or "gate_up" in name}
     assert {name for name, tensor in state.items() if not _mapped(tensor, "model.safetensors")} == fused
 
@@ -84,19 +99,18 @@ def _mapped(tensor: Tensor, file: str) -> bool:
 @given(st.integers(0, 2**62), DTYPES)
 @settings(max_examples=tries(10))
 def test_random_weights_depend_on_seed_and_name_alone(seed: int, dtype: torch.dtype) -> None:
-    state = random_weights(TINY, torch.float32, seed)
+    state = state_of(seed)
     rounded = {name: tensor.to(dtype) for name, tensor in state.items()}
     assert same(random_weights(TINY, dtype, seed), rounded)
-    deeper = random_weights(TINY.model_copy(update={"layers": TINY.layers * 2}), torch.float32, seed)
+    deeper = random_weights(TINY.model_copy(update={"layers": TINY.layers * 2}), EXACT, seed)
     assert torch.equal(deeper["blocks.1.attention.qkv.weight"], state["blocks.1.attention.qkv.weight"])
     assert not torch.equal(state["blocks.0.attention.qkv.weight"], state["blocks.1.attention.qkv.weight"])
-    other = random_weights(TINY, torch.float32, seed + 1)
-    assert not torch.equal(other["embedding.weight"], state["embedding.weight"])
+    assert not torch.equal(state_of(seed + 1)["embedding.weight"], state["embedding.weight"])
 
 
 def test_random_weights_are_normal_and_norms_are_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weights, "DRAW_CHUNK", 1000)  # so that a parameter takes several draws
-    state = random_weights(TINY, torch.float32)
+    state = state_of()
     assert torch.equal(state["norm.weight"], torch.ones(TINY.hidden_size))
     head = state["head.weight"] * TINY.hidden_size**0.5
     assert head.std().item() == pytest.approx(1, rel=0.05) and abs(head.mean().item()) < 0.05
@@ -109,37 +123,36 @@ def test_random_weights_are_normal_and_norms_are_ones(monkeypatch: pytest.Monkey
 def test_saving_replaces_the_model_that_stood_there(tmp_path: Path) -> None:
     state = {}
     for seed, shard_bytes in enumerate([20_000, 10**9, 50_000]):
-        state = random_weights(TINY, torch.float32, seed)
-        save_folder(tmp_path, TINY, state, torch.float32, shard_bytes=shard_bytes)
-        assert same(load_weights(tmp_path, TINY, torch.float32), state)
-    loaded = load_weights(tmp_path, TINY, torch.float32)
-    save_folder(tmp_path, TINY, loaded, torch.float32)  # from the very files that are replaced
-    assert same(load_weights(tmp_path, TINY, torch.float32), state)
+        state = save(tmp_path, state_of(seed), shard_bytes)
+        assert same(load(tmp_path), state)
+    save(tmp_path, load(tmp_path))  # from the very files that are replaced
+    assert same(load(tmp_path), state)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
 
 
 def test_saving_copies_the_tokenizer(tmp_path: Path) -> None:
     tokenizer = tmp_path / "other.json"
     tokenizer.write_text("{}")
-    save_folder(tmp_path / "m", TINY, random_weights(TINY, torch.float32), torch.float32, tokenizer)
+    save_folder(tmp_path / "m", TINY, state_of(), EXACT, tokenizer)
     assert (tmp_path / "m" / "tokenizer.json").read_text() == "{}"
 
 
 def test_a_state_that_is_not_the_specs_is_not_saved(tmp_path: Path) -> None:
-    state = random_weights(TINY, torch.float32)
+    state = state_of()
     for wrong, said in [
         ({**state, "more": state["norm.weight"]}, "more is no parameter of the spec"),
         ({name: tensor for name, tensor in state.items() if name != "norm.weight"}, "norm.weight is missing"),
         ({**state, "norm.weight": torch.ones(3)}, r"norm.weight has shape \[3\], the spec asks for \[64\]"),
     ]:
-        with pytest.raises(WorkbenchError, match=said):
-            save_folder(tmp_path / "m", TINY, wrong, torch.float32)
+        refuses(said, save, tmp_path / "m", wrong)
     (tmp_path / "file").write_text("")
-    with pytest.raises(WorkbenchError, match="cannot be written"):
-        save_folder(tmp_path / "file", TINY, state, torch.float32)
+    refuses("cannot be written", save, tmp_path / "file", state)
 
 
-def _edit(change: Callable[[dict[str, Tensor]], object]) -> Callable[[Path], object]:
+Spoil = Callable[[Path], object]
+
+
+def _edit(change: Callable[[dict[str, Tensor]], object]) -> Spoil:
     def spoil(folder: Path) -> None:
         state = load_file(folder / "model.safetensors")
         change(state)
@@ -148,15 +161,15 @@ def _edit(change: Callable[[dict[str, Tensor]], object]) -> Callable[[Path], obj
     return spoil
 
 
-def _replace(name: str, *shape: int, dtype: torch.dtype = torch.float32) -> Callable[[Path], object]:
+def _replace(name: str, *shape: int, dtype: torch.dtype = EXACT) -> Spoil:
     return _edit(lambda state: state.update({name: torch.ones(*shape, dtype=dtype)}))
 
 
-def _write(name: str, content: bytes) -> Callable[[Path], object]:
+def _write(name: str, content: bytes) -> Spoil:
     return lambda folder: (folder / name).write_bytes(content)
 
 
-def _only(name: str) -> Callable[[Path], object]:
+def _only(name: str) -> Spoil:
     return lambda folder: (folder / "model.safetensors").rename(folder / name)
 
 
@@ -194,15 +207,17 @@ LAYER = "model.layers.0.self_attn"
          "norm.weight is stored as I8; read are F64, F32, F16, BF16, and others where quantization_config says how"),
     ],
 )  # fmt: skip
-def test_a_spoilt_folder_gets_a_clear_error(tmp_path: Path, spoil: Callable[[Path], object], said: str) -> None:
-    save_folder(tmp_path, TINY, random_weights(TINY, torch.float32), torch.float32)
-    spoil(tmp_path)
-    with pytest.raises(WorkbenchError, match=f"^{re.escape(str(tmp_path))}.*{said}") as caught:
-        load_weights(tmp_path, TINY, torch.float32)
-    assert "\n" not in str(caught.value)
+def test_a_spoilt_folder_gets_a_clear_error(tmp_path: Path, spoil: Spoil, said: str) -> None:
+    check_spoilt(tmp_path, spoil, said)
 
 
-def _index(change: Callable[[dict[str, str]], object]) -> Callable[[Path], object]:
+def check_spoilt(folder: Path, spoil: Spoil, said: str, shard_bytes: int = 10**9) -> None:
+    save(folder, shard_bytes=shard_bytes)
+    spoil(folder)
+    refuses(f"^{re.escape(str(folder))}.*{said}", load, folder)
+
+
+def _index(change: Callable[[dict[str, str]], object]) -> Spoil:
     def spoil(folder: Path) -> None:
         index = json.loads((folder / INDEX).read_text())
         change(index["weight_map"])
@@ -232,11 +247,8 @@ def _index(change: Callable[[dict[str, str]], object]) -> Callable[[Path], objec
         (_index(lambda places: places.pop(LAST)), "lacks model.norm.weight"),
     ],
 )
-def test_a_spoilt_index_gets_a_clear_error(tmp_path: Path, spoil: Callable[[Path], object], said: str) -> None:
-    save_folder(tmp_path, TINY, random_weights(TINY, torch.float32), torch.float32, shard_bytes=50_000)
-    spoil(tmp_path)
-    with pytest.raises(WorkbenchError, match=f"^{re.escape(str(tmp_path))}.*{said}"):
-        load_weights(tmp_path, TINY, torch.float32)
+def test_a_spoilt_index_gets_a_clear_error(tmp_path: Path, spoil: Spoil, said: str) -> None:
+    check_spoilt(tmp_path, spoil, said, 50_000)
 
 
 @settings(max_examples=tries(60))
@@ -244,7 +256,7 @@ def test_a_spoilt_index_gets_a_clear_error(tmp_path: Path, spoil: Callable[[Path
 def test_any_damage_is_noticed_or_harmless(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """Cut anywhere, or a byte of the header changed: a clear error or the shapes of the spec."""
     folder = tmp_path_factory.mktemp("damaged")
-    save_folder(folder, TINY, random_weights(TINY, torch.bfloat16), torch.bfloat16)
+    save(folder)
     file = folder / WEIGHTS
     content = bytearray(file.read_bytes())
     if data.draw(st.booleans(), label="cut"):
@@ -254,7 +266,7 @@ def test_any_damage_is_noticed_or_harmless(tmp_path_factory: pytest.TempPathFact
         content[data.draw(st.integers(0, header - 1))] = data.draw(st.integers(0, 255))
     file.write_bytes(content)
     try:
-        state = load_weights(folder, TINY, torch.bfloat16)
+        state = load(folder)
     except WorkbenchError as error:
         assert "\n" not in str(error)
     else:
@@ -263,8 +275,8 @@ def test_any_damage_is_noticed_or_harmless(tmp_path_factory: pytest.TempPathFact
 
 def test_known_harmless_extras_are_ignored(tmp_path: Path) -> None:
     spec = TINY.model_copy(update={"tie_word_embeddings": True})
-    state = random_weights(spec, torch.float32)
-    save_folder(tmp_path, spec, state, torch.float32)
+    state = random_weights(spec, EXACT)
+    save_folder(tmp_path, spec, state, EXACT)
     extras = {"lm_head.weight": torch.ones(257, 64), f"{LAYER}.rotary_emb.inv_freq": torch.ones(8)}
     _edit(lambda stored: stored.update(extras))(tmp_path)
-    assert same(load_weights(tmp_path, spec, torch.float32), state)
+    assert same(load_weights(tmp_path, spec, EXACT), state)

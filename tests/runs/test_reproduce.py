@@ -11,33 +11,31 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.helpers.command_line import answer, refused
+from tests.measure.runs import vouched
+from tests.measure.small import asked
 from workbench.errors import WorkbenchError
-from workbench.experiment.experiment import Experiment
 from workbench.measure.run import run
 from workbench.reports.differences import leaf_differences, token_differences
 from workbench.reports.latency_check import LatencyCheck, find_repetitions
 from workbench.reports.reproduce import Reproduction, reproduce
-from workbench.runs.condition import MANIFEST, fingerprint
 from workbench.runs.record import Record
 
-ASKED = {
-    "question": "What comes back?",
-    "model": {"name": "shape:tiny", "dtype": "float32"},
-    "backend": "eager",
-    "cache": {"page_size": 8, "pages": 14, "prefix": "radix"},
-    "schedule": {"max_num_seqs": 3, "max_num_batched_tokens": 24},
-    "sampling": {"temperature": 0, "logprobs": 0},
-    "workload": {
-        "kind": "traffic", "requests": 6, "arrivals": {"kind": "poisson", "rate": 3000},
-        "lengths": {"kind": "fixed", "prompt": 20, "output": 8},
-    },
-    "measure": {"warmup": 0, "ceilings": False},
-}  # fmt: skip
+ASKED = """
+question: What comes back?
+model: {name: "shape:tiny", dtype: float32}
+backend: eager
+cache: {page_size: 8, pages: 14, prefix: radix}
+schedule: {max_num_seqs: 3, max_num_batched_tokens: 24}
+sampling: {temperature: 0, logprobs: 0}
+workload: {kind: traffic, requests: 6, arrivals: {kind: poisson, rate: 3000},
+           lengths: {kind: fixed, prompt: 20, output: 8}}
+measure: {warmup: 0, ceilings: false}
+"""
 
 
 @pytest.fixture(scope="module")
 def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
-    return run(Experiment.from_values(ASKED), tmp_path_factory.mktemp("runs"), "first", progress=False)
+    return run(asked(ASKED), tmp_path_factory.mktemp("runs"), "first", progress=False)
 
 
 def changed(record: Record, to: Path, table: str, change) -> Record:
@@ -48,12 +46,6 @@ def changed(record: Record, to: Path, table: str, change) -> Record:
     change(rows)
     pq.write_table(pa.Table.from_pylist(rows, schema=old.schema), to / f"{table}.parquet")
     return vouched(to)
-
-
-def vouched(path: Path) -> Record:
-    files = {each.name: fingerprint(each) for each in path.iterdir() if each.name != MANIFEST}
-    (path / MANIFEST).write_text(json.dumps({"files": files}))
-    return Record.open(path)
 
 
 def test_batches_of_wall_clock_arrivals_come_back(record: Record, tmp_path: Path) -> None:
@@ -139,8 +131,8 @@ def test_an_impossible_replay_is_reported_with_its_step(record: Record, tmp_path
 
 
 def test_a_simulated_run_is_not_replayed(tmp_path: Path) -> None:
-    asked = Experiment.from_values({**ASKED, "executor": {"kind": "simulated"}, "cache": {"page_size": 8}})
-    simulated = run(asked, tmp_path, "simulated", progress=False)
+    experiment = asked(ASKED, "executor={kind: simulated}", "cache={page_size: 8}")
+    simulated = run(experiment, tmp_path, "simulated", progress=False)
     assert reproduce(simulated, tmp_path, progress=False).identical
     with pytest.raises(WorkbenchError, match="cannot be replayed"):
         reproduce(simulated, tmp_path, progress=False, replay=True)
@@ -178,4 +170,5 @@ def test_what_differs_by_its_path_and_where_tokens_part() -> None:
     other = [{"request_id": "r", "sample": s, "token_ids": ids} for s, ids in enumerate([[1, 2], [3, 5]])]
     longer, missing = token_differences(rows, other)
     assert (longer.request, longer.position, longer.was, longer.now) == ("r#1", 1, None, 5)
-    assert (missing.request, missing.position) == ("r#2", None)
+    assert str(longer) == "r#1: 1 tokens, then 2, equal as far as both go"
+    assert str(missing) == "r#2: only in one of the runs"

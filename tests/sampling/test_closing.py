@@ -9,7 +9,7 @@ import re
 
 import jsonschema
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from experiments.random_schemas import draw_schema
@@ -24,7 +24,7 @@ from workbench.sampling.spelling import BYTES, Speller, Spelling
 VOCABULARY = GrammarVocabulary(byte_level())
 
 
-@settings(max_examples=tries(60), deadline=None)
+@settings(max_examples=tries(60))
 @given(number=st.integers(0, 5000), seed=st.integers(0, 999), count=st.integers(0, 60))
 def test_every_state_has_an_end_after_which_the_answer_is_valid(number: int, seed: int, count: int) -> None:
     """A grammar is walked by random symbols; from where that leads, the end that is found is one."""
@@ -74,6 +74,18 @@ def test_the_way_from_the_start_is_the_shortest_answer(schema: dict, wanted: str
 
 def test_free_text_that_needs_a_word_finds_it() -> None:
     assert bytes(VOCABULARY.compile(Regex(regex=".*END[0-9]{3}")).shortest) == b"END000"
+
+
+LITERALS = {"a": "a", "/": "/", r"\/": "/", r"\\": "\\", "\n": "\n", r"\n": "\n"}  # in a regex, and what they match
+
+
+@settings(max_examples=tries(180), deadline=None)
+@given(st.lists(st.sampled_from(list(LITERALS)), min_size=1, max_size=12))
+@example([r"\\", "/"])
+def test_regex_matches_its_own_slashes_and_backslashes(pieces: list[str]) -> None:
+    assert bytes(VOCABULARY.compile(Regex(regex="".join(pieces))).shortest).decode() == "".join(
+        LITERALS[piece] for piece in pieces
+    )
 
 
 @settings(max_examples=tries(60))

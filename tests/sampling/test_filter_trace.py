@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.helpers.refusals import refuses
 from workbench.errors import WorkbenchError
 from workbench.request import CustomPart, Request, SamplingParameters, Sequence
 from workbench.sampling.filter_trace import entropy_bits, trace_filters
@@ -115,7 +115,8 @@ def test_the_users_own_parts_are_stages_and_draws_too() -> None:
 
 def test_broken_logits_are_reported_as_the_engine_reports_them() -> None:
     for row, message in (([math.nan, 1.0], "contain NaN"), ([-math.inf] * 2, "leave no token"), ([math.inf, 0], "inf")):
-        with pytest.raises(WorkbenchError, match=message):
-            trace_filters(torch.tensor(row), History(), SamplingParameters())
-    with pytest.raises(WorkbenchError, match="outside the vocabulary"):
-        trace_filters(torch.zeros(2), History(), SamplingParameters(logit_bias={5: 1.0}))
+        refuses(message, trace_filters, torch.tensor(row), History(), SamplingParameters())
+    refuses(
+        "outside the vocabulary",
+        lambda: trace_filters(torch.zeros(2), History(), SamplingParameters(logit_bias={5: 1.0})),
+    )

@@ -8,8 +8,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers.generation import logits_process as theirs
 
+from tests.helpers.refusals import refuses
 from tests.thorough import tries
-from workbench.errors import WorkbenchError
 from workbench.request import SamplingParameters
 from workbench.sampling.filters import (
     FrequencyPenalty,
@@ -139,17 +139,6 @@ def test_min_p_is_relative_to_the_mode(batch, p):
     assert not bool(kept[share < p * (1 - 1e-4)].any())
 
 
-@given(batches(), st.integers(1, 70), PROBABILITIES)
-def test_what_selects_by_rank_or_share_is_idempotent(batch, k, p):
-    logits = stacked(batch)
-    once = TopK(k)(logits)
-    assert torch.equal(TopK(k)(once), once)
-    share = (logits.double() - logits.double().amax(-1, keepdim=True)).exp()
-    if not bool(((share / p - 1).abs() < 1e-4).any()):  # where none stands on the edge
-        once = MinP(p)(logits)
-        assert torch.equal(MinP(p)(once), once)
-
-
 @given(batches(), st.integers(1, 70), PROBABILITIES, st.floats(0.2, 3))
 def test_which_filters_commute(batch, k, p, temperature):
     logits = stacked(batch)
@@ -198,16 +187,13 @@ def test_the_order_of_the_pipeline_and_its_identities():
 @given(st.sampled_from([0, -1, float("nan")]))
 def test_a_filter_that_cannot_be_is_refused(bad):
     for make in (Temperature, TopK, TopP, RepetitionPenalty):
-        with pytest.raises(WorkbenchError, match="must be"):
-            make(bad)
+        refuses("must be", make, bad)
 
 
 @pytest.mark.parametrize("biases", [((-1, 1.0),), ((2, float("nan")),), ((2, INF),)])
 def test_a_bias_that_cannot_be_is_refused(biases):
-    with pytest.raises(WorkbenchError, match="logit bias"):
-        LogitBias(biases)
+    refuses("logit bias", LogitBias, biases)
 
 
 def test_a_bias_beyond_the_vocabulary_is_refused():
-    with pytest.raises(WorkbenchError, match="token id 9 is outside the vocabulary of 4 tokens"):
-        LogitBias(((9, 1.0),))(torch.zeros(1, 4))
+    refuses("token id 9 is outside the vocabulary of 4 tokens", lambda: LogitBias(((9, 1.0),))(torch.zeros(1, 4)))

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.helpers.refusals import refuses
 from tests.prompt.samples import byte_level
 from workbench.agents.choice import arguments_schema
 from workbench.errors import WorkbenchError
@@ -147,13 +148,13 @@ def test_every_place_of_a_number_is_looked_at(name: str) -> None:
 
 def test_a_tool_and_a_grammar_name_the_place_too() -> None:
     tool = Tool(name="f", parameters={"type": "object", "properties": {"a": {"enum": [INT64_MIN]}}})
-    with pytest.raises(WorkbenchError, match=r"tool 'f': parameters.properties.a.enum\[0\]"):
-        arguments_schema(tool)
-    with pytest.raises(WorkbenchError, match=r"response_format.lark: character 13: %json.const"):
-        vocabulary().compile(Lark(lark=f'start: %json {{"const": {INT64_MIN}}}'))
+    refuses(r"tool 'f': parameters.properties.a.enum\[0\]", arguments_schema, tool)
+    refuses(
+        r"response_format.lark: character 13: %json.const",
+        lambda: vocabulary().compile(Lark(lark=f'start: %json {{"const": {INT64_MIN}}}')),
+    )
     inner = f'{{"grammars": [{{"json_schema": {{"const": {INT64_MIN}}}, "name": "%llguidance"}}]}}'
-    with pytest.raises(WorkbenchError, match="response_format.lark: is JSON"):
-        vocabulary().compile(Lark(lark=inner))
+    refuses("response_format.lark: is JSON", lambda: vocabulary().compile(Lark(lark=inner)))
 
 
 def test_an_integer_of_any_length_is_refused_in_words() -> None:

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
+from tests.helpers.refusals import refuses
 from tests.sampling import parts
-from workbench.errors import WorkbenchError
 from workbench.sampling.filters import (
     FrequencyPenalty,
     LogitBias,
@@ -79,8 +79,7 @@ def test_the_report_is_words_and_the_same_each_time():
 
 
 def test_what_cannot_be_built_is_the_users_mistake():
-    with pytest.raises(WorkbenchError, match="LogitBias: could not be built with no arguments"):
-        check_sampler(LogitBias)
+    refuses("LogitBias: could not be built with no arguments", check_sampler, LogitBias)
     assert check_sampler(LogitBias, arguments={"biases": ((1, 2.0),)}, examples=5).passed
 
 

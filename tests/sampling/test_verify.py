@@ -122,15 +122,6 @@ def test_a_token_stands_as_often_as_the_distributions_overlap(p, q):
     assert stands / NUM_CELLS == pytest.approx(sum(map(min, p, q)), abs=1e-12)
 
 
-def test_where_all_stand_one_more_token_comes():
-    logits = torch.tensor([[0.0, 9.0, 0.0], [0.0, 0.0, 9.0], [9.0, 0.0, 0.0]])
-    for temperature in (0.0, 1e-3):
-        asked = sequence(SamplingParameters(temperature=temperature))
-        chosen = Sampler(3).verify(logits, [asked], [Draft((1, 2))])
-        assert [choice.token_id for choice in chosen[0]] == [1, 2, 0]
-        assert [c.token_id for c in Sampler(3).verify(logits, [asked], [Draft((1, 0))])[0]] == [1, 2]
-
-
 # Through the sampler: a model that knows the last two tokens, and a draft that knows the last one.
 
 CASES = [*((name, "drawn") for name in WAYS), ("plain", "certain"), ("penalties", "certain")]

@@ -20,6 +20,7 @@ from workbench.simulate.source import ClosedLoopSource, OpenLoopSource
 from workbench.simulate.step_times import TICKS_PER_SECOND, AttentionReach, LinearCost, StepTimeModel
 
 TICK = 1 / TICKS_PER_SECOND
+Scene = dict[str, Any]  # the arguments of `fleet`
 
 
 def _fcfs_by_hand(state: SchedulerState) -> SchedulerDecision:
@@ -91,7 +92,7 @@ def arrivals(draw: Any, most: int = 14) -> tuple[Arrival, ...]:
 
 
 @st.composite
-def scenes(draw: Any, failing: bool = True) -> dict[str, Any]:
+def scenes(draw: Any, failing: bool = True) -> Scene:
     """Draw the arguments of a Fleet, with the arrivals and the number of clients (None: open) in place of a source."""
     split = draw(st.booleans())
     pool = InstancePool(draw(machines()), draw(st.integers(1, 3)), draw(ROUTERS))
@@ -111,7 +112,7 @@ def scenes(draw: Any, failing: bool = True) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def fleet(scene: dict[str, Any], **changes: Any) -> Fleet:
+def fleet(scene: Scene, **changes: Any) -> Fleet:
     rest = {**scene, **changes}
     made: Sequence[Arrival] = rest.pop("arrivals")
     clients, pool = rest.pop("clients"), rest.pop("pool")

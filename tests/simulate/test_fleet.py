@@ -10,16 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.simulate.scenes import TICK, fleet, machines, outcome, over_budget, scenes
+from tests.simulate.scenes import TICK, Scene, fleet, machines, outcome, over_budget, scenes
 from tests.thorough import tries
 from workbench.errors import WorkbenchError
-from workbench.kv_cache.pages import KVCacheGroup
+from workbench.kv_cache.pages import KVCacheGroup, PageTransfers
 from workbench.scheduler.plan import SchedulerLimits
 from workbench.scheduler.policies import Fair
 from workbench.simulate.arrival import Arrival
 from workbench.simulate.events import FleetEventAdapter
 from workbench.simulate.fleet import Fleet, InstanceFailure, InstancePool
-from workbench.simulate.instance import InstanceSpec
+from workbench.simulate.instance import Instance, InstanceSpec
+from workbench.simulate.job import SimulatedRequest
 from workbench.simulate.routers import LeastLoaded
 from workbench.simulate.source import OpenLoopSource
 from workbench.simulate.step_times import AttentionReach, LinearCost, StepTimeModel
@@ -28,7 +29,7 @@ from workbench.trace.events import Event, Routed
 
 @settings(max_examples=tries(200))
 @given(scenes())
-def test_many_steps_in_one_move_are_what_they_are_one_by_one(scene: dict[str, Any]) -> None:
+def test_many_steps_in_one_move_are_what_they_are_one_by_one(scene: Scene) -> None:
     assert outcome(fleet(scene).run()) == outcome(fleet(scene, single_step=True).run())
 
 
@@ -44,8 +45,29 @@ def test_who_comes_amid_a_move_begins_where_the_others_are_by_then() -> None:
         assert [job.number for job in begun] == [0, 2, 3, 1, 4], one_by_one
 
 
+def test_only_pages_that_were_handed_over_are_here_already() -> None:
+    """Those of a later preemption take their time on both ways."""
+    times = StepTimeModel("a tick a step", (AttentionReach(None, 0),), (LinearCost(1, 0, 0, 0, 0, (0, 0), (0, 0)),))
+    limits, moved = SchedulerLimits(2, 12), list[PageTransfers]()
+    machine = InstanceSpec(
+        times, (KVCacheGroup((0,)),), (10,), (8,), 2, 60, limits, receives_kv=True, swap_ticks_per_byte=0.25
+    )
+    instance = Instance(machine, 0, on_steps=lambda instance, move: moved.append(move.plan.transfers))
+    for number in range(2):
+        job = SimulatedRequest(
+            number, str(number), Arrival(0.0, 5, 9), 0, 9, (number,) * 5, generated_tokens=1, tokens_on_instance=9
+        )
+        assert not instance.submit(job, 0, handed_over=True)
+    while instance.num_requests:
+        instance.start(instance.now)
+        instance.finish()
+    pages = sum(len(each.swap_outs) + len(each.swap_ins) for each in moved[1:])
+    assert moved[0].swap_ins and any(each.swap_ins for each in moved[1:])
+    assert instance.now == instance.counters.steps + 2 * pages
+
+
 @given(scenes())
-def test_no_request_is_lost_and_none_is_in_two_places(scene: dict[str, Any]) -> None:
+def test_no_request_is_lost_and_none_is_in_two_places(scene: Scene) -> None:
     run, before = fleet(scene), 0
     while run.advance():
         assert run.now >= before
@@ -72,12 +94,12 @@ def test_no_request_is_lost_and_none_is_in_two_places(scene: dict[str, Any]) -> 
 
 
 @given(scenes())
-def test_the_same_again(scene: dict[str, Any]) -> None:
+def test_the_same_again(scene: Scene) -> None:
     assert outcome(fleet(scene).run()) == outcome(fleet(scene).run())
 
 
 @given(scenes(failing=False), st.integers(0, 400))
-def test_stopping_and_going_on_changes_nothing(scene: dict[str, Any], ticks: int) -> None:
+def test_stopping_and_going_on_changes_nothing(scene: Scene, ticks: int) -> None:
     halted = fleet(scene).run(until=ticks * TICK)
     assert halted.submitted == halted.finished + halted.failed + halted.in_flight
     assert outcome(halted.run()) == outcome(fleet(scene).run())
@@ -97,14 +119,14 @@ def test_more_instances_never_finish_fewer(machine: Any, count: int, fewer: int,
 
 
 @given(scenes())
-def test_with_more_instances_all_still_finish(scene: dict[str, Any]) -> None:
+def test_with_more_instances_all_still_finish(scene: Scene) -> None:
     few = fleet(scene).run()
     more = fleet(scene, pool=replace(scene["pool"], count=scene["pool"].count + 1), failures=()).run()
     assert more.finished >= few.finished
 
 
 @given(scenes(), st.booleans())
-def test_a_decision_that_breaks_a_law_ends_its_request_and_no_other(scene: dict[str, Any], split: bool) -> None:
+def test_a_decision_that_breaks_a_law_ends_its_request_and_no_other(scene: Scene, split: bool) -> None:
     """Their pages are free, which the laws above hold to; they are not tried again elsewhere."""
     pool = replace(scene["pool"], spec=replace(scene["pool"].spec, policy=over_budget))
     decode = replace(pool, spec=replace(pool.spec, receives_kv=True)) if split else None
@@ -160,7 +182,7 @@ def _machine() -> Any:
 
 
 @given(scenes())
-def test_every_placement_is_reported_with_its_reason(scene: dict[str, Any]) -> None:
+def test_every_placement_is_reported_with_its_reason(scene: Scene) -> None:
     """In a fleet of several instances each request has one `Routed` for each instance that it came to, and one more for
     each retry at most: a transfer may be lost on its way. One that the instance refused has one more."""
     heard: list[Event] = []

@@ -9,11 +9,13 @@ import statistics
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.helpers.refusals import refuses
 from workbench.errors import WorkbenchError
 from workbench.experiment.experiment import Experiment
 from workbench.request import SamplingParameters
@@ -43,38 +45,37 @@ LENGTHS = st.sampled_from(
 VOCAB = 257
 
 
+def traffic(**settings: Any) -> TrafficWorkload:
+    return TrafficWorkload.model_validate({"arrivals": AtOnce(), "lengths": FixedLengths(), **settings})
+
+
+def arrivals_of(workload: TrafficWorkload) -> list[Arrival]:
+    return list(source_of(workload).initial_arrivals())
+
+
 @given(KINDS, LENGTHS, st.integers(1, 40), st.integers(0, 9))
 def test_traffic_is_whole_in_order_and_the_same_every_time(
     arrivals: object, lengths: object, count: int, seed: int
 ) -> None:
-    workload = TrafficWorkload.model_validate(
-        {"arrivals": arrivals, "lengths": lengths, "requests": count, "seed": seed}
-    )
-    made = list(source_of(workload).initial_arrivals())
-    assert len(made) == count and made == list(source_of(workload).initial_arrivals())
+    workload = traffic(arrivals=arrivals, lengths=lengths, requests=count, seed=seed)
+    made = arrivals_of(workload)
+    assert len(made) == count and made == arrivals_of(workload)
     assert all(a.time <= b.time for a, b in itertools.pairwise(made))
     assert TrafficWorkload.model_validate(workload.model_dump(mode="json")) == workload
 
 
 @pytest.mark.parametrize("arrivals", [Poisson(rate=5), Bursts(rate=5, size=4)])
 def test_the_mean_rate_is_the_one_asked_for(arrivals: object) -> None:
-    workload = TrafficWorkload.model_validate({"arrivals": arrivals, "lengths": FixedLengths(), "requests": 8000})
-    last = list(source_of(workload).initial_arrivals())[-1]
+    workload = traffic(arrivals=arrivals, requests=8000)
+    last = arrivals_of(workload)[-1]
     assert 8000 / last.time == pytest.approx(5, rel=0.1)
 
 
 @given(st.floats(0, 5), st.floats(0.02, 3), st.integers(0, 5))
 def test_what_was_shared_stays_shared_when_scaled(time: float, length: float, seed: int) -> None:
-    workload = TrafficWorkload(
-        lengths=SessionLengths(sessions=2, turns=3),
-        arrivals=Poisson(rate=1),
-        requests=8,
-        time=time,
-        length=length,
-        seed=seed,
-    )
-    plain = list(source_of(workload.model_copy(update={"time": 1.0, "length": 1.0})).initial_arrivals())
-    made = list(source_of(workload).initial_arrivals())
+    given_ = {"lengths": SessionLengths(sessions=2, turns=3), "arrivals": Poisson(rate=1), "requests": 8, "seed": seed}
+    workload, plain = traffic(time=time, length=length, **given_), arrivals_of(traffic(**given_))
+    made = arrivals_of(workload)
     prompts = [prompt_ids(arrival, VOCAB, str(number)) for number, arrival in enumerate(made)]
     for (a, pa, qa), (_, pb, qb) in itertools.combinations(zip(made, prompts, plain, strict=True), 2):
         blocks = sum(1 for _ in itertools.takewhile(lambda two: two[0] == two[1], zip(qa.blocks, qb.blocks)))  # noqa: B905
@@ -104,9 +105,7 @@ def test_a_request_has_the_lengths_of_its_arrival() -> None:
 
 @given(st.integers(1, 6), st.integers(1, 30), st.floats(0, 3), st.randoms(use_true_random=False))
 def test_a_closed_loop_never_has_more_under_way_than_clients(clients: int, count: int, think: float, draw) -> None:
-    workload = TrafficWorkload(
-        lengths=FixedLengths(), arrivals=ClosedLoop(clients=clients, think=think), requests=count
-    )
+    workload = traffic(arrivals=ClosedLoop(clients=clients, think=think), requests=count)
     source = source_of(workload)
     under_way = list(source.initial_arrivals())
     seen = len(under_way)
@@ -184,18 +183,17 @@ def test_a_corrupt_line_is_one_clear_error(tmp_path: Path, text: str, line: obje
 
 
 def test_missing_settings_are_reported(tmp_path: Path) -> None:
-    with pytest.raises(WorkbenchError, match="cannot be read"):
-        list(read_trace(tmp_path / "none.csv"))
+    refuses("cannot be read", lambda: list(read_trace(tmp_path / "none.csv")))
     for changes, message in (
         ({"requests": 3}, "arrivals: give poisson"),
         ({"arrivals": AtOnce()}, "requests: give one"),
     ):
-        with pytest.raises(WorkbenchError, match=message):
-            source_of(TrafficWorkload.model_validate({"lengths": FixedLengths(), **changes}))
+        workload = TrafficWorkload.model_validate({"lengths": FixedLengths(), **changes})
+        refuses(message, source_of, workload)
 
 
 def test_an_hour_of_the_generator_ends() -> None:
-    made = list(source_of(TrafficWorkload(arrivals=AsRecorded())).initial_arrivals())
+    made = arrivals_of(TrafficWorkload(arrivals=AsRecorded()))
     assert 19_000 < len(made) < 20_000
 
 
@@ -212,12 +210,12 @@ SHARES = st.dictionaries(st.sampled_from("abcd"), st.floats(0.1, 9), min_size=1)
 def test_whose_a_request_is_depends_on_nothing_that_comes_after_it(
     lengths: object, tenants: dict, priorities: dict, seed: int
 ) -> None:
-    given_ = {"arrivals": AtOnce(), "lengths": lengths, "requests": 30, "seed": seed}
-    plain = list(source_of(TrafficWorkload.model_validate(given_)).initial_arrivals())
-    workload = TrafficWorkload.model_validate({**given_, "tenants": tenants, "priorities": priorities})
+    given_ = {"lengths": lengths, "requests": 30, "seed": seed}
+    plain = arrivals_of(traffic(**given_))
+    workload = traffic(**given_, tenants=tenants, priorities=priorities)
     assert TrafficWorkload.model_validate(workload.model_dump(mode="json")) == workload
-    made = list(source_of(workload).initial_arrivals())
-    assert made[:7] == list(source_of(workload.model_copy(update={"requests": 7})).initial_arrivals())
+    made = arrivals_of(workload)
+    assert made[:7] == arrivals_of(workload.model_copy(update={"requests": 7}))
     assert [replace(each, tenant="", priority=0) for each in made] == plain
     assert {each.tenant for each in made} <= set(tenants) and {each.priority for each in made} <= set(priorities)
     for session in {each.session for each in made}:
@@ -225,28 +223,26 @@ def test_whose_a_request_is_depends_on_nothing_that_comes_after_it(
 
 
 def test_tenants_and_priorities_have_their_shares() -> None:
-    shares = {"tenants": {"a": 3, "b": 1}, "priorities": {0: 1, 5: 4}}
-    workload = TrafficWorkload.model_validate(
-        {"arrivals": AtOnce(), "lengths": FixedLengths(), "requests": 4000, **shares}
-    )
-    made = list(source_of(workload).initial_arrivals())
+    workload = traffic(requests=4000, tenants={"a": 3, "b": 1}, priorities={0: 1, 5: 4})
+    made = arrivals_of(workload)
     assert sum(each.tenant == "a" for each in made) / 4000 == pytest.approx(3 / 4, abs=0.03)
     assert sum(each.priority == 5 for each in made) / 4000 == pytest.approx(4 / 5, abs=0.03)
     request = request_from_arrival(made[0], "a", VOCAB)
     assert (request.tenant, request.priority) == (made[0].tenant, made[0].priority)
-    with pytest.raises(WorkbenchError, match=r"tenants\.a: Input should be greater than 0"):
-        Experiment.from_values({"question": "?", "workload": {"kind": "traffic", "tenants": {"a": 0}}})
+    refuses(
+        r"tenants\.a: Input should be greater than 0",
+        Experiment.from_values,
+        {"question": "?", "workload": {"kind": "traffic", "tenants": {"a": 0}}},
+    )
 
 
 @given(st.integers(1, 60), st.integers(0, 5), st.floats(0, 2))
 def test_deadlines_and_predictions_do_not_depend_on_the_number(count: int, seed: int, error: float) -> None:
     settings = {
-        "lengths": ExponentialLengths(prompt=30, output=40), "arrivals": AtOnce(), "seed": seed, "length": 0.5,
+        "lengths": ExponentialLengths(prompt=30, output=40), "seed": seed, "length": 0.5,
         "deadlines": {2.0: 1, 30.0: 2}, "prediction_error": error,
     }  # fmt: skip
-    few, many = (
-        list(source_of(TrafficWorkload(requests=n, **settings)).initial_arrivals()) for n in (count, count + 20)
-    )
+    few, many = (arrivals_of(traffic(requests=n, **settings)) for n in (count, count + 20))
     assert few == many[:count]
     assert {arrival.deadline for arrival in few} <= {2.0, 30.0}
     assert all(arrival.predicted_tokens is not None and arrival.predicted_tokens >= 1 for arrival in few)
@@ -257,22 +253,18 @@ def test_deadlines_and_predictions_do_not_depend_on_the_number(count: int, seed:
 
 
 def test_the_logarithm_of_a_prediction_has_the_error_that_was_asked_for() -> None:
-    workload = TrafficWorkload(
-        lengths=FixedLengths(output=10_000), arrivals=AtOnce(), requests=2000, prediction_error=0.5
-    )
-    logs = [math.log((arrival.predicted_tokens or 0) / 10_000) for arrival in source_of(workload).initial_arrivals()]
+    made = arrivals_of(traffic(lengths=FixedLengths(output=10_000), requests=2000, prediction_error=0.5))
+    logs = [math.log((arrival.predicted_tokens or 0) / 10_000) for arrival in made]
     assert statistics.fmean(logs) == pytest.approx(0, abs=0.05) and statistics.stdev(logs) == pytest.approx(
         0.5, rel=0.1
     )
 
 
 def test_traffic_without_deadlines_and_predictions_has_none() -> None:
-    workload = TrafficWorkload(lengths=FixedLengths(), arrivals=AtOnce(), requests=3)
-    for arrival in source_of(workload).initial_arrivals():
+    for arrival in arrivals_of(traffic(requests=3)):
         assert arrival.deadline is None and arrival.predicted_tokens is None
     once = "question: when?\nworkload: {kind: traffic, arrivals: {kind: at_once}, requests: 2, "
     read = Experiment.from_yaml(once + "deadlines: {2: 1, 0.5: 3}, prediction_error: 0.2}")
     assert Experiment.from_yaml(read.to_yaml()) == read
     assert isinstance(read.workload, TrafficWorkload) and read.workload.deadlines == {2.0: 1.0, 0.5: 3.0}
-    with pytest.raises(WorkbenchError, match="workload.*deadlines"):
-        Experiment.from_yaml(once + "deadlines: {-1: 1}}")
+    refuses("workload.*deadlines", lambda: Experiment.from_yaml(once + "deadlines: {-1: 1}}"))

@@ -7,36 +7,15 @@ import torch
 
 import workbench
 from tests.engine.tiny import layer, mixture_of, model_of, request, runner_of, spec_of
+from tests.speculative.parts import HERE
 from workbench.engine.config import EngineConfig
 from workbench.engine.loaded_model import LoadedModel
 from workbench.engine.runner import generate
 from workbench.engine.shared_layers import share_layers
 from workbench.engine.speculator import build_speculator
-from workbench.errors import WorkbenchError
 from workbench.model.transformer import Transformer
-from workbench.speculative.config import parse_speculation
 from workbench.speculative.draft_model import DraftModelProposer
 from workbench.trace.events import Finished, Verified
-
-HERE = "tests.speculative.test_target_layers:"
-
-
-def at_once(probabilities, request_ids):
-    return torch.ones(len(request_ids), dtype=torch.bool)
-
-
-def never(probabilities, request_ids):
-    assert probabilities.shape[0] == len(request_ids)
-    torch.testing.assert_close(probabilities.sum(-1), torch.ones(len(request_ids), dtype=torch.float64))
-    return torch.zeros(len(request_ids), dtype=torch.bool)
-
-
-def wrong_shape(probabilities, request_ids):
-    return probabilities > 0.5
-
-
-def one_argument(probabilities):
-    return None
 
 
 def speculating(model, requests, **draft) -> tuple[dict, list[Verified]]:
@@ -95,35 +74,3 @@ def test_a_draft_of_the_target_has_a_cache_of_its_own() -> None:
     proposer = runner.speculator.proposer
     assert isinstance(proposer, DraftModelProposer)
     assert proposer.kv_cache_manager is not runner.kv_cache.manager
-
-
-@pytest.mark.parametrize(
-    ("draft", "words"),
-    [
-        ({"model": "demo-draft", "layers": [0]}, "set model: target"),
-        ({"model": "target", "layers": [0, 0]}, r"layers must ascend, each named once, not \[0, 0\]"),
-        ({"model": "target", "layers": []}, "layers"),
-        ({"model": "target", "layers": [0, 9]}, "layer 9 of .*, whose layers are 0 to 2"),
-        ({"model": "target", "dtype": "float32"}, "leave dtype and backend out"),
-        ({"confidence_threshold": 0.5, "stop": {"path": HERE + "never"}}, "leave one out"),
-        ({"stop": {"path": HERE + "missing"}}, "has no 'missing'"),
-        ({"stop": {"path": HERE + "one_argument"}}, r"must take \(probabilities, request_ids\)"),
-    ],
-)
-def test_what_cannot_be_is_one_error(draft, words: str) -> None:
-    with pytest.raises(WorkbenchError, match=words) as caught:
-        workbench.load("demo-draft", backend="eager", pages=16, speculate={"kind": "draft", **draft})
-    assert "\n" not in str(caught.value)
-
-
-def test_a_rule_that_returns_something_else_ends_the_request_with_its_shape() -> None:
-    speculate = {"kind": "draft", "model": "target", "stop": {"path": HERE + "wrong_shape"}}
-    runner = workbench.load("demo-draft", backend="eager", pages=16, speculate=speculate)
-    (end,) = [e for e in runner.stream("import os\n", max_tokens=4, temperature=0) if isinstance(e, Finished)]
-    assert end.reason == "error" and "must be [row] of torch.bool" in end.error
-
-
-def test_settings_survive_yaml() -> None:
-    wanted = parse_speculation({"kind": "draft", "model": "target", "layers": [0, 2], "stop": {"path": HERE + "never"}})
-    config = EngineConfig.build("demo", speculate=wanted)
-    assert EngineConfig.model_validate(config.model_dump(mode="json")).speculate == wanted

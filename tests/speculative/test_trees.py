@@ -24,22 +24,18 @@ from tests.engine.tiny import (
     runner_of,
     spec_of,
 )
+from tests.speculative.parts import HERE
 from tests.thorough import tries
 from workbench.engine.cache import KVCache
-from workbench.engine.config import EngineConfig
-from workbench.errors import WorkbenchError
 from workbench.executors.capabilities import Requirements
 from workbench.executors.select import select_backends
 from workbench.kv_cache.pages import pages_for
 from workbench.model.attention_spec import MLASpec
 from workbench.model.spec import LayerSpec, ModelSpec
 from workbench.parts import Draft, Proposer
-from workbench.sampling.verify import NO_DRAFT
-from workbench.speculative.config import parse_speculation
 from workbench.speculative.proposers import Speculator
-from workbench.trace.events import Finished, Verified
+from workbench.trace.events import Finished
 
-HERE = "tests.speculative.test_trees:"
 PARENTS = st.lists(st.integers(0, 100), min_size=1, max_size=9).map(
     lambda drawn: tuple(number % (place + 1) - 1 for place, number in enumerate(drawn))
 )
@@ -122,7 +118,7 @@ def test_a_chain_is_the_tree_of_one_branch(ids: list[int], following: list[int])
     assert tree.first_branch() == chain.first_branch() == chain
 
 
-@settings(max_examples=tries(25), deadline=None)
+@settings(max_examples=tries(25))
 @given(own_specs, st.integers(0, 2**31), st.integers(5, 40), st.sampled_from(["off", "radix"]), st.floats(0, 1))
 def test_greedy_output_and_every_row_are_what_they_are_without(spec: ModelSpec, seed, pages, prefix, right) -> None:
     """Windows, ALiBi, masks and scores of one's own, pages that run out, chunks: each row is its path's own."""
@@ -138,19 +134,6 @@ def test_greedy_output_and_every_row_are_what_they_are_without(spec: ModelSpec, 
     assert tokens(run_checked(runner, asked)) == tokens(wanted) and rows.rows
     runner.reset_prefix_cache()
     assert all(pool.num_used == 0 for pool in runner.scheduler.pools)
-
-
-@pytest.mark.parametrize("sampling", [{"temperature": 1.0}, {"temperature": 0.8, "top_k": 5, "logprobs": 2}])
-def test_sampled_tokens_are_those_without_drafts(sampling: dict) -> None:
-    model = model_of(spec_of(layer(), layer(sliding_window=9)), dtype=torch.float64)
-    asked = [request(f"r{i}", 4 + i, 14, seed=i, **sampling) for i in range(4)]
-    wanted = plain(model, asked)
-    answers = {name: end.token_ids for name, end in wanted.items()}
-    runner = runner_of(model, speculator=tree_speculator(TreeGuesses(answers, 1, 0.8)))
-    events = list(runner.stream(asked))
-    assert {e.request_id: e.token_ids for e in events if isinstance(e, Finished)} == answers
-    checks = [e for e in events if isinstance(e, Verified)]
-    assert sum(check.accepted for check in checks) > 10
 
 
 def test_latent_attention_verifies_trees() -> None:
@@ -201,61 +184,13 @@ def test_planted_bugs_are_seen(bug, monkeypatch: pytest.MonkeyPatch) -> None:
         check()
 
 
-class Twice(Proposer):
-    """Propose a tree of the last token, and of the token after it."""
-
-    def __init__(self, target):
-        pass
-
-    def propose(self, sequences, counts):
-        return [
-            Draft((e.token_ids[-1], e.token_ids[-2], e.token_ids[-1]), None, (-1, -1, 1)) if n >= 3 else NO_DRAFT
-            for e, n in zip(sequences, counts, strict=True)
-        ]
-
-
-class Cyclic(Twice):
-    def propose(self, sequences, counts):
-        return [Draft((1, 2), None, (1, 0)) if count > 1 else NO_DRAFT for count in counts]
-
-
 def speculate(name: str = "Twice", **more) -> dict:
     return {"path": HERE + name, "tree": True, **more}
-
-
-@pytest.mark.parametrize(
-    ("more", "words"),
-    [
-        ({"backend": "mlir"}, "backend 'mlir' cannot verify trees of drafts: .*backend eager carries trees out"),
-        ({"backend": "inductor"}, "backend 'inductor' cannot verify trees of drafts"),
-        ({"backend": "eager", "cache": "int8"}, "trees of drafts: layer 0 has int8.*dense keys and values"),
-        ({"backend": "eager", "cache": {"codec": "tests.engine.tiny:Halved"}}, "trees of drafts: layer 0 has"),
-        ({"batch_invariant": True}, "trees of drafts"),
-        ({"backend": "eager", "evict": {"kind": "window", "budget": 64}}, "not with cache.evict"),
-        ({"backend": "eager", "speculate": speculate(length="adaptive")}, "length adaptive counts tokens of a chain"),
-    ],
-)
-def test_what_cannot_be_verified_is_refused_when_it_is_loaded(more: dict, words: str) -> None:
-    with pytest.raises(WorkbenchError, match=words) as caught:
-        workbench.load("demo-draft", **{"pages": 16, "speculate": speculate(), **more})
-    assert "\n" not in str(caught.value)
 
 
 def test_auto_chooses_the_backend_that_verifies_trees() -> None:
     found = select_backends("auto", Requirements(tree_drafts=True))
     assert {str(found.decode), str(found.blocks), str(found.attention)} == {"eager"}
-
-
-@pytest.mark.parametrize(
-    ("setting", "words"),
-    [(speculate("Cyclic"), r"parents \(1, 0\) of 2 tokens"), ({"path": HERE + "Twice"}, "set speculate.tree: true")],
-)
-def test_a_tree_that_is_none_ends_the_request(setting: dict, words: str) -> None:
-    import re
-
-    runner = workbench.load("demo-draft", backend="eager", pages=16, speculate=setting)
-    (end,) = [e for e in runner.stream("import os\n", max_tokens=6, temperature=0) if isinstance(e, Finished)]
-    assert end.reason == "error" and re.search(words, end.error)
 
 
 def test_requests_with_a_grammar_take_the_first_branch() -> None:
@@ -266,8 +201,3 @@ def test_requests_with_a_grammar_take_the_first_branch() -> None:
     sampling = {"max_tokens": 16, "temperature": 0, "response_format": {"kind": "regex", "regex": "(ab|ba)+"}}
     texts = [[e.output_text for e in r.stream("abab", **sampling) if isinstance(e, Finished)] for r in (wanted, found)]
     assert texts[0] == texts[1] != [""]
-
-
-def test_the_setting_survives_yaml() -> None:
-    config = EngineConfig.build("demo", speculate=speculate(num_speculative_tokens=9))
-    assert EngineConfig.model_validate(config.model_dump(mode="json")).speculate == parse_speculation(config.speculate)

@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.refusals import refuses
 from tests.sweep.points import TINY, write
 from tests.thorough import tries
 from workbench.errors import WorkbenchError
 from workbench.experiment.experiment import Experiment
 from workbench.experiment.settings import paths_overlap
-from workbench.sweep.axes import SEED_STRIDE, expand_sweep
+from workbench.sweep.axes import SEED_STRIDE, ExpandedSweep, expand_sweep
 from workbench.sweep.folder import experiment_with_axes
 from workbench.sweep.point import SweepPoint, key_of
 
@@ -58,6 +59,10 @@ def sweeps(draw: st.DrawFn) -> dict[str, Any]:
 
 def swept(sweep: dict[str, Any]) -> list[SweepPoint]:
     return list(expand_sweep(Experiment.from_values({**BASE.model_dump(mode="json"), "sweep": sweep}), FOLDER).points)
+
+
+def expanded(folder: Path, *words: str, more: str = "") -> ExpandedSweep:
+    return expand_sweep(experiment_with_axes(write(folder, more), words), FOLDER)
 
 
 @given(sweeps())
@@ -126,7 +131,7 @@ VARIANTS = "variants:\n  plain: {}\n  small: {cache.page_size: 16, cache.format:
 
 
 def test_variants_are_one_more_axis(tmp_path: Path) -> None:
-    found = expand_sweep(experiment_with_axes(write(tmp_path, VARIANTS), ["schedule.max_num_seqs=1,2"]), FOLDER)
+    found = expanded(tmp_path, "schedule.max_num_seqs=1,2", more=VARIANTS)
     assert [point.label for point in found.points] == [
         f"{name} schedule.max_num_seqs={n}" for name in ("plain", "small") for n in (1, 2)
     ]
@@ -136,13 +141,13 @@ def test_variants_are_one_more_axis(tmp_path: Path) -> None:
 
 
 def test_variants_are_set_aside_where_an_axis_sets_what_they_set(tmp_path: Path) -> None:
-    found = expand_sweep(experiment_with_axes(write(tmp_path, VARIANTS), ["cache.format=dense,int4"]), FOLDER)
+    found = expanded(tmp_path, "cache.format=dense,int4", more=VARIANTS)
     assert [point.label for point in found.points] == ["cache.format=dense", "cache.format=int4"]
     assert "the 2 variants are set aside: they set cache.format, as the sweep does" in found.remarks
 
 
 def test_equal_experiments_run_once(tmp_path: Path) -> None:
-    found = expand_sweep(experiment_with_axes(write(tmp_path), ["cache.page_size=64,32,64.0"]), FOLDER)
+    found = expanded(tmp_path, "cache.page_size=64,32,64.0")
     assert len(found.points) == 2
     assert found.remarks == ("cache.page_size=64.0 is the same experiment as cache.page_size=64: it runs once",)
 
@@ -150,7 +155,7 @@ def test_equal_experiments_run_once(tmp_path: Path) -> None:
 def test_every_mistake_is_reported_at_once_with_its_points(tmp_path: Path) -> None:
     words = ["cache.format=dense,int5", "cache.page_size=0,64,128"]
     with pytest.raises(WorkbenchError, match="sweep: ") as caught:
-        expand_sweep(experiment_with_axes(write(tmp_path), words), FOLDER)
+        expanded(tmp_path, *words)
     message = str(caught.value)
     assert "cache.page_size: Input should be greater than or equal to 1" in message
     assert "cache.format" in message and "'int5'" in message and "2 of 6 points" in message and "\n" not in message
@@ -169,13 +174,14 @@ def test_every_mistake_is_reported_at_once_with_its_points(tmp_path: Path) -> No
     ],
 )
 def test_wrong_words(tmp_path: Path, words: list[str], message: str) -> None:
-    with pytest.raises(WorkbenchError, match=message):
-        expand_sweep(experiment_with_axes(write(tmp_path), words), FOLDER)
+    refuses(message, expanded, tmp_path, *words)
 
 
 def test_links_of_unequal_lengths_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(WorkbenchError, match="equally many values: cache.page_size has 2, workload.requests has 3"):
-        experiment_with_axes(write(tmp_path), [], ["cache.page_size=16,32", "workload.requests=1,2,3"])
+    refuses(
+        "equally many values: cache.page_size has 2, workload.requests has 3",
+        lambda: experiment_with_axes(write(tmp_path), [], ["cache.page_size=16,32", "workload.requests=1,2,3"]),
+    )
 
 
 def test_the_words_go_over_the_file(tmp_path: Path) -> None:
@@ -191,13 +197,12 @@ def test_the_words_go_over_the_file(tmp_path: Path) -> None:
 
 def test_a_value_that_the_sweep_would_overrule_is_refused(tmp_path: Path) -> None:
     file = write(tmp_path, "sweep: {overrides: [{backend: eager}, {backend: auto}]}\n")
-    with pytest.raises(WorkbenchError, match="--set backend: the sweep sets backend"):
-        experiment_with_axes(file, ["backend=mlir"])
+    refuses("--set backend: the sweep sets backend", experiment_with_axes, file, ["backend=mlir"])
 
 
 def test_a_list_of_overrides_is_an_axis(tmp_path: Path) -> None:
-    file = write(tmp_path, "sweep: {overrides: [{}, {cache.page_size: 16}, {cache.page_size: 16, backend: auto}]}\n")
-    labels = [point.label for point in expand_sweep(experiment_with_axes(file), FOLDER).points]
+    lists = "sweep: {overrides: [{}, {cache.page_size: 16}, {cache.page_size: 16, backend: auto}]}\n"
+    labels = [point.label for point in expanded(tmp_path, more=lists).points]
     assert labels == [
         "cache.page_size=64 backend=eager", "cache.page_size=16 backend=eager", "cache.page_size=16 backend=auto"
     ]  # fmt: skip

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.helpers.command_line import answer, cli, refused
 from tests.sweep.points import write
-from workbench.cli import main
 from workbench.errors import WorkbenchError
 from workbench.experiment.experiment import Experiment
 from workbench.machine.ceilings import Ceiling, MachineCeilings
@@ -147,36 +146,30 @@ def test_an_impossible_point_is_reported_before_anything_runs(tmp_path: Path, wo
     assert not (tmp_path / "runs").exists()
 
 
-def test_the_command_of_the_issue_plans_nine_points(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_of_the_issue_plans_nine_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ["--set", "cache.format=dense,int8,int4", "--set", "workload.context=256,512,1024", "--dry-run"]
-    assert main(["sweep", str(KV), *words, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    words = "sweep --set cache.format=dense,int8,int4 --set workload.context=256,512,1024 --dry-run"
+    found = answer(words, KV)
     assert len(found["points"]) == found["to_run"] == 9
     assert found["seconds"] == pytest.approx(sum(each["estimate"]["seconds"] for each in found["points"]))
     assert any("6 variants are set aside" in line for line in found["remarks"])
-    assert main(["sweep", str(KV), *words]) == 0
-    printed = capsys.readouterr().out
+    printed = cli(words, KV).out
     assert "cache.format=int4 workload.context=1024" in printed and "9 points to run; one after another" in printed
     assert not list(tmp_path.iterdir())
-    assert main(["sweep", str(KV), "--set", "workload.context=256,4096", "--dry-run"]) == 2
-    message = capsys.readouterr().err
-    assert "workload.context 4096: above the model's own, 1024" in message and message.count("\n") == 1
+    message = refused("sweep --set workload.context=256,4096 --dry-run", KV)
+    assert "workload.context 4096: above the model's own, 1024" in message
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--repeat", "2", "--resume", "x"], "name its file"),
-        ([], "name an experiment's file, or with --resume"),
-        (["--resume", "nowhere"], "nowhere: is no sweep's folder"),
-        ([str(KV), "--retry-failed"], "name its folder with --resume"),
-        ([str(KV), "--out", "x", "--resume", "x"], "goes on in the folder it has"),
-        ([str(KV), "--executor", "slum"], "did you mean 'slurm'"),
+        ("--repeat 2 --resume x", "name its file"),
+        ("", "name an experiment's file, or with --resume"),
+        ("--resume nowhere", "nowhere: is no sweep's folder"),
+        (f"{KV} --retry-failed", "name its folder with --resume"),
+        (f"{KV} --out x --resume x", "goes on in the folder it has"),
+        (f"{KV} --executor slum", "did you mean 'slurm'"),
     ],
 )
-def test_wrong_words(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sweep", *words]) == 2
-    assert message in capsys.readouterr().err
+def test_wrong_words(words: str, message: str) -> None:
+    assert message in refused(f"sweep {words}")

@@ -13,16 +13,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.command_line import answer, cli
+from tests.helpers.refusals import refuses
 from tests.patience import until
 from tests.sweep.points import write
 from workbench.cli import main
-from workbench.errors import WorkbenchError
 from workbench.experiment.experiment import Experiment
 from workbench.reports.reproduce import reproduce
 from workbench.runs.folder import RunFolder
 from workbench.runs.record import Record
 from workbench.sweep import executor as places
-from workbench.sweep import local, run
+from workbench.sweep import local, run, worker
 from workbench.sweep.folder import SweepFolder, experiment_with_axes
 from workbench.sweep.local import LocalSweepExecutor
 from workbench.sweep.point import OUTCOME, POINT, PointResult, SweepPoint
@@ -35,6 +36,11 @@ SIZES = "workload.output_tokens=2,3,4"
 
 def planned(folder: Path, *sets: str, more: str = "") -> SweepFolder:
     return SweepFolder.create(experiment_with_axes(write(folder, more), sets), folder / "runs", "tiny")
+
+
+def states(sweep: SweepFolder, place: places.SweepExecutor, **more: bool) -> list[str]:
+    """Run a sweep, and return the state of each point."""
+    return [row.state for row in run_sweep(sweep, place, progress=False, **more)]
 
 
 class Pretended:
@@ -57,12 +63,12 @@ class Pretended:
 
 def test_a_sweep_runs_each_point_once_and_resumed_none(tmp_path: Path) -> None:
     sweep, place = planned(tmp_path, SIZES), Pretended()
-    assert [row.state for row in run_sweep(sweep, place, progress=False)] == ["done"] * 3
+    assert states(sweep, place) == ["done"] * 3
     assert place.ran == [point.key for point in sweep.points]
     again = SweepFolder.read(sweep.path)
     assert again == replace(sweep, experiment=again.experiment) and again.experiment.sweep == sweep.experiment.sweep
     nothing = Pretended()
-    assert all(row.state == "done" for row in run_sweep(again, nothing, progress=False)) and not nothing.ran
+    assert states(again, nothing) == ["done"] * 3 and not nothing.ran
 
 
 @pytest.mark.parametrize("stop", range(4))
@@ -73,14 +79,11 @@ def test_interrupted_anywhere_the_rest_runs_and_nothing_twice(tmp_path: Path, st
             run_sweep(sweep, first, progress=False)
     else:
         run_sweep(sweep, first, progress=False)
-    rows = run_sweep(SweepFolder.read(sweep.path), second, progress=False)
-    assert all(row.state == "done" for row in rows)
+    assert states(SweepFolder.read(sweep.path), second) == ["done"] * 3
     assert sorted(first.ran + second.ran) == sorted(point.key for point in sweep.points)
 
 
-def test_sigterm_leaves_what_is_done_and_says_how_to_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sigterm_leaves_what_is_done_and_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Ended(Pretended):
         def run(self, points: Sequence[Path], on_end: Callable[[Path], None]) -> None:
             super().run(points[:2], on_end)
@@ -88,11 +91,11 @@ def test_sigterm_leaves_what_is_done_and_says_how_to_go_on(
 
     monkeypatch.setattr(run, "make_executor", lambda setting: Ended())
     before = signal.getsignal(signal.SIGTERM)
-    assert main(["sweep", str(write(tmp_path)), "--set", SIZES, "--out", str(tmp_path / "runs"), "--json"]) == 130
+    ran = cli(f"sweep --set {SIZES} --json", write(tmp_path), "--out", tmp_path / "runs", code=130)
     assert signal.getsignal(signal.SIGTERM) == before
     (folder,) = (tmp_path / "runs").iterdir()
     message = f"interrupted: 2 of 3 points have an outcome; workbench sweep --resume {folder} goes on"
-    assert message in capsys.readouterr().err
+    assert message in ran.err
 
 
 def test_a_sweep_may_be_extended_and_only_what_is_new_runs(tmp_path: Path) -> None:
@@ -128,16 +131,16 @@ def test_a_worker_that_dies_is_followed_by_another_and_then_given_up(tmp_path: P
     assert [place.ran.count(point.key) for point in sweep.points] == [2, 2, 1]
     outcome = rows[1].outcome
     assert outcome is not None and outcome.error is not None and "its worker died 2 times" in outcome.error
-    assert [row.state for row in run_sweep(sweep, place, progress=False)] == ["done", "failed", "done"]
+    assert states(sweep, place) == ["done", "failed", "done"]
     assert len(place.ran) == 5  # what failed is asked for by name
-    assert [row.state for row in run_sweep(sweep, Pretended(), retry_failed=True, progress=False)] == ["done"] * 3
+    assert states(sweep, Pretended(), retry_failed=True) == ["done"] * 3
 
 
 def test_points_that_a_place_does_not_tell_of_are_still_to_run(tmp_path: Path) -> None:
     class Elsewhere:
         def run(self, points: Sequence[Path], on_end: Callable[[Path], None]) -> None: ...
 
-    assert {row.state for row in run_sweep(planned(tmp_path, SIZES), Elsewhere(), progress=False)} == {"to run"}
+    assert states(planned(tmp_path, SIZES), Elsewhere()) == ["to run"] * 3
 
 
 def test_a_point_is_a_run_like_any_other(tmp_path: Path) -> None:
@@ -150,7 +153,23 @@ def test_a_point_is_a_run_like_any_other(tmp_path: Path) -> None:
     assert Experiment.from_yaml(record.experiment_text) == point.experiment
     assert record.summary["tokens"]["output"] == 6
     assert run_point(point.folder) == outcome == PointResult.read(point.folder)  # nothing twice
-    assert main(["reproduce", str(outcome.folder), "--out", str(tmp_path)]) == 0
+    cli("reproduce", outcome.folder, "--out", tmp_path)
+
+
+def test_second_worker_of_a_point_waits_for_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep, waits = planned(tmp_path, "workload.output_tokens=3"), list[bool]()
+    sweep.write()
+    (point,) = sweep.points
+    asks = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'r+'), fcntl.LOCK_SH | fcntl.LOCK_NB)"
+
+    def ask() -> None:  # even a shared lock is refused beside an exclusive one
+        asked = subprocess.run([sys.executable, "-c", asks, point.folder / worker.LOCK], capture_output=True)
+        waits.append(b"BlockingIOError" in asked.stderr)
+
+    monkeypatch.setattr(worker, "_run_experiment", lambda point: ask() or (None, "no run"))
+    assert run_point(point.folder).error == "no run"
+    ask()
+    assert waits == [True, False]
 
 
 @pytest.mark.parametrize("within", [".", "points", "points/{point}", "points/{point}/{run}/new"])
@@ -164,12 +183,13 @@ def test_a_point_reproduced_leaves_its_sweep_as_it_was(within: str, tmp_path: Pa
     before = {each: each.read_bytes() for each in sweep.path.rglob("*") if each.is_file()}
     again = reproduce(run, progress=False, logit_checks=0).repeated.path
     assert again.parent == sweep.path.parent.resolve() and again.name.startswith("reproduce-")
-    with pytest.raises(WorkbenchError, match="stays as it is; name a folder beside it"):
-        reproduce(run, sweep.path / within.format(point=point.key, run=run.name), progress=False)
+    refuses(
+        "stays as it is; name a folder beside it",
+        lambda: reproduce(run, sweep.path / within.format(point=point.key, run=run.name), progress=False),
+    )
     twice = reproduce(again, progress=False, logit_checks=0).repeated.path
     assert twice.parent == again.parent, "a repetition has its own beside it too"
-    with pytest.raises(WorkbenchError, match="stays as it is"):
-        reproduce(again, again / "new", progress=False)
+    refuses("stays as it is", lambda: reproduce(again, again / "new", progress=False))
     assert {each: each.read_bytes() for each in sweep.path.rglob("*") if each.is_file()} == before
 
 
@@ -191,8 +211,7 @@ def test_a_point_that_was_changed_is_refused(tmp_path: Path) -> None:
     values = json.loads(file.read_text())
     values["experiment"]["workload"]["output_tokens"] = 9
     file.write_text(json.dumps(values))
-    with pytest.raises(WorkbenchError, match="was changed since it was planned"):
-        SweepFolder.read(sweep.path)
+    refuses("was changed since it was planned", SweepFolder.read, sweep.path)
 
 
 def endless_after_one(out: Path) -> Callable[[Path], list[str]]:
@@ -223,7 +242,7 @@ def test_killed_with_nine_and_resumed(tmp_path: Path) -> None:
     (folder,) = (tmp_path / "runs").iterdir()
     before = {point: (point / OUTCOME).read_bytes() for point in folder.glob("points/*") if (point / OUTCOME).exists()}
     assert len(before) == 1
-    assert main(["sweep", "--resume", str(folder), "--json"]) == 0
+    answer("sweep --resume", folder)
     assert {row.state for row in read_rows(SweepFolder.read(folder))} == {"done"}
     assert all((point / OUTCOME).read_bytes() == outcome for point, outcome in before.items())
     complete = [run for run in folder.glob(f"points/*/{RUN_NAME}-*") if not (run / "INCOMPLETE").exists()]
@@ -271,5 +290,4 @@ def test_an_exception_ends_local_workers(tmp_path: Path, monkeypatch: pytest.Mon
     ],
 )
 def test_a_wrong_place(text: str, message: str) -> None:
-    with pytest.raises(WorkbenchError, match=message):
-        parse_executor(text)
+    refuses(message, parse_executor, text)

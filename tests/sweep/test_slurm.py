@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.processes import python
+from tests.helpers.refusals import refuses
 from tests.patience import until
 from tests.sweep.quick import began, ended, quick_sweep, quick_workers, states
-from workbench.errors import WorkbenchError
 from workbench.sweep.folder import SweepFolder
 from workbench.sweep.run import make_executor, read_rows, run_sweep
 from workbench.sweep.settings import parse_executor
@@ -118,19 +118,21 @@ def test_an_array_of_slurms_is_entered_and_asked_for(
     assert "slurm: 2 already waiting or running" in capfd.readouterr().err
 
     (slurm / "squeue").write_text("#!/bin/sh\necho slurmctld is away >&2; exit 1\n")
-    with pytest.raises(WorkbenchError, match="cannot tell which jobs .*slurmctld is away"):
-        run_sweep(sweep, place)
+    refuses("cannot tell which jobs .*slurmctld is away", run_sweep, sweep, place)
     assert [job and job.id for job in map(SlurmJob.read, points)] == ["70_0", "71", "70_2"]
 
 
 def test_a_refusal_of_submitit_is_reported(tmp_path: Path, slurm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep = quick_sweep(tmp_path / "runs", 1)
-    with pytest.raises(WorkbenchError, match="Unknown argument 'colour'"):
-        run_sweep(sweep, make_executor(parse_executor("{kind: slurm, parameters: {slurm_colour: red}}")))
+    refuses(
+        "Unknown argument 'colour'",
+        lambda: run_sweep(sweep, make_executor(parse_executor("{kind: slurm, parameters: {slurm_colour: red}}"))),
+    )
     (slurm / "sbatch").write_text("#!/bin/sh\necho no such partition >&2; exit 1\n")
-    with pytest.raises(WorkbenchError, match="1 points cannot be submitted .*no such partition"):
-        run_sweep(sweep, make_executor(parse_executor("slurm")))
+    refuses(
+        "1 points cannot be submitted .*no such partition",
+        lambda: run_sweep(sweep, make_executor(parse_executor("slurm"))),
+    )
     (slurm / "srun").unlink()
-    with pytest.raises(WorkbenchError, match='Could not detect "srun"'):
-        run_sweep(sweep, make_executor(parse_executor("slurm")))
+    refuses('Could not detect "srun"', lambda: run_sweep(sweep, make_executor(parse_executor("slurm"))))
     assert SlurmJob.read(sweep.points[0].folder) is None

@@ -14,7 +14,7 @@ import torch
 
 from tests.patience import limit, until
 from tests.tensor_parallel import numbers_rank
-from tests.tensor_parallel.left_behind import SHARED, LeftBehind
+from tests.tensor_parallel.left_behind import LeftBehind
 from tests.tensor_parallel.numbers_rank import numbers
 from tests.tensor_parallel.specs import TRANSPORTS
 from workbench.errors import WorkbenchError
@@ -128,19 +128,3 @@ def test_one_group_of_torch_distributed_at_a_time() -> None:
     with started(2, "gloo"):
         assert "in use in this process already; close the other model" in (distributed_problem("gloo", 2) or "")
     assert distributed_problem("gloo", 2) is None
-
-
-def test_what_is_left_behind_is_seen() -> None:
-    """A grandchild of another name and session, and a name in /dev/shm that says nothing of the workbench."""
-    left = LeftBehind()
-    name = SHARED / f"some-{left.mark}"
-    child = (
-        f"import subprocess as s; open({str(name)!r}, 'w').close(); s.Popen(['sleep', '999'], start_new_session=True)"
-    )
-    subprocess.run([sys.executable, "-c", child], env=left.environment, check=True)
-    (orphan,) = left.processes()
-    assert left.names() == {name.name}
-    name.unlink()
-    subprocess.run(["kill", str(orphan)], check=True)
-    until(lambda: not left.processes())
-    assert not left.names()

@@ -38,6 +38,13 @@ def slices(trace: dict, pid: int) -> dict[int, list[dict]]:
     return tracks
 
 
+def recorded(*events):
+    recorder = Recorder()
+    for event in events:
+        recorder.record(event)
+    return recorder
+
+
 @given(recorders())
 def test_every_event_is_whole_and_the_trace_is_strict_json(recorder):
     trace = chrome_trace(recorder)
@@ -67,22 +74,16 @@ def test_slices_of_a_track_nest(recorder):
 
 @given(recorders())
 def test_each_request_has_a_named_track_with_its_phases_end_to_end(recorder):
-    trace, rows = chrome_trace(recorder), recorder.requests()
+    trace, rows, order = chrome_trace(recorder), recorder.requests(), ("queue", "prefill", "decode")
     names = {e["tid"]: e["args"]["name"] for e in trace["traceEvents"]
              if e["name"] == "thread_name" and e["pid"] == REQUESTS}  # fmt: skip
     assert list(names.values()) == [row["request_id"] for row in rows]
     for track, row in enumerate(rows, start=1):
-        mine = slices(trace, REQUESTS)[track]
-        whole = [e for e in mine if e["name"] == row["request_id"]]
-        phases = [e for e in mine if e["name"] in ("queue", "prefill", "decode")]
-        expected = ["queue", "prefill", "decode"]
-        reached = 1 + (row["first_scheduled"] is not None) + (row["first_token"] is not None)
-        assert sorted(e["name"] for e in phases) == sorted(expected[:reached])
-        assert len(whole) == 1
-        phases.sort(key=lambda e: expected.index(e["name"]))
-        edges = [nanoseconds(e) for e in phases]
-        assert edges[0][0] == nanoseconds(whole[0])[0]
-        assert edges[-1][1] == nanoseconds(whole[0])[1]
+        found = {e["name"]: nanoseconds(e) for e in slices(trace, REQUESTS)[track]}
+        reached = order[: 1 + (row["first_scheduled"] is not None) + (row["first_token"] is not None)]
+        assert found.keys() & set(order) == set(reached)
+        edges, whole = [found[name] for name in reached], found[row["request_id"]]
+        assert (edges[0][0], edges[-1][1]) == whole
         assert all(before[1] == after[0] for before, after in zip(edges, edges[1:], strict=False))
 
 
@@ -101,11 +102,10 @@ def test_steps_tokens_preemptions_and_pages_are_all_there(recorder):
 
 
 def test_times_are_microseconds_from_the_first_event():
-    recorder = Recorder()
-    recorder.record(Submitted(100.5, "a", arrival=100.0))
-    recorder.record(Decoded(101.25, "a", "x", token_id=3))
-    recorder.record(Stepped(101.5, phase="prefill", wall_seconds=0.5))
-    events = chrome_trace(recorder)["traceEvents"]
+    events = chrome_trace(recorded(
+        Submitted(100.5, "a", arrival=100.0), Decoded(101.25, "a", "x", token_id=3),
+        Stepped(101.5, phase="prefill", wall_seconds=0.5),
+    ))["traceEvents"]  # fmt: skip
     [token] = [e for e in events if e["name"] == "token"]
     [step] = [e for e in events if e["pid"] == ENGINE and e["ph"] == "X"]
     assert (token["ts"], token["args"]["text"]) == (1.25e6, "x")
@@ -113,10 +113,8 @@ def test_times_are_microseconds_from_the_first_event():
 
 
 def test_steps_never_overlap_even_where_their_wall_times_do():
-    recorder = Recorder()
-    for index in range(3):
-        recorder.record(Stepped(10.0 + index, step=index, phase="decode", wall_seconds=1.5))
-    steps = [nanoseconds(e) for e in slices(chrome_trace(recorder), ENGINE)[STEP_TRACK]]
+    each = (Stepped(10.0 + index, step=index, phase="decode", wall_seconds=1.5) for index in range(3))
+    steps = [nanoseconds(e) for e in slices(chrome_trace(recorded(*each)), ENGINE)[STEP_TRACK]]
     assert steps == [(0, 1_500_000_000), (1_500_000_000, 2_500_000_000), (2_500_000_000, 3_500_000_000)]
 
 
@@ -144,16 +142,15 @@ def test_every_decision_is_reported_with_its_reason(recorder):
 
 
 def test_a_request_that_moved_is_one_track_with_the_reasons_of_both_choices():
-    recorder = Recorder()
     options = (RoutingOption(1, 0, 0, 16), RoutingOption(2, 3, 40, 0))
-    recorder.record(Submitted(1.0, "a", arrival=1.0))
-    recorder.record(Routed(1.0, "a", replica=1, reason="fewest requests: 0", options=options))
-    recorder.record(Prefilled(2.0, "a", replica=1, tokens=5, computed=5))
-    recorder.record(Decoded(2.0, "a", "x", replica=1))
-    recorder.record(Moved(3.0, "a", replica=2, source=1, reason="killed", generated_tokens=1))
-    recorder.record(Routed(3.0, "a", replica=2, reason="fewest requests: 3", options=options[1:]))
-    recorder.record(Decoded(4.0, "a", "y", replica=2, index=1))
-    recorder.record(Finished(4.0, "a", reason="length", token_ids=(1, 2), output_text="xy", replica=2))
+    recorder = recorded(
+        Submitted(1.0, "a", arrival=1.0), Routed(1.0, "a", replica=1, reason="fewest requests: 0", options=options),
+        Prefilled(2.0, "a", replica=1, tokens=5, computed=5), Decoded(2.0, "a", "x", replica=1),
+        Moved(3.0, "a", replica=2, source=1, reason="killed", generated_tokens=1),
+        Routed(3.0, "a", replica=2, reason="fewest requests: 3", options=options[1:]),
+        Decoded(4.0, "a", "y", replica=2, index=1),
+        Finished(4.0, "a", reason="length", token_ids=(1, 2), output_text="xy", replica=2),
+    )  # fmt: skip
     assert [row["output_text"] for row in recorder.requests()] == ["xy"]
     instants = [e for e in chrome_trace(recorder)["traceEvents"] if e["ph"] == "i" and e["name"] != "token"]
     assert [(e["name"], e["args"]["replica"], e["args"]["reason"]) for e in instants] == [
@@ -165,26 +162,22 @@ def test_a_request_that_moved_is_one_track_with_the_reasons_of_both_choices():
 
 
 def test_a_preemption_lasts_until_the_request_is_admitted_again():
-    recorder = Recorder()
-    recorder.record(Submitted(1.0, "a", arrival=1.0))
-    recorder.record(Preempted(2.0, "a", step=1, reason="out of pages"))
-    recorder.record(Scheduled(3.0, "a", step=2, action="admitted", reason="fits"))
-    recorder.record(Prefilled(4.0, "a", step=2, tokens=5, computed=5))
-    recorder.record(Stepped(4.5, step=2, phase="prefill", wall_seconds=2.0))
-    found = {e["name"]: e for e in chrome_trace(recorder)["traceEvents"] if e["ph"] == "X"}
-    assert (found["preempted"]["ts"], found["preempted"]["dur"]) == (1e6, 1e6)
-    assert (found["chunk"]["ts"], found["chunk"]["dur"]) == (2e6, 1e6), "not before it was admitted"
+    trace = chrome_trace(recorded(
+        Submitted(1.0, "a", arrival=1.0), Preempted(2.0, "a", step=1, reason="out of pages"),
+        Scheduled(3.0, "a", step=2, action="admitted", reason="fits"),
+        Prefilled(4.0, "a", step=2, tokens=5, computed=5), Stepped(4.5, step=2, phase="prefill", wall_seconds=2.0),
+    ))  # fmt: skip
+    found = {e["name"]: (e["ts"], e["dur"]) for e in trace["traceEvents"] if e["ph"] == "X"}
+    assert found["preempted"] == (1e6, 1e6) and found["chunk"] == (2e6, 1e6), "not before it was admitted"
 
 
 def test_a_handover_lasts_from_the_offer_of_its_pages_until_the_other_engine_has_them():
-    recorder = Recorder()
-    recorder.record(Submitted(1.0, "a", arrival=1.0))
-    recorder.record(Prefilled(1.5, "a", tokens=5, computed=5, replica=1))
-    recorder.record(Decoded(2.0, "a", "x", token_id=3, replica=1))
-    recorder.record(HandedOver(2.75, "a", source=1, replica=2, pages=5, bytes=640, seconds=0.5))
-    recorder.record(Decoded(3.0, "a", "y", token_id=4, index=1, replica=2))
-    recorder.record(Finished(3.0, "a", reason="length", token_ids=(3, 4)))
-    trace = chrome_trace(recorder)
+    trace = chrome_trace(recorded(
+        Submitted(1.0, "a", arrival=1.0), Prefilled(1.5, "a", tokens=5, computed=5, replica=1),
+        Decoded(2.0, "a", "x", token_id=3, replica=1),
+        HandedOver(2.75, "a", source=1, replica=2, pages=5, bytes=640, seconds=0.5),
+        Decoded(3.0, "a", "y", token_id=4, index=1, replica=2), Finished(3.0, "a", reason="length", token_ids=(3, 4)),
+    ))  # fmt: skip
     [handover] = [each for each in slices(trace, REQUESTS)[1] if each["name"] == "handover"]
     assert (handover["ts"], handover["dur"]) == (1.25e6, 0.5e6)
     assert handover["args"] == {"source": 1, "replica": 2, "pages": 5, "bytes": 640}

@@ -3,8 +3,6 @@ steps are those of the steps."""
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,34 +25,6 @@ def events(counts: np.ndarray, first: int = 3) -> list[ExpertsUsed]:
     ]
 
 
-def drawn(markup: str) -> dict[tuple[int, int], tuple[int, str]]:
-    """Return rows and fill of every cell, by layer and expert."""
-    pattern = r'fill="([^"]*)" data-tip="layer (\d+), expert (\d+)&#10;([\d,]+) of'
-    cells = re.findall(pattern, markup)
-    return {(int(layer), int(expert)): (int(rows.replace(",", "")), fill) for fill, layer, expert, rows in cells}
-
-
-@given(st.integers(1, 4), st.integers(1, 5), st.integers(1, 70), st.randoms(use_true_random=False))
-def test_every_cell_says_its_own_count(steps: int, layers: int, experts: int, shuffle) -> None:
-    numbers = [shuffle.choice([0, 1, 7, 1200]) for _ in range(steps * layers * experts)]
-    counts = np.array(numbers).reshape(steps, layers, experts)
-    view = ExpertMap(events(counts))
-    for step, expected in ((-1, counts.sum(axis=0)), (3 + steps - 1, counts[-1])):
-        view.step = step
-        cells = drawn(view.picture())
-        assert {place: rows for place, (rows, _) in cells.items()} == {
-            (2 * layer, expert): expected[layer, expert] for layer in range(layers) for expert in range(experts)
-        }
-        assert all(fill.startswith("url(#wb-no-rows") == (rows == 0) for rows, fill in cells.values())
-        busiest = max(cells.values(), key=lambda cell: cell[0])
-        assert np.array_equal(view.rows, expected) and busiest[0] == expected.max()
-
-
-def test_layers_may_have_other_numbers_of_experts() -> None:
-    used = [ExpertsUsed(0.0, step=0, layers=((1, (2, 0)), (4, (1, 0, 1))))]
-    assert set(drawn(ExpertMap(used).picture())) == {(1, 0), (1, 1), (4, 0), (4, 1), (4, 2)}
-
-
 def test_a_layers_figures() -> None:
     use = layer_use(3, np.array([6, 0, 2, 0, -1]))
     assert (use.layer, use.busiest, use.even, use.unused) == (3, 0.75, 0.25, 2)
@@ -72,3 +42,12 @@ def test_a_run_is_shown_from_its_events_or_its_recorder() -> None:
     assert np.array_equal(view.rows, heard.rows) and view.picture() == heard.picture()
     view.step = view.table.steps[-1]
     assert view.rows.sum(axis=1).tolist() == [2, 2] and "step" in view.picture()
+
+
+@given(st.integers(1, 4), st.integers(1, 5), st.integers(1, 70), st.randoms(use_true_random=False))
+def test_rows_are_those_of_a_step_or_of_all(steps: int, layers: int, experts: int, shuffle) -> None:
+    numbers = [shuffle.choice([0, 1, 7, 1200]) for _ in range(steps * layers * experts)]
+    counts = np.array(numbers).reshape(steps, layers, experts)
+    view = ExpertMap(events(counts))
+    for view.step, expected in ((-1, counts.sum(axis=0)), (3 + steps - 1, counts[-1])):
+        assert np.array_equal(view.rows, expected)

@@ -6,7 +6,6 @@ import random
 import re
 import sys
 import threading
-import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,7 +18,7 @@ from hypothesis import strategies as st
 from tests.engine import many_histories
 from tests.engine.history import LAYOUTS, POLICIES, SIZE, STOPS, History
 from tests.engine.tiny import layer, model_of, request, runner_of, spec_of
-from tests.helpers.widgets import SVG, marks
+from tests.helpers.widgets import marks, root_of
 from tests.thorough import tries
 from workbench.engine.runner import Runner
 from workbench.engine.runner_thread import RunnerThread
@@ -53,44 +52,38 @@ class Watched(History):
         self.log.add(seen)
 
     def law(self, seen: PageSnapshot) -> None:
+        """Every page is free, idle or held, as its pool has it, and has the tokens of who holds it."""
         pools = (*self.manager.pools, *self.manager.cpu_pages.pools)
         for panel, pool in enumerate(pools):
+            census, kept = seen.census[panel], seen.in_prefix_index[panel]
             names = Counter(page for owner in seen.owners for page in owner.held(panel) if page)
-            assert not seen.references[panel][0] and not seen.in_prefix_index[panel][0], "the null page has no owner"
-            free, held, idle = [], [], []
+            assert not seen.references[panel][0] and not kept[0], "the null page has no owner"
             for page in range(1, pool.num_pages + 1):
-                kept = bool(seen.in_prefix_index[panel][page])
-                assert seen.references[panel][page] == names[page] + kept == pool.ref_count(page)
-                assert seen.census[panel].num_owners[page] == names[page]
-                full = pool.page_size * (kept and names[page] > 0)
-                assert full <= seen.census[panel].tokens[page] <= pool.page_size
-                (held if names[page] else idle if kept else free).append(page)
-            assert seen.num_free(panel) == len(free) == pool.num_free
-            assert seen.num_idle(panel) == len(idle)
-            assert len(free) + len(held) + len(idle) == pool.num_pages == seen.panels[panel].pages
-            if panel < len(self.manager.pools):
-                assert idle == sorted(pool.evictable) and len(held) == pool.num_used
-            assert sum(seen.num_exclusive(panel)) + seen.num_shared(panel) == len(held)
-        tables = self.manager.groups
-        by_name = {owner.name: number for number, owner in enumerate(seen.owners)}
+                assert seen.references[panel][page] == names[page] + kept[page] == pool.ref_count(page)
+                assert census.num_owners[page] == names[page]
+                assert pool.page_size * bool(kept[page] and names[page]) <= census.tokens[page] <= pool.page_size
+            idle = [page for page in range(1, pool.num_pages + 1) if kept[page] and not names[page]]
+            assert (seen.num_free(panel), seen.num_idle(panel)) == (pool.num_free, len(idle))
+            assert seen.num_free(panel) + len(idle) + len(names) == pool.num_pages == seen.panels[panel].pages
+            assert panel >= len(self.manager.pools) or idle == sorted(pool.evictable)
+            assert sum(seen.num_exclusive(panel)) + seen.num_shared(panel) == len(names)
+        numbers = {owner.name: number for number, owner in enumerate(seen.owners)}
         for s in (*self.scheduler.running, *self.scheduler.waiting):
             spare = [page for states in s.states.values() for page in states.all]
-            assert (s.request_id in by_name) == (any(map(any, s.pages)) or bool(spare)) or s.swapped is not None
-            for t, pages in enumerate(s.pages if s.request_id in by_name else ()):
-                number = by_name[s.request_id]
+            assert (s.request_id in numbers) == (any(map(any, s.pages)) or bool(spare)) or s.swapped is not None
+            for t, pages in enumerate(s.pages if s.request_id in numbers else ()):
+                number, table, census = numbers[s.request_id], self.manager.groups[t], seen.census[t]
+                states = s.states[t].all if t in s.states else ()
                 assert seen.owners[number].pages[t] == tuple(pages)
-                assert seen.owners[number].next_states[t] == tuple(s.states[t].all if t in s.states else ())
-                assert (
-                    seen.tokens_before[number, t]
-                    == tables[t].quantized_until(s.num_stored_tokens)
-                    <= seen.tokens[number, t]
-                )
-                if tables[t].is_recurrent:
-                    states = {page: min(s.num_stored_tokens - at * SIZE, SIZE) for at, page in enumerate(pages) if page}
-                    states |= dict.fromkeys(seen.owners[number].next_states[t], 0)
-                    assert all(seen.census[t].tokens[page] >= tokens for page, tokens in states.items())
-                    shared = sum(int(seen.census[t].num_owners[page]) > 1 for page in states)
-                    assert shared or all(seen.census[t].tokens[page] == tokens for page, tokens in states.items())
+                assert seen.owners[number].next_states[t] == tuple(states)
+                before = table.quantized_until(s.num_stored_tokens)
+                assert seen.tokens_before[number, t] == before <= seen.tokens[number, t]
+                if table.is_recurrent:
+                    full = {page: min(s.num_stored_tokens - at * SIZE, SIZE) for at, page in enumerate(pages) if page}
+                    full |= dict.fromkeys(states, 0)
+                    shared = any(census.num_owners[page] > 1 for page in full)
+                    for page, tokens in full.items():
+                        assert census.tokens[page] == tokens or shared and census.tokens[page] > tokens
                 else:
                     assert seen.tokens[number, t] <= len(pages) * pools[t].page_size or seen.between_steps
 
@@ -152,24 +145,22 @@ def test_what_was_on_its_way_back_when_its_sequence_ended_is_accounted_for() -> 
 
 
 def shows(picture: str, seen: PageSnapshot, log: SnapshotLog, whole: bool) -> None:
-    """Assert that the picture shows what `seen` says."""
+    """Assert that the picture has a cell for each page, of the colour of who holds it, with its tokens as a tip."""
     cells = {each["data-key"]: each for each in marks(picture) if re.fullmatch(r"\d+\.\d+", each["data-key"])}
     for panel, about in enumerate(seen.panels):
         ever = max(each.last_used_page[panel] for each in log.snapshots)
         for page in range(1, about.pages + 1):
-            names = [owner.name for owner in seen.owners if page in owner.held(panel)]
+            owners = [log.owner_numbers[owner.name] for owner in seen.owners if page in owner.held(panel)]
             kept = bool(seen.in_prefix_index[panel][page])
             cell = cells.pop(f"{panel}.{page}", None)
             if cell is None:
-                assert page > ever if whole else not (names or kept)
+                assert page > ever if whole else not (owners or kept)
                 continue
-            one = f"c{log.owner_numbers[names[0]] % 7}" if len(names) == 1 else "sh"
-            assert cell["class"].split()[0] == (one if names else "id" if kept else "fr")
-            if names:
-                tokens, tip = int(seen.census[panel].tokens[page]), cell["data-tip"]
-                assert re.findall(r"^([A-Z]+) ", tip, re.M) == [letters(log.owner_numbers[name]) for name in names[:6]]
-                assert f"{tokens} of {about.page_size} tokens" in tip
-                assert f"{seen.references[panel][page]} reference" in tip and ("the prefix index" in tip) == kept
+            one = "sh" if len(owners) > 1 else f"c{owners[0] % 7}" if owners else "id" if kept else "fr"
+            assert cell["class"].split()[0] == one
+            if owners:
+                assert re.findall(r"^([A-Z]+) ", cell["data-tip"], re.M) == [letters(each) for each in owners[:6]]
+                assert f"{int(seen.census[panel].tokens[page])} of {about.page_size} tokens" in cell["data-tip"]
     assert not cells
 
 
@@ -306,21 +297,18 @@ def test_bands_of_one_colour_are_distinguished(seen: tuple[PageSnapshot, ...]) -
     names = list(dict.fromkeys(owner.name for each in seen for owner in each.owners))
     numbers = {name: 7 * number for number, name in enumerate(names)}  # all of the first colour
     busy = max(seen, key=lambda each: len(each.owners))
-    root = ET.fromstring(draw_page_map(busy, seen, numbers))
-    strip = next(e for e in root.iter(f"{SVG}g") if e.attrib.get("class") == "strip")
-    paths = list(strip.iter(f"{SVG}path"))
-    bands = [e for e in paths if e.attrib["class"] == "c0"]
-    hatches = {e.attrib["d"]: e.attrib["fill"] for e in paths if e.attrib["class"] == "o"}
-    assert len(bands) == len(names) >= 3 and len({hatches.get(e.attrib["d"]) for e in bands}) == len(bands)
-    tips = {e.attrib["data-tip"] for e in bands}
+    strip = next(each for each in root_of(draw_page_map(busy, seen, numbers)).iter() if each.get("class") == "strip")
+    bands = [each.attrib for each in strip.iter() if "d" in each.attrib]
+    hatches = {each["d"]: each["fill"] for each in bands if each["class"] == "o"}
+    plain = [each for each in bands if each["class"] == "c0"]
+    assert len(plain) == len(names) >= 3 and len({hatches.get(each["d"]) for each in plain}) == len(plain)
     for owner, own in zip(busy.owners, busy.num_exclusive(0), strict=True):
         expected = f"{letters(numbers[owner.name])} {owner.name}, alone: {own} at step {busy.step}, at most "
-        assert any(tip.startswith(expected) for tip in tips)
+        assert [each for each in plain if each["data-tip"].startswith(expected)]
     view = PageMap(list(seen))
-    view.shown.picked = "band:0:A"
-    assert view.chosen == names[0], "a band picks whose it is"
-    view.shown.picked = "band:0:shared"
-    assert view.chosen == ""
+    for key, chosen in (("A", names[0]), ("shared", "")):
+        view.shown.picked = f"band:0:{key}"
+        assert view.chosen == chosen, "a band picks whose it is"
 
 
 def test_snapshots_that_are_of_no_one_run_are_refused(seen: tuple[PageSnapshot, ...]) -> None:

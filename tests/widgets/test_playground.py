@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ipywidgets.widgets import widget
 
 from tests.helpers.widgets import words
 from tests.patience import limit, until
@@ -23,14 +22,10 @@ from workbench.experiment.build import runner_for
 from workbench.experiment.experiment import Experiment
 from workbench.trace.events import Decoded
 from workbench.widgets import Playground
+from workbench.widgets.playground.history import PlayHistory, draw_history
 from workbench.widgets.playground.settings import non_default
 
 PROMPT = "def f(x):\n"
-LIVE: Any = widget._instances  # by model id
-
-
-def live_widgets() -> set[str]:
-    return set(LIVE)
 
 
 @pytest.fixture(scope="module")
@@ -51,42 +46,45 @@ def play(demo: Runner) -> Iterator[Playground]:
     demo.set_listener(None)
 
 
-def test_what_is_played_is_what_the_runner_gives(play: Playground, demo: Runner) -> None:
+def ran(play: Playground) -> bool:
+    """Play, and return whether it has ended."""
     play.run()
-    assert play.wait()
-    ids = [piece.id for piece in play.played.tokens_by_sample[0]]
+    return play.wait()
+
+
+def test_what_is_played_is_what_the_runner_gives(play: Playground, demo: Runner) -> None:
+    seen: list[tuple[bool, str]] = []
+    play.observe(lambda change: seen.append((change["new"], play.output)), "running")
+    assert ran(play)
     events = list(demo.stream(PROMPT, max_tokens=20))
-    assert ids == [event.token_id for event in events if isinstance(event, Decoded)]
+    ids = [event.token_id for event in events if isinstance(event, Decoded)]
+    assert [piece.id for piece in play.played.tokens_by_sample[0]] == ids
     text = "".join(event.text for event in events)
     assert play.played.text() == text and text in words(play.text.content, "")
+    assert seen == [(True, ""), (False, text)] and play.output == text
     assert all(said in words(play.shown.content) for said in ("20 tokens", "length", " ms", "KiB"))
-    assert play.text.content.count("data-tip") == 20
 
 
 def test_every_token_has_its_chance_and_the_others_there_were(play: Playground) -> None:
     play.settings.write({"sampling": {"temperature": 0.0, "logprobs": 7}})
-    play.run()
-    assert play.wait()
+    assert ran(play)
     for piece in play.played.tokens_by_sample[0]:
         shares = [share for _, share in piece.alternatives]
         assert len(shares) == 7 and shares == sorted(shares, reverse=True) and piece.probability == shares[0]
 
 
 def test_settings_of_sampling_take_effect_without_another_runner(play: Playground) -> None:
-    play.run()
-    assert play.wait()
+    assert ran(play)
     first, runners = play.played.text(), list(play._runners._runners.values())
     play.settings.write({"sampling": {"seed": 7}})
-    play.run()
-    assert play.wait() and play.played.text() != first
+    assert ran(play) and play.played.text() != first
     assert list(play._runners._runners.values()) == runners
 
 
 def test_other_settings_make_a_runner_and_few_are_kept(play: Playground) -> None:
     for size in (16, 32, 64, 8):
         play.settings.write({"cache": {"page_size": size}, "sampling": {"max_tokens": 2}})
-        play.run()
-        assert play.wait() and not play._alert.value
+        assert ran(play) and not play._alert.value
     kept = list(play._runners._runners.values())
     assert [runner.store.page_size for runner in kept] == [32, 64, 8]
 
@@ -107,8 +105,8 @@ def test_reset_is_as_it_was_made(play: Playground) -> None:
     play.prompt = "class A:"
     play.run()
     play.reset()
-    assert play.experiment == play._initial and play.prompt == PROMPT and not play.played.num_tokens
-    assert 'data-key="0.0"' not in play.text.content
+    assert play.experiment == play._initial and play.prompt == PROMPT
+    assert not play.played.num_tokens and play.output == "" and 'data-key="0.0"' not in play.text.content
 
 
 def test_a_mistake_is_reported_and_cannot_be_run(play: Playground) -> None:
@@ -122,14 +120,21 @@ def test_a_mistake_is_reported_and_cannot_be_run(play: Playground) -> None:
 
 def test_what_cannot_be_carried_out_is_said_in_the_widget(play: Playground) -> None:
     play.prompt = ""
-    play.run()
-    assert play.wait() and "the prompt is empty" in play._alert.value
+    assert ran(play) and "the prompt is empty" in play._alert.value
     play.prompt = PROMPT
     play.settings.write({"cache": {"format": "int8", "page_size": 32}})
-    play.run()
-    assert play.wait() and 'role="alert"' in play._alert.value
+    assert ran(play) and 'role="alert"' in play._alert.value
     assert "groups of 64 tokens do not divide pages of 32" in play._alert.value
     assert "cache.quant_group" in "".join(each.value for each in play.settings.panels["cache"]._alerts.values())
+
+
+def test_history_escapes_what_was_typed() -> None:
+    typed, history = '<img src=x onerror="alert(1)">', PlayHistory()
+    sides = ({"sampling": {"stop": [typed]}}, {"sampling": {"stop": []}})
+    for settings in (sides[:1], sides):
+        history.add(prompt=typed, seed=0, settings=settings, figures=({},) * len(settings), remark=typed)
+    page = draw_history(history.entries, sides[1])
+    assert page.count("&lt;img") == 6 and "<img" not in page
 
 
 def ids_of(printed_by: str) -> str:
@@ -146,16 +151,14 @@ def test_what_was_played_can_be_taken_away(play: Playground) -> None:
             "cache": {"prefix": {"kind": "radix"}, "format": "int8"},
         }
     )
-    play.run()
-    assert play.wait() and play.played.num_tokens == 20
+    assert ran(play) and play.played.num_tokens == 20
     assert Experiment.from_yaml(play.copied.yaml.text) == play.last == play.experiment
     assert ids_of(play.copied.python.text) == play.played.text()
 
 
 def test_copied_are_the_settings_that_are_shown(play: Playground) -> None:
     assert Experiment.from_yaml(play.copied.yaml.text) == play.experiment  # before anything was played
-    play.run()
-    assert play.wait()
+    assert ran(play)
     played = play.copied.yaml.text
     play.settings.write({"sampling": {"top_k": 7}})
     assert play.copied.yaml.text != played and Experiment.from_yaml(play.copied.yaml.text) == play.experiment
@@ -170,16 +173,14 @@ def test_each_run_has_a_new_seed_that_is_shown_and_gives_the_same_again(demo: Ru
     assert play.new_seed and play.experiment.sampling.temperature == 0.7
     seeds, texts = [], []
     for _ in range(4):
-        play.run()
-        assert play.wait()
+        assert ran(play)
         seeds.append(play.last.sampling.seed)
         texts.append(play.output)
         assert f">{seeds[-1]}<" in play.shown.content and play.settings.values["sampling"]["seed"] == seeds[-1]
         assert Experiment.from_yaml(play.copied.yaml.text) == play.last
     assert len(set(seeds)) > 1 and len(set(texts)) > 1
     play.new_seed = False
-    play.run()
-    assert play.wait() and play.output == texts[-1] == ids_of(play.copied.python.text)
+    assert ran(play) and play.output == texts[-1] == ids_of(play.copied.python.text)
     play.close()
 
 
@@ -189,36 +190,6 @@ def test_a_given_experiment_keeps_its_seed_and_temperature() -> None:
     play = Playground(given)
     assert not play.new_seed and play.experiment.sampling == given.sampling
     play.close()
-
-
-def test_closing_leaves_no_widget_behind(demo: Runner) -> None:
-    before = live_widgets()
-    play = Playground(demo, PROMPT)
-    play.settings.write({"speculate": {"kind": "prompt_lookup"}, "cache": {"prefix": {"kind": "radix"}}})
-    play.settings.write({"speculate": {"kind": "none"}})  # what was made for it is hidden now
-    for beams in (3, 0, 3, 0):
-        play.settings.write({"sampling": {"beams": beams, "stop": ["x"], "max_tokens": 3}})  # errors come and go
-    play.run()
-    assert play.wait() and len(live_widgets() - before) > 300
-    play.close()
-    assert [type(LIVE[name]).__name__ for name in live_widgets() - before] == []
-
-
-def test_closing_lets_go_of_the_runners(demo: Runner) -> None:
-    """The view itself may be kept: a cell's Out holds it."""
-    play = Playground(demo, PROMPT)
-    play.settings.write({"cache": {"page_size": 32}, "sampling": {"max_tokens": 2}})
-    play.run()
-    assert play.wait() and not play._alert.value
-    (made,) = [weakref.ref(each) for each in play._runners._runners.values() if each is not demo]
-    threads = [each for each in threading.enumerate() if each.name in ("runner's owner", "playground")]
-    play.close()
-    for each in threads:
-        each.join()
-    gc.collect()
-    assert made() is None and not play._runners._runners and play.played.num_tokens == 0
-    play.run()
-    assert play.wait() and "the view is closed" in play._alert.value
 
 
 def test_a_runner_that_is_made_while_its_view_is_closed_is_let_go(demo: Runner, gate: Gate) -> None:
@@ -247,49 +218,45 @@ def test_no_tip_repeats_its_label(play: Playground) -> None:
 
 def test_samples_are_shown_apart(play: Playground) -> None:
     play.settings.write({"sampling": {"n": 3, "max_tokens": 5}})
-    play.run()
-    assert play.wait() and set(play.played.tokens_by_sample) == {0, 1, 2}
+    assert ran(play) and set(play.played.tokens_by_sample) == {0, 1, 2}
     play.settings.write({"sampling": {"n": 1, "beams": 2}})
-    play.run()
-    assert play.wait() and len(play.played.tokens_by_sample[0]) == 5 and not play._alert.value
+    assert ran(play) and len(play.played.tokens_by_sample[0]) == 5 and not play._alert.value
     assert play.played.finish_reasons == {0: "length", 1: "not_chosen"} and "sample 1 not_chosen" in play.picture()
 
 
 def test_a_play_of_the_history_comes_back(play: Playground) -> None:
-    play.run()
-    assert play.wait()
+    assert ran(play)
     before, text = play.experiment, play.output
     play.prompt = "x = "
     play.settings.write({"sampling": {"max_tokens": 3, "seed": 7}})
-    play.run()
-    assert play.wait() and [entry["number"] for entry in play.history] == [2, 1]
+    assert ran(play) and [entry["number"] for entry in play.history] == [2, 1]
     assert "sampling.max_tokens: 3" in play.plays.content and "restore play 1" in play.picture()
     play.plays.picked = "1"
     assert play.plays.picked == ""
     assert play.experiment == before and not play.new_seed
-    play.run()
-    assert play.wait() and play.output == text and len(play.history) == 3
+    assert ran(play) and play.output == text and len(play.history) == 3
 
 
 def test_what_grows_is_sent_once(play: Playground) -> None:
     sent: list[Any] = []
     play.text.send = lambda message, *_: sent.append(message)  # type: ignore[method-assign]
-    play.run()
-    assert play.wait()
+    assert ran(play)
     pieces = [piece for message in sent for piece in message["pieces"]]
     places = [message["at"] for message in sent]
     assert places == sorted(set(places)) and all(piece in play.text.content for piece in pieces)
     assert sum(len(message["pieces"]) for message in sent) <= 20
 
 
-def test_what_a_model_says_is_not_markup(play: Playground, demo: Runner) -> None:
+def test_what_a_model_says_is_not_markup(play: Playground, demo: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     assert demo.tokenizer is not None
     (sign,) = demo.tokenizer.encode("<")
     play.prompt = "<script>alert(1)</script>"
     play.settings.write({"sampling": {"logit_bias": {str(sign): 100.0}, "max_tokens": 4, "temperature": 0.0}})
-    play.run()
-    assert play.wait() and play.played.text() == "<<<<"
+    assert ran(play) and play.played.text() == "<<<<"
     assert "<script" not in play.picture() and "&lt;script&gt;" in play.picture() and "<<" not in play.picture()
+    monkeypatch.setattr(type(play._playing), "status", "<b>&")
+    play.redraw()
+    assert "&lt;b&gt;&amp;" in play._doing.value
 
 
 def test_only_what_differs_is_said_and_its_kind_with_it() -> None:
@@ -377,8 +344,7 @@ def test_stop_does_not_wait_for_the_runner_to_be_made(play: Playground, gate: Ga
     until(lambda: "stopped" not in play._doing.value)
     assert not play.played.num_tokens and not play._alert.value
     gate.begun.clear()
-    play.run()
-    assert play.wait() and play.played.num_tokens == 5 and not gate.begun.is_set()  # it was kept
+    assert ran(play) and play.played.num_tokens == 5 and not gate.begun.is_set()  # it was kept
 
 
 def test_the_stop_button_ends_the_making_of_a_runner(play: Playground, gate: Gate) -> None:
@@ -390,23 +356,8 @@ def test_the_stop_button_ends_the_making_of_a_runner(play: Playground, gate: Gat
     assert play.wait() and not play.running
 
 
-def test_its_state_can_be_observed(play: Playground) -> None:
-    seen: list[tuple[bool, str]] = []
-    play.observe(lambda change: seen.append((change["new"], play.output)), "running")
-    play.run()
-    assert play.wait()
-    assert seen == [(True, ""), (False, play.played.text())] and play.output
-    play.reset()
-    assert play.output == ""
-
-
-def test_progress_lines_are_not_markup(play: Playground) -> None:
-    play.run()
-    playing = play._playing
-    assert playing is not None and play.wait()
-    type(playing).status, kept = property(lambda _: "<b>&"), type(playing).status  # type: ignore[method-assign]
-    try:
-        play.redraw()
-    finally:
-        type(playing).status = kept  # type: ignore[method-assign]
-    assert "&lt;b&gt;&amp;" in play._doing.value
+def test_a_closed_view_plays_no_more(demo: Runner) -> None:
+    """See test_closing.py for what it leaves behind."""
+    play = Playground(demo, PROMPT)
+    play.close()
+    assert ran(play) and "the view is closed" in play._alert.value

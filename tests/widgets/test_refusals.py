@@ -54,6 +54,7 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]
         yield SimpleNamespace(
             demo=load("demo", backend="eager"), tiny=runner_of(model_of(spec)), ranks=ranks,
             folder=tmp_path_factory.mktemp("none"),
+            small=load("demo", backend="eager", max_num_seqs=6, max_num_batched_tokens=128),
             drafts=load("demo", backend="eager", speculate={"kind": "prompt_lookup", "num_speculative_tokens": 3}),
         )  # fmt: skip
 
@@ -146,6 +147,13 @@ ROWS: tuple[tuple[str, tuple[Any, ...], dict[str, Any], str], ...] = (  # "<name
     ("TokenView", ("a", 3), {}, "has no tokenizer"),
     ("TokenView", ("a", "nowhere"), {}, "no model 'nowhere'"),
 )  # fmt: skip
+
+
+def closed(view: Any) -> Any:
+    view.close()
+    return view
+
+
 CALLS: tuple[tuple[Callable[[Any], object], str], ...] = (
     (lambda it: widgets.Chat(workbench.agent(it.demo), system="a", max_tokens=3), "an agent has its own system, max_"),
     (lambda it: widgets.Chat(it.demo).edit(3, "a"), "there is no message 3"),
@@ -158,7 +166,22 @@ CALLS: tuple[tuple[Callable[[Any], object], str], ...] = (
     (lambda it: widgets.SpeculationView(it.folder / "nothing"), "nothing"),
     (lambda it: set_trait(widgets.TokenPath(it.tiny, IDS), position=8), "position 8: there are 0 to 4"),
     (lambda it: set_trait(widgets.TokenPath(it.tiny, IDS), layers_off=(5,)), "there is no layer 5"),
+    (lambda it: closed(widgets.ModelGraph(it.tiny, tokens=9)).picture(), "closed"),
+    (lambda it: closed(widgets.TokenPath(it.tiny, IDS)).picture(), "it was closed"),
 )  # fmt: skip
+
+
+# A value that a view refuses leaves the one before.
+TRAITS = (
+    ("LiveBench", "max_num_seqs", 7, "made for 6"),
+    ("LiveBench", "chunk_tokens", 129, "within 1 and"),
+    ("LiveBench", "policy", "fcsf", "did you mean 'fcfs'"),
+    ("LiveBench", "rate", -1.0, "must be"),
+    ("LiveBench", "long_share", 2.0, "must be"),
+    ("LiveBench", "span", 0.0, "must be"),
+    ("ModelGraph", "tokens", 0, "tokens 0: the model has a context of 1 to"),
+    ("ModelGraph", "tokens", 1_000_000, "tokens 1000000: the model has a context of 1 to"),
+)
 
 
 def says(message: str, call: Callable[[], object]) -> None:
@@ -178,3 +201,14 @@ def test_a_widget_is_refused_in_one_line(
 @pytest.mark.parametrize(("call", "message"), CALLS, ids=[message for _, message in CALLS])
 def test_a_change_is_refused_in_one_line(there: SimpleNamespace, call: Callable[[Any], object], message: str) -> None:
     says(message, lambda: call(there))
+
+
+@pytest.mark.parametrize(("widget", "trait", "value", "message"), TRAITS)
+def test_a_refused_value_leaves_the_one_before(
+    there: SimpleNamespace, widget: str, trait: str, value: Any, message: str
+) -> None:
+    view = getattr(widgets, widget)(there.small)
+    before = getattr(view, trait)
+    says(message, lambda: setattr(view, trait, value))
+    assert getattr(view, trait) == before
+    view.close()

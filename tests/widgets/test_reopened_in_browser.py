@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.browser import opened
 from tests.helpers.widgets import notebook
 from tools.notebooks.page import LabSession, NotebookPage
 
@@ -22,9 +23,7 @@ CELLS = (
 @pytest.fixture
 def saved(lab: LabSession) -> Iterator[Path]:
     """Return the file of a notebook that ran and was saved, closed, its kernel shut down."""
-    page = lab.open(lab.write("reopened.ipynb", notebook(CELLS)))
-    page.run_all()
-    assert page.errors() == []
+    page = opened(lab, "reopened.ipynb", notebook(CELLS))
     page.save()
     lab.close()
     yield lab.server.root / "reopened.ipynb"
@@ -64,8 +63,7 @@ def test_without_any_kernel(saved: Path, lab: LabSession) -> None:
 
 
 def test_a_view_that_its_kernel_still_has_comes_back_alive(lab: LabSession) -> None:
-    page = lab.open(lab.write("alive.ipynb", notebook(CELLS)))
-    page.run_all()
+    page = opened(lab, "alive.ipynb", notebook(CELLS))
     page.save()
     page.reopen()
     assert page.errors() == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.helpers.widgets import marks
 from tests.runs.small_folders import run_folder
 from tests.thorough import tries
 from workbench.engine.load import load
@@ -24,7 +24,7 @@ from workbench.trace.events import Stepped
 from workbench.trace.recorder import Recorder
 from workbench.widgets import Roofline
 from workbench.widgets.roofline.data import Roof, RooflinePoint, Roofs, points_of_steps
-from workbench.widgets.roofline.picture import build_scales, draw_roofline, draw_table
+from workbench.widgets.roofline.picture import draw_roofline, draw_table
 
 RECORDS = Path(__file__).resolve().parents[2] / "experiments" / "records"
 POSITIVE = st.floats(-3, 3).map(lambda power: 10.0**power)
@@ -61,40 +61,24 @@ def test_a_prediction_is_the_lower_of_the_roofs_that_hold_for_it(point: Roofline
     assert (point.rate <= point.predicted_rate * (1 + 1e-12)) == (point.seconds >= point.predicted * (1 - 1e-12))
 
 
-@settings(max_examples=tries(40))
-@given(st.lists(POINTS, min_size=1, max_size=5), ROOFS)
-def test_marks_stand_at_their_points_intensity_and_rates(made: list[RooflinePoint], roofs: Roofs) -> None:
-    points = [point.with_ceilings(roofs) for point in made]
-    across, up = build_scales(points, roofs)
-    found = marks(draw_roofline(points, roofs), "data-mark")
-    for name, rate in (("predicted", "predicted_rate"), ("measured", "rate")):
-        places = [(float(each["cx"]), float(each["cy"])) for each in found if each["data-mark"] == name]
-        assert len(places) == len(points)
-        for (x, y), point in zip(places, points, strict=True):  # coordinates have two decimals
-            assert x == pytest.approx(across(point.intensity), abs=0.03)
-            assert y == pytest.approx(up(getattr(point, rate)), abs=0.03)
-
-
 STEPS = st.tuples(st.sampled_from(["prefill", "decode", "mixed"]), st.integers(1, 9), POSITIVE, st.booleans())
 
 
 @given(st.lists(STEPS, max_size=30))
 def test_steps_alike_are_one_point(durations: list[tuple[str, int, float, bool]]) -> None:
-    rows, compiles = [], 0
+    rows, compiles, alike = [], 0, defaultdict[tuple[str, int], list[tuple[float, bool]]](list)
     for phase, size, seconds, compiling in durations:
         compiles += compiling
+        alike[phase, size].append((seconds, compiling))
         rows.append(asdict(Stepped(
             0.0, phase=phase, requests=size, prefill_tokens=size, forward_seconds=seconds, predicted_flops=10.0 * size,
             predicted_bytes=5.0, compiles=compiles,
         )))  # fmt: skip
-    points = points_of_steps(rows, "float32")
-    assert {p.name.split()[0] for p in points} == {phase for phase, *_ in durations}
-    assert len({p.name for p in points}) == len(points)
-    for point in points:
-        if point.name.startswith("decode"):
-            size = int(point.name.split()[-1])
-            mine = [(s, c) for phase, n, s, c in durations if (phase, n) == ("decode", size)]
-            counted = [s for s, c in mine if not c] or [s for s, _ in mine]
+    points = {point.name: point for point in points_of_steps(rows, "float32")}
+    assert {name.split()[0] for name in points} == {phase for phase, _ in alike}
+    for (phase, size), found in alike.items():
+        if phase == "decode":
+            point, counted = points[f"decode × {size}"], [s for s, c in found if not c] or [s for s, _ in found]
             assert point.flops == 10.0 * size and point.note.startswith(f"{len(counted)} steps")
             assert min(counted) <= (point.seconds or 0) <= max(counted)
 
@@ -109,13 +93,12 @@ def test_a_runner_walks_right_with_its_batch(monkeypatch: pytest.MonkeyPatch, tm
     few = SamplingParameters(max_tokens=4, ignore_eos=True)
     for batch in (1, 2, 8):
         list(runner.stream([Request(f"{batch}-{n}", tuple(range(5, 45)), few) for n in range(batch)]))
-    decodes = {p.name: p for p in view.works if p.name.startswith("decode")}
-    assert list(decodes) == ["decode × 1", "decode × 2", "decode × 8"]
-    walk = [point.intensity for point in decodes.values()]
-    assert walk == sorted(walk) and walk[2] > 6 * walk[0]
-    prefill = next(p for p in view.works if p.name.startswith("prefill"))
-    assert prefill.bound == view.ceilings.gemms[1] and decodes["decode × 1"].bound in view.ceilings.reads
-    assert prefill.gemm is not None and prefill.gemm.name == "bfloat16"
+    works = {point.name: point for point in view.works}
+    decodes = [works[f"decode × {batch}"] for batch in (1, 2, 8)]
+    walk = [point.intensity for point in decodes]
+    assert walk == sorted(walk) and walk[2] > 6 * walk[0] and decodes[0].bound in view.ceilings.reads
+    prefill = next(point for name, point in works.items() if name.startswith("prefill"))
+    assert prefill.bound == prefill.gemm == view.ceilings.gemms[1] and prefill.bound.name == "bfloat16"
     view.throttle.flush()
     assert "decode × 8" in view.shown.content
     view.shown.picked = "0"

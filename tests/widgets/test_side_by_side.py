@@ -3,11 +3,9 @@ rule."""
 
 from __future__ import annotations
 
-import gc
 import json
 import re
 import threading
-import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -91,26 +89,23 @@ def play(pair: SideBySide) -> None:
 
 
 def test_equal_settings_never_differ(pair: SideBySide) -> None:
-    """At temperature 1 too: both sides have one seed, a new one each play."""
+    """At temperature 1 too: both sides have one seed, a new one each play, and begin in turn."""
     for form in pair.forms.sides:
         form.write({"sampling": {"temperature": 1.0}})
-    seeds = set()
+    seeds, begins = set(), []
     for _ in range(3):
         play(pair)
         assert pair.pair is not None
-        left, right = pair.sides
-        assert [t.id for t in left.tokens_by_sample[0]] == [t.id for t in right.tokens_by_sample[0]]
-        assert pair.pair.difference.position is None and pair.pair.difference.compared == 6
-        assert not any(pair.pair.difference.drift)
+        left, right = ([token.id for token in side.tokens_by_sample[0]] for side in pair.sides)
+        difference = pair.pair.difference
+        assert left == right and (difference.position, difference.compared) == (None, 6) and not any(difference.drift)
         seeds.add(pair.seed)
-    assert len(seeds) == 3 and "no difference in 6 tokens" in words(pair.picture())
+        begins.append(pair._begins)
+    assert len(seeds) == 3 and begins[0] != begins[1] and "no difference in 6 tokens" in words(pair.picture())
     assert [entry.number for entry in pair._history.entries] == [3, 2, 1]
-    begins = [pair._begins]
-    play(pair)
-    assert pair._begins != begins[0], "each side begins in turn"
 
 
-def test_the_first_token_that_differs_is_marked_in_both(pair: SideBySide, demo: Runner) -> None:
+def test_the_first_token_that_differs_is_marked_in_both(pair: SideBySide) -> None:
     """The right side may not choose its third token: the mark is there, with the probabilities of both."""
     play(pair)
     third = pair.sides[0].tokens_by_sample[0][2]
@@ -120,18 +115,15 @@ def test_the_first_token_that_differs_is_marked_in_both(pair: SideBySide, demo: 
     found = pair.pair.difference
     assert found.position is not None and found.choices is not None
     ids = [[token.id for token in side.tokens_by_sample[0]] for side in pair.sides]
-    assert found.position == naive_difference(ids[0], ids[1], (False, False)) and found.compared == found.position
-    for n, text in enumerate(pair.texts):
-        (marked,) = re.findall(r'<b class="([^"]*\bm\b[^"]*)" data-key="0\.(\d+)"', text.content)
-        assert int(marked[1]) == found.position
-        assert found.choices[n].token == pair.sides[n].tokens_by_sample[0][found.position].spelling
+    assert found.position == found.compared == naive_difference(ids[0], ids[1], (False, False))
+    for side, choice, text in zip(pair.sides, found.choices, pair.texts, strict=True):
+        assert re.findall(r'<b class="[^"]*\bm\b[^"]*" data-key="0\.(\d+)"', text.content) == [str(found.position)]
+        assert choice.token == side.tokens_by_sample[0][found.position].spelling
     left, right = found.choices
     assert left.own == pytest.approx(right.other) and left.other == pytest.approx(right.own), "one model, one context"
-    said = words(pair.picture())
-    assert f"first difference: token {found.position + 1}" in said and "time per token" in said
+    assert f"first difference: token {found.position + 1}" in words(pair.picture())
     assert pair._history.entries[0].difference == found.position
-    assert "<b>sampling.logit_bias</b>" in pair._changes.value
-    assert pair.left != pair.right
+    assert "<b>sampling.logit_bias</b>" in pair._changes.value and pair.left != pair.right
 
 
 def test_settings_that_differ_are_marked_at_their_fields(pair: SideBySide) -> None:
@@ -183,10 +175,8 @@ def test_the_history_is_bounded_and_can_be_exported() -> None:
     history = PlayHistory()
     for n in range(MAX_ENTRIES + 5):
         history.add(prompt="p", seed=n, settings=({"a": n}, {"a": 0}), figures=({"tpot_s": 0.5}, {"tpot_s": None}))
-    assert len(history.entries) == MAX_ENTRIES and history.entries[0].seed == MAX_ENTRIES + 4
+    assert [entry.seed for entry in history.entries] == list(range(MAX_ENTRIES + 4, 4, -1))
     assert json.loads(history.json()) == history.as_values()
-    with pytest.raises(WorkbenchError, match="no play 1"):
-        history.find(1)
     head, first, *rest = history.csv().splitlines()
     assert "tpot_s_2" in head and "settings_1" in head and len(rest) == MAX_ENTRIES - 1 and ",0.5," in first
 
@@ -219,28 +209,27 @@ def test_settings_that_leave_a_preset_leave_its_question(pair: SideBySide) -> No
     int4, panel = ENGINE_PRESETS[1], pair.experiment
     plain = panel.pair_question
 
-    def choose() -> None:
-        pair._choice.value = int4.name
-        assert (pair.right.cache.format, panel.name) == ("int4", int4.name)
-        assert (panel.question.value, panel.rule.value) == (int4.question, int4.rule)
+    def is_presets() -> bool:
+        named = (panel.name, pair._choice.value, pair.preset) == (int4.name,) * 3
+        assert named or (panel.name, pair._choice.value, pair.preset) == ("pair", NO_PRESET, NO_PRESET)
+        return named
 
-    for side, change in ((1, {"cache": {"format": "int8"}}), (0, {"cache": {"page_size": 128}})):
-        choose()
-        write(pair, side, change)
-        assert panel.pair_question == plain and panel.name == "pair" and pair._choice.value == pair.preset == NO_PRESET
-    choose()
-    pair.forms.copy(1)
-    assert panel.name == "pair"
+    leaving = (
+        lambda: write(pair, 1, {"cache": {"format": "int8"}}),
+        lambda: write(pair, 0, {"cache": {"page_size": 128}}),
+        lambda: pair.forms.copy(1),
+        lambda: [form.write({"sampling": {"temperature": 1.0}}) for form in pair.forms.sides],  # its texts are greedy
+    )
+    for leave in leaving:
+        pair._choice.value = int4.name
+        assert is_presets() and panel.pair_question == PairQuestion(int4.question, int4.rule)
+        leave()
+        assert not is_presets() and panel.pair_question == plain
     pair.forms.write(*(side.model_dump(mode="json") for side in int4.experiments(pair._initial)))
-    assert panel.name == pair._choice.value == pair.preset == int4.name and panel.question.value == int4.question
-    for form in pair.forms.sides:
-        form.write({"sampling": {"temperature": 1.0}})  # the preset's texts are greedy
-    assert panel.pair_question == plain and panel.name == "pair"
-    choose()
+    assert is_presets() and panel.question.value == int4.question, "settings that are a preset's are the preset"
     panel.question.value = "How much memory does it save?"
-    write(pair, 1, {"cache": {"format": "int8"}})
-    assert panel.pair_question == replace(plain, question="How much memory does it save?") and panel.name == "pair"
-    choose()
+    leaving[0]()
+    assert panel.pair_question == replace(plain, question="How much memory does it save?") and not is_presets()
 
 
 def test_a_play_is_listed_with_the_seed_it_had(pair: SideBySide) -> None:
@@ -319,23 +308,6 @@ def test_the_experiment_of_a_pair_has_its_sides(preset: PairPreset, tmp_path: Pa
         pair_experiment(left, right, PairQuestion("?", "speed >= 1"))
 
 
-def test_a_widget_frees_its_models_and_threads(tmp_path: Path) -> None:
-    pair = SideBySide(prompt=PROMPT, folder=tmp_path)
-    for form in pair.forms.sides:
-        form.write({"sampling": {"max_tokens": 2}})
-    write(pair, 1, {"cache": {"format": "int8"}})
-    play(pair)
-    runners = [weakref.ref(each) for each in pair._runners._runners.values()]
-    assert len(runners) == 2 and len({id(each.model) for each in pair._runners._runners.values()}) == 1, "loaded once"
-    mine = [thread for thread in threading.enumerate() if thread.name in ("runner's owner", "playground")]
-    pair.close()
-    for thread in mine:
-        thread.join()
-    del pair
-    gc.collect()
-    assert [each() for each in runners] == [None, None]
-
-
 def test_a_model_in_memory_serves_other_settings_of_the_cache(demo: Runner) -> None:
     """With the tokens of one loaded for them; where weights differ it is loaded anew, and what cannot be is refused."""
     plain = initial_experiment(None, PROMPT, RunnerCache())
@@ -369,3 +341,10 @@ def test_a_run_that_was_stopped_or_failed_has_no_verdict(
     run.stop()
     run.wait()
     assert run.problem.startswith("stopped") and not run.verdicts
+
+
+def test_sides_of_one_model_load_it_once(pair: SideBySide) -> None:
+    write(pair, 1, {"cache": {"format": "int8"}})
+    play(pair)
+    runners = pair._runners._runners.values()
+    assert len(runners) == 2 and len({id(each.model) for each in runners}) == 1

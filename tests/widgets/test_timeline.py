@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -14,22 +13,23 @@ from hypothesis import strategies as st
 from tests.engine.tiny import model_of, request, runner_of, spec_of
 from tests.helpers.widgets import marks
 from tests.measure.runs import small_recorder, write_run
+from tests.measure.small import RUN, asked
 from tests.thorough import tries
 from tests.trace.histories import recorders
 from workbench.engine.runner_thread import RunnerThread
 from workbench.errors import WorkbenchError
-from workbench.experiment.experiment import Experiment
 from workbench.measure.run import run
 from workbench.runs.record import Record
 from workbench.svg import Scale
 from workbench.trace.events import Decoded, Event, Finished, Scheduled, Stepped, Submitted
 from workbench.trace.perfetto import ENGINE, REQUESTS, chrome_trace, read_trace
 from workbench.trace.recorder import Recorder
+from workbench.trace.slices import Slice
 from workbench.trace.tables import events_of_tables
 from workbench.trace.tracks import Tracks
 from workbench.widgets import Timeline
 from workbench.widgets.timeline.data import merge_moments, merge_slices, merge_steps
-from workbench.widgets.timeline.picture import LEFT, RIGHT, WIDTH, draw_timeline
+from workbench.widgets.timeline.picture import LEFT, RIGHT, WIDTH
 
 CLASSES = {"queue": "qu", "prefill": "pf", "decode": "de", "preempted": "sb", "chunk": "ch"}
 SHARES = st.lists(st.integers(0, 1000).map(lambda n: n / 1000), min_size=2, max_size=2).map(sorted)
@@ -42,92 +42,67 @@ def tracks_of(recorder: Recorder) -> Tracks:
     return tracks
 
 
-def slices(recorder: Recorder) -> dict[tuple[int, str], list[dict]]:
-    """Return Perfetto's slices, but for those of whole requests, by track (0 for steps) and name."""
-    found = defaultdict(list)
-    for event in chrome_trace(recorder)["traceEvents"]:
-        if event["ph"] == "X" and event["pid"] == ENGINE:
-            found[0, "step"].append(event)
-        elif event["ph"] == "X" and event["name"] in CLASSES:
-            found[event["tid"], event["name"]].append(event)
-    return found
-
-
 @given(recorders(), SHARES)
 def test_no_bar_is_lost_where_neighbours_are_drawn_as_one(recorder: Recorder, shares: list[float]) -> None:
-    tracks, exported = tracks_of(recorder), slices(recorder)
+    """See tests/trace/test_perfetto.py for the slices themselves: its export is made of the same tracks."""
+    tracks = tracks_of(recorder)
     assume(tracks.steps)
-    begin, length = tracks.begin, tracks.end - tracks.begin
-    low, high = (share * length * 1e3 for share in shares)
-    across = Scale(begin + low / 1e3, begin + max(high, low + 1e-3) / 1e3, LEFT, WIDTH - RIGHT)
-    bars: list[tuple[str, float, float]] = []
-    for number, track in enumerate(tracks.requests, start=1):
+    low, high = (share * (tracks.end - tracks.begin) * 1e3 for share in shares)
+    across = Scale(tracks.begin + low / 1e3, tracks.begin + max(high, low + 1e-3) / 1e3, LEFT, WIDTH - RIGHT)
+
+    def in_sight(slices: list[Slice]) -> list[Slice]:
+        return [s for s in slices if s.end >= across.low and s.begin <= across.high]
+
+    for track in tracks.requests:
         for name in CLASSES:
             mine = [s for s in (*tracks.phases(track)[1:], *tracks.inner(track)) if s.name == name]
-            merged = list(merge_slices(mine, across))
-            bars += [(CLASSES[name], bar.x, max(bar.wide, 0.8)) for bar in merged]
-            shown = [s for bar in merged for s in bar.slices]
-            assert shown == [s for s in mine if s.end >= across.low and s.begin <= across.high]
-            assert [(e["ts"], e["args"]) for e in exported[number, name]] == [
-                (pytest.approx((s.begin - begin) * 1e6, abs=2e-3), s.args) for s in sorted(mine, key=lambda s: s.begin)
-            ]
-        assert sum(len(found) for _, found in merge_moments(track.moments, across)) == sum(
-            across.low <= moment.time <= across.high for moment in track.moments
-        )
-    found = marks(draw_timeline(tracks, low, high), "data-tip")
-    drawn = [(each["class"].split()[0], float(each["x"]), float(each["width"])) for each in found if "width" in each]
-    for css in CLASSES.values():
-        ours, theirs = (sorted(each[1:] for each in some if each[0] == css) for some in (bars, drawn))
-        assert np.array(theirs) == pytest.approx(np.array(ours), abs=0.02), "drawn where their times are"
-    shown = [s for bar in merge_steps(tracks, across) for s in bar.slices]
-    assert shown == [s for s in tracks.steps if s.end >= across.low and s.begin <= across.high]
-    expected = sorted((event["args"] for event in exported[0, "step"]), key=lambda args: args["step"])
-    assert [s.args for s in tracks.steps] == expected
+            assert [s for bar in merge_slices(mine, across) for s in bar.slices] == in_sight(mine)
+        moments = [moment for moment in track.moments if across.low <= moment.time <= across.high]
+        assert sum(len(found) for _, found in merge_moments(track.moments, across)) == len(moments)
+    assert [s for bar in merge_steps(tracks, across) for s in bar.slices] == in_sight(tracks.steps)
+
+
+def flat(tracks: Tracks, begin: float) -> tuple[list[Any], list[float]]:
+    """Return what tracks say, and their times from `begin` on."""
+    said, times = [[s.args for s in sorted(tracks.steps, key=lambda s: s.args["step"])]], list[float]()
+    for track in tracks.requests:
+        slices = sorted((*tracks.phases(track), *tracks.inner(track)), key=lambda s: (s.name, s.begin, -s.end))
+        said += [[(s.name, s.args) for s in slices], [m.args for m in track.moments]]
+        times += [each - begin for each in (*(s.end for s in slices), *track.token_times)]
+    return said, times
 
 
 @given(recorders())
 @settings(max_examples=tries(40))
 def test_a_trace_that_was_written_is_read_as_it_was(recorder: Recorder) -> None:
-    tracks, read = tracks_of(recorder), read_trace(chrome_trace(recorder))
-    assert len(read.requests) == len(tracks.requests)
-    for mine, its in zip(tracks.requests, read.requests, strict=True):
-        for kind in ("phases", "inner"):
-            ours, theirs = (sorted(getattr(t, kind)(r), key=lambda s: (s.name, s.begin, -s.end))
-                            for t, r in ((tracks, mine), (read, its)))  # fmt: skip
-            assert [(s.name, s.args) for s in ours] == [(s.name, s.args) for s in theirs]
-            assert [s.end - tracks.begin for s in ours] == pytest.approx([s.end for s in theirs], abs=2e-9)
-        assert [m.args for m in mine.moments] == [m.args for m in its.moments]
-        assert list(its.token_times) == pytest.approx([t - tracks.begin for t in mine.token_times], abs=2e-9)
-    assert [s.args for s in tracks.steps] == [s.args for s in sorted(read.steps, key=lambda s: s.args["step"])]
+    tracks = tracks_of(recorder)
+    (said, times), (read, read_times) = flat(tracks, tracks.begin), flat(read_trace(chrome_trace(recorder)), 0.0)
+    assert read == said and read_times == pytest.approx(times, abs=2e-9)
 
 
 def test_a_runner_is_followed_and_its_decisions_are_shown() -> None:
     runner = runner_of(model_of(spec_of()), pages=9)
     heard: list[Event] = []
-    RunnerThread.attach(runner).listen(heard.append)
+    live = RunnerThread.attach(runner)
+    live.listen(heard.append)
     view = Timeline(runner)
-    assert "Timeline of 0 requests" in view.picture() and view.follow
-    assert RunnerThread.attach(runner).submit([request(f"r<{n}>", 9, 14) for n in range(4)]).wait()
+    assert not view.tracks.requests and view.follow
+    assert live.submit([request(f"r<{n}>", 9, 14) for n in range(4)]).wait()
     view.throttle.flush()
-    again = Timeline(heard)
-    assert view.picture() == again.picture() == view._repr_mimebundle_()["image/svg+xml"]
-    assert not again.follow and view.window == (0.0, view.length) and view.length > 0
-    picture = view.picture()
-    assert "is preempted" in picture and "prefill chunk of" in picture and "not admitted" in picture
-    keys = [each["data-key"] for each in marks(picture, "data-tip")]  # without one the keyboard never comes by
-    assert len(set(keys)) == len(keys) and {key.split(":")[0] for key in keys} >= {"step", "@1", "ch", "de", "sb"}
+    again, picture = Timeline(heard), view.picture()
+    assert picture == again.picture() and not again.follow and view.window == (0.0, view.length) and view.length > 0
+    assert all(words in picture for words in ("is preempted", "prefill chunk of", "not admitted"))
     rows = [each["data-key"] for each in marks(picture, "data-row")]
-    assert rows == [keys[0], *(f"@{n}" for n in range(4))], "up and down go from row to row"
+    assert rows[1:] == [f"@{n}" for n in range(4)], "up and down go from row to row"
     number = next(n for n, track in enumerate(view.tracks.requests) if track.row["num_preemptions"])
     view.shown.picked = f"@{number}"
     assert view.chosen == number and f"Decisions on r&lt;{number}&gt;" in view.picture()
     view.window = (0.0, view.length / 2)
-    assert not view.follow, "who looks back is not carried off"
-    assert RunnerThread.attach(runner).submit([request("later", 5, 5)]).wait()
+    assert live.submit([request("later", 5, 5)]).wait()
     view.throttle.flush()
-    assert view.window[1] == pytest.approx(again.length / 2) and len(view.tracks.requests) == 5
+    assert not view.follow and view.window[1] == pytest.approx(again.length / 2), "who looks back is not carried off"
     view.close()
-    assert RunnerThread.attach(runner).submit([request("unheard", 5, 5)]).wait()
+    assert live.submit([request("unheard", 5, 5)]).wait()
     assert len(view.tracks.requests) == 5
 
 
@@ -189,25 +164,19 @@ def test_tables_give_the_bars_that_the_events_give(recorder: Recorder) -> None:
 
 
 def test_a_comparison_of_variants_is_shown_from_its_tables(tmp_path: Path) -> None:
-    experiment = Experiment.from_yaml("""
-    question: What does a smaller cache cost?
-    backend: eager
-    workload: {kind: random, requests: 2, prompt_tokens: 8, output_tokens: 3}
-    measure: {warmup: 0, rounds: 2, ceilings: false}
-    variants: {dense: {}, int8: {cache.format: int8}}
-    """)
-    record = run(experiment, tmp_path, "formats")
+    changes = "variants={dense: {}, int8: {cache.format: int8}}", "measure.rounds=2", "workload.requests=2"
+    experiment = asked(RUN, "workload={kind: random, prompt_tokens: 8, output_tokens: 3}", *changes)
+    record = run(experiment, tmp_path, "formats", progress=False)
     view = Timeline(record)
     names = [track.row["request_id"] for track in view.tracks.requests]
-    assert len(names) == 8 == len(set(names)) and names[0] == "dense, round 1: request-0"
+    assert len(set(names)) == len(names) == 8 and names[0] == "dense, round 1: request-0"
     assert len(view.tracks.steps) == record.steps.num_rows
-    assert all([each.name for each in view.tracks.phases(track)][1:] == ["queue", "prefill", "decode"]
-               and len(track.tokens) == 3 for track in view.tracks.requests)  # fmt: skip
+    for track in view.tracks.requests:
+        assert [each.name for each in view.tracks.phases(track)][1:] == ["queue", "prefill", "decode"]
+        assert len(track.tokens) == 3
     assert "dense, round 1" in view.picture() and "int8, round 2" in view.picture()
-    view.close()
     for shown in (record._repr_html_(), str(record)):
-        for words in ("dense", "int8", "ttft_s_p50", " ms", "kv_bytes_peak", " KiB"):
-            assert words in shown
+        assert all(words in shown for words in ("dense", "int8", "ttft_s_p50", " ms", "kv_bytes_peak", " KiB"))
     (record.path / "steps.parquet").unlink()
     with pytest.raises(WorkbenchError, match=r"holds neither trace\.json nor the tables"):
         Timeline(Record.open(record.path, incomplete_ok=True))

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import gc
 import re
-import weakref
 from collections.abc import Iterator
-from dataclasses import replace
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ipywidgets.widgets.widget import _instances as LIVE
 
 from compiled_kernels import Backend
 from tests.engine.tiny import VOCAB, layer, mixture_of, model_of, own_specs, request, runner_of, spec_of, weights_of
-from tests.patience import limit, until
+from tests.patience import limit
 from tests.tensor_parallel.in_threads import runner_of_ranks
 from tests.thorough import tries
 from workbench.engine import naive
@@ -46,8 +44,15 @@ def demo() -> Iterator[Runner]:
 
 @pytest.fixture
 def path() -> Iterator[TokenPath]:
-    runner = runner_of(model_of(spec_of(layer(4, 2), layer(4, 4), tied=False)))
-    made = TokenPath(runner, IDS, temperature=1.0, top_k=5, max_tokens=6, ignore_eos=True, seed=3)
+    with followed(temperature=1.0, top_k=5, max_tokens=6, seed=3) as made:
+        yield made
+
+
+@contextmanager
+def followed(spec: ModelSpec | None = None, **settings: Any) -> Iterator[TokenPath]:
+    """Follow a prompt in a tiny model; what is left of it is closed."""
+    runner = runner_of(model_of(spec or spec_of(layer(4, 2), layer(4, 4), tied=False)))
+    made = TokenPath(runner, IDS, ignore_eos=True, **settings)
     yield made
     made.close()
     RunnerThread.attach(runner).stop()
@@ -63,64 +68,55 @@ def test_the_draw_is_the_engine_s(path: TokenPath) -> None:
     path.section = "ablation"
     path.wait(limit(60))
     engine, _ = path.continuations()
-    assert path.data.draw.token == engine[0]
-    assert [step.name for step in path.data.steps[-2:]] == ["filter 1", "draw"]
-    share = path.data.trace.probabilities
+    draw, share = path.data.draw, path.data.trace.probabilities
+    assert draw.token == engine[0] and [step.name for step in path.data.steps[-2:]] == ["filter 1", "draw"]
     assert sum(float(share[n]) > 0 for n in range(VOCAB)) == 5
-    for name, begin, end in path.data.draw.segments:
+    for name, begin, end in draw.segments:
         assert abs(float(share[int(name[1:])]) - (end - begin)) < 1e-9
-    inside = [name for name, begin, end in path.data.draw.segments if begin <= path.data.draw.number < end]
-    assert inside in ([], [path.data.draw.text])
+    inside = [name for name, begin, end in draw.segments if begin <= draw.number < end]
+    assert inside in ([], [draw.text])
 
 
 def test_each_seed_draws_the_engine_s_token() -> None:
-    runner = runner_of(model_of(spec_of(layer(4, 2), layer(4, 4), tied=False)))
-    sampling = {"temperature": 4.0, "max_tokens": 1, "ignore_eos": True}
-    drawn = []
+    drawn = set()
     for seed in range(8):
-        path = TokenPath(runner, IDS, section="ablation", seed=seed, **sampling)
-        path.wait(limit(60))
-        assert path.continuations()[0] == (path.data.draw.token,)
-        drawn.append(path.data.draw.token)
-        path.close()
-    assert len(set(drawn)) > 3
-    RunnerThread.attach(runner).stop()
+        with followed(section="ablation", seed=seed, temperature=4.0, max_tokens=1) as path:
+            path.wait(limit(60))
+            assert path.continuations()[0] == (path.data.draw.token,)
+            drawn.add(path.data.draw.token)
+    assert len(drawn) > 3
 
 
 @settings(max_examples=tries(5), deadline=None)
 @given(own_specs, st.data())
 def test_steps_are_all_stages_and_a_chosen_number_is_the_tensor_s(spec: ModelSpec, data: st.DataObject) -> None:
-    runner = runner_of(model_of(spec))
-    path = TokenPath(runner, IDS, temperature=0)
-    names = [(stage.name, stage.layer) for stage in path.forward_pass.stages]
-    assert [(step.name, step.layer) for step in path.data.steps] == [*names, ("filter 1", None), ("draw", None)]
-    number = data.draw(st.integers(0, len(names) - 1))
-    path.step, stage = number, path.forward_pass.stages[number]
-    column = data.draw(st.integers(0, stage.num_columns - 1))
-    path.set_trait("column", column)
-    values = stage.values[0] if path.data.is_by_head(path.data.steps[number]) else stage.values
-    shown = format_number(float(values[-1, column]))
-    assert f">{shown}</text>" in path.picture()
-    RunnerThread.attach(runner).stop()
+    with followed(spec, temperature=0) as path:
+        stages = path.forward_pass.stages
+        names = [(stage.name, stage.layer) for stage in stages]
+        assert [(step.name, step.layer) for step in path.data.steps] == [*names, ("filter 1", None), ("draw", None)]
+        path.step = data.draw(st.integers(0, len(names) - 1))
+        stage = stages[path.step]
+        path.set_trait("column", data.draw(st.integers(0, stage.num_columns - 1)))
+        values = stage.values[0] if path.data.is_by_head(path.data.steps[path.step]) else stage.values
+        assert f">{format_number(float(values[-1, path.column]))}</text>" in path.picture()
 
 
 def test_marks_are_picked_down_to_one_number(path: TokenPath) -> None:
     pick(path, "s1.projected")
-    assert path.data.steps[path.step].name == "projected" and path.data.steps[path.step].layer == 1
+    step = path.data.steps[path.step]
+    assert (step.name, step.layer) == ("projected", 1)
     pick(path, "t2")
-    assert path.position == 2 and path.column == -1
+    assert (path.position, path.column) == (2, -1)
     content = pick(path, "b3.5")
-    assert (path.position, path.column) == (3, 5)
-    assert "dot product of the row before it with row 5 of the matrix" in content and "sum of 8 terms" in content
+    assert (path.position, path.column) == (3, 5) and "dot product of the row before it with row 5 of the" in content
     pick(path, "n7")
     assert path.column == 7
     pick(path, "s1.weights")
-    assert path.column == -1  # another step begins at its own largest number
     pick(path, "h3")
-    assert path.head == 3
+    assert (path.head, path.column) == (3, -1)  # another step begins at its own largest number
     path.section = "lens"
     pick(path, "l1.6")
-    assert (path.lens_layer, path.position) == (1, 6) and path.shown.picked == ""
+    assert (path.lens_layer, path.position, path.shown.picked) == (1, 6, "")
     path.section = "heads"
     assert "Layer 0, head 2" in pick(path, "m0.2")
 
@@ -139,29 +135,28 @@ def test_the_lens_is_the_head_on_the_residual_stream(path: TokenPath) -> None:
 
 
 def test_a_head_is_switched_off_and_on_again(path: TokenPath) -> None:
+    keys = ("o0.1", "o1.2", "y1")
+
+    def texts(*picked: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        for key in picked:
+            pick(path, key)
+        path.wait(limit(60))
+        return path.continuations()
+
     path.section = "ablation"
-    path.wait(limit(60))
-    engine, without = path.continuations()
+    engine, without = texts()
     assert engine == without and len(engine) == 6
-    for key in ("o0.1", "o1.2", "y1"):
-        pick(path, key)
-    assert path.heads_off == ((0, 1), (1, 2)) and path.layers_off == (1,)
-    path.wait(limit(60))
-    off = Ablation(frozenset({(0, 1), (1, 2)}), frozenset({1}))
-    request = path._request
+    off, request = Ablation(frozenset({(0, 1), (1, 2)}), frozenset({1})), path._request
     expected = continue_text(path.forward_pass.model, request.prompt_ids, request.sampling, off)
-    assert path.continuations() == (engine, expected)
+    assert texts(*keys) == (engine, expected) and path.heads_off == ((0, 1), (1, 2)) and path.layers_off == (1,)
     assert 'aria-checked="false"' in path.picture()
-    for key in ("o0.1", "o1.2", "y1"):
-        pick(path, key)
-    path.wait(limit(60))
-    assert path.continuations() == (engine, engine) and 'aria-checked="false"' not in path.picture()
+    assert texts(*keys) == (engine, engine) and 'aria-checked="false"' not in path.picture()
 
 
 def test_the_first_difference_is_marked() -> None:
     found = Continuations(("a", "b", "c"), ("a", "<x>", "c"))
-    assert found.first_difference == 1 and Continuations(("a",), ("a",)).first_difference is None
-    assert Continuations(("a", "b"), ("a",)).first_difference == 1
+    pairs = (("a", "b"), ("a",)), (("a",), ("a",))
+    assert found.first_difference == 1 and [Continuations(*pair).first_difference for pair in pairs] == [1, None]
     for made, said in (
         (found, '<b class="first" data-tip="the first difference">&lt;x&gt;</b>'),
         (Continuations(("a", "b"), ("a", "c"), 0), "Rounding alone"),
@@ -221,8 +216,7 @@ def test_a_model_of_inductor_is_followed_without_being_compiled() -> None:
     path = TokenPath(runner, IDS)
     whole = naive.logits(runner.model, torch.tensor(IDS))
     assert torch.allclose(path.forward_pass.values("logits"), whole, atol=1e-5)
-    assert path.data.derivation(path.data.steps[1], 0, 0).terms and "Step 1 of" in path.picture()
-    assert runner.executor.compiles == 0
+    assert path.data.derivation(path.data.steps[1], 0, 0).terms and runner.executor.compiles == 0
     path.close()
     RunnerThread.attach(runner).stop()
 
@@ -237,40 +231,9 @@ def test_the_ranks_of_a_model_that_is_refused_go_on() -> None:
 
 
 def test_a_mixture_and_a_runner_under_way() -> None:
-    runner = runner_of(model_of(mixture_of()))
-    path = TokenPath(runner, IDS)
-    assert "router" in {step.name for step in path.data.steps}
-    path.step = next(n for n, step in enumerate(path.data.steps) if step.name == "router")
-    assert "choice 1 of 2, by its router&#x27;s number" in path.picture()
-    path.step = next(n for n, step in enumerate(path.data.steps) if step.name == "feedforward")
-    assert "the neurons of experts" in path.picture()
-    RunnerThread.attach(runner).stop()
+    with followed(mixture_of()) as path:
+        for name, words in (("router", "choice 1 of 2, by its router&#x27;s number"), ("feedforward", "of experts")):
+            path.step = next(n for n, step in enumerate(path.data.steps) if step.name == name)
+            assert words in path.picture()
 
 
-@pytest.mark.parametrize("off", [(), ((0, 1),)], ids=["the engine's text", "a text without a head"])
-def test_closing_ends_its_threads_and_frees_its_model(off: tuple[tuple[int, int], ...]) -> None:
-    model = model_of(spec_of().model_copy(update={"max_position_embeddings": 100_000}))
-    runner = runner_of(model, pages=25_000)
-    path = TokenPath(runner, IDS, section="ablation", max_tokens=3 if off else 90_000, ignore_eos=True)
-    if off:
-        path.wait(limit(60))
-        asked = path._request  # what is continued without a head is a long text from here on
-        path._texts._request = replace(asked, sampling=asked.sampling.model_copy(update={"max_tokens": 90_000}))
-        path.heads_off = off
-    threads = list(path._texts._threads)
-    assert any(thread.is_alive() for thread in threads)
-    until(lambda: RunnerThread.attach(runner).busy_seconds() > 0)
-    owner, alive = RunnerThread.attach(runner)._thread, weakref.ref(model)
-    path.close()
-    for thread in threads:
-        thread.join(limit(60))
-    assert not any(thread.is_alive() for thread in threads)
-    with pytest.raises(WorkbenchError, match="it was closed"):
-        path.picture()
-    assert path not in LIVE.values()
-    path.close()  # a second time does nothing
-    assert owner is not None
-    owner.join(limit(60))  # it lingers for a second
-    del runner, model, owner
-    gc.collect()
-    assert alive() is None

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import html
-import re
-
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.widgets.canned import is_golden
 from workbench.engine.loaded_model import BUNDLED_MODELS, DEMO_FOLDER
 from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.widgets import TokenView
@@ -38,22 +36,6 @@ def test_the_pieces_of_both_are_the_text(view: TokenView, text: str) -> None:
         assert demo.characters_per_token >= (single.characters_per_token or 0) and single.bytes_per_token == 1
 
 
-@given(TEXTS)
-@example("é")
-@example("<script>x</script>")
-def test_what_is_drawn_is_each_piece_or_its_bytes(view: TokenView, text: str) -> None:
-    view.text = text
-    for place, drawn in enumerate(re.findall(r'<pre class="wb-side".*?</pre>', view.picture(), re.S)):
-        shown = re.findall(r"<b [^>]*><(u|span)>([^<]*)</(?:u|span)><sub>(\d+)</sub></b>", drawn)
-        signs = str.maketrans({"\n": "↵", "\r": "␍", "\t": "⇥"})
-        assert [(mark, html.unescape(text), int(number)) for mark, text, number in shown] == [
-            ("u", cut.bytes.hex(" ").upper(), cut.id)
-            if cut.text is None
-            else ("span", cut.text.translate(signs), cut.id)
-            for cut in view.sides[place].tokens
-        ]
-
-
 def test_ids_are_those_of_the_tokenizer(view: TokenView) -> None:
     view.text = "def f(x):\n    return x"
     tokenizer = Tokenizer.from_folder(BUNDLED_MODELS["demo"])
@@ -81,6 +63,7 @@ def test_a_long_text_is_drawn_as_far_as_can_be_read() -> None:
     assert drawn.count("<b ") == MAX_TOKENS and "and 1,000 more" in drawn and "3,000" in drawn
 
 
-def test_a_control_token_has_its_name() -> None:
-    drawn = draw_tokenizations([Tokenization("x", 9, 5, (TokenizedPiece(0, b"<|end|>", "<|end|>", True),))])
-    assert "<u>&lt;|end|&gt;</u>" in drawn
+def test_a_picture_of_pieces_their_bytes_and_a_control_token(view: TokenView) -> None:
+    view.text = "<b>é\n\tx</b>"
+    control = Tokenization("x", 9, 5, (TokenizedPiece(0, b"<|end|>", "<|end|>", True),))
+    assert is_golden("tokens", view.picture() + draw_tokenizations([control]))

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import workbench
 from tests.thorough import THOROUGH
+from tests.zoo.loaded import text_of
 from workbench.testing import check_attention
 from workbench.zoo.folder import load_zoo
 
-ROOT = Path(__file__).resolve().parents[2]
 # Choices of pages have tests of their own: they want pages of one size, and the laws draw many.
 ENTRIES = {
     name: entry.settings
@@ -59,11 +58,6 @@ def smaller(name: str, change: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-@pytest.fixture(autouse=True)
-def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-
-
 @pytest.mark.sampled(10)
 @pytest.mark.parametrize("name", ENTRIES)
 def test_it_keeps_the_laws_of_attention(name: str) -> None:
@@ -97,4 +91,4 @@ def test_the_demo_model_generates_with_it(name: str) -> None:
 def generated(name: str, backend: str) -> str:
     settings: dict[str, Any] = {"attention": attention(name), "backend": backend}
     runner = workbench.load({"name": "demo", "dtype": "float32", **ENTRIES[name].model}, pages=16, **settings)
-    return "".join(event.text for event in runner.stream("def fib(n):", max_tokens=5, temperature=0, ignore_eos=True))
+    return text_of(runner, "def fib(n):", 5)

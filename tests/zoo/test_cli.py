@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 import workbench
+from tests.helpers.command_line import answer, cli
 from tests.zoo import made
 from tests.zoo.made import record_of
-from workbench.cli import main
 from workbench.experiment.experiment import Experiment
 from workbench.zoo import laws, measure
 from workbench.zoo.entry import LoadedEntry
@@ -35,36 +34,26 @@ def zoo(tmp_path: Path) -> Path:
     return folder
 
 
-Output = pytest.CaptureFixture[str]
-
-
-def test_the_table_for_people_pages_and_programs(zoo: Path, capsys: Output) -> None:
-    assert main(["zoo", "--folder", str(zoo)]) == 0
-    out = capsys.readouterr().out
+def test_the_table_for_people_pages_and_programs(zoo: Path) -> None:
+    out = cli("zoo --folder", zoo).out
     assert "A and B, 2024" in out and "2 entries: 1 holds, 1 not run yet" in out
     (line,) = [line for line in out.splitlines() if "hotter" in line]
     for cell in ("sampling", "Hotter", "1 of 2", "0.5", "holds"):  # 0.5: twice the time is half the speed
         assert cell in line
-    assert main(["zoo", "--md", "--folder", str(zoo)]) == 0
-    assert capsys.readouterr().out.startswith("| kind | name | technique |")
-    assert main(["zoo", "--json", "--kind", "sampling", "--folder", str(zoo)]) == 0
-    one, other = json.loads(capsys.readouterr().out)
+    assert cli("zoo --md --folder", zoo).out.startswith("| kind | name | technique |")
+    one, other = answer("zoo --kind sampling --folder", zoo)
     assert (one["verdict"], one["figures"]["time_ratio"], one["laws"]) == ("holds", 2.0, {"tried": 2, "broken": ["b"]})
     assert (other["verdict"], other["lines"], other["figures"]) == ("not run yet", 0, {})
-    assert main(["zoo", "--kind", "draft", "--folder", str(zoo)]) == 0
-    assert "0 entries: none" in capsys.readouterr().out
+    assert "0 entries: none" in cli("zoo --kind draft --folder", zoo).out
 
 
-def test_one_entry(zoo: Path, capsys: Output) -> None:
-    assert main(["zoo", "show", "hotter", "--folder", str(zoo)]) == 0
-    out = capsys.readouterr().out
+def test_one_entry(zoo: Path) -> None:
+    out = cli("zoo show hotter --folder", zoo).out
     for words in ("l'  =  times * l", "arguments: {times: 0.5}}]}", "holds: loop_ratio 1, >= 1", "1 of 2 hold", "heat",
                   "broken law b", "the entry's own", "hotter.py (13 lines)", "texts that end in a loop"):  # fmt: skip
         assert words in out, words
-    assert main(["zoo", "show", "top", "--folder", str(zoo)]) == 0
-    assert "not run yet: `workbench zoo run top`" in capsys.readouterr().out
-    assert main(["zoo", "show", "top", "--json", "--folder", str(zoo)]) == 0
-    assert json.loads(capsys.readouterr().out)["use"] == {"sampling.top_k": 4}
+    assert "not run yet: `workbench zoo run top`" in cli("zoo show top --folder", zoo).out
+    assert answer("zoo show top --folder", zoo)["use"] == {"sampling.top_k": 4}
 
 
 def test_the_command_that_is_shown_sets_what_the_entry_sets() -> None:
@@ -80,15 +69,12 @@ def test_the_command_that_is_shown_sets_what_the_entry_sets() -> None:
         assert changed.single(item.settings.use, "use") == changed, "and with them the technique is on"
 
 
-def test_laws_are_printed_and_end_in_one_where_broken(zoo: Path, capsys: Output) -> None:
-    place = ["--examples", "5", "--folder", str(zoo)]
-    assert main(["zoo", "check", "hotter", "top", *place]) == 0
-    out = capsys.readouterr().out
+def test_laws_are_printed_and_end_in_one_where_broken(zoo: Path) -> None:
+    out = cli("zoo check hotter top --examples 5 --folder", zoo).out
     assert "6 of 6 laws hold" in out and "no kit checks it" in out
     source = (zoo / "hotter.py").read_text()
     (zoo / "hotter.py").write_text(source.replace("logits * self.times", "logits.mul_(self.times)"))
-    assert main(["zoo", "check", "--all", "--json", *place]) == 1
-    found = json.loads(capsys.readouterr().out)
+    found = answer("zoo check --all --examples 5 --folder", zoo, code=1)
     (part,) = found["hotter"]
     assert [law["law"] for law in part["laws"] if not law["ok"]] == ["leaves its input as it was"]
     assert found["top"] == []
@@ -103,32 +89,28 @@ def fake_measurement(monkeypatch: pytest.MonkeyPatch, loops: float) -> None:
     monkeypatch.setattr(laws, "check_entry", lambda entry: ())
 
 
-def test_a_run_is_recorded_and_a_quick_look_is_not(zoo: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_recorded_and_a_quick_look_is_not(zoo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_measurement(monkeypatch, 0.5)
     file = record_file(load_zoo(zoo)["top"])
-    assert main(["zoo", "run", "top", "--quick", "--folder", str(zoo)]) == 0
-    captured = capsys.readouterr()
-    assert "not-testable-here" in captured.out and "nothing is recorded" in captured.err and not file.exists()
-    assert main(["zoo", "run", "top", "--folder", str(zoo), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["entries"]["top"]["outcome"] == "holds-with-limits"
+    ran = cli("zoo run top --quick --folder", zoo)
+    assert "not-testable-here" in ran.out and "nothing is recorded" in ran.err and not file.exists()
+    assert answer("zoo run top --folder", zoo)["entries"]["top"]["outcome"] == "holds-with-limits"
     record = ZooRecord.read(file)
     assert record is not None and record.figures["loop_ratio"] == 0.5
-    assert main(["zoo", "run", "--all", "--missing", "--folder", str(zoo)]) == 0
-    assert "every record is of the entry as it is" in capsys.readouterr().out
+    assert "every record is of the entry as it is" in cli("zoo run --all --missing --folder", zoo).out
 
 
 @pytest.mark.processes
-def test_several_are_measured_in_processes_of_their_own(zoo: Path, capsys: Output) -> None:
+def test_several_are_measured_in_processes_of_their_own(zoo: Path) -> None:
     """One of them fails in its process; the other is measured all the same."""
     changes = {"kind": "schedule", "rule": '"fairness >= 0.5"'}
     made.folder(zoo.parent, **changes, use="{schedule.policy: fair}")
     (zoo / "top.yaml").write_text((zoo / "hotter.yaml").read_text())
     made.folder(zoo.parent, **changes, use=f'{{schedule.policy: "{zoo}/hotter.py:Hotter"}}')
     (zoo / "hotter.py").write_text(made.SOURCE.replace("from dataclasses", "import missing\nfrom dataclasses"))
-    assert main(["zoo", "run", "hotter", "top", "--quick", "--json", "--folder", str(zoo)]) == 1
-    answer = json.loads(capsys.readouterr().out)
-    assert list(answer["entries"]) == ["top"] and "No module named 'missing'" in answer["faults"]["hotter"]
-    assert answer["entries"]["top"]["outcome"] == "holds"
+    found = answer("zoo run hotter top --quick --folder", zoo, code=1)
+    assert list(found["entries"]) == ["top"] and "No module named 'missing'" in found["faults"]["hotter"]
+    assert found["entries"]["top"]["outcome"] == "holds"
 
 
 def test_the_zoo_as_a_value(zoo: Path) -> None:

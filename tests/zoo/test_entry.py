@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.helpers.refusals import refuses
 from tests.zoo import made
-from workbench.errors import WorkbenchError
 from workbench.zoo.entry import count_lines, own_figures
 from workbench.zoo.figures import FIGURES, KINDS
 from workbench.zoo.folder import load_zoo
@@ -56,8 +56,7 @@ def test_names_of_own_figures_are_written_out(tmp_path: Path, body: str, names: 
     if names is not None:
         assert own_figures(file) == names
         return
-    with pytest.raises(WorkbenchError, match="zoo/a.py: figures must take no arguments and return a dict"):
-        own_figures(file)
+    refuses("zoo/a.py: figures must take no arguments and return a dict", own_figures, file)
 
 
 @given(st.text("ab\n", max_size=30), st.integers(0, 3), st.lists(st.sampled_from(["x = 1", "", "# why"]), max_size=8))

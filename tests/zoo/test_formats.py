@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import workbench
+from tests.zoo.loaded import text_of
 from workbench.custom import resolve_path
-from workbench.files import read_bytes, read_yaml
 from workbench.parts import hadamard_rotate
 from workbench.testing import check_kv_format
+from workbench.zoo.folder import load_zoo
 
-ROOT = Path(__file__).resolve().parents[2]
-ZOO = ROOT / "experiments" / "zoo"
-
-
-def formats() -> dict[str, dict[str, Any]]:
-    """Return the cache settings of each entry, by its name."""
-    found = {}
-    for path in sorted(ZOO.glob("*.yaml")):
-        entry: Any = read_yaml(read_bytes(path), path.name)
-        if entry["kind"] == "format":
-            found[path.stem] = {key.removeprefix("cache."): value for key, value in entry["use"].items()}
-    return found
-
-
-FORMATS = formats()
+FORMATS: dict[str, dict[str, Any]] = {  # the cache settings of each entry
+    name: {key.removeprefix("cache."): value for key, value in entry.settings.use.items()}
+    for name, entry in load_zoo().items()
+    if entry.settings.kind == "format"
+}
 
 
 def part(name: str, **arguments: Any) -> Any:
@@ -42,11 +32,6 @@ def rows(seed: int, *shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.fixture(autouse=True)
-def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-
-
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", FORMATS)
 def test_it_keeps_every_law(name: str) -> None:
@@ -58,8 +43,7 @@ def test_it_keeps_every_law(name: str) -> None:
 def test_the_demo_model_generates_with_it(name: str) -> None:
     cache = {**FORMATS[name], "calibration": {"tokens": 300}}
     runner = workbench.load("demo", backend="eager", cache=cache, pages=8)
-    text = "".join(event.text for event in runner.stream("def fib(n):", max_tokens=6, temperature=0, ignore_eos=True))
-    assert text and runner.store.bytes == runner.store.expected_bytes
+    assert text_of(runner, "def fib(n):", 6) and runner.store.bytes == runner.store.expected_bytes
 
 
 def test_a_rotation_spreads_an_outlier() -> None:

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.helpers.refusals import refuses
 from tests.zoo import made
 from tests.zoo.made import record_of
-from workbench.errors import WorkbenchError
 from workbench.experiment.variants import VariantResults
 from workbench.zoo import measure
 from workbench.zoo.entry import LoadedEntry
@@ -141,8 +141,7 @@ def test_a_record_is_small_and_read_back_the_same(tmp_path: Path) -> None:
     assert record.machine and json.loads(file.read_text())["environment"]["packages"]["torch"]
     assert record.remarks(entry) == []
     file.write_text("[]")
-    with pytest.raises(WorkbenchError, match=r"is no record of the zoo .*`workbench zoo run hotter` writes it anew"):
-        ZooRecord.read(file)
+    refuses(r"is no record of the zoo .*`workbench zoo run hotter` writes it anew", ZooRecord.read, file)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from experiments.zoo.duo_attention import DuoAttention
 from experiments.zoo.minference import MInference
 from experiments.zoo.sigmoid_attention import Sigmoid
 from tests.thorough import tries
+from tests.zoo.loaded import text_of
 
 HEADS, GROUPS, DIM = 6, 2, 8
 TEXT = "def add(a, b):\n    return a + b\n\n\n" * 8
@@ -27,7 +28,7 @@ def drawn(tokens: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
     return tuple(torch.randn(tokens, heads, DIM, generator=generator) for heads in (HEADS, GROUPS, GROUPS))  # type: ignore[return-value] (three of them)
 
 
-@settings(max_examples=tries(20), deadline=None)
+@settings(max_examples=tries(20))
 @given(st.integers(1, 30), st.integers(0, 2**31), st.floats(-2, 2))
 def test_sigmoid_attention_is_that_of_its_equation(tokens: int, seed: int, bias: float) -> None:
     q, k, v = drawn(tokens, seed)
@@ -40,7 +41,7 @@ def test_sigmoid_attention_is_that_of_its_equation(tokens: int, seed: int, bias:
     torch.testing.assert_close(found, right, rtol=1e-5, atol=1e-5)
 
 
-@settings(max_examples=tries(20), deadline=None)
+@settings(max_examples=tries(20))
 @given(st.integers(1, 60), st.integers(0, 2**31))
 def test_heads_of_a_kind_see_what_they_would_alone(tokens: int, seed: int) -> None:
     """DuoAttention: heads of the first group see as in full attention, those of the second a window with sinks."""
@@ -76,7 +77,7 @@ def test_each_head_of_minference_has_one_of_three_patterns() -> None:
 def test_with_as_many_pages_as_there_are_the_text_is_the_models(name: str, size: int, backend: str) -> None:
     def text(**settings: Any) -> str:
         runner = workbench.load("demo", backend=backend, dtype="float32", page_size=size, **settings)
-        return "".join(event.text for event in runner.stream(TEXT, max_tokens=16, temperature=0))
+        return text_of(runner, TEXT, 16)
 
     pages = {"path": f"experiments/zoo/{name}", "arguments": {"keep": 1000, "page_size": size}}
     assert text(attention={"pages": pages}) == text()

@@ -26,19 +26,6 @@ from workbench.testing.policy_scenarios import (
     play_scenario,
     policy_scenarios,
 )
-from workbench.zoo.folder import load_zoo
-from workbench.zoo.laws import check_entry
-
-ENTRIES = {name: entry for name, entry in load_zoo().items() if entry.settings.kind == "schedule"}
-
-
-OTHER_ENDS = [
-    ("edf", {"default": 1.0}), ("least_slack", {"prefill_seconds": 0.1, "decode_seconds": 1.0}),
-    ("sjf", {"predictor": "limit"}), ("sjf", {"predictor": "prompt"}), ("sjf", {"starvation_limit": 60}),
-    ("cache_aware", {"window": 2, "starvation_limit": 60}), ("dlpm", {"quantum": 1}), ("dlpm", {"quantum": 10**9}),
-    ("trail", {"share": 0.0}), ("trail", {"share": 1.0}), ("fastserve", {"quantum": 1, "max_preemptions": 5}),
-    ("fastserve", {"quantum": 8, "starvation_limit": 60}), ("hrrn", {"prefill_seconds": 1.0}),
-]  # fmt: skip
 
 
 class Unexcused:
@@ -54,17 +41,6 @@ class Unexcused:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
-
-
-@pytest.mark.parametrize("entry", ENTRIES.values(), ids=ENTRIES)
-def test_every_entry_keeps_the_laws(entry) -> None:
-    for report in check_entry(entry, examples=15):
-        report.raise_if_failed()
-
-
-@pytest.mark.parametrize(("name", "arguments"), OTHER_ENDS, ids=str)
-def test_at_the_ends_of_their_ranges_too(name: str, arguments: dict[str, Any]) -> None:
-    check_policy(part_of(name, **arguments), examples=10).raise_if_failed()
 
 
 @pytest.mark.parametrize(

@@ -28,14 +28,10 @@ BY_NAME = set().union(*CLOCKS.values()) - {"time", "times", "now", "today", "rep
 # What may look at a clock or sleep, and why its outcome does not hang on it.
 ALLOWED = {
     "patience.py": "measures the machine, and looks for what cannot be waited for",
-    "engine/many_histories.py": "a command that prints how long it took",
     "benchmarks/fake_peer.py": "invents times, and stands for a peer that never ends",
-    "measure/runs.py": "kills at any moment: every one will do",
     "sweep/quick_worker.py": "stands for a worker that never ends",
-    "widgets/test_view.py": "pauses of any length between marks",
     "lab/test_page.py": "a cell that never ends",
     "runs/test_index.py": "lets files become old enough for the index: any longer will do",
-    "widgets/test_compare_in_browser.py": "gives the browser time to forget a letter: any longer will do",
     "cluster/test_process_fleet.py": "a kill that takes a while: any time will do",
     "cluster/test_ray_launcher.py": "the clock of another machine, far from this one's",
     "helpers/test_processes.py": "children that end by a signal, or wait for an instant",

@@ -13,6 +13,7 @@ from tools.structure import imports
 
 READ = ("workbench", "compiled_kernels", "tests")
 FRONT = "workbench"  # its front imports every room: what is reached by it alone is not near
+BY_NAME = "kernel_rows("  # of a test that holds every operator, which its rows load by name
 STEM = 5  # letters by which words are compared
 
 
@@ -27,15 +28,17 @@ class NearestTests:
             files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
         self._files, self._graph = files, imports(files)
         self._importers: defaultdict[str, set[str]] = defaultdict(set)
+        texts = {name: path.read_text(encoding="utf-8") for name, path in files.items() if name.startswith("tests.")}
+        tests = [name for name in texts if ".test_" in name]
+        by_name = {name for name in tests if BY_NAME in texts[name]}
         for name, others in self._graph.items():
             for other in others:
                 self._importers[other].add(name)
             if name.endswith(".api"):  # an operator's backends, which are loaded by their names
                 for other in files:
                     if other.rpartition(".")[0] == name.rpartition(".")[0]:
-                        self._importers[other].add(name)
-        tests = [name for name in files if name.startswith("tests.") and ".test_" in name]
-        self._words = {name: _stems(f"{name} {files[name].read_text(encoding='utf-8')}") for name in tests}
+                        self._importers[other] |= {name, *by_name}
+        self._words = {name: _stems(f"{name} {texts[name]}") for name in tests}
         self._holders = Counter(chain.from_iterable(self._words.values()))
 
     def nearest(self, file: str, words: str, most: int, first: Iterable[str] = ()) -> list[str]:

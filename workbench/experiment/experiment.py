@@ -156,7 +156,7 @@ class Experiment(Displayable, EngineConfig):
 
     def to_yaml(self) -> str:
         """Write the whole experiment as YAML, defaults included, the question first."""
-        return yaml_text.write_yaml({"question": self.question, **self.model_dump(mode="json")})
+        return yaml_text.write_yaml({"question": self.question, **self.model_dump()})
 
     def with_(self, *overrides: str) -> Experiment:
         """Return a changed copy: `experiment.with_("cache.page_size=16", "backend=eager")`."""

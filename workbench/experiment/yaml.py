@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import yaml
+from pydantic_core import to_jsonable_python
 
 UNICODE_LINE_BREAKS = "\x85\u2028\u2029"  # PyYAML reads these as the end of a line unless they are escaped
 
@@ -25,3 +26,4 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
 
 
 _Dumper.add_representer(str, _text)
+_Dumper.add_multi_representer(object, lambda dumper, value: dumper.represent_data(to_jsonable_python(value)))

@@ -145,7 +145,7 @@ class KeyStore:
         """Give a key a new text; the old one stays valid for `hours`."""
         credential, text = self._credential(days)
         ends = self._clock() + hours * 3600
-        with self._changing() as content:
+        with self._changing(id) as content:
             key = self._find(content, id)
             if key.revoked is not None:
                 raise WorkbenchError(f"key {id}: it was revoked; create another one")
@@ -157,7 +157,7 @@ class KeyStore:
 
     def revoke(self, id: str) -> ApiKey:
         """End a key at once."""
-        with self._changing() as content:
+        with self._changing(id) as content:
             key = self._find(content, id)
             changed = key.model_copy(update={"revoked": key.revoked or self._clock()})
             self._replace(content, changed)
@@ -181,8 +181,12 @@ class KeyStore:
         self._write(content.model_copy(update={"keys": keys}))
 
     @contextmanager
-    def _changing(self) -> Iterator[KeyFile]:
-        """Lock the file against other processes that change it, and read it."""
+    def _changing(self, id: str | None = None) -> Iterator[KeyFile]:
+        """Lock the file against other processes that change it, and read it. A key `id` that it does not have is
+        refused before anything is made beside it."""
+        if id is not None:
+            self._refresh()
+            self._find(self._content, id)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.with_name(self.path.name + ".lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

@@ -29,11 +29,13 @@ class OutputFile:
     @classmethod
     @contextmanager
     def open(cls, path: Path) -> Iterator[OutputFile]:
-        """Open the file, creating it if needed, and cut off a partial last line.
+        """Open the file, creating it if needed, and cut off a partial last line. One that was created, and that nothing
+        was written to before an error, is removed.
 
         Raises:
             WorkbenchError: if it cannot be written, another process writes it, or a line is no response.
         """
+        existed = path.exists()
         try:
             handle = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)
         except OSError as error:
@@ -48,7 +50,12 @@ class OutputFile:
             handle.seek(whole)
             with _write_errors(path):
                 handle.truncate(whole)
-            yield cls(path, handle, ids, failed, cut)
+            try:
+                yield cls(path, handle, ids, failed, cut)
+            except BaseException:
+                if not existed and not handle.tell():
+                    path.unlink(missing_ok=True)
+                raise
             with _write_errors(path):
                 os.fsync(handle.fileno())
 

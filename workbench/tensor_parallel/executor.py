@@ -141,7 +141,7 @@ class TensorParallelExecutor:
             if number == 0:  # a call with all logits has them in order: they are not copied
                 whole = logits if len(logits) == sum(counts) else logits.new_empty((sum(counts), logits.shape[1]))
             for index, rows in zip(indices, logits.split([span.num_logits for span in spans]), strict=True):
-                if whole is not logits:
+                if len(rows) and whole is not logits:  # the first call's own tensor is never written to
                     whole[next_rows[index] : next_rows[index] + len(rows)] = rows
                 next_rows[index] += len(rows)
         return whole

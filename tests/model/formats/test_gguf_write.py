@@ -41,7 +41,10 @@ def test_blocks_are_rounded_as_the_package_does(kind: str, data: st.DataObject) 
     """Halves, zeros, equal and tiny numbers included."""
     number, type = TYPES[kind]
     values = st.floats(-1e4, 1e4, width=32) | st.sampled_from([0.0, -0.0, 0.5, -0.5, 127.0, 63.5, 1e-30])
-    numbers = np.array(data.draw(st.lists(values, min_size=64, max_size=64)), np.float32)
+    halves = st.lists(st.integers(-254, 254), min_size=62, max_size=62).map(  # of a scale that is exactly 1
+        lambda each: [127.0, *(number / 2 for number in each), -127.0]
+    )
+    numbers = np.array(data.draw(st.lists(values, min_size=64, max_size=64) | halves), np.float32)
     with np.errstate(all="ignore"):
         right = gguf.quants.quantize(numbers, gguf.GGMLQuantizationType(number))
     found = quantize_blocks(type, torch.from_numpy(numbers.copy()))

@@ -1,31 +1,47 @@
-"""Refuse at once, in one line that says why, what a model, its weights, its cache or a backend cannot do."""
+"""Refuse at once, in one line that says why, what a model, its cache, a backend or a request cannot have."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
 
+import workbench
 from compiled_kernels import Backend
 from tests.engine import eviction_policies
+from tests.engine.at_rest import at_rest
 from tests.engine.eviction_policies import MergesLayers, Uneven
 from tests.engine.kinds import LATENT, MIXTURE
-from tests.engine.tiny import HERE, layer, model_of, runner_of, spec_of
+from tests.engine.own_rules import BACKWARDS
+from tests.engine.tiny import CONTEXT, HERE, VOCAB, finals, layer, model_of, request, runner_of, spec_of
+from tests.helpers.events import of
+from tests.prompt.samples import byte_level
 from workbench.custom import register
+from workbench.engine.beam_search import beam_search
+from workbench.engine.cache import check_shareable
+from workbench.engine.config import EngineConfig
 from workbench.engine.load import load
+from workbench.engine.loaded_model import DEMO_FOLDER
+from workbench.engine.speculator import check_same_vocabulary
 from workbench.engine.uncached import disable_cache
 from workbench.errors import WorkbenchError
 from workbench.executors.select import Backends
+from workbench.inspect.forward_pass import record_forward_pass
 from workbench.inspect.whole_text import TextAttention
 from workbench.model.attention_config import AttentionConfig
 from workbench.model.recurrent_spec import ShortConvSpec
 from workbench.model.spec import LayerSpec, ModelSpec
 from workbench.model.variants import change_attention
-from workbench.request import CustomPart
+from workbench.prompt.tokenization.tokenizer import Tokenizer
+from workbench.request import CustomPart, PrefixPin, Request, SamplingParameters
+from workbench.response_format import Choices
+from workbench.trace.events import Finished
 
 LAYERS = "workbench.model.layers:Attention"
 POLICIES = eviction_policies.__name__ + ":"
@@ -68,7 +84,32 @@ LOADED: list[tuple[str, dict[str, Any]]] = [
     ("module torch.nn:Linear: has no qkv_proj", {"attention": {"module": {"path": "torch.nn:Linear"}}}),
     ("module workbench.model.layers:Attention: could not be built with depth=2: TypeError",
      {"attention": {"module": {"path": LAYERS, "arguments": {"depth": 2}}}}),
+    ("backend 'mlir' cannot carry out this model: layer 1 has .*:no_arithmetic: .*own_rules.py.*cumsum",
+     {"backend": "mlir", "attention": {"layers": {1: {"mask": "tests.engine.own_rules:no_arithmetic"}}}}),
+    ("layer 0 has mask tests.engine.own_rules:untraceable, which cannot be traced",
+     {"backend": "inductor", "attention": {"mask": "tests.engine.own_rules:untraceable"}}),
     ("4 query heads cannot share 5 key/value heads evenly", {"attention": {"num_kv_heads": 5}}),
+    ("cache.offload.kind: 'disk' is unknown; known: none, memory, file", {"offload": "disk"}),
+    ("give at least", {"offload": {"kind": "memory", "bytes": 10}}),
+    ("cannot write .*No such file", {"offload": {"kind": "file", "path": "no/such/folder/pages"}}),
+    ("cache.prefix.ttl: Input should be greater than 0", {"prefix": {"kind": "radix", "ttl": -1}}),
+    ("preemption_mode: offload needs a place", {"preemption_mode": "offload"}),
+    ("ttft", {"policy": {"kind": "deadline", "ttft": 0}}),
+    ("policy.kind: 'shortest' is unknown", {"policy": "shortest"}),
+    ("starvation_limt: unknown key; did you mean 'starvation_limit'[?]",
+     {"policy": {"kind": "fair", "starvation_limt": 3}}),
+    ("chunk_tokens must be within", {"chunk_tokens": 4096}),
+    ("chunk_tokens has no meaning", {"chunk_tokens": 3, "chunked_prefill": False}),
+    ("schedule.kind: ", {"schedule": {"kind": "statik"}}),
+    ("speculate.kind: 'drafts' is unknown; did you mean 'draft'", {"speculate": "drafts"}),
+    ("num_speculative_tokens: .*greater than or equal to 1",
+     {"speculate": {"kind": "draft", "num_speculative_tokens": 0}}),
+    ("min_ngram 5 is above max_ngram 4", {"speculate": {"kind": "prompt_lookup", "min_ngram": 5}}),
+    ("tokens: Extra inputs|tokens: unknown key", {"speculate": {"kind": "draft", "tokens": 4}}),
+    ("confidence_threshold: .*less than or equal to 1", {"speculate": {"kind": "draft", "confidence_threshold": 40}}),
+    ("confidence_threshold: .*finite", {"speculate": {"kind": "draft", "confidence_threshold": math.nan}}),
+    ("confidence_threshold: Extra inputs|confidence_threshold: unknown key",
+     {"speculate": {"kind": "prompt_lookup", "confidence_threshold": 0.4}}),
     ("backend 'mlir' cannot carry out this cache: layer 0 has dense keys, int4 values: keys and values are both",
      {"backend": "mlir", "cache": {"keys": "dense", "values": "int4"}}),
     ("bfloat16 weights and a float32 cache: it reads both in one type",
@@ -101,6 +142,7 @@ def test_what_cannot_be_loaded_is_refused(words: str, settings: dict[str, Any]) 
 PAIR = spec_of(layer(4, 2, 6), layer(2, 2, 6, kv_shared_with=0))
 SHORT_CONV = LayerSpec(attention=ShortConvSpec(channels=6), intermediate_size=12)
 HYBRID = spec_of(SHORT_CONV, layer(), SHORT_CONV)
+TINY, LONG = model_of(spec_of()), spec_of().model_copy(update={"max_position_embeddings": 4096})
 MLIR = Backends(Backend.MLIR, Backend.EAGER, Backend.EAGER, "decode")
 BUILT: list[tuple[str, ModelSpec, dict[str, Any]]] = [
     ("layer 0 has experts", spec_of(MIXTURE), {"batch_invariant": True}),
@@ -141,6 +183,7 @@ def test_what_no_runner_carries_out_is_refused(words: str, spec: ModelSpec, sett
         runner_of(model, **{name: value for name, value in settings.items() if name != "dtype"})
 
 
+NO_TEXTS: tuple[Any, ...] = [], [VOCAB], [-1], [0] * (CONTEXT + 1), [0.5]
 MADE: list[tuple[str, Callable[[], object]]] = [
     ("layer 0 reads the keys and values of layer 0, which is not before it", lambda: spec_of(layer(kv_shared_with=0))),
     ("layer 1 reads the keys and values of layer 2, which is not before it",
@@ -159,10 +202,95 @@ MADE: list[tuple[str, Callable[[], object]]] = [
     ("give it a plain name, without a colon", lambda: register("a:b")),
     ("uncached needs all pages: a recurrent state", lambda: disable_cache(runner_of(model_of(HYBRID)))),
     ("layer 0 has a recurrent state", lambda: TextAttention(model_of(HYBRID))),
+    ("a codec that is calibrated", lambda: check_shareable(
+        TINY, EngineConfig.build(cache={"codec": "tests.engine.test_calibration:ByHead"}))),
+    ("tiny: no layer is a mixture of experts", lambda: runner_of(TINY).record_experts()),
+    ("max_tokens: a Request brings its own", lambda: runner_of(TINY).stream(request("a", 3, 3), max_tokens=2)),
+    ("one non-empty row", lambda: record_forward_pass(TINY, ())),
+    ("at most 512", lambda: record_forward_pass(model_of(LONG), [1] * 600)),
+    ("no stage 'router'", lambda: record_forward_pass(TINY, (1,)).values("router", 0)),
+    ("response_format", lambda: workbench.trace_grammar(byte_level(), {"kind": "prose"}, [1])),
+    *((words, lambda other=other, vocab=vocab: check_same_vocabulary(
+        "x", Tokenizer.from_folder(DEMO_FOLDER / other) if other else None,
+        spec_of().model_copy(update={"vocab_size": vocab}), Tokenizer.from_folder(DEMO_FOLDER / "target"), spec_of(),
+    )) for words, other, vocab in (
+        ("a draft must have the target's tokenizer; token .* is .* there", "bytes", VOCAB),
+        ("it has none at all", None, VOCAB), ("vocabulary has 128256 tokens", None, 128256),
+    )),
+    ("5 beams, and max_num_seqs is 4; raise it or ask for fewer beams",
+     lambda: beam_search(runner_of(TINY), (1, 2), 5, 4)),
+    # Three whole pages of the prompt are shared, each beam has four more.
+    ("in 3 beams, need 15 pages of 4 tokens, the cache has 12",
+     lambda: beam_search(runner_of(TINY, pages=12), (1,) * 13, 3, 16)),
+    ("no tokenizer", lambda: beam_search(runner_of(TINY), "text", 2, 4)),
+    *((".*", lambda ids=ids: TINY.logits(ids)) for ids in NO_TEXTS),
+    *((words, lambda given=given: SamplingParameters.model_validate(given)) for words, given in (
+        ("beams 2 is less than n", {"beams": 2, "n": 3}), ("give one", {"beams": 2, "best_of": 2}),
+        ("leave out temperature", {"beams": 2, "temperature": 0.7}), ("leave out top_k", {"beams": 2, "top_k": 3}),
+        ("give stop_token_ids in place of stop", {"beams": 2, "stop": "x"}),
+        ("leave out prompt_logprobs", {"beams": 2, "prompt_logprobs": 0}),
+        ("prompt_logprobs", {"prompt_logprobs": 101}),
+        ("leave out response_format", {"beams": 2, "response_format": {"kind": "choices", "choices": ["a"]}}),
+        ("best_of 2 is less than n", {"n": 3, "best_of": 2}), ("^1 validation error.*\nn\n", {"n": 0}),
+        ("leave out logprobs_of", {"best_of": 2, "logprobs_of": "filtered"}),
+        ("set beams, and leave out n", {"search": {"path": "x"}}),
+        ("set beams, and leave out n", {"search": {"path": "x"}, "beams": 2, "n": 2}),
+        *(("set best_of above n", {"ranking": {"path": "x"}, **more})
+          for more in ({}, {"best_of": 1}, {"n": 2}, {"n": 2, "best_of": 2})),
+    )),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("words", "make"), MADE, ids=[words for words, _ in MADE])
 def test_what_cannot_be_made_is_refused(words: str, make: Callable[[], object]) -> None:
-    with pytest.raises((WorkbenchError, ValidationError), match=words):
+    with pytest.raises((WorkbenchError, ValidationError), match=words) as refused:
         make()
+    assert "\n" not in str(refused.value) or isinstance(refused.value, ValidationError)
+
+
+# Bad values for a token id, and for the ids of a prompt: each is refused, none breaks a step.
+WRONG_IDS = [None, True, 1.0, "1", b"1", (1,), [], {}, 10**30, math.nan, np.int64(1), torch.tensor(1), -1, 1.5, VOCAB]
+NO_IDS = [None, 5, "abc", b"abc", {1, 2}, {1: 2}, range(3), np.array([1, 2]), torch.tensor([1, 2]), iter((1, 2))]
+WHOLE = SamplingParameters(prompt_logprobs=3)
+REQUESTS: list[tuple[str, Any, dict[str, Any]]] = [
+    ("prompt is empty", {"prompt_ids": ()}, {}),
+    (f"token id {VOCAB}, the vocabulary is 0..{VOCAB - 1}", {"prompt_ids": (1, VOCAB)}, {}),
+    *((f"token id {each!r}", {"prompt_ids": (1, each)}, {}) for each in WRONG_IDS),
+    *((f"prompt_ids is of type {type(each).__name__}", {"prompt_ids": each}, {}) for each in NO_IDS),
+    ("arrival is soon", {"arrival": "soon"}, {}),
+    ("arrival is nan", {"arrival": math.nan}, {}),
+    ("already taken", {"request_id": "a"}, {}),
+    ("overflow: cut_oldest", {"prompt_ids": (1,) * CONTEXT}, {}),
+    ("stop strings need a tokenizer", {"sampling": SamplingParameters(stop=("a",))}, {}),
+    ("no tokenizer", {"sampling": SamplingParameters(response_format=Choices(choices=("a",)))}, {}),
+    ("stop_token_ids has token id 99", {"sampling": SamplingParameters(stop_token_ids=(99,))}, {}),
+    ("99", {"sampling": SamplingParameters(logit_bias={99: 1.0})}, {}),
+    ("has one second stream; leave one of them out",
+     {"sampling": SamplingParameters.model_validate({"filters": 2 * BACKWARDS["filters"]})}, {}),
+    ("generated_ids has token id 9999", {"generated_ids": (7, 9999)}, {}),
+    *(("a pin of", {"prompt_ids": (1, 2, 3), "pins": (PrefixPin(*pin),)}, {})
+      for pin in ((5, 1.0), (1, 0.0), (-1, 1.0), (1, math.inf), (1, math.nan))),
+    # A snapshot is of the whole prompt, whose pages are needed at once.
+    ("need 5 pages of 4 tokens, the cache has 4",
+     {"prompt_ids": (1,) * 17, "sampling": SamplingParameters(max_tokens=4)},
+     {"evict": {"kind": "snapkv", "budget": 12, "observe": 4, "pool": 3}, "pages": 4}),
+    ("17 prompt tokens do not fit into one step of 16", {"prompt_ids": (1,) * 17}, {"chunked_prefill": False}),
+    ("switch chunked_prefill on", {"prompt_ids": (1,) * 200, "sampling": WHOLE},
+     {"pages": 100, "page_size": 16, "chunked_prefill": False, "max_num_batched_tokens": 512}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "wrong", "settings"), REQUESTS, ids=[words for words, *_ in REQUESTS])
+def test_a_bad_request_is_refused_and_the_others_run(
+    words: str, wrong: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    good = [request("a", 4, 5), request("b", 3, 5)]
+    model = model_of(LONG) if "page_size" in settings else TINY
+    alone = finals(runner_of(model, **settings), good)
+    runner = runner_of(model, **settings)
+    bad = Request(**{"request_id": "x", "prompt_ids": (1,), **wrong})
+    ends = of(Finished, runner.stream([good[0], bad, good[1]]))
+    (refused,) = (event for event in ends if event.reason == "refused")
+    assert refused.request_id == bad.request_id and words in refused.error and "\n" not in refused.error
+    assert {event.request_id: event.token_ids for event in ends if event.reason != "refused"} == alone
+    at_rest(runner)

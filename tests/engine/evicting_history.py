@@ -1,26 +1,16 @@
-"""Eviction under random histories of preemption, cancelling and swapping in: kept tokens are where they should be."""
+"""A history under eviction: kept tokens are where they should be after preemption, cancelling and swapping in."""
 
 from __future__ import annotations
 
 import random
 
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import initialize
-
-from tests.engine.histories import Histories
-from tests.engine.history import BUDGET, CONTEXT, FULL, SIZE, Counted
+from tests.engine.history import BUDGET, CONTEXT, FULL, SIZE, Counted, History
 from tests.engine.memory import Memory, Name
-from tests.thorough import tries
 from workbench.kv_cache.budget import EvictionBudget
 from workbench.kv_cache.pages import KVCacheGroup, PagePool
 from workbench.request import Sequence
 from workbench.scheduler.plan import SchedulerLimits, StepPlan
 from workbench.scheduler.scheduler import Scheduler
-
-budgets = st.builds(
-    EvictionBudget, st.sampled_from([14, 9, 5, 2, 12]), st.none(), st.sampled_from([None, 1, 3]), st.booleans()
-)
 
 
 class EvictingMemory(Memory):
@@ -71,24 +61,21 @@ class EvictingMemory(Memory):
             assert self._standing(t, mine, len(names)) == names, "a query finds something else than what stays"
 
 
-class EvictingHistories(Histories):
-    """Submit, step, cancel, break in any order, with or without a host: as many tokens as the budget says."""
+class EvictingHistory(History):
+    """As many tokens as the budget says, with or without a host."""
 
-    @initialize(
-        tables=st.sampled_from([(FULL,), (FULL, KVCacheGroup((1,)))]), pages=st.integers(4, 6),
-        host=st.sampled_from([20, 0]), budget=budgets, seed=st.integers(0, 10**6),
-    )  # fmt: skip
-    def begin(self, tables: tuple[KVCacheGroup, ...], pages: int, host: int, budget: EvictionBudget, seed: int) -> None:
-        self.now, self.draw = 0.0, random.Random(seed)
-        pools = tuple(PagePool(pages + t, SIZE) for t in range(len(tables)))
+    def begin_any(self, draw: random.Random) -> None:
+        tables, pages = draw.choice([(FULL,), (FULL, KVCacheGroup((1,)))]), draw.randint(4, 6)
+        host = draw.choice([20, 0])
+        self.begin("continuous fcfs", tables, pages, False, False, host, None, draw.randrange(10**6))
+        budget = EvictionBudget(
+            draw.choice([14, 9, 5, 2, 12]), None, draw.choice([None, 1, 3]), draw.choice([True, False])
+        )
+        self.speculates, self.limits = False, SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=BUDGET)
         cpu_pools = tuple(PagePool(host, SIZE) for _ in tables) if host else ()
-        self.manager = Counted(pools, tables, BUDGET, None, cpu_pools, budget)
-        self.limits = SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=BUDGET)
+        self.manager = Counted(self.manager.pools, tables, BUDGET, None, cpu_pools, budget)
         self.scheduler = Scheduler(self.manager, self.limits, CONTEXT)
-        self.memory: Memory = EvictingMemory(self.scheduler, self.draw)
-        self.open: list[Sequence] = []
-        self.samples: set[Sequence] = set()
-        self.count = 0
+        self.memory = EvictingMemory(self.scheduler, self.draw)
 
     def look_over(self, plan: StepPlan) -> None:
         super().look_over(plan)
@@ -101,7 +88,3 @@ class EvictingHistories(Histories):
                 assert held <= most and sequence.num_stored_tokens < most
             elif span.end > prompt:
                 assert sequence.num_computed_tokens >= prompt and held == min(prompt, most) + span.end - prompt
-
-
-TestEvictingHistories = EvictingHistories.TestCase
-TestEvictingHistories.settings = settings(max_examples=tries(100), stateful_step_count=30, deadline=None)
