@@ -26,7 +26,7 @@ from workbench.serve.call import Caller
 from workbench.serve.dialects.openai.chat import OpenAIChat
 from workbench.serve.dialects.responses.responses import OpenAIResponses
 
-MOST = 20  # digits one after another
+MAX_DIGITS_SAID = 20  # digits one after another
 
 
 @cache
@@ -69,13 +69,13 @@ NUMBERS: list[Any] = [
 @pytest.mark.parametrize("wanted", ["10", "1.0", "9e-0", "-.5"])
 def test_a_number_ends_however_much_a_model_repeats_a_digit(schema: dict, wanted: str) -> None:
     text = said(JSONSchema(json_schema=schema), wanted)
-    assert max(map(len, re.findall(r"\d+", re.sub(r'"[^"]*"', "", text))), default=0) <= MOST
+    assert max(map(len, re.findall(r"\d+", re.sub(r'"[^"]*"', "", text))), default=0) <= MAX_DIGITS_SAID
     if schema != {}:
         json.loads(text)
 
 
 def test_no_number_of_a_grammar_s_own_and_no_text_is_bounded() -> None:
-    """What the schema names is said, and digits of strings are no number."""
+    """Say what the schema names; digits of strings are no number."""
     long = 1e-5 * 1.2345678901234567
     assert said(JSONSchema(json_schema={"enum": [long]}), "0.").startswith("0.0000123456789012345")
     digits = JSONSchema(json_schema={"type": "string", "pattern": "^[0-9]{30,40}$"})
@@ -84,7 +84,7 @@ def test_no_number_of_a_grammar_s_own_and_no_text_is_bounded() -> None:
     assert said(JSONSchema(json_schema={"type": "string"}), "7", most=50).startswith('"' + "7" * 40)
     beside = Lark(lark='start: /[a-z0-9]*/ "=" obj\nobj: %json {"type": "integer"}')
     assert said(beside, "7", "=").startswith("7" * 40)
-    assert said(Lark(lark='start: "=" obj\nobj: %json {"type": "integer"}'), "=7") == "=" + "7" * MOST
+    assert said(Lark(lark='start: "=" obj\nobj: %json {"type": "integer"}'), "=7") == "=" + "7" * MAX_DIGITS_SAID
 
 
 LEAVES = st.none() | st.booleans() | st.integers(-99, 99) | st.text(max_size=3)

@@ -160,13 +160,10 @@ class _WindowStream:
         self._window: list[int] = []
         self._known = 0  # tokens of the window whose text is shown
         self._text = ""  # their text
-        self._run = b""  # of single bytes, at the end
 
     def push(self, token_id: int) -> str:
         self._window.append(token_id)
-        byte = self._tokenizer.single_byte(token_id)
-        self._run = self._run + byte if byte else b""
-        if byte:  # a run of them is decoded as one: its text is settled with its end
+        if self._tokenizer.is_byte(token_id):  # a run of them is decoded as one: its text is settled with its end
             return ""
         text = self._tokenizer.decode(self._window, special=True)
         if text.endswith("\ufffd") or not text.startswith(self._text):
@@ -177,10 +174,8 @@ class _WindowStream:
         return self._advance(self._tokenizer.decode(self._window, special=True))
 
     def characters_before(self, token_id: int, has_text: bool) -> int:
-        if self._tokenizer.single_byte(token_id):
-            return len(self._run.decode("utf-8", "ignore"))
         held = self._tokenizer.decode(self._window, special=True)
-        return len(held if self._run else held.rstrip("\ufffd")) - len(self._text)
+        return max(0, len(held.rstrip("\ufffd")) - len(self._text))
 
     def _advance(self, text: str) -> str:
         new = text[len(self._text) :]

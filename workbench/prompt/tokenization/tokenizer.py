@@ -271,14 +271,13 @@ class Tokenizer:
                 continue
             found.append(id)
             size += 1 if rule is None else len(self.token_bytes(id))
-            if size >= (CONTEXT_TOKENS if rule is None else 4 * (1 + rule.strip_count)) and not self.single_byte(id):
+            if size >= (CONTEXT_TOKENS if rule is None else 4 * (1 + rule.strip_count)) and not self.is_byte(id):
                 break
         return found[::-1]
 
-    def single_byte(self, id: int) -> bytes:
-        """Return the byte that an entry like `<0x0A>` stands for, outside of a byte rule; nothing for others."""
-        found = FALLBACK.fullmatch(self.id_to_token(id)) if self.byte_rule is None else None
-        return bytes.fromhex(found[1]) if found else b""
+    def is_byte(self, id: int) -> bool:
+        """Return whether a token's entry stands for a single byte (`<0x0A>`), outside of a byte rule."""
+        return self.byte_rule is None and FALLBACK.fullmatch(self.id_to_token(id)) is not None
 
     def id_to_token(self, id: int) -> str:
         """Return the vocabulary's entry of a token (`Ġdef`, `▁the`, `<0x0A>`); empty if the id has none."""
