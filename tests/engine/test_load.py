@@ -244,19 +244,3 @@ def test_loading_tells_what_takes_long(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert heard.is_set()
     load("shape:tiny", backend="eager")
     assert capsys.readouterr().err == ""
-
-
-def test_a_long_wait_says_again_and_again_how_long_it_has_gone_on_and_how_long_still() -> None:
-    messages: list[str] = []
-    often = threading.Event()
-
-    def tell(line: str) -> None:
-        messages.append(line)
-        if len(messages) == 3:
-            often.set()
-
-    with report_if_slow("compiling", tell, seconds=0.01, usual=3600, again=0.01):
-        assert often.wait(limit(60))
-    assert messages[0].startswith("compiling (about 36")
-    assert all(each.startswith("compiling: 0 s so far, about ") and each.endswith("still") for each in messages[1:])
-    assert progress._waiting_words(99.0, 60.0, is_first=False) == ": 99 s so far, longer than usual"
