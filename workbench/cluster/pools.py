@@ -247,7 +247,7 @@ class PrefillDecodePools:
             if self._slots.slots[number].state != "ready":
                 self._give_up_answers(number)
             else:
-                self._slots.send(self._slots.slots[number], message.Call(content))
+                self._slots.send(self._slots.slots[number], message.EngineCall(content))
 
         self._put(ask)
         return answer.result()

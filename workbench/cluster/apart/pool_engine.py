@@ -26,7 +26,6 @@ from workbench.cluster.apart.page_channel import PageSender, SendingExecutor
 from workbench.cluster.apart.pool_messages import (
     Adopt,
     Begin,
-    Call,
     Called,
     Cancel,
     ChannelAddress,
@@ -34,6 +33,7 @@ from workbench.cluster.apart.pool_messages import (
     Described,
     Disconnect,
     Drop,
+    EngineCall,
     EngineFailed,
     OfferPages,
     Ping,
@@ -183,7 +183,7 @@ class PoolEngine:
                 self.channels.disconnect(message)
             case Ping():
                 self.connection.send(Pong())
-            case Call(function):
+            case EngineCall(function):
                 self.connection.send(_called(function, runner))
             case _FromChannel(its):
                 self.connection.send(its)

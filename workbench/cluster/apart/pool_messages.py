@@ -102,7 +102,7 @@ class Disconnect:
 
 
 @dataclass(frozen=True)
-class Call:
+class EngineCall:
     """Run a function of the runner, pickled, and answer with `Called`, between two steps."""
 
     function: bytes
@@ -184,7 +184,7 @@ class Pong:
 
 @dataclass(frozen=True)
 class Called:
-    """Answer a `Call`: what the function returned, or its error."""
+    """Answer a `EngineCall`: what the function returned, or its error."""
 
     value: Any = None
     error: str = ""
