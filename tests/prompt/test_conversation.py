@@ -19,7 +19,7 @@ from workbench.prompt.assemble import Prompt
 from workbench.prompt.conversation import Conversation
 from workbench.prompt.template_sandbox import BASE_UNITS
 from workbench.prompt.templates import ChatTemplate
-from workbench.prompt.turns import AssistantTurn, ResultTurn, ToolCall, UserTurn, unanswered_calls
+from workbench.prompt.turns import THOUGHT_FIELDS, AssistantTurn, ResultTurn, ToolCall, UserTurn, unanswered_calls
 
 
 def add(a: int, b: int = 2) -> int:
@@ -358,3 +358,15 @@ def test_an_answer_that_begins_with_a_space_is_sent_back_as_its_own_tokens() -> 
         prompt = answered.prompt(model)
         assert prompt.ids[: len(before) + 3] == (*before, *spoken)
         assert set(prompt.answers.values()) <= {"kept"}
+
+
+@pytest.mark.parametrize("field", THOUGHT_FIELDS)
+def test_a_thought_is_read_by_every_name_and_a_result_by_its_older_role(field: str) -> None:
+    call = {"id": "c", "function": {"name": "f", "arguments": {}}}
+    messages = [
+        {"role": "user", "content": "a"}, {"role": "assistant", "content": [], field: "hm", "tool_calls": [call]},
+        {"role": "function", "name": "f", "content": "3"},
+    ]  # fmt: skip
+    _, answered, result = Conversation.from_messages(messages).turns
+    assert isinstance(answered, AssistantTurn) and (answered.content, answered.thinking) == ("", "hm")
+    assert result == ResultTurn(content="3", name="f")
