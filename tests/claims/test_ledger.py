@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,7 +81,7 @@ def test_what_a_reader_should_know_of_a_record(tmp_path: Path) -> None:
 @pytest.mark.parametrize("simulated", [False, True])
 def test_other_processes_spoil_no_simulated_time(tmp_path: Path, simulated: bool) -> None:
     made.folder(tmp_path)
-    settings = {"executor": {"kind": "simulated", "hardware": "a GPU"}} if simulated else {}
+    settings: dict[str, Any] = {"executor": {"kind": "simulated", "hardware": "a GPU"}} if simulated else {}
     made.record(tmp_path, 0.5, **settings)
     made.record(tmp_path, 2.0, "20261121-130000", busy=0.9, **settings)
     newest, first = (stored_records("speedy", tmp_path / "records", timed)[0] for timed in (False, True))

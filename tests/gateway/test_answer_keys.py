@@ -14,7 +14,7 @@ from workbench.prompt.conversation import Conversation
 from workbench.request import CustomPart, SamplingParameters
 from workbench.response_format import JSONSchema, Regex, Thinking
 from workbench.serve.app import load_dialects
-from workbench.serve.bodies.fields import read_body
+from workbench.serve.bodies.fields import IgnoredFields, read_body
 from workbench.serve.call import Breakpoint, Call, Caller
 from workbench.serve.served_model import ServedModel
 
@@ -180,7 +180,7 @@ def test_each_field_of_a_body_is_in_the_key_or_listed_as_of_no_effect(
     assert key(first) == key(dict(first)) != key(first | {field: given.value})
 
 
-def _read(kind: Any, body: Json, model: ServedModel) -> tuple[Any, ServedModel, dict[str, str]]:
+def _read(kind: Any, body: Json, model: ServedModel) -> tuple[Any, ServedModel, IgnoredFields]:
     read, ignored = read_body(kind, body)
     return read, model, ignored
 

@@ -22,7 +22,7 @@ from workbench.runs.metrics import percentile
 from workbench.serve.watch import serving_log
 from workbench.serve.watch.serving_log import MAX_PENDING, MAX_RECENT, ServingLog
 from workbench.serve.watch.snapshot import ACTIVE, ENDED, STATES, LatencyPercentiles, Meter, PageUse, ServerSnapshot
-from workbench.trace.events import Decoded, Finished, Prefilled, Submitted
+from workbench.trace.events import Decoded, Event, Finished, Prefilled, Submitted
 from workbench.trace.recorder import Recorder, row_name
 
 
@@ -175,7 +175,7 @@ def test_a_file_that_is_no_snapshot_is_named(tmp_path: Path) -> None:
 
 
 def test_a_prompt_in_chunks_and_an_answer_without_single_tokens_count_once() -> None:
-    events = [Submitted(0.5, "a", prompt_tokens=30), Submitted(0.6, "b", prompt_tokens=8)]
+    events: list[Event] = [Submitted(0.5, "a", prompt_tokens=30), Submitted(0.6, "b", prompt_tokens=8)]
     events += [Prefilled(0.6, "a", tokens=10, computed=20), Prefilled(0.6, "a", tokens=10, computed=30)]
     events += [Prefilled(0.6, "b", tokens=8, computed=8), Finished(0.75, "b", reason="stop", token_ids=(1, 2, 3))]
     snapshot = log_of(events).snapshot()
