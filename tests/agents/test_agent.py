@@ -322,8 +322,11 @@ def test_what_cannot_work_is_one_sentence() -> None:
         ({"tool_choice": "ad"}, "tool_choice: 'ad' is unknown; did you mean 'add'?"),
         ({"tool_choice": "required", "tools": []}, "'required' needs a tool"),
         ({"tools": [add, add]}, "two tools are named 'add'"),
-        ({"tools": [{"name": "f"}]}, "tool 'f': has no schema"),
-        ({"tools": [{"name": "f", "parameters": {"type": "object", "not": {}}}]}, "tool 'f': parameters: the keyword"),
+        ({"tools": [{"name": "f", "parameters": 3}]}, "tool 'f': has no schema"),
+        (
+            {"tools": [{"name": "f", "parameters": {"type": "object", "not": {}}}], "tool_choice": "required"},
+            "tool 'f': parameters: the keyword",
+        ),
         ({"limits": {"round": 3}}, "limits: round: unknown key; did you mean 'rounds'?"),
         ({"n": 2}, "leave out n"),
         ({"max_token": 2}, "max_token: unknown key"),

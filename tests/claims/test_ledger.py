@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,7 +43,7 @@ from workbench.claims.registry import claim_errors, load_claims, select_claims
 from workbench.claims.stored_record import stored_records
 from workbench.claims.update import update_ledger
 from workbench.errors import WorkbenchError
-from workbench.experiment.verdict import RuleChange
+from workbench.experiment.verdict import RuleChange, Verdict
 
 
 def outcomes(folder: Path) -> dict[str, str]:
@@ -80,12 +81,36 @@ def test_what_a_reader_should_know_of_a_record(tmp_path: Path) -> None:
 @pytest.mark.parametrize("simulated", [False, True])
 def test_other_processes_spoil_no_simulated_time(tmp_path: Path, simulated: bool) -> None:
     made.folder(tmp_path)
-    settings = {"executor": {"kind": "simulated", "hardware": "a GPU"}} if simulated else {}
+    settings: dict[str, Any] = {"executor": {"kind": "simulated", "hardware": "a GPU"}} if simulated else {}
     made.record(tmp_path, 0.5, **settings)
     made.record(tmp_path, 2.0, "20261121-130000", busy=0.9, **settings)
     newest, first = (stored_records("speedy", tmp_path / "records", timed)[0] for timed in (False, True))
     assert newest.name == "speedy-20261121-130000.json" and (first.name == newest.name) == simulated
     assert ("of the processor" in newest.remark(tmp_path / "speedy.yaml")) != simulated
+
+
+def test_names_that_begin_alike_are_other_records(tmp_path: Path) -> None:
+    """So are files beside records, which a person or an editor left."""
+    folder = made.folder(tmp_path)
+    made.record(tmp_path, 0.5)
+    record = (tmp_path / "records" / "speedy-20261121-120000.json").read_text()
+    for name in ("speedy-twice-20261121-130000", "speedy-20261121-130000-old", "speedy-20261121-130000.json.old"):
+        (tmp_path / "records" / f"{name}.json").write_text(record.replace('"seconds": 0.5', '"seconds": 2.0'))
+    assert from_records(folder)["speed"] == "holds"
+
+
+def test_a_question_asked_in_other_words_is_the_same_experiment(tmp_path: Path) -> None:
+    folder = made.folder(tmp_path)
+    made.record(tmp_path, 0.5)
+    (tmp_path / "speedy.yaml").write_text(made.SPEEDY.replace("How quick?", "Is it quick?"))
+    from_records(folder)
+    assert read_ledger(folder / LEDGER_FILE)["speed"][0].remark == ""
+
+
+def test_limits_are_those_of_a_claim_that_holds_with_limits() -> None:
+    for outcome in OUTCOMES:
+        entry = LedgerEntry("run x").with_verdict(Verdict("mine", "So it is", "rule", outcome, "so", "up to 5"))
+        assert entry.limits == ("up to 5" if outcome == "holds-with-limits" else "")
 
 
 def test_a_record_that_a_rule_cannot_read_keeps_no_other_from_a_verdict(tmp_path: Path) -> None:

@@ -33,14 +33,15 @@ def cheaper(prices: Prices, kind: str, by: Decimal) -> Prices:
 
 
 PATHS = [path for length in range(5) for path in itertools.product((0, 1), repeat=length)]
-STEP = st.tuples(st.integers(0, 2000), st.sampled_from(PATHS), st.integers(0, 50), st.integers(0, 50))
+MARKED = st.none() | st.frozensets(st.integers(1, 4))
+STEP = st.tuples(st.integers(0, 2000), st.sampled_from(PATHS), st.integers(0, 50), st.integers(0, 50), MARKED)
 
 
-def _calls(steps: Sequence[tuple[int, tuple[int, ...], int, int]]) -> list[PromptCall]:
+def _calls(steps: Sequence[tuple[int, tuple[int, ...], int, int, frozenset[int] | None]]) -> list[PromptCall]:
     now, calls = Fraction(0), []
-    for quarters, path, input, output in steps:
+    for quarters, path, input, output, marked in steps:
         now += Fraction(quarters, 4)
-        calls.append(PromptCall(now, tuple((name, 10 + name) for name in path), input, output))
+        calls.append(PromptCall(now, tuple((name, 10 + name) for name in path), input, output, marked))
     return calls
 
 

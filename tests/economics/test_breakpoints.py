@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -79,3 +81,11 @@ def test_tokens_are_counted_once_and_read_only_after_they_were_written(traffic, 
         known = {each.token_ids[:end] for each in sent for end in range(len(each.token_ids) + 1)}
         most = sum(max(n for n in range(len(s.token_ids) + 1) if s.token_ids[:n] in known) for s in sent[1:])
         assert each.usage.cache_read <= most
+
+
+@given(st.lists(st.sets(st.integers(1, 40), max_size=8), min_size=1, max_size=6))
+def test_of_more_marks_than_a_request_may_have_the_last_four_count(marks: list[set[int]]) -> None:
+    sent = [TracedPrompt(n * 60, tuple(range(40)), {}, tuple(each)) for n, each in enumerate(marks)]
+    last = [replace(each, breakpoints=tuple(sorted(each.breakpoints)[-4:])) for each in sent]
+    own = {"as sent": PLACEMENTS["as sent"]}
+    assert placement_costs(sent, PRICES, own) == placement_costs(last, PRICES, own)

@@ -73,6 +73,7 @@ def test_thinking_is_billed_and_fills_the_context() -> None:
 @given(st.integers(1, 20), st.integers(0, 10**5), st.integers(1, 5000), st.booleans())
 def test_an_agents_calls(calls: int, start: int, new: int, warm: bool) -> None:
     made = list(agent_loop_calls(calls, start, new, output=7, warm=warm))
+    assert [call.time for call in made] == [10 * number for number in range(calls + warm)]
     mine = slice(int(warm), None)
     plain, kept = list(uncached_usage(made))[mine], list(cached_usage(made, FIVE_MINUTES))[mine]
     assert sum(u.prompt for u in plain) == calls * start + new * calls * (calls + 1) // 2

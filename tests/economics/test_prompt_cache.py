@@ -26,16 +26,18 @@ PLANS = st.tuples(st.sampled_from(CACHE_TTLS), st.booleans())
 
 
 def naive(calls: list[PromptCall], life: CacheTTL, renews: bool) -> list[int]:
-    """Tokens read by each call: every beginning that was ever sent, with its last write or renewal."""
+    """Tokens read by each call: every beginning that was ever sent and marked, with its last write or renewal."""
     alive: dict[tuple, Seconds] = {}
     found = []
     for call in calls:
         names = [name for name, _ in call.segments]
         beginnings = [tuple(names[:end]) for end in range(1, len(names) + 1)]
         hits = [b for b in beginnings if b in alive and call.time - alive[b] < life.seconds]
+        marked = [b for b in beginnings if call.marked is None or len(b) in call.marked]
         longest = len(hits[-1]) if hits else 0
         found.append(sum(tokens for _, tokens in call.segments[:longest]))
-        alive |= {b: call.time for b in beginnings if len(b) > longest or renews}
+        alive |= {b: call.time for b in marked if len(b) > longest or renews}
+        alive |= {b: call.time for b in hits if renews}
     return found
 
 

@@ -170,6 +170,8 @@ def test_the_day_is_settled() -> None:
     assert five.bill.saving_against(plain.bill) == Fraction("5.3931") and five_fixed.bill.saving_against(
         plain.bill
     ) == Fraction("3.675")
+    three = system_prompt_day(A, days=3)
+    assert three[0].bill.total == 18 and [plan.bill.num_cache_writes for plan in three[1:]] == [1, 750, 1, 72]
     assert max_saving(A) == Fraction(9, 10)
     for plans in (
         system_prompt_day(A),

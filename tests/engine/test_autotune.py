@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,13 +24,19 @@ from tests.thorough import tries
 from workbench.batch import TokenBatch
 from workbench.errors import WorkbenchError
 from workbench.executors import autotune as trial
+from workbench.executors import layout
 from workbench.executors.base import CompileUnit, EagerExecutor
 from workbench.executors.mlir import MlirStep
 from workbench.executors.packing import pack_batch
 from workbench.executors.reference import CacheLayout
 from workbench.executors.select import Backends
+from workbench.kv_cache.format import CacheFormat
+from workbench.model.memory import cache_shapes
+from workbench.model.quantized import WeightFormat
+from workbench.model.spec import ModelSpec
 
 BOTH = Backends(Backend.MLIR, Backend.INDUCTOR, Backend.MLIR, "auto")
+SPEC, DENSE = spec_of(), WeightFormat()
 
 
 class Clock:
@@ -286,10 +293,43 @@ def test_one_backend_needs_no_trial() -> None:
     assert trial.autotune_backend(alone, model_of(spec_of()), 4) is alone
 
 
-def test_other_models_are_other_entries() -> None:
-    keys = {
-        trial._key(model, BOTH, CacheLayout(model.cache_shapes(), size, model.dtype), "block")
-        for model in (model_of(spec_of()), model_of(spec_of(tied=False)), model_of(spec_of(), dtype=torch.float64))
-        for size in (4, 8)
-    }
-    assert len(keys) == 6
+def keys_of(
+    spec: ModelSpec = SPEC, format: WeightFormat = DENSE, dtype: torch.dtype = torch.float32, size: int = 4,
+    cache: CacheFormat | None = None, cache_dtype: torch.dtype = torch.float32, backends: Backends = BOTH,
+    unit: CompileUnit = "block",
+) -> tuple[str, str]:  # fmt: skip
+    """Return the keys of a trial of backends, and of one of layouts."""
+    model: Any = SimpleNamespace(spec=spec, format=format, dtype=dtype)
+    held = CacheLayout(cache_shapes(spec, cache), size, cache_dtype)
+    return trial._key(model, backends, held, unit), layout._key(model, held)
+
+
+FORMATS = [
+    WeightFormat.parse(*each)
+    for each in (("int8",), ("int8", "dense"), ("int8", None, 64, "int8"), ("int4",), ("int4", None, 32),
+                 ("dense", None, 64, "float", "int4"), ("dense", None, 32, "float", "int4"))
+]  # fmt: skip
+
+
+def test_what_a_trial_depends_on_is_in_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    both: list[dict[str, Any]] = [
+        {}, {"spec": spec_of(tied=False)}, {"dtype": torch.float64}, {"cache_dtype": torch.bfloat16}, {"size": 8},
+        {"cache": CacheFormat(format="int8")}, {"cache": CacheFormat(format="int4")},
+        *({"format": format} for format in FORMATS),
+    ]  # fmt: skip
+    found = [keys_of(**each) for each in both]
+    assert keys_of() == found[0]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
+    found.append(keys_of())
+    for module in (trial, layout):
+        monkeypatch.setattr(module, "machine_key", lambda: {"cpu": "another"})
+    found.append(keys_of())
+    assert [len(set(keys)) for keys in zip(*found, strict=True)] == [len(found)] * 2
+    others = [
+        {"unit": "step"},
+        {"backends": replace(BOTH, decode=Backend.EAGER)},
+        {"backends": replace(BOTH, blocks=Backend.EAGER)},
+    ]
+    assert len({keys_of(**each)[0] for each in ({}, *others)}) == 4
+    monkeypatch.setattr(trial, "AUTOTUNE_VERSION", 99)
+    assert keys_of()[0] != found[-1][0] and keys_of()[1] == found[-1][1]

@@ -82,6 +82,12 @@ def test_alone_and_among_others_and_beside_work_they_have_the_same_bits() -> Non
     assert ends == expected
 
 
+def test_as_many_tokens_as_may_be_embedded_are() -> None:
+    runner = runner_of(seen_through(spec_of(), 1))
+    assert [each.num_tokens for each in embed_texts(runner, [[1, 2], [3, 4]], max_tokens=4)] == [2, 2]
+    assert embed_texts(runner, [[1]], layer=2) == embed_texts(runner, [[1]]), "the last layer is that of two"
+
+
 def test_what_cannot_be_embedded_is_refused_before_anything_is_computed() -> None:
     runner = runner_of(seen_through(spec_of(), 1))
     runner.model.embed = None  # type: ignore[assignment] (nothing may be computed)

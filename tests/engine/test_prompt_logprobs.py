@@ -6,6 +6,7 @@ import random
 from collections import defaultdict
 from dataclasses import replace
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ from tests.thorough import tries
 from workbench.engine import naive
 from workbench.model.transformer import Transformer
 from workbench.request import Request, SamplingParameters, random_token_ids
+from workbench.sampling import prompt_logprobs
 from workbench.scheduler.plan import MAX_SCORED_TOKENS
 from workbench.trace.events import Decoded, Event, Finished, Preempted, Prefilled, PromptLogprob, Submitted
 
@@ -67,6 +69,12 @@ def check(model: Transformer, request: Request, found: tuple[PromptLogprob, ...]
         assert all(row[id] >= row.topk(TOP).values[-1] - 2 * bound for id, _ in top)
 
 
+@pytest.fixture(autouse=True)
+def rows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put the number of rows that are scored at once back, which a test may change."""
+    monkeypatch.setattr(prompt_logprobs, "ROWS_AT_ONCE", prompt_logprobs.ROWS_AT_ONCE)
+
+
 def texts(draw: random.Random, count: int) -> list[tuple[int, ...]]:
     """Prompts with beginnings in common, so that a cache has something to offer."""
     base = random_token_ids(draw, VOCAB, 30)
@@ -81,9 +89,11 @@ def texts(draw: random.Random, count: int) -> list[tuple[int, ...]]:
     tokens=st.sampled_from([3, 16, 64]),
     prefix=st.sampled_from(["radix", "off"]),
     offload=st.sampled_from(["none", "memory"]),
+    rows=st.sampled_from([1, 3, 32]),
 )
-def test_they_are_the_oracles(spec, seed: int, pages: int, tokens: int, prefix: str, offload: str) -> None:
+def test_they_are_the_oracles(spec, seed: int, pages: int, tokens: int, prefix: str, offload: str, rows: int) -> None:
     model, draw = model_of(spec, seed), random.Random(seed)
+    prompt_logprobs.ROWS_AT_ONCE = rows
     runner = runner_of(model, pages=pages, max_num_batched_tokens=tokens, prefix=prefix, offload=offload)
     for turn in range(2):
         prompts = texts(draw, 4)

@@ -84,12 +84,17 @@ def test_a_thought_keeps_its_budget_and_leaves_the_answer_its_own(
 
 
 def test_a_sentences_end_near_the_budget_closes() -> None:
-    """A point is forced on every token; the thought closes at the first that is near enough."""
-    point = byte_level().encode(".")[0]
-    for soft, wanted in ((0, 20), (4, 16), (99, 10)):
+    """An end is forced on every token; the thought closes at the first that is near enough, and at no other text."""
+    cases = [
+        (0, 20, "."),
+        (99, 20, ","),
+        *((soft, wanted, end) for soft, wanted in ((4, 16), (99, 10)) for end in ".!?\n"),
+    ]
+    for soft, wanted, text in cases:
+        point = byte_level().encode(text)[0]
         thinking = Thinking(budget_tokens=20, soft_tokens=soft)
         end = generate(RUNNERS(()), [ask(thinking=thinking, logit_bias={point: 100.0})])["r"]
-        assert end.thinking_tokens == wanted and end.thought_text == "." * wanted
+        assert end.thinking_tokens == wanted and end.thought_text == text * wanted
 
 
 def test_events_of_a_thought_have_a_channel_of_their_own() -> None:

@@ -83,6 +83,13 @@ def test_a_budget_is_reserved_at_the_dearest_and_charged_exactly(tmp_path: Path)
         (row,) = gateway.accounts.sums(("key",))
         assert row.cost == Fraction(15 * 300, 1_000_000)
 
+    async def dear(gateway: Gateway, models: Models) -> None:
+        """Of a budget that nothing was spent of, too."""
+        error = await refused(gateway, chat("x", sampling={"max_tokens": 10_000}))
+        assert "may cost more than the key's whole budget of the day; make it smaller" in error.message
+        assert error.status == 402 and "spent" not in error.message and error.headers["x-should-retry"] == "false"
+
+    run(dear, limits={"each_key": {"money_per_day": "0.005"}}, accounting={"prices": str(file)})
     run(use, limits={"each_key": {"money_per_day": "0.005"}}, accounting={"prices": str(file)})
 
 

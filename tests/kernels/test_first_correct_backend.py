@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compiled_kernels import correct_backend as right
+from compiled_kernels import result_cache
 from compiled_kernels.backends import Backend
 from compiled_kernels.correct_backend import FILE, CorrectBackend, first_correct_backend
 from compiled_kernels.result_cache import ResultCache
@@ -90,6 +91,14 @@ def test_other_work_or_another_machine_is_checked_anew(
         torch.set_num_threads(threads)
     monkeypatch.setattr(right, "machine_key", lambda: {"cpu": "another"})
     assert asked(ARGUMENTS, BACKENDS) == 6
+
+
+def test_of_too_many_results_the_newest_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(result_cache, "MAX_ENTRIES", 3)
+    kept = ResultCache(tmp_path / FILE)
+    for number in (*range(5), 3):  # a result that is found anew stays where it was
+        kept.add(str(number), {"found": number})
+    assert kept.load() == {str(number): {"found": number} for number in (2, 3, 4)}
 
 
 def test_where_none_is_right_that_is_an_error(verdicts: Verdicts, tmp_path: Path) -> None:

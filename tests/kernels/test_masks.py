@@ -12,7 +12,20 @@ from hypothesis import strategies as st
 
 from compiled_kernels import Backend, BackendError, paged_attention
 from compiled_kernels.attention import AttentionParameters, Spans
-from compiled_kernels.masks import ALiBi, AndMask, Causal, ChainedScore, SlidingWindow
+from compiled_kernels.masks import (
+    ALiBi,
+    AndMask,
+    Causal,
+    ChainedScore,
+    Chunked,
+    HeadMask,
+    Mask,
+    ScoreTemperature,
+    SlidingWindow,
+    differs_by_head,
+    is_normalized,
+    seen_by_head,
+)
 from compiled_kernels.paged_attention import PagedKV, unsupported_reason
 from workbench.inspect.mask_picture import draw_mask
 
@@ -37,6 +50,51 @@ def test_a_picture_fills_exactly_the_pairs_that_are_seen(mask, tokens: int, cell
         filled[y, x : x + width] = True
     assert torch.equal(filled, table(mask, tokens))
     assert f"{int(filled.sum())} pairs seen" in drawn and drawn._repr_svg_() == drawn
+
+
+HEADS = 4
+BY_HEAD = st.builds(
+    HeadMask, st.just(lambda query, key, head: (query - key) % HEADS == head % HEADS), st.just(HEADS), st.integers(0, 3)
+)
+LEAVES = BANDS | st.builds(Chunked, st.integers(1, 9)) | BY_HEAD
+MASKS = st.recursive(LEAVES, lambda inner: st.builds(AndMask, inner, inner), max_leaves=4)
+
+
+def plainly_seen(mask: Mask, query: int, key: int, head: int) -> bool:
+    """Return whether one head's query sees a key, by the definition of each mask."""
+    match mask:
+        case AndMask(first, second):
+            return plainly_seen(first, query, key, head) and plainly_seen(second, query, key, head)
+        case HeadMask():
+            return (query - key) % HEADS == (head + mask.first) % HEADS
+        case SlidingWindow(window, sinks):
+            return key <= query and (key > query - window or key < sinks)
+        case Chunked(size):
+            return key <= query and key // size == query // size
+    return key <= query
+
+
+def has_heads(mask: Mask) -> bool:
+    return has_heads(mask.first) or has_heads(mask.second) if isinstance(mask, AndMask) else isinstance(mask, HeadMask)
+
+
+@given(MASKS)
+def test_a_composed_mask_shows_each_head_what_all_its_parts_show(mask: Mask) -> None:
+    at, head = torch.arange(10), torch.arange(HEADS)
+    found = seen_by_head(mask, at[:, None], at, head[:, None, None]).expand(HEADS, 10, 10)
+    assert found.tolist() == [
+        [[plainly_seen(mask, q, k, h) for k in range(10)] for q in range(10)] for h in range(HEADS)
+    ]
+    assert differs_by_head(mask) == has_heads(mask)
+    assert not (found & ~table(mask, 10)).any(), "without a head it shows whatever any of them sees"
+
+
+@given(st.integers(1, 9), st.integers(0, 9), st.floats(0.0, 2.0))
+def test_scores_grow_from_the_first_floor_on(floor: int, offset: int, strength: float) -> None:
+    query = torch.arange(30)
+    found = ScoreTemperature(strength, floor, offset)(torch.ones(30, dtype=torch.float64), query, query, query)
+    wanted = [1 + strength * math.log(1 + (q + offset) // floor) for q in range(30)]
+    assert found.tolist() == pytest.approx(wanted)
 
 
 def test_a_picture_of_nothing_is_refused() -> None:
@@ -74,6 +132,18 @@ def test_then_is_one_after_the_other() -> None:
     first = ALiBi(1)(score, head, query, key)
     assert torch.equal(ChainedScore(ALiBi(1), twice)(score, head, query, key), 2 * first)
     assert torch.equal(ChainedScore(twice, ALiBi(1))(score, head, query, key), first + 1)
+
+
+def weights(score, head, query, key):
+    return score.relu()
+
+
+weights.normalized = False  # type: ignore[attr-defined] (an attribute of a score, see `is_normalized`)
+
+
+def test_the_last_score_decides_whether_a_softmax_divides() -> None:
+    chains = [ChainedScore(first, second) for first in (twice, weights) for second in (twice, weights)]
+    assert [is_normalized(each) for each in (None, twice, weights, *chains)] == [True, True, False, *[True, False] * 2]
 
 
 def ranked(query, key):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -32,7 +33,7 @@ def backend():
     return DynamoBackend()
 
 
-def report_of(function: Callable, *inputs: Tensor, **options: object):
+def report_of(function: Callable, *inputs: Tensor, **options: Any):
     """Compile a function, hold it to itself, and return what the backend says of it."""
     own = backend()
     torch.testing.assert_close(torch.compile(function, backend=own, **options)(*inputs), function(*inputs))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,6 +57,16 @@ def test_as_much_is_held_as_the_budget_has_room_for(budget, prompt, more, length
         assert most == budget.max_tokens(prompt) and budget.tokens_after_eviction(prompt) >= most // 2
     else:
         assert found == [(prompt, budget.max_tokens(prompt))]
+
+
+@given(st.integers(1, 40), st.floats(1.0, 9.0), st.integers(1, 80), st.integers(1, 40))
+def test_one_head_keeps_its_spread_and_always_loses_a_token(tokens: int, spread: float, prompt: int, more: int) -> None:
+    budget = EvictionBudget(tokens, in_decode=False, spread=spread)
+    found, most = walk(budget, prompt, prompt + more, [30])
+    kept = budget.max_tokens(prompt)
+    wanted = min(math.ceil(spread * kept), prompt - 1)
+    assert found == ([(prompt, max(kept, wanted))] if prompt > kept else [])
+    assert most <= budget.peak_tokens(prompt, prompt + more) and budget.tokens_after_eviction(prompt) == kept
 
 
 def test_a_budget_is_given_in_tokens_bytes_or_a_ratio() -> None:

@@ -41,11 +41,15 @@ def test_keeping_again_keeps_all(policy, mass, budget) -> None:
     assert policy.select(mass[kept], budget).tolist() == list(range(len(kept)))
 
 
-def test_snapkv_votes_are_shared_with_neighbours() -> None:
-    mass = torch.zeros(20)
-    mass[5] = 9.0
-    kept = SnapKV(budget=4, observe=1, pool=3).select(mass, 4).tolist()
-    assert kept == [4, 5, 6, 19]
+@given(st.lists(st.integers(0, 8), min_size=1, max_size=40), st.integers(2, 20), st.integers(1, 9), st.integers(1, 9))
+def test_snapkv_keeps_its_queries_tokens_and_the_heaviest_with_their_neighbours(mass, budget, observe, pool) -> None:
+    """Of equal ones the older."""
+    reach, newest = pool // 2, min(observe, budget)
+    shared = [sum(mass[max(0, slot - reach) : slot + reach + 1]) for slot in range(len(mass))]
+    older = sorted(range(max(0, len(mass) - newest)), key=lambda slot: (-shared[slot], slot))[: budget - newest]
+    policy = SnapKV(budget=2, observe=observe, pool=pool)
+    wanted = [*sorted(older), *range(max(0, len(mass) - newest), len(mass))]
+    assert policy.select(torch.tensor(mass, dtype=torch.float64), budget).tolist() == wanted
 
 
 def test_place_alone_decides_for_windows_and_sinks() -> None:

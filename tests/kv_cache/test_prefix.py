@@ -48,11 +48,15 @@ class Holder:
 class Index(RuleBasedStateMachine):
     """Sequences begin on what is offered, grow, enter their pages, leave or break; pools run short, time passes."""
 
-    @initialize(tables=st.sampled_from(LAYOUTS), ttl=st.sampled_from([None, TTL]), seed=st.integers(0, 10**6))
-    def begin(self, tables: tuple[KVCacheGroup, ...], ttl: float | None, seed: int) -> None:
+    @initialize(
+        tables=st.sampled_from(LAYOUTS), ttl=st.sampled_from([None, TTL]), pinned=st.sampled_from([2, PAGES // 2]),
+        seed=st.integers(0, 10**6),
+    )  # fmt: skip
+    def begin(self, tables: tuple[KVCacheGroup, ...], ttl: float | None, pinned: int, seed: int) -> None:
         self.tables, self.ttl, self.now, self.draw = tables, ttl, 0.0, random.Random(seed)
         self.pools = tuple(PagePool(PAGES, SIZE) for _ in tables)
-        self.index = RadixCache(self.pools, tables, ttl, lambda: self.now)
+        self.most_pinned = pinned
+        self.index = RadixCache(self.pools, tables, ttl, lambda: self.now, pinned_share=pinned / PAGES)
         self.holders: list[Holder] = []
         # By table, salt and all tokens up to the end of a page: the page, who entered it, and when it was last used.
         self.known: list[dict[Prefix, tuple[int, int]]] = [{} for _ in tables]
@@ -168,7 +172,7 @@ class Index(RuleBasedStateMachine):
     @precondition(lambda self: self.holders)
     @rule(data=st.data(), seconds=st.sampled_from([2.0, 5.0, 20.0]), count=st.integers(0, 14))
     def pin(self, data: st.DataObject, seconds: float, count: int) -> None:
-        """A caller pays for the beginning of a text; half of the pages may be pinned."""
+        """A caller pays for the beginning of a text; a share of the pages may be pinned."""
         holder = data.draw(st.sampled_from(self.holders))
         tokens = self.index.pin(holder.ids[:count], holder.salt, seconds)
         assert tokens % SIZE == 0 and tokens <= count
@@ -177,7 +181,7 @@ class Index(RuleBasedStateMachine):
             until, life = self.pinned.get(key, (0.0, 0.0)) if self.is_pinned(key) else (0.0, 0.0)
             self.pinned[key] = max(until, self.now + seconds), max(life, seconds)
             assert (node := self.node(key)) is not None and node.pinned_until == self.pinned[key][0]
-        assert self.index.pins.num_pinned == sum(map(self.is_pinned, self.pinned)) <= PAGES // 2
+        assert self.index.pins.num_pinned == sum(map(self.is_pinned, self.pinned)) <= self.most_pinned
 
     def node(self, key: Prefix) -> RadixNode | None:
         node, ids = self.index.tree.roots.get(key[0]), key[1]
@@ -275,6 +279,8 @@ class Index(RuleBasedStateMachine):
             for page in range(1, PAGES + 1):
                 assert pool.ref_count(page) == held.count(page) + kept.count(page)
             assert list(pool.evictable) == self.idle[t] and set(pool.evictable) == set(kept) - set(held)
+        for key in self.pinned:
+            assert (node := self.node(key)) is not None and self.index.pins.is_pinned(node) == self.is_pinned(key)
 
     def teardown(self) -> None:
         """After every request has ended and the index is cleared, no page and no node is left."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from compiled_kernels import Backend, backend_problems
+from tests.helpers.refusals import refuses
 from tests.measure.small import DETERMINISM, asked, is_drawn
+from workbench.experiment.variants import every_variant
+from workbench.measure import determinism
 from workbench.measure.compare_variants import run_comparison
 from workbench.measure.determinism import measure_determinism, num_distinct_outputs
 
@@ -28,10 +32,29 @@ def test_answers_are_counted_by_prompt() -> None:
     assert num_distinct_outputs(rows, "same", "token_ids") == 1
 
 
+def test_a_price_of_sequences_that_never_decode_together_is_refused() -> None:
+    few = asked(DETERMINISM, "workload.prompts=1", "workload.runs=1", "schedule.max_num_seqs=2")
+    refuses("workload.price: 3 sequences never decode together; lower price.batch", measure_determinism, few)
+
+
 def test_without_the_mode_bits_vary() -> None:
     (row,) = measure_determinism(asked(DETERMINISM)).rows
     assert row["varying_bits"] > 1 and row["same_bits"] == 1 and not row["batch_invariant"]
     assert row["prefill_s"] > 0 and "price_prefill" not in row
+
+
+def test_a_price_is_over_the_variant_that_differs_by_the_mode_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = {"far": 1.0, "on": 6.0, "off": 2.0, "alone": 5.0}
+    backends = {"far": "eager", "on": "mlir", "off": "mlir", "alone": "inductor"}
+    settings = {name: {"backend": each, "batch_invariant": name in ("on", "alone")} for name, each in backends.items()}
+    experiment = asked(DETERMINISM, f"variants={json.dumps(settings)}")
+    monkeypatch.setattr(determinism, "load_runners", lambda variants, on_progress: {name: name for name in variants})
+    monkeypatch.setattr(
+        determinism, "time_round", lambda settings, name, seed: dict.fromkeys(determinism.TIMED_PHASES, seconds[name])
+    )
+    costs, _ = determinism.measure_overhead(experiment.workload.price, every_variant(experiment), 0, lambda line: None)
+    assert {name: cost["price_prefill"] for name, cost in costs.items() if "price_prefill" in cost} == {"on": 3.0}
+    assert {name: cost["prefill_s"] for name, cost in costs.items()} == seconds
 
 
 @pytest.mark.skipif(problem is not None, reason=f"backend mlir: {problem}")

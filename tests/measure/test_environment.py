@@ -12,7 +12,15 @@ import pytest
 
 from workbench.machine import processor as machine
 from workbench.machine.environment import commit, environment
-from workbench.machine.processor import LEVELS, CpuTimes, cpu_times, last_level_cache, others_cpu_share, simd_level_of
+from workbench.machine.processor import (
+    LEVELS,
+    CpuTimes,
+    available_bytes,
+    cpu_times,
+    last_level_cache,
+    others_cpu_share,
+    simd_level_of,
+)
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +102,17 @@ def test_without_git_there_is_no_commit(tmp_path, monkeypatch):
 def test_others_share_is_what_was_busy_and_not_ours(busy, own, share):
     before = CpuTimes(total=100.0, active=50.0, own=7.0)
     assert others_cpu_share(before, CpuTimes(110.0, 50.0 + busy, 7.0 + own)) == pytest.approx(share)
+
+
+def test_memory_that_may_be_taken_is_that_of_the_control_group(tmp_path):
+    """Count what a file's cache takes as free; without a limit the machine's is."""
+    machine = available_bytes(tmp_path / "none")
+    (tmp_path / "memory.stat").write_text("anon 300\nfile 900\n")
+    found = []
+    for limit in ("1000", "300", "200", "max"):
+        (tmp_path / "memory.max").write_text(limit + "\n")
+        found.append(available_bytes(tmp_path))
+    assert found[:3] == [700, 0, 0] and min(machine, found[3]) > 1000
 
 
 def test_no_time_gone_by_has_no_share():

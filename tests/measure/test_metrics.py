@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from pytest import approx
 
 from tests.trace.histories import recorders
+from workbench.experiment.experiment import SLO
+from workbench.measure.goodput import goodput, recorded_goodput
 from workbench.runs.metrics import distribution, per_request, percentile, request_metrics, summarize
 
 numbers = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40)
@@ -88,6 +90,28 @@ def test_first_token_times_are_from_arrival(recorder):
     for row, found in zip(served, per_request(recorder.requests(), recorder.tokens()), strict=True):
         if row["first_token"] is not None:
             assert found["ttft_s"] == row["first_token"] - row["arrival"]
+
+
+@given(recorders())
+def test_a_goodput_is_of_what_ended_well_among_what_was_served(recorder):
+    """However late: a request that was cancelled or failed attains no objective, and a refused one is none."""
+    served = [row for row in recorder.requests() if row["finish_reason"] != "refused"]
+    well = sum(row["finish_reason"] in ("stop", "length") for row in served)
+    found = recorded_goodput(recorder, SLO(ttft=1e9, tpot=1e9), 2.0)
+    assert (found["requests"], found["requests_per_s"]) == (well, well / 2)
+    assert found["share"] == (well / len(served) if served else None)
+
+
+def test_an_objective_is_attained_up_to_its_bound():
+    slo, good = SLO(ttft=1.0, tpot=0.5), {"ttft_s": 1.0, "tpot_s": 0.5, "e2el_s": 9.0}
+    rows = [
+        good,
+        {**good, "tpot_s": None},
+        {**good, "ttft_s": 1.01},
+        {**good, "tpot_s": 0.51},
+        {**good, "e2el_s": None},
+    ]
+    assert [goodput([row], slo, None)["requests"] for row in rows] == [1, 1, 0, 0, 0]
 
 
 def test_rates_and_shares_by_hand():

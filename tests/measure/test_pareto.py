@@ -44,3 +44,11 @@ def test_it_is_drawn_with_every_name() -> None:
 def test_points_that_are_one_bear_their_names_together() -> None:
     text = pareto.render_chart(pareto.chart([*ROWS, {**ROWS[0], "variant": "the same"}], ""), "svg").decode()
     assert "float32, the same" in text
+
+
+@pytest.mark.skipif(pareto.plotting_problem() is not None, reason="pip install 'inference-workbench[plots]'")
+def test_weights_are_the_size_where_caches_are_alike() -> None:
+    rows = [{**row, "bytes_per_token": 512.0, "weight_bytes": row["bytes_per_token"]} for row in ROWS]
+    layers = [pareto.chart(each, "").to_dict()["layer"][1] for each in (ROWS, rows)]
+    assert layers[0]["data"] == layers[1]["data"]
+    assert [each["encoding"]["x"]["title"] for each in layers] == list(pareto.SIZES.values())

@@ -9,7 +9,12 @@ import pytest
 from tests.measure.small import INTERFERENCE, asked, is_drawn
 from workbench.experiment.build import runner_for
 from workbench.measure.compare_variants import run_comparison
-from workbench.measure.prefill_interference import BEHIND, LONG, run_interference_round
+from workbench.measure.prefill_interference import (
+    BEHIND,
+    LONG,
+    measure_prefill_interference,
+    run_interference_round,
+)
 from workbench.reports.variants_table import variant_tables
 from workbench.trace.recorder import Recorder
 
@@ -49,6 +54,14 @@ def test_gaps_and_waits_are_those_of_the_record() -> None:
         assert found[key] == pytest.approx(rows[name]["first_token"] - rows[name]["arrival"])
     assert len(found["running_ttft_s"]) == 3
     assert found["seconds"] >= found["ttft_s"]
+
+
+def test_a_prompt_may_come_right_after_the_first_token() -> None:
+    """There is no gap before it then."""
+    few = "variants={whole: {}}", "workload.running=1", "workload.after=1", "workload.output_tokens=3"
+    (row,) = (found := measure_prefill_interference(asked(INTERFERENCE, *few))).rows
+    assert row["gap_s_p50"] is None and row["longest_gap_s"] > 0 and len(found.tables["rounds"]) == 2
+    assert variant_tables(found.rows)
 
 
 def test_a_run_of_it_has_a_table_a_picture_and_verdicts(tmp_path: Path) -> None:

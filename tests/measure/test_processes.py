@@ -28,10 +28,11 @@ from workbench.measure.run import run
 from workbench.measure.simulated import instance_spec_for
 from workbench.progress import discard
 from workbench.reports.variants_table import variant_tables
+from workbench.simulate.arrival import Arrival
 from workbench.simulate.events import FleetEventAdapter
 from workbench.simulate.executor_settings import ProcessesExecutor
 from workbench.simulate.step_times import TICKS_PER_SECOND, AttentionReach, LinearCost, StepTimeModel
-from workbench.trace.events import Event
+from workbench.trace.events import Decoded, Event, Finished, Moved, Preempted
 
 VARIANTS = """variants={
   replicas: {}, one killed: {executor.failures: [{instance: 0, at: 0}]},
@@ -59,6 +60,18 @@ def test_figures_of_events_are_those_of_simulated_jobs(scene: dict[str, Any]) ->
     ours, theirs = (job_row(each, job_metrics(each, slo, 1.0)) for each in (found, kept))
     known = {key for key in ours if not key.startswith(("queue_s", "retries", "offered"))}
     assert len(known) > 20 and {key: ours[key] for key in known} == {key: theirs[key] for key in known}
+
+
+def test_requests_that_failed_count_as_failed_alone() -> None:
+    arrivals = {name: Arrival(0.0, prompt, 1) for name, prompt in (("good", 5), ("bad", 70), ("open", 900))}
+    events = [
+        Decoded(1.0, "good", token_id=1), Finished(1.0, "good", reason="stop"), Moved(1.0, "bad"),
+        Preempted(1.0, "open"), Finished(2.0, "bad", reason="error", error="lost"),
+    ]  # fmt: skip
+    found = job_metrics(jobs_of_events(arrivals, events), SLO(ttft=9.0, tpot=9.0), 2.0)
+    counts = {"submitted": 3, "finished": 1, "failed": 1, "in_flight": 1, "retries": 1, "num_preemptions": 1}
+    assert found["requests"] == {**counts, "errors": {"lost": 1}}
+    assert found["tokens"]["prompt"] == 905 and found["goodput"]["share"] == 1 / 3
 
 
 # A prompt's last chunk of one token counts as a decode to the simulator, so both tokens cost the same.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -125,7 +126,7 @@ CALLS: tuple[tuple[Callable[[], object], str], ...] = (
     (lambda: interfering(500, 8), "long: "),
     (streaming, "5000 prompt tokens"),
     (lambda: score_texts(tiny(), [ForcedText((1,) * 300, 1, 299)], lambda *_: None), "text 0 of 300 tokens: "),
-    (lambda: generate_snippets(Tokenizer.from_folder(BUNDLED_MODELS["demo"]), 1, 60,
+    (lambda: generate_snippets(cast(Any, Tokenizer.from_folder(BUNDLED_MODELS["demo"])), 1, 60,
                                (0.0,), seed=0), "leave no room"),
 )  # fmt: skip
 

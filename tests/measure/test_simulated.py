@@ -14,8 +14,12 @@ from workbench.measure import chart as pareto
 from workbench.measure import simulation as curves
 from workbench.measure.compare_variants import run_comparison
 from workbench.measure.run import run
-from workbench.measure.simulated import describe_simulation, fleet_for
+from workbench.measure.simulated import describe_simulation, failures_of, fleet_for, instance_spec_for, pools_for
 from workbench.measure.simulation import simulate_experiment, simulation_experiment
+from workbench.scheduler.plan import SchedulerLimits
+from workbench.scheduler.policies import Fair
+from workbench.simulate.fleet import InstanceFailure, KVTransfer
+from workbench.simulate.routers import PrefixAware, RoundRobin
 
 
 def test_a_simulated_run_leaves_the_files_of_a_real_one(tmp_path: Path) -> None:
@@ -96,6 +100,35 @@ def test_simulating_from_words() -> None:
     assert found["about"]["kv_bytes_per_token"] == 327_680
     early = simulate_experiment(experiment, until=3.0)["requests"]
     assert early["in_flight"] == early["submitted"] - early["finished"] > 0
+
+
+def test_settings_reach_the_simulated_fleet() -> None:
+    experiment = asked(
+        SIMULATED, "schedule={max_num_seqs: 3, max_num_batched_tokens: 77, chunk_tokens: 33, policy: fair}",
+        "cache={page_size: 8, pages: 50, prefix: {kind: radix, ttl: 9}}", "executor.instances=2",
+        "executor.router=round_robin", "executor.failures=[{instance: 1, at: 2, down: 3}]",
+        "executor.decode={instances: 3, router: prefix_aware, bytes_per_second: 5, latency: 0.5}",
+    )  # fmt: skip
+    spec = instance_spec_for(experiment)
+    assert (spec.limits, spec.policy) == (SchedulerLimits(3, 77, 33), Fair())
+    assert (spec.page_size, spec.pages, spec.prefix, spec.ttl) == (8, (50,), True, 9)
+    pool, decode, transfer = pools_for(experiment, spec)
+    assert (pool.count, pool.router, transfer) == (2, RoundRobin(), KVTransfer(5.0, 0.5)) and decode is not None
+    assert (decode.count, decode.router, decode.spec.receives_kv, decode.spec.prefix) == (3, PrefixAware(), True, False)
+    assert failures_of(experiment) == (InstanceFailure(1, 2.0, 3.0),)
+
+
+@pytest.mark.parametrize(
+    "change", ["compute_share=0.5", "memory_share=0.5", "overhead=0.001", "hardware=a100", "gpus=2", "pipeline=2"]
+)
+def test_settings_of_the_accelerators_change_step_times(change: str) -> None:
+    times = [instance_spec_for(asked(SIMULATED, *more)).times for more in ((), (f"executor.{change}",))]
+    assert times[0] != times[1]
+
+
+def test_a_smaller_share_of_the_memory_holds_fewer_pages() -> None:
+    pages = [instance_spec_for(asked(SIMULATED, f"executor.memory={share}")).pages for share in (0.5, 0.9)]
+    assert 0 < pages[0][0] < pages[1][0]
 
 
 @pytest.mark.parametrize(("gpus", "pipeline"), [(4, 1), (2, 2), (1, 4)])

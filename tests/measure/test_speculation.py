@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.helpers.refusals import refuses
 from tests.measure.small import SPECULATION, TINY, asked, is_drawn, shown
 from workbench.experiment.experiment import Experiment
 from workbench.measure.compare_variants import run_comparison
@@ -61,6 +62,14 @@ def test_speculation_beside_none(tmp_path: Path) -> None:
     assert [each["claim"] for each in record.summary["verdicts"]] == ["spec-decode", "spec-acceptance"]
     assert len(record.read_table("runs.parquet").to_pylist()) == len(rows) * 2
     assert is_drawn(record) and "tokens a check" in shown(record)
+
+
+@pytest.mark.parametrize("change", ["workload.output_tokens=2", "schedule.max_num_seqs=1"])
+def test_a_load_that_never_decodes_together_is_refused(tmp_path: Path, change: str) -> None:
+    text = tmp_path / "text.py"
+    text.write_text("\n".join(f"def name_{i}(value):\n    return value + {i}\n" for i in range(40)))
+    few = "variants={plain: {}}", f"workload.texts=[{text}]", "workload.loads=[2]", change
+    refuses("workload.loads: 2 sequences never decode", lambda: measure_speculation(asked(SPECULATION, *few)))
 
 
 def test_a_run_that_speculates_tells_of_it(tmp_path: Path) -> None:

@@ -53,11 +53,13 @@ def test_a_verdict_follows_its_rule(tmp_path: Path) -> None:
 
 
 def test_settings_that_change_the_texts_are_found() -> None:
-    found = measure_text_agreement(pair({"sampling.temperature": 3.0}), lambda line: None)
+    cache = {"prefix": {"kind": "radix"}, "page_size": 4}
+    found = measure_text_agreement(pair({"sampling.temperature": 3.0}, cache=cache), lambda line: None)
     left, right = found.rows
     assert left["same_texts_share"] == 1 > right["same_texts_share"] and right["first_divergence"] < 6
     assert set(AGREEMENT_FIGURES) <= set(right)
     assert {row["round"] for row in found.tables["tokens"]} == {1, 2}
+    assert not any(row["cached_tokens"] for row in found.tables["requests"]), "a round computes every prompt"
     places = [row["first_divergence"] for row in found.tables["agreement"] if row["variant"] == "right"]
     first = [row for row in found.tables["requests"] if row["round"] == 1]
     texts = {name: [row["token_ids"] for row in first if row["variant"] == name] for name in ("left", "right")}

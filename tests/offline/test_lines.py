@@ -63,7 +63,11 @@ def test_several_samples_and_logprobs(tmp_path: Path) -> None:
     for each in choices:
         answer = each["logprobs"]
         assert len(answer["tokens"]) == len(answer["token_logprobs"]) == len(answer["top_logprobs"]) == 6
-        assert answer["text_offset"][0] == 0
+        assert all(name in top for name, top in zip(answer["tokens"], answer["top_logprobs"], strict=True))
+        offsets, text = answer["text_offset"], each["text"]
+        assert offsets == sorted(offsets) and offsets[0] == 0 and offsets[-1] <= len(text)
+        for name, offset in zip(answer["tokens"], offsets, strict=True):
+            assert name.startswith(("bytes:", "<|", "token_id:")) or text[offset:].startswith(name)
     content = found[1]["response"]["body"]["choices"][0]["logprobs"]["content"]
     assert len(content) == 4 and all(len(each["top_logprobs"]) == 1 for each in content)
     assert bytes(content[0]["bytes"]).decode("utf-8", "replace") == content[0]["token"]
@@ -98,7 +102,7 @@ def test_lines_without_a_seed_differ_from_each_other(tmp_path: Path) -> None:
         (line("a", prompt="\ud800"), "refused", "lone surrogate"),
         (line("a", prompt="b", temperatur=1), "invalid_request", "body.temperatur: unknown field; did you mean 'temp"),
         (line("a", prompt="b", temperature=-1), "invalid_request", "temperature"),
-        (line("a", prompt="b", top_p=0), "invalid_request", "top_p"),
+        (line("a", prompt="b", top_p=-1), "invalid_request", "top_p"),
         (line("a", prompt="b", n=3, best_of=2), "invalid_request", "best_of 2 is less than n"),
         (line("a", prompt="b", sampler={"path": "os:system"}), "invalid_request", "body.sampler: unknown field"),
         (line("a", prompt="b", stream=True), "invalid_request", "a batch does not stream"),

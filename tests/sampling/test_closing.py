@@ -58,7 +58,7 @@ def test_every_state_has_an_end_after_which_the_answer_is_valid(number: int, see
     ("schema", "wanted"),
     [
         ({}, "0"),
-        ({"type": "object", "required": ["a"], "properties": {"a": {"type": "string"}}}, '{"a":""}'),
+        ({"type": "object", "required": ["a"], "properties": {"a": {"type": "string"}}}, '{"a": ""}'),
         ({"anyOf": [{"type": "array", "minItems": 9, "items": {"type": "null"}}, {"type": "boolean"}]}, "true"),
         ({"enum": ["a long value", "b"]}, '"b"'),
         ({"type": "array", "items": {"type": "string"}}, "[]"),

@@ -10,7 +10,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.sampling.samplers import Greedy, RandomSampler, sample_categorical, sample_categorical_parallel, uniform
+from workbench.sampling.samplers import (
+    Greedy,
+    RandomSampler,
+    most_probable,
+    sample_categorical,
+    sample_categorical_parallel,
+    uniform,
+)
 from workbench.testing.samplers import logits_rows
 
 SEEDS = st.integers(0, 2**63 - 1)
@@ -103,3 +110,13 @@ def test_sums_of_weights_are_those_of_a_loop_on_any_threads(shape: tuple[int, in
         assert np.array_equal(weights.cumsum(-1).numpy(), np.add.accumulate(weights.numpy(), axis=-1))
     finally:
         torch.set_num_threads(before)
+
+
+LOGPROBS = st.lists(st.integers(-8, 0).map(float) | st.just(-torch.inf), min_size=1, max_size=12)
+
+
+@given(LOGPROBS, st.integers(0, 14))
+def test_the_most_probable_are_in_order_and_of_equal_ones_the_first(values: list[float], count: int) -> None:
+    wanted = sorted((-value, token) for token, value in enumerate(values) if value > -torch.inf)[:count]
+    found = most_probable(torch.tensor(values, dtype=torch.float64), count)
+    assert [(-value, token) for token, value in found] == wanted

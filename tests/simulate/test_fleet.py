@@ -23,7 +23,7 @@ from workbench.simulate.instance import Instance, InstanceSpec
 from workbench.simulate.job import SimulatedRequest
 from workbench.simulate.routers import LeastLoaded
 from workbench.simulate.source import OpenLoopSource
-from workbench.simulate.step_times import AttentionReach, LinearCost, StepTimeModel
+from workbench.simulate.step_times import TICKS_PER_SECOND, AttentionReach, LinearCost, StepTimeModel
 from workbench.trace.events import Event, Routed
 
 
@@ -80,7 +80,9 @@ def test_no_request_is_lost_and_none_is_in_two_places(scene: Scene) -> None:
     assert run.in_flight == len(run.stranded) == 0  # a request for an instance that never returns has failed
     assert run.submitted == len(scene["arrivals"])
     for job in run.jobs:
-        assert job.error or job.generated_tokens == job.output_tokens <= job.arrival.output_tokens
+        room = min(pool.spec.context for pool in run.pools) - job.arrival.prompt_tokens
+        assert job.output_tokens == max(1, min(job.arrival.output_tokens, room))
+        assert job.error or job.generated_tokens == job.output_tokens
         times = (job.arrival_time, job.first_scheduled, job.first_token, job.last_token, job.finish_time)
         assert job.error or list(times) == sorted(time for time in times if time is not None)
         assert len(job.instances) <= len(run.pools) * (job.retries + 1)
@@ -96,6 +98,34 @@ def test_no_request_is_lost_and_none_is_in_two_places(scene: Scene) -> None:
 @given(scenes())
 def test_the_same_again(scene: Scene) -> None:
     assert outcome(fleet(scene).run()) == outcome(fleet(scene).run())
+
+
+@given(scenes(failing=False))
+def test_a_handover_takes_its_latency_and_the_time_of_its_bytes(scene: Scene) -> None:
+    sent: list[tuple[int, int, int, int]] = []
+
+    class Watch(FleetEventAdapter):
+        def on_handover(self, job: SimulatedRequest, target: Instance, time: int, size: int, ticks: int) -> None:
+            assert job.last_token is not None
+            sent.append((job.num_tokens - 1, size, ticks, time - job.last_token))
+
+    run, transfer = fleet(scene, listener=Watch(lambda event: None)).run(), scene["transfer"]
+    each = scene["pool"].spec.kv_bytes_per_token
+    for tokens, size, ticks, taken in sent:
+        assert size == round(tokens * each) and ticks == taken
+        assert ticks == round((size / transfer.bytes_per_second + transfer.latency) * TICKS_PER_SECOND)
+    assert (run.handed_over, run.sent_bytes) == (len(sent), sum(size for _, size, _, _ in sent))
+
+
+@pytest.mark.parametrize("down", [1, 4, 30])
+def test_an_instance_is_down_for_its_time(down: int) -> None:
+    """Calls that come meanwhile begin when it is up again, and later ones at once."""
+    times = StepTimeModel("a tick a step", (AttentionReach(None, 0),), (LinearCost(1, 0, 0, 0, 0, (0, 0), (0, 0)),))
+    machine = InstanceSpec(times, (KVCacheGroup((0,)),), (40,), (8,), 32, 60, SchedulerLimits(4, 12))
+    arrivals = [Arrival(at * TICK, 1, 2) for at in (6, 50)]
+    failures = [InstanceFailure(0, 5 * TICK, down * TICK)]
+    run = Fleet(OpenLoopSource(arrivals), InstancePool(machine, 1), failures=failures).run()
+    assert [job.first_scheduled for job in run.jobs] == [max(6, 5 + down), 50]
 
 
 @given(scenes(failing=False), st.integers(0, 400))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -153,7 +154,7 @@ def test_keys_that_several_accelerators_hold_are_read_by_each() -> None:
     assert all_reduce_bytes_per_token(grouped, 2) == 2 * 32 * 4096 * 2  # two a layer, a row in 16 bits each
 
 
-def table_of(prefill_step: float, decode_step: float, kinds: list[tuple[int, int]]) -> list[dict[str, float]]:
+def table_of(prefill_step: float, decode_step: float, kinds: list[tuple[int, int]]) -> list[dict[str, Any]]:
     """Return steps of these kinds, with prompts or decodes or both."""
     draw, now, rows = random.Random(0), 0.0, []
     for _ in range(200):

@@ -103,9 +103,11 @@ def test_a_request_has_the_lengths_of_its_arrival() -> None:
     assert request.sampling.max_tokens == 3 and request.sampling.ignore_eos and not request.sampling.stop
 
 
-@given(st.integers(1, 6), st.integers(1, 30), st.floats(0, 3), st.randoms(use_true_random=False))
-def test_a_closed_loop_never_has_more_under_way_than_clients(clients: int, count: int, think: float, draw) -> None:
-    workload = traffic(arrivals=ClosedLoop(clients=clients, think=think), requests=count)
+@given(st.integers(1, 6), st.integers(1, 30), st.floats(0, 3), st.floats(0, 2), st.randoms(use_true_random=False))
+def test_a_closed_loop_never_has_more_under_way_than_clients(
+    clients: int, count: int, think: float, scale: float, draw
+) -> None:
+    workload = traffic(arrivals=ClosedLoop(clients=clients, think=think), requests=count, time=scale)
     source = source_of(workload)
     under_way = list(source.initial_arrivals())
     seen = len(under_way)
@@ -114,7 +116,7 @@ def test_a_closed_loop_never_has_more_under_way_than_clients(clients: int, count
         ended = under_way.pop(draw.randrange(len(under_way)))
         following = source.next_after_finish(ended.time + 1)
         if following is not None:
-            assert following.time == ended.time + 1 + think
+            assert following.time == ended.time + 1 + think * scale
             under_way.append(following)
             seen += 1
         assert len(under_way) <= clients

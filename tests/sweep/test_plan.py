@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import shutil
 from pathlib import Path
 
 import pytest
@@ -35,10 +37,10 @@ def planned(folder: Path, *sets: str, more: str = "") -> SweepFolder:
     return SweepFolder.create(experiment_with_axes(write(folder, more), sets), folder / "runs", "tiny")
 
 
-def done(point: SweepPoint, seconds: float, size: int = 10**9) -> None:
+def done(point: SweepPoint, seconds: float, size: int = 10**9, error: str | None = None) -> None:
     point.write()
     run = RunFolder.create(point.folder, RUN_NAME)
-    PointResult(point.key, run.finish(), None, seconds, size).write(point.folder)
+    PointResult(point.key, run.finish(), error, seconds, size).write(point.folder)
 
 
 def sources(made: SweepPlan) -> list[str]:
@@ -93,6 +95,35 @@ def test_another_sweep_of_the_same_points_is_known(tmp_path: Path) -> None:
     made = plan_sweep(planned(tmp_path, "workload.output_tokens=2,7"), tmp_path / "runs")
     assert made.points[0].estimate == Estimate(5.0, 10**9, MEASURED) and made.points[0].row.state == "to run"
     assert "measured: the same points have run in another sweep" in made.remarks
+
+
+@pytest.mark.parametrize("error", [None, "of 2 requests: 2 refused"])
+def test_the_time_of_a_point_that_failed_is_none_of_its_own(tmp_path: Path, error: str | None) -> None:
+    """Neither here nor in another sweep, nor for the others' scale."""
+    here, there = planned(tmp_path, SIZES), planned(tmp_path, SIZES, "cache.page_size=64")
+    there.write()
+    done(there.points[0], 500.0, error=error)
+    done(here.points[1], 500.0, error=error)
+    assert sources(plan_sweep(here, tmp_path / "runs"))[:2] == [COST_MODEL if error else MEASURED] * 2
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations(("own", "ran", "failed", "planned"))][::3])
+def test_a_point_that_ran_is_known_whatever_other_sweeps_have_of_it(tmp_path: Path, order: tuple[str, ...]) -> None:
+    experiment, sweeps = experiment_with_axes(write(tmp_path), [SIZES]), dict[str, SweepFolder]()
+    for name, kind in zip("abcd", order, strict=True):
+        sweeps[kind] = SweepFolder.create(experiment, tmp_path / "runs", name)
+        sweeps[kind].write()
+    done(sweeps["ran"].points[0], 5.0)
+    done(sweeps["failed"].points[0], 500.0, error="no")
+    made = plan_sweep(sweeps["own"], tmp_path / "runs")
+    assert made.points[0].estimate == Estimate(5.0, 10**9, MEASURED)
+
+
+def test_an_outcome_in_another_points_folder_is_none(tmp_path: Path) -> None:
+    first, second, _ = planned(tmp_path, SIZES).points
+    done(first, 1.0)
+    shutil.copytree(first.folder, second.folder)
+    assert PointResult.read(first.folder) is not None and PointResult.read(second.folder) is None
 
 
 def test_requests_over_time_last_at_least_as_long_as_they_come(tmp_path: Path) -> None:

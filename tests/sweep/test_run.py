@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,7 +39,7 @@ def planned(folder: Path, *sets: str, more: str = "") -> SweepFolder:
     return SweepFolder.create(experiment_with_axes(write(folder, more), sets), folder / "runs", "tiny")
 
 
-def states(sweep: SweepFolder, place: places.SweepExecutor, **more: bool) -> list[str]:
+def states(sweep: SweepFolder, place: places.SweepExecutor, **more: Any) -> list[str]:
     """Run a sweep, and return the state of each point."""
     return [row.state for row in run_sweep(sweep, place, progress=False, **more)]
 

@@ -7,11 +7,22 @@ from dataclasses import asdict
 from functools import partial
 
 from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.calls import calls_of
 from tests.trace.histories import recorders
-from workbench.trace.events import Decoded, Finished, Preempted, Prefilled, Scheduled, Stepped, Submitted
+from workbench.trace.events import (
+    Decoded,
+    Finished,
+    Preempted,
+    Prefilled,
+    Scheduled,
+    SettingsChanged,
+    Stepped,
+    Submitted,
+)
 from workbench.trace.recorder import Recorder
+from workbench.trace.tracks import Tracks
 
 
 @given(recorders())
@@ -64,6 +75,36 @@ def test_a_step_row_is_the_whole_step():
     [row] = recorder.steps()
     assert row["time"] == 2.0
     assert row == {k: v for k, v in asdict(step).items() if k not in ("request_id", "text", "sample")}
+
+
+def test_samples_of_a_request_are_rows_of_their_own():
+    recorder = Recorder()
+    for sample in (0, 1):
+        recorder.record(Submitted(1.0, "a", sample=sample, arrival=1.0))
+    for number, sample in enumerate((1, 0, 1), 2):
+        recorder.record(Decoded(float(number), "a", "t", sample=sample, token_id=number, index=number // 4))
+    recorder.record(Finished(5.0, "a", sample=1, reason="stop", token_ids=(2, 4), output_text="tt"))
+    found = [(row["sample"], row["token_ids"], row["finished"], row["first_token"]) for row in recorder.requests()]
+    assert found == [(0, [3], None, 3.0), (1, [2, 4], 5.0, 2.0)]
+    assert [row["sample"] for row in recorder.tokens()] == [1, 0, 1]
+    assert [row["sequence"] for row in recorder.inputs()] == ["a"], "a request is one input of the scheduler"
+
+
+@given(recorders(), st.data())
+def test_what_ended_before_a_time_is_dropped_and_no_more(recorder, data):
+    ends = [event.time for event in recorder.events if isinstance(event, (Finished, Stepped))] or [1.0]
+    time = data.draw(st.sampled_from(ends))  # what ends then stays
+    tracks, whole = Tracks(), Tracks()
+    for event in [SettingsChanged(end) for end in ends] + recorder.events:
+        tracks.record(event)
+        whole.record(event)
+    tracks.drop_before(time)
+    kept = [each for each in whole.requests if each.row["finished"] is None or each.row["finished"] >= time]
+    assert [each.row for each in tracks.requests] == [each.row for each in kept]
+    assert tracks.steps == [step for step in whole.steps if step.end >= time]
+    assert list(tracks.step_times) == [step.begin for step in tracks.steps]
+    assert tracks.changes == [each for each in whole.changes if each.time >= time]
+    assert (tracks.begin, tracks.end) == (max(whole.begin, time), whole.end)
 
 
 def test_an_id_used_again_is_another_request():

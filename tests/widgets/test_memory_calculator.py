@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.events import of
 from tests.helpers.published_configs import DEEPSEEK_V3
 from tests.helpers.widgets import controls, marks
 from tests.thorough import tries
@@ -120,7 +121,7 @@ def test_a_loaded_model_takes_what_was_predicted(cache: str, weights: str) -> No
     view.throttle.flush()
     assert f"{view._last['stepped'].kv_bytes:,}</td>" in view.shown.content
     view.close()
-    formed, stepped = ([each for each in events if isinstance(each, kind)] for kind in (StepPlanned, Stepped))
+    formed, stepped = of(StepPlanned, events), of(Stepped, events)
     for before, after in zip(formed, stepped, strict=True):
         spans = [(span.start, span.tokens) for span in before.spans]
         assert step_bytes(runner_bytes_by_table(runner), spans, 64) == after.kv_bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.browser import assert_no_errors, opened, says
+from tests.patience import until
 from tools.notebooks.page import LabSession, NotebookPage
 from workbench.experiment.experiment import Experiment
 

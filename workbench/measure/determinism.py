@@ -76,7 +76,13 @@ def _steps(runner: Runner, name: str, count: int, prompt: int, tokens: int, phas
     steps = [event for event in runner.stream(requests) if isinstance(event, Stepped) and event.phase == phase]
     if total:
         return sum(step.wall_seconds for step in steps)
-    return median(step.wall_seconds for step in steps if step.decode_tokens == count)
+    together = [step.wall_seconds for step in steps if step.decode_tokens == count]
+    if not together:
+        raise WorkbenchError(
+            f"workload.price: {count} sequences never decode together; lower price.batch, or raise price.tokens, "
+            "schedule.max_num_seqs or cache.pages"
+        )
+    return median(together)
 
 
 def _rounds(times: Rows, name: str) -> Rows:

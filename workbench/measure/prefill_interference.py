@@ -41,10 +41,11 @@ def measure_prefill_interference(
     rows = []
     for name, runner in runners.items():
         mine = [each for each in rounds if each["variant"] == name]
+        known = {key: [each[key] for each in mine if each[key] is not None] for key in MEDIANS}
         short = [ttft for each in mine for ttft in (*each["running_ttft_s"], each["behind_ttft_s"])]
         rows.append({
             "variant": name, "settings": settings_text(experiment, name), "backend": str(runner.backends),
-            **{key: median(each[key] for each in mine) for key in MEDIANS},
+            **{key: median(values) if values else None for key, values in known.items()},
             "short_ttft_s_p50": percentile(short, 50), "short_ttft_s_p99": percentile(short, 99),
             "output_tokens_per_s": median(each["output_tokens"] / each["seconds"] for each in mine),
         })  # fmt: skip
@@ -54,9 +55,9 @@ def measure_prefill_interference(
 def run_interference_round(runner: Runner, workload: PrefillInterferenceWorkload, round_index: int) -> dict[str, Any]:
     """Run one round.
 
-    Returns the gaps between tokens of the decoding requests after the long prompt's arrival; the TTFT of the long
-    request, of the short one behind it, and of the decoding ones; and the seconds from the first arrival to the last
-    end."""
+    Returns the gaps between tokens of the decoding requests before the long prompt's arrival (None without any) and
+    after it; the TTFT of the long request, of the short one behind it, and of the decoding ones; and the seconds from
+    the first arrival to the last end."""
     draw, vocab, box = random.Random(f"{workload.seed}/{round_index}"), runner.model.spec.vocab_size, deque[Event]()
     arrived: dict[str, float] = {}
     times: dict[str, list[float]] = defaultdict(list)

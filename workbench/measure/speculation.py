@@ -150,10 +150,15 @@ def _run(runner: Runner, requests: Sequence[Request], load: int) -> tuple[dict[s
                 tokens[event.request_id] = event.token_ids
     runner.set_listener(None)
     timed = steady_decode_steps(recorder.steps(), load)
+    if not timed:
+        raise WorkbenchError(
+            f"workload.loads: {load} sequences never decode in two steps in a row; lower the load, or raise "
+            "schedule.max_num_seqs, cache.pages or workload.output_tokens"
+        )
     wall = math.fsum(step["wall_seconds"] for step in timed)
     given = sum(step["decode_tokens"] for step in timed)
     names = "wall_seconds", "forward_seconds", "draft_seconds"
-    typical = {f"median_{name}": median(step[name] for step in timed) for name in names} if timed else {}
+    typical = {f"median_{name}": median(step[name] for step in timed) for name in names}
     return (
         {"seconds": wall, "tokens": given, "steps": len(timed), "tokens_per_s": given / wall, **typical}
         | {"checked": sum(step["drafted_tokens"] > 0 for step in timed), "token_ids": tokens},

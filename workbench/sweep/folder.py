@@ -27,7 +27,7 @@ from workbench.experiment.experiment import Experiment
 from workbench.experiment.settings import Sweep, paths_overlap
 from workbench.files import UnreadableText, read_yaml, read_yaml_file
 from workbench.sweep.axes import POINTS, expand_sweep
-from workbench.sweep.point import SweepPoint, write_text
+from workbench.sweep.point import PointResult, SweepPoint, write_text
 
 SWEEP = "sweep.yaml"
 
@@ -77,11 +77,12 @@ class SweepFolder:
 
 
 def find_earlier_points(parent: Path, points: Sequence[SweepPoint]) -> dict[str, Path]:
-    """Return the folders of points that another sweep below `parent` has, by key."""
-    others = [path.parent / POINTS for path in parent.glob(f"*/{SWEEP}")]
-    found = {point.key: other / point.key for other in others for point in points if (other / point.key).is_dir()}
-    own = {point.folder for point in points}
-    return {key: folder for key, folder in found.items() if folder not in own}
+    """Return the folders of points that have run without an error in another sweep below `parent`, by key; of several
+    that of the last sweep by name."""
+    others = sorted(path.parent / POINTS for path in parent.glob(f"*/{SWEEP}"))
+    folders = (other / point.key for other in others for point in points if other / point.key != point.folder)
+    outcomes = {folder: PointResult.read(folder) for folder in folders if folder.is_dir()}
+    return {folder.name: folder for folder, each in outcomes.items() if each is not None and each.error is None}
 
 
 def experiment_with_axes(

@@ -54,7 +54,8 @@ def test_blocks_are_rounded_as_the_package_does(kind: str, data: st.DataObject) 
 def test_metadata_and_tensors_are_read_by_the_package(tmp_path: Path) -> None:
     metadata: dict[str, Any] = {
         "general.architecture": "llama", "a.yes": True, "a.count": 7, "a.less": -7, "a.share": 0.5, "a.text": "Grüße",
-        "a.words": ["x", "▁y", ""], "a.flags": [True, False], "a.numbers": [1, -2], "a.none": [],
+        "a.words": ["x", "▁y", ""], "a.flags": [True, False], "a.numbers": [1, -2], "a.counts": [1, 2],
+        "a.none": [],
     }  # fmt: skip
     one, two = torch.randn(3, 64), torch.randn(5)
     tensors = [
@@ -67,6 +68,8 @@ def test_metadata_and_tensors_are_read_by_the_package(tmp_path: Path) -> None:
     assert (
         theirs.tensors[0].data.tobytes() == gguf.quants.quantize(one.numpy(), gguf.GGMLQuantizationType.Q8_0).tobytes()
     )
+    signed = [gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.INT32]  # llama.cpp takes whole numbers with a sign alone
+    assert theirs.fields["a.numbers"].types == theirs.fields["a.counts"].types == signed
     assert [str(theirs.fields["a.words"].contents(index)) for index in range(3)] == ["x", "▁y", ""]
     file = GGUFFile(tmp_path / "a.gguf")
     read = {key: value.values() if isinstance(value, GGUFArray) else value for key, value in file.metadata.items()}

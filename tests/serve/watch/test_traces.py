@@ -17,7 +17,7 @@ from workbench.serve.call import ADMIN, Call, Caller
 from workbench.serve.memory.generated_turns import GeneratedTurns
 from workbench.serve.memory.tenant_store import TenantStore
 from workbench.serve.watch.traces import BYTES_PER_ALTERNATIVE, CallTrace, TraceStore
-from workbench.trace.events import Finished, Preempted
+from workbench.trace.events import Finished, HandedOver, Moved, Preempted
 
 ADMINISTRATOR = Caller(scopes=frozenset({ADMIN}))
 EVENT = Preempted(0.0, "r")
@@ -27,6 +27,18 @@ def trace(number: int, events: int) -> CallTrace:
     made = CallTrace(Call(str(number), "openai.chat", "m", ((1,),), SamplingParameters()))
     made.keep([EVENT] * events)
     return made
+
+
+def test_a_death_and_a_handover_are_decisions_of_a_trace() -> None:
+    found = trace(0, 0)
+    found.keep([
+        HandedOver(1.0, "r", replica=2, source=1, pages=5),
+        Moved(2.0, "r", replica=1, source=2, reason="its process ended: /tmp/a/x.py failed", generated_tokens=3),
+    ])  # fmt: skip
+    handed, moved = found.as_json(ADMINISTRATOR)["decisions"]
+    assert (handed["action"], handed["source"], handed["replica"]) == ("handed_over", 1, 2)
+    assert handed["reason"] == "5 pages" and moved["reason"] == "its process ended: x.py failed"
+    assert (moved["action"], moved["source"], moved["generated_tokens"]) == ("moved", 2, 3)
 
 
 @given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 300)), max_size=12), st.integers(1, 6))
