@@ -99,7 +99,7 @@ def _take(runner: Runner, chat: Chat, request: Request, ids: list[int]) -> None:
     assert runner.tokenizer is not None
     format = chat.agent.answer_format(chat.agent.tools)
     in_thought = format.ends_in_thought(request.prompt_ids)
-    turn = parse_answer(ids, runner.tokenizer, format, in_thought)
+    turn = parse_answer(ids, runner.tokenizer, format, in_thought, request.prompt_ids)
     reply = chat.reply
     chat.talk = chat.talk.with_turn(turn)
     written = split_reply(ids, runner.tokenizer, format, in_thought)

@@ -220,3 +220,22 @@ def _drain(handle: int) -> None:
             pass
     except OSError:  # the other end is closed
         pass
+
+
+@pytest.mark.parametrize(
+    ("used", "limit", "is_red"), [(59, 60, False), (60, 60, True), (61, 60, True), (9, None, False)]
+)
+def test_what_is_used_up_is_red(used: float, limit: float | None, is_red: bool) -> None:
+    console = Console(file=io.StringIO(), record=True, width=140, force_terminal=True, color_system="standard")
+    console.print(render(replace(SNAPSHOT, meters=(Meter("m", used, limit, "units"),)), "http://here"))
+    (row,) = (line for line in console.export_text(styles=True).splitlines() if f"{used} units" in line)
+    assert ("\x1b[31m" in row) == is_red
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0.0, "now"), (-1.0, "now"), (0.5, "500 ms"), (59.0, "59 s"), (60.0, "0:01:00"), (None, "–")]
+)
+def test_a_limit_is_free_again_in_so_long(seconds: float | None, words: str) -> None:
+    shown = text_of(replace(SNAPSHOT, meters=(Meter("m", 1, 2, "units", seconds),)))
+    (row,) = (line for line in shown.splitlines() if "1 units" in line)
+    assert row.strip().rpartition("  ")[2] == words

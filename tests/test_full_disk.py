@@ -70,7 +70,7 @@ def test_a_batch_is_gone_on_with_when_there_is_room_again(data: st.DataObject, a
                     out,
                     max_pending_lines=ahead,
                 )
-        kept = out.read_bytes()
+        kept = out.read_bytes() if out.exists() else b""  # no room for a line: no file
         assert kept == b"".join(whole().splitlines(keepends=True)[: kept.count(b"\n")]), "whole lines, in their order"
         assert len(kept) == max(n for n in ends(whole()) if n <= size)
         tally = run_lines(source, out, max_pending_lines=ahead)

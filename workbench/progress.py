@@ -24,7 +24,7 @@ REFRESH_SECONDS = 2.0  # seconds
 BAR_FORMAT = "{desc} {percentage:3.0f}%|{bar}| {elapsed} gone, {remaining} left"
 SPINNER_FORMAT = "{desc} [{elapsed}]"
 ProgressCallback = Callable[[str], None]
-SLOW_SECONDS = 3.0  # seconds
+SLOW_SECONDS, AGAIN_SECONDS = 3.0, 60.0  # until a line on a wait, and between that and the next
 
 
 class Progress(tqdm):
@@ -160,12 +160,33 @@ def discard(line: str) -> None:
 
 
 @contextmanager
-def report_if_slow(line: str, report: Callable[[str], None], seconds: float | None = None) -> Iterator[None]:
-    """Report `line` once the block has taken `seconds` (3 unless given); nothing if it is over by then."""
-    timer = threading.Timer(SLOW_SECONDS if seconds is None else seconds, report, (line,))
-    timer.daemon = True
-    timer.start()
+def report_if_slow(
+    line: str, report: Callable[[str], None], seconds: float | None = None, usual: float | None = None,
+    limit: float | None = None, again: float = AGAIN_SECONDS,
+) -> Iterator[None]:
+    """Report `line` once the block has taken `seconds` (3 unless given), and then every `again` seconds for how long it
+    has gone on; nothing if it is over by then. `usual` is how long such a block takes, `limit` when it is given up: how
+    long still."""
+    over, began, first = threading.Event(), time.perf_counter(), SLOW_SECONDS if seconds is None else seconds
+
+    def tell() -> None:
+        wait, is_first = first, True
+        while not over.wait(wait):
+            report(line + _waiting_words(time.perf_counter() - began, usual, is_first, limit))
+            wait, is_first = again, False
+
+    threading.Thread(target=tell, name="slow", daemon=True).start()
     try:
         yield
     finally:
-        timer.cancel()
+        over.set()
+
+
+def _waiting_words(gone: float, usual: float | None, is_first: bool, limit: float | None = None) -> str:
+    """Return what a line says of a wait that has gone on for so many seconds."""
+    left = "" if usual is None else f"about {usual - gone:.0f} s still" if gone < usual else "longer than usual"
+    if limit is not None:
+        left = f"given up in {limit - gone:.0f} s"
+    if is_first:
+        return f" ({left})" if left else ""
+    return f": {gone:.0f} s so far" + (f", {left}" if left else "")

@@ -59,8 +59,8 @@ class SamplingParameters(Displayable, Settings):
 
     temperature: Annotated[float, Field(ge=0)] = 1.0  # 0 is greedy
     top_k: Annotated[int, Field(ge=0)] = 0  # 0 keeps all
-    # the most probable tokens that make up so much probability together; 1 keeps all
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    # the most probable tokens that make up so much probability together; 1 keeps all, 0 the likeliest alone
+    top_p: Annotated[float, Field(ge=0, le=1)] = 1.0
     # tokens at least so probable as this share of the likeliest; 0 keeps all
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
     # divides the logit of each token that occurred, multiplies a negative one; 1 is off

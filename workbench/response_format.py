@@ -21,12 +21,14 @@ Whitespace = Annotated[int, Field(ge=0, le=64)]
 class JSONSchema(Settings):
     """An answer that is JSON, valid under `json_schema` (drafts 7 to 2020-12), with properties in the schema's order.
 
-    A keyword that is not carried out is refused by name and path when the request is submitted.
+    Annotations, unknown keywords and unknown formats constrain nothing. A keyword that constrains and is not carried
+    out is refused by name and path when the request is submitted.
     """
 
     kind: Literal["json_schema"] = "json_schema"
     json_schema: dict[str, Any] | bool
-    max_whitespace: Whitespace = 1  # spaces and line feeds between two tokens of JSON
+    # Spaces and line feeds between two tokens of JSON, at most; None: one space after a comma and a colon, and no other
+    max_whitespace: Whitespace | None = None
 
     @field_validator("json_schema", mode="before")
     @classmethod
@@ -66,8 +68,9 @@ class Lark(Settings):
 
     kind: Literal["lark"] = "lark"
     lark: Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_CHARACTERS)]  # the grammar
-    max_whitespace: Whitespace = 1  # between two tokens of JSON, where it has %json
-    spaced_json: bool = False  # %json has ", " and ": " and no other space, as chat templates write it
+    max_whitespace: Whitespace | None = None  # between two tokens of JSON, where it has %json; None: as spaced_json
+    spaced_json: bool = False  # %json has ", " and ": " and no other space, as json.dumps writes it
+    labels: dict[str, str] = {}  # by rule: what errors call the schema that is its %json
 
 
 ResponseFormat = Annotated[JSONSchema | Choices | Regex | Lark, Field(discriminator="kind")]

@@ -57,6 +57,19 @@ def flood() -> str:
     return "x" * 10_000_000
 
 
+def not_a_number() -> float:
+    """Return what JSON has no number for."""
+    return float("nan")
+
+
+def print_much(then: str) -> str:
+    """Print ten thousand characters, and fail with as many, or return."""
+    print("p" * 10_000)
+    if then == "fail":
+        raise ValueError("f" * 10_000)
+    return then
+
+
 def odd() -> Any:
     """Return something that is no JSON."""
     return object()
@@ -83,7 +96,7 @@ def surrogate() -> str:
     return "a\ud800b"
 
 
-TOOLS = [add, shout, fail, hang, flood, odd, leave, say, say_and_return, nest, surrogate]
+TOOLS = [not_a_number, print_much, add, shout, fail, hang, flood, odd, leave, say, say_and_return, nest, surrogate]
 CLIENT = Tool(name="ask", description="Ask the user.", parameters={"type": "object", "properties": {}})
 
 
@@ -309,8 +322,11 @@ def test_what_cannot_work_is_one_sentence() -> None:
         ({"tool_choice": "ad"}, "tool_choice: 'ad' is unknown; did you mean 'add'?"),
         ({"tool_choice": "required", "tools": []}, "'required' needs a tool"),
         ({"tools": [add, add]}, "two tools are named 'add'"),
-        ({"tools": [{"name": "f"}]}, "tool 'f': has no schema"),
-        ({"tools": [{"name": "f", "parameters": {"type": "object", "not": {}}}]}, "tool 'f': parameters: the keyword"),
+        ({"tools": [{"name": "f", "parameters": 3}]}, "tool 'f': has no schema"),
+        (
+            {"tools": [{"name": "f", "parameters": {"type": "object", "not": {}}}], "tool_choice": "required"},
+            "tool 'f': parameters: the keyword",
+        ),
         ({"limits": {"round": 3}}, "limits: round: unknown key; did you mean 'rounds'?"),
         ({"n": 2}, "leave out n"),
         ({"max_token": 2}, "max_token: unknown key"),
@@ -326,3 +342,32 @@ def test_what_cannot_work_is_one_sentence() -> None:
     with pytest.raises(WorkbenchError, match="the prompt has"):
         agent.run("x" * 5000)
     assert agent.run("a").answer == "a" and CONTROLS["<|tool|>"]
+
+
+@pytest.mark.parametrize("then", ["fail", "go on"])
+def test_nothing_of_a_call_is_longer_than_its_limit(then: str) -> None:
+    made = call("print_much", then=then) + call("not_a_number")
+    done, nan = run(made, "so", limits={"result_characters": 200}).rounds[0].calls
+    assert len(done.printed) == 200 and "cut: 10001 characters" in done.printed
+    assert len(done.result) == 200 if then == "fail" else done.result == then
+    assert nan.error and nan.result.startswith("error: ")
+
+
+def test_a_conversations_own_settings_come_before_the_agents() -> None:
+    agent = workbench.agent(runner(), [add], system="agent's", template_arguments={"a": 1, "b": 1}, **script("so"))
+    own = Conversation(system="its own", turns=["q"], template_arguments={"b": 2, "c": 2})
+    talk = agent.run(own).conversation
+    assert talk.system == "its own" and talk.template_arguments == {"a": 1, "b": 2, "c": 2}
+    plain = agent.run("q").conversation
+    assert plain.system == "agent's" and plain.template_arguments == {"a": 1, "b": 1} and plain.tools == agent.tools
+
+
+@pytest.mark.parametrize("left", [None, 50, 21, 14, 10, 3])
+def test_a_thought_leaves_the_answer_its_tokens(left: int | None) -> None:
+    """With its two control tokens it takes what the run has left beside the answer's own, and no more."""
+    agent = workbench.agent(runner(), [], max_tokens=10, thinking={"budget_tokens": 20})
+    asked = Conversation(turns=["q"])
+    values = agent.sampling_of(asked, agent.answer_format(()), left)
+    assert values["max_tokens"] == min(10, left or 10)
+    wanted = 20 if left is None else min(20, max(0, left - values["max_tokens"] - 2))
+    assert values["thinking"].budget_tokens == wanted

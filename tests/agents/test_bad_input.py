@@ -44,10 +44,10 @@ def schema_form(schema: Json) -> Json:
 
 ENDLESS = "a{1000000000}"
 BAD: dict[str, tuple[Json, Any, str]] = {
-    "no schema": ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "q", "tool 'f': has no schema"),
+    "no schema": ({"tools": [{"name": "f", "parameters": 3}]}, "q", "tool 'f': has no schema"),
     "one name": ({"tools": [add, add]}, "q", "two tools are named 'add'"),
     "a result without a call": ({}, messages({"role": "tool", "content": "1"}), "turns.1: a tool's result without a"),
-    "roles out of order": ({}, messages({"role": "system", "content": "s"}), "the system prompt comes first"),
+    "roles out of order": ({}, messages({"role": "system", "content": "s"}), "no system message after the first turn"),
     "the assistant last": ({}, messages({"role": "assistant", "content": "s"}), "ends with the assistant's turn"),
     "an image": (
         {}, messages({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}),
@@ -59,7 +59,8 @@ BAD: dict[str, tuple[Json, Any, str]] = {
     "a regex that explodes": ({"response_format": {"kind": "regex", "regex": ENDLESS}}, "q", "make it smaller"),
     "without tools": ({"response_format": {"kind": "regex", "regex": ENDLESS}, "tools": []}, "q", "no end was found"),
     "a tool's regex that explodes": (
-        {**tool({"type": "string", "pattern": f"^{ENDLESS}$"}), "tool_choice": "required"}, "q", "response_format",
+        {**tool({"type": "string", "pattern": f"^{ENDLESS}$"}), "tool_choice": "required"},
+        "q", "tool 'f': parameters: no end",
     ),
 }  # fmt: skip
 

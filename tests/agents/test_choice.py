@@ -201,6 +201,9 @@ def test_choices_one_by_one() -> None:
     assert [call.name for call in answer_of(named).tool_calls] == ["add"]
     again = workbench.agent(on, [say], tool_choice="say", temperature=0, max_tokens=60, limits={"rounds": 2}).run("q")
     assert len(again.rounds) == 2  # the second answer is free
+    for choice in ("required", "say"):
+        freed = workbench.agent(runner(), [say], tool_choice=choice, **script(call("say"), "so")).run("q")
+        assert (freed.answer, freed.stop_reason, len(freed.rounds)) == ("so", "end_turn", 2)
 
 
 TWO_CALLS = [

@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.agents.demo_tools import UNITS, calculate, convert, documentation, lookup, number_text
+from workbench.agents.demo_tools import (
+    MAX_EXPONENT,
+    MAX_EXPRESSION,
+    UNITS,
+    calculate,
+    convert,
+    documentation,
+    lookup,
+    number_text,
+)
 
 NUMBERS = st.integers(0, 10**9).map(str) | st.decimals(0, 10**6, places=3).map(lambda value: f"{value:f}")
 
@@ -73,3 +82,13 @@ def test_documentation_is_that_of_listed_modules_alone() -> None:
         assert documentation(name) is None
         with pytest.raises(ValueError, match="nothing named"):
             lookup(name)
+
+
+def test_limits_are_the_last_that_is_worked_out() -> None:
+    longest = "1" + "+1" * ((MAX_EXPRESSION - 1) // 2)
+    longest += "." * (MAX_EXPRESSION - len(longest))
+    assert len(longest) == MAX_EXPRESSION and calculate(longest) == str((MAX_EXPRESSION + 1) // 2)
+    assert calculate(f"1 ** {MAX_EXPONENT}") == "1" == calculate(f"1 ** -{MAX_EXPONENT}")
+    for expression, reason in ((longest + " ", "longer than"), (f"1 ** {MAX_EXPONENT + 1}", "exponent")):
+        with pytest.raises(ValueError, match=reason):
+            calculate(expression)

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.helpers.command_line import answer, cli
+from workbench.check import report
 from workbench.check.mechanisms import describe_mechanisms
 from workbench.check.report import check_model
 from workbench.engine.config import EngineConfig
-from workbench.engine.loaded_model import LoadedModel
+from workbench.engine.loaded_model import BUNDLED_MODELS, LoadedModel
 from workbench.errors import WorkbenchError
 from workbench.executors.capabilities import COLUMNS
 from workbench.kv_cache.format import FORMATS
+from workbench.machine.ceilings import Ceiling, MachineCeilings
+from workbench.model.hf.convert_gguf import convert_to_gguf
 from workbench.model.hf.families import spec_from_config
 from workbench.model.spec import ModelSpec
 from workbench.testing.family_checkpoints import CONFIGS, SIZES, random_checkpoint
@@ -52,6 +57,22 @@ def test_shapes_and_shipped_models(name: str, why: str | None) -> None:
     found = check_model(name, compare=name != "demo")
     assert found["problem"] is None and (why or "not asked for") in found["comparison"]["skipped"]
     assert (found["tokenizer"] is None) == name.startswith("shape:")
+
+
+def test_a_bound_counts_the_bytes_that_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a file of 4 bits a decode step reads a third of the dense bytes, so that it may be three times as fast."""
+
+    def planted(*sizes: int, dtypes: tuple[str, ...], **_: object) -> MachineCeilings:
+        plain = Ceiling("read", 1e9, "", "", 1, 1, 1.0, sizes[0], others_cpu_share=1.0)
+        return MachineCeilings((plain,), tuple(replace(plain, value=1e15, dtype=each) for each in dtypes))
+
+    monkeypatch.setattr(report, "ceilings_for", planted)
+    convert_to_gguf(BUNDLED_MODELS["demo"], tmp_path / "a.gguf", "q4_0", torch.bfloat16)
+    found, dense = (check_model(name, compare=False) for name in (str(tmp_path / "a.gguf"), "demo"))
+    assert found["speed"]["weight_bytes"] < 0.5 * dense["speed"]["weight_bytes"]
+    assert found["speed"]["weight_bytes"] == pytest.approx(found["files"]["bytes"], rel=0.1)
+    assert found["speed"]["decode_tokens_per_s"] > 2 * dense["speed"]["decode_tokens_per_s"]
+    assert found["speed"]["measured_beside_work"]
 
 
 def test_what_is_said_of_backends_is_what_loading_does() -> None:

@@ -12,12 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.engine.tiny import layer, spec_of
 from tests.model.families import NEEDS_TRANSFORMERS
 from tests.thorough import some
 from workbench.check import compare
 from workbench.check.compare import ModelComparison, compare_models
-from workbench.check.place_differences import LOCAL_BOUND
-from workbench.check.places import places_of
+from workbench.check.lengths import GREEDY_TOKENS, long_length, thresholds_of
+from workbench.check.place_differences import LOCAL_BOUND, _difference
+from workbench.check.places import Place, places_of
 from workbench.model.attention_spec import RotaryConfig
 from workbench.model.checkpoint_names import CheckpointNames
 from workbench.model.formats.open import read_config
@@ -74,6 +76,25 @@ def test_first_position_whose_logits_differ_is_named(wrong: float) -> None:
     ours = theirs.index_put((torch.tensor([2, 4]), torch.tensor([1, 0])), torch.tensor(wrong))
     difference, position = compare._compare_logits(ours, theirs)
     assert position == 2 and difference > compare.LOGIT_BOUND
+
+
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf, 1.001])
+def test_place_whose_tensor_differs_is_named_by_position_and_column(wrong: float) -> None:
+    place, theirs = Place(0, "norm", "norm", ("norm",)), torch.ones(600, 2, 3)
+    assert _difference(place, theirs, theirs).size == 0
+    ours = theirs.index_put((torch.tensor([300, 500]), torch.tensor([1, 0]), torch.tensor([2, 0])), torch.tensor(wrong))
+    found = _difference(place, ours, theirs)
+    assert (found.position, found.column) == (300, 5) and found.size > LOCAL_BOUND
+
+
+def test_lengths_are_within_the_context_with_the_tokens_that_follow() -> None:
+    longest = 128 - GREEDY_TOKENS
+    for window, is_reached in ((longest - 1, True), (longest, False)):
+        kinds = layer(sliding_window=window)
+        spec = spec_of(kinds).model_copy(update={"max_position_embeddings": 128})
+        assert [each.tokens for each in thresholds_of(spec)] == [longest] * is_reached
+        assert long_length(spec, 1000.0) == (longest if is_reached else None)
+        assert long_length(spec, longest - 1) is None
 
 
 def scaled(name: str) -> Callable[[ModelSpec, State], None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import replace
+from statistics import median
 from typing import Any
 
 from hypothesis import given, settings
@@ -13,9 +14,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.cluster.fleet import COUNTING, MENU, Sink, SteppedReplica, uninterrupted
 from tests.helpers.events import of
 from tests.thorough import tries
+from workbench.cluster.accounts import FleetAccount
 from workbench.cluster.front import FleetLimits, Front
 from workbench.cluster.prefixes import PrefixGuess
-from workbench.cluster.submissions import Submission
+from workbench.cluster.submissions import Submission, Submissions
 from workbench.engine.resume import why_not_resumable
 from workbench.request import Request
 from workbench.simulate.routers import router_from
@@ -406,3 +408,33 @@ def test_a_sink_may_cancel_another_submission() -> None:
     finish(front, replicas)
     check_request("third", 1, third, False)
     assert first.is_done and second.is_done and not list(front.submissions)
+
+
+TIMES = st.floats(0, 9)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), TIMES, TIMES, TIMES), min_size=1, max_size=8), st.integers(0, 2))
+def test_an_account_has_each_latency_of_the_samples_that_had_it(ends: list[Any], left: int) -> None:
+    account = FleetAccount(submitted=len(ends), left=left)
+    for tokens, arrival, first, last in ends:
+        times = (first, last) if tokens else (None, None)
+        account.add(Finished(9.0, "r", reason="stop", token_ids=(1,) * tokens), arrival, *times)
+    ttft = [first - arrival for tokens, arrival, first, _ in ends if tokens]
+    tpot = [(last - first) / (tokens - 1) for tokens, _, first, last in ends if tokens > 1]
+    assert (list(account.ttft), list(account.tpot)) == (ttft, tpot)
+    rows = dict(account.rows())
+    assert rows["samples"] == len(ends) - left and rows["output tokens"] == sum(tokens for tokens, *_ in ends)
+    for name, values in (("TTFT, median", ttft), ("TPOT, median", tpot)):
+        assert rows[name] == (f"{1e3 * median(values):.1f} ms" if values else "unknown")
+
+
+def test_the_next_arrival_is_the_first_of_all_submissions() -> None:
+    known = Submissions()
+    assert known.next_arrival() is None
+    made = [known.add(Sink(), [replace(MENU[0], request_id=f"{at}", arrival=at) for at in times], False, 100.0)
+            for times in ((7.0, 2.0, 5.0), (4.0, 3.0))]  # fmt: skip
+    seen = []
+    while (due := known.next_arrival()) is not None:
+        seen.append(due - 100.0)
+        next(each for each in made if each.pending and each.pending[-1].arrival == due).pending.pop()
+    assert seen == [2.0, 3.0, 4.0, 5.0, 7.0]

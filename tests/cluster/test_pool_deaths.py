@@ -25,7 +25,7 @@ from workbench.engine.config import EngineConfig
 from workbench.engine.loaded_model import LoadedModel
 from workbench.kv_cache.lending import SharedPagePool
 from workbench.request import Request
-from workbench.trace.events import Decoded, Finished
+from workbench.trace.events import Decoded, Finished, Moved
 
 SPECS = (WINDOWS, spec_of(layer(2, 1, 8), layer(2, 1, 8)), HYBRID)
 DEATHS = st.lists(st.tuples(st.integers(2, 16), st.booleans()), max_size=1)  # none before it is ready
@@ -96,6 +96,20 @@ def test_a_request_whose_engines_always_die_ends_with_an_error_and_the_others_do
         ends = of(Finished, pools.stream([request("r", 9, 40)]))
         assert len(ends) == 1
         assert "no engine is left" in ends[0].error or "5 attempts ended with their processes" in ends[0].error
+
+
+@pytest.mark.parametrize(("place", "at"), [("prefill 0", 2), ("decode 1", 3)])  # its first tokens are lost, its second
+def test_a_death_is_an_event_of_the_request_under_which_an_engine_died(place: str, at: int) -> None:
+    loaded = LoadedModel(model_of(spec_of()), None, None)
+    started = StartThreads(lambda config: loaded, {place: [(at, False)]})
+    config, asked = EngineConfig.build(page_size=4, pages=20, backend="eager"), request("r", 9, 12)
+    with PrefillDecodePools(config, processes=started, max_restarts=3) as pools:
+        events = list(pools.stream([asked]))
+    (moved,) = [each for each in events if isinstance(each, Moved)]
+    before = [each for each in events[: events.index(moved)] if isinstance(each, Decoded)]
+    assert moved.source == (1 if place == "prefill 0" else 2) and moved.generated_tokens == len(before)
+    assert moved.reason.startswith("its process ended: ") and moved.request_id == "r"
+    assert end_of(events).token_ids == finals(runner_of(loaded.transformer, page_size=4, pages=20), [asked])["r"]
 
 
 @pytest.mark.parametrize("transfer", ["shared", "gloo"])

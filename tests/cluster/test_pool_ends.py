@@ -72,7 +72,7 @@ def test_a_cancel_and_a_close_end_every_sample(loaded, sampling: dict[str, int],
         start.living["prefill 0"].mortal.hang()  # nothing is computed, and nothing is answered
         assert pools.submit(request("r", 9, 8, **sampling), events.append) == 4
         if not closes:  # while it is queued
-            pools.call(lambda: pools._requests.lost({"r"}))
+            pools.call(lambda: pools._requests.lost(pools.slots[0], {"r"}, "it was killed"))
             pools.cancel("r")
             until(lambda: ends_of(events) == samples("r"))
     assert ends_of(events) == samples("r")
@@ -116,7 +116,7 @@ def test_a_cancel_of_a_retry_says_what_was_streamed(monkeypatch, loaded, is_queu
             start.living["prefill 0"].mortal.hang()
         pools.submit(replace(request("r", 9, 12), generated_ids=ids[:10]), events.append)
         if is_queued:
-            pools.call(lambda: pools._requests.lost({"r"}))
+            pools.call(lambda: pools._requests.lost(pools.slots[0], {"r"}, "it was killed"))
         pools.cancel("r")
         until(lambda: events)
     end = end_of(events)

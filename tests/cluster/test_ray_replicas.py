@@ -30,7 +30,7 @@ from workbench.trace.events import Moved
 
 @pytest.fixture(scope="module")
 def cluster(ray_cluster: Any) -> Iterator[Cluster]:
-    made = Cluster(CONFIG, 2, "least_loaded", cpus=1)
+    made = Cluster(CONFIG, 2, "least_loaded", address="local", cpus=1)
     processes = [each.process_id for each in made.replicas.values()]  # type: ignore[attr-defined] (of a process)
     yield made
     processes += [each.process_id for each in made.replicas.values()]  # type: ignore[attr-defined] (of a process)
@@ -73,7 +73,7 @@ from tests.cluster.threads import CONFIG
 from workbench.cluster.cluster import Cluster
 
 if __name__ == "__main__":
-    cluster = Cluster(CONFIG, 1, cpus=1)
+    cluster = Cluster(CONFIG, 1, address="local", cpus=1)
     next(cluster.stream("def fib(n):", max_tokens=200, ignore_eos=True))
     print("serving", flush=True)
     sys.stdin.read()
@@ -102,7 +102,7 @@ from tests.patience import until
 from workbench.cluster.cluster import Cluster
 
 if __name__ == "__main__":
-    cluster = Cluster(CONFIG, 2, cpus=1)
+    cluster = Cluster(CONFIG, 2, address="local", cpus=1)
     number, victim = next(iter(cluster.replicas.items()))
     os.kill(victim.process_id, signal.SIGKILL)
     until(lambda: cluster.starting)

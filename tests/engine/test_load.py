@@ -16,6 +16,7 @@ import workbench
 from compiled_kernels import Backend
 from tests.engine.tiny import VOCAB, spec_of
 from tests.helpers.events import of
+from tests.patience import limit
 from workbench import progress
 from workbench.engine import loaded_model as load_module
 from workbench.engine.load import load
@@ -207,6 +208,22 @@ def test_reported_once_it_takes_long() -> None:
     with pytest.raises(ValueError), report_if_slow("broken", tell, seconds=3600):
         raise ValueError
     assert messages == ["compiling"]
+
+
+def test_a_long_wait_says_again_and_again_how_long_it_has_gone_on_and_how_long_still() -> None:
+    messages: list[str] = []
+    often = threading.Event()
+
+    def tell(line: str) -> None:
+        messages.append(line)
+        if len(messages) == 3:
+            often.set()
+
+    with report_if_slow("compiling", tell, seconds=0.01, usual=3600, again=0.01):
+        assert often.wait(limit(60))
+    assert messages[0].startswith("compiling (about 36")
+    assert all(each.startswith("compiling: 0 s so far, about ") and each.endswith("still") for each in messages[1:])
+    assert progress._waiting_words(99.0, 60.0, is_first=False) == ": 99 s so far, longer than usual"
 
 
 def test_loading_tells_what_takes_long(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,9 +55,10 @@ def grammar(name: str, words: bool = False) -> Grammar:
     return GrammarVocabulary(trained() if words else byte_level()).compile(FORMATS[name])
 
 
-def check_whitespace(text: str, most: int) -> None:
-    """Assert that no more than `most` spaces lie between two tokens of JSON."""
-    assert not re.search(rf"\s{{{most + 1}}}", re.sub(r'"(?:[^"\\]|\\.)*"', '""', text))
+def check_whitespace(text: str, most: int | None) -> None:
+    """Assert that no more than `most` spaces lie between two tokens of JSON; None: those of `json.dumps`."""
+    unwanted = r"[:,](?! )|(?<![:,])\s" if most is None else rf"\s{{{most + 1}}}"
+    assert not re.search(unwanted, re.sub(r'"(?:[^"\\]|\\.)*"', '""', text))
 
 
 def check_valid(form: ResponseFormat, end: Finished) -> None:
@@ -76,7 +77,7 @@ def check_valid(form: ResponseFormat, end: Finished) -> None:
         controls = byte_level().special_token_ids  # the same ids in both tokenizers
         assert end.token_ids[0] == controls["<|tool|>"] and end.token_ids[-1] == controls["<|turn|>"]
         assert "a" in json.loads(end.output_text)
-        check_whitespace(end.output_text, 1)
+        check_whitespace(end.output_text, None)
 
 
 @settings(max_examples=tries(60))

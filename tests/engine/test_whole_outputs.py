@@ -10,10 +10,8 @@ from hypothesis import strategies as st
 
 from tests.helpers.events import of
 from tests.offline.batches import runner
-from tests.prompt import samples
 from tests.prompt.samples import byte_level
 from tests.thorough import tries
-from workbench.prompt.tokenization.detokenize import Detokenizer, WholeTextDetokenizer
 from workbench.request import Request, SamplingParameters
 from workbench.trace.events import Decoded, Event, Finished
 
@@ -43,16 +41,6 @@ def test_it_ends_as_any_other(sampling: SamplingParameters, text: str) -> None:
     for end in of(Finished, mine):
         shown = "".join(event.text for event in mine if event.sample == end.sample)
         assert shown == end.output_text
-
-
-@pytest.mark.parametrize("name", samples.ALL)
-@given(data=st.data())
-def test_whole_is_what_the_pieces_are(name: str, data: st.DataObject) -> None:
-    tokenizer = samples.ALL[name]()
-    ids = data.draw(samples.ids_of(tokenizer))
-    whole, pieces = WholeTextDetokenizer(tokenizer), Detokenizer(tokenizer)
-    assert {whole.push(each) for each in ids} <= {""}
-    assert whole.finish() == whole.text == "".join([*map(pieces.push, ids), pieces.finish()])
 
 
 @pytest.mark.parametrize("asked", [{"n": 1, "best_of": 3}, {"n": 2, "beams": 3}])

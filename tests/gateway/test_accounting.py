@@ -24,6 +24,7 @@ from workbench.gateway.accounting import (
     AccountingConfig,
     Accounts,
     PriceBook,
+    UsageRow,
     account_entry,
     open_accounts,
     priced_usage,
@@ -91,6 +92,13 @@ class Traffic(RuleBasedStateMachine):
                 assert row.calls == len(entries) and row.cost == sum(cost for _, cost in entries)
                 assert row.usage == total_usage(entry.usage for entry, _ in entries)
                 assert row.kept == sum(entry.kept for entry, _ in entries)
+            paged: list[UsageRow] = []
+            after: tuple[str, ...] = ()
+            while page := self.accounts.sums(by, limit=1, after=after):
+                paged, after = paged + page, page[-1].group
+                if not by:
+                    break
+            assert paged == list(rows.values())
 
     def teardown(self) -> None:
         self.accounts.close()
@@ -107,6 +115,8 @@ def test_each_token_is_priced_once(used: Used, prices) -> None:
     prices.cost(usage)
     plain = prices.model_copy(update={"cache_write_5m": None, "cache_write_1h": None, "cache_read": None})
     assert priced_usage(used, plain) == Usage(input=used.prompt_tokens, output=used.completion_tokens)
+    written = dict(used.cache_written_by_ttl)
+    assert (usage.cache_write_5m, usage.cache_write_1h) == (written.get(300.0, 0), written.get(3600.0, 0))
     one_write = prices.model_copy(update={"cache_write_1h": None})
     assert one_write.cost(priced_usage(used, one_write)) >= 0
 

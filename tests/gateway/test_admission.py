@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from fractions import Fraction
 from pathlib import Path
@@ -15,8 +16,10 @@ from tests.gateway.calls import ALICE, Json, Models, answer, chat, outcome
 from tests.gateway.gates import answered, refused, run, slow_limiter
 from workbench.errors import WorkbenchError
 from workbench.gateway.gate import Gateway
-from workbench.gateway.limits.headers import duration
+from workbench.gateway.limits.headers import duration, limit_headers, refusal
+from workbench.gateway.limits.limits import MICROS, MONEY, Cost, Remaining, Reservation
 from workbench.serve.answers.pieces import Used
+from workbench.serve.call import Breakpoint
 from workbench.serve.gate import Outcome
 
 
@@ -80,6 +83,13 @@ def test_a_budget_is_reserved_at_the_dearest_and_charged_exactly(tmp_path: Path)
         (row,) = gateway.accounts.sums(("key",))
         assert row.cost == Fraction(15 * 300, 1_000_000)
 
+    async def dear(gateway: Gateway, models: Models) -> None:
+        """Of a budget that nothing was spent of, too."""
+        error = await refused(gateway, chat("x", sampling={"max_tokens": 10_000}))
+        assert "may cost more than the key's whole budget of the day; make it smaller" in error.message
+        assert error.status == 402 and "spent" not in error.message and error.headers["x-should-retry"] == "false"
+
+    run(dear, limits={"each_key": {"money_per_day": "0.005"}}, accounting={"prices": str(file)})
     run(use, limits={"each_key": {"money_per_day": "0.005"}}, accounting={"prices": str(file)})
 
 
@@ -233,3 +243,35 @@ def test_a_call_without_max_tokens_reserves_what_the_context_has_left() -> None:
 )
 def test_durations_are_those_of_the_protocol(micros: int, text: str) -> None:
     assert duration(micros) == text
+
+
+@pytest.mark.parametrize(("micros", "seconds"), [(1, 1), (999_999, 1), (1_000_000, 1), (1_000_001, 2)])
+def test_no_header_names_a_time_before_the_limit_is_there_again(micros: int, seconds: int) -> None:
+    now, left = 86_400 * MICROS, (Remaining("tokens", 5, 4, micros),)
+    for by in ("tokens", MONEY):
+        headers = refusal("openai.chat", Reservation(False, now, by, "key:a", micros, left)).headers
+        assert headers["retry-after"] == str(seconds)
+        assert headers["retry-after-ms"] == str(-(-micros // 1_000))
+    written = limit_headers("anthropic.messages", left, now)["anthropic-ratelimit-tokens-reset"]
+    assert written == f"1970-01-02T00:00:0{seconds}Z"
+
+
+def test_money_is_reserved_at_the_dearest_kind_and_counted_to_the_last_part_of_a_micro_unit(tmp_path: Path) -> None:
+    file = tmp_path / "prices.yaml"
+    prices = table("0.4", "1", "0.4", "0", hour="3")
+    file.write_text(yaml.safe_dump(prices.model_dump(mode="json")))
+
+    async def use(gateway: Gateway, models: Models) -> None:
+        slow_limiter(gateway).answers.set()
+        for breakpoints, dearest in (((), "0.4"), ((Breakpoint("system"),), "3")):
+            call = chat("x" * 11, breakpoints=breakpoints)
+            tokens = sum(map(len, await models.prompt_ids(call)))
+            lease = await gateway.admit(call)
+            assert lease.tokens.micros == math.ceil(tokens * Fraction(dearest))
+            await lease.settle(Outcome(Used(prompt_tokens=1)))
+        (holder,) = gateway.config.limits.holders(ALICE)
+        spent = Cost(micros=10_000 - 2)
+        assert (await gateway.limiter.reserve([holder], "rest", spent, 10.0)).granted, "0.4 micro-units are 1"
+        assert not (await gateway.limiter.reserve([holder], "more", Cost(micros=1), 10.0)).granted
+
+    run(use, limits={"each_key": {"money_per_day": "0.01"}}, accounting={"prices": str(file)})

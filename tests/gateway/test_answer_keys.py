@@ -41,6 +41,7 @@ SAMPLING_FIELDS: Json = {
 CONVERSATION_FIELDS: Json = {  # None: the ids differ
     "system": None, "documents": None, "turns": None,
     "tools": [TOOL], "template": "tool_use", "template_arguments": {"enable_thinking": False},
+    "continues": True,
 }  # fmt: skip
 
 
@@ -120,7 +121,8 @@ OPENAI: Json = {
     "seed": In(2, temperature=0.5, seed=1), "stop": ["x"], "top_k": 3, "min_p": 0.1, "repetition_penalty": 1.5,
     "ignore_eos": True, "stop_token_ids": [3], "prompt_logprobs": 0, "structured_outputs": {"regex": "a+"},
     "max_tokens": 5, "model": NO_EFFECT, "stream": NO_EFFECT, "stream_options": NO_EFFECT,
-    "return_token_ids": NO_EFFECT, "priority": NO_EFFECT, "deadline": NO_EFFECT,
+    "return_token_ids": NO_EFFECT, "return_tokens_as_token_ids": NO_EFFECT, "priority": NO_EFFECT,
+    "deadline": NO_EFFECT,
 }  # fmt: skip
 BODY_FIELDS: dict[str, Json] = {  # another value of every field of a body
     "openai.chat": OPENAI | {
@@ -129,6 +131,7 @@ BODY_FIELDS: dict[str, Json] = {  # another value of every field of a body
         "tool_choice": In("none", tools=TOOLS["openai.chat"]), "parallel_tool_calls": False,
         "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}},
         "reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": False},
+        "continue_final_message": True, "add_generation_prompt": NO_EFFECT,
     },
     "openai.completions": OPENAI | {"prompt": "Ho", "best_of": 3, "echo": True, "logprobs": 0},
     "openai.responses": {
@@ -146,7 +149,7 @@ BODY_FIELDS: dict[str, Json] = {  # another value of every field of a body
         "thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 5, "stop_sequences": ["x"],
         "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}, "temperature": 0.7, "top_p": 0.5,
         "top_k": 3, "cache_control": NO_EFFECT, "stream": NO_EFFECT, "metadata": NO_EFFECT, "model": NO_EFFECT,
-        "diagnostics": NO_EFFECT,
+        "diagnostics": NO_EFFECT, "context_management": NO_EFFECT,
     },
 }  # fmt: skip
 

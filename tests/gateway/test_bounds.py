@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.gateway.calls import chat
-from workbench.gateway.bounds import Bounds, check_bounds, check_prompt_tokens
+from workbench.gateway.bounds import Bounds, check_bounds, check_prompt_tokens, fit_output
 from workbench.serve.call import Breakpoint
 from workbench.serve.errors import ApiError
 
@@ -30,6 +30,7 @@ SMALL = Bounds(
         ({"sampling": {"max_tokens": 401}}, "anthropic.messages", "max_tokens", "401 tokens"),
         ({"sampling": {"max_tokens": 401}}, "openai.responses", "max_output_tokens", "401 tokens"),
         ({"sampling": {"stop": ("a", "b", "c", "d")}}, "anthropic.messages", "stop_sequences", "4 stop"),
+        ({"sampling": {"stop": ("a", "b"), "stop_token_ids": (3, 4)}}, "openai.chat", "stop", "4 stop"),
         ({"sampling": {"stop": ("a" * 11,)}}, "openai.chat", "stop", "11 characters"),
         ({"sampling": {"logprobs": 6}}, "openai.chat", "logprobs", "6 alternatives"),
         ({"prompt_logprobs": 6}, "openai.completions", "logprobs", "6 alternatives"),
@@ -72,3 +73,7 @@ def test_what_is_let_in_is_within_the_bounds(prompts: int, n: int, max_tokens: i
         assert not fits
     else:
         assert fits
+    longest = 400 // (prompts * n)
+    assert fit_output(call, SMALL) == call
+    free = fit_output(replace(call, has_max_tokens=False), SMALL)
+    assert free.sampling.max_tokens == min(max_tokens, longest or max_tokens)

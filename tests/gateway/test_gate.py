@@ -47,7 +47,11 @@ def test_keys_of_both_protocols(tmp_path: Path) -> None:
         assert gateway.keys is not None
         key, secret = gateway.keys.create("alice", models=("demo-draft",))
         caller = await gateway.identify({"authorization": f"Bearer {secret}"})
-        assert caller == await gateway.identify({"x-api-key": secret})
+        for headers in (
+            {"x-api-key": secret},
+            *({"authorization": f"{kind} {secret}"} for kind in ("bearer", "BEARER")),
+        ):
+            assert caller == await gateway.identify(headers)
         assert (caller.key, caller.tenant, caller.scopes) == (key.id, "alice", {"model:demo-draft"})
         assert len(caller.cache_salt) == 64
         for headers in ({}, {"authorization": "Bearer x"}, {"authorization": secret}, {"x-api-key": secret[:-1]}):
@@ -103,6 +107,7 @@ TOOL = {"type": "object", "properties": {"at": {"type": "string", "enum": ["here
         {"tools": [{"name": "look", "parameters": TOOL | {"properties": {"at": {"enum": ["treasure"]}}}}]},
         {"template_arguments": {"persona": ["pirate", {"wants": "the treasure"}]}},
         {"documents": [{"title": "A map", "text": "no", "source": "treasure island"}]},
+        {"turns": ["Hi", {"role": "assistant", "content": "no", "thinking": "the treasure"}, "Ho"]},
         {"turns": [
             "Hi",
             {"role": "assistant", "content": "", "tool_calls": [{"name": "dig", "arguments": {"for": "treasure"}}]},

@@ -96,6 +96,11 @@ def test_a_rotated_key_has_two_texts_for_a_while(store: KeyStore, clock: Clock, 
     again, third = store.rotate(key.id, hours=0)
     assert store.check(new) is None and store.check(third) == again
     assert len(again.credentials) == 2  # those that had expired before are forgotten
+    _, fourth = store.rotate(key.id, hours=0, days=1)
+    clock.now += 86_400 - 1
+    assert store.check(fourth) is not None
+    clock.now += 1
+    assert store.check(fourth) is None
 
 
 def test_a_revoked_key_ends_at_once_in_every_process(store: KeyStore, clock: Clock) -> None:
@@ -106,6 +111,8 @@ def test_a_revoked_key_ends_at_once_in_every_process(store: KeyStore, clock: Clo
     assert other.check(text) is None and other.list()[0].state(clock.now) == "revoked"
     with pytest.raises(WorkbenchError, match="was revoked"):
         other.rotate(key.id)
+    ended, clock.now = clock.now, clock.now + 5
+    assert other.revoke(key.id).revoked == ended, "it ended the first time"
 
 
 def test_salts_are_those_of_owners_and_of_the_file(store: KeyStore, tmp_path: Path) -> None:

@@ -60,3 +60,8 @@ def test_rates_are_those_of_a_callers_last_call_and_memory_is_bounded() -> None:
     assert next(iter(meters)) == Meter("a: tokens a minute", 15, 60, "tokens", 15.0)
     meters.set_rates(caller, [])
     assert len(list(meters)) == MAX_METERED - 1
+    oldest = Caller(next(iter(meters._rates)), "a")
+    for each in (oldest, Caller("new", "a")):
+        meters.set_rates(each, [])
+        meters.add_cost(each, Fraction(1))
+    assert list(meters._rates)[-2:] == [oldest.key, "new"] and ("a", oldest.key) in meters._spent

@@ -176,6 +176,9 @@ def test_a_classifier_sees_a_text_before_it_leaves() -> None:
     assert (left, reason) == ("abcd", "content_filter") and held <= 4
     assert streamed(rules, ["ab", "c"])[:2] == ("abc", "stop")
     assert any(each == "abc" for each in seen)
+    for way, refused in (("input", True), ("output", False)):
+        one = Moderation(config.model_copy(update={"classifier_on": (way,)}))
+        assert bool(found_in(one, ["no!!"])) == one.moderates("input") == refused != one.moderates("output")
 
 
 @pytest.mark.parametrize("on_failure", ["closed", "open"])

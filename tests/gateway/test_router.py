@@ -131,3 +131,22 @@ def test_a_classifier_that_fails_or_hangs_costs_no_more_than_its_choice(word: st
         decision = run_async(router.choose(chat(word, "auto"), Models()))
         assert decision.model == model and decision.reasons[0].startswith("the classifier failed")
     wakes.set()
+
+
+@pytest.mark.parametrize(("probability", "model"), [(0.25, "demo-chat"), (0.2499, "demo")])
+def test_the_strong_model_answers_from_the_threshold_on(probability: float, model: str) -> None:
+    workbench.register("test-router-constant")(lambda text: probability)
+    learned = {"models": ["auto"], "cheap": "demo", "strong": "demo-chat", "threshold": 0.25}
+    router = ModelRouter(
+        RouterConfig.model_validate({"learned": learned | {"classifier": {"path": "test-router-constant"}}})
+    )
+    assert run_async(router.choose(chat("Hi", "auto"), Models())).model == model
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "size", "holds"), [(3, None, 2, 0), (3, None, 3, 1), (None, 3, 3, 1), (None, 3, 4, 0)]
+)
+def test_sizes_of_rules_are_inclusive(least: int | None, most: int | None, size: int, holds: int) -> None:
+    rule = {"to": "demo-chat", "min_characters": least, "max_characters": most}
+    router = ModelRouter(RouterConfig.model_validate({"rules": [rule]}))
+    assert run_async(router.choose(chat("x" * size), Models())).model == ("demo", "demo-chat")[holds]

@@ -383,6 +383,17 @@ def test_a_hit_renews_a_pin_and_time_ends_it() -> None:
     assert pool.is_cached(newer[0]) and not pool.is_cached(kept[0])
 
 
+@given(st.lists(st.tuples(st.integers(1, 3), st.sampled_from([2.0, 5.0, 20.0])), min_size=1, max_size=5))
+def test_a_page_is_pinned_until_the_last_of_its_pins_ends(pins: list[tuple[int, float]]) -> None:
+    now, pool, ids = 0.0, PagePool(6, SIZE), list(range(3 * SIZE))
+    index = RadixCache([pool], [KVCacheGroup()], None, lambda: now, pinned_share=1.0)
+    cached_text(index, pool, 0, ids)
+    for pages, seconds in pins:
+        assert index.pin(ids[: SIZE * pages], "", seconds) == SIZE * pages
+    for now in (1.0, 2.0, 5.0, 20.0):
+        assert index.pins.num_pinned == max((pages for pages, seconds in pins if now < seconds), default=0)
+
+
 def test_a_pin_is_no_reference_and_has_a_bound() -> None:
     pool = PagePool(6, SIZE)
     index = RadixCache([pool], [KVCacheGroup()], None, lambda: 0.0, pinned_share=0.5)

@@ -18,11 +18,13 @@ from workbench.machine.ceilings import (
     CEILINGS_FILE,
     Ceiling,
     MachineCeilings,
+    bound_fault,
     ceilings_for,
     measure_gemm_rate,
     measure_read_bandwidth,
     memory_level_of,
 )
+from workbench.machine.processor import CpuTimes
 
 SHAPE = (2, 8, 4)
 ASKED = {"threads": 1, "gemm_shape": SHAPE}
@@ -149,6 +151,38 @@ def test_what_was_measured_once_is_kept(tmp_path, measured, monkeypatch, first, 
     count = len(measured)
     again = ceilings_for(second[0], cache_dir=tmp_path, **second[1])
     assert len(measured) == count + more and (more or found == again)
+
+
+def test_another_level_of_instructions_is_measured_anew(tmp_path, measured, monkeypatch):
+    """A processor of the same name may be held to less: by our variable, by torch's, or by who emulates it."""
+    for count, (ours, torchs) in enumerate([("v4", "AVX512"), ("v3", "AVX512"), ("v4", "AVX2")], start=1):
+        monkeypatch.setattr(ceilings, "simd_level", lambda ours=ours: ours)
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda torchs=torchs: torchs)
+        for _ in range(2):
+            ceilings_for(1000, threads=1, dtypes=(), cache_dir=tmp_path)
+            assert len(measured) == count
+
+
+@pytest.mark.parametrize(
+    ("cores", "share", "again"), [(2, 0.05, False), (2, 0.11, True), (64, 0.05, True), (64, None, False)]
+)
+def test_few_of_many_cores_make_a_ceiling_that_is_measured_again(tmp_path, monkeypatch, cores, share, again):
+    monkeypatch.setattr(ceilings.os, "cpu_count", lambda: cores)
+    coming = iter([ceiling("read", 5.0, others_cpu_share=share), ceiling("read", 7.0, others_cpu_share=0.0)])
+    monkeypatch.setattr(ceilings, "measure_read_bandwidth", lambda *_: next(coming))
+    values = [ceilings_for(64, dtypes=(), cache_dir=tmp_path).read_ceilings[0].value for _ in range(3)]
+    assert values == [5.0, 7.0, 7.0] if again else [5.0] * 3
+
+
+def test_processes_below_this_one_compute_beside_a_ceiling(monkeypatch):
+    before, after = CpuTimes(100.0, 50.0, 10.0, {7: 5.0}), CpuTimes(110.0, 60.0, 15.0, {7: 10.0})
+    monkeypatch.setattr(ceilings, "cpu_times", lambda: after)
+    assert ceilings._beside(before) == pytest.approx(0.5) and ceilings._beside(None) is None
+
+
+def test_a_bound_that_a_measurement_exceeds_is_an_error():
+    assert bound_fault("decode", 1.0) == "" != bound_fault("decode", 2.27)
+    assert "decode was faster than its upper bound (227% of it)" in bound_fault("decode", 2.27)
 
 
 def test_a_measurement_on_a_busy_machine_is_made_again_and_the_higher_kept(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 
 from tests.engine.tiny import layer, spec_of
 from tests.helpers.published_configs import DEEPSEEK_V3
-from workbench.memory.report import cache_terms, estimate_memory, parse_bytes, report_for
+from workbench.memory.report import cache_terms, describe_longest, estimate_memory, parse_bytes, report_for
 from workbench.model.hf.any_config import spec_from_any_config
 from workbench.model.hf.families import config_from_spec
 from workbench.model.recurrent_spec import ParallelRecurrentSpec, ShortConvSpec
@@ -40,6 +40,9 @@ def test_what_fits_into_a_memory() -> None:
     assert full["total_bytes"] <= 80 * 10**9 < full["total_bytes"] + full["cache_bytes_per_sequence"]
     none = report_for("shape:llama-3-70b", context=128_000, memory="80GB")
     assert none["sequences"] == 0 and "weights and activations alone exceed 80.0 GB" in none["remarks"]
+    assert describe_longest(none) == "not even 1 of a single token" and "of up to" in describe_longest(one)
+    assert describe_longest({"batch": 4, "longest_context": None}) == "4 of any length"
+    assert describe_longest({"batch": 4, "longest_context": 1}) == "4 of up to 1 token each"
 
 
 @pytest.mark.parametrize(("text", "size"), [("80GB", 80 * 10**9), ("1.5 GiB", 3 * 2**29), ("64mib", 2**26), ("12", 12)])

@@ -53,7 +53,7 @@ CONFIGS: list[tuple[str, Changes, str]] = [
     ("llama", {"hidden_act": "gelu"}, 'hidden_act is "gelu"; it must be "silu"'),
     ("llama", {"rms_norm_eps": float("nan")}, "rms_norm_eps is NaN; it must be a finite number above 0"),
     ("llama", {"eos_token_id": "</s>"}, "eos_token_id"),
-    ("llama", {"eos_token_id": -1}, "or null"),
+    ("llama", {"eos_token_id": [1, 2.5]}, "or null"),
     ("llama", {"tie_word_embeddings": "yes"}, "true or false"),
     ("llama", {"architectures": ["LlamaForSequenceClassification"]}, "LlamaForCausalLM"),
     ("llama", {"sliding_window": 4096}, "sliding_window is 4096; it must be null"),

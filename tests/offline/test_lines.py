@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,10 @@ import pytest
 from tests.offline.batches import CONTEXT, LINES, TEMPLATE, answers, chat, line, model, runner
 from tests.prompt.samples import byte_level
 from workbench.errors import WorkbenchError
+from workbench.offline.requests import parse_line
+from workbench.offline.responses import response_line
 from workbench.prompt.templates import ChatTemplate
+from workbench.request import FinishReason, Request
 from workbench.trace.events import Finished
 
 
@@ -59,7 +63,11 @@ def test_several_samples_and_logprobs(tmp_path: Path) -> None:
     for each in choices:
         answer = each["logprobs"]
         assert len(answer["tokens"]) == len(answer["token_logprobs"]) == len(answer["top_logprobs"]) == 6
-        assert answer["text_offset"][0] == 0
+        assert all(name in top for name, top in zip(answer["tokens"], answer["top_logprobs"], strict=True))
+        offsets, text = answer["text_offset"], each["text"]
+        assert offsets == sorted(offsets) and offsets[0] == 0 and offsets[-1] <= len(text)
+        for name, offset in zip(answer["tokens"], offsets, strict=True):
+            assert name.startswith(("bytes:", "<|", "token_id:")) or text[offset:].startswith(name)
     content = found[1]["response"]["body"]["choices"][0]["logprobs"]["content"]
     assert len(content) == 4 and all(len(each["top_logprobs"]) == 1 for each in content)
     assert bytes(content[0]["bytes"]).decode("utf-8", "replace") == content[0]["token"]
@@ -94,7 +102,7 @@ def test_lines_without_a_seed_differ_from_each_other(tmp_path: Path) -> None:
         (line("a", prompt="\ud800"), "refused", "lone surrogate"),
         (line("a", prompt="b", temperatur=1), "invalid_request", "body.temperatur: unknown field; did you mean 'temp"),
         (line("a", prompt="b", temperature=-1), "invalid_request", "temperature"),
-        (line("a", prompt="b", top_p=0), "invalid_request", "top_p"),
+        (line("a", prompt="b", top_p=-1), "invalid_request", "top_p"),
         (line("a", prompt="b", n=3, best_of=2), "invalid_request", "best_of 2 is less than n"),
         (line("a", prompt="b", sampler={"path": "os:system"}), "invalid_request", "body.sampler: unknown field"),
         (line("a", prompt="b", stream=True), "invalid_request", "a batch does not stream"),
@@ -112,6 +120,7 @@ def test_a_wrong_line_has_its_error_and_the_rest_goes_on(wrong: Any, code: str, 
     good = line("last", prompt="abc", max_tokens=3)
     first, last = answers([wrong, good], tmp_path)
     assert first["error"]["code"] == code and words in first["error"]["message"] and first["response"]["body"] is None
+    assert first["response"]["status_code"] == 400
     assert "\n" not in first["error"]["message"]
     assert last["error"] is None and last["custom_id"] == "last"
 
@@ -166,3 +175,30 @@ def test_a_template_cannot_reach_out() -> None:
     for text in ("{{ messages.append(1) }}", "{{ ''.__class__.__mro__ }}"):
         with pytest.raises(WorkbenchError, match="refuses them"):
             ChatTemplate(text, {}).render([{"role": "user", "content": "x"}])
+
+
+def test_samples_stand_in_order_though_a_later_one_ends_first() -> None:
+    """Those that best_of did not choose are no choices, and are paid for."""
+    reasons = {2: "stop", 0: "length", 3: FinishReason.NOT_CHOSEN, 1: "stop"}  # in the order in which they end
+    ends = [
+        Finished(0.0, "7", sample=n, reason=why, token_ids=(5,) * n, output_text=f"{n}", prompt_tokens=3)
+        for n, why in reasons.items()
+    ]
+    asked = parse_line(json.dumps(line("a", prompt="b", n=3, best_of=4)).encode(), 7, model())
+    body = json.loads(response_line("id", asked, model(), ends, []))["response"]["body"]
+    found = [(each["index"], each["text"], each["finish_reason"]) for each in body["choices"]]
+    assert found == [(n, f"{n}", reasons[n]) for n in range(3)]
+    assert body["usage"] == {"prompt_tokens": 3, "completion_tokens": 6, "total_tokens": 9}
+
+
+def test_fields_reach_the_request() -> None:
+    def parsed(asked: dict[str, Any]) -> Request:
+        return parse_line(json.dumps(asked).encode(), 7, model()).request
+
+    plain = parsed(line("a", prompt="b"))
+    assert (plain.sampling.max_tokens, plain.sampling.seed, plain.cache_salt, plain.final_only) == (16, 7, "", True)
+    own = parsed(line("a", prompt="b", seed=3, cache_salt="mine", logprobs=0, max_tokens=None))
+    assert (own.sampling.max_tokens, own.sampling.seed, own.cache_salt, own.final_only) == (16, 3, "mine", False)
+    for body, wanted in (({}, None), ({"logprobs": True}, 0), ({"logprobs": True, "top_logprobs": 2}, 2)):
+        assert parsed(chat("a", "b", **body)).sampling.logprobs == wanted
+    assert parsed(chat("a", "b", max_completion_tokens=3)).sampling.max_tokens == 3

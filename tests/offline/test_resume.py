@@ -13,7 +13,7 @@ from tests.offline.batches import LINES, line, run, runner, whole, written
 from tests.thorough import tries
 from workbench.errors import WorkbenchError
 from workbench.offline.output_file import OutputFile
-from workbench.offline.run import BatchProgress
+from workbench.offline.run import BatchProgress, _BatchRun
 
 
 class Stop(BaseException):
@@ -54,6 +54,19 @@ def test_stopped_after_any_lines_it_goes_on(stops: list[int], ahead: int) -> Non
             assert whole().startswith(out.read_bytes())
         run(source, out, max_pending_lines=ahead)
         assert out.read_bytes() == whole()
+
+
+@pytest.mark.parametrize("ahead", [1, 4])
+def test_no_more_lines_are_in_progress_than_may_be(ahead: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, step = [], _BatchRun.step
+
+    def counted(self: _BatchRun) -> None:
+        seen.append(len(self.pending))
+        step(self)
+
+    monkeypatch.setattr(_BatchRun, "step", counted)
+    run(written(LINES, tmp_path / "in.jsonl"), tmp_path / "out.jsonl", max_pending_lines=ahead)
+    assert max(seen) == ahead
 
 
 def test_what_is_answered_is_not_computed_again(tmp_path: Path) -> None:

@@ -100,6 +100,59 @@ INST = (  # Llama 2, Mistral: what is written around a turn has spaces, and an a
     "m.content}|tojson(sort_keys=true) }} [/INST]{% else %}{{ ' ' ~ m.content|string|trim ~ ' ' ~ eos_token }}"
     "{% endif %}{% endfor %}"
 )
+_TAGGED_HEAD = (
+    "{% if tools %}<|im_start|>system\n{% for t in tools %}{{ t | tojson }}{% endfor %}<|im_end|>\n{% endif %}"
+    "{% for m in messages %}{% if m.role != 'assistant' or not m.tool_calls %}"
+    "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% else %}"
+    "{{ '<|im_start|>assistant\n' + (m.content or '') }}{% for c in m.tool_calls %}{% set c = c.function %}"
+)
+_TAGGED_TAIL = (
+    "{% endfor %}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+IN_FUNCTION_TAGS = (  # Qwen3-Coder: values as Python writes them
+    _TAGGED_HEAD + "{% if loop.first and not m.content %}{% else %}{{ '\n' }}{% endif %}"
+    "{{ '<tool_call>\n<function=' + c.name + '>\n' }}{% for k, v in c.arguments | items %}"
+    "{{ '<parameter=' + k + '>\n' }}{{ v | tojson | safe if v is mapping or (v is sequence and v is not string) "
+    "else v | string }}{{ '\n</parameter>\n' }}{% endfor %}{{ '</function>\n</tool_call>' }}" + _TAGGED_TAIL
+)
+IN_KEY_TAGS = (  # GLM 4.5 and later
+    _TAGGED_HEAD + "{{ '\n<tool_call>' + c.name }}{% for k, v in c.arguments.items() %}"
+    "{{ '\n<arg_key>' ~ k ~ '</arg_key>\n<arg_value>' ~ (v if v is string else v | tojson) ~ '</arg_value>' }}"
+    "{% endfor %}{{ '\n</tool_call>' }}" + _TAGGED_TAIL
+)
+BARE = (  # Llama 3.1 to 3.3: a call is JSON behind no token, and an answer has one
+    "{{ bos_token }}{% for t in tools or [] %}{{ t | tojson(indent=4) }}{{ '\n\n' }}{% endfor %}"
+    "{% for m in messages %}{% if 'tool_calls' in m %}{% if m.tool_calls | length != 1 %}"
+    "{{ raise_exception('This model only supports single tool-calls at once!') }}{% endif %}"
+    "{% set c = m.tool_calls[0].function %}{{ '<|im_start|>assistant\n\n' }}"
+    '{{ \'{"name": "\' + c.name + \'", "parameters": \' }}{{ c.arguments | tojson }}{{ "}" }}<|im_end|>'
+    "{% else %}{{ '<|im_start|>' + m.role + '\n\n' + m.content | trim + '<|im_end|>' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n\n' }}{% endif %}"
+)
+_MISTRAL = (
+    "{{ bos_token }}{% if tools %}[AVAILABLE_TOOLS] {{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}"
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+    "{{ raise_exception('Only user, assistant and tool roles are supported, with the exception of an initial optional "
+    "system message!') }}{% elif m.role in ['user', 'system'] %}"
+    "[INST] {{ m.content }}[/INST]{% elif m.role == 'tool' %}{{ short(m.tool_call_id) }}"
+    "[TOOL_RESULTS] {{ {'content': m.content, 'call_id': m.tool_call_id} | tojson }}[/TOOL_RESULTS]"
+    "{% elif m.tool_calls %}CALLS{{ eos_token }}{% else %}{{ ' ' + m.content + eos_token }}{% endif %}{% endfor %}"
+).replace("{{ short(m.tool_call_id) }}", (
+    "{% if m.tool_call_id is not defined or m.tool_call_id | length != 9 %}"
+    "{{ raise_exception('Tool call IDs should be alphanumeric strings with length 9!') }}{% endif %}"
+))
+_CHECKED = (
+    "{% for c in m.tool_calls %}{% if c.id is not defined or c.id | length != 9 %}"
+    "{{ raise_exception('Tool call IDs should be alphanumeric strings with length 9!') }}{% endif %}"
+)
+SHORT_IDS = _MISTRAL.replace("CALLS", (  # Mistral up to its seventh tokenizer
+    "[TOOL_CALLS] [" + _CHECKED + "{{ (c.function | tojson)[:-1] + ', \"id\": \"' + c.id + '\"}' }}"
+    "{{ ', ' if not loop.last }}{% endfor %}]"
+))
+NAMED = _MISTRAL.replace("CALLS", (  # Mistral from its eleventh on
+    _CHECKED + "{{ '[TOOL_CALLS]' + c.function.name + '[ARGS]' + c.function.arguments | tojson }}{% endfor %}"
+))
 PARTS_ALONE = (  # SmolVLM, LLaVA: a text is read in a part, and nowhere else
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + ':' }}"
     "{% for line in message['content'] %}{% if line['type'] == 'text' %}{{ line['text'] }}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from tests.prompt.samples import byte_level
 from tests.thorough import tries
 from workbench.prompt.answers import AnswerFormat, AnswerParser, parse_answer, parse_calls, parse_partial_json
 from workbench.prompt.conversation import Conversation
-from workbench.prompt.turns import ToolCall
+from workbench.prompt.turns import MAX_ARGUMENT_DEPTH, ToolCall
 
 TOKENIZER = byte_level()
 assert OWN.chat_template is not None
@@ -103,3 +104,22 @@ def test_tags_that_are_no_special_tokens() -> None:
     opened = model.tokenizer.encode("<think>a</think>b<think>\n", special=True)
     assert format.ends_in_thought(opened) and not format.ends_in_thought(opened[:-2])
     assert not AnswerFormat().ends_in_thought(opened)
+
+
+@pytest.mark.parametrize("wrap", [lambda value: [value], lambda value: {"x": value}])
+def test_arguments_are_kept_to_the_depth_that_templates_read(wrap: Any) -> None:
+    value: Any = 1
+    for _ in range(MAX_ARGUMENT_DEPTH - 1):
+        value = wrap(value)
+    text = json.dumps({"x": value})
+    assert ToolCall.parse("f", text).arguments == {"x": value}
+    deeper = json.dumps({"x": wrap(value)})
+    assert ToolCall.parse("f", deeper).arguments == {"unparsed": deeper}
+
+
+def test_stop_strings_end_texts_and_no_thoughts() -> None:
+    parser = AnswerParser(TOKENIZER, FORMAT, stops=("END",))
+    ids = TOKENIZER.encode("<|think|>a END b<|/think|>c END", special=True)
+    pieces = [piece for id in ids for piece in parser.push(id)] + parser.finish()
+    shown = {name: "".join(each.text for each in pieces if each.channel == name) for name in ("thought", "text")}
+    assert shown == {"thought": "a END b", "text": "c "}

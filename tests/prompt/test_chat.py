@@ -236,3 +236,13 @@ def test_long_chats_are_not_wild() -> None:
     for messages in ([user("x" * 300_000)], [user("x" * 30)] * 2_000):
         for name in ("chat_ml", "thinking", "macros"):
             assert len(MADE[name].render(messages)) > 60_000
+
+
+def test_a_template_for_tools_is_chosen_with_tools() -> None:
+    both = ChatTemplate({"default": "d", "tool_use": "t"}, {})
+    chosen = [both.choose(name, tools) for tools in (False, True) for name in (None, "default", "tool_use")]
+    assert chosen == ["default", "default", "tool_use", "tool_use", "default", "tool_use"]
+    assert ChatTemplate("d", {}).choose(None, True) == "default"
+    assert both.render([user()], tools=[{"name": "f"}]) == "t" and both.render([user()]) == "d"
+    with pytest.raises(WorkbenchError, match="did you mean 'tool_use'"):
+        both.choose("tool_uses")

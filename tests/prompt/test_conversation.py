@@ -14,11 +14,12 @@ from tests.prompt.apply import FORGED, MODELS, OWN, Model
 from tests.prompt.samples import byte_level
 from tests.thorough import tries
 from workbench.errors import WorkbenchError
+from workbench.prompt.answers import AnswerFormat, parse_answer
 from workbench.prompt.assemble import Prompt
 from workbench.prompt.conversation import Conversation
 from workbench.prompt.template_sandbox import BASE_UNITS
 from workbench.prompt.templates import ChatTemplate
-from workbench.prompt.turns import AssistantTurn, ResultTurn, ToolCall, UserTurn, unanswered_calls
+from workbench.prompt.turns import THOUGHT_FIELDS, AssistantTurn, ResultTurn, ToolCall, UserTurn, unanswered_calls
 
 
 def add(a: int, b: int = 2) -> int:
@@ -206,9 +207,9 @@ def test_over_the_context() -> None:
 
 
 WRONG: dict[str, tuple[Any, str]] = {
-    "no schema": (lambda: Conversation(tools=[{"name": "f"}]), "tool 'f': has no schema; give parameters"),
+    "no schema": (lambda: Conversation(tools=[{"name": "f", "parameters": 3}]), "tool 'f': has no schema; give"),
     "no object": (lambda: Conversation(tools=[{"name": "f", "parameters": {"type": "array"}}]), '"type": "object"'),
-    "a name": (lambda: Conversation(tools=[{"name": "f g", "parameters": {"type": "object"}}]), "1 to 64 letters"),
+    "a name": (lambda: Conversation(tools=[{"name": "f g", "parameters": {"type": "object"}}]), "1 to 128 letters"),
     "two of one name": (lambda: Conversation(tools=[add, add]), "two tools are named 'add'"),
     "no tool": (lambda: Conversation(tools=[3]), "tool: a int; give a function"),
     "no hint": (lambda: Conversation(tools=[lambda x: x]), "has no docstring"),
@@ -225,10 +226,6 @@ WRONG: dict[str, tuple[Any, str]] = {
     "a call at the end": (
         lambda: Conversation(turns=["a"]).answer(tool_calls=[ToolCall(name="f")]).prompt(OWN),
         "call of 'f' has no result",
-    ),
-    "a late system prompt": (
-        lambda: Conversation.from_messages([{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]),
-        "messages.1: the system prompt comes first",
     ),
     "an unknown role": (lambda: Conversation.from_messages([{"role": "bot", "content": "a"}]), "'bot' is unknown"),
     "an image": (
@@ -344,3 +341,32 @@ def test_no_second_begin_token() -> None:
     model = Model(tokenizer, ChatTemplate("{{ bos_token }}{{ messages[0].content }}", {"bos_token": "<s>"}))
     ids = Conversation(turns=["stop"]).prompt(model).ids
     assert ids.count(1) == 1 and ids[0] == 1
+
+
+def test_an_answer_that_begins_with_a_space_is_sent_back_as_its_own_tokens() -> None:
+    """With sentencepiece, by its text alone and with what was generated: the cached prefix goes on."""
+    tokenizer = apply.ours("sentencepiece_inner")
+    template = "{% for m in messages %}{{ m.role }}:{{ m.content }}{{ eos_token }}{% endfor %}assistant:"
+    model = Model(tokenizer, ChatTemplate(template, {"bos_token": "<s>", "eos_token": "</s>"}))
+    ids = {tokenizer.id_to_token(id): id for id in range(tokenizer.vocab_size)}
+    spoken = [ids[each] for each in ("▁stop", "op", "</s>")]
+    talk = Conversation(turns=["a"])
+    before = talk.prompt(model).ids
+    turn = parse_answer(spoken, tokenizer, AnswerFormat(), before=before)
+    assert turn.content == " stopop"
+    for answered in (talk.with_turn(turn).user("b"), talk.answer(turn.content).user("b")):
+        prompt = answered.prompt(model)
+        assert prompt.ids[: len(before) + 3] == (*before, *spoken)
+        assert set(prompt.answers.values()) <= {"kept"}
+
+
+@pytest.mark.parametrize("field", THOUGHT_FIELDS)
+def test_a_thought_is_read_by_every_name_and_a_result_by_its_older_role(field: str) -> None:
+    call = {"id": "c", "function": {"name": "f", "arguments": {}}}
+    messages = [
+        {"role": "user", "content": "a"}, {"role": "assistant", "content": [], field: "hm", "tool_calls": [call]},
+        {"role": "function", "name": "f", "content": "3"},
+    ]  # fmt: skip
+    _, answered, result = Conversation.from_messages(messages).turns
+    assert isinstance(answered, AssistantTurn) and (answered.content, answered.thinking) == ("", "hm")
+    assert result == ResultTurn(content="3", name="f")

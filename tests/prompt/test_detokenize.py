@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from bisect import bisect_right
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,7 +10,7 @@ from tokenizers import decoders
 from tests.prompt import samples
 from tests.prompt.samples import first_stop, longest_beginning
 from workbench.errors import WorkbenchError
-from workbench.prompt.tokenization.detokenize import Detokenizer
+from workbench.prompt.tokenization.detokenize import Detokenizer, TextPlaces, WholeTextDetokenizer
 from workbench.prompt.tokenization.tokenizer import Tokenizer
 
 
@@ -34,14 +36,15 @@ def is_begun(tail: bytes) -> bool:
 @given(data=st.data(), stops=samples.STOPS)
 @pytest.mark.parametrize("name", samples.BY_BYTES)
 def test_every_push_shows_exactly_what_is_settled(name, data, stops):
-    """The law in full, against a specification that decodes all the text anew for every token."""
+    """The law in full, against a specification that decodes prompt and text anew for every token."""
     tokenizer = samples.BY_BYTES[name]()
-    ids = data.draw(samples.ids_of(tokenizer))
-    detokenizer = Detokenizer(tokenizer, stops)
+    before, ids = data.draw(samples.ids_of(tokenizer)), data.draw(samples.ids_of(tokenizer))
+    detokenizer = Detokenizer(tokenizer, stops, before)
+    first = len(tokenizer.decode(before))
     shown = ""
     for count in range(1, len(ids) + 1):
         shown += detokenizer.push(ids[count - 1])
-        text = settled(tokenizer, ids[:count])
+        text = settled(tokenizer, before + ids[:count])[first:]
         found = first_stop(text, stops)
         if found:
             assert (shown, detokenizer.matched_stop) == (text[: found[0]], found[1])
@@ -50,7 +53,7 @@ def test_every_push_shows_exactly_what_is_settled(name, data, stops):
         assert shown == text[: len(text) - longest_beginning(text, stops)]
     else:
         shown += detokenizer.finish()
-        text = tokenizer.decode(ids)
+        text = tokenizer.decode(before + ids)[first:]
         found = first_stop(text, stops)
         assert shown == (text[: found[0]] if found else text)
     assert detokenizer.text == shown
@@ -59,12 +62,44 @@ def test_every_push_shows_exactly_what_is_settled(name, data, stops):
 
 @given(data=st.data())
 @pytest.mark.parametrize("name", samples.ALL)
-def test_the_stream_joined_is_the_decoded_text(name, data):
+def test_the_stream_joined_is_the_decoded_text_less_the_prompt_s(name, data):
     tokenizer = samples.ALL[name]()
-    ids = data.draw(samples.ids_of(tokenizer))
-    detokenizer = Detokenizer(tokenizer)
+    before, ids = data.draw(samples.ids_of(tokenizer)), data.draw(samples.ids_of(tokenizer))
+    detokenizer, whole = Detokenizer(tokenizer, (), before), WholeTextDetokenizer(tokenizer, before)
     pieces = [detokenizer.push(id) for id in ids]
-    assert "".join(pieces) + detokenizer.finish() == tokenizer.decode(ids) == detokenizer.text
+    text = tokenizer.decode(before + ids)[len(tokenizer.decode(before)) :]
+    assert "".join(pieces) + detokenizer.finish() == text == detokenizer.text
+    assert {whole.push(id) for id in ids} <= {""} and whole.finish() == text
+
+
+@given(data=st.data())
+@pytest.mark.parametrize("name", samples.ALL)
+def test_a_token_s_place_is_where_its_first_character_is(name, data):
+    """Never back, never behind the text, and by a byte rule exactly: the character that the first byte is of."""
+    tokenizer = samples.ALL[name]()
+    before, ids = data.draw(samples.ids_of(tokenizer)), data.draw(samples.ids_of(tokenizer))
+    ids = [id for id in ids if not tokenizer.is_special(id) and tokenizer.token_bytes(id)]
+    places = TextPlaces(tokenizer, before)
+    found, first = [places.push(id) for id in ids], len(tokenizer.decode(before))
+    assert found == sorted(found) and all(place <= len(tokenizer.decode_after(before, ids)) for place in found)
+    if name in samples.BY_BYTES:
+        parts = [tokenizer.token_bytes(id) for id in before + ids if not tokenizer.is_special(id)]
+        starts = character_starts(b"".join(parts))
+        stripped = len(starts) - len(tokenizer.decode(before + ids))
+        at = [sum(map(len, parts[:count])) for count in range(len(parts) - len(ids), len(parts))]
+        assert found == [max(0, bisect_right(starts, each) - 1 - stripped) - first for each in at]
+
+
+def character_starts(raw: bytes) -> list[int]:
+    """Return the first byte of each character, U+FFFD for what is none."""
+    starts, at = [], 0
+    while at < len(raw):
+        starts.append(at)
+        try:
+            at += len(raw[at:].decode()[0].encode())
+        except UnicodeDecodeError as error:
+            at += error.end if error.start == 0 else len(raw[at : at + error.start].decode()[0].encode())
+    return starts
 
 
 @given(data=st.data(), stops=samples.STOPS)

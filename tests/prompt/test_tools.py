@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import pytest
 
 from workbench.errors import WorkbenchError
-from workbench.prompt.tools import Tool, declare
+from workbench.prompt.tools import Tool, check_schema_size, declare
 
 
 class Unit(enum.Enum):
@@ -124,3 +124,18 @@ def test_what_cannot_be_declared_is_named(function: Any, words: str) -> None:
     with pytest.raises(WorkbenchError) as caught:
         declare(function)
     assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("depth", "parts", "said"), [(64, 10_000, ""), (65, 9, "64 deep"), (9, 10_001, "10,000 parts")]
+)
+def test_schemas_are_as_deep_and_as_large_as_said(depth: int, parts: int, said: str) -> None:
+    schema: Any = 0
+    for _ in range(depth - 1):
+        schema = {"x": schema}
+    try:
+        check_schema_size([schema, *[0] * (parts - depth - 1)], "f")
+    except WorkbenchError as error:
+        assert said and said in str(error)
+    else:
+        assert not said

@@ -80,6 +80,8 @@ def test_a_factor_is_the_ratio_whatever_the_spread(values: list[float], factor: 
 def test_what_is_not_above_zero_has_no_ratio() -> None:
     found = contrast(samples([0.0, 1.0]), samples([1.0, 2.0]))
     assert found.ratio is None and found.ratio_interval is None and found.difference == 1
+    for values in ([0.0, 1.0], [-1.0, 1.0]):
+        assert contrast(samples([1.0, 2.0]), samples(values)).ratio is None
 
 
 def test_the_same_numbers_give_the_same_interval() -> None:

@@ -14,7 +14,7 @@ from tests.runs.folders import RECORDS, environment, many, run_of_rounds, write
 from workbench.errors import WorkbenchError
 from workbench.runs import compare
 from workbench.runs.compared_run import ComparedRun, label_runs
-from workbench.runs.comparison import Comparison, RepeatedRuns
+from workbench.runs.comparison import Comparison, RepeatedRuns, _verdict
 from workbench.runs.measures import depends_on_time, direction, parse_objective
 
 DENSE = [1.0, 1.2, 1.1, 1.3, 1.0, 1.4]
@@ -123,6 +123,23 @@ def test_runs_with_equal_settings_are_distinguished_by_their_environment() -> No
     assert label_runs([item("a", same), item("b", same)]) == ["a", "b"]
     assert label_runs([item("a", same), item("b", {})]) == ["a", "b"]  # an older record that lacks a setting
     assert label_runs([item("a", {"x": 1, "y": 2}), item("b", {"x": 1, "y": 3})]) == ["y=2", "y=3"]
+    for empty in (None, False, [], {}):  # what the first run does without is not said of it
+        assert label_runs([item("a", {"x": empty}), item("b", {"x": 1})]) == ["a", "x=1"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "confidence", "less", "more"),
+    [
+        (0.1, 0.2, 0.9, "worse", "better"), (-0.2, -0.1, 0.9, "better", "worse"), (0.1, 0.2, 0.89, None, None),
+        (0.0, 0.2, 0.95, None, None), (-0.2, 0.0, 0.95, None, None), (-0.2, 0.2, 0.95, None, None),
+        (0.0, 0.0, 0.95, "same", "same"), (0.1, 0.2, None, None, None), (None, None, 0.95, None, None),
+    ],
+)  # fmt: skip
+def test_verdict_needs_an_interval_on_one_side(
+    low: float | None, high: float | None, confidence: float | None, less: str | None, more: str | None
+) -> None:
+    names = ("ttft_s_p50", "output_tokens_per_s", "scored")
+    assert [_verdict(name, low, high, confidence) for name in names] == [less, more, None]
 
 
 settings_of = st.dictionaries(st.sampled_from("abc"), st.sampled_from([1, 2, None, "x"]), max_size=3)

@@ -163,3 +163,15 @@ def test_an_index_of_other_code_is_none(name: str, monkeypatch: pytest.MonkeyPat
 
 def test_both_packages_keep_things_in_one_directory() -> None:
     assert cache_directory() == user_cache_directory()
+
+
+def test_indexes_of_the_folders_listed_last_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index, "MAX_INDEX_FILES", 2)
+    folders = [tmp_path / name for name in "abc"]
+    for folder in folders:
+        many(folder, 1)
+    time.sleep(2 * TICK)
+    for folder in folders:
+        listed(folder)
+        time.sleep(TICK)
+    assert [index.load_index(folder) is not None for folder in folders] == [False, True, True]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from html import escape
 from pathlib import Path
@@ -13,15 +14,18 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from tests.helpers.command_line import answer, refused
+from tests.measure.runs import vouched
 from tests.runs.small_folders import HOSTILE, comparison_folder, experiment, run_folder, sweep_folder
 from tests.thorough import tries
 from workbench.errors import WorkbenchError
 from workbench.experiment.verdict import RuleChange
 from workbench.reports import variants_table as comparison_text
 from workbench.reports.charts import ChartBar, Series, bar_chart, line_chart
+from workbench.reports.latency_check import check_latencies, find_repetitions
 from workbench.reports.report import render_report, write_report
 from workbench.reports.run_report import changed_settings
 from workbench.reports.self_contained import external_resources, markup_errors
+from workbench.runs.metrics import percentile
 from workbench.svg import Axis, format_tick
 from workbench.trace.events import Decoded, Finished, Stepped, Submitted
 from workbench.trace.recorder import Recorder
@@ -215,3 +219,23 @@ def sound(svg: str) -> None:
 )
 def test_numbers_of_ticks(value: float, expected: str) -> None:
     assert format_tick(value) == expected
+
+
+def test_repetitions_are_of_the_same_experiment_and_hardware_and_no_replays(tmp_path: Path) -> None:
+    uneven = Recorder()
+    uneven.record(Submitted(1.0, "a", prompt_tokens=2))
+    for index, time in enumerate((1.5, 2.0, 3.5, 7.0)):
+        uneven.record(Decoded(time, "a", "x", step=index, token_id=1, index=index))
+    uneven.record(Finished(7.0, "a", reason="length", token_ids=(1,) * 4))
+    first, twin, moved = (run_folder(tmp_path, recorder=uneven) for _ in range(3))
+    replayed = run_folder(tmp_path, recorder=uneven, replayed_steps=3)
+    run_folder(tmp_path, experiment("Another?"))
+    environment = moved.environment | {"cpu": {"model": "i486"}}
+    (moved.path / "environment.json").write_text(json.dumps(environment))
+    vouched(moved.path)
+    assert [each.path for each in find_repetitions(first)] == [twin.path]
+    assert find_repetitions(first, twin) == []
+    by_name = {each.name: each for each in check_latencies(first, replayed)}
+    assert by_name.keys() == {"TPOT", "ITL"} and by_name["ITL"].spread_source == "2 recorded repetitions"
+    alone = next(each for each in check_latencies(first, twin) if each.name == "ITL")
+    assert (alone.low, alone.high) == (percentile((0.5, 1.5, 3.5), 10), percentile((0.5, 1.5, 3.5), 90))

@@ -17,7 +17,7 @@ from workbench.errors import WorkbenchError
 from workbench.experiment import yaml as yaml_text
 from workbench.files import read_yaml
 from workbench.runs.folder import finite_json
-from workbench.runs.locations import find_runs
+from workbench.runs.locations import MAX_FOLDER_DEPTH, find_runs
 from workbench.runs.rows import run_rows, yaml_to_json
 from workbench.runs.runs import Runs, open_runs
 from workbench.runs.sql import quote_columns
@@ -271,3 +271,11 @@ def test_a_link_to_itself_ends(tmp_path: Path) -> None:
     many(tmp_path / "a", 1)
     (tmp_path / "a" / "loop").symlink_to(tmp_path / "a", target_is_directory=True)
     assert len(run_rows(find_runs(tmp_path))) >= 1
+
+
+def test_runs_are_found_so_many_folders_down_and_none_that_is_hidden(tmp_path: Path) -> None:
+    for levels in (1, MAX_FOLDER_DEPTH, MAX_FOLDER_DEPTH + 1):
+        write(tmp_path.joinpath(str(levels), *"x" * (levels - 1)), "question: q\n", {}, {})
+    write(tmp_path / ".hidden" / "run", "question: q\n", {}, {})
+    (tmp_path / ".hidden.json").write_text("{}")
+    assert [each.name.partition("/")[0] for each in find_runs(tmp_path)] == ["1", str(MAX_FOLDER_DEPTH)]

@@ -9,7 +9,7 @@ import re
 
 import jsonschema
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from experiments.random_schemas import draw_schema
@@ -58,7 +58,7 @@ def test_every_state_has_an_end_after_which_the_answer_is_valid(number: int, see
     ("schema", "wanted"),
     [
         ({}, "0"),
-        ({"type": "object", "required": ["a"], "properties": {"a": {"type": "string"}}}, '{"a":""}'),
+        ({"type": "object", "required": ["a"], "properties": {"a": {"type": "string"}}}, '{"a": ""}'),
         ({"anyOf": [{"type": "array", "minItems": 9, "items": {"type": "null"}}, {"type": "boolean"}]}, "true"),
         ({"enum": ["a long value", "b"]}, '"b"'),
         ({"type": "array", "items": {"type": "string"}}, "[]"),
@@ -79,8 +79,9 @@ def test_free_text_that_needs_a_word_finds_it() -> None:
 LITERALS = {"a": "a", "/": "/", r"\/": "/", r"\\": "\\", "\n": "\n", r"\n": "\n"}  # in a regex, and what they match
 
 
-@settings(max_examples=tries(60), deadline=None)
-@given(st.lists(st.sampled_from(list(LITERALS)), min_size=1, max_size=6))
+@settings(max_examples=tries(180), deadline=None)
+@given(st.lists(st.sampled_from(list(LITERALS)), min_size=1, max_size=12))
+@example([r"\\", "/"])
 def test_regex_matches_its_own_slashes_and_backslashes(pieces: list[str]) -> None:
     assert bytes(VOCABULARY.compile(Regex(regex="".join(pieces))).shortest).decode() == "".join(
         LITERALS[piece] for piece in pieces

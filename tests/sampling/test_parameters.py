@@ -19,7 +19,7 @@ WRONG = [
     ("temperature", "hot"),
     ("top_k", -1),
     ("top_k", 1.5),
-    ("top_p", 0.0),
+    ("top_p", -0.01),
     ("top_p", 1.01),
     ("top_p", math.nan),
     ("min_p", -0.1),

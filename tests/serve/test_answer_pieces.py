@@ -18,7 +18,7 @@ from workbench.serve.answers.pieces import Ended, Piece, PromptRead, Text, Thoug
 from workbench.serve.answers.tool_call_text import ToolCallText
 from workbench.serve.call import Call
 from workbench.serve.served_model import PreparedPrompt
-from workbench.trace.events import Decoded, Event, Finished, Prefilled
+from workbench.trace.events import Decoded, Event, Finished, Prefilled, Verified
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=6),
@@ -79,6 +79,15 @@ def test_without_a_tokenizer_each_token_is_shown_as_it_comes() -> None:
     shown = [[piece for piece in pieces.push([event]) if isinstance(piece, Text)] for event in tokens]
     assert [[(each.text, each.token_ids) for each in found] for found in shown] == [[("", (id,))] for id in (7, 8, 9)]
     assert [type(piece) for piece in pieces.push([end])] == [Ended]
+
+
+@given(st.integers(0, 5), st.integers(1, 6))
+def test_draft_tokens_that_a_stop_cut_off_are_not_counted_as_accepted(accepted: int, shown: int) -> None:
+    call = Call("c", "openai.completions", "m", ((5, 6),), SamplingParameters(max_tokens=99))
+    pieces, shown = AnswerPieces(call, [PreparedPrompt(Request("r", (5, 6)))], None), min(shown, accepted + 1)
+    pieces.push([Verified(0.0, "r", drafted=5, accepted=accepted), *sample_events([7] * shown, "r", 0, "stop_string")])
+    used = pieces.used
+    assert (used.accepted_tokens, used.drafted_tokens, used.completion_tokens) == (min(accepted, shown), 5, shown)
 
 
 @given(st.integers(1, 3), st.integers(1, 3), st.randoms(use_true_random=False))

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from workbench.cli import app
+from workbench.cli.serve import read_serve_config
 from workbench.cluster import cluster
 from workbench.serve import served_model, server
 
@@ -19,6 +20,27 @@ from workbench.serve import served_model, server
 def test_a_server_has_a_replica(replicas: int) -> None:
     result = CliRunner().invoke(app, ["serve", "demo", "--port", "0", "--replicas", str(replicas)])
     assert result.exit_code == 2 and "replicas" in result.output
+
+
+@pytest.mark.parametrize(
+    ("override", "found"),
+    [
+        ("model.weights=int8", lambda config: config.model.weights == "int8"),
+        ("model.dtype=float32", lambda config: config.model.dtype == "float32"),
+        ("cache.prefix.ttl=9", lambda config: config.cache.prefix.ttl == 9),
+        ("cache.format=int4", lambda config: config.cache.prefix.kind == "radix" and config.cache.quantized),
+        ("schedule.max_num_seqs=3", lambda config: config.schedule.max_num_seqs == 3),
+    ],
+)
+def test_every_engine_setting_is_one_of_a_served_model(tmp_path: Path, override: str, found: Any) -> None:
+    """Of a model by name, and of a file whose sections are given by their main setting alone."""
+    assert found(read_serve_config("demo-chat", (override,)))
+    file = tmp_path / "a.yaml"
+    file.write_text("model: demo-chat\ncache: {prefix: radix}\nschedule: continuous\n"
+                    "models: {other: {model: demo, cache: {prefix: radix}, schedule: continuous}}\n")  # fmt: skip
+    both = read_serve_config(str(file), (override, f"models.other.{override}"))
+    assert found(both) and found(both.models["other"])
+    assert (both.model.name, both.models["other"].model.name) == ("demo-chat", "demo")
 
 
 def test_clusters_close_in_reverse_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,18 +12,19 @@ import urllib.request
 from collections import deque
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
 import workbench
 from tests.helpers.processes import PIPE, start_python
-from tests.patience import until
-from tests.serve.serving import RecordingGate, connect, events_of, held_steps, post, read_until
+from tests.patience import limit, until
+from tests.serve.serving import CALCULATE, RecordingGate, connect, events_of, held_steps, post, read_until
 from workbench.cli.serve import read_serve_config
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.serve.call import ADMIN, Caller
-from workbench.serve.server import Server
+from workbench.serve.server import Server, serve
 from workbench.trace.events import Decoded
 
 CHAT = "/v1/chat/completions"
@@ -94,13 +95,34 @@ def test_models_health_metrics_and_traces(server: Server, client: openai.OpenAI)
     assert get(server, "/v1/traces/none")[0] == 404
 
 
-@pytest.mark.parametrize("path", ["/v1/models?limit=1", "/v1/files?order=desc", "/v1/messages/batches?after=a"])
+@pytest.mark.parametrize("path", ["/v1/models?order=desc", "/v1/files?order=desc", "/v1/messages/batches?after=a"])
 def test_a_query_that_a_list_does_not_know_is_refused(server: Server, path: str) -> None:
     assert get(server, path.partition("?")[0])[0] == 200
     status, body, _ = get(server, path)
     name = path.partition("?")[2].partition("=")[0]
     assert status == 400 and f"query.{name}: unknown field" in body["error"]["message"]
     assert get(server, "/v1/files?limit=1&purpose=batch")[0] == 200
+    status, body, headers = get(server, "/v1/models?limit=5&thread=a")
+    assert status == 200 and len(body["data"]) == 1 and headers["x-workbench-ignored"] == "query.thread"
+
+
+def test_what_is_ignored_is_listed_in_the_response_and_in_the_trace(server: Server) -> None:
+    extra = {"thread": {"id": 1}, "store": True, "top_p": 0, "seed": None, "a\n,b": 1}
+    for stream in (False, True):
+        body = {**ASK, **extra, "stream": stream, "tools": [{**CALCULATE, "cache_control": {}}]}
+        found = httpx.post(server.url + CHAT, json=body, timeout=limit(60))
+        listed = {*found.headers["x-workbench-ignored"].split(", ")}
+        assert found.status_code == 200 and listed == {"thread", "store", "a_b", "tools.0.cache_control"}
+        trace = get(server, f"/v1/traces/{found.headers['x-request-id']}")[1]
+        assert {*trace["ignored"]} == {"thread", "store", "a\n,b", "tools.0.cache_control"}
+        assert trace["sampling"]["top_p"] == 0
+
+
+def test_strict_servers_refuse_unknown_fields(chat_runner: Runner) -> None:
+    with serve(chat_runner, unknown_fields="refuse") as server:
+        status, body = ask(server, thread=1)
+        assert status == 400 and body["error"]["param"] == "thread" and body["error"]["code"] == "unknown"
+        assert get(server, "/v1/models?thread=a")[0] == 400 and ask(server, store=True)[0] == 200
 
 
 def test_errors_have_the_shape_of_their_protocol(server: Server) -> None:

@@ -25,6 +25,7 @@ from workbench.widgets.compare.data import (
     sweep_lines,
     swept_settings,
 )
+from workbench.widgets.compare.table import draw_table, draw_table_image
 
 FIGURES = st.none() | st.floats(allow_nan=False, allow_infinity=False) | st.sampled_from([0.0, 1.0, 1.5])
 COLUMNS = (FigureColumn("ttft_s_p50"), FigureColumn("ttft_s_p50", True), FigureColumn("kv_bytes_peak"))
@@ -143,3 +144,9 @@ def sweep(place: Path) -> list[Path]:
     return found
 
 
+def test_names_in_a_table_are_text() -> None:
+    column = FigureColumn('<i>"')
+    table = FigureTable("<b>", (column,), (FigureRow("<u>", (1.0,), is_baseline=True),))
+    for drawn in (draw_table(table, column.key, note="<s>"), draw_table_image(table)):
+        tags = {each.tag for each in ET.fromstring(drawn).iter()}
+        assert not tags & {"i", "b", "u", "s"} and "&lt;u" in drawn and "&lt;b" in drawn

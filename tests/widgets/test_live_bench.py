@@ -7,6 +7,7 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -568,3 +569,12 @@ def test_a_stop_that_is_carried_out_while_the_next_run_starts_does_not_end_it(
     until(lambda: bench.log.num_ended > 1)
     bench.stop()
     assert bench.wait(limit(60)) and not bench._load.running
+
+
+@pytest.mark.parametrize("share", [-0.001, 0.0, 1.0, 1.001, float("nan")])
+@pytest.mark.parametrize("rate", [-0.001, 0.0, 1e9, float("inf"), float("nan")])
+def test_loads_have_a_rate_and_a_share(rate: float, share: float) -> None:
+    wrong = "" if rate in (0.0, 1e9) else "rate must be"
+    wrong = wrong or ("" if share in (0.0, 1.0) else "long_share must be")
+    with pytest.raises(WorkbenchError, match=wrong) if wrong else nullcontext():
+        LoadSettings(rate, share)

@@ -9,13 +9,20 @@ from types import SimpleNamespace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.helpers.widgets import marks, words
+from tests.helpers.widgets import marks, root_of, words
 from tests.serve.watch.logs import log_of
 from tests.thorough import tries
 from tests.trace.histories import recorders
 from tests.widgets.canned import is_golden, small_log
 from workbench.serve.watch.serving_log import ServingLog
-from workbench.serve.watch.snapshot import RequestStatus, ServerSnapshot
+from workbench.serve.watch.snapshot import (
+    Meter,
+    RequestStatus,
+    RequestTrace,
+    ServerSnapshot,
+    TracedDecision,
+    TracedToken,
+)
 from workbench.trace.events import Decoded
 from workbench.trace.recorder import Recorder, row_name
 from workbench.widgets import ServerView
@@ -106,3 +113,15 @@ def test_a_saved_view_shows_the_same_picture(tmp_path: Path) -> None:
     assert replace(again.snapshot, wall_time=0.0, traces={}) == replace(live.snapshot, wall_time=0.0)
     for view in (live, saved, again):
         view.close()
+
+
+def test_whatever_a_request_says_is_text_and_times_before_dropped_tokens_are_unknown() -> None:
+    said = RequestStatus("<i>a", "failed", 1.0, 2.0, 3.0, 4.0, 4.0, 9, 0, 5, "<u>", "<s>")
+    decision = TracedDecision(2.0, 1, "<q>", "<b>")
+    trace = RequestTrace((TracedToken(3.5, 7, "<p>", 1), TracedToken(4.0, 8, "", 2)), (decision,), 3)
+    snapshot = ServerSnapshot(5.0, model="<m>", recent=(said,), meters=(Meter("<k>", 1, 2, "<z>"),))
+    picture = draw_server(snapshot, chosen=said.id, trace=trace, address="<a>")
+    tags = {each.tag.rpartition("}")[2] for each in root_of(picture).iter()}
+    assert not tags & {"i", "u", "s", "q", "b", "p", "m", "k", "z", "a"}
+    assert [each.seconds for each in token_delays(said, trace)] == [0.0, 0.5], "three tokens before were dropped"
+    assert [each.index for each in token_delays(said, trace)] == [3, 4]

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from workbench.agents.call_format import PROBE, CallFormat, shows_tools
-from workbench.agents.choice import answer_grammar, arguments_schema, check_choice
+from workbench.agents.choice import answer_grammar, check_choice, check_schemas
 from workbench.agents.limits import Limits, parse_limits
 from workbench.agents.result import AgentResult
 from workbench.agents.rounds import AgentRun
@@ -80,14 +80,16 @@ class Agent(Displayable):
         runner = self.runner
         assert runner.tokenizer is not None and runner.chat_template is not None
         name = runner.chat_template.choose(self.template, bool(tools))
-        return AnswerFormat.from_template(runner.chat_template, runner.tokenizer, name)
+        callable_tools = () if self.tool_choice == "none" else tools
+        return AnswerFormat.from_template(runner.chat_template, runner.tokenizer, name, callable_tools)
 
     def _check_tools(self, tools: tuple[Tool, ...]) -> None:
         """Refuse a choice that is none of these tools, and a model that cannot see or call them (WorkbenchError)."""
         check_choice(self.tool_choice, tools)
         if not tools:
             return
-        if self.tool_choice not in ("auto", "none") and self.answer_format(tools).call is None:
+        format = self.answer_format(tools)
+        if self.tool_choice not in ("auto", "none") and format.call is None and not format.is_bare:
             known = ", ".join(opening for opening, _ in CALLS)
             raise WorkbenchError(
                 f"tool_choice: {self.tool_choice!r} cannot be carried out: the model's tokenizer has no control token "
@@ -98,8 +100,9 @@ class Agent(Displayable):
                 "tools: the model's chat template shows none to the model; use a model whose template does, or put one "
                 "into its folder"
             )
-        for tool in tools:
-            arguments_schema(tool)
+        check_schemas(self.tool_choice, tools)
+        if self.tool_choice not in ("auto", "none") and self._call_format is None:
+            raise WorkbenchError("tool_choice: how the model writes a call is not known; use auto, or another model")
 
     def sampling_of(self, conversation: Conversation, format: AnswerFormat, tokens_left: int | None) -> dict[str, Any]:
         """Return the sampling parameters of the next answer in a conversation, as `Runner.stream` takes them."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import enum
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+from urllib.parse import unquote
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
@@ -21,81 +22,142 @@ TYPES: dict[str, Callable[[Any], bool]] = {
     "object": lambda value: isinstance(value, dict),
 }
 MAX_DEPTH = 64
+OPENS = frozenset(  # keywords beside `properties` that let an object have others
+    ("additionalProperties", "patternProperties", "anyOf", "allOf", "oneOf", "$ref", "if", "dependentSchemas")
+)
 
 
-def find_fault(value: Any, schema: Any, path: str = "", depth: int = 0) -> str:
+def find_fault(value: Any, schema: Any) -> str:
     """Return what is wrong with a value under a schema, with its path; empty if nothing is.
 
-    It looks at types, choices, required and unknown properties, items and bounds; other keywords and `$ref` it passes.
-    Not `jsonschema`: a schema's patterns come from outside, and there they would run in Python's `re`, without a limit.
+    Arguments that the whole schema does not name are a fault where it is flat and names some. It passes patterns,
+    formats, unevaluated properties and items, and references out of the schema. Not `jsonschema`: a schema's patterns
+    come from outside, and there they would run in Python's `re`, without a limit.
     """
-    if depth > MAX_DEPTH or not isinstance(schema, Mapping):
-        return ""
-    if schema.get("nullable") is True and value is None:
-        return ""
-    where = path or "the arguments"
-    kinds = schema.get("type")
-    listed = [kinds] if isinstance(kinds, str) else [each for each in kinds or () if each in TYPES]
-    if listed and not any(TYPES.get(each, lambda _: True)(value) for each in listed):
-        return f"{where}: must be {' or '.join(listed)}, not {_short(value)}"
-    if "const" in schema and value != schema["const"]:
-        return f"{where}: must be {_short(schema['const'])}, not {_short(value)}"
-    if isinstance(schema.get("enum"), list) and value not in schema["enum"]:
-        hint = nearest(value, [e for e in schema["enum"] if isinstance(e, str)]) if isinstance(value, str) else ""
-        return f"{where}: must be one of {', '.join(map(_short, schema['enum'][:20]))}, not {_short(value)}{hint}"
-    for key in ("anyOf", "oneOf"):
-        members = schema.get(key)
-        if isinstance(members, list) and members:
-            faults = [find_fault(value, each, path, depth + 1) for each in members]
-            if all(faults):
-                return faults[0] if len(faults) == 1 else f"{where}: is none of {len(faults)} kinds ({faults[0]})"
-    for each in schema.get("allOf") or ():
-        if fault := find_fault(value, each, path, depth + 1):
-            return fault
-    if isinstance(value, dict):
-        return _object_fault(value, schema, path, depth)
-    if isinstance(value, list):
-        return _list_fault(value, schema, path, depth)
-    return _bound_fault(value, schema, where)
+    return _Check(schema).fault(value, schema, "", 0)
 
 
-def _object_fault(value: dict[str, Any], schema: Mapping[str, Any], path: str, depth: int) -> str:
-    known = schema.get("properties") or {}
-    where = path or "the arguments"
-    missing = [name for name in schema.get("required") or () if name not in value]
-    if missing:
-        return f"{where}: {missing[0]!r} is missing"
-    open_ended = schema.get("additionalProperties", bool(path) or not known)
-    for name, each in value.items():
-        if name not in known and not schema.get("patternProperties"):
-            if open_ended is False:
-                hint = nearest(name, known) or f"; known: {', '.join(known) or 'none'}"
-                return f"{where}: {name!r} is unknown{hint}"
-            below: Any = open_ended
+def is_flat(schema: Mapping[str, Any]) -> bool:
+    """Return whether a schema names the properties of its objects in `properties` alone."""
+    return OPENS.isdisjoint(schema)
+
+
+class _Check:
+    """A check of a value against one schema, which references are of. Each part is asked once for each place."""
+
+    def __init__(self, root: Any):
+        self._root, self._known = root, dict[tuple[int, str], str]()
+
+    def fault(self, value: Any, schema: Any, path: str, depth: int) -> str:
+        key = id(schema), path
+        if key not in self._known:
+            self._known[key] = ""  # where a schema needs itself for the same place
+            self._known[key] = next(filter(None, self._faults(value, schema, path, depth + 1)), "")
+        return self._known[key]
+
+    def _faults(self, value: Any, schema: Any, path: str, depth: int) -> Iterator[str]:
+        """Yield faults, and empty texts where there is none."""
+        where = path or "the arguments"
+        if schema is False:
+            yield f"{where}: nothing is allowed here, not {_short(value)}"
+        if depth > MAX_DEPTH or not isinstance(schema, Mapping) or (schema.get("nullable") is True and value is None):
+            return
+        kinds = schema.get("type")
+        listed = [kinds] if isinstance(kinds, str) else [each for each in kinds or () if each in TYPES]
+        if listed and not any(TYPES.get(each, lambda _: True)(value) for each in listed):
+            yield f"{where}: must be {' or '.join(listed)}, not {_short(value)}"
+        if "const" in schema and not _same(value, schema["const"]):
+            yield f"{where}: must be {_short(schema['const'])}, not {_short(value)}"
+        if (choices := _list(schema, "enum")) and not any(_same(value, each) for each in choices):
+            hint = nearest(value, [e for e in choices if isinstance(e, str)]) if isinstance(value, str) else ""
+            yield f"{where}: must be one of {', '.join(map(_short, choices[:20]))}, not {_short(value)}{hint}"
+        for key in ("anyOf", "oneOf"):
+            faults = [self.fault(value, each, path, depth) for each in _list(schema, key)]
+            if faults and all(faults):
+                yield faults[0] if len(faults) == 1 else f"{where}: is none of {len(faults)} kinds ({faults[0]})"
+            if key == "oneOf" and faults.count("") > 1:
+                yield f"{where}: is of {faults.count('')} kinds of oneOf, and must be of one"
+        for each in (*_list(schema, "allOf"), self._referred(schema.get("$ref"))):
+            yield self.fault(value, each, path, depth)
+        if "not" in schema and not self.fault(value, schema["not"], path, depth):
+            yield f"{where}: is what not {_short(schema['not'])} forbids"
+        if "if" in schema:
+            branch = "else" if self.fault(value, schema["if"], path, depth) else "then"
+            yield self.fault(value, schema.get(branch), path, depth)
+        if isinstance(value, dict):
+            yield from self._of_object(value, schema, path, depth)
+        elif isinstance(value, list):
+            yield from self._of_list(value, schema, path, depth)
         else:
-            below = known.get(name)
-        if fault := find_fault(each, below, f"{path}.{name}" if path else name, depth + 1):
-            return fault
-    return ""
+            yield from _of_scalar(value, schema, where)
+
+    def _referred(self, reference: object) -> Any:
+        """Return the schema that a reference names; None for one that is not within the whole schema."""
+        found = self._root if isinstance(reference, str) and reference.startswith("#") else None
+        for name in str(reference).split("/")[1:]:
+            name = unquote(name).replace("~1", "/").replace("~0", "~")
+            if isinstance(found, list) and name.isdigit() and int(name) < len(found):
+                found = found[int(name)]
+            else:
+                found = found.get(name) if isinstance(found, Mapping) else None
+        return found
+
+    def _of_object(self, value: dict[str, Any], schema: Mapping[str, Any], path: str, depth: int) -> Iterator[str]:
+        known, where = _mapping(schema, "properties"), path or "the arguments"
+        needed = {name: "" for name in _list(schema, "required")}
+        for name, each in (*_mapping(schema, "dependentRequired").items(), *_mapping(schema, "dependencies").items()):
+            needed |= dict.fromkeys(each, f", which {name!r} needs") if isinstance(each, list) and name in value else {}
+        yield from (f"{where}: {name!r} is missing{why}" for name, why in needed.items() if name not in value)
+        yield _count_fault(len(value), schema, "Properties", where)
+        is_closed = schema is self._root and bool(known) and is_flat(schema)
+        for name, each in value.items():
+            below, place = known.get(name), f"{path}.{name}" if path else name
+            if name not in known and not schema.get("patternProperties"):
+                below = schema.get("additionalProperties", not is_closed)
+                if below is False:
+                    hint = nearest(name, known) or f"; known: {', '.join(known) or 'none'}"
+                    yield f"{where}: {name!r} is unknown{hint}"
+            yield self.fault(each, below, place, depth)
+            yield self.fault(name, schema.get("propertyNames"), f"the name of {place}", depth)
+        for name, each in (*_mapping(schema, "dependentSchemas").items(), *_mapping(schema, "dependencies").items()):
+            yield self.fault(value, each, path, depth) if name in value else ""
+
+    def _of_list(self, value: list[Any], schema: Mapping[str, Any], path: str, depth: int) -> Iterator[str]:
+        where = path or "the arguments"
+        yield _count_fault(len(value), schema, "Items", where)
+        first, rest = _list(schema, "prefixItems"), schema.get("items")
+        if isinstance(rest, list):  # before 2020-12
+            first, rest = rest, schema.get("additionalItems")
+        for number, each in enumerate(value):
+            if schema.get("uniqueItems") is True and any(_same(each, other) for other in value[:number]):
+                yield f"{path}[{number}]: {_short(each)} is there twice, and uniqueItems forbids it"
+            yield self.fault(each, first[number] if number < len(first) else rest, f"{path}[{number}]", depth)
+        if "contains" in schema:
+            faults = [self.fault(each, schema["contains"], f"{path}[{n}]", depth) for n, each in enumerate(value)]
+            least, most = schema.get("minContains", 1), schema.get("maxContains", len(value))
+            if not least <= faults.count("") <= most:
+                yield f"{where}: has {faults.count('')} items as contains wants them; right: {least} to {most}"
 
 
-def _list_fault(value: list[Any], schema: Mapping[str, Any], path: str, depth: int) -> str:
-    least, most = schema.get("minItems"), schema.get("maxItems")
-    if (least is not None and len(value) < least) or (most is not None and len(value) > most):
-        return f"{path}: must have {least or 0} to {most or 'any number of'} items, not {len(value)}"
-    first = schema.get("prefixItems") or ()
-    for number, each in enumerate(value):
-        below = first[number] if number < len(first) else schema.get("items")
-        if fault := find_fault(each, below, f"{path}[{number}]", depth + 1):
-            return fault
-    return ""
+def _mapping(schema: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    return value if isinstance(value := schema.get(key), Mapping) else {}
 
 
-def _bound_fault(value: Any, schema: Mapping[str, Any], where: str) -> str:
+def _list(schema: Mapping[str, Any], key: str) -> list[Any]:
+    return value if isinstance(value := schema.get(key), list) else []
+
+
+def _count_fault(count: int, schema: Mapping[str, Any], of: str, where: str) -> str:
+    least, most = schema.get(f"min{of}"), schema.get(f"max{of}")
+    if (least is None or count >= least) and (most is None or count <= most):
+        return ""
+    what = "characters" if of == "Length" else of.lower()
+    return f"{where}: must have {least or 0} to {most or 'any number of'} {what}, not {count}"
+
+
+def _of_scalar(value: Any, schema: Mapping[str, Any], where: str) -> Iterator[str]:
     if isinstance(value, str):
-        least, most = schema.get("minLength"), schema.get("maxLength")
-        if (least is not None and len(value) < least) or (most is not None and len(value) > most):
-            return f"{where}: must have {least or 0} to {most or 'any number of'} characters, not {len(value)}"
+        yield _count_fault(len(value), schema, "Length", where)
     if _is_number(value):
         tests = {
             "minimum": lambda bound: value < bound, "exclusiveMinimum": lambda bound: value <= bound,
@@ -103,8 +165,16 @@ def _bound_fault(value: Any, schema: Mapping[str, Any], where: str) -> str:
         }  # fmt: skip
         for key, fails in tests.items():
             if _is_number(schema.get(key)) and fails(schema[key]):
-                return f"{where}: {_short(value)} breaks {key} {schema[key]}"
-    return ""
+                yield f"{where}: {_short(value)} breaks {key} {schema[key]}"
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Return whether two values are one in JSON: 1 and 1.0 are, 1 and true are not."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(one[name], other[name]) for name in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return one == other and isinstance(one, bool) == isinstance(other, bool)
 
 
 def convert_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:

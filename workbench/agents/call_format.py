@@ -1,16 +1,19 @@
-"""Learn from a chat template how a model writes calls of tools: the control tokens, and the JSON between them.
+"""Learn from a chat template how a model writes calls of tools: the control tokens, and what stands between them.
 
 <tool_call>\\n{"name": "f", "arguments": {...}}\\n</tool_call>        <|tool|>{"name": "f", "arguments": {...}}
 [TOOL_CALLS][{"name": "f", "arguments": {...}}]                      <|python_tag|>{"name": "f", "parameters": {...}}
+[TOOL_CALLS]f[ARGS]{...}                                             {"name": "f", "parameters": {...}}
+<tool_call>\\n<function=f>\\n<parameter=x>\\n1\\n</parameter>\\n</function>\\n</tool_call>
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from os.path import commonprefix
 
 from workbench.errors import WorkbenchError
-from workbench.prompt.answers import ARGUMENT_FIELDS, AnswerFormat
+from workbench.prompt.answers import ARGUMENT_FIELDS, AnswerFormat, control_tokens
 from workbench.prompt.assemble import PromptReader
 from workbench.prompt.conversation import Conversation
 from workbench.prompt.tools import Tool
@@ -19,24 +22,41 @@ from workbench.prompt.turns import ToolCall
 LISTED = ("[TOOL_CALLS]",)  # one control token before a list of all calls
 PARAMETERS = ("<|python_tag|>",)
 PROBE_TEXT, PROBE_TOOL = "probed text", "probed_tool"
+KEYS, VALUES = ("probed_x", "probed_y"), ("probed_value", "another_value")
 PROBE = Tool(
     name=PROBE_TOOL,
     description="A probe.",
-    parameters={"type": "object", "properties": {"x": {"type": "integer", "description": "x"}}, "required": ["x"]},
+    parameters={
+        "type": "object",
+        "properties": {key: {"type": "string", "description": "x"} for key in KEYS},
+        "required": [*KEYS],
+    },
 )
 
 
 @dataclass(frozen=True)
+class TaggedArguments:
+    """Arguments that are written one by one: `before` name `between` value `after`."""
+
+    before: str
+    between: str
+    after: str
+
+
+@dataclass(frozen=True)
 class CallFormat:
-    """The control tokens and the JSON of calls in an answer.
+    """The control tokens of calls in an answer, and what stands between them.
 
     Args:
-        opening: the name of the control token before a call, or before the list of them.
+        opening: the name of the control token before a call, or before the list of them; empty where a call is JSON
+            with which an answer begins.
         closing: that of the one after it; empty where there is none.
-        before: text between `opening` and the JSON.
-        after: text between the JSON and `closing`.
+        before: text between `opening` and the call.
+        after: text between the call and `closing`.
         between: text between two calls.
-        head: the JSON of a call up to its arguments, with the name left to `format`.
+        head: a call up to its arguments, with PROBE_TOOL for its name.
+        tail: a call behind its arguments.
+        tags: around each argument; None where they are one JSON object.
         is_list: one `opening` begins a JSON list of all calls.
         is_spaced: its JSON has ", " and ": ", as `json.dumps` writes it.
         several: an answer may have several calls.
@@ -47,51 +67,104 @@ class CallFormat:
     before: str = ""
     after: str = ""
     between: str = ""
-    head: str = '{{"name": {name}, "arguments": '
+    head: str = f'{{"name": "{PROBE_TOOL}", "arguments": '
+    tail: str = "}"
+    tags: TaggedArguments | None = None
     is_list: bool = False
     is_spaced: bool = True
     several: bool = True
+    controls: tuple[str, ...] = ()  # control tokens within a call
 
     @classmethod
     def from_model(cls, model: PromptReader, format: AnswerFormat, template: str | None = None) -> CallFormat | None:
-        """Return the format of a model's calls as its template writes old ones; None if it has no token for them."""
+        """Return the format of a model's calls as its template writes old ones; None if it has no token for them, or
+        writes them in a way that is not known."""
         assert model.tokenizer is not None
-        if format.call is None:
+        if format.call is None and not format.is_bare:
             return None
-        opening, closing = ("" if id is None else model.tokenizer.decode([id], special=True) for id in format.call)
+        call = None if format.is_bare else format.call
+        names = (model.tokenizer.decode([id], special=True) if id is not None else "" for id in call or (None, None))
+        opening, closing = names
+        is_written = False
         for count in (2, 1):
             written = _written_calls(model, template, count)
             if written is not None and opening in written:
+                is_written = True
                 found = cls._parse(written, opening, closing, count)
                 if found is not None:
-                    return found
+                    inner = f"{found.before}{found.head}{found.tail}{found.after}"
+                    within = tuple(name for name in control_tokens(model.tokenizer) if name in inner)
+                    return replace(found, controls=within)
+        if is_written or format.is_bare:
+            return None
         head = cls.head.replace("arguments", "parameters") if opening in PARAMETERS else cls.head
         line = "\n" if closing else ""
-        return cls(opening, closing, line, line, line, head, opening in LISTED, several=opening not in PARAMETERS)
+        return cls(
+            opening, closing, line, line, line, head, is_list=opening in LISTED, several=opening not in PARAMETERS
+        )
 
     @classmethod
     def _parse(cls, written: str, opening: str, closing: str, count: int) -> CallFormat | None:
         """Return the format of what was written behind the text of an answer with `count` calls."""
-        first = written.split(opening)[1]
+        first = written.split(opening)[1] if opening else written
         inner, _, rest = first.partition(closing) if closing else (first, "", "")
+        several = count > 1 and bool(opening) and opening in written.split(opening, 1)[1]
+        between = rest if several else ""
         start = next((place for place, letter in enumerate(inner) if letter in "[{"), None)
-        if start is None:
+        name = inner.find(PROBE_TOOL)
+        if name < 0:
             return None
-        try:
-            value, length = json.JSONDecoder().raw_decode(inner[start:])
-        except ValueError:
+        place = inner.find("{", name)
+        arguments = _decoded(inner, place) if place >= 0 else None
+        if start is not None and start < name and (decoded := _decoded(inner, start)) is not None:
+            value, end = decoded
+            is_list = isinstance(value, list)
+            call = value[0] if isinstance(value, list) and value else value
+            if not isinstance(call, dict) or call.get("name") != PROBE_TOOL:
+                return None
+            key = next((key for key in ARGUMENT_FIELDS if key in call), None)
+            if key is None:
+                return None
+            spaced = '": ' in inner
+            colon = ": " if spaced else ":"
+            head = f'{{"name"{colon}"{PROBE_TOOL}"{"," + " " * spaced}"{key}"{colon}'
+            several = several or (count > 1 and is_list)
+            after = inner[end:] if closing else ""
+            return cls(opening, closing, inner[:start], after, between, head, "}", None, is_list, spaced, several)
+        if arguments is not None and isinstance(arguments[0], dict) and arguments[0].keys() == set(KEYS):
+            spaced, after = '": ' in inner, inner[arguments[1] :] if closing else ""
+            head = inner[name:place]
+            return cls(opening, closing, inner[:name], after, between, head, "", None, False, spaced, several)
+        head, tags = _tags(inner, name + len(PROBE_TOOL)) if closing else ("", None)
+        if tags is None:
             return None
-        is_list = isinstance(value, list)
-        call = value[0] if isinstance(value, list) and value else value
-        key = next((key for key in ARGUMENT_FIELDS if key in call), None) if isinstance(call, dict) else None
-        if key is None or not isinstance(call, dict) or call.get("name") != PROBE_TOOL:
-            return None
-        spaced = '": ' in inner
-        colon = ": " if spaced else ":"
-        head = f'{{{{"name"{colon}{{name}}{"," + " " * spaced}"{key}"{colon}'
-        after = inner[start + length :] if closing else ""
-        several = count > 1 and (is_list or opening in written.split(opening, 1)[1])
-        return cls(opening, closing, inner[:start], after, rest if several else "", head, is_list, spaced, several)
+        tail = inner.rpartition(VALUES[1])[2].removeprefix(tags.after)
+        return cls(opening, closing, inner[:name], "", between, PROBE_TOOL + head, tail, tags, False, True, several)
+
+
+def _decoded(text: str, place: int) -> tuple[object, int] | None:
+    """Return the JSON value that begins at a place, and its end; None where there is none."""
+    try:
+        return json.JSONDecoder().raw_decode(text, place)
+    except ValueError:
+        return None
+
+
+def _tags(inner: str, start: int) -> tuple[str, TaggedArguments | None]:
+    """Return what stands between the name of a tool and its arguments, and around each of the two; None where they are
+    not shown."""
+    places, place = [], start
+    for word in (KEYS[0], VALUES[0], KEYS[1], VALUES[1]):
+        found = inner.find(word, place)
+        if found < 0:
+            return "", None
+        places.append(inner[place:found])
+        place = found + len(word)
+    first, between, both, second = places
+    before = commonprefix([first[::-1], both[::-1]])[::-1]
+    after = both.removesuffix(before)
+    is_known = between == second and bool(between and after) and inner.startswith(after, place)
+    return first.removesuffix(before), TaggedArguments(before, between, after) if is_known else None
 
 
 def shows_tools(model: PromptReader, template: str | None = None) -> bool:
@@ -106,12 +179,15 @@ def shows_tools(model: PromptReader, template: str | None = None) -> bool:
 
 
 def _written_calls(model: PromptReader, template: str | None, count: int) -> str | None:
-    """Return what a template writes behind the text of an answer, for its calls; None where it refuses them."""
-    calls = [ToolCall(name=PROBE_TOOL, arguments={"x": number}, id=f"call{number:05}") for number in range(count)]
-    talk = Conversation(tools=[PROBE], turns=["a"], template=template).answer(PROBE_TEXT, tool_calls=calls)
+    """Return what a template writes of an answer's calls, behind its text or, where it leaves that out, behind the
+    prompt; None where it refuses them."""
+    arguments = dict(zip(KEYS, VALUES, strict=True))
+    calls = [ToolCall(name=PROBE_TOOL, arguments=arguments, id=f"call{number:05}") for number in range(count)]
+    asked = Conversation(tools=[PROBE], turns=["a"], template=template)
     try:
-        text = talk.prompt(model, add_generation_prompt=False).text
+        text = asked.answer(PROBE_TEXT, tool_calls=calls).prompt(model, add_generation_prompt=False).text
+        _, found, written = text.rpartition(PROBE_TEXT)
+        prompt = asked.prompt(model).text
     except WorkbenchError:
         return None
-    _, found, written = text.rpartition(PROBE_TEXT)
-    return written if found else None
+    return written if found else text.removeprefix(prompt) if text.startswith(prompt) else None

@@ -10,15 +10,19 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from workbench.agents.call_format import CallFormat
+from workbench.agents.arguments import is_flat
+from workbench.agents.call_format import PROBE_TOOL, CallFormat, TaggedArguments
 from workbench.errors import WorkbenchError, nearest
+from workbench.prompt.call_texts import flat_schemas, kinds_of
 from workbench.prompt.tools import Tool
 from workbench.response_format import Choices, JSONSchema, Lark, Regex, ResponseFormat
 from workbench.sampling.grammar import PLAIN, lark_name, lark_of
-from workbench.sampling.json_schema import check_keywords
+from workbench.sampling.json_schema import WHERE, check_keywords, widen
 
 CHOICES = ("auto", "none", "required")
 TEXT = r"/(.|\n)*/"
+DEFINITIONS = ("$defs", "definitions")
+PYTHON_WORDS = {"boolean": ("True", "False"), "null": ("None",)}  # templates that write values as texts have them so
 
 
 def check_choice(choice: str, tools: Sequence[Tool]) -> None:
@@ -32,6 +36,17 @@ def check_choice(choice: str, tools: Sequence[Tool]) -> None:
         raise WorkbenchError("tool_choice: 'required' needs a tool, and none is given; give tools")
 
 
+def tools_of_choice(choice: str, tools: Sequence[Tool]) -> list[Tool]:
+    """Return the tools that a `tool_choice` lets the model call."""
+    return [each for each in tools if choice in ("auto", "required", each.name)]
+
+
+def check_schemas(choice: str, tools: Sequence[Tool]) -> list[str]:
+    """Return what of the schemas of the tools that may be called is left to the check of the arguments (WorkbenchError
+    for what can neither be left nor carried out)."""
+    return [each for tool in tools_of_choice(choice, tools) for each in _carried_out(tool, choice != "auto")[1]]
+
+
 def answer_grammar(
     tools: Sequence[Tool], choice: str, parallel: bool, format: CallFormat | None, text: ResponseFormat | None = None
 ) -> ResponseFormat | None:
@@ -41,48 +56,98 @@ def answer_grammar(
         tools: tools that may be called.
         choice: auto, none, required, or a tool's name: then it is called once.
         parallel: several calls in one answer are allowed.
-        format: how the model writes calls; without one, no call is possible.
+        format: how the model writes calls; where that is not known, no grammar has calls.
         text: what the answer must be, where it is no call.
     """
-    named = [each for each in tools if each.name == choice]
-    callable_tools = named or ([] if choice == "none" else list(tools))
+    named, callable_tools = choice not in CHOICES, tools_of_choice(choice, tools)
+    is_free = choice == "auto" and (format is None or not format.opening)  # an answer may begin with JSON of its own
+    if text is None and is_free:
+        return None
     if format is None or not callable_tools:
         return text if text is not None or not tools else Lark(lark=f"start: {TEXT}")
     answer = [] if named or choice == "required" else _answer_rules(text)
-    calls = _call_rules(callable_tools, format, parallel and not named)
+    schemas = [arguments_schema(tool, choice != "auto") for tool in callable_tools]
+    calls = _call_rules(callable_tools, schemas, format, parallel and not named)
     if not answer:
         start = "start: agent_calls"
     elif text is None:
         start = "start: agent_text agent_calls?"
     else:
         start = "start: agent_text | agent_calls"
-    whitespace = getattr(text, "max_whitespace", 1)
+    whitespace = getattr(text, "max_whitespace", None)
+    whitespace = 0 if whitespace is None and not format.is_spaced else whitespace
     head = [line for line in answer if line.startswith("%llguidance")] or [PLAIN.strip()]
     rest = [line for line in answer if not line.startswith("%llguidance")]
-    return Lark(lark="\n".join([*head, start, *rest, *calls]), max_whitespace=whitespace, spaced_json=format.is_spaced)
+    source = "\n".join([*head, start, *rest, *calls])
+    rules = re.findall(r"^(agent_arguments_(\d+)\w*): %json", source, re.MULTILINE)
+    labels = {rule: f"tool {callable_tools[int(n)].name!r}: parameters" for rule, n in rules}
+    labels |= {"agent_text": WHERE} if isinstance(text, JSONSchema) else {}
+    return Lark(lark=source, max_whitespace=whitespace, spaced_json=format.is_spaced, labels=labels)
 
 
-def _call_rules(tools: Sequence[Tool], format: CallFormat, several: bool) -> list[str]:
+def _call_rules(
+    tools: Sequence[Tool], schemas: Sequence[dict[str, Any]], format: CallFormat, several: bool
+) -> list[str]:
     opening, closing = (lark_name(each) if each else "" for each in (format.opening, format.closing))
     several = several and format.several
     options = " | ".join(f"agent_call_{number}" for number in range(len(tools)))
+
+    def written(words: str) -> str:
+        return _written(words, format.controls)
+
     if format.is_list:
         more = ' (", " agent_object)*' if several else ""
-        rules = [f'agent_calls: {opening} {_text(format.before)} "[" agent_object{more} "]" {closing}']
+        rules = [f'agent_calls: {opening} {written(format.before)} "[" agent_object{more} "]" {closing}']
     else:
-        more = f" ({_text(format.between)} agent_call)*" if several else ""
+        more = f" ({written(format.between)} agent_call)*" if several else ""
         rules = [
             f"agent_calls: agent_call{more}",
-            f"agent_call: {opening} {_text(format.before)} agent_object {_text(format.after)} {closing}",
+            f"agent_call: {opening} {written(format.before)} agent_object {written(format.after)} {closing}",
         ]
     rules.append(f"agent_object: {options}")
+    if format.tags is not None:
+        end = re.escape(format.tags.after).replace("/", r"\/").replace("\n", "n")
+        rules += [f"AGENT_VALUE: /(?s:.*){end}/ & ~/(?s:.*){end}(?s:.+)/", r'AGENT_NAME: /[^<>="\n]+/']
     for number, tool in enumerate(tools):
-        head = format.head.format(name=json.dumps(tool.name))
-        rules += [
-            f'agent_call_{number}: {_text(head)} agent_arguments_{number} "}}"',
-            f"agent_arguments_{number}: %json {json.dumps(arguments_schema(tool))}",
-        ]
+        head, arguments = written(format.head.replace(PROBE_TOOL, tool.name)), f"agent_arguments_{number}"
+        rules.append(f"agent_call_{number}: {head} {arguments} {written(format.tail)}")
+        if format.tags is None:
+            rules.append(f"{arguments}: %json {json.dumps(schemas[number])}")
+        else:
+            rules += _tagged_rules(arguments, schemas[number], format.tags)
     return rules
+
+
+def _tagged_rules(rule: str, schema: dict[str, Any], tags: TaggedArguments) -> list[str]:
+    """Return the rules of arguments that are written one by one: texts as they stand, other values as JSON, and behind
+    each what ends it. A text does not have that within."""
+    shared, rules, choices = {key: schema[key] for key in DEFINITIONS if key in schema}, [], []
+    begin, between, end = (_written(words) for words in (tags.before, tags.between, tags.after))
+    for place, flat in enumerate(flat_schemas(schema, schema)):
+        arguments = []
+        for number, (name, each) in enumerate(flat["properties"].items()):
+            value, kinds = f"{rule}_{place}_{number}", kinds_of(each, schema)
+            words = each.get("enum", [each["const"]] if "const" in each else None) if kinds == {"string"} else None
+            if words:
+                rules.append(f"{value}: ({' | '.join(map(json.dumps, words))}) {end}")
+            elif not kinds or "string" in kinds:
+                rules.append(f"{value}: AGENT_VALUE")
+            else:
+                python = [json.dumps(word) for kind in PYTHON_WORDS if kind in kinds for word in PYTHON_WORDS[kind]]
+                rules.append(f"{value}: ({' | '.join([f'{value}_json', *python])}) {end}")
+                rules.append(f"{value}_json: %json {json.dumps({**shared, **each})}")
+            optional = "" if name in flat["required"] else "?"
+            arguments.append(f"({_written(tags.before + name + tags.between)} {value}){optional}")
+        if "additionalProperties" not in flat:
+            arguments.append(f"({begin} AGENT_NAME {between} AGENT_VALUE)*")
+        choices.append(" ".join(arguments) or '""')
+    return [f"{rule}: {' | '.join(choices)}", *rules]
+
+
+def _written(words: str, controls: Sequence[str] = ()) -> str:
+    """Return a text in Lark, with the control tokens in it."""
+    parts = re.split("(" + "|".join(map(re.escape, controls)) + ")", words) if controls else [words]
+    return " ".join(lark_name(each) if n % 2 else _text(each) for n, each in enumerate(parts))
 
 
 def _answer_rules(text: ResponseFormat | None) -> list[str]:
@@ -108,30 +173,30 @@ def _text(words: str) -> str:
     return json.dumps(words, ensure_ascii=False) if words else ""
 
 
-def arguments_schema(tool: Tool) -> dict[str, Any]:
-    """Return the schema of a tool's arguments as the grammar carries it out; no argument that it does not name.
+def arguments_schema(tool: Tool, is_exact: bool = True) -> dict[str, Any]:
+    """Return the schema of a tool's arguments as the grammar carries it out: every instance of the declared one can be
+    said. Where it need not be exact, what is not carried out is left to the check of the arguments.
 
     Raises:
         WorkbenchError: for a keyword that is not carried out, with the tool and the path.
     """
-    schema = {"additionalProperties": False, **_plain(tool.parameters)}
+    return _carried_out(tool, is_exact)[0]
+
+
+def _carried_out(tool: Tool, is_exact: bool) -> tuple[dict[str, Any], list[str]]:
+    """Return the schema of a tool's arguments for the grammar, and what is left to the check of the arguments."""
+    schema = {**tool.parameters, "type": "object"}
+    if tool.function is not None and is_flat(schema):  # a Python function has no argument beside those it names
+        schema["additionalProperties"] = False
     try:
+        if not (is_exact or tool.strict):
+            schema, left = widen(schema)
+            return schema, [_of_tool(tool, each) for each in left]
         check_keywords(schema)
     except WorkbenchError as error:
-        words = str(error).replace("response_format.json_schema", "parameters", 1)
-        raise WorkbenchError(f"tool {tool.name!r}: {words}") from None
-    return schema
+        raise WorkbenchError(_of_tool(tool, str(error))) from None
+    return schema, []
 
 
-def _plain(value: Any) -> Any:
-    """Return a schema in which `nullable` (OpenAPI's) is a choice between a value and null."""
-    if isinstance(value, list):
-        return [_plain(each) for each in value]
-    if not isinstance(value, dict):
-        return value
-    plain = {key: _plain(each) for key, each in value.items()}
-    if not isinstance(plain.get("nullable"), bool):
-        return plain
-    if plain.pop("nullable"):
-        return {"anyOf": [plain, {"type": "null"}]}
-    return plain
+def _of_tool(tool: Tool, words: str) -> str:
+    return f"tool {tool.name!r}: {words.replace(WHERE, 'parameters', 1)}"

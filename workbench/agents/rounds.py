@@ -206,7 +206,8 @@ class AgentRun(Iterator[AgentEvent]):
             request = Request(f"{self.name}: round {number}", (), invalid_reason=str(error))
         in_thought = self._format.ends_in_thought(request.prompt_ids)
         assert self._runner.tokenizer is not None
-        parser = AnswerParser(self._runner.tokenizer, self._format, in_thought, self.agent.sampling.stop)
+        stops, before = self.agent.sampling.stop, request.prompt_ids
+        parser = AnswerParser(self._runner.tokenizer, self._format, in_thought, stops, before)
         answer = _Answer(request, parser, started)
         if request.invalid_reason:
             answer.finished = Finished(started, reason=FinishReason.REFUSED, error=request.invalid_reason)

@@ -19,7 +19,7 @@ from compiled_kernels.stage import CompilerStage, CompilerStages
 from workbench.engine.config import parse_dtype
 from workbench.engine.loaded_model import BUNDLED_MODELS, SHAPE_PREFIX, stored_dtype
 from workbench.executors.packing import bucket_for
-from workbench.machine.ceilings import MachineCeilings, ceilings_for, gemm_dtypes, intra_op_threads
+from workbench.machine.ceilings import MachineCeilings, bound_fault, ceilings_for, gemm_dtypes, intra_op_threads
 from workbench.machine.environment import environment
 from workbench.machine.processor import cpu_times, last_level_cache, others_cpu_share
 from workbench.model.hf.families import read_spec
@@ -85,7 +85,9 @@ def kernel_rows(
         if timing and device_of(backend) == "cuda":  # a GPU: the ceilings and the eager baseline are the CPU's
             yield {**row, "status": "ok", "reason": "on the GPU", **timing_figures(case, measurement, timing)}
         elif timing:
-            yield {**row, "status": "ok", "reason": "", **_figures(case, measurement, timing, eager, ceilings)}
+            figures = _figures(case, measurement, timing, eager, ceilings)
+            fault = bound_fault(case.name, figures["share_of_ceiling"])
+            yield {**row, "status": "ok", "reason": fault, **figures}
         else:
             yield {**row, "status": "not timed", "reason": measurement.refused.get(backend, "")}
 

@@ -12,8 +12,8 @@ from workbench.check.mechanisms import describe_mechanisms
 from workbench.check.transformers_model import compare_with_transformers, comparison_problem
 from workbench.custom import load_registrations
 from workbench.engine.cache import auto_num_pages
-from workbench.engine.config import DTYPES, CacheConfig, EngineConfig
-from workbench.engine.loaded_model import describe_model, model_folder
+from workbench.engine.config import DTYPES, CacheConfig, EngineConfig, ModelConfig
+from workbench.engine.loaded_model import describe_model, model_folder, weight_format
 from workbench.errors import WorkbenchError
 from workbench.executors.capabilities import COLUMNS, Requirements, Role, unsupported
 from workbench.kv_cache.format import FORMATS
@@ -30,6 +30,7 @@ from workbench.model.memory import cache_shapes, weight_bytes
 from workbench.model.quantized import WEIGHT_DTYPES, WeightFormat
 from workbench.model.spec import ModelSpec
 
+DENSE = WeightFormat()
 CONTEXT, PREFILL = 512, 512  # tokens: before the decode step whose time is estimated, and of the prompt
 
 
@@ -67,7 +68,7 @@ def check_model(
     found["carried_out"] = carried_out(spec, dtype)
     found["memory"] = memory_here(spec, dtype)
     report("measuring what this machine reads and multiplies at best")
-    found["speed"] = estimated_speed(spec, dtype)
+    found["speed"] = estimated_speed(spec, dtype, _loaded_format(name))
     problem = comparison_problem(spec, folder) if compare else "not asked for"
     if found["problem"] is None and folder is not None and problem is None:
         report("loading it by transformers, and comparing")
@@ -189,19 +190,29 @@ def _cache_bytes(spec: ModelSpec, dtype: str) -> dict[str, float]:
     return found
 
 
-def estimated_speed(spec: ModelSpec, dtype: str) -> dict[str, Any]:
-    """Return the tokens a second that this machine's measured ceilings allow at most, with weights and cache dense: of
-    one decoding sequence, and of a prompt."""
+def _loaded_format(name: str) -> WeightFormat:
+    """Return the format in which the model's weights are loaded; dense where they cannot be."""
+    try:
+        return weight_format(ModelConfig(name=name))
+    except WorkbenchError:  # which `problem` says
+        return WeightFormat()
+
+
+def estimated_speed(spec: ModelSpec, dtype: str, format: WeightFormat = DENSE) -> dict[str, Any]:
+    """Return the tokens a second that this machine's measured ceilings allow at most, with weights in `format` and a
+    dense cache: of one decoding sequence, and of a prompt."""
     context, prefill = (min(tokens, spec.max_position_embeddings) for tokens in (CONTEXT, PREFILL))
-    sizes = model_sizes(spec, dtype, WeightFormat(), CacheConfig())
+    sizes = model_sizes(spec, dtype, format, CacheConfig())
     size = round(sizes.weight_bytes)
     ceilings = ceilings_for(size, dtypes=gemm_dtypes(dtype), compiled=backend_problems()[Backend.INDUCTOR] is None)
-    read, gemm = ceilings.read_ceiling(size).value, ceilings.gemm_ceiling(dtype).value
+    reading, computing = ceilings.read_ceiling(size), ceilings.gemm_ceiling(dtype)
+    read, gemm = reading.value, computing.value
     cost = step_cost_of(sizes)
     decode = cost([(context - 1, 1)], 1).seconds(gemm, read)
     steps = prefill_steps(cost, prefill, EngineConfig().schedule.max_num_batched_tokens)
     return {
         "decode_tokens_per_s": 1 / decode, "decode_context": context,
         "prefill_tokens_per_s": prefill / sum(step.seconds(gemm, read) for step in steps), "prefill_tokens": prefill,
-        "read_bytes_per_s": read, "flops_per_s": gemm, "cpu": cpu_model(),
+        "read_bytes_per_s": read, "flops_per_s": gemm, "cpu": cpu_model(), "weight_bytes": size,
+        "measured_beside_work": reading.is_beside_work or computing.is_beside_work,
     }  # fmt: skip

@@ -78,8 +78,9 @@ def _loaded(experiment: Experiment, quiet: bool) -> tuple[Runner, BatchModel]:
     runner, folder = runner_for(experiment, discard if quiet else to_stderr), model_folder(experiment.model.name)
     template = None if folder is None else open_chat_template(folder)
     return runner, BatchModel(
-        experiment.model.name, runner.tokenizer, template, runner.model.spec.max_position_embeddings
-    )
+        experiment.model.name, runner.tokenizer, template, runner.model.spec.max_position_embeddings,
+        runner.sampling_defaults,
+    )  # fmt: skip
 
 
 def _settings(experiment: Experiment) -> str:

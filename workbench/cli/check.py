@@ -73,10 +73,12 @@ def _machine(found: dict[str, Any]) -> list[tuple[str, str]]:
     if speed := found.get("speed"):
         decode, prefill = (f"at most {speed[f'{kind}_tokens_per_s']:,.4g} tokens/s" for kind in ("decode", "prefill"))
         rates = f"{_bytes(speed['read_bytes_per_s'])}/s and {speed['flops_per_s'] / 1e9:,.4g} GFLOP/s"
+        weights = f"{_bytes(speed['weight_bytes'])} of weights"
+        beside = "; others computed meanwhile, so that it may do better: run it again" * speed["measured_beside_work"]
         rows += [
             ("decode", f"{decode} of one sequence at a context of {speed['decode_context']}"),
             ("prefill", f"{prefill} of a prompt of {speed['prefill_tokens']}"),
-            ("estimated from", f"{rates}, measured on this {speed['cpu']}"),
+            ("estimated from", f"{weights}, {rates}, measured on this {speed['cpu']}{beside}"),
         ]
     return rows
 

@@ -56,7 +56,7 @@ def memory(
 def show(found: dict[str, Any]) -> None:
     from rich.text import Text
 
-    from workbench.memory.report import format_bytes
+    from workbench.memory.report import describe_longest, format_bytes
 
     sizes = {
         "weights": found["weight_bytes"],
@@ -83,9 +83,7 @@ def show(found: dict[str, Any]) -> None:
         size = format_bytes(found["memory_bytes"])
         words = f"{found['sequences']:,} such sequences fit into {size} beside weights and activations"
         out.print(Text(words), soft_wrap=True)
-        longest = found["longest_context"]
-        words = "of any length" if longest is None else f"of up to {longest:,} tokens each"
-        out.print(Text(f"or {found['batch']:,} {words}"), soft_wrap=True)
+        out.print(Text(f"or {describe_longest(found)}"), soft_wrap=True)
     for line in found["remarks"]:
         out.print(Text(line), soft_wrap=True)
 

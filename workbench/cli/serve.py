@@ -30,10 +30,10 @@ def serve(
         list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="change one setting; may be repeated")
     ] = None,
     replicas: Annotated[
-        int, typer.Option(min=1, help="engines in processes of their own (Ray); 1 and no address: none")
+        int, typer.Option(min=1, help="engines in processes of their own; 1 and no address: none")
     ] = 1,
     router: Annotated[str, typer.Option(help="of replicas: prefix, session, least_loaded or round_robin")] = "prefix",
-    address: Annotated[str | None, typer.Option(help="of a Ray cluster; else replicas run on this machine")] = None,
+    address: Annotated[str | None, typer.Option(help="of a Ray cluster; else processes of this machine")] = None,
     prefill: Annotated[int, typer.Option(help="engines that compute prompts alone, beside those of --decode")] = 0,
     decode: Annotated[int, typer.Option(help="engines that decode what those of --prefill began")] = 0,
     as_json: AsJson = False,

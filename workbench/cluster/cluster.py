@@ -18,6 +18,7 @@ from workbench.cluster.fleet_model import FleetModel
 from workbench.cluster.front import FleetLimits, Front
 from workbench.cluster.front_thread import FrontThread
 from workbench.cluster.launcher import CLOSED, Launcher, LauncherThreads, StartedReplica
+from workbench.cluster.process_replicas import ProcessLauncher
 from workbench.cluster.replica import PageCounts
 from workbench.cluster.variants import DeployedVariant
 from workbench.display import Displayable, Table
@@ -38,6 +39,7 @@ from workbench.stop_button import register_stoppable
 from workbench.trace.events import Event
 
 Result = TypeVar("Result")
+LOCAL = "local"  # the address of a Ray of one's own
 ROUTERS = {"prefix": "prefix_aware", "session": "session_sticky"}  # short names
 SEQUENCES_PER_PLACE = 2  # a replica has so many of its running sequences, so that none of its places stays empty
 
@@ -73,16 +75,17 @@ class Cluster(Displayable):
             config: every setting of an engine; the same for all replicas.
             replicas: how many.
             router: round_robin, least_loaded, session or prefix; or a router's settings (`simulate.routers`).
-            address: of a Ray cluster; None starts one on this machine.
+            address: of a Ray cluster, on which they start; `local` starts one on this machine. None: processes of this
+                machine, which need no Ray.
             cpus: cores, and threads, of a replica; an equal share of this machine's unless given.
-            gpus: accelerators of a replica.
+            gpus: accelerators of a replica, which Ray shares out, with an address or without.
             step_seconds: that a step may last; then its replica is ended as a lost one. None: any time.
             limits: bounds of the fleet; by the config unless given.
-            launcher: starts replicas; Ray unless given.
+            launcher: starts replicas in another way.
             report: receives a line on each slow part of starting.
 
         Raises:
-            WorkbenchError: for a model or settings that cannot be carried out, and where Ray is missing.
+            WorkbenchError: for a model or settings that cannot be carried out, and where Ray is wanted and missing.
         """
         if replicas < 1:
             raise WorkbenchError(f"replicas: {replicas}; give at least 1")
@@ -96,10 +99,14 @@ class Cluster(Displayable):
         self.front = Front(
             router_from(kind), limits, self.clock, lambda number: self._deployments.on_gone(number), report
         )
-        if launcher is None:
+        starting = f"starting {replicas} replicas of {settings.model.name}"
+        if launcher is None and address is None and not gpus:
+            launcher = ProcessLauncher(cpus, replicas, step_seconds)
+        elif launcher is None:
             from workbench.cluster.ray_replicas import RayLauncher
 
-            launcher = RayLauncher(address, cpus, gpus, replicas, step_seconds)
+            with report_if_slow(f"{starting}: Ray at {address or LOCAL}", report):
+                launcher = RayLauncher(None if address == LOCAL else address, cpus, gpus, replicas, step_seconds)
         self._threads = LauncherThreads(launcher)
         self._thread = FrontThread(self.front)
         self._deployments = Deployments(first, self._thread, self._threads, report)
@@ -107,7 +114,7 @@ class Cluster(Displayable):
         atexit.register(self.close)
         register_stoppable(self)
         try:
-            with report_if_slow(f"starting {replicas} replicas of {settings.model.name}", report):
+            with report_if_slow(starting, report):
                 self._deployments.start_first()
         except BaseException:
             self.close()
@@ -129,6 +136,10 @@ class Cluster(Displayable):
         return self.model.tokenizer
 
     @property
+    def sampling_defaults(self) -> dict[str, Any]:
+        return self.model.sampling_defaults
+
+    @property
     def chat_template(self) -> ChatTemplate | None:
         return self.model.chat_template
 
@@ -139,7 +150,9 @@ class Cluster(Displayable):
 
     def make_requests(self, requests: intake.RequestInput, sampling: dict[str, Any]) -> list[Request]:
         """Return `requests` as Requests, in the given order; texts and conversations are encoded and get an id."""
-        return intake.make_requests(requests, self.tokenizer, sampling, self._request_ids, self.assemble)
+        return intake.make_requests(
+            requests, self.tokenizer, sampling, self._request_ids, self.assemble, self.sampling_defaults
+        )
 
     @intake.with_sampling_signature
     def stream(self, requests: intake.RequestInput, **sampling: object) -> Iterator[Event]:

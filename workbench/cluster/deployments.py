@@ -18,6 +18,7 @@ from workbench.cluster.launcher import LauncherThreads, StartedReplica
 from workbench.cluster.replica import Report
 from workbench.cluster.variants import DeployedVariant
 from workbench.errors import WorkbenchError, describe_error
+from workbench.progress import AGAIN_SECONDS, report_if_slow
 
 MAX_FAILED_STARTS = 3  # one after another, of replicas that are to take the place of lost ones
 # Seconds before the next try, each twice the one before, where others of the variant still serve.
@@ -86,7 +87,9 @@ class Deployments:
     def _start(self, number: int, known: DeployedVariant) -> None:
         """Start a replica and take it in."""
         try:
-            made = self._threads.launcher.start(number, known.config)
+            line = f"starting replica {number} of {known.config.model.name}"
+            with report_if_slow(line, self._report, seconds=AGAIN_SECONDS):
+                made = self._threads.launcher.start(number, known.config)
         except BaseException:
             self._thread.put(lambda: self.starting.pop(number, None))
             raise

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from workbench.engine.config import EngineConfig
 from workbench.engine.loaded_model import describe_model, model_folder
 from workbench.errors import WorkbenchError
 from workbench.model.formats.texts import open_chat_template, open_tokenizer
+from workbench.model.hf.generation import read_sampling_defaults
 from workbench.model.spec import ModelSpec
 from workbench.prompt.own_template import own_template
 from workbench.prompt.templates import ChatTemplate
@@ -41,6 +43,12 @@ class FleetModel:
             raise WorkbenchError(words.format(other.name, "vocabulary", self.name))
         if (mine is None) != (its is None) or mine and its and mine.to_json() != its.to_json():
             raise WorkbenchError(words.format(other.name, "tokenizer", self.name))
+
+    @cached_property
+    def sampling_defaults(self) -> dict[str, Any]:
+        """Return the sampling parameters that the makers recommend, for requests that do not say."""
+        folder = model_folder(self.name)
+        return {} if folder is None or not folder.is_dir() else read_sampling_defaults(folder)
 
     @cached_property
     def chat_template(self) -> ChatTemplate | None:

@@ -31,7 +31,7 @@ class StartedReplica(Replica, Protocol):
 
 
 class Launcher(Protocol):
-    """A launcher of replicas: Ray (`ray_replicas.RayLauncher`)."""
+    """A launcher of replicas: processes of this machine (`process_replicas.ProcessLauncher`), or Ray's."""
 
     def start(self, number: int, config: EngineConfig) -> StartedReplica:
         """Start a replica and wait until it can serve (WorkbenchError where it cannot)."""

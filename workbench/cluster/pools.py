@@ -14,13 +14,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import os
+import pickle
 import queue
 import signal
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -135,6 +139,7 @@ class PrefillDecodePools:
         self._report = report
         self._requests = PoolRequests(self._slots, self.counts, self._heard, self._tell)
         self._jobs: deque[Callable[[], object]] = deque()
+        self._answers: list[tuple[int, Future[Any]]] = []  # that engines owe, in order
         self._lock, self._takes_jobs = threading.Lock(), True
         self._bell = threading.Event()
         self._closed, self._error = False, ""
@@ -230,6 +235,28 @@ class PrefillDecodePools:
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
+    def call_engine(self, number: int, function: Callable[[Any], Any]) -> Any:
+        """Return `function(runner)`, run in an engine between two of its steps (WorkbenchError where that cannot be).
+
+        A function without a name in a module travels by its code, where cloudpickle or Ray is installed.
+        """
+        content, answer = _pickled(function), Future[Any]()
+
+        def ask() -> None:
+            self._answers.append((number, answer))
+            if self._slots.slots[number].state != "ready":
+                self._give_up_answers(number)
+            else:
+                self._slots.send(self._slots.slots[number], message.EngineCall(content))
+
+        self._put(ask)
+        return answer.result()
+
+    def _give_up_answers(self, number: int) -> None:
+        for asked in [each for each in self._answers if each[0] == number]:
+            self._answers.remove(asked)
+            asked[1].set_exception(WorkbenchError("call: the engine's process has ended"))
+
     def call(self, function: Callable[[], Result]) -> Result:
         """Return `function()`, run in the coordinator's thread: between two messages, or at once where a listener
         calls it. Its errors are raised here."""
@@ -321,6 +348,10 @@ class PrefillDecodePools:
                 self._requests.report(slot, found)
             case message.EngineFailed(error):
                 self._died(slot, error)
+            case message.Called(value, error):
+                asked = next(each for each in self._answers if each[0] == slot.number)
+                self._answers.remove(asked)
+                asked[1].set_exception(WorkbenchError(error)) if error else asked[1].set_result(value)
             case _:
                 self._slots.receive(slot, found)
                 if isinstance(found, message.Ready):
@@ -342,7 +373,8 @@ class PrefillDecodePools:
         if slot.restarts == 0 and slot.state != "ready":  # it never worked
             raise WorkbenchError(f"{slot.name} could not start: {error}")
         self.counts["processes that died"] += 1
-        self._requests.lost(self._slots.end(slot))
+        self._requests.lost(slot, self._slots.end(slot), error)
+        self._give_up_answers(slot.number)
         if slot.state == "starting":
             self._slots.start(slot, self._started)
         self._check_ready()
@@ -395,3 +427,13 @@ class PrefillDecodePools:
             LentPages(home + 1, None if borrower is None else borrower + 1, pages) for (home, borrower), pages in lent
         )
         return PoolsSnapshot(engines, loans, in_flight, dict(self.counts))
+
+
+def _pickled(function: Callable[[Any], Any]) -> bytes:
+    try:
+        return pickle.dumps(function)
+    except Exception:  # of any kind: it has no name that another process knows
+        for package in ("cloudpickle", "ray.cloudpickle"):
+            with suppress(ImportError):
+                return importlib.import_module(package).dumps(function)
+        raise WorkbenchError("call: give a function of a module: a replica in another process has to find it") from None

@@ -66,6 +66,11 @@ class PoolsReplica:
         if not event.request_id:  # of a step; those of requests come to what they were submitted with
             self._events.put(event)
 
+    @property
+    def lost_by(self) -> str:
+        """Return why they serve no more; empty while they do."""
+        return self.pools.error
+
     def submit(self, requests: Sequence[Request]) -> None:
         with suppress(WorkbenchError):  # they have ended: the replica is lost, and `listen` says so
             for request in requests:
@@ -99,9 +104,9 @@ class PoolsReplica:
                 found.append(self._events.get(timeout=LOOK_SECONDS))
             while not self._events.empty():
                 found.append(self._events.get())
-            if self.pools.error and not self._is_stopped:  # the ends that came with it are no answers
+            if (why := self.lost_by) and not self._is_stopped:  # the ends that came with it are no answers
                 self.stop()
-                on_lost(f"replica {self.number}: {self.pools.error}")
+                on_lost(f"replica {self.number}: {why}")
                 return
             events = tuple(event for event in found if event is not None)
             if events and not self._is_stopped:
@@ -120,6 +125,8 @@ class PoolsLauncher:
         options: others of `PrefillDecodePools`.
     """
 
+    replica = PoolsReplica
+
     def __init__(self, num_prefill: int, num_decode: int, transfer: Transfer = "shared", **options: Any):
         if num_prefill < 1 or num_decode < 1:
             raise WorkbenchError(f"prefill: {num_prefill}, decode: {num_decode}; give each an engine at least")
@@ -129,13 +136,14 @@ class PoolsLauncher:
 
     def start(self, number: int, config: EngineConfig) -> PoolsReplica:
         """Start two pools and wait until they can serve (WorkbenchError where they cannot)."""
-        made = PoolsReplica(
-            number,
-            lambda hear: PrefillDecodePools(config, *self._sizes, listener=hear, **self._options),
-            lambda replica: self._started.remove(replica),
-        )
+        ended = lambda replica: self._started.remove(replica)  # noqa: E731 (of a list that is bound later)
+        made = self.replica(number, lambda hear: self.pools(config, hear), ended)
         self._started.append(made)
         return made
+
+    def pools(self, config: EngineConfig, hear: Callable[[Event], None]) -> PrefillDecodePools:
+        """Start the processes of a replica, which `hear` hears."""
+        return PrefillDecodePools(config, *self._sizes, listener=hear, **self._options)
 
     def cancel_starts(self) -> None:
         """Do nothing: pools start to the end."""

@@ -13,6 +13,7 @@ from workbench.cluster.launcher import StartedReplica
 from workbench.cluster.pools import PrefillDecodePools
 from workbench.engine.config import EngineConfig
 from workbench.errors import WorkbenchError
+from workbench.progress import AGAIN_SECONDS, report_if_slow, to_stderr
 from workbench.request import Request
 from workbench.simulate.executor_settings import ProcessesExecutor
 from workbench.simulate.routers import LeastLoaded
@@ -149,10 +150,11 @@ def check_fleet(executor: ProcessesExecutor) -> None:
 def wait_until_whole(fleet: ProcessFleet, limit: float = 600.0) -> float:
     """Wait until all engines of a fleet serve; return the seconds that it took (WorkbenchError after `limit`)."""
     began = time.perf_counter()
-    while not fleet.is_whole:
-        if time.perf_counter() - began > limit:
-            raise WorkbenchError(f"an engine that was killed has no successor after {limit:.0f} s")
-        time.sleep(LOOK_SECONDS)
+    with report_if_slow("waiting for the successor of an engine", to_stderr, seconds=AGAIN_SECONDS, limit=limit):
+        while not fleet.is_whole:
+            if time.perf_counter() - began > limit:
+                raise WorkbenchError(f"an engine that was killed has no successor after {limit:.0f} s")
+            time.sleep(LOOK_SECONDS)
     return time.perf_counter() - began
 
 

@@ -21,10 +21,10 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from workbench.cluster.front_watch import FrontWatch
-from workbench.cluster.replica import PageCounts, ReplicaEngine, Report, fingerprint_of, tokens_in_cache
+from workbench.cluster.replica import PageCounts, ReadyReplica, ReplicaEngine, Report, fingerprint_of, tokens_in_cache
 from workbench.engine.config import EngineConfig
 from workbench.errors import WorkbenchError
 from workbench.ray_start import import_ray, start_ray
@@ -38,17 +38,6 @@ READY_SECONDS = 600.0  # for a replica to load its model
 OBJECT_STORE_BYTES = 100 * 2**20  # of the object store, which stays empty
 SOCKET_FOLDER = "/tmp"  # paths of sockets have at most 107 bytes, and other folders for temporary files may be longer
 GROUPS = {"control": 1, "poll": 1, "query": 1}  # threads of an actor; calls of one group are carried out in order
-
-
-class ReadyReplica(NamedTuple):
-    """A replica that can serve: its pages, its process, a text that says weights and settings, its cache's room, and
-    the machine whose clock it reads."""
-
-    pages: PageCounts
-    process_id: int
-    fingerprint: str
-    cache_tokens: int
-    machine: str = ""
 
 
 class ReplicaActor:

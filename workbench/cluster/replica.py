@@ -35,6 +35,17 @@ class PageCounts(NamedTuple):
         return PageCounts(*(mine + its for mine, its in zip(self, other, strict=True)))
 
 
+class ReadyReplica(NamedTuple):
+    """A replica that can serve: its pages, its process, a text that says weights and settings, its cache's room, and
+    the machine whose clock it reads."""
+
+    pages: PageCounts
+    process_id: int
+    fingerprint: str
+    cache_tokens: int
+    machine: str = ""
+
+
 def tokens_in_cache(runner: Runner) -> int:
     """Return how many tokens the cache of a runner has room for, by its largest group."""
     return runner.config.cache.page_size * max(pool.num_pages for pool in runner.scheduler.pools)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
@@ -46,12 +46,14 @@ def make_requests(
     values: dict[str, Any],
     request_ids: Iterator[str],
     assemble: Callable[[Conversation, int], Prompt],
+    defaults: Mapping[str, Any] | None = None,
 ) -> list[Request]:
     """Return requests in the given order; texts are encoded and take the next of `request_ids`, conversations too.
 
-    `assemble` makes the prompt of a conversation, with so many tokens wanted for the answer.
+    `assemble` makes the prompt of a conversation, with so many tokens wanted for the answer. `defaults` are the model's
+    own, for what `values` leave open; beams take the distribution as it is.
     """
-    sampling = parse_sampling(values)
+    sampling = parse_sampling({**({} if values.get("beams") else defaults or {}), **values})
     items = [inputs] if isinstance(inputs, str | Conversation | Request) else list(inputs)
     if values and not any(isinstance(item, str | Conversation) for item in items):
         raise WorkbenchError(f"{', '.join(values)}: a Request brings its own sampling; set it there")

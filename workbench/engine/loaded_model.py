@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from compiled_kernels import Backend
 from compiled_kernels.backends import AUTO_BACKEND
 from workbench.engine.config import DTYPES, EngineConfig, ModelConfig, parse_dtype
 from workbench.errors import WorkbenchError, nearest
-from workbench.executors.autotune import autotune_backend
+from workbench.executors.autotune import autotune_backend, usual_seconds
 from workbench.executors.capabilities import Requirements
 from workbench.executors.layout import choose_weight_layout
 from workbench.executors.reference import CacheLayout
@@ -25,8 +26,9 @@ from workbench.kv_cache.eviction import parse_eviction, policy_spread
 from workbench.model import shapes
 from workbench.model.attention_config import AttentionConfig
 from workbench.model.formats.open import is_quantized, open_checkpoint, read_config
-from workbench.model.formats.texts import open_chat_template, open_tokenizer
+from workbench.model.formats.texts import absent_token_ids, open_chat_template, open_tokenizer
 from workbench.model.hf import families
+from workbench.model.hf.generation import read_sampling_defaults
 from workbench.model.hf.kept import cost_of_widening, stored_format
 from workbench.model.hf.weights import Keep, keep_all, random_weights, read_weights, wanted_parameters
 from workbench.model.memory import cache_shapes
@@ -75,6 +77,11 @@ class LoadedModel:
         """Return the template of the model's folder, or the workbench's own if the tokenizer has its control tokens."""
         found = None if self.folder is None else open_chat_template(self.folder)
         return found if found is not None or self.tokenizer is None else own_template(self.tokenizer)
+
+    @cached_property
+    def sampling_defaults(self) -> dict[str, Any]:
+        """Return the sampling parameters that the makers recommend, for requests that do not say."""
+        return {} if self.folder is None or not self.folder.is_dir() else read_sampling_defaults(self.folder)
 
     def for_settings(self, before: EngineConfig, config: EngineConfig) -> LoadedModel | None:
         """Return this model for `config`, with the same weights in memory; None where it has to be loaded anew.
@@ -157,7 +164,7 @@ class LoadedModel:
                 model = TensorParallelTransformer.of_rank(source.spec, own, backends.blocks, format, ranks).to(device)
         if auto:
             trying = f"trying which backend decodes {name} fastest here: compiled now, then remembered"
-            with report_if_slow(trying, report):
+            with report_if_slow(trying, report, usual=usual_seconds()):
                 backends = autotune_backend(
                     backends, model, page_size, config.compile, cache=config.cache, cache_dtype=cache_dtype
                 )
@@ -168,6 +175,8 @@ class LoadedModel:
             why = f"{backends.reason}; compile: step has no effect, since {backends.decode} decodes"
             backends = replace(backends, reason=why)
         trim_heap()
+        if absent := source.absent_token_ids():
+            report(f"{name}: {', '.join(absent)}: no row of the vocabulary has it; taken as absent")
         return cls(model, source.tokenizer(), backends, source.folder)
 
 
@@ -278,6 +287,14 @@ class _Source:
         stored = read_weights(checkpoint, self.trained, wanted, dtype, format)
         changed = change_attention(self.trained, stored, self.attention)[1]
         return changed if keep is keep_all else keep(quantize(changed, self.spec, kept_as))
+
+    def absent_token_ids(self) -> list[str]:
+        """Return the special tokens to which the files give an id that no row of the vocabulary has."""
+        ends: list[str] = []
+        if self.folder is None:
+            return ends
+        families.read_spec(self.folder, ends)
+        return [*ends, *absent_token_ids(self.folder)]
 
     def tokenizer(self) -> Tokenizer | None:
         return None if self.folder is None else open_tokenizer(self.folder)

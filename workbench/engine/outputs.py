@@ -50,10 +50,10 @@ class StopChecker:
                 f"request {request.request_id}: stop strings need a tokenizer, and this model has none; "
                 "use stop_token_ids"
             )
-        self._detokenizer = None
-        if tokenizer is not None:
-            whole = request.final_only and not sampling.stop  # a stop string needs every token's text
-            self._detokenizer = WholeTextDetokenizer(tokenizer) if whole else Detokenizer(tokenizer, sampling.stop)
+        self._tokenizer, self._stop = tokenizer, sampling.stop
+        self._is_whole = request.final_only and not sampling.stop  # a stop string needs every token's text
+        self._before = [] if tokenizer is None else tokenizer.context(request.prompt_ids)
+        self._detokenizer = self._new_detokenizer()
         self._stop_ids = frozenset(sampling.stop_token_ids)
         self._eos_token_ids = frozenset(() if sampling.ignore_eos else eos_token_ids)
         self._max_tokens, self._max_output_tokens = sampling.max_tokens, sampling.max_output_tokens
@@ -66,7 +66,7 @@ class StopChecker:
         if sampling.thinking is not None:
             self.thought = ThoughtState.start(request, tokenizer, thinking_budget(request, max_model_len))
             if sampling.thinking.shown and tokenizer is not None:
-                self._thought_detokenizer = Detokenizer(tokenizer)
+                self._thought_detokenizer = Detokenizer(tokenizer, before=self._before)
 
     def push(self, token_id: int, completes: str = "") -> tuple[str, FinishReason | None]:
         """Take the next token; return the text to show now, and the finish reason if this is the end.
@@ -94,6 +94,14 @@ class StopChecker:
             return text, FinishReason.STOP
         return text, self.end_for_want_of_room() if completes == "length" else self._limit()
 
+    def _new_detokenizer(self) -> Detokenizer | WholeTextDetokenizer | None:
+        """Return a detokenizer of the answer, behind the prompt and the thought."""
+        if self._tokenizer is None:
+            return None
+        if self._is_whole:
+            return WholeTextDetokenizer(self._tokenizer, self._before)
+        return Detokenizer(self._tokenizer, self._stop, self._before)
+
     def _limit(self) -> FinishReason | None:
         """Return the finish reason if a limit is reached."""
         if self._answer_count < self._max_tokens and self._count < self.max_output_tokens:
@@ -109,6 +117,9 @@ class StopChecker:
     def _push_thought(self, before: ThoughtState, token_id: int) -> tuple[str, FinishReason | None]:
         assert self.thought is not None
         self.channel = "thought"
+        self._before.append(token_id)
+        if self.thought.phase == "after":
+            self._detokenizer = self._new_detokenizer()
         if self._thought_detokenizer is None:
             return "", self._limit()
         if before.phase == self.thought.phase:

@@ -172,7 +172,13 @@ class Runner(Displayable):
 
     def make_requests(self, requests: intake.RequestInput, sampling: dict[str, Any]) -> list[Request]:
         """Return `requests` as Requests, in the given order; texts and conversations are encoded and get an id."""
-        return intake.make_requests(requests, self.tokenizer, sampling, self._request_ids, self.assemble)
+        return intake.make_requests(
+            requests, self.tokenizer, sampling, self._request_ids, self.assemble, self.sampling_defaults
+        )
+
+    @property
+    def sampling_defaults(self) -> dict[str, Any]:
+        return self.loaded_model.sampling_defaults
 
     @property
     def chat_template(self) -> ChatTemplate | None:

@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -39,6 +40,8 @@ from workbench.model.transformer import Transformer
 from workbench.scheduler.plan import StepPlan
 
 AUTOTUNE_FILE = "decode_backends.json"
+TOOK = "trial_seconds"  # of an entry: of the whole trial
+FIRST_TRIAL_SECONDS = 60.0  # until one is remembered: a small model takes less on two cores, a large one more
 AUTOTUNE_VERSION = 2  # raised when what follows from a trial changes: older entries are tried again
 CONTEXT_TOKENS = 256  # tokens before the one that is decoded
 PREFILL_TOKENS = 128  # tokens of the prefill whose attention is checked
@@ -100,9 +103,11 @@ def autotune_backend(
     if backends.decode is Backend.MLIR:
         model.use_expert_panels()  # a step reads them so
     if found is None:
+        began = time.perf_counter()
         found = _tried(backends, model, held, compile_unit)
         if found.is_stable:
-            remembered.add(key, _entry(found, model, held, compile_unit))
+            took = time.perf_counter() - began
+            remembered.add(key, {**_entry(found, model, held, compile_unit), TOOK: took})
     if found.chosen is not Backend.MLIR:
         model.use_expert_panels(False)
     parts = [str(found)]
@@ -201,6 +206,13 @@ def _as_written(model: Transformer) -> Transformer:
     plain = copy.deepcopy(model, shared)
     plain.set_backend(Backend.EAGER)
     return plain
+
+
+def usual_seconds(remembered: ResultCache | None = None) -> float:
+    """Return how long a trial of backends takes here, compiling included: the longest that is remembered."""
+    entries = (remembered or ResultCache(cache_directory() / AUTOTUNE_FILE)).load().values()
+    known = [each.get(TOOK) for each in entries if isinstance(each, dict) and each.get("here") == machine_key()]
+    return max((each for each in known if isinstance(each, float)), default=FIRST_TRIAL_SECONDS)
 
 
 def _key(model: Transformer, backends: Backends, held: CacheLayout, unit: CompileUnit) -> str:

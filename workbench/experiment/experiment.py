@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from workbench.display import Displayable, Table
-from workbench.engine.config import EngineConfig
+from workbench.engine.config import SECTIONS, EngineConfig
 from workbench.errors import WorkbenchError, explain
 from workbench.experiment import yaml as yaml_text
 from workbench.experiment.settings import (
@@ -31,6 +31,7 @@ from workbench.settings import Count, Settings, non_default_settings
 from workbench.simulate.executor_settings import AnyExecutorSettings, ProcessesExecutor, RealExecutor
 from workbench.simulate.traffic_settings import TrafficWorkload
 
+KINDS = ("prefix", "offload", "evict", "policy", "speculate")  # settings that are given by a kind alone, too
 MAX_THREADS = 1024  # beyond it the system, not torch, refuses, and ends the process
 
 
@@ -183,8 +184,13 @@ def _set(values: dict[str, Any], path: str, value: object, where: str) -> None:
     *parents, last = path.split(".")
     place = values
     for parent in parents:
-        if place.get(parent) is None:
+        found = place.get(parent)
+        if found is None:
             place[parent] = {}
+        elif parent in SECTIONS and not isinstance(found, dict):  # `model: demo` for {name: demo}
+            place[parent] = {SECTIONS[parent].main_setting: found}
+        elif parent in KINDS and isinstance(found, str):
+            place[parent] = {"kind": found}
         place = place[parent]
         if not isinstance(place, dict):
             raise WorkbenchError(f"{where}: {parent} is a value, not a group of settings")

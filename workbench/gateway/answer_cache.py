@@ -24,7 +24,6 @@ from workbench.gateway.router import last_message
 from workbench.gateway.similarity import cosine, facts_differ, unit
 from workbench.gateway.work_threads import WorkThreads
 from workbench.prompt.conversation import Conversation
-from workbench.prompt.turns import UserTurn
 from workbench.request import CustomPart
 from workbench.serve.answers import pieces as kinds
 from workbench.serve.answers.pieces import Ended, Failed, Piece, TokenLogprob, ToolCallBegun, Used
@@ -242,7 +241,7 @@ def semantic_key(call: Call, fingerprint: str) -> str:
 def _question(call: Call) -> str:
     """Return the last message of the only conversation; empty where the call is something else."""
     (prompt, *others) = call.prompts
-    ends = isinstance(prompt, Conversation) and prompt.turns and isinstance(prompt.turns[-1], UserTurn)
+    ends = isinstance(prompt, Conversation) and prompt.turns and prompt.turns[-1].role == "user"
     return last_message(prompt) if ends and not others and call.prompt_logprobs is None and not call.echo else ""
 
 

@@ -17,7 +17,6 @@ from workbench.errors import describe_error, nearest
 from workbench.gateway.bounds import prompt_characters
 from workbench.gateway.work_threads import WorkThreads
 from workbench.prompt.conversation import Conversation
-from workbench.prompt.turns import UserTurn
 from workbench.request import CustomPart
 from workbench.serve.call import Call, PromptInput
 from workbench.serve.errors import ApiError
@@ -174,7 +173,7 @@ def last_message(prompt: PromptInput) -> str:
     """Return the text of the last message of the user's; of a plain text all of it."""
     if not isinstance(prompt, Conversation):
         return prompt if isinstance(prompt, str) else ""
-    turns = [turn for turn in prompt.turns if isinstance(turn, UserTurn)]
+    turns = [turn for turn in prompt.turns if turn.role == "user"]
     return turns[-1].content if turns else ""
 
 

@@ -22,16 +22,25 @@ import torch
 import compiled_kernels
 from compiled_kernels import Backend, BackendError
 from compiled_kernels.backends import backend_problems
-from compiled_kernels.level import LEVEL_VARIABLE
+from compiled_kernels.blocked import to_panels
 from workbench.errors import WorkbenchError
 from workbench.files import cache_directory, read_json_file, write_atomically
-from workbench.machine.processor import cpu_model, cpu_times, is_contended, last_level_cache, others_cpu_share
+from workbench.machine.processor import (
+    CpuTimes,
+    cpu_model,
+    cpu_times,
+    last_level_cache,
+    others_cpu_share,
+    simd_level,
+)
 
 MAX_WORKING_SET_BYTES = 512 * 2**20  # past a few times the cache, more bytes read no slower
 BUDGET_SECONDS = 0.08  # for each way of reading or multiplying
 REPEATS = 25
 CEILINGS_FILE = "ceilings.json"
 READ_ROW_LENGTH = 1024  # numbers a row, for methods that read rows
+MAX_OTHER_CORES = 0.2  # used by other processes while a ceiling is measured: few of many take bandwidth, too
+MAX_SHARE = 1.05  # of an upper bound, above which it is none: beyond the scatter of two measurements
 GEMM_SHAPE = (512, 1024, 1024)  # rows, out, in: a prefill chunk through a layer's matrix
 
 
@@ -52,6 +61,11 @@ class Ceiling:
     dtype: str = ""
     shape: tuple[int, ...] = ()
     others_cpu_share: float | None = None  # fraction of the cores used by other processes meanwhile
+
+    @property
+    def is_beside_work(self) -> bool:
+        """Return whether others computed meanwhile, so that the machine may do better. An unknown share says no."""
+        return self.others_cpu_share is not None and self.others_cpu_share * (os.cpu_count() or 1) > MAX_OTHER_CORES
 
 
 def memory_level_of(working_set_bytes: int, cache_bytes: int | None) -> str:
@@ -98,7 +112,7 @@ def measure_read_bandwidth(working_set_bytes: int, threads: int | None = None, c
         level=memory_level_of(working_set_bytes, cache),
         measured_bytes=nbytes,
         dtype="float32",
-        others_cpu_share=others_cpu_share(before),
+        others_cpu_share=_beside(before),
     )
 
 
@@ -111,7 +125,7 @@ def gemm_dtypes(dtype: str) -> tuple[str, ...]:
 def measure_gemm_rate(
     dtype: torch.dtype | str, shape: tuple[int, int, int] = GEMM_SHAPE, threads: int | None = None
 ) -> Ceiling:
-    """Measure the FLOP/s of `x[rows, in] @ w[out, in].T`, `shape` (rows, out, in), in the better layout of w."""
+    """Measure the FLOP/s of `x[rows, in] @ w[out, in].T`, `shape` (rows, out, in), in the best layout of w."""
     rows, out, inner = shape
     if min(shape) < 1:
         raise WorkbenchError(f"GEMM shape {shape}: rows, out and in must be at least 1")
@@ -119,6 +133,11 @@ def measure_gemm_rate(
     x, w = torch.ones(rows, inner, dtype=kind), torch.ones(out, inner, dtype=kind)
     flat = w.t().contiguous()
     ways = {"mm, weight [out, in]": lambda: x @ w.t(), "mm, weight [in, out]": lambda: x @ flat}
+    if backend_problems()[Backend.MLIR] is None:
+        with suppress(BackendError, ValueError):  # a shape, or a dtype, that the kernel does not support
+            panels = to_panels(w)
+            compiled_kernels.linear(x, panels, None, Backend.MLIR)
+            ways["mlir product from panels"] = lambda: compiled_kernels.linear(x, panels, None, Backend.MLIR)
     before = cpu_times()
     with intra_op_threads(threads) as used, torch.inference_mode():
         best, method = _best(ways)
@@ -133,7 +152,25 @@ def measure_gemm_rate(
         working_set_bytes=(x.numel() + w.numel() + rows * out) * kind.itemsize,
         dtype=str(kind).removeprefix("torch."),
         shape=shape,
-        others_cpu_share=others_cpu_share(before),
+        others_cpu_share=_beside(before),
+    )
+
+
+def _beside(before: CpuTimes | None) -> float | None:
+    """Return the fraction of all cores that others used since `before`; processes below this one are others here."""
+    after = cpu_times()
+    if before is None or after is None:
+        return None
+    return others_cpu_share(replace(before, below={}), replace(after, below={}))
+
+
+def bound_fault(what: str, share: float) -> str:
+    """Return what is wrong where a measurement is faster than an upper bound allows, by its share; else nothing."""
+    if share <= MAX_SHARE:
+        return ""
+    return (
+        f"{what} was faster than its upper bound ({share:.0%} of it), so the bound is wrong: a ceiling of this machine "
+        "was measured too low; measure it again while nothing else runs"
     )
 
 
@@ -278,7 +315,7 @@ def ceilings_for(
 
     def find(key: str, measure: Callable[[], Ceiling]) -> Ceiling:
         before = kept.get(key)
-        if before is None or is_contended(before.others_cpu_share):
+        if before is None or before.is_beside_work:
             now = measure()
             higher = now if before is None or now.value >= before.value else before
             # Stored with the contention of today: a ceiling measured without contention is final.
@@ -332,8 +369,8 @@ def _gemm_key(threads: int, dtype: str, shape: tuple[int, int, int]) -> str:
 
 
 def _machine(threads: int) -> str:
-    held = f", held to {os.environ[LEVEL_VARIABLE]}" if os.environ.get(LEVEL_VARIABLE) else ""  # torch is held with us
-    return f"{cpu_model()} x {os.cpu_count()}{held}, threads {threads}, torch {torch.__version__}"
+    level = f"level {simd_level()}, torch's {torch.backends.cpu.get_cpu_capability()}"
+    return f"{cpu_model()} x {os.cpu_count()}, {level}, threads {threads}, torch {torch.__version__}"
 
 
 def _bucket(size: int) -> str:

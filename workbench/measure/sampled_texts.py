@@ -180,7 +180,7 @@ def _figures(asked: ScoringModel, index: int, ids: Ids) -> dict[str, Any]:
         "text": index, "distinct_1": distinct_ngram_fraction(ids, 1), "distinct_2": distinct_ngram_fraction(ids, 2),
         "repeated_4": 1 - distinct_ngram_fraction(ids, 4), "looped": ends_in_loop(ids), "bits_a_token": bits / len(ids),
         "bits": bits, "bytes": size, "entropy": spread, "most_likely": likely,
-        "output_text": asked.judge.tokenizer.decode(ids),
+        "output_text": asked.judge.tokenizer.decode_after(asked.prompts[index], ids),
     }  # fmt: skip
 
 

@@ -68,6 +68,16 @@ def format_bytes(size: float) -> str:
     return f"{size:,.0f} bytes"
 
 
+def describe_longest(found: dict[str, Any]) -> str:
+    """Return how many sequences of which length fit, of a report: `4 of up to 900 tokens each`."""
+    longest, batch = found["longest_context"], f"{found['batch']:,}"
+    if longest is None:
+        return f"{batch} of any length"
+    if longest == 0:
+        return f"not even {batch} of a single token"
+    return f"{batch} of up to {longest:,} token{'s' * (longest != 1)} each"
+
+
 def read_spec_and_remarks(name: str) -> tuple[ModelSpec, list[str]]:
     """Return the architecture of a named shape, a shipped model, a folder or a config.json, and remarks on what it
     leaves out."""

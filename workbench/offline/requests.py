@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from workbench.engine.inputs import make_request, parse_sampling
@@ -36,6 +36,7 @@ class BatchModel:
     tokenizer: Tokenizer | None
     template: ChatTemplate | None
     context: int
+    sampling_defaults: Mapping[str, Any] = field(default_factory=dict)  # for what a line leaves open
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,8 @@ def _sampling_fields(body: Mapping[str, Any], model: BatchModel, *besides: str) 
         raise WorkbenchError(f"body.model: {body['model']!r} is not what runs here; this batch runs {model.name!r}")
     if body.get("stream", False) is not False:
         raise WorkbenchError("body.stream: a batch does not stream; leave it out")
-    return {key: value for key, value in body.items() if key in SAMPLING_FIELDS and key not in besides}
+    own = {key: value for key, value in body.items() if key in SAMPLING_FIELDS and key not in besides}
+    return {**model.sampling_defaults, **own}
 
 
 BODY_PARSERS: dict[str, Callable[[Mapping[str, Any], str, BatchModel], Request]] = {

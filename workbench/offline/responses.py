@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from workbench.offline.requests import CHAT, BatchModel, BatchRequest
+from workbench.prompt.tokenization.detokenize import TextPlaces
+from workbench.prompt.tokenization.token_names import token_name, token_text, top_by_name
 from workbench.request import FinishReason
 from workbench.trace.events import Decoded, Finished
 
@@ -42,7 +44,9 @@ def error_line(line_id: str, custom_id: str | None, code: str, message: str, sta
     return result_line(line_id, custom_id, response, {"code": code, "message": message})
 
 
-def result_line(line_id: str, custom_id: str | None, response: dict[str, Any], error: dict[str, str] | None) -> bytes:
+def result_line(
+    line_id: str, custom_id: str | None, response: dict[str, Any] | None, error: dict[str, str] | None
+) -> bytes:
     """Return a line of an output file: the status, id and body of a response, or an error."""
     whole = {"id": f"batch_req_{line_id}", "custom_id": custom_id, "response": response, "error": error}
     return json.dumps(whole).encode() + b"\n"
@@ -57,7 +61,10 @@ def _body(
     choices = []
     for end in chosen:
         mine = [token for token in tokens if token.sample == end.sample]
-        logprobs = None if asked.request.final_only else (_chat_logprobs if chat else _logprobs)(mine, model)
+        logprobs = None
+        if not asked.request.final_only:
+            places = _places(mine, asked, end.output_text, model)
+            logprobs = _chat_logprobs(mine, model) if chat else _logprobs(mine, places, model)
         said = {"message": {"role": "assistant", "content": end.output_text}} if chat else {"text": end.output_text}
         choices.append({"index": end.sample, **said, "logprobs": logprobs, "finish_reason": end.reason})
     return {
@@ -70,16 +77,22 @@ def _body(
     }
 
 
-def _logprobs(tokens: Sequence[Decoded], model: BatchModel) -> dict[str, Any]:
-    offsets, at = [], 0
-    for token in tokens:
-        offsets.append(at)
-        at += len(_spelled(token.token_id, model))
+def _places(tokens: Sequence[Decoded], asked: BatchRequest, text: str, model: BatchModel) -> list[int]:
+    """Return the character of the text at which each token begins."""
+    if model.tokenizer is None:
+        return [0] * len(tokens)
+    places = TextPlaces(model.tokenizer, asked.request.prompt_ids)
+    return [min(max(0, places.push(token.token_id)), len(text)) for token in tokens]
+
+
+def _logprobs(tokens: Sequence[Decoded], places: list[int], model: BatchModel) -> dict[str, Any]:
     return {
-        "tokens": [_spelled(token.token_id, model) for token in tokens],
+        "tokens": [token_name(model.tokenizer, token.token_id) for token in tokens],
         "token_logprobs": [token.logprob for token in tokens],
-        "top_logprobs": [{_spelled(id, model): each for id, each in token.top_logprobs} for token in tokens],
-        "text_offset": offsets,
+        "top_logprobs": [
+            top_by_name(model.tokenizer, token.token_id, token.logprob or 0.0, token.top_logprobs) for token in tokens
+        ],
+        "text_offset": places,
     }
 
 
@@ -95,11 +108,4 @@ def _chat_logprobs(tokens: Sequence[Decoded], model: BatchModel) -> dict[str, An
 
 def _one(token_id: int, logprob: float | None, model: BatchModel) -> dict[str, Any]:
     exact = [] if model.tokenizer is None else list(model.tokenizer.token_bytes(token_id))
-    return {"token": _spelled(token_id, model), "logprob": logprob, "bytes": exact}
-
-
-def _spelled(token_id: int, model: BatchModel) -> str:
-    """Return a token's text by itself; its id without a tokenizer."""
-    if model.tokenizer is None:
-        return f"token_id:{token_id}"
-    return model.tokenizer.token_bytes(token_id).decode("utf-8", "replace")
+    return {"token": token_text(model.tokenizer, token_id), "logprob": logprob, "bytes": exact}

@@ -1,23 +1,29 @@
 """Read an answer from its tokens: a thought, a text and calls of tools, while they come.
 
 Channels begin and end at control tokens, never at text that spells them. Each has a detokenizer of its own, finished
-where the channel ends: what was held back there belongs to it.
+where the channel ends: what was held back there belongs to it. Only where a template writes calls bare (Llama 3.1 to
+3.3) is an answer that begins with JSON a call, if that names one of the tools.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from workbench.prompt.call_texts import read_calls
 from workbench.prompt.templates import ChatTemplate
 from workbench.prompt.tokenization.detokenize import Detokenizer
 from workbench.prompt.tokenization.tokenizer import Tokenizer
+from workbench.prompt.tools import Tool
 from workbench.prompt.turns import UNPARSED, AssistantTurn, ToolCall, is_too_deep
 
 THOUGHTS = (("<|think|>", "<|/think|>"), ("<think>", "</think>"), ("[THINK]", "[/THINK]"))
-CALLS = (("<tool_call>", "</tool_call>"), ("<|tool|>", ""), ("[TOOL_CALLS]", ""), ("<|python_tag|>", ""))
+CALLS = (
+    ("<tool_call>", "</tool_call>"), ("<|tool|>", ""), ("[TOOL_CALLS]", ""), ("<|python_tag|>", ""),
+    ("<minimax:tool_call>", "</minimax:tool_call>"), ("<|tool_call|>", "<|/tool_call|>"), ("<|tool_call|>", ""),
+)  # fmt: skip
 ARGUMENT_FIELDS = ("arguments", "parameters")
 Channel = Literal["thought", "text", "call"]
 
@@ -39,13 +45,26 @@ class ChannelText(NamedTuple):
 
 @dataclass(frozen=True)
 class AnswerFormat:
-    """The control tokens around the parts of an answer, by id; None where a model has none."""
+    """The parts of an answer.
+
+    Args:
+        thought: the control tokens around a thought, by id; None where a model has none.
+        call: those around a call.
+        tools: that may be called; their schemas say of what types arguments in tags are.
+        is_bare: an answer that begins with JSON may be a call.
+        short_ids: ids of calls are nine letters or digits.
+    """
 
     thought: tuple[int, int] | None = None
     call: tuple[int, int | None] | None = None
+    tools: tuple[Tool, ...] = field(default=(), compare=False)
+    is_bare: bool = False
+    short_ids: bool = False
 
     @classmethod
-    def from_template(cls, template: ChatTemplate, tokenizer: Tokenizer, name: str | None = None) -> AnswerFormat:
+    def from_template(
+        cls, template: ChatTemplate, tokenizer: Tokenizer, name: str | None = None, tools: Iterable[Tool] = ()
+    ) -> AnswerFormat:
         """Return the format of a template: the first pairs known here that it writes, else those of the tokenizer."""
         ids, literals = template.encoder(tokenizer, name).control_ids, template.literals(name)
 
@@ -54,7 +73,16 @@ class AnswerFormat:
             return sorted(there, key=lambda pair: not any(each and each in literals for each in pair))
 
         thought = next(((ids[a], ids[b]) for a, b in pairs(THOUGHTS)), None)
-        return cls(thought, next(((ids[a], ids.get(b)) for a, b in pairs(CALLS)), None))
+        call = next(((ids[a], ids.get(b)) for a, b in pairs(CALLS)), None)
+        tools = tuple(tools)
+        short_ids, is_bare = template.call_habits(name) if tools else (False, False)
+        return cls(thought, call, tools, is_bare, short_ids)
+
+    def read_calls(self, text: str) -> list[ToolCall]:
+        """Return the calls in the text of one; those that are written bare name a tool that may be called."""
+        found = parse_calls(text, self.tools)
+        known = {tool.name for tool in self.tools}
+        return found if not self.is_bare or all(call.name in known for call in found) else []
 
     def ends_in_thought(self, prompt_ids: Sequence[int]) -> bool:
         """Return whether a prompt opens the thought of the answer itself."""
@@ -64,12 +92,18 @@ class AnswerFormat:
 
 class AnswerParser:
     """A parser of one answer. `in_thought`: the prompt ends within a thought that the template began. `stops`: stop
-    strings, which end the answer and are no part of it."""
+    strings, which end the answer and are no part of it. `before`: the prompt."""
 
     def __init__(
-        self, tokenizer: Tokenizer, format: AnswerFormat, in_thought: bool = False, stops: tuple[str, ...] = ()
+        self,
+        tokenizer: Tokenizer,
+        format: AnswerFormat,
+        in_thought: bool = False,
+        stops: tuple[str, ...] = (),
+        before: Sequence[int] = (),
     ):
         self._tokenizer, self._format, self._stops = tokenizer, format, stops
+        self._before = tokenizer.context(before)
         self._ids: list[int] = []
         self._texts: list[tuple[Channel, int, list[str]]] = []
         self._calls = 0
@@ -96,7 +130,8 @@ class AnswerParser:
 
     def finish(self) -> list[ChannelText]:
         """Return what was held back at the answer's end."""
-        return self._show(self._detokenizer.finish())
+        lead, self._lead = self._lead or "", None
+        return self._show(lead + self._detokenizer.finish())
 
     def text(self, channel: Channel) -> str:
         """Return what a channel has said so far."""
@@ -111,7 +146,7 @@ class AnswerParser:
         rest: list[str] = []
         calls: list[ToolCall] = []
         for channel, _, text in joined[first_call:]:
-            found = parse_calls(text) if channel == "call" else []
+            found = self._format.read_calls(text) if channel == "call" else []
             calls += found
             rest += [text] * (not found and bool(text.strip()) and channel != "thought")
         if calls and self._format.call is not None and self._format.call[1] is not None:
@@ -132,42 +167,70 @@ class AnswerParser:
         return pieces
 
     def _begin(self, channel: Channel) -> None:
+        stops = () if channel == "thought" else self._stops
+        self._detokenizer = Detokenizer(self._tokenizer, stops, (*self._before, *self._ids))
+        may_call = self._format.is_bare and channel == "text" and not self._calls
+        self._lead: str | None = "" if may_call else None  # spaces before what may be a call without a token
+        self._open(channel)
+
+    def _open(self, channel: Channel) -> None:
         self._calls += channel == "call"
         self._channel: Channel = channel
-        self._detokenizer = Detokenizer(self._tokenizer, () if channel == "thought" else self._stops)
         self._texts.append((channel, max(0, self._calls - 1) if channel == "call" else 0, []))
 
     def _show(self, text: str) -> list[ChannelText]:
+        if self._lead is not None:
+            text, self._lead = self._lead + text, None
+            if not text.strip():
+                self._lead, text = text, ""
+            elif text.lstrip()[0] in "{[":
+                self._open("call")
         channel, index, texts = self._texts[-1]
         texts.append(text)
         return [ChannelText(channel, index, text)] if text else []
 
 
 def parse_answer(
-    ids: Iterable[int], tokenizer: Tokenizer, format: AnswerFormat, in_thought: bool = False
+    ids: Iterable[int],
+    tokenizer: Tokenizer,
+    format: AnswerFormat,
+    in_thought: bool = False,
+    before: Sequence[int] = (),
 ) -> AssistantTurn:
-    """Return the turn that the tokens of an answer say."""
-    parser = AnswerParser(tokenizer, format, in_thought)
+    """Return the turn that the tokens of an answer say, behind the prompt `before`."""
+    parser = AnswerParser(tokenizer, format, in_thought, before=before)
     for id in ids:
         parser.push(id)
     parser.finish()
     return parser.turn()
 
 
-def parse_calls(text: str) -> list[ToolCall]:
-    """Return the calls in the JSON of one object with a name, or of a list of them; none where it is something else."""
+def parse_calls(text: str, tools: Sequence[Tool] = ()) -> list[ToolCall]:
+    """Return the calls in the JSON of objects with a name, or of a list of them, or as `read_calls` reads them; none
+    where it is something else."""
+    if text.lstrip()[:1] not in ("{", "["):
+        return read_calls(text, tools)
     try:
-        found = json.loads(text)
+        calls = _json_values(text)
     except (ValueError, RecursionError):
         found = parse_partial_json(text)
         name = found.get("name") if isinstance(found, dict) else None
         return [ToolCall.parse(name, text)] if isinstance(name, str) and name else []
-    calls = found if isinstance(found, list) else [found]
     if not all(isinstance(each, dict) and isinstance(each.get("name"), str) for each in calls):
         return []
     if any(map(is_too_deep, map(_arguments, calls))):
         return [ToolCall(name=calls[0]["name"], arguments={UNPARSED: text})]
     return [_call(each["name"], _arguments(each)) for each in calls]
+
+
+def _json_values(text: str) -> list[Any]:
+    """Return the values of a JSON list, or those that stand in a row (ValueError for what is neither)."""
+    found, place = [], 0
+    while place < len(text):
+        value, place = json.JSONDecoder().raw_decode(text, len(text) - len(text[place:].lstrip(" \t\r\n;,")))
+        found.append(value)
+        place += len(text[place:]) - len(text[place:].lstrip())
+    return found[0] if len(found) == 1 and isinstance(found[0], list) else found
 
 
 def _call(name: str, arguments: Any) -> ToolCall:

@@ -30,6 +30,7 @@ from workbench.prompt.turns import AssistantTurn, ResultTurn, UserTurn, unanswer
 FIELD_NAMES = {"content": "", "reasoning_content": "thought", "thinking": "thought", "tool_calls": "calls"}
 FIXED_PARTS = ("system", "tool", "document", "argument")
 EXCERPT = 60  # characters
+LATER_SYSTEM = "system message after the first turn; say it in the system prompt, or as a user"
 
 
 class PromptReader(Protocol):
@@ -54,6 +55,8 @@ class Assembled(Protocol):
     def template(self) -> str | None: ...
     @property
     def template_arguments(self) -> dict[str, Any]: ...
+    @property
+    def continues(self) -> bool: ...
     def messages(self) -> list[dict[str, Any]]: ...
     def model_copy(self, *, update: Mapping[str, Any]) -> Any: ...
 
@@ -184,6 +187,7 @@ def assemble(
         WorkbenchError: without a tokenizer, a template or a turn; over the context; for a call without a result; and if
             the template refuses.
     """
+    continue_final_message = continue_final_message or conversation.continues
     add_generation_prompt = add_generation_prompt and not continue_final_message
     make = _Assembler(model, add_generation_prompt, continue_final_message, now)
     room = None if context is None else context - max_tokens
@@ -205,7 +209,7 @@ def assemble(
 def _cut_oldest(make: _Assembler, prompt: Prompt, room: int, max_tokens: int) -> Prompt:
     """Leave out the oldest exchanges, a question with all that follows it, until the prompt fits."""
     conversation = prompt.conversation
-    starts = [n for n, turn in enumerate(conversation.turns) if isinstance(turn, UserTurn)]
+    starts = [n for n, turn in enumerate(conversation.turns) if turn.role == "user"]
     begin, whole = 0, len(prompt.ids)
     while len(prompt.ids) > room:
         following = [n for n in starts if n > begin]
@@ -231,6 +235,13 @@ def _fitting(prompt: Prompt, room: int, max_tokens: int) -> Prompt:
         f"the prompt has {len(prompt.ids):,} tokens, and {max(0, room):,} fit beside {max_tokens:,} of an answer; the "
         f"largest part is {largest.name} with {len(largest.token_ids):,}: shorten it, or set overflow to cut_oldest"
     )
+
+
+def _check_instructions(text: Traced, conversation: Assembled) -> None:
+    """Refuse a system message after the first turn that the template leaves out (WorkbenchError)."""
+    later = {n for n, turn in enumerate(conversation.turns) if turn.role == "system" and turn.content.strip()}
+    if later and not later <= {origin.index for _, origin in runs_of(text) if origin.part == "message"}:
+        raise WorkbenchError(f"messages: this model's chat template shows no {LATER_SYSTEM}")
 
 
 class _Assembler:
@@ -259,9 +270,10 @@ class _Assembler:
         name = self._template.choose(conversation.template, bool(conversation.tools))
         encoder = self._template.encoder(self._tokenizer, name)
         ends = self._template.end_token_ids(self._tokenizer, name)
-        format = AnswerFormat.from_template(self._template, self._tokenizer, name)
+        format = AnswerFormat.from_template(self._template, self._tokenizer, name, conversation.tools)
         opening = cache(lambda: self._opening(conversation))
         kept, answers = keep_answers(text, conversation.turns, encoder, format, ends, opening)
+        _check_instructions(text, conversation)
         tokens = encoder.encode(kept)
         segments = tuple(_segments(kept, tokens, conversation.turns, self._tokenizer))
         ids = tuple(id for each in segments for id in each.token_ids)
@@ -292,14 +304,19 @@ class _Assembler:
             for n, each in enumerate(messages)
         ]
         documents = [each.model_dump(exclude_unset=True) for each in conversation.documents]
-        return self._template.render(
-            listed,
-            tools=[tool.declaration() for tool in conversation.tools] or None,
-            documents=documents or None,
-            template=conversation.template,
-            arguments=conversation.template_arguments,
-            **{**self._options, **options},
-        )
+        try:
+            return self._template.render(
+                listed,
+                tools=[tool.declaration() for tool in conversation.tools] or None,
+                documents=documents or None,
+                template=conversation.template,
+                arguments=conversation.template_arguments,
+                **{**self._options, **options},
+            )
+        except WorkbenchError as error:
+            if all(turn.role != "system" for turn in conversation.turns):
+                raise
+            raise WorkbenchError(f"{error}; perhaps it shows no {LATER_SYSTEM}") from None
 
     def _check_length(self, text: Traced, room: int) -> None:
         """Refuse a text that cannot fit, before it is encoded: the parts that no cut takes have too many characters."""

@@ -52,6 +52,7 @@ class Conversation(Displayable, Settings):
         turns: turns in order; a text is a user's.
         template: the name of one of several templates of the model's folder.
         template_arguments: further variables of the template (`enable_thinking`).
+        continues: the model goes on with the last turn, in place of a message of its own.
     """
 
     system: Content | None = None
@@ -60,6 +61,7 @@ class Conversation(Displayable, Settings):
     turns: tuple[Turn, ...] = ()
     template: str | None = None
     template_arguments: dict[str, Any] = {}
+    continues: bool = False
 
     def __init__(self, **values: Any):
         tools = values.get("tools")

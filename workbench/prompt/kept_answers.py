@@ -15,6 +15,7 @@ from workbench.prompt.turns import AssistantTurn, ResultTurn, UserTurn
 
 KEPT = "kept"  # the field of an origin: tokens as they were generated
 NO_STAND_IN = "the tokenizer has no control token without spaces around it"
+NEAR = 200  # characters before an answer, which tell how its first token is decoded
 MAX_MATCHES = 200  # places where a turn's text may begin in what was generated
 
 
@@ -128,11 +129,12 @@ def _same_meaning(
     has_end = generated[-1:] == list(end_token_ids)
     generated = generated[:-1] if has_end else generated
     in_thought = format.ends_in_thought([token.id for token in encoder.encode(text[opening[0] : begin])])
+    before = [token.id for token in encoder.encode(text[max(0, begin - NEAR) : begin])]
     if not in_thought and format.thought is not None and ids[:1] == [format.thought[0]] != generated[:1]:
         name_length = len(encoder.tokenizer.exact_text(ids[:1]) or "")  # the prompt had opened the thought
         in_thought, begin, ids, stretch = True, begin + name_length, ids[1:], stretch[name_length:]
-    said = parse_answer(generated, encoder.tokenizer, format, in_thought)
-    shown = parse_answer(ids, encoder.tokenizer, format, in_thought)
+    said = parse_answer(generated, encoder.tokenizer, format, in_thought, before)
+    shown = parse_answer(ids, encoder.tokenizer, format, in_thought, before)
     controls = frozenset(encoder.control_ids.values())
     same_controls = [id for id in ids if id in controls] == [id for id in generated if id in controls]
     if not same_controls or not _meaning(said) == _meaning(shown) == _meaning(turn):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 from weakref import WeakKeyDictionary
 
 import jinja2
@@ -34,6 +35,9 @@ ROLES = frozenset(["system", "developer", "user", "assistant", "tool", "function
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")  # names under which templates read a thought
 MAX_NESTING = 64  # objects and lists within a message
 CHARACTERS_PER_TEXT = 32  # characters that a text counts for besides its own: a template has work with every message
+SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")  # of a call, as Mistral's templates want them
+PROBED, LONG_ID = "probed_tool", "call_0123456789abcdef01234567"
+BARE_CALL = re.compile(rf'\s*\[?\s*{{[^{{}}]*"{PROBED}"')
 CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "  # as in transformers: its space shows whether a template strips texts
 CONTINUED_ORIGIN = Origin("continued")
 FRAME = ""  # the origin of a part's keys: it stands before all others, so `origin_of` names a part as data by it
@@ -41,6 +45,14 @@ _MODULE = re.escape(Traced.__module__)
 TRACED = re.compile(  # in the words of an error: a text
     rf"""(["'])(?:{_MODULE}\.)?Traced((?: object)?\1)|{_MODULE}\.Traced( object)"""
 )
+
+
+class CallHabits(NamedTuple):
+    """Ways of a template with calls of tools: it refuses ids other than nine letters or digits, and it writes a call as
+    JSON where an answer begins, behind no token."""
+
+    wants_short_ids: bool
+    writes_bare_calls: bool
 
 
 class ChatTemplate:
@@ -56,6 +68,7 @@ class ChatTemplate:
         self.texts = {DEFAULT: text} if isinstance(text, str) else dict(text)
         self.names, self._where = dict(names), where
         self._compiled = {name: _Compiled(each, where) for name, each in self.texts.items()}
+        self._habits: dict[str, CallHabits] = {}
         self._encoders: WeakKeyDictionary[Tokenizer, dict[str, TemplateEncoder]] = WeakKeyDictionary()
 
     @property
@@ -128,7 +141,8 @@ class ChatTemplate:
         if continue_final_message and add_generation_prompt:
             raise WorkbenchError("continue_final_message ends within a message, add_generation_prompt before one: "
                                  "give one")  # fmt: skip
-        compiled = self._compiled[self.choose(template, tools is not None)]
+        name = self.choose(template, tools is not None)
+        compiled = self._compiled[name]
         given: dict[str, Any] = {"messages": messages, "tools": tools, "documents": documents, **(arguments or {})}
         characters = sum(CHARACTERS_PER_TEXT + len(text) for name in given for _, text in _texts(given[name], name))
         moment = now or datetime.now()
@@ -147,10 +161,42 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         try:
+            if any(each.get("tool_calls") for each in listed) and self.call_habits(name).wants_short_ids:
+                listed = list(_with_short_ids(listed))
             text = _with_all_shown(listed, partial(compiled.render, units_for(characters), **variables))
         except Exception as error:  # a template can raise whatever Python can
             raise WorkbenchError(f"messages: the chat template refuses them ({_line(error)})") from None
         return _until_mark(text) if continue_final_message else text
+
+    def call_habits(self, template: str | None = None) -> CallHabits:
+        """Return what the template of this name does with calls: it is shown one, under a long id and a short one."""
+        name = self._known(template)
+        if name not in self._habits:
+            long, short = (self._rendered_call(name, id) for id in (LONG_ID, LONG_ID[-9:]))
+            is_bare = short is not None and BARE_CALL.match(short) is not None
+            self._habits[name] = CallHabits(long is None and short is not None, is_bare)
+        return self._habits[name]
+
+    def _rendered_call(self, name: str, id: str) -> str | None:
+        """Return what is written of an answer with a call where its prompt ends; None where it is refused."""
+        function = {"name": PROBED, "description": "A probe.", "parameters": {"type": "object", "properties": {}}}
+        call = {"type": "function", "id": id, "function": {"name": PROBED, "arguments": {}}}
+        messages = [
+            {"role": "user", "content": "a question"}, {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "content": "1", "name": PROBED, "tool_call_id": id},
+        ]  # fmt: skip
+        given: dict[str, Any] = {**self.names, "documents": None, "strftime_now": lambda _: ""}
+        given |= {"tools": [{"type": "function", "function": function}]}
+        render = partial(self._compiled[name].render, units_for(0), **given)
+        try:
+            prompt = render(messages=messages[:1], add_generation_prompt=True)
+            whole = render(messages=messages, add_generation_prompt=False)
+        except Exception:  # a template can raise whatever Python can
+            return None
+        return str.__str__(whole).removeprefix(prompt) if whole.startswith(prompt) else ""
+
+    def _known(self, template: str | None) -> str:
+        return template if template in self.texts else next(iter(self.texts))
 
     def encode(self, text: Traced, tokenizer: Tokenizer, template: str | None = None) -> list[TokenSpan]:
         """Return the tokens of what `render` returned, with the characters of each."""
@@ -158,7 +204,7 @@ class ChatTemplate:
 
     def encoder(self, tokenizer: Tokenizer, template: str | None = None) -> TemplateEncoder:
         """Return the encoder for what the template of this name renders."""
-        name = template if template in self.texts else next(iter(self.texts))
+        name = self._known(template)
         encoders = self._encoders.setdefault(tokenizer, {})
         if name not in encoders:
             literals = self.literals(name)
@@ -168,7 +214,7 @@ class ChatTemplate:
 
     def literals(self, template: str | None = None) -> str:
         """Return the texts that the template of this name holds, apart from each other."""
-        return self._compiled[template if template in self.texts else next(iter(self.texts))].literals
+        return self._compiled[self._known(template)].literals
 
     def end_token_ids(self, tokenizer: Tokenizer, template: str | None = None) -> tuple[int, ...]:
         """Return the control token that ends an answer: what the template writes behind one. None if it writes none."""
@@ -234,6 +280,25 @@ def _message(message: Mapping[str, Any], number: int, words: frozenset[str]) -> 
     found = _with_words(traced({k: v for k, v in message.items() if v is not None}, origin), words)
     thought = next((found[key] for key in REASONING_FIELDS if found.get(key) is not None), None)
     return found if thought is None else {"thinking": thought, **found, "reasoning_content": thought}
+
+
+def _with_short_ids(messages: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield messages in which ids of calls are nine letters or digits: others are mapped, each always to the same, and
+    one is made for a call without."""
+    waiting: list[str] = []
+    for number, message in enumerate(messages):
+        if calls := message.get("tool_calls"):
+            waiting = [_short_id(call.get("id") or f"{number}.{place}") for place, call in enumerate(calls)]
+            message = {**message, "tool_calls": [{**call, "id": id} for call, id in zip(calls, waiting, strict=True)]}
+        elif message.get("role") in ("tool", "function"):
+            own, following = message.get("tool_call_id"), waiting.pop(0) if waiting else ""
+            message = {**message, "tool_call_id": _short_id(own) if own else following}
+        yield message
+
+
+def _short_id(id: str) -> str:
+    made = hashlib.blake2b(id.encode("utf-8", "replace"), digest_size=5).hexdigest()[:9]
+    return id if SHORT_ID.fullmatch(id) else made
 
 
 def _with_words(message: dict[str, Any], words: frozenset[str]) -> dict[str, Any]:

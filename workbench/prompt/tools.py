@@ -1,4 +1,8 @@
-"""Declare tools: from Python functions with type hints and docstrings, or from JSON schemas."""
+"""Declare tools: from Python functions with type hints and docstrings, or from JSON schemas.
+
+A JSON declaration without parameters (absent, null or {}) is of a function without arguments. One whose schema has no
+`type` describes an object, since arguments are one.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +20,12 @@ from pydantic import Field, ValidationError, field_validator
 from workbench.errors import WorkbenchError, explain
 from workbench.settings import Settings
 
-NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 MAX_SCHEMA_NODES = 10_000
 MAX_SCHEMA_DEPTH = 64
 SCALARS = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 CONTAINERS = {list: "array", tuple: "array", dict: "object", set: "array", frozenset: "array"}
+NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 _SECTION = re.compile(r"^\s*(Args|Arguments|Parameters|Returns|Raises|Yields|Examples?):\s*$")
 _ARGUMENT = re.compile(r"^\s*(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
 
@@ -33,19 +38,21 @@ class Tool(Settings):
     parameters: dict[str, Any]  # a JSON schema of type object
     returns: dict[str, Any] | None = None  # a JSON schema, for templates that show it
     given: dict[str, Any] | None = None  # a JSON declaration that says more, or in another order: it is shown as it is
+    strict: bool = False  # its schema is carried out as a whole, or refused
     function: Callable[..., Any] | None = Field(default=None, exclude=True, repr=False)
 
     @field_validator("name")
     @classmethod
     def _name(cls, value: str) -> str:
         if not NAME.fullmatch(value):
-            raise ValueError("a tool's name has 1 to 64 letters, digits, _, - and .")
+            raise ValueError("a tool's name has 1 to 128 letters, digits, _, - and .")
         return value
 
     @field_validator("parameters")
     @classmethod
     def _object(cls, value: dict[str, Any]) -> dict[str, Any]:
-        if value.get("type") != "object":
+        kinds = value.get("type", "object")
+        if kinds != "object" and not (isinstance(kinds, list) and "object" in kinds):
             raise ValueError('must be a JSON schema with "type": "object"')
         check_schema_size(value, "parameters")
         return value
@@ -115,15 +122,19 @@ def _from_json(given: Mapping[str, Any]) -> Tool:
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise WorkbenchError('tool: must have a name: {"type": "function", "function": {"name", "parameters"}}')
     where = f"tool {function['name']!r}"
-    schema = next((function[key] for key in ("parameters", "input_schema") if key in function), None)
+    schema = next((function[key] for key in ("parameters", "input_schema") if function.get(key) is not None), {})
     if not isinstance(schema, Mapping):
         raise WorkbenchError(f'{where}: has no schema; give parameters: {{"type": "object", "properties": {{}}}}')
     check_schema_size(given, f"{where}: parameters")
+    if not schema:
+        schema = NO_ARGUMENTS
+        given = {**given, "function": {**function, "parameters": schema}} if "function" in given else given
     tool = Tool(
         name=function["name"],
         description=function.get("description") or "",
         parameters=dict(schema),
         returns=function.get("return", function.get("returns")),
+        strict=function.get("strict") is True,
     )
     shown = "function" in given and json.dumps(given) != json.dumps(tool.declaration())
     return tool.model_copy(update={"given": dict(given)}) if shown else tool

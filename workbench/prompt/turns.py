@@ -49,9 +49,9 @@ class ToolCall(Settings):
 
 
 class UserTurn(Settings):
-    """A message of the user's."""
+    """A message of the user's; with the role system, an instruction after the first turn."""
 
-    role: Literal["user"] = "user"
+    role: Literal["user", "system"] = "user"
     content: Content
     name: str | None = None
 
@@ -68,6 +68,7 @@ class AssistantTurn(Settings):
     thinking: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     generated_ids: tuple[int, ...] = ()
+    name: str | None = None
 
 
 class ResultTurn(Settings):
@@ -168,7 +169,7 @@ def as_message(turn: UserTurn | AssistantTurn | ResultTurn) -> dict[str, Any]:
             message["reasoning_content"] = turn.thinking
         if turn.tool_calls:
             message["tool_calls"] = [_call(each) for each in turn.tool_calls]
-    elif turn.name:
+    if turn.name:
         message["name"] = turn.name
     if isinstance(turn, ResultTurn) and turn.call_id:
         message["tool_call_id"] = turn.call_id
@@ -184,8 +185,9 @@ def parse_turn(message: Any, where: str) -> UserTurn | AssistantTurn | ResultTur
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise WorkbenchError(f"{where}: must be an object with a role and a content")
     role, content = message["role"], message.get("content")
-    if role == "user":
-        return UserTurn(content=parse_content(content, f"{where}.content"), name=message.get("name"))
+    if role == "user" or role in SYSTEM_ROLES:  # templates know an instruction by system
+        kind = "user" if role == "user" else "system"
+        return UserTurn(role=kind, content=parse_content(content, f"{where}.content"), name=message.get("name"))
     if role in ("tool", "function"):
         words = parse_content(content, f"{where}.content")
         return ResultTurn(content=words, name=message.get("name") or "", call_id=message.get("tool_call_id") or "")
@@ -195,9 +197,7 @@ def parse_turn(message: Any, where: str) -> UserTurn | AssistantTurn | ResultTur
         )
         words = "" if content in (None, []) and calls else parse_content(content, f"{where}.content")
         thought = next((message[name] for name in THOUGHT_FIELDS if message.get(name)), None)
-        return AssistantTurn(content=words, thinking=thought, tool_calls=calls)
-    if role in SYSTEM_ROLES:
-        raise WorkbenchError(f"{where}: the {role} prompt comes first; say it there, or as a user")
+        return AssistantTurn(content=words, thinking=thought, tool_calls=calls, name=message.get("name"))
     raise WorkbenchError(f"{where}.role: {role!r} is unknown; known: system, user, assistant, tool")
 
 

@@ -117,6 +117,7 @@ def run_remarks(summary: Summary) -> Iterator[Remark]:
         yield Remark(f"{found:,} tokens were found in {pages:,} shared pages, {computed:,} were computed")
     if restored := summary["tokens"].get("restored"):
         yield Remark(f"{restored:,} tokens were swapped in from the CPU after a preemption")
+    yield from (Remark(f"error: {fault}", True) for fault in summary.get("roofline", {}).get("faults", ()))
     share = summary["telemetry_share_of_decode"]
     if share is not None:
         yield Remark(f"telemetry took {share:.2%} of decode time")

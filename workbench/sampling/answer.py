@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from workbench.errors import WorkbenchError
 from workbench.sampling.closing import EndSearch, NodeBudget
 from workbench.sampling.grammar import Grammar, error_sentence, quotes_end
+from workbench.sampling.json_text import JsonPlace
 from workbench.sampling.spelling import Spelling
 
 NO_TOKEN = -1
@@ -32,6 +33,7 @@ class Answer:
         self._spelling = Spelling(self._speller)
         self._search: EndSearch | None = None  # from behind the token that waits
         self.way = grammar.shortest
+        self._place = JsonPlace() if quotes_end(grammar.response_format) else None
         self.shortened = False  # a token was replaced for want of room, so that the text is not the model's alone
 
     @property
@@ -68,7 +70,7 @@ class Answer:
         """
         size = self.vocabulary.size
         bits = np.empty((1, (size + 32) // 32), np.int32)  # the compiler's vocabulary has one token more, the end
-        way, forced = self.way, self.forced(left)
+        way, forced, json_place = self.way, self.forced(left), self._place
         consumed = 0
         for place in range(1 + len(draft)):
             fill_next_token_bitmask(self._tokens, bits, 0)
@@ -81,6 +83,8 @@ class Answer:
             for token in self._end_ids:  # a control token that ends the grammar too
                 if token in self.vocabulary.symbol_of and allowed[token] and self._completes(token):
                     banned[place, token] = False
+            if json_place is not None:
+                self.vocabulary.digits.ban(json_place, banned[place])
             if forced is not None:
                 banned[place] = True
                 banned[place, forced] = False
@@ -88,7 +92,8 @@ class Answer:
                 break
             self._tokens.consume_token(draft[place])
             consumed += 1
-            way = way[len(self.vocabulary.symbols(draft[place])) :]
+            symbols = self.vocabulary.symbols(draft[place])
+            way, json_place = way[len(symbols) :], json_place and json_place.after(symbols)
             forced = None if forced is None else self._spelling.first(way)
         if consumed:
             self._tokens.rollback(consumed)
@@ -137,6 +142,7 @@ class Answer:
             self._consume(token, symbols)
             way = self.way[len(symbols) :]
         self.way = way
+        self._place = self._place and self._place.after(symbols)
         return token
 
     def _consume(self, token: int, symbols: list[int]) -> None:

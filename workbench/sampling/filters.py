@@ -180,7 +180,7 @@ def build_filters(parameters: SamplingParameters) -> tuple[Filter, ...]:
     if parameters.top_k:
         chain.append(TopK(parameters.top_k))
     if parameters.top_p < 1:
-        chain.append(TopP(parameters.top_p))
+        chain.append(TopP(parameters.top_p) if parameters.top_p else TopK(1))
     if parameters.min_p:
         chain.append(MinP(parameters.min_p))
     return tuple(chain)

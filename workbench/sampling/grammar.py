@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,12 +22,14 @@ from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.response_format import Choices, JSONSchema, Lark, Regex, ResponseFormat, check_json
 from workbench.sampling.closing import EndSearch, NodeBudget
 from workbench.sampling.json_schema import (
+    WHERE,
+    carried_out,
     check_keywords,
     describe_path,
     locate_fault,
     subschemas,
-    with_carried_out_numbers,
 )
+from workbench.sampling.json_text import DigitMasks
 from workbench.sampling.shortest_match import shortest_match
 from workbench.sampling.spelling import BYTES, Speller
 
@@ -37,7 +39,7 @@ SEARCHED_NODES = 3000  # of the way to an end, before admission: about 0.1 s
 MAX_COMPILE_SECONDS = 1.0  # of processor time
 TOOK_TOO_LONG = f"response_format: not compiled within {MAX_COMPILE_SECONDS:g} s of processor time; make it smaller"
 PLAIN = '%llguidance {"no_forcing": true}\n'  # every token that the grammar admits, not only the usual spelling
-FORMAT_PATTERNS = {"email": "a@a.aa", "idn-email": "a@a.aa", "uri": "a:", "uri-reference": "a:", "ipv6": "::"}
+FORMAT_PATTERNS = {"email": "a@a.aa", "uri": "a:", "ipv6": "::"}
 NOT_CARRIED_OUT = ("max_tokens", "stop", "temperature", "capture")  # attributes of Lark rules
 LIMITS = LLParserLimits(max_items_in_row=20_000, step_lexer_fuel=100_000, max_lexer_states=50_000, verbose_errors=False)
 
@@ -88,6 +90,7 @@ class GrammarVocabulary:
         name_of = {id: lark_name(name).encode() for name, id in named.items()}
         names = [name_of[id] for id in controls]
         over_tokens = [name_of.get(id, each) for id, each in enumerate(self.token_bytes)]
+        self.digits = DigitMasks(self.token_bytes, controls)
         self.symbol_of = {id: BYTES + place for place, id in enumerate(controls)}
         self.end_symbol = BYTES + len(controls)
         self.over_tokens = LLTokenizer(TokenizerWrapper(CompilerVocabulary(over_tokens, controls, tokenizer.encode)))
@@ -107,15 +110,35 @@ class GrammarVocabulary:
         it may go beyond: not in a runner's thread.
 
         Raises:
-            WorkbenchError: naming the fault and, in a schema, its path.
+            WorkbenchError: naming the fault and, in a schema, its path; a schema that has a label by that.
         """
+        try:
+            return self._compile(wanted)
+        except WorkbenchError as error:
+            if not (isinstance(wanted, Lark) and wanted.labels):
+                raise
+            raise WorkbenchError(self._labelled(wanted, str(error))) from None
+
+    def _labelled(self, wanted: Lark, error: str) -> str:
+        """Return the error of the first labelled schema that has one alone, else that of the whole grammar."""
+        deadline = _Deadline()
+        for _, label, schema in _schemas(wanted):
+            if deadline.is_over:
+                break
+            try:
+                self._compile(JSONSchema(json_schema=schema, max_whitespace=wanted.max_whitespace))
+            except WorkbenchError as alone:
+                return label + str(alone).removeprefix(WHERE).removeprefix("response_format")
+        return re.sub(r"^response_format(\.lark)?", "tools", error)
+
+    def _compile(self, wanted: ResponseFormat) -> Grammar:
         deadline = _Deadline()
         if isinstance(wanted, JSONSchema):
             if wanted.json_schema is False:
                 raise WorkbenchError("response_format.json_schema: no answer can meet the schema false")
             check_keywords(wanted.json_schema)
         elif isinstance(wanted, Lark):
-            _check_lark(wanted.lark)
+            _check_lark(wanted)
         source = lark_of(wanted)
         deadline.check()
         tokens = LLMatcher(self.over_tokens, source, log_level=0, limits=LIMITS)
@@ -189,13 +212,13 @@ def lark_of(wanted: ResponseFormat) -> str:
     return PLAIN + "start: %json " + _with_options(schema, wanted.max_whitespace)
 
 
-def _with_options(schema: dict[str, Any], max_whitespace: int, spaced: bool = False) -> str:
+def _with_options(schema: dict[str, Any], max_whitespace: int | None, spaced: bool = False) -> str:
     options: dict[str, object] = {"whitespace_flexible": False}
-    if spaced:
+    if spaced or max_whitespace is None:
         options |= {"item_separator": ", ", "key_separator": ": "}
     elif max_whitespace:
         options = {"whitespace_pattern": rf"[\x20\x0A]{{1,{max_whitespace}}}"}
-    return json.dumps({**with_carried_out_numbers(schema), "x-guidance": options})
+    return json.dumps({**carried_out(schema), "x-guidance": options})
 
 
 def _embed(wanted: Lark) -> str:
@@ -208,8 +231,9 @@ def _embed(wanted: Lark) -> str:
     return "".join([*parts, wanted.lark[place:]])
 
 
-def _check_lark(lark: str) -> None:
+def _check_lark(wanted: Lark) -> None:
     """Refuse attributes of rules that are not carried out, token ids, and keywords of schemas within `%json`."""
+    lark = wanted.lark
     if lark.lstrip().startswith("{"):  # the compiler's own format, whose schemas were not looked at
         raise WorkbenchError("response_format.lark: is JSON, and no grammar in Lark; begin it with a rule")
     bare = re.sub(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|//[^\n]*', '""', lark)
@@ -218,17 +242,23 @@ def _check_lark(lark: str) -> None:
         raise WorkbenchError(f"response_format.lark: the attribute {attribute[1]!r} is not carried out; leave it out")
     if "<[" in bare:
         raise WorkbenchError("response_format.lark: token ids <[...]> are not carried out; name tokens, as <|name|>")
-    for found in re.finditer(r"%json\s*", lark):
-        try:
-            schema, _ = json.JSONDecoder().raw_decode(lark, found.end())
-            check_json(schema)
-        except (ValueError, RecursionError) as error:
-            raise WorkbenchError(f"response_format.lark: character {found.end()}: %json: {error}") from None
+    for place, label, schema in _schemas(wanted):
         try:
             check_keywords(schema)
         except WorkbenchError as error:
-            words = str(error).replace("response_format.json_schema", f"character {found.end()}: %json", 1)
-            raise WorkbenchError(f"response_format.lark: {words}") from None
+            where = label or f"response_format.lark: character {place}: %json"
+            raise WorkbenchError(str(error).replace(WHERE, where, 1)) from None
+
+
+def _schemas(wanted: Lark) -> Iterator[tuple[int, str, Any]]:
+    """Yield the place, the label and the value of every `%json` of a grammar (WorkbenchError for what is no JSON)."""
+    for found in re.finditer(r"(?:^(\w+): )?%json\s*", wanted.lark, re.MULTILINE):
+        try:
+            schema, _ = json.JSONDecoder().raw_decode(wanted.lark, found.end())
+            check_json(schema)
+        except (ValueError, RecursionError) as error:
+            raise WorkbenchError(f"response_format.lark: character {found.end()}: %json: {error}") from None
+        yield found.end(), wanted.labels.get(found[1] or "", ""), schema
 
 
 def quotes_end(wanted: ResponseFormat) -> bool:

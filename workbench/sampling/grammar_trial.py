@@ -28,7 +28,7 @@ from pydantic import TypeAdapter
 
 from workbench.errors import WorkbenchError, describe_error
 from workbench.prompt.tokenization.tokenizer import Tokenizer
-from workbench.response_format import ResponseFormat
+from workbench.response_format import Lark, ResponseFormat
 from workbench.sampling.grammar import TOOK_TOO_LONG, Grammar, GrammarVocabulary
 
 DRAWN_TOKENS = 100
@@ -119,7 +119,7 @@ class GrammarTrial:
                     return TOOK_TOO_LONG
                 end = f"it ended by {signal.Signals(-code).name}" if code < 0 else f"it ended with {code}"
                 if -code in OWN_ENDS:
-                    where = f"response_format.{wanted.kind}"
+                    where = "tools" if isinstance(wanted, Lark) and wanted.labels else f"response_format.{wanted.kind}"
                     return f"{where}: the compiler's process did not survive it ({end}); give a simpler one"
         raise TrialUnavailable(f"response_format: the process that tries grammars does not answer ({end}); ask again")
 

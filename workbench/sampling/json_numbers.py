@@ -9,11 +9,10 @@ integer in int64. An integer that becomes -2^63 there ends the process.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Any
-
-from workbench.errors import WorkbenchError
 
 LOWER_BOUNDS = ("minimum", "exclusiveMinimum")
 UPPER_BOUNDS = ("maximum", "exclusiveMaximum")
@@ -25,14 +24,14 @@ INT64_MAX = (1 << 63) - 1
 CLAMP = (1 << 63) - 1024  # the largest float64 in int64
 
 
-def check_numbers(schema: dict[str, Any], where: str) -> None:
-    """Refuse a value or bound of one subschema, not of those within it, that would be rounded (WorkbenchError)."""
+def number_faults(schema: dict[str, Any], where: str) -> Iterator[tuple[str, str]]:
+    """Yield the keywords of one subschema, not of those within it, whose value or bound would be rounded, and words."""
     for path, number in _values(schema):
         if abs(number) > INT64_MAX or not _is_exact(number, is_integer=True):
-            raise WorkbenchError(f"{where}.{path}: {_rounded(number)}")
+            yield re.split(r"[.\[]", path, maxsplit=1)[0], f"{where}.{path}: {_rounded(number)}"
     for key, bound in _bounds(schema):
         if _carried_out(key, bound, schema) is None:
-            raise WorkbenchError(f"{where}.{key}: {_rounded(bound)}")
+            yield key, f"{where}.{key}: {_rounded(bound)}"
 
 
 def with_integers(value: Any) -> Any:

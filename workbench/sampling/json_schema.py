@@ -1,20 +1,23 @@
-"""Check that every keyword of a JSON Schema is carried out, and find the path of a fault that the compiler reports."""
+"""Find what of a JSON Schema is not carried out, leave it out or refuse it, and find the path of a compiler's fault.
+
+    constrains nothing   annotations, unknown keywords, formats that are not carried out (2020-12, section 6.5)
+    carried out          CARRIED_OUT, and OpenAPI's `nullable`
+    not carried out      NOT_CARRIED_OUT, look-around in a pattern, numbers that would be rounded, ...: refused by name
+                         (`check_keywords`), or left out, so that every valid instance stays one (`widen`)
+"""
 
 from __future__ import annotations
 
+import copy
+import re
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 from urllib.parse import unquote
 
 from workbench.errors import WorkbenchError
-from workbench.sampling.json_numbers import carry_out_bounds, check_numbers, with_integers
+from workbench.sampling.json_dates import carry_out_dates
+from workbench.sampling.json_numbers import carry_out_bounds, number_faults, with_integers
 
-ANNOTATIONS = frozenset(
-    (
-        "$schema", "$id", "$comment", "title", "description", "default", "examples", "deprecated", "readOnly",
-        "writeOnly",
-    )
-)  # fmt: skip
 CARRIED_OUT = frozenset(
     (
         "$ref", "$defs", "definitions", "type", "const", "enum", "anyOf", "allOf", "oneOf", "items", "prefixItems",
@@ -23,12 +26,22 @@ CARRIED_OUT = frozenset(
         "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf",
     )
 )  # fmt: skip
+NOT_CARRIED_OUT: dict[str, tuple[Any, ...]] = {  # keywords that constrain, with the values that do not
+    "not": (False,), "if": (), "uniqueItems": (False,), "contains": (), "propertyNames": (True, {}, {"type": "string"}),
+    "dependentRequired": ({},), "dependentSchemas": ({},), "dependencies": ({},), "unevaluatedItems": (True, {}),
+    "unevaluatedProperties": (True, {}), "$dynamicRef": (), "$recursiveRef": (),
+}  # fmt: skip
+FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
+NULLABLE = "nullable"
+SPELLINGS = {key.lower(): key for key in (*CARRIED_OUT, *NOT_CARRIED_OUT, NULLABLE)}
+LOOKS_AROUND = re.compile(r"\(\?<?[=!]|\\[1-9k]")  # and references back: not carried out
 BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 IN_LISTS = ("anyOf", "allOf", "oneOf", "prefixItems")
 ALONE = ("items", "additionalItems", "additionalProperties")
 MAX_PROPERTIES = 2000  # of an object: the compiler's time goes with their square, 0.6 s for these
 MAX_SEARCHED = 2000  # subschemas that are compiled alone to find a fault's path
 
+WHERE = "response_format.json_schema"
 Step = str | int
 Path = tuple[Step, ...]
 
@@ -38,32 +51,96 @@ def check_keywords(schema: Any) -> None:
     path."""
     places = {path for path, _ in subschemas(schema)}
     for path, each in subschemas(schema):
-        where = describe_path(path)
-        if isinstance(each, bool):
-            continue
-        if not isinstance(each, dict):
-            raise WorkbenchError(f"{where}: a schema is an object or a boolean, not {type(each).__name__}")
-        unknown = [key for key in each if key not in CARRIED_OUT and key not in ANNOTATIONS]
-        if unknown:
-            raise WorkbenchError(f"{where}: the keyword {unknown[0]!r} is not carried out; leave it out")
-        for key in BY_NAME[:2]:
-            if isinstance(each.get(key), dict) and len(each[key]) > MAX_PROPERTIES:
-                raise WorkbenchError(f"{where}.{key}: {len(each[key])} of them; {MAX_PROPERTIES} at most")
-        if path and "$id" in each:
-            raise WorkbenchError(f"{where}: $id is carried out at the top alone")
-        needed = each.get("minProperties", 0)
-        if isinstance(needed, int) and needed > len(each.get("required", ())):
-            raise WorkbenchError(  # a name may come twice, and counts once
-                f"{where}: minProperties {needed} is not carried out beyond the required properties; require them"
-            )
-        check_numbers(each, where)
-        if "$ref" in each:
+        for _, words in _faults(schema, each, path, places):
+            raise WorkbenchError(words)
+
+
+def widen(schema: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return a copy of a schema without what is not carried out, and what that is, with the paths.
+
+    It admits every instance of the schema, and more. A `oneOf` becomes an `anyOf`.
+
+    Raises:
+        WorkbenchError: where a schema is none.
+    """
+    schema = copy.deepcopy(schema)
+    places, left = {path for path, _ in subschemas(schema)}, []
+    for path, each in subschemas(schema):
+        for keys, words in list(_faults(schema, each, path, places)):
+            if not keys:
+                raise WorkbenchError(words)
+            left.append(words)
+            for key in keys:
+                each.pop(key, None)
+        if isinstance(each, dict) and isinstance(pattern := each.get("pattern"), str) and _looks_around(pattern):
+            left.append(f"{describe_path(path)}: the pattern {each.pop('pattern')[:60]!r} is not carried out")
+        if isinstance(each, dict) and isinstance(each.get("oneOf"), list):
+            choice = {"anyOf": each.pop("oneOf")}
+            each.update({"allOf": [*each.get("allOf", ()), choice]} if "anyOf" in each else choice)
+    return schema, left
+
+
+def _looks_around(pattern: str) -> bool:
+    """Return whether a pattern looks around or back, which the compiler refuses."""
+    return LOOKS_AROUND.search(re.sub(r"\\[^1-9k]", "", pattern)) is not None
+
+
+def _faults(schema: Any, each: Any, path: Path, places: Collection[Path]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield what is not carried out of one subschema: the keywords to leave out (none where it is no schema), and words
+    with the path."""
+    where = describe_path(path)
+    if isinstance(each, bool):
+        return
+    if not isinstance(each, dict):
+        yield (), f"{where}: a schema is an object or a boolean, not {type(each).__name__}"
+        return
+    for key, value in each.items():
+        usual = SPELLINGS.get(key.lower())
+        if usual is not None and key != usual:
+            yield (key,), f"{where}: the keyword {key!r} is unknown; did you mean {usual!r}?"
+        elif key in NOT_CARRIED_OUT and value not in NOT_CARRIED_OUT[key]:
+            yield (key,), f"{where}: the keyword {key!r} is not carried out; leave it out"
+    for key in BY_NAME[:2]:
+        if isinstance(each.get(key), dict) and len(each[key]) > MAX_PROPERTIES:
+            words = f"{where}.{key}: {len(each[key])} of them; {MAX_PROPERTIES} at most"
+            yield (*BY_NAME[:2], "additionalProperties"), words
+    required, needed = each.get("required", []), each.get("minProperties", 0)
+    if not isinstance(required, list):
+        yield ("required",), f"{where}.required: must be a list of names, not {str(required)[:60]}"
+    elif isinstance(needed, int) and needed > len(required):
+        # A name may come twice, and counts once.
+        words = f"{where}: minProperties {needed} is not carried out beyond the required properties; require them"
+        yield ("minProperties",), words
+    for key, words in number_faults(each, where):
+        yield (key,), words
+    if "$ref" in each:
+        if any("$id" in _at(schema, path[:length]) for length in range(1, len(path) + 1)):
+            yield ("$ref",), f"{where}: $ref within a schema of its own $id: $id is carried out at the top alone"
+            return
+        try:
             _check_reference(schema, each["$ref"], where, places)
+        except WorkbenchError as error:
+            yield ("$ref",), str(error)
+
+
+def _at(schema: Any, path: Path) -> Any:
+    for step in path:
+        schema = schema[step]
+    return schema
 
 
 def _check_reference(schema: Any, reference: object, where: str, places: Collection[Path]) -> None:
     if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
         raise WorkbenchError(f"{where}: $ref {reference!r}: only references within this schema, as '#/$defs/name'")
+    _, path, missing = follow(schema, reference)
+    if missing:
+        raise WorkbenchError(f"{where}: $ref {reference!r}: there is no {missing!r}")
+    if path not in places:  # its keywords and numbers were not looked at
+        raise WorkbenchError(f"{where}: $ref {reference!r}: there is no schema, but a value; put one under $defs")
+
+
+def follow(schema: Any, reference: str) -> tuple[Any, Path, str]:
+    """Return what a reference within a schema names, its path, and the step that there is none of, if so."""
     found, path = schema, ()
     for name in reference.split("/")[1:]:
         name = unquote(name).replace("~1", "/").replace("~0", "~")
@@ -72,18 +149,40 @@ def _check_reference(schema: Any, reference: object, where: str, places: Collect
         elif isinstance(found, list) and name.isdigit() and int(name) < len(found):
             found, path = found[int(name)], (*path, int(name))
         else:
-            raise WorkbenchError(f"{where}: $ref {reference!r}: there is no {name!r}")
-    if path not in places:  # its keywords and numbers were not looked at
-        raise WorkbenchError(f"{where}: $ref {reference!r}: there is no schema, but a value; put one under $defs")
+            return None, path, name
+    return found, path, ""
 
 
-def with_carried_out_numbers(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy of a schema with numbers as the compiler carries them out; `check_keywords` refuses all others."""
+def carried_out(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy of a schema with what the compiler carries out, and nothing else; `check_keywords` refuses, or
+    `widen` leaves out, all that would be another."""
     schema = with_integers(schema)
     for _, each in subschemas(schema):
         if isinstance(each, dict):
             carry_out_bounds(each)
+            if each.pop(NULLABLE, None) is True:
+                _admit_null(each)
+            for key in [key for key in each if key not in CARRIED_OUT]:
+                del each[key]
+            if each.get("format") not in FORMATS:
+                each.pop("format", None)
+            carry_out_dates(each)
     return schema
+
+
+def _admit_null(schema: dict[str, Any]) -> None:
+    """Let one subschema admit null too. Where it refers to others it is put into a choice, beside its definitions."""
+    if any(key in schema for key in ("$ref", "allOf", "anyOf", "oneOf", "const")):
+        kept = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+        inner = {key: value for key, value in schema.items() if key not in kept}
+        schema.clear()
+        schema.update({**kept, "anyOf": [inner, {"type": "null"}]})
+        return
+    if "type" in schema:
+        kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+        schema["type"] = [*kinds, *(["null"] if "null" not in kinds else [])]
+    if isinstance(schema.get("enum"), list) and None not in schema["enum"]:
+        schema["enum"] = [*schema["enum"], None]
 
 
 def subschemas(schema: Any) -> Iterator[tuple[Path, Any]]:
@@ -108,7 +207,7 @@ def subschemas(schema: Any) -> Iterator[tuple[Path, Any]]:
 def describe_path(path: Path) -> str:
     """Return a path as in `response_format.json_schema.properties.age.anyOf[1]`."""
     steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
-    return "response_format.json_schema" + "".join(steps)
+    return WHERE + "".join(steps)
 
 
 def locate_fault(schema: Any, error: str, compile_error: Callable[[Any], str]) -> Path:

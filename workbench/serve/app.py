@@ -11,11 +11,12 @@ from typing import Any
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.exceptions import HTTPException, RequestValidationError
 from starlette.responses import PlainTextResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from workbench.serve.batches.batch_store import BatchStore
 from workbench.serve.batches.message_batch_routes import message_batch_routes
-from workbench.serve.batches.openai_batch_routes import openai_batch_routes
-from workbench.serve.bodies.fields import check_fields
+from workbench.serve.batches.openai_batch_routes import openai_batch_routes, page
+from workbench.serve.bodies.fields import IgnoredFields
 from workbench.serve.call import ADMIN
 from workbench.serve.config import ServerSettings
 from workbench.serve.dialect import Dialect
@@ -25,10 +26,12 @@ from workbench.serve.dialects.responses.store import ResponseStore
 from workbench.serve.document import OBJECT, build_document, describe_body, describe_responses
 from workbench.serve.errors import STATUS, ApiError
 from workbench.serve.gate import Gate, OpenGate
-from workbench.serve.responses import answer, error_response, json_response
+from workbench.serve.responses import answer, error_response, ignored_header, json_response
 from workbench.serve.served_model import ServedModel
 from workbench.serve.service import Service, as_api_error
 from workbench.serve.watch import metrics
+
+PARTS_OF_LISTS = ("limit", "order", "after", "before", "after_id", "before_id", "purpose", "starting_after")
 
 
 def load_dialects(signing_key: bytes = b"", settings: ServerSettings | None = None) -> dict[str, Dialect]:
@@ -65,12 +68,13 @@ def build_app(
         openapi_url=None, docs_url=None, redoc_url=None,
     )  # fmt: skip
     app.state.service, app.state.batches = service, batches
+    app.add_middleware(_ListIgnored)
     app.add_api_route("/health", _health, methods=["GET"], summary="Say that the server is there")
     app.add_api_route("/health", _health, methods=["HEAD"], include_in_schema=False)
 
     async def identify(request: Request) -> None:
         await service.identify(request)
-        _check_query(request)
+        _check_query(request, IgnoredFields(settings.refuses_unknown))
 
     errors = [each.error_schema for each in service.dialects.values()]
     described = describe_responses(OBJECT, errors)
@@ -87,11 +91,33 @@ def build_app(
     return app
 
 
-def _check_query(request: Request) -> None:
-    """Refuse a query that asks for what a list does not know: a client would take the whole for its part (ApiError)."""
+def _check_query(request: Request, ignored: IgnoredFields) -> None:
+    """Refuse a query that asks for a part of a list that does not know it: a client would take the whole for that part
+    (ApiError). Other unknown fields go into the header of the response."""
     route = request.scope.get("route")
     if request.method == "GET" and route is not None:
-        check_fields(request.query_params, {each.alias for each in route.dependant.query_params}, "query")
+        known = {each.alias for each in route.dependant.query_params}
+        asked = sorted(set(request.query_params).intersection(PARTS_OF_LISTS) - known)
+        if asked:
+            IgnoredFields(is_strict=True).unknown(f"query.{asked[0]}", known)
+        ignored.check(request.query_params, known, "query")
+        request.state.ignored = ignored_header(ignored)
+
+
+class _ListIgnored:
+    """Add the header of a query's ignored fields to its response."""
+
+    def __init__(self, app: ASGIApp):
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_listed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                for name, value in scope.get("state", {}).get("ignored", {}).items():
+                    message["headers"] = [*message["headers"], (name.encode(), value.encode())]
+            await send(message)
+
+        await self._app(scope, receive, send_listed if scope.get("query_string") else send)
 
 
 async def _health(request: Request) -> Response:
@@ -122,12 +148,12 @@ def _add_dialect(router: APIRouter, service: Service, dialect: Dialect) -> None:
 
 def _add_own_routes(router: APIRouter, app: FastAPI, service: Service) -> None:
     @router.get("/v1/models", summary="List the models, in the shape of the protocol that the headers name")
-    async def models(request: Request) -> Response:
+    async def models(request: Request, limit: int = 1000, after_id: str = "", before_id: str = "") -> Response:
         permitted = service.models_of(await service.identify(request)).values()
         if "anthropic-version" in request.headers:
-            return json_response(200, anthropic_models.list_models(permitted))
-        listed = [_described(each, request) for each in permitted]
-        return json_response(200, {"object": "list", "data": listed})
+            return json_response(200, anthropic_models.list_models(permitted, limit, after_id, before_id))
+        found = page([_described(each, request) for each in permitted], limit, after_id, before_id)
+        return json_response(200, {"object": "list", "data": found["data"]})
 
     @router.get("/v1/models/{name:path}", summary="Return one model")
     async def model(name: str, request: Request) -> Response:
@@ -149,7 +175,7 @@ def _add_own_routes(router: APIRouter, app: FastAPI, service: Service) -> None:
 
     @router.head("/metrics", include_in_schema=False)
     @router.get("/metrics", summary="Return metrics for Prometheus", response_class=PlainTextResponse)
-    async def page(request: Request) -> Response:
+    async def metrics_page(request: Request) -> Response:
         if not service.settings.metrics_open and ADMIN not in (await service.identify(request)).scopes:
             raise ApiError("permission_error", "/metrics shows sums of all callers: use a key with the scope admin")
         return Response(service.metrics.page(), headers={"content-type": metrics.CONTENT_TYPE})

@@ -72,7 +72,7 @@ class Call:
             does not count among the calls that wait.
         purpose: answer the prompts; embed them, a vector each; or tokenize them: return their tokens, or their text.
         caller: who asks, set by the gate.
-        ignored: fields without effect here, and why; the trace shows them.
+        ignored: fields without effect here, and why; the trace shows them, and a header of the response.
         options: what the dialect's writer is to know besides: how its answer is shaped.
         notes: what the gate and the server learned on the way, for the trace: decisions with their reasons.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -29,6 +29,7 @@ class ServerSettings(Settings):
     idle_seconds: Seconds = 75.0  # that a connection may say nothing between requests
     step_seconds: Seconds | None = 600.0  # of one step of the engine; then its calls fail until it ends; None: no limit
     drain_seconds: Seconds = 30.0  # that streams may go on after SIGTERM; then they end with an error
+    unknown_fields: Literal["ignore", "refuse"] = "ignore"  # of a body; what is ignored is listed in a header
     metrics_open: bool = False  # /metrics is for every key of a gateway; else for those with the scope admin
     kept_traces: Count = 256  # calls whose traces can be asked for
     trace_bytes: Count = 256 << 20  # of these, about: long answers leave room for fewer
@@ -43,6 +44,10 @@ class ServerSettings(Settings):
     batch_calls: Count = 8  # sequences that all batches together run at once; half of the engine's at most
     batch_result_seconds: Seconds = 604_800.0  # that results are kept after the end of their batch
     num_threads: Count = 2  # that assemble and encode prompts; tenants take turns
+
+    @property
+    def refuses_unknown(self) -> bool:
+        return self.unknown_fields == "refuse"
 
 
 class ServeConfig(EngineConfig):

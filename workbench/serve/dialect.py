@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from workbench.serve.answers.pieces import Piece
-from workbench.serve.bodies.fields import Body
+from workbench.serve.bodies.fields import Body, IgnoredFields
 from workbench.serve.call import Call, Caller
 from workbench.serve.errors import ApiError
 
@@ -92,7 +92,7 @@ class Dialect(Protocol):
     answer_schema: dict[str, Any]
     error_schema: dict[str, Any]
 
-    def parse(self, body: Any, model: ServedModel, ignored: Mapping[str, str], caller: Caller) -> Call:
+    def parse(self, body: Any, model: ServedModel, ignored: IgnoredFields, caller: Caller) -> Call:
         """Return the call that a validated body asks for.
 
         Args:

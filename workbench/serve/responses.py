@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -32,6 +33,7 @@ EVENT_STREAM = {
     "x-accel-buffering": "no",
 }
 MAX_ON_LOOP = 2_000  # values of an answer that are written in the event loop: a few milliseconds
+IGNORED_HEADER, MAX_HEADER = "x-workbench-ignored", 1000
 CLIENT_CLOSED = 499  # nginx's: of an answer that no client will read
 
 
@@ -126,7 +128,13 @@ async def _watch(request: Request, run: CallRun) -> None:
 def headers_of(run: CallRun, dialect: Dialect) -> dict[str, str]:
     name = run.call.id
     limits = {} if run.lease is None else run.lease.headers
-    return {**limits, "x-request-id": name, dialect.request_id_header: name}
+    return {**limits, "x-request-id": name, dialect.request_id_header: name, **ignored_header(run.call.ignored)}
+
+
+def ignored_header(names: Iterable[str]) -> dict[str, str]:
+    """Return the header that lists fields without effect, as far as a header can; names are the client's own."""
+    listed = ", ".join(re.sub(r"[^!-+\--~]+", "_", each) for each in names)
+    return {IGNORED_HEADER: listed[:MAX_HEADER]} if listed else {}
 
 
 class AnswerStream(Response):

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from workbench.agents.agent import THINKING
 from workbench.agents.call_format import PROBE, CallFormat, shows_tools
-from workbench.agents.choice import answer_grammar, arguments_schema, check_choice
+from workbench.agents.choice import answer_grammar, check_choice, check_schemas, tools_of_choice
 from workbench.cluster.cluster import Cluster
 from workbench.cluster.replica import PageCounts, fingerprint_of, tokens_in_cache
 from workbench.engine.runner import Runner
 from workbench.engine.runner_thread import RunnerThread
 from workbench.errors import WorkbenchError
 from workbench.kv_cache.settings import RadixPrefixCache
+from workbench.model.hf.generation import GENERATION_FILE
 from workbench.prompt.answers import AnswerFormat
 from workbench.prompt.assemble import Prompt
 from workbench.prompt.conversation import Conversation
 from workbench.prompt.templates import ChatTemplate
 from workbench.prompt.tokenization.tokenizer import Tokenizer
+from workbench.prompt.tools import Tool
 from workbench.request import Request, SamplingParameters
 from workbench.response_format import ResponseFormat, Thinking
 from workbench.serve.bodies.fields import invalid
@@ -29,6 +32,7 @@ from workbench.serve.errors import ApiError
 from workbench.serve.memory.generated_turns import GeneratedTurns
 from workbench.serve.memory.prompt_cache import PlacedBreakpoint, pins_of, place_breakpoints
 
+LOG = logging.getLogger(__name__)
 CONTEXT_EXCEEDED = "context_length_exceeded"
 
 
@@ -66,6 +70,13 @@ class ServedModel:
         self.tokenizer = runner.tokenizer
         self._default_max_tokens = default_max_tokens
         self._looked_at: tuple[ChatTemplate | None, tuple[bool, CallFormat | None]] | None = None
+        if defaults := self.runner.sampling_defaults:
+            listed = ", ".join(f"{key} {value:g}" for key, value in defaults.items())
+            LOG.warning("model %s: sampled by %s where a request does not say: %s", name, GENERATION_FILE, listed)
+        try:
+            self.runner.chat_template  # noqa: B018 (a file that cannot be read is said now, not to a client)
+        except WorkbenchError as error:
+            LOG.warning("model %s: no chats: %s", name, error)
 
     @property
     def max_model_len(self) -> int:
@@ -120,19 +131,40 @@ class ServedModel:
         return cache.page_size if isinstance(cache.prefix, RadixPrefixCache) else None
 
     @property
+    def chat_template(self) -> ChatTemplate | None:
+        """Return the template of chats; None where there is none that can be read."""
+        try:
+            return self.runner.chat_template
+        except WorkbenchError:
+            return None
+
+    @property
     def can_chat(self) -> bool:
-        return self.tokenizer is not None and self.runner.chat_template is not None
+        return self.tokenizer is not None and self.chat_template is not None
 
     @property
     def can_think(self) -> bool:
         """Return whether the model has control tokens of a thought."""
         return self.can_chat and self.answer_format().thought is not None
 
-    def answer_format(self, template: str | None = None, tools: bool = False) -> AnswerFormat:
-        """Return the control tokens of the model's answers (AssertionError without a chat template)."""
-        assert self.tokenizer is not None and self.runner.chat_template is not None
-        name = self.runner.chat_template.choose(template, tools)
-        return AnswerFormat.from_template(self.runner.chat_template, self.tokenizer, name)
+    def answer_format(
+        self, template: str | None = None, tools: Sequence[Tool] = (), choice: str = "auto"
+    ) -> AnswerFormat:
+        """Return the parts of the model's answers, where it is shown these tools (AssertionError without a chat
+        template)."""
+        assert self.tokenizer is not None and (found := self.chat_template) is not None
+        name = found.choose(template, bool(tools))
+        callable_tools = tools_of_choice(choice, tools)
+        return AnswerFormat.from_template(found, self.tokenizer, name, callable_tools)
+
+    def with_sampling_defaults(self, call: Call) -> Call:
+        """Return a call whose answer is sampled as the model's makers recommend, where its client does not say."""
+        given, defaults = call.sampling.model_fields_set, self.runner.sampling_defaults
+        left = {name: value for name, value in defaults.items() if name not in given}
+        if not left or call.purpose != "answer":
+            return call
+        call.notes["sampling_defaults"] = {"of": GENERATION_FILE, **left}
+        return replace(call, sampling=call.sampling.model_copy(update=left))
 
     def prepare(self, call: Call, turns: GeneratedTurns | None = None) -> list[PreparedPrompt]:
         """Return a call's prompts as the engine reads them. It takes long for long prompts: not for the event loop.
@@ -144,6 +176,7 @@ class ServedModel:
         Raises:
             ApiError: invalid_request_error for what cannot run.
         """
+        call = self.with_sampling_defaults(call)
         try:
             several = len(call.prompts) > 1
             return [
@@ -157,7 +190,7 @@ class ServedModel:
         self, call: Call, prompt: PromptInput, request_id: str, turns: GeneratedTurns | None
     ) -> PreparedPrompt:
         if isinstance(prompt, Conversation):
-            if turns is not None:
+            if turns is not None and not prompt.continues:
                 prompt = turns.fill(call.caller.tenant, self.name, prompt)
             return self._prepare_conversation(call, prompt, request_id)
         if isinstance(prompt, str):
@@ -172,7 +205,7 @@ class ServedModel:
                 "invalid_request_error", f"model: {self.name!r} has no chat template; use /v1/completions", "model"
             )
         sent = conversation
-        format = self.answer_format(conversation.template, bool(conversation.tools))
+        format = self.answer_format(conversation.template, conversation.tools, call.tool_choice)
         sampling = call.sampling
         if (thinking := _with_model_tokens(sampling.thinking, format, self)) is not None:
             wanted = {THINKING: thinking.budget_tokens > 0, **conversation.template_arguments}
@@ -204,12 +237,12 @@ class ServedModel:
         check_choice(call.tool_choice, conversation.tools)
         if not conversation.tools:
             return
-        if call.tool_choice not in ("auto", "none") and format.call is None:
+        if call.tool_choice not in ("auto", "none") and format.call is None and not format.is_bare:
             raise WorkbenchError(f"tool_choice: model {self.name!r} has no control token that begins a call; use auto")
         if not self._shows_tools(conversation.template):
             raise WorkbenchError(f"tools: the chat template of {self.name!r} shows no tools to the model")
-        for tool in conversation.tools:
-            arguments_schema(tool)
+        if left := check_schemas(call.tool_choice, conversation.tools):
+            call.notes["left_to_the_check_of_arguments"] = left
 
     def _grammar(self, call: Call, conversation: Conversation, format: AnswerFormat) -> ResponseFormat | None:
         """Return the grammar of an answer that may have calls; None where it is free."""
@@ -219,6 +252,8 @@ class ServedModel:
         if is_free and self.tokenizer.byte_rule is None:
             return None  # no grammar can be compiled for this tokenizer; calls are parsed as they come
         calls = self._call_format(conversation.template) if conversation.tools else None
+        if calls is None and call.tool_choice not in ("auto", "none"):
+            raise WorkbenchError(f"tool_choice: how {self.name!r} writes a call is not known; use auto")
         return answer_grammar(conversation.tools, call.tool_choice, call.parallel_tool_calls, calls, wanted)
 
     def _shows_tools(self, template: str | None) -> bool:
@@ -228,7 +263,7 @@ class ServedModel:
 
     def _call_format(self, template: str | None) -> CallFormat | None:
         if template is not None:
-            return CallFormat.from_model(self.runner, self.answer_format(template, True), template)
+            return CallFormat.from_model(self.runner, self.answer_format(template, (PROBE,)), template)
         return self._default_tools[1]
 
     @property
@@ -239,7 +274,7 @@ class ServedModel:
         template = self.runner.chat_template
         if self._looked_at is None or self._looked_at[0] is not template:
             shows = shows_tools(self.runner)
-            calls = CallFormat.from_model(self.runner, self.answer_format(None, bool(PROBE))) if shows else None
+            calls = CallFormat.from_model(self.runner, self.answer_format(None, (PROBE,))) if shows else None
             self._looked_at = template, (shows, calls)
         return self._looked_at[1]
 

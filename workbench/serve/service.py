@@ -195,7 +195,7 @@ class Service:
 
     def parse(self, given: Mapping[str, Any], dialect: Dialect, caller: Caller) -> Call:
         """Return the call of a body, which may be a line of a batch; not admitted yet (ApiError)."""
-        body, ignored = read_body(dialect.body, given)
+        body, ignored = read_body(dialect.body, given, self.settings.refuses_unknown)
         name = given.get("model")
         alias = name if isinstance(name, str) and name not in self.models and name in self.gate.aliases() else ""
         if alias or (name is None and not dialect.body.model_fields["model"].is_required()):
@@ -206,6 +206,7 @@ class Service:
             call = dialect.parse(body, model, ignored, caller)
         except (WorkbenchError, ValidationError) as error:
             raise invalid(error) from None
+        call = call if alias else model.with_sampling_defaults(call)  # a router chooses the model later
         if call.purpose == "answer" and call.num_choices > self.settings.max_choices:
             words = f"n: {call.num_choices} answers (prompts times n); {self.settings.max_choices} are allowed"
             raise ApiError("invalid_request_error", words, "n")

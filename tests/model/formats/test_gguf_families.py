@@ -54,6 +54,26 @@ def test_logits_are_transformers(tmp_path: Path, family: str, changes: dict[str,
     assert ours.spec.eos_token_ids == (3,)
 
 
+@pytest.mark.parametrize(
+    ("names", "ends"),
+    [
+        (["<|end_of_text|>", "<|eot_id|>", "<|eom_id|>"], [3, 4, 5]), (["</s>", "<|im_end|>", "<|im_start|>"], [3, 4]),
+        (["<eos>", "<end_of_turn>"], [3, 4]), (["</s>", "<|end|>"], [3, 4]),
+        (["<|return|>", "<|call|>", "<|end|>"], [3, 4]),
+        (["</s>", "eot_id", "<|user|>"], [3]),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_ends_are_found_by_name_where_a_file_has_one_key(tmp_path: Path, names: list[str], ends: list[int]) -> None:
+    """An old Llama 3 has <|end_of_text|> alone, and says <|eot_id|> at a turn's end."""
+    theirs = random_checkpoint("llama", {})
+    entries = [f"t{id}" for id in range(theirs.config.vocab_size)]
+    entries[3 : 3 + len(names)] = names
+    changed = {"tokenizer.ggml.tokens": entries}
+    path = writing.write_gguf(theirs, tmp_path / "model.gguf", tmp_path / "hf", eos=3, changed=changed)
+    assert sorted(read_model(path).spec.eos_token_ids) == ends
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("family", ["llama", "gemma2", "mixtral"])
 def test_a_quantized_file_is_the_dequantized_model(tmp_path: Path, family: str, kind: str) -> None:

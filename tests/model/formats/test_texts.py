@@ -10,7 +10,7 @@ import pytest
 from tests.prompt.hard_strings import HARD
 from tests.prompt.vocabularies import TEMPLATE, byte_level, gguf_byte_level, trained_merges, trained_pieces
 from workbench.errors import WorkbenchError
-from workbench.model.formats.texts import open_chat_template, open_tokenizer
+from workbench.model.formats.texts import open_chat_template, open_tokenizer, save_texts
 from workbench.prompt.tokenization.byte_level import PRE_TOKENIZERS
 
 gguf = pytest.importorskip("gguf", reason="the writer of the files: pip install gguf")
@@ -90,6 +90,25 @@ def test_the_chat_template_has_the_names_of_its_tokens(tmp_path: Path) -> None:
     assert open_chat_template(without) is None
 
 
+def test_templates_by_name_are_read_and_kept(tmp_path: Path) -> None:
+    """gguf-py writes the templates of a model that has several as keys behind that of the default one."""
+    texts = {"tool_use": "{{ tools | tojson }}" + TEMPLATE, "rag": "rag"}
+    named = {f"tokenizer.chat_template.{name}": text for name, text in texts.items()}
+    path = write(tmp_path / "a.gguf", named, **gguf_byte_level("gpt-2"))
+    template = open_chat_template(path)
+    assert template is not None and {*template.texts} == {"default", "tool_use", "rag"}
+    assert (template.choose(tools=True), template.choose()) == ("tool_use", "default")
+    assert template.render([{"role": "user", "content": "hi"}], tools=[{"a": 1}]).startswith('[{"a": 1}]<|begin|>')
+    (tmp_path / "folder").mkdir()
+    save_texts(path, tmp_path / "folder")
+    again = open_chat_template(tmp_path / "folder")
+    assert again is not None and again.texts == template.texts
+    del named["tokenizer.chat_template.rag"]
+    alone = write(tmp_path / "b.gguf", {"tokenizer.chat_template": None, **named}, **gguf_byte_level("gpt-2"))
+    found = open_chat_template(alone)
+    assert found is not None and {*found.texts} == {"tool_use"}
+
+
 def test_files_beside_a_gguf_file_go_first(tmp_path: Path) -> None:
     write(tmp_path / "a.gguf", **gguf_byte_level("gpt-2"))
     found = open_tokenizer(tmp_path)
@@ -126,7 +145,7 @@ def test_fill_ups_of_a_vocabulary_keep_their_ids(tmp_path: Path) -> None:
         ({"merges": ["zz yy"]}, "cannot be built"),
         ({"merges": [1, 2]}, "must be an array of str"),
         ({"token_type": [1, 1]}, "tokens and 2 token types"),
-        ({"bos_token_id": 99999}, "bos_token_id is 99999"),
+        ({"bos_token_id": "a"}, "bos_token_id is 'a'"),
         ({"add_bos_token": 7}, "add_bos_token is 7; it must be true or false"),
         ({"model": "llama"}, "and 0 scores"),
     ],

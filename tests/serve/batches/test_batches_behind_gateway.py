@@ -102,6 +102,8 @@ class Tenant:
         lines = [line for file in files for line in self.ask("GET", f"/v1/files/{file}/content").content.splitlines()]
         found = [json.loads(line) for line in lines]
         assert len({each["custom_id"] for each in found}) == len(found)
+        expired = {"code": "batch_expired", "message": "the batch expired before this request was run"}
+        assert all(each["error"] == (expired if each["response"] is None else None) for each in found)
         return {each["custom_id"]: each["response"] for each in found}
 
     def begin_messages(self, params: list[Json]) -> str:
@@ -317,7 +319,7 @@ def test_a_batch_expires_though_clients_still_wait(
         until(lambda: owner.batch(batch)["status"] == "expired")
         assert front.service.num_waiting == 1 and owner.batch(batch)["request_counts"]["completed"] == 0
         steps.release()
-    assert found[0].status_code == 200
+    assert found[0].status_code == 200 and owner.results(batch) == dict.fromkeys("012")
 
 
 def test_lines_of_batches_do_not_count_as_waiting_and_leave_slots(

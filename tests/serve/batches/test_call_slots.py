@@ -56,6 +56,26 @@ def test_batches_leave_half_of_the_slots_and_of_the_cache(calls: list[tuple[int,
     assert held["done"] == len(calls)
 
 
+def test_each_model_has_room_of_its_own_and_an_alias_that_of_the_smallest() -> None:
+    runner = SimpleNamespace(config=SimpleNamespace(schedule=SimpleNamespace(max_num_seqs=8)))
+    models = {name: SimpleNamespace(runner=runner, cache_tokens=size) for name, size in (("a", 64), ("b", 40))}
+
+    class Service(SimpleNamespace):
+        num_waiting = property(lambda self: next(self.looks))  # a fourth look is of a call that waits
+
+    service: Any = Service(models=models, settings=SimpleNamespace(batch_calls=3), looks=iter([0] * 3))
+
+    async def whole() -> None:
+        slots = CallSlots(service)
+        assert slots.number == 3 and [slots.room(name) for name in ("a", "b", "auto")] == [32, 20, 20]
+        async with AsyncExitStack() as stack:
+            for name in ("a", "b", "auto"):
+                await stack.enter_async_context(slots.take(1, name, slots.room(name)))
+            assert slots.taken == 3
+
+    run_async(whole())
+
+
 def test_a_line_waits_for_room_in_the_cache(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     service, at_once = server.service, []
     begin = service.begin

@@ -19,7 +19,7 @@ from workbench.serve.server import Server
 def test_embeddings_are_those_of_the_runner_in_both_encodings(client: openai.OpenAI, chat_runner: Runner) -> None:
     texts = ["hello", "12 + 30"]
     expected = [each.vector for each in embed_texts(chat_runner, texts)]
-    for encoding in ({"encoding_format": "float"}, {}):  # the client asks for base64 by itself
+    for encoding in ({"encoding_format": "float"}, {}, {"extra_body": {"encoding_format": None}}):  # base64 by itself
         values: Any = encoding
         found = client.embeddings.create(model="demo-chat", input=texts, **values)
         for each, vector in zip(found.data, expected, strict=True):
@@ -58,7 +58,7 @@ def test_ids_are_taken_as_they_are(client: openai.OpenAI, chat_runner: Runner) -
         ({"input": "a", "dimensions": 10**6}, "dimensions"),
         ({"input": "a", "extra_body": {"layer": 99}}, "layer"),
         ({"input": [10**7]}, None),
-        ({"input": "a", "extra_body": {"dimension": 3}}, "dimension"),
+        ({"input": "a", "extra_body": {"normalize": False}}, "normalize"),
     ],
 )
 def test_what_is_refused(client: openai.OpenAI, values: dict[str, Any], param: str | None) -> None:

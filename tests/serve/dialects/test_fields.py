@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -11,12 +12,21 @@ from openai.types import completion_create_params as completions
 from openai.types.chat import ChatCompletionMessage, ChatCompletionStreamOptionsParam
 from openai.types.chat import completion_create_params as chats
 
+from tests.serve.dialects.scripted import Script
 from tests.serve.serving import Json
-from workbench.serve.bodies.fields import Body, read_body
+from workbench.errors import nearest
+from workbench.serve.answers.pieces import Ended, Used
+from workbench.serve.batches.openai_batch_routes import OpenAIBatchBody
+from workbench.serve.bodies.fields import MAX_IGNORED, UNKNOWN, Body, IgnoredFields, read_body
+from workbench.serve.dialects.anthropic.body import CountTokensBody, MessagesBody
+from workbench.serve.dialects.anthropic.messages import AnthropicMessages
 from workbench.serve.dialects.openai.chat import ChatBody
 from workbench.serve.dialects.openai.common import StreamOptions
 from workbench.serve.dialects.openai.completions import CompletionBody
-from workbench.serve.dialects.openai.messages import read_conversation
+from workbench.serve.dialects.openai.embeddings import EmbeddingBody
+from workbench.serve.dialects.openai.messages import continues_last, read_conversation
+from workbench.serve.dialects.responses.body import ResponsesBody
+from workbench.serve.dialects.vllm_tokenizer import TokenizeBody
 from workbench.serve.errors import ApiError
 
 BODIES = [
@@ -74,10 +84,10 @@ TEXT = {"type": "text", "text": "a"}
 @pytest.mark.parametrize(
     ("messages", "tools", "where"),
     [
+        ([{**USER, "prefix": True}], [], "messages.0.prefix"),
         ([{**USER, "content": [{**TEXT, "cache_control": {"type": "ephemeral"}}]}], [],
          "messages.0.content.0.cache_control"),
         ([{**USER, "tool_call_id": "1"}], [], "messages.0.tool_call_id"),
-        ([{"role": "system", "content": "a", "name": "b"}, USER], [], "messages.0.name"),
         ([USER, {"role": "assistant", "tool_calls": [{**CALLED, "custom": {}}]}], [], "messages.1.tool_calls.0.custom"),
         ([USER], [{**DECLARED, "given": {"name": "g"}}], "tools.0.given"),
         ([USER], [{**DECLARED, "function": {**DECLARED["function"], "examples": []}}], "tools.0.function.examples"),
@@ -89,6 +99,88 @@ def test_a_field_within_a_message_or_a_tool_is_refused_by_its_path(
     with pytest.raises(ApiError) as caught:
         read_conversation(messages, tools)
     assert caught.value.param == where and caught.value.message.startswith(where)
+
+
+ALL_BODIES: dict[type[Body], Json] = {
+    **LEAST,
+    EmbeddingBody: {"model": "m", "input": "a"},
+    MessagesBody: {"model": "m", "max_tokens": 1, "messages": [USER]},
+    CountTokensBody: {"model": "m", "messages": [USER]},
+    ResponsesBody: {"model": "m", "input": "a"},
+    TokenizeBody: {"prompt": "a"},
+    OpenAIBatchBody: {"input_file_id": "f", "endpoint": "/v1/x", "completion_window": "24h"},
+}
+
+
+@given(st.sampled_from([*ALL_BODIES]), st.text(max_size=9), st.sampled_from([1, "a", {}, [], False]))
+def test_an_unknown_field_is_ignored_and_listed_and_null_says_nothing(body: type[Body], name: str, value: Any) -> None:
+    least, known = ALL_BODIES[body], {*body.carried_out(), *body.REFUSED, *body.IGNORED}
+    nulls = dict.fromkeys(known - {*least})
+    plain, ignored = read_body(body, {**least, **nulls})
+    assert (plain, ignored) == (read_body(body, least)[0], {})
+    if name not in known:
+        assert read_body(body, {**least, name: value}, is_strict=False) == (plain, {name: ignored_words(name, known)})
+        with pytest.raises(ApiError) as caught:
+            read_body(body, {**least, name: value})
+        assert (caught.value.param, caught.value.code) == (name, "unknown")
+
+
+def ignored_words(name: str, known: Iterable[str]) -> str:
+    return f"{UNKNOWN}{nearest(name, known)}"
+
+
+def test_unknown_fields_within_a_body_leave_the_prompt_as_it_was() -> None:
+    blocks = {"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]}
+    extra = {"x": 1, "given": {"name": "g"}}
+    more = {**blocks, **extra, "content": [{**blocks["content"][0], **extra,
+                                            "cache_control": {"type": "ephemeral", "scope": "global"}}]}  # fmt: skip
+    tool: Json = {"name": "f", "input_schema": {"type": "object"}}
+    least = {"model": "m", "max_tokens": 1, "tools": [tool], "messages": [blocks]}
+    body, ignored = read_body(MessagesBody, {**least, "messages": [more], "tools": [{**tool, **extra}]}, False)
+    assert body == read_body(MessagesBody, least)[0]
+    assert {*ignored} == {"CacheControl.scope", *(f"{kind}.{name}" for name in extra
+                          for kind in ("Message", "TextBlock", "ToolDeclaration"))}  # fmt: skip
+    listed = IgnoredFields()
+    called = {"role": "assistant", "tool_calls": [{**CALLED, **extra}]}
+    chat = [{**USER, **extra, "content": [{**TEXT, **extra}]}, called]
+    plain = [{**USER, "content": [TEXT]}, {"role": "assistant", "tool_calls": [CALLED]}]
+    function = {**DECLARED["function"], **extra}
+    found = read_conversation(chat, [{**DECLARED, **extra, "function": function}], listed)
+    assert found == read_conversation(plain, [DECLARED])
+    assert {each.rpartition(".")[0] for each in listed} == {
+        "messages.0", "messages.0.content.0", "messages.1.tool_calls.0", "tools.0", "tools.0.function",
+    }  # fmt: skip
+
+
+def test_a_body_of_many_unknown_fields_lists_some() -> None:
+    _, ignored = read_body(ChatBody, {**LEAST[ChatBody], **{f"x{n}": n for n in range(5000)}}, is_strict=False)
+    assert len(ignored) == MAX_IGNORED
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt"),
+        ({"add_generation_prompt": False}, "add_generation_prompt"),
+    ],
+)
+def test_the_two_ways_to_begin_an_answer_exclude_one_another(fields: Json, param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        continues_last(fields.get("continue_final_message"), fields.get("add_generation_prompt"))
+    assert caught.value.param == param
+    assert continues_last(True, None) and continues_last(True, False) and not continues_last(None, True)
+
+
+@pytest.mark.parametrize("edits", [[], [{"type": "clear_thinking_20251015", "keep": "all"}]])
+def test_edits_of_thoughts_are_ignored_by_name_and_others_refused(edits: list[Json]) -> None:
+    body = {"model": "m", "max_tokens": 1, "messages": [USER], "context_management": {"edits": edits}}
+    script = Script(AnthropicMessages(), [Ended(0), Used()])
+    client = script.anthropic()
+    client.post("/v1/messages", body={**body, "betas": ["x"]}, cast_to=object)
+    assert {*script.calls[0].ignored} == {"context_management", "betas"}
+    body["context_management"] = {"edits": [{"type": "clear_tool_uses_20250919"}]}
+    with pytest.raises(Exception, match="clear_tool_uses_20250919"):
+        client.post("/v1/messages", body=body, cast_to=object)
 
 
 def test_what_clients_send_back_of_an_answer_is_taken() -> None:

@@ -53,6 +53,17 @@ def test_an_answer_is_what_the_runner_gives(client: openai.OpenAI, chat_runner: 
     assert used.total_tokens == used.prompt_tokens + used.completion_tokens
 
 
+def test_an_answer_goes_on_from_where_the_last_message_ends(client: openai.OpenAI, chat_runner: Runner) -> None:
+    whole = chat(client).choices[0].message.content
+    begun = [*QUESTION, {"role": "assistant", "content": whole[:8]}]
+    found = chat(client, begun, extra_body={"continue_final_message": True, "add_generation_prompt": False})
+    prompt = Conversation(turns=[QUESTION[0]["content"]]).answer(whole[:8]).prompt(
+        chat_runner, continue_final_message=True
+    )  # fmt: skip
+    assert found.usage.prompt_tokens == len(prompt.ids) and prompt.text.endswith(whole[:8])
+    assert whole.startswith(whole[:8] + found.choices[0].message.content[:4])
+
+
 def test_ignore_eos_ignores_the_templates_ends_too(client: openai.OpenAI) -> None:
     """Load generators ask for answers of one length."""
     answer = chat(client, max_tokens=64, extra_body={"ignore_eos": True})
@@ -165,7 +176,7 @@ def test_vllms_fields(client: openai.OpenAI) -> None:
 def test_a_malformed_request_is_refused_by_name(client: openai.OpenAI) -> None:
     cases: list[tuple[Json, str]] = [
         ({"temperature": "1"}, "temperature"), ({"n": 0}, "n"), ({"n": True}, "n"), ({"stream": 1}, "stream"),
-        ({"audio": {}}, "audio"), ({"tempreature": 1}, "tempreature"), ({"top_logprobs": 1}, "top_logprobs"),
+        ({"audio": {}}, "audio"), ({"min_tokens": 3}, "min_tokens"), ({"top_logprobs": 1}, "top_logprobs"),
         ({"tool_choice": "required"}, "tool_choice"), ({"max_tokens": 10**30}, "max_tokens"),
         ({"logit_bias": {"a": 1}}, "logit_bias"), ({"messages": [{"role": "user"}]}, "messages.0.content"),
         ({"messages": []}, "messages"), ({"stream_options": {"include_usage": True}}, "stream_options"),

@@ -90,6 +90,19 @@ def test_an_echo_has_the_log_probabilities_of_the_prompt(
     assert scores[1:-1] == pytest.approx(expected.tolist(), abs=2e-2)
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+def test_no_token_beside_an_echo(client: openai.OpenAI, stream: bool) -> None:
+    """As lm-eval scores a text: the prompt with its log-probabilities, and nothing after it."""
+    options = {"stream_options": {"include_usage": True}} if stream else {}
+    answer = complete(client, "def f(x):", echo=True, logprobs=1, max_tokens=0, stream=stream, **options)
+    chunks = list(answer) if stream else [answer]
+    choices = [chunk.choices[0] for chunk in chunks if chunk.choices]
+    assert "".join(each.text for each in choices) == "def f(x):"
+    assert choices[-1].finish_reason == "length" and chunks[-1].usage.completion_tokens == 0
+    scores = [score for each in choices if each.logprobs for score in each.logprobs.token_logprobs]
+    assert len(scores) == chunks[-1].usage.prompt_tokens and scores[0] is None
+
+
 def test_the_best_of_several_is_counted_with_the_others(client: openai.OpenAI) -> None:
     answer = complete(client, "def f(", n=1, best_of=3, temperature=1.0, seed=4)
     assert len(answer.choices) == 1 and answer.usage.completion_tokens > 6

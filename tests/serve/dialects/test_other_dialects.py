@@ -37,7 +37,7 @@ def test_a_round_of_tools_with_a_thought(messages: Messages) -> None:
         first = stream.get_final_message()
     assert first.stop_reason == "tool_use" and first.content[0].type == "thinking"
     calls = [block for block in first.content if block.type == "tool_use"]
-    assert calls and all({*call.input} == {"a", "b"} for call in calls)
+    assert calls and all({*call.input} >= {"a", "b"} for call in calls)  # the schema is open
     results: Any = [{"type": "tool_result", "tool_use_id": call.id, "content": "42"} for call in calls]
     history = [*QUESTION, first.to_param(), {"role": "user", "content": results}]
     second = messages.create(**asked, messages=history)

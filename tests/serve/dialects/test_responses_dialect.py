@@ -325,7 +325,6 @@ def test_breakpoints_and_diagnostics() -> None:
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input.0.content.0"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0"),
         ({"input": [{"type": "function_call_output", "call_id": "x", "output": "y"}]}, "input.0.call_id"),
-        ({"input": [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]}, "input.1.role"),
         ({"input": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}, "input"),
         ({"tools": [{"type": "web_search"}]}, "tools.0"),
         ({"tool_choice": {"type": "mcp", "server_label": "x"}}, "tool_choice"),

@@ -22,7 +22,7 @@ from workbench.runs.metrics import percentile
 from workbench.serve.watch import serving_log
 from workbench.serve.watch.serving_log import MAX_PENDING, MAX_RECENT, ServingLog
 from workbench.serve.watch.snapshot import ACTIVE, ENDED, STATES, LatencyPercentiles, Meter, PageUse, ServerSnapshot
-from workbench.trace.events import Decoded, Finished, Submitted
+from workbench.trace.events import Decoded, Finished, Prefilled, Submitted
 from workbench.trace.recorder import Recorder, row_name
 
 
@@ -84,6 +84,8 @@ def test_latencies_are_those_of_the_recorder_with_numpys_percentiles(recorder: R
         list(np.percentile(values, (50, 90, 99))), rel=1e-9, abs=1e-12
     )
     assert LatencyPercentiles.over([]) == LatencyPercentiles(0, None, None, None)
+    of = [row for row in rows if state_of(row) == "finished" and row["output_tokens"] > 1]
+    assert snapshot.tpot.count == len(of), "what was cut short has no time a token"
 
 
 @given(recorders(), st.integers(0, 40))
@@ -170,3 +172,23 @@ def test_a_file_that_is_no_snapshot_is_named(tmp_path: Path) -> None:
     wrong.write_text('{"time": "soon"}')
     with pytest.raises(WorkbenchError, match="wrong.json is no snapshot of a server: time: "):
         ServerSnapshot.load(wrong)
+
+
+def test_a_prompt_in_chunks_and_an_answer_without_single_tokens_count_once() -> None:
+    events = [Submitted(0.5, "a", prompt_tokens=30), Submitted(0.6, "b", prompt_tokens=8)]
+    events += [Prefilled(0.6, "a", tokens=10, computed=20), Prefilled(0.6, "a", tokens=10, computed=30)]
+    events += [Prefilled(0.6, "b", tokens=8, computed=8), Finished(0.75, "b", reason="stop", token_ids=(1, 2, 3))]
+    snapshot = log_of(events).snapshot()
+    assert (snapshot.prompt_tokens, snapshot.cached_tokens) == (38, 10)
+    assert [each.output_tokens for each in snapshot.recent] == [0, 3]
+    assert [rate.output_tokens for rate in snapshot.rates] == [3]
+    assert snapshot.output_tokens_per_second == 3, "not 12: a server's first second is a whole one"
+
+
+@pytest.mark.parametrize("surplus", [-1, 0, 1, 5])
+def test_a_trace_keeps_the_last_and_counts_the_others(surplus: int) -> None:
+    total = serving_log.MAX_TRACED + surplus
+    events = [Submitted(0.0, "a"), *(Decoded(0.0, "a", "x", token_id=number) for number in range(total))]
+    trace = log_of(events).trace("a")
+    assert trace is not None and trace.dropped == max(0, surplus)
+    assert [each.token_id for each in trace.tokens] == list(range(max(0, surplus), total))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from workbench.request import SamplingParameters
@@ -37,3 +39,7 @@ def test_a_call_is_a_span_with_its_phases() -> None:
     lengths = {each.name: round((each.end_time - each.start_time) / 1e9, 3) for each in phases}
     assert lengths == {"prepare": 1.0, "queue": 1.0, "prefill": 1.0, "decode": 2.0}
     assert all(each.parent.span_id == whole.context.span_id for each in phases)
+    trace.call = replace(trace.call, dialect="openai.completions")
+    CallSpans(provider.get_tracer("test")).export(trace)
+    whole = exporter.get_finished_spans()[-1]
+    assert (whole.name, whole.attributes["gen_ai.operation.name"]) == ("text_completion m", "text_completion")

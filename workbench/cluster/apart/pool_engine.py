@@ -9,6 +9,7 @@ The process ends with its connection: no coordinator, no engine.
 from __future__ import annotations
 
 import os
+import pickle
 import queue
 import sys
 import threading
@@ -25,12 +26,14 @@ from workbench.cluster.apart.page_channel import PageSender, SendingExecutor
 from workbench.cluster.apart.pool_messages import (
     Adopt,
     Begin,
+    Called,
     Cancel,
     ChannelAddress,
     Connect,
     Described,
     Disconnect,
     Drop,
+    EngineCall,
     EngineFailed,
     OfferPages,
     Ping,
@@ -180,6 +183,8 @@ class PoolEngine:
                 self.channels.disconnect(message)
             case Ping():
                 self.connection.send(Pong())
+            case EngineCall(function):
+                self.connection.send(_called(function, runner))
             case _FromChannel(its):
                 self.connection.send(its)
 
@@ -311,6 +316,13 @@ class PoolEngine:
             if self.sending is not None:
                 self.sending.forget(TransferKey(name, self.attempts[name]))
             del self.left[name], self.attempts[name]
+
+
+def _called(function: bytes, runner: Runner) -> Called:
+    try:
+        return Called(pickle.loads(function)(runner))
+    except Exception as error:  # of any kind: the caller sees it
+        return Called(error=describe_error(error))
 
 
 def run_engine(

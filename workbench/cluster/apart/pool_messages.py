@@ -4,7 +4,7 @@ over a connection that ends with either process."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from workbench.cluster.replica import PageCounts
 from workbench.engine.config import EngineConfig
@@ -102,6 +102,13 @@ class Disconnect:
 
 
 @dataclass(frozen=True)
+class EngineCall:
+    """Run a function of the runner, pickled, and answer with `Called`, between two steps."""
+
+    function: bytes
+
+
+@dataclass(frozen=True)
 class Stop:
     """End the process."""
 
@@ -173,6 +180,14 @@ class StepReport:
 @dataclass(frozen=True)
 class Pong:
     """The process goes on: no step of it hangs."""
+
+
+@dataclass(frozen=True)
+class Called:
+    """Answer a `EngineCall`: what the function returned, or its error."""
+
+    value: Any = None
+    error: str = ""
 
 
 @dataclass(frozen=True)

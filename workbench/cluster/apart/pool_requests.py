@@ -22,7 +22,7 @@ from workbench.errors import describe_error
 from workbench.kv_cache.lending import TransferKey
 from workbench.kv_cache.pages import NULL_PAGE
 from workbench.request import FinishReason, Request
-from workbench.trace.events import Decoded, Event, Finished, HandedOver, Prefilled, Submitted
+from workbench.trace.events import Decoded, Event, Finished, HandedOver, Moved, Prefilled, Submitted
 
 MAX_ATTEMPTS = 5  # of a request: one that ends every process that it comes to must not end them all
 Emit = Callable[[Event], None]
@@ -47,6 +47,7 @@ class PoolRequest:
     submitted: set[int] = field(default_factory=set)  # samples
     ended: set[int] = field(default_factory=set)  # samples
     moved: list[Finished] = field(default_factory=list)  # ends in engines that it left
+    left: tuple[int, str] | None = None  # the engine whose process died under it, until it goes on at another; and why
     is_cancelled: bool = False
     has_events: bool = False  # of tokens, which a request computed anew would emit again
     num_scored: int = 0  # log-probabilities of the prompt that were emitted
@@ -175,13 +176,13 @@ class PoolRequests:
             if slot.state == "ready":
                 self.slots.send(slot, message.Recall())
 
-    def lost(self, names: set[str]) -> None:
-        """Let the requests of a process that died go on elsewhere."""
+    def lost(self, slot: Slot, names: set[str], reason: str) -> None:
+        """Let the requests of a process that died go on elsewhere; `Moved` says so once they do."""
         for name in [name for name in self._served if name in names]:
             served = self._served[name]
             self._drop_bytes(served)
             self.transfers.pop(TransferKey(name, served.attempt), None)
-            served.slot = None
+            served.slot, served.left = None, (slot.number + 1, f"its process ended: {reason}")
             if served.is_cancelled:
                 self._end(name, FinishReason.CANCELLED)
             elif served.attempt >= MAX_ATTEMPTS:
@@ -225,6 +226,12 @@ class PoolRequests:
         served.attempt += 1
         served.num_scored_again = 0
         slot.requests.add(name)
+        if served.left is not None:
+            source, why = served.left
+            now, tokens, served.left = time.perf_counter(), len(served.generated), None
+            self._emit(served, Moved(
+                now, name, replica=slot.number + 1, source=source, reason=why, generated_tokens=tokens
+            ))  # fmt: skip
         self.slots.send(slot, message.Run(request, served.attempt, not whole, channel))
         return True
 

@@ -35,16 +35,23 @@ def refusal(dialect: str, refused: Reservation) -> ApiError:
     whose = refused.holder.partition(":")[0]
     if wait < 0:
         headers["x-should-retry"] = "false"
-        after = "the call is larger than the whole limit: make it smaller"
+        after = "make it smaller"
     else:
         headers |= {"retry-after": str(-(-wait // MICROS)), "retry-after-ms": str(-(-wait // 1_000))}
         after = f"try again in {duration(wait)}"
     if refused.refused_by == MONEY:
-        return ApiError("billing_error", f"the {whose}'s budget of the day is spent; {after}", "", "budget", headers)
+        left = f"what is left of the {whose}'s budget of the day"
+        words = f"the call may cost more than {left}; {after}, or make it smaller"
+        if wait < 0:
+            words = f"the call may cost more than the {whose}'s whole budget of the day; {after}"
+        return ApiError("billing_error", words, "", "budget", headers)
     if refused.refused_by == AT_ONCE:
         message = f"the {whose}'s limit of requests at once is reached; {after}"
         return ApiError("rate_limit_error", message, "", "rate_limit_exceeded", headers)
     unit = UNITS[refused.refused_by]
+    if wait < 0:
+        message = f"the call is larger than the whole limit of {unit} a minute of the {whose}; {after}"
+        return ApiError("rate_limit_error", message, "", "rate_limit_exceeded", headers)
     message = f"the {whose}'s limit of {unit} a minute is reached; {after}"
     return ApiError("rate_limit_error", message, "", "rate_limit_exceeded", headers)
 

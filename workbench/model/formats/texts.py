@@ -8,7 +8,7 @@ from pathlib import Path
 from workbench.files import write_atomically
 from workbench.model.formats.gguf.file import GGUFFile
 from workbench.model.formats.open import gguf_file
-from workbench.prompt.templates import CONFIG, ChatTemplate
+from workbench.prompt.templates import CONFIG, FOLDER, ChatTemplate
 from workbench.prompt.templates import FILE as TEMPLATE_FILE
 from workbench.prompt.tokenization.gguf_vocabulary import GGUFVocabulary
 from workbench.prompt.tokenization.tokenizer import FILE, Tokenizer
@@ -36,18 +36,29 @@ def open_chat_template(path: str | Path) -> ChatTemplate | None:
     return found
 
 
+def absent_token_ids(path: str | Path) -> list[str]:
+    """Return the special tokens to which a GGUF file gives an id that no row of its vocabulary has, by key, without the
+    ends; empty for other models."""
+    file = gguf_file(Path(path))
+    return [] if file is None else [f"{file.name}: {each}" for each in _vocabulary(file).absent_token_ids()]
+
+
 def save_texts(source: str | Path, target: Path) -> None:
     """Write the tokenizer and the chat template of the model at `source` into the folder `target`, where it has none,
-    as tokenizer.json, chat_template.jinja and the names of the template's tokens in tokenizer_config.json."""
+    as tokenizer.json, chat_template.jinja, additional_chat_templates/ and the names of the template's tokens in
+    tokenizer_config.json."""
     tokenizer, template = open_tokenizer(source), open_chat_template(source)
     texts: dict[str, str] = {}
     if tokenizer is not None and read_tokenizer(target) is None:
         texts[FILE] = tokenizer.to_json()
     if template is not None and ChatTemplate.from_folder(target) is None:
         texts[TEMPLATE_FILE] = template.text
+        texts |= {f"{FOLDER}/{name}.jinja": text for name, text in template.texts.items() if text != template.text}
     if texts and not (target / CONFIG).exists():
         names = template.names if template is not None else {}
         texts[CONFIG] = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **names}, ensure_ascii=False)
+    if any(name.startswith(FOLDER) for name in texts):
+        (target / FOLDER).mkdir(exist_ok=True)
     for name, text in texts.items():
         write_atomically(target / name, lambda file, text=text: file.write(text.encode()))
 

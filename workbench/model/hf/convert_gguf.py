@@ -223,6 +223,7 @@ def _tokenizer(source: Path, checkpoint: Checkpoint, spec: ModelSpec) -> tuple[d
         named |= {name: known[names[name]] for name in TOKEN_NAMES if names.get(name) in known}
     if template is not None:
         found[TEMPLATE_KEY] = template.text
+        found |= {f"{TEMPLATE_KEY}.{name}": text for name, text in template.texts.items() if text != template.text}
     # The one that the template names goes first: eos_token_id is read as it.
     ends = sorted(spec.eos_token_ids, key=lambda id: id != named.get("eos_token"))
     found |= {

@@ -18,20 +18,29 @@ from workbench.model.formats.open import read_config
 from workbench.model.hf import layer_norm_families, llama_relatives, mixtures, recurrent
 from workbench.model.hf.architectures import gemma2, gemma3_text, gemma3n_text, gpt_oss, llama, mistral, qwen3
 from workbench.model.hf.fields import ConfigFields, read_object
+from workbench.model.hf.generation import GENERATION_FILE
 from workbench.model.hf.rotary import write_rotary
 from workbench.model.spec import LayerSpec, ModelSpec, NormSpec
 
 
-def read_spec(path: str | Path) -> ModelSpec:
+def read_spec(path: str | Path, absent: list[str] | None = None) -> ModelSpec:
     """Read the architecture of the model in the folder or file `path`. End tokens in generation_config.json outrank
-    config.json's, as they do in transformers. Raises WorkbenchError where there is no config that is read here."""
+    config.json's, as they do in transformers; an id that no row of the vocabulary has is taken as absent, and named in
+    `absent`. Raises WorkbenchError where there is no config that is read here."""
     path = Path(path)
     config = read_config(path)
     spec = spec_from_config(config.values, _name(path), config.source)
-    generation = path / "generation_config.json"
+    found = [(config.source, spec.eos_token_ids)]
+    generation = path / GENERATION_FILE
     if generation.is_file():
-        eos_token_ids = ConfigFields(read_object(generation), str(generation)).token_ids("eos_token_id")
-        spec = spec if eos_token_ids is None else spec.model_copy(update={"eos_token_ids": eos_token_ids})
+        ids = ConfigFields(read_object(generation), str(generation)).token_ids("eos_token_id")
+        found.append((str(generation), ids or ()))
+    for source, ids in found:
+        known = tuple(id for id in ids if 0 <= id < spec.vocab_size)
+        if absent is not None:
+            absent += [f"{Path(source).name}: eos_token_id {id}" for id in ids if id not in known]
+        if known or source == config.source:
+            spec = spec.model_copy(update={"eos_token_ids": known})
     return spec
 
 

@@ -59,8 +59,8 @@ class ConfigFields:
         if value is None:
             return None
         ids = value if isinstance(value, list) else [value]
-        if not all(_is_integer(token) and token >= 0 for token in ids):
-            raise self.invalid(key, value, "a token id (an integer of at least 0), a list of them, or null")
+        if not all(_is_integer(token) for token in ids):
+            raise self.invalid(key, value, "a token id (an integer), a list of them, or null")
         return tuple(dict.fromkeys(ids))
 
     def nested(self, key: str) -> ConfigFields | None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import codecs
+from collections.abc import Sequence
 from typing import Protocol
 
 from workbench.prompt.tokenization.stops import StopStringSearch
-from workbench.prompt.tokenization.tokenizer import FALLBACK, LeadingStrip, Tokenizer
+from workbench.prompt.tokenization.tokenizer import LeadingStrip, Tokenizer
 
 
 class Detokenizer:
-    """An incremental detokenizer: the joined results of `push` and `finish` equal `tokenizer.decode`, cut at the stop
-    string.
+    """An incremental detokenizer: the joined results of `push` and `finish` equal `tokenizer.decode_after`, cut at the
+    stop string. `before` are the tokens that the text follows.
 
     Generation stops at the first token that completes a stop string (`matched_stop`). The text is cut where the
     earliest one starts; of several that start there, the shortest counts. Only text that may still become another
@@ -19,9 +20,9 @@ class Detokenizer:
     `tokenizers.decoders.DecodeStream` breaks three of its laws (experiments/LOG.md, 2026-11-22).
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...] = ()):
+    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...] = (), before: Sequence[int] = ()):
         self._tokenizer = tokenizer
-        self._stream: _Stream = _WindowStream(tokenizer) if tokenizer.byte_rule is None else _ByteStream(tokenizer)
+        self._stream, self._foreign = _stream_after(tokenizer, before)
         self._search = StopStringSearch(stop) if stop else None
         self._shown: list[str] = []
 
@@ -40,13 +41,19 @@ class Detokenizer:
         token_id = self._tokenizer.checked_id(token_id)
         if self._tokenizer.is_special(token_id):
             return ""
-        text = self._stream.push(token_id)
+        text = self._own(self._stream.push(token_id))
         return self._show(text if self._search is None else self._search.push(text))
 
     def finish(self) -> str:
         """Return held-back text at the end; bytes that never became a character are U+FFFD."""
-        text = self._stream.finish()
+        text = self._own(self._stream.finish())
         return self._show(text if self._search is None else self._search.push(text) + self._search.finish())
+
+    def _own(self, text: str) -> str:
+        """Drop characters that belong to the tokens before: those that they begin, and that are shown only now."""
+        dropped = min(self._foreign, len(text))
+        self._foreign -= dropped
+        return text[dropped:]
 
     def _show(self, text: str) -> str:
         if text:
@@ -59,8 +66,8 @@ class WholeTextDetokenizer:
 
     matched_stop = None
 
-    def __init__(self, tokenizer: Tokenizer):
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = ()):
+        self._tokenizer, self._before = tokenizer, before
         self._ids: list[int] = []
         self.text = ""
 
@@ -69,14 +76,47 @@ class WholeTextDetokenizer:
         return ""
 
     def finish(self) -> str:
-        self.text = self._tokenizer.decode(self._ids)
+        self.text = self._tokenizer.decode_after(self._before, self._ids)
         return self.text
+
+
+class TextPlaces:
+    """The places of tokens in the text that follows the tokens `before`: the index of the character that a token's
+    first byte is of, negative where that character begins in the tokens before. A control token has the place where it
+    stands; `named`: the text has the names of control tokens."""
+
+    def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = (), named: bool = False):
+        self._tokenizer, self._named = tokenizer, named
+        self._stream, foreign = _stream_after(tokenizer, before)
+        self._shown = self._place = -foreign
+
+    def push(self, token_id: int) -> int:
+        """Return the place of the next token."""
+        token_id = self._tokenizer.checked_id(token_id)
+        has_text = self._named or not self._tokenizer.is_special(token_id)
+        place = self._shown + self._stream.characters_before(token_id, has_text)
+        self._shown += len(self._stream.push(token_id)) if has_text else 0
+        self._place = max(place, self._place)
+        return self._place
 
 
 class _Stream(Protocol):
     def push(self, token_id: int) -> str: ...
 
     def finish(self) -> str: ...
+
+    def characters_before(self, token_id: int, has_text: bool) -> int:
+        """Return how many characters are held back that end before this token, if it is the next; a control token has
+        no text."""
+        ...
+
+
+def _stream_after(tokenizer: Tokenizer, before: Sequence[int]) -> tuple[_Stream, int]:
+    """Return a stream behind the tokens `before`, and how many characters of theirs it still holds back."""
+    stream: _Stream = _WindowStream(tokenizer) if tokenizer.byte_rule is None else _ByteStream(tokenizer)
+    context = tokenizer.context(before)
+    shown = sum(len(stream.push(id)) for id in context)
+    return stream, len(tokenizer.decode(context)) - shown
 
 
 class _ByteStream:
@@ -98,6 +138,14 @@ class _ByteStream:
     def finish(self) -> str:
         return self._front.strip(self._utf8.decode(b"", final=True))
 
+    def characters_before(self, token_id: int, has_text: bool) -> int:
+        pending, more = self._utf8.getstate()[0], self._tokenizer.token_bytes(token_id)[:1] if has_text else b""
+        try:
+            codecs.getincrementaldecoder("utf-8")().decode(pending + more)
+        except UnicodeDecodeError:
+            return int(bool(pending))  # the character is broken off, and U+FFFD takes its place
+        return 0
+
 
 class _WindowStream:
     """Detokenize with other decoders (WordPiece, Metaspace, none): a token adds the growth of the last few tokens'
@@ -115,21 +163,23 @@ class _WindowStream:
 
     def push(self, token_id: int) -> str:
         self._window.append(token_id)
-        text = self._tokenizer.decode(self._window)
-        # A run of single bytes is decoded as one, so its text is not settled before its end.
-        if self._is_byte(token_id) or text.endswith("\ufffd") or not text.startswith(self._text):
+        if self._tokenizer.is_byte(token_id):  # a run of them is decoded as one: its text is settled with its end
+            return ""
+        text = self._tokenizer.decode(self._window, special=True)
+        if text.endswith("\ufffd") or not text.startswith(self._text):
             return ""
         return self._advance(text)
 
     def finish(self) -> str:
-        return self._advance(self._tokenizer.decode(self._window))
+        return self._advance(self._tokenizer.decode(self._window, special=True))
+
+    def characters_before(self, token_id: int, has_text: bool) -> int:
+        held = self._tokenizer.decode(self._window, special=True)
+        return max(0, len(held.rstrip("\ufffd")) - len(self._text))
 
     def _advance(self, text: str) -> str:
         new = text[len(self._text) :]
         self._window = self._window[self._known :]
         self._known = len(self._window)
-        self._text = self._tokenizer.decode(self._window)
+        self._text = self._tokenizer.decode(self._window, special=True)
         return new
-
-    def _is_byte(self, token_id: int) -> bool:
-        return FALLBACK.fullmatch(self._tokenizer.id_to_token(token_id)) is not None

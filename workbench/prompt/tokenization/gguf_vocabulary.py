@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import tokenizers
 
 from workbench.errors import WorkbenchError, nearest
-from workbench.prompt.templates import ChatTemplate
+from workbench.prompt.templates import DEFAULT, ChatTemplate
 from workbench.prompt.tokenization.byte_level import PRE_TOKENIZERS, byte_level_tokenizer
 from workbench.prompt.tokenization.sentencepiece_model import (
     BYTE,
@@ -83,13 +83,23 @@ class GGUFVocabulary:
         return Tokenizer(inner)
 
     def chat_template(self, tokenizer: Tokenizer) -> ChatTemplate | None:
-        """Return the chat template; None where the file has none."""
-        text = self._metadata.get(TEMPLATE_KEY)
-        if not isinstance(text, str):
+        """Return the chat templates, the default one and those by name (`tool_use`); None where the file has none."""
+        named = {key.removeprefix(f"{TEMPLATE_KEY}."): text for key, text in self._metadata.items()
+                 if key.startswith(f"{TEMPLATE_KEY}.")}  # fmt: skip
+        texts = {DEFAULT: self._metadata.get(TEMPLATE_KEY), **named}
+        texts = {name: text for name, text in texts.items() if isinstance(text, str)}
+        if not texts:
             return None
         ids = {name: self._token_id(key) for name, key in TOKEN_NAMES.items()}
-        names = {name: tokenizer.id_to_token(id) for name, id in ids.items() if id is not None}
-        return ChatTemplate(text, names, f"{self._where}, {TEMPLATE_KEY}")
+        size = tokenizer.vocab_size  # that of a whole tokenizer.json is not known to the keys
+        names = {name: tokenizer.id_to_token(id) for name, id in ids.items() if id is not None and id < size}
+        return ChatTemplate(texts, names, f"{self._where}, {TEMPLATE_KEY}")
+
+    def absent_token_ids(self) -> list[str]:
+        """Return the special tokens, without the ends, whose id no entry has: converters write them for "none"."""
+        names = [name for name in TOKEN_NAMES.values() if name != "eos" and self._token_id(name) is None]
+        ids = {f"{name}_token_id": self._metadata.get(f"{KEYS}.{name}_token_id") for name in names}
+        return [f"{key} {id}" for key, id in ids.items() if id is not None]
 
     def _sentencepiece(self, entries: list[str], kinds: list[int]) -> tokenizers.Tokenizer:
         scores = self._array("scores", float)
@@ -150,10 +160,10 @@ class GGUFVocabulary:
         id = self._metadata.get(f"{KEYS}.{name}_token_id")
         if id is None:
             return None
-        tokens = self._metadata.get(f"{KEYS}.tokens")
-        if not isinstance(id, int) or not 0 <= id < (2**31 if tokens is None else len(tokens)):
+        if not isinstance(id, int):
             raise self._refused(f"{name}_token_id", id, "the id of one of its tokens")
-        return id
+        tokens = self._metadata.get(f"{KEYS}.tokens")
+        return id if 0 <= id < (2**31 if tokens is None else len(tokens)) else None
 
     def _refused(self, key: str, value: object, right: str) -> WorkbenchError:
         given = "is missing" if value is None else f"is {value!r}"

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,6 +22,7 @@ from workbench.files import UnreadableText, read_bytes
 
 FILE = "tokenizer.json"
 MAX_BYTES = 256 << 20  # ten times the largest vocabulary met
+CONTEXT_TOKENS = 8  # before a text, without a byte rule
 FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # an entry for a single byte
 
 
@@ -252,6 +253,32 @@ class Tokenizer:
         text = b"".join(self.token_bytes(id) for id in kept).decode("utf-8", "replace")
         return LeadingStrip(self.byte_rule).strip(text)
 
+    def decode_after(self, before: Sequence[int], ids: Sequence[int]) -> str:
+        """Return the text of `ids` behind the tokens `before`: decode(before + ids)[len(decode(before)):]."""
+        start = self.context(before)
+        return self.decode([*start, *ids])[len(self.decode(start)) :]
+
+    def context(self, ids: Sequence[int]) -> list[int]:
+        """Return the last of `ids` that have text: as many as tell how a text behind them is decoded.
+
+        A byte rule strips the front of a text alone and ends a character after four bytes; another decoder looks at a
+        token's neighbours, and at a whole run of single bytes.
+        """
+        found: list[int] = []
+        size, rule = 0, self.byte_rule
+        for id in reversed(ids):
+            if id in self._controls or not 0 <= id < self.vocab_size:
+                continue
+            found.append(id)
+            size += 1 if rule is None else len(self.token_bytes(id))
+            if size >= (CONTEXT_TOKENS if rule is None else 4 * (1 + rule.strip_count)) and not self.is_byte(id):
+                break
+        return found[::-1]
+
+    def is_byte(self, id: int) -> bool:
+        """Return whether a token's entry stands for a single byte (`<0x0A>`), outside of a byte rule."""
+        return self.byte_rule is None and FALLBACK.fullmatch(self.id_to_token(id)) is not None
+
     def id_to_token(self, id: int) -> str:
         """Return the vocabulary's entry of a token (`Ġdef`, `▁the`, `<0x0A>`); empty if the id has none."""
         return self._inner.id_to_token(self.checked_id(id)) or ""
@@ -309,7 +336,7 @@ class Tokenizer:
     def _template_before(self) -> tuple[int, ...]:
         encoding = self._inner.encode("a", add_special_tokens=True)
         before = encoding.special_tokens_mask.index(0) if 0 in encoding.special_tokens_mask else 0
-        return tuple(encoding.ids[:before])
+        return tuple(id for id in encoding.ids[:before] if id < self.vocab_size)  # a file can name an id without entry
 
     def __repr__(self) -> str:
         kind = "windowed" if self.byte_rule is None else "byte-level" if self.byte_rule.alphabet else "sentencepiece"

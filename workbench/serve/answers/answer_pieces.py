@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from workbench.prompt.answers import AnswerParser, ChannelText
+from workbench.prompt.answers import AnswerFormat, AnswerParser, ChannelText
 from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.request import FinishReason
 from workbench.serve.answers.pieces import (
@@ -36,8 +36,9 @@ STOPPED: dict[str, EndReason] = {
 }  # fmt: skip
 
 
-def new_call_id() -> str:
-    return f"call_{secrets.token_hex(12)}"
+def new_call_id(is_short: bool = False) -> str:
+    """Return an id of a call; nine letters and digits where the model's template wants them."""
+    return secrets.token_hex(5)[:9] if is_short else f"call_{secrets.token_hex(12)}"
 
 
 @dataclass
@@ -78,7 +79,7 @@ class AnswerPieces:
         call: Call,
         prepared: Sequence[PreparedPrompt],
         tokenizer: Tokenizer | None,
-        new_id: Callable[[], str] = new_call_id,
+        new_id: Callable[[], str] | None = None,
     ):
         self.call, self._prepared, self._new_id = call, prepared, new_id
         self._has_text = tokenizer is not None  # otherwise each token is a piece, with its id alone
@@ -92,12 +93,14 @@ class AnswerPieces:
             for _ in range(self._n):
                 parser = None
                 if each.format is not None and tokenizer is not None:
-                    parser = AnswerParser(tokenizer, each.format, each.in_thought, sampling.stop)
+                    before = each.request.prompt_ids
+                    parser = AnswerParser(tokenizer, each.format, each.in_thought, sampling.stop, before)
                 self._choices.append(_Choice(len(self._choices), parser, own))
         self._shows_thought = call.sampling.thinking is None or call.sampling.thinking.shown
         self._waiting: list[list[Piece]] = [[] for _ in self._choices]
         self._begun = 0  # choices that may be shown: this one and those before it
         self._completion_tokens = self._thinking_tokens = self._drafted = self._accepted = 0
+        self._accepting: dict[tuple[str, int], int] = {}  # accepted draft tokens that come next: a stop may cut them
         self.failure: Failed | None = None
 
     @property
@@ -134,7 +137,8 @@ class AnswerPieces:
                 use.logprobs += (TokenLogprob(*each) for each in event.logprobs)
                 use.pinned += event.pinned
             elif isinstance(event, Verified):
-                self._drafted, self._accepted = self._drafted + event.drafted, self._accepted + event.accepted
+                self._drafted += event.drafted
+                self._accepting[event.request_id, event.sample] = event.accepted
             elif isinstance(event, Decoded | Finished):
                 found += self._of_sample(place, event)
         return found
@@ -155,6 +159,9 @@ class AnswerPieces:
         if isinstance(event, Finished):
             self._completion_tokens += len(event.token_ids)
             self._thinking_tokens += event.thinking_tokens
+        elif coming := self._accepting.get((event.request_id, event.sample), 0):
+            self._accepting[event.request_id, event.sample] = coming - 1
+            self._accepted += 1
         if event.sample >= self._n:  # of best_of: counted, not shown
             return []
         choice = self._choices[place * self._n + event.sample]
@@ -207,7 +214,7 @@ class AnswerPieces:
             choice.tokens.pop()
             pieces = self._shown(choice, parts)
             choice.tokens.clear()
-            return [*pieces, *self._end_call(choice)]
+            return [*pieces, *(self._end_call(choice) if before == "call" else [])]
         return self._shown(choice, parts)
 
     def _shown(self, choice: _Choice, parts: Iterable[ChannelText]) -> list[Piece]:
@@ -219,7 +226,7 @@ class AnswerPieces:
                 choice.tokens.clear()
                 choice.held = ""
                 if choice.call is None:
-                    choice.call = ToolCallText(choice.num_calls)
+                    choice.call = ToolCallText(choice.num_calls, self._format(choice) or AnswerFormat())
                 found += self._calls(choice, choice.call.push(part.text))
             else:
                 found += self._text(choice, part.text)
@@ -244,16 +251,21 @@ class AnswerPieces:
         logprobs = tokens if self.call.sampling.logprobs is not None else ()
         return [Text(choice.number, text, tuple(each.token_id for each in tokens), logprobs)]
 
+    def _format(self, choice: _Choice) -> AnswerFormat | None:
+        return self._prepared[choice.number // self._n].format
+
     def _closes_calls(self, choice: _Choice) -> bool:
-        format = self._prepared[choice.number // self._n].format
+        format = self._format(choice)
         return format is not None and format.call is not None and format.call[1] is not None
 
     def _calls(self, choice: _Choice, parts: Iterable[CallText]) -> list[Piece]:
         found: list[Piece] = []
+        format = self._format(choice)
         for part in parts:
             if part.name:
                 choice.num_calls = part.index + 1
-                found.append(ToolCallBegun(choice.number, part.index, self._new_id(), part.name))
+                id = new_call_id(format is not None and format.short_ids) if self._new_id is None else self._new_id()
+                found.append(ToolCallBegun(choice.number, part.index, id, part.name))
             elif part.arguments:
                 found.append(ToolArguments(choice.number, part.index, part.arguments))
         return found

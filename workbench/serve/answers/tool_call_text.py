@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 
-from workbench.prompt.answers import ARGUMENT_FIELDS, parse_calls
+from workbench.prompt.answers import ARGUMENT_FIELDS, AnswerFormat
 
 
 @dataclass(frozen=True)
@@ -21,10 +21,12 @@ class CallText:
 class ToolCallText:
     """The text of one or several calls, `{"name": "f", "arguments": {...}}` or a list of these.
 
-    What comes before a name is held back: a text that has none is no call. `first` is the index of its first call.
+    What comes before a name is held back: a text that has none is no call, and one that is written in another way is
+    read at its end. `first` is the index of its first call, `format` that of the answer.
     """
 
     first: int = 0
+    format: AnswerFormat = AnswerFormat()
     text: str = ""
     num_calls: int = 0
     _place: int = 0  # of the first character that is not read yet
@@ -45,6 +47,8 @@ class ToolCallText:
         """Take more text; return the parts of calls that are known now."""
         self.text += text
         found: list[CallText] = []
+        if self.text.lstrip()[:1] not in ("{", "["):
+            return found
         while self._place < len(self.text):
             self._read(self.text[self._place], self._place, found)
             self._place += 1
@@ -54,7 +58,7 @@ class ToolCallText:
     def finish(self) -> tuple[list[CallText], str]:
         """Return the rest of the calls, and the text where it was no call."""
         if not self.num_calls:
-            calls = parse_calls(self.text)
+            calls = self.format.read_calls(self.text)
             self.num_calls = len(calls)
             return [
                 part
@@ -133,6 +137,8 @@ class ToolCallText:
 
     def _begin_call(self, name: str, found: list[CallText]) -> None:
         if not name or self._is_open:
+            return
+        if self.format.is_bare and name not in {tool.name for tool in self.format.tools}:
             return
         self.num_calls += 1
         self._is_open = True

@@ -14,8 +14,9 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from workbench.serve.batches.batch_requests import BatchItem
-from workbench.serve.bodies.fields import Body, Refused, read_body
+from workbench.serve.bodies.fields import Body, read_body
 from workbench.serve.bodies.parts import Part
+from workbench.serve.dialects.anthropic.body import NO_PROFILES
 from workbench.serve.errors import ApiError
 
 MAX_REQUESTS = 10_000
@@ -33,13 +34,10 @@ class MessageRequest(Part):
 class MessageBatchBody(Body):
     requests: Annotated[list[MessageRequest], Field(min_length=1, max_length=MAX_REQUESTS)]
 
-    REFUSED: ClassVar[Mapping[str, Refused]] = {
-        "user_profile_id": Refused("the key says who asks"),
-        "workspace_id": Refused("the key says who asks"),
-    }
+    IGNORED: ClassVar[Mapping[str, str]] = {"user_profile_id": NO_PROFILES, "workspace_id": NO_PROFILES}
 
 
-def read_requests(content: bytes, path: str) -> Iterator[BatchItem]:
+def read_requests(content: bytes, path: str, is_strict: bool = True) -> Iterator[BatchItem]:
     """Yield the requests of a body as items for the route `path`.
 
     Raises:
@@ -53,7 +51,7 @@ def read_requests(content: bytes, path: str) -> Iterator[BatchItem]:
             continue
         if index >= MAX_REQUESTS:
             raise ApiError("invalid_request_error", f"requests: has more than {MAX_REQUESTS:,}", REQUESTS)
-        found = _read_request(index, value)
+        found = _read_request(index, value, is_strict)
         if found.custom_id in names:
             words = f"requests: two have the custom_id {found.custom_id[:80]!r}; results are known by it"
             raise ApiError("invalid_request_error", words, REQUESTS)
@@ -61,12 +59,12 @@ def read_requests(content: bytes, path: str) -> Iterator[BatchItem]:
         yield BatchItem(found.custom_id, path, found.params)
     if names:  # the other fields are checked as they are where there is a request
         others[REQUESTS] = [{"custom_id": "any", "params": {}}]
-    read_body(MessageBatchBody, others)
+    read_body(MessageBatchBody, others, is_strict)
 
 
-def _read_request(index: int, value: Any) -> MessageRequest:
+def _read_request(index: int, value: Any, is_strict: bool) -> MessageRequest:
     try:
-        return read_body(MessageBatchBody, {REQUESTS: [value]})[0].requests[0]
+        return read_body(MessageBatchBody, {REQUESTS: [value]}, is_strict)[0].requests[0]
     except ApiError as error:
         here, place = f"{REQUESTS}.0", f"{REQUESTS}.{index}"
         words, param = error.message.replace(here, place, 1), error.param.replace(here, place, 1)

@@ -101,7 +101,7 @@ def message_batch_routes(service: Service, store: BatchStore) -> APIRouter:
 
         def read() -> BatchRequests:
             with mapped(body.path) as content:
-                items = read_requests(content[:], dialect.path)
+                items = read_requests(content[:], dialect.path, limits.refuses_unknown)
                 return BatchRequests.write(store.files, caller.tenant, items, limits.max_body_bytes)
 
         try:
@@ -119,14 +119,7 @@ def message_batch_routes(service: Service, store: BatchStore) -> APIRouter:
     async def list_batches(request: Request, limit: int = 20, after_id: str = "", before_id: str = "") -> Response:
         owner = (await service.identify(request)).tenant
         mine = [each.as_json(_base(request)) for each in store.list(MessageBatch, owner)]
-        if after_id and before_id:
-            raise ApiError("invalid_request_error", "before_id: give after_id or before_id", "before_id")
-        if before_id:
-            listed = page(mine[::-1], limit, before_id)
-            listed["data"] = listed["data"][::-1]
-            listed["first_id"], listed["last_id"] = listed["last_id"], listed["first_id"]
-        else:
-            listed = page(mine, limit, after_id)
+        listed = page(mine, limit, after_id, before_id)
         return json_response(200, {name: value for name, value in listed.items() if name != "object"})
 
     @router.get(PATH + "/{batch_id}", summary="Return a batch")

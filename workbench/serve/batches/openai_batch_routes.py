@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 MAX_LINES = 50_000
 UPLOAD_SECONDS = 600.0
+EXPIRED = "batch_expired"
 
 
 class OpenAIBatchBody(Body):
@@ -104,12 +105,15 @@ class OpenAIBatch:
         """Write the line of a result, also beyond the budget where it `must` be; a canceled item has none."""
         if result.ending == "canceled":
             return
-        error = result.error or ApiError("timeout_error", "the batch expired before this request", code="batch_expired")
-        status, body = (200, result.answer) if result.answer is not None else error_json(error)
         line_id = secrets.token_hex(12)
-        response = {"status_code": status, "request_id": f"req_{line_id}", "body": body}
+        response, expired = None, None
+        if result.answer is not None or result.error is not None:
+            status, body = (200, result.answer) if result.error is None else error_json(result.error)
+            response = {"status_code": status, "request_id": f"req_{line_id}", "body": body}
+        else:  # it never ran, so there is no response
+            expired = {"code": EXPIRED, "message": "the batch expired before this request was run"}
         kind = "output" if result.answer is not None else "error"
-        self.results.write(kind, result_line(line_id, result.custom_id, response, None), must)
+        self.results.write(kind, result_line(line_id, result.custom_id, response, expired), must)
 
     async def finish(self) -> None:
         """Make files of the results; they expire when the batch does."""
@@ -174,7 +178,9 @@ def openai_batch_routes(service: Service, store: BatchStore) -> APIRouter:
         body = await receive_body(request, files, owner, service.settings.max_upload_bytes, UPLOAD_SECONDS)
         content_type = request.headers.get("content-type", "")
         try:
-            return json_response(200, (await store.in_thread(lambda: add_upload(files, body, content_type))).as_json())
+            is_strict = service.settings.refuses_unknown
+            kept = await store.in_thread(lambda: add_upload(files, body, content_type, is_strict))
+            return json_response(200, kept.as_json())
         finally:
             body.discard()
 
@@ -202,7 +208,7 @@ def openai_batch_routes(service: Service, store: BatchStore) -> APIRouter:
         caller = await service.identify(request)
         settings = service.settings
         given = await read_json_body(request, settings.max_body_bytes, settings.body_seconds)
-        asked, _ = read_body(OpenAIBatchBody, given)
+        asked, _ = read_body(OpenAIBatchBody, given, settings.refuses_unknown)
         paths = [each.path for each in service.dialects.values() if each.name.startswith("openai.")]
         if asked.endpoint not in paths:
             words = f"endpoint: {asked.endpoint[:80]!r} is not answered here; known: {', '.join(paths)}"
@@ -247,14 +253,15 @@ def openai_batch_routes(service: Service, store: BatchStore) -> APIRouter:
     return router
 
 
-def add_upload(files: FileStore, body: FileWriter, content_type: str) -> StoredFile:
-    """Keep the file of an uploaded form (ApiError for a form without one, or with fields that are not supported)."""
+def add_upload(files: FileStore, body: FileWriter, content_type: str, is_strict: bool = True) -> StoredFile:
+    """Keep the file of an uploaded form (ApiError for a form without one, and for fields that are not supported: the
+    file's end, and where `is_strict` all unknown ones)."""
     with mapped(body.path) as content:
         fields = read_form(content, content_type)
         if "file" not in fields:
             raise ApiError("invalid_request_error", "file: is missing; send it as a part of the form", "file")
         for name in fields:
-            if name not in ("file", "purpose"):
+            if name not in ("file", "purpose") and (is_strict or name.startswith("expires_after")):
                 words = f"{name[:80]}: is not supported; files are kept until they are deleted"
                 raise ApiError("invalid_request_error", words, name[:80])
         given = b"".join(parts_of(content, fields["purpose"])) if "purpose" in fields else b""
@@ -298,8 +305,13 @@ def read_items(lines: Iterable[bytes], endpoint: str, models: set[str]) -> Itera
         raise ApiError("invalid_request_error", words, "input_file_id")
 
 
-def page(listed: list[dict[str, Any]], limit: int, after: str) -> dict[str, Any]:
-    """Return a page of a list, after the item of an id (ApiError for an unknown one, and for a limit)."""
+def page(listed: list[dict[str, Any]], limit: int, after: str, before: str = "") -> dict[str, Any]:
+    """Return a page of a list, after or before the item of an id (ApiError for an unknown one, and for a limit)."""
+    if after and before:
+        raise ApiError("invalid_request_error", "before_id: give after_id or before_id", "before_id")
+    if before:
+        found = page(listed[::-1], limit, before)
+        return {**found, "data": found["data"][::-1], "first_id": found["last_id"], "last_id": found["first_id"]}
     if not 1 <= limit <= 10_000:
         raise ApiError("invalid_request_error", f"limit: {limit} is not from 1 to 10,000", "limit")
     if after:

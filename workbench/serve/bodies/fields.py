@@ -1,17 +1,20 @@
 """Read a body field by field: every field is carried out, without effect here, or refused by name.
 
-A class for each body lists what is carried out, with types; `REFUSED` and `IGNORED` list the protocol's other fields
-with the reason. Nothing else is taken.
+A class for each body lists what is carried out, with types; `REFUSED` lists the fields of the protocol, and of other
+servers, that would change the answer, and `IGNORED` those that leave it as it is. What is in neither list is ignored
+too, or refused where the server's `unknown_fields` says so. Null says nothing, wherever a field may be left out.
 """
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
 
 from workbench.errors import WorkbenchError, explain_by_path, nearest
 from workbench.serve.errors import ApiError
@@ -36,6 +39,42 @@ class Refused:
     reason: str
     neutral: tuple[Any, ...] = ()
 
+    def is_neutral(self, value: Any) -> bool:
+        return value is None or any(value == each and type(value) is type(each) for each in self.neutral)
+
+
+UNKNOWN = "unknown here"
+MAX_IGNORED = 100  # fields that are listed; a body may have more
+
+
+class IgnoredFields(dict[str, str]):
+    """The fields of a body without effect, by their path, with the reason. `is_strict`: unknown ones are refused."""
+
+    def __init__(self, is_strict: bool = False):
+        super().__init__()
+        self.is_strict = is_strict
+
+    def add(self, place: str, reason: str) -> None:
+        if len(self) < MAX_IGNORED:
+            self[place] = reason
+
+    def unknown(self, place: str, known: Iterable[str]) -> None:
+        """Take note of an unknown field, or refuse it (ApiError)."""
+        if len(self) >= MAX_IGNORED and not self.is_strict:
+            return
+        front, dot, name = place.rpartition(".")
+        place, hint = f"{front}{dot}{name[:100]}", nearest(name[:100], known)
+        if self.is_strict:
+            raise ApiError("invalid_request_error", f"{place}: unknown field{hint}", place, "unknown")
+        self.add(place, f"{UNKNOWN}{hint}")
+
+    def check(self, given: Mapping[str, Any], known: Collection[str], where: str) -> dict[str, Any]:
+        """Return an object within a body without the fields that are none of `known`; null says nothing (ApiError)."""
+        for name in given:
+            if name not in known and given[name] is not None:
+                self.unknown(f"{where}.{name}", known)
+        return {name: value for name, value in given.items() if name in known}
+
 
 class Body(BaseModel):
     """The body of a request. Values are of the types of JSON: `"8"` is no number, `0` no boolean."""
@@ -45,49 +84,63 @@ class Body(BaseModel):
     REFUSED: ClassVar[Mapping[str, Refused]] = {}
     IGNORED: ClassVar[Mapping[str, str]] = {}
 
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> Any:
+        """Return what is taken: unknown fields too, and null where a field may be left out."""
+        whole = handler(core_schema)
+        found = handler.resolve_ref_schema(whole)
+        found.pop("additionalProperties", None)
+        for name, each in found.get("properties", {}).items():
+            if name not in found.get("required", ()) and {"type": "null"} not in each.get("anyOf", ()):
+                found["properties"][name] = {"anyOf": [each, {"type": "null"}]}
+        return whole
+
+    @classmethod
+    def takes(cls, name: str, value: Any) -> bool:
+        """Return whether a field is one that is carried out, with a value that says something."""
+        field = cls.carried_out().get(name)
+        return field is not None and (value is not None or field.is_required())
+
+    @classmethod
+    @functools.cache
+    def carried_out(cls) -> dict[str, FieldInfo]:
+        """Return the fields that are carried out, as clients name them."""
+        return {field.alias or name: field for name, field in cls.model_fields.items()}
+
 
 BodyType = TypeVar("BodyType", bound=Body)
 
 
-def read_body(kind: type[BodyType], given: Mapping[str, Any]) -> tuple[BodyType, dict[str, str]]:
+def read_body(
+    kind: type[BodyType], given: Mapping[str, Any], is_strict: bool = True
+) -> tuple[BodyType, IgnoredFields]:
     """Return a validated body, and the fields of `given` that have no effect here with the reason.
 
     Raises:
-        ApiError: invalid_request_error with the first field that is wrong, refused or unknown as `param`.
+        ApiError: invalid_request_error with the first field that is wrong, refused or, where `is_strict`, unknown as
+            `param`.
     """
-    ignored: dict[str, str] = {}
+    ignored, known = IgnoredFields(is_strict), kind.carried_out()
     taken: dict[str, Any] = {}
     for name, value in given.items():
-        if name in kind.model_fields:
-            taken[name] = value
+        if name in known:
+            if kind.takes(name, value):
+                taken[name] = value
         elif name in kind.REFUSED:
             refused = kind.REFUSED[name]
-            if value is not None and not any(value == each and type(value) is type(each) for each in refused.neutral):
+            if not refused.is_neutral(value):
                 raise ApiError(
                     "invalid_request_error", f"{name}: is not supported: {refused.reason}", name, "unsupported"
                 )
         elif name in kind.IGNORED:
             if value is not None:
-                ignored[name] = kind.IGNORED[name]
-        else:
-            known = [*kind.model_fields, *kind.REFUSED, *kind.IGNORED]
-            raise ApiError(
-                "invalid_request_error", f"{name}: unknown field{nearest(name[:200], known)}", name, "unknown"
-            )
+                ignored.add(name, kind.IGNORED[name])
+        elif value is not None or is_strict:
+            ignored.unknown(name, [*known, *kind.REFUSED, *kind.IGNORED])
     try:
         return kind.model_validate(taken, context=ignored), ignored
     except ValidationError as error:
         raise invalid(error, kind) from None
-
-
-def check_fields(given: Mapping[str, Any], known: Collection[str], where: str) -> None:
-    """Refuse a field of an object within a body that is none of `known`; null says nothing (ApiError)."""
-    for name, value in given.items():
-        if name not in known and value is not None:
-            place = f"{where}.{name[:100]}"
-            raise ApiError(
-                "invalid_request_error", f"{place}: unknown field{nearest(name[:100], known)}", place, "unknown"
-            )
 
 
 def invalid(error: Exception, kind: type | None = None) -> ApiError:
@@ -99,6 +152,7 @@ def invalid(error: Exception, kind: type | None = None) -> ApiError:
         place = ".".join(each for each in path if not TAG.fullmatch(each))
         return ApiError("invalid_request_error", message.replace(".".join(path), place, 1), place)
     assert isinstance(error, WorkbenchError)
-    words = str(error)
-    path = words.split(":", 1)[0]
-    return ApiError("invalid_request_error", words, path if " " not in path else "")
+    found = ApiError("invalid_request_error", str(error))
+    path = found.message.split(":", 1)[0]
+    found.param = path if " " not in path else ""
+    return found

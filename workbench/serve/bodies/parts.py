@@ -8,13 +8,13 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Tag, ValidationInfo, WithJsonSchema, model_validator
 
-from workbench.serve.bodies.fields import Body
+from workbench.serve.bodies.fields import Body, IgnoredFields
 
 
 class Part(Body):
     """An object within a body. `REFUSED` and `IGNORED` hold as in the body itself.
 
-    What is ignored is written into the context of the validation, a dict, by the class and the field.
+    What is ignored is written into the context of the validation, `IgnoredFields`, by the class and the field.
     """
 
     @model_validator(mode="before")
@@ -22,16 +22,22 @@ class Part(Body):
     def _take_known_fields(cls, given: Any, info: ValidationInfo) -> Any:
         if not isinstance(given, Mapping):
             return given
-        taken = {}
+        taken, known = {}, cls.carried_out()
+        ignored = info.context if isinstance(info.context, IgnoredFields) else IgnoredFields(is_strict=True)
         for name, value in given.items():
-            refused = cls.REFUSED.get(name)
-            if name in cls.IGNORED:
-                if value is not None and isinstance(info.context, dict):
-                    info.context[f"{cls.__name__}.{name}"] = cls.IGNORED[name]
-            elif refused is None:
-                taken[name] = value
-            elif value is not None and not any(value == each and type(value) is type(each) for each in refused.neutral):
-                raise ValueError(f"{name} is not supported: {refused.reason}")
+            if name in known:
+                if cls.takes(name, value):
+                    taken[name] = value
+            elif name in cls.IGNORED:
+                if value is not None:
+                    ignored.add(f"{cls.__name__}.{name}", cls.IGNORED[name])
+            elif name in cls.REFUSED:
+                if not cls.REFUSED[name].is_neutral(value):
+                    raise ValueError(f"{name} is not supported: {cls.REFUSED[name].reason}")
+            elif ignored.is_strict:
+                taken[name] = value  # refused by its path
+            elif value is not None:
+                ignored.unknown(f"{cls.__name__}.{name}", [*known, *cls.REFUSED, *cls.IGNORED])
         return taken
 
 

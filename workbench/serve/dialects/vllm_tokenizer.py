@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from fastapi import APIRouter, Request
 
 from workbench.request import SamplingParameters
 from workbench.serve.answers.pieces import Piece, PromptRead, Text
 from workbench.serve.answers.prompt_work import GIVES_BOS, GIVES_TEXT
-from workbench.serve.bodies.fields import Body, Int
+from workbench.serve.bodies.fields import Body, IgnoredFields, Int, Refused
 from workbench.serve.call import Call, Caller, PromptInput
 from workbench.serve.dialect import PING, Dialect, RouteServices
 from workbench.serve.dialects.openai.common import ERROR_SCHEMA, data_event, error_json
-from workbench.serve.dialects.openai.messages import read_conversation
+from workbench.serve.dialects.openai.messages import continues_last, read_conversation
 from workbench.serve.document import COUNT, TEXT, list_schema, object_schema
 from workbench.serve.errors import ApiError
 
@@ -33,6 +33,13 @@ class TokenizeBody(Body):
     tools: list[dict[str, Any]] | None = None
     add_special_tokens: bool = True
     return_token_strs: bool | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
+
+    REFUSED: ClassVar[Mapping[str, Refused]] = {
+        "chat_template": Refused("the model's own is used"),
+        "chat_template_kwargs": Refused("messages are read without arguments of the template", ({},)),
+    }
 
 
 class DetokenizeBody(Body):
@@ -70,13 +77,14 @@ class VllmTokenize(_TokenizerDialect):
     name, path, body = "vllm.tokenize", "/tokenize", TokenizeBody
     answer_schema = object_schema(tokens=list_schema(COUNT), count=COUNT, max_model_len=COUNT)
 
-    def parse(self, body: TokenizeBody, model: ServedModel, ignored: Mapping[str, str], caller: Caller) -> Call:
+    def parse(self, body: TokenizeBody, model: ServedModel, ignored: IgnoredFields, caller: Caller) -> Call:
         if (body.prompt is None) == (body.messages is None):
             raise ApiError("invalid_request_error", "prompt: give either prompt or messages", "prompt")
         _tokenizer(model)
         prompt: PromptInput = body.prompt or ""
         if body.messages is not None:
-            prompt = read_conversation(body.messages, body.tools or ())[0]
+            continues = continues_last(body.continue_final_message, body.add_generation_prompt)
+            prompt = read_conversation(body.messages, body.tools or (), ignored, continues)[0]
         options = {GIVES_BOS: body.add_special_tokens, "names": bool(body.return_token_strs)}
         return _call(self.name, body.model or model.name, prompt, model.answer_tokens, options, ignored)
 
@@ -103,7 +111,7 @@ class VllmDetokenize(_TokenizerDialect):
     name, path, body = "vllm.detokenize", "/detokenize", DetokenizeBody
     answer_schema = object_schema(prompt=TEXT)
 
-    def parse(self, body: DetokenizeBody, model: ServedModel, ignored: Mapping[str, str], caller: Caller) -> Call:
+    def parse(self, body: DetokenizeBody, model: ServedModel, ignored: IgnoredFields, caller: Caller) -> Call:
         size = _tokenizer(model).vocab_size
         wrong = next((id for id in body.tokens if not 0 <= id < size), None)
         if wrong is not None:
@@ -125,7 +133,7 @@ def _call(
 
 
 def _described(model: ServedModel) -> dict[str, Any]:
-    tokenizer, template = _tokenizer(model), model.runner.chat_template
+    tokenizer, template = _tokenizer(model), model.chat_template
     ends = model.runner.model.spec.eos_token_ids
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",

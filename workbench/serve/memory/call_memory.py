@@ -100,6 +100,7 @@ class CallRecorder:
         prepared = self._prepared[place]
         # What a stop string ended was generated with the string, and is shown without.
         is_cut = ended.reason in ("cancelled", "content_filter") or isinstance(ended.stop, str)
+        is_cut = is_cut or (prepared.conversation is not None and prepared.conversation.continues)
         if is_cut or prepared.conversation is None or prepared.format is None or self._model.tokenizer is None:
             return
         if not ended.token_ids:
@@ -108,7 +109,8 @@ class CallRecorder:
         ids = list(ended.token_ids)
         ends = prepared.request.sampling.stop_token_ids
         spoken = ids[:-1] if ids[-1] in ends else ids
-        made = parse_answer(spoken, self._model.tokenizer, prepared.format, prepared.in_thought)
+        before = prepared.request.prompt_ids
+        made = parse_answer(spoken, self._model.tokenizer, prepared.format, prepared.in_thought, before)
         if len(made.tool_calls) != len(calls):
             return
         made = made.model_copy(update={"generated_ids": tuple(ids)})

@@ -9,6 +9,7 @@ from typing import Any
 
 from workbench.request import FinishReason
 from workbench.serve.call import ADMIN, Call, Caller
+from workbench.serve.errors import without_paths
 from workbench.serve.gate import Outcome
 from workbench.serve.served_model import PreparedPrompt
 from workbench.settings import non_default_settings
@@ -16,6 +17,7 @@ from workbench.trace.events import (
     Decoded,
     Event,
     Finished,
+    HandedOver,
     Moved,
     Preempted,
     Prefilled,
@@ -113,7 +115,7 @@ class CallTrace:
             "choices": self._choices(has_text, is_admin),
             "decisions": [
                 self._decision(each) for each in self.events
-                if isinstance(each, Scheduled | Preempted | Prefilled | Routed | Moved)
+                if isinstance(each, Scheduled | Preempted | Prefilled | Routed | Moved | HandedOver)
             ],
             "steps": [self._step(each) for each in self.of_kind(Stepped)],
             "dropped_events": self.dropped,
@@ -121,9 +123,12 @@ class CallTrace:
             "failure": self.failure if is_admin else "",
         }  # fmt: skip
 
-    def _decision(self, event: Scheduled | Preempted | Prefilled | Routed | Moved) -> dict[str, Any]:
-        """Return a decision with its reason; of a prefill chunk that is its tokens."""
-        reason = f"{event.tokens} tokens" if isinstance(event, Prefilled) else event.reason
+    def _decision(self, event: Scheduled | Preempted | Prefilled | Routed | Moved | HandedOver) -> dict[str, Any]:
+        """Return a decision with its reason; of a prefill chunk that is its tokens, of a handover its pages."""
+        if isinstance(event, HandedOver):
+            reason = f"{event.pages} pages"
+        else:
+            reason = f"{event.tokens} tokens" if isinstance(event, Prefilled) else without_paths(event.reason)
         found = {
             "time": event.time - self.began, "step": getattr(event, "step", 0),
             "action": getattr(event, "action", event.kind), "reason": reason, "request": event.request_id,
@@ -134,6 +139,8 @@ class CallTrace:
             found["options"] = [each._asdict() for each in event.options]
         if isinstance(event, Moved):
             found |= {"source": event.source, "generated_tokens": event.generated_tokens}
+        if isinstance(event, HandedOver):
+            found["source"] = event.source
         return found
 
     def _prompt(self, prepared: PreparedPrompt) -> dict[str, Any]:
@@ -220,7 +227,7 @@ class TraceStore:
 
 
 def _finished(end: Finished, is_admin: bool) -> dict[str, Any]:
-    error = end.error if is_admin or end.reason == FinishReason.REFUSED else ""
+    error = without_paths(end.error) if is_admin or end.reason == FinishReason.REFUSED else ""
     return {
         "reason": end.reason, "ended_by": end.ended_by, "error": error, "completion_tokens": len(end.token_ids),
         "cached_tokens": end.cached_tokens, "computed_tokens": end.computed_tokens,
@@ -249,4 +256,4 @@ def _plain(value: Any) -> Any:
         return [_plain(each) for each in value]
     if isinstance(value, Iterable) and not isinstance(value, str):
         return str(value)
-    return value if value is None or isinstance(value, str | int | float | bool) else str(value)
+    return value if value is None or isinstance(value, int | float | bool) else without_paths(str(value))

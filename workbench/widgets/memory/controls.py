@@ -153,14 +153,12 @@ def available_bytes(name: str) -> int | None:
 
 
 def describe_fit(found: dict[str, Any]) -> str:
-    from workbench.memory.report import format_bytes
+    from workbench.memory.report import describe_longest, format_bytes
 
     if "sequences" not in found:
         return "This machine does not tell how much memory it has."
-    longest = found["longest_context"]
-    length = "any length" if longest is None else f"up to {longest:,} tokens each"
     size, sequences = format_bytes(found["memory_bytes"]), f"{found['sequences']:,} of {found['context']:,} tokens"
-    words = f"{sequences}, or {found['batch']:,} of {length}"
+    words = f"{sequences}, or {describe_longest(found)}"
     return f"Sequences that fit into {size} beside weights and activations: {words}."
 
 

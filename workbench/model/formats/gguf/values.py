@@ -11,6 +11,12 @@ from workbench.model.formats.gguf.file import GGUFArray, GGUFFile
 from workbench.model.hf.fields import REQUIRED, ConfigFields
 
 END_TOKENS = ("eos_token_id", "eot_token_id", "eom_token_id")
+# Ends that a file may have no key for, as llama.cpp finds them (llama-vocab.cpp): older converters wrote eos alone.
+END_NAMES = frozenset((
+    "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>",
+    "<end_of_turn>", "<end_of_utterance>", "<|endoftext|>", "<|end_of_text|>", "<EOT>", "_<EOT>",
+    "<｜end▁of▁sentence｜>",
+))  # fmt: skip
 
 
 class GGUFValues:
@@ -74,7 +80,12 @@ class GGUFValues:
         return share if int(dim * share) == columns else (columns + 0.5) / dim
 
     def end_token_ids(self) -> list[int]:
+        """Return the tokens that end a text: those of the keys, then those that are ends by their names."""
         found = [self._file.metadata.get(f"tokenizer.ggml.{key}") for key in END_TOKENS]
+        entries = self._file.metadata.get("tokenizer.ggml.tokens")
+        names = entries.values() if isinstance(entries, GGUFArray) else entries if isinstance(entries, list) else []
+        ends = END_NAMES - ({"<|end|>"} if "<|return|>" in names else set())  # there it ends a channel
+        found += [id for id, name in enumerate(names) if isinstance(name, str) and name in ends]
         return list(dict.fromkeys(each for each in found if isinstance(each, int)))
 
     def has(self, tensor: str) -> bool:

@@ -119,13 +119,14 @@ class Message(Part):
 
 
 class ToolDeclaration(Part):
-    """A tool. Arguments always keep the schema, so `strict` changes nothing."""
+    """A tool. With `strict` its schema is carried out as a whole, or refused."""
 
     name: str
     input_schema: dict[str, Any]
     description: str = ""
     type: Literal["custom"] | None = None
     cache_control: CacheControl | None = None
+    strict: bool | None = None
 
     REFUSED: ClassVar[Mapping[str, Refused]] = {
         "allowed_callers": Refused("tools are called by the model alone", (["direct"],)),
@@ -133,7 +134,6 @@ class ToolDeclaration(Part):
         "input_examples": Refused("no template shows them; put an example into the description", ([],)),
     }
     IGNORED: ClassVar[Mapping[str, str]] = {
-        "strict": "arguments always keep the tool's schema",
         "eager_input_streaming": "arguments are always streamed as they are generated",
     }
 
@@ -168,6 +168,19 @@ class OutputConfig(Part):
     format: AnswerSchema | None = None
 
 
+def _refuse_edit(edit: Any) -> Any:
+    kind = edit.get("type") if isinstance(edit, Mapping) else None
+    if not isinstance(kind, str) or not kind.startswith("clear_thinking_"):
+        raise ValueError(f"an edit of type {str(kind)[:60]!r} is not supported: the history is read as it is sent")
+    return edit
+
+
+class ContextManagement(Part):
+    """Edits of the history. That of thoughts changes nothing: the template decides which earlier ones are read."""
+
+    edits: list[Annotated[Any, BeforeValidator(_refuse_edit)]] = []
+
+
 class Metadata(Part):
     user_id: Annotated[str, Field(max_length=512)] | None = None
 
@@ -189,11 +202,18 @@ class CountTokensBody(Body):
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
+    context_management: ContextManagement | None = None
 
     REFUSED: ClassVar[Mapping[str, Refused]] = {
-        "speed": Refused("there is one speed", ("standard",)),
-        "user_profile_id": Refused(NO_PROFILES),
-        "workspace_id": Refused(NO_PROFILES),
+        "output_format": Refused("use output_config.format"),
+        "mcp_servers": Refused(NO_SERVER_TOOLS, ([],)),
+    }
+    IGNORED: ClassVar[Mapping[str, str]] = {
+        "speed": "there is one speed",
+        "user_profile_id": NO_PROFILES,
+        "workspace_id": NO_PROFILES,
+        "betas": "what is carried out needs no beta",
+        "anthropic_beta": "what is carried out needs no beta",
     }
 
 
@@ -204,7 +224,7 @@ class MessagesBody(CountTokensBody):
     stream: bool = False
     stop_sequences: list[str] = []
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[Int, Field(ge=0)] | None = None
     metadata: Metadata | None = None
     diagnostics: Diagnostics | None = None
@@ -212,9 +232,9 @@ class MessagesBody(CountTokensBody):
     REFUSED: ClassVar[Mapping[str, Refused]] = {
         **CountTokensBody.REFUSED,
         "container": Refused(NO_CONTAINER),
-        "inference_geo": Refused("the server stands where it stands"),
-        "context_management": Refused("the history is read as it is sent; leave out what is not to be read"),
-        "mcp_servers": Refused(NO_SERVER_TOOLS, ([],)),
-        "betas": Refused("a field without effect in the body; it is a header", ([],)),
     }
-    IGNORED: ClassVar[Mapping[str, str]] = {"service_tier": "there is one tier"}
+    IGNORED: ClassVar[Mapping[str, str]] = {
+        **CountTokensBody.IGNORED,
+        "inference_geo": "the server stands where it stands",
+        "service_tier": "there is one tier",
+    }

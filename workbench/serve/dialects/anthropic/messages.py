@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from workbench.request import SamplingParameters
 from workbench.response_format import JSONSchema, Thinking
 from workbench.serve.answers.pieces import Piece, prompt_tokens
-from workbench.serve.bodies.fields import Body
+from workbench.serve.bodies.fields import Body, IgnoredFields
 from workbench.serve.call import Call, Caller
 from workbench.serve.dialects.anthropic import answer as anthropic_answer
 from workbench.serve.dialects.anthropic.answer import HIDES_THOUGHTS, MessageWriter, event, whole_message
@@ -62,7 +62,7 @@ class AnthropicMessages:
     def __init__(self, signing_key: bytes = b""):
         self.signer = ThoughtSigner(signing_key)
 
-    def parse(self, body: MessagesBody, model: ServedModel, ignored: Mapping[str, str], caller: Caller) -> Call:
+    def parse(self, body: MessagesBody, model: ServedModel, ignored: IgnoredFields, caller: Caller) -> Call:
         conversation, breakpoints = read_conversation(body, self.signer)
         notes: dict[str, Any] = {}
         options: dict[str, Any] = {}
@@ -73,7 +73,9 @@ class AnthropicMessages:
         if body.max_tokens == 0 and body.stream:
             raise _invalid("max_tokens", "0 only reads the prompt into the cache; leave out stream")
         if body.output_config is not None and body.output_config.effort is not None and not _is_adaptive(body):
-            ignored = {**ignored, "output_config.effort": "is the budget of adaptive thinking alone"}
+            ignored.add("output_config.effort", "is the budget of adaptive thinking alone")
+        if body.context_management is not None:
+            ignored.add("context_management", "the template decides which earlier thoughts are read")
         choice, parallel = _tool_choice(body.tool_choice)
         diagnostics = body.diagnostics
         return Call(
@@ -124,7 +126,7 @@ class AnthropicCount(AnthropicMessages):
     def __init__(self, signer: ThoughtSigner):
         self.signer = signer
 
-    def parse(self, body: CountTokensBody, model: ServedModel, ignored: Mapping[str, str], caller: Caller) -> Call:
+    def parse(self, body: CountTokensBody, model: ServedModel, ignored: IgnoredFields, caller: Caller) -> Call:
         values = {name: getattr(body, name) for name in CountTokensBody.model_fields}
         whole = MessagesBody.model_construct({*values}, **values, max_tokens=TOKENS_WHEN_COUNTED)
         return replace(super().parse(whole, model, ignored, caller), purpose="tokenize")

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from workbench.serve.batches.openai_batch_routes import page
 from workbench.serve.dialects.anthropic.body import EFFORT_SHARES
 
 if TYPE_CHECKING:
@@ -39,8 +40,9 @@ def describe_model(model: ServedModel) -> dict[str, Any]:
     }
 
 
-def list_models(models: Iterable[ServedModel]) -> dict[str, Any]:
-    """Return the answer of `GET /v1/models` to a client that sends `anthropic-version`."""
-    data = [describe_model(each) for each in models]
-    ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}
-    return {"data": data, "has_more": False, **ends}
+def list_models(
+    models: Iterable[ServedModel], limit: int = 1000, after_id: str = "", before_id: str = ""
+) -> dict[str, Any]:
+    """Return a page of `GET /v1/models` for a client that sends `anthropic-version` (ApiError)."""
+    found = page([describe_model(each) for each in models], limit, after_id, before_id)
+    return {name: value for name, value in found.items() if name != "object"}

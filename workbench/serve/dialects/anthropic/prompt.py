@@ -50,13 +50,11 @@ class _Reader:
     def read_message(self, message: Message, number: int) -> None:
         where = f"messages.{number}.content"
         if message.role == "system":
-            raise ApiError(
-                "invalid_request_error",
-                f"messages.{number}.role: a system message after the first turn is not supported; say it in system, or "
-                "as a user",
-                f"messages.{number}.role",
-            )
-        if message.role == "user":
+            blocks = [_text_block(block, f"{where}.{n}") for n, block in enumerate(message.content)]
+            self.turns.append(UserTurn(role="system", content="".join(block.text for block in blocks)))
+            for n, block in enumerate(blocks):
+                self.mark(block.cache_control, "turn", len(self.turns) - 1, f"{where}.{n}")
+        elif message.role == "user":
             self._read_user(message.content, where)
         else:
             self._read_assistant(message.content, where)
@@ -184,7 +182,7 @@ def _checked(marked: Sequence[tuple[Breakpoint, str]]) -> tuple[Breakpoint, ...]
 def _tools(declared: Iterable[ToolDeclaration]) -> Iterator[Tool]:
     return iter(
         declare_all(
-            {"name": tool.name, "description": tool.description, "parameters": {"type": "object", **tool.input_schema}}
+            {"name": tool.name, "description": tool.description, "parameters": tool.input_schema, "strict": tool.strict}
             for tool in declared
         )
     )

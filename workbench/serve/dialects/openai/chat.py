@@ -10,8 +10,9 @@ from pydantic import Field
 
 from workbench.prompt.conversation import Conversation
 from workbench.response_format import JSONSchema, ResponseFormat, Thinking
+from workbench.sampling.json_closed import answer_of
 from workbench.serve.answers.pieces import Ended, Piece, PromptRead, Text, Thought, ToolArguments, ToolCallBegun, Used
-from workbench.serve.bodies.fields import Int, Refused, TokenCount, check_fields
+from workbench.serve.bodies.fields import IgnoredFields, Int, Refused, TokenCount
 from workbench.serve.call import Call, Caller
 from workbench.serve.dialect import PING, Dialect, RouteServices
 from workbench.serve.dialects.openai.common import (
@@ -30,7 +31,7 @@ from workbench.serve.dialects.openai.common import (
     prompt_logprobs_json,
     usage_json,
 )
-from workbench.serve.dialects.openai.messages import read_conversation
+from workbench.serve.dialects.openai.messages import continues_last, read_conversation
 from workbench.serve.document import COUNT, OBJECT, TEXT, list_schema, object_schema, one_of, optional
 from workbench.serve.errors import ApiError
 from workbench.serve.served_model import ServedModel
@@ -56,20 +57,31 @@ class ChatBody(SamplingBody):
     response_format: dict[str, Any] | None = None
     reasoning_effort: Effort | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
 
     REFUSED: ClassVar[Mapping[str, Refused]] = {
-        **SamplingBody.VLLM_REFUSED,
+        **SamplingBody.OTHERS_REFUSED,
+        "add_special_tokens": Refused("the chat template writes the tokens before a chat", (False, True)),
+        "echo": Refused("a chat shows the answer alone", (False,)),
+        "chat_template": Refused("the model's own is used"),
+        "documents": Refused("put them into a message", ([],)),
+        "reasoning": Refused("use reasoning_effort"),
+        "thinking": Refused("use reasoning_effort, or /v1/messages"),
+        "include_reasoning": Refused("a thought is shown apart from the answer", (True,)),
         "audio": Refused(NO_SOUND),
         "modalities": Refused(NO_SOUND, (["text"],)),
         "functions": Refused(OLD_FUNCTIONS),
         "function_call": Refused(OLD_FUNCTIONS),
         "moderation": Refused("what is moderated is set at the gateway"),
-        "prediction": Refused("drafts come from the server's own speculation"),
         "web_search_options": Refused("nothing here reaches the network"),
-        "store": Refused("chats are not stored; use /v1/responses", (False,)),
-        "prompt_cache_options": Refused("put prompt_cache_breakpoint into content parts"),
     }
     IGNORED: ClassVar[Mapping[str, str]] = {
+        **SamplingBody.OTHERS_IGNORED,
+        "prediction": "drafts come from the server's own speculation, and change no answer",
+        "store": "chats are not stored; /v1/responses are",
+        "prompt_cache_options": "put prompt_cache_breakpoint into content parts",
+        "mm_processor_kwargs": NO_SOUND,
         "user": NO_ACCOUNT,
         "safety_identifier": NO_ACCOUNT,
         "metadata": "it would only be listed beside stored chats",
@@ -101,20 +113,23 @@ class OpenAIChat:
     ping, request_id_header = PING, "x-request-id"
     answer_schema, error_schema = ANSWER_SCHEMA, ERROR_SCHEMA
 
-    def parse(self, body: ChatBody, model: ServedModel, ignored: Mapping[str, str], caller: Caller) -> Call:
+    def parse(self, body: ChatBody, model: ServedModel, ignored: IgnoredFields, caller: Caller) -> Call:
         body.check_stream_options()
         if body.top_logprobs is not None and not body.logprobs:
             raise ApiError("invalid_request_error", "top_logprobs: wants logprobs: true", "top_logprobs")
         if body.max_tokens is not None and body.max_completion_tokens is not None:
             words = "max_tokens: and max_completion_tokens are one thing; give one"
             raise ApiError("invalid_request_error", words, "max_tokens")
-        conversation, breakpoints = read_conversation(body.messages, body.tools or ())
+        conversation, breakpoints = read_conversation(
+            body.messages, body.tools or (), ignored,
+            continues_last(body.continue_final_message, body.add_generation_prompt),
+        )  # fmt: skip
         if body.chat_template_kwargs:
             conversation = conversation.model_copy(update={"template_arguments": dict(body.chat_template_kwargs)})
         more: dict[str, Any] = {}
         if body.logprobs:
             more["logprobs"] = body.top_logprobs or 0
-        if (wanted := _response_format(body.response_format)) is not None:
+        if (wanted := _response_format(body.response_format, ignored)) is not None:
             more["response_format"] = wanted
         if body.reasoning_effort is not None:
             more["thinking"] = _thinking(body.reasoning_effort, model)
@@ -128,7 +143,8 @@ class OpenAIChat:
             stream=bool(body.stream), prompt_logprobs=body.prompt_logprobs, breakpoints=breakpoints,
             priority=body.priority or 0, deadline=body.deadline, ignored=ignored,
             options={"include_usage": body.includes_usage, "continuous_usage": body.repeats_usage,
-                     "token_ids": bool(body.return_token_ids)},
+                     "token_ids": bool(body.return_token_ids),
+                     "tokens_as_ids": bool(body.return_tokens_as_token_ids)},
         )  # fmt: skip
 
     def writer(self, call: Call, model: ServedModel) -> ChatWriter:
@@ -166,10 +182,10 @@ class OpenAIChat:
         return ()
 
 
-def _response_format(given: dict[str, Any] | None) -> ResponseFormat | None:
+def _response_format(given: dict[str, Any] | None, ignored: IgnoredFields) -> ResponseFormat | None:
     kind = None if given is None else given.get("type")
     if given is not None:
-        check_fields(given, ("type", "json_schema") if kind == "json_schema" else ("type",), "response_format")
+        ignored.check(given, ("type", "json_schema") if kind == "json_schema" else ("type",), "response_format")
     if given is None or kind == "text":
         return None
     if kind == "json_object":
@@ -182,9 +198,9 @@ def _response_format(given: dict[str, Any] | None) -> ResponseFormat | None:
     if not isinstance(described, dict) or not isinstance(described.get("schema", {}), dict):
         raise ApiError("invalid_request_error", "response_format.json_schema: must be an object with name and schema",
                        "response_format.json_schema")  # fmt: skip
-    # The name and the description are for the model's makers, and every schema is kept to strictly.
-    check_fields(described, ("name", "description", "schema", "strict"), "response_format.json_schema")
-    return JSONSchema(json_schema=described.get("schema", {}))
+    # The name and the description are for the model's makers. Every schema is kept to; a strict one is closed too.
+    ignored.check(described, ("name", "description", "schema", "strict"), "response_format.json_schema")
+    return answer_of(described.get("schema", {}), described.get("strict") is True)
 
 
 def _thinking(effort: str, model: ServedModel) -> Thinking | None:
@@ -247,10 +263,10 @@ class _WholeChoice:
             message["reasoning_content"] = "".join(self.thoughts)
         if self.calls:
             message["tool_calls"] = self.calls
-        wants_logprobs = call.sampling.logprobs is not None
+        wants_logprobs, as_ids = call.sampling.logprobs is not None, bool(call.options.get("tokens_as_ids"))
         found = {
             "index": self.number, "message": message, "finish_reason": FINISH_REASONS[self.ended.reason],
-            "logprobs": chat_logprobs(model, self.logprobs) if wants_logprobs else None,
+            "logprobs": chat_logprobs(model, self.logprobs, as_ids) if wants_logprobs else None,
             "stop_reason": self.ended.stop,
         }  # fmt: skip
         return found | ({"token_ids": self.ended.token_ids} if call.options.get("token_ids") else {})
@@ -316,7 +332,8 @@ class ChatWriter:
             delta = {"role": "assistant", **delta}
         choice: dict[str, Any] = {"index": piece.choice, "delta": delta, "logprobs": None, "finish_reason": reason}
         if self._has_logprobs and isinstance(piece, Text) and piece.logprobs:
-            choice["logprobs"] = chat_logprobs(self._model, piece.logprobs)
+            as_ids = bool(self._call.options.get("tokens_as_ids"))
+            choice["logprobs"] = chat_logprobs(self._model, piece.logprobs, as_ids)
         if reason is not None:
             choice["stop_reason"] = stop
         if self._shows_ids and isinstance(piece, Text | Thought):

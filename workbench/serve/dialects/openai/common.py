@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import orjson
 from pydantic import Field
 
+from workbench.prompt.tokenization.token_names import token_text
 from workbench.request import MAX_LOGPROBS, MAX_STOP_STRINGS, SamplingParameters
 from workbench.response_format import Choices, JSONSchema, Lark, Regex, ResponseFormat
 from workbench.serve.answers.pieces import EndReason, TokenLogprob, Used
@@ -39,6 +40,7 @@ TYPES = {
 }  # fmt: skip
 CODES = {"authentication_error": "invalid_api_key", "rate_limit_error": "rate_limit_exceeded"}
 EFFORTS = {"none": 0.0, "minimal": 1 / 64, "low": 1 / 16, "medium": 1 / 8, "high": 1 / 4, "xhigh": 3 / 8, "max": 1 / 2}
+OTHER_SAMPLER = "this sampler is not served; use temperature, top_k, top_p or min_p"
 SET_BY_SERVER = "the server sets it from the key's owner, so that tenants share no pages"
 NO_ACCOUNT = "there is no account behind this server that it could concern"
 
@@ -65,13 +67,21 @@ class StreamOptions(Part):
     continuous_usage_stats: bool | None = None
 
 
-class StructuredOutputs(Body):
+class StructuredOutputs(Part):
     """vLLM's way to say what an answer must be; one of these."""
 
     json_schema: dict[str, Any] | None = Field(default=None, alias="json")
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None  # in Lark
+
+    REFUSED: ClassVar[Mapping[str, Refused]] = {
+        **dict.fromkeys(
+            ("json_object", "structural_tag", "whitespace_pattern", "disable_any_whitespace",
+             "disable_additional_properties"),
+            Refused("give json, regex, choice or grammar", (False,)),
+        ),
+    }  # fmt: skip
 
     def format(self) -> ResponseFormat:
         given = [name for name in type(self).model_fields if getattr(self, name) is not None]
@@ -93,7 +103,7 @@ class SamplingBody(Body):
     stream_options: StreamOptions | None = None
     n: Annotated[Int, Field(ge=1, le=1024)] | None = None
     temperature: Temperature | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
@@ -106,16 +116,42 @@ class SamplingBody(Body):
     stop_token_ids: list[Int] | None = None
     prompt_logprobs: Annotated[Int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
     priority: Priority | None = None
     deadline: Annotated[float, Field(gt=0, lt=1e9)] | None = None  # seconds, for policies that know deadlines
     structured_outputs: StructuredOutputs | None = None
 
-    VLLM_REFUSED: ClassVar[Mapping[str, Refused]] = {
+    # Fields of vLLM, llama.cpp and OpenRouter.
+    OTHERS_REFUSED: ClassVar[Mapping[str, Refused]] = {
         "cache_salt": Refused(SET_BY_SERVER),
         "min_tokens": Refused("the engine has no lower bound of an answer; use ignore_eos", (0,)),
         "skip_special_tokens": Refused("control tokens are never shown", (True,)),
-        "add_special_tokens": Refused("a text has the tokens before it that the tokenizer puts there", (True,)),
-        "guided_json": Refused("use response_format or structured_outputs"),
+        "include_stop_str_in_output": Refused("what stops an answer is no part of it", (False,)),
+        "truncate_prompt_tokens": Refused("the server's setting `overflow` decides what is cut"),
+        "use_beam_search": Refused("answers are sampled here", (False,)),
+        "length_penalty": Refused("it is of beams, which are not served", (1.0, 1)),
+        "early_stopping": Refused("it is of beams, which are not served", (False,)),
+        "logits_processors": Refused("no code is taken from a request", ([],)),
+        "thinking_token_budget": Refused("use reasoning_effort"),
+        "max_thinking_tokens": Refused("use reasoning_effort"),
+        **dict.fromkeys(("bad_words", "allowed_token_ids"), Refused("use logit_bias", ([],))),
+        **dict.fromkeys(
+            ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "grammar", "json_schema"),
+            Refused("use response_format or structured_outputs"),
+        ),
+        **dict.fromkeys(
+            ("top_a", "mirostat", "dynatemp_range", "dry_multiplier", "xtc_probability"),
+            Refused(OTHER_SAMPLER, (0, 0.0)),
+        ),
+        **dict.fromkeys(("typical_p", "tfs_z"), Refused(OTHER_SAMPLER, (1, 1.0))),
+        **dict.fromkeys(("lora_request", "adapter", "plugins", "transforms"), Refused("models are as they are", ([],))),
+    }
+    OTHERS_IGNORED: ClassVar[Mapping[str, str]] = {
+        "request_id": "the server gives each call an id of its own",
+        "guided_decoding_backend": "there is one compiler of grammars",
+        "spaces_between_special_tokens": "control tokens are never shown",
+        "cache_prompt": "every prefix is kept as long as there is room",
+        **dict.fromkeys(("provider", "models", "route"), "there is nowhere to route to"),
     }
 
     def sampling(self, max_tokens: int, **more: Any) -> SamplingParameters:
@@ -196,19 +232,12 @@ def usage_json(used: Used) -> dict[str, Any]:
     }
 
 
-def token_text(model: ServedModel, token_id: int) -> str:
-    """Return a token as log-probabilities name it: its text, or its id where the model has no tokenizer."""
-    if model.tokenizer is None:
-        return f"token_id:{token_id}"
-    return model.tokenizer.token_bytes(token_id).decode("utf-8", "replace")
-
-
-def chat_logprobs(model: ServedModel, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+def chat_logprobs(model: ServedModel, tokens: Sequence[TokenLogprob], as_ids: bool = False) -> dict[str, Any]:
     """Return log-probabilities in the shape of chats."""
 
     def one(token_id: int, logprob: float | None) -> dict[str, Any]:
         raw = model.tokenizer.token_bytes(token_id) if model.tokenizer is not None else b""
-        return {"token": token_text(model, token_id), "logprob": finite(logprob), "bytes": list(raw)}
+        return {"token": token_text(model.tokenizer, token_id, as_ids), "logprob": finite(logprob), "bytes": list(raw)}
 
     return {
         "content": [
@@ -234,7 +263,7 @@ def prompt_logprobs_json(model: ServedModel, tokens: Sequence[TokenLogprob]) -> 
         alternatives = {**ranked, each.token_id: each.logprob}
         found.append({
             str(token_id): {"logprob": finite(value), "rank": ranks.get(token_id),
-                            "decoded_token": token_text(model, token_id)}
+                            "decoded_token": token_text(model.tokenizer, token_id)}
             for token_id, value in alternatives.items()
         })  # fmt: skip
     return found

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Discriminator, Field, Tag
 
+from workbench.prompt.tokenization.detokenize import TextPlaces
+from workbench.prompt.tokenization.token_names import token_name, top_by_name
 from workbench.request import MAX_LOGPROBS
 from workbench.serve.answers.pieces import Ended, Piece, PromptRead, Text, Thought, TokenLogprob, Used
-from workbench.serve.bodies.fields import Int, Refused, TokenCount
+from workbench.serve.bodies.fields import IgnoredFields, Int, Refused
 from workbench.serve.call import Call, Caller, PromptInput
 from workbench.serve.dialect import PING, Dialect, RouteServices
 from workbench.serve.dialects.openai.common import (
@@ -26,7 +29,6 @@ from workbench.serve.dialects.openai.common import (
     kind_of_prompt,
     new_id,
     prompt_logprobs_json,
-    token_text,
     usage_json,
 )
 from workbench.serve.document import COUNT, OBJECT, TEXT, list_schema, object_schema, one_of, optional
@@ -51,16 +53,17 @@ class CompletionBody(SamplingBody):
         | Annotated[list[Ids], Field(max_length=MAX_PROMPTS), Tag("<lists>")],
         Discriminator(kind_of_prompt),
     ]
-    max_tokens: TokenCount | None = None
+    max_tokens: Annotated[Int, Field(ge=0, lt=2**31)] | None = None  # 0 only reads the prompt
     best_of: Annotated[Int, Field(ge=1, le=1024)] | None = None
     echo: bool | None = None
     logprobs: Annotated[Int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
     REFUSED: ClassVar[Mapping[str, Refused]] = {
-        **SamplingBody.VLLM_REFUSED,
+        **SamplingBody.OTHERS_REFUSED,
+        "add_special_tokens": Refused("a text has the tokens before it that the tokenizer puts there", (True,)),
         "suffix": Refused("no model here was trained to fill in before a suffix", ("",)),
     }
-    IGNORED: ClassVar[Mapping[str, str]] = {"user": NO_ACCOUNT}
+    IGNORED: ClassVar[Mapping[str, str]] = {**SamplingBody.OTHERS_IGNORED, "user": NO_ACCOUNT}
 
 
 ANSWER_SCHEMA = object_schema(
@@ -82,8 +85,11 @@ class OpenAICompletions:
     ping, request_id_header = PING, "x-request-id"
     answer_schema, error_schema = ANSWER_SCHEMA, ERROR_SCHEMA
 
-    def parse(self, body: CompletionBody, model: ServedModel, ignored: Mapping[str, str], caller: Caller) -> Call:
+    def parse(self, body: CompletionBody, model: ServedModel, ignored: IgnoredFields, caller: Caller) -> Call:
         body.check_stream_options()
+        if body.max_tokens == 0 and not body.echo:
+            words = "max_tokens: 0 only reads the prompt, which echo shows; set echo, or give at least 1"
+            raise ApiError("invalid_request_error", words, "max_tokens")
         n, best_of = body.n or 1, body.best_of
         if best_of is not None and best_of < n:
             raise ApiError("invalid_request_error", f"best_of: {best_of} is less than n", "best_of")
@@ -96,15 +102,16 @@ class OpenAICompletions:
         wanted = body.prompt_logprobs
         if body.echo and body.logprobs is not None:
             wanted = max(wanted or 0, body.logprobs)
+        max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
         return Call(
-            new_id("cmpl"), self.name, body.model, _prompts(body.prompt),
-            body.sampling(body.max_tokens or DEFAULT_MAX_TOKENS, **more),
-            has_seed=body.seed is not None,
+            new_id("cmpl"), self.name, body.model, _prompts(body.prompt), body.sampling(max_tokens, **more),
+            has_seed=body.seed is not None, only_warms=body.max_tokens == 0,
             stream=bool(body.stream), echo=bool(body.echo), prompt_logprobs=wanted, priority=body.priority or 0,
             deadline=body.deadline,
             ignored=ignored,
             options={"include_usage": body.includes_usage, "continuous_usage": body.repeats_usage,
-                     "token_ids": bool(body.return_token_ids), "prompt_logprobs": body.prompt_logprobs is not None},
+                     "token_ids": bool(body.return_token_ids), "prompt_logprobs": body.prompt_logprobs is not None,
+                     "tokens_as_ids": bool(body.return_tokens_as_token_ids)},
         )  # fmt: skip
 
     def writer(self, call: Call, model: ServedModel) -> CompletionWriter:
@@ -116,7 +123,7 @@ class OpenAICompletions:
             "id": call.id, "object": "text_completion", "created": int(time.time()), "model": call.model,
             "system_fingerprint": model.fingerprint,
         }  # fmt: skip
-        for piece in pieces:
+        for piece in _shown(call, pieces):
             if isinstance(piece, Used):
                 found["usage"] = usage_json(piece)
             elif isinstance(piece, PromptRead):
@@ -139,6 +146,19 @@ class OpenAICompletions:
         return ()
 
 
+def _shown(call: Call, pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """Yield the pieces that the client sees: of a call that only reads its prompt, none of the one token."""
+    for piece in pieces:
+        if not call.only_warms:
+            yield piece
+        elif isinstance(piece, Ended):
+            yield Ended(piece.choice, "length")
+        elif isinstance(piece, Used):
+            yield replace(piece, completion_tokens=0, thinking_tokens=0)
+        elif isinstance(piece, PromptRead):
+            yield piece
+
+
 def _prompts(given: Any) -> tuple[PromptInput, ...]:
     if isinstance(given, str):
         return (given,)
@@ -155,11 +175,12 @@ class _CompletionChoice:
     def __init__(self, number: int, call: Call, model: ServedModel):
         self.number, self._call, self._model = number, call, model
         self._texts: list[str] = []
-        self._tokens: list[TokenLogprob] = []
-        self._prompt_tokens = 0  # of `_tokens`, those of the prompt
+        self._tokens: list[tuple[TokenLogprob, int]] = []  # each with the place of its first character
         self._ids: list[int] = []
         self._prompt: dict[str, Any] = {}
-        self._offset = 0  # characters of the text before this chunk
+        self._echoed: tuple[int, ...] = ()  # ids of a prompt that is to be shown as text
+        self._first = 0  # characters of the prompt that is shown
+        self._places: TextPlaces | None = None
         self._ended: Ended | None = None
 
     def begin(self, piece: PromptRead) -> None:
@@ -169,28 +190,51 @@ class _CompletionChoice:
             self._prompt["prompt_token_ids"] = piece.token_ids
         if call.options.get("prompt_logprobs"):
             self._prompt["prompt_logprobs"] = prompt_logprobs_json(self._model, piece.logprobs)
-        if call.echo:
-            self._texts.append(self._prompt_text(piece))
-            self._tokens += piece.logprobs
+        tokenizer, ids = self._model.tokenizer, piece.token_ids
+        if tokenizer is not None and call.sampling.logprobs is not None:
+            self._places = TextPlaces(tokenizer, ids)
+        if not call.echo:
+            return
+        given = call.prompts[self.number // call.sampling.n]
+        if isinstance(given, str):
+            self._texts.append(given)
+            self._first = len(given)
+        elif tokenizer is not None:
+            self._echoed = ids
+            self._first = len(tokenizer.decode(ids, special=True))
+        places = [0] * len(ids)
+        if piece.logprobs and tokenizer is not None:
+            of_prompt = TextPlaces(tokenizer, named=not isinstance(given, str))
+            places = [min(of_prompt.push(id), self._first) for id in ids]
+            if isinstance(given, str) and tokenizer.decode(ids) != given:  # written otherwise than its tokens
+                read, spans = tokenizer.encode_with_offsets(given)
+                own = [first for first, _ in spans] if read == list(ids[-len(read) :]) else places
+                places = [0] * (len(ids) - len(own)) + own
+        self._tokens += zip(piece.logprobs, places, strict=False)
 
-    def _prompt_text(self, piece: PromptRead) -> str:
-        given = self._call.prompts[self.number // self._call.sampling.n]
-        if isinstance(given, str) or self._model.tokenizer is None:
-            return given if isinstance(given, str) else ""
-        return self._model.tokenizer.decode(piece.token_ids, special=True)
+    def _echo(self) -> str:
+        """Return the text of a prompt of ids; an answer's first tokens may complete its last character."""
+        tokenizer, ids = self._model.tokenizer, self._echoed
+        if tokenizer is None or not ids:
+            return ""
+        self._echoed = ()
+        answer = self._ids if self._ended is None else self._ended.token_ids
+        shown = [id for id in answer if not tokenizer.is_special(id)]
+        return tokenizer.decode([*ids, *shown], special=True)[: self._first]
 
     def add(self, piece: Piece) -> None:
         if isinstance(piece, Text | Thought):
             self._texts.append(piece.text)
             self._ids += piece.token_ids
-            if isinstance(piece, Text):
-                self._tokens += piece.logprobs
+            for token in piece.logprobs if isinstance(piece, Text) else ():
+                place = 0 if self._places is None else self._places.push(token.token_id)
+                self._tokens.append((token, max(0, self._first + place)))
         elif isinstance(piece, Ended):
             self._ended = piece
 
     def take(self) -> dict[str, Any]:
         """Return what came since the last time."""
-        text = "".join(self._texts)
+        text = self._echo() + "".join(self._texts)
         ended = self._ended
         found: dict[str, Any] = {
             "index": self.number, "text": text, "logprobs": self._logprobs(),
@@ -199,33 +243,26 @@ class _CompletionChoice:
         }  # fmt: skip
         if self._call.options.get("token_ids"):
             found["token_ids"] = list(self._ids)
-        self._offset += len(text)
         self._texts, self._tokens, self._ids, self._prompt = [], [], [], {}
         return found
 
     def _logprobs(self) -> dict[str, Any] | None:
         if self._call.sampling.logprobs is None:
             return None
-        names = [token_text(self._model, each.token_id) for each in self._tokens]
-        offsets, place = [], self._offset
-        for name in names:
-            offsets.append(place)
-            place += len(name)
+        as_ids = bool(self._call.options.get("tokens_as_ids"))
         return {
-            "tokens": names,
-            "token_logprobs": [finite(each.logprob) for each in self._tokens],
-            "top_logprobs": [self._top(each) for each in self._tokens],
-            "text_offset": offsets,
+            "tokens": [token_name(self._model.tokenizer, each.token_id, as_ids) for each, _ in self._tokens],
+            "token_logprobs": [finite(each.logprob) for each, _ in self._tokens],
+            "top_logprobs": [self._top(each, as_ids) for each, _ in self._tokens],
+            "text_offset": [place for _, place in self._tokens],
         }
 
-    def _top(self, token: TokenLogprob) -> dict[str, float | None] | None:
-        """Return the likeliest tokens by text, with the token itself; null for the first of a prompt."""
+    def _top(self, token: TokenLogprob, as_ids: bool) -> dict[str, float | None] | None:
+        """Return the likeliest tokens by name, with the token itself; null for the first of a prompt."""
         if token.logprob is None:
             return None
-        found: dict[str, float | None] = {}
-        for token_id, logprob in [*token.top, (token.token_id, token.logprob)]:
-            found.setdefault(token_text(self._model, token_id), finite(logprob))
-        return found
+        found = top_by_name(self._model.tokenizer, token.token_id, token.logprob, token.top, as_ids)
+        return {name: finite(value) for name, value in found.items()}
 
 
 class CompletionWriter:
@@ -243,7 +280,7 @@ class CompletionWriter:
         self._counts = [0, 0]  # tokens of prompts and of answers
 
     def write(self, pieces: Sequence[Piece]) -> bytes:
-        return b"".join(map(self._event, pieces))
+        return b"".join(map(self._event, _shown(self._call, pieces)))
 
     def _event(self, piece: Piece) -> bytes:
         if isinstance(piece, Used):

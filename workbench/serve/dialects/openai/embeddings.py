@@ -13,10 +13,18 @@ from pydantic import Discriminator, Field, Tag
 from workbench.request import SamplingParameters
 from workbench.serve.answers.pieces import Embedded, Piece, Used
 from workbench.serve.answers.prompt_work import DIMENSIONS, LAYER
-from workbench.serve.bodies.fields import Body, Int
+from workbench.serve.bodies.fields import Body, IgnoredFields, Int, Refused
 from workbench.serve.call import Call, Caller
 from workbench.serve.dialect import PING, Dialect, RouteServices
-from workbench.serve.dialects.openai.common import ERROR_SCHEMA, NO_ACCOUNT, data_event, error_json, kind_of_prompt
+from workbench.serve.dialects.openai.common import (
+    ERROR_SCHEMA,
+    NO_ACCOUNT,
+    SET_BY_SERVER,
+    SamplingBody,
+    data_event,
+    error_json,
+    kind_of_prompt,
+)
 from workbench.serve.document import COUNT, OBJECT, list_schema, object_schema, one_of
 from workbench.serve.errors import ApiError
 from workbench.serve.served_model import ServedModel
@@ -46,7 +54,22 @@ class EmbeddingBody(Body):
     encoding_format: Literal["float", "base64"] = "float"
     layer: Annotated[Int, Field(ge=0)] | None = None
 
-    IGNORED: ClassVar[Mapping[str, str]] = {"user": NO_ACCOUNT}
+    REFUSED: ClassVar[Mapping[str, Refused]] = {
+        "cache_salt": Refused(SET_BY_SERVER),
+        "truncate_prompt_tokens": Refused("shorten the input"),
+        "add_special_tokens": Refused("a text has the tokens before it that the tokenizer puts there", (True,)),
+        "normalize": Refused("vectors have unit length", (True,)),
+        **dict.fromkeys(
+            ("input_type", "task", "prompt_name", "instruction", "messages"),
+            Refused("texts are embedded as they are"),
+        ),
+        **dict.fromkeys(("embed_dtype", "output_dtype"), Refused("numbers are floats", ("float", "float32"))),
+    }
+    IGNORED: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("user", "safety_identifier"), NO_ACCOUNT),
+        "request_id": SamplingBody.OTHERS_IGNORED["request_id"],
+        "priority": "a call takes turns with others, chunk by chunk",
+    }
 
 
 class OpenAIEmbeddings:
@@ -59,7 +82,7 @@ class OpenAIEmbeddings:
         object=one_of("list"), data=list_schema(object_schema(object=one_of("embedding"), index=COUNT)), usage=OBJECT,
     )  # fmt: skip
 
-    def parse(self, body: EmbeddingBody, model: ServedModel, ignored: Mapping[str, str], caller: Caller) -> Call:
+    def parse(self, body: EmbeddingBody, model: ServedModel, ignored: IgnoredFields, caller: Caller) -> Call:
         texts = _texts(body)
         return Call(
             id=f"embd_{secrets.token_hex(12)}",

@@ -7,19 +7,21 @@ from typing import Any
 
 from workbench.prompt.conversation import Conversation
 from workbench.prompt.turns import SYSTEM_ROLES, THOUGHT_FIELDS, Turn, parse_content, parse_turn
-from workbench.serve.bodies.fields import check_fields
+from workbench.serve.bodies.fields import IgnoredFields
 from workbench.serve.call import Breakpoint
 from workbench.serve.errors import ApiError
 
 # Fields of a message by its role; those of other roles are refused.
 FIELDS = {
     "user": ("role", "content", "name"),
-    "assistant": ("role", "content", "tool_calls", *THOUGHT_FIELDS),
+    "assistant": ("role", "content", "tool_calls", "name", *THOUGHT_FIELDS),
     "tool": ("role", "content", "tool_call_id", "name"),
     "function": ("role", "content", "name"),
-    **dict.fromkeys(SYSTEM_ROLES, ("role", "content")),
+    **dict.fromkeys(SYSTEM_ROLES, ("role", "content", "name")),
 }
-REFUSED_FIELDS = ("audio", "function_call", "refusal", "annotations")  # taken where they say nothing
+ALL_FIELDS = frozenset(name for names in FIELDS.values() for name in names)
+# Refused where they say something: the answer would be another. The last three are other servers' ways to continue.
+REFUSED_FIELDS = ("audio", "function_call", "refusal", "annotations", "prefix", "partial", "prefill")
 BREAKPOINT = "prompt_cache_breakpoint"
 PART_FIELDS = ("type", "text", BREAKPOINT)
 TOOL_FIELDS, FUNCTION_FIELDS = ("type", "function"), ("name", "description", "parameters", "strict")
@@ -29,16 +31,23 @@ DEFAULT_LIFETIME = "30m"
 
 
 def read_conversation(
-    messages: Sequence[Mapping[str, Any]], tools: Iterable[Mapping[str, Any]]
+    messages: Sequence[Mapping[str, Any]],
+    tools: Iterable[Mapping[str, Any]],
+    ignored: IgnoredFields | None = None,
+    continues: bool = False,
 ) -> tuple[Conversation, tuple[Breakpoint, ...]]:
-    """Return the conversation and its breakpoints (ApiError or WorkbenchError with the path of what is wrong)."""
+    """Return the conversation and its breakpoints (ApiError or WorkbenchError with the path of what is wrong).
+
+    What is ignored goes into `ignored`; unknown fields are refused without it.
+    """
+    ignored = IgnoredFields(is_strict=True) if ignored is None else ignored
     system: list[str] = []
     turns: list[Turn] = []
     breakpoints: list[Breakpoint] = []
     for number, message in enumerate(messages):
         where = f"messages.{number}"
-        _check_message(message, where)
-        content, lifetimes = _without_breakpoints(message.get("content"), where)
+        _check_message(message, where, ignored)
+        content, lifetimes = _without_breakpoints(message.get("content"), where, ignored)
         if message.get("role") in SYSTEM_ROLES and not turns:
             system.append(parse_content(content, f"{where}.content"))
             part, index = "system", sum(map(len, system))
@@ -46,34 +55,54 @@ def read_conversation(
             turns.append(parse_turn({**message, "content": content}, where))
             part, index = "turn", len(turns) - 1
         breakpoints += [Breakpoint(part, index, seconds) for seconds in lifetimes]
+    declared = []
     for number, tool in enumerate(tools):
         if tool.get("type") != "function":
             kind = str(tool.get("type"))[:50]
             raise ApiError("invalid_request_error", f"tools.{number}.type: {kind!r} is not supported; use function",
                            f"tools.{number}.type")  # fmt: skip
-        check_fields(tool, TOOL_FIELDS, f"tools.{number}")
+        tool = ignored.check(tool, TOOL_FIELDS, f"tools.{number}")  # a template may show the whole declaration
         if isinstance(tool.get("function"), Mapping):
-            check_fields(tool["function"], FUNCTION_FIELDS, f"tools.{number}.function")
+            tool["function"] = ignored.check(tool["function"], FUNCTION_FIELDS, f"tools.{number}.function")
+        declared.append(tool)
     whole = "".join(system) if system else None
-    return Conversation(system=whole, tools=tuple(tools), turns=tuple(turns)), tuple(breakpoints)
+    found = Conversation(system=whole, tools=tuple(declared), turns=tuple(turns), continues=continues)
+    return found, tuple(breakpoints)
 
 
-def _check_message(message: Mapping[str, Any], where: str) -> None:
+def continues_last(continue_final_message: bool | None, add_generation_prompt: bool | None) -> bool:
+    """Return whether vLLM's two fields ask to go on with the last message (ApiError for what is not carried out)."""
+    if continue_final_message and add_generation_prompt:
+        words = "add_generation_prompt: begins a message, and continue_final_message goes on with one; give one"
+        raise ApiError("invalid_request_error", words, "add_generation_prompt")
+    if add_generation_prompt is False and not continue_final_message:
+        words = "add_generation_prompt: false is not supported without continue_final_message: the model would go on " \
+                "with what a user says"  # fmt: skip
+        raise ApiError("invalid_request_error", words, "add_generation_prompt", "unsupported")
+    return bool(continue_final_message)
+
+
+def _check_message(message: Mapping[str, Any], where: str, ignored: IgnoredFields) -> None:
     for name in REFUSED_FIELDS:
         if message.get(name):
             raise ApiError("invalid_request_error", f"{where}.{name}: is not supported", f"{where}.{name}")
-    known = FIELDS.get(str(message.get("role")))
+    role = str(message.get("role"))
+    known = FIELDS.get(role)
     if known is not None:  # an unknown role is refused behind this
-        check_fields(message, (*known, *REFUSED_FIELDS), where)
+        for name in ALL_FIELDS.difference(known):
+            if message.get(name) is not None:
+                words = f"{where}.{name}: does not belong to a message of the role {role}"
+                raise ApiError("invalid_request_error", words, f"{where}.{name}")
+        ignored.check(message, (*known, *REFUSED_FIELDS), where)
     calls = message.get("tool_calls")
     for number, call in enumerate(calls if isinstance(calls, list) else ()):
         if isinstance(call, Mapping):
-            check_fields(call, CALL_FIELDS, f"{where}.tool_calls.{number}")
+            ignored.check(call, CALL_FIELDS, f"{where}.tool_calls.{number}")
             if isinstance(call.get("function"), Mapping):
-                check_fields(call["function"], CALLED_FIELDS, f"{where}.tool_calls.{number}.function")
+                ignored.check(call["function"], CALLED_FIELDS, f"{where}.tool_calls.{number}.function")
 
 
-def _without_breakpoints(content: Any, where: str) -> tuple[Any, list[float]]:
+def _without_breakpoints(content: Any, where: str, ignored: IgnoredFields) -> tuple[Any, list[float]]:
     """Return a content without breakpoints, and the lifetimes of those that it has in seconds."""
     if not isinstance(content, list):
         return content, []
@@ -82,7 +111,7 @@ def _without_breakpoints(content: Any, where: str) -> tuple[Any, list[float]]:
     for number, part in enumerate(content):
         if isinstance(part, Mapping):
             if part.get("type") == "text":  # others are refused as a whole
-                check_fields(part, PART_FIELDS, f"{where}.content.{number}")
+                ignored.check(part, PART_FIELDS, f"{where}.content.{number}")
             if part.get(BREAKPOINT) is not None:
                 found.append(_lifetime(part[BREAKPOINT], f"{where}.content.{number}.{BREAKPOINT}"))
             part = {name: value for name, value in part.items() if name != BREAKPOINT}

@@ -157,12 +157,13 @@ def _refuse_other_tools(tool: Any) -> Any:
 
 
 class FunctionTool(Part):
-    """A function. Arguments always keep the schema, so `strict` changes nothing."""
+    """A function. With `strict` its schema is carried out as a whole, or refused."""
 
     type: Literal["function"]
     name: str
     parameters: dict[str, Any] | None = None
     description: str | None = None
+    strict: bool | None = None
 
     REFUSED: ClassVar[Mapping[str, Refused]] = {
         "allowed_callers": Refused("functions are called by the model alone", (["direct"],)),
@@ -170,7 +171,6 @@ class FunctionTool(Part):
         "defer_loading": Refused("this server searches no tools; give those that the model may call", (False,)),
     }
     IGNORED: ClassVar[Mapping[str, str]] = {
-        "strict": "arguments always keep the schema",
         "output_schema": "results are read as text",
     }
 
@@ -193,10 +193,9 @@ class TextFormat(Part):
     name: str | None = None
     schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
 
-    IGNORED: ClassVar[Mapping[str, str]] = {
-        "strict": "answers always keep the schema",
-        "description": "the model is not shown the schema",
-    }
+    strict: bool | None = None
+
+    IGNORED: ClassVar[Mapping[str, str]] = {"description": "the model is not shown the schema"}
 
 
 class TextConfig(Part):
@@ -266,7 +265,7 @@ class ResponsesBody(InputTokensBody):
     stream_options: ResponseStreamOptions | None = None
     store: bool | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_logprobs: Annotated[Int, Field(ge=0, le=20)] | None = None
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
@@ -275,15 +274,15 @@ class ResponsesBody(InputTokensBody):
     REFUSED: ClassVar[Mapping[str, Refused]] = {
         **{name: why for name, why in InputTokensBody.REFUSED.items() if name != "personality"},
         "background": Refused("use /v1/batches for what no client waits for", (False,)),
-        "background_options": Refused("use /v1/batches for what no client waits for"),
         "context_management": Refused("histories are not compacted here", ([],)),
-        "max_tool_calls": Refused(FUNCTIONS_ONLY),
         "moderation": Refused("what is moderated is set at the gateway"),
         "prompt": Refused("prompts are not stored here; give instructions and input"),
         "image": Refused(TEXT_ONLY),
-        "access_programs": Refused(NO_ACCOUNT),
     }
     IGNORED: ClassVar[Mapping[str, str]] = {
+        "access_programs": NO_ACCOUNT,
+        "background_options": "no response runs in the background",
+        "max_tool_calls": "it bounds the server's own tools, of which there are none",
         "user": NO_ACCOUNT,
         "safety_identifier": NO_ACCOUNT,
         "service_tier": "there is one tier",

@@ -79,15 +79,10 @@ class InputReader:
             turn = self._answer()
             self.turns[-1] = turn.model_copy(update={"content": f"{turn.content}{''.join(texts)}"})
             self._mark(item, "turn", len(self.turns) - 1)
-        elif item.role == "user":
+        elif item.role == "user" or self.turns:
             self.in_answer = False
-            self.turns.append(UserTurn(content="".join(texts)))
+            self.turns.append(UserTurn(role="user" if item.role == "user" else "system", content="".join(texts)))
             self._mark(item, "turn", len(self.turns) - 1)
-        elif self.turns:
-            raise _wrong(
-                f"{where}.role",
-                f"a {item.role} message after the first turn is not supported; give instructions, or say it as a user",
-            )
         else:
             self.system += texts
             self._mark(item, "system", sum(map(len, self.system)))
@@ -129,7 +124,7 @@ def read_input(
     reader.read(body.input)
     tools = declare_all(
         {"name": tool.name, "description": tool.description or "",
-         "parameters": {"type": "object", **(tool.parameters or {})}}
+         "parameters": tool.parameters, "strict": tool.strict}
         for tool in body.tools
     )  # fmt: skip
     texts = [*([body.instructions] if body.instructions else []), *reader.system]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 from weakref import WeakValueDictionary
@@ -14,8 +14,9 @@ from fastapi import APIRouter, Request, Response
 from workbench.prompt.turns import AssistantTurn
 from workbench.request import SamplingParameters
 from workbench.response_format import JSONSchema, Thinking
+from workbench.sampling.json_closed import answer_of
 from workbench.serve.answers.pieces import Piece, prompt_tokens
-from workbench.serve.bodies.fields import Body
+from workbench.serve.bodies.fields import Body, IgnoredFields
 from workbench.serve.call import Call, Caller
 from workbench.serve.dialect import PING, Dialect, RouteServices
 from workbench.serve.dialects.openai.common import EFFORTS, ERROR_SCHEMA, data_event, error_json
@@ -63,7 +64,7 @@ class OpenAIResponses:
         self.signer, self.store = ThoughtSigner(signing_key), ResponseStore() if store is None else store
         self._writers: WeakValueDictionary[str, ResponseWriter] = WeakValueDictionary()  # of streams under way
 
-    def parse(self, body: ResponsesBody, model: ServedModel, ignored: Mapping[str, str], caller: Caller) -> Call:
+    def parse(self, body: ResponsesBody, model: ServedModel, ignored: IgnoredFields, caller: Caller) -> Call:
         previous = None
         if body.previous_response_id is not None:
             previous = self.store.get(body.previous_response_id, caller.tenant, "previous_response_id")
@@ -170,7 +171,7 @@ class InputTokens(OpenAIResponses):
         super().__init__(store=whole.store)
         self.signer = whole.signer
 
-    def parse(self, body: InputTokensBody, model: ServedModel, ignored: Mapping[str, str], caller: Caller) -> Call:
+    def parse(self, body: InputTokensBody, model: ServedModel, ignored: IgnoredFields, caller: Caller) -> Call:
         values = {name: getattr(body, name) for name in InputTokensBody.model_fields}
         whole = ResponsesBody.model_construct({*values}, **values, max_output_tokens=TOKENS_WHEN_COUNTED, store=False)
         return replace(super().parse(whole, model, ignored, caller), purpose="tokenize")
@@ -197,7 +198,7 @@ def _sampling(body: ResponsesBody, model: ServedModel) -> SamplingParameters:
     elif format is not None and format.type == "json_schema":
         if format.schema_ is None:
             raise _invalid("text.format.schema", "is missing; give the JSON schema of the answer")
-        values["response_format"] = JSONSchema(json_schema=format.schema_)
+        values["response_format"] = answer_of(format.schema_, bool(format.strict))
     prewarms = body.prompt_cache_options is not None and body.prompt_cache_options.prewarm
     max_tokens = 1 if prewarms else body.max_output_tokens or model.answer_tokens
     return SamplingParameters(max_tokens=max_tokens, thinking=_thinking(body, model), **values)
@@ -220,7 +221,7 @@ def _echo(body: ResponsesBody) -> dict[str, Any]:
     format = body.text.format if body.text is not None and body.text.format is not None else None
     text = {"type": "text"} if format is None else format.model_dump(by_alias=True, exclude_none=True)
     choice = body.tool_choice
-    tools = [{"strict": True, "parameters": None, **tool.model_dump()} for tool in body.tools]
+    tools = [{**tool.model_dump(), "strict": tool.strict is True} for tool in body.tools]
     return {
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,

@@ -1,0 +1,89 @@
+"""Special ids that no row of the vocabulary has are taken as absent, with one line at load."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.prompt.vocabularies import gguf_byte_level
+from workbench.engine.load import load
+from workbench.engine.loaded_model import BUNDLED_MODELS
+from workbench.serve.errors import ApiError
+from workbench.serve.server import serve
+from workbench.testing.family_checkpoints import random_checkpoint
+
+LEFT_OUT = "no row of the vocabulary has it; taken as absent"
+SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"],
+                          "additionalProperties": False}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("file", "ids", "ends"),
+    [
+        ("config.json", 4096, ()),
+        ("config.json", [5, 99999], (5,)),
+        ("config.json", -1, ()),
+        ("generation_config.json", [2**32 - 1, 6], (6,)),
+        ("generation_config.json", 2**40, (7,)),  # that of config.json holds
+    ],
+)
+def test_an_end_beyond_the_vocabulary_does_not_stand_in_a_structured_answers_way(
+    tmp_path: Path, file: str, ids: Any, ends: tuple[int, ...]
+) -> None:
+    shutil.copytree(BUNDLED_MODELS["demo-chat"], tmp_path / "m")
+    for name, values in {"config.json": {"eos_token_id": 7}, file: {"eos_token_id": ids}}.items():
+        path = tmp_path / "m" / name
+        path.write_text(json.dumps({**(json.loads(path.read_text()) if path.exists() else {}), **values}))
+    lines: list[str] = []
+    runner = load(str(tmp_path / "m"), backend="eager", report=lines.append)
+    assert runner.model.spec.eos_token_ids == ends and sum(LEFT_OUT in line and file in line for line in lines) == 1
+    wanted = {"kind": "json_schema", "json_schema": SCHEMA}
+    events = runner.stream("a", max_tokens=40, temperature=0, response_format=wanted)
+    assert set(json.loads("".join(event.text for event in events))) == {"a"}
+
+
+@pytest.mark.parametrize("id", [2**32 - 1, len(gguf_byte_level("gpt-2")["tokens"])])
+def test_a_gguf_files_ids_for_none(tmp_path: Path, id: int) -> None:
+    pytest.importorskip("gguf", reason="the writer of the files: pip install gguf")
+    from tests.model.families import WIDE
+    from tests.model.formats import gguf_of_transformers as writing
+
+    keys = ("bos", "eos", "unknown", "padding")
+    values = {**gguf_byte_level("gpt-2"), **{f"{key}_token_id": id for key in keys}}
+    changed = {key if "." in key else f"tokenizer.ggml.{key}": value for key, value in values.items()}
+    model = random_checkpoint("llama", {**WIDE, "vocab_size": len(values["tokens"])})
+    path = writing.write_gguf(model, tmp_path / "a.gguf", tmp_path / "hf", "F32", changed=changed)
+    lines: list[str] = []
+    runner = load(str(path), backend="eager", report=lines.append)
+    (line,) = [each for each in lines if LEFT_OUT in each]
+    assert all(f"{key}_token_id {id}" in line for key in keys) and id not in runner.model.spec.eos_token_ids
+    assert runner.chat_template is not None
+    assert runner.chat_template.render([{"role": "user", "content": "hi"}]) == "[user] hi"
+
+
+def test_a_template_that_cannot_be_read_leaves_completions_and_its_place_is_no_clients(tmp_path: Path) -> None:
+    shutil.copytree(BUNDLED_MODELS["demo-chat"], tmp_path / "my model")
+    (tmp_path / "my model" / "chat_template.jinja").write_text("{% if")
+    with serve(load(str(tmp_path / "my model"), backend="eager")) as server:
+        import openai
+
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0)
+        name = client.models.list().data[0].id
+        assert client.completions.create(model=name, prompt="a", max_tokens=1).choices
+        with pytest.raises(openai.BadRequestError, match="has no chat template") as caught:
+            client.chat.completions.create(model=name, messages=[{"role": "user", "content": "a"}])
+        assert str(tmp_path) not in caught.value.response.text
+        client.close()
+
+
+@pytest.mark.parametrize("place", ["/tmp/a b/m.gguf", "/home/x/config.json", "/etc/passwd"])
+def test_no_path_of_the_machine_is_in_an_error(place: str) -> None:
+    for words in (f"{place}: is broken", f"model: {place}, key: is 7", f"cannot be read ('{place}')"):
+        error = ApiError("invalid_request_error", words)
+        assert "/" not in error.message and place.rsplit("/", 1)[1] in error.message and str(error) == error.message
+    kept = "use /v1/completions, at http://a/home/b or and/or"
+    assert ApiError("invalid_request_error", kept).message == kept

@@ -1,0 +1,145 @@
+"""Read calls of tools that are written in another way than as one JSON value: in tags, or a name before its arguments.
+
+    <function=f>\n<parameter=x>\n1\n</parameter>\n</function>                  Qwen3-Coder
+    <invoke name="f">\n<parameter name="x">1</parameter></invoke>              MiniMax M2
+    f\n<arg_key>x</arg_key>\n<arg_value>1</arg_value>                          GLM 4.5 and later
+    f{"x": 1}                                                                  Mistral from its eleventh tokenizer on
+
+Values in tags are texts as they stand, and other values as JSON: the tool's schema says which of them one is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from workbench.prompt.tools import MAX_SCHEMA_DEPTH, NAME, Tool
+from workbench.prompt.turns import UNPARSED, ToolCall
+
+_CALLS = (  # name, body; and its arguments: name, value
+    (re.compile(r"\s*<function=([^>\n]+)>(.*?)</function>\s*(?=<function=|\Z)", re.DOTALL),
+     re.compile(r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>\s*(?=<parameter=|\Z)", re.DOTALL)),
+    (re.compile(r'\s*<invoke name="([^"\n]+)">(.*?)</invoke>\s*(?=<invoke |\Z)', re.DOTALL),
+     re.compile(r'\s*<parameter name="([^"\n]+)">(.*?)</parameter>\s*(?=<parameter |\Z)', re.DOTALL)),
+    (re.compile(r"\s*([^\s<>{}]+)\s*(<arg_key>.*</arg_value>)\s*\Z", re.DOTALL),
+     re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>\s*(?=<arg_key>|\Z)", re.DOTALL)),
+)  # fmt: skip
+_BEGUN = re.compile(r'\s*(?:<function=([^>\n]+)>|<invoke name="([^"\n]+)">|([^\s<>{}]+)\s*(?=<arg_key>))')
+MAX_FLAT = 64  # of one schema
+_SPELT = {"True": "true", "False": "false", "None": "null"}  # as Python writes them, and templates after it
+_KIND = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
+
+
+def read_calls(text: str, tools: Sequence[Tool] = ()) -> list[ToolCall]:
+    """Return the calls in a text; none where it is something else. One that is cut off keeps its text, unparsed."""
+    for call, argument in _CALLS:
+        if found := list(_matches(call, text)):
+            return [_call(name, body, argument, tools) for name, body in found]
+    if begun := _BEGUN.match(text):
+        return [ToolCall(name=begun[begun.lastindex or 0], arguments={UNPARSED: text[begun.end() :]})]
+    if text.strip() in {tool.name for tool in tools}:
+        return [ToolCall(name=text.strip())]
+    return list(_named_json(text, tools))
+
+
+def kinds_of(schema: Any, root: Any, depth: int = 0) -> set[str]:
+    """Return the types of JSON that a schema names for its values, in branches too; empty where it names none."""
+    if not isinstance(schema, dict) or depth > MAX_SCHEMA_DEPTH:
+        return set()
+    given = schema.get("type", [])
+    found = {given} if isinstance(given, str) else {each for each in given if isinstance(each, str)}
+    values = [*schema.get("enum", ()), *([schema["const"]] if "const" in schema else [])]
+    found |= {_kind(each) for each in values} if not found else set()
+    for each in _branches(schema, root):
+        found |= kinds_of(each, root, depth + 1)
+    return found | ({"null"} if found and schema.get("nullable") is True else set())
+
+
+def flat_schemas(schema: Any, root: Any, depth: int = 0) -> list[dict[str, Any]]:
+    """Return schemas of objects without branches that together admit what an object's schema does: with the properties,
+    the required ones, and `additionalProperties` false where no others are allowed."""
+    if not isinstance(schema, dict) or depth > MAX_SCHEMA_DEPTH:
+        return [{"properties": {}, "required": []}]
+    required = schema.get("required")
+    own = {"properties": schema.get("properties") or {}, "required": required if isinstance(required, list) else []}
+    found = [own | ({"additionalProperties": False} if schema.get("additionalProperties") is False else {})]
+    groups = [[each] for each in _branches({**schema, "anyOf": [], "oneOf": []}, root)]
+    for branches in (*groups, schema.get("anyOf"), schema.get("oneOf")):
+        inner = [flat for each in branches or () for flat in flat_schemas(each, root, depth + 1)]
+        if inner and len(found) * len(inner) <= MAX_FLAT:
+            found = [_joined(one, other) for one in found for other in inner]
+    return found
+
+
+def _joined(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    properties = {**one["properties"], **other["properties"]}
+    return {**one, **other, "properties": properties, "required": [*one["required"], *other["required"]]}
+
+
+def _branches(schema: dict[str, Any], root: Any) -> Iterator[Any]:
+    for key in ("anyOf", "oneOf", "allOf"):
+        yield from schema.get(key) or ()
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#/"):
+        for name in reference.split("/")[1:]:
+            name = name.replace("~1", "/").replace("~0", "~")
+            root = root.get(name) if isinstance(root, dict) else None
+        yield root
+
+
+def _matches(pattern: re.Pattern[str], text: str) -> Iterator[tuple[str, str]]:
+    """Yield the groups of matches that follow one another to the end of a text; nothing where they do not."""
+    found, place = [], 0
+    while match := pattern.match(text, place):
+        found.append((match[1], match[2]))
+        place = match.end()
+    if place == len(text):
+        yield from found
+
+
+def _call(name: str, body: str, argument: re.Pattern[str], tools: Sequence[Tool]) -> ToolCall:
+    found = list(_matches(argument, body.rstrip()))
+    if not found and body.strip():
+        return ToolCall(name=name, arguments={UNPARSED: body})
+    root = next((tool.parameters for tool in tools if tool.name == name), {})
+    known = [flat["properties"] for flat in flat_schemas(root, root)]
+    return ToolCall(name=name, arguments={
+        key: _value(text, {kind for each in known for kind in kinds_of(each.get(key), root)}) for key, text in found
+    })  # fmt: skip
+
+
+def _value(text: str, kinds: set[str]) -> Any:
+    """Return the value that a text in tags is, of one of these types of JSON; of any where there are none."""
+    if kinds == {"string"}:
+        return text
+    try:
+        value = json.loads(_SPELT.get(text.strip(), text), parse_constant=lambda _: text)
+    except (ValueError, RecursionError):
+        return text
+    kind = _kind(value)
+    is_one = not kinds or kind in kinds or (kind == "integer" and "number" in kinds)
+    whole = kind == "number" and "integer" in kinds and value.is_integer()
+    return int(value) if whole and not is_one else value if is_one else text
+
+
+def _kind(value: Any) -> str:
+    return _KIND.get(type(value), "null")
+
+
+def _named_json(text: str, tools: Sequence[Tool]) -> Iterator[ToolCall]:
+    """Yield the calls of a text that is names, each before the JSON object of its arguments."""
+    place, known = 0, {tool.name for tool in tools}
+    found: list[ToolCall] = []
+    while match := re.compile(rf"\s*({NAME.pattern})\s*(?=\{{)").match(text, place):
+        name = match[1] if match[1] in known or match[1][:-9] not in known else match[1][:-9]  # with an id behind it
+        try:
+            arguments, place = json.JSONDecoder().raw_decode(text, match.end())
+        except (ValueError, RecursionError):
+            arguments, place = text[match.end() :], len(text)
+            if name not in known:
+                return
+        found.append(ToolCall.parse(name, json.dumps(arguments) if isinstance(arguments, dict) else arguments))
+    if not text[place:].strip():
+        yield from found

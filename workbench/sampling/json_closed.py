@@ -1,0 +1,58 @@
+"""Close the objects of a JSON Schema (`strict`): an answer has the properties that are declared, and no others."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+from workbench.errors import WorkbenchError
+from workbench.response_format import JSONSchema
+from workbench.sampling.json_schema import IN_LISTS, follow, subschemas
+
+JOINED = {*IN_LISTS[:3], "$ref"}  # of schemas of the same instance
+MAX_LOOKS = 1_000_000  # at those of all groups
+
+
+def answer_of(schema: dict[str, Any], strict: bool) -> JSONSchema:
+    """Return the format of an answer under a schema, closed where it is strict."""
+    wanted = JSONSchema(json_schema=schema)
+    return wanted.model_copy(update={"json_schema": closed(schema)}) if strict else wanted
+
+
+def closed(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy in which no object has more properties than are declared, unless its schema says that it may.
+
+    Schemas that hold together (`allOf`, a `$ref` or branches beside properties) are closed together, around the
+    properties that any of them declares: closed one by one they would leave no property.
+    """
+    root = deepcopy(schema)
+    objects = [each for _, each in subschemas(root) if isinstance(each, dict)]
+    heads = [each for each in objects if "allOf" in each or len({"properties", *JOINED} & each.keys()) > 1]
+    if len(heads) * len(objects) > MAX_LOOKS:
+        raise WorkbenchError("response_format.json_schema: strict: too many allOf, anyOf, oneOf and $ref; leave it out")
+    groups = {id(each): _behind(root, each) for each in heads}
+    inner = {id(part) for parts in groups.values() for part in parts}
+    for each in objects:
+        parts = [each, *groups.get(id(each), ())]
+        declared = [part["properties"] for part in parts if isinstance(part.get("properties"), dict)]
+        names: dict[str, Any] = {name: {} for properties in declared for name in properties}
+        is_open = any({"additionalProperties", "patternProperties"} & part.keys() for part in parts)
+        if names and not is_open and id(each) not in inner:
+            each["properties"] = names | each.get("properties", {})
+            each["additionalProperties"] = False
+    return root
+
+
+def _behind(root: dict[str, Any], schema: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the schemas of the same instance that a schema names, directly or through others."""
+    found: dict[int, dict[str, Any]] = {}
+    waiting = [schema]
+    while waiting:
+        each = waiting.pop()
+        values = [each[key] for key in JOINED & each.keys()]
+        parts = [follow(root, value)[0] if isinstance(value, str) else value for value in values]
+        parts = [part for value in parts for part in (value if isinstance(value, list) else [value])]
+        new = {id(part): part for part in parts if isinstance(part, dict) and id(part) not in found}
+        waiting += new.values()
+        found |= new
+    return list(found.values())
