@@ -105,7 +105,7 @@ def test_others_share_is_what_was_busy_and_not_ours(busy, own, share):
 
 
 def test_memory_that_may_be_taken_is_that_of_the_control_group(tmp_path):
-    """What a file's cache takes counts as free; without a limit the machine's is."""
+    """A file's cache counts as free; without a limit the machine's memory does."""
     machine = available_bytes(tmp_path / "none")
     (tmp_path / "memory.stat").write_text("anon 300\nfile 900\n")
     found = []

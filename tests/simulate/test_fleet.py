@@ -119,7 +119,7 @@ def test_a_handover_takes_its_latency_and_the_time_of_its_bytes(scene: Scene) ->
 
 @pytest.mark.parametrize("down", [1, 4, 30])
 def test_an_instance_is_down_for_its_time(down: int) -> None:
-    """What comes meanwhile begins when it is up again; what comes later begins at once."""
+    """A request that comes meanwhile begins when it is up again; a later one begins at once."""
     times = StepTimeModel("a tick a step", (AttentionReach(None, 0),), (LinearCost(1, 0, 0, 0, 0, (0, 0), (0, 0)),))
     machine = InstanceSpec(times, (KVCacheGroup((0,)),), (40,), (8,), 32, 60, SchedulerLimits(4, 12))
     arrivals = [Arrival(at * TICK, 1, 2) for at in (6, 50)]
