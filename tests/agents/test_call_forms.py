@@ -19,6 +19,7 @@ from tests.thorough import tries
 from workbench.agents.call_format import CallFormat
 from workbench.agents.choice import answer_grammar
 from workbench.prompt.answers import AnswerFormat, parse_answer, parse_calls
+from workbench.prompt.call_texts import flat_schemas, kinds_of
 from workbench.prompt.conversation import Conversation
 from workbench.prompt.templates import ChatTemplate
 from workbench.prompt.tokenization.tokenizer import Tokenizer
@@ -197,6 +198,36 @@ def test_arguments_in_tags_keep_the_branches_of_a_schema(name: str) -> None:
         said = tokenizer().decode(written(name, [ToolCall(name="h", arguments=arguments)]), special=True).strip("\n")
         ids, matcher = tokenizer().encode(said, special=True), start.deep_copy()
         assert (matcher.validate_tokens(ids) == len(ids)) == (len(arguments) == 2), said
+
+
+@pytest.mark.parametrize("target", ["#/properties/n", "#/$defs/a~1b/anyOf/0", "#/definitions/m"])
+def test_arguments_in_tags_may_refer_to_any_part_of_their_schema(target: str) -> None:
+    number: Any = {"type": "integer", "maximum": 9}
+    schema = {"type": "object", "properties": {"n": number, "l": {"type": "array", "items": {"$ref": target}}},
+              "$defs": {"a/b": {"anyOf": [number]}}, "definitions": {"m": {"$ref": "#/properties/n"}}}  # fmt: skip
+    schema["properties"]["m"] = {"$ref": target}
+    wanted = answer_grammar([Tool(name="h", parameters=schema)], "auto", True,
+                            CallFormat.from_model(model("GLM"), format_of("GLM")))  # fmt: skip
+    assert wanted is not None
+    start = GrammarVocabulary(tokenizer()).compile(wanted).tokens
+    for value in (3, 12):
+        for arguments in ({"l": [value]}, {"m": value}):
+            call = ToolCall(name="h", arguments=arguments)
+            said = tokenizer().decode(written("GLM", [call]), special=True).strip("\n")
+            ids, matcher = tokenizer().encode(said, special=True), start.deep_copy()
+            assert (matcher.validate_tokens(ids) == len(ids)) == (value == 3), said
+
+
+def test_schemas_that_refer_twice_at_every_level_are_looked_at_once() -> None:
+    """Two to the power of the levels otherwise, in the server's own process; and a long row of them is no recursion."""
+    levels = 2000
+    defined: dict[str, Any] = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(levels)}
+    defined[f"d{levels}"] = {"type": "string", "properties": {"x": {}}, "required": ["x"]}
+    root = {"$ref": "#/$defs/d0", "$defs": defined}
+    assert kinds_of(root, root) == {"string"}
+    near = {"$ref": f"#/$defs/d{levels - 20}", "$defs": defined}
+    assert flat_schemas(near, near) == [{"properties": {"x": {}}, "required": {"x"}}]
+    assert len(flat_schemas(root, root)) == 1
 
 
 def test_no_grammar_has_calls_where_their_form_is_not_known() -> None:

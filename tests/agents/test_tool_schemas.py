@@ -54,6 +54,9 @@ VALUES: list[Case] = [
     ({"oneOf": [{"type": "integer"}, {"type": "number", "maximum": 1.5}]}, 0.5), ({"pattern": "^(?=a)b?a"}, "a"),
     ({"type": "object", "dependentRequired": {"a": ["b"]}}, {"a": 1, "b": 2}), ({"type": "string", "$anchor": "a"}, ""),
     ({"oneOf": [{"$ref": "#/$defs/n"}], "discriminator": {"propertyName": "kind"}}, 1), ({"required": True}, "x"),
+    ({"pattern": r"\bfoo\b"}, "a foo"), ({"pattern": r"^[\cA]*$"}, ""), ({"pattern": "^[^]+$"}, "a"),
+    ({"type": "object", "patternProperties": {"^(?!x)": {"type": "null"}}, "additionalProperties": False}, {"a": None}),
+    ({"type": "object", "patternProperties": {"^x": {"type": "integer"}, "1$": {"minimum": 3}}}, {"x1": 4, "y": ""}),
     ({"type": "object", "minProperties": 1}, {"a": 1}), ({"type": "string", "maxlength": 1}, "ab"),
 ]  # fmt: skip
 DEFINED = {"n": {"type": "integer", "title": "n"}}

@@ -71,6 +71,11 @@ DEEP, VERY_DEEP = (
         ('{"name": "f", "arguments": {"x": ', 
          [ToolCall(name="f", arguments={"unparsed": '{"name": "f", "arguments": {"x": '})]),
         ('{"name": "f", "arguments": [1]}', [ToolCall(name="f", arguments={"unparsed": "[1]"})]),
+        ('{"name": "f", "arguments": null}', [ToolCall(name="f")]),
+        *((words + end, [ToolCall(name="f", arguments={"unparsed": said})]) for words, end, said in (
+            ('{"name": "f", "arguments": {"x": 1e999}', "}", '{"x": Infinity}'), ('f{"x": 1e999}', "", '{"x": 1e999}'),
+            ("<function=f>\n<parameter=x>\n1e999\n</parameter>\n", "</function>", '{"x": Infinity}'),
+        )),
         (DEEP, [ToolCall(name="f", arguments={"unparsed": DEEP})]),
         (VERY_DEEP, []),
         ('{"x": 1}', []), ("f(1)", []), ("[1, 2]", []), ("3", []),

@@ -6,11 +6,11 @@ import enum
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
-from urllib.parse import unquote
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from workbench.errors import WorkbenchError, nearest
+from workbench.prompt.tools import follow
 
 TYPES: dict[str, Callable[[Any], bool]] = {
     "string": lambda value: isinstance(value, str),
@@ -93,14 +93,7 @@ class _Check:
 
     def _referred(self, reference: object) -> Any:
         """Return the schema that a reference names; None for one that is not within the whole schema."""
-        found = self._root if isinstance(reference, str) and reference.startswith("#") else None
-        for name in str(reference).split("/")[1:]:
-            name = unquote(name).replace("~1", "/").replace("~0", "~")
-            if isinstance(found, list) and name.isdigit() and int(name) < len(found):
-                found = found[int(name)]
-            else:
-                found = found.get(name) if isinstance(found, Mapping) else None
-        return found
+        return follow(self._root, reference)[0] if isinstance(reference, str) and reference.startswith("#") else None
 
     def _of_object(self, value: dict[str, Any], schema: Mapping[str, Any], path: str, depth: int) -> Iterator[str]:
         known, where = _mapping(schema, "properties"), path or "the arguments"

@@ -17,11 +17,10 @@ from workbench.prompt.call_texts import flat_schemas, kinds_of
 from workbench.prompt.tools import Tool
 from workbench.response_format import Choices, JSONSchema, Lark, Regex, ResponseFormat
 from workbench.sampling.grammar import PLAIN, lark_name, lark_of
-from workbench.sampling.json_schema import WHERE, check_keywords, widen
+from workbench.sampling.json_schema import WHERE, check_keywords, widen, within
 
 CHOICES = ("auto", "none", "required")
 TEXT = r"/(.|\n)*/"
-DEFINITIONS = ("$defs", "definitions")
 PYTHON_WORDS = {"boolean": ("True", "False"), "null": ("None",)}  # templates that write values as texts have them so
 
 
@@ -121,7 +120,7 @@ def _call_rules(
 def _tagged_rules(rule: str, schema: dict[str, Any], tags: TaggedArguments) -> list[str]:
     """Return the rules of arguments that are written one by one: texts as they stand, other values as JSON, and behind
     each what ends it. A text does not have that within."""
-    shared, rules, choices = {key: schema[key] for key in DEFINITIONS if key in schema}, [], []
+    rules, choices = list[str](), list[str]()
     begin, between, end = (_written(words) for words in (tags.before, tags.between, tags.after))
     for place, flat in enumerate(flat_schemas(schema, schema)):
         arguments = []
@@ -135,7 +134,7 @@ def _tagged_rules(rule: str, schema: dict[str, Any], tags: TaggedArguments) -> l
             else:
                 python = [json.dumps(word) for kind in PYTHON_WORDS if kind in kinds for word in PYTHON_WORDS[kind]]
                 rules.append(f"{value}: ({' | '.join([f'{value}_json', *python])}) {end}")
-                rules.append(f"{value}_json: %json {json.dumps({**shared, **each})}")
+                rules.append(f"{value}_json: %json {json.dumps(within(schema, each))}")
             optional = "" if name in flat["required"] else "?"
             arguments.append(f"({_written(tags.before + name + tags.between)} {value}){optional}")
         if "additionalProperties" not in flat:

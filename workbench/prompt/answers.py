@@ -220,7 +220,7 @@ def parse_calls(text: str, tools: Sequence[Tool] = ()) -> list[ToolCall]:
         return []
     if any(map(is_too_deep, map(_arguments, calls))):
         return [ToolCall(name=calls[0]["name"], arguments={UNPARSED: text})]
-    return [_call(each["name"], _arguments(each)) for each in calls]
+    return [ToolCall.parse(each["name"], _arguments(each)) for each in calls]
 
 
 def _json_values(text: str) -> list[Any]:
@@ -233,17 +233,8 @@ def _json_values(text: str) -> list[Any]:
     return found[0] if len(found) == 1 and isinstance(found[0], list) else found
 
 
-def _call(name: str, arguments: Any) -> ToolCall:
-    call = ToolCall.parse(name, arguments)
-    try:
-        json.dumps(call.arguments, allow_nan=False)
-    except ValueError:  # 1e999 is infinite in Python, and that is no JSON
-        return ToolCall(name=name, arguments={UNPARSED: json.dumps(call.arguments)})
-    return call
-
-
 def _arguments(call: dict[str, Any]) -> Any:
-    value = next((call[name] for name in ARGUMENT_FIELDS if name in call), {})
+    value = next((call[name] for name in ARGUMENT_FIELDS if call.get(name) is not None), {})
     return value if isinstance(value, dict | str) or is_too_deep(value) else json.dumps(value)
 
 

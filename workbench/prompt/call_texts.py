@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from workbench.prompt.tools import MAX_SCHEMA_DEPTH, NAME, Tool
+from workbench.prompt.tools import MAX_SCHEMA_DEPTH, NAME, Tool, follow
 from workbench.prompt.turns import UNPARSED, ToolCall
 
 _CALLS = (  # name, body; and its arguments: name, value
@@ -44,49 +44,59 @@ def read_calls(text: str, tools: Sequence[Tool] = ()) -> list[ToolCall]:
     return list(_named_json(text, tools))
 
 
-def kinds_of(schema: Any, root: Any, depth: int = 0) -> set[str]:
+def kinds_of(schema: Any, root: Any) -> set[str]:
     """Return the types of JSON that a schema names for its values, in branches too; empty where it names none."""
-    if not isinstance(schema, dict) or depth > MAX_SCHEMA_DEPTH:
-        return set()
-    given = schema.get("type", [])
-    found = {given} if isinstance(given, str) else {each for each in given if isinstance(each, str)}
-    values = [*schema.get("enum", ()), *([schema["const"]] if "const" in schema else [])]
-    found |= {_kind(each) for each in values} if not found else set()
-    for each in _branches(schema, root):
-        found |= kinds_of(each, root, depth + 1)
-    return found | ({"null"} if found and schema.get("nullable") is True else set())
+    found, is_nullable, seen, waiting = set[str](), False, set[int](), [schema]
+    while waiting:
+        each = waiting.pop()
+        if not isinstance(each, dict) or id(each) in seen:
+            continue
+        seen.add(id(each))
+        given = each.get("type", [])
+        kinds = {given} if isinstance(given, str) else {kind for kind in given if isinstance(kind, str)}
+        values = [*each.get("enum", ()), *([each["const"]] if "const" in each else [])]
+        found |= kinds or {_kind(value) for value in values}
+        is_nullable |= each.get("nullable") is True
+        waiting += _branches(each, root)
+    return found | ({"null"} if found and is_nullable else set())
 
 
-def flat_schemas(schema: Any, root: Any, depth: int = 0) -> list[dict[str, Any]]:
+def flat_schemas(
+    schema: Any, root: Any, depth: int = 0, known: dict[int, list[dict[str, Any]]] | None = None
+) -> list[dict[str, Any]]:
     """Return schemas of objects without branches that together admit what an object's schema does: with the properties,
-    the required ones, and `additionalProperties` false where no others are allowed."""
+    the required ones, and `additionalProperties` false where no others are allowed. `known`: of schemas met before."""
+    known = {} if known is None else known
+    if id(schema) in known:
+        return known[id(schema)]
+    known[id(schema)] = [{"properties": {}, "required": set()}]  # where a schema needs itself
     if not isinstance(schema, dict) or depth > MAX_SCHEMA_DEPTH:
-        return [{"properties": {}, "required": []}]
+        return known[id(schema)]
     required = schema.get("required")
-    own = {"properties": schema.get("properties") or {}, "required": required if isinstance(required, list) else []}
-    found = [own | ({"additionalProperties": False} if schema.get("additionalProperties") is False else {})]
+    names = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
+    is_closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
+    own = {"properties": schema.get("properties") or {}, "required": names}
+    found = [own | ({"additionalProperties": False} if is_closed else {})]
     groups = [[each] for each in _branches({**schema, "anyOf": [], "oneOf": []}, root)]
     for branches in (*groups, schema.get("anyOf"), schema.get("oneOf")):
-        inner = [flat for each in branches or () for flat in flat_schemas(each, root, depth + 1)]
+        inner = [flat for each in branches or () for flat in flat_schemas(each, root, depth + 1, known)]
         if inner and len(found) * len(inner) <= MAX_FLAT:
             found = [_joined(one, other) for one in found for other in inner]
+    known[id(schema)] = found
     return found
 
 
 def _joined(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     properties = {**one["properties"], **other["properties"]}
-    return {**one, **other, "properties": properties, "required": [*one["required"], *other["required"]]}
+    return {**one, **other, "properties": properties, "required": one["required"] | other["required"]}
 
 
 def _branches(schema: dict[str, Any], root: Any) -> Iterator[Any]:
     for key in ("anyOf", "oneOf", "allOf"):
         yield from schema.get(key) or ()
     reference = schema.get("$ref")
-    if isinstance(reference, str) and reference.startswith("#/"):
-        for name in reference.split("/")[1:]:
-            name = name.replace("~1", "/").replace("~0", "~")
-            root = root.get(name) if isinstance(root, dict) else None
-        yield root
+    if isinstance(reference, str) and reference.startswith("#"):
+        yield follow(root, reference)[0]
 
 
 def _matches(pattern: re.Pattern[str], text: str) -> Iterator[tuple[str, str]]:
@@ -105,9 +115,10 @@ def _call(name: str, body: str, argument: re.Pattern[str], tools: Sequence[Tool]
         return ToolCall(name=name, arguments={UNPARSED: body})
     root = next((tool.parameters for tool in tools if tool.name == name), {})
     known = [flat["properties"] for flat in flat_schemas(root, root)]
-    return ToolCall(name=name, arguments={
+    arguments = {
         key: _value(text, {kind for each in known for kind in kinds_of(each.get(key), root)}) for key, text in found
-    })  # fmt: skip
+    }
+    return ToolCall.parse(name, arguments)
 
 
 def _value(text: str, kinds: set[str]) -> Any:
@@ -135,11 +146,11 @@ def _named_json(text: str, tools: Sequence[Tool]) -> Iterator[ToolCall]:
     while match := re.compile(rf"\s*({NAME.pattern})\s*(?=\{{)").match(text, place):
         name = match[1] if match[1] in known or match[1][:-9] not in known else match[1][:-9]  # with an id behind it
         try:
-            arguments, place = json.JSONDecoder().raw_decode(text, match.end())
+            place = json.JSONDecoder().raw_decode(text, match.end())[1]
         except (ValueError, RecursionError):
-            arguments, place = text[match.end() :], len(text)
+            place = len(text)
             if name not in known:
                 return
-        found.append(ToolCall.parse(name, json.dumps(arguments) if isinstance(arguments, dict) else arguments))
+        found.append(ToolCall.parse(name, text[match.end() : place]))
     if not text[place:].strip():
         yield from found

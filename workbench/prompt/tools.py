@@ -14,6 +14,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, Union
+from urllib.parse import unquote
 
 from pydantic import Field, ValidationError, field_validator
 
@@ -114,6 +115,20 @@ def check_schema_size(schema: Any, where: str) -> None:
             raise WorkbenchError(f"{where}: a schema of more than {MAX_SCHEMA_NODES:,} parts; split the tool")
         inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
         waiting += ((each, depth + 1) for each in inner)
+
+
+def follow(schema: Any, reference: str) -> tuple[Any, tuple[str | int, ...], str]:
+    """Return what a reference within a schema names, its path, and the step that there is none of, if so."""
+    found, path = schema, ()
+    for name in reference.split("/")[1:]:
+        name = unquote(name).replace("~1", "/").replace("~0", "~")
+        if isinstance(found, dict) and name in found:
+            found, path = found[name], (*path, name)
+        elif isinstance(found, list) and name.isdigit() and int(name) < len(found):
+            found, path = found[int(name)], (*path, int(name))
+        else:
+            return None, path, name
+    return found, path, ""
 
 
 def _from_json(given: Mapping[str, Any]) -> Tool:

@@ -37,15 +37,18 @@ class ToolCall(Settings):
 
     @classmethod
     def parse(cls, name: str, arguments: str | Mapping[str, Any], id: str = "") -> ToolCall:
-        """Parse the arguments as they come over the wire, a JSON object. Text that is none, or is nested too deep to be
-        rendered, is kept under `unparsed`: a malformed call in a history never spoils the turns after it."""
-        if isinstance(arguments, str):
-            try:
-                found = json.loads(arguments) if arguments.strip() else {}
-            except (ValueError, RecursionError):
-                found = None
-            arguments = found if isinstance(found, dict) and not is_too_deep(found) else {UNPARSED: arguments}
-        return cls(name=name, arguments=dict(arguments), id=id)
+        """Parse the arguments as they come over the wire, a JSON object. What is none, is nested too deep to be
+        rendered, or has an infinite number, is kept as text under `unparsed`: a malformed call in a history never
+        spoils the turns after it."""
+        try:
+            found = json.loads(arguments.strip() or "{}") if isinstance(arguments, str) else dict(arguments)
+            if isinstance(found, dict) and not is_too_deep(found):
+                json.dumps(found, allow_nan=False)  # 1e999 is infinite in Python, and that is no JSON
+                return cls(name=name, arguments=found, id=id)
+        except (ValueError, RecursionError):
+            pass
+        words = arguments if isinstance(arguments, str) else json.dumps(arguments)
+        return cls(name=name, arguments={UNPARSED: words}, id=id)
 
 
 class UserTurn(Settings):

@@ -9,12 +9,13 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
-from urllib.parse import unquote
 
 from workbench.errors import WorkbenchError
+from workbench.prompt.tools import follow
 from workbench.sampling.json_dates import carry_out_dates
 from workbench.sampling.json_numbers import carry_out_bounds, number_faults, with_integers
 
@@ -34,7 +35,7 @@ NOT_CARRIED_OUT: dict[str, tuple[Any, ...]] = {  # keywords that constrain, with
 FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 NULLABLE = "nullable"
 SPELLINGS = {key.lower(): key for key in (*CARRIED_OUT, *NOT_CARRIED_OUT, NULLABLE)}
-LOOKS_AROUND = re.compile(r"\(\?<?[=!]|\\[1-9k]")  # and references back: not carried out
+LOOKS_AROUND = re.compile(r"\(\?<?[=!]|\\[1-9kbBc]|\[\^?\]")  # references back and JavaScript's own too
 BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 IN_LISTS = ("anyOf", "allOf", "oneOf", "prefixItems")
 ALONE = ("items", "additionalItems", "additionalProperties")
@@ -74,6 +75,11 @@ def widen(schema: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
                 each.pop(key, None)
         if isinstance(each, dict) and isinstance(pattern := each.get("pattern"), str) and _looks_around(pattern):
             left.append(f"{describe_path(path)}: the pattern {each.pop('pattern')[:60]!r} is not carried out")
+        patterns = each.get("patternProperties") if isinstance(each, dict) else None
+        if isinstance(patterns, dict) and (len(patterns) > 1 or any(map(_looks_around, patterns))):
+            left.append(f"{describe_path(path)}: patternProperties {', '.join(patterns)[:60]!r} are not carried out")
+            for key in ("patternProperties", "additionalProperties"):
+                each.pop(key, None)
         if isinstance(each, dict) and isinstance(each.get("oneOf"), list):
             choice = {"anyOf": each.pop("oneOf")}
             each.update({"allOf": [*each.get("allOf", ()), choice]} if "anyOf" in each else choice)
@@ -81,8 +87,8 @@ def widen(schema: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def _looks_around(pattern: str) -> bool:
-    """Return whether a pattern looks around or back, which the compiler refuses."""
-    return LOOKS_AROUND.search(re.sub(r"\\[^1-9k]", "", pattern)) is not None
+    """Return whether a pattern has what the compiler does not read: it looks around or back, or is JavaScript's own."""
+    return LOOKS_AROUND.search(re.sub(r"\\[^1-9kbBc]", "", pattern)) is not None
 
 
 def _faults(schema: Any, each: Any, path: Path, places: Collection[Path]) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -137,20 +143,6 @@ def _check_reference(schema: Any, reference: object, where: str, places: Collect
         raise WorkbenchError(f"{where}: $ref {reference!r}: there is no {missing!r}")
     if path not in places:  # its keywords and numbers were not looked at
         raise WorkbenchError(f"{where}: $ref {reference!r}: there is no schema, but a value; put one under $defs")
-
-
-def follow(schema: Any, reference: str) -> tuple[Any, Path, str]:
-    """Return what a reference within a schema names, its path, and the step that there is none of, if so."""
-    found, path = schema, ()
-    for name in reference.split("/")[1:]:
-        name = unquote(name).replace("~1", "/").replace("~0", "~")
-        if isinstance(found, dict) and name in found:
-            found, path = found[name], (*path, name)
-        elif isinstance(found, list) and name.isdigit() and int(name) < len(found):
-            found, path = found[int(name)], (*path, int(name))
-        else:
-            return None, path, name
-    return found, path, ""
 
 
 def carried_out(schema: dict[str, Any]) -> dict[str, Any]:
@@ -231,7 +223,12 @@ def locate_fault(schema: Any, error: str, compile_error: Callable[[Any], str]) -
 def _alone(schema: Any, path: Path) -> Any:
     """Return a schema that is the subschema at `path`; references still find their targets."""
     pointer = "".join("/" + str(step).replace("~", "~0").replace("/", "~1") for step in path)
-    return {"$ref": f"#/$defs/whole{pointer}", "$defs": {"whole": _moved(schema)}}
+    return within(schema, {"$ref": f"#{pointer}"})
+
+
+def within(schema: Any, part: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema that is a part of another; its references still find their targets."""
+    return {**_moved(part), "$defs": {"whole": _moved(schema)}} if '"$ref"' in json.dumps(part) else part
 
 
 def _moved(value: Any) -> Any:
