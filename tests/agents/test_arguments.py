@@ -29,7 +29,9 @@ def test_bounds_of_numbers(value: float, bound: float) -> None:
 def test_lengths_of_texts_and_lists(size: int, least: int | None, most: int | None) -> None:
     holds = (least is None or size >= least) and (most is None or size <= most)
     for value, name in (("x" * size, "Length"), ([0] * size, "Items")):
-        assert (find_fault(value, {f"min{name}": least, f"max{name}": most}) == "") == holds
+        said = find_fault(value, {f"min{name}": least, f"max{name}": most})
+        assert (said == "") == holds
+        assert holds or f"{least or 0} to {'any number of' if most is None else most} " in said
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -48,7 +50,7 @@ def test_kinds_are_jsons(kind: str) -> None:
         ([{}, {"y": [1]}], {"items": {"properties": {"y": {"items": {"type": "string"}}}}}, "x[1].y[0]"),
         (5, {"allOf": [{"minimum": 1}, {"maximum": 4}]}, "x"),
         (5, {"anyOf": [{"maximum": 4}, {"type": "string"}]}, "x"),
-        (True, {"enum": [1, "a"]}, "x"), (0, {"const": False}, "x"), ([{"y": 1}], {"const": [{"y": True}]}, "x"),
+        (True, {"enum": [1, "a"]}, "x"), (0, {"const": False}, "x"),
         ("c", {"enum": ["a", "b"]}, "x"), (1, {"const": 2}, "x"), ("a", {"type": ["integer", "null"]}, "x"),
         ({"a": 1}, {"additionalProperties": {"type": "string"}}, "x.a"),
         ({"a": 1}, {"properties": {"b": {}}, "additionalProperties": False}, "x"), ({}, {"required": ["b"]}, "x"),
@@ -60,7 +62,7 @@ def test_faults_name_where_they_are(value: Any, schema: dict[str, Any], path: st
     assert find_fault({"z": value}, whole).startswith("the arguments: 'z' is unknown")
 
 
-@pytest.mark.parametrize(("levels", "is_seen"), [(MAX_DEPTH, True), (MAX_DEPTH + 1, False)])
+@pytest.mark.parametrize(("levels", "is_seen"), [(MAX_DEPTH - 1, True), (MAX_DEPTH, False)])
 def test_what_lies_deeper_than_schemas_may_is_passed(levels: int, is_seen: bool) -> None:
     value: Any = 1
     schema: dict[str, Any] = {"type": "string"}

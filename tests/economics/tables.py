@@ -34,7 +34,8 @@ def cheaper(prices: Prices, kind: str, by: Decimal) -> Prices:
 
 PATHS = [path for length in range(5) for path in itertools.product((0, 1), repeat=length)]
 MARKED = st.none() | st.frozensets(st.integers(1, 4))
-STEP = st.tuples(st.integers(0, 2000), st.sampled_from(PATHS), st.integers(0, 50), st.integers(0, 50), MARKED)
+QUARTERS = st.sampled_from([0, 400, 800, 1199, 1200]) | st.integers(0, 2000)  # lives of 300 s overlap, or end just so
+STEP = st.tuples(QUARTERS, st.sampled_from(PATHS), st.integers(0, 50), st.integers(0, 50), MARKED)
 
 
 def _calls(steps: Sequence[tuple[int, tuple[int, ...], int, int, frozenset[int] | None]]) -> list[PromptCall]:

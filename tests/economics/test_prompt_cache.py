@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.economics.tables import AMOUNTS, CALLS, PRICES, cheaper
 from tests.helpers.refusals import refuses
+from tests.thorough import tries
 from workbench.economics.bill import Bill
 from workbench.economics.prices import KINDS, Prices, Usage, total_usage
 from workbench.economics.prompt_cache import (
@@ -41,6 +42,7 @@ def naive(calls: list[PromptCall], life: CacheTTL, renews: bool) -> list[int]:
     return found
 
 
+@settings(max_examples=tries(600))
 @given(CALLS, PLANS)
 def test_what_is_read_is_the_longest_beginning_that_lives(calls: list[PromptCall], plan: tuple[CacheTTL, bool]) -> None:
     assert [usage.cache_read for usage in cached_usage(calls, *plan)] == naive(calls, *plan)
@@ -62,8 +64,9 @@ def test_a_life_ends(plan: tuple[CacheTTL, bool], gap: Fraction) -> None:
 
 
 def test_a_hit_renews_or_does_not() -> None:
-    calls = [PromptCall(second, (("a", 5),)) for second in (0, 200, 400, 600)]
-    assert [u.cache_read for u in cached_usage(calls, FIVE_MINUTES, renews=True)] == [0, 5, 5, 5]
+    for marked in (None, frozenset(), frozenset({1})):  # a hit on what is not marked now too
+        calls = [PromptCall(second, (("a", 5),), marked=marked if second else None) for second in (0, 200, 400, 600)]
+        assert [u.cache_read for u in cached_usage(calls, FIVE_MINUTES, renews=True)] == [0, 5, 5, 5]
     assert [u.cache_read for u in cached_usage(calls, FIVE_MINUTES, renews=False)] == [0, 5, 0, 5]
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.thorough import tries
 from workbench.kv_cache.eviction import HeavyHitters, SinksRecent, SlidingWindowEviction, SnapKV
 
 policies = st.one_of(
@@ -41,6 +42,7 @@ def test_keeping_again_keeps_all(policy, mass, budget) -> None:
     assert policy.select(mass[kept], budget).tolist() == list(range(len(kept)))
 
 
+@settings(max_examples=tries(300))
 @given(st.lists(st.integers(0, 8), min_size=1, max_size=40), st.integers(2, 20), st.integers(1, 9), st.integers(1, 9))
 def test_snapkv_keeps_its_queries_tokens_and_the_heaviest_with_their_neighbours(mass, budget, observe, pool) -> None:
     """Of equal ones the older."""

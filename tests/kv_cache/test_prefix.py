@@ -49,7 +49,7 @@ class Index(RuleBasedStateMachine):
     """Sequences begin on what is offered, grow, enter their pages, leave or break; pools run short, time passes."""
 
     @initialize(
-        tables=st.sampled_from(LAYOUTS), ttl=st.sampled_from([None, TTL]), pinned=st.sampled_from([2, PAGES // 2]),
+        tables=st.sampled_from(LAYOUTS), ttl=st.sampled_from([None, TTL]), pinned=st.sampled_from([1, PAGES // 2]),
         seed=st.integers(0, 10**6),
     )  # fmt: skip
     def begin(self, tables: tuple[KVCacheGroup, ...], ttl: float | None, pinned: int, seed: int) -> None:
@@ -170,7 +170,7 @@ class Index(RuleBasedStateMachine):
         return self.now < self.pinned.get(key, (-1.0, 0.0))[0]
 
     @precondition(lambda self: self.holders)
-    @rule(data=st.data(), seconds=st.sampled_from([2.0, 5.0, 20.0]), count=st.integers(0, 14))
+    @rule(data=st.data(), seconds=st.sampled_from([2.0, 5.0, 20.0]), count=st.sampled_from([1, 4, 14]))
     def pin(self, data: st.DataObject, seconds: float, count: int) -> None:
         """A caller pays for the beginning of a text; a share of the pages may be pinned."""
         holder = data.draw(st.sampled_from(self.holders))
@@ -336,6 +336,29 @@ def test_what_a_failed_request_entered_is_offered_no_more(known: int, own: int, 
     index.finish(1, failed=True)
     assert index.match_prefix([*ids, 0]).num_tokens == SIZE * known
     assert index.num_pages + cpu.num_used == known
+
+
+@settings(max_examples=tries(600))
+@given(st.lists(st.tuples(st.sampled_from(["pin", "use", "wait"]), st.sampled_from([1.0, 3.0, 10.0])), max_size=14))
+def test_a_pin_lasts_its_seconds_after_each_use_and_one_that_ended_is_forgotten(steps: list[tuple[str, float]]) -> None:
+    now, pool = 0.0, PagePool(2, SIZE)
+    index = RadixCache([pool], [KVCacheGroup()], None, lambda: now, pinned_share=1.0)
+    pages = cached_text(index, pool, 0, [1, 1])
+    (node,) = index.tree.match_prefix([1, 1, 0], "")
+    until = life = 0.0
+    for kind, seconds in steps:
+        if kind == "wait":
+            now += seconds
+        elif kind == "pin":
+            life = max(life if now < until else 0.0, seconds)
+            until = max(until, now + seconds)
+            assert index.pin([1, 1], "", seconds) == SIZE
+        else:
+            until = now + life if now < until else until
+            index.acquire(1, index.match_prefix([1, 1, 0]))
+            index.release(1)
+            pool.release(pages)
+        assert index.pins.is_pinned(node) == (now < until) == bool(index.pins.num_pinned)
 
 
 def test_a_hit_renews_a_pin_and_time_ends_it() -> None:

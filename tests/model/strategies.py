@@ -46,14 +46,15 @@ def llama_specs(draw: st.DrawFn) -> ModelSpec:
         intermediate_size=draw(st.integers(1, 40)),
         mlp_bias=draw(st.booleans()),
     )
+    vocab_size = draw(st.integers(1, 50))
     return ModelSpec(
         name=draw(st.sampled_from(["one", "two"])),
-        vocab_size=draw(st.integers(1, 50)),
+        vocab_size=vocab_size,
         hidden_size=draw(st.integers(1, 40)),
         layers=(layer,) * draw(st.integers(1, 3)),
         max_position_embeddings=draw(st.integers(1, 100_000)),
         rotary=RotaryConfig(rope_theta=draw(st.floats(1.5, 1e7)), scaling=draw(_scalings)),
         norm=NormSpec(eps=draw(st.floats(1e-8, 1e-3))),
         tie_word_embeddings=draw(st.booleans()),
-        eos_token_ids=tuple(draw(st.lists(st.integers(0, 49), max_size=3, unique=True))),
+        eos_token_ids=tuple(draw(st.lists(st.integers(0, vocab_size - 1), max_size=3, unique=True))),
     )

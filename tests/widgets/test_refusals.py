@@ -124,7 +124,7 @@ ROWS: tuple[tuple[str, tuple[Any, ...], dict[str, Any], str], ...] = (  # "<name
     ("SamplingExplorer", (torch.zeros(2, 3, 4),), {}, "[vocab] or [token vocab]"),
     ("SamplingExplorer", (LOGITS,), {"prompt": "text"}, "texts are for a runner"),
     ("SamplingExplorer", (LOGITS,), {"prompt": [9]}, "token id 9 is outside"),
-    ("SamplingExplorer", (LOGITS,), {"top_p": 0}, "top_p: Input should be greater than 0"),
+    ("SamplingExplorer", (LOGITS,), {"top_p": -0.1}, "top_p: Input should be greater than or equal to 0"),
     ("SamplingExplorer", (LOGITS,), {"top": 1}, "top: "),
     ("SamplingExplorer", (LOGITS,), {"n": 3}, "one sample"),
     ("SamplingExplorer", (LOGITS,), {"position": 7}, "has 1 to 1"),

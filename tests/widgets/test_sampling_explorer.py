@@ -179,7 +179,7 @@ def test_while_it_is_live_a_fault_is_a_line_of_text(runner: Runner) -> None:
     explorer = SamplingExplorer(torch.tensor([math.nan, 1.0]))
     assert 'role="alert"' in explorer.picture() and "contain NaN" in explorer.picture()
     with pytest.raises(WorkbenchError):
-        explorer.top_p = 0.0
+        explorer.top_p = -0.1
     assert explorer.top_p == 1.0
     with pytest.raises(traitlets.TraitError):
         explorer.top_k = "many"

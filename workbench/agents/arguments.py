@@ -152,7 +152,7 @@ def _count_fault(count: int, schema: Mapping[str, Any], of: str, where: str) -> 
     if (least is None or count >= least) and (most is None or count <= most):
         return ""
     what = "characters" if of == "Length" else of.lower()
-    return f"{where}: must have {least or 0} to {most or 'any number of'} {what}, not {count}"
+    return f"{where}: must have {least or 0} to {'any number of' if most is None else most} {what}, not {count}"
 
 
 def _of_scalar(value: Any, schema: Mapping[str, Any], where: str) -> Iterator[str]:
