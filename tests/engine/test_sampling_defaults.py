@@ -26,6 +26,7 @@ from workbench.serve.served_model import ServedModel
         ({"repetition_penalty": 1.05, "min_p": None, "temperature": 1.0}, {"repetition_penalty": 1.05}),
         ({"do_sample": False, "temperature": 0.7}, {"temperature": 0.0}),
         ({"eos_token_id": 3}, {}),
+        ({"top_k": -1, "temperature": 1}, {}),
     ],
 )  # fmt: skip
 def test_what_is_read(tmp_path: Path, values: dict[str, Any], found: dict[str, Any]) -> None:
@@ -34,9 +35,12 @@ def test_what_is_read(tmp_path: Path, values: dict[str, Any], found: dict[str, A
     assert read_sampling_defaults(tmp_path) == found
 
 
-def test_a_wrong_value_is_named(tmp_path: Path) -> None:
-    (tmp_path / GENERATION_FILE).write_text('{"top_p": 7}')
-    with pytest.raises(WorkbenchError, match=f"{GENERATION_FILE}.*top_p"):
+@pytest.mark.parametrize(
+    ("name", "value"), [("top_p", 7), ("do_sample", "false"), ("do_sample", 0), ("top_k", True), ("temperature", "1")]
+)
+def test_a_wrong_value_is_named(tmp_path: Path, name: str, value: Any) -> None:
+    (tmp_path / GENERATION_FILE).write_text(json.dumps({name: value}))
+    with pytest.raises(WorkbenchError, match=f"{GENERATION_FILE}.*{name}"):
         read_sampling_defaults(tmp_path)
 
 

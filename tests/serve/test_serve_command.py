@@ -43,6 +43,12 @@ def test_every_engine_setting_is_one_of_a_served_model(tmp_path: Path, override:
     assert (both.model.name, both.models["other"].model.name) == ("demo-chat", "demo")
 
 
+def test_an_override_is_of_its_own_server() -> None:
+    before = read_serve_config("demo-chat", ())
+    read_serve_config("demo-chat", ("cache.page_size=8", "schedule.max_num_seqs=3"))
+    assert read_serve_config("demo-chat", ()) == before
+
+
 def test_clusters_close_in_reverse_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them, although one cannot."""
     closed: list[str] = []

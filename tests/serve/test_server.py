@@ -95,6 +95,9 @@ def test_models_health_metrics_and_traces(server: Server, client: openai.OpenAI)
     assert get(server, "/v1/traces/none")[0] == 404
 
 
+COUNTED = {"model": "demo-chat", "messages": [{"role": "user", "content": "a"}]}
+
+
 @pytest.mark.parametrize("path", ["/v1/models?order=desc", "/v1/files?order=desc", "/v1/messages/batches?after=a"])
 def test_a_query_that_a_list_does_not_know_is_refused(server: Server, path: str) -> None:
     assert get(server, path.partition("?")[0])[0] == 200
@@ -104,6 +107,8 @@ def test_a_query_that_a_list_does_not_know_is_refused(server: Server, path: str)
     assert get(server, "/v1/files?limit=1&purpose=batch")[0] == 200
     status, body, headers = get(server, "/v1/models?limit=5&thread=a")
     assert status == 200 and len(body["data"]) == 1 and headers["x-workbench-ignored"] == "query.thread"
+    found = httpx.post(f"{server.url}/v1/messages/count_tokens?beta=true", json=COUNTED, timeout=limit(60))
+    assert found.status_code == 200 and found.headers["x-workbench-ignored"] == "query.beta"
 
 
 def test_what_is_ignored_is_listed_in_the_response_and_in_the_trace(server: Server) -> None:

@@ -6,6 +6,7 @@ import resource
 import signal
 import sys
 from contextlib import ExitStack
+from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -94,7 +95,7 @@ def read_serve_config(model: str, overrides: tuple[str, ...]) -> ServeConfig:
     from workbench.files import read_bytes, read_yaml
     from workbench.serve.config import ServeConfig
 
-    values: Any = {"model": model, **DEFAULTS}
+    values: Any = {"model": model, **deepcopy(DEFAULTS)}  # overrides are written into it
     if model.endswith((".yaml", ".yml")):
         values = read_yaml(read_bytes(Path(model)), model)
         if not isinstance(values, dict):

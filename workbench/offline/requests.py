@@ -74,14 +74,19 @@ def parse_line(raw: bytes, number: int, model: BatchModel) -> BatchRequest:
     return BatchRequest(name, url, replace(request, cache_salt=salt, final_only=request.sampling.logprobs is None))
 
 
-def read_line(raw: bytes, urls: Collection[str]) -> tuple[str, str, dict[str, Any]]:
+def _refuse_field(key: str) -> None:
+    words = f"{key}: unknown field{nearest(key, LINE_KEYS)}; a line has {', '.join(LINE_KEYS)}"
+    raise InvalidLine("invalid_request", words)
+
+
+def read_line(
+    raw: bytes, urls: Collection[str], note_unknown: Callable[[str], None] = _refuse_field
+) -> tuple[str, str, dict[str, Any]]:
     """Return the custom_id, the url (one of `urls`) and the body of a line; InvalidLine with what is wrong."""
     line = _object(raw)
-    for key in line:
-        if key not in LINE_KEYS:
-            raise InvalidLine(
-                "invalid_request", f"{key}: unknown field{nearest(key, LINE_KEYS)}; a line has {', '.join(LINE_KEYS)}"
-            )
+    for key, value in line.items():
+        if key not in LINE_KEYS and value is not None:
+            note_unknown(key)
     name, url, body = line.get("custom_id"), line.get("url"), line.get("body")
     if not isinstance(name, str) or not name:
         raise InvalidLine("invalid_request", f"custom_id: must be a text that names the line, not {name!r}")

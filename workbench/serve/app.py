@@ -95,10 +95,10 @@ def _check_query(request: Request, ignored: IgnoredFields) -> None:
     """Refuse a query that asks for a part of a list that does not know it: a client would take the whole for that part
     (ApiError). Other unknown fields go into the header of the response."""
     route = request.scope.get("route")
-    if request.method == "GET" and route is not None:
+    if route is not None and (request.method == "GET" or not ignored.is_strict):  # clients mark betas in others
         known = {each.alias for each in route.dependant.query_params}
         asked = sorted(set(request.query_params).intersection(PARTS_OF_LISTS) - known)
-        if asked:
+        if asked and request.method == "GET":
             IgnoredFields(is_strict=True).unknown(f"query.{asked[0]}", known)
         ignored.check(request.query_params, known, "query")
         request.state.ignored = ignored_header(ignored)

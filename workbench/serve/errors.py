@@ -33,7 +33,7 @@ STATUS = {
 def _absolute_path() -> re.Pattern[str]:
     """Return the pattern of an absolute path below one of this machine's top folders; not that of a route."""
     tops = "|".join(re.escape(each) for each in sorted(os.listdir("/"), key=len, reverse=True))
-    return re.compile(rf"(?<![\w.:/-])/(?:{tops})/(?:[^/\n:;,'\"]+/)*(?P<name>[^\s/:;,'\"()]*)")
+    return re.compile(rf"(?:(?<![\w./-])|(?<=file://))/(?:{tops})/(?:[^/\n:;,'\"]+/)*(?P<name>[^\s/:;,'\"()]*)")
 
 
 def without_paths(words: str) -> str:

@@ -28,6 +28,7 @@ from workbench.serve.batches.message_batch_body import read_requests
 from workbench.serve.batches.openai_batch_routes import OpenAIBatchBody, read_items
 from workbench.serve.batches.stored_files import FileStore
 from workbench.serve.batches.upload import parts_of, read_form
+from workbench.serve.bodies.fields import IgnoredFields
 from workbench.serve.errors import ApiError
 from workbench.serve.server import Server
 
@@ -235,6 +236,19 @@ def test_bounds_of_a_batch() -> None:
     for content in (b"", b"\n\n", b"{}\n" * 50_001):
         with pytest.raises(ApiError, match="lines"):
             deque(read_items(content.splitlines(), CHAT, set()))
+
+
+def test_unknown_fields_of_a_batch_are_listed_and_null_says_nothing() -> None:
+    ignored = IgnoredFields()
+    line = {"custom_id": "a", "method": "POST", "url": CHAT, "body": {}, "metadata": None, "x": 1}
+    content = [json.dumps(line).encode()]
+    assert [each.error for each in read_items(content, CHAT, set(), ignored)] == [None]
+    request = {"custom_id": "a", "params": {}, "x": 1, "y": None}
+    batch = json.dumps({"requests": [request], "x": 1, "workspace_id": "w"}).encode()
+    assert len([*read_requests(batch, "/p", ignored)]) == 1
+    assert {*ignored} == {"line.x", "MessageRequest.x", "x", "workspace_id"}
+    (item,) = read_items(content, CHAT, set(), IgnoredFields(is_strict=True))
+    assert item.error is not None and "x: unknown field" in item.error.message
 
 
 JSON = st.recursive(

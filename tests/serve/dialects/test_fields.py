@@ -12,15 +12,16 @@ from openai.types import completion_create_params as completions
 from openai.types.chat import ChatCompletionMessage, ChatCompletionStreamOptionsParam
 from openai.types.chat import completion_create_params as chats
 
-from tests.serve.dialects.scripted import Script
+from tests.serve.dialects.scripted import PLAIN_MODEL, Script
 from tests.serve.serving import Json
 from workbench.errors import nearest
 from workbench.serve.answers.pieces import Ended, Used
 from workbench.serve.batches.openai_batch_routes import OpenAIBatchBody
 from workbench.serve.bodies.fields import MAX_IGNORED, UNKNOWN, Body, IgnoredFields, read_body
+from workbench.serve.call import Caller
 from workbench.serve.dialects.anthropic.body import CountTokensBody, MessagesBody
 from workbench.serve.dialects.anthropic.messages import AnthropicMessages
-from workbench.serve.dialects.openai.chat import ChatBody
+from workbench.serve.dialects.openai.chat import ChatBody, OpenAIChat
 from workbench.serve.dialects.openai.common import StreamOptions
 from workbench.serve.dialects.openai.completions import CompletionBody
 from workbench.serve.dialects.openai.embeddings import EmbeddingBody
@@ -150,6 +151,36 @@ def test_unknown_fields_within_a_body_leave_the_prompt_as_it_was() -> None:
     assert {each.rpartition(".")[0] for each in listed} == {
         "messages.0", "messages.0.content.0", "messages.1.tool_calls.0", "tools.0", "tools.0.function",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("body", "fields"),
+    [
+        (ResponsesBody, {"max_tokens": 5, "stop": ["a"], "n": 2, "response_format": {"type": "json_object"}}),
+        (MessagesBody, {"stop": "a", "seed": 3, "frequency_penalty": 1, "response_format": {"type": "json_object"}}),
+        (CompletionBody, {"max_completion_tokens": 5, "response_format": {"type": "json_object"}, "messages": [USER]}),
+        (ChatBody, {"max_output_tokens": 5, "system": "a", "instructions": "a", "stop_sequences": ["a"]}),
+    ],
+)
+def test_what_another_protocol_would_carry_out_is_refused_by_name(body: type[Body], fields: Json) -> None:
+    for name, value in fields.items():
+        with pytest.raises(ApiError) as caught:
+            read_body(body, {**ALL_BODIES[body], name: value}, is_strict=False)
+        assert (caught.value.param, caught.value.code) == (name, "unsupported")
+
+
+def test_null_says_nothing_within_a_chat_and_unknown_fields_are_listed_there() -> None:
+    named = {"type": "function", "function": {"name": "f", "x": 1}, "x": 1}
+    marked = {**TEXT, "prompt_cache_breakpoint": {"mode": None, "ttl": None, "x": 1}}
+    described = {"name": "a", "schema": None, "strict": None}
+    given = {"model": "m", "messages": [{**USER, "content": [marked]}], "tools": [DECLARED], "tool_choice": named,
+             "max_tokens": 5, "response_format": {"type": "json_schema", "json_schema": described}}  # fmt: skip
+    body, ignored = read_body(ChatBody, given, is_strict=False)
+    call = OpenAIChat().parse(body, PLAIN_MODEL, ignored, Caller())
+    assert {*call.ignored} == {
+        "messages.0.content.0.prompt_cache_breakpoint.x", "tool_choice.x", "tool_choice.function.x",
+    }  # fmt: skip
+    assert [each.seconds for each in call.breakpoints] == [1800.0]
 
 
 def test_a_body_of_many_unknown_fields_lists_some() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from workbench.errors import explain
-from workbench.model.hf.fields import read_object
+from workbench.model.hf.fields import ConfigFields, read_object
 from workbench.request import SamplingParameters
 
 GENERATION_FILE = "generation_config.json"
@@ -25,10 +25,12 @@ def read_sampling_defaults(folder: Path) -> dict[str, Any]:
         return {}
     values = read_object(path)
     found = {name: values[name] for name in FIELDS if values.get(name) is not None}
-    if values.get("do_sample") is False:
+    if not ConfigFields(values, str(path)).boolean("do_sample", default=True):
         found["temperature"] = 0.0
+    if found.get("top_k") == -1:  # off, as vLLM writes it
+        found["top_k"] = 0
     try:
-        parsed = SamplingParameters.model_validate(found)
+        parsed = SamplingParameters.model_validate(found, strict=True)
     except ValidationError as error:
         raise explain(error, str(path), SamplingParameters) from None
     plain = SamplingParameters()

@@ -160,7 +160,7 @@ class GGUFVocabulary:
         id = self._metadata.get(f"{KEYS}.{name}_token_id")
         if id is None:
             return None
-        if not isinstance(id, int):
+        if not isinstance(id, int) or isinstance(id, bool):
             raise self._refused(f"{name}_token_id", id, "the id of one of its tokens")
         tokens = self._metadata.get(f"{KEYS}.tokens")
         return id if 0 <= id < (2**31 if tokens is None else len(tokens)) else None

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from workbench.serve.batches.batch_requests import BatchItem
-from workbench.serve.bodies.fields import Body, read_body
+from workbench.serve.bodies.fields import Body, IgnoredFields, read_body
 from workbench.serve.bodies.parts import Part
 from workbench.serve.dialects.anthropic.body import NO_PROFILES
 from workbench.serve.errors import ApiError
@@ -37,12 +37,14 @@ class MessageBatchBody(Body):
     IGNORED: ClassVar[Mapping[str, str]] = {"user_profile_id": NO_PROFILES, "workspace_id": NO_PROFILES}
 
 
-def read_requests(content: bytes, path: str, is_strict: bool = True) -> Iterator[BatchItem]:
-    """Yield the requests of a body as items for the route `path`.
+def read_requests(content: bytes, path: str, ignored: IgnoredFields | None = None) -> Iterator[BatchItem]:
+    """Yield the requests of a body as items for the route `path`; fields without effect go into `ignored`,
+    and unknown ones are refused without it.
 
     Raises:
         ApiError: for a body that is not a `MessageBatchBody`, and two requests with one custom_id.
     """
+    ignored = IgnoredFields(is_strict=True) if ignored is None else ignored
     others: dict[str, Any] = {}
     names: set[str] = set()
     for name, index, value in _members(content):
@@ -51,7 +53,7 @@ def read_requests(content: bytes, path: str, is_strict: bool = True) -> Iterator
             continue
         if index >= MAX_REQUESTS:
             raise ApiError("invalid_request_error", f"requests: has more than {MAX_REQUESTS:,}", REQUESTS)
-        found = _read_request(index, value, is_strict)
+        found = _read_request(index, value, ignored)
         if found.custom_id in names:
             words = f"requests: two have the custom_id {found.custom_id[:80]!r}; results are known by it"
             raise ApiError("invalid_request_error", words, REQUESTS)
@@ -59,12 +61,14 @@ def read_requests(content: bytes, path: str, is_strict: bool = True) -> Iterator
         yield BatchItem(found.custom_id, path, found.params)
     if names:  # the other fields are checked as they are where there is a request
         others[REQUESTS] = [{"custom_id": "any", "params": {}}]
-    read_body(MessageBatchBody, others, is_strict)
+    ignored.add_all(read_body(MessageBatchBody, others, ignored.is_strict)[1])
 
 
-def _read_request(index: int, value: Any, is_strict: bool) -> MessageRequest:
+def _read_request(index: int, value: Any, ignored: IgnoredFields) -> MessageRequest:
     try:
-        return read_body(MessageBatchBody, {REQUESTS: [value]}, is_strict)[0].requests[0]
+        body, more = read_body(MessageBatchBody, {REQUESTS: [value]}, ignored.is_strict)
+        ignored.add_all(more)
+        return body.requests[0]
     except ApiError as error:
         here, place = f"{REQUESTS}.0", f"{REQUESTS}.{index}"
         words, param = error.message.replace(here, place, 1), error.param.replace(here, place, 1)

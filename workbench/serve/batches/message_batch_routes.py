@@ -18,9 +18,10 @@ from workbench.serve.batches.message_batch_body import MessageBatchBody, read_re
 from workbench.serve.batches.openai_batch_routes import UPLOAD_SECONDS, page
 from workbench.serve.batches.stored_files import FileWriter
 from workbench.serve.batches.upload import file_response, mapped, receive_body
+from workbench.serve.bodies.fields import IgnoredFields
 from workbench.serve.document import describe_body
 from workbench.serve.errors import ApiError
-from workbench.serve.responses import json_response
+from workbench.serve.responses import ignored_header, json_response
 
 if TYPE_CHECKING:
     from workbench.serve.service import Service
@@ -97,11 +98,12 @@ def message_batch_routes(service: Service, store: BatchStore) -> APIRouter:
     async def create(request: Request) -> Response:
         caller = await service.identify(request)
         limits = service.settings
+        ignored = IgnoredFields(limits.refuses_unknown)
         body = await receive_body(request, store.files, caller.tenant, limits.max_upload_bytes, UPLOAD_SECONDS)
 
         def read() -> BatchRequests:
             with mapped(body.path) as content:
-                items = read_requests(content[:], dialect.path, limits.refuses_unknown)
+                items = read_requests(content[:], dialect.path, ignored)
                 return BatchRequests.write(store.files, caller.tenant, items, limits.max_body_bytes)
 
         try:
@@ -113,7 +115,7 @@ def message_batch_routes(service: Service, store: BatchStore) -> APIRouter:
         found = MessageBatch(id, caller.tenant, lambda e: dialect.error(e, "")[1], results)
         found.begin(BatchWork(service, store.slots, caller, requests, found.write, found.finish))
         store.add(found)
-        return json_response(200, found.as_json(_base(request)))
+        return json_response(200, found.as_json(_base(request)), ignored_header(ignored))
 
     @router.get(PATH, summary="List the batches")
     async def list_batches(request: Request, limit: int = 20, after_id: str = "", before_id: str = "") -> Response:

@@ -16,19 +16,19 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from workbench.offline.requests import InvalidLine, custom_id_of, read_line
+from workbench.offline.requests import LINE_KEYS, InvalidLine, custom_id_of, read_line
 from workbench.offline.responses import result_line
 from workbench.serve.batches.batch_requests import BatchItem, BatchRequests
 from workbench.serve.batches.batch_store import BatchStore
 from workbench.serve.batches.batch_work import SECONDS_OF_LIFE, BatchWork, ItemResult
 from workbench.serve.batches.stored_files import FileStore, FileWriter, StoredFile
 from workbench.serve.batches.upload import file_response, mapped, parts_of, read_form, receive_body
-from workbench.serve.bodies.fields import Body, Refused, read_body
+from workbench.serve.bodies.fields import Body, IgnoredFields, Refused, read_body
 from workbench.serve.bodies.json_body import read_json_body
 from workbench.serve.dialects.openai.common import error_json
 from workbench.serve.document import describe_body
 from workbench.serve.errors import ApiError
-from workbench.serve.responses import json_response
+from workbench.serve.responses import ignored_header, json_response
 
 if TYPE_CHECKING:
     from workbench.serve.service import Service
@@ -208,7 +208,7 @@ def openai_batch_routes(service: Service, store: BatchStore) -> APIRouter:
         caller = await service.identify(request)
         settings = service.settings
         given = await read_json_body(request, settings.max_body_bytes, settings.body_seconds)
-        asked, _ = read_body(OpenAIBatchBody, given, settings.refuses_unknown)
+        asked, ignored = read_body(OpenAIBatchBody, given, settings.refuses_unknown)
         paths = [each.path for each in service.dialects.values() if each.name.startswith("openai.")]
         if asked.endpoint not in paths:
             words = f"endpoint: {asked.endpoint[:80]!r} is not answered here; known: {', '.join(paths)}"
@@ -218,7 +218,7 @@ def openai_batch_routes(service: Service, store: BatchStore) -> APIRouter:
         models: set[str] = set()
 
         def read() -> BatchRequests:
-            items = read_items(lines, asked.endpoint, models)
+            items = read_items(lines, asked.endpoint, models, ignored)
             return BatchRequests.write(files, caller.tenant, items, settings.max_body_bytes)
 
         id = f"batch_{secrets.token_hex(12)}"
@@ -232,7 +232,7 @@ def openai_batch_routes(service: Service, store: BatchStore) -> APIRouter:
         found = OpenAIBatch(id, caller.tenant, asked, min(models, default=None), results, store)
         found.begin(BatchWork(service, store.slots, caller, requests, found.write, found.finish))
         store.add(found)
-        return json_response(200, found.as_json())
+        return json_response(200, found.as_json(), ignored_header(ignored))
 
     @router.get("/v1/batches", summary="List the batches")
     async def list_batches(request: Request, limit: int = 20, after: str = "") -> Response:
@@ -273,12 +273,17 @@ def add_upload(files: FileStore, body: FileWriter, content_type: str, is_strict:
         return files.add(body.file.tenant, name, "batch", parts_of(content, fields["file"]))
 
 
-def read_items(lines: Iterable[bytes], endpoint: str, models: set[str]) -> Iterator[BatchItem]:
+def read_items(
+    lines: Iterable[bytes], endpoint: str, models: set[str], ignored: IgnoredFields | None = None
+) -> Iterator[BatchItem]:
     """Yield the requests in the lines of a file, and add the models that they name; an invalid line has an error.
+    Unknown fields of a line go into `ignored`, and make it invalid without.
 
     Raises:
         ApiError: for no line, and for too many.
     """
+    listed = None if ignored is None or ignored.is_strict else ignored
+    note = {} if listed is None else {"note_unknown": lambda key: listed.unknown(f"line.{key}", LINE_KEYS)}
     names: set[str] = set()
     number = 0
     for line in (stripped for each in lines if (stripped := each.strip())):
@@ -288,7 +293,7 @@ def read_items(lines: Iterable[bytes], endpoint: str, models: set[str]) -> Itera
         name = f"line {number}"
         try:
             name = custom_id_of(line) or name
-            name, url, body = read_line(line, [endpoint])
+            name, url, body = read_line(line, [endpoint], **note)
             if name in names:
                 raise InvalidLine("invalid_request", f"custom_id: {name[:80]!r} is that of another line")
         except InvalidLine as error:

@@ -43,6 +43,16 @@ class Refused:
         return value is None or any(value == each and type(value) is type(each) for each in self.neutral)
 
 
+# Fields that change an answer where a protocol has them, refused by the bodies of those that do not.
+IN_CHATS = {
+    name: Refused("this protocol has no such field; /v1/chat/completions has", neutral)
+    for name, neutral in {
+        "n": (1,), "seed": (), "frequency_penalty": (0, 0.0), "presence_penalty": (0, 0.0), "logit_bias": ({},),
+        "min_p": (0, 0.0), "repetition_penalty": (1, 1.0), "ignore_eos": (False,), "stop_token_ids": ([],),
+        "logprobs": (False,),
+    }.items()
+}  # fmt: skip
+
 UNKNOWN = "unknown here"
 MAX_IGNORED = 100  # fields that are listed; a body may have more
 
@@ -57,6 +67,10 @@ class IgnoredFields(dict[str, str]):
     def add(self, place: str, reason: str) -> None:
         if len(self) < MAX_IGNORED:
             self[place] = reason
+
+    def add_all(self, more: Mapping[str, str]) -> None:
+        for place, reason in more.items():
+            self.add(place, reason)
 
     def unknown(self, place: str, known: Iterable[str]) -> None:
         """Take note of an unknown field, or refuse it (ApiError)."""

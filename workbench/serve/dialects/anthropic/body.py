@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from workbench.serve.bodies.fields import Body, Int, Refused
+from workbench.serve.bodies.fields import IN_CHATS, Body, Int, Refused
 from workbench.serve.bodies.parts import Part, refused_types, type_of
 
 TEXT_ONLY = "the models here read text; give its text"
@@ -231,6 +231,12 @@ class MessagesBody(CountTokensBody):
 
     REFUSED: ClassVar[Mapping[str, Refused]] = {
         **CountTokensBody.REFUSED,
+        **IN_CHATS,
+        **dict.fromkeys(("max_completion_tokens", "max_output_tokens"), Refused("use max_tokens")),
+        **dict.fromkeys(("response_format", "structured_outputs"), Refused("use output_config.format")),
+        **dict.fromkeys(("reasoning_effort", "reasoning"), Refused("use thinking")),
+        "stop": Refused("use stop_sequences", ([],)),
+        "instructions": Refused("use system", ("",)),
         "container": Refused(NO_CONTAINER),
     }
     IGNORED: ClassVar[Mapping[str, str]] = {

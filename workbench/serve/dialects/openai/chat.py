@@ -68,6 +68,10 @@ class ChatBody(SamplingBody):
         "documents": Refused("put them into a message", ([],)),
         "reasoning": Refused("use reasoning_effort"),
         "thinking": Refused("use reasoning_effort, or /v1/messages"),
+        "max_output_tokens": Refused("use max_tokens"),
+        "stop_sequences": Refused("use stop", ([],)),
+        **dict.fromkeys(("system", "instructions"), Refused("put it into a message of the role system", ("", []))),
+        **dict.fromkeys(("text", "output_config"), Refused("use response_format or reasoning_effort")),
         "include_reasoning": Refused("a thought is shown apart from the answer", (True,)),
         "audio": Refused(NO_SOUND),
         "modalities": Refused(NO_SOUND, (["text"],)),
@@ -138,7 +142,7 @@ class OpenAIChat:
             new_id("chatcmpl"), self.name, body.model, (conversation,), body.sampling(max_tokens, **more),
             has_seed=body.seed is not None,
             has_max_tokens=(body.max_completion_tokens or body.max_tokens) is not None,
-            tool_choice=_tool_choice(body.tool_choice, conversation),
+            tool_choice=_tool_choice(body.tool_choice, conversation, ignored),
             parallel_tool_calls=body.parallel_tool_calls is not False,
             stream=bool(body.stream), prompt_logprobs=body.prompt_logprobs, breakpoints=breakpoints,
             priority=body.priority or 0, deadline=body.deadline, ignored=ignored,
@@ -195,12 +199,13 @@ def _response_format(given: dict[str, Any] | None, ignored: IgnoredFields) -> Re
         raise ApiError("invalid_request_error", f"response_format.type: {str(kind)[:50]!r} is unknown; known: {known}",
                        "response_format.type")  # fmt: skip
     described = given.get("json_schema")
-    if not isinstance(described, dict) or not isinstance(described.get("schema", {}), dict):
+    schema = described.get("schema") if isinstance(described, dict) else described
+    if not isinstance(described, dict) or not isinstance(schema, dict | None):
         raise ApiError("invalid_request_error", "response_format.json_schema: must be an object with name and schema",
                        "response_format.json_schema")  # fmt: skip
     # The name and the description are for the model's makers. Every schema is kept to; a strict one is closed too.
     ignored.check(described, ("name", "description", "schema", "strict"), "response_format.json_schema")
-    return answer_of(described.get("schema", {}), described.get("strict") is True)
+    return answer_of(schema or {}, described.get("strict") is True)
 
 
 def _thinking(effort: str, model: ServedModel) -> Thinking | None:
@@ -212,7 +217,7 @@ def _thinking(effort: str, model: ServedModel) -> Thinking | None:
     return Thinking(budget_tokens=max(1, int(EFFORTS[effort] * model.max_model_len)), within_max_tokens=True)
 
 
-def _tool_choice(given: str | dict[str, Any] | None, conversation: Conversation) -> str:
+def _tool_choice(given: str | dict[str, Any] | None, conversation: Conversation, ignored: IgnoredFields) -> str:
     if given is None:
         return "auto"
     if isinstance(given, str):
@@ -225,6 +230,8 @@ def _tool_choice(given: str | dict[str, Any] | None, conversation: Conversation)
     if given.get("type") != "function" or not isinstance(name, str):
         words = 'tool_choice: must be {"type": "function", "function": {"name": ...}}; other types are not supported'
         raise ApiError("invalid_request_error", words, "tool_choice")
+    ignored.check(given, ("type", "function"), "tool_choice")
+    ignored.check(function, ("name",), "tool_choice.function")
     if name not in {tool.name for tool in conversation.tools}:
         raise ApiError("invalid_request_error", f"tool_choice: no tool is named {name[:64]!r}", "tool_choice")
     return name

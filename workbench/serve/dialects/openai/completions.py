@@ -61,6 +61,11 @@ class CompletionBody(SamplingBody):
     REFUSED: ClassVar[Mapping[str, Refused]] = {
         **SamplingBody.OTHERS_REFUSED,
         "add_special_tokens": Refused("a text has the tokens before it that the tokenizer puts there", (True,)),
+        **dict.fromkeys(("tools", "messages"), Refused("use /v1/chat/completions", ([],))),
+        **dict.fromkeys(("reasoning_effort", "reasoning", "thinking"), Refused("use /v1/chat/completions")),
+        **dict.fromkeys(("max_completion_tokens", "max_output_tokens"), Refused("use max_tokens")),
+        "response_format": Refused("use structured_outputs", ({"type": "text"},)),
+        "stop_sequences": Refused("use stop", ([],)),
         "suffix": Refused("no model here was trained to fill in before a suffix", ("",)),
     }
     IGNORED: ClassVar[Mapping[str, str]] = {**SamplingBody.OTHERS_IGNORED, "user": NO_ACCOUNT}

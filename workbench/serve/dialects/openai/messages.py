@@ -113,15 +113,17 @@ def _without_breakpoints(content: Any, where: str, ignored: IgnoredFields) -> tu
             if part.get("type") == "text":  # others are refused as a whole
                 ignored.check(part, PART_FIELDS, f"{where}.content.{number}")
             if part.get(BREAKPOINT) is not None:
-                found.append(_lifetime(part[BREAKPOINT], f"{where}.content.{number}.{BREAKPOINT}"))
+                found.append(_lifetime(part[BREAKPOINT], f"{where}.content.{number}.{BREAKPOINT}", ignored))
             part = {name: value for name, value in part.items() if name != BREAKPOINT}
         parts.append(part)
     return parts, found
 
 
-def _lifetime(given: Any, where: str) -> float:
-    ttl = given.get("ttl", DEFAULT_LIFETIME) if isinstance(given, Mapping) else None
-    if not isinstance(given, Mapping) or given.get("mode", "explicit") != "explicit" or ttl not in LIFETIMES:
+def _lifetime(given: Any, where: str, ignored: IgnoredFields) -> float:
+    values = ignored.check(given, ("mode", "ttl"), where) if isinstance(given, Mapping) else {"mode": given}
+    wanted = {"mode": "explicit", "ttl": DEFAULT_LIFETIME} | {k: v for k, v in values.items() if v is not None}
+    ttl = wanted["ttl"]
+    if wanted["mode"] != "explicit" or not isinstance(ttl, str) or ttl not in LIFETIMES:
         known = ", ".join(LIFETIMES)
         raise ApiError("invalid_request_error", f"{where}: must have mode explicit and a ttl of {known}", where)
     return LIFETIMES[ttl]

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from workbench.serve.bodies.fields import Body, Int, Refused
+from workbench.serve.bodies.fields import IN_CHATS, Body, Int, Refused
 from workbench.serve.bodies.parts import Part, refused_types, type_of
 from workbench.serve.dialects.openai.common import NO_ACCOUNT, Effort
 
@@ -273,6 +273,14 @@ class ResponsesBody(InputTokensBody):
 
     REFUSED: ClassVar[Mapping[str, Refused]] = {
         **{name: why for name, why in InputTokensBody.REFUSED.items() if name != "personality"},
+        **IN_CHATS,
+        **dict.fromkeys(("max_tokens", "max_completion_tokens"), Refused("use max_output_tokens")),
+        **dict.fromkeys(("response_format", "structured_outputs", "output_config"), Refused("use text.format")),
+        **dict.fromkeys(("reasoning_effort", "thinking"), Refused("use reasoning.effort")),
+        **dict.fromkeys(("stop", "stop_sequences"), Refused("this protocol has no stop strings", ([],))),
+        "top_k": Refused("this protocol has no such field; /v1/chat/completions has", (0,)),
+        "messages": Refused("use input", ([],)),
+        "system": Refused("use instructions", ("", [])),
         "background": Refused("use /v1/batches for what no client waits for", (False,)),
         "context_management": Refused("histories are not compacted here", ([],)),
         "moderation": Refused("what is moderated is set at the gateway"),
