@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -305,7 +305,7 @@ def keys_of(
 
 
 FORMATS = [
-    WeightFormat.parse(*each)
+    WeightFormat.parse(*cast(Any, each))
     for each in (("int8",), ("int8", "dense"), ("int8", None, 64, "int8"), ("int4",), ("int4", None, 32),
                  ("dense", None, 64, "float", "int4"), ("dense", None, 32, "float", "int4"))
 ]  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -52,7 +53,8 @@ def test_a_price_is_over_the_variant_that_differs_by_the_mode_alone(monkeypatch:
     monkeypatch.setattr(
         determinism, "time_round", lambda settings, name, seed: dict.fromkeys(determinism.TIMED_PHASES, seconds[name])
     )
-    costs, _ = determinism.measure_overhead(experiment.workload.price, every_variant(experiment), 0, lambda line: None)
+    price = cast(Any, experiment.workload).price
+    costs, _ = determinism.measure_overhead(price, every_variant(experiment), 0, lambda line: None)
     assert {name: cost["price_prefill"] for name, cost in costs.items() if "price_prefill" in cost} == {"on": 3.0}
     assert {name: cost["prefill_s"] for name, cost in costs.items()} == seconds
 

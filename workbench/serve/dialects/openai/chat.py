@@ -227,7 +227,7 @@ def _tool_choice(given: str | dict[str, Any] | None, conversation: Conversation,
         return given
     function = given.get("function")
     name = function.get("name") if isinstance(function, dict) else None
-    if given.get("type") != "function" or not isinstance(name, str):
+    if given.get("type") != "function" or not isinstance(function, dict) or not isinstance(name, str):
         words = 'tool_choice: must be {"type": "function", "function": {"name": ...}}; other types are not supported'
         raise ApiError("invalid_request_error", words, "tool_choice")
     ignored.check(given, ("type", "function"), "tool_choice")

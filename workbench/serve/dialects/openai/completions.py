@@ -185,6 +185,8 @@ class _CompletionChoice:
         self._prompt: dict[str, Any] = {}
         self._echoed: tuple[int, ...] = ()  # ids of a prompt that is to be shown as text
         self._first = 0  # characters of the prompt that is shown
+        self._length = 0  # characters of the answer
+        self._last = 0  # place of the last token
         self._places: TextPlaces | None = None
         self._ended: Ended | None = None
 
@@ -216,6 +218,7 @@ class _CompletionChoice:
                 own = [first for first, _ in spans] if read == list(ids[-len(read) :]) else places
                 places = [0] * (len(ids) - len(own)) + own
         self._tokens += zip(piece.logprobs, places, strict=False)
+        self._last = max(places, default=0)
 
     def _echo(self) -> str:
         """Return the text of a prompt of ids; an answer's first tokens may complete its last character."""
@@ -230,12 +233,16 @@ class _CompletionChoice:
     def add(self, piece: Piece) -> None:
         if isinstance(piece, Text | Thought):
             self._texts.append(piece.text)
+            self._length += len(piece.text)
             self._ids += piece.token_ids
             for token in piece.logprobs if isinstance(piece, Text) else ():
                 place = 0 if self._places is None else self._places.push(token.token_id)
-                self._tokens.append((token, max(0, self._first + place)))
+                self._last = max(self._last, self._first + place)
+                self._tokens.append((token, self._last))
         elif isinstance(piece, Ended):
             self._ended = piece
+            end = self._first + self._length  # tokens within a stop string, and behind it, have no text
+            self._tokens = [(token, min(place, end)) for token, place in self._tokens]
 
     def take(self) -> dict[str, Any]:
         """Return what came since the last time."""
