@@ -38,21 +38,6 @@ def pressed(page: NotebookPage, handle: Any, key: str, expression: str) -> str:
     return page.evaluate(expression)
 
 
-def opened(lab: LabSession, name: str, cells: str) -> NotebookPage:
-    """Write a notebook of these cells and run them all: without an error."""
-    page = lab.open(lab.write(name, cells))
-    page.run_all(limit(120))
-    assert_no_errors(page)
-    return page
-
-
-def says(page: NotebookPage, expression: str, value: str = "True") -> None:
-    """Wait until the kernel gives this value for `expression`, and still does when the page has settled."""
-    until(lambda: page.evaluate(expression) == value)
-    page.settle()
-    assert page.evaluate(expression) == value
-
-
 def assert_no_errors(page: NotebookPage) -> None:
     """Nothing failed in the kernel, the page or its console, and nothing was asked of another machine."""
     assert (page.errors(), page.console_errors, page.outside_requests) == ([], [], [])

@@ -189,6 +189,8 @@ def body_of(way: str, schema: dict[str, Any], model: str = "demo-chat") -> tuple
 
 def fault_of(status: int, answer: str, way: str, name: str) -> str:
     """Return what is wrong with an answer; empty if nothing is."""
+    if way.endswith("a tool") and status == 200:
+        return ""  # called or not as the model likes: what the grammar does not carry out is left to the check
     if way == "completions, the compiler's own format":
         return "" if status == 400 and "is JSON, and no grammar in Lark" in answer else f"{status}: {answer}"
     if name in CARRIED_OUT:

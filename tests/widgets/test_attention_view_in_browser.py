@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.browser import assert_no_errors, opened, says
+from tests.browser import assert_no_errors
 from tools.notebooks.page import LabSession
 
 CELLS = """# %%
@@ -22,22 +22,27 @@ w
 
 
 def test_maps_are_moved_pointed_at_and_picked(lab: LabSession) -> None:
-    page = opened(lab, "attention.py", CELLS)
+    page = lab.open(lab.write("attention.py", CELLS))
+    page.run_all()
+    assert_no_errors(page)
     short, long = (page.widget("wb-attentionview").nth(n) for n in (0, 1))
     canvas = short.locator("canvas")
     canvas.scroll_into_view_if_needed()
     place = canvas.bounding_box()
     assert place is not None
     page.tab.mouse.move(place["x"] + 100, place["y"] + 90)  # just inside: the first token looks at itself
-    says(page, "v.map.pointed", "[0, 0]")
+    page.settle()
+    assert page.evaluate("v.map.pointed") == "[0, 0]"
     assert "weight 1.0000" in short.locator("[role=status]").last.inner_text()
     canvas.focus()
     for key in ("ArrowDown", "ArrowDown", "ArrowRight", "+", "0"):
         canvas.press(key)
-    says(page, "v.map.pointed", "[2, 1]")
+    page.settle()
+    assert page.evaluate("v.map.pointed") == "[2, 1]"
     assert page.evaluate("v.map.caption") == repr(short.locator("[role=status]").last.inner_text())
     short.locator("[data-key='head 3']").click()
-    says(page, "(v.head, v._last)", "(3, (0, (3,)))")
+    page.settle()
+    assert page.evaluate("(v.head, v._last)") == "(3, (0, (3,)))"
 
     canvas = long.locator("canvas")
     canvas.scroll_into_view_if_needed()
@@ -50,5 +55,6 @@ def test_maps_are_moved_pointed_at_and_picked(lab: LabSession) -> None:
     assert canvas.get_attribute("data-level") == "0"
     assert int(canvas.get_attribute("data-tiles") or 0) < 40  # of the 64 that the finest level alone has
     canvas.press("PageDown")
-    says(page, "w.map.pointed", "[64, 0]")
+    page.settle()
+    assert page.evaluate("w.map.pointed") == "[64, 0]"
     assert_no_errors(page)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.browser import assert_no_errors, opened
+from tests.browser import assert_no_errors
 from tests.patience import limit
 from tools.notebooks.page import LabSession
 
@@ -18,7 +18,8 @@ ipywidgets.HBox([ipywidgets.VBox([made[-1]]), kept])
 
 
 def test_a_box_is_shown_again(lab: LabSession) -> None:
-    page = opened(lab, "boxes.py", NOTEBOOK)
+    page = lab.open(lab.write("boxes.py", NOTEBOOK))
+    page.run_all(limit(120))
     page.run_cell(2, limit(120))
     assert page.evaluate("[each.comm is None for each in (*made, kept)]") == "[True, False, False]"
     texts = page.root.locator(".wb-tokenview textarea").evaluate_all("all => all.map(each => each.value)")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.browser import assert_no_errors, opened, says
+from tests.browser import assert_no_errors
 from tests.patience import until
 from tools.notebooks.page import LabSession
 
@@ -42,7 +42,9 @@ widgets.TokenView("def add(a, b):")
 
 
 def test_an_exercise_is_answered_by_keyboard_alone(lab: LabSession) -> None:
-    page = opened(lab, "exercises.py", EXERCISES)
+    page = lab.open(lab.write("exercises.py", EXERCISES))
+    page.run_all()
+    assert_no_errors(page)
     number, choice = page.widget("wb-exercise").nth(0), page.widget("wb-exercise").nth(1)
     status = number.get_by_role("status")
     field = number.get_by_label("Your answer, in pages")
@@ -55,10 +57,11 @@ def test_an_exercise_is_answered_by_keyboard_alone(lab: LabSession) -> None:
         field.fill(given)
         field.press("Enter")
         status.get_by_text(words).wait_for()
-    says(page, "number.right, len(number.feedback.tries)", "(True, 2)")
+    page.settle()
+    assert page.evaluate("number.right, len(number.feedback.tries)") == "(True, 2)"
     assert number.get_by_role("button", name="Check").count() == 0
     number.get_by_role("button", name="Try again").press("Enter")
-    says(page, "number.form.closed", "False")
+    until(lambda: page.evaluate("number.form.closed") == "False")
     number.get_by_role("button", name="Hint").press("Enter")
     status.get_by_text("Count them.").wait_for()
 
@@ -77,7 +80,9 @@ def test_an_exercise_is_answered_by_keyboard_alone(lab: LabSession) -> None:
 
 def test_a_title_opens_its_notebook_and_one_button_is_for_all(lab: LabSession) -> None:
     lab.write("course/01_first.py", DESCRIBED.format(title="First"))
-    page = opened(lab, "course/00_start.py", START)
+    page = lab.open(lab.write("course/00_start.py", START))
+    page.run_all()
+    assert_no_errors(page)
     tab = page.tab
     course = page.widget("wb-course").first
     button = course.get_by_role("button", name="Projector mode: off")
@@ -98,8 +103,8 @@ def test_a_title_opens_its_notebook_and_one_button_is_for_all(lab: LabSession) -
     assert abs(token.evaluate(font) - letters) < 0.01
 
     course.get_by_role("link", name="First").click()
-    tabs = "[...jupyterapp.shell.widgets('main')].map(each => each.context?.path ?? '')"
-    until(lambda: "course/01_first.py" in tab.evaluate(tabs))
+    opened = "[...jupyterapp.shell.widgets('main')].map(each => each.context?.path ?? '')"
+    until(lambda: "course/01_first.py" in tab.evaluate(opened))
     assert tab.url.startswith(lab.server.origin)
     assert_no_errors(page)
     # Closed without the question whether to save it, behind which the next test would wait.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-from tests.browser import opened
 from tests.helpers.widgets import notebook
 from tests.patience import until
 from tools.notebooks.page import LabSession, NotebookPage
@@ -60,7 +59,8 @@ def pressed_keys(page: NotebookPage) -> list[list[str]]:
 
 
 def test_no_control_loses_a_key_to_the_notebook(lab: LabSession) -> None:
-    page = opened(lab, "keys.py", NOTEBOOK)
+    page = lab.open(lab.write("keys.py", NOTEBOOK))
+    page.run_all()
     sequences = pressed_keys(page)
     assert ["d", "d"] in sequences and ["ArrowDown"] in sequences and ["b"] in sequences, "they are what Lab binds"
     assert ["Shift+ArrowDown"] in sequences and ["Shift+m"] in sequences
@@ -83,7 +83,8 @@ def test_no_control_loses_a_key_to_the_notebook(lab: LabSession) -> None:
 
 
 def test_chords_stay_the_notebooks(lab: LabSession) -> None:
-    page = opened(lab, "chords.py", NOTEBOOK)
+    page = lab.open(lab.write("chords.py", NOTEBOOK))
+    page.run_all()
     page.tab.evaluate("bench.panel.content.activeCellIndex = 0")
     page.widget("wb-controls").locator(KINDS["slider"]).first.focus()
     page.tab.keyboard.press("Shift+Enter")
@@ -91,7 +92,8 @@ def test_chords_stay_the_notebooks(lab: LabSession) -> None:
     assert page.tab.evaluate("bench.panel.content.activeCellIndex") == 1
     assert page.tab.evaluate("bench.document().cells[0].execution_count") > 1
     file = lab.server.root / "chords.ipynb"
-    page = opened(lab, file.name, notebook((CONTROLS, "after = 1")))
+    page = lab.open(lab.write(file.name, notebook((CONTROLS, "after = 1"))))
+    page.run_all()
     assert "view = Controls" in file.read_text() and 'outputs": [{' not in file.read_text()
     page.widget("wb-controls").locator(KINDS["button"]).first.focus()
     page.tab.keyboard.press("Control+s")

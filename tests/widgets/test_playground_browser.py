@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.browser import assert_no_errors, opened, says
+from tests.browser import assert_no_errors
 from tests.patience import until
 from tools.notebooks.page import LabSession, NotebookPage
 from workbench.experiment.experiment import Experiment
@@ -25,7 +25,8 @@ IDLE = """() => [...document.querySelectorAll(".wb-playground button")].some(
 
 
 def test_press_run_and_stop_and_take_it_away(lab: LabSession) -> None:
-    page = opened(lab, "playground.py", NOTEBOOK)
+    page = lab.open(lab.write("playground.py", NOTEBOOK))
+    page.run_all()
     typed(page)
     play = page.widget("wb-playground")
     many = play.get_by_label("max_tokens", exact=True)
@@ -54,7 +55,7 @@ def test_press_run_and_stop_and_take_it_away(lab: LabSession) -> None:
     # The kernel is asked: the page may still show the tokens, and the buttons, of the run before.
     until(lambda: page.evaluate("not play.played.finish_reasons and play.played.num_tokens >= 5") == "True")
     page.interrupt()  # no cell runs: the kernel's stop button ends what plays
-    says(page, "play.played.finish_reasons", "{0: 'cancelled'}")
+    until(lambda: page.evaluate("play.played.finish_reasons") == "{0: 'cancelled'}")
     page.tab.wait_for_function(IDLE)
     page.settle()
 
@@ -64,6 +65,13 @@ def test_press_run_and_stop_and_take_it_away(lab: LabSession) -> None:
     yaml = page.tab.evaluate("navigator.clipboard.readText()")
     assert Experiment.from_yaml(yaml).sampling.max_tokens == 900 and repr(yaml) == page.evaluate("play.last.to_yaml()")
 
+    play.get_by_label("temperature", exact=True).fill("1")
+    play.get_by_label("beams", exact=True).fill("2")
+    stops = play.get_by_label("stop", exact=True).and_(page.tab.locator("input"))
+    stops.fill("x")
+    stops.press("Tab")
+    play.get_by_role("alert").wait_for()
+    assert "give stop_token_ids" in play.get_by_role("alert").inner_text() and run.is_disabled()
     play.get_by_role("button", name="Reset").click()
     page.settle()
     assert run.is_enabled() and play.locator(".wb-tokens b").count() == 0
@@ -117,7 +125,8 @@ def test_the_page_and_the_settings_stay_where_they_are_while_text_comes(lab: Lab
 
 
 def test_a_view_shown_by_two_cells_outlives_the_first_ones_next_run(lab: LabSession) -> None:
-    page = opened(lab, "twice.py", SHOWN_TWICE)
+    page = lab.open(lab.write("twice.py", SHOWN_TWICE))
+    page.run_all()
     assert page.widget("wb-playground").count() == 2
     page.evaluate("globals().update(first=play)")
     page.run_cell(1)
@@ -126,7 +135,7 @@ def test_a_view_shown_by_two_cells_outlives_the_first_ones_next_run(lab: LabSess
     until(lambda: page.evaluate("first.played.num_tokens > 5") == "True")
     second.locator(".wb-tokens b").nth(3).wait_for()
     second.get_by_role("button", name="Stop").click()
-    says(page, "first.running", "False")
+    until(lambda: page.evaluate("first.running") == "False")
     assert page.widget("wb-playground").count() == 2
     assert_no_errors(page)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.browser import assert_no_errors, opened
+from tests.browser import assert_no_errors
 from tools.notebooks.page import LabSession, NotebookPage
 
 CELLS = """# %%
@@ -46,7 +46,8 @@ NEW = ("draw_again", "make_again")  # the markup is replaced by the widget; the 
 
 @pytest.fixture(scope="module")
 def page(lab: LabSession) -> Iterator[NotebookPage]:
-    page = opened(lab, "pressed.py", CELLS)
+    page = lab.open(lab.write("pressed.py", CELLS))
+    page.run_all()
     page.tab.evaluate("addEventListener('toggle', ({target}) => (window.toggled ??= []).push(target.open), true)")
     yield page
     assert_no_errors(page)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.browser import opened
 from tests.helpers.widgets import notebook
 from tools.notebooks.page import LabSession, NotebookPage
 
@@ -23,7 +22,9 @@ CELLS = (
 @pytest.fixture
 def saved(lab: LabSession) -> Iterator[Path]:
     """Return the file of a notebook that ran and was saved, closed, its kernel shut down."""
-    page = opened(lab, "reopened.ipynb", notebook(CELLS))
+    page = lab.open(lab.write("reopened.ipynb", notebook(CELLS)))
+    page.run_all()
+    assert page.errors() == []
     page.save()
     lab.close()
     yield lab.server.root / "reopened.ipynb"
@@ -63,7 +64,8 @@ def test_without_any_kernel(saved: Path, lab: LabSession) -> None:
 
 
 def test_a_view_that_its_kernel_still_has_comes_back_alive(lab: LabSession) -> None:
-    page = opened(lab, "alive.ipynb", notebook(CELLS))
+    page = lab.open(lab.write("alive.ipynb", notebook(CELLS)))
+    page.run_all()
     page.save()
     page.reopen()
     assert page.errors() == []

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.browser import assert_no_errors, opened, says
+from tests.browser import assert_no_errors
 from tests.helpers.widgets import notebook
+from tests.patience import until
 from tools.notebooks.page import LabSession
 
 CELLS = (
@@ -17,6 +18,11 @@ CELLS = (
 )
 PLACES = """root => [...root.querySelectorAll("button, input, select, textarea")].map(
   (each) => each.getBoundingClientRect().top)"""
+NAMELESS = """root => [...root.querySelectorAll("button, input, select, textarea, svg")].filter((each) => {
+  const title = each.querySelector("title")?.textContent ?? "";
+  const labels = [...(each.labels ?? [])].map((label) => label.textContent).join("") + (each.ariaLabel ?? "");
+  return each.offsetParent !== null && !(each.textContent + title + labels + each.title).trim();
+}).map((each) => each.outerHTML.slice(0, 120))"""
 
 
 @pytest.fixture
@@ -31,12 +37,13 @@ def narrow(lab: LabSession) -> Iterator[LabSession]:
 
 def test_a_preset_is_played_restored_and_judged_by_the_keyboard(narrow: LabSession) -> None:
     lab = narrow
-    page = opened(lab, "pair.ipynb", notebook(CELLS))
+    page = lab.open(lab.write("pair.ipynb", notebook(CELLS)))
+    page.run_all()
     view = page.widget("wb-sidebyside")
     view.get_by_label("pair", exact=True).focus()
     page.tab.keyboard.type("greedy and")
     page.tab.keyboard.press("Tab")
-    says(page, "pair.preset", "'greedy and temperature 0.7'")
+    until(lambda: page.evaluate("pair.preset") == "'greedy and temperature 0.7'")
     for side in (0, 1):
         field = view.get_by_label("max_tokens", exact=True).nth(side)
         page.settle()  # ipywidgets writes a number's field anew, and what is typed in it is lost, when its mark changes
@@ -48,10 +55,12 @@ def test_a_preset_is_played_restored_and_judged_by_the_keyboard(narrow: LabSessi
     page.evaluate("setattr(pair, 'new_seed', False)")
     page.settle()
     assert view.locator(".wb-differs").count() == 2 and "sampling.temperature" in view.inner_text()
+    assert view.evaluate(NAMELESS) == []
 
     before = view.evaluate(PLACES)
     view.get_by_role("button", name="Play").press("Enter")
-    says(page, "len(pair.history)", "1")
+    until(lambda: page.evaluate("len(pair.history)") == "1")
+    page.settle()
     assert view.evaluate(PLACES) == before, "output pushed a control"
     position = page.evaluate("pair.pair.difference.position")
     assert position.isdigit()
@@ -60,9 +69,10 @@ def test_a_preset_is_played_restored_and_judged_by_the_keyboard(narrow: LabSessi
     assert view.evaluate("root => root.scrollWidth <= root.clientWidth + 1"), "both sides fit at 1,000 pixels"
 
     view.get_by_role("button", name="Copy the left to the right").press("Enter")
-    says(page, "pair.left == pair.right")
+    until(lambda: page.evaluate("pair.left == pair.right") == "True")
     view.get_by_role("button", name="restore play 1").press("Enter")
-    says(page, "pair.right.sampling.temperature", "0.7")
+    until(lambda: page.evaluate("pair.right.sampling.temperature") == "0.7")
+    page.settle()
     assert seed.input_value() == "5" and page.evaluate("a") == "1"
 
     for label, value in (("prompts", "1"), ("prompt tokens", "16"), ("output tokens", "4"), ("rounds", "2")):
@@ -77,9 +87,20 @@ def test_a_preset_is_played_restored_and_judged_by_the_keyboard(narrow: LabSessi
     rule.press("Tab")
     page.settle()
     view.get_by_role("button", name="Write and run the experiment").press("Enter")
-    says(page, "pair.experiment.run_shown is not None and not pair.experiment.running")
+    until(lambda: page.evaluate("pair.experiment.run_shown is not None and not pair.experiment.running") == "True")
+    page.settle()
     assert page.evaluate("pair.experiment.run_shown.problem") == "''"
     assert "holds" in view.locator(".wb-experiment").inner_text()
     (file,) = (lab.server.root / "side_by_side").glob("*.yaml")
     assert file.name == "greedy-and-temperature-0-7-001.yaml" and "first_divergence >= 0" in file.read_text()
     assert_no_errors(page)
+
+    page.save()
+    lab.close()
+    again = lab.open("pair.ipynb")
+    again.settle()
+    kept = again.root.inner_text()
+    assert again.widget("wb-sidebyside").count() == 0
+    assert again.errors() == []
+    assert "first difference: token" in kept and "first_divergence >= 0" in kept and "restore" in kept
+    assert again.root.locator(".wb-tokens b.m").count() == 2

@@ -32,6 +32,7 @@ ALLOWED = {
     "sweep/quick_worker.py": "stands for a worker that never ends",
     "lab/test_page.py": "a cell that never ends",
     "runs/test_index.py": "lets files become old enough for the index: any longer will do",
+    "widgets/test_compare_in_browser.py": "gives the browser time to forget a letter: any longer will do",
     "cluster/test_process_fleet.py": "a kill that takes a while: any time will do",
     "cluster/test_ray_launcher.py": "the clock of another machine, far from this one's",
     "helpers/test_processes.py": "children that end by a signal, or wait for an instant",
