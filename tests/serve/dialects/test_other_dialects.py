@@ -21,7 +21,7 @@ SCHEMA = {
     "properties": {"a": {"type": "integer", "maximum": 99}, "b": {"type": "integer", "maximum": 99}},
     "required": ["a", "b"],
 }
-ADD: Any = {"name": "add", "description": "Add two numbers.", "input_schema": SCHEMA}
+ADD: Any = {"name": "add", "description": "Add two numbers.", "input_schema": {**SCHEMA, "additionalProperties": False}}
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_a_round_of_tools_with_a_thought(messages: Messages) -> None:
         first = stream.get_final_message()
     assert first.stop_reason == "tool_use" and first.content[0].type == "thinking"
     calls = [block for block in first.content if block.type == "tool_use"]
-    assert calls and all({*call.input} >= {"a", "b"} for call in calls)  # the schema is open
+    assert calls and all({*call.input} == {"a", "b"} for call in calls)
     results: Any = [{"type": "tool_result", "tool_use_id": call.id, "content": "42"} for call in calls]
     history = [*QUESTION, first.to_param(), {"role": "user", "content": results}]
     second = messages.create(**asked, messages=history)
