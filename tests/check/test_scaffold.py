@@ -96,8 +96,9 @@ def test_the_scaffolded_test_passes(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path / "test_my_own.py")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and "1 passed, 1 skipped" in done.stdout, done.stdout
-    for checked in (("ruff", "check", "--config", str(ROOT / "pyproject.toml")), ("ruff", "format", "--check")):
-        lint = subprocess.run([sys.executable, "-m", *checked, str(tmp_path)], capture_output=True, text=True, cwd=ROOT)
+    for checked in (("check", "--config", str(ROOT / "pyproject.toml")), ("format", "--check")):
+        ruff = [sys.executable, "-m", "ruff", *checked, "--no-cache", str(tmp_path)]
+        lint = subprocess.run(ruff, capture_output=True, text=True, cwd=ROOT)
         assert lint.returncode == 0, lint.stdout
     custom = ("--custom", tmp_path / "my_own.py")
     found = answer("check", folder, *custom)
