@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import sys
@@ -221,16 +222,22 @@ def test_each_limit_has_its_name() -> None:
 
 
 def test_the_time_limit_cancels_an_answer_and_a_call() -> None:
-    on = runner()
-    done = run("abc" * 100_000, on=on, max_tokens=4000, limits={"seconds": 0.4})
-    assert done.stop_reason == "max_seconds"
-    assert len(done.answer) < 4000 and pages_in_use(on) == 0  # empty on a machine that is busy
-    assert run("and", question=done.conversation.user("go on"), on=on).answer == "and"
+    """On a clock that counts how often it is read, and on one that stands where the test puts it."""
+    on, reads = runner(), itertools.count()
+    on.clock = lambda: float(next(reads))
+    done = run("abc" * 1000, on=on, max_tokens=3000, limits={"seconds": 1000})
+    assert done.stop_reason == "max_seconds" and 0 < len(done.answer) < 3000 and pages_in_use(on) == 0
+    free = {"seconds": None}
+    assert run("and", question=done.conversation.user("go on"), on=on, limits=free).answer == "and"
+    on, now = runner(), [0.0]
+    on.clock = lambda: now[0]
+    events = workbench.agent(on, TOOLS, **script(call("hang")), limits={"seconds": 1000}).stream("q")
     FREE.clear()
-    done = run(call("hang"), limits={"seconds": 3})
+    for event in events:  # half a second is left when the call begins, and none when it has ended
+        now[0] = {CallStarted: 999.5, CallFinished: 1000.0}.get(type(event), now[0])
     FREE.set()
-    result = re.fullmatch(r"error: no result within ([0-9.]+) s", done.rounds[0].calls[0].result)
-    assert done.stop_reason == "max_seconds" and result is not None and float(result[1]) < 3  # what was left of them
+    done = events.result
+    assert done.stop_reason == "max_seconds" and done.rounds[0].calls[0].result == "error: no result within 0.5 s"
 
 
 def test_the_time_limit_holds_while_a_grammar_compiles(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,8 @@
     f\n<arg_key>x</arg_key>\n<arg_value>1</arg_value>                          GLM 4.5 and later
     f{"x": 1}                                                                  Mistral from its eleventh tokenizer on
 
-Values in tags are texts as they stand, and other values as JSON: the tool's schema says which of them one is.
+Values in tags are texts as they stand, and other values as JSON: the tool's schema says which of them one is. Where
+a model forgets `</parameter>`, the next argument or the call's end ends a value, as in vLLM's reader.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from workbench.prompt.turns import UNPARSED, ToolCall
 
 _CALLS = (  # name, body; and its arguments: name, value
     (re.compile(r"\s*<function=([^>\n]+)>(.*?)</function>\s*(?=<function=|\Z)", re.DOTALL),
-     re.compile(r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>\s*(?=<parameter=|\Z)", re.DOTALL)),
+     re.compile(r"\s*<parameter=([^>\n]+)>\n?(?:((?:(?!</parameter>).)*?)\s*(?=<parameter=|\Z)"
+                r"|(.*?)\n?</parameter>\s*(?=<parameter=|\Z))", re.DOTALL)),
     (re.compile(r'\s*<invoke name="([^"\n]+)">(.*?)</invoke>\s*(?=<invoke |\Z)', re.DOTALL),
      re.compile(r'\s*<parameter name="([^"\n]+)">(.*?)</parameter>\s*(?=<parameter |\Z)', re.DOTALL)),
     (re.compile(r"\s*([^\s<>{}]+)\s*(<arg_key>.*</arg_value>)\s*\Z", re.DOTALL),
@@ -103,7 +105,7 @@ def _matches(pattern: re.Pattern[str], text: str) -> Iterator[tuple[str, str]]:
     """Yield the groups of matches that follow one another to the end of a text; nothing where they do not."""
     found, place = [], 0
     while match := pattern.match(text, place):
-        found.append((match[1], match[2]))
+        found.append((match[1], match[match.lastindex or 0]))
         place = match.end()
     if place == len(text):
         yield from found
