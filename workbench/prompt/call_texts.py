@@ -54,9 +54,9 @@ def kinds_of(schema: Any, root: Any) -> set[str]:
         if not isinstance(each, dict) or id(each) in seen:
             continue
         seen.add(id(each))
-        given = each.get("type", [])
-        kinds = {given} if isinstance(given, str) else {kind for kind in given if isinstance(kind, str)}
-        values = [*each.get("enum", ()), *([each["const"]] if "const" in each else [])]
+        given, listed = each.get("type"), each.get("enum")
+        kinds = {kind for kind in (given if isinstance(given, list) else [given]) if isinstance(kind, str)}
+        values = [*(listed if isinstance(listed, list) else ()), *([each["const"]] if "const" in each else [])]
         found |= kinds or {_kind(value) for value in values}
         is_nullable |= each.get("nullable") is True
         waiting += _branches(each, root)
@@ -77,11 +77,12 @@ def flat_schemas(
     required = schema.get("required")
     names = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
     is_closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
-    own = {"properties": schema.get("properties") or {}, "required": names}
+    listed = schema.get("properties")
+    own = {"properties": listed if isinstance(listed, dict) else {}, "required": names}
     found = [own | ({"additionalProperties": False} if is_closed else {})]
     groups = [[each] for each in _branches({**schema, "anyOf": [], "oneOf": []}, root)]
     for branches in (*groups, schema.get("anyOf"), schema.get("oneOf")):
-        inner = [flat for each in branches or () for flat in flat_schemas(each, root, depth + 1, known)]
+        inner = [flat for each in (branches if isinstance(branches, list) else ()) for flat in flat_schemas(each, root, depth + 1, known)]
         if inner and len(found) * len(inner) <= MAX_FLAT:
             found = [_joined(one, other) for one in found for other in inner]
     known[id(schema)] = found
@@ -95,7 +96,7 @@ def _joined(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 
 def _branches(schema: dict[str, Any], root: Any) -> Iterator[Any]:
     for key in ("anyOf", "oneOf", "allOf"):
-        yield from schema.get(key) or ()
+        yield from value if isinstance(value := schema.get(key), list) else ()
     reference = schema.get("$ref")
     if isinstance(reference, str) and reference.startswith("#"):
         yield follow(root, reference)[0]
