@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from workbench.cli.shared import AsJson, backend_errors, print_json
-from workbench.errors import WorkbenchError
+from workbench.errors import WorkbenchError, nearest
 
 if TYPE_CHECKING:
     from workbench.serve.config import ServeConfig
@@ -101,6 +101,7 @@ def read_serve_config(model: str, overrides: tuple[str, ...]) -> ServeConfig:
         if not isinstance(values, dict):
             raise WorkbenchError(f"{model}: must be a mapping of settings, not {type(values).__name__}")
     for override in overrides:
+        _check_model(values, override)
         apply_override(values, override)
     if "question" in values:
         own = {name: values.pop(name) for name in OWN_SECTIONS if name in values}
@@ -110,6 +111,18 @@ def read_serve_config(model: str, overrides: tuple[str, ...]) -> ServeConfig:
         return ServeConfig.model_validate(values)
     except ValidationError as error:
         raise explain(error, model, ServeConfig) from None
+
+
+def _check_model(values: dict[str, Any], override: str) -> None:
+    """Refuse a setting of a further model that is not there; its `model` is what adds one (WorkbenchError)."""
+    section, _, rest = override.partition("=")[0].partition(".")
+    name, _, setting = rest.partition(".")
+    known = [*(values.get("models") or ())]
+    if section == "models" and name not in known and setting not in ("", "model", "model.name"):
+        hint = nearest(name, known) or (f"; known: {', '.join(known)}" if known else "")
+        raise WorkbenchError(
+            f"--set {override}: no model is called {name!r}{hint}; --set models.{name}.model=MODEL adds one"
+        )
 
 
 def gate_of(config: ServeConfig) -> Gate | None:
