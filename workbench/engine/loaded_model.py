@@ -22,6 +22,7 @@ from workbench.executors.capabilities import Requirements
 from workbench.executors.layout import choose_weight_layout
 from workbench.executors.reference import CacheLayout
 from workbench.executors.select import Backends, select_backends
+from workbench.files import note_own
 from workbench.kv_cache.eviction import parse_eviction, policy_spread
 from workbench.model import shapes
 from workbench.model.attention_config import AttentionConfig
@@ -329,7 +330,7 @@ def _folder(name: str) -> Path:
     if not folder.is_dir() and not (folder.suffix == ".gguf" and folder.is_file()):
         known = ", ".join([*BUNDLED_MODELS, f"{SHAPE_PREFIX}NAME", "FILE.gguf"])
         raise WorkbenchError(f"no model {name!r}: not a folder here, nor one of {known}{nearest(name, BUNDLED_MODELS)}")
-    return folder
+    return note_own(folder)
 
 
 def stored_dtype(path: Path) -> torch.dtype:
