@@ -47,6 +47,7 @@ class AttentionView(PictureWidget):
     a query does not look at is hatched, windows and sinks are bounded by lines.
     """
 
+    engine_fields = ("_follow", "source", "_tokenizer")
     layer = traitlets.Int(0)
     head = traitlets.Int(0)
     stacked = traitlets.Bool(False)

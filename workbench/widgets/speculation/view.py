@@ -37,6 +37,7 @@ class SpeculationView(PictureWidget):
     unless given), `rounds` how often both are timed (0: no plain run).
     """
 
+    engine_fields = ("_comparison",)
     check = traitlets.Int(0)
     sequence = traitlets.Unicode()
 
