@@ -63,7 +63,7 @@ def one(runner, request: Request) -> Finished:
 @given(
     seed=st.integers(0, 50), prompt=st.integers(1, 16), most=st.integers(1, 30), ignore=st.booleans(),
     stop=st.lists(st.sampled_from([chr(number) for number in range(33, 120)]), max_size=20, unique=True),
-    ids=st.lists(st.integers(0, 265), max_size=40), checking=st.booleans(),
+    ids=st.lists(st.integers(0, 265) | st.sampled_from(EOS), max_size=40), checking=st.booleans(),
 )  # fmt: skip
 def test_the_stop_that_ended_a_text_is_reported(
     seed: int, prompt: int, most: int, ignore: bool, stop: list[str], ids: list[int], checking: bool
