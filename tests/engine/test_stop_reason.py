@@ -63,7 +63,7 @@ def one(runner, request: Request) -> Finished:
 @given(
     seed=st.integers(0, 50), prompt=st.integers(1, 16), most=st.integers(1, 30), ignore=st.booleans(),
     stop=st.lists(st.sampled_from([chr(number) for number in range(33, 120)]), max_size=20, unique=True),
-    ids=st.lists(st.integers(0, 265) | st.sampled_from(EOS), max_size=40), checking=st.booleans(),
+    ids=st.lists(st.integers(0, 265), max_size=40), checking=st.booleans(),
 )  # fmt: skip
 def test_the_stop_that_ended_a_text_is_reported(
     seed: int, prompt: int, most: int, ignore: bool, stop: list[str], ids: list[int], checking: bool
@@ -82,6 +82,14 @@ def test_the_stop_that_ended_a_text_is_reported(
         end = one(CHECKING, request)
         free_text = (*end.token_ids, *range(50, 80))
         assert (end.ended_by, end.stop_reason, len(end.token_ids)) == expected(free_text, prompt, asked)
+
+
+def test_an_end_of_the_model_is_one_whoever_names_it_too() -> None:
+    """An id that is among the caller's stop tokens as well ends the text as the model's end."""
+    both = {"max_tokens": CONTEXT, "temperature": 1.0, "stop_token_ids": tuple(EOS)}
+    requests = [Request(str(seed), (50, 51), SamplingParameters(**both, seed=seed)) for seed in range(40)]
+    ends = [end.ended_by for end in generate(PLAIN, requests).values()]
+    assert "eos" in ends and "stop_token" not in ends
 
 
 def test_what_did_not_end_by_itself_says_nothing() -> None:
