@@ -180,7 +180,10 @@ def test_an_answer_that_begins_with_json_is_a_call_if_it_names_a_tool(text: str,
         assert not pieces_of(ids, size, format_of("Qwen 2.5"))[1]
 
 
-BEHIND = ("", " and some words", "\n\nf", ' "a" {b} [c', "}", "; see [1]", ' {"x": 1}', ' {"name": "h"} {"name": "f"}', " [1]")
+BEHIND = (
+    "", " and some words", "\n\nf", ' "a" {b} [c', "}", "; see [1]", ' {"x": 1}', ' {"name": "h"} {"name": "f"}',
+    " [1]",
+)  # fmt: skip
 CALLED = (
     '{"name": "f", "parameters": {"n": 1}}', '[{"name": "f", "parameters": {"n": 1}}]',
     '{"type": "function", "function": {"name": "f", "parameters": {"n": 1}}}',
@@ -205,7 +208,8 @@ CUT: list[Any] = [("f", "unparsed")]
 OTHER: dict[str, list[Any]] = {
     "<function=f>\n<parameter=n>\n1\n</parameter>\n</function>": [F], "<function=g-2.x></function>": [G],
     "<function=f><parameter=n>1</parameter></function>\n<function=g-2.x>\n</function>": [F, G],
-    "<function=f>\n<parameter=n>\n1\n</function>": [F], "<function=f><parameter=n>1</function><function=g-2.x></function>": [F, G],
+    "<function=f>\n<parameter=n>\n1\n</function>": [F],
+    "<function=f><parameter=n>1</function><function=g-2.x></function>": [F, G],
     "<function=f>\n<parameter=s>\na\nb\n<parameter=n>\n1\n</parameter>\n</function>": [("f", {"s": "a\nb", "n": 1})],
     "<function=f><parameter=s>a</p></parameter>\n<parameter=n>1<parameter=b>true</function>": [
         ("f", {"s": "a</p>", "n": 1, "b": True})

@@ -18,7 +18,7 @@ from workbench.serve.server import serve
 from workbench.testing.family_checkpoints import random_checkpoint
 
 LEFT_OUT = "no row of the vocabulary has it; taken as absent"
-NAMES = ["plain", "my \"model\", a:b;c's (d)"]  # of folders
+NAMES = ["plain", 'my "model", a:b;c\'s (d)']  # of folders
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"],
                           "additionalProperties": False}  # fmt: skip
 

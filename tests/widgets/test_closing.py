@@ -71,7 +71,9 @@ VIEWS: dict[str, Callable[[Runner], Any]] = {
     "Roofline": lambda runner: widgets.Roofline(runner, ceilings="h100"),
     "SamplingExplorer": lambda runner: waited(widgets.SamplingExplorer(runner, PROMPT, max_tokens=3)),
     "SideBySide": side_by_side,
-    "SpeculationView": lambda runner: waited(widgets.SpeculationView(runner, PROMPT, max_tokens=3)),
+    "SpeculationView": lambda runner: waited(
+        widgets.SpeculationView(runner, PROMPT, speculate="prompt_lookup", rounds=1, max_tokens=3)
+    ),
     "Timeline": widgets.Timeline,
     "TokenPath": ablated,
 }

@@ -82,7 +82,8 @@ def flat_schemas(
     found = [own | ({"additionalProperties": False} if is_closed else {})]
     groups = [[each] for each in _branches({**schema, "anyOf": [], "oneOf": []}, root)]
     for branches in (*groups, schema.get("anyOf"), schema.get("oneOf")):
-        inner = [flat for each in (branches if isinstance(branches, list) else ()) for flat in flat_schemas(each, root, depth + 1, known)]
+        listed = branches if isinstance(branches, list) else ()
+        inner = [flat for each in listed for flat in flat_schemas(each, root, depth + 1, known)]
         if inner and len(found) * len(inner) <= MAX_FLAT:
             found = [_joined(one, other) for one in found for other in inner]
     known[id(schema)] = found

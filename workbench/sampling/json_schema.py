@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import json
-import re
 from collections.abc import Callable, Collection, Iterator
 from functools import lru_cache
 from typing import Any

@@ -23,7 +23,8 @@ class ToolCallText:
     """The text of one or several calls, `{"name": "f", "arguments": {...}}` or a list of these.
 
     What comes before a name is held back: a text that has none is no call, and one that is written in another way is
-    read at its end, as is what stands behind the calls. `first` is the index of its first call, `format` that of the answer.
+    read at its end, as is what stands behind the calls. `first` is the index of its first call, `format` that of the
+    answer.
     """
 
     first: int = 0

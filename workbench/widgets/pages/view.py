@@ -30,7 +30,6 @@ class PageMap(PictureWidget):
     arranged = traitlets.Enum(LAYOUTS, LAYOUTS[0])
     chosen = traitlets.Unicode("")
 
-
     def __init__(self, source: Any):
         super().__init__()
         self._log, self._leave = _open_log(source, self.throttle.mark)

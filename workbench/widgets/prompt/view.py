@@ -46,7 +46,6 @@ class PromptView(PictureWidget):
     opened = traitlets.Unicode()  # the group of segments that is open, or "cut"
     token_page = traitlets.Int(0)
 
-
     def __init__(
         self,
         runner: Any,

@@ -45,7 +45,6 @@ class Timeline(PictureWidget):
     follow = traitlets.Bool(True)
     chosen = traitlets.Int(-1)
 
-
     def __init__(self, source: Any):
         super().__init__()
         self._drain_lock, self._reaching = RLock(), 0
