@@ -218,7 +218,7 @@ OTHER: dict[str, list[Any]] = {
     "f<arg_key>n</arg_key><arg_value>1</arg_value>": [F], "\ng-2.x\n": [G], 'f{"n": 1}g-2.x{}': [F, G],
     'f0a1b2c3d4{"n": 1}': [F], "hello": [], "f(1)": [], "a f": [], "<function>": [], "f{} and": [],
     "<function=f>\n<parameter=n>\n1": CUT, '<invoke name="f">\n<par': CUT, "f<arg_key>n</arg_key><arg": CUT,
-    'f{"n": ': CUT,
+    'f{"n": ': CUT, '{"function": {"name": "h", "parameters": {}}}': [], '{"function": {"name": "g-2.x"}}': [G],
 }  # fmt: skip
 
 
