@@ -34,6 +34,7 @@ except ImportError:  # PyYAML was built without libyaml
 MAX_YAML_BYTES = 8 << 20  # of the text, its aliases written out
 MAX_VALUES = 250_000  # in a YAML text, its aliases written out
 MAX_JSON_BYTES = 16 << 20
+DATA_VARIABLE = "WORKBENCH_DATA_DIR"
 OWN_EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"  # of this project, installed with the package
 CHUNK = 1 << 20  # bytes that are read at once where a file does not say how long it is
 MAX_DEPTH = 64  # containers in one another; what reads the values further recurses, and Python's limit is 1,000
@@ -152,6 +153,12 @@ def cache_directory() -> Path:
     """
     given = os.environ.get("WORKBENCH_CACHE_DIR")
     return Path(given or platformdirs.user_cache_dir("inference-workbench", appauthor=False))
+
+
+def data_directory() -> Path:
+    """Return `$WORKBENCH_DATA_DIR`, or the user's data directory for the workbench: what a person fetched, and keeps."""
+    given = os.environ.get(DATA_VARIABLE)
+    return Path(given or platformdirs.user_data_dir("inference-workbench", appauthor=False))
 
 
 class _Refused(yaml.YAMLError):
