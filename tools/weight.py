@@ -50,7 +50,7 @@ BOUNDS: dict[str, Weight] = {
     "workbench/bench": Weight(9_000),
     "workbench/check": Weight(13_000),
     "workbench/claims": Weight(7_500),
-    "workbench/cli": Weight(27_500),
+    "workbench/cli": Weight(28_000),  # 27,500 before issue 34: model list, get, remove
     "workbench/cluster": Weight(36_000),
     "workbench/demo": Weight(0, 50, 1_045_000),
     "workbench/economics": Weight(10_000, 0, 2_000),
@@ -65,6 +65,7 @@ BOUNDS: dict[str, Weight] = {
     "workbench/measure": Weight(44_500),
     "workbench/memory": Weight(6_000),
     "workbench/model": Weight(94_500),
+    "workbench/models": Weight(3_000),  # issue 34: real models by name
     "workbench/offline": Weight(4_500),
     "workbench/prompt": Weight(42_000),  # 37,500 before issue 33: calls in tags, ids, later instructions
     "workbench/reports": Weight(20_500, 150),

@@ -59,9 +59,9 @@ __all__ = [
     "Agent", "Causal", "Cluster", "Conversation", "EngineConfig", "Experiment", "ForcedText", "Gateway", "History",
     "PrefillDecodePools", "Record", "Recorder", "ReferenceLogits", "Request", "Runner", "SamplingParameters",
     "SlidingWindow", "StepCostModel", "WorkbenchError", "__version__", "agent", "beam_search", "break_even_context",
-    "compare", "compare_memory", "default_model", "demo_tools", "draw_mask", "entropy_bits", "fleet_for", "load", "measure_divergence",
-    "named_shape", "open_runs", "open_zoo", "register", "reproduce", "run", "run_sweep", "runner_for", "serve",
-    "summarize", "testing", "trace_filters", "trace_grammar", "widgets",
+    "compare", "compare_memory", "default_model", "demo_tools", "draw_mask", "entropy_bits", "fleet_for", "load",
+    "measure_divergence", "named_shape", "open_runs", "open_zoo", "register", "reproduce", "run", "run_sweep",
+    "runner_for", "serve", "summarize", "testing", "trace_filters", "trace_grammar", "widgets",
 ]  # fmt: skip
 
 _HOMES = {

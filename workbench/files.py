@@ -156,7 +156,7 @@ def cache_directory() -> Path:
 
 
 def data_directory() -> Path:
-    """Return `$WORKBENCH_DATA_DIR`, or the user's data directory for the workbench: what a person fetched, and keeps."""
+    """Return `$WORKBENCH_DATA_DIR`, or the user's data directory for the workbench: what a person fetched."""
     given = os.environ.get(DATA_VARIABLE)
     return Path(given or platformdirs.user_data_dir("inference-workbench", appauthor=False))
 

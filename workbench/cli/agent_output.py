@@ -55,11 +55,11 @@ class RunPrinter:
         elif isinstance(event, RoundFinished):
             self._line()
             self._channel = ""
-            words = f"{self._model}, round {event.round}: {event.prompt_tokens} tokens of prompt, {event.cached_tokens} of them cached"
+            words = f"{event.prompt_tokens} tokens of prompt, {event.cached_tokens} of them cached"
             thought = f", {event.thinking_tokens} of them a thought" if event.thinking_tokens else ""
             self._put(
-                f"[{words}, {event.computed_tokens} computed; {event.output_tokens} of answer{thought}; "
-                f"{event.finish_reason}]\n", True,
+                f"[{self._model}, round {event.round}: {words}, {event.computed_tokens} computed; "
+                f"{event.output_tokens} of answer{thought}; {event.finish_reason}]\n", True,
             )  # fmt: skip
         elif isinstance(event, AgentFinished):
             self._line()

