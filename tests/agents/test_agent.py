@@ -13,6 +13,7 @@ import pytest
 import workbench
 from tests.agents.script import CONTROLS, add, call, pages_in_use, runner, say, script
 from tests.patience import limit
+from workbench.agents import rounds
 from workbench.agents.calls import call_tool, cut
 from workbench.agents.result import STOP_REASONS, AgentResult
 from workbench.engine.runner import Runner
@@ -243,6 +244,23 @@ def test_the_time_limit_holds_while_a_grammar_compiles(monkeypatch: pytest.Monke
     assert not on.has_unfinished_requests and pages_in_use(on) == 0
     release.set()
     assert run("and", question=done.conversation.user("go on"), on=on, tools=[]).answer == "and"
+
+
+@pytest.mark.parametrize(("limits", "least", "most"), [
+    ({"seconds": 5.0, "tool_seconds": 60.0}, 0.0, 5.0), ({"seconds": 600.0, "tool_seconds": 2.0}, 2.0, 2.0),
+])  # fmt: skip
+def test_a_call_has_the_seconds_of_a_tool_or_what_the_run_has_left(
+    limits: dict[str, float], least: float, most: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, carried = list[float](), rounds.carry_out
+
+    def watched(calls: Any, seconds: float, *rest: Any) -> Any:
+        given.append(seconds)
+        return carried(calls, seconds, *rest)
+
+    monkeypatch.setattr(rounds, "carry_out", watched)
+    assert run(call("add", a=1, b=2), "3", limits=limits).answer == "3"
+    assert given and all(least <= each <= most for each in given)
 
 
 def test_a_run_that_is_closed_or_interrupted_while_tools_run_can_go_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,6 +119,14 @@ def pieces_of(ids: list[int], size: int, format: AnswerFormat) -> tuple[str, lis
     return text, [(n, ToolCall.parse(n, a).arguments, id) for n, a, id in calls]
 
 
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("size", [1, 2, 99])
+def test_an_answer_without_a_call_keeps_its_last_lines(name: str, size: int) -> None:
+    """A line end before a call separates it; one that nothing follows is text."""
+    for words in ("a\n", "a\n\n", "\n", "a\nb"):
+        assert pieces_of(tokenizer().encode(words), size, format_of(name)) == (words, [])
+
+
 @cache
 def grammar(name: str) -> Grammar:
     form = CallFormat.from_model(model(name), format_of(name))
