@@ -2,7 +2,7 @@
 
     DATA/models/FILE.gguf                     a known model
     DATA/models/OWNER/NAME[@REVISION][:PART]  a folder of the hub's files, under the name that a person gave
-    DATA/models/.NAME                         what is being fetched, by whoever has the lock
+    DATA/models/.NAME                         what is being fetched, by the process that has the lock
 
 Nothing here fetches: that is `fetch.py` and `hub.py`, which only `workbench model get` calls.
 """
