@@ -14,7 +14,7 @@ from workbench.errors import WorkbenchError, nearest
 
 app = typer.Typer(help="List, get and remove real models.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(help="a known model, or OWNER/NAME[@REVISION][:PART] of the hub")]
-FACTS = ("name", "title", "family", "parameters", "bytes", "licence")
+FACTS = ("name", "family", "parameters", "bytes", "licence")
 
 
 @app.command("list", epilog="Example: `workbench model list`")
@@ -24,7 +24,7 @@ def list_models(as_json: AsJson = False) -> None:
     from workbench.models.store import default_model, hub_models, is_at_hand, place_of
 
     models = [{fact: getattr(model, fact) for fact in FACTS} for model in MODELS]
-    models += [dict.fromkeys(FACTS) | {"name": name, "title": "of the hub"} for name in hub_models()]
+    models += [dict.fromkeys(FACTS) | {"name": name} for name in hub_models()]
     paths = [str(place_of(each["name"])) if is_at_hand(each["name"]) else None for each in models]
     if as_json:
         listed = [each | {"path": path} for each, path in zip(models, paths, strict=True)]

