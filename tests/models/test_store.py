@@ -29,9 +29,13 @@ def smollm2(models: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_a_model_that_is_not_at_hand_names_the_command(models: Path) -> None:
+def test_a_model_that_is_not_at_hand_names_the_command(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert [bool(each.terms) for each in MODELS] == [False, True]
     words = "model 'smollm2' is not at hand, or not whole: `workbench model get smollm2` fetches it .98 MB, Apache-2.0."
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "smollm2").mkdir()  # a known name means the model: ./smollm2 is the folder
     refuses(words, workbench.load, "smollm2")
     refuses("no model 'smolm2': .*; did you mean 'smollm2'", workbench.load, "smolm2")
     refuses("no model 'o/n': .*; `workbench model get o/n` looks on the hub", workbench.load, "o/n")
@@ -64,5 +68,6 @@ def test_removal(smollm2: Path) -> None:
 
 def test_names_of_the_hub_stay_within_the_folder_of_models(models: Path) -> None:
     assert place_of("o/n@refs/pr/1:Q4_K_M") == models / "o" / "n@refs--pr--1:Q4_K_M"
+    assert place_of("o/n@a/../../x") == models / "o" / "n@a--..--..--x"
     for name in ("../n", "o/..", "o/n@../../x", "o/n/x", "/etc/x", "o/.n", "plain", "a b/c", "o/n@", "", "o\\n/é"):
         assert place_of(name) is None, name

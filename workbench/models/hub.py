@@ -51,7 +51,7 @@ def fetch_from_hub(name: str, report: Callable[[str], None]) -> Path:
         if target.is_dir():
             return target
         try:
-            commit = _download(huggingface_hub, *named.groups(), folder, report)
+            commit = _download(huggingface_hub, named[1], named[2], named[3], folder, report)
         except WorkbenchError as error:
             raise WorkbenchError(f"{name}: {error}") from None
         except Exception as error:

@@ -45,7 +45,7 @@ def place_of(name: str) -> Path | None:
     """Return where a model of this name lies once it is fetched; None for a name of no such model."""
     if name in KNOWN:
         return models_folder() / KNOWN[name].file
-    if HUB_NAME.fullmatch(name) is None or ".." in name:
+    if HUB_NAME.fullmatch(name) is None:
         return None
     owner, _, rest = name.partition("/")
     return models_folder() / owner / rest.replace("/", "--")  # a revision may have slashes: refs/pr/1
