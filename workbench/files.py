@@ -36,6 +36,7 @@ except ImportError:  # PyYAML was built without libyaml
 MAX_YAML_BYTES = 8 << 20  # of the text, its aliases written out
 MAX_VALUES = 250_000  # in a YAML text, its aliases written out
 MAX_JSON_BYTES = 16 << 20
+DATA_VARIABLE = "WORKBENCH_DATA_DIR"
 OWN_EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"  # of this project, installed with the package
 CHUNK = 1 << 20  # bytes that are read at once where a file does not say how long it is
 MAX_DEPTH = 64  # containers in one another; what reads the values further recurses, and Python's limit is 1,000
@@ -157,6 +158,12 @@ def cache_directory() -> Path:
     return Path(given or platformdirs.user_cache_dir("inference-workbench", appauthor=False))
 
 
+def data_directory() -> Path:
+    """Return `$WORKBENCH_DATA_DIR`, or the user's data directory for the workbench: what a person fetched."""
+    given = os.environ.get(DATA_VARIABLE)
+    return Path(given or platformdirs.user_data_dir("inference-workbench", appauthor=False))
+
+
 def note_own(path: Path) -> Path:
     """Return a path that a process works with: its files are no client's to read of (`without_own_paths`)."""
     files = path.parent.glob(f"*{path.suffix}") if path.is_file() else ()  # the other parts of a model too
@@ -169,7 +176,8 @@ def without_own_paths(words: str) -> str:
     is named from there. Other texts that look like paths are a client's own."""
     if os.sep not in words:
         return words
-    own = {*_own_paths, *map(str, (Path.cwd(), Path(__file__).parent, cache_directory(), Path(sys.prefix)))}
+    folders = (Path.cwd(), Path(__file__).parent, cache_directory(), data_directory(), Path(sys.prefix))
+    own = {*_own_paths, *map(str, folders)}
     pattern = _path_pattern(frozenset(each for each in own if os.sep in each and Path(each).name))
     return pattern.sub(lambda found: "" if found["within"] else Path(found["own"]).name, words)
 

@@ -1,4 +1,4 @@
-"""What random histories meet seldom: two changes to one page before one step, and which page of a text goes first."""
+"""Two changes to one page before a step, and the page of a text that goes first: random histories meet these seldom."""
 
 from __future__ import annotations
 

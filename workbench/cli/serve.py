@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from workbench.cli.shared import AsJson, backend_errors, print_json
+from workbench.cli.shared import AsJson, backend_errors, print_json, speaking_model
 from workbench.errors import WorkbenchError, nearest
 
 if TYPE_CHECKING:
@@ -24,7 +24,12 @@ DEFAULTS: dict[str, Any] = {"cache": {"prefix": "radix"}}  # of a server for a m
 
 
 def serve(
-    model: Annotated[str, typer.Argument(help="a model, or a file in YAML: a server's settings, or an experiment")],
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="a model, or a file in YAML: a server's settings, or an experiment; smollm2 where it is at hand"
+        ),
+    ] = None,
     port: Annotated[int | None, typer.Option(help="0: any free one; 8000 unless the file says")] = None,
     host: Annotated[str | None, typer.Option(help="loopback unless given; 0.0.0.0: every address")] = None,
     set_: Annotated[
@@ -52,9 +57,9 @@ def serve(
 
     overrides = [*(set_ or ())]
     overrides += [f"server.{name}={value}" for name, value in (("port", port), ("host", host)) if value is not None]
-    config = read_serve_config(model, tuple(overrides))
-    gate = gate_of(config)
     report = discard if as_json else to_stderr
+    config = read_serve_config(model or speaking_model(None, report), tuple(overrides))
+    gate = gate_of(config)
     with backend_errors():
         engines: dict[str, Runner | Cluster] = {}
         for name, each in (("", config), *config.models.items()):
