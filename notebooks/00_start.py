@@ -1,8 +1,9 @@
 # %% [markdown]
 # # Start here
 #
-# Thirteen notebooks on how a language model is run: what happens between a text and its continuation, what it costs,
-# and what makes it quicker. Everything is computed here, by a small model on this machine; nothing is downloaded.
+# Fourteen notebooks on how a language model is run: what happens between a text and its continuation, what it costs,
+# and what makes it quicker. Everything is computed here, by a small model on this machine; nothing is downloaded. The
+# last one runs a real model, once a person has fetched it.
 #
 # Read them in order, or go to the one that answers your question: a click on its title opens it. Run a cell with
 # Shift+Enter, or all of them from the menu *Run*.
