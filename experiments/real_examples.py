@@ -1,7 +1,6 @@
 """Run the examples that explanations of inference give, on a pretrained model, and hold each claim to what comes out.
 
     python -m experiments.real_examples                          # every claim, right or wrong
-    python -m experiments.real_examples --only bank --only thinking
     python -m experiments.real_examples --out experiments/records
 
 A claim that turns out wrong is a finding, no failure: the exit code is 0. Notebook 14 shows the same findings; where
@@ -39,9 +38,10 @@ from workbench.lab.course import INSTALLED_COURSE
 from workbench.machine.environment import environment
 from workbench.machine.processor import cpu_times, is_contended, others_cpu_share
 from workbench.models.known import KNOWN
-from workbench.models.store import is_at_hand
+from workbench.models.store import fetched_model, is_at_hand
 from workbench.prompt.conversation import Conversation
 from workbench.request import SamplingParameters
+from workbench.response_format import JSONSchema
 from workbench.runs.folder import write_dated_record
 from workbench.sampling.filter_trace import trace_filters
 from workbench.sampling.filters import History
@@ -64,17 +64,7 @@ SHORT, PACE_TOKENS = "What is 2+2?", 24
 PERSON = "Anna Berg is 34 years old and lives in Oslo."
 TRUTH = {"name": "Anna Berg", "age": 34, "city": "Oslo"}
 TYPES = {"name": {"type": "string"}, "age": {"type": "integer"}, "city": {"type": "string"}}
-PERSON_SCHEMA = {"type": "object", "properties": TYPES, "required": [*TYPES], "additionalProperties": False}
 SYSTEM_TOKENS = 2_000
-CALLING = 'Call the calculator. For "What is 3 + 4?" write {"name": "calculate", "arguments": {"expression": "3 + 4"}}'
-CALL_SCHEMA = {
-    "type": "object",
-    "properties": {
-        "name": {"const": "calculate"},
-        "arguments": {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]},
-    },
-    "required": ["name", "arguments"],
-}
 TURNS = (
     "Name a fruit.", "What colour is it?", "Is it sweet?", "Where does it grow?", "Name another fruit.",
     "Which of the two is larger?", "Can one bake it?", "What is a good recipe?", "How long does it take?", "Thank you.",
@@ -107,6 +97,11 @@ def claims_table(findings: Mapping[str, Finding]) -> Table:
     ]
     first = 0 if any(findings) else 1
     return Table("", [row[first:] for row in rows], ("example", "here", "claim", "found")[first:])
+
+
+def closed(**properties: Any) -> dict[str, Any]:
+    """Return the schema of an object with these properties and no others."""
+    return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
 
 
 @dataclass(frozen=True)
@@ -165,7 +160,7 @@ def next_token(runner: Runner) -> Finding:
     claims = (
         ("the ids are the text: decoded they give it again", tokenizer.decode(ids) == CAT, f"{ids}"),
         ("temperature removes no token", left[1] == left[0], f"{left[1]:,} are left"),
-        ("below 1 it makes the likeliest likelier", bool(shares[1].max() > ordered[0]), f"{shares[1].max():.1%}"),
+        ("below 1 it makes the likeliest likelier", bool(shares[1].max() > shares[0].max()), rows[0][3]),
         ("top-k 5 leaves five", left[2] == 5, f"{left[2]}"),
         ("top-p 0.5 leaves the fewest that hold half", left[3] == needed, f"{left[3]}; {needed} by adding up"),
         ("the likeliest next token is ' it'", rows[0][0] == "' it'", f"{rows[0][0]}, {rows[0][2]}"),
@@ -198,7 +193,7 @@ def pronoun(runner: Runner) -> Finding:
         ),
     )
     headings = ("layer", "head", "it to cat", "it to mat")
-    numbers = {"layer": layer, "head": head, "weight": weight}
+    numbers = {"layer": layer, "head": head}
     return Finding(f"Heads in which `it` looks at `cat`: {TIRED!r}", headings, rows, claims, numbers)
 
 
@@ -243,7 +238,7 @@ def first_tokens(runner: Runner, words: int = 5_000) -> Finding:
         (f"{SHORT} is answered with 4", "4" in short.text, repr(short.text)),
     )
     headings = ("prompt", "tokens", "first token, s", "between tokens, ms")
-    return Finding("Time to first token, and pace", headings, rows, claims, {"times": times, "pace": pace})
+    return Finding("Time to first token, and pace", headings, rows, claims, {"times": times})
 
 
 def extraction(runner: Runner) -> Finding:
@@ -255,9 +250,7 @@ def extraction(runner: Runner) -> Finding:
         "begun with <answer>": ask(runner, f"{PERSON}\n<question>Which city?</question>\n<answer>", **stop),
         "asked for <answer>": ask(runner, asked, **stop),
         "the same again": ask(runner, asked, **stop),
-        "a schema": ask(
-            runner, wanted, max_tokens=64, response_format={"kind": "json_schema", "json_schema": PERSON_SCHEMA}
-        ),
+        "a schema": ask(runner, wanted, max_tokens=64, response_format=JSONSchema(json_schema=closed(**TYPES))),
         "asked for JSON": ask(runner, wanted, max_tokens=64),
     }
     begun, free, again, bound, unbound = answers.values()
@@ -313,7 +306,7 @@ def system_prompt(runner: Runner) -> Finding:
         ("1,000 requests a day save 98%, as published", abs(saved - 0.98) < 0.005, f"{saved:.0%} by its own prices"),
     )
     headings = ("request", "prompt", "written", "read", "first token, s", prices.currency)
-    return Finding("A system prompt, twice", headings, rows, claims, {"times": times}, f"prices of {prices.name}")
+    return Finding("A system prompt, twice", headings, rows, claims, note=f"prices of {prices.name}")
 
 
 def ten_turns(runner: Runner) -> Finding:
@@ -325,48 +318,37 @@ def ten_turns(runner: Runner) -> Finding:
         talk, used = result.conversation, result.usage
         over.append(used.computed_tokens - (used.prompt_tokens - known))
         known = used.prompt_tokens + used.output_tokens
-        rows.append(
-            (words, result.answer, used.prompt_tokens, used.cached_tokens, used.computed_tokens, result.rounds[0].ttft)
-        )
+        tokens = used.prompt_tokens, used.cached_tokens, used.computed_tokens
+        rows.append((words, " ".join(result.answer.split()), *tokens, result.rounds[0].ttft))
     page, most, warm = runner.store.page_size, max(row[4] for row in rows[1:]), rows[-1][-1]
     between_steps(runner, Runner.reset_prefix_cache)
     cold = ask(runner, talk.model_copy(update={"turns": talk.turns[:-1]}), max_tokens=1)
     rows.append((f"{TURNS[-1]} (cold)", "", cold.end.prompt_tokens, 0, cold.end.computed_tokens, cold.ttft))
+    besides = max(over[1:])
     claims = (
-        (
-            "a turn computes what is new, and a page at most",
-            max(over[1:]) <= page,
-            f"{max(over[1:])} tokens besides at most",
-        ),
+        ("a turn computes what is new, and a page at most", besides <= page, f"{besides} tokens besides at most"),
         ("a turn's work does not grow", most < rows[-1][2] / 4, f"{most} tokens at most, of up to {rows[-1][2]}"),
         ("the tenth first token comes 3 times as early as cold", cold.ttft > 3 * warm, f"{cold.ttft / warm:.1f} times"),
     )
-    rows = [(row[0], truncate_text(" ".join(row[1].split()), 60), *row[2:]) for row in rows]
     headings = ("user", "answer", "prompt", "cached", "computed", "first token, s")
-    return Finding("Ten turns on a warm prefix", headings, rows, claims, {"times": cold.ttft / warm, "most": most})
+    return Finding("Ten turns on a warm prefix", headings, rows, claims)
 
 
 def tool(runner: Runner) -> Finding:
-    """Answer a product alone, and with a calculator whose call is JSON by a schema."""
+    """Answer a product with and without a calculator."""
     question, truth = PRODUCT
     alone = ask(runner, Conversation(turns=[question]), max_tokens=48)
-    form = {"kind": "json_schema", "json_schema": CALL_SCHEMA}
-    call = ask(runner, Conversation(system=CALLING, turns=[question]), max_tokens=48, response_format=form)
-    expression = json.loads(call.text)["arguments"]["expression"]
-    try:
-        result = demo_tools.calculate(expression)
-    except ValueError as error:
-        result = str(error)
-    helped = ask(
-        runner, Conversation(turns=[f"The calculator says: {expression} = {result}. {question}"]), max_tokens=48
-    )
-    answers = {"alone": alone.text, "its call": call.text, "the tool": result, "with the result": helped.text}
+    helped = agent(runner, [demo_tools.calculate], max_tokens=64, temperature=0).run(question)
+    calls = [call for each in helped.rounds for call in each.calls]
+    said = [f"{call.name}({call.arguments}) gives {call.result}" for call in calls]
+    rows = [("alone", alone.text), *(("a call", each) for each in said), ("with the tool", helped.answer)]
     claims = (
         (f"alone the model says {truth}", truth in alone.text, repr(alone.text)),
-        (f"the call gives {truth}", result == truth, f"{expression} gives {result}"),
-        (f"with the result it says {truth}", truth in helped.text, repr(helped.text)),
+        ("it calls the calculator", bool(calls), f"{len(calls)} calls"),
+        (f"a call gives {truth}", any(call.result == truth for call in calls), "; ".join(said)),
+        (f"with the tool it says {truth}", truth in helped.answer, repr(helped.answer)),
     )
-    return Finding(f"{question} With a calculator", ("step", "text"), [*answers.items()], claims)
+    return Finding(f"{question} With a calculator", ("step", "text"), rows, claims)
 
 
 def thinking(runner: Runner) -> Finding:
@@ -408,11 +390,11 @@ class Examples(Displayable):
     def __init__(self, records: Path = OWN_EXPERIMENTS / "records"):
         self.findings: dict[str, Finding] = {}
         self.runner = load(MODEL, **SETTINGS) if is_at_hand(MODEL) else None
-        self.about = f"{MODEL} speaks: {KNOWN[MODEL].file}, {KNOWN[MODEL].licence}"
+        self.about = f"{MODEL} speaks ({KNOWN[MODEL].licence})"
         if self.runner is None:
             files = sorted(records.glob("real_examples-*.json"))
             if not files:
-                raise WorkbenchError(f"{MODEL} is not at hand, and {records} has no record: `{KNOWN[MODEL].command}`")
+                fetched_model(MODEL)  # says how to fetch it
             self._record = json.loads(files[-1].read_text(encoding="utf-8"))
             self.about = (
                 f"{MODEL} is not at hand, and `{KNOWN[MODEL].command}` fetches it. What follows was recorded on "
@@ -461,18 +443,17 @@ def _read(text: str) -> Any:
         value = json.loads(text)
     except ValueError:
         return None
-    return value if jsonschema.Draft202012Validator(PERSON_SCHEMA).is_valid(value) else None
+    return value if jsonschema.Draft202012Validator(closed(**TYPES)).is_valid(value) else None
 
 
 def main(
-    only: Annotated[list[str] | None, typer.Option(help="an example; several times for several")] = None,
     out: Annotated[Path | None, typer.Option(help="folder for a dated record")] = None,
 ) -> None:
     """Run the examples, and say of every claim whether it holds."""
     date, before = datetime.now(UTC).isoformat(timespec="seconds"), cpu_times()
     runner, findings = load(MODEL, **SETTINGS), {}
-    for name in only or EXAMPLES:
-        findings[name] = EXAMPLES[name](runner)
+    for name, example in EXAMPLES.items():
+        findings[name] = example(runner)
         print(findings[name], flush=True)
     others = others_cpu_share(before)
     record = {
