@@ -73,6 +73,8 @@ def test_every_tool_stands_before_the_model(
     asked = plain.model_copy(update={"tools": tools}).prompt(model(name))
     for tool in tools:
         assert json.dumps(tool.declaration()["function"], ensure_ascii=False) in asked.text
+        example = json.dumps({"name": tool.name, "arguments": {}})
+        assert ("as here:\n" in asked.text and example in asked.text) == TEMPLATES[name].gaps().calls
     assert asked.notes == (NOTE,) and NOTE in (asked.explain().note or "")
     listed = tools_for(calls, "")
     assert _controls(asked.ids) == _controls(plain.model_copy(update={"tools": listed}).prompt(model(name)).ids)
@@ -115,6 +117,25 @@ def test_a_template_that_shows_tools_is_left_to_itself(name: str) -> None:
     talk = talk.result("1", talk.unanswered_calls[0])
     own = TEMPLATES[name].render(talk.messages(), tools=[each.declaration() for each in tools])
     assert (talk.prompt(model(name)).text, talk.prompt(model(name)).notes) == (own, ())
+
+
+SCHEMAS: dict[str, tuple[Any, str]] = {
+    "nothing": ({}, "{}"), "optional": ({"properties": {"x": {"type": "string"}}}, "{}"),
+    "kinds": ({"properties": {"s": {"type": "string"}, "n": {"type": "integer"}, "b": {"type": "boolean"},
+                              "e": {"enum": ["day", "week"]}, "l": {"type": ["array", "null"]}, "r": {"$ref": "#/x"}},
+               "required": ["s", "n", "b", "e", "l", "r", "else"]},
+              '{"s": "...", "n": 0, "b": true, "e": "day", "l": "...", "r": "...", "else": "..."}'),
+    "malformed": ({"properties": [1], "required": ["x", 1, None]}, '{"x": "..."}'),
+    "true": ({"properties": {"x": True}, "required": ["x"]}, '{"x": "..."}'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SCHEMAS)
+def test_an_example_has_the_required_arguments(kind: str) -> None:
+    schema, expected = SCHEMAS[kind]
+    tools = declare_all([{"name": "f", "parameters": {"type": "object", **schema}}])
+    text = Conversation(tools=tools, turns=["q"]).prompt(model("no_tools")).text
+    assert f'as here:\n{{"name": "f", "arguments": {expected}}}\n' in text
 
 
 def test_a_template_that_shows_nothing_says_so() -> None:

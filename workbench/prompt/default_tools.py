@@ -1,6 +1,6 @@
 """Write tools, their calls and results for a chat template that shows none (SmolLM2's, Gemma's).
 
-    system     the system prompt, then each tool as a line of JSON, and how one is called
+    system     the system prompt, then each tool as a line of JSON, and an example of its call
     assistant  {"name": "f", "arguments": {"x": 1}}, a line for each call, behind the answer's text
     user       Result of f: 1
 
@@ -17,14 +17,12 @@ from workbench.prompt.traced_json import to_json
 
 NOTE = "the chat template shows no tools: a default text of the workbench's lists them, and a call is JSON"
 BEFORE = Traced("You can call these functions:", TEMPLATE)
-FORM = Traced(
-    'To call a function, reply only with JSON: {"name": <name of the function>, "arguments": {<arguments>}}. Its '
-    "result is in the next message. Else reply in words.",
-    TEMPLATE,
-)
+FORM = Traced("To call a function, reply only with JSON, as here:", TEMPLATE)
+AFTER = Traced("Its result is in the next message. Else reply in words.", TEMPLATE)
 RESULT, COLON, LINE, PARAGRAPH, NAME, ARGUMENTS = (
     Traced(words, TEMPLATE) for words in ("Result of ", ": ", "\n", "\n\n", "name", "arguments")
 )
+EXAMPLES = {"integer": 0, "number": 0, "boolean": True, "array": [], "object": {}, "null": None}  # else a text
 Message = Mapping[str, Any]
 
 
@@ -52,7 +50,7 @@ def fill(messages: Sequence[Message], tools: Sequence[Message], gaps: Gaps) -> l
         if calls:
             waiting = {each.get("id") or str(place): each["function"]["name"] for place, each in enumerate(calls)}
         if calls and gaps.calls:
-            words = LINE.join([*([content] if content else []), *map(_call, calls)])
+            words = LINE.join([*([content] if content else []), *(_call(each["function"]) for each in calls)])
             message = {key: each for key, each in message.items() if key != "tool_calls"} | {"content": words}
         elif is_result:
             id = message.get("tool_call_id") or next(iter(waiting), "")
@@ -68,9 +66,13 @@ def fill(messages: Sequence[Message], tools: Sequence[Message], gaps: Gaps) -> l
 def _with_tools(messages: list[Message], tools: Sequence[Message], gaps: Gaps) -> list[Message]:
     """Return messages with the tools behind the system prompt, or before the first question."""
     in_question = gaps.system
-    role = "user" if in_question else "system"
-    lines = [to_json(traced(tool.get("function", tool), Origin("tool", place))) for place, tool in enumerate(tools)]
-    listed = LINE.join([BEFORE, *lines, *([FORM] if gaps.calls else [])])
+    role, lines = "user" if in_question else "system", [BEFORE]
+    declared = [tool.get("function", tool) for tool in tools]
+    lines += [to_json(traced(each, Origin("tool", place))) for place, each in enumerate(declared)]
+    if gaps.calls:
+        examples = [traced(_example(each), Origin("tool", place)) for place, each in enumerate(declared)]
+        lines += [FORM, *map(_call, examples), AFTER]
+    listed = LINE.join(lines)
     place = next((place for place, each in enumerate(messages) if each["role"] == role), None)
     if place is None or (place and not in_question):
         return [{"role": role, "content": listed}, *messages]
@@ -79,6 +81,21 @@ def _with_tools(messages: list[Message], tools: Sequence[Message], gaps: Gaps) -
     return [*messages[:place], {**messages[place], "content": words}, *messages[place + 1 :]]
 
 
-def _call(call: Message) -> str:
-    function = call["function"]
+def _call(function: Message) -> str:
     return to_json({NAME: function["name"], ARGUMENTS: function["arguments"]})
+
+
+def _example(function: Message) -> Message:
+    """Return a call with the required arguments: small models write what they saw, and end where it ends."""
+    schema = function.get("parameters") or {}
+    known, required = schema.get("properties"), schema.get("required")
+    names = [name for name in (required if isinstance(required, list) else ()) if isinstance(name, str)]
+    return {"name": function["name"], "arguments": {name: _value(known, name) for name in names}}
+
+
+def _value(properties: Any, name: str) -> Any:
+    schema = properties.get(name) if isinstance(properties, Mapping) else None
+    kind, values = (schema.get("type"), schema.get("enum")) if isinstance(schema, Mapping) else ("", ())
+    if isinstance(values, list) and values:
+        return values[0]
+    return EXAMPLES.get(kind, "...") if isinstance(kind, str) else "..."

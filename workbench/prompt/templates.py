@@ -183,7 +183,7 @@ class ChatTemplate:
         return self._habits[name]
 
     def gaps(self, template: str | None = None) -> Gaps:
-        """Return what the template of this name does not show; nothing where it shows tools: its own support is whole."""
+        """Return what the template of this name does not show, by trying; where it shows tools its own way is taken."""
         name = self._known(template)
         if name not in self._gaps:
             system, question, answer, result = _probes(LONG_ID[-9:])
