@@ -58,13 +58,17 @@ def person(**settings: Any) -> Any:
 
 def work_of_openai(url: str, model: str) -> Work:
     client = import_module("openai").OpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0)
-    chat, asked = client.chat.completions, {"model": model, "messages": QUESTION, "max_tokens": 24}
+    chat, asked = client.chat.completions, {"model": model, "messages": QUESTION, "max_tokens": 24, "temperature": 0}
     yield "answer", lambda: chat.create(**asked).choices[0].message.content
     yield "stream", lambda: "".join(c.choices[0].delta.content or "" for c in chat.create(**asked, stream=True))
 
     def rounds() -> str:
         asked = [{"role": "user", "content": WEATHER}]
-        given: Any = {"model": model, "tools": [{"type": "function", "function": {**TOOL, "parameters": SCHEMA}}]}
+        given: Any = {
+            "model": model,
+            "temperature": 0,
+            "tools": [{"type": "function", "function": {**TOOL, "parameters": SCHEMA}}],
+        }
         said = (
             chat.create(messages=asked, tool_choice="required", parallel_tool_calls=False, **given).choices[0].message
         )
@@ -78,16 +82,20 @@ def work_of_openai(url: str, model: str) -> Work:
     said = [{"role": "user", "content": PERSON}]
     yield (
         "parse",
-        lambda: parse(model=model, messages=said, response_format=person(), max_tokens=60).choices[0].message.parsed,
+        lambda: (
+            parse(model=model, messages=said, response_format=person(), max_tokens=60, temperature=0)
+            .choices[0]
+            .message.parsed
+        ),
     )
     tools = [{"type": "function", **TOOL, "parameters": SCHEMA}]
-    respond: Any = {"model": model, "input": WEATHER, "tools": tools, "tool_choice": "required"}
+    respond: Any = {"model": model, "input": WEATHER, "tools": tools, "tool_choice": "required", "temperature": 0}
     yield "Responses, a tool", lambda: json.loads(client.responses.create(**respond).output[0].arguments)["city"]
 
 
 def work_of_anthropic(url: str, model: str) -> Work:
     messages = import_module("anthropic").Anthropic(base_url=url, api_key="k", max_retries=0).messages
-    asked: Any = {"model": model, "max_tokens": 24, "messages": QUESTION}
+    asked: Any = {"model": model, "max_tokens": 24, "messages": QUESTION, "temperature": 0}
     yield "answer", lambda: messages.create(**asked).content[0].text
 
     def streamed() -> str:
@@ -96,7 +104,7 @@ def work_of_anthropic(url: str, model: str) -> Work:
 
     def rounds() -> str:
         asked: Any = [{"role": "user", "content": WEATHER}]
-        given: Any = {"model": model, "max_tokens": 60, "tools": [{**TOOL, "input_schema": SCHEMA}]}
+        given: Any = {"model": model, "max_tokens": 60, "temperature": 0, "tools": [{**TOOL, "input_schema": SCHEMA}]}
         said = messages.create(messages=asked, tool_choice={"type": "tool", "name": "weather"}, **given).content
         result = {"type": "tool_result", "tool_use_id": said[0].id, "content": weather(**said[0].input)}
         asked += [{"role": "assistant", "content": said}, {"role": "user", "content": [result]}]
@@ -108,7 +116,7 @@ def work_of_anthropic(url: str, model: str) -> Work:
 
 def work_of_litellm(url: str, model: str) -> Work:
     complete = import_module("litellm").completion
-    given: Any = {"api_key": "k", "max_tokens": 40}
+    given: Any = {"api_key": "k", "max_tokens": 40, "temperature": 0}
     ours = {**given, "model": f"openai/{model}", "api_base": f"{url}/v1"}
     yield "answer", lambda: complete(messages=QUESTION, **ours).choices[0].message.content
     yield (
@@ -129,7 +137,7 @@ def work_of_litellm(url: str, model: str) -> Work:
 
 def work_of_langchain(url: str, model: str) -> Work:
     chat = import_module("langchain_openai").ChatOpenAI(
-        model=model, base_url=f"{url}/v1", api_key="k", max_retries=0, max_tokens=80
+        model=model, base_url=f"{url}/v1", api_key="k", max_retries=0, max_tokens=80, temperature=0
     )
     ask = QUESTION[0]["content"]
     yield "invoke", lambda: chat.invoke(ask).content
@@ -152,7 +160,13 @@ def work_of_langchain(url: str, model: str) -> Work:
 def work_of_instructor(url: str, model: str) -> Work:
     vendor = import_module("openai").OpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0)
     instructor = import_module("instructor")
-    said: Any = {"model": model, "messages": [{"role": "user", "content": PERSON}], "max_tokens": 120, "max_retries": 0}
+    said: Any = {
+        "model": model,
+        "messages": [{"role": "user", "content": PERSON}],
+        "max_tokens": 120,
+        "max_retries": 0,
+        "temperature": 0,
+    }
     for name, mode in {
         "default mode (tools)": instructor.Mode.TOOLS,
         "JSON schema": instructor.Mode.JSON_SCHEMA,
@@ -164,7 +178,10 @@ def work_of_instructor(url: str, model: str) -> Work:
 def work_of_pydantic_ai(url: str, model: str) -> Work:
     ai, chat = import_module("pydantic_ai"), import_module("pydantic_ai.models.openai")
     provider = import_module("pydantic_ai.providers.openai").OpenAIProvider(base_url=f"{url}/v1", api_key="k")
-    runs: Any = {"model": chat.OpenAIChatModel(model, provider=provider), "model_settings": {"max_tokens": 120}}
+    runs: Any = {
+        "model": chat.OpenAIChatModel(model, provider=provider),
+        "model_settings": {"max_tokens": 120, "temperature": 0},
+    }
     yield "an output type", lambda: ai.Agent(output_type=person(), **runs).run_sync(PERSON).output
     yield "a tool", lambda: ai.Agent(tools=[weather], **runs).run_sync(WEATHER).output
     yield (
@@ -182,7 +199,7 @@ def work_of_llm(url: str, model: str) -> Work:
         folder = Path(sys.executable).parent
 
         def run(*words: str) -> str:
-            line = [str(folder / "llm"), "-m", model, "-o", "max_tokens", "60", *words]
+            line = [str(folder / "llm"), "-m", model, "-o", "max_tokens", "60", "-o", "temperature", "0", *words]
             done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr[-300:]
             return done.stdout
@@ -200,7 +217,7 @@ def work_of_openai_agents(url: str, model: str) -> Work:
     tool = agents.function_tool(weather)
     for name, kind in {"chat": agents.OpenAIChatCompletionsModel, "Responses": agents.OpenAIResponsesModel}.items():
         for choice in ("auto", "required"):
-            settings = agents.ModelSettings(tool_choice=choice, max_tokens=60, parallel_tool_calls=False)
+            settings = agents.ModelSettings(tool_choice=choice, max_tokens=60, temperature=0, parallel_tool_calls=False)
             agent = agents.Agent(
                 name="a", instructions="Be brief.", tools=[tool], model_settings=settings,
                 model=kind(model=model, openai_client=client),
@@ -236,7 +253,9 @@ def work_of_inspect_ai(url: str, model: str) -> Work:
         )  # fmt: skip
         with tempfile.TemporaryDirectory() as place:
             name = f"openai-api/workbench/{model}"
-            log = inspect.eval(task, model=name, max_tokens=60, message_limit=6, log_dir=place, display="none")[0]
+            log = inspect.eval(
+                task, model=name, max_tokens=60, temperature=0, message_limit=6, log_dir=place, display="none"
+            )[0]
         assert log.status == "success", log.error
         return f"{log.status}, accuracy {next(iter(log.results.scores[0].metrics.values())).value}"
 
