@@ -97,9 +97,8 @@ def runner_for(name: str) -> Runner:
 def test_a_forced_call_keeps_its_schema_and_parses_at_every_cut(name: str, seed: int) -> None:
     on = runner_for(name)
     agent = workbench.agent(
-        on, [pick, add], tool_choice="required", temperature=2.0, seed=seed, max_tokens=160, limits={"rounds": 1},
-        parallel_tool_calls=name != "no_tools",  # there no token stands between the texts of calls
-    )  # fmt: skip
+        on, [pick, add], tool_choice="required", temperature=2.0, seed=seed, max_tokens=160, limits={"rounds": 1}
+    )
     events = list(agent.stream("q"))
     assert isinstance(events[-1], AgentFinished) and events[-1].result is not None
     result = events[-1].result
@@ -148,7 +147,11 @@ def test_what_a_template_writes_of_calls_is_what_the_grammar_says(name: str) -> 
     tools = [declare(pick), declare(add)]
     format = AnswerFormat.from_template(on.chat_template, on.tokenizer, None, tools)
     calls = CallFormat.from_model(on, format)
-    assert calls is not None and calls.several == (name != "python_tag") and calls.is_list == (name == "listed")
+    assert (
+        calls is not None
+        and calls.several == (name not in ("python_tag", "no_tools"))
+        and calls.is_list == (name == "listed")
+    )
     wanted = answer_grammar(tools, "auto" if calls.opening else "required", True, calls)
     assert wanted is not None
     grammar = on.tracker.compiling._compiler.vocabulary().compile(wanted)

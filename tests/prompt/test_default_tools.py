@@ -106,8 +106,10 @@ def test_calls_are_read_as_they_are_written_and_results_are_shown(
         called = called.result(result, call)
     for longer in (called, called.user(then), called.answer(then).user("more")):
         text = longer.prompt(on).text
-        shown = [f"Result of {c.name}: {result}".rstrip() for c, result in zip(calls, results, strict=False)]
+        shown = [f"{c.name} returned: {result}".rstrip() for c, result in zip(calls, results, strict=False)]
         assert all(each in text for each in shown)
+        joins = longer.turns[-1].role == "user" and longer.turns[-2].role == "tool"
+        assert ("\nAnswer my question" in text) != joins
 
 
 @pytest.mark.parametrize("name", SHOWN)

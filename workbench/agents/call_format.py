@@ -130,8 +130,6 @@ class CallFormat:
             head = f'{{"name"{colon}"{PROBE_TOOL}"{"," + " " * spaced}"{key}"{colon}'
             several = several or (count > 1 and is_list)
             after, before = inner[end:] if closing else "", inner[:start] if opening else ""  # a bare call is first
-            if not opening and (second := inner.find(inner[start:end], end)) > 0:
-                several, between = True, inner[end:second]
             return cls(opening, closing, before, after, between, head, "}", None, is_list, spaced, several)
         if arguments is not None and isinstance(arguments[0], dict) and arguments[0].keys() == set(KEYS):
             spaced, after = '": ' in inner, inner[arguments[1] :] if closing else ""

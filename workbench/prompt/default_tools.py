@@ -2,7 +2,7 @@
 
     system     the system prompt, then each tool as a line of JSON, and an example of its call
     assistant  {"name": "f", "arguments": {"x": 1}}, a line for each call, behind the answer's text
-    user       Result of f: 1
+    user       f returned: 1, a line for each result, and then that the question be answered
 
 A call is text with which an answer begins, and needs no control token. What a template shows by itself is left to it.
 """
@@ -19,8 +19,9 @@ NOTE = "the chat template shows no tools: a default text of the workbench's list
 BEFORE = Traced("You can call these functions:", TEMPLATE)
 FORM = Traced("To call a function, reply only with JSON, as here:", TEMPLATE)
 AFTER = Traced("Its result is in the next message. Else reply in words.", TEMPLATE)
-RESULT, COLON, LINE, PARAGRAPH, NAME, ARGUMENTS = (
-    Traced(words, TEMPLATE) for words in ("Result of ", ": ", "\n", "\n\n", "name", "arguments")
+RETURNED, ASK, LINE, PARAGRAPH, NAME, ARGUMENTS = (
+    Traced(words, TEMPLATE)
+    for words in (" returned: ", "\nAnswer my question in a sentence.", "\n", "\n\n", "name", "arguments")
 )
 EXAMPLES = {"integer": 0, "number": 0, "boolean": True, "array": [], "object": {}, "null": None}  # else a text
 Message = Mapping[str, Any]
@@ -39,7 +40,8 @@ def fill(messages: Sequence[Message], tools: Sequence[Message], gaps: Gaps) -> l
     """Return messages in which what the template does not show of tools, calls and results is text.
 
     Results that follow one another, and a user's message behind them, become one message: some templates want users
-    and answers in turns.
+    and answers in turns. Where none follows, results end with a request for the answer, without which SmolLM2 repeats
+    its call.
     """
     found: list[Message] = []
     waiting: dict[str, str] = {}  # names of calls without a result, by id or place
@@ -47,6 +49,9 @@ def fill(messages: Sequence[Message], tools: Sequence[Message], gaps: Gaps) -> l
     for message in messages:
         role, content, calls = message["role"], message.get("content") or "", message.get("tool_calls") or ()
         is_result = role == "tool" and gaps.results
+        joins = has_results and (is_result or role == "user")
+        if has_results and not joins:
+            found[-1] = _asking(found[-1])
         if calls:
             waiting = {each.get("id") or str(place): each["function"]["name"] for place, each in enumerate(calls)}
         if calls and gaps.calls:
@@ -55,12 +60,18 @@ def fill(messages: Sequence[Message], tools: Sequence[Message], gaps: Gaps) -> l
         elif is_result:
             id = message.get("tool_call_id") or next(iter(waiting), "")
             name = Traced(str.__str__(waiting.pop(id, message.get("name") or "a call")), origin_of([role]))
-            message = {"role": "user", "content": joined([RESULT, name, COLON, content])}
-        if has_results and (is_result or role == "user"):
+            message = {"role": "user", "content": joined([name, RETURNED, content])}
+        if joins:
             message = {"role": "user", "content": joined([found.pop()["content"], LINE, message["content"]])}
         found.append(message)
         has_results = is_result
+    if has_results:
+        found[-1] = _asking(found[-1])
     return _with_tools(found, tools, gaps) if tools and gaps.tools else found
+
+
+def _asking(results: Message) -> Message:
+    return {**results, "content": joined([results["content"], ASK])}
 
 
 def _with_tools(messages: list[Message], tools: Sequence[Message], gaps: Gaps) -> list[Message]:
