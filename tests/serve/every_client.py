@@ -102,7 +102,8 @@ def work_of_openai(url: str, model: str) -> Work:
 
 def work_of_anthropic(url: str, model: str) -> Work:
     messages = import_module("anthropic").Anthropic(base_url=url, api_key="k", max_retries=0).messages
-    asked: Any = {"model": model, "max_tokens": 24, "messages": QUESTION, "temperature": 0}
+    cold: Any = {"extra_body": {"temperature": 0}}  # this client has no such argument any longer
+    asked: Any = {"model": model, "max_tokens": 24, "messages": QUESTION, **cold}
     yield "answer", lambda: messages.create(**asked).content[0].text
 
     def streamed() -> str:
@@ -111,7 +112,7 @@ def work_of_anthropic(url: str, model: str) -> Work:
 
     def rounds() -> str:
         asked: Any = [{"role": "user", "content": WEATHER}]
-        given: Any = {"model": model, "max_tokens": 60, "temperature": 0, "tools": [{**TOOL, "input_schema": SCHEMA}]}
+        given: Any = {"model": model, "max_tokens": 60, **cold, "tools": [{**TOOL, "input_schema": SCHEMA}]}
         said = messages.create(messages=asked, tool_choice={"type": "tool", "name": "weather"}, **given).content
         result = {"type": "tool_result", "tool_use_id": said[0].id, "content": weather(**said[0].input)}
         asked += [{"role": "assistant", "content": said}, {"role": "user", "content": [result]}]
@@ -218,21 +219,22 @@ def work_of_llm(url: str, model: str) -> Work:
 
 
 def work_of_openai_agents(url: str, model: str) -> Work:
-    agents = import_module("agents")
+    agents, vendor = import_module("agents"), import_module("openai")
     agents.set_tracing_disabled(True)
-    client = import_module("openai").AsyncOpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0)
-    tool = agents.function_tool(weather)
-    for name, kind in {"chat": agents.OpenAIChatCompletionsModel, "Responses": agents.OpenAIResponsesModel}.items():
-        for choice in ("auto", "required"):
-            settings = agents.ModelSettings(tool_choice=choice, max_tokens=60, temperature=0, parallel_tool_calls=False)
+    kinds = {"chat": agents.OpenAIChatCompletionsModel, "Responses": agents.OpenAIResponsesModel}
+
+    async def run(kind: Any, choice: str) -> Any:
+        async with vendor.AsyncOpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0) as client:
             agent = agents.Agent(
-                name="a", instructions="Be brief.", tools=[tool], model_settings=settings,
+                name="a", instructions="Be brief.", tools=[agents.function_tool(weather)],
+                model_settings=agents.ModelSettings(tool_choice=choice, max_tokens=60, temperature=0),
                 model=kind(model=model, openai_client=client),
             )  # fmt: skip
-            yield (
-                f"function_tool, {choice}, {name}",
-                lambda agent=agent: asyncio.run(agents.Runner.run(agent, WEATHER, max_turns=4)).final_output,
-            )
+            return (await agents.Runner.run(agent, WEATHER, max_turns=4)).final_output
+
+    for name, kind in kinds.items():
+        for choice in ("auto", "required"):
+            yield f"function_tool, {choice}, {name}", lambda kind=kind, choice=choice: asyncio.run(run(kind, choice))
 
 
 def work_of_inspect_ai(url: str, model: str) -> Work:
