@@ -6,6 +6,9 @@ BIN := .venv/bin
 
 demo: .venv/core
 	@$(BIN)/workbench run experiments/first_light.yaml
+	@case "$$($(BIN)/python -c 'from workbench.models.store import default_model; print(default_model())')" in \
+	smollm2) $(BIN)/workbench chat "What is the capital of France?" --model smollm2 --temperature 0 --max-tokens 32;; \
+	*) echo '$(BIN)/workbench model get smollm2  # fetches a model that speaks English (98 MB)';; esac
 
 lab: .venv/lab
 	$(BIN)/workbench lab
@@ -55,6 +58,7 @@ INSTALL := $(BIN)/pip install -qq --disable-pip-version-check --constraint const
 .venv/lab: .venv/core
 	@echo 'installing what the notebooks show into .venv (once)'
 	@$(INSTALL) '.[lab]'
+	@$(BIN)/workbench model get smollm2 || echo 'going on without it: the small demo models are at hand'
 	@touch $@
 
 .venv/docs: .venv/core

@@ -55,6 +55,9 @@ LEFT_OUT = {
     "workbench compare runs/a runs/b": "wants the extra plots",
     "workbench reproduce runs/together-": "the run it names was not made here",
     "workbench cost": "a minute of simulation",
+    "workbench model get": "fetches megabytes; .ci/run does before the suite",
+    "workbench model remove": "wants a model that was fetched",
+    "workbench chat --model smollm2": "wants a model that was fetched",
     "workbench chat --tool my_module:my_function": "wants the reader's own module, and a reader who types",
     "workbench serve": "runs until it is stopped; tests/serve/test_server.py starts and stops it",
     "workbench top": "wants a server that runs meanwhile",
@@ -120,6 +123,7 @@ class Environment:
         self.variables = {name: value for name, value in os.environ.items() if name not in ours}
         self.variables["PATH"] = f"{place / 'bin'}{os.pathsep}{os.environ['PATH']}"
         self.variables["WORKBENCH_CACHE_DIR"] = str(work / "cache")
+        self.variables["WORKBENCH_DEFAULT_MODEL"] = "demo-chat"  # whether or not a real model is at hand
         self.variables["TORCHINDUCTOR_CACHE_DIR"] = str(work / "inductor")
 
     def run(self, command: str, seconds: float = COMMAND_SECONDS) -> str | None:

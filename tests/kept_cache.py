@@ -62,6 +62,7 @@ def begin_run() -> tempfile.TemporaryDirectory[str]:
     own = tempfile.TemporaryDirectory(prefix="workbench-tests-")
     (Path(own.name) / "mlir").symlink_to(kept / "mlir")
     os.environ["WORKBENCH_CACHE_DIR"] = own.name
+    os.environ["WORKBENCH_DEFAULT_MODEL"] = "demo-chat"  # whether or not a real model is at hand
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(kept / "inductor")
     os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = str(kept / "bytecode")  # of every module, and none beside
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.helpers.command_line import answer, cli
 from tests.helpers.refusals import refuses
 from workbench.economics.fleet import Demand, fleets_for
+from workbench.measure import capacity
 from workbench.measure.capacity import MIN_COUNTED, PRECISION, at_rate, highest_rate, metrics_at_rate
 from workbench.measure.simulation import simulate_experiment, simulation_experiment
 
@@ -33,6 +34,19 @@ def test_the_rate_is_within_the_slo_and_the_next_one_is_not() -> None:
 
     assert 0 < found["rate"] < found["too_high"] and found["too_high"] - found["rate"] <= PRECISION * found["too_high"]
     assert share(found["rate"]) == found["at_rate"]["goodput"]["share"] >= 0.9 > share(found["too_high"])
+
+
+@given(highest=st.floats(0.02, 300))
+def test_a_rate_with_exactly_the_wanted_share_is_within_it(highest: float) -> None:
+    """All in time up to a rate, and none too late is allowed: the search ends there, not where it began."""
+
+    def metrics(asked: Any, rate: float, seconds: float) -> dict[str, Any]:
+        return {"goodput": {"share": 1.0 if rate <= highest else 0.99}}
+
+    with pytest.MonkeyPatch.context() as planted:
+        planted.setattr(capacity, "metrics_at_rate", metrics)
+        found = highest_rate(experiment(), 1.0, 4.0)
+    assert found["rate"] <= highest < found["too_high"] <= found["rate"] / (1 - PRECISION)
 
 
 def test_two_pools_send_every_prompt_once() -> None:

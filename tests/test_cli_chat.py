@@ -10,7 +10,7 @@ import pytest
 
 from tests.helpers.command_line import answer, cli
 
-CHAT = "chat --backend eager --max-tokens 4 --temperature 0"
+CHAT = "chat --model demo --backend eager --max-tokens 4 --temperature 0"
 AGENT = "agent a --model demo --backend eager"
 
 
@@ -55,11 +55,11 @@ def test_an_agents_rounds_are_shown() -> None:
     tools = "--tool tests.test_cli_chat:fail --tool-choice required --max-rounds 1 --no-parallel --max-tokens 30"
     out = cli(f"{AGENT} {tools}").out
     assert "→ fail({})\n← fail: error: no luck\n" in out and "[ended: max_rounds]" in out
-    assert "[round 0: " in out and "cached" in out
+    assert "[demo, round 0: " in out and "cached" in out
 
 
 def test_a_schema_and_a_thought(tmp_path: Path) -> None:
     file = tmp_path / "schema.json"
     file.write_text('{"enum": ["yes", "no"]}')
-    line = answer("chat --backend eager a --thinking 3 --max-tokens 9 --schema", file)
+    line = answer("chat --model demo --backend eager a --thinking 3 --max-tokens 9 --schema", file)
     assert json.loads(line["content"]) in ("yes", "no") and line["thinking_tokens"] <= 3

@@ -26,7 +26,7 @@ FLOORS = [
 workbench.errors workbench.files workbench.interrupts workbench.pixels workbench.progress workbench.ray_start \
 workbench.settings workbench.stop_button workbench.waiting workbench.display workbench.svg
 compiled_kernels
-workbench.batch workbench.request workbench.response_format workbench.trace workbench.custom
+workbench.batch workbench.models workbench.request workbench.response_format workbench.trace workbench.custom
 workbench.kv_cache
 workbench.prompt
 workbench.model
@@ -66,7 +66,7 @@ INTEGERS = "accounting budget cpu_pages lending manager pages pins prefix radix_
 FREE_OF_TORCH = [
     *(f"workbench.{name}" for name in ("files", "pixels", "request", "response_format", "display")),
     *(f"workbench.kv_cache.{name}" for name in INTEGERS.split()),
-    *(f"workbench.{room}" for room in ("trace", "scheduler", "economics", "simulate")),
+    *(f"workbench.{room}" for room in ("trace", "scheduler", "economics", "simulate", "models")),
 ]
 MODULES = modules(packages=(*PACKAGES, "experiments", "benchmarks"))
 LIBRARY = modules()

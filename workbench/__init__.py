@@ -38,6 +38,7 @@ if _typing.TYPE_CHECKING:
     from workbench.memory.measured import compare_memory
     from workbench.model.cost import StepCostModel
     from workbench.model.shapes import named_shape
+    from workbench.models.store import default_model
     from workbench.prompt.conversation import Conversation
     from workbench.reports.reproduce import reproduce
     from workbench.request import Request, SamplingParameters
@@ -58,9 +59,9 @@ __all__ = [
     "Agent", "Causal", "Cluster", "Conversation", "EngineConfig", "Experiment", "ForcedText", "Gateway", "History",
     "PrefillDecodePools", "Record", "Recorder", "ReferenceLogits", "Request", "Runner", "SamplingParameters",
     "SlidingWindow", "StepCostModel", "WorkbenchError", "__version__", "agent", "beam_search", "break_even_context",
-    "compare", "compare_memory", "demo_tools", "draw_mask", "entropy_bits", "fleet_for", "load", "measure_divergence",
-    "named_shape", "open_runs", "open_zoo", "register", "reproduce", "run", "run_sweep", "runner_for", "serve",
-    "summarize", "testing", "trace_filters", "trace_grammar", "widgets",
+    "compare", "compare_memory", "default_model", "demo_tools", "draw_mask", "entropy_bits", "fleet_for", "load",
+    "measure_divergence", "named_shape", "open_runs", "open_zoo", "register", "reproduce", "run", "run_sweep",
+    "runner_for", "serve", "summarize", "testing", "trace_filters", "trace_grammar", "widgets",
 ]  # fmt: skip
 
 _HOMES = {
@@ -84,6 +85,7 @@ _HOMES = {
     "History": "workbench.sampling.filters",
     "load": "workbench.engine.load",
     "measure_divergence": "workbench.measure.quality.teacher_forcing",
+    "default_model": "workbench.models.store",
     "named_shape": "workbench.model.shapes",
     "open_runs": "workbench.runs.runs",
     "open_zoo": "workbench.zoo.zoo",

@@ -11,7 +11,9 @@ import json
 import os
 import re
 import secrets
+import sys
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -34,6 +36,7 @@ except ImportError:  # PyYAML was built without libyaml
 MAX_YAML_BYTES = 8 << 20  # of the text, its aliases written out
 MAX_VALUES = 250_000  # in a YAML text, its aliases written out
 MAX_JSON_BYTES = 16 << 20
+DATA_VARIABLE = "WORKBENCH_DATA_DIR"
 OWN_EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"  # of this project, installed with the package
 CHUNK = 1 << 20  # bytes that are read at once where a file does not say how long it is
 MAX_DEPTH = 64  # containers in one another; what reads the values further recurses, and Python's limit is 1,000
@@ -43,6 +46,7 @@ NEEDS_PYTHON_PARSER = re.compile("[\\\\\ufeff]")  # libyaml refuses escapes of l
 PARSE_ERRORS = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)  # PyYAML's own, of a scalar's text
 NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 MERGE = "tag:yaml.org,2002:merge"
+_own_paths: set[str] = set()  # that this process works with, as they are written
 TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}:,\n]')
 
 
@@ -152,6 +156,37 @@ def cache_directory() -> Path:
     """
     given = os.environ.get("WORKBENCH_CACHE_DIR")
     return Path(given or platformdirs.user_cache_dir("inference-workbench", appauthor=False))
+
+
+def data_directory() -> Path:
+    """Return `$WORKBENCH_DATA_DIR`, or the user's data directory for the workbench: what a person fetched."""
+    given = os.environ.get(DATA_VARIABLE)
+    return Path(given or platformdirs.user_data_dir("inference-workbench", appauthor=False))
+
+
+def note_own(path: Path) -> Path:
+    """Return a path that a process works with: its files are no client's to read of (`without_own_paths`)."""
+    files = path.parent.glob(f"*{path.suffix}") if path.is_file() else ()  # the other parts of a model too
+    _own_paths.update(str(form) for each in (path, *files) for form in (each, each.absolute(), each.resolve()))
+    return path
+
+
+def without_own_paths(words: str) -> str:
+    """Return a text for clients, in which of the paths of this process only the last names stay: what lies in a folder
+    is named from there. Other texts that look like paths are a client's own."""
+    if os.sep not in words:
+        return words
+    folders = (Path.cwd(), Path(__file__).parent, cache_directory(), data_directory(), Path(sys.prefix))
+    own = {*_own_paths, *map(str, folders)}
+    pattern = _path_pattern(frozenset(each for each in own if os.sep in each and Path(each).name))
+    return pattern.sub(lambda found: "" if found["within"] else Path(found["own"]).name, words)
+
+
+@lru_cache(4)
+def _path_pattern(paths: frozenset[str]) -> re.Pattern[str]:
+    longest_first = sorted(paths, key=len, reverse=True)
+    listed = "|".join(("" if each.startswith(os.sep) else r"(?<!/)") + re.escape(each) for each in longest_first)
+    return re.compile(rf"(?<![\w.-])(?P<own>{listed})(?:(?P<within>/(?=\w))|(?![\w-]))")
 
 
 class _Refused(yaml.YAMLError):

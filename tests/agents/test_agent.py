@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import sys
@@ -13,6 +14,7 @@ import pytest
 import workbench
 from tests.agents.script import CONTROLS, add, call, pages_in_use, runner, say, script
 from tests.patience import limit
+from workbench.agents import rounds
 from workbench.agents.calls import call_tool, cut
 from workbench.agents.result import STOP_REASONS, AgentResult
 from workbench.engine.runner import Runner
@@ -221,16 +223,22 @@ def test_each_limit_has_its_name() -> None:
 
 
 def test_the_time_limit_cancels_an_answer_and_a_call() -> None:
-    on = runner()
-    done = run("abc" * 100_000, on=on, max_tokens=4000, limits={"seconds": 0.4})
-    assert done.stop_reason == "max_seconds"
-    assert len(done.answer) < 4000 and pages_in_use(on) == 0  # empty on a machine that is busy
-    assert run("and", question=done.conversation.user("go on"), on=on).answer == "and"
+    """On a clock that counts how often it is read, and on one that stands where the test puts it."""
+    on, reads = runner(), itertools.count()
+    on.clock = lambda: float(next(reads))
+    done = run("abc" * 1000, on=on, max_tokens=3000, limits={"seconds": 1000})
+    assert done.stop_reason == "max_seconds" and 0 < len(done.answer) < 3000 and pages_in_use(on) == 0
+    free = {"seconds": None}
+    assert run("and", question=done.conversation.user("go on"), on=on, limits=free).answer == "and"
+    on, now = runner(), [0.0]
+    on.clock = lambda: now[0]
+    events = workbench.agent(on, TOOLS, **script(call("hang")), limits={"seconds": 1000}).stream("q")
     FREE.clear()
-    done = run(call("hang"), limits={"seconds": 3})
+    for event in events:  # half a second is left when the call begins, and none when it has ended
+        now[0] = {CallStarted: 999.5, CallFinished: 1000.0}.get(type(event), now[0])
     FREE.set()
-    result = re.fullmatch(r"error: no result within ([0-9.]+) s", done.rounds[0].calls[0].result)
-    assert done.stop_reason == "max_seconds" and result is not None and float(result[1]) < 3  # what was left of them
+    done = events.result
+    assert done.stop_reason == "max_seconds" and done.rounds[0].calls[0].result == "error: no result within 0.5 s"
 
 
 def test_the_time_limit_holds_while_a_grammar_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,6 +251,23 @@ def test_the_time_limit_holds_while_a_grammar_compiles(monkeypatch: pytest.Monke
     assert not on.has_unfinished_requests and pages_in_use(on) == 0
     release.set()
     assert run("and", question=done.conversation.user("go on"), on=on, tools=[]).answer == "and"
+
+
+@pytest.mark.parametrize(("limits", "least", "most"), [
+    ({"seconds": 5.0, "tool_seconds": 60.0}, 0.0, 5.0), ({"seconds": 600.0, "tool_seconds": 2.0}, 2.0, 2.0),
+])  # fmt: skip
+def test_a_call_has_the_seconds_of_a_tool_or_what_the_run_has_left(
+    limits: dict[str, float], least: float, most: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, carried = list[float](), rounds.carry_out
+
+    def watched(calls: Any, seconds: float, *rest: Any) -> Any:
+        given.append(seconds)
+        return carried(calls, seconds, *rest)
+
+    monkeypatch.setattr(rounds, "carry_out", watched)
+    assert run(call("add", a=1, b=2), "3", limits=limits).answer == "3"
+    assert given and all(least <= each <= most for each in given)
 
 
 def test_a_run_that_is_closed_or_interrupted_while_tools_run_can_go_on(monkeypatch: pytest.MonkeyPatch) -> None:

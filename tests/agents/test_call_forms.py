@@ -119,6 +119,14 @@ def pieces_of(ids: list[int], size: int, format: AnswerFormat) -> tuple[str, lis
     return text, [(n, ToolCall.parse(n, a).arguments, id) for n, a, id in calls]
 
 
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("size", [1, 2, 99])
+def test_an_answer_without_a_call_keeps_its_last_lines(name: str, size: int) -> None:
+    """A line end before a call separates it; one that nothing follows is text."""
+    for words in ("a\n", "a\n\n", "\n", "a\nb"):
+        assert pieces_of(tokenizer().encode(words), size, format_of(name)) == (words, [])
+
+
 @cache
 def grammar(name: str) -> Grammar:
     form = CallFormat.from_model(model(name), format_of(name))
@@ -151,6 +159,10 @@ TEXTS: dict[str, list[Any]] = {
     '{"name": "f", "parameters": {"n": 1}}; {"name": "g-2.x", "parameters": {}}': [F, G],
     '[{"name": "f", "arguments": {"n": 1}}]': [F], '<|python_tag|>{"name": "f", "parameters": {"n": 1}}': [F],
     '{"name": "Anna", "age": 3}': [], '{"x": {"name": "f"}}': [], "[1, 2]": [], "{": [], " \n": [], "see {": [],
+    '{"type": "function", "function": {"name": "f", "parameters": {"n": 1}}}': [F],
+    '[{"type": "function", "function": {"name": "f", "arguments": "{\\"n\\": 1}"}}]': [F],
+    '{"name": "g-2.x"} {"type": "function", "function": {"name": "f", "arguments": {"n": 1}}}': [G, F],
+    '{"type": "function", "function": {"name": "h", "parameters": {"n": 1}}}': [],
     'a {"name": "f", "parameters": {}}': [], '<|think|>a<|/think|>\n{"name": "f", "parameters": {"n": 1}}': [F],
 }  # fmt: skip
 
@@ -168,15 +180,45 @@ def test_an_answer_that_begins_with_json_is_a_call_if_it_names_a_tool(text: str,
         assert not pieces_of(ids, size, format_of("Qwen 2.5"))[1]
 
 
+BEHIND = (
+    "", " and some words", "\n\nf", ' "a" {b} [c', "}", "; see [1]", ' {"x": 1}', ' {"name": "h"} {"name": "f"}',
+    " [1]",
+)  # fmt: skip
+CALLED = (
+    '{"name": "f", "parameters": {"n": 1}}', '[{"name": "f", "parameters": {"n": 1}}]',
+    '{"type": "function", "function": {"name": "f", "parameters": {"n": 1}}}',
+    '{"name": "g-2.x"}; {"name": "f", "parameters": {"n": 1}}',
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("call", CALLED)
+@pytest.mark.parametrize("size", [1, 7, 99])
+def test_a_call_ends_where_its_json_ends_and_what_stands_behind_it_is_text(call: str, size: int) -> None:
+    wanted = [G, F] if "g-2.x" in call else [F]
+    for behind in BEHIND:
+        ids = tokenizer().encode(call + behind, special=True)
+        text, calls = pieces_of(ids, size, format_of("Llama 3"))
+        assert [each[:2] for each in calls] == wanted and text.strip(" ;\n") == behind.strip(" ;\n"), behind
+        turn = parse_answer(ids, tokenizer(), format_of("Llama 3"))
+        assert [(call.name, call.arguments) for call in turn.tool_calls] == wanted
+        assert turn.content.strip(" ;\n") == behind.strip(" ;\n")
+
+
 CUT: list[Any] = [("f", "unparsed")]
 OTHER: dict[str, list[Any]] = {
     "<function=f>\n<parameter=n>\n1\n</parameter>\n</function>": [F], "<function=g-2.x></function>": [G],
     "<function=f><parameter=n>1</parameter></function>\n<function=g-2.x>\n</function>": [F, G],
+    "<function=f>\n<parameter=n>\n1\n</function>": [F],
+    "<function=f><parameter=n>1</function><function=g-2.x></function>": [F, G],
+    "<function=f>\n<parameter=s>\na\nb\n<parameter=n>\n1\n</parameter>\n</function>": [("f", {"s": "a\nb", "n": 1})],
+    "<function=f><parameter=s>a</p></parameter>\n<parameter=n>1<parameter=b>true</function>": [
+        ("f", {"s": "a</p>", "n": 1, "b": True})
+    ],
     '<invoke name="f">\n<parameter name="n">1</parameter>\n</invoke>\n<invoke name="g-2.x"></invoke>\n': [F, G],
     "f<arg_key>n</arg_key><arg_value>1</arg_value>": [F], "\ng-2.x\n": [G], 'f{"n": 1}g-2.x{}': [F, G],
     'f0a1b2c3d4{"n": 1}': [F], "hello": [], "f(1)": [], "a f": [], "<function>": [], "f{} and": [],
     "<function=f>\n<parameter=n>\n1": CUT, '<invoke name="f">\n<par': CUT, "f<arg_key>n</arg_key><arg": CUT,
-    'f{"n": ': CUT,
+    'f{"n": ': CUT, '{"function": {"name": "h", "parameters": {}}}': [], '{"function": {"name": "g-2.x"}}': [G],
 }  # fmt: skip
 
 

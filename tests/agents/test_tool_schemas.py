@@ -16,9 +16,11 @@ from workbench.agents.arguments import find_fault
 from workbench.agents.call_format import CallFormat
 from workbench.agents.choice import answer_grammar, check_schemas
 from workbench.errors import WorkbenchError
+from workbench.prompt.call_texts import read_calls
 from workbench.prompt.tools import Tool, declare
 from workbench.response_format import JSONSchema
 from workbench.sampling.grammar import GrammarVocabulary
+from workbench.sampling.json_schema import CARRIED_OUT
 
 FORMAT = CallFormat("<|tool|>")
 Case = tuple[dict[str, Any], Any]  # a schema, and an instance with its properties in the schema's order
@@ -128,6 +130,26 @@ def test_what_is_not_carried_out_is_left_to_the_check_or_refused(keyword: str) -
     assert all(each.startswith("tool 'f': parameters.properties.x") for each in check_schemas("auto", [tool]))
 
 
+JUNK = (None, 5, -1, 0.5, "any", "a(?=b)(", [], [5], [None], {}, {"a": 5}, {"a": None}, True, ["any", "string"])
+
+
+@pytest.mark.parametrize("keyword", sorted(CARRIED_OUT))
+def test_a_keyword_with_a_value_that_is_none_of_its_is_left_to_the_check(keyword: str) -> None:
+    """One such refused every call with its tool."""
+    schema: dict[str, Any] = {"type": "object", "properties": {
+        name: each for n, junk in enumerate(JUNK)
+        for name, each in ((f"x{n}", {keyword: junk}), (f"y{n}", {"items": {"anyOf": [{keyword: junk}, {}]}}))
+    }}  # fmt: skip
+    tool = declare({"name": "f", "parameters": schema})
+    assert says(tool, {}) == "" == says(tool, {"y0": [1], "y5": ["a"]})
+    assert all(each.startswith("tool 'f': parameters.properties.") for each in check_schemas("auto", [tool]))
+    for value in (None, "a", 1, [1], {"a": 1}):
+        assert isinstance(find_fault(dict.fromkeys(schema["properties"], value), schema), str)
+        text = "".join(f"<parameter={name}>\n{json.dumps(value)}\n</parameter>\n" for name in schema["properties"])
+        assert [call.name for call in read_calls(f"<function=f>\n{text}</function>", [tool])] == ["f"]
+    assert find_fault({"x": 1}, {"properties": {"x": {"type": ["any", "string"]}}}) == ""
+
+
 WORDS = (
     "example examples x-order discriminator contentEncoding contentMediaType contentSchema $anchor $dynamicAnchor xml "
     "id externalDocs markdownDescription x-guidance readOnly enumNames propertyOrdering $vocabulary"
@@ -146,7 +168,18 @@ def test_annotations_constrain_nothing_in_tools_and_formats_alike() -> None:
 
 
 FAULTS = {
-    "parameters.properties.x: regex parse error": {"properties": {"x": {"pattern": "(a"}}},
+    "parameters.properties.x: the keyword 'pattern' is not carried out as '(a': unclosed group": {
+        "properties": {"x": {"pattern": "(a"}}
+    },
+    "parameters.properties.x: the keyword 'pattern' is not carried out as 'a(?!b)': look-around": {
+        "properties": {"x": {"type": "string", "pattern": "a(?!b)"}}
+    },
+    "parameters.properties.x: the keyword 'patternProperties' is not carried out as '^(?!a)': look-around": {
+        "properties": {"x": {"patternProperties": {"^(?!a)": {}}}}
+    },
+    "parameters.properties.x.items: the keyword 'oneOf' is not carried out where": {
+        "properties": {"x": {"items": {"oneOf": [{"type": "integer"}, {"minimum": 0}]}}}
+    },
     "parameters.anyOf[0].properties.x: Invalid type": {"anyOf": [{"properties": {"x": {"type": "strng"}}}]},
     "parameters: no end was found": {"properties": {"x": {"$ref": "#"}}, "required": ["x"]},
 }

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.helpers.command_line import answer, cli
-from workbench.check import report
+from workbench.check import report, transformers_model
 from workbench.check.mechanisms import describe_mechanisms
 from workbench.check.report import check_model
 from workbench.engine.config import EngineConfig
@@ -73,6 +73,18 @@ def test_a_bound_counts_the_bytes_that_are_read(tmp_path: Path, monkeypatch: pyt
     assert found["speed"]["weight_bytes"] == pytest.approx(found["files"]["bytes"], rel=0.1)
     assert found["speed"]["decode_tokens_per_s"] > 2 * dense["speed"]["decode_tokens_per_s"]
     assert found["speed"]["measured_beside_work"]
+
+
+def test_a_gguf_file_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its weights are dequantized by packages that are not ours, at every place that a folder has."""
+    for package in ("gguf", "accelerate"):
+        pytest.importorskip(package, reason=f"transformers reads GGUF by {package}: pip install {package}")
+    convert_to_gguf(BUNDLED_MODELS["demo"], tmp_path / "a.gguf", "q4_0", torch.bfloat16)
+    found = answer("check", tmp_path / "a.gguf")["comparison"]
+    assert found["equal"] and found["places"] > 50 and not found["places_left_out"]
+    monkeypatch.setattr(transformers_model, "find_spec", lambda name: None if name == "accelerate" else name)
+    skipped = answer("check", tmp_path / "a.gguf")["comparison"]["skipped"]
+    assert skipped == "not installed: pip install accelerate"
 
 
 def test_what_is_said_of_backends_is_what_loading_does() -> None:

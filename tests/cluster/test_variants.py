@@ -163,9 +163,9 @@ def test_scaling_down_keeps_what_serves_before_what_starts(cluster: Cluster, lau
     cluster.scale(1)
     assert [*cluster.replicas] == [1] and not launcher.replica(1).is_stopped
     launcher.held.set()
-    until(lambda: len(launcher.started) == 3 and launcher.replica(3).is_stopped)
-    assert [*cluster.replicas] == [1] and not cluster.starting
-    assert end(ask(cluster, "alice")).replica == 1
+    until(lambda: len(launcher.started) == 3 and not cluster.starting)
+    assert end(ask(cluster, "alice")).replica == 1 and [*cluster.replicas] == [1]
+    until(lambda: launcher.replica(3).is_stopped)
 
 
 def test_a_model_with_another_tokenizer_is_refused() -> None:

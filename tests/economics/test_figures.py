@@ -35,6 +35,23 @@ def test_the_simple_share_saves_the_goal(goal: Fraction, times: int, router: Fra
         )
 
 
+@given(SHARES, st.integers(2, 40), st.lists(st.integers(1, 9).map(Fraction), min_size=1, max_size=6))
+def test_the_fewest_questions_that_save_the_goal(goal: Fraction, times: int, costs: list[Fraction]) -> None:
+    """The cheapest so many cover the share of the bill that the goal needs, and one fewer do not."""
+    costs, needed = sorted(costs), routing.simple_fraction_for_saving(goal, times)
+    found = routing.question_fraction_for_saving(goal, times, costs)
+    assert (found is None) == (needed is None)
+    if needed is not None and found is not None:
+        count = round(found * len(costs))
+        assert sum(costs[:count]) >= needed * sum(costs)
+        assert count == 1 or sum(costs[: count - 1]) < needed * sum(costs)
+
+
+def test_questions_that_reach_the_goal_exactly_are_enough() -> None:
+    """Two of four equal questions, each at a twentieth of its price, save 19/40 of the bill."""
+    assert routing.question_fraction_for_saving(Fraction(19, 40), 20, [Fraction(3)] * 4) == 0.5
+
+
 def test_seventy_percent_wants_almost_three_quarters_of_the_bill() -> None:
     found = figures.router_savings(arrivals=[Arrival(0.0, 10, 10)] * 9 + [Arrival(0.0, 90, 90)])
     assert found["20"]["simple_share_of_bill"] == float(Fraction(14, 19))

@@ -11,12 +11,14 @@ import pytest
 
 from tests.prompt.vocabularies import gguf_byte_level
 from workbench.engine.load import load
-from workbench.engine.loaded_model import BUNDLED_MODELS
+from workbench.engine.loaded_model import BUNDLED_MODELS, model_folder
+from workbench.model.formats.gguf.values import END_NAMES
 from workbench.serve.errors import ApiError
 from workbench.serve.server import serve
 from workbench.testing.family_checkpoints import random_checkpoint
 
 LEFT_OUT = "no row of the vocabulary has it; taken as absent"
+NAMES = ["plain", 'my "model", a:b;c\'s (d)']  # of folders
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"],
                           "additionalProperties": False}  # fmt: skip
 
@@ -60,15 +62,17 @@ def test_a_gguf_files_ids_for_none(tmp_path: Path, id: int) -> None:
     lines: list[str] = []
     runner = load(str(path), backend="eager", report=lines.append)
     (line,) = [each for each in lines if LEFT_OUT in each]
-    assert all(f"{key}_token_id {id}" in line for key in keys) and id not in runner.model.spec.eos_token_ids
+    assert all(f"{key}_token_id {id}" in line for key in keys)
+    named = tuple(place for place, name in enumerate(values["tokens"]) if name in END_NAMES)
+    assert named and runner.model.spec.eos_token_ids == named  # those that are found by name, and no other
     assert runner.chat_template is not None
     assert runner.chat_template.render([{"role": "user", "content": "hi"}]) == "[user] hi"
 
 
 def test_a_template_that_cannot_be_read_leaves_completions_and_its_place_is_no_clients(tmp_path: Path) -> None:
-    shutil.copytree(BUNDLED_MODELS["demo-chat"], tmp_path / "my model")
-    (tmp_path / "my model" / "chat_template.jinja").write_text("{% if")
-    with serve(load(str(tmp_path / "my model"), backend="eager")) as server:
+    shutil.copytree(BUNDLED_MODELS["demo-chat"], tmp_path / NAMES[1])
+    (tmp_path / NAMES[1] / "chat_template.jinja").write_text("{% if")
+    with serve(load(str(tmp_path / NAMES[1]), backend="eager")) as server:
         import openai
 
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0)
@@ -80,11 +84,26 @@ def test_a_template_that_cannot_be_read_leaves_completions_and_its_place_is_no_c
         client.close()
 
 
-@pytest.mark.parametrize("place", ["/tmp/a b/m.gguf", "/home/x/config.json", "/etc/passwd"])
-def test_no_path_of_the_machine_is_in_an_error(place: str) -> None:
-    for form in ("{}: is broken", "model: {}, key: is 7", "cannot be read ('{}')", "file://{}", "m:{}"):
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("file", ["", "/config.json", "/m.gguf"])
+def test_no_path_of_the_server_is_in_an_error_and_every_text_of_a_client_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, file: str
+) -> None:
+    folder, here = tmp_path / "models" / name, tmp_path / "here"
+    folder.mkdir(parents=True)
+    here.mkdir()
+    for each in ("m.gguf", "m-00002-of-00002.gguf"):
+        (folder / each).touch()
+    monkeypatch.chdir(here)
+    relative = Path("..") / "models" / name / "m.gguf"
+    for path in (folder, relative):
+        model_folder(str(path))
+    place = f"{folder}{file}"
+    for form in ("{}: is broken", "model: {}, key: is 7", "cannot be read ('{}')", "file://{}", "m:{}", "in {}."):
         error = ApiError("invalid_request_error", form.format(place))
-        assert "/" not in error.message.replace("file://", "")
-        assert place.rsplit("/", 1)[1] in error.message and str(error) == error.message
-    kept = "use /v1/completions, at http://a/home/b or and/or"
-    assert ApiError("invalid_request_error", kept).message == kept
+        assert error.message == str(error) == form.format(Path(place).name)
+    second = ApiError("invalid_request_error", f"{relative} and {folder}/m-00002-of-00002.gguf")
+    assert second.message == "m.gguf and m-00002-of-00002.gguf"
+    clients = ["/etc/passwd", "unknown: '/tmp/x, y'", "/usr/bin/a", f"{folder}-other/x", f"/a{folder}"]
+    for kept in ("use /v1/completions, at http://a/home/b or and/or", *clients):
+        assert ApiError("invalid_request_error", kept).message == kept

@@ -84,6 +84,14 @@ def test_the_stop_that_ended_a_text_is_reported(
         assert (end.ended_by, end.stop_reason, len(end.token_ids)) == expected(free_text, prompt, asked)
 
 
+def test_an_end_of_the_model_is_its_end_if_a_caller_names_it_too() -> None:
+    """An id that is among the caller's stop tokens as well ends the text as the model's end."""
+    both = {"max_tokens": CONTEXT, "temperature": 1.0, "stop_token_ids": tuple(EOS)}
+    requests = [Request(str(seed), (50, 51), SamplingParameters(**both, seed=seed)) for seed in range(40)]
+    ends = [end.ended_by for end in generate(PLAIN, requests).values()]
+    assert "eos" in ends and "stop_token" not in ends
+
+
 def test_what_did_not_end_by_itself_says_nothing() -> None:
     box = []
     stream = PLAIN.stream([Request("a", (50, 51), SamplingParameters(ignore_eos=True)), Request("b", ())])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import hmac
 import stat
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 from hypothesis import given
@@ -113,6 +114,27 @@ def test_a_revoked_key_ends_at_once_in_every_process(store: KeyStore, clock: Clo
         other.rotate(key.id)
     ended, clock.now = clock.now, clock.now + 5
     assert other.revoke(key.id).revoked == ended, "it ended the first time"
+
+
+def test_a_key_that_another_process_makes_meanwhile_is_kept(
+    store: KeyStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each change begins with what the file says once its lock is held."""
+    kept, _ = store.create("alice")
+    other, lock, made = KeyStore(store.path, clock), fcntl.flock, []
+
+    def behind_another(file: IO[str], how: int) -> None:
+        if not made:
+            made.append(None)
+            made[0] = other.create("bob")[0]
+        lock(file, how)
+
+    for change in (lambda: store.create("carol"), lambda: store.rotate(kept.id), lambda: store.revoke(kept.id)):
+        made.clear()
+        monkeypatch.setattr(fcntl, "flock", behind_another)
+        change()
+        monkeypatch.undo()
+        assert made[0].id in {key.id for key in KeyStore(store.path, clock).list()}
 
 
 def test_salts_are_those_of_owners_and_of_the_file(store: KeyStore, tmp_path: Path) -> None:

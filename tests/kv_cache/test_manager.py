@@ -1,4 +1,4 @@
-"""Two changes to one page before one step; random histories meet these seldom."""
+"""Two changes to one page before a step, and the page of a text that goes first: random histories meet these seldom."""
 
 from __future__ import annotations
 
@@ -114,3 +114,18 @@ def test_a_copy_of_a_page_that_another_holds_is_counted_before_it_is_taken() -> 
     assert len(manager.transfers.copies) == 1 and wanted[0] == 1
     gone = [had - pool.num_available for had, pool in zip(before, pools, strict=True)]
     assert gone == [count + revived for count, revived in zip(wanted, idle, strict=True)]
+
+
+def test_a_text_that_ended_loses_its_last_page_first() -> None:
+    """Without a page of its front, nothing behind that page could be offered."""
+    pools, tables = (PagePool(6, 4),), (KVCacheGroup(),)
+    index = RadixCache(pools, tables)
+    manager = KVCacheManager(pools, tables, 32, index)
+    first = sequence(0, IDS[:17])
+    begin(manager, first)
+    first.num_computed_tokens = 17
+    manager.update_after_step(first)
+    manager.free(first)
+    for pages in (4, 3, 2, 1):
+        assert manager.match_prefix(sequence(1, IDS)).num_tokens == 4 * pages
+        index.evict(0, 1)

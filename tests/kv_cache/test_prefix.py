@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -407,6 +407,7 @@ def test_a_pin_is_no_reference_and_has_a_bound() -> None:
     assert index.pin(ids, "", 60.0) == 3 * SIZE, "nodes that are gone take no room"
 
 
+@example([("a", 0, 4), ("a", 1, 4)], 0.5)  # the second path reaches the share in its middle
 @given(
     st.lists(st.tuples(st.sampled_from(["", "a", "b"]), st.integers(0, 5), st.integers(0, 4)), max_size=12),
     st.sampled_from([0.0, 0.25, 0.5, 1.0]),

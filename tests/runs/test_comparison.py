@@ -197,6 +197,7 @@ def test_the_commands_print_what_the_values_say(run: str, tmp_path: Path) -> Non
     assert [row["front"] for row in rows] == [True, False, True]
     assert "name its file with --out" in refused(f"{against} --format svg")
     assert cli("runs --columns run --format csv", tmp_path).out == f"run\n{os.path.basename(run)}\n"
+    assert cli("runs --columns run --format csv --limit 0", tmp_path).out == "run\n"
     wrong = refused("runs --where 'format = 1'", tmp_path)
     assert wrong.startswith("error: --where: no column 'format'; did you mean 'cache.format'")
     assert "cache.format\n" in cli("runs --names", tmp_path).out

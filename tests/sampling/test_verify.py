@@ -27,7 +27,9 @@ from tests.thorough import tries
 from workbench.request import CustomPart, SamplingParameters
 from workbench.sampling.enumeration import NUM_CELLS, speculative_distribution, target_distribution
 from workbench.sampling.filters import History
-from workbench.sampling.sampler import Sampler
+from workbench.sampling.sampler import PendingRows, Sampler
+from workbench.sampling.samplers import uniform
+from workbench.sampling.sampling_state import build_sampling_state
 from workbench.sampling.verify import NO_DRAFT, Draft, rejection_sample
 
 
@@ -66,6 +68,17 @@ def test_drafts_that_stop_where_the_draft_is_unsure_leave_it_too(p, q, least):
 def test_the_law_catches_a_draft_that_leaves_out_tokens_for_what_they_are():
     found = speculative_distribution(P, Q, 1, proposes=lambda row, token: row[token] >= 0.5)
     assert found != pytest.approx(target_distribution(P, 2), abs=0.01)
+
+
+@given(st.lists(st.integers(0, 5), max_size=6).map(lambda ups: [max(-1, n - 1 - up) for n, up in enumerate(ups)]))
+def test_a_random_number_belongs_to_a_position_of_the_output(parents: list[int]) -> None:
+    """Tokens of a tree that stand at one position are draws of one number, whichever branch they are on."""
+    asked, tree = sequence(SamplingParameters(seed=7)), Draft((0,) * len(parents), None, tuple(parents))
+    rows = PendingRows(0, range(len(parents) + 1), asked, tree, build_sampling_state(asked.request, VOCAB), [])
+    depths = [0]
+    for parent in parents:
+        depths.append(depths[parent + 1] + 1)
+    assert [rows.uniform(row) for row in range(len(depths))] == [uniform(7, depth) for depth in depths]
 
 
 def ignores_q(draft, target, uniforms):

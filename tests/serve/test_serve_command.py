@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from workbench.cli import app
 from workbench.cli.serve import read_serve_config
 from workbench.cluster import cluster
+from workbench.errors import WorkbenchError
 from workbench.serve import served_model, server
 
 
@@ -41,6 +42,20 @@ def test_every_engine_setting_is_one_of_a_served_model(tmp_path: Path, override:
     both = read_serve_config(str(file), (override, f"models.other.{override}"))
     assert found(both) and found(both.models["other"])
     assert (both.model.name, both.models["other"].model.name) == ("demo-chat", "demo")
+
+
+@pytest.mark.parametrize("models", [(), ("other", "third")])
+def test_a_setting_of_a_model_that_is_not_there_adds_none(tmp_path: Path, models: tuple[str, ...]) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text(f"model: demo-chat\nmodels: {{{', '.join(f'{name}: {{model: demo}}' for name in models)}}}\n")
+    for override in ("models.othr.model.weights=int8", "models.othr.cache.format=int4", "models.othr.backend=eager"):
+        with pytest.raises(WorkbenchError) as caught:
+            read_serve_config(str(file), (override,))
+        words = str(caught.value)
+        assert words.startswith(f"--set {override}: no model is called 'othr'") and ("'other'" in words) == bool(models)
+    for added in ("models.othr.model=demo", "models.othr.model.name=demo", "models.othr={model: demo}"):
+        config = read_serve_config(str(file), (added, "models.othr.model.weights=int8"))
+        assert [*config.models] == [*models, "othr"] and config.models["othr"].model.weights == "int8"
 
 
 def test_an_override_is_of_its_own_server() -> None:

@@ -18,7 +18,7 @@ from workbench.scheduler.plan import SchedulerLimits
 from workbench.scheduler.policies import Fair
 from workbench.simulate.arrival import Arrival
 from workbench.simulate.events import FleetEventAdapter
-from workbench.simulate.fleet import Fleet, InstanceFailure, InstancePool
+from workbench.simulate.fleet import Fleet, InstanceFailure, InstancePool, KVTransfer
 from workbench.simulate.instance import Instance, InstanceSpec
 from workbench.simulate.job import SimulatedRequest
 from workbench.simulate.routers import LeastLoaded
@@ -200,6 +200,21 @@ def test_a_failure_of_no_instance_is_refused() -> None:
                 "pool": InstancePool(_machine(), 1), "failures": [InstanceFailure(3, 1.0)],
             }
         )  # fmt: skip
+
+
+@pytest.mark.parametrize(("fails", "down"), [(4, 1), (4, 20), (30, 1)])
+def test_what_is_sent_to_an_instance_that_fails_meanwhile_is_lost(fails: int, down: int) -> None:
+    """Also where it is up again before the transfer ends: its pages are gone. One that fails later receives it."""
+    times = StepTimeModel("a tick a step", (AttentionReach(None, 0),), (LinearCost(1, 0, 0, 0, 0, (0, 0), (0, 0)),))
+    machine = InstanceSpec(times, (KVCacheGroup((0,)),), (40,), (8,), 32, 60, SchedulerLimits(4, 12))
+    run = Fleet(
+        OpenLoopSource([Arrival(0.0, 1, 3)]), InstancePool(machine, 1),
+        InstancePool(replace(machine, receives_kv=True), 1), transfer=KVTransfer(1e15, 10 * TICK),
+        failures=[InstanceFailure(1, fails * TICK, down * TICK)],
+    ).run()  # fmt: skip
+    [job] = run.jobs
+    lost = fails < 10
+    assert (job.retries, run.handed_over, job.generated_tokens, job.error) == (int(lost), 1 + lost, 3, "")
 
 
 def _machine() -> Any:

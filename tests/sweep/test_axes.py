@@ -127,6 +127,13 @@ def test_repetitions_come_last_and_share_no_seed() -> None:
     assert [point.settings.get("workload.seed") for point in points[1::2]] == [None, SEED_STRIDE, 2 * SEED_STRIDE]
 
 
+def test_requests_of_two_repetitions_share_no_seed() -> None:
+    """Each request of a run has a seed of its own, counted from the run's: of the longest workloads too."""
+    points = swept({"axes": {"workload.requests": [50_000]}, "repeat": 2})
+    first, second = (point.experiment.sampling.seed for point in points)
+    assert set(range(first, first + 50_000)).isdisjoint(range(second, second + 50_000))
+
+
 VARIANTS = "variants:\n  plain: {}\n  small: {cache.page_size: 16, cache.format: int8}\n"
 
 

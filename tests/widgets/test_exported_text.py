@@ -31,14 +31,14 @@ def test_an_export_keeps_every_space() -> None:
     pieces = [text.GeneratedToken(number, piece, piece) for number, piece in enumerate(PIECES)]
     cuts = tuple(tokens.TokenizedPiece(number, piece.encode(), piece) for number, piece in enumerate(PIECES))
     pictures = (
-        svg.html(text.draw_generated_text("\n  asked\n", {0: pieces, 1: pieces}, {0: "  "}, {})),
+        svg.html(text.draw_generated_text("\n  asked\n", {0: pieces, 1: pieces}, {0: "  <i>&amp;"}, {})),
         tokens.draw_tokenizations([tokens.Tokenization("demo", 9, len(CODE), cuts)]),
         kernels.draw_kernel(
             kernels.KernelPage("add", "eager", "source", CODE, FusionMarks(), {"eager": {"source": 4}})
         ),
     )
     drawn = whole("".join(pictures))
-    assert len(drawn) == 3 and "".join(PIECES) in drawn[0] and "        return  x" in drawn[2]
+    assert len(drawn) == 3 and "".join(PIECES) + "  <i>&amp;" in drawn[0] and "        return  x" in drawn[2]
     outputs = [nbformat.v4.new_output("display_data", data={"text/html": each}) for each in pictures]
     document = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("w", outputs=outputs)])
     assert whole(OfflineHTML().from_notebook_node(document)[0]) == drawn

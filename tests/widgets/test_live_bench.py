@@ -411,9 +411,10 @@ def test_close_ends_threads_and_frees_pages(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_given_runner_stays_usable(bench: LiveBench) -> None:
     bench.run(limit(60))
     until(lambda: bench.log.num_ended > 1 and len(bench._runner.scheduler.waiting) == 3)
+    given = bench._runner
     bench.close()
-    assert not bench._runner.has_unfinished_requests and len(bench.log.cancelled) > 1
-    (end,) = [each for each in bench._runner.stream([small_request(0, random.Random(0))]) if isinstance(each, Finished)]
+    assert not given.has_unfinished_requests and len(bench.log.cancelled) > 1
+    (end,) = [each for each in given.stream([small_request(0, random.Random(0))]) if isinstance(each, Finished)]
     assert end.reason in ("stop", "length")
 
 

@@ -40,6 +40,10 @@ OTHERS: dict[str, dict[str, str]] = {
         "   0.0": "output of a run",
         "cluster.deploy": "tests/cluster deploys; the page leaves lines out",
     },
+    "docs/guide/models.md": {
+        "pip download": "tests/models runs the client against a folder of wheels",
+        "pip install 'inference-workbench[hub]'": "tests/models/test_hub.py asks an endpoint of its own",
+    },
     "docs/guide/serving.md": {
         "curl": "tests/serve asks the same addresses by HTTP",
         'pip install "lm-eval': "experiments/lm_eval_parity.py runs it; it wants an environment of its own",

@@ -32,9 +32,9 @@ def building_blocks(root: Path) -> str:
 
 # The order of guides in the side bar; one that is not named here comes after them.
 GUIDES = (
-    "python", "jupyter", "load_a_model", "conversations", "agents", "structured_output", "experiments", "attention",
-    "cache_formats", "eviction", "samplers", "speculation", "scheduling", "backends", "traces", "serving", "fleets",
-    "apart", "tensor_parallel",
+    "python", "jupyter", "models", "load_a_model", "conversations", "agents", "structured_output", "experiments",
+    "attention", "cache_formats", "eviction", "samplers", "speculation", "scheduling", "backends", "traces", "serving",
+    "fleets", "apart", "tensor_parallel",
 )  # fmt: skip
 
 

@@ -63,7 +63,7 @@ class _Check:
         if depth > MAX_DEPTH or not isinstance(schema, Mapping) or (schema.get("nullable") is True and value is None):
             return
         kinds = schema.get("type")
-        listed = [kinds] if isinstance(kinds, str) else [each for each in kinds or () if each in TYPES]
+        listed = [str(each) for each in (kinds if isinstance(kinds, list) else [kinds])]  # an unknown one admits all
         if listed and not any(TYPES.get(each, lambda _: True)(value) for each in listed):
             yield f"{where}: must be {' or '.join(listed)}, not {_short(value)}"
         if "const" in schema and not _same(value, schema["const"]):
@@ -97,7 +97,7 @@ class _Check:
 
     def _of_object(self, value: dict[str, Any], schema: Mapping[str, Any], path: str, depth: int) -> Iterator[str]:
         known, where = _mapping(schema, "properties"), path or "the arguments"
-        needed = {name: "" for name in _list(schema, "required")}
+        needed = {name: "" for name in _list(schema, "required") if isinstance(name, str)}
         for name, each in (*_mapping(schema, "dependentRequired").items(), *_mapping(schema, "dependencies").items()):
             needed |= dict.fromkeys(each, f", which {name!r} needs") if isinstance(each, list) and name in value else {}
         yield from (f"{where}: {name!r} is missing{why}" for name, why in needed.items() if name not in value)
@@ -127,7 +127,7 @@ class _Check:
             yield self.fault(each, first[number] if number < len(first) else rest, f"{path}[{number}]", depth)
         if "contains" in schema:
             faults = [self.fault(each, schema["contains"], f"{path}[{n}]", depth) for n, each in enumerate(value)]
-            least, most = schema.get("minContains", 1), schema.get("maxContains", len(value))
+            least, most = _number(schema, "minContains", 1), _number(schema, "maxContains", len(value))
             if not least <= faults.count("") <= most:
                 yield f"{where}: has {faults.count('')} items as contains wants them; right: {least} to {most}"
 
@@ -140,8 +140,12 @@ def _list(schema: Mapping[str, Any], key: str) -> list[Any]:
     return value if isinstance(value := schema.get(key), list) else []
 
 
+def _number(schema: Mapping[str, Any], key: str, default: Any = None) -> Any:
+    return value if _is_number(value := schema.get(key)) else default
+
+
 def _count_fault(count: int, schema: Mapping[str, Any], of: str, where: str) -> str:
-    least, most = schema.get(f"min{of}"), schema.get(f"max{of}")
+    least, most = _number(schema, f"min{of}"), _number(schema, f"max{of}")
     if (least is None or count >= least) and (most is None or count <= most):
         return ""
     what = "characters" if of == "Length" else of.lower()

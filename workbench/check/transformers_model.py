@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,41 +28,48 @@ def comparison_problem(spec: ModelSpec, folder: Path | None) -> str | None:
     """Return why a comparison cannot be made here; None where it can."""
     if folder is None:
         return "random weights have no folder that transformers could read"
-    if not folder.is_dir():
-        return "transformers reads folders"
-    if importlib.util.find_spec("transformers") is None:
-        return "transformers is not installed: pip install 'transformers>=5'"
+    needs = [f"{package}>=5" if package == "transformers" else package for package in _packages(folder)
+             if find_spec(package) is None]  # fmt: skip
+    if needs:
+        return f"not installed: pip install {shlex.join(needs)}"
     needed, free = 2 * FLOAT32_BYTES * spec.num_parameters, available_bytes()
     if needed > free:
         return f"two models in float32 take {format_bytes(needed)}, {format_bytes(free)} are free"
     return None
 
 
+def _packages(path: Path) -> tuple[str, ...]:
+    """Return the packages by which transformers reads a folder or a GGUF file."""
+    return ("transformers",) if path.is_dir() else ("transformers", "gguf", "accelerate")
+
+
 def compare_with_transformers(folder: Path, spec: ModelSpec) -> ModelComparison:
-    """Load the model in `folder` here and by transformers, in float32, and compare them.
+    """Load the model in `folder`, or of a GGUF file, here and by transformers, in float32, and compare them.
 
     Raises:
         WorkbenchError: where transformers cannot load it, or its weights are not those of its config.
     """
     checkpoint = open_checkpoint(folder)
     state = read_weights(checkpoint, spec, wanted_parameters(checkpoint, spec), torch.float32)
-    names = checkpoint.names or read_names(checkpoint.config)
+    names = read_names(checkpoint.config)  # of modules of transformers, not of a GGUF file's tensors
     return compare_models(Transformer.from_state(spec, state), load_theirs(folder), names)
 
 
 def load_theirs(folder: Path) -> Any:
-    """Load the model in `folder` by transformers in float32, its operators as written.
+    """Load the model in `folder`, or of a GGUF file, by transformers in float32, its operators as written.
 
-    Nothing is fetched, and no code of the folder runs.
+    A GGUF file's weights are dequantized by the package gguf. Nothing is fetched, and no code of the folder runs.
 
     Raises:
         WorkbenchError: where it cannot be loaded.
     """
+    place, file = (folder, {}) if folder.is_dir() else (folder.parent, {"gguf_file": folder.name})
     with _quiet() as transformers:
         try:
             model = transformers.AutoModelForCausalLM.from_pretrained(
-                folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True, trust_remote_code=False
-            )
+                place, dtype=torch.float32, attn_implementation="eager", local_files_only=True, trust_remote_code=False,
+                **file,
+            )  # fmt: skip
         except Exception as error:  # whatever a model's code and its formats' packages throw
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             raise WorkbenchError(f"{folder}: transformers cannot load it ({reason})") from error

@@ -36,6 +36,7 @@ from workbench.cli import (
     keys,
     lab,
     memory,
+    model,
     new_family,
     quality,
     serve,
@@ -100,10 +101,11 @@ app.command("export", epilog="Example: `workbench export runs/first_light-202611
     export.export
 )
 app.command("lab", epilog="Example: `workbench lab`, or `workbench lab --check --pictures notebooks/pictures`")(lab.lab)
-app.command("serve", epilog="Example: `workbench serve demo-chat --port 8000 --set cache.format=int8`")(serve.serve)
+app.command("serve", epilog="Example: `workbench serve smollm2 --port 8000 --set cache.format=int8`")(serve.serve)
 app.command("top", epilog="Example: `workbench top http://127.0.0.1:8000 --once`")(top.top)
 app.command("usage", epilog="Example: `workbench usage --by key,day --since 2026-11-01`")(usage.usage)
 app.add_typer(keys.app, name="keys")
+app.add_typer(model.app, name="model")
 app.add_typer(kernels.app, name="kernels")
 app.add_typer(claims.app, name="claims")
 app.add_typer(zoo.app, name="zoo")
@@ -152,7 +154,7 @@ def run(
 @app.command(epilog='Example: `workbench generate "def fibonacci(n):" --max-tokens 48`')
 def generate(
     prompt: Annotated[str, typer.Argument(help="the text to continue")],
-    model: Annotated[str, typer.Option(help="a folder, FILE.gguf, demo or shape:NAME")] = "demo",
+    model: Annotated[str, typer.Option(help="a folder, FILE.gguf, demo, shape:NAME or one of `model list`")] = "demo",
     max_tokens: Annotated[int, typer.Option(help="how many tokens at most")] = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.7,
     top_p: Annotated[float, typer.Option(help="keep the likeliest tokens up to this mass")] = 0.9,

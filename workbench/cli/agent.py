@@ -9,12 +9,12 @@ import typer
 
 from workbench.cli.agent_output import answer_settings, load_function, show_run
 from workbench.cli.chat import Schema, ThinkingBudget, Tools
-from workbench.cli.shared import AsJson, Custom, backend_errors
+from workbench.cli.shared import AsJson, Custom, SpokenBy, backend_errors, speaking_model
 
 
 def agent(
     questions: Annotated[list[str], typer.Argument(help="what to ask, one after the other in one conversation")],
-    model: Annotated[str, typer.Option(help="a folder, FILE.gguf, or a bundled model")] = "demo-chat",
+    model: SpokenBy = None,
     system: Annotated[str | None, typer.Option(help="the system prompt")] = None,
     tool: Tools = None,
     tool_choice: Annotated[str, typer.Option(help="auto, none, required, or a tool's name")] = "auto",
@@ -43,18 +43,20 @@ def agent(
     sampling: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
     sampling |= answer_settings(schema, thinking)
     settings = {"max_num_seqs": 1, "prefix": "radix", "backend": backend, "custom": custom}
+    report = discard if as_json else to_stderr
+    name = speaking_model(model, report)
     with backend_errors():
-        runner = load(model, report=discard if as_json else to_stderr, **settings)
+        runner = load(name, report=report, **settings)
     limits = {"rounds": max_rounds, "seconds": max_seconds}
     asking = make_agent(
         runner, tools, system, tool_choice=tool_choice, parallel_tool_calls=parallel, limits=limits, **sampling
     )
     talk, failed = None, False
     for question in questions:
-        result = show_run(asking.stream(question if talk is None else talk.user(question)), as_json)
+        result = show_run(asking.stream(question if talk is None else talk.user(question)), as_json, name)
         talk, failed = result.conversation, failed or result.stop_reason == "error"
         if as_json:
-            print(json.dumps(result.as_json(), ensure_ascii=False), flush=True)
+            print(json.dumps({"model": name, **result.as_json()}, ensure_ascii=False), flush=True)
         if result.calls:
             break  # they wait for results of the caller
     raise typer.Exit(1 if failed else 0)

@@ -21,19 +21,19 @@ DIM, PLAIN = "\033[2m", "\033[0m"
 MAX_RESULT = 300  # characters of a result that are shown
 
 
-def show_run(run: AgentRun, as_json: bool) -> AgentResult:
+def show_run(run: AgentRun, as_json: bool, model: str) -> AgentResult:
     """Print a run's events: text as it comes, thoughts dimmed, calls with their results; return the result."""
-    printer = RunPrinter((lambda text: None) if as_json else lambda text: print(text, end="", flush=True))
+    printer = RunPrinter((lambda text: None) if as_json else lambda text: print(text, end="", flush=True), model)
     for event in run:
         printer.show(event)
     return run.result
 
 
 class RunPrinter:
-    """Print events of a run. A call is shown once it is complete, with its arguments."""
+    """Print events of a run. A call is shown once it is complete, with its arguments; each round says who spoke."""
 
-    def __init__(self, write: Callable[[str], object]):
-        self._write = write
+    def __init__(self, write: Callable[[str], object], model: str):
+        self._write, self._model = write, model
         self._last = self._channel = ""
 
     def show(self, event: AgentEvent) -> None:
@@ -55,11 +55,11 @@ class RunPrinter:
         elif isinstance(event, RoundFinished):
             self._line()
             self._channel = ""
-            words = f"round {event.round}: {event.prompt_tokens} tokens of prompt, {event.cached_tokens} of them cached"
+            words = f"{event.prompt_tokens} tokens of prompt, {event.cached_tokens} of them cached"
             thought = f", {event.thinking_tokens} of them a thought" if event.thinking_tokens else ""
             self._put(
-                f"[{words}, {event.computed_tokens} computed; {event.output_tokens} of answer{thought}; "
-                f"{event.finish_reason}]\n", True,
+                f"[{self._model}, round {event.round}: {words}, {event.computed_tokens} computed; "
+                f"{event.output_tokens} of answer{thought}; {event.finish_reason}]\n", True,
             )  # fmt: skip
         elif isinstance(event, AgentFinished):
             self._line()

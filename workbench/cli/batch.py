@@ -32,7 +32,7 @@ PLACEMENT_SETTINGS = {
 def batch(
     source: Annotated[Path, typer.Argument(metavar="IN.jsonl", help="OpenAI batch lines: custom_id, method, url ...")],
     out: Annotated[Path, typer.Argument(metavar="OUT.jsonl", help="the answers, in the order of the lines")],
-    model: Annotated[str, typer.Option(help="a folder, FILE.gguf, demo or shape:NAME")] = "demo",
+    model: Annotated[str, typer.Option(help="a folder, FILE.gguf, demo, shape:NAME or one of `model list`")] = "demo",
     backend: Annotated[str, typer.Option(help="auto, eager (nothing is compiled), mlir, inductor or triton")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16")] = "auto",
     set_: Annotated[

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from workbench.cli.agent_output import answer_settings, load_function, round_json, show_run
-from workbench.cli.shared import AsJson, Custom, backend_errors
+from workbench.cli.shared import AsJson, Custom, SpokenBy, backend_errors, speaking_model
 
 Tools = Annotated[
     list[str] | None, typer.Option(metavar="MODULE:FUNCTION", help="a tool that the model may call; repeatable")
@@ -24,7 +24,7 @@ def chat(
     questions: Annotated[
         list[str] | None, typer.Argument(help="what to say; without any, each line of the input")
     ] = None,
-    model: Annotated[str, typer.Option(help="a folder, FILE.gguf, or a bundled model: demo, demo-chat")] = "demo",
+    model: SpokenBy = None,
     system: Annotated[str | None, typer.Option(help="the system prompt")] = None,
     tool: Tools = None,
     schema: Schema = None,
@@ -51,20 +51,22 @@ def chat(
     sampling |= answer_settings(schema, thinking)
     settings: dict[str, Any] = {"max_num_seqs": 1, "overflow": overflow, "prefix": "radix"}
     settings |= {"backend": backend, "custom": custom}
+    report = discard if as_json else to_stderr
+    name = speaking_model(model, report)
     with backend_errors():
-        runner = load(model, report=discard if as_json else to_stderr, **settings)
+        runner = load(name, report=report, **settings)
     talking = agent(runner, tools, system, limits={"seconds": None, "tokens": None}, **sampling)
     talk = None
     for question in questions or _lines():
         asked = question if talk is None else talk.user(question)
         known = 1 if talk is None else len(talk.turns) + 1
-        result = show_run(talking.stream(asked), as_json)
+        result = show_run(talking.stream(asked), as_json, name)
         talk = result.conversation
         if as_json:
             rounds = iter(result.rounds)
             for turn in talk.turns[known:]:
                 line = round_json(turn, next(rounds)) if turn.role == "assistant" else turn.model_dump(mode="json")
-                print(json.dumps(line, ensure_ascii=False), flush=True)
+                print(json.dumps({"model": name, **line}, ensure_ascii=False), flush=True)
 
 
 def _lines() -> Iterator[str]:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from workbench.cli.shared import AsJson, backend_errors, print_json
-from workbench.errors import WorkbenchError
+from workbench.cli.shared import AsJson, backend_errors, print_json, speaking_model
+from workbench.errors import WorkbenchError, nearest
 
 if TYPE_CHECKING:
     from workbench.serve.config import ServeConfig
@@ -24,7 +24,12 @@ DEFAULTS: dict[str, Any] = {"cache": {"prefix": "radix"}}  # of a server for a m
 
 
 def serve(
-    model: Annotated[str, typer.Argument(help="a model, or a file in YAML: a server's settings, or an experiment")],
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="a model, or a file in YAML: a server's settings, or an experiment; smollm2 where it is at hand"
+        ),
+    ] = None,
     port: Annotated[int | None, typer.Option(help="0: any free one; 8000 unless the file says")] = None,
     host: Annotated[str | None, typer.Option(help="loopback unless given; 0.0.0.0: every address")] = None,
     set_: Annotated[
@@ -52,9 +57,9 @@ def serve(
 
     overrides = [*(set_ or ())]
     overrides += [f"server.{name}={value}" for name, value in (("port", port), ("host", host)) if value is not None]
-    config = read_serve_config(model, tuple(overrides))
-    gate = gate_of(config)
     report = discard if as_json else to_stderr
+    config = read_serve_config(model or speaking_model(None, report), tuple(overrides))
+    gate = gate_of(config)
     with backend_errors():
         engines: dict[str, Runner | Cluster] = {}
         for name, each in (("", config), *config.models.items()):
@@ -101,6 +106,7 @@ def read_serve_config(model: str, overrides: tuple[str, ...]) -> ServeConfig:
         if not isinstance(values, dict):
             raise WorkbenchError(f"{model}: must be a mapping of settings, not {type(values).__name__}")
     for override in overrides:
+        _check_model(values, override)
         apply_override(values, override)
     if "question" in values:
         own = {name: values.pop(name) for name in OWN_SECTIONS if name in values}
@@ -110,6 +116,18 @@ def read_serve_config(model: str, overrides: tuple[str, ...]) -> ServeConfig:
         return ServeConfig.model_validate(values)
     except ValidationError as error:
         raise explain(error, model, ServeConfig) from None
+
+
+def _check_model(values: dict[str, Any], override: str) -> None:
+    """Refuse a setting of a further model that is not there; its `model` is what adds one (WorkbenchError)."""
+    section, _, rest = override.partition("=")[0].partition(".")
+    name, _, setting = rest.partition(".")
+    known = [*(values.get("models") or ())]
+    if section == "models" and name not in known and setting not in ("", "model", "model.name"):
+        hint = nearest(name, known) or (f"; known: {', '.join(known)}" if known else "")
+        raise WorkbenchError(
+            f"--set {override}: no model is called {name!r}{hint}; --set models.{name}.model=MODEL adds one"
+        )
 
 
 def gate_of(config: ServeConfig) -> Gate | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -20,6 +20,13 @@ AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object and 
 
 Custom = Annotated[
     str | None, typer.Option(metavar="FILE", help="a file that registers the model's family (see new-family)")
+]
+
+SpokenBy = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODEL", help="a folder, FILE.gguf, demo-chat, or a name of `model list`; smollm2 where it is at hand"
+    ),
 ]
 
 
@@ -58,6 +65,19 @@ def parse_settings(option: str, text: str) -> Any:
     from workbench.files import read_yaml
 
     return read_yaml(text, f"{option} {text if len(text) <= 60 else text[:57] + '...'}")
+
+
+def speaking_model(given: str | None, report: Callable[[str], None]) -> str:
+    """Return the model that was named, else the default; report which one speaks."""
+    from workbench.models.known import KNOWN
+    from workbench.models.store import BUNDLED_CHAT_MODEL, PEOPLES_MODEL, default_model, is_at_hand
+
+    name = given or default_model()
+    better = ""
+    if given is None and name == BUNDLED_CHAT_MODEL and not is_at_hand(PEOPLES_MODEL):
+        better = f", a tiny model; `{KNOWN[PEOPLES_MODEL].command}` fetches one that speaks English"
+    report(f"{name} speaks{better}")
+    return name
 
 
 def given_options(context: typer.Context) -> set[str]:

@@ -38,7 +38,7 @@ DtypeName = Annotated[
 
 
 class ModelConfig(Settings):
-    """Settings of the model: a folder, a GGUF file, `demo`, `demo-draft`, `demo-chat`, or random `shape:NAME`."""
+    """Settings of the model: a folder, a GGUF file, `demo`, `demo-chat`, `smollm2`, or random `shape:NAME`."""
 
     main_setting: ClassVar = "name"
 

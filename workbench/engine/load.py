@@ -32,8 +32,9 @@ def load(
             print(event.text, end="")
 
     Args:
-        model: a folder, a GGUF file, `demo`, `demo-draft`, `demo-chat` (which calls tools), or `shape:NAME` with random
-            weights; or the section `model` of settings.
+        model: a folder, a GGUF file, `demo`, `demo-draft`, `demo-chat` (which calls tools), a model that `workbench
+            model get` fetched (`smollm2`, `OWNER/NAME`), or `shape:NAME` with random weights; or the section `model`
+            of settings.
         listener: receives every event of the runner.
         report: receives a line on each slow part of loading.
         clock: returns seconds.

@@ -1,5 +1,5 @@
-"""Load the model of a config: a folder, a GGUF file, `demo`, `demo-draft`, `demo-chat`, or `shape:NAME` with random
-weights."""
+"""Load the model of a config: a folder, a GGUF file, a model of the workbench's or a fetched one by its name, or
+`shape:NAME` with random weights."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from workbench.executors.capabilities import Requirements
 from workbench.executors.layout import choose_weight_layout
 from workbench.executors.reference import CacheLayout
 from workbench.executors.select import Backends, select_backends
+from workbench.files import note_own
 from workbench.kv_cache.eviction import parse_eviction, policy_spread
 from workbench.model import shapes
 from workbench.model.attention_config import AttentionConfig
@@ -36,6 +37,8 @@ from workbench.model.quantized import WeightFormat, matrix_format, quantize
 from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
 from workbench.model.variants import change_attention, change_spec
+from workbench.models.known import KNOWN
+from workbench.models.store import fetched_model, place_of
 from workbench.progress import report_if_slow, to_stderr
 from workbench.prompt.own_template import own_template
 from workbench.prompt.templates import ChatTemplate
@@ -326,10 +329,14 @@ def model_folder(name: str) -> Path | None:
 
 def _folder(name: str) -> Path:
     folder = BUNDLED_MODELS.get(name, Path(name))
-    if not folder.is_dir() and not (folder.suffix == ".gguf" and folder.is_file()):
-        known = ", ".join([*BUNDLED_MODELS, f"{SHAPE_PREFIX}NAME", "FILE.gguf"])
-        raise WorkbenchError(f"no model {name!r}: not a folder here, nor one of {known}{nearest(name, BUNDLED_MODELS)}")
-    return folder
+    is_here = name not in KNOWN and (folder.is_dir() or (folder.suffix == ".gguf" and folder.is_file()))
+    found = folder if is_here else fetched_model(name)
+    if found is None:
+        names = [*BUNDLED_MODELS, *KNOWN]
+        known = ", ".join([*BUNDLED_MODELS, f"{SHAPE_PREFIX}NAME", "FILE.gguf", *KNOWN])
+        hub = "" if place_of(name) is None else f"; `workbench model get {name}` looks on the hub"
+        raise WorkbenchError(f"no model {name!r}: not a folder here, nor one of {known}{nearest(name, names) or hub}")
+    return note_own(found)
 
 
 def stored_dtype(path: Path) -> torch.dtype:

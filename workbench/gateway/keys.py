@@ -21,7 +21,7 @@ from typing import BinaryIO
 from pydantic import ValidationError
 
 from workbench.errors import WorkbenchError, explain, nearest
-from workbench.files import read_json_file, write_atomically
+from workbench.files import note_own, read_json_file, write_atomically
 from workbench.serve.call import Caller
 from workbench.settings import Settings
 
@@ -82,7 +82,7 @@ class KeyStore:
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time):
-        self.path, self._clock = path, clock
+        self.path, self._clock = note_own(path), clock
         self._version: tuple[int, int] | None = None
         self._content = KeyFile(secret="")
         self._by_credential: dict[str, tuple[ApiKey, Credential]] = {}

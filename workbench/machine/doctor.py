@@ -25,6 +25,7 @@ EXTRAS = {
     "triton": ("triton", "GPU kernels, their interpreter and their PTX"),
     "plots": ("altair", "plots of comparisons"),
     "peers": ("llama_cpp", "other tools to compare with"),
+    "hub": ("huggingface_hub", "models of the hub"),
     "lab": ("jupytext", "what the notebooks show"),
     "dev": ("pytest", "the test suite"),
 }

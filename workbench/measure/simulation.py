@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from workbench.engine.loaded_model import BUNDLED_MODELS
+from workbench.engine.loaded_model import model_folder
 from workbench.errors import WorkbenchError
 from workbench.experiment.experiment import Experiment
 from workbench.experiment.variants import VariantResults, every_variant, settings_text
@@ -93,8 +93,8 @@ def _simulated(experiment: Experiment, folder: RunFolder) -> Record:
 
 def tokenizer_of(experiment: Experiment) -> Tokenizer | None:
     """Return the tokenizer of the model's folder; None for a named shape."""
-    place = BUNDLED_MODELS.get(experiment.model.name, Path(experiment.model.name))
-    return open_tokenizer(place) if place.exists() else None
+    place = model_folder(experiment.model.name)
+    return None if place is None else open_tokenizer(place)
 
 
 def _cache_figures(fleet: Fleet, simulation: dict[str, Any], summary: dict[str, Any]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ CALLS = (
     ("<minimax:tool_call>", "</minimax:tool_call>"), ("<|tool_call|>", "<|/tool_call|>"), ("<|tool_call|>", ""),
 )  # fmt: skip
 ARGUMENT_FIELDS = ("arguments", "parameters")
+BETWEEN_CALLS = " \t\r\n;,"  # that are JSON
 Channel = Literal["thought", "text", "call"]
 
 
@@ -78,11 +79,10 @@ class AnswerFormat:
         short_ids, is_bare = template.call_habits(name) if tools else (False, False)
         return cls(thought, call, tools, is_bare, short_ids)
 
-    def read_calls(self, text: str) -> list[ToolCall]:
-        """Return the calls in the text of one; those that are written bare name a tool that may be called."""
-        found = parse_calls(text, self.tools)
-        known = {tool.name for tool in self.tools}
-        return found if not self.is_bare or all(call.name in known for call in found) else []
+    def read_calls(self, text: str) -> tuple[list[ToolCall], str]:
+        """Return the calls with which the text of one begins, and the rest; calls that are written bare name a tool
+        that may be called."""
+        return split_calls(text, self.tools, self.is_bare)
 
     def ends_in_thought(self, prompt_ids: Sequence[int]) -> bool:
         """Return whether a prompt opens the thought of the answer itself."""
@@ -146,9 +146,9 @@ class AnswerParser:
         rest: list[str] = []
         calls: list[ToolCall] = []
         for channel, _, text in joined[first_call:]:
-            found = self._format.read_calls(text) if channel == "call" else []
+            found, text = self._format.read_calls(text) if channel == "call" else ([], text)
             calls += found
-            rest += [text] * (not found and bool(text.strip()) and channel != "thought")
+            rest += [text] * (bool(text.strip()) and channel != "thought")
         if calls and self._format.call is not None and self._format.call[1] is not None:
             content = content.removesuffix("\n")  # between a text and a call
         return AssistantTurn(
@@ -206,31 +206,47 @@ def parse_answer(
 
 
 def parse_calls(text: str, tools: Sequence[Tool] = ()) -> list[ToolCall]:
-    """Return the calls in the JSON of objects with a name, or of a list of them, or as `read_calls` reads them; none
-    where it is something else."""
+    """Return the calls with which a text begins."""
+    return split_calls(text, tools)[0]
+
+
+def split_calls(text: str, tools: Sequence[Tool] = (), is_bare: bool = False) -> tuple[list[ToolCall], str]:
+    """Return the calls with which a text begins, and the rest of it: JSON objects with a name in a row, or a list of
+    them, or what `read_calls` reads. A call ends where its JSON ends. `is_bare`: each names one of the tools."""
+    known = {tool.name for tool in tools}
     if text.lstrip()[:1] not in ("{", "["):
-        return read_calls(text, tools)
-    try:
-        calls = _json_values(text)
-    except (ValueError, RecursionError):
-        found = parse_partial_json(text)
-        name = found.get("name") if isinstance(found, dict) else None
-        return [ToolCall.parse(name, text)] if isinstance(name, str) and name else []
-    if not all(isinstance(each, dict) and isinstance(each.get("name"), str) for each in calls):
-        return []
-    if any(map(is_too_deep, map(_arguments, calls))):
-        return [ToolCall(name=calls[0]["name"], arguments={UNPARSED: text})]
-    return [ToolCall.parse(each["name"], _arguments(each)) for each in calls]
+        found = read_calls(text, tools)
+        is_call = bool(found) and not (is_bare and any(call.name not in known for call in found))
+        return (found, "") if is_call else ([], text)
+
+    def named(value: Any) -> Any:
+        """Return the call that a value is, within the `{"type": "function", "function": {...}}` of APIs too."""
+        inner = value.get("function") if isinstance(value, dict) and "name" not in value else None
+        value = inner if isinstance(inner, dict) and inner.get("name") in known else value
+        name = value.get("name") if isinstance(value, dict) else None
+        return value if isinstance(name, str) and (name in known or not is_bare) else None
+
+    found, place = list[ToolCall](), 0
+    while text[place:].lstrip(BETWEEN_CALLS)[:1] == "{" or not place:
+        begin = len(text) - len(text[place:].lstrip(BETWEEN_CALLS))
+        try:
+            value, end = json.JSONDecoder().raw_decode(text, begin)
+            values = [named(each) for each in (value if isinstance(value, list) else [value])]
+            made = [_call(each, text[begin:end]) for each in values] if all(values) else []
+        except (ValueError, RecursionError):
+            cut, end = named(parse_partial_json(text[begin:])), len(text)
+            made = [ToolCall.parse(cut["name"], text[begin:])] if cut and cut["name"] else []
+        if not made:
+            break
+        found, place = found + made, end
+    return found, text[place:] if text[place:].strip(BETWEEN_CALLS) else ""
 
 
-def _json_values(text: str) -> list[Any]:
-    """Return the values of a JSON list, or those that stand in a row (ValueError for what is neither)."""
-    found, place = [], 0
-    while place < len(text):
-        value, place = json.JSONDecoder().raw_decode(text, len(text) - len(text[place:].lstrip(" \t\r\n;,")))
-        found.append(value)
-        place += len(text[place:]) - len(text[place:].lstrip())
-    return found[0] if len(found) == 1 and isinstance(found[0], list) else found
+def _call(value: dict[str, Any], text: str) -> ToolCall:
+    arguments = _arguments(value)
+    if is_too_deep(arguments):
+        return ToolCall(name=value["name"], arguments={UNPARSED: text})
+    return ToolCall.parse(value["name"], arguments)
 
 
 def _arguments(call: dict[str, Any]) -> Any:

@@ -5,7 +5,8 @@
     f\n<arg_key>x</arg_key>\n<arg_value>1</arg_value>                          GLM 4.5 and later
     f{"x": 1}                                                                  Mistral from its eleventh tokenizer on
 
-Values in tags are texts as they stand, and other values as JSON: the tool's schema says which of them one is.
+Values in tags are texts as they stand, and other values as JSON: the tool's schema says which of them one is. Where
+a model forgets `</parameter>`, the next argument or the call's end ends a value, as in vLLM's reader.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from workbench.prompt.turns import UNPARSED, ToolCall
 
 _CALLS = (  # name, body; and its arguments: name, value
     (re.compile(r"\s*<function=([^>\n]+)>(.*?)</function>\s*(?=<function=|\Z)", re.DOTALL),
-     re.compile(r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>\s*(?=<parameter=|\Z)", re.DOTALL)),
+     re.compile(r"\s*<parameter=([^>\n]+)>\n?(?:((?:(?!</parameter>).)*?)\s*(?=<parameter=|\Z)"
+                r"|(.*?)\n?</parameter>\s*(?=<parameter=|\Z))", re.DOTALL)),
     (re.compile(r'\s*<invoke name="([^"\n]+)">(.*?)</invoke>\s*(?=<invoke |\Z)', re.DOTALL),
      re.compile(r'\s*<parameter name="([^"\n]+)">(.*?)</parameter>\s*(?=<parameter |\Z)', re.DOTALL)),
     (re.compile(r"\s*([^\s<>{}]+)\s*(<arg_key>.*</arg_value>)\s*\Z", re.DOTALL),
@@ -52,9 +54,9 @@ def kinds_of(schema: Any, root: Any) -> set[str]:
         if not isinstance(each, dict) or id(each) in seen:
             continue
         seen.add(id(each))
-        given = each.get("type", [])
-        kinds = {given} if isinstance(given, str) else {kind for kind in given if isinstance(kind, str)}
-        values = [*each.get("enum", ()), *([each["const"]] if "const" in each else [])]
+        given, listed = each.get("type"), each.get("enum")
+        kinds = {kind for kind in (given if isinstance(given, list) else [given]) if isinstance(kind, str)}
+        values = [*(listed if isinstance(listed, list) else ()), *([each["const"]] if "const" in each else [])]
         found |= kinds or {_kind(value) for value in values}
         is_nullable |= each.get("nullable") is True
         waiting += _branches(each, root)
@@ -75,11 +77,13 @@ def flat_schemas(
     required = schema.get("required")
     names = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
     is_closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
-    own = {"properties": schema.get("properties") or {}, "required": names}
+    listed = schema.get("properties")
+    own = {"properties": listed if isinstance(listed, dict) else {}, "required": names}
     found = [own | ({"additionalProperties": False} if is_closed else {})]
     groups = [[each] for each in _branches({**schema, "anyOf": [], "oneOf": []}, root)]
     for branches in (*groups, schema.get("anyOf"), schema.get("oneOf")):
-        inner = [flat for each in branches or () for flat in flat_schemas(each, root, depth + 1, known)]
+        listed = branches if isinstance(branches, list) else ()
+        inner = [flat for each in listed for flat in flat_schemas(each, root, depth + 1, known)]
         if inner and len(found) * len(inner) <= MAX_FLAT:
             found = [_joined(one, other) for one in found for other in inner]
     known[id(schema)] = found
@@ -93,7 +97,7 @@ def _joined(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 
 def _branches(schema: dict[str, Any], root: Any) -> Iterator[Any]:
     for key in ("anyOf", "oneOf", "allOf"):
-        yield from schema.get(key) or ()
+        yield from value if isinstance(value := schema.get(key), list) else ()
     reference = schema.get("$ref")
     if isinstance(reference, str) and reference.startswith("#"):
         yield follow(root, reference)[0]
@@ -103,7 +107,7 @@ def _matches(pattern: re.Pattern[str], text: str) -> Iterator[tuple[str, str]]:
     """Yield the groups of matches that follow one another to the end of a text; nothing where they do not."""
     found, place = [], 0
     while match := pattern.match(text, place):
-        found.append((match[1], match[2]))
+        found.append((match[1], match[match.lastindex or 0]))
         place = match.end()
     if place == len(text):
         yield from found

@@ -27,6 +27,7 @@ from workbench.sampling.json_schema import (
     check_keywords,
     describe_path,
     locate_fault,
+    name_keyword,
     subschemas,
 )
 from workbench.sampling.json_text import DigitMasks
@@ -173,7 +174,8 @@ class GrammarVocabulary:
                 source = lark_of(wanted.model_copy(update={"json_schema": schema}))
                 return error_sentence(LLMatcher(self.over_symbols, source, log_level=0, limits=LIMITS).get_error())
 
-            where = describe_path(locate_fault(wanted.json_schema, error_sentence(error), compile_error))
+            path = locate_fault(wanted.json_schema, error_sentence(error), compile_error)
+            return f"{describe_path(path)}: {name_keyword(wanted.json_schema, path, error_sentence(error))}"
         return f"{where}: {error_sentence(error)}"
 
 

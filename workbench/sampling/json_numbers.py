@@ -54,9 +54,9 @@ def carry_out_bounds(schema: dict[str, Any]) -> None:
             continue
         del schema[key]
         name, tighter = ("minimum", max) if key in LOWER_BOUNDS else ("maximum", min)  # within an exclusive bound
-        schema[name] = tighter(nearest, schema[name]) if _is_number(schema.get(name)) else nearest
+        schema[name] = tighter(nearest, schema[name]) if is_number(schema.get(name)) else nearest
     for key in COUNTS:
-        if _is_number(schema.get(key)):
+        if is_number(schema.get(key)):
             schema[key] = min(schema[key], INT32_MAX)
 
 
@@ -100,12 +100,12 @@ def _is_integer(schema: dict[str, Any]) -> bool:
     return kind == "integer" or (isinstance(kind, list) and "integer" in kind and "number" not in kind)
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _bounds(schema: dict[str, Any]) -> list[tuple[str, float]]:
-    return [(key, schema[key]) for key in BOUNDS if _is_number(schema.get(key))]
+    return [(key, schema[key]) for key in BOUNDS if is_number(schema.get(key))]
 
 
 def _values(schema: dict[str, Any]) -> Iterator[tuple[str, float]]:
@@ -113,7 +113,7 @@ def _values(schema: dict[str, Any]) -> Iterator[tuple[str, float]]:
     waiting = [(key, schema[key]) for key in ("const", "enum") if key in schema]
     while waiting:
         path, value = waiting.pop()
-        if _is_number(value):
+        if is_number(value):
             yield path, value
         elif isinstance(value, dict):
             waiting += ((f"{path}.{name}", each) for name, each in value.items())

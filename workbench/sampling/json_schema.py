@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import copy
 import json
-import re
 from collections.abc import Callable, Collection, Iterator
+from functools import lru_cache
 from typing import Any
+
+from llguidance import LLMatcher
 
 from workbench.errors import WorkbenchError
 from workbench.prompt.tools import follow
 from workbench.sampling.json_dates import carry_out_dates
-from workbench.sampling.json_numbers import carry_out_bounds, number_faults, with_integers
+from workbench.sampling.json_numbers import BOUNDS, COUNTS, carry_out_bounds, is_number, number_faults, with_integers
 
 CARRIED_OUT = frozenset(
     (
@@ -35,7 +37,7 @@ NOT_CARRIED_OUT: dict[str, tuple[Any, ...]] = {  # keywords that constrain, with
 FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 NULLABLE = "nullable"
 SPELLINGS = {key.lower(): key for key in (*CARRIED_OUT, *NOT_CARRIED_OUT, NULLABLE)}
-LOOKS_AROUND = re.compile(r"\(\?<?[=!]|\\[1-9kbBc]|\[\^?\]")  # references back and JavaScript's own too
+TYPES = ("string", "number", "integer", "boolean", "null", "array", "object")
 BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 IN_LISTS = ("anyOf", "allOf", "oneOf", "prefixItems")
 ALONE = ("items", "additionalItems", "additionalProperties")
@@ -59,36 +61,60 @@ def check_keywords(schema: Any) -> None:
 def widen(schema: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return a copy of a schema without what is not carried out, and what that is, with the paths.
 
-    It admits every instance of the schema, and more. A `oneOf` becomes an `anyOf`.
-
-    Raises:
-        WorkbenchError: where a schema is none.
+    It admits every instance of the schema, and more. A `oneOf` becomes an `anyOf`; what is no schema, all.
     """
     schema = copy.deepcopy(schema)
     places, left = {path for path, _ in subschemas(schema)}, []
     for path, each in subschemas(schema):
+        if isinstance(each, bool):
+            continue
+        if not isinstance(each, dict):
+            left += [words for _, words in _faults(schema, each, path, places)]
+            _at(schema, path[:-1])[path[-1]] = {}
+            continue
+        where = describe_path(path)
+        for key in [key for key, value in each.items() if not _is_shaped(key, value)]:
+            left.append(f"{where}.{key}: {str(each.pop(key))[:60]!r} is no value of it")
         for keys, words in list(_faults(schema, each, path, places)):
-            if not keys:
-                raise WorkbenchError(words)
             left.append(words)
             for key in keys:
                 each.pop(key, None)
-        if isinstance(each, dict) and isinstance(pattern := each.get("pattern"), str) and _looks_around(pattern):
-            left.append(f"{describe_path(path)}: the pattern {each.pop('pattern')[:60]!r} is not carried out")
-        patterns = each.get("patternProperties") if isinstance(each, dict) else None
-        if isinstance(patterns, dict) and (len(patterns) > 1 or any(map(_looks_around, patterns))):
-            left.append(f"{describe_path(path)}: patternProperties {', '.join(patterns)[:60]!r} are not carried out")
+        if not _is_read(each.get("pattern", "")):
+            left.append(f"{where}: the pattern {each.pop('pattern')[:60]!r} is not carried out")
+        patterns = each.get("patternProperties", ())
+        if len(patterns) > 1 or not all(map(_is_read, patterns)):
+            left.append(f"{where}: patternProperties {', '.join(patterns)[:60]!r} are not carried out")
             for key in ("patternProperties", "additionalProperties"):
                 each.pop(key, None)
-        if isinstance(each, dict) and isinstance(each.get("oneOf"), list):
+        if "oneOf" in each:
             choice = {"anyOf": each.pop("oneOf")}
             each.update({"allOf": [*each.get("allOf", ()), choice]} if "anyOf" in each else choice)
     return schema, left
 
 
-def _looks_around(pattern: str) -> bool:
-    """Return whether a pattern has what the compiler does not read: it looks around or back, or is JavaScript's own."""
-    return LOOKS_AROUND.search(re.sub(r"\\[^1-9kbBc]", "", pattern)) is not None
+@lru_cache(4096)
+def _is_read(pattern: str) -> bool:
+    """Return whether the compiler reads a pattern: it has no look-around, no references back, nothing of JavaScript's
+    own."""
+    schema = json.dumps({"type": "string", "pattern": pattern})
+    return not pattern or not LLMatcher.validate_grammar(f"start: %json {schema}")
+
+
+def _is_shaped(key: str, value: Any) -> bool:
+    """Return whether a keyword that is carried out has a value as JSON Schema has it; a subschema is not looked at."""
+    if key == "type":
+        return all(each in TYPES for each in (value if isinstance(value, list) else [value]))
+    if key in BY_NAME:
+        return isinstance(value, dict)
+    if key in (*IN_LISTS, "enum"):
+        return isinstance(value, list)
+    if key == "required":
+        return isinstance(value, list) and all(isinstance(each, str) for each in value)
+    if key in ("pattern", "format"):
+        return isinstance(value, str)
+    if key in COUNTS or key.replace("min", "max") in COUNTS:
+        return is_number(value) and value >= 0 and value == int(value)
+    return key not in (*BOUNDS, "multipleOf") or (is_number(value) and (key != "multipleOf" or value > 0))
 
 
 def _faults(schema: Any, each: Any, path: Path, places: Collection[Path]) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -218,6 +244,24 @@ def locate_fault(schema: Any, error: str, compile_error: Callable[[Any], str]) -
         if path[: len(found)] == found and len(path) > len(found) and compile_error(_alone(schema, path)) == error:
             found = path
     return found
+
+
+def name_keyword(schema: Any, path: Path, words: str) -> str:
+    """Return the compiler's words on the subschema at a path, with the keyword that they are about."""
+    each = _at(schema, path)
+    if words.startswith("oneOf "):
+        return (
+            "the keyword 'oneOf' is not carried out where its branches overlap; tell them apart by a type or a const, "
+            "or use anyOf"
+        )
+    if "regex" in words and isinstance(each, dict):
+        for key in ("pattern", "patternProperties"):
+            patterns = each.get(key, ())
+            for pattern in (patterns,) if isinstance(patterns, str) else patterns:
+                if not _is_read(pattern):
+                    reason = words.rpartition("error: ")[2]
+                    return f"the keyword {key!r} is not carried out as {pattern[:60]!r}: {reason}"
+    return words
 
 
 def _alone(schema: Any, path: Path) -> Any:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Mapping
-from functools import cache
 
 from workbench.errors import WorkbenchError
+from workbench.files import without_own_paths
 
 # HTTP status by kind. The names are Anthropic's, OpenAI's are made of them in its dialect.
 ENGINE_FAILED = "the engine failed; the server's log has the reason"
@@ -29,18 +27,6 @@ STATUS = {
 }
 
 
-@cache
-def _absolute_path() -> re.Pattern[str]:
-    """Return the pattern of an absolute path below one of this machine's top folders; not that of a route."""
-    tops = "|".join(re.escape(each) for each in sorted(os.listdir("/"), key=len, reverse=True))
-    return re.compile(rf"(?:(?<![\w./-])|(?<=file://))/(?:{tops})/(?:[^/\n:;,'\"]+/)*(?P<name>[^\s/:;,'\"()]*)")
-
-
-def without_paths(words: str) -> str:
-    """Return a text for a client: of a path of this machine only the last name stays."""
-    return _absolute_path().sub(lambda path: path["name"], words) if "/" in words else words
-
-
 class ApiError(WorkbenchError):
     """An error that a client is to see.
 
@@ -57,7 +43,7 @@ class ApiError(WorkbenchError):
         self, kind: str, message: str, param: str = "", code: str = "", headers: Mapping[str, str] | None = None,
         detail: str = "",
     ):  # fmt: skip
-        message = without_paths(message)
+        message = without_own_paths(message)
         super().__init__(message)
         self.kind, self.message, self.param, self.code = kind, message, param, code
         self.headers, self.detail = dict(headers or {}), detail

@@ -185,7 +185,7 @@ def parse_server_settings(values: Mapping[str, Any]) -> ServerSettings:
 def served_name_of(runner: Runner | Cluster) -> str:
     """Return the name under which a runner's model is served unless one is given: that of its folder or file."""
     name = runner.config.model.name if runner.is_from_config else runner.model.spec.name
-    return Path(name).stem if "/" in name or "\\" in name else name
+    return Path(name).name.removesuffix(".gguf") if "/" in name or "\\" in name else name
 
 
 def _listen(settings: ServerSettings) -> socket.socket:

@@ -22,7 +22,7 @@ def flush_all() -> None:
 class Throttle:
     """Throttle of `draw`: called soon after `mark`, in a thread of its own, at most ten times a second.
 
-    The last mark is always drawn. `flush` draws here and now; marks after `stop` do nothing.
+    The last mark is always drawn. `flush` draws here and now; after `stop` neither does anything.
     """
 
     def __init__(self, draw: Callable[[], None], seconds: float = MIN_REDRAW_INTERVAL_SECONDS):
@@ -55,6 +55,8 @@ class Throttle:
     def flush(self) -> None:
         """Draw what is marked last, here and now."""
         with self._state:
+            if self._stopped:
+                return
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from uuid import uuid4
 
 import anywidget
@@ -63,6 +63,8 @@ class PictureWidget(ipywidgets.VBox):
     A picture that asks for `width` is drawn again when the room for it changes; others shrink.
     """
 
+    engine_fields: ClassVar[tuple[str, ...]] = ()  # attributes that reach an engine; None in a view that is closed
+    _leave: Callable[[], object] | None = None  # ends what the view hears of an engine
     _asked_for_width = False
 
     def __init__(self, **traits: Any):
@@ -105,18 +107,24 @@ class PictureWidget(ipywidgets.VBox):
         JupyterLab then makes the view anew: while the keyboard is in one of its fields or sliders, it is postponed.
         """
         self._keep_pending = self.shown.typing
-        if self._displayed and not self._keep_pending:
+        if self._displayed and not self._keep_pending and self.comm is not None:
             _publish(self._bundle(), self._display_id, update=True)
 
     def close(self) -> None:
-        """Close the widget with its controls and end its work."""
+        """Close the widget with its controls, end its work, and let go of its engine."""
         note_closed(self)
+        if self._leave is not None:
+            self._leave()
         if hasattr(self, "throttle"):  # one that was refused at birth has none, and is closed all the same
             self.throttle.stop()
         for child in (*self.children, *([self.shown] if hasattr(self, "shown") else [])):
             close_tree(child)
         self.layout.close()
         super().close()
+        if hasattr(self, "throttle"):
+            self.throttle.flush_pending()  # a redraw under way needs the engine
+        for name in ("_leave", *self.engine_fields):
+            setattr(self, name, None)
 
     def __del__(self) -> None:
         if self.comm is not None:  # ipywidgets would close it again, in whichever thread frees it

@@ -143,3 +143,13 @@ def test_tokens_that_are_parts_of_characters_have_names_of_their_own() -> None:
         call, pieces = pieces_of(tokenizer, "a", [half], as_ids=as_ids)
         found = choice_of(tokenizer, call, pieces)["logprobs"]
         assert found["tokens"] == [name] and found["top_logprobs"][0][name] == -0.5
+
+
+def test_tokens_behind_a_stop_have_its_place_in_a_stream_too() -> None:
+    """Bytes that are no character are shown one by one, so a chunk has gone out before the stop string is whole."""
+    tokenizer = samples.byte_level()
+    ids = {tokenizer.token_bytes(id): id for id in range(tokenizer.vocab_size)}
+    answer = [ids[bytes([byte])] for byte in (0x9B, 0x81, 0xD4, 0xE2, 0x4A)]
+    for stop, offsets in (("?J", [0, 1, 2, 3, 3]), ("??J", [0, 1, 2, 2, 2]), ("??K", [0, 1, 2, 3, 4])):
+        call, pieces = pieces_of(tokenizer, "a", answer, stop=(stop.replace("?", "\ufffd"),))
+        assert choice_of(tokenizer, call, pieces)["logprobs"]["text_offset"] == offsets

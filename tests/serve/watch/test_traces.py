@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,15 +30,18 @@ def trace(number: int, events: int) -> CallTrace:
     return made
 
 
-def test_a_death_and_a_handover_are_decisions_of_a_trace() -> None:
+def test_a_death_and_a_handover_are_decisions_of_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     found = trace(0, 0)
     found.keep([
         HandedOver(1.0, "r", replica=2, source=1, pages=5),
-        Moved(2.0, "r", replica=1, source=2, reason="its process ended: /tmp/a/x.py failed", generated_tokens=3),
+        Moved(2.0, "r", replica=1, source=2, reason=f"its process ended: {__file__} failed", generated_tokens=3),
     ])  # fmt: skip
+    monkeypatch.chdir(Path(__file__).parent)
+    (_, shown) = found.as_json(Caller(""))["decisions"]
+    assert shown["reason"] == "its process ended"  # in the words of the process it is for administrators
     handed, moved = found.as_json(ADMINISTRATOR)["decisions"]
     assert (handed["action"], handed["source"], handed["replica"]) == ("handed_over", 1, 2)
-    assert handed["reason"] == "5 pages" and moved["reason"] == "its process ended: x.py failed"
+    assert handed["reason"] == "5 pages" and moved["reason"] == "its process ended: test_traces.py failed"
     assert (moved["action"], moved["source"], moved["generated_tokens"]) == ("moved", 2, 3)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 
-from workbench.prompt.answers import ARGUMENT_FIELDS, AnswerFormat
+from workbench.prompt.answers import ARGUMENT_FIELDS, BETWEEN_CALLS, AnswerFormat
+from workbench.prompt.turns import ToolCall
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,8 @@ class ToolCallText:
     """The text of one or several calls, `{"name": "f", "arguments": {...}}` or a list of these.
 
     What comes before a name is held back: a text that has none is no call, and one that is written in another way is
-    read at its end. `first` is the index of its first call, `format` that of the answer.
+    read at its end, as is what stands behind the calls. `first` is the index of its first call, `format` that of the
+    answer.
     """
 
     first: int = 0
@@ -40,6 +42,8 @@ class ToolCallText:
     _value_start: int | None = None  # of the value that is being read, at the depth of a call's keys
     _shown: int = 0  # up to here the arguments were given out
     _is_open: bool = False
+    _end: int = 0  # of the calls that were read
+    _is_over: bool = False  # what follows is no call that is read while it comes
     _has_arguments: bool = False
     _late: list[str] = field(default_factory=list)  # arguments that came before the name
 
@@ -49,27 +53,28 @@ class ToolCallText:
         found: list[CallText] = []
         if self.text.lstrip()[:1] not in ("{", "["):
             return found
-        while self._place < len(self.text):
+        while self._place < len(self.text) and not self._is_over:
             self._read(self.text[self._place], self._place, found)
             self._place += 1
         self._show_arguments(len(self.text), found)
         return found
 
     def finish(self) -> tuple[list[CallText], str]:
-        """Return the rest of the calls, and the text where it was no call."""
-        if not self.num_calls:
-            calls = self.format.read_calls(self.text)
-            self.num_calls = len(calls)
+        """Return the rest of the calls, and the text that is none."""
+        if not self._is_open:
+            rest, first = self.text[self._end :].lstrip(BETWEEN_CALLS), self.first + self.num_calls
+            calls: list[ToolCall] = []
+            if not self.num_calls or rest.startswith("{"):
+                calls, rest = self.format.read_calls(rest)
+            self.num_calls += len(calls)
             return [
                 part
-                for place, call in enumerate(calls, self.first)
+                for place, call in enumerate(calls, first)
                 for part in (CallText(place, call.name), CallText(place, "", json.dumps(call.arguments)))
-            ], ("" if calls else self.text)
-        found: list[CallText] = []
-        if self._is_open and not self._has_arguments:
-            found.append(CallText(self._index, "", "{}"))
-            self._is_open = False
-        return found, ""
+            ], rest
+        parts = [] if self._has_arguments else [CallText(self._index, "", "{}")]
+        self._is_open = False
+        return parts, ""
 
     @property
     def _index(self) -> int:
@@ -82,8 +87,10 @@ class ToolCallText:
             elif letter == '"':
                 self._end_string(place, found)
             return
-        if not self._depth and letter == "[":
+        if not self._depth and letter == "[" and not self.num_calls:
             self._depth, self._call_depth = 1, 2
+        elif not self._depth and letter != "{":
+            self._is_over = letter not in BETWEEN_CALLS
         elif letter == '"':
             self._begin_value(place)
             self._string_start = place
@@ -97,7 +104,9 @@ class ToolCallText:
                 self._end_value(place + 1, found)
             elif self._depth == self._call_depth - 1 and letter == "}":
                 self._end_value(place, found)
-                self._end_call(found)
+                self._end_call(place + 1, found)
+            if not self._depth and self._call_depth == 2:  # of the list
+                self._is_over, self._end = True, place + 1 if self.num_calls else 0
         elif letter == "," and self._depth == self._call_depth:
             self._end_value(place, found)
             self._is_key = True
@@ -147,9 +156,10 @@ class ToolCallText:
             found.append(CallText(self._index, "", _string(raw) if raw.startswith('"') else raw))
         self._late.clear()
 
-    def _end_call(self, found: list[CallText]) -> None:
+    def _end_call(self, end: int, found: list[CallText]) -> None:
         if self._is_open and not self._has_arguments:
             found.append(CallText(self._index, "", "{}"))
+        self._is_over, self._end = not self._is_open, end if self._is_open else self._end
         self._is_open = self._has_arguments = False
         self._key, self._late = "", []
 

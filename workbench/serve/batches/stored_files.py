@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import cannot_write
-from workbench.files import UnreadableText, read_json_file, write_atomically
+from workbench.files import UnreadableText, note_own, read_json_file, write_atomically
 from workbench.serve.errors import ApiError
 
 MAX_FILES = 256  # of a tenant, that are shown
@@ -78,7 +78,7 @@ class FileStore:
         clock: Callable[[], float] = time.time,
     ):
         self._temporary = tempfile.TemporaryDirectory(prefix="workbench-files-") if folder is None else None
-        self.folder = Path(self._temporary.name) if self._temporary is not None else Path(folder or "")
+        self.folder = note_own(Path(self._temporary.name) if self._temporary is not None else Path(folder or ""))
         self._max_files, self._max_tenant_bytes, self._max_bytes = max_files, max_tenant_bytes, max_bytes
         self._clock, self._lock = clock, threading.Lock()
         self.num_bytes = 0

@@ -7,9 +7,9 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from workbench.files import without_own_paths
 from workbench.request import FinishReason
 from workbench.serve.call import ADMIN, Call, Caller
-from workbench.serve.errors import without_paths
 from workbench.serve.gate import Outcome
 from workbench.serve.served_model import PreparedPrompt
 from workbench.settings import non_default_settings
@@ -114,7 +114,7 @@ class CallTrace:
             "text_withheld": not has_text,
             "choices": self._choices(has_text, is_admin),
             "decisions": [
-                self._decision(each) for each in self.events
+                self._decision(each, is_admin) for each in self.events
                 if isinstance(each, Scheduled | Preempted | Prefilled | Routed | Moved | HandedOver)
             ],
             "steps": [self._step(each) for each in self.of_kind(Stepped)],
@@ -123,12 +123,16 @@ class CallTrace:
             "failure": self.failure if is_admin else "",
         }  # fmt: skip
 
-    def _decision(self, event: Scheduled | Preempted | Prefilled | Routed | Moved | HandedOver) -> dict[str, Any]:
-        """Return a decision with its reason; of a prefill chunk that is its tokens, of a handover its pages."""
+    def _decision(
+        self, event: Scheduled | Preempted | Prefilled | Routed | Moved | HandedOver, is_admin: bool
+    ) -> dict[str, Any]:
+        """Return a decision with its reason; of a prefill chunk that is its tokens, of a handover its pages. How a
+        process ended, in its own words, is no client's."""
         if isinstance(event, HandedOver):
             reason = f"{event.pages} pages"
         else:
-            reason = f"{event.tokens} tokens" if isinstance(event, Prefilled) else without_paths(event.reason)
+            reason = f"{event.tokens} tokens" if isinstance(event, Prefilled) else without_own_paths(event.reason)
+            reason = reason.partition(":")[0] if isinstance(event, Moved) and not is_admin else reason
         found = {
             "time": event.time - self.began, "step": getattr(event, "step", 0),
             "action": getattr(event, "action", event.kind), "reason": reason, "request": event.request_id,
@@ -227,7 +231,7 @@ class TraceStore:
 
 
 def _finished(end: Finished, is_admin: bool) -> dict[str, Any]:
-    error = without_paths(end.error) if is_admin or end.reason == FinishReason.REFUSED else ""
+    error = without_own_paths(end.error) if is_admin or end.reason == FinishReason.REFUSED else ""
     return {
         "reason": end.reason, "ended_by": end.ended_by, "error": error, "completion_tokens": len(end.token_ids),
         "cached_tokens": end.cached_tokens, "computed_tokens": end.computed_tokens,
@@ -256,4 +260,4 @@ def _plain(value: Any) -> Any:
         return [_plain(each) for each in value]
     if isinstance(value, Iterable) and not isinstance(value, str):
         return str(value)
-    return value if value is None or isinstance(value, int | float | bool) else without_paths(str(value))
+    return value if value is None or isinstance(value, int | float | bool) else without_own_paths(str(value))

@@ -229,6 +229,9 @@ def token_label(token: bytes) -> str:
     return "".join({" ": "·", "\n": "⏎", "\t": "⇥"}.get(c, c if c.isprintable() else "�") for c in text)
 
 
+NO_TILES = TilePyramid(0, 0, lambda begin, end: np.zeros((end - begin, 0), np.uint8))
+
+
 class HeatMap(anywidget.AnyWidget):
     """Heat map of `tiles`, moved and zoomed with mouse and keyboard.
 
@@ -258,7 +261,7 @@ class HeatMap(anywidget.AnyWidget):
 
     def __init__(self, tell: Callable[[int, int], str] = "row {}, column {}".format, **traits: Any):
         super().__init__(colours=pixels.palette(), **traits)
-        self.tiles = TilePyramid(0, 0, lambda begin, end: np.zeros((end - begin, 0), np.uint8))
+        self.tiles = NO_TILES
         self.describe = tell
         self.on_msg(self._on_message)
         self.observe(self._update_caption, ["pointed"])

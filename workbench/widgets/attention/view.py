@@ -22,7 +22,7 @@ from workbench.widgets.attention.data import (
     TilePyramid,
     source_of_inspection,
 )
-from workbench.widgets.attention.picture import HeatMap, MapLabels, token_label
+from workbench.widgets.attention.picture import NO_TILES, HeatMap, MapLabels, token_label
 from workbench.widgets.view import PictureWidget
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class AttentionView(PictureWidget):
     a query does not look at is hatched, windows and sinks are bounded by lines.
     """
 
+    engine_fields = ("_follow", "source", "_tokenizer", "_cells", "_tiles")
     layer = traitlets.Int(0)
     head = traitlets.Int(0)
     stacked = traitlets.Bool(False)
@@ -104,6 +105,7 @@ class AttentionView(PictureWidget):
         self.stop()
         self.map.close()
         super().close()
+        self.map.tiles = NO_TILES
 
     def redraw(self) -> None:
         """The heads as a picture, the large map by its tiles."""

@@ -43,6 +43,7 @@ class Chat(PictureWidget):
     and › go from branch to branch. `conversation` is that of the branch that is shown, `last` its last exchange.
     """
 
+    engine_fields = ("agent", "_answering")
     running = traitlets.Bool(False)
 
     _answering: BackgroundAnswer | None = None

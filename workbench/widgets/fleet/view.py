@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,6 @@ class FleetView(PictureWidget):
     chosen = traitlets.Unicode("")
     moment = traitlets.Float(0.0)
 
-    _leave: Callable[[], None] | None = None
     _was_busy = _closed = False
 
     def __init__(self, source: Any):
@@ -95,8 +93,6 @@ class FleetView(PictureWidget):
 
     def close(self) -> None:
         self._closed = True
-        if self._leave is not None:
-            self._leave()
         super().close()
 
     def _hear(self, event: Event) -> None:

@@ -56,6 +56,7 @@ class LiveBench(TimeNavigation):
     A `runner` that is given stays open, and everything that it does is shown.
     """
 
+    engine_fields = ("_live", "_runner", "_schedule", "_load")
     rate = traitlets.Float(0.0)
     long_share = traitlets.Float(0.1)
     shared_prefix = traitlets.Bool(False)

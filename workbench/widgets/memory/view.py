@@ -34,6 +34,7 @@ class MemoryCalculator(PictureWidget):
     `24GiB`. Raises WorkbenchError for a model that is not there and settings that are not known.
     """
 
+    engine_fields = ("runner",)
     model = traitlets.Unicode()
     context = traitlets.Int(1024, min=1)
     batch = traitlets.Int(1, min=1)
@@ -47,7 +48,7 @@ class MemoryCalculator(PictureWidget):
 
     def __init__(self, model: str | Path | ModelSpec | None = None, runner: Runner | None = None, **settings: Any):
         super().__init__()
-        self.runner, self._leave = runner, lambda: None
+        self.runner = runner
         self._given = None if isinstance(model, str | Path) else model
         if runner is not None:
             self._given = self._given or runner.model.spec
@@ -88,10 +89,6 @@ class MemoryCalculator(PictureWidget):
             self._spec, context=self.context, batch=self.batch, dtype=self.dtype, weights=self.weights, cache=cache,
             step_tokens=self.step_tokens, page_size=self.page_size,
         )  # fmt: skip
-
-    def close(self) -> None:
-        self._leave()
-        super().close()
 
     def picture(self) -> str:
         from workbench.kv_cache.format import FORMATS

@@ -44,6 +44,7 @@ class ModelGraph(PictureWidget):
     as the runner steps. `ceilings` are as in `Roofline`. Raises WorkbenchError for a step that the model cannot have.
     """
 
+    engine_fields = ("_runner",)
     kind: Any = traitlets.Enum(("prefill", "decode"), default_value="decode")
     tokens = traitlets.Int(1)
     functions = traitlets.Enum(FUNCTIONS, default_value=FUNCTIONS[0])
@@ -145,16 +146,6 @@ class ModelGraph(PictureWidget):
             if self.error:
                 raise WorkbenchError(self.error)
         return self
-
-    def close(self) -> None:
-        """Close the widget and let go of its runner."""
-        if hasattr(self, "_leave"):  # one that was refused at birth has none
-            self._leave()
-            self._leave = lambda: None
-        super().close()
-        if hasattr(self, "throttle"):
-            self.throttle.flush_pending()  # a redraw under way needs the runner
-        self._runner = None
 
     def _is_compiled(self) -> bool:
         """Return whether the drawn step is of compiled functions."""

@@ -30,8 +30,6 @@ class PageMap(PictureWidget):
     arranged = traitlets.Enum(LAYOUTS, LAYOUTS[0])
     chosen = traitlets.Unicode("")
 
-    _leave: Callable[[], None] | None = None
-
     def __init__(self, source: Any):
         super().__init__()
         self._log, self._leave = _open_log(source, self.throttle.mark)
@@ -77,11 +75,6 @@ class PageMap(PictureWidget):
         return draw_page_map(
             self._log.at(self.step), history, self._log.owner_numbers, self.arranged, self.chosen, note, self.width
         )
-
-    def close(self) -> None:
-        if self._leave is not None:
-            self._leave()
-        super().close()
 
     def _set_slider_range(self) -> None:
         """The controls go as far as there are snapshots; shown is the last one as long as `follow` is on."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from threading import RLock
 from typing import Any
 
@@ -37,6 +37,7 @@ class PromptView(PictureWidget):
     the answer, as in a request. `prompt` is the assembled prompt.
     """
 
+    engine_fields = ("_runner",)
     conversation = traitlets.Instance(Conversation)
     template = traitlets.Unicode()
     arguments = traitlets.Dict()
@@ -44,8 +45,6 @@ class PromptView(PictureWidget):
     chosen = traitlets.Int(-1)  # the segment whose tokens are shown
     opened = traitlets.Unicode()  # the group of segments that is open, or "cut"
     token_page = traitlets.Int(0)
-
-    _leave: Callable[[], None] | None = None
 
     def __init__(
         self,
@@ -122,11 +121,6 @@ class PromptView(PictureWidget):
             self._alert.value = error_markup(str(error))
         else:
             self._alert.value = ""
-
-    def close(self) -> None:
-        if self._leave is not None:
-            self._leave()
-        super().close()
 
     @property
     def _context(self) -> int:

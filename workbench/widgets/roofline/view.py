@@ -36,6 +36,7 @@ class Roofline(PictureWidget):
     Raises WorkbenchError for anything else as a source.
     """
 
+    engine_fields = ("runner",)
     ceilings = traitlets.Instance(Roofs, ())
     points = traitlets.Tuple()  # of the sources, but for what a runner adds
     chosen = traitlets.Int(None, allow_none=True)  # the place of a point
@@ -50,7 +51,6 @@ class Roofline(PictureWidget):
         self.runner: Any = runners[0] if runners else None
         self.points = tuple(p for source in sources if source is not self.runner for p in points_of(source))
         self._recent_steps: deque[Stepped] = deque(maxlen=MAX_STEPS)
-        self._leave = lambda: None
         self.ceilings = self._cached_ceilings() if ceilings is None else roofs_of(ceilings)
         if self.runner is not None:
             from workbench.engine.runner_thread import RunnerThread
@@ -108,10 +108,6 @@ class Roofline(PictureWidget):
         """The runner's steps until now are no points any more."""
         self._recent_steps.clear()
         self.throttle.mark()
-
-    def close(self) -> None:
-        self._leave()
-        super().close()
 
     def _on_event(self, event: Event) -> None:
         """In the thread that owns the runner: only kept here, drawn elsewhere."""

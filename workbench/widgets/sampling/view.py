@@ -41,6 +41,7 @@ class SamplingExplorer(PictureWidget):
     are those that requests with seeds `seed`, `seed + 1`, ... make at this position.
     """
 
+    engine_fields = ("_generation",)
     position = traitlets.Int(1)
     temperature = traitlets.Float(1.0)
     top_k = traitlets.Int(0)
@@ -108,6 +109,10 @@ class SamplingExplorer(PictureWidget):
         """End the generation; what there is of it can be looked at."""
         if self._generation is not None:
             self._generation.stop()
+
+    def close(self) -> None:
+        self.stop()
+        super().close()
 
     def wait(self, seconds: float | None = None) -> SamplingExplorer:
         """Until the text is there, or so many seconds."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,6 @@ class ServerView(PictureWidget):
     span = traitlets.Enum(tuple(SPANS), "60 s")
     chosen = traitlets.Unicode("")
 
-    _leave: Callable[[], None] | None = None
     _was_busy = _closed = False
 
     def __init__(self, source: Any):
@@ -79,8 +77,6 @@ class ServerView(PictureWidget):
 
     def close(self) -> None:
         self._closed = True
-        if self._leave is not None:
-            self._leave()
         super().close()
 
     def _pick(self, key: str) -> None:

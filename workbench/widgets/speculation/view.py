@@ -22,7 +22,7 @@ from workbench.widgets.speculation.data import (
 )
 from workbench.widgets.speculation.picture import STYLE, describe_verification, draw_charts, draw_table, draw_text
 from workbench.widgets.tokens.text import speller
-from workbench.widgets.view import PictureWidget
+from workbench.widgets.view import PictureWidget, close_tree
 
 
 class SpeculationView(PictureWidget):
@@ -37,6 +37,7 @@ class SpeculationView(PictureWidget):
     unless given), `rounds` how often both are timed (0: no plain run).
     """
 
+    engine_fields = ("_comparison",)
     check = traitlets.Int(0)
     sequence = traitlets.Unicode()
 
@@ -97,6 +98,12 @@ class SpeculationView(PictureWidget):
         if self._comparison is not None:
             self._comparison.stop()
 
+    def close(self) -> None:
+        self.stop()
+        if hasattr(self, "_who"):  # it is not always shown
+            close_tree(self._who)
+        super().close()
+
     def wait(self, seconds: float | None = None) -> SpeculationView:
         """Until all runs are over, or so many seconds."""
         if self._comparison is not None:
@@ -146,7 +153,8 @@ class SpeculationView(PictureWidget):
         self.throttle.mark()
 
     def _ended(self) -> None:
-        assert self._comparison is not None
+        if self._comparison is None:  # closed meanwhile
+            return
         both = self._comparison.events
         self._problem = both.problem
         self._over = True

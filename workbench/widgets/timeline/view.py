@@ -45,8 +45,6 @@ class Timeline(PictureWidget):
     follow = traitlets.Bool(True)
     chosen = traitlets.Int(-1)
 
-    _leave: Callable[[], None] | None = None
-
     def __init__(self, source: Any):
         super().__init__()
         self._drain_lock, self._reaching = RLock(), 0
@@ -91,11 +89,6 @@ class Timeline(PictureWidget):
         with self._drain_lock:
             low, high = self.window
             return draw_timeline(self.tracks, low, high, self.chosen, self.width)
-
-    def close(self) -> None:
-        if self._leave is not None:
-            self._leave()
-        super().close()
 
     def zoom(self, factor: float = 1.0, by: float = 0.0) -> None:
         """Scale the window by `factor` around its middle and move it by `by` windows."""

@@ -43,6 +43,7 @@ class TokenPath(PictureWidget):
     model, called one by one beside it, compiled or not; keys and values are in full precision.
     """
 
+    engine_fields = ("_found", "_tokenizer")
     section = traitlets.Enum([name for _, name in SECTIONS], default_value="path")
     step = traitlets.Int(0)
     position = traitlets.Int(0)
@@ -119,9 +120,6 @@ class TokenPath(PictureWidget):
         if hasattr(self, "_texts"):  # one that was refused has none
             self._texts.close()
         super().close()
-        if hasattr(self, "throttle"):
-            self.throttle.flush_pending()  # a redraw under way needs them
-        self._found, self._tokenizer = None, None
         self._of_position.clear()
 
     def redraw(self) -> None:

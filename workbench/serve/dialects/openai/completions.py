@@ -245,28 +245,31 @@ class _CompletionChoice:
             self._tokens = [(token, min(place, end)) for token, place in self._tokens]
 
     def take(self) -> dict[str, Any]:
-        """Return what came since the last time."""
+        """Return what came since the last time; a token as soon as its first character did, or the end."""
         text = self._echo() + "".join(self._texts)
-        ended = self._ended
+        ended, shown = self._ended, self._first + self._length
+        waits = [ended is None and self._places is not None and place >= shown for _, place in self._tokens]
+        count = waits.index(True) if True in waits else len(waits)
+        tokens, self._tokens = self._tokens[:count], self._tokens[count:]
         found: dict[str, Any] = {
-            "index": self.number, "text": text, "logprobs": self._logprobs(),
+            "index": self.number, "text": text, "logprobs": self._logprobs(tokens),
             "finish_reason": None if ended is None else FINISH_REASONS[ended.reason],
             "stop_reason": None if ended is None else ended.stop, **self._prompt,
         }  # fmt: skip
         if self._call.options.get("token_ids"):
             found["token_ids"] = list(self._ids)
-        self._texts, self._tokens, self._ids, self._prompt = [], [], [], {}
+        self._texts, self._ids, self._prompt = [], [], {}
         return found
 
-    def _logprobs(self) -> dict[str, Any] | None:
+    def _logprobs(self, tokens: list[tuple[TokenLogprob, int]]) -> dict[str, Any] | None:
         if self._call.sampling.logprobs is None:
             return None
         as_ids = bool(self._call.options.get("tokens_as_ids"))
         return {
-            "tokens": [token_name(self._model.tokenizer, each.token_id, as_ids) for each, _ in self._tokens],
-            "token_logprobs": [finite(each.logprob) for each, _ in self._tokens],
-            "top_logprobs": [self._top(each, as_ids) for each, _ in self._tokens],
-            "text_offset": [place for _, place in self._tokens],
+            "tokens": [token_name(self._model.tokenizer, each.token_id, as_ids) for each, _ in tokens],
+            "token_logprobs": [finite(each.logprob) for each, _ in tokens],
+            "top_logprobs": [self._top(each, as_ids) for each, _ in tokens],
+            "text_offset": [place for _, place in tokens],
         }
 
     def _top(self, token: TokenLogprob, as_ids: bool) -> dict[str, float | None] | None:

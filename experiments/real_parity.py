@@ -1,0 +1,168 @@
+"""Hold a file of pretrained weights to transformers: `python -m experiments.real_parity FILE.gguf [--backends ...]`.
+
+Transformers reads the same file, its weights dequantized by the package gguf, and computes one text in float32 and in
+float64. The text is this project's own guides in the model's own tokens, cut to each context length. The rule, written
+before the run: in every way and on every backend, in float32, no logit is further from transformers' in float64 than
+4 times the distance of transformers' own float32, plus 1e-6 of the largest logit. Four, as both round at different
+places in as many operations, and the largest of many errors spreads by about two.
+
+Token ids are compared on drawn texts with those of the model's vocabulary read by packages that are not ours: a
+tokenizer that transformers makes of the file.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from torch import Tensor
+
+from compiled_kernels import Backend
+from experiments.family_parity import errors_by_way, relative_error
+from workbench.check.transformers_model import load_theirs
+from workbench.display import Table
+from workbench.engine.loaded_model import describe_model
+from workbench.errors import WorkbenchError
+from workbench.machine.environment import environment
+from workbench.model.formats.gguf.file import GGUFFile
+from workbench.model.formats.open import open_checkpoint
+from workbench.model.formats.texts import open_tokenizer
+from workbench.model.hf.weights import read_weights, wanted_parameters
+from workbench.model.transformer import Transformer
+from workbench.runs.folder import write_dated_record
+
+FACTOR, ROUNDING = 4, 1e-6  # of the rule
+CONTEXTS = (1, 2, 47, 511, 512, 513, 1024, 4096)  # tokens; Gemma's windows hold 512
+DECODED = 3  # tokens of a text that come one by one
+SCRIPTS = ((0x20, 0x7E), (0xA0, 0x24F), (0x370, 0x5FF), (0x4E00, 0x4FFF), (0x1F300, 0x1F64F), (0x0, 0x1F))
+
+
+def step_lengths(length: int) -> list[int]:
+    """Return the tokens of each step: two chunks, the first one longer, then tokens one by one."""
+    decoded = min(DECODED, length - 1)
+    whole = length - decoded
+    chunks = [whole - whole // 3, whole // 3] if whole > 4 else [whole]
+    return [*chunks, *[1] * decoded]
+
+
+def guide_text() -> str:
+    folder = Path(__file__).resolve().parents[1] / "docs" / "guide"
+    return "\n".join(path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.md")))
+
+
+@torch.inference_mode()
+def rows_of(theirs: Any, ids: Tensor, ends: Tensor) -> Tensor:
+    """Return transformers' logits at the positions `ends` [ends, vocab]."""
+    return theirs(ids[None], use_cache=False, logits_to_keep=ends).logits[0]
+
+
+def compare(path: Path, backends: list[Backend], contexts: list[int]) -> Iterator[dict[str, Any]]:
+    """Yield a row for each context length and backend: errors in each way, and the bound that they are held to."""
+    spec, _ = describe_model(str(path))
+    checkpoint = open_checkpoint(path)
+    state = read_weights(checkpoint, spec, wanted_parameters(checkpoint, spec), torch.float32)
+    model = Transformer.from_state(spec, state)
+    tokenizer = open_tokenizer(path)
+    assert tokenizer is not None
+    ids = torch.tensor(tokenizer.encode(guide_text()))
+    texts_of, steps_of, their_rows = {}, {}, {}
+    theirs = load_theirs(path)
+    for dtype in (torch.float32, torch.float64):
+        theirs = theirs.to(dtype)
+        for length in contexts:
+            texts_of[length] = [ids[:length], ids[length : 2 * length]]
+            steps_of[length] = step_lengths(length)
+            ends = torch.tensor(steps_of[length]).cumsum(0) - 1
+            their_rows[length, dtype] = [rows_of(theirs, text, ends) for text in texts_of[length]]
+        print(f"transformers in {dtype}", file=sys.stderr, flush=True)
+    del theirs
+    for length in contexts:
+        exact = their_rows[length, torch.float64]
+        own = max(relative_error(*pair) for pair in zip(their_rows[length, torch.float32], exact, strict=True))
+        for backend in backends:
+            errors = errors_by_way(model, backend, texts_of[length], exact, steps_of[length])
+            yield {"context": length, "backend": str(backend), "errors": errors, "error_of_transformers": own,
+                   "bound": FACTOR * own + ROUNDING}  # fmt: skip
+            print(f"{length} tokens on {backend}", file=sys.stderr, flush=True)
+
+
+def drawn_text(generator: random.Random) -> str:
+    """Return some words of one or more scripts, with spaces, digits and line ends between them."""
+    words = []
+    for _ in range(generator.randint(1, 12)):
+        first, last = generator.choices(SCRIPTS, weights=(8, 2, 2, 1, 1, 1))[0]
+        words.append("".join(chr(generator.randint(first, last)) for _ in range(generator.randint(1, 8))))
+        words.append(generator.choice((" ", "  ", "\n", "", "\t", "12", "'s ")))
+    return "".join(words)
+
+
+def compare_token_ids(path: Path, num_texts: int) -> dict[str, Any]:
+    """Return how many drawn texts have other ids by the tokenizer that transformers makes of it, and the first."""
+    from tokenizers import pre_tokenizers
+    from transformers import AutoTokenizer
+
+    ours = open_tokenizer(path)
+    assert ours is not None
+    theirs = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
+    if GGUFFile(path).metadata.get("tokenizer.ggml.pre") == "smollm":
+        # Transformers reads each byte-level vocabulary as GPT-2's; SmolLM2's own tokenizer.json splits digits too.
+        split = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        theirs.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(split)
+    generator = random.Random(0)
+    differing = []
+    for _ in range(num_texts):
+        text = drawn_text(generator)
+        if list(ours.encode(text)) != theirs.encode(text, add_special_tokens=False):
+            differing.append(text)
+    return {"texts": num_texts, "differing": len(differing), "first": differing[:3]}
+
+
+def within(row: dict[str, Any]) -> bool:
+    return all(isinstance(error, str) or error <= row["bound"] for error in row["errors"].values())
+
+
+def main(
+    path: Annotated[Path, typer.Argument(help="a GGUF file")],
+    backends: Annotated[str, typer.Option(help="separated by commas")] = "eager,inductor,mlir",
+    contexts: Annotated[str, typer.Option(help="tokens of each text, separated by commas")] = ",".join(
+        map(str, CONTEXTS)
+    ),
+    texts: Annotated[int, typer.Option(help="drawn texts whose token ids are compared")] = 10_000,
+    out: Annotated[Path | None, typer.Option(help="folder for a dated record")] = None,
+) -> None:
+    """Compare a file of pretrained weights with transformers."""
+    if not path.is_file():
+        raise WorkbenchError(f"{path}: there is no such file; `workbench model get smollm2` says where it puts one")
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    rows = list(compare(path, [Backend(name) for name in backends.split(",")], [int(n) for n in contexts.split(",")]))
+    token_ids = compare_token_ids(path, texts)
+    cells = [
+        [str(row["context"]), row["backend"], f"{row['error_of_transformers']:.1e}", f"{row['bound']:.1e}",
+         *(f"{error:.1e}" if isinstance(error, float) else error for error in row["errors"].values())]
+        for row in rows
+    ]  # fmt: skip
+    ways = next((tuple(row["errors"]) for row in rows if "refused" not in row["errors"]), ())
+    columns = ("tokens", "backend", "transformers'", "bound", *ways)
+    holds = all(map(within, rows)) and not token_ids["differing"]
+    Console(width=140).print(Table("largest relative error of a logit against float64", cells, columns).text())
+    print(f"{token_ids['differing']} of {texts} texts have other token ids; the rule {'holds' if holds else 'fails'}")
+    import transformers
+
+    record = {
+        "experiment": "real_parity", "file": path.name, "date": date, "environment": environment(), "holds": holds,
+        "rows": rows, "token_ids": token_ids, "transformers": transformers.__version__,
+    }  # fmt: skip
+    if out is not None:
+        print(write_dated_record(record, out, "real_parity"), file=sys.stderr)
+    raise typer.Exit(0 if holds else 1)
+
+
+if __name__ == "__main__":
+    typer.run(main)

