@@ -49,7 +49,5 @@ def test_answers_that_end_by_themselves_are_counted() -> None:
         for counts in count_ends(runner, 3, most).values():
             assert counts["answers"] == 3 == counts["stop"] + counts["length"] + counts["refused"]
             assert min(counts["stop"], 1) == ended
-    for seed in range(len(KINDS)):
-        closed, opened = (with_objects(draw_schema(seed)[1], each) for each in (True, False))
-        assert with_objects(closed, closed=False) == opened == with_objects(opened, closed=False)
-        assert json.dumps(closed).count('"additionalProperties": false') >= json.dumps(closed).count('"properties"')
+    closed, opened = (with_objects(draw_schema(7)[1], each) for each in (True, False))
+    assert "additionalProperties" not in json.dumps(opened) and with_objects(closed, closed=False) == opened != closed

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from tests.prompt import apply, model_templates
 from tests.prompt.apply import FORGED, NAMES, ours
 from tests.thorough import tries
-from workbench.errors import WorkbenchError
 from workbench.prompt.answers import AnswerFormat, parse_answer
 from workbench.prompt.conversation import Conversation
 from workbench.prompt.default_tools import NOTE, Gaps
@@ -121,26 +120,15 @@ def test_a_template_that_shows_tools_is_left_to_itself(name: str) -> None:
     assert (talk.prompt(model(name)).text, talk.prompt(model(name)).notes) == (own, ())
 
 
-SCHEMAS: dict[str, tuple[Any, str]] = {
-    "nothing": ({}, "{}"), "optional": ({"properties": {"x": {"type": "string"}}}, "{}"),
-    "kinds": ({"properties": {"s": {"type": "string"}, "n": {"type": "integer"}, "b": {"type": "boolean"},
-                              "e": {"enum": ["day", "week"]}, "l": {"type": ["array", "null"]}, "r": {"$ref": "#/x"}},
-               "required": ["s", "n", "b", "e", "l", "r", "else"]},
-              '{"s": "...", "n": 0, "b": true, "e": "day", "l": "...", "r": "...", "else": "..."}'),
-    "malformed": ({"properties": [1], "required": ["x", 1, None]}, '{"x": "..."}'),
-    "true": ({"properties": {"x": True}, "required": ["x"]}, '{"x": "..."}'),
-}  # fmt: skip
+KINDS = {"s": {"type": "string"}, "n": {"type": "integer"}, "e": {"enum": ["day"]}, "l": {"type": ["array"]}, "t": True}
+SCHEMAS: list[tuple[Any, str]] = [
+    ({}, "{}"), ({"properties": [1], "required": ["x", 1, None]}, '{"x": "..."}'),
+    ({"properties": KINDS, "required": [*KINDS]}, '{"s": "...", "n": 0, "e": "day", "l": "...", "t": "..."}'),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", SCHEMAS)
-def test_an_example_has_the_required_arguments(kind: str) -> None:
-    schema, expected = SCHEMAS[kind]
+@pytest.mark.parametrize(("schema", "expected"), SCHEMAS)
+def test_an_example_has_the_required_arguments(schema: Any, expected: str) -> None:
     tools = declare_all([{"name": "f", "parameters": {"type": "object", **schema}}])
     text = Conversation(tools=tools, turns=["q"]).prompt(model("no_tools")).text
     assert f'as here:\n{{"name": "f", "arguments": {expected}}}\n' in text
-
-
-def test_a_template_that_shows_nothing_says_so() -> None:
-    talk: Any = Conversation(tools=tools_for([]), turns=["q"])
-    with pytest.raises(WorkbenchError, match="shows neither tools nor the message that lists them"):
-        talk.prompt(apply.Model(ours("bpe"), ChatTemplate("<|im_start|>", NAMES)))

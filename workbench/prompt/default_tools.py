@@ -99,14 +99,13 @@ def _call(function: Message) -> str:
 def _example(function: Message) -> Message:
     """Return a call with the required arguments: small models write what they saw, and end where it ends."""
     schema = function.get("parameters") or {}
-    known, required = schema.get("properties"), schema.get("required")
-    names = [name for name in (required if isinstance(required, list) else ()) if isinstance(name, str)]
-    return {"name": function["name"], "arguments": {name: _value(known, name) for name in names}}
+    properties, required = schema.get("properties"), schema.get("required")
+    known = properties if isinstance(properties, dict) else {}
+    names = [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
+    return {"name": function["name"], "arguments": {name: _value(known.get(name)) for name in names}}
 
 
-def _value(properties: Any, name: str) -> Any:
-    schema = properties.get(name) if isinstance(properties, Mapping) else None
-    kind, values = (schema.get("type"), schema.get("enum")) if isinstance(schema, Mapping) else ("", ())
-    if isinstance(values, list) and values:
-        return values[0]
-    return EXAMPLES.get(kind, "...") if isinstance(kind, str) else "..."
+def _value(schema: Any) -> Any:
+    given = schema if isinstance(schema, dict) else {}
+    values = given.get("enum")
+    return values[0] if isinstance(values, list) and values else EXAMPLES.get(str(given.get("type")), "...")
