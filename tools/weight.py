@@ -67,7 +67,7 @@ BOUNDS: dict[str, Weight] = {
     "workbench/model": Weight(94_500),
     "workbench/models": Weight(3_000),  # issue 34: real models by name
     "workbench/offline": Weight(4_500),
-    "workbench/prompt": Weight(42_500),  # 37,500 before issue 33: calls in tags, ids, later instructions
+    "workbench/prompt": Weight(44_000),  # issue 34: tools for templates that show none (42,500 before)
     "workbench/reports": Weight(20_500, 150),
     "workbench/runs": Weight(21_000),
     "workbench/sampling": Weight(29_500),  # 26,500 before issue 33: what of a schema is left out
