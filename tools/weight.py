@@ -43,7 +43,7 @@ BOUNDS: dict[str, Weight] = {
     "experiments": Weight(125_000, 0, 78_000),
     "notebooks": Weight(9_000),
     "records": Weight(0, 0, inf),
-    "tests": Weight(730_000),  # issue 32 asks for 600,000; laws for planted bugs, issues 33 and 34 came since
+    "tests": Weight(733_000),  # issue 32 asks for 600,000; laws for planted bugs, issues 33 and 34 came since
     "tools": Weight(33_000, 200),  # 22,000 before issue 32, which moves guards here and plants 60 bugs
     "workbench": Weight(18_500),
     "workbench/agents": Weight(15_000),  # 12,000 before issue 33: forms of calls, and the check of arguments

@@ -66,7 +66,7 @@ def test_what_a_template_lacks_is_found_by_trying() -> None:
 def test_every_tool_stands_before_the_model(
     name: str, calls: list[ToolCall], words: str, system: str | None, asks: str
 ) -> None:
-    """What is written of them is data: a control token that it spells is none."""
+    """A control token that a tool spells is written as text."""
     tools = tools_for(calls, words)
     plain = Conversation(system=system if name != "strict" else None, turns=[asks])
     asked = plain.model_copy(update={"tools": tools}).prompt(model(name))
