@@ -335,20 +335,28 @@ def ten_turns(runner: Runner) -> Finding:
 
 
 def tool(runner: Runner) -> Finding:
-    """Answer a product with and without a calculator."""
+    """Answer a product alone, with a calculator, and with one that it must call."""
     question, truth = PRODUCT
     alone = ask(runner, Conversation(turns=[question]), max_tokens=48)
-    helped = agent(runner, [demo_tools.calculate], max_tokens=64, temperature=0).run(question)
-    calls = [call for each in helped.rounds for call in each.calls]
-    said = [f"{call.name}({call.arguments}) gives {call.result}" for call in calls]
-    rows = [("alone", alone.text), *(("a call", each) for each in said), ("with the tool", helped.answer)]
-    claims = (
-        (f"alone the model says {truth}", truth in alone.text, repr(alone.text)),
-        ("it calls the calculator", bool(calls), f"{len(calls)} calls"),
-        (f"a call gives {truth}", any(call.result == truth for call in calls), "; ".join(said)),
-        (f"with the tool it says {truth}", truth in helped.answer, repr(helped.answer)),
+    free, forced = (
+        agent(runner, [demo_tools.calculate], tool_choice=choice, max_tokens=64, temperature=0).run(question)
+        for choice in ("auto", "calculate")
     )
-    return Finding(f"{question} With a calculator", ("step", "text"), rows, claims)
+    calls = [[call for each in result.rounds for call in each.calls] for result in (free, forced)]
+    rows = [
+        ("alone", alone.text),
+        ("may call", free.answer),
+        *(("must call", f"{call.name}({call.arguments}) gives {call.result}") for call in calls[1]),
+        ("and then", forced.answer),
+    ]
+    claims = (
+        (f"alone the model says {truth}", truth in alone.text, repr(truncate_text(alone.text, 60))),
+        ("it calls a tool that it may call", bool(calls[0]), f"{len(calls[0])} calls"),
+        ("it calls a tool that it must call", bool(calls[1]), f"{len(calls[1])} calls"),
+        (f"that call gives {truth}", any(call.result == truth for call in calls[1]), rows[2][1]),
+        (f"with the result it says {truth}", truth in forced.answer, repr(forced.answer)),
+    )
+    return Finding(f"{question} With a calculator", ("how", "text"), rows, claims)
 
 
 def thinking(runner: Runner) -> Finding:
