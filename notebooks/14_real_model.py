@@ -70,8 +70,8 @@ pronoun
 # That head as a map: rows look at columns.
 
 # %%
-place = {name: pronoun.numbers[name] for name in ("layer", "head")}
-runner and widgets.AttentionView(runner, TIRED, max_tokens=0, **place)
+layer, head, *_ = pronoun.rows[0]
+runner and widgets.AttentionView(runner, TIRED, max_tokens=0, layer=layer, head=head)
 
 # %%
 widgets.Exercise(
@@ -91,7 +91,7 @@ widgets.Exercise(
 examples.find("bank")
 
 # %%
-runner and widgets.AttentionView(runner, BANK, max_tokens=0, layer=examples.find("bank").numbers["layer"])
+runner and widgets.AttentionView(runner, BANK, max_tokens=0, layer=examples.find("bank").rows[1][1])
 
 # %% [markdown]
 # ## A short question and a long text
@@ -127,7 +127,8 @@ examples.find("ten turns")
 
 # %% [markdown]
 # ## A tool that is called
-# A model of this size does not multiply three digits. It can say what to multiply.
+# A model of this size does not multiply. With a calculator it need not, if it calls it, and with the right expression:
+# a call that it must make keeps the schema of its arguments, and no schema knows what was asked.
 
 # %%
 examples.find("tool")
@@ -150,7 +151,7 @@ examples.claims()
 # %%
 widgets.Exercise(
     "A schema was kept, token for token. Is the answer true then?",
-    lambda: "its form is" if examples.find("extraction").claims[5][1] else "nothing is",
+    lambda: "its form is" if examples.find("extraction").claims[4][1] else "nothing is",
     choices=["yes", "its form is", "nothing is"],
     hint="What does the grammar know of the text?",
     because="A grammar removes tokens that break the form. The values are the model's own.",
