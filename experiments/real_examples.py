@@ -219,7 +219,7 @@ def bank(runner: Runner) -> Finding:
     return Finding(f"The heads that look most: {BANK!r}", headings, rows, claims)
 
 
-def first_tokens(runner: Runner, words: int = 5_000) -> Finding:
+def first_tokens(runner: Runner, words: int = 1_500) -> Finding:
     """Time a short question against a text of so many words: to the first token, and between tokens."""
     ask(runner, "Warm up.", max_tokens=2)  # what happens only once is in no time
     texts = (SHORT, f"Summarize this: {english(words)}")

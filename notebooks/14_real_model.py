@@ -96,8 +96,8 @@ runner and widgets.AttentionView(runner, BANK, max_tokens=0, layer=examples.find
 # %% [markdown]
 # ## A short question and a long text
 # Time to first token grows with the prompt. The pace afterwards is said to stay as it was; every token reads the keys
-# and values of the whole prompt, though. Here the text has 1,500 words, for the sake of your time. With all 5,000
-# (`words=5_000`) this cell takes a minute or more.
+# and values of the whole prompt, though. Articles take 5,000 words. Here it is 1,500, for the sake of your time: with
+# `words=5_000` the next cell takes minutes.
 
 # %%
 examples.find("first tokens", words=1_500)
