@@ -39,6 +39,7 @@ from workbench.machine.environment import environment
 from workbench.machine.processor import cpu_times, others_cpu_share
 from workbench.models.known import KNOWN
 from workbench.models.store import fetched_model, is_at_hand
+from workbench.progress import discard
 from workbench.prompt.conversation import Conversation
 from workbench.request import SamplingParameters
 from workbench.response_format import JSONSchema
@@ -85,18 +86,9 @@ class Finding(Displayable):
     note: str = ""
 
     def _display_table(self) -> Table:
-        return Table(self.title, self.rows, self.headings, self.note, subtables=[claims_table({"": self})])
-
-
-def claims_table(findings: Mapping[str, Finding]) -> Table:
-    """Return every claim with its verdict, below the name of its example."""
-    rows = [
-        (name, "✓ right" if holds else "✗ wrong", claim, found)
-        for name, finding in findings.items()
-        for claim, holds, found in finding.claims
-    ]
-    first = 0 if any(findings) else 1
-    return Table("", [row[first:] for row in rows], ("example", "here", "claim", "found")[first:])
+        verdicts = [("✓ right" if holds else "✗ wrong", claim, found) for claim, holds, found in self.claims]
+        claims = Table("", verdicts, ("here", "claim", "found"))
+        return Table(self.title, self.rows, self.headings, self.note, subtables=[claims])
 
 
 def closed(**properties: Any) -> dict[str, Any]:
@@ -344,13 +336,14 @@ def tool(runner: Runner) -> Finding:
         ("alone", alone.text),
         ("may call", free.answer),
         *(("must call", truncate_text(f"{call.name}({call.arguments})", 90)) for call in calls[1]),
+        *(("the tool", truncate_text(call.result, 90)) for call in calls[1]),
         ("and then", forced.answer),
     ]
     claims = (
         (f"alone the model says {truth}", truth in alone.text, repr(truncate_text(alone.text, 60))),
         ("it calls a tool that it may call", bool(calls[0]), f"{len(calls[0])} calls"),
         ("it calls a tool that it must call", bool(calls[1]), f"{len(calls[1])} calls"),
-        (f"that call gives {truth}", any(call.result == truth for call in calls[1]), rows[2][1]),
+        (f"that call gives {truth}", any(call.result == truth for call in calls[1]), rows[-2][1]),
         (f"with the result it says {truth}", truth in forced.answer, repr(forced.answer)),
     )
     return Finding(f"{question} With a calculator", ("how", "text"), rows, claims)
@@ -364,7 +357,7 @@ def thinking(runner: Runner) -> Finding:
         thought = ask(runner, asked, max_tokens=24, thinking={"budget_tokens": 32}).end.thinking_tokens
         said = f"{thought} tokens of thought"
     except WorkbenchError as error:
-        thought, said = 0, str(error)
+        thought, said = 0, str(error).split(";")[0]
     answers = {
         "at once": ask(runner, asked, max_tokens=96),
         "step by step": ask(runner, steps, max_tokens=96),
@@ -394,7 +387,7 @@ class Examples(Displayable):
 
     def __init__(self, records: Path = OWN_EXPERIMENTS / "records"):
         self.findings: dict[str, Finding] = {}
-        self.runner = load(MODEL, **SETTINGS) if is_at_hand(MODEL) else None
+        self.runner = load(MODEL, report=discard, **SETTINGS) if is_at_hand(MODEL) else None
         self.about = f"{MODEL} speaks ({KNOWN[MODEL].licence})"
         if self.runner is None:
             files = sorted(records.glob("real_examples-*.json"))
@@ -413,12 +406,10 @@ class Examples(Displayable):
             self.findings[name] = recorded or EXAMPLES[name](self.runner, **options)
         return self.findings[name]
 
-    def claims(self) -> Table:
-        """Return every claim of the findings so far."""
-        return claims_table(self.findings)
-
     def _display_table(self) -> Table:
-        return Table(self.about, [])
+        held = {name: [holds for _, holds, _ in each.claims] for name, each in self.findings.items()}
+        rows = [(name, sum(each), len(each) - sum(each)) for name, each in held.items()]
+        return Table(self.about, rows, ("example", "right", "wrong") if rows else ())
 
 
 def english(words: int) -> str:

@@ -85,13 +85,14 @@ widgets.Exercise(
 # %% [markdown]
 # ## The bank by the river
 # Which meaning of `bank`? The word itself is computed before `river` is read. What settles it has to happen in later
-# rows.
+# rows. One head has been seen above.
 
 # %%
 examples.find("bank")
 
 # %%
-runner and widgets.AttentionView(runner, BANK, max_tokens=0, layer=examples.find("bank").rows[1][1])
+_, layer, head, *_ = examples.find("bank").rows[1]  # had to bank
+runner and widgets.AttentionView(runner, BANK, max_tokens=0, layer=layer, head=head)
 
 # %% [markdown]
 # ## A short question and a long text
@@ -146,7 +147,7 @@ examples.find("thinking")
 # How much of it was true?
 
 # %%
-examples.claims()
+examples
 
 # %%
 widgets.Exercise(

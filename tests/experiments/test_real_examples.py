@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from experiments import real_examples
-from experiments.real_examples import EXAMPLES, SETTINGS, TIRED, Examples, Finding, claims_table, strongest
+from experiments.real_examples import EXAMPLES, SETTINGS, TIRED, Examples, Finding, strongest
 from tests.helpers.refusals import refuses
 from workbench import load
 from workbench.engine.runner import Runner
@@ -67,7 +67,6 @@ def test_stops_repetition_and_form_are_kept_whatever_the_model_says(runner: Runn
 def test_a_wrong_claim_is_shown_as_wrong() -> None:
     finding = Finding("a title", ("a", "b"), [("x", 1)], [("2 + 2 is 4", True, "4"), ("it says 5", False, "'4'")])
     assert "✓ right  2 + 2 is 4" in str(finding) and "✗ wrong  it says 5" in str(finding)
-    assert [row[:2] for row in claims_table({"a": finding}).rows] == [("a", "✓ right"), ("a", "✗ wrong")]
 
 
 def test_the_strongest_head_is_found_wherever_it_is() -> None:
@@ -82,5 +81,5 @@ def test_without_the_model_the_last_record_speaks(tmp_path: Path, monkeypatch: p
     assert examples.runner is None and KNOWN_MODEL.command in str(examples) and record["date"][:10] in str(examples)
     for name in EXAMPLES:
         assert examples.find(name).claims == record["findings"][name]["claims"]
-        assert examples.find(name).title in str(examples.find(name))
+        assert examples.find(name).title in str(examples.find(name)) and name in str(examples)
     refuses(f"is not at hand, or not whole: `{KNOWN_MODEL.command}` fetches it", Examples, tmp_path)
