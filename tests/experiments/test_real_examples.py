@@ -14,18 +14,15 @@ from tests.helpers.refusals import refuses
 from workbench import load
 from workbench.engine.runner import Runner
 from workbench.files import OWN_EXPERIMENTS
-from workbench.models.known import KNOWN
 from workbench.models.store import is_at_hand
 
-KNOWN_MODEL = KNOWN[real_examples.MODEL]
-at_hand = pytest.mark.skipif(
-    not is_at_hand(KNOWN_MODEL.name), reason=f"{KNOWN_MODEL.name} is not at hand: `{KNOWN_MODEL.command}`"
-)
+COMMAND = "workbench model get smollm2"
+at_hand = pytest.mark.skipif(not is_at_hand("smollm2"), reason=f"smollm2 is not at hand: `{COMMAND}`")
 
 
 @pytest.fixture(scope="module")
 def runner() -> Runner:
-    return load(KNOWN_MODEL.name, **SETTINGS)
+    return load("smollm2", **SETTINGS)
 
 
 def held(finding: Finding) -> list[bool]:
@@ -78,8 +75,8 @@ def test_without_the_model_the_last_record_speaks(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("WORKBENCH_DATA_DIR", str(tmp_path))
     examples = Examples()
     record = json.loads(max((OWN_EXPERIMENTS / "records").glob("real_examples-*.json")).read_text())
-    assert examples.runner is None and KNOWN_MODEL.command in str(examples) and record["date"][:10] in str(examples)
+    assert examples.runner is None and COMMAND in str(examples) and record["date"][:10] in str(examples)
     for name in EXAMPLES:
         assert examples.find(name).claims == record["findings"][name]["claims"]
-        assert examples.find(name).title in str(examples.find(name)) and name in str(examples)
-    refuses(f"is not at hand, or not whole: `{KNOWN_MODEL.command}` fetches it", Examples, tmp_path)
+        assert examples.find(name).title in str(examples.find(name))
+    refuses(f"is not at hand, or not whole: `{COMMAND}` fetches it", Examples, tmp_path)
