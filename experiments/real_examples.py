@@ -396,7 +396,7 @@ class Examples(Displayable):
             self._record = json.loads(files[-1].read_text(encoding="utf-8"))
             self.about = (
                 f"{MODEL} is not at hand, and `{KNOWN[MODEL].command}` fetches it. What follows was recorded on "
-                f"{self._record['date'][:10]} ({self._record['environment']['cpu']['model']})."
+                f"{self._record['date'][:10]}; other processes had {self._record['others_cpu_share']:.0%} of the cores."
             )
 
     def find(self, name: str, **options: Any) -> Finding:
