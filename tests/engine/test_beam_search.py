@@ -107,15 +107,14 @@ def test_as_hugging_face(tmp_path: Path, early_stopping: EarlyStopping, length_p
     assert len(lengths) > 3, "some end early"
 
 
-@given(
-    best=st.floats(-50, 0), worst=st.floats(-50, 0), penalty=st.sampled_from([-2.0, -1.0, 0.0, 0.5, 1.0, 2.0]),
-    lengths=st.tuples(st.integers(1, 20), st.integers(0, 20)),
-)  # fmt: skip
+@pytest.mark.parametrize("penalty", [-2.0, -0.5, 0.0, 0.5, 2.0])
+@pytest.mark.parametrize("ratio", [0.9, 1.1, 3.0])
+@pytest.mark.parametrize(("length", "most"), [(1, 1), (1, 9), (4, 5), (4, 40)])
 def test_never_stopping_early_goes_on_while_any_length_could_win(
-    best: float, worst: float, penalty: float, lengths: tuple[int, int]
+    penalty: float, ratio: float, length: int, most: int
 ) -> None:
-    """A beam's logprob only falls, so that it can at most keep it; the length at which its score is best has its say."""
-    length, most = lengths[0], sum(lengths)
+    """A beam can at most keep its logprob: the length at which its score is best has its say, whatever the penalty."""
+    best, worst = -1.0, -ratio / length**penalty
     search = object.__new__(BeamSearch)
     search.num_beams, search.max_tokens, search.early_stopping, search.length_penalty = 1, most, "never", penalty
     search.hypotheses = [BeamHypothesis((1,), (), worst)]
