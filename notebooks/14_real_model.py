@@ -98,7 +98,7 @@ runner and widgets.AttentionView(runner, BANK, max_tokens=0, layer=layer, head=h
 # ## A short question and a long text
 # Time to first token grows with the prompt. The pace afterwards is said to stay as it was; every token reads the keys
 # and values of the whole prompt, though. Articles take 5,000 words. Here it is 1,500, for the sake of your time: with
-# `words=5_000` the next cell takes minutes.
+# `words=5_000` the next cell takes two minutes.
 
 # %%
 examples.find("first tokens", words=1_500)
