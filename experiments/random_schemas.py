@@ -1,9 +1,25 @@
-"""Draw JSON schemas of many kinds from a seed: objects, arrays, numbers, strings, formats, unions, references."""
+"""Draw JSON schemas of many kinds from a seed: objects, arrays, numbers, strings, formats, unions, references.
+
+`python -m experiments.random_schemas MODEL` counts how many greedy answers of a model end by themselves within 64
+tokens, where the schemas' objects are closed and where they are open. The others are closed in time for the limit.
+"""
 
 from __future__ import annotations
 
 import random
+import sys
+from collections import Counter
 from typing import Any
+
+from workbench import load
+from workbench.engine.runner import Runner
+from workbench.prompt.conversation import Conversation
+from workbench.request import Request, SamplingParameters
+from workbench.response_format import JSONSchema
+from workbench.trace.events import Finished
+
+QUESTION = "Write an example of a record as JSON."
+BATCH = 20  # schemas, each of them closed and open
 
 Schema = dict[str, Any]
 WORDS = (
@@ -137,3 +153,37 @@ KINDS = {
     "integer": _integer, "object": _object, "string": _string, "pattern or format": _pattern, "tagged union": _tagged,
     "tree": _tree, "union": _union,
 }  # fmt: skip
+
+
+def with_objects(schema: Any, closed: bool) -> Any:
+    """Return a schema in which every object that names properties has no others, or any others."""
+    if isinstance(schema, list):
+        return [with_objects(each, closed) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {name: with_objects(each, closed) for name, each in schema.items()}
+    if isinstance(schema.get("properties"), dict) and schema.get("type") == "object":
+        found.pop("additionalProperties", None)
+        found |= {"additionalProperties": False} if closed else {}
+    return found
+
+
+def count_ends(runner: Runner, schemas: int, max_tokens: int) -> dict[str, Counter[str]]:
+    """Return how answers ended, by whether objects are closed or open: stop (by themselves), length, refused."""
+    ids = Conversation(turns=[QUESTION]).prompt(runner).ids
+    found = {"closed": Counter[str](), "open": Counter[str]()}
+    for first in range(0, schemas, BATCH):
+        requests: list[Request] = []
+        for seed in range(first, min(first + BATCH, schemas)):
+            for name in found:
+                form = JSONSchema(json_schema=with_objects(draw_schema(seed)[1], name == "closed"))
+                sampling = SamplingParameters(response_format=form, max_tokens=max_tokens, temperature=0)
+                requests.append(Request(f"{name} {seed}", ids, sampling))
+        for event in runner.stream(requests):
+            if isinstance(event, Finished):
+                found[event.request_id.split()[0]].update([event.reason, "answers"])
+    return found
+
+
+if __name__ == "__main__":
+    print(count_ends(load(sys.argv[1], prefix="radix"), schemas=100, max_tokens=64))

@@ -53,6 +53,7 @@ FORMATS = {
         LISTED,
         ["[INST]", "[/INST]", "[TOOL_CALLS]", "[TOOLS]", "[/TOOLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "</s>"], [],
     ),
+    "no_tools": (model_templates.NO_TOOLS, ["<|im_start|>", "<|im_end|>"], []),
     "python_tag": (PYTHON_TAG, ["<|python_tag|>", "<|tools|>", "<|eot|>"], []),
 }  # fmt: skip
 
@@ -143,11 +144,15 @@ def test_what_a_template_writes_of_calls_is_what_the_grammar_says(name: str) -> 
     """A call that the template shows is one that the grammar admits, token by token."""
     on = runner_for(name)
     assert on.tokenizer is not None and on.chat_template is not None
-    format = AnswerFormat.from_template(on.chat_template, on.tokenizer)
-    calls = CallFormat.from_model(on, format)
-    assert calls is not None and calls.several == (name != "python_tag") and calls.is_list == (name == "listed")
     tools = [declare(pick), declare(add)]
-    wanted = answer_grammar(tools, "auto", True, calls)
+    format = AnswerFormat.from_template(on.chat_template, on.tokenizer, None, tools)
+    calls = CallFormat.from_model(on, format)
+    assert (
+        calls is not None
+        and calls.several == (name not in ("python_tag", "no_tools"))
+        and calls.is_list == (name == "listed")
+    )
+    wanted = answer_grammar(tools, "auto" if calls.opening else "required", True, calls)
     assert wanted is not None
     grammar = on.tracker.compiling._compiler.vocabulary().compile(wanted)
     talk = Conversation(tools=tools, turns=["q"])
@@ -175,7 +180,8 @@ def test_the_end_of_a_forced_call_is_found_whatever_its_arguments(name: str) -> 
     """A grammar that begins with a control token is walked in few steps: what must follow is taken at once."""
     on = runner_for(name)
     assert on.tokenizer is not None and on.chat_template is not None
-    form = CallFormat.from_model(on, AnswerFormat.from_template(on.chat_template, on.tokenizer))
+    tools = [declare(add)]
+    form = CallFormat.from_model(on, AnswerFormat.from_template(on.chat_template, on.tokenizer, None, tools))
     vocabulary = GrammarVocabulary(on.tokenizer)
     kinds = {"n": {"type": "number"}, "s": {"type": "string"}, "b": {"type": "boolean"}, "l": {"type": "array"}}
     for count in (1, 4, 12):
@@ -250,10 +256,10 @@ def test_a_call_or_an_answer_of_a_format(text: Any) -> None:
 def test_a_model_that_cannot_says_so() -> None:
     model, tokenizer, _ = loaded("tags")
     plain = "{% for m in messages %}<|im_start|>{{ m.role }}{{ m.content }}<|im_end|>{% endfor %}<|im_start|>"
-    on = runner_of(model, tokenizer=tokenizer, prefix="radix")
-    on.loaded_model.__dict__["chat_template"] = ChatTemplate(plain, {}, "test")
-    with pytest.raises(WorkbenchError, match="chat template shows none"):
-        workbench.agent(on, [add])
+    on = runner_of(model, tokenizer=tokenizer, prefix="radix", pages=200)
+    on.loaded_model.__dict__["chat_template"] = ChatTemplate("<|im_start|>", {}, "test")
+    with pytest.raises(WorkbenchError, match="shows neither tools nor the message that lists them"):
+        workbench.agent(on, [add], max_tokens=4).run("q")
     bare = demo_tokenizer.bytes_only()
     keep = json.loads(bare.to_str())
     keep["added_tokens"] = [each for each in keep["added_tokens"] if each["content"] != "<|tool|>"]

@@ -290,6 +290,7 @@ def test_records_of_several_machines_stand_side_by_side(tmp_path: Path) -> None:
 def test_an_entry_survives_the_file(tmp_path: Path) -> None:
     entries = (
         LedgerEntry("run x", "holds", "so", "", "rule", {"a": 1.5, "b": "c"}, "m", "d", "r", 0.1, "busy"),
+        LedgerEntry("quiet", "holds", contention=0.0, figures={"a": 0.0}),
         LedgerEntry("missing"),
     )
     write_ledger({"mine": entries}, tmp_path / LEDGER_FILE)

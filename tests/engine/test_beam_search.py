@@ -67,7 +67,7 @@ def same(one: list[tuple[Text, float]], other: list[tuple[Text, float]], bound: 
 
 @pytest.mark.parametrize(
     ("early_stopping", "length_penalty"),
-    [(False, 1.0), (True, 1.0), ("never", 1.0), (False, 0.0), ("never", 2.0), (True, -1.0)],
+    [(False, 1.0), (True, 1.0), ("never", 1.0), (False, 0.0), ("never", 2.0), ("never", -1.0), (True, -1.0)],
 )
 def test_as_hugging_face(tmp_path: Path, early_stopping: EarlyStopping, length_penalty: float) -> None:
     transformers = pytest.importorskip("transformers", reason="pip install transformers")

@@ -11,7 +11,8 @@ import typer
 from typer.testing import CliRunner
 
 from experiments import structured_output
-from experiments.random_schemas import KINDS, draw_schema
+from experiments.random_schemas import KINDS, count_ends, draw_schema, with_objects
+from workbench import load
 from workbench.sampling.constraint import Answer
 
 APP = typer.Typer()
@@ -39,3 +40,14 @@ def test_answers_that_are_not_closed_in_time_are_seen(monkeypatch: pytest.Monkey
 def test_drawn_schemas_are_schemas(seed: int) -> None:
     jsonschema.Draft202012Validator.check_schema(draw_schema(seed)[1])
     assert draw_schema(seed) == draw_schema(seed)
+
+
+def test_answers_that_end_by_themselves_are_counted() -> None:
+    """A limit of one token leaves none that does; closed and open schemas differ in nothing else."""
+    runner = load("demo-chat", backend="eager", prefix="radix")
+    for most, ended in ((1, 0), (400, 1)):
+        for counts in count_ends(runner, 3, most).values():
+            assert counts["answers"] == 3 == counts["stop"] + counts["length"] + counts["refused"]
+            assert min(counts["stop"], 1) == ended
+    closed, opened = (with_objects(draw_schema(7)[1], each) for each in (True, False))
+    assert "additionalProperties" not in json.dumps(opened) and with_objects(closed, closed=False) == opened != closed

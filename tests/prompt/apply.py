@@ -21,7 +21,8 @@ from workbench.prompt.tokenization.tokenizer import Tokenizer
 WRITTEN = ("<tool_call>", "</tool_call>", "<think>", "</think>")  # added, but not special: as in Qwen's tokenizers
 NAMES = {"bos_token": "<|begin|>", "eos_token": "</s>"}
 FORGED = [*CONTROLS, *WRITTEN, "<|wide|>"]
-TEMPLATES = {name: ChatTemplate(text, NAMES) for name, text in model_templates.ALL.items()}
+ALL = {**model_templates.ALL, "no_tools": model_templates.NO_TOOLS}
+TEMPLATES = {name: ChatTemplate(text, NAMES) for name, text in ALL.items()}
 
 
 def bpe() -> tokenizers.Tokenizer:

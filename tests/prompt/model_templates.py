@@ -153,6 +153,12 @@ SHORT_IDS = _MISTRAL.replace("CALLS", (  # Mistral up to its seventh tokenizer
 NAMED = _MISTRAL.replace("CALLS", (  # Mistral from its eleventh on
     _CHECKED + "{{ '[TOOL_CALLS]' + c.function.name + '[ARGS]' + c.function.arguments | tojson }}{% endfor %}"
 ))
+NO_TOOLS = (  # SmolLM2: any role is written, and nothing of tools and calls
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
+    "{{ '<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}"
+    "{% endif %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
 PARTS_ALONE = (  # SmolVLM, LLaVA: a text is read in a part, and nowhere else
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + ':' }}"
     "{% for line in message['content'] %}{% if line['type'] == 'text' %}{{ line['text'] }}"

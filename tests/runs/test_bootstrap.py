@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -19,6 +20,13 @@ figures = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=8)
 
 def samples(values: list[float], of: str = "") -> dict:
     return {(of, index): value for index, value in enumerate(values)}
+
+
+@given(st.integers(2, 200), st.floats(0.5, 0.999))
+def test_few_repetitions_widen_an_interval(n: int, confidence: float) -> None:
+    """Resampling n values finds a spread that is (n - 1) / n of what n - 1 degrees of freedom have; this is undone."""
+    with_t = NormalDist().cdf(-student_t_quantile((1 + confidence) / 2, n - 1))
+    assert bootstrap._tail(confidence, n, n - 1) < with_t < (1 - confidence) / 2
 
 
 @pytest.mark.parametrize("paired", [True, False])

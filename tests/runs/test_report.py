@@ -173,6 +173,16 @@ def test_a_sweep_has_every_point_as_a_row_and_a_section(tmp_path: Path) -> None:
     assert "summary.json has 2 bytes" in render_report(folder), "a damaged run is a point that failed"
 
 
+@pytest.mark.parametrize("path", ["seed", "workload.seed"])
+def test_points_that_differ_in_a_seed_alone_repeat_each_other(path: str, tmp_path: Path) -> None:
+    folder = sweep_folder(tmp_path)
+    for seed, file in enumerate(sorted(folder.glob("points/*/point.json"))):
+        point = json.loads(file.read_text())
+        file.write_text(json.dumps({**point, "settings": {**point["settings"], path: seed}}))
+    page = render_report(folder)
+    assert "output tokens/s over schedule.max_num_seqs" in page and f"over {path}" not in page
+
+
 def test_the_command_line(tmp_path: Path) -> None:
     record = run_folder(tmp_path)
     found = answer("report", record.path, "--out", tmp_path / "new" / "a.html")

@@ -1,5 +1,5 @@
 """Run the vendors' own clients against a server in a process of its own: two rounds of tools in three protocols, under
-the templates of seven models and with tools of every shape, and completions with offsets, echo and log-probabilities.
+the templates of eight models and with tools of every shape, and completions with offsets, echo and log-probabilities.
 
 `python -m tests.serve.clients [WORDS]` prints a line for each scenario, or for those that have a word in their names.
 The weights are demo-chat's; calls are forced, so that what a call says is decided by its schema and by the form in
@@ -35,7 +35,7 @@ TEMPLATES: dict[str, tuple[str, Sequence[str]]] = {
     "demo-chat": ("", CONTROLS), "qwen2.5": (model_templates.TOOLS_AS_JSON, CHAT_ML),
     "qwen3-coder": (model_templates.IN_FUNCTION_TAGS, CHAT_ML), "glm": (model_templates.IN_KEY_TAGS, CHAT_ML),
     "llama3": (model_templates.BARE, LLAMA), "mistral": (model_templates.SHORT_IDS, MISTRAL),
-    "mistral-named": (model_templates.NAMED, MISTRAL),
+    "mistral-named": (model_templates.NAMED, MISTRAL), "smollm2": (model_templates.NO_TOOLS, CHAT_ML),
 }  # fmt: skip
 NUMBER, WORD = {"type": "integer", "minimum": 0, "maximum": 9}, {"type": "string", "enum": ["day", "week"]}
 CLOSED = {"type": "object", "properties": {"n": NUMBER, "unit": WORD}, "required": ["n"], "additionalProperties": False}

@@ -6,6 +6,7 @@ import json
 import random
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -57,6 +58,14 @@ def test_calls_are_those_of_the_whole_text_wherever_it_is_cut(
     found, rest = gathered(text, cuts)
     expected = [(call.name, call.arguments) for call in parse_calls(text)]
     assert [(name, json.loads(arguments)) for name, arguments in found] == expected and rest == ""
+
+
+@pytest.mark.parametrize("value", ["\\", "a\\\\", '\\"', '"}, {"', "\\u0022"])
+def test_signs_of_json_within_a_string_end_nothing(value: str) -> None:
+    calls = [{"name": "f", "arguments": {"x": value, "y": n}} for n in range(2)]
+    found, rest = gathered(json.dumps(calls), [])
+    assert [(name, json.loads(arguments)) for name, arguments in found] == [("f", each["arguments"]) for each in calls]
+    assert rest == ""
 
 
 @given(st.text('{}[]":,\\ abname1', max_size=30), st.data())

@@ -1,4 +1,4 @@
-"""The vendors' own clients, two rounds of tools under seven models' templates, against a server in its process."""
+"""The vendors' own clients, two rounds of tools under eight models' templates, against a server in its process."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
-from workbench.agents.call_format import PROBE, CallFormat, shows_tools
+from workbench.agents.call_format import PROBE, CallFormat
 from workbench.agents.choice import answer_grammar, check_choice, check_schemas
 from workbench.agents.limits import Limits, parse_limits
 from workbench.agents.result import AgentResult
@@ -94,11 +94,6 @@ class Agent(Displayable):
             raise WorkbenchError(
                 f"tool_choice: {self.tool_choice!r} cannot be carried out: the model's tokenizer has no control token "
                 f"that begins a call (known: {known}); use auto, or another model"
-            )
-        if not shows_tools(self.runner, self.template):
-            raise WorkbenchError(
-                "tools: the model's chat template shows none to the model; use a model whose template does, or put one "
-                "into its folder"
             )
         check_schemas(self.tool_choice, tools)
         if self.tool_choice not in ("auto", "none") and self._call_format is None:

@@ -129,8 +129,8 @@ class CallFormat:
             colon = ": " if spaced else ":"
             head = f'{{"name"{colon}"{PROBE_TOOL}"{"," + " " * spaced}"{key}"{colon}'
             several = several or (count > 1 and is_list)
-            after = inner[end:] if closing else ""
-            return cls(opening, closing, inner[:start], after, between, head, "}", None, is_list, spaced, several)
+            after, before = inner[end:] if closing else "", inner[:start] if opening else ""  # a bare call is first
+            return cls(opening, closing, before, after, between, head, "}", None, is_list, spaced, several)
         if arguments is not None and isinstance(arguments[0], dict) and arguments[0].keys() == set(KEYS):
             spaced, after = '": ' in inner, inner[arguments[1] :] if closing else ""
             head = inner[name:place]
@@ -165,17 +165,6 @@ def _tags(inner: str, start: int) -> tuple[str, TaggedArguments | None]:
     after = both.removesuffix(before)
     is_known = between == second and bool(between and after) and inner.startswith(after, place)
     return first.removesuffix(before), TaggedArguments(before, between, after) if is_known else None
-
-
-def shows_tools(model: PromptReader, template: str | None = None) -> bool:
-    """Return whether a prompt says anything of the conversation's tools; True where the template refuses the test."""
-    try:
-        with_tools, without = (
-            Conversation(tools=tools, turns=["a"], template=template).prompt(model).text for tools in ((PROBE,), ())
-        )
-    except WorkbenchError:
-        return True
-    return with_tools != without
 
 
 def _written_calls(model: PromptReader, template: str | None, count: int) -> str | None:

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from workbench.display import Displayable, Table, truncate_text
 from workbench.errors import WorkbenchError
 from workbench.prompt.answers import AnswerFormat
+from workbench.prompt.default_tools import NOTE, fill
 from workbench.prompt.kept_answers import KEPT, keep_answers, turn_shown
 from workbench.prompt.template_encoding import TokenSpan
 from workbench.prompt.templates import ChatTemplate
@@ -104,6 +105,7 @@ class Prompt(Displayable):
         cut: turns that were left out to fit the context, oldest first.
         answers: by turn, whether its generated tokens are `kept`, or why they are read back from text.
         cut_tokens: the tokens that the cuts saved.
+        notes: what was written in another way than the template's own.
         end_token_ids: the control token that ends the answer, as the template has it.
     """
 
@@ -114,6 +116,7 @@ class Prompt(Displayable):
     cut: tuple[UserTurn | AssistantTurn | ResultTurn, ...] = ()
     answers: Mapping[int, str] = field(default_factory=dict)
     cut_tokens: int = 0
+    notes: tuple[str, ...] = ()
     end_token_ids: tuple[int, ...] = ()
     decode: Callable[[Sequence[int]], str] = field(default=str, repr=False, compare=False)
 
@@ -146,6 +149,7 @@ class Prompt(Displayable):
             text = truncate_text(each.text.replace("\n", "⏎"), EXCERPT)
             rows.append([each.name, each.start, len(each.token_ids), *cached, text])
         notes = [f"{len(self.cut)} oldest turns were cut to fit the context"] if self.cut else []
+        notes += self.notes
         notes += [f"turn {number}: {how}" for number, how in self.answers.items() if how != KEPT]
         if previous is not None:
             parted = self.divergence(previous)
@@ -274,13 +278,18 @@ class _Assembler:
         opening = cache(lambda: self._opening(conversation))
         kept, answers = keep_answers(text, conversation.turns, encoder, format, ends, opening)
         _check_instructions(text, conversation)
+        by_default = bool(conversation.tools) and self._template.gaps(name).tools
+        if by_default and all(origin.part != "tool" for _, origin in runs_of(text)):
+            raise WorkbenchError("tools: the model's chat template shows neither tools nor the message that lists them")
         tokens = encoder.encode(kept)
         segments = tuple(_segments(kept, tokens, conversation.turns, self._tokenizer))
         ids = tuple(id for each in segments for id in each.token_ids)
         decode = lambda ids: self._tokenizer.decode(ids, special=True)  # noqa: E731 (of this tokenizer)
+        notes = (NOTE,) if by_default else ()
         return Prompt(
-            ids, segments, str.__str__(text), conversation, answers=answers, decode=decode, end_token_ids=ends
-        )
+            ids, segments, str.__str__(text), conversation, answers=answers, notes=notes, decode=decode,
+            end_token_ids=ends,
+        )  # fmt: skip
 
     def _opening(self, conversation: Assembled) -> str:
         """Return what the template writes before an answer."""
@@ -304,12 +313,15 @@ class _Assembler:
             for n, each in enumerate(messages)
         ]
         documents = [each.model_dump(exclude_unset=True) for each in conversation.documents]
+        tools = [tool.declaration() for tool in conversation.tools]
+        name = self._template.choose(conversation.template, bool(tools))
+        gaps = self._template.gaps(name)
         try:
             return self._template.render(
-                listed,
-                tools=[tool.declaration() for tool in conversation.tools] or None,
+                fill(listed, tools, gaps),
+                tools=None if gaps.tools else tools or None,
                 documents=documents or None,
-                template=conversation.template,
+                template=name,
                 arguments=conversation.template_arguments,
                 **{**self._options, **options},
             )

@@ -16,6 +16,7 @@ from jinja2 import nodes
 
 from workbench.errors import WorkbenchError, nearest
 from workbench.files import read_bytes, read_json_object
+from workbench.prompt.default_tools import Gaps, fill
 from workbench.prompt.template_encoding import TemplateEncoder, TokenSpan
 from workbench.prompt.template_sandbox import (
     BoundedEnvironment,
@@ -37,6 +38,9 @@ MAX_NESTING = 64  # objects and lists within a message
 CHARACTERS_PER_TEXT = 32  # characters that a text counts for besides its own: a template has work with every message
 SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")  # of a call, as Mistral's templates want them
 PROBED, LONG_ID = "probed_tool", "call_0123456789abcdef01234567"
+SYSTEM, QUESTION, RESULT = "a system prompt", "a question", "a result"
+_PROBED = {"name": PROBED, "description": "A probe.", "parameters": {"type": "object", "properties": {}}}
+PROBE = {"type": "function", "function": _PROBED}
 BARE_CALL = re.compile(rf'\s*\[?\s*{{[^{{}}]*"{PROBED}"')
 CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "  # as in transformers: its space shows whether a template strips texts
 CONTINUED_ORIGIN = Origin("continued")
@@ -69,6 +73,7 @@ class ChatTemplate:
         self.names, self._where = dict(names), where
         self._compiled = {name: _Compiled(each, where) for name, each in self.texts.items()}
         self._habits: dict[str, CallHabits] = {}
+        self._gaps: dict[str, Gaps] = {}
         self._encoders: WeakKeyDictionary[Tokenizer, dict[str, TemplateEncoder]] = WeakKeyDictionary()
 
     @property
@@ -177,23 +182,48 @@ class ChatTemplate:
             self._habits[name] = CallHabits(long is None and short is not None, is_bare)
         return self._habits[name]
 
+    def gaps(self, template: str | None = None) -> Gaps:
+        """Return what the template of this name does not show, by trying; where it shows tools its own way is taken."""
+        name = self._known(template)
+        if name not in self._gaps:
+            system, question, answer, result = _probes(LONG_ID[-9:])
+
+            def shows(word: str, *messages: Mapping[str, Any]) -> bool:
+                return word in (self._rendered(name, messages) or "")
+
+            asked = [question] if shows(QUESTION, question) else [system, question]
+            without = self._rendered(name, asked)
+            lacks_tools = without is not None and self._rendered(name, asked, [PROBE]) in (None, without)
+            lacks_calls = lacks_tools and not shows(PROBED, *asked, answer)
+            self._gaps[name] = Gaps(
+                tools=lacks_tools,
+                calls=lacks_calls,  # and then a role `tool` that it writes is as any other, and its model saw none
+                results=lacks_calls or (lacks_tools and not shows(RESULT, *asked, answer, result)),
+                system=lacks_tools and not shows(SYSTEM, system, question),
+            )
+        return self._gaps[name]
+
     def _rendered_call(self, name: str, id: str) -> str | None:
         """Return what is written of an answer with a call where its prompt ends; None where it is refused."""
-        function = {"name": PROBED, "description": "A probe.", "parameters": {"type": "object", "properties": {}}}
-        call = {"type": "function", "id": id, "function": {"name": PROBED, "arguments": {}}}
-        messages = [
-            {"role": "user", "content": "a question"}, {"role": "assistant", "content": "", "tool_calls": [call]},
-            {"role": "tool", "content": "1", "name": PROBED, "tool_call_id": id},
-        ]  # fmt: skip
-        given: dict[str, Any] = {**self.names, "documents": None, "strftime_now": lambda _: ""}
-        given |= {"tools": [{"type": "function", "function": function}]}
-        render = partial(self._compiled[name].render, units_for(0), **given)
+        messages, gaps = _probes(id)[1:], self.gaps(name)
+        tools = None if gaps.tools else [PROBE]
+        prompt = self._rendered(name, fill(messages[:1], [PROBE], gaps), tools, add_generation_prompt=True)
+        whole = self._rendered(name, fill(messages, [PROBE], gaps), tools)
+        if prompt is None or whole is None:
+            return None
+        return whole.removeprefix(prompt) if whole.startswith(prompt) else ""
+
+    def _rendered(
+        self, name: str, messages: Sequence[Mapping[str, Any]], tools: Any = None, **given: Any
+    ) -> str | None:
+        """Return what the template writes of messages; None where it refuses them."""
+        given |= {**self.names, "documents": None, "strftime_now": lambda _: "", "tools": tools}
+        compiled = self._compiled[name]
+        listed = [_message(each, number, compiled.words) for number, each in enumerate(messages)]
         try:
-            prompt = render(messages=messages[:1], add_generation_prompt=True)
-            whole = render(messages=messages, add_generation_prompt=False)
+            return str.__str__(_with_all_shown(listed, partial(compiled.render, units_for(0), **given)))
         except Exception:  # a template can raise whatever Python can
             return None
-        return str.__str__(whole).removeprefix(prompt) if whole.startswith(prompt) else ""
 
     def _known(self, template: str | None) -> str:
         return template if template in self.texts else next(iter(self.texts))
@@ -250,6 +280,16 @@ class ChatTemplate:
                 raise WorkbenchError(f"{where}: must be a text or a list of parts, where there are no tool_calls")
         text = self.render(messages)
         return tuple(token.id for token in self.encode(text, tokenizer, self.choose()))
+
+
+def _probes(id: str) -> list[dict[str, Any]]:
+    """Return a system prompt, a question, an answer that calls a tool, and the result."""
+    call = {"type": "function", "id": id, "function": {"name": PROBED, "arguments": {}}}
+    return [
+        {"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": RESULT, "name": PROBED, "tool_call_id": id},
+    ]  # fmt: skip
 
 
 class _Compiled:
@@ -345,7 +385,8 @@ def _with_all_shown(messages: Sequence[dict[str, Any]], render: Callable[..., Tr
 def _hidden(shown: Traced, texts: Mapping[int, str]) -> set[int]:
     """Return the numbers of the texts of which no character is shown."""
     found = {str(origin) for _, origin in runs_of(shown)}
-    return {n for n, text in texts.items() if text and found.isdisjoint(str(origin) for _, origin in runs_of(text))}
+    data = {n: {str(origin) for _, origin in runs_of(text) if not origin.is_written} for n, text in texts.items()}
+    return {n for n, text in texts.items() if text and found.isdisjoint(data[n])}
 
 
 def _in_part(message: Mapping[str, Any], number: int) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from workbench.agents.agent import THINKING
-from workbench.agents.call_format import PROBE, CallFormat, shows_tools
+from workbench.agents.call_format import PROBE, CallFormat
 from workbench.agents.choice import answer_grammar, check_choice, check_schemas, tools_of_choice
 from workbench.cluster.cluster import Cluster
 from workbench.cluster.replica import PageCounts, fingerprint_of, tokens_in_cache
@@ -21,6 +21,7 @@ from workbench.model.hf.generation import GENERATION_FILE
 from workbench.prompt.answers import AnswerFormat
 from workbench.prompt.assemble import Prompt
 from workbench.prompt.conversation import Conversation
+from workbench.prompt.default_tools import NOTE
 from workbench.prompt.templates import ChatTemplate
 from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.prompt.tools import Tool
@@ -69,12 +70,14 @@ class ServedModel:
         self.thread: RunnerThread | Cluster = runner if isinstance(runner, Cluster) else RunnerThread.attach(runner)
         self.tokenizer = runner.tokenizer
         self._default_max_tokens = default_max_tokens
-        self._looked_at: tuple[ChatTemplate | None, tuple[bool, CallFormat | None]] | None = None
+        self._looked_at: tuple[ChatTemplate | None, CallFormat | None] | None = None
         if defaults := self.runner.sampling_defaults:
             listed = ", ".join(f"{key} {value:g}" for key, value in defaults.items())
             LOG.warning("model %s: sampled by %s where a request does not say: %s", name, GENERATION_FILE, listed)
         try:
-            self.runner.chat_template  # noqa: B018 (a file that cannot be read is said now, not to a client)
+            template = self.runner.chat_template  # a file that cannot be read is said now, not to a client
+            if self.tokenizer is not None and template is not None and template.gaps().tools:
+                LOG.warning("model %s: %s", name, NOTE)
         except WorkbenchError as error:
             LOG.warning("model %s: no chats: %s", name, error)
 
@@ -215,6 +218,8 @@ class ServedModel:
             self._check_tools(call, conversation, format)
             update["response_format"] = self._grammar(call, conversation, format)
         prompt = self._assemble(conversation, sampling.max_output_tokens)
+        if prompt.notes:
+            call.notes["prompt"] = list(prompt.notes)
         ends = () if sampling.ignore_eos else prompt.end_token_ids
         update["stop_token_ids"] = tuple(dict.fromkeys((*sampling.stop_token_ids, *ends)))
         placed, sampling = (
@@ -239,8 +244,6 @@ class ServedModel:
             return
         if call.tool_choice not in ("auto", "none") and format.call is None and not format.is_bare:
             raise WorkbenchError(f"tool_choice: model {self.name!r} has no control token that begins a call; use auto")
-        if not self._shows_tools(conversation.template):
-            raise WorkbenchError(f"tools: the chat template of {self.name!r} shows no tools to the model")
         if left := check_schemas(call.tool_choice, conversation.tools):
             call.notes["left_to_the_check_of_arguments"] = left
 
@@ -256,26 +259,15 @@ class ServedModel:
             raise WorkbenchError(f"tool_choice: how {self.name!r} writes a call is not known; use auto")
         return answer_grammar(conversation.tools, call.tool_choice, call.parallel_tool_calls, calls, wanted)
 
-    def _shows_tools(self, template: str | None) -> bool:
-        if template is not None:
-            return shows_tools(self.runner, template)
-        return self._default_tools[0]
-
     def _call_format(self, template: str | None) -> CallFormat | None:
-        if template is not None:
-            return CallFormat.from_model(self.runner, self.answer_format(template, (PROBE,)), template)
-        return self._default_tools[1]
-
-    @property
-    def _default_tools(self) -> tuple[bool, CallFormat | None]:
-        """Return whether the model's own template shows tools, and how calls are written in it.
-
-        It is looked at once; a cluster may replace it."""
-        template = self.runner.chat_template
-        if self._looked_at is None or self._looked_at[0] is not template:
-            shows = shows_tools(self.runner)
-            calls = CallFormat.from_model(self.runner, self.answer_format(None, (PROBE,))) if shows else None
-            self._looked_at = template, (shows, calls)
+        """Return how calls are written; how the model's own template does is looked at once (a cluster may replace
+        it)."""
+        found = self.runner.chat_template
+        if template is not None or self._looked_at is None or self._looked_at[0] is not found:
+            calls = CallFormat.from_model(self.runner, self.answer_format(template, (PROBE,)), template)
+            if template is not None:
+                return calls
+            self._looked_at = found, calls
         return self._looked_at[1]
 
     def prompt_ids(self, call: Call, turns: GeneratedTurns | None = None, begins: bool = True) -> list[tuple[int, ...]]:
