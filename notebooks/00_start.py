@@ -7,9 +7,9 @@
 #
 # <!-- made by `python -m tools.course`: begin -->
 #
-# **Try this first**: [One request](01_one_request.py), 20 minutes.
+# **Try this first**: [A real model](14_real_model.py), 30 minutes.
 #
-# [![What a model would say next, after each of its layers](pictures/start.png)](01_one_request.py)
+# [![What a model would say next, after each of its layers](pictures/start.png)](14_real_model.py)
 #
 # | notebook | minutes | it answers |
 # |:---|---:|:---|
@@ -26,6 +26,7 @@
 # | [Serving](11_serving.py) | 30 | How do clients use it, and what happens behind the API? |
 # | [A fleet](12_fleet.py) | 35 | What changes with more than one engine? |
 # | [A zoo](13_zoo.py) | 25 | Which published techniques hold here, and how do I add one? |
+# | [A real model](14_real_model.py) | 30 | Is what one reads about language models true of one that I can run? |
 #
 # <!-- made by `python -m tools.course`: end -->
 

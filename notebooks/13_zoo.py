@@ -146,4 +146,5 @@ widgets.Exercise(
 # %% [markdown] tags=["foot"]
 # ---
 # [Start page](00_start.py) ·
-# Before: [A fleet](12_fleet.py)
+# Before: [A fleet](12_fleet.py) ·
+# Next: [A real model](14_real_model.py)
