@@ -17,7 +17,7 @@ from tools.lint.tree import ROOT
 from tools.lint.zoo import by_other_ways, forbidden_imports, library_words
 from tools.planted_bugs import BUGS, PlantedBug
 
-RECORD, SHOWN = "first_light-20261121-102004", "first_light-20261123-022010"
+RECORD, SHOWN = "first_light-20261121-102004", "first_light-20261129-030931"
 LONG = "x" * 121
 FIRST_RUN, ENTRY = ((ROOT / path).read_text() for path in ("docs/first_run.md", "experiments/zoo/top_a.yaml"))
 SCALE = "\n\n```\n$ workbench memory demo \\\n    --batch 140\n23.4 and 1,140\n```\n"

@@ -18,7 +18,7 @@ from tests.engine.tiny import VOCAB, finals, layer, model_of, request, runner_of
 from tests.helpers.events import of
 from tests.thorough import tries
 from workbench.engine import naive
-from workbench.engine.beam_search import EarlyStopping, beam_search
+from workbench.engine.beam_search import BeamHypothesis, BeamSearch, EarlyStopping, beam_search
 from workbench.engine.inputs import sample_id
 from workbench.engine.runner import Runner, generate
 from workbench.kv_cache.format import parse_cache_format
@@ -67,7 +67,7 @@ def same(one: list[tuple[Text, float]], other: list[tuple[Text, float]], bound: 
 
 @pytest.mark.parametrize(
     ("early_stopping", "length_penalty"),
-    [(False, 1.0), (True, 1.0), ("never", 1.0), (False, 0.0), ("never", 2.0), ("never", -1.0), (True, -1.0)],
+    [(False, 1.0), (True, 1.0), ("never", 1.0), (False, 0.0), ("never", 2.0), (True, -1.0)],
 )
 def test_as_hugging_face(tmp_path: Path, early_stopping: EarlyStopping, length_penalty: float) -> None:
     transformers = pytest.importorskip("transformers", reason="pip install transformers")
@@ -105,6 +105,21 @@ def test_as_hugging_face(tmp_path: Path, early_stopping: EarlyStopping, length_p
             assert tuple(text[:length]) == each.token_ids and set(text[length:]) <= {1}
             assert score == pytest.approx(each.score, rel=2e-6)  # they add in float32
     assert len(lengths) > 3, "some end early"
+
+
+@pytest.mark.parametrize("penalty", [-2.0, -0.5, 0.0, 0.5, 2.0])
+@pytest.mark.parametrize("ratio", [0.9, 1.1, 3.0])
+@pytest.mark.parametrize(("length", "most"), [(1, 1), (1, 9), (4, 5), (4, 40)])
+def test_never_stopping_early_goes_on_while_any_length_could_win(
+    penalty: float, ratio: float, length: int, most: int
+) -> None:
+    """A beam can at most keep its logprob: the length at which its score is best has its say, whatever the penalty."""
+    best, worst = -1.0, -ratio / length**penalty
+    search = object.__new__(BeamSearch)
+    search.num_beams, search.max_tokens, search.early_stopping, search.length_penalty = 1, most, "never", penalty
+    search.hypotheses = [BeamHypothesis((1,), (), worst)]
+    could = any(best / each**penalty > worst for each in range(length, most + 1))
+    assert search._may_improve(best, length) == could
 
 
 cases = st.lists(

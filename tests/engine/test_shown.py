@@ -74,6 +74,14 @@ def test_a_head_keeps_its_number_and_a_row_its_position(serving: Runner) -> None
     assert repr(found).startswith("Inspection(request_id='<a>', positions=(11,)")
 
 
+def test_the_largest_weight_is_named_where_it_is_however_small_its_picture() -> None:
+    """Rows before the last ones drawn and pooled columns count as they are: row 3 of 300, position 1,234 of 5,000."""
+    weights = torch.zeros(1, 300, 5000)
+    weights[0, 3, 1234] = 0.75
+    page = Inspection("a", tuple(range(4700, 5000)), (0,) * 5000, {0: weights})._repr_html_()
+    assert "largest weight 0.75 at 1234, from 4703" in page
+
+
 def test_pictures_are_small_however_much_there_is() -> None:
     weights = dict.fromkeys(range(3), torch.rand(1, 300, 5000).expand(16, -1, -1))
     page = Inspection("a", tuple(range(4700, 5000)), (0,) * 5000, weights)._repr_html_()

@@ -85,6 +85,16 @@ def test_what_was_shared_stays_shared_when_scaled(time: float, length: float, se
         assert a.time == pytest.approx(qa.time * time) and max(pa) < VOCAB
 
 
+@given(st.integers(0, 300), st.integers(1, 200), st.integers(1, 200), st.integers(0, 5))
+def test_a_turn_shares_the_whole_blocks_of_the_turn_before(system: int, question: int, output: int, seed: int) -> None:
+    """A block that the prompt before filled in part has the answer and the next question in it now."""
+    lengths = SessionLengths(sessions=1, turns=4, system=system, question=question, output=output)
+    made = arrivals_of(traffic(lengths=lengths, arrivals=Poisson(rate=1), requests=4, seed=seed))
+    for before, after in itertools.pairwise(made):
+        shared = sum(1 for one, other in zip(before.blocks, after.blocks, strict=False) if one == other)
+        assert shared == before.prompt_tokens // before.block_tokens
+
+
 @given(st.integers(0, 500), st.integers(0, 500))
 def test_blocks_have_the_same_tokens_exactly_where_their_names_are_the_same(a: int, b: int) -> None:
     one, other = (prompt_ids(Arrival(0, 64, 1, blocks=(name,), block_tokens=64), 1000, "") for name in (a, b))

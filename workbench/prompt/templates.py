@@ -19,6 +19,7 @@ from workbench.files import read_bytes, read_json_object
 from workbench.prompt.default_tools import Gaps, fill
 from workbench.prompt.template_encoding import TemplateEncoder, TokenSpan
 from workbench.prompt.template_sandbox import (
+    BASE_UNITS,
     BoundedEnvironment,
     GenerationTag,
     TemplateTooExpensive,
@@ -36,6 +37,7 @@ ROLES = frozenset(["system", "developer", "user", "assistant", "tool", "function
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")  # names under which templates read a thought
 MAX_NESTING = 64  # objects and lists within a message
 CHARACTERS_PER_TEXT = 32  # characters that a text counts for besides its own: a template has work with every message
+PROBE_UNITS = BASE_UNITS // 4  # of one probe: a hostile template spends them each time
 SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")  # of a call, as Mistral's templates want them
 PROBED, LONG_ID = "probed_tool", "call_0123456789abcdef01234567"
 SYSTEM, QUESTION, RESULT = "a system prompt", "a question", "a result"
@@ -221,7 +223,7 @@ class ChatTemplate:
         compiled = self._compiled[name]
         listed = [_message(each, number, compiled.words) for number, each in enumerate(messages)]
         try:
-            return str.__str__(_with_all_shown(listed, partial(compiled.render, units_for(0), **given)))
+            return str.__str__(_with_all_shown(listed, partial(compiled.render, [PROBE_UNITS, 0], **given)))
         except Exception:  # a template can raise whatever Python can
             return None
 
@@ -383,10 +385,13 @@ def _with_all_shown(messages: Sequence[dict[str, Any]], render: Callable[..., Tr
 
 
 def _hidden(shown: Traced, texts: Mapping[int, str]) -> set[int]:
-    """Return the numbers of the texts of which no character is shown."""
+    """Return the numbers of the texts of which no character is shown; marks of JSON are of no text alone."""
     found = {str(origin) for _, origin in runs_of(shown)}
-    data = {n: {str(origin) for _, origin in runs_of(text) if not origin.is_written} for n, text in texts.items()}
-    return {n for n, text in texts.items() if text and found.isdisjoint(data[n])}
+    data = {
+        n: {str(origin) for _, origin in runs_of(text) if not origin.is_written and origin.part != "computed"}
+        for n, text in texts.items()
+    }
+    return {n for n in texts if data[n] and found.isdisjoint(data[n])}
 
 
 def _in_part(message: Mapping[str, Any], number: int) -> dict[str, Any]:
