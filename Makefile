@@ -10,8 +10,9 @@ demo: .venv/core
 	smollm2) $(BIN)/workbench chat "What is the capital of France?" --model smollm2 --temperature 0 --max-tokens 32;; \
 	*) echo '$(BIN)/workbench model get smollm2  # fetches a model that speaks English (98 MB)';; esac
 
+# PORT=8899 names the server's port; with BROWSER=no it prints its address and opens nothing.
 lab: .venv/lab
-	$(BIN)/workbench lab
+	$(BIN)/workbench lab $(PORT:%=--port %) $(if $(filter no,$(BROWSER)),--no-browser)
 
 # The site: build/site/html, which needs no network to be read.
 docs: .venv/docs

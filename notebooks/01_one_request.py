@@ -17,6 +17,8 @@ import workbench
 from workbench import widgets
 
 prompt = "def is_even(number):\n    "
+
+# %% jupyter={"source_hidden": true}
 widgets.Exercise(
     f"Guess first: into how many tokens is {prompt!r} cut? (It can be checked when the cells have run.)",
     lambda: len(runner.tokenizer.encode(prompt)),
@@ -56,7 +58,7 @@ for step in (event for event in events if event.kind == "stepped"):
     computed, seen = step.prefill_tokens + step.decode_tokens, step.context_tokens
     print(f"step {step.step}, {step.phase:<7}: {computed} computed, {seen} seen, {step.kv_bytes:,} bytes of cache")
 
-# %%
+# %% jupyter={"source_hidden": true}
 widgets.Exercise(
     "The answer shall have 20 tokens. How many steps does the runner take for this prompt?",
     lambda: sum(e.kind == "stepped" for e in runner.stream(prompt, max_tokens=20, temperature=0, ignore_eos=True)),
@@ -84,7 +86,7 @@ ids = runner.tokenizer.encode("# 👋")
 for count, token in enumerate(ids, 1):
     print(token, runner.tokenizer.token_bytes(token), repr(runner.tokenizer.decode(ids[:count])))
 
-# %%
+# %% jupyter={"source_hidden": true}
 widgets.Exercise(
     "How many bytes do the tokens of '# 👋' have together?",
     lambda: sum(len(runner.tokenizer.token_bytes(token)) for token in ids),
@@ -119,4 +121,9 @@ play.wait()
 # - `speculate`, `prompt_lookup` on a text that repeats itself: fewer steps than tokens.
 #
 # To read: `workbench/engine/runner.py` (a step is one sentence), `workbench/prompt/tokenization/detokenize.py`,
-# `workbench/trace/events.py`. Next: `02_prefill_and_decode`.
+# `workbench/trace/events.py`.
+
+# %% [markdown] tags=["foot"]
+# ---
+# [Start page](00_start.py) ·
+# Next: [Prefill and decode](02_prefill_and_decode.py)

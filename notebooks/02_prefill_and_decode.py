@@ -16,6 +16,8 @@ from workbench import widgets
 
 short = "def add(a, b):"
 long = "\n".join(f"def f{n}(x):\n    return x + {n}\n" for n in range(18))
+
+# %% jupyter={"source_hidden": true}
 widgets.Exercise(
     "Guess first: the first token of the long text takes how many times as long as each one after it?",
     lambda: ttft / tpot,  # of the long text, as measured in the cell below
@@ -105,7 +107,7 @@ for work in roofline.works:
     print(f"{work.name:16} {work.intensity:6.1f} FLOPs a byte, {took}, {work.bound.name} binds")
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def intensity(name):
     """Return the FLOPs a byte of a step by its name in the table."""
     return next(work.intensity for work in roofline.works if work.name == name)
@@ -136,7 +138,7 @@ points = [widgets.RooflinePoint(name, step.flops, step.bytes, dtype="bfloat16") 
 h100 = widgets.Roofline(points, ceilings="h100")
 h100
 
-# %%
+# %% jupyter={"source_hidden": true}
 widgets.Exercise(
     "Which of these steps does not wait for memory on an H100?",
     lambda: next(work.name for work in h100.works if "memory" not in work.bound.name),
@@ -154,3 +156,9 @@ widgets.Exercise(
 #
 # Read on in `workbench/model/cost.py` (FLOPs and bytes of a step), `workbench/machine/ceilings.py` (what is measured),
 # `workbench/runs/metrics.py` (every figure of a record); then [03_kv_cache](03_kv_cache.py).
+
+# %% [markdown] tags=["foot"]
+# ---
+# [Start page](00_start.py) ·
+# Before: [One request](01_one_request.py) ·
+# Next: [The key-value cache](03_kv_cache.py)

@@ -4,7 +4,7 @@
 # Decode reads the keys and values of every earlier token. Stored, they are the KV cache: bytes that grow with every
 # token and every sequence. This notebook counts them, by formula and in the tensors.
 #
-# - **Questions**: What is in the KV cache, how large is it, what does quantizing it cost?
+# - **Questions**: What is in the KV cache, how large is it, what does quantizing cost?
 # - **Afterwards you can**: compute the bytes of a cache from a model's shape; read a map of pages; weigh a format's
 #   bytes against what it changes.
 # - **Minutes**: 30
@@ -13,6 +13,7 @@
 import workbench
 from workbench import widgets
 
+# %% jupyter={"source_hidden": true}
 widgets.Exercise(
     "Guess first: how many bytes does one token take in the cache of the demo model?",
     lambda: runner.store.bytes_per_token,
@@ -44,6 +45,8 @@ print(f"= {by_formula:,} bytes a token; allocated: {runner.store.bytes / room:,.
 
 # %%
 llama = workbench.named_shape("llama-3.1-8b")  # 32 layers, 8 KV heads, head_dim 128
+
+# %% jupyter={"source_hidden": true}
 widgets.Exercise(
     "Llama 3.1 8B has 32 layers, 8 KV heads and head_dim 128. What does a token take in bfloat16?",
     lambda: 2 * sum(layer.attention.cache_values_per_token for layer in llama.layers) / 1024,
@@ -91,7 +94,7 @@ for name, other in caches.items():
     print(f"{name}: {other.store.bytes_per_token:5,.0f} bytes a token", end=", ")
     print(f"KL {found['kl_mean']:.2e} nats, same first choice {found['same_top']:.1%}")
 
-# %%
+# %% jupyter={"source_hidden": true}
 widgets.Exercise(
     "An INT4 number has a quarter of a bfloat16's bits. What does an INT4 token take of a dense one's bytes here?",
     lambda: 100 * caches["int4"].store.bytes_per_token / plain.store.bytes_per_token,
@@ -146,3 +149,9 @@ widgets.MemoryCalculator("shape:llama-3.1-8b", context=8192, batch=16, memory="h
 #
 # The same figures in a terminal: `workbench memory shape:llama-3.1-8b --context 8192 --batch 16 --memory 80GB`. Read on
 # in `workbench/kv_cache/format.py`, `workbench/kv_cache/store.py`, `workbench/model/memory.py`.
+
+# %% [markdown] tags=["foot"]
+# ---
+# [Start page](00_start.py) ·
+# Before: [Prefill and decode](02_prefill_and_decode.py) ·
+# Next: [Attention variants](04_attention_variants.py)

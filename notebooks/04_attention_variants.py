@@ -12,6 +12,7 @@
 # %%
 from workbench import widgets
 
+# %% jupyter={"source_hidden": true}
 widgets.Exercise(
     "Guess first: a text has 24 tokens, and each looks at itself and all before it. How many pairs of query and key?",
     lambda: sum(bool(Causal()(query, key)) for query in range(24) for key in range(24)),
@@ -40,7 +41,7 @@ draw_mask(Causal(), 24)
 # %%
 draw_mask(SlidingWindow(sliding_window=8, num_sink_tokens=2), 24)
 
-# %%
+# %% jupyter={"source_hidden": true}
 widgets.Exercise(
     "The query at position 20 (the first is 0): how many keys does it see in the picture above?",
     lambda: sum(bool(SlidingWindow(sliding_window=8, num_sink_tokens=2)(20, key)) for key in range(24)),
@@ -115,7 +116,7 @@ class Dilated:
 
 draw_mask(Dilated(), 24)
 
-# %%
+# %% jupyter={"source_hidden": true}
 widgets.Exercise(
     "How many keys does the last query of this picture see, the one at position 23?",
     lambda: sum(bool(Dilated()(23, key)) for key in range(24)),
@@ -153,6 +154,8 @@ widgets.AttentionView(own, TEXT, max_tokens=0, layer=2)
 
 # %%
 single = workbench.load("demo", backend="eager", attention={"num_kv_heads": "multi_query"})
+
+# %% jupyter={"source_hidden": true}
 widgets.Exercise(
     "The demo model has two KV heads. With one, what share of its cache's bytes is left?",
     lambda: 100 * single.store.bytes_per_token / own.store.bytes_per_token,
@@ -173,3 +176,9 @@ widgets.Exercise(
 # `workbench/model/attention_config.py` (the settings of attention), `experiments/custom_attention.py` (user-defined
 # score functions and whole modules), `experiments/window_span.yaml` (the measurement above, in full).
 # `03_kv_cache` has the bytes, `05_sampling` goes on from the logits.
+
+# %% [markdown] tags=["foot"]
+# ---
+# [Start page](00_start.py) ·
+# Before: [The key-value cache](03_kv_cache.py) ·
+# Next: [Sampling](05_sampling.py)

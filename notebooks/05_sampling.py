@@ -13,6 +13,8 @@
 from workbench import widgets
 
 PROMPT = "def read_file(path):\n    with open("
+
+# %% jupyter={"source_hidden": true}
 widgets.Exercise(
     "Guess first: the model knows 4,096 tokens. How many of them does top-p 0.9 leave after `with open(`?",
     lambda: trace_filters(logits, History(ids), SamplingParameters(top_p=0.9)).steps[0].num_left,
@@ -73,7 +75,7 @@ hot = widgets.SamplingExplorer(runner, PROMPT, temperature=1.6, top_p=0.9, seed=
 hot
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def bits(temperature):
     """Return the entropy of the first position at a temperature."""
     return entropy_bits((logits / temperature).softmax(-1))
@@ -106,7 +108,7 @@ colours = {"red": 2.0, "green": 1.5, "blue": 1.5, "black": 0.0, "white": -1.0}
 explored = widgets.SamplingExplorer([*colours.values()], texts=[*colours], top_p=0.8)
 explored
 
-# %%
+# %% jupyter={"source_hidden": true}
 widgets.Exercise(
     "Top-p 0.8 removes black and white, which have 7.7 % together. What becomes of red's 41.7 %?",
     lambda: 100 * explored.figures().candidates[0].after,
@@ -140,7 +142,7 @@ for token in sorted(drawn, key=drawn.get, reverse=True)[:5]:
 own = [{"path": "experiments.zoo.typical:Typical", "arguments": {"mass": 0.5}}]
 widgets.SamplingExplorer(runner, PROMPT, filters=own, max_tokens=8, seed=1).wait()
 
-# %%
+# %% jupyter={"source_hidden": true}
 widgets.Exercise(
     "How many of the five colours does min-p 0.1 leave?",
     lambda: widgets.SamplingExplorer([*colours.values()], texts=[*colours], min_p=0.1).figures().sieves[0].left,
@@ -158,3 +160,9 @@ widgets.Exercise(
 #
 # Read: `workbench/sampling/filters.py` (every filter in a few lines), `samplers.py`, `filter_trace.py`, and
 # `experiments/zoo/typical.py`. `experiments/sampling_texts.yaml` measures how texts change with these settings.
+
+# %% [markdown] tags=["foot"]
+# ---
+# [Start page](00_start.py) ·
+# Before: [Attention variants](04_attention_variants.py) ·
+# Next: [Kernels](06_kernels.py)

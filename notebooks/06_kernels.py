@@ -15,6 +15,7 @@
 import workbench
 from workbench import widgets
 
+# %% jupyter={"source_hidden": true}
 widgets.Exercise(
     "Guess first: an operation adds two arrays and norms the sum. As one loop it reads two arrays and writes two. How "
     "many does it read and write when the sum is a loop of its own?",
@@ -90,6 +91,8 @@ timed.keep()
 
 # %%
 rows, columns = map(int, timed.case.split()[0].split("x"))
+
+# %% jupyter={"source_hidden": true}
 widgets.Exercise(
     "One loop reads two arrays of 16 × 576 float32 and writes two, the sum and the norm. What does it move at least?",
     lambda: 4 * rows * columns * 4 / 1024,
@@ -111,3 +114,9 @@ widgets.Exercise(
 # Where to read: `compiled_kernels/rms_norm/` (one folder an operator: `api.py` has the specification),
 # `compiled_kernels/mlir/schedule.py` (how loops are tiled and vectorized), `compiled_kernels/inductor_code/watch.py`
 # (how the compiler is watched). `07_many_requests` goes on with the runner, which calls these kernels.
+
+# %% [markdown] tags=["foot"]
+# ---
+# [Start page](00_start.py) ·
+# Before: [Sampling](05_sampling.py) ·
+# Next: [Many requests](07_many_requests.py)

@@ -15,6 +15,7 @@
 # %%
 from workbench import widgets
 
+# %% jupyter={"source_hidden": true}
 widgets.Exercise(
     "Guess first: ten requests of different lengths, four at a time. A batch that waits for its longest request needs "
     "so many steps. What share of them is saved when a request that waits takes a free place at once?",
@@ -192,7 +193,7 @@ bench.wait()
 # - **Batch**, together with long prompts: pages run out, and requests are preempted.
 # - **Shared prefix**: pages of the beginning are shared by several requests, and prefills are shorter.
 
-# %%
+# %% jupyter={"source_hidden": true}
 widgets.Exercise(
     "Into how many chunks is the long prompt of 400 tokens cut, in steps of up to 64 tokens without any decode?",
     lambda: -(-len(prompt_ids) // 64),
@@ -215,3 +216,9 @@ widgets.Exercise(
 # To read: `workbench/scheduler/scheduler.py` (which requests run), `workbench/scheduler/allocate.py` (which are
 # preempted, and the reason that is given), `workbench/kv_cache/manager.py` (which pages each holds),
 # `workbench/kv_cache/prefix.py` (which tokens are found again).
+
+# %% [markdown] tags=["foot"]
+# ---
+# [Start page](00_start.py) ·
+# Before: [Kernels](06_kernels.py) ·
+# Next: [Speculation](08_speculation.py)

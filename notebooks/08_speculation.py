@@ -13,6 +13,7 @@
 # %%
 from workbench import widgets
 
+# %% jupyter={"source_hidden": true}
 widgets.Exercise(
     "Guess first: drafts are copied from earlier text, which here repeats itself. How many tokens does a verification "
     "give on average?",
@@ -97,6 +98,8 @@ widgets.SpeculationView(events, tokenizer=lookup.tokenizer)
 
 # %%
 accepted, drafted, cost = 0.8, 4, 1.5
+
+# %% jupyter={"source_hidden": true}
 widgets.Exercise(
     "Each of 4 draft tokens is accepted with probability 0.8, and a verification takes 1.5 plain steps. How many times "
     "as fast is that?",
@@ -118,3 +121,9 @@ widgets.Exercise(
 #
 # Read: `workbench/sampling/verify.py` (the rule), `workbench/speculative/proposers.py` and `draft_model.py`.
 # `experiments/speculation.yaml` measures the load from which on speculation loses.
+
+# %% [markdown] tags=["foot"]
+# ---
+# [Start page](00_start.py) ·
+# Before: [Many requests](07_many_requests.py) ·
+# Next: [Experiments](09_experiments.py)

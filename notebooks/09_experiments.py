@@ -12,6 +12,7 @@
 # %%
 from workbench import widgets
 
+# %% jupyter={"source_hidden": true}
 widgets.Exercise(
     "Guess first: an INT8 cache keeps its newest tokens in full precision. In steps of up to 64 tokens, from which "
     "context on is it smaller than a dense one?",
@@ -133,6 +134,8 @@ widgets.Claims(claim="kv-gqa")
 
 # %%
 low, high = 0.97, 1.05
+
+# %% jupyter={"source_hidden": true}
 widgets.Exercise(
     "INT8 takes 1.01 times dense's time a token, with an interval from 0.97 to 1.05. What may be said?",
     lambda: "it is faster" if high < 1 else "it is slower" if low > 1 else "it is not known yet which is faster",
@@ -150,3 +153,9 @@ widgets.Exercise(
 #
 # Read: `workbench/experiment/experiment.py`, `workbench/runs/`, `workbench/reports/`, `workbench/sweep/`,
 # `workbench/claims/`.
+
+# %% [markdown] tags=["foot"]
+# ---
+# [Start page](00_start.py) ·
+# Before: [Speculation](08_speculation.py) ·
+# Next: [Conversations](10_conversations.py)

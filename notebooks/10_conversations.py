@@ -13,6 +13,7 @@
 # %%
 from workbench import widgets
 
+# %% jupyter={"source_hidden": true}
 widgets.Exercise(
     "Guess first: a user asks `How many seconds are 3 weeks and 2 days?`. With system prompt, tools and template, how "
     "many tokens does the model read?",
@@ -172,7 +173,7 @@ for budget in (0, 8, 64):
     spent = f"{result.usage.thinking_tokens:>2} tokens of thought, {result.usage.output_tokens:>2} generated in all"
     print(f"budget {budget:>2}: {spent}; {result.rounds[0].thinking or 'no thought'} -> {result.answer}")
 
-# %%
+# %% jupyter={"source_hidden": true}
 widgets.Exercise(
     "A new prompt has its first 70 tokens in common with one whose pages are cached. How many are found again?",
     lambda: 70 // runner.store.page_size * runner.store.page_size,
@@ -190,3 +191,9 @@ widgets.Exercise(
 #
 # To read: `workbench/prompt/assemble.py`, `workbench/prompt/own_template.py`, `workbench/agents/rounds.py`,
 # `workbench/sampling/grammar.py`. `workbench chat` is the same in a terminal.
+
+# %% [markdown] tags=["foot"]
+# ---
+# [Start page](00_start.py) ·
+# Before: [Experiments](09_experiments.py) ·
+# Next: [Serving](11_serving.py)

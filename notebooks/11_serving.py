@@ -13,6 +13,7 @@
 # %%
 from workbench import widgets
 
+# %% jupyter={"source_hidden": true}
 widgets.Exercise(
     "Guess first: twelve clients ask at once, and four sequences fit a step. The slowest wait for a first token (p99) "
     "is how many times the median one?",
@@ -199,7 +200,7 @@ view.keep()
 server.stop()
 server
 
-# %%
+# %% jupyter={"source_hidden": true}
 widgets.Exercise(
     "Sixteen calls come at once, each for an answer of 20 tokens. Beside prefill, about how many steps is the last one "
     "done after?",
@@ -218,3 +219,9 @@ widgets.Exercise(
 #
 # To read: `workbench/serve/call_run.py`, `workbench/serve/watch/serving_log.py` and
 # `workbench/serve/dialects/openai/chat.py`. `workbench serve demo-chat` is the same from a terminal.
+
+# %% [markdown] tags=["foot"]
+# ---
+# [Start page](00_start.py) ·
+# Before: [Conversations](10_conversations.py) ·
+# Next: [A fleet](12_fleet.py)

@@ -14,6 +14,7 @@
 # %%
 from workbench import widgets
 
+# %% jupyter={"source_hidden": true}
 widgets.Exercise(
     "Guess first: an engine hands a computed prompt over to another one, page by page. A page has 16 tokens of the "
     "demo model. How large is it?",
@@ -205,7 +206,7 @@ for event in ranks.stream("def add(a, b):", max_tokens=9, temperature=0, ignore_
 print(f"predicted: {predicted:,} bytes a rank and decode step; measured: {min(steps[1:]):,} to {max(steps[1:]):,}")
 ranks.close()
 
-# %%
+# %% jupyter={"source_hidden": true}
 widgets.Exercise(
     "Llama 3.1 8B has 32 layers. How many exchanges does a decode step take when ranks share it?",
     lambda: 2 * len(workbench.named_shape("llama-3.1-8b").layers) + 2,
@@ -230,3 +231,9 @@ widgets.Exercise(
 #
 # To read: `workbench/simulate/routers.py`, `workbench/cluster/front.py`, `workbench/cluster/apart/pool_requests.py` and
 # `workbench/widgets/fleet/data.py`. `workbench serve demo --replicas 2` is the first half from a terminal.
+
+# %% [markdown] tags=["foot"]
+# ---
+# [Start page](00_start.py) ·
+# Before: [Serving](11_serving.py) ·
+# Next: [A zoo](13_zoo.py)

@@ -14,6 +14,7 @@
 # %%
 from workbench import widgets
 
+# %% jupyter={"source_hidden": true}
 widgets.Exercise(
     "Guess first: of the published techniques that were tried here, what share keeps its claim, with or without "
     "limits?",
@@ -120,7 +121,7 @@ print(PROMPT + "".join(event.text for event in events))
 for item in zoo:
     print(f"{item.settings.technique}: {item.settings.claim}\n    rule: {item.settings.rule}\n    {item.verdict}")
 
-# %%
+# %% jupyter={"source_hidden": true}
 widgets.Exercise(
     "What share of the probability do the tokens that `tail` leaves have at least, before they are scaled to 1?",
     lambda: 100 * (1 - Tail().mass),
@@ -141,3 +142,9 @@ widgets.Exercise(
 #
 # To read: `experiments/zoo/`, `workbench/parts.py` (all that a part may import), `workbench/zoo/rule.py`, and
 # docs/guide/ for each kind of part.
+
+# %% [markdown] tags=["foot"]
+# ---
+# [Start page](00_start.py) ·
+# Before: [A fleet](12_fleet.py) ·
+# Next: [A real model](14_real_model.py)

@@ -13,6 +13,7 @@
 # %%
 from workbench import widgets
 
+# %% jupyter={"source_hidden": true}
 widgets.Exercise(
     "Guess first: `Summarize this:` with 1,500 words against `What is 2+2?`. How many times as long does the first "
     "token take?",
@@ -47,7 +48,7 @@ examples.find("next token")
 # %%
 runner and widgets.SamplingExplorer(runner, CAT, max_tokens=8, seed=1, temperature=0.5, top_k=5, top_p=0.5).wait()
 
-# %%
+# %% jupyter={"source_hidden": true}
 widgets.Exercise(
     "How many tokens does top-p 0.5 leave after `The cat sat on the mat because`?",
     lambda: examples.find("next token").numbers["needed"],
@@ -73,7 +74,7 @@ pronoun
 layer, head, *_ = pronoun.rows[0]
 runner and widgets.AttentionView(runner, TIRED, max_tokens=0, layer=layer, head=head)
 
-# %%
+# %% jupyter={"source_hidden": true}
 widgets.Exercise(
     "`soft` for `tired`: what does the row of `it` become?",
     lambda: "the same" if not pronoun.claims[-1][1] else "another",
@@ -149,7 +150,7 @@ examples.find("thinking")
 # %%
 examples
 
-# %%
+# %% jupyter={"source_hidden": true}
 widgets.Exercise(
     "A schema was kept, token for token. Is the answer true then?",
     lambda: "its form is" if examples.find("extraction").claims[4][1] else "nothing is",
@@ -166,3 +167,8 @@ widgets.Exercise(
 #
 # Read: `experiments/real_examples.py` (every example in a function), `workbench/inspect/attention.py`,
 # `workbench/economics/prompt_cache.py`. `python -m experiments.real_examples` runs all of it in a terminal.
+
+# %% [markdown] tags=["foot"]
+# ---
+# [Start page](00_start.py) ·
+# Before: [A zoo](13_zoo.py)

@@ -18,6 +18,7 @@ from tests.helpers.command_line import cli, refused
 from tools.lint.zoo import forbidden_imports
 from workbench.cli.init import NEXT, TEMPLATE
 from workbench.experiment.experiment import Experiment
+from workbench.lab.course import FIRST_PICTURE
 from workbench.lab.start import notebooks_in
 from workbench.testing import check_sampler
 
@@ -52,7 +53,7 @@ def test_the_wheel_has_nothing_of_the_checkout_and_says_what_it_needs(release: t
         assert {name.split("/")[0] for name in names} == {*PACKAGES, info, extension}
         manifest = f"{extension}/data/share/jupyter/labextensions/inference-workbench/package.json"
         assert json.loads(archive.read(manifest))["version"] == workbench.__version__
-        assert [name for name in names if re.search(r"__pycache__|\.pyc$|/pictures/|/\.|^/|\.\.", name)] == []
+        assert [name for name in names if re.search(r"__pycache__|\.pyc$|/pictures/(?!start)|/\.|^/|\.\.", name)] == []
         metadata = message_from_string(archive.read(f"{info}/METADATA").decode())
         assert metadata["Version"] == workbench.__version__ and metadata["License-Expression"] == "MIT"
         core = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
@@ -69,7 +70,8 @@ def test_wheel_and_sdist_have_every_tracked_file(release: tuple[Path, Path]) -> 
     files = {path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()}
     tracked = {name for name in files if not re.search(r"\.egg-info/|^build/", name)}
     with zipfile.ZipFile(wheel) as archive:
-        packed = {name for name in tracked if name.startswith(PACKAGES) and not re.search(r"\.md$|/pictures/", name)}
+        left_out = re.compile(r"\.md$|/pictures/(?!start)")
+        packed = {name for name in tracked if name.startswith(PACKAGES) and not left_out.search(name)}
         assert packed - {*archive.namelist()} == set(), "declare it in pyproject.toml: tool.setuptools.package-data"
     with tarfile.open(sdist) as archive:
         names = {member.name.split("/", 1)[1] for member in archive.getmembers() if member.isfile()}
@@ -102,6 +104,7 @@ def test_init_brings_the_course_where_it_is_asked_for(tmp_path: Path) -> None:
     folders = (tmp_path / "lab" / "notebooks", ROOT / "notebooks")
     copied, own = ({path.name: path.read_bytes() for path in notebooks_in(folder)} for folder in folders)
     assert copied == own and len(own) >= 12
+    assert (folders[0] / FIRST_PICTURE).read_bytes() == (folders[1] / FIRST_PICTURE).read_bytes()
 
 
 def test_the_experiment_and_the_filter_of_the_project(project: Path) -> None:

@@ -1,9 +1,10 @@
-"""Write what the notebooks say of themselves into docs/course.md (the table of questions) and README.md (the titles).
+"""Write what the notebooks say of themselves into docs/course.md (the table of questions), README.md (the titles), the
+start page (its list) and the foot of every notebook (the one before and the next).
 
-    .venv/bin/python -m tools.course           # writes both
+    .venv/bin/python -m tools.course           # writes them
     .venv/bin/python -m tools.course --check   # says which is not as the notebooks have it
 
-tests/lab/test_course.py holds both to the notebooks.
+tests/lab/test_course.py holds all to the notebooks.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ import sys
 import textwrap
 from pathlib import Path
 
-from workbench.lab.course import questions_table, read_course, titles_list
+from workbench.lab.course import START_PAGE, neighbours, questions_table, read_course, start_list, titles_list
 
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- made by `python -m tools.course`: begin -->\n", "<!-- made by `python -m tools.course`: end -->\n"
+FOOT = '# %% [markdown] tags=["foot"]\n'
 COLUMNS = 118
 
 
@@ -25,12 +27,27 @@ def pages() -> dict[Path, str]:
     course = read_course(ROOT / "notebooks")
     titles = textwrap.fill(f"Its notebooks: {titles_list(course)}.", COLUMNS, break_on_hyphens=False)
     blocks = {ROOT / "docs" / "course.md": questions_table(course), ROOT / "README.md": f"{titles}\n"}
-    return {page: _with_block(page.read_text(encoding="utf-8"), block) for page, block in blocks.items()}
+    made = {page: _with_block(page.read_text(encoding="utf-8"), block) for page, block in blocks.items()}
+    for name in (START_PAGE, *(each.file for each in course)):
+        page = ROOT / "notebooks" / name
+        text = page.read_text(encoding="utf-8")
+        if name == START_PAGE:
+            text = _with_block(text, start_list(course), "# ")
+        made[page] = _with_foot(text, neighbours(course, name))
+    return made
 
 
-def _with_block(page: str, made: str) -> str:
-    before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n{made}\n{END}{rest.split(END)[1]}"
+def _with_block(page: str, made: str, mark: str = "") -> str:
+    """Return a page with its block renewed; `mark` begins each of its lines."""
+    begin, end = f"{mark}{BEGIN}", f"{mark}{END}"
+    before, _, rest = page.partition(begin)
+    block = textwrap.indent(f"\n{made}\n", mark, lambda line: True).replace(f"{mark}\n", f"{mark.rstrip()}\n")
+    return f"{before}{begin}{block}{end}{rest.partition(end)[2]}"
+
+
+def _with_foot(notebook: str, made: str) -> str:
+    """Return a notebook whose last cell is its foot."""
+    return f"{notebook.partition(FOOT)[0].rstrip()}\n\n{FOOT}{textwrap.indent(made, '# ')}"
 
 
 def main() -> int:

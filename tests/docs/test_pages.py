@@ -15,6 +15,7 @@ import pytest
 from tests.thorough import THOROUGH
 from tools.lint.tree import ROOT, pages
 from tools.scale_page import PAGE, TIMED, blocks, printed_by
+from workbench.models.store import is_at_hand
 
 # What a page's prose says that its Python prints, as regular expressions in order.
 SAID = {
@@ -34,6 +35,7 @@ SAID = {
         r"\{'name': '.*', 'age': \d+\}", "'(yes|no)'", r"'\d{4}-\d\d'", r"'\[.*\]'", "uniqueItems",
     ),
     "docs/guide/traces.md": ("not admitted: 2 sequences run, max_num_seqs is 2", "'p50'"),
+    "docs/real_model.md": ("she ",),
     "docs/tour.md": (
         r"submitted request-\d+\n", "prefilled", "decoded", "finished", "prefill 5 tokens on 1 pages",
         r"cache\.fromat: unknown key; did you mean 'format'\?", "variant +ttft", r"dense .* 960 KiB\nint8 .* 690 KiB",
@@ -68,8 +70,11 @@ def unsaid(outputs: list[str], said: tuple[str, ...]) -> list[str]:
     return [] if re.search(".*?".join(f"(?:{each})" for each in said), "\n".join(outputs), re.S) else list(said)
 
 
-MARKS = {"docs/guide/tensor_parallel.md": pytest.mark.processes}
 RUN = {path: blocks for path, text in pages(ROOT).items() if (blocks := python_of(text))}
+REAL = pytest.mark.skipif(not is_at_hand("smollm2"), reason="smollm2 is not at hand: `workbench model get smollm2`")
+MARKS = {"docs/guide/tensor_parallel.md": pytest.mark.processes} | {
+    path: REAL for path, blocks in RUN.items() if any('load("smollm2"' in block for block in blocks)
+}
 
 
 @pytest.mark.sampled(9)

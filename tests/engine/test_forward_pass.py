@@ -40,6 +40,20 @@ def test_its_logits_are_the_oracle_s(spec: ModelSpec, token_ids: list[int]) -> N
     assert torch.allclose(found.logit_lens(-1)[-1], expected[-1].softmax(-1), atol=1e-9)
 
 
+def test_the_lens_calls_the_head_once_for_all_that_is_new_and_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quantized head is widened whole by each call, which takes seconds."""
+    found = record_forward_pass(model_of(SCALED, dtype=torch.float64), [1, 2, 3, 4])
+    head, rows = type(found.model).compute_logits, []
+    monkeypatch.setattr(type(found.model), "compute_logits", lambda model, x: (rows.append(len(x)), head(model, x))[1])
+    first = found.lens_rows([3, 1, 3])
+    found.lens_rows(range(1, 4))
+    found.lens_rows([2])
+    layers = len(found.model.blocks) + 1
+    assert rows == [2 * layers, layers]
+    assert torch.allclose(first[0].here, found.logit_lens(3).topk(5).values) and first[0] is first[2]
+    assert torch.allclose(first[1].at_end, found.logit_lens(1)[-1][first[1].ids])
+
+
 @pytest.mark.parametrize("spec", KINDS.values(), ids=KINDS)
 def test_other_blocks_are_followed_too(spec: ModelSpec) -> None:
     model = model_of(spec, dtype=torch.float64)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +12,15 @@ import pytest
 from tests.browser import ROOT
 from tools import course as pages
 from workbench.errors import WorkbenchError
-from workbench.lab.course import INSTALLED_COURSE, START_PAGE, describe, first_cell, read_course
+from workbench.lab.course import (
+    FIRST_PICTURE,
+    INSTALLED_COURSE,
+    START_PAGE,
+    describe,
+    first_cell,
+    neighbours,
+    read_course,
+)
 from workbench.lab.start import command, is_percent, start_page
 
 CELL = """# %% [markdown]
@@ -41,8 +52,37 @@ def test_every_notebook_but_the_start_page_describes_itself() -> None:
 def test_the_pages_are_as_the_notebooks_have_them() -> None:
     for page, text in pages.pages().items():
         assert page.read_text(encoding="utf-8") == text, "run `python -m tools.course`"
-    changed = [page for page, text in pages.pages().items() if "[One request]" in text or "[one request]" in text]
-    assert len(changed) == 2
+    linked = {page.name for page, text in pages.pages().items() if "01_one_request.py)" in text}
+    assert linked == {"README.md", "course.md", START_PAGE, "02_prefill_and_decode.py"}
+
+
+def test_the_start_page_is_alive_before_anything_is_run() -> None:
+    """The first cell has every title as a link, and its picture; nothing of it is an output."""
+    first = first_cell((ROOT / "notebooks" / START_PAGE).read_text())
+    course = read_course(ROOT / "notebooks")
+    assert all(f"| [{each.title}]({each.file}) | {each.minutes} |" in first for each in course)
+    assert f"]({FIRST_PICTURE})" in first and (ROOT / "notebooks" / FIRST_PICTURE).is_file()
+
+
+def test_a_notebook_ends_with_its_neighbours() -> None:
+    one = describe("1.py", CELL)
+    assert one is not None
+    course = [replace(one, file=f"{n}.py", title=f"T{n}") for n in (1, 2, 3)]
+    assert neighbours(course, START_PAGE) == "---\nNext: [T1](1.py)\n"
+    assert neighbours(course, "1.py") == "---\n[Start page](00_start.py) ·\nNext: [T2](2.py)\n"
+    assert neighbours(course, "2.py") == "---\n[Start page](00_start.py) ·\nBefore: [T1](1.py) ·\nNext: [T3](3.py)\n"
+    assert neighbours(course, "3.py") == "---\n[Start page](00_start.py) ·\nBefore: [T2](2.py)\n"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.py")), ids=lambda path: path.name)
+def test_the_code_of_an_exercise_is_folded_and_nothing_else(path: Path) -> None:
+    """Its source says the answer; what a reader needs to see stands in a cell of its own."""
+    for cell in path.read_text(encoding="utf-8").split("\n# %%")[1:]:
+        head, _, source = cell.partition("\n")
+        is_exercise = "widgets.Exercise(" in source
+        assert ('"source_hidden": true' in head) == is_exercise
+        names = {type(line) for line in ast.parse(source).body[:-1]} if is_exercise else set()
+        assert names <= {ast.FunctionDef}, "imports and values stand in a cell that is seen"
 
 
 def test_entries_are_read_over_several_lines() -> None:
@@ -80,3 +120,12 @@ def test_jupyterlab_opens_with_the_start_page(tmp_path: Path) -> None:
     assert start_page(ROOT / "notebooks") == START_PAGE and start_page(tmp_path) is None
     words = command(ROOT / "notebooks", START_PAGE, None, True)
     assert f"--LabApp.default_url=/lab/tree/{START_PAGE}" in words
+
+
+def test_make_lab_takes_a_port_and_no_browser() -> None:
+    def said(*words: str) -> str:
+        command = ["make", "-n", "-o", ".venv/lab", "lab", *words]
+        made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        return made.stdout.split("lab", 1)[1].strip()
+
+    assert said() == "" and said("PORT=8899", "BROWSER=no") == "--port 8899 --no-browser"

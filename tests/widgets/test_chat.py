@@ -139,6 +139,19 @@ def test_a_branch_begins_on_the_cached_prefix_before_the_edit(chat: Chat, runner
     assert chat.last.branch == (2, 3)
 
 
+def test_again_draws_with_a_seed_of_its_own(runner: Runner) -> None:
+    settings = {"max_tokens": 6, "temperature": 1.5, "ignore_eos": True}
+    chat = Chat(runner, seed=7, **settings)
+    answers = []
+    for ask in (lambda: chat.send("What is a list?"), lambda: chat.again(1), lambda: chat.again(1)):
+        ask()
+        assert chat.wait() and chat.last is not None
+        answers.append(chat.last.parts[0].text)
+    drawn = [workbench.agent(runner, seed=seed, **settings).run("What is a list?").answer for seed in (7, 8, 9)]
+    assert answers == drawn and len(set(drawn)) == 3
+    chat.close()
+
+
 def test_an_edit_is_written_in_the_field_and_can_be_left(chat: Chat) -> None:
     chat._on_message({"last": True})  # there is none yet
     assert not chat.composer.notice

@@ -55,6 +55,9 @@ OTHERS: dict[str, dict[str, str]] = {
 }
 BLOCK = re.compile(r"^```(\S*)\n(.*?)^```", re.M | re.S)
 OURS = ("workbench ", "python -")
+ACTIVATE = "source .venv/bin/activate"  # by it a shell finds the commands below
+# The pages that a reader begins with, in a checkout.
+ACTIVATED = ("README.md", "docs/index.md", "docs/guide/index.md", "docs/real_model.md", "docs/tour.md")
 
 
 def faults(root: Path = ROOT) -> Iterator[str]:
@@ -73,6 +76,8 @@ def faults(root: Path = ROOT) -> Iterator[str]:
                 yield f"{path}:1: no block begins with {start!r}; take its row out of OTHERS"
         for line, reason in _unreadable(path, text):
             yield f"{path}:{line}: {reason}; settings as of today"
+        if path in ACTIVATED and ACTIVATE not in text:
+            yield f"{path}:1: no `{ACTIVATE}`; say it before the first command, or `workbench` is not found"
         if path == "docs/scale.md":  # tests/docs/test_pages.py runs its commands
             continue
         for step in dict.fromkeys(steps(text)):
@@ -94,7 +99,8 @@ def other_blocks(page: str, targets: set[str]) -> Iterator[str]:
     for language, block in BLOCK.findall(page):
         lines = [line for line in block.splitlines() if line.strip()]
         ours = not language and all(
-            line.startswith(OURS) or (line.startswith("make ") and line.split()[1] in targets) for line in lines
+            line.startswith((*OURS, ACTIVATE)) or (line.startswith("make ") and line.split()[1] in targets)
+            for line in lines
         )
         if language != "python" and not language.startswith("{") and not ours:
             yield block

@@ -13,20 +13,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.errors import WorkbenchError
+from workbench.lab.course import FIRST_PICTURE, START_PAGE
 from workbench.lab.execute import widget_outputs
 from workbench.lab.start import missing_browser, missing_lab, notebooks_in, require
+from workbench.models.store import is_at_hand
 
 if TYPE_CHECKING:
-    from tools.notebooks.page import NotebookPage
+    from tools.notebooks.page import LabSession, NotebookPage
 
 # Of the notebook's exercises, where it has some: those whose answer cannot be computed after all cells have run.
 UNANSWERABLE = "getattr(__import__('sys').modules.get('workbench.widgets.exercise.view'), 'unanswerable', list)()"
+START_PICTURE = """# %%
+import workbench
+from workbench import widgets
+
+runner = workbench.load("smollm2", backend="eager")
+widgets.TokenPath(runner, "The cat sat on the mat because", section="lens")
+"""
 
 
 class WidgetScreenshots:
     """Screenshots of widgets in a folder.
 
-    `pagemap.png` is the first `wb-pagemap`; later ones have their notebook's name as well.
+    `pagemap.png` is the first `wb-pagemap`; later ones have their notebook's name as well. `start.png` is the start
+    page's, which is there before anything is run: a logit lens of the real model, made where that is at hand.
     """
 
     def __init__(self, folder: Path, dark: bool = False) -> None:
@@ -41,6 +51,13 @@ class WidgetScreenshots:
             page.settle()
             self._shoot(page, names, "-dark")
             page.lab.theme("light")
+
+    def take_start(self, lab: LabSession) -> None:
+        """Save the picture of the start page."""
+        page = lab.open(lab.write("start_picture.py", START_PICTURE))
+        page.run_all()
+        page.screenshot(self.folder / Path(FIRST_PICTURE).name, page.widget("wb-tokenpath").locator(".wb-picture"))
+        page.close()
 
     def _name(self, widget: str, notebook: str) -> str:
         plain = widget.removeprefix("wb-")
@@ -150,4 +167,6 @@ def check_notebooks(
             for name in chosen:
                 visits.append(visit_notebook(lab, f"notebooks/{name}", kept, pictures))
                 on_visit(visits[-1])
+            if pictures is not None and START_PAGE in chosen and is_at_hand("smollm2"):
+                pictures.take_start(lab)
     return visits

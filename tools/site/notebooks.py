@@ -86,6 +86,8 @@ def as_notebook(notebook: Any, moved: Callable[[str], str]) -> str:
 
     for number, cell in enumerate(notebook.cells):
         cell.id = f"cell-{number}"
+        if cell.metadata.get("jupyter", {}).get("source_hidden"):
+            cell.metadata["tags"] = [*cell.metadata.get("tags", []), "hide-input"]  # how MyST folds a cell
         if cell.cell_type == "markdown":
             cell.source = moved(cell.source)
     notebook.metadata = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}

@@ -9,7 +9,7 @@ import typer
 
 from workbench.errors import WorkbenchError, cannot_write
 from workbench.files import OWN_EXPERIMENTS
-from workbench.lab.course import INSTALLED_COURSE
+from workbench.lab.course import FIRST_PICTURE, INSTALLED_COURSE
 
 TEMPLATE = OWN_EXPERIMENTS / "project"
 NEXT = {
@@ -42,7 +42,8 @@ def write_project(folder: Path, course: bool = False) -> list[str]:
     sources = {path.name: path for path in sorted(TEMPLATE.iterdir()) if path.is_file()}
     if course:
         found = [path for path in sorted(INSTALLED_COURSE.glob("*")) if path.suffix in (".py", ".toml")]
-        sources |= {f"notebooks/{path.name}": path for path in found}
+        found += [INSTALLED_COURSE / FIRST_PICTURE]
+        sources |= {f"notebooks/{path.relative_to(INSTALLED_COURSE)}": path for path in found}
     if folder.is_dir() and (there := sorted(path.name for path in folder.iterdir())):
         names = ", ".join(there[:3]) + (", ..." if len(there) > 3 else "")
         raise WorkbenchError(f"init: the folder {folder} is not empty ({names}); name a new one, nothing was written")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from einops import einsum, rearrange, repeat
@@ -35,6 +35,7 @@ from workbench.model.transformer import Transformer
 
 Record = Callable[[str, Tensor], None]
 MAX_BYTES = 2**31  # of one recorded pass
+LENS_TOKENS = 5  # kept of each layer and position
 # What a stage of a block is, in the words of a reader.
 STAGES = {
     "embedding": "embedding: one row of the table for each token",
@@ -94,6 +95,15 @@ class Stage:
         return self.values.shape[-1]
 
 
+class LensRow(NamedTuple):
+    """The likeliest tokens of the logit lens at one position, each [layer + 1, LENS_TOKENS], best first: ids, their
+    probabilities there, and those after the last layer."""
+
+    ids: Tensor
+    here: Tensor
+    at_end: Tensor
+
+
 @dataclass(frozen=True)
 class ForwardPass:
     """All stages of `token_ids` through `model`, in the order of computation; of each layer that is a mixture the
@@ -103,6 +113,7 @@ class ForwardPass:
     token_ids: tuple[int, ...]
     stages: tuple[Stage, ...] = field(repr=False)
     chosen_experts: Mapping[int, Tensor] = field(default_factory=dict, repr=False)
+    _lenses: dict[int, LensRow] = field(default_factory=dict, repr=False, compare=False)
 
     def find(self, name: str, layer: int | None = None) -> Stage | None:
         """Find a stage; None where this model has no such."""
@@ -123,8 +134,26 @@ class ForwardPass:
     def logit_lens(self, position: int) -> Tensor:
         """Return what the head makes of the residual stream at `position` before each block and after the last, as
         probabilities: [layer + 1, vocab] in float64 (the logit lens, nostalgebraist, 2020)."""
-        rows = torch.stack([self.residual(layer)[position] for layer in range(len(self.model.blocks) + 1)])
-        return self.model.compute_logits(rows).double().softmax(-1)
+        return self.model.compute_logits(self._streams(position)).double().softmax(-1)
+
+    @torch.inference_mode()
+    def lens_rows(self, positions: Iterable[int]) -> list[LensRow]:
+        """Return the likeliest tokens of the logit lens at some positions, kept for the next call.
+
+        The head is called once for all positions that are new: one that is quantized is widened whole by each call.
+        """
+        wanted = tuple(positions)
+        if new := [position for position in dict.fromkeys(wanted) if position not in self._lenses]:
+            logits = self.model.compute_logits(torch.cat([self._streams(position) for position in new]))
+            for position, rows in zip(new, logits.chunk(len(new)), strict=True):
+                shares = rows.double().softmax(-1)
+                best = shares.topk(min(LENS_TOKENS, shares.shape[-1]))
+                self._lenses[position] = LensRow(best.indices, best.values, shares[-1][best.indices])
+        return [self._lenses[position] for position in wanted]
+
+    def _streams(self, position: int) -> Tensor:
+        """Return the residual stream at `position` before each block and after the last: [layer + 1, hidden]."""
+        return torch.stack([self.residual(layer)[position] for layer in range(len(self.model.blocks) + 1)])
 
 
 @torch.inference_mode()

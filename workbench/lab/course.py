@@ -24,6 +24,9 @@ from workbench.files import OWN_EXPERIMENTS
 
 INSTALLED_COURSE = OWN_EXPERIMENTS.parent / "notebooks"  # in a checkout, and beside the package of a wheel
 START_PAGE = "00_start.py"
+REAL_MODEL = "14_real_model.py"
+FIRST_PICTURE = "pictures/start.png"  # the one picture that a wheel has too
+FIRST_PICTURE_SHOWS = "What a model would say next, after each of its layers"
 ENTRIES = ("Questions", "Afterwards you can", "Minutes")
 ENTRY = re.compile(rf"^- \*\*({'|'.join(ENTRIES)})\*\*: (.*(?:\n(?!- |\n).+)*)", re.M)
 
@@ -90,6 +93,27 @@ def titles_list(course: Sequence[CourseNotebook], folder: str = "notebooks") -> 
     """Return the sentence of README.md: every notebook's title as a link into `folder`."""
     links = [f"[{each.title.lower()}]({folder}/{each.file})" for each in course]
     return f"{', '.join(links[:-1])} and {links[-1]}"
+
+
+def start_list(course: Sequence[CourseNotebook]) -> str:
+    """Return what the start page shows before anything is run: what to try first, and every notebook as a link."""
+    first = next((each for each in course if each.file == REAL_MODEL), course[0])
+    rows = [f"| [{each.title}]({each.file}) | {each.minutes} | {each.questions[0]} |" for each in course]
+    return "\n".join([
+        f"**Try this first**: [{first.title}]({first.file}), {first.minutes} minutes.", "",
+        f"[![{FIRST_PICTURE_SHOWS}]({FIRST_PICTURE})]({first.file})", "",
+        "| notebook | minutes | it answers |", "|:---|---:|:---|", *rows, "",
+    ])  # fmt: skip
+
+
+def neighbours(course: Sequence[CourseNotebook], file: str) -> str:
+    """Return the foot of a notebook: links to the start page, to the notebook before it, and to the next."""
+    files = [each.file for each in course]
+    at = files.index(file) if file in files else -1
+    links = [f"[Start page]({START_PAGE})"] if file != START_PAGE else []
+    links += [f"Before: [{each.title}]({each.file})" for each in course[max(0, at - 1) : max(0, at)]]
+    links += [f"Next: [{each.title}]({each.file})" for each in course[at + 1 : at + 2]]
+    return "---\n" + " ·\n".join(links) + "\n"
 
 
 def _read(path: Path) -> CourseNotebook | None:

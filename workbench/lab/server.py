@@ -111,6 +111,8 @@ class LabServer:
             f"--port={self.port}", "--ServerApp.port_retries=0", f"--ServerApp.root_dir={self.root}",
             f"--IdentityProvider.token={self.token}", "--LabApp.expose_app_in_browser=True",
             "--LabApp.extension_manager=readonly",
+            # Pictures of a notebook are read as notebooks are: the usual handler refuses what lies in a linked folder.
+            "--ContentsManager.files_handler_class=jupyter_server.files.handlers.FilesHandler",
             f"--FileCheckpoints.checkpoint_dir={self.private / 'checkpoints'}",  # none beside what is linked
         ]  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -107,9 +108,10 @@ class Chat(PictureWidget):
         self._ask(text, self.tree.get(number).parent)
 
     def again(self, number: int) -> None:
-        """Answer message `number` again, as a branch: another draw, where the temperature is not 0."""
+        """Answer message `number` again, as a branch: with a seed of its own, another draw where the
+        temperature is not 0."""
         found = self.tree.get(number)
-        self._ask(found.question, found.parent)
+        self._ask(found.question, found.parent, found.branch[1])
 
     def select(self, number: int, branch: int) -> None:
         """Show branch `branch`, counted from 0, of message `number`."""
@@ -151,7 +153,8 @@ class Chat(PictureWidget):
         self.stop()
         super().close()
 
-    def _ask(self, text: str, parent: Exchange | None) -> None:
+    def _ask(self, text: str, parent: Exchange | None, new_seeds: int = 0) -> None:
+        """Ask a question behind `parent`; `new_seeds` is added to the seed that its answer is drawn with."""
         text = text.strip()
         with self._changing:
             if self.running or not text:
@@ -163,13 +166,21 @@ class Chat(PictureWidget):
             self._end_edit()
             made.running = self.running = self.composer.running = True
             self._answering = BackgroundAnswer(
-                self.agent,
+                self._drawing(new_seeds),
                 base.user(text),
                 lambda event: self._on_event(made, event),
                 lambda error: self._on_end(made, error),
             )
         self._answering.start()
         self.throttle.mark()
+
+    def _drawing(self, new_seeds: int) -> Agent:
+        """Return the agent with another seed; itself where none is added."""
+        if not new_seeds:
+            return self.agent
+        other, sampling = copy(self.agent), self.agent.sampling
+        other.sampling = sampling.model_copy(update={"seed": sampling.seed + new_seeds})
+        return other
 
     def _on_event(self, exchange: Exchange, event: AgentEvent) -> None:
         with self._changing:

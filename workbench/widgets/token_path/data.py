@@ -157,17 +157,16 @@ class TokenPathData:
     def lens(self, positions: range) -> tuple[LensCell, ...]:
         """Return the logit lens of some positions, from the embedding to the last layer."""
         cells = []
-        for position in positions:
-            best = self.found.logit_lens(position).max(-1)
-            for layer, (share, token) in enumerate(zip(best.values.tolist(), best.indices.tolist(), strict=True)):
-                cells.append(LensCell(layer, position, self.spell(token), share))
+        for position, row in zip(positions, self.found.lens_rows(positions), strict=True):
+            best = zip(row.here[:, 0].tolist(), row.ids[:, 0].tolist(), strict=True)
+            cells += [LensCell(layer, position, self.spell(token), share) for layer, (share, token) in enumerate(best)]
         return tuple(cells)
 
-    def lens_top(self, layer: int, position: int, count: int = 5) -> tuple[Candidate, ...]:
+    def lens_top(self, layer: int, position: int) -> tuple[Candidate, ...]:
         """Return the likeliest tokens after `layer` layers, with their share there and after the last."""
-        shares = self.found.logit_lens(position)
-        best = shares[layer].topk(count).indices.tolist()
-        return tuple(Candidate(n, self.spell(n), float(shares[layer, n]), float(shares[-1, n])) for n in best)
+        (row,) = self.found.lens_rows([position])
+        found = zip(*(values[layer].tolist() for values in row), strict=True)
+        return tuple(Candidate(n, self.spell(n), here, at_end) for n, here, at_end in found)
 
     def weights(self, layer: int) -> np.ndarray | None:
         """Return attention weights [head, token, context] of a layer; None where its module says none."""

@@ -8,7 +8,8 @@ from workbench import svg
 from workbench.svg import format_percent, truncate_to_width
 from workbench.widgets.token_path.data import Candidate, LensCell
 
-ROW, LEFT, CELL = 36, 96, 78
+ROW, LOW_ROW, LEFT, CELL = 36, 20, 96, 78
+MANY_LAYERS = 16  # from so many on each cell is one line
 LAST_COLUMN_MARGIN = 4
 
 
@@ -25,28 +26,33 @@ def draw_lens(
     """Markup and height. Layers go upwards, positions to the right; `chosen` is (layer, position)."""
     positions = list(dict.fromkeys(cell.position for cell in cells))
     wide = min(130.0, (width - LEFT - LAST_COLUMN_MARGIN) / len(positions))
-    bottom = 20 + ROW * num_layers
+    low = num_layers >= MANY_LAYERS
+    row = LOW_ROW if low else ROW
+    bottom = 20 + row * num_layers
     parts = [svg.text(LEFT - 8, 13, "says next", text_anchor="end", class_="faint", font_size=11)]
     for layer in range(num_layers + 1):
         name = f"after layer {layer - 1}" if layer else "embedding"
-        parts.append(svg.text(LEFT - 8, bottom - ROW * layer + 21, name, text_anchor="end", font_size=11))
+        y = bottom - row * layer + (13 if low else 21)
+        parts.append(svg.text(LEFT - 8, y, name, text_anchor="end", font_size=11))
+    room = wide - (44 if low else 10)
     for cell in cells:
-        x, y = LEFT + wide * positions.index(cell.position), bottom - ROW * cell.layer
+        x, y = LEFT + wide * positions.index(cell.position), bottom - row * cell.layer
         here = (cell.layer, cell.position) == chosen
         after = f"after layer {cell.layer - 1}" if cell.layer else "embedding"
         label = f"{cell.text}, {format_percent(cell.probability)}"
         parts.append(svg.group(
-            svg.rect(x, y, wide - 3, ROW - 3, rx=2, class_="c0", fill_opacity=round(0.06 + 0.5 * cell.probability, 3)),
-            svg.text(x + 5, y + 13, truncate_to_width(cell.text, wide - 10), class_="mono", font_size=11),
-            svg.text(x + 5, y + 28, format_percent(cell.probability), font_size=11, class_="faint"),
-            svg.rect(x, y, wide - 3, ROW - 3, rx=2, fill="none", stroke="currentColor",
+            svg.rect(x, y, wide - 3, row - 3, rx=2, class_="c0", fill_opacity=round(0.06 + 0.5 * cell.probability, 3)),
+            svg.text(x + 5, y + 13, truncate_to_width(cell.text, room), class_="mono", font_size=11),
+            svg.text(*((x + wide - 7, y + 13) if low else (x + 5, y + 28)), format_percent(cell.probability),
+                     text_anchor="end" if low else None, font_size=11, class_="faint"),
+            svg.rect(x, y, wide - 3, row - 3, rx=2, fill="none", stroke="currentColor",
                      stroke_width=2.5 if here else 0) if here else "",
             key=f"l{cell.layer}.{cell.position}", tabindex=0 if here else -1, role="button",
             data_row="" if cell.position == positions[0] else None,
             tip=f"position {cell.position}, {after}: {label}",
             aria_label=f"position {cell.position}, layer {cell.layer}: {label}",
         ))  # fmt: skip
-    under = bottom + ROW + 10
+    under = bottom + row + 10
     parts.append(svg.text(LEFT - 8, under + 2, "the text", text_anchor="end", font_size=11, class_="faint"))
     for number, position in enumerate(positions):
         name = truncate_to_width(tokens[position], wide - 8)
