@@ -7,10 +7,6 @@
 #
 # <!-- made by `python -m tools.course`: begin -->
 #
-# **Try this first**: [One request](01_one_request.py), 20 minutes.
-#
-# [![What a model would say next, after each of its layers](pictures/start.png)](01_one_request.py)
-#
 # | notebook | minutes | it answers |
 # |:---|---:|:---|
 # | [One request](01_one_request.py) | 20 | What happens to my text, from the first letter to the last token? |
@@ -26,6 +22,11 @@
 # | [Serving](11_serving.py) | 30 | How do clients use it, and what happens behind the API? |
 # | [A fleet](12_fleet.py) | 35 | What changes with more than one engine? |
 # | [A zoo](13_zoo.py) | 25 | Which published techniques hold here, and how do I add one? |
+#
+# **Try this first**: [One request](01_one_request.py), 20 minutes.
+# What a model would say next, after each of its layers:
+#
+# [![What a model would say next, after each of its layers](pictures/start.png)](01_one_request.py)
 #
 # <!-- made by `python -m tools.course`: end -->
 
