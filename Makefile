@@ -8,7 +8,7 @@ demo: .venv/core
 	@$(BIN)/workbench run experiments/first_light.yaml
 	@case "$$($(BIN)/python -c 'from workbench.models.store import default_model; print(default_model())')" in \
 	smollm2) $(BIN)/workbench chat "What is the capital of France?" --model smollm2 --temperature 0 --max-tokens 32;; \
-	*) echo '$(BIN)/workbench model get smollm2  # fetches a model that speaks English (98 MB)';; esac
+	*) echo '  $(BIN)/workbench model get smollm2  # fetches a model that speaks English (98 MB)';; esac
 
 # PORT=8899 names the server's port; with BROWSER=no it prints its address and opens nothing.
 lab: .venv/lab

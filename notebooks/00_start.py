@@ -7,10 +7,6 @@
 #
 # <!-- made by `python -m tools.course`: begin -->
 #
-# **Try this first**: [A real model](14_real_model.py), 30 minutes.
-#
-# [![What a model would say next, after each of its layers](pictures/start.png)](14_real_model.py)
-#
 # | notebook | minutes | it answers |
 # |:---|---:|:---|
 # | [One request](01_one_request.py) | 20 | What happens to my text, from the first letter to the last token? |
@@ -27,6 +23,11 @@
 # | [A fleet](12_fleet.py) | 35 | What changes with more than one engine? |
 # | [A zoo](13_zoo.py) | 25 | Which published techniques hold here, and how do I add one? |
 # | [A real model](14_real_model.py) | 30 | Is what one reads about language models true of one that I can run? |
+#
+# **Try this first**: [A real model](14_real_model.py), 30 minutes.
+# What a model would say next, after each of its layers:
+#
+# [![What a model would say next, after each of its layers](pictures/start.png)](14_real_model.py)
 #
 # <!-- made by `python -m tools.course`: end -->
 

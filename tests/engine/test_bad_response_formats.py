@@ -64,7 +64,7 @@ BAD: dict[str, tuple[object, str]] = {
     "a missing rule": (lark("start: x"), 'unknown name: "x"'),
     "no start": (lark('a: "b"'), "no start rule"),
     "an unknown control token": (lark("start: <|nothing|>"), 'unknown special token: "<|nothing|>"'),
-    "a file": (schema_form({"$ref": "file:///schema.json"}), "only references within this schema"),
+    "a file": (schema_form({"$ref": "file:schema.json"}), "only references within this schema"),
     "a URL": (schema_form({"$ref": "https://example.org/a"}), "only references within this schema"),
     "a reference to itself": (schema_form({"$ref": "#"}), "response_format.json_schema"),
     "required without end": (schema_form(ITSELF), "no end was found"),

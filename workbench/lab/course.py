@@ -100,9 +100,9 @@ def start_list(course: Sequence[CourseNotebook]) -> str:
     first = next((each for each in course if each.file == REAL_MODEL), course[0])
     rows = [f"| [{each.title}]({each.file}) | {each.minutes} | {each.questions[0]} |" for each in course]
     return "\n".join([
-        f"**Try this first**: [{first.title}]({first.file}), {first.minutes} minutes.", "",
-        f"[![{FIRST_PICTURE_SHOWS}]({FIRST_PICTURE})]({first.file})", "",
         "| notebook | minutes | it answers |", "|:---|---:|:---|", *rows, "",
+        f"**Try this first**: [{first.title}]({first.file}), {first.minutes} minutes.", f"{FIRST_PICTURE_SHOWS}:", "",
+        f"[![{FIRST_PICTURE_SHOWS}]({FIRST_PICTURE})]({first.file})", "",
     ])  # fmt: skip
 
 
