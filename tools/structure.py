@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("workbench", "compiled_kernels")
 SMALL = 40  # lines; a smaller file that is not a package's front needs a reason
 LARGE = 350  # lines; about what one concept takes
+HOT = ("EngineCore", "RequestTracker", "Runner")  # of the engine: entered in every step
 
 
 def modules(root: Path = ROOT, packages: Iterable[str] = PACKAGES) -> dict[str, Path]:
@@ -142,6 +143,36 @@ def duplicated_classes(files: dict[str, Path]) -> dict[str, list[str]]:
     return {name: places for name, places in sorted(where.items()) if len(places) > 1}
 
 
+class Class(NamedTuple):
+    """Hold the names of a class's own methods and of its bases."""
+
+    methods: set[str]
+    bases: list[str]
+
+
+def methods_of_classes(files: dict[str, Path]) -> dict[str, int]:
+    """Return the number of each class's methods: its own, those inherited from ours, and of the engine's hot classes
+    the functions that take one first."""
+    classes: dict[str, Class] = {}
+    functions: dict[str, set[str]] = defaultdict(set)
+    for module, path in files.items():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                own = {each.name for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)}
+                classes[node.name] = Class(own, [ast.unparse(base) for base in node.bases])
+        for node in tree.body:
+            first = node.args.args[:1] if isinstance(node, ast.FunctionDef) else []
+            if first and first[0].annotation is not None:
+                functions[ast.unparse(first[0].annotation)].add(f"{module}.{node.name}")
+
+    def methods(name: str) -> set[str]:
+        one = classes.get(name, Class(set(), []))
+        return one.methods.union(*map(methods, one.bases))
+
+    return {name: len(methods(name)) + (len(functions[name]) if name in HOT else 0) for name in classes}
+
+
 def files_of_a_step() -> set[str]:
     """Return the library's files that one decode step of the demo model runs through (eager backend, second step)."""
     import workbench
@@ -181,6 +212,7 @@ def measured() -> dict[str, int]:
         "files over 350 lines": sum(count > LARGE for count in lines.values()),
         "import circles": len(groups),
         "files in the largest circle": max(map(len, groups), default=0),
+        "methods of the largest class": max(methods_of_classes(files).values()),
         "duplicated class names": len(duplicated_classes(files)),
         "files in a decode step": len(files_of_a_step()),
     }

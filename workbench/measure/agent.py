@@ -180,7 +180,7 @@ def _row(
     }
     later = [row for row in rounds if row["agent_round"] > 1]
     return {
-        "variant": name, "settings": settings_text(experiment, name), "backend": str(runner.backends),
+        "variant": name, "settings": settings_text(experiment, name), "backend": str(runner.core.backends),
         "questions": len(questions), "right": mean(row["right"] for row in questions),
         "right_by_kind": {
             kind: mean(row["right"] for row in questions if row["kind"] == kind) for kind in kinds if kind

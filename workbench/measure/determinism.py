@@ -128,7 +128,7 @@ def measure_determinism(experiment: Experiment, on_progress: ProgressCallback = 
                 )
         asked += [{"variant": name, **each} for each in found]
         rows.append({
-            "variant": name, "settings": settings_text(experiment, name), "backend": str(runner.backends),
+            "variant": name, "settings": settings_text(experiment, name), "backend": str(runner.core.backends),
             "dtype": str(runner.model.dtype).removeprefix("torch."), "batch_invariant": variant.batch_invariant,
             **{f"{kind}_{what}": num_distinct_outputs(found, kind, key)
                for kind in ("varying", "same") for what, key in (("outputs", "token_ids"), ("bits", "logprobs"))},

@@ -149,7 +149,7 @@ def measure_sampled_texts(
         found += [{"variant": name, **_figures(asked, i, ids)} for i, ids in enumerate(turns[name][0])]
         same = all(turn == turns[name][0] for turn in turns[name])
         rows.append({
-            "variant": name, "settings": settings_text(experiment, name), "backend": str(runners[name].backends),
+            "variant": name, "settings": settings_text(experiment, name), "backend": str(runners[name].core.backends),
             "temperature": variant.sampling.temperature, "top_k": variant.sampling.top_k, **_means(found, name),
             "repeated_alike": same if work.repeats > 1 else None, "predicted": predicted["variants"][name],
             "s_per_token": median(seconds[name][1:]) / tokens if work.repeats > 1 else None,  # the first one compiles

@@ -56,7 +56,7 @@ def measure_serving(
                 tables[table] += [{"variant": name, "round": turn + 1, **row} for row in found[table]]
     rows = []
     for name, runner in runners.items():
-        marks = {"variant": name, "settings": settings_text(experiment, name), "backend": str(runner.backends)}
+        marks = {"variant": name, "settings": settings_text(experiment, name), "backend": str(runner.core.backends)}
         prediction = {} if predicted is None else {"predicted": predicted["variants"][name]}
         rows.append(marks | _median(rounds[name]) | prediction)
     return VariantResults(rows, {"rounds": experiment.measure.rounds}, tables)

@@ -194,7 +194,7 @@ def _row(
 ) -> dict[str, Any]:
     mine = [each for each in rounds if each["variant"] == name]
     return {
-        "variant": name, "settings": settings_text(experiment, name), "backend": str(runner.backends),
+        "variant": name, "settings": settings_text(experiment, name), "backend": str(runner.core.backends),
         **{key: median(each[key] for each in mine) for key in MEDIANS},
         "rates": [each["output_tokens_per_s"] for each in mine],
         "predicted_output_tokens_per_s": predicted["output_tokens_per_s"],

@@ -59,7 +59,7 @@ def measure_text_agreement(experiment: Experiment, on_progress: Callable[[str], 
         places = [first_divergence(one, other) for one, other in zip(outputs[baseline], outputs[name], strict=True)]
         tables["agreement"] += [{"variant": name, "prompt": n, "first_divergence": at} for n, at in enumerate(places)]
         rows.append({
-            "variant": name, "settings": settings_text(experiment, name), "backend": str(runners[name].backends),
+            "variant": name, "settings": settings_text(experiment, name), "backend": str(runners[name].core.backends),
             **agreement(places, work.output_tokens), **_medians(rounds[name]),
             **_ratios(rounds[baseline], rounds[name]),
         })  # fmt: skip

@@ -178,6 +178,24 @@ class Sampler:
         known = self._states.get(sequence.request_id)
         return known is not None and known.is_plain_greedy and known.constraint is None
 
+    def legal_drafts(self, drafts: Mapping[str, Draft]) -> dict[str, Draft]:
+        """Cut drafts before the first token that their requests' constraints forbid.
+
+        A drafted token with a probability is kept, though it will be rejected: only then is the token in its place
+        sampled from the target's distribution. Where rows are masked or combined as a chain, a tree gives its first
+        branch.
+        """
+        legal: dict[str, Draft] = {}
+        for name, draft in drafts.items():
+            constraint = self.constraint_of(name)
+            if constraint is not None or self.combiners_of(name):
+                draft = draft.first_branch()
+            if constraint is not None:
+                draft = draft.truncated(constraint.legal_count(draft.token_ids) + (draft.probabilities is not None))
+            if len(draft):
+                legal[name] = draft
+        return legal
+
     def start_masks(self, sequences: Iterable[tuple[Sequence, tuple[int, ...]]]) -> None:
         """Start on the masks of sequences with these drafts, in a thread; `verify` waits for them."""
         wanted = [(self.constraint_of(sequence.request_id), draft) for sequence, draft in sequences]
