@@ -27,7 +27,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -76,10 +76,10 @@ KINDS = (
 )  # fmt: skip
 
 
-def draw_ask(seed: int, model: str) -> tuple[str, Ask]:
-    """Return the kind of a request and the request."""
+def draw_ask(seed: int, model: str, kinds: Sequence[str]) -> tuple[str, Ask]:
+    """Return the kind of a request, one of `kinds`, and the request."""
     draw = random.Random(seed)
-    kind = draw.choice(KINDS)
+    kind = draw.choice(kinds)
     text = draw.choice(QUESTIONS).format(draw.randrange(100), draw.randrange(100))
     most, turns = draw.choice((4, 16, 40)), [{"role": "user", "content": text}]
     common: dict[str, Any] = {"model": model, "temperature": draw.choice((0, 0.7))}
@@ -159,28 +159,28 @@ def pages_in_use(runner: Runner) -> int:
 
 
 async def ask_mixed(
-    url: str, model: str, seeds: Iterator[int], at_once: int, seconds: float
+    url: str, model: str, kinds: Sequence[str], seeds: Iterator[int], at_once: int, seconds: float
 ) -> tuple[Counter[str], list[tuple[str, Reply]]]:
     """Ask what `seeds` draw, `at_once` at a time, until they end or so many seconds have passed.
 
     Returns:
         the number of requests by kind, and the replies with what is wrong with each, their texts left out.
     """
-    end, kinds, replies = time.monotonic() + seconds, Counter[str](), list[tuple[str, Reply]]()
+    end, counts, replies = time.monotonic() + seconds, Counter[str](), list[tuple[str, Reply]]()
 
     async def client() -> None:
         for seed in seeds:
-            kind, request = draw_ask(seed, model)
+            kind, request = draw_ask(seed, model, kinds)
             reply = await ask(url, request)
             why = "" if reply.left else fault(kind, reply)
             reply.events.clear()  # what the client read is no memory of the server's
-            kinds[kind] += 1
+            counts[kind] += 1
             replies.append((f"{kind}: {why}" if why else "", reply))
             if time.monotonic() >= end:
                 return
 
     await asyncio.gather(*(client() for _ in range(at_once)))
-    return kinds, replies
+    return counts, replies
 
 
 def quantiles(replies: list[Reply]) -> dict[str, list[float]]:
@@ -199,17 +199,20 @@ def soak(model: str, count: int, minutes: float, at_once: int, progress: Any = d
     """Send `count` requests, or as many as come in `minutes` unless that is 0, `at_once` of them at a time, and return
     the record."""
     runner = workbench.load(model, prefix="radix", page_size=16, max_num_seqs=16, report=discard)
-    account, faults, kinds = EngineAccount(runner), Counter[str](), Counter[str]()
+    account, faults, counts = EngineAccount(runner), Counter[str](), Counter[str]()
     states: list[dict[str, Any]] = []
     num_left, process, began = 0, psutil.Process(), time.monotonic()
     gateway = Gateway({"accounting": {"prices": "article-a", "memory_calls": 500}})
     parts = PARTS["minutes" if minutes else "count"]
     seeds = itertools.count() if minutes else iter(range(count))
     with serve({model: runner}, gate=gateway, **BOUNDS) as server:
+        thinks = server.service.models[model].can_think
+        kinds = [kind for kind in KINDS if thinks or kind != "chat thinking"]
         for _ in range(parts):
             some = seeds if minutes else itertools.islice(seeds, -(-count // parts))
-            drawn, got = asyncio.run(ask_mixed(server.url, model, some, at_once, 60 * minutes / parts or float("inf")))
-            kinds += drawn
+            seconds = 60 * minutes / parts or float("inf")
+            drawn, got = asyncio.run(ask_mixed(server.url, model, kinds, some, at_once, seconds))
+            counts += drawn
             faults.update(why for why, _ in got if why)
             num_left += sum(reply.left for _, reply in got)
             times = quantiles([reply for _, reply in got])
@@ -217,7 +220,7 @@ def soak(model: str, count: int, minutes: float, at_once: int, progress: Any = d
             wait_until_idle(server)
             memory = process.memory_info()
             state = {
-                "requests": kinds.total(), "threads": threading.active_count(), "file handles": process.num_fds(),
+                "requests": counts.total(), "threads": threading.active_count(), "file handles": process.num_fds(),
                 "memory": memory.rss - memory.shared, "pages in use": pages_in_use(runner), "seconds": times,
             }  # fmt: skip
             states.append(state)
@@ -230,8 +233,8 @@ def soak(model: str, count: int, minutes: float, at_once: int, progress: Any = d
     return {
         "experiment": "serving_soak", "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "environment": environment(),
-        "model": model, "requests": kinds.total(), "at_once": at_once, "left_early": num_left,
-        "seconds": time.monotonic() - began, "kinds": kinds, "faults": dict(faults), "states": states,
+        "model": model, "requests": counts.total(), "at_once": at_once, "left_early": num_left,
+        "seconds": time.monotonic() - began, "kinds": counts, "faults": dict(faults), "states": states,
         "tokens": {"engine": {"prompt": account.prompt, "output": account.output},
                    "accounts": accounted, "accounted calls": sums.calls, "cost": str(sums.cost)},
         "met": {
