@@ -162,7 +162,9 @@ def methods_of_classes(files: dict[str, Path]) -> dict[str, int]:
                 own = {each.name for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)}
                 classes[node.name] = Class(own, [ast.unparse(base) for base in node.bases])
         for node in tree.body:
-            first = node.args.args[:1] if isinstance(node, ast.FunctionDef) else []
+            if not isinstance(node, ast.FunctionDef):
+                continue
+            first = node.args.args[:1]
             if first and first[0].annotation is not None:
                 functions[ast.unparse(first[0].annotation)].add(f"{module}.{node.name}")
 

@@ -278,7 +278,7 @@ def test_a_record_names_the_backend_that_ran_where_blocks_turned_out_to_fail(
 
         def first(plan: Any) -> Any:
             runner.core.executor.forward = forward  # type: ignore[method-assign]
-            runner._on_fallback("inductor does not compile here")
+            runner.core.fall_back("inductor does not compile here")
             return forward(plan)
 
         runner.core.executor.forward = first  # type: ignore[method-assign]

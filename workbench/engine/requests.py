@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from workbench.decoding.decoder import Decoder
 from workbench.decoding.method import Advance
 from workbench.decoding.pair import Pair, second_request
 from workbench.engine import inputs as intake

@@ -137,8 +137,8 @@ def time_functions(runner: Runner, step: GraphStep) -> tuple[dict[str, float], d
                 timers.wrap(cache, method, f"blocks.{layer}.{method}")
     threads = StepThreads()
     time_threads(timers, threads)
-    backends, how = runner.core.backends, (config.compile, config.batch_invariant)
-    executor = build_executor(model, store, backends, *how, threads=threads)
+    backends, invariant = runner.core.backends, config.batch_invariant
+    executor = build_executor(model, store, backends, config.compile, invariant, threads=threads)
     time_functions_of(timers, executor, step.length)
     found = _repeated(executor, plan, timers)
     layers = range(len(model.blocks))
