@@ -214,7 +214,6 @@ def measured() -> dict[str, int]:
         "files over 350 lines": sum(count > LARGE for count in lines.values()),
         "import circles": len(groups),
         "files in the largest circle": max(map(len, groups), default=0),
-        "methods of the largest class": max(methods_of_classes(files).values()),
         "duplicated class names": len(duplicated_classes(files)),
         "files in a decode step": len(files_of_a_step()),
     }

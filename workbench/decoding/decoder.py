@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Sequence as Many
 from dataclasses import replace
 
 from torch import Tensor
 
 from workbench.decoding.beams import Beams
 from workbench.decoding.early_logits import EarlyLogits
-from workbench.decoding.method import Decodings, NextRow
+from workbench.decoding.method import Decoding, NextRow
 from workbench.decoding.search import CustomSearch, load_search
 from workbench.errors import WorkbenchError
 from workbench.executors.early_layers import split_columns
@@ -20,6 +21,47 @@ from workbench.sampling.sampler import Sampler
 from workbench.sampling.samplers import SampledToken, failed_token
 from workbench.sampling.verify import NO_DRAFT, Draft
 from workbench.scheduler.plan import Span, StepPlan
+
+
+class Decodings:
+    """The methods under way, by the id of each of their sequences; plain sequences have none."""
+
+    def __init__(self) -> None:
+        self._methods: dict[str, Decoding] = {}
+
+    def __len__(self) -> int:
+        return len(self._methods)
+
+    def add(self, method: Decoding) -> None:
+        self._methods |= {each.request_id: method for each in (*method.sequences, *method.hidden)}
+
+    def of(self, sequence: Sequence) -> Decoding | None:
+        return self._methods.get(sequence.request_id)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Forget a sequence that has ended."""
+        self._methods.pop(sequence.request_id, None)
+
+    def visible(self, sequence: Sequence) -> Many[Sequence]:
+        """Return the visible sequences of its method; without one the sequence itself."""
+        method = self.of(sequence)
+        return [sequence] if method is None else method.sequences
+
+    def hidden(self, sequence: Sequence) -> Many[Sequence]:
+        """Return the hidden sequences of its method."""
+        method = self.of(sequence)
+        return () if method is None else method.hidden
+
+    def is_hidden(self, request_id: str) -> bool:
+        method = self._methods.get(request_id)
+        return method is not None and any(each.request_id == request_id for each in method.hidden)
+
+    def ready(self, plan: StepPlan) -> list[Decoding]:
+        """Return the methods that can advance after `plan`, each once."""
+        if not self._methods:
+            return []
+        methods = (self.of(span.sequence) for span in plan.spans)
+        return [each for each in {id(each): each for each in methods if each is not None}.values() if each.is_ready]
 
 
 class Decoder:
@@ -93,7 +135,9 @@ class Decoder:
         choices: dict[str, list[SampledToken]] = {}
         rows, sequences, checked = [], [], []
         others: dict[str, OtherLogits] = {}
-        logits, states = split_columns(logits, self._vocab_size, plan.layers)
+        states: dict[int, Tensor] = {}
+        if plan.layers:
+            logits, states = split_columns(logits, self._vocab_size, plan.layers)
         row = 0
         for span in plan.spans:
             sequence, mine = span.sequence, range(row, row := row + span.num_logits)
@@ -104,7 +148,8 @@ class Decoder:
                     continue
             if not span.needs_sample:
                 continue
-            early = self.early_logits.of_rows(self.sampler.combiners_of(sequence.request_id), states, mine)
+            combiners = self.sampler.combiners_of(sequence.request_id)
+            early = self.early_logits.of_rows(combiners, states, mine) if combiners else {}
             if (method := self.methods.of(sequence)) is not None:
                 last = {layer: rows[mine.start] for layer, rows in states.items()}
                 if wrong := method.add(sequence, NextRow(logits[mine.start], last, early)):

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from workbench.request import Sequence
 from workbench.sampling.samplers import SampledToken
-from workbench.scheduler.plan import StepPlan
 
 # Continues sequences of one group by (sequence, next token), and returns those that hold the texts, in this order.
 Fork = Callable[[list[Sequence], list[tuple[Sequence, int]]], list[Sequence]]
@@ -88,44 +87,3 @@ class Decoding(Protocol):
             WorkbenchError: a part of the user's own fails.
         """
         ...
-
-
-class Decodings:
-    """The methods under way, by the id of each of their sequences; plain sequences have none."""
-
-    def __init__(self) -> None:
-        self._methods: dict[str, Decoding] = {}
-
-    def __len__(self) -> int:
-        return len(self._methods)
-
-    def add(self, method: Decoding) -> None:
-        self._methods |= {each.request_id: method for each in (*method.sequences, *method.hidden)}
-
-    def of(self, sequence: Sequence) -> Decoding | None:
-        return self._methods.get(sequence.request_id)
-
-    def remove(self, sequence: Sequence) -> None:
-        """Forget a sequence that has ended."""
-        self._methods.pop(sequence.request_id, None)
-
-    def visible(self, sequence: Sequence) -> Many[Sequence]:
-        """Return the visible sequences of its method; without one the sequence itself."""
-        method = self.of(sequence)
-        return [sequence] if method is None else method.sequences
-
-    def hidden(self, sequence: Sequence) -> Many[Sequence]:
-        """Return the hidden sequences of its method."""
-        method = self.of(sequence)
-        return () if method is None else method.hidden
-
-    def is_hidden(self, request_id: str) -> bool:
-        method = self._methods.get(request_id)
-        return method is not None and any(each.request_id == request_id for each in method.hidden)
-
-    def ready(self, plan: StepPlan) -> list[Decoding]:
-        """Return the methods that can advance after `plan`, each once."""
-        if not self._methods:
-            return []
-        methods = (self.of(span.sequence) for span in plan.spans)
-        return [each for each in {id(each): each for each in methods if each is not None}.values() if each.is_ready]

@@ -198,8 +198,13 @@ class Sampler:
 
     def start_masks(self, sequences: Iterable[tuple[Sequence, tuple[int, ...]]]) -> None:
         """Start on the masks of sequences with these drafts, in a thread; `verify` waits for them."""
-        wanted = [(self.constraint_of(sequence.request_id), draft) for sequence, draft in sequences]
-        self.masks.start([(constraint, draft) for constraint, draft in wanted if constraint is not None])
+        wanted = [
+            (constraint, draft)
+            for sequence, draft in sequences
+            if (constraint := self.constraint_of(sequence.request_id)) is not None
+        ]
+        if wanted:
+            self.masks.start(wanted)
 
     def remove(self, request_id: str) -> None:
         """Drop the state of a finished request."""
@@ -264,13 +269,15 @@ class Sampler:
                 groups.setdefault((sampling_state.filters, sampling_state.sampler), []).append(asked)
         for together in groups.values():
             chosen.update(self._sample_group(scores, masked, together))
-        began, budget = time.thread_time(), NodeBudget(MAX_NODES_OF_SAMPLING)
-        for number, rows, _ in constrained:
-            state = self._states[sequences[number].request_id]
-            taking = _Taking(state, drafts[number], scores[rows.start : rows.stop], masked[rows.start : rows.stop])
-            # A prefill is too long to be computed again.
-            chosen[number] = taking.take(chosen[number], budget if sequences[number].is_decoding else None)
-        self.constraint_seconds = time.thread_time() - began
+        self.constraint_seconds = 0.0
+        if constrained:
+            began, budget = time.thread_time(), NodeBudget(MAX_NODES_OF_SAMPLING)
+            for number, rows, _ in constrained:
+                state = self._states[sequences[number].request_id]
+                taking = _Taking(state, drafts[number], scores[rows.start : rows.stop], masked[rows.start : rows.stop])
+                # A prefill is too long to be computed again.
+                chosen[number] = taking.take(chosen[number], budget if sequences[number].is_decoding else None)
+            self.constraint_seconds = time.thread_time() - began
         return [chosen[number] for number in range(len(sequences))]
 
     def _combined(
