@@ -104,7 +104,7 @@ def share_with_short_prompts(
     """
     longest = state.max_prefill_tokens
     budget = min(longest, state.max_num_batched_tokens - len(decodes))
-    share = left = budget // SHORT_SHARE
+    share = left = max(0, budget) // SHORT_SHARE
     if state.whole_prefills or not share or head.num_new_tokens <= longest - share:
         return None
     todo, slots = state.num_new_tokens(head), state.free_slots
