@@ -153,6 +153,21 @@ SHORT_IDS = _MISTRAL.replace("CALLS", (  # Mistral up to its seventh tokenizer
 NAMED = _MISTRAL.replace("CALLS", (  # Mistral from its eleventh on
     _CHECKED + "{{ '[TOOL_CALLS]' + c.function.name + '[ARGS]' + c.function.arguments | tojson }}{% endfor %}"
 ))
+WITH_IDS = NAMED.replace("+ '[ARGS]'", "+ '[CALL_ID]' + c.id + '[ARGS]'")  # Mistral Small 3.2
+LONG_IDS = SHORT_IDS.replace("| length != 9", "| length < 9").replace("+ c.id", "+ c.id[-9:]").replace(  # Small 3.1
+    "'call_id': m.tool_call_id", "'call_id': m.tool_call_id[-9:]"
+)
+IN_OWN_MARKS = IN_FUNCTION_TAGS.replace("tool_call>", "own:call>")  # Seed-OSS, with control tokens of its own
+IN_GROUP = (  # MiniMax M2: one pair of control tokens around all calls
+    _TAGGED_HEAD + "{{ '\n<minimax:tool_call>\n' if loop.first }}{{ '<invoke name=\"' + c.name + '\">\n' }}"
+    "{% for k, v in c.arguments | items %}{{ '<parameter name=\"' ~ k ~ '\">' ~ (v if v is string else v | tojson) ~ "
+    "'</parameter>\n' }}{% endfor %}</invoke>\n{{ '</minimax:tool_call>' if loop.last }}" + _TAGGED_TAIL
+)
+FENCED = (  # DeepSeek up to R1
+    _TAGGED_HEAD + "{{ '<|calls|>' if loop.first else '\n' }}"
+    "{{ '<|call|>function<|sep|>' + c.name + '\n```json\n' + c.arguments | tojson + '\n```<|/call|>' }}"
+    "{{ '<|/calls|>' if loop.last }}" + _TAGGED_TAIL
+)
 NO_TOOLS = (  # SmolLM2: any role is written, and nothing of tools and calls
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
     "{{ '<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}"

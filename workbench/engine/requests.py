@@ -33,6 +33,7 @@ from workbench.sampling.prompt_logprobs import BadPromptRow, score_prompt
 from workbench.sampling.sampler import Sampler
 from workbench.sampling.samplers import SampledToken, failed_token
 from workbench.sampling.searches import Search, load_search
+from workbench.sampling.thought import with_own_thought
 from workbench.sampling.verify import NO_DRAFT, Draft
 from workbench.scheduler.plan import Span, StepPlan
 from workbench.scheduler.scheduler import Scheduler
@@ -91,7 +92,7 @@ class RequestTracker:
 
         One with a grammar is submitted by `submit_compiled`, once that is compiled.
         """
-        arrival = self.clock() if arrival is None else arrival
+        arrival, request = self.clock() if arrival is None else arrival, with_own_thought(request, self.tokenizer)
         names = [sample.request_id for sample in intake.split_samples(request)]
         if request.sampling.response_format is None or any(map(self._is_taken, names)):
             return self._submit(request, queue, arrival)
