@@ -285,3 +285,12 @@ def test_no_grammar_has_calls_where_their_form_is_not_known() -> None:
         format = AnswerFormat.from_template(on.chat_template, tokenizer(), None, TOOLS)
         assert format.call is not None and CallFormat.from_model(on, format) is None
     assert answer_grammar(TOOLS, "auto", True, None) is None
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_with_auto_an_answer_may_be_of_one_token(name: str) -> None:
+    """A pattern of the grammar was tried as the way to its end: max_tokens of 4 was refused."""
+    form = CallFormat.from_model(model(name), format_of(name))
+    wanted = answer_grammar(TOOLS, "auto", True, form)
+    assert form is not None and (wanted is None) == (not form.opening)
+    assert wanted is None or len(GrammarVocabulary(tokenizer()).compile(wanted).shortest) <= 1

@@ -147,7 +147,9 @@ def test_drafts_and_chunks_change_no_thought(seed: int, right: float, opened: bo
 def test_a_grammar_begins_behind_a_thought_that_the_prompt_opens(opened: bool, most: int) -> None:
     """Also where nothing is asked of thoughts: the closing token was none of the grammar's, and the thought was it."""
     form = Choices(choices=("y",))
-    end = generate(RUNNERS((1,)), [ask(opened, max_tokens=most, response_format=form, logit_bias={CLOSING: -99.0})])["r"]
+    end = generate(RUNNERS((1,)), [ask(opened, max_tokens=most, response_format=form, logit_bias={CLOSING: -99.0})])[
+        "r"
+    ]
     thought, answer = parts(end, opened)
     assert byte_level().decode(answer) == end.output_text == "y"
     assert end.thinking_tokens == len(thought) == (max(0, most - 3) if opened else 0)

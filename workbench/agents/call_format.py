@@ -96,9 +96,10 @@ class CallFormat:
         if opening and not {opening, closing or opening} <= control_tokens(model.tokenizer).keys():
             return None
         is_written = False
-        one = model.chat_template is not None and model.chat_template.call_habits(
-            model.chat_template.choose(template, tools=True)
-        ).wants_one_call
+        one = (
+            model.chat_template is not None
+            and model.chat_template.call_habits(model.chat_template.choose(template, tools=True)).wants_one_call
+        )
         for count in (1,) if one else (2, 1):
             written = _written_calls(model, template, count)
             is_written |= written is not None and any(each in written for each in (opening or VALUES[0], VALUES[0]))

@@ -83,8 +83,11 @@ def answer_grammar(
     source = "\n".join([*head, start, *rest, *calls])
     rules = re.findall(r"^(agent_arguments_(\d+)\w*): %json", source, re.MULTILINE)
     labels = {rule: f"tool {callable_tools[int(n)].name!r}: parameters" for rule, n in rules}
+    loose = () if choice != "auto" else tuple(
+        label for (_, n), label in zip(rules, labels.values(), strict=True) if not callable_tools[int(n)].strict
+    )  # fmt: skip
     labels |= {"agent_text": WHERE} if isinstance(text, JSONSchema) else {}
-    return Lark(lark=source, max_whitespace=whitespace, spaced_json=format.is_spaced, labels=labels)
+    return Lark(lark=source, max_whitespace=whitespace, spaced_json=format.is_spaced, labels=labels, loose=loose)
 
 
 def _call_rules(
@@ -111,7 +114,9 @@ def _call_rules(
             f"agent_calls: agent_call{more}",
             f"agent_call: {opening} {written(format.before)} agent_object {written(format.after)} {closing}",
         ]
-    rules += [f"agent_object: {options}", "AGENT_ID: /[A-Za-z0-9]{9}/"]
+    rules.append(f"agent_object: {options}")
+    if any(id in format.head + format.before + format.between for id in PROBE_IDS):
+        rules += [f"agent_id:{' AGENT_ID_SIGN' * len(PROBE_IDS[0])}", "AGENT_ID_SIGN: /[A-Za-z0-9]/"]
     if format.tags is not None:
         end = re.escape(format.tags.after).replace("/", r"\/").replace("\n", "n")
         rules += [f"AGENT_VALUE: /(?s:.*){end}/ & ~/(?s:.*){end}(?s:.+)/", r'AGENT_NAME: /[^<>="\n]+/']
@@ -154,7 +159,7 @@ def _tagged_rules(rule: str, schema: dict[str, Any], tags: TaggedArguments) -> l
 def _written(words: str, controls: Sequence[str] = ()) -> str:
     """Return a text in Lark, with the control tokens in it, and with any id in place of a probed one."""
     parts = re.split("(" + "|".join(map(re.escape, (*PROBE_IDS, *controls))) + ")", words)
-    named = ("AGENT_ID" if each in PROBE_IDS else lark_name(each) if n % 2 else _text(each)
+    named = ("agent_id" if each in PROBE_IDS else lark_name(each) if n % 2 else _text(each)
              for n, each in enumerate(parts))  # fmt: skip
     return " ".join(named)
 

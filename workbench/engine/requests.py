@@ -238,9 +238,7 @@ class RequestTracker:
         if grammar is None and request.sampling.thinking is None:
             return None
         spec = self.spec
-        return Constraint(
-            request, self.tokenizer, spec.vocab_size, max_model_len, output.end_token_ids, grammar
-        )
+        return Constraint(request, self.tokenizer, spec.vocab_size, max_model_len, output.end_token_ids, grammar)
 
     def process_cancellations(self) -> None:
         """End the requests to cancel, with all their samples; unknown ids are ignored."""

@@ -154,6 +154,8 @@ class AnswerParser:
             return self._switch("call")
         if token_id == call[1] and self._channel == "call":
             return self._switch("text")
+        if not self._tokenizer.has(token_id):  # it has no text; the engine ends the answer at it
+            return []
         return self._show(self._detokenizer.push(token_id))
 
     def finish(self) -> list[ChannelText]:

@@ -104,7 +104,7 @@ def _branches(schema: dict[str, Any], root: Any) -> Iterator[Any]:
     for key in ("anyOf", "oneOf", "allOf"):
         yield from value if isinstance(value := schema.get(key), list) else ()
     reference = schema.get("$ref")
-    if isinstance(reference, str) and reference.startswith("#"):
+    if isinstance(reference, str):
         yield follow(root, reference)[0]
 
 

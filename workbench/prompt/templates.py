@@ -181,7 +181,7 @@ class ChatTemplate:
         return _until_mark(text) if continue_final_message else text
 
     def call_habits(self, template: str | None = None) -> CallHabits:
-        """Return what the template of this name does with calls: it is shown one, under ids of three lengths, and two."""
+        """Return what the template of this name does with calls: it is shown one, by ids of three lengths, and two."""
         name = self._known(template)
         if name not in self._habits:
             short, *others = (self.written_call(name, id) for id in (SHORT, LONG_ID, SHORT[:1]))

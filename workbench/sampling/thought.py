@@ -69,7 +69,7 @@ class ThoughtState:
 
 def with_own_thought(request: Request, tokenizer: Tokenizer | None) -> Request:
     """Return a request whose grammar begins behind the thought that its prompt opens, if it opens one: a template may
-    (QwQ's, DeepSeek-R1's), where nothing is asked of thoughts. It has the tokens that the answer leaves of max_tokens."""
+    (QwQ's, DeepSeek-R1's), where nothing is asked of thoughts. It has what the answer leaves of max_tokens."""
     sampling = request.sampling
     if tokenizer is None or sampling.response_format is None or sampling.thinking is not None:
         return request
@@ -77,7 +77,9 @@ def with_own_thought(request: Request, tokenizer: Tokenizer | None) -> Request:
     for marks in THOUGHTS:
         opening, closing = (last.get(named[mark], -1) if mark in named else None for mark in marks)
         if opening is not None and closing is not None and opening > closing:
-            own = Thinking(budget_tokens=sampling.max_tokens, opening=marks[0], closing=marks[1], within_max_tokens=True)
+            own = Thinking(
+                budget_tokens=sampling.max_tokens, opening=marks[0], closing=marks[1], within_max_tokens=True
+            )
             return replace(request, sampling=sampling.model_copy(update={"thinking": own}))
     return request
 

@@ -75,8 +75,8 @@ class ChatBody(SamplingBody):
         "include_reasoning": Refused("a thought is shown apart from the answer", (True,)),
         "audio": Refused(NO_SOUND),
         "modalities": Refused(NO_SOUND, (["text"],)),
-        "functions": Refused(OLD_FUNCTIONS),
-        "function_call": Refused(OLD_FUNCTIONS),
+        "functions": Refused(OLD_FUNCTIONS, ([],)),
+        "function_call": Refused(OLD_FUNCTIONS, ("none", "auto")),
         "moderation": Refused("what is moderated is set at the gateway"),
         "web_search_options": Refused("nothing here reaches the network"),
     }

@@ -237,7 +237,8 @@ def chat_logprobs(model: ServedModel, tokens: Sequence[TokenLogprob], as_ids: bo
     """Return log-probabilities in the shape of chats."""
 
     def one(token_id: int, logprob: float | None) -> dict[str, Any]:
-        raw = model.tokenizer.token_bytes(token_id) if model.tokenizer is not None else b""
+        tokenizer = model.tokenizer
+        raw = tokenizer.token_bytes(token_id) if tokenizer is not None and tokenizer.has(token_id) else b""
         return {"token": token_text(model.tokenizer, token_id, as_ids), "logprob": finite(logprob), "bytes": list(raw)}
 
     return {

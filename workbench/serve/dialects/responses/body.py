@@ -265,8 +265,8 @@ OTHER_PARTS = (  # of answers, which here have none
 
 
 def _note_other_parts(name: str, info: ValidationInfo) -> str:
-    """Note a part of answers that none here has; absent, it leaves the answer what it was (ApiError where unknown fields
-    are refused)."""
+    """Note a part of answers that none here has: absent, it leaves the answer what it was (ApiError for an unknown one,
+    where these are refused)."""
     ignored = info.context if isinstance(info.context, IgnoredFields) else IgnoredFields(is_strict=True)
     if name in OTHER_PARTS:
         ignored.add(f"include.{name}", "answers here have no such part")
