@@ -288,9 +288,15 @@ def test_no_grammar_has_calls_where_their_form_is_not_known() -> None:
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_with_auto_an_answer_may_be_of_one_token(name: str) -> None:
-    """A pattern of the grammar was tried as the way to its end: max_tokens of 4 was refused."""
+def test_with_auto_an_answer_may_be_of_one_token_or_begin_with_a_thought(name: str) -> None:
+    """A pattern of the grammar was tried as the way to its end: max_tokens of 4 was refused. A thought of its own
+    may stand first, and only there."""
     form = CallFormat.from_model(model(name), format_of(name))
     wanted = answer_grammar(TOOLS, "auto", True, form)
     assert form is not None and (wanted is None) == (not form.opening)
-    assert wanted is None or len(GrammarVocabulary(tokenizer()).compile(wanted).shortest) <= 1
+    if wanted is not None:
+        grammar = GrammarVocabulary(tokenizer()).compile(wanted)
+        assert len(grammar.shortest) <= 1
+        for text, is_said in (("<|think|>a\n<|/think|>b", True), ("a", True), ("a<|think|>b", False)):
+            ids = tokenizer().encode(text, special=True)
+            assert (grammar.tokens.deep_copy().validate_tokens(ids) == len(ids)) == is_said
