@@ -135,7 +135,7 @@ def _value(text: str, kinds: set[str]) -> Any:
     if kinds == {"string"}:
         return text
     try:
-        value = json.loads(_SPELT.get(text.strip(), text), parse_constant=lambda _: text)
+        value: Any = json.loads(_SPELT.get(text.strip(), text), parse_constant=lambda _: text)
     except (ValueError, RecursionError):
         value = _python_value(text) if kinds & {"object", "array"} else text
     kind = _kind(value)
