@@ -36,7 +36,8 @@ ENDLESS = {
     "first characters": LONG + "{% set y = x|first %}{% endfor %}",
     "halves": LONG + "{% set y = x.split('y') %}{% endfor %}",
     "searches of items": LOOP + "{% set y = range(99999)|selectattr('nope')|first %}{% endfor %}",
-    "comparisons": "{% set x, y = [1] * 999, [1] * 999 %}{% for a in range(999) %}" + "{% if x == y %}{% endif %}{% endfor %}",
+    "comparisons": "{% set x, y = [1] * 999, [1] * 999 %}{% for a in range(999) %}"
+    "{% if x == y %}{% endif %}{% endfor %}",
     "changes": "{% set x = [1] * 9999 %}" + LOOP + "{% if loop.changed(x + [a]) %}{% endif %}{% endfor %}",
     "outputs": LOOP + "{{ messages }}{% endfor %}",
     "cuts of many origins": MANY_ORIGINS + LOOP + "{% set y = [x[-1], x[-2:], x.split('a'), x|tojson] %}{% endfor %}",
