@@ -17,7 +17,7 @@ from workbench.prompt.template_bounds import Steps, steps_for
 from workbench.prompt.templates import ChatTemplate
 
 STEPS = 150_000  # fewer than in use, for less work
-MAX_CALLS, MAX_MEMORY = 8 * STEPS, 32 << 20
+MAX_CALLS, MAX_MEMORY = 12 * STEPS, 32 << 20
 LONG = "{% set x = 'x' * 9999 %}{% for a in range(999) %}"
 MANY_ORIGINS = "{% set x = (['a', messages[0].content] * 999)|join %}"
 LOOP = "{% for a in range(99999) %}"

@@ -69,9 +69,11 @@ def turns(items: Iterable[Any]) -> Iterator[Any]:
 
 def length(value: Any) -> int:
     """Return the number of characters or items of a value, without what its items contain."""
-    if isinstance(value, int) and value.bit_length() > MAX_BITS:
+    if not isinstance(value, int):
+        return len(value) if hasattr(value, "__len__") else 1
+    if value.bit_length() > MAX_BITS:
         raise TemplateTooExpensive(f"it computes a number of more than {MAX_BITS:,} bits")
-    return len(value) if not isinstance(value, int) and hasattr(value, "__len__") else 1
+    return 1
 
 
 def size(value: Any) -> int:
