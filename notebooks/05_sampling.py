@@ -31,8 +31,8 @@ widgets.Exercise(
 # %%
 from workbench import History, SamplingParameters, entropy_bits, trace_filters
 
-# As the modules are written: nothing is compiled. What a file has in 4 bits is widened once, not in every step.
-runner = workbench.load(MODEL, backend="eager", weights="dense")
+# Compiling pays for the larger model: the first time it takes a while, then it is found again.
+runner = workbench.load(MODEL, backend="eager" if MODEL.startswith("demo") else "auto")
 
 # %% [markdown]
 # ## A distribution, filter by filter

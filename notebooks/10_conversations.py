@@ -34,8 +34,9 @@ import workbench
 from workbench import Conversation, demo_tools
 
 MODEL = workbench.default_model()
-# As the modules are written: nothing is compiled. What a file has in 4 bits is widened once, not in every step.
-runner = workbench.load(MODEL, backend="eager", weights="dense", prefix="radix", page_size=16)
+# Compiling pays for the larger model: the first time it takes a while, then it is found again.
+BACKEND = "eager" if MODEL.startswith("demo") else "auto"
+runner = workbench.load(MODEL, backend=BACKEND, prefix="radix", page_size=16)
 TOOLS = [demo_tools.calculate, demo_tools.convert, demo_tools.lookup]
 SYSTEM = "You are a helpful assistant."
 talk = Conversation(system=SYSTEM, tools=TOOLS, turns=["How many seconds are 3 weeks and 2 days?"])

@@ -37,9 +37,9 @@ import openai
 import workbench
 
 MODEL = workbench.default_model()  # smollm2 where it is at hand, else a tiny one
-# As the modules are written: nothing is compiled. What a file has in 4 bits is widened once, not in every step.
-AS_WRITTEN = {"backend": "eager", "weights": "dense", "page_size": 16}
-runner = workbench.load(MODEL, prefix="radix", max_num_seqs=4, **AS_WRITTEN)
+# Compiling pays for the larger model: the first time it takes a while, then it is found again.
+BACKEND = "eager" if MODEL.startswith("demo") else "auto"
+runner = workbench.load(MODEL, backend=BACKEND, prefix="radix", page_size=16, max_num_seqs=4)
 server = workbench.serve(runner)
 server
 
@@ -187,7 +187,7 @@ watched
 
 # %%
 int4 = {"format": "int4", "quant_group": 16, "residual_length": 16}
-quantized = workbench.load(MODEL, cache=int4, **AS_WRITTEN)
+quantized = workbench.load(MODEL, backend=BACKEND, page_size=16, cache=int4)
 text = "def read(path):\n    with open(path) as file:\n        return file.read()\n\n\ndef write(path, text):\n" * 3
 with workbench.serve({"dense": runner, "int4": quantized}) as both:
     scored = openai.OpenAI(base_url=f"{both.url}/v1", api_key="any")

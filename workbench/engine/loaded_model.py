@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -60,6 +61,7 @@ BUNDLED_MODELS = {
     "demo-chat": DEMO_FOLDER / "chat",
 }
 SHAPE_PREFIX = "shape:"
+LOADING_AGAIN = 10.0  # seconds between lines on a load that takes long
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,7 @@ class LoadedModel:
         if ranks is not None and device.type == "cuda":
             device = torch.device("cuda", ranks.rank % torch.cuda.device_count())
         source = _source(name, config.attention, config.model.context)
-        with report_if_slow(f"loading the weights of {name}", report, share=source.share_read):
+        with report_if_slow(f"loading the weights of {name}", report, again=LOADING_AGAIN, share=source.share_read):
             format, reason = source.weight_format(config.model)
             wanted = _requirements(config, source, format, device, 1 if ranks is None else ranks.size)
             dtype, shapes, cache_dtype = wanted.dtype, wanted.cache, config.cache_dtype(wanted.dtype)
@@ -243,7 +245,7 @@ class _Source:
     attention: AttentionConfig
     folder: Path | None = None
     trained: ModelSpec | None = None
-    read: list[None] = field(default_factory=list, repr=False)  # an entry for each parameter; threads add to it
+    read: list[StoredParameter] = field(default_factory=list, repr=False)  # threads add to it
 
     @cached_property
     def checkpoint(self) -> Checkpoint:
@@ -257,10 +259,13 @@ class _Source:
         return {} if self.trained is None else wanted_parameters(self.checkpoint, self.trained)
 
     def share_read(self) -> float:
-        """Return the share of the weights that is read: what can stay quantized is looked at first, then read."""
-        count = len(vars(self).get("wanted", ()))  # looked at from another thread, which opens no file
-        kept = len(self.checkpoint.kept) if count else 0
-        return (kept + len(self.read)) / (2 * count if kept else count) if count else 0.0
+        """Return the share of the weights' numbers that is read; of quantized files each is looked at before."""
+        if "wanted" not in vars(self):  # this is another thread, which opens no file
+            return 0.0
+        looked_at = list(self.checkpoint.kept) if self.wanted else []
+        numbers = sum(math.prod(each.shape) for each in (*looked_at, *self.read))
+        whole = sum(math.prod(each.shape) for each in self.wanted.values()) * (2 if looked_at else 1)
+        return numbers / whole if whole else 0.0
 
     @property
     def stored_dtype(self) -> torch.dtype:
@@ -303,11 +308,8 @@ class _Source:
         if cost := cost_of_widening(checkpoint, wanted, self.trained.tie_word_embeddings, format, dtype):
             report(cost)
 
-        def counted(stored: dict[str, Tensor]) -> dict[str, Tensor]:
-            self.read.append(None)
-            return keep(stored) if unchanged else stored
-
-        stored = read_weights(checkpoint, self.trained, wanted, dtype, format, counted)
+        own = keep if unchanged else keep_all
+        stored = read_weights(checkpoint, self.trained, wanted, dtype, format, own, self.read.append)
         checkpoint.kept.clear()  # scales, which take memory
         if unchanged:
             return stored
