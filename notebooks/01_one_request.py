@@ -33,7 +33,8 @@ widgets.Exercise(
 )
 
 # %%
-runner = workbench.load(model)  # compiled the first time, which takes a while; then it is found again
+# Compiled the first time, which takes a while; then it is found again.
+runner = workbench.load(model, backend="auto" if model.startswith("demo") else "mlir")
 
 # %% [markdown]
 # ## Text to tokens

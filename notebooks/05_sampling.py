@@ -31,8 +31,8 @@ widgets.Exercise(
 # %%
 from workbench import History, SamplingParameters, entropy_bits, trace_filters
 
-# Compiling pays for the larger model: the first time it takes a while, then it is found again.
-runner = workbench.load(MODEL, backend="eager" if MODEL.startswith("demo") else "auto")
+# Compiling pays for the larger model: it takes a while the first time, then what was compiled is found again.
+runner = workbench.load(MODEL, backend="eager" if MODEL.startswith("demo") else "mlir")
 
 # %% [markdown]
 # ## A distribution, filter by filter

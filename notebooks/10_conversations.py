@@ -34,8 +34,8 @@ import workbench
 from workbench import Conversation, demo_tools
 
 MODEL = workbench.default_model()
-# Compiling pays for the larger model: the first time it takes a while, then it is found again.
-BACKEND = "eager" if MODEL.startswith("demo") else "auto"
+# Compiling pays for the larger model: it takes a while the first time, then what was compiled is found again.
+BACKEND = "eager" if MODEL.startswith("demo") else "mlir"
 runner = workbench.load(MODEL, backend=BACKEND, prefix="radix", page_size=16)
 TOOLS = [demo_tools.calculate, demo_tools.convert, demo_tools.lookup]
 SYSTEM = "You are a helpful assistant."

@@ -37,8 +37,8 @@ import openai
 import workbench
 
 MODEL = workbench.default_model()  # smollm2 where it is at hand, else a tiny one
-# Compiling pays for the larger model: the first time it takes a while, then it is found again.
-BACKEND = "eager" if MODEL.startswith("demo") else "auto"
+# Compiling pays for the larger model: it takes a while the first time, then what was compiled is found again.
+BACKEND = "eager" if MODEL.startswith("demo") else "mlir"
 runner = workbench.load(MODEL, backend=BACKEND, prefix="radix", page_size=16, max_num_seqs=4)
 server = workbench.serve(runner)
 server
