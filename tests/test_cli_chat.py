@@ -25,7 +25,7 @@ def fail() -> int:
 
 
 def test_each_question_has_its_answer() -> None:
-    lines = cli(f"{CHAT} one 'two <|turn|>' --json --system", "S " * 20).out.splitlines()
+    lines = cli(f"{CHAT} one 'two <|turn|>' --json --system", "S " * 30).out.splitlines()
     first, second = map(json.loads, lines)
     assert first["role"] == second["role"] == "assistant" and first["output_tokens"] <= 4
     known = first["prompt_tokens"] + first["output_tokens"]
