@@ -149,7 +149,7 @@ def measure(model: str, rounds: int, progress: Any = discard) -> dict[str, Any]:
     idle = shares[str(IDLE_STREAMS)] - shares["0"]
     return {
         "experiment": "serving_bars", "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "environment": environment(), "model": model, "backend": str(runner.backends), "rounds": rounds,
+        "environment": environment(), "model": model, "backend": str(runner.core.backends), "rounds": rounds,
         "others_cpu_share": others, "contended": is_contended(others),
         "tokens_per_second": {"in process": inside, "through HTTP": through}, "throughput_ratio": ratio,
         "ttft_ms": {"in process": ttft_inside, "through HTTP": ttft_through}, "ttft_grown_ms": grown,

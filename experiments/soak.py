@@ -132,7 +132,7 @@ def leaked_resources(runner: Runner) -> list[str]:
     for table, pool in enumerate(runner.scheduler.pools):
         if pool.num_free != pool.num_pages:
             found.append(f"table {table}: {pool.num_pages - pool.num_free} pages stay when the prefix index is empty")
-    kept = {"sequences": runner.tracker.sequences, "samplers": runner.tracker.sampler._states}
+    kept = {"sequences": runner.tracker.sequences, "samplers": runner.core.decoder.sampler._states}
     return found + [f"{len(values)} {what} are kept" for what, values in kept.items() if values]
 
 
@@ -173,7 +173,7 @@ def main(
     )
     settings = {
         "model": model,
-        "backend": str(runner.backends),
+        "backend": str(runner.core.backends),
         "policy": policy,
         "speculate": speculate,
         "pages": pages,

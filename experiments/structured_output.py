@@ -92,7 +92,7 @@ def answer_schemas(
             if isinstance(event, Finished):
                 ends[event.request_id] = event
             elif isinstance(event, Stepped):
-                times.append(1e3 * runner.tracker.sampler.constraint_seconds)
+                times.append(1e3 * runner.core.decoder.sampler.constraint_seconds)
         for name, end in ends.items():
             kind, schema = draw_schema(int(name.split()[-2]))
             if name.startswith("free"):
@@ -129,7 +129,7 @@ def decode_times(runner: Runner, constrained: bool, number: int) -> tuple[list[S
     steps: list[Stepped] = []
     masks: list[float] = []
     taking: list[float] = []
-    sampler = runner.tracker.sampler
+    sampler = runner.core.decoder.sampler
     for event in runner.stream(requests):
         if isinstance(event, Stepped) and event.phase == "decode" and event.requests == BATCH:
             steps.append(event)
@@ -153,7 +153,7 @@ def measure_cost(model: str, rounds: int, progress: Callable[[str], object]) -> 
     bare = load(model, report=discard)
     tokenizer = tokenizer_of(bare.model.spec.vocab_size)
     progress(f"a vocabulary of {tokenizer.vocab_size} tokens for {model}")
-    runner = Runner(bare.config, LoadedModel(bare.model, tokenizer, bare.backends))
+    runner = Runner(bare.config, LoadedModel(bare.model, tokenizer, bare.core.backends))
     wall: dict[str, list[float]] = {"free": [], "constrained": []}
     beside: dict[str, list[float]] = {"free": [], "constrained": []}
     masks: list[float] = []

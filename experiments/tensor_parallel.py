@@ -172,7 +172,7 @@ def memory_of(runners: dict[str, Runner], dtype: str) -> Row:
     alone = runners[f"eager, {ONE_PROCESS}"]
     weights = sum(parameter.nbytes for parameter in alone.model.parameters())
     found: Row = {ONE_PROCESS: {"weight_bytes": weights, "cache_bytes": alone.store.bytes}, "ranks": []}
-    executor, config = runners[next(iter(WAYS))].executor, alone.config
+    executor, config = runners[next(iter(WAYS))].core.executor, alone.config
     assert isinstance(executor, TensorParallelExecutor)
     held = executor.memory_of_ranks()
     ranks = rank_memories(alone.model.spec, dtype, alone.model.format, config.cache, tensor=len(held))

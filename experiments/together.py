@@ -41,7 +41,7 @@ def measure(experiment: Experiment, repetitions: int) -> dict:
         for name, runner in runners.items():
             seconds[name].append(run_requests(runner, requests, f"{name} {repetition + 1}/{repetitions}", True))
     rates = {name: tokens / statistics.median(values) for name, values in seconds.items()}
-    backends = runners["together"].backends
+    backends = runners["together"].core.backends
     return {
         "backend": {"name": str(backends), "reason": backends.reason},
         "seconds": seconds,

@@ -48,7 +48,7 @@ widgets.Course()
 # one try. Any other question has two, with a hint if you want one; then its answer is shown.
 
 # %% [markdown]
-# **Question**: A model gives 10 tokens a second. How long does it take for an answer of 250 tokens?
+# **Question**: A model gives ten tokens a second. How long does it take for an answer of 250 tokens?
 
 # %% jupyter={"source_hidden": true}
 widgets.Exercise(

@@ -115,7 +115,7 @@ explored = widgets.SamplingExplorer([*colours.values()], texts=[*colours], top_p
 explored
 
 # %% [markdown]
-# **Question**: Top-p 0.8 removes black and white, which have 7.7 % together. What becomes of red's 41.7 %?
+# **Question**: Top-p 0.8 removes black and white, the least probable. What does red's probability become?
 
 # %% jupyter={"source_hidden": true}
 widgets.Exercise(

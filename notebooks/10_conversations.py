@@ -148,7 +148,7 @@ chat
 # %%
 chat.send("What is the capital of France?")
 chat.wait()
-chat.edit(1, "What is the capital of Italy?")
+chat.edit(1, "Name three fruits.")
 chat.wait()
 
 # %% [markdown]

@@ -174,7 +174,7 @@ def test_show_the_decode_step() -> None:
     runner = workbench.load("shape:tiny", backend="mlir", max_num_seqs=2)
     requests = [Request(f"{i}", (1, 2, 3), SamplingParameters(max_tokens=3, ignore_eos=True)) for i in range(2)]
     assert {e.reason for e in runner.stream(requests) if isinstance(e, Finished)} == {"length"}
-    assert runner.executor.artifacts["decode 2"] == found["artifact"], "what is shown is what runs"
+    assert runner.core.executor.artifacts["decode 2"] == found["artifact"], "what is shown is what runs"
 
 
 def test_bench_really_times() -> None:

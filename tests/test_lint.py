@@ -14,7 +14,7 @@ from tools.lint.first_run import unmeasured
 from tools.lint.front_door import undocumented
 from tools.lint.planted_bugs import faults as unplanted
 from tools.lint.tree import ROOT
-from tools.lint.zoo import by_other_ways, forbidden_imports, library_words
+from tools.lint.zoo import by_other_ways, door_of, forbidden_imports, library_words
 from tools.planted_bugs import BUGS, PlantedBug
 
 RECORD, SHOWN = "first_light-20261121-102004", "first_light-20261129-030931"
@@ -263,6 +263,9 @@ def test_an_ignore_without_a_reason_is_found(tmp_path: Path) -> None:
 def test_an_entry_that_is_no_page_is_found(tmp_path: Path) -> None:
     broken = ENTRY.replace("use: {", "use:\n  {")
     assert any("one line" in fault for fault in found("zoo", tmp_path, "experiments/zoo/top_a.yaml", broken))
+    hidden = ENTRY.replace("use: {", "use: {measure.rounds: 2, ")
+    assert any("no door: measure" in fault for fault in found("zoo", tmp_path, "experiments/zoo/top_a.yaml", hidden))
+    assert [door_of(name) for name in ("cache.evict", "cache.codec", "model")] == ["Eviction", "CacheFormat", ""]
     for source in (
         "from workbench.parts import Runner",
         "import workbench.kv_cache",

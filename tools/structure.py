@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("workbench", "compiled_kernels")
 SMALL = 40  # lines; a smaller file that is not a package's front needs a reason
 LARGE = 350  # lines; about what one concept takes
+HOT = ("EngineCore", "RequestTracker", "Runner")  # of the engine: entered in every step
 
 
 def modules(root: Path = ROOT, packages: Iterable[str] = PACKAGES) -> dict[str, Path]:
@@ -140,6 +141,38 @@ def duplicated_classes(files: dict[str, Path]) -> dict[str, list[str]]:
             if not each.startswith("_"):
                 where[each].append(name)
     return {name: places for name, places in sorted(where.items()) if len(places) > 1}
+
+
+class Class(NamedTuple):
+    """Hold the names of a class's own methods and of its bases."""
+
+    methods: set[str]
+    bases: list[str]
+
+
+def methods_of_classes(files: dict[str, Path]) -> dict[str, int]:
+    """Return the number of each class's methods: its own, those inherited from ours, and of the engine's hot classes
+    the functions that take one first."""
+    classes: dict[str, Class] = {}
+    functions: dict[str, set[str]] = defaultdict(set)
+    for module, path in files.items():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                own = {each.name for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)}
+                classes[node.name] = Class(own, [ast.unparse(base) for base in node.bases])
+        for node in tree.body:
+            if not isinstance(node, ast.FunctionDef):
+                continue
+            first = node.args.args[:1]
+            if first and first[0].annotation is not None:
+                functions[ast.unparse(first[0].annotation)].add(f"{module}.{node.name}")
+
+    def methods(name: str) -> set[str]:
+        one = classes.get(name, Class(set(), []))
+        return one.methods.union(*map(methods, one.bases))
+
+    return {name: len(methods(name)) + (len(functions[name]) if name in HOT else 0) for name in classes}
 
 
 def files_of_a_step() -> set[str]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from compiled_kernels.masks import ALiBi, Causal, Chunked, SlidingWindow
     from compiled_kernels.quantized_attention.quantize import hadamard_rotate
+    from workbench.decoding.search import Branch, Search
     from workbench.kv_cache.budget import EvictionBudget
     from workbench.kv_cache.codec import Codec, CodecPair
     from workbench.kv_cache.codes import affine_codes, affine_numbers, nearest_levels, pack_bits, project, unpack_bits
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from workbench.sampling.filters import Filter, History
     from workbench.sampling.ranking import Ranking
     from workbench.sampling.samplers import TokenSampler, sample_categorical
-    from workbench.sampling.searches import Branch, Search
     from workbench.sampling.verify import NO_DRAFT, Draft
     from workbench.scheduler.ordering import schedule_in_order, sorted_with_aging, split_decodes, with_aging
     from workbench.scheduler.policies import BuiltInPolicy
@@ -73,13 +73,13 @@ PARTS: dict[str, dict[str, str]] = {
         "smooth_mass": "workbench.kv_cache.eviction",
     },
     "sampling": {
-        "Branch": "workbench.sampling.searches",
+        "Branch": "workbench.decoding.search",
         "Filter": "workbench.sampling.filters",
         "Finished": "workbench.trace.events",
         "History": "workbench.sampling.filters",
         "LayerCombiner": "workbench.sampling.combiners",
         "Ranking": "workbench.sampling.ranking",
-        "Search": "workbench.sampling.searches",
+        "Search": "workbench.decoding.search",
         "StreamCombiner": "workbench.sampling.combiners",
         "TokenSampler": "workbench.sampling.samplers",
         "sample_categorical": "workbench.sampling.samplers",

@@ -80,9 +80,9 @@ class SamplingParameters(Displayable, Settings):
     ranking: CustomPart | None = None
     # Beam search with this many beams, as in Hugging Face: no random numbers, the n best texts come at the end.
     beams: Annotated[int, Field(ge=0, le=MAX_PARALLEL_SAMPLES)] = 0
-    search: CustomPart | None = None  # chooses how the beams go on in place of their scores (see sampling/searches.py)
+    search: CustomPart | None = None  # chooses how the beams go on in place of their scores (see decoding/search.py)
     length_penalty: float = 1.0  # of beams: a text's score is its log-probability / tokens ** length_penalty
-    early_stopping: bool | Literal["never"] = False  # of beams: see engine/beam_search.py
+    early_stopping: bool | Literal["never"] = False  # of beams: see decoding/beams.py
     stop: tuple[str, ...] = ()  # texts that end the output, and are left out of it
     stop_token_ids: tuple[int, ...] = ()  # token ids that end the output, beside the model's end tokens
     max_tokens: Annotated[int, Field(ge=1)] = 128  # output tokens at most

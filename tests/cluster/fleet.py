@@ -51,7 +51,7 @@ class SteppedReplica:
         inbox, self._inbox = self._inbox, []
         for each in inbox:
             each()
-        self.runner.wait_for_grammars()
+        self.runner.core.wait_for_grammars()
         if self.runner.has_unfinished_requests:
             self.runner.step()
         events = tuple(self._events)

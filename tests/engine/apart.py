@@ -154,6 +154,6 @@ def engines_apart(model: Transformer, shares_memory: bool, decode: dict | None =
         def target(sequence: Sequence) -> tuple[TransferKey, Channel]:
             return TransferKey(sequence.request_id, 0), apart.channel
 
-        apart.sending = SendingExecutor(prefill.executor, prefill, target)
-        prefill.set_executor(apart.sending)
+        apart.sending = SendingExecutor(prefill.core.executor, prefill, target)
+        prefill.core.executor = apart.sending
     return apart

@@ -76,6 +76,7 @@ def run_checked(runner: Runner, requests) -> dict[str, Finished]:
 def model_drafts(runner: Runner, several: bool = False, **more) -> DraftModelProposer:
     call = CompiledDraftSteps(runner.model, runner.store, 5, more.get("confidence_threshold", 0.0)) if several else None
     return DraftModelProposer(
-        runner.model.spec, runner.executor, runner.kv_cache.manager, runner.scheduler.limits.max_num_batched_tokens,
+        runner.model.spec, runner.core.executor, runner.kv_cache.manager,
+        runner.scheduler.limits.max_num_batched_tokens,
         multi_step=call, **more,
     )  # fmt: skip

@@ -58,7 +58,7 @@ def policy_of(name: str, seed: int) -> SchedulingPolicy:
     if name == "wild":
         return Wild(seed)
     kind, _, policy = name.partition(" ")
-    patience = {} if policy == "fcfs" else {"starvation_limit": 12}
+    patience = {"starvation_limit": 12} if "starvation_limit" in BUILT_IN_POLICIES[policy].model_fields else {}
     return parse_policy({"kind": policy, **patience}, cast(BatchingMode, kind))
 
 

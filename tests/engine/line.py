@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from workbench.kv_cache.manager import KVCacheManager
 from workbench.kv_cache.pages import KVCacheGroup, PagePool
+from workbench.kv_cache.prefix import RadixCache
 from workbench.request import FinishReason, Request, SamplingParameters, Sequence
 from workbench.scheduler.plan import SchedulerLimits
 from workbench.scheduler.policies import (
@@ -17,15 +18,20 @@ from workbench.scheduler.scheduler import Scheduler
 class Line:
     """A scheduler, and steps in which every request samples a token."""
 
-    def __init__(self, policy: object, kind: BatchingMode = "continuous", pages: int = 100, **limits):
+    def __init__(
+        self, policy: object, kind: BatchingMode = "continuous", pages: int = 100, prefix: bool = False, **limits
+    ):
         made: SchedulingPolicy = parse_policy(policy, kind)
         limited = SchedulerLimits(**{"max_num_seqs": 4, "max_num_batched_tokens": 16, **limits})
-        manager = KVCacheManager((PagePool(pages, 4),), (KVCacheGroup(),), limited.max_num_batched_tokens)
+        pools, groups = (PagePool(pages, 4),), (KVCacheGroup(),)
+        index = RadixCache(pools, groups) if prefix else None
+        manager = KVCacheManager(pools, groups, limited.max_num_batched_tokens, index)
         self.scheduler, self.count = Scheduler(manager, limited, 200, made), 0
         self.said: list[str] = []
 
-    def submit(self, prompt: int, most: int = 20, **theirs) -> str:
-        new = Request(f"r{self.count}", tuple(range(prompt)), SamplingParameters(max_tokens=most), **theirs)
+    def submit(self, prompt: int, most: int = 20, first: int = 0, **theirs) -> str:
+        ids = tuple(range(first, first + prompt))
+        new = Request(f"r{self.count}", ids, SamplingParameters(max_tokens=most), **theirs)
         self.scheduler.submit(Sequence.from_request(new, self.count))
         self.count += 1
         return new.request_id

@@ -55,7 +55,7 @@ def served(model: Transformer, *turns: list[Request], buckets: tuple[int, ...] =
     under `batch_invariant`."""
     runner = runner_of(model, **settings)
     if buckets:
-        runner.executor = TokenParallelExecutor(model, runner.store, buckets)
+        runner.core.executor = TokenParallelExecutor(model, runner.store, buckets)
     scribe = Scribe(runner)
     for requests in turns:
         ends = generate(runner, requests)

@@ -60,8 +60,8 @@ def test_a_variant_in_a_file_and_by_its_registered_name(tmp_path: Path) -> None:
 @without(Backend.INDUCTOR)
 def test_auto_runs_as_written_what_no_compiler_sees_through() -> None:
     runner = tiny("auto", {"mask": "tests.engine.own_rules:untraceable"})
-    assert runner.backends.decode is runner.model.backend is Backend.EAGER
-    assert "cannot be traced" in runner.backends.reason
+    assert runner.core.backends.decode is runner.model.backend is Backend.EAGER
+    assert "cannot be traced" in runner.core.backends.reason
     rows_are_the_oracles(runner)
 
 

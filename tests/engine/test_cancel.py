@@ -117,7 +117,7 @@ def lengths() -> dict[str, int]:
 
 def after_forward(runner: Runner, at: int, act: Callable[[], object]) -> None:
     """Act in the step whose forward pass has this number, when that is done."""
-    forward, count = runner.executor.forward, iter(range(10_000))
+    forward, count = runner.core.executor.forward, iter(range(10_000))
 
     def computing(plan: Any) -> Any:
         logits = forward(plan)
@@ -125,7 +125,7 @@ def after_forward(runner: Runner, at: int, act: Callable[[], object]) -> None:
             act()
         return logits
 
-    runner.executor.forward = computing  # type: ignore[method-assign]
+    runner.core.executor.forward = computing  # type: ignore[method-assign]
 
 
 def cancel_by(runner: Runner, name: str, thread: bool) -> None:

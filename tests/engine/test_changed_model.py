@@ -31,7 +31,7 @@ problem = backend_problems()[Backend.INDUCTOR]
 def rows_of(runner: Runner, asked: Request) -> torch.Tensor:
     """Every sampled row of a request, in order: [token, vocab]."""
     rows: list[torch.Tensor] = []
-    inner = runner.executor.forward
+    inner = runner.core.executor.forward
 
     def forward(plan):
         found = inner(plan)
@@ -39,7 +39,7 @@ def rows_of(runner: Runner, asked: Request) -> torch.Tensor:
         return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner.executor, "forward", forward)
+        patch.setattr(runner.core.executor, "forward", forward)
         done = generate(runner, [asked])
     assert {event.reason for event in done.values()} == {"length"}, done
     return torch.stack(rows)

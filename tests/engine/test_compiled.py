@@ -36,17 +36,17 @@ def test_compiled_rows_are_the_oracles_and_graphs_are_bounded() -> None:
     """Three decodes are padded to a bucket of four; layers have biases, and a window."""
     spec = spec_of(KINDS[0], KINDS[-1])
     runner = runner_of(model_of(spec, backend=Backend.INDUCTOR), max_num_seqs=3)
-    executor = runner.executor
+    executor = runner.core.executor
     Oracle(runner)
     asked = [request("a", 5, 12), request("b", 19, 4), request("c", 3, 7)]
     generate(runner, asked)
-    before = runner.executor.compiles
+    before = runner.core.executor.compiles
     assert 0 < before <= GRAPHS
     generate(runner, asked)
-    assert runner.executor.compiles == before, "the same work again adds no graph"
+    assert runner.core.executor.compiles == before, "the same work again adds no graph"
     assert not cast(InductorExecutor, executor)._watch.changed, "nor does it change the model"
     generate(runner, [request("d", 11, 9), request("e", 30, 6), request("f", 7, 3)])
-    assert runner.executor.compiles <= GRAPHS, "new lengths must not compile anew"
+    assert runner.core.executor.compiles <= GRAPHS, "new lengths must not compile anew"
     again = runner_of(model_of(spec, seed=1, backend=Backend.INDUCTOR), max_num_seqs=3)
     Oracle(again)
     generate(again, [request("a", 5, 12), request("b", 19, 4), request("c", 3, 7)])
@@ -55,7 +55,7 @@ def test_compiled_rows_are_the_oracles_and_graphs_are_bounded() -> None:
     assert path.continuations()[0] == finals(again, asked)["a"], "the text that it continues is the served one"
     _is_followed(path.forward_pass, again)
     path.close()
-    assert again.executor.compiles == 0, "a model alike must share what is compiled"
+    assert again.core.executor.compiles == 0, "a model alike must share what is compiled"
 
 
 def _is_followed(found: ForwardPass, runner: Runner) -> None:
@@ -73,9 +73,9 @@ def test_a_whole_step_is_one_graph() -> None:
     runner = runner_of(model_of(spec, backend=Backend.INDUCTOR), compile="step")
     Oracle(runner)
     generate(runner, [request("a", 5, 3)])
-    before = runner.executor.compiles
+    before = runner.core.executor.compiles
     generate(runner, [request("b", 9, 12)])
-    assert runner.executor.compiles == before
+    assert runner.core.executor.compiles == before
     block = runner_of(model_of(spec, backend=Backend.INDUCTOR))
     generate(block, [request("a", 5, 3)])
-    assert block.executor.compiles > 0, "blocks are other graphs than the whole step"
+    assert block.core.executor.compiles > 0, "blocks are other graphs than the whole step"

@@ -132,13 +132,13 @@ def engine_of(config: EngineConfig) -> dict[str, Any]:
     too_long = Request("a", (1,) * context, SamplingParameters(max_tokens=1), prompt=None)
     ranks = getattr(model, "ranks", None)
     runner.close()
-    ends = {} if ranks is not None or runner.backends.decode != "eager" else generate(runner, [too_long])
+    ends = {} if ranks is not None or runner.core.backends.decode != "eager" else generate(runner, [too_long])
     return {
         "spec": model.spec.model_dump(),
         "weights": {name: (each.dtype, each.double().sum().item()) for name, each in model.state_dict().items()},
         "format": (model.format, model.device),
         "custom": "tabnanny" in sys.modules,
-        "backends": (str(runner.backends), runner.backends.reason, type(runner.executor).__name__),
+        "backends": (str(runner.core.backends), runner.core.backends.reason, type(runner.core.executor).__name__),
         "store": (runner.store.specs, runner.store.dtype, runner.store.page_size, runner.store.bytes),
         "codecs": [float(tensor.sum()) for tensor in runner.store.codec_tensors],
         "pools": [(pool.num_pages, pool.page_size) for pool in runner.scheduler.pools],
@@ -146,7 +146,7 @@ def engine_of(config: EngineConfig) -> dict[str, Any]:
         "swaps": [value for name, value in sorted(vars(manager).items()) if isinstance(value, bool)],
         "evictor": None if runner.kv_cache.evictor is None else runner.kv_cache.evictor.policy,
         "scheduler": (runner.scheduler.limits, repr(runner.scheduler.policy), type(runner.scheduler.policy)),
-        "speculator": repr(runner.speculator),
+        "speculator": repr(runner.core.speculator),
         "ranks": None if ranks is None else (type(ranks), ranks.size, ranks.timeout),
         "ends": [end.reason for end in ends.values()],  # of a request that is too long
     }
@@ -216,4 +216,4 @@ def test_a_policy_may_be_an_object_of_ones_own() -> None:
 def test_a_model_put_together_by_hand_has_its_own_backend() -> None:
     model = load("shape:tiny", backend="eager").model
     runner = Runner(EngineConfig.build(pages=4), LoadedModel(model))
-    assert runner.model is model and str(runner.backends) == "eager" and not runner.is_from_config
+    assert runner.model is model and str(runner.core.backends) == "eager" and not runner.is_from_config

@@ -184,7 +184,7 @@ def test_a_change_is_a_row_of_the_record_and_no_decision_of_the_scheduler() -> N
 @needs_mlir
 def test_the_runner_tells_its_listener(two_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder()
-    monkeypatch.setattr("workbench.engine.runner.THREADS", ThreadWaiting(dict))  # it would tell of a busy machine
+    monkeypatch.setattr("workbench.engine.core.THREADS", ThreadWaiting(dict))  # it would tell of a busy machine
     runner = load("shape:tiny", backend="mlir", listener=recorder.record)
     real = after_step
     made_up = lambda state, _: real(state, 1e-4 if state.single_threaded else 0.09)  # noqa: E731

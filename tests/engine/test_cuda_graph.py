@@ -25,7 +25,7 @@ def test_replays_give_the_oracles_rows() -> None:
         return step
 
     executor = CudaGraphExecutor(runner.model, runner.store, capture)
-    runner.executor = executor
+    runner.core.executor = executor
     Oracle(runner)
     generate(runner, [request("a", 5, 20), request("b", 19, 4), request("c", 3, 7)])
     assert executor.compiles == len(captures) > 1
@@ -36,14 +36,14 @@ def test_replays_give_the_oracles_rows() -> None:
     sizes = {(rows, width) for rows in (1, 2, 4) for width in (2, 4, 8)}
     assert set(executor._graphs) <= sizes and len(captures) == len(executor._graphs)
     runner.model.blocks[0].attention.mask = SlidingWindow(3)  # type: ignore[union-attr]
-    runner.executor = executor
+    runner.core.executor = executor
     generate(runner, [request("d", 5, 20)])
     assert len(captures) > len(executor._graphs), "what was captured of the model as it was is done with"
 
 
 def test_a_prompt_that_is_read_a_token_at_a_time_has_no_row() -> None:
     runner = runner_of(model_of(spec_of()), max_num_batched_tokens=2)
-    runner.executor = CudaGraphExecutor(runner.model, runner.store, lambda step: step)
+    runner.core.executor = CudaGraphExecutor(runner.model, runner.store, lambda step: step)
     Oracle(runner)
     ends = generate(runner, [request("a", 2, 20), request("b", 12, 4)])
     assert {end.reason for end in ends.values()} == {"length"}
@@ -68,7 +68,7 @@ def test_packed_pages_settle_before_the_replay_and_never_in_the_graph(format: st
     for captured in (False, True):
         runner = runner_of(model_of(spec), cache=cache, page_size=8)
         if captured:
-            runner.executor = CudaGraphExecutor(runner.model, runner.store, capture)
+            runner.core.executor = CudaGraphExecutor(runner.model, runner.store, capture)
             for each in runner.store.layers:
                 assert isinstance(each, QuantizedLayer)
                 each.groups_to_quantize = lambda batch, asked=each.groups_to_quantize: settled.append(1) or asked(batch)  # type: ignore

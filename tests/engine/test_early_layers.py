@@ -119,8 +119,8 @@ def test_what_cannot_be_is_refused_with_the_reason() -> None:
     with temporarily_registered(Noted()) as path:
         backends = Backends(Backend.MLIR, Backend.MLIR, Backend.MLIR, "batch_invariant")
         runner = runner_of(model_of(spec_of(), backend=Backend.EAGER), backends=backends)
-        early = replace(runner.tracker._early_logits, problem=workbench_problem(backends))
-        runner.tracker._early_logits = early
+        early = replace(runner.core.decoder.early_logits, problem=workbench_problem(backends))
+        runner.core.decoder.early_logits = early
         assert "batch_invariant: backend 'mlir' cannot give what its filter combines" in refusal(runner, path)
         sampling = SamplingParameters.model_validate({"filters": [{"path": path}]})
         with pytest.raises(WorkbenchError, match="combines these logits with others"):

@@ -74,13 +74,13 @@ def test_the_runner_says_what_ran_and_why(monkeypatch: pytest.MonkeyPatch) -> No
     runner = runner_of(
         model, backends=Backends(Backend.MLIR, Backend.INDUCTOR, Backend.MLIR, "auto: measured", checked=False)
     )
-    runner.executor.max_token_parallel_tokens = 0  # type: ignore[attr-defined]
-    assert str(runner.backends) == "mlir (prefill: inductor, its attention: mlir)"
+    runner.core.executor.max_token_parallel_tokens = 0  # type: ignore[attr-defined]
+    assert str(runner.core.backends) == "mlir (prefill: inductor, its attention: mlir)"
     with pytest.warns(UserWarning, match="backend auto: inductor does not compile here, prefill on eager"):
         generate(runner, [request("a", 9, 1)])
-    assert str(runner.backends) == "mlir (prefill: eager)"
+    assert str(runner.core.backends) == "mlir (prefill: eager)"
     why = "auto: measured; inductor does not compile here, prefill on eager (RuntimeError: no compiler)"
-    assert runner.backends.reason == why
+    assert runner.core.backends.reason == why
 
 
 @pytest.mark.parametrize("error", [WorkbenchError("not this"), BackendError("nor that")])
@@ -108,10 +108,10 @@ def test_blocks_whose_queries_are_seen_are_vetted_too(monkeypatch: pytest.Monkey
     monkeypatch.setattr(executors, "InductorExecutor", failing)
     backends = Backends(Backend.MLIR, Backend.INDUCTOR, Backend.MLIR, "auto: measured", checked=False)
     runner = runner_of(model_of(spec_of(layer(4, 2)), backend=Backend.INDUCTOR), backends=backends, evict=EVICT)
-    runner.executor.fast.max_token_parallel_tokens = 0  # type: ignore[attr-defined]
+    runner.core.executor.fast.max_token_parallel_tokens = 0  # type: ignore[attr-defined]
     with pytest.warns(UserWarning, match="backend auto: inductor does not compile here, prefill on eager"):
         found = generate(runner, asked)["a"].token_ids
-    assert found == expected and runner.backends.blocks is Backend.EAGER
+    assert found == expected and runner.core.backends.blocks is Backend.EAGER
     backends = replace(backends, checked=True)
     asked_for = runner_of(model_of(spec_of(layer(4, 2)), backend=Backend.INDUCTOR), backends=backends, evict=EVICT)
     assert "no compiler" in (generate(asked_for, asked)["a"].error or ""), "an explicit backend's failure is reported"

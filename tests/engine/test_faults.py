@@ -46,14 +46,14 @@ RAISING = CustomPart(path="tests.engine.test_faults:Raising")
 
 def failing(runner: Runner, fails, error: Exception) -> None:
     """Every forward that computes a span of which `fails` says so raises."""
-    forward = runner.executor.forward
+    forward = runner.core.executor.forward
 
     def computed(plan):
         if any(fails(span) for span in plan.spans):
             raise error
         return forward(plan)
 
-    runner.executor.forward = computed  # type: ignore[method-assign]
+    runner.core.executor.forward = computed  # type: ignore[method-assign]
 
 
 def test_an_allocation_that_fails_once_ends_no_request() -> None:
@@ -176,7 +176,7 @@ def test_histories_with_faults(seed: int, policy: str, kind: str, pages: int, pr
     failing(
         runner, lambda span: span.sequence.request_id.startswith("memory") and span.needs_sample, MemoryError("full")
     )
-    forward = runner.executor.forward
+    forward = runner.core.executor.forward
 
     def with_nan(plan):
         rows = forward(plan).clone()
@@ -185,7 +185,7 @@ def test_histories_with_faults(seed: int, policy: str, kind: str, pages: int, pr
                 rows[row] = torch.nan
         return rows
 
-    runner.executor.forward = with_nan  # type: ignore[method-assign]
+    runner.core.executor.forward = with_nan  # type: ignore[method-assign]
     ends: dict[tuple[str, int], Finished] = {}
     began = 0
     for count, event in enumerate(runner.stream(requests)):

@@ -108,8 +108,8 @@ def test_the_first_layer_has_arrived_before_the_last_is_computed() -> None:
             super().send(key, number, layer, contents)
 
     sender, key = Sender(first, lambda error: None), TransferKey("r", 1)
-    sending = SendingExecutor(runner.executor, runner, lambda sequence: (key, sender))
-    runner.set_executor(sending)
+    sending = SendingExecutor(runner.core.executor, runner, lambda sequence: (key, sender))
+    runner.core.executor = sending
     waited: list[tuple[tuple[int, ...], int]] = []
 
     def wait(*_) -> None:
@@ -186,7 +186,7 @@ def test_a_request_that_fails_or_ends_early_leaves_no_loan() -> None:
     adopt(apart.decode, *moved("r"), apart._queue)
     apart.decode.step()
     apart.give_back()
-    inner = apart.decode.executor
+    inner = apart.decode.core.executor
 
     class Broken:
         compiles, kernel_seconds, artifacts = 0, None, {}
@@ -194,14 +194,14 @@ def test_a_request_that_fails_or_ends_early_leaves_no_loan() -> None:
         def forward(self, plan):
             raise ValueError("planted")
 
-    apart.decode.set_executor(Broken())
+    apart.decode.core.executor = Broken()
     apart.decode.step()
     sound, tainted = pop_returned(apart.decode)
     assert not any(sound) and any(tainted), "what the failed request may have written is to be zeroed"
     take_back(apart.prefill, tainted, tainted=True)
     for group, pages in enumerate(tainted):
         assert not any(tensor[pages].float().abs().sum() for tensor in apart.prefill.store.page_tensors(group))
-    apart.decode.set_executor(inner)
+    apart.decode.core.executor = inner
     apart.check_no_page_leaks()
 
 

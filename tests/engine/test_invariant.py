@@ -64,7 +64,7 @@ def test_after_a_preemption(kind: str) -> None:
     """Pages run out while two decode: the later is preempted, and computes all of its text again, as one prefill."""
     longer, mine = asked("longer", 17, 24, KINDS[kind][0].vocab_size), subject(kind)
     runner = runner_of(model_of(kind), page_size=SIZE, pages=6, cache=KINDS[kind][3], max_num_batched_tokens=50)
-    runner.executor = TokenParallelExecutor(model_of(kind), runner.store, ROW_BUCKETS)
+    runner.core.executor = TokenParallelExecutor(model_of(kind), runner.store, ROW_BUCKETS)
     scribe = Scribe(runner)
     events = list(runner.stream([longer, mine]))
     assert "subject" in [event.request_id for event in of(Preempted, events)]
@@ -109,5 +109,6 @@ def test_the_mode_off_is_not_so(kind: str) -> None:
 
 def test_auto_takes_the_backend_that_keeps_it() -> None:
     runner = load("shape:tiny", batch_invariant=True)
-    assert str(runner.backends) == "mlir" and runner.backends.reason.startswith("batch_invariant: of all backends")
-    assert isinstance(runner.executor, TokenParallelExecutor)
+    backends = runner.core.backends
+    assert str(backends) == "mlir" and backends.reason.startswith("batch_invariant: of all backends")
+    assert isinstance(runner.core.executor, TokenParallelExecutor)

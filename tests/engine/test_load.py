@@ -160,8 +160,8 @@ def test_without_compilers_auto_is_eager_and_a_backend_that_was_asked_for_is_ref
     with pytest.raises(WorkbenchError, match="backend 'inductor' does not work here: no C[+][+] compiler found"):
         load("shape:tiny", backend="inductor")
     runner = load("shape:tiny", backend="auto")
-    assert runner.model.backend == runner.backends.decode == Backend.EAGER
-    assert "inductor does not work here: no C++ compiler found" in runner.backends.reason
+    assert runner.model.backend == runner.core.backends.decode == Backend.EAGER
+    assert "inductor does not work here: no C++ compiler found" in runner.core.backends.reason
 
 
 def test_auto_takes_the_fastest_backend_that_works(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ def test_rows_equal_oracle(
     oracle = Oracle(ours)
     generate(ours, in_step(5, 9, 2))
     assert oracle.clear
-    assert any(name.startswith("decode") for name in ours.executor.inner.artifacts)  # type: ignore[attr-defined]
+    assert any(name.startswith("decode") for name in ours.core.executor.inner.artifacts)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)

@@ -31,7 +31,7 @@ def test_a_context_that_threads_share_is_merged_right(two_threads: None) -> None
     ours = runner(spec_of(layer(2, 1), layer(2, 1, sliding_window=9)))
     Oracle(ours)
     generate(ours, [request("long", 40, 7)])
-    assert ours.executor.inner.decode_steps[1].step.shape.chunks == 2  # type: ignore[attr-defined]
+    assert ours.core.executor.inner.decode_steps[1].step.shape.chunks == 2  # type: ignore[attr-defined]
 
 
 def test_a_step_tells_its_kernels_time_and_its_artifact() -> None:
@@ -40,7 +40,7 @@ def test_a_step_tells_its_kernels_time_and_its_artifact() -> None:
     for step in steps:
         assert step.kernel_seconds is not None and 0 < step.kernel_seconds < step.forward_seconds
     assert {step.phase for step in steps} == {"prefill", "decode"}
-    found = ours.executor.artifacts
+    found = ours.core.executor.artifacts
     assert set(found) == {"decode 1", "decode 2", "blocks 8", "head 8"} and len(set(found.values())) == 4
     assert all(ArtifactCache(cache_directory()).load(digest) for digest in found.values())
 
@@ -54,9 +54,9 @@ def test_a_model_elsewhere_than_on_the_cpu_is_refused() -> None:
 def test_steps_are_compiled_once_a_bucket_and_counted() -> None:
     ours = runner(spec_of())
     generate(ours, [request("a", 5, 9), request("b", 9, 4), request("c", 3, 7)])
-    rows = ours.executor.token_parallel  # type: ignore[attr-defined]
-    assert ours.executor.compiles == len(ours.executor.decode_steps) + rows.compiles <= 3 + 4  # type: ignore[attr-defined]
-    before = ours.executor.compiles
+    rows = ours.core.executor.token_parallel  # type: ignore[attr-defined]
+    assert ours.core.executor.compiles == len(ours.core.executor.decode_steps) + rows.compiles <= 3 + 4  # type: ignore[attr-defined]
+    before = ours.core.executor.compiles
     poison(ours)
     generate(ours, [request("d", 11, 9), request("e", 20, 5)])
-    assert ours.executor.compiles == before
+    assert ours.core.executor.compiles == before

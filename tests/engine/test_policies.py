@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import statistics
+from itertools import accumulate
 from typing import Any, get_args
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from experiments import plan_cost
 from tests.engine.line import Line
 from tests.engine.tiny import model_of, request, runner_of, spec_of
 from tests.helpers.events import of
+from tests.thorough import tries
 from workbench.experiment.experiment import Experiment
 from workbench.scheduler.policies import (
     BUILT_IN_POLICIES,
@@ -180,6 +184,53 @@ def test_what_deciding_costs_can_be_asked() -> None:
     for policy in BUILT_IN_POLICIES:
         spent = plan_cost.seconds(policy, 2)
         assert len(spent) == plan_cost.STEPS - plan_cost.WARM_UP_STEPS and min(spent) >= 0
+
+
+@given(st.integers(65, 150), st.lists(st.tuples(st.integers(0, 3), st.integers(1, 32)), min_size=1, max_size=5))
+@settings(max_examples=tries(60))
+def test_short_prompts_have_their_turn_beside_a_long_one(long: int, arrivals: list[tuple[int, int]]) -> None:
+    """Four of each step's 32 prefill tokens are theirs. Each has its first token once these have held the short ones
+    before it and itself, and the long one takes no longer than the other 28 do."""
+    line = Line("interleaved", max_num_seqs=6, max_num_batched_tokens=48, chunk_tokens=32)
+    line.submit(long, most=1)
+    steps = list(accumulate(gap for gap, _ in arrivals))
+    left: dict[str, int] = {}  # tokens of each short prompt to compute
+    due: dict[str, int] = {}  # the step that computes the last of them at the latest
+    step, computed = 0, 0
+    while computed < long:
+        for prompt in [prompt for at, (_, prompt) in zip(steps, arrivals, strict=True) if at == step]:
+            ahead = sum(left.values())
+            name = line.submit(prompt, most=99)
+            left[name], due[name] = prompt, step + -(-(ahead + prompt) // 4) - 1
+        for name, tokens in line.step().items():
+            if name == "r0":
+                computed += tokens
+            else:
+                left[name] = max(0, left[name] - tokens)  # then it decodes
+        assert all(due[name] > step for name in left if left[name])
+        step += 1
+    assert step <= -(-long // 28)
+
+
+def test_fcfs_lets_a_short_prompt_wait_for_a_long_one() -> None:
+    """The order that `interleaved` changes: with it the short one is read at once."""
+    steps = {}
+    for policy in ("fcfs", "interleaved"):
+        line = Line(policy)
+        line.submit(100)
+        line.submit(2)
+        steps[policy] = next(step for step in range(20) if "r1" in line.step())
+    assert steps == {"fcfs": 6, "interleaved": 0}
+
+
+def test_a_prompt_that_cached_tokens_make_short_is_short() -> None:
+    line = Line("interleaved", prefix=True)
+    line.submit(60, most=1)
+    while line.scheduler.has_unfinished_requests:
+        line.step()
+    line.submit(150, most=1, first=1000)
+    line.submit(64)
+    assert line.step() == {"r1": 14, "r2": 2}, "56 of its 64 tokens are in the cache"
 
 
 def test_a_chunk_is_kept_to_after_a_preemption() -> None:

@@ -53,7 +53,7 @@ def test_what_was_compiled_is_counted_on_after_a_change() -> None:
     model = model_of(WIDE, torch.float32)
     choose_weight_layout(model, MLIR, held(model), auto=False)
     ours = runner_of(model, backends=MLIR)
-    executor: Any = ours.executor
+    executor: Any = ours.core.executor
     executor.max_token_parallel_tokens, prefills = 0, executor.prefill_executor
     generate(ours, [request("a", 9, 1)])
     before = prefills.compiles

@@ -44,7 +44,7 @@ def test_every_row_is_the_oracles(data: st.DataObject) -> None:
     if draw(st.booleans()):
         answers = {name: end.token_ids for name, end in wanted.items()}
         guesses = Guesses(answers, seed, draw(st.floats(0, 1)))
-        runner.set_speculator(drafts(guesses, draw(st.integers(1, 6)), accept="match"))
+        runner.core.set_speculator(drafts(guesses, draw(st.integers(1, 6)), accept="match"))
     Oracle(runner)
     assert tokens(generate(runner, asked)) == tokens(wanted)
     runner.reset_prefix_cache()

@@ -69,7 +69,7 @@ class Traffic:
         drafts = Speculator(PromptLookupProposer(1, 3), 3, CONTEXT, "adaptive") if self.drafts else None
         made = runner_of(MODEL, **{**self.settings, **changes}, speculator=drafts, clock=clock, sleep=clock.sleep)
         if self.quick:
-            made.executor = Made()  # type: ignore[assignment]
+            made.core.executor = Made()  # type: ignore[assignment]
         return made
 
 

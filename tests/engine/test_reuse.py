@@ -64,10 +64,10 @@ def test_time_to_live() -> None:
 
 def test_what_broke_is_not_offered() -> None:
     runner = runner_of(MODEL, prefix="radix")
-    forward = runner.executor.forward
-    runner.executor.forward = lambda plan: forward(plan) * torch.nan  # type: ignore[method-assign]
+    forward = runner.core.executor.forward
+    runner.core.executor.forward = lambda plan: forward(plan) * torch.nan  # type: ignore[method-assign]
     assert generate(runner, [asked("a", 17, 3, 5)])["a"].reason == "error"
-    runner.executor.forward = forward  # type: ignore[method-assign]
+    runner.core.executor.forward = forward  # type: ignore[method-assign]
     assert all(pool.num_free == pool.num_pages for pool in runner.scheduler.pools)
     # scrubbing cleaned the pages that were held, and nothing was offered
     assert generate(runner, [asked("b", 17, 3, 5)])["b"].cached_tokens == 0

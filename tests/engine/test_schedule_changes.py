@@ -116,7 +116,7 @@ def test_a_policy_sees_the_limits_and_a_change_is_an_event() -> None:
     events.clear()
     runner.set_schedule(policy="priority", chunk_tokens=None)
     changed = [(each.name, each.old, each.new) for each in of(SettingsChanged, events)]
-    assert changed == [("policy", "fcfs", "priority"), ("chunk_tokens", "24", "none")]
+    assert changed == [("policy", "interleaved", "priority"), ("chunk_tokens", "24", "none")]
 
 
 def test_running_requests_keep_their_pages_in_the_new_policys_order() -> None:

@@ -19,7 +19,7 @@ ODD = "<script>alert('&amp;')</script>"
 
 
 def test_a_plan_says_what_is_computed_and_why() -> None:
-    runner, found = runner_of(model_of(spec_of()), max_num_seqs=2), list[StepPlan]()
+    runner, found = runner_of(model_of(spec_of()), max_num_seqs=2, policy="fcfs"), list[StepPlan]()
     Changed(runner, lambda plan, logits: found.append(plan) or logits)
     for each in (request(ODD, 20, 3), request("b", 4, 2)):
         runner.submit(each)
@@ -39,7 +39,7 @@ def test_a_runner_says_what_it_runs_and_what_it_does() -> None:
     runner.step()
     assert "1 requests run, 0 wait, 1 of 40 pages used" in repr(runner)
     page = runner._repr_html_()
-    assert "1 of 40, of 4 tokens each" in page and "<script" not in page and "fcfs" in page
+    assert "1 of 40, of 4 tokens each" in page and "<script" not in page and "interleaved" in page
 
 
 @pytest.fixture(scope="module")

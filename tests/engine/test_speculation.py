@@ -63,11 +63,11 @@ def test_rows_of_one_sequence_are_the_span() -> None:
     runner.scheduler.submit(own)
     plan = runner.scheduler.plan()
     assert plan is not None
-    runner.executor.forward(plan)
+    runner.core.executor.forward(plan)
     runner.scheduler.commit(plan, {"a": 3})
     check = runner.scheduler.plan({"a": (4, 5, 6)})
     assert check is not None and [(s.length, s.draft_token_ids) for s in check.spans] == [(4, (4, 5, 6))]
-    whole = runner.executor.forward(check)
+    whole = runner.core.executor.forward(check)
     rows = check.as_decode_rows()
     assert [(s.start, s.length, s.token_ids) for s in rows.spans] == [
         (9, 1, [3]),
@@ -75,7 +75,7 @@ def test_rows_of_one_sequence_are_the_span() -> None:
         (11, 1, [5]),
         (12, 1, [6]),
     ]
-    torch.testing.assert_close(runner.executor.forward(rows), whole)
+    torch.testing.assert_close(runner.core.executor.forward(rows), whole)
     assert check.as_decode_rows(3) is check
 
 
@@ -94,7 +94,7 @@ def test_checks_in_the_compiled_step(kinds: tuple, prompts: tuple, more: dict, t
     proposer = Guesses({name: end.token_ids for name, end in wanted.items()})
     mixed = Backends(Backend.MLIR, Backend.EAGER, Backend.EAGER, "decode steps alone are compiled")
     runner = runner_of(model, backends=mixed, speculator=drafts(proposer, 3 if more else 2), **more)
-    executor: Any = runner.executor
+    executor: Any = runner.core.executor
     if not more:  # packed pages have no oracle of rows
         Oracle(runner)
     assert tokens(generate(runner, asked)) == tokens(wanted)

@@ -47,7 +47,7 @@ class Bits(Around):
 
 def invariant_runner(**more) -> Runner:
     runner = runner_of(MODEL, prefix="radix", **more)
-    runner.executor = TokenParallelExecutor(MODEL, runner.store, (1, 3, 8))
+    runner.core.executor = TokenParallelExecutor(MODEL, runner.store, (1, 3, 8))
     return runner
 
 

@@ -320,7 +320,7 @@ def test_steps_of_a_runner_are_looked_at_and_give_the_same_bits(monkeypatch: pyt
             return now[0]
 
         waiting = ThreadWaiting(lambda: {1: share * now[0]}, clock=clock, processor_clock=lambda: 0.0)
-        monkeypatch.setattr("workbench.engine.runner.THREADS", waiting)
+        monkeypatch.setattr("workbench.engine.core.THREADS", waiting)
         runner = workbench.load("shape:tiny", backend="eager")
         heard: list[Event] = []
         runner.telemetry.listener = heard.append

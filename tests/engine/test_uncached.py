@@ -35,7 +35,7 @@ def test_what_stands_in_the_pages_counts_for_nothing() -> None:
     runner = load("shape:tiny", **TINY)
     disable_cache(runner)
     expected = outputs(load("shape:tiny", **TINY))
-    inner = runner.executor.inner  # type: ignore[attr-defined]
+    inner = runner.core.executor.inner  # type: ignore[attr-defined]
     lengths = []
 
     class Spoiling:
@@ -48,7 +48,7 @@ def test_what_stands_in_the_pages_counts_for_nothing() -> None:
                     pages.fill_(torch.nan)
             return inner.forward(plan)
 
-    runner.executor.inner = Spoiling()  # type: ignore[attr-defined]
+    runner.core.executor.inner = Spoiling()  # type: ignore[attr-defined]
     assert outputs(runner) == expected
     assert all(start == 0 for start, _ in lengths) and max(length for _, length in lengths) == 48
 
@@ -66,4 +66,4 @@ def test_an_experiment_asks_for_it() -> None:
     values = {"question": "?", "model": {"name": "shape:tiny"}, "backend": "eager", "workload": {"kind": "random"}}
     plain = runner_for(Experiment.from_values(values))
     anew = runner_for(Experiment.from_values({**values, "executor": {"kind": "uncached"}}))
-    assert type(plain.executor) is not type(anew.executor)
+    assert type(plain.core.executor) is not type(anew.core.executor)

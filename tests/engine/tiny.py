@@ -156,7 +156,7 @@ def runner_of(model: Transformer, **settings) -> Runner:
     speculator = settings.pop("speculator", None)
     sizes = {"page_size": 4, "pages": 40, "max_num_seqs": 4, "max_num_batched_tokens": 16}
     runner = Runner(EngineConfig.build(**{**sizes, **settings}), loaded, **given)
-    runner.set_speculator(speculator)
+    runner.core.set_speculator(speculator)
     poison(runner)
     return runner
 

@@ -19,8 +19,8 @@ class Around:
     """Stands in for a runner's executor, and is it where it says nothing of its own."""
 
     def __init__(self, runner: Runner):
-        self.inner: Any = runner.executor
-        runner.set_executor(self)  # type: ignore[arg-type]
+        self.inner: Any = runner.core.executor
+        runner.core.executor = self  # type: ignore[arg-type]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
@@ -57,8 +57,8 @@ class Changed(Around):
 
 def rows_of(runner: Runner, requests: Iterable[Request]) -> Rows:
     """Return the logits after each text that was sampled from."""
-    recorded = Recorded(runner.executor)
-    runner.set_executor(recorded)  # type: ignore[arg-type]
+    recorded = Recorded(runner.core.executor)
+    runner.core.executor = recorded  # type: ignore[arg-type]
     ends = generate(runner, requests)
     assert all(end.reason == "length" for end in ends.values()), {end.error for end in ends.values()}
     return recorded.rows

@@ -129,7 +129,7 @@ def build(
     given = {"max_num_seqs": 3, "max_num_batched_tokens": BUDGET, "pages": 60, **more}
     runner = runner_of(model, backends=backends, cache=kept, page_size=page_size, **given)
     if backend in ("auto", "mlir, blocks", "mlir, panels"):
-        executor: Any = runner.executor
+        executor: Any = runner.core.executor
         assert isinstance(executor.prefill_executor, PrefillExecutor) == (backend == "mlir, panels")
         executor.max_token_parallel_tokens = 0
     return runner

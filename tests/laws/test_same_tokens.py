@@ -88,8 +88,8 @@ def test_a_prompt_of_the_steps_budget_equals_oracle(budget: int) -> None:
 def test_the_oracle_can_object() -> None:
     runner = runner_of(MODEL)
     Oracle(runner)
-    forward = runner.executor.inner.forward  # type: ignore[attr-defined]
-    runner.executor.inner.forward = lambda plan: forward(plan) + 0.01  # type: ignore[attr-defined]
+    forward = runner.core.executor.inner.forward  # type: ignore[attr-defined]
+    runner.core.executor.inner.forward = lambda plan: forward(plan) + 0.01  # type: ignore[attr-defined]
     with pytest.raises(Objection):
         finals(runner, [request("a", 5, 3)])
 

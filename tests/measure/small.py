@@ -91,7 +91,7 @@ backend: eager
 workload: {kind: prefill_interference, running: 3, prompt_tokens: 5, output_tokens: 40, after: 4, long_tokens: 200,
            rounds: 2}
 cache: {page_size: 8}
-schedule: {max_num_seqs: 8, max_num_batched_tokens: 256}
+schedule: {max_num_seqs: 8, max_num_batched_tokens: 256, policy: fcfs}
 variants:
   a short one arrives: {workload.long_tokens: 5}
   whole: {schedule.chunked_prefill: false}

@@ -273,15 +273,15 @@ def test_a_record_names_the_backend_that_ran_where_blocks_turned_out_to_fail(
 
     def runner_for(*arguments: Any, **named: Any) -> Runner:
         runner = made(*arguments, **named)
-        runner.backends = Backends(Backend.MLIR, Backend.INDUCTOR, Backend.INDUCTOR, "auto", checked=False)
-        forward = runner.executor.forward
+        runner.core.backends = Backends(Backend.MLIR, Backend.INDUCTOR, Backend.INDUCTOR, "auto", checked=False)
+        forward = runner.core.executor.forward
 
         def first(plan: Any) -> Any:
-            runner.executor.forward = forward  # type: ignore[method-assign]
-            runner._on_fallback("inductor does not compile here")
+            runner.core.executor.forward = forward  # type: ignore[method-assign]
+            runner.core.fall_back("inductor does not compile here")
             return forward(plan)
 
-        runner.executor.forward = first  # type: ignore[method-assign]
+        runner.core.executor.forward = first  # type: ignore[method-assign]
         return runner
 
     monkeypatch.setattr(run_module, "runner_for", runner_for)

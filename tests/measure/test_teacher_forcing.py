@@ -69,9 +69,9 @@ def test_a_text_that_is_preempted_is_noted_once() -> None:
 def test_the_runner_is_itself_again_afterwards() -> None:
     runner = runner_of(MODEL)
     before = finals(runner, [request("a", 7, 9)])
-    executor, sampler = runner.executor, runner.tracker.sampler
+    executor, sampler = runner.core.executor, runner.core.decoder.sampler
     score_texts(runner, [ForcedText((1, 2, 3, 4), 1, 2)], lambda *_: None)
-    assert runner.executor is executor and runner.tracker.sampler is sampler
+    assert runner.core.executor is executor and runner.core.decoder.sampler is sampler
     assert finals(runner, [request("a", 7, 9)]) == before
 
 

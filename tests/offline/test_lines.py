@@ -146,7 +146,7 @@ def test_a_request_that_breaks_is_reported(tmp_path: Path, monkeypatch: pytest.M
     def broken(plan: object) -> None:
         raise RuntimeError("out of luck")
 
-    monkeypatch.setattr(runner().executor, "forward", broken)
+    monkeypatch.setattr(runner().core.executor, "forward", broken)
     (found,) = answers([line("a", prompt="b")], tmp_path)
     assert found["error"]["code"] == "error" and "out of luck" in found["error"]["message"]
     assert found["response"]["status_code"] == 500

@@ -69,7 +69,7 @@ def test_what_errs_ends_its_requests_and_no_others(speculate: dict[str, Any], wo
     ends = []
     for _ in range(2):
         ends += [e for e in runner.stream("import os\n", max_tokens=8, temperature=0) if isinstance(e, Finished)]
-        runner.set_speculator(None)
+        runner.core.set_speculator(None)
     assert [end.reason for end in ends] == ["error", "length"] and words in ends[0].error
     assert all(pool.num_used == 0 for pool in runner.scheduler.pools)
 

@@ -22,7 +22,7 @@ def speculating(model, requests, **draft) -> tuple[dict, list[Verified]]:
     settings: dict = {"page_size": 4, "pages": 40, "max_num_seqs": 4, "max_num_batched_tokens": 16}
     config = EngineConfig.build(speculate={"kind": "draft", "model": "target", **draft}, **settings)
     runner = runner_of(model, **settings)
-    runner.set_speculator(build_speculator(config, LoadedModel(model), workbench.Runner))
+    runner.core.set_speculator(build_speculator(config, LoadedModel(model), workbench.Runner))
     events = list(runner.stream(requests))
     ends = {e.request_id: e.token_ids for e in events if isinstance(e, Finished)}
     assert ends == {name: end.token_ids for name, end in generate(runner_of(model), requests).items()}
@@ -70,7 +70,7 @@ def test_all_layers_agree_with_the_target_and_some_do_not_change_its_text() -> N
 
 def test_a_draft_of_the_target_has_a_cache_of_its_own() -> None:
     runner = workbench.load("demo-draft", backend="eager", pages=16, speculate={"kind": "draft", "model": "target"})
-    assert runner.speculator is not None
-    proposer = runner.speculator.proposer
+    assert runner.core.speculator is not None
+    proposer = runner.core.speculator.proposer
     assert isinstance(proposer, DraftModelProposer)
     assert proposer.kv_cache_manager is not runner.kv_cache.manager

@@ -70,8 +70,8 @@ class RowByRow:
     """Stands in for a runner's executor and holds every row of a tree against the oracle of its own path."""
 
     def __init__(self, runner):
-        self.inner, self.model, self.rows = runner.executor, runner.model, 0
-        runner.set_executor(self)
+        self.inner, self.model, self.rows = runner.core.executor, runner.model, 0
+        runner.core.executor = self
 
     compiles, kernel_seconds, artifacts = 0, None, {}
 

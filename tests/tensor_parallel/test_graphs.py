@@ -68,7 +68,7 @@ def test_ranks_compile_their_blocks() -> None:
         EngineConfig.build("shape:tiny", backend="inductor", dtype="float32", tensor=2, pages=8, rank_timeout=limit(60))
     )
     try:
-        executor: Any = runner.executor
+        executor: Any = runner.core.executor
         found = rows_of(runner, 7)
         assert executor.compiles >= 4  # a decode, the two sides of a prefill's attention, and the head
     finally:

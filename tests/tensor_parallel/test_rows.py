@@ -69,7 +69,7 @@ def rows_of(runner: Runner, requests: list[Request]) -> Rows:
     try:
         ends = generate(runner, requests)
     finally:
-        runner.set_executor(scribe.inner)
+        runner.core.executor = scribe.inner
     assert all(end.reason == "length" for end in ends.values()), {end.error for end in ends.values()}
     return scribe.rows["subject"]
 
@@ -99,7 +99,7 @@ def test_a_request_has_the_same_bits_in_every_batch(kind: str, size: int) -> Non
             )
             for chunk in chunks
         ]
-        assert all(isinstance(each.executor, TensorParallelExecutor) for each in runners)
+        assert all(isinstance(each.core.executor, TensorParallelExecutor) for each in runners)
         expected = rows_of(runners[0], [subject(kind)])
 
         @settings(max_examples=tries(12), deadline=None, derandomize=not THOROUGH)

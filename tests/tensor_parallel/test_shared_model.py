@@ -73,8 +73,8 @@ def closing() -> Iterator[list[Runner]]:
 
 def run(runner: Runner, seed: int = 0) -> tuple[dict[str, tuple[int, ...]], Rows]:
     """Return the tokens of some requests, and the logits after each text that was sampled from."""
-    recorded, draw = Recorded(runner.executor), random.Random(seed)
-    runner.set_executor(recorded)  # type: ignore[arg-type]
+    recorded, draw = Recorded(runner.core.executor), random.Random(seed)
+    runner.core.executor = recorded  # type: ignore[arg-type]
     common = [draw.randrange(4, 100) for _ in range(9)]
     requests = [
         Request(f"r{number}", tuple(common + [draw.randrange(4, 100) for _ in range(number * 4)]),
@@ -141,8 +141,8 @@ def test_a_rank_holds_what_the_calculator_says(model: str, changes: dict[str, An
     size = 2
     closing.append(shared := Runner(EngineConfig.build(model, **settings(**changes, tensor=size))))
     alone = Runner(EngineConfig.build(model, **settings(**changes)))
-    assert isinstance(shared.executor, TensorParallelExecutor)
-    held = shared.executor.memory_of_ranks()
+    assert isinstance(shared.core.executor, TensorParallelExecutor)
+    held = shared.core.executor.memory_of_ranks()
     assert len(held) == size
     tokens = (alone.store.num_pages[0] + 1) * alone.store.page_size
     predicted = rank_memories(alone.model.spec, "float32", alone.model.format, shared.config.cache, tensor=size)

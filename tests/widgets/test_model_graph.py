@@ -176,7 +176,7 @@ def test_functions_are_those_that_the_executor_has_compiled() -> None:
     }  # fmt: skip
     text = "def fib(n):\n    return n\n" * 60
     list(runner.stream(text, max_tokens=3, temperature=0))
-    names = {name.rstrip("0123456789 ") for name in runner.executor.artifacts}
+    names = {name.rstrip("0123456789 ") for name in runner.core.executor.artifacts}
     assert {"before attention", "after attention", "head", "decode"} <= names
     view.kind, view.tokens = "decode", 40
     graph = view.graph

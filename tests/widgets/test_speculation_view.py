@@ -143,9 +143,9 @@ def test_a_record_is_shown_as_its_events_are(events: list[Event], tmp_path: Path
 
 
 def test_a_runner_drafts_and_does_not_in_turn(runner: Runner) -> None:
-    drafts, view = runner.speculator, SpeculationView(runner, PROMPT, max_tokens=24, rounds=1)
+    drafts, view = runner.core.speculator, SpeculationView(runner, PROMPT, max_tokens=24, rounds=1)
     view.wait()
-    assert view._problem == "" and runner.speculator is drafts
+    assert view._problem == "" and runner.core.speculator is drafts
     assert len(view.token_ids) == 24 and view.token_ids == view.plain_token_ids
     assert "the same 24 as plain" in view.shown.content
     assert view.figures["accepted_tokens"] > 0 and view.check > 0
@@ -155,31 +155,31 @@ def test_a_runner_drafts_and_does_not_in_turn(runner: Runner) -> None:
 
 
 def test_other_drafts_are_lent_to_the_runner(runner: Runner) -> None:
-    drafts = runner.speculator
+    drafts = runner.core.speculator
     view = SpeculationView(
         runner, PROMPT, speculate={"kind": "draft", "num_speculative_tokens": 2}, rounds=0, max_tokens=9
     )
     view.wait()
-    assert runner.speculator is drafts and view.figures["drafted_tokens"] > 0 == (view.speeds or 0)
+    assert runner.core.speculator is drafts and view.figures["drafted_tokens"] > 0 == (view.speeds or 0)
     assert max(len(check.token_ids) for check in view._run.verifications_of(view.sequence)) == 2
     assert view.plain_token_ids is None and "nothing was timed" in view.picture()
 
 
 def test_stopped_the_runner_drafts_as_before(runner: Runner) -> None:
-    drafts, view = runner.speculator, SpeculationView(runner, PROMPT, max_tokens=900, ignore_eos=True)
+    drafts, view = runner.core.speculator, SpeculationView(runner, PROMPT, max_tokens=900, ignore_eos=True)
     view.stop()
     view.wait()
-    assert runner.speculator is drafts and view.speeds is None and "not known" in view.picture()
+    assert runner.core.speculator is drafts and view.speeds is None and "not known" in view.picture()
     other = SpeculationView(runner, PROMPT, max_tokens=900, ignore_eos=True)
     until(lambda: other._comparison.events.current or not other._comparison.working)  # type: ignore[union-attr]
     RunnerThread.attach(runner).stop()  # as the kernel's stop button does
     other.wait()
-    assert runner.speculator is drafts and other.speeds is None and 0 < len(other.token_ids) < 900
+    assert runner.core.speculator is drafts and other.speeds is None and 0 < len(other.token_ids) < 900
 
 
 def test_two_views_on_one_runner_do_not_disturb_each_other(runner: Runner) -> None:
     """Each drafts what it drafts alone, in every round."""
-    drafts = runner.speculator
+    drafts = runner.core.speculator
 
     def view(most: int, rounds: int) -> SpeculationView:
         speculate = {"kind": "prompt_lookup", "num_speculative_tokens": most}
@@ -193,7 +193,7 @@ def test_two_views_on_one_runner_do_not_disturb_each_other(runner: Runner) -> No
     together = [view(most, 1) for most in (2, 4)]
     assert "waits for another view" in together[1].picture()
     assert [drafted(each.wait()) for each in together] == [2 * each for each in alone]
-    assert alone[0] != alone[1] and runner.speculator is drafts
+    assert alone[0] != alone[1] and runner.core.speculator is drafts
     assert len({each.sequence for each in together}) == 2
 
 

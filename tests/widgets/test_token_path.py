@@ -216,7 +216,7 @@ def test_a_model_of_inductor_is_followed_without_being_compiled() -> None:
     path = TokenPath(runner, IDS)
     whole = naive.logits(runner.model, torch.tensor(IDS))
     assert torch.allclose(path.forward_pass.values("logits"), whole, atol=1e-5)
-    assert path.data.derivation(path.data.steps[1], 0, 0).terms and runner.executor.compiles == 0
+    assert path.data.derivation(path.data.steps[1], 0, 0).terms and runner.core.executor.compiles == 0
     path.close()
     RunnerThread.attach(runner).stop()
 

@@ -13,11 +13,11 @@ from transformers.generation.logits_process import EtaLogitsWarper, TypicalLogit
 
 import workbench
 from tests.zoo.loaded import part_of
+from workbench.decoding.search import Branch
 from workbench.engine.runner import Runner, generate
 from workbench.request import Request, SamplingParameters
 from workbench.sampling.filters import History
 from workbench.sampling.samplers import uniform
-from workbench.sampling.searches import Branch
 from workbench.testing.samplers import logits_rows
 from workbench.trace.events import Finished
 from workbench.zoo.folder import load_zoo

@@ -23,6 +23,22 @@ from workbench.zoo.question import TECHNIQUE, experiment_of
 MAX_LINES = 80
 PUBLIC = ("workbench", "workbench.parts", "workbench.testing")
 
+# The door of the core through which a setting passes; the longest name that begins it counts.
+DOORS = {
+    "attention": "AttentionRule",
+    "backend": "Program",
+    "cache": "CacheFormat",
+    "cache.evict": "Eviction",
+    "cache.prefix": "Policy",  # the one that asks which tokens are cached
+    "sampling": "Filter",
+    "sampling.beams": "Decoding",
+    "sampling.best_of": "Decoding",
+    "sampling.ranking": "Decoding",
+    "sampling.sampler": "Sampler",
+    "sampling.search": "Decoding",
+    "schedule": "Policy",
+    "speculate": "Proposer",
+}
 # Stems of entries that are general words, or names of what the engine itself has for any part, and may therefore occur
 # in the library: each with the reason. Any other stem in the library would be a change for one technique alone.
 ALLOWED = {
@@ -80,6 +96,11 @@ def faults(root: Path = ROOT) -> Iterator[str]:
             yield f"tools/lint/zoo.py:1: no entry {stem!r}, or the library does not say it; take its row out of ALLOWED"
 
 
+def door_of(setting: str) -> str:
+    """Return the door of the core that a setting of an entry passes through (see shared/design.md); empty for none."""
+    return DOORS.get(setting) or (door_of(setting.rpartition(".")[0]) if "." in setting else "")
+
+
 def _faults(entry: LoadedEntry) -> Iterator[str]:
     first, _, rest = entry.docstring.partition("\n")
     year = re.search(r"\b(19|20)\d\d\b", entry.settings.paper)
@@ -92,6 +113,8 @@ def _faults(entry: LoadedEntry) -> Iterator[str]:
     if year is None or year[0] not in entry.docstring:
         yield "no year of the paper; in `paper` and in the docstring"
     text = entry.yaml_file.read_text(encoding="utf-8")
+    if not all(map(door_of, entry.settings.use)):
+        yield f"`use` passes through no door: {', '.join(entry.settings.use)}; a setting of DOORS"
     use = [line for line in text.splitlines() if line.startswith("use:")]
     if len(use) != 1 or not use[0].rstrip().endswith("}") or len(use[0]) > 240:
         yield "more than one line turns it on; `use: {...}` on one line"

@@ -195,7 +195,7 @@ BUGS = (
     ),
     PlantedBug(
         "engine: a beam that ends below the best beams counts as a finished text",
-        "workbench/engine/beam_search.py",
+        "workbench/decoding/beams.py",
         "elif rank < self.num_beams and cost < torch.inf:",
         "elif cost < torch.inf:",
     ),

@@ -83,7 +83,7 @@ class BenchRepetition:
 
 def run_repetition(runner: Runner, case: BenchCase, seed: int) -> BenchRepetition:
     """Run a case once, with prompts drawn from `seed`. Raises WorkbenchError where a request does not run."""
-    before, steps = runner.executor.compiles, list(_measured_steps(runner, case, seed))
+    before, steps = runner.core.executor.compiles, list(_measured_steps(runner, case, seed))
     kernels = [step.kernel_seconds for step in steps if step.kernel_seconds is not None]
     return BenchRepetition(
         tokens=_tokens(case, steps),
@@ -92,7 +92,7 @@ def run_repetition(runner: Runner, case: BenchCase, seed: int) -> BenchRepetitio
         flops=math.fsum(step.predicted_flops for step in steps),
         bytes=math.fsum(step.predicted_bytes for step in steps),
         kv_bytes=max(step.kv_bytes for step in steps),
-        compiles=runner.executor.compiles - before,
+        compiles=runner.core.executor.compiles - before,
         step_seconds=tuple(step.wall_seconds for step in steps),
         kernel_seconds=math.fsum(kernels) if len(kernels) == len(steps) else None,
     )
@@ -331,10 +331,10 @@ def bench(
                 "weights": runner.model.format.blocks.codes,
                 "threads": used,
                 "repetitions": repetitions,
-                "backend_used": str(runner.backends),
+                "backend_used": str(runner.core.backends),
             },
-            "backend_reason": runner.backends.reason,
-            "artifacts": dict(runner.executor.artifacts),
+            "backend_reason": runner.core.backends.reason,
+            "artifacts": dict(runner.core.executor.artifacts),
             "rows": rows,
             "memory": [],
             "cold_start": None,

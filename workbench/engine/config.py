@@ -23,7 +23,7 @@ from workbench.kv_cache.settings import NoOffload, NoPrefixCache, OffloadSetting
 from workbench.model.attention_config import AttentionConfig
 from workbench.model.quantized import Activations, WeightDtype, WeightFormat
 from workbench.scheduler.plan import SchedulerLimits
-from workbench.scheduler.policies import FCFS, BatchingMode, PolicySetting, PreemptionMode
+from workbench.scheduler.policies import BatchingMode, Interleaved, PolicySetting, PreemptionMode
 from workbench.settings import Count, Seed, Settings
 from workbench.speculative.config import NoSpeculation, SpeculationSetting
 from workbench.tensor_parallel.ranks import Transport
@@ -94,7 +94,7 @@ class SchedulerConfig(Settings):
     main_setting: ClassVar = "kind"
 
     kind: BatchingMode = "continuous"  # static: a batch runs until its last request ends, and none joins it
-    policy: PolicySetting = FCFS()  # order in which requests are scheduled
+    policy: PolicySetting = Interleaved()  # order in which requests are scheduled
     max_num_seqs: Count = 16  # sequences that run at once
     max_num_batched_tokens: Count = 512  # tokens that a step computes at most
     chunked_prefill: bool = True  # split a prompt at the end of a step's token budget

@@ -54,7 +54,8 @@ def hand_over(runner: Runner, sequence: Sequence) -> Handover:
 
 def end_as_moved(runner: Runner, sequence: Sequence) -> Request:
     """End a sequence as `moved`; return the request that goes on after its tokens."""
-    closing = runner.tracker.is_closing(sequence.request_id)
+    constraint = runner.core.decoder.sampler.constraint_of(sequence.request_id)
+    closing = constraint is not None and constraint.is_closing
     request = replace(sequence.request, generated_ids=tuple(sequence.output_ids), closing=closing)
     runner.tracker.move_out(sequence)
     return request

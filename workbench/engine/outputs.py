@@ -1,5 +1,4 @@
-"""Process outputs: detokenize sampled tokens up to a request's end, choose the best of its samples, and deliver events
-to the queue of each stream."""
+"""Process outputs: detokenize sampled tokens up to a request's end, and deliver events to the queue of each stream."""
 
 from __future__ import annotations
 
@@ -8,16 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from workbench.engine.best_of import BestOf
 from workbench.errors import WorkbenchError, describe_error
 from workbench.prompt.tokenization.detokenize import Detokenizer, WholeTextDetokenizer
 from workbench.prompt.tokenization.tokenizer import Tokenizer
-from workbench.request import CustomPart, FinishReason, Request
-from workbench.sampling.ranking import Ranking, load_ranking, rank_samples
+from workbench.request import FinishReason, Request
 from workbench.sampling.samplers import SampledToken
 from workbench.sampling.thought import ThoughtState, thinking_budget
-from workbench.trace.events import Decoded, Event, Finished, Submitted
-
-COMPLETED = (FinishReason.STOP, FinishReason.LENGTH)
+from workbench.trace.events import Event, Submitted
 
 
 class StopCause(NamedTuple):
@@ -186,67 +183,6 @@ def detokenize(stop_checker: StopChecker, sampled: list[SampledToken]) -> Detoke
     return DetokenizedTokens(sampled, texts, channels, num_accepted=accepted)
 
 
-class BestOf:
-    """The events of `samples` samples, kept until all have finished.
-
-    They are then emitted with their original times and new numbers: samples 0 to `num_returned` - 1 have the highest
-    log-probability, or the highest score by `ranking`, best first. Finished says of the others that they were not
-    chosen, and why.
-    """
-
-    def __init__(self, samples: int, num_returned: int):
-        self.samples, self.num_returned = samples, num_returned
-        self.ranking: tuple[str, Ranking] | None = None  # of the user's own, with its path
-        self._events: list[Event] = []
-        self._scores = [0.0] * samples
-        self._ends: dict[int, Finished] = {}
-
-    def add(self, event: Event) -> list[Event]:
-        """Add an event; return the events to emit now: none, or all after the last end."""
-        self._events.append(event)
-        if isinstance(event, Decoded):
-            self._scores[event.sample] += event.logprob or 0.0
-        elif isinstance(event, Finished):
-            self._ends[event.sample] = event
-        return self._ranked_events() if len(self._ends) == self.samples else []
-
-    def _rank(self) -> None:
-        """Replace log-probabilities by the scores of `ranking`; if it fails, every sample ends with its error."""
-        complete = [number for number in sorted(self._ends) if self._ends[number].reason in COMPLETED]
-        if self.ranking is None or not complete:
-            return
-        name, ranking = self.ranking
-        samples = [replace(self._ends[number], score=self._scores[number]) for number in complete]
-        try:
-            for number, score in zip(complete, rank_samples(ranking, samples, name), strict=True):
-                self._scores[number] = score
-        except WorkbenchError as error:
-            for number in complete:
-                self._ends[number] = replace(self._ends[number], reason=str(FinishReason.ERROR), error=str(error))
-
-    def _ranked_events(self) -> list[Event]:
-        self._rank()
-        broken = {number: end.reason not in COMPLETED for number, end in self._ends.items()}
-        ranking = sorted(self._ends, key=lambda number: (broken[number], -self._scores[number], number))
-        place = {number: rank for rank, number in enumerate(ranking)}
-        last = self._scores[ranking[self.num_returned - 1]]
-        ranked: list[Event] = []
-        for event in self._events:
-            if isinstance(event, Finished):
-                event = self._ends[event.sample]
-            if isinstance(event, Finished) and not broken[event.sample]:
-                event = replace(event, score=(score := self._scores[event.sample]))
-                if place[event.sample] >= self.num_returned:
-                    words = not_chosen_message(place[event.sample], self.samples, score, last)
-                    event = replace(event, reason=str(FinishReason.NOT_CHOSEN), error=words)
-            ranked.append(replace(event, sample=place[event.sample]))
-        return ranked
-
-
-def not_chosen_message(rank: int, samples: int, score: float, last: float) -> str:
-    return f"not chosen: number {rank + 1} of {samples}, with a score of {score:.3f}; the last chosen has {last:.3f}"
-
-
 class OutputProcessor:
     """One output queue per stream, by request id; `emit` receives every event too.
 
@@ -266,13 +202,16 @@ class OutputProcessor:
         if sample_of is not None:
             self._samples[name] = sample_of
 
-    def defer(self, request_id: str, best_of: BestOf) -> None:
-        """Defer the events of a request's samples, except their submission, as best-of-n requires."""
-        self._best_of[request_id] = best_of
+    def defer(self, request: Request) -> None:
+        """Defer the events of a request's samples, except their submission, if some of them are chosen at the end."""
+        sampling = request.sampling
+        if not sampling.beams and sampling.num_sequences > sampling.n:
+            self._best_of[request.request_id] = BestOf(sampling.num_sequences, sampling.n)
 
-    def rank_by(self, request_id: str, part: CustomPart) -> None:
-        """Rank the samples of a deferred request by `part`; WorkbenchError if that cannot rank."""
-        self._best_of[request_id].ranking = part.path, load_ranking(part)
+    def rank(self, request: Request) -> None:
+        """Let the request's own ranking choose among its samples; WorkbenchError if it cannot rank."""
+        if (part := request.sampling.ranking) is not None:
+            self._best_of[request.request_id].rank_by(part)
 
     def remove_request(self, name: str) -> None:
         del self._queues[name]

@@ -124,7 +124,7 @@ class _Replay:
                 self.runner.cancel(name)
             elif self._requests[name]:
                 self.runner.submit(self._requests[name].popleft(), self._queue)
-                self.runner.wait_for_grammars()
+                self.runner.core.wait_for_grammars()
             else:
                 raise ReplayDiverged(f"replay: before step {step} the record submits {name}, which this workload lacks")
 

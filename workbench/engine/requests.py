@@ -5,35 +5,28 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Literal
 
 from torch import Tensor
 
+from workbench.decoding.decoder import Decoder
+from workbench.decoding.method import Advance
+from workbench.decoding.pair import Pair, second_request
 from workbench.engine import inputs as intake
-from workbench.engine.beam_search import BeamHypothesis, BeamSearch, BeamSearches, beam_results
-from workbench.engine.branch_search import BranchSearch
 from workbench.engine.cache import KVCache
 from workbench.engine.compiling import CompilingRequests
-from workbench.engine.other_logits import EarlyLogits
-from workbench.engine.outputs import BestOf, DetokenizedTokens, OutputProcessor, StopChecker, detokenize
+from workbench.engine.outputs import DetokenizedTokens, OutputProcessor, StopChecker, detokenize
 from workbench.engine.request_events import emits_no_tokens, finished_event, submitted_event
 from workbench.engine.resume import check_resumable, resume
-from workbench.engine.second_streams import StreamPair, StreamPairs, second_request
 from workbench.errors import WorkbenchError, describe_error
-from workbench.executors.early_layers import split_columns
 from workbench.kv_cache.adoption import Adoption
 from workbench.model.spec import ModelSpec
 from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.request import FinishReason, Request, Sequence
-from workbench.sampling.combiners import OtherLogits
 from workbench.sampling.compiler import GrammarCompiler
 from workbench.sampling.constraint import Constraint
 from workbench.sampling.grammar import Grammar
-from workbench.sampling.prompt_logprobs import BadPromptRow, score_prompt
-from workbench.sampling.sampler import Sampler
-from workbench.sampling.samplers import SampledToken, failed_token
-from workbench.sampling.searches import Search, load_search
-from workbench.sampling.verify import NO_DRAFT, Draft
+from workbench.sampling.thought import with_own_thought
+from workbench.sampling.verify import Draft
 from workbench.scheduler.plan import Span, StepPlan
 from workbench.scheduler.scheduler import Scheduler
 from workbench.trace.events import (
@@ -60,38 +53,27 @@ class RequestTracker:
         tokenizer: Tokenizer | None,
         scheduler: Scheduler,
         cache: KVCache,
-        sampler: Sampler,
+        decoder: Decoder,
         emit: Callable[[Event], None],
         clock: Callable[[], float],
-        early_logits: EarlyLogits,
     ):
         self.spec, self.tokenizer, self.clock = spec, tokenizer, clock
         self.sequences: dict[str, Sequence] = {}
-        self._scheduler, self._cache, self.sampler = scheduler, cache, sampler
+        self._scheduler, self._cache, self.decoder = scheduler, cache, decoder
         self._stop_checkers: dict[str, StopChecker] = {}
-        self._beam_searches, self._pairs = BeamSearches(), StreamPairs()
         self._emit, self._processor = emit, OutputProcessor(emit)
         self._submitted = 0
         self._sent: dict[str, tuple[int, int]] = {}  # log-probabilities of a prompt and pins that were emitted
         self.compiling = CompilingRequests(GrammarCompiler(tokenizer), clock)
-        self._early_logits = early_logits
         self.to_cancel: deque[str] = deque()  # request ids to cancel; any thread may append
         self._adoptions: dict[str, Adoption] = {}  # by request id: pages that another engine computed
-
-    def set_acceptance_rule(self, rule: Literal["rejection", "match"]) -> None:
-        """Accept draft tokens by `rule` from the next step on."""
-        self.sampler.acceptance_rule = rule
-
-    def set_sampler(self, sampler: Sampler) -> None:
-        """Sample by `sampler` from the next step on."""
-        self.sampler = sampler
 
     def submit(self, request: Request, queue: deque[Event], arrival: float | None) -> int:
         """Queue `request`, or finish it at once; return the number of Finished events to expect: one per sample.
 
         One with a grammar is submitted by `submit_compiled`, once that is compiled.
         """
-        arrival = self.clock() if arrival is None else arrival
+        arrival, request = self.clock() if arrival is None else arrival, with_own_thought(request, self.tokenizer)
         names = [sample.request_id for sample in intake.split_samples(request)]
         if request.sampling.response_format is None or any(map(self._is_taken, names)):
             return self._submit(request, queue, arrival)
@@ -123,9 +105,8 @@ class RequestTracker:
                 queue.append(event)
             self._decline(request.request_id)
             return 1
-        sampling, sequences = request.sampling, []
-        if not sampling.beams and sampling.num_sequences > sampling.n:
-            self._processor.defer(request.request_id, BestOf(sampling.num_sequences, sampling.n))
+        sequences = []
+        self._processor.defer(request)
         for number, sample in enumerate(samples):
             sequence = self._new_sequence(sample, arrival)
             sequences.append(sequence)
@@ -172,54 +153,38 @@ class RequestTracker:
         """End a sequence that another engine goes on with; text that is held back is emitted there."""
         self._finish(sequence, FinishReason.MOVED)
 
-    def is_closing(self, request_id: str) -> bool:
-        """Return `Decoded.closing` of the last token of a request."""
-        constraint = self.sampler.constraint_of(request_id)
-        return constraint is not None and constraint.is_closing
-
     def _admit(self, request: Request, sequences: list[Sequence], grammar: Grammar | None) -> None:
         intake.check_request(sequences[0].request, self.spec.vocab_size)
         check_resumable(request, self.spec.vocab_size)
-        if request.sampling.ranking is not None:
-            self._processor.rank_by(request.request_id, request.sampling.ranking)
-        search = self._load_search(request)
+        self._processor.rank(request)
         for sequence in sequences:
-            self.sampler.add(sequence)
-            self._early_logits.check(self.sampler.combiners_of(sequence.request_id))
+            self.decoder.add(sequence)
             room = self.spec.max_position_embeddings - self._pair(sequence)
             output = StopChecker(sequence.request, self.tokenizer, self.spec.eos_token_ids, room)
             self._stop_checkers[sequence.request_id] = output
             constraint = self._constraint(sequence.request, output, grammar, room)
-            self.sampler.constrain(sequence, constraint)
+            self.decoder.sampler.constrain(sequence, constraint)
             if request.generated_ids and (ended := resume(request, output, constraint)) is not None:
                 sequence.finish_reason = ended
                 self._end(sequence, ended, "")
                 return
-        beams = request.sampling.beams > 0
+        if request.sampling.beams:
+            output = self._stop_checkers[sequences[0].request_id]
+            ends, most = output.end_token_ids, output.max_output_tokens
+            self.decoder.add_search(request.sampling, sequences, ends, most)
         if (adoption := self._adoptions.pop(request.request_id, None)) is not None:
             adoption.adopt(self._cache.manager, self._cache.store, sequences[0])
-        if self._pairs.together(sequences[0])[1:]:  # each sample is a group of its own
-            for first, second in map(self._pairs.together, sequences):
-                self._scheduler.submit(first, [second], as_beams=True)
+        method = self.decoder.methods.of(sequences[0])
+        if method is not None and method.hidden:  # each sample is a group of its own
+            for sequence in sequences:
+                self._scheduler.submit(sequence, self.decoder.methods.hidden(sequence), as_beams=True)
         else:
-            self._scheduler.submit(sequences[0], sequences[1:], as_beams=beams)
-        if beams:
-            ends = self._stop_checkers[sequences[0].request_id]
-            how = request.sampling, sequences, ends.end_token_ids, ends.max_output_tokens
-            self._beam_searches.add(BeamSearch(*how) if search is None else BranchSearch(search, *how))
-
-    def _load_search(self, request: Request) -> Search | None:
-        """Return the request's own search; WorkbenchError where it cannot be one, or there are no states for it."""
-        if (part := request.sampling.search) is None:
-            return None
-        if self._early_logits.problem:
-            raise WorkbenchError(f"search {part.path}: {self._early_logits.problem}")
-        return load_search(part)
+            self._scheduler.submit(sequences[0], sequences[1:], as_beams=method is not None)
 
     def _pair(self, sequence: Sequence) -> int:
         """Make the second stream of `sequence` if its filters want one; return how many tokens longer that prompt is,
         at least 0. WorkbenchError for one that cannot be."""
-        request = second_request(sequence.request, self.sampler.combiners_of(sequence.request_id))
+        request = second_request(sequence.request, self.decoder.sampler.combiners_of(sequence.request_id))
         if request is None:
             return 0
         intake.check_request(request, self.spec.vocab_size)
@@ -227,7 +192,7 @@ class RequestTracker:
             raise WorkbenchError(f"request id {request.request_id!r} is already taken; ids must differ")
         second = self._new_sequence(request, sequence.arrival_time)
         second.own_prompt = True
-        self._pairs.add(StreamPair(sequence, second))
+        self.decoder.methods.add(Pair(sequence, second, self.decoder.sampler))
         return max(0, second.prompt_length - sequence.prompt_length)
 
     def _constraint(
@@ -237,9 +202,7 @@ class RequestTracker:
         if grammar is None and request.sampling.thinking is None:
             return None
         spec = self.spec
-        return Constraint(
-            request, self.tokenizer, spec.vocab_size, max_model_len, output.end_token_ids, grammar
-        )
+        return Constraint(request, self.tokenizer, spec.vocab_size, max_model_len, output.end_token_ids, grammar)
 
     def process_cancellations(self) -> None:
         """End the requests to cancel, with all their samples; unknown ids are ignored."""
@@ -261,7 +224,18 @@ class RequestTracker:
         """Return the ids of requests whose events go to `queue`."""
         return [*self._processor.request_ids_of(queue), *self.compiling.request_ids_of(queue)]
 
-    def emit_decisions(self, plan: StepPlan, now: float) -> None:
+    def before_forward(self, plan: StepPlan, failures: Iterable[tuple[Sequence, str]], now: float) -> StepPlan:
+        """Emit the decisions of a step, and fail the sequences that cannot be part of it.
+
+        Returns:
+            the plan of the others, with the layers whose states their samples need.
+        """
+        self._emit_decisions(plan, now)
+        for sequence, fault in (*plan.errors, *failures):
+            self.fail([sequence], fault)
+        return self.decoder.prepare(plan.unfinished())
+
+    def _emit_decisions(self, plan: StepPlan, now: float) -> None:
         """Emit the scheduler's decisions, also those on unknown ids that a policy named."""
         served = {decision.request_id for decision in plan.decisions} & self.sequences.keys()
         for decision in plan.decisions:
@@ -273,108 +247,32 @@ class RequestTracker:
             else:
                 self._send(Scheduled(now, name, step=plan.step, action=action, reason=reason))
 
-    def legal_drafts(self, drafts: Mapping[str, Draft]) -> dict[str, Draft]:
-        """Cut drafts before the first token that their requests' constraints forbid.
-
-        A drafted token with a probability is kept, though it will be rejected: only then is the token in its place
-        sampled from the target's distribution. Where rows are masked or combined as a chain, a tree gives its first
-        branch.
-        """
-        legal: dict[str, Draft] = {}
-        for name, draft in drafts.items():
-            constraint = self.sampler.constraint_of(name)
-            if constraint is not None or self.sampler.combiners_of(name):
-                draft = draft.first_branch()
-            if constraint is not None:
-                draft = draft.truncated(constraint.legal_count(draft.token_ids) + (draft.probabilities is not None))
-            if len(draft):
-                legal[name] = draft
-        return legal
-
-    def start_masks(self, plan: StepPlan) -> None:
-        """Start on the masks of the step, beside its forward pass."""
-        spans = (span for span in plan.spans if span.needs_sample)
-        self.sampler.start_masks((span.sequence, tuple(span.draft_token_ids)) for span in spans)
-
-    def layers_to_note(self, plan: StepPlan) -> tuple[int, ...]:
-        """Return the layers whose states the filters of the step's samples need."""
-        names = (span.sequence.request_id for span in plan.spans if span.needs_sample)
-        layers: set[int] = set()
-        for name in names:
-            layers.update(layer for each in self.sampler.combiners_of(name) for layer in each.layers)
-            if isinstance(self._beam_searches.get(name), BranchSearch):
-                layers.add(self._early_logits.num_layers)
-        return tuple(sorted(layers))
-
-    def needs_only_largest(self, plan: StepPlan) -> bool:
-        """Return whether all rows of the step's logits are for greedy requests that ask for nothing else of them."""
-        return all(
-            span.requested_logits is None
-            and span.sequence.request_id not in self._beam_searches
-            and self.sampler.is_plain_greedy(span.sequence)
-            for span in plan.spans
-            if span.num_logits
-        )
-
-    def sample(self, logits: Tensor, plan: StepPlan, drafts: Mapping[str, Draft]) -> dict[str, list[SampledToken]]:
-        """Sample tokens from the step's logits.
-
-        Beams have none, unless their row is bad: their search takes the logits and advances all of them together.
+    def after_forward(
+        self,
+        plan: StepPlan,
+        logits: Tensor,
+        drafts: Mapping[str, Draft],
+        commit: Callable[[StepPlan, Mapping[str, DetokenizedTokens]], None],
+    ) -> None:
+        """Sample the tokens of a step, commit and emit them, and finish the requests that are done.
 
         Args:
-            logits: [sample, vocab], the rows of `plan`, with the states of its layers as further columns.
             plan: the computed plan.
+            logits: [sample, vocab], its rows, with the states of its layers as further columns.
             drafts: drafts by request id.
-
-        Returns:
-            by request id, the accepted draft tokens and one token after them; none where a token has to wait, and its
-            span is to be computed once more.
+            commit: takes the plan of the sequences that advance, and their tokens by request id.
         """
-        choices: dict[str, list[SampledToken]] = {}
-        rows, sequences, checked = [], [], []
-        others: dict[str, OtherLogits] = {}
-        logits, states = split_columns(logits, self.spec.vocab_size, plan.layers)
-        last = states.get(self._early_logits.num_layers)
-        row = 0
-        for span in plan.spans:
-            sequence, mine = span.sequence, range(row, row := row + span.num_logits)
-            if span.requested_logits is not None:  # of a prompt
-                mine, wrong = self._score_prompt(span, logits, mine)
-                if wrong:
-                    choices[sequence.request_id] = [failed_token(wrong)]
-                    continue
-            search = self._beam_searches.get(sequence.request_id)
-            if not span.needs_sample:
-                continue
-            early = self._early_logits.of_rows(self.sampler.combiners_of(sequence.request_id), states, mine)
-            if (pair := self._pairs.get(sequence.request_id)) is not None:
-                pair.add_logits(sequence, logits[mine.start], early)
-            elif search is None:
-                rows += mine
-                sequences.append(sequence)
-                drafted = len(span.draft_token_ids)
-                checked.append(drafts[sequence.request_id].truncated(drafted) if drafted else NO_DRAFT)
-                if early:
-                    others[sequence.request_id] = OtherLogits(early)
-            elif wrong := search.add_logits(sequence, logits[mine.start], None if last is None else last[mine.start]):
-                choices[sequence.request_id] = [failed_token(wrong)]
-        if sequences:
-            chosen = self.sampler.verify(
-                logits if len(rows) == len(logits) else logits[rows], sequences, checked, others
-            )
-            choices |= {sequence.request_id: each for sequence, each in zip(sequences, chosen, strict=True)}
-        return choices
-
-    def _score_prompt(self, span: Span, logits: Tensor, rows: range) -> tuple[range, str]:
-        """Keep the log-probabilities that a span of a prompt gives; return the rows left to sample from, and an
-        error."""
-        known, scored = span.sequence.prompt_logprobs, rows[: len(rows) - span.needs_sample]
-        assert known is not None
         try:
-            known += score_prompt(span.sequence, logits[scored.start : scored.stop])
-        except BadPromptRow as bad:
-            return rows[:0], str(bad)
-        return rows[len(scored) :], ""
+            sampled = self.decoder.decode(plan, logits, drafts)
+        except Exception as error:  # the requests of this step fail; waiting ones go on
+            self.fail([span.sequence for span in plan.spans], error)
+            return
+        now = self.clock()
+        waits = [span.sequence for span in plan.spans if not sampled.get(span.sequence.request_id, True)]
+        plan = plan.without(waits) if waits else plan  # computed once more, as if they had not been part of it
+        detokenized = {name: detokenize(self._stop_checkers[name], each) for name, each in sampled.items() if each}
+        commit(plan, detokenized)
+        self._emit_progress(plan, detokenized, now)
 
     def _prefilled(self, span: Span, step: int, now: float) -> Prefilled:
         """Build the event of a chunk, with what no event of the request had yet."""
@@ -388,11 +286,7 @@ class RequestTracker:
             now, name, step=step, tokens=span.length, computed=span.end, logprobs=tuple(logprobs), pinned=tuple(pinned)
         )
 
-    def detokenize(self, sampled: Mapping[str, list[SampledToken]]) -> dict[str, DetokenizedTokens]:
-        """Detokenize what was sampled for each request, up to its end."""
-        return {name: detokenize(self._stop_checkers[name], each) for name, each in sampled.items() if each}
-
-    def emit_step(self, plan: StepPlan, detokenized: Mapping[str, DetokenizedTokens], now: float) -> None:
+    def _emit_progress(self, plan: StepPlan, detokenized: Mapping[str, DetokenizedTokens], now: float) -> None:
         """Emit the progress of each request after the step of `plan`, and finish those that are done."""
         for span in plan.spans:
             sequence, name = span.sequence, span.sequence.request_id
@@ -411,60 +305,39 @@ class RequestTracker:
                 self._send(verified)
             if sequence.finish_reason is None:
                 self._emit_and_finish(sequence, detokenized[name], plan.step, now)
-        for pair in self._pairs.ready(plan) if self._pairs else ():
-            self._advance_pair(pair, plan.step, now)
-        if self._beam_searches:
-            for search in self._beam_searches.ready(plan):
-                self._advance_beams(search, plan.step, now)
+        for method in self.decoder.methods.ready(plan):
+            try:
+                advances = method.advance(plan.step, now, self._scheduler.sequence_groups.advance_beams)
+            except WorkbenchError as error:  # of a part of the user's own
+                self.fail(method.sequences[:1], error)
+                continue
+            for each in advances:
+                self._show(each)
 
-    def _advance_pair(self, pair: StreamPair, step: int, now: float) -> None:
-        """Sample a token from the combined logits of a pair, and append it to both."""
-        logits, others = pair.pop_logits()
-        (sampled,) = self.sampler.verify(logits[None], [pair.first], [NO_DRAFT], {pair.first.request_id: others})
-        read = detokenize(self._stop_checkers[pair.first.request_id], sampled)
-        for each in pair.sequences:
-            each.token_ids += read.token_ids
-        self._emit_and_finish(pair.first, read, step, now)
-
-    def _advance_beams(self, search: BeamSearch, step: int, now: float) -> None:
-        """Advance a search whose beams all have logits, or finish it with a text for each beam."""
-        try:
-            going = search.advance(now, step)
-        except WorkbenchError as error:  # of a search of the user's own
-            self.fail(search.sequences[:1], error)
-            return
-        if going is not None:
-            search.reassign(self._scheduler.sequence_groups.advance_beams(search.sequences, going))
-            return
-        for beam, found, words in beam_results(search):
-            if beam.finish_reason is not None:  # it may have been cancelled
+    def _show(self, advance: Advance) -> None:
+        """Append the tokens that a method chose for a sequence, emit them as if it had decoded them, and finish it
+        where they end."""
+        sequence, reason = advance.sequence, None
+        together = (sequence, *self.decoder.methods.hidden(sequence))
+        if advance.is_whole and sequence.finish_reason is None:
+            sequence.token_ids = list(sequence.request.prompt_ids)
+        for token, time, step in advance.tokens:
+            if sequence.finish_reason is not None:  # it may have been cancelled
                 return
-            beam.token_ids = list(beam.request.prompt_ids)
-            reason = None if found is None else self._emit_hypothesis(beam, found, search.token_times)
-            score = None if found is None else found.score
-            if words:
-                self._finish(beam, FinishReason.NOT_CHOSEN, words, score)
-            elif reason is not None:
-                self._finish(beam, reason, score=score)
-
-    def _emit_hypothesis(
-        self, beam: Sequence, found: BeamHypothesis, moments: list[tuple[float, int]]
-    ) -> FinishReason | None:
-        """Emit a text as if `beam` had decoded it; return its finish reason, or None if it is not a complete text."""
-        reason = None
-        for (time, step), token, logprob in zip(moments, found.token_ids, found.logprobs, strict=False):
-            if beam.finish_reason is not None:
-                return None
-            beam.token_ids.append(token)
-            shown = detokenize(self._stop_checkers[beam.request_id], [SampledToken(token, logprob)])
-            self._emit_tokens(beam, shown, step, time)
+            shown = detokenize(self._stop_checkers[sequence.request_id], [token])
+            for each in together:
+                each.token_ids += shown.token_ids
+            self._emit_tokens(sequence, shown, step, time)
             reason = shown.finish_reason
-        return reason
+        if sequence.finish_reason is None and advance.not_chosen:
+            self._finish(sequence, FinishReason.NOT_CHOSEN, advance.not_chosen, advance.score)
+        elif sequence.finish_reason is None and reason is not None:
+            self._finish(sequence, reason, score=advance.score)
 
     def fail(self, sequences: Iterable[Sequence], error: Exception | str) -> None:
-        """Fail `sequences` with the error."""
+        """Fail `sequences` with the error, and what their methods advance together with them."""
         for sequence in sequences:
-            for each in reversed(self._beam_searches.beams_of(sequence)):
+            for each in reversed(self.decoder.methods.visible(sequence)):
                 self._finish(each, FinishReason.ERROR, describe_error(error))
 
     def _emit_and_finish(self, sequence: Sequence, read: DetokenizedTokens, step: int, now: float) -> None:
@@ -493,31 +366,31 @@ class RequestTracker:
     def _send(self, event: Event) -> None:
         """Emit an event of an unfinished request, none of a second stream, and carry out cancellations that its
         listeners ask for."""
-        if self._pairs.is_hidden(event.request_id):
+        if self.decoder.methods.is_hidden(event.request_id):
             return
         self._processor.emit(event)
         if self.to_cancel:
             self.process_cancellations()
 
     def _finish(self, sequence: Sequence, reason: FinishReason, error: str = "", score: float | None = None) -> None:
-        for each in reversed(self._pairs.together(sequence)):
+        for each in (*self.decoder.methods.hidden(sequence), sequence):
             if each.finish_reason is not None:
                 continue
             freed = self._scheduler.finish(each, reason)
             if reason is FinishReason.ERROR:
                 self._cache.zero_pages(freed)
-            if not self._pairs.is_hidden(each.request_id):
+            if each is sequence:
                 self._end(each, reason, error, score)
 
     def _end(self, sequence: Sequence, reason: FinishReason, error: str, score: float | None = None) -> None:
         name = sequence.request_id
-        if (pair := self._pairs.pop(name, None)) is not None:
-            del self._pairs[pair.second.request_id], self.sequences[pair.second.request_id]
+        for hidden in self.decoder.methods.hidden(sequence):
+            self.decoder.methods.remove(hidden)
+            del self.sequences[hidden.request_id]
         output = self._stop_checkers.pop(name, None)
         self._processor.emit(finished_event(sequence, output, self.clock(), reason, error, score))
-        self.sampler.remove(name)
+        self.decoder.remove(sequence)
         self._sent.pop(name, None)
-        self._beam_searches.pop(name, None)
         self._processor.remove_request(name)
         del self.sequences[name]
 

@@ -1,6 +1,6 @@
 """Run requests: text in, events out, one step at a time.
 
-A step reads as a sentence: propose, plan, forward (the executor packs), sample, commit, emit. One thread owns a runner.
+One thread owns a runner. What a step does is in core.py.
 """
 
 from __future__ import annotations
@@ -8,32 +8,21 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, cast
-
-import torch
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from workbench.display import Displayable, Table
 from workbench.engine import inputs as intake
 from workbench.engine.cache import KVCache
 from workbench.engine.config import EngineConfig
+from workbench.engine.core import EngineCore
 from workbench.engine.describe import runner_headline, runner_table
-from workbench.engine.faults import StepLock, forward_isolated, select_logits
 from workbench.engine.inputs import RunnerOwner
 from workbench.engine.loaded_model import LoadedModel
-from workbench.engine.other_logits import EarlyLogits
-from workbench.engine.outputs import DetokenizedTokens
-from workbench.engine.requests import RequestTracker
 from workbench.engine.schedule import changed_schedule, differences
 from workbench.engine.speculator import build_speculator
-from workbench.engine.telemetry import StepTimestamps, Telemetry
 from workbench.errors import WorkbenchError
-from workbench.executors.base import Executor, build_executor, with_eviction
 from workbench.executors.calibration import calibrate_codecs
-from workbench.executors.contention import StepThreads
-from workbench.executors.select import Backends, early_layers_problem, incompatible_settings
-from workbench.executors.thread_waiting import THREADS
 from workbench.inspect.attention import Inspection, inspect
 from workbench.interrupts import DeferInterrupts
 from workbench.kv_cache.shared_memory import SharedPages
@@ -42,17 +31,9 @@ from workbench.prompt.assemble import Prompt
 from workbench.prompt.conversation import Conversation
 from workbench.prompt.templates import ChatTemplate
 from workbench.request import FinishReason, Request
-from workbench.sampling.sampler import Sampler
-from workbench.sampling.verify import Draft
-from workbench.scheduler.plan import StepPlan
 from workbench.scheduler.policies import parse_policy
-from workbench.scheduler.scheduler import Scheduler
-from workbench.speculative.proposers import Speculator
-from workbench.tensor_parallel.executor import TensorParallelExecutor, TensorParallelStore
-from workbench.tensor_parallel.transformer import TensorParallelTransformer
-from workbench.trace.events import Event, ExpertsUsed, Finished, SettingsChanged, ThreadsChanged
+from workbench.trace.events import Event, Finished, SettingsChanged
 
-MAX_IDLE_SECONDS = 0.05  # of a step in which every request waits for its grammar
 EXPERT_ROWS_OF_PADDING = 64  # rows at most by which a step's bucket exceeds its tokens
 
 
@@ -95,55 +76,17 @@ class Runner(Displayable):
         spec = self.model.spec
         if self.tokenizer is not None:
             self.tokenizer.check_vocab_size(spec.vocab_size)
-        self.clock, self._sleep, self.now = clock, sleep, 0.0
+        self.clock, self._sleep = clock, sleep
         specs = self.model.cache_shapes(config.cache)
         specs = calibrate_codecs(self.model, specs, config.cache.calibration, self.tokenizer, report)
-        self.kv_cache = KVCache.build(self.model, config, lambda: self.now, page_orders, shared_pages, specs)
+        self.kv_cache = KVCache.build(self.model, config, lambda: self.core.now, page_orders, shared_pages, specs)
         self.store = self.kv_cache.store
-        self.backends = loaded.backends or Backends.own(self.model, self.store)
-        self.schedule = schedule = config.schedule  # the present one: see `set_schedule`
-        self.scheduler = Scheduler(
-            self.kv_cache.manager,
-            schedule.limits,
-            spec.max_position_embeddings,
-            parse_policy(schedule.policy, schedule.kind),
-        )
-        self._thread_changes: list[tuple[int, str]] = []  # in the step under way
-        threads = StepThreads(lambda *change: self._thread_changes.append(change))
-        if isinstance(self.store, TensorParallelStore) and loaded.processes is not None:
-            shared = cast(TensorParallelTransformer, self.model)
-            given = loaded.processes.threads, self.backends, config.batch_invariant
-            fast: Executor = TensorParallelExecutor(shared, self.store, *given)
-        else:
-            how = config.compile, config.batch_invariant, self._on_fallback, threads
-            fast = build_executor(self.model, self.store, self.backends, *how)
-        self.executor = with_eviction(
-            self.model, self.store, self.backends, fast, self.kv_cache.evictor, self._on_fallback
-        )
-        self.telemetry = Telemetry(self.model, self.store, self.scheduler.pools, clock, listener)
-        problem = early_layers_problem(self.backends, config.batch_invariant, config.parallel.tensor)
-        self.tracker = RequestTracker(
-            spec, self.tokenizer, self.scheduler, self.kv_cache, Sampler(spec.vocab_size), self.telemetry.emit, clock,
-            EarlyLogits(len(spec.layers), self._logits_of_states, problem),
-        )  # fmt: skip
-        self.step_lock = StepLock(
-            lambda: bool(self.tracker.to_cancel),
-            self.tracker.process_cancellations,
-            self.telemetry.raise_listener_error,
-        )
+        self.core = EngineCore(config, loaded, self.kv_cache, clock, listener)
+        self.scheduler, self.tracker, self.telemetry = self.core.scheduler, self.core.tracker, self.core.telemetry
+        self.schedule = config.schedule  # the present one: see `set_schedule`
         self.owner: RunnerOwner | None = None
-        self._compiles = 0  # before the step under way
         self._request_ids = (f"request-{number}" for number in itertools.count())
-        self.speculator: Speculator | None = None
-        self.set_speculator(build_speculator(config, loaded, lambda *draft: Runner(*draft, report=report)))
-
-    @torch.inference_mode()
-    def _logits_of_states(self, states: torch.Tensor) -> torch.Tensor:
-        """Return the logits [sample, vocab] of the states [sample, hidden] after some layer."""
-        return self.model.compute_logits(states.to(self.model.dtype))
-
-    def _on_fallback(self, why: str) -> None:
-        self.backends = self.backends.fall_back_to_eager(why)
+        self.core.set_speculator(build_speculator(config, loaded, lambda *draft: Runner(*draft, report=report)))
 
     @property
     def has_unfinished_requests(self) -> bool:
@@ -232,7 +175,7 @@ class Runner(Displayable):
         begin_ids = self.tokenizer.bos_token_ids if self.tokenizer is not None else ()
         context, overflow = self.model.spec.max_position_embeddings, self.config.schedule.overflow
         request = intake.truncate_prompt(request, context, overflow, begin_ids)
-        with self.step_lock.acquire():
+        with self.core.lock.acquire():
             return self.tracker.submit(request, queue if queue is not None else deque(), arrival)
 
     def cancel(self, request_id: str) -> None:
@@ -252,16 +195,7 @@ class Runner(Displayable):
     def _cancel(self, *request_ids: str) -> None:
         with DeferInterrupts():
             self.tracker.to_cancel += request_ids
-            self.step_lock.process_pending()
-
-    def set_speculator(self, speculator: Speculator | None) -> None:
-        """Verify tokens proposed by `speculator` from the next step on; None switches speculation off."""
-        if speculator is not None and self.kv_cache.evictor is not None:
-            raise WorkbenchError(incompatible_settings(False, True, True))
-        if self.speculator is not None:
-            self.speculator.clear()
-        self.speculator = speculator
-        self.tracker.set_acceptance_rule("rejection" if speculator is None else speculator.accept)
+            self.core.lock.process_pending()
 
     def set_schedule(self, **settings: object) -> None:
         """Change the scheduler's settings from the next step on, with requests in progress: none is lost, and each has
@@ -279,7 +213,7 @@ class Runner(Displayable):
         """
         self._check_owner()
         old, new = self.schedule, changed_schedule(self.config.schedule, self.schedule, settings)
-        with self.step_lock.acquire():
+        with self.core.lock.acquire():
             policy = parse_policy(new.policy, new.kind)
             self.scheduler.set_limits(new.limits)
             if (new.policy, new.kind) != (old.policy, old.kind):
@@ -349,153 +283,11 @@ class Runner(Displayable):
         the model computes, and then no request has advanced, or when the step is over.
         """
         self._check_owner()
-        if not self.scheduler.has_unfinished_requests:
-            self.tracker.compiling.wait(MAX_IDLE_SECONDS)
-        with self.step_lock.acquire() as interrupts:
-            self.tracker.submit_compiled()
-            with THREADS.step(
-                self.model.device, lambda why: self._thread_changes.append((torch.get_num_threads(), why))
-            ):
-                self._step(queue, interrupts)
-
-    def wait_for_grammars(self) -> None:
-        """Wait until no request waits for its grammar any more."""
-        while len(self.tracker.compiling):
-            self.tracker.compiling.wait(MAX_IDLE_SECONDS)
-            with self.step_lock.acquire():
-                self.tracker.submit_compiled()
-
-    def _step(self, queue: deque[Event] | None, interrupts: DeferInterrupts) -> None:
-        began = self.now = self.clock()  # one time per step, so that TTLs are the same in a replay
-        proposed = self._propose()
-        drafted = self.clock()
-        plan, planned, pages = self._plan(proposed, began)
-        if not plan.spans:
-            return
-        computed_plan, logits = self._forward(plan, interrupts)
-        computed = self.clock()
-        accepted = self._sample_and_commit(computed_plan, logits, proposed)
-        self._emit_step(plan, pages, StepTimestamps(began, drafted - began, planned, computed), accepted, queue)
-
-    def _propose(self) -> dict[str, Draft]:
-        """Return draft tokens to verify in the next step."""
-        if self.speculator is None:
-            return {}
-        try:
-            return self.tracker.legal_drafts(self.speculator.propose(self.scheduler.running))
-        except Exception as error:  # running requests cannot go on as asked; waiting ones can
-            self.tracker.fail(list(self.scheduler.running), error)
-            return {}
-
-    def _plan(self, proposed: dict[str, Draft], began: float) -> tuple[StepPlan, float, list[tuple[int, int]]]:
-        """Plan the step and move its pages; fail the requests that cannot be part of it.
-
-        Returns:
-            The plan, without spans where nothing is to be computed; the time when it was made; pages in use by group.
-        """
-        plan = self.scheduler.plan({name: draft.token_ids for name, draft in proposed.items()}, began)
-        if plan is None:
-            return StepPlan(self.scheduler.next_step, ()), began, []
-        if trees := {name: draft.parents for name, draft in proposed.items() if draft.parents is not None}:
-            plan = plan.with_trees(trees)
-        self.telemetry.emit_step_planned(plan, began)
-        plan, failures = self.kv_cache.transfer_pages(
-            plan, itertools.chain(self.scheduler.running, self.scheduler.waiting)
-        )
-        planned, pages = self.clock(), self.telemetry.pages_in_use()
-        self.tracker.emit_decisions(plan, planned)
-        for sequence, fault in (*plan.errors, *failures):
-            self.tracker.fail([sequence], fault)
-        return plan.unfinished(), planned, pages
-
-    def _forward(self, plan: StepPlan, interrupts: DeferInterrupts) -> tuple[StepPlan, torch.Tensor]:
-        """Compute the logits of `plan`, [sample, vocab]; return them with the part of it that is still wanted."""
-        self.tracker.start_masks(plan)
-        if layers := self.tracker.layers_to_note(plan):
-            plan = replace(plan, layers=layers)
-        if isinstance(self.executor, TensorParallelExecutor):  # others have all logits at hand, or show them
-            observed = self.speculator is not None and (self.speculator.observed_top_k or 0) > 1
-            plan = replace(plan, only_largest=not observed and self.tracker.needs_only_largest(plan))
-        try:
-            with interrupts.allow():
-                logits = self.executor.forward(plan)
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt("within a step, which is as if it had not begun") from None  # not fifty lines
-        except Exception:
-            with interrupts.allow():
-                plan, logits, failed = forward_isolated(self.executor.forward, plan)
-            for sequence, error in failed:
-                self.tracker.fail([sequence], error)
-        self.tracker.process_cancellations()
-        left = plan.unfinished()
-        if len(left.spans) < len(plan.spans):  # cancelled while the model computed
-            plan, logits = left, select_logits(plan, left, logits)
-        return plan, logits
-
-    def _sample_and_commit(self, plan: StepPlan, logits: torch.Tensor, proposed: dict[str, Draft]) -> int:
-        """Sample, commit and emit the tokens of the step; return the number of accepted draft tokens."""
-        try:
-            sampled = self.tracker.sample(logits, plan, proposed)
-        except Exception as error:  # the requests of this step fail; waiting ones go on
-            self.tracker.fail([span.sequence for span in plan.spans], error)
-            return 0
-        now, computed = self.clock(), plan
-        waits = [span.sequence for span in plan.spans if not sampled.get(span.sequence.request_id, True)]
-        plan = plan.without(waits) if waits else plan  # computed once more, as if they had not been part of it
-        detokenized = self.tracker.detokenize(sampled)
-        accepted = self._commit(plan, detokenized)
-        self._observe(computed, logits, proposed, detokenized)
-        self.tracker.emit_step(plan, detokenized, now)
-        return accepted
-
-    def _observe(
-        self,
-        plan: StepPlan,
-        logits: torch.Tensor,
-        proposed: dict[str, Draft],
-        detokenized: Mapping[str, DetokenizedTokens],
-    ) -> None:
-        """Show the proposer what the step verified; requests whose verification it cannot take fail."""
-        if self.speculator is None or self.speculator.observed_top_k is None:
-            return
-        try:
-            tokens = {name: each.token_ids for name, each in detokenized.items()}
-            self.speculator.observe(plan, logits, proposed, tokens)
-        except Exception as error:
-            self.tracker.fail([span.sequence for span in plan.spans], error)
-
-    def _emit_step(
-        self,
-        plan: StepPlan,
-        pages: list[tuple[int, int]],
-        times: StepTimestamps,
-        accepted: int,
-        queue: deque[Event] | None,
-    ) -> None:
-        """Emit the events of the whole step."""
-        compiles, kernels = self.executor.compiles, self.executor.kernel_seconds
-        if compiles != self._compiles:
-            self.scheduler.ignore_step_time()
-            self._compiles = compiles
-        for threads, reason in self._thread_changes:
-            self.telemetry.emit(ThreadsChanged(self.clock(), step=plan.step, threads=threads, reason=reason))
-        self._thread_changes.clear()
-        stepped = self.telemetry.emit_step(plan, pages, times, accepted, compiles, kernels)
-        if queue is not None:
-            queue.append(stepped)
-        if (use := self.model.expert_use) is not None:
-            used = ExpertsUsed(stepped.time, step=plan.step, layers=use.take())
-            self.telemetry.emit(used)
-            if queue is not None:
-                queue.append(used)
+        self.core.step(queue)
 
     def set_owner(self, owner: RunnerOwner | None) -> None:
         """Let `owner` submit requests and run steps, and no other caller; None ends that."""
         self.owner = owner
-
-    def set_executor(self, executor: Executor) -> None:
-        """Compute steps by `executor` from now on."""
-        self.executor = executor
 
     def emit(self, event: Event) -> None:
         """Send an event of the caller's own (an agent's round, say) to the listener, soon. Any thread may call it."""
@@ -516,32 +308,16 @@ class Runner(Displayable):
         self.telemetry.set_listener(listener)
 
     def __repr__(self) -> str:
-        return f"<Runner {runner_headline(self.model, self.backends, self.scheduler)}>"
+        return f"<Runner {runner_headline(self.model, self.core.backends, self.scheduler)}>"
 
     def _display_table(self) -> Table:
-        return runner_table(self.model, self.tokenizer, self.backends, self.store, self.scheduler)
+        return runner_table(self.model, self.tokenizer, self.core.backends, self.store, self.scheduler)
 
     def _check_owner(self) -> None:
         if self.owner is not None and self.owner.is_other_thread():
             raise WorkbenchError(
                 "another thread owns this runner: use runner.stream, or widgets.RunnerThread.attach(runner).call"
             )
-
-    def _commit(self, plan: StepPlan, detokenized: Mapping[str, DetokenizedTokens]) -> int:
-        """Commit the sampled tokens, and return the number of accepted draft tokens."""
-        tokens = {name: each.token_ids for name, each in detokenized.items() if each.tokens}
-        sampled = {name: ids[-1] for name, ids in tokens.items()}
-        for span in plan.spans:
-            if span.draft_parents and (ids := tokens.get(span.sequence.request_id)):
-                draft = Draft(span.draft_token_ids, None, span.draft_parents)
-                self.kv_cache.keep_path(span.sequence, span.num_known_tokens, draft.follow(ids[:-1]))
-        self.scheduler.commit(plan, sampled, {name: ids[:-1] for name, ids in tokens.items()})
-        checks = [span for span in plan.spans if span.draft_token_ids]
-        for span in checks:
-            assert self.speculator is not None
-            name = span.sequence.request_id
-            self.speculator.record_acceptance(name, len(span.draft_token_ids), detokenized[name].num_accepted)
-        return sum(detokenized[span.sequence.request_id].num_accepted for span in checks)
 
 
 def generate(runner: Runner, requests: Iterable[Request]) -> dict[str, Finished]:

@@ -8,10 +8,11 @@ from typing import Protocol
 from compiled_kernels import Backend
 from workbench.engine.cache import KVCache
 from workbench.engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from workbench.engine.core import EngineCore
 from workbench.engine.loaded_model import LoadedModel
 from workbench.engine.shared_layers import share_layers
 from workbench.errors import WorkbenchError
-from workbench.executors.base import Executor, MlirExecutor
+from workbench.executors.base import MlirExecutor
 from workbench.executors.capabilities import Requirements, unsupported
 from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
@@ -29,7 +30,7 @@ class DraftRunner(Protocol):
     model: Transformer
     tokenizer: Tokenizer | None
     kv_cache: KVCache
-    executor: Executor
+    core: EngineCore
 
 
 class LoadDraft(Protocol):
@@ -92,7 +93,7 @@ def _build_draft_model(
     spec = target.transformer.spec
     check_same_vocabulary(settings.model, draft.tokenizer, draft.model.spec, target.tokenizer, spec)
     return DraftModelProposer(
-        draft.model.spec, draft.executor, draft.kv_cache.manager, draft.config.schedule.limits.max_prefill_tokens,
+        draft.model.spec, draft.core.executor, draft.kv_cache.manager, draft.config.schedule.limits.max_prefill_tokens,
         common_random_numbers=settings.accept == "match", confidence_threshold=settings.confidence_threshold,
         multi_step=None if settings.stop is not None else _multi_step(draft, settings),
         stop=None if settings.stop is None else load_stop_rule(settings.stop, spec.vocab_size),
@@ -118,7 +119,7 @@ def _multi_step(draft: DraftRunner, settings: DraftModel) -> CompiledDraftSteps 
     """Return a call that drafts several tokens, if the draft model decodes by compiled steps; None otherwise."""
     store = draft.kv_cache.store
     wanted = Requirements.from_model(draft.model, store)
-    if not isinstance(draft.executor, MlirExecutor) or unsupported(Backend.MLIR, wanted, "drafts"):
+    if not isinstance(draft.core.executor, MlirExecutor) or unsupported(Backend.MLIR, wanted, "drafts"):
         return None
     return CompiledDraftSteps(draft.model, store, settings.num_speculative_tokens + 1, settings.confidence_threshold)
 

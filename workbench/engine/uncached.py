@@ -26,14 +26,14 @@ def disable_cache(runner: Runner, oracle: bool = False) -> None:
     held = runner.kv_cache.evictor is None and all(table.sliding_window is None for table in runner.store.groups)
     if not (held or oracle):
         raise WorkbenchError("executor: uncached needs all pages: take out cache.evict and attention.sliding_window")
-    runner.set_executor(NaiveExecutor(runner) if oracle else RecomputingExecutor(runner))
+    runner.core.executor = NaiveExecutor(runner) if oracle else RecomputingExecutor(runner)
 
 
 class RecomputingExecutor:
     """Start spans where their texts do; pages are written again with the same contents."""
 
     def __init__(self, runner: Runner):
-        self.inner = runner.executor
+        self.inner = runner.core.executor
         self._nothing = torch.empty(0, runner.model.spec.vocab_size)
 
     @property

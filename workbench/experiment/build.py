@@ -111,7 +111,7 @@ def experiment_of_runner(runner: Runner, question: str, workload: Mapping[str, A
     if not runner.is_from_config or own:
         what = f"its {own[0]} is an object" if own else "its model was put together by hand"
         raise WorkbenchError(f"no settings describe this runner, since {what}: give an Experiment")
-    if isinstance(runner.executor, NaiveExecutor | RecomputingExecutor):
-        executor = {"kind": "uncached", "oracle": isinstance(runner.executor, NaiveExecutor)}
+    if isinstance(runner.core.executor, NaiveExecutor | RecomputingExecutor):
+        executor = {"kind": "uncached", "oracle": isinstance(runner.core.executor, NaiveExecutor)}
     values = {"question": question, **config.model_dump(mode="json"), "workload": dict(workload), "executor": executor}
     return Experiment.from_values(values, "this runner")

@@ -42,6 +42,11 @@ def settings_text(experiment: Experiment, name: str) -> str:
     )
 
 
+def described(experiment: Experiment, name: str, backend: object) -> dict[str, str]:
+    """Return the columns with which the row of a measured variant begins."""
+    return {"variant": name, "settings": settings_text(experiment, name), "backend": str(backend)}
+
+
 @dataclass
 class VariantResults:
     """Measured variants: one row each in `rows`, the inputs in `metadata`, the raw data behind the rows in `tables`.

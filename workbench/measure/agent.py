@@ -19,7 +19,7 @@ from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.experiment.experiment import Experiment
 from workbench.experiment.settings import AgentQuestion, AgentWorkload
-from workbench.experiment.variants import VariantResults, every_variant, settings_text
+from workbench.experiment.variants import VariantResults, described, every_variant
 from workbench.measure.chart import import_altair, place_labels
 from workbench.measure.rounds import load_runners
 from workbench.progress import StageCounter
@@ -180,7 +180,7 @@ def _row(
     }
     later = [row for row in rounds if row["agent_round"] > 1]
     return {
-        "variant": name, "settings": settings_text(experiment, name), "backend": str(runner.backends),
+        **described(experiment, name, runner.core.backends),
         "questions": len(questions), "right": mean(row["right"] for row in questions),
         "right_by_kind": {
             kind: mean(row["right"] for row in questions if row["kind"] == kind) for kind in kinds if kind

@@ -17,7 +17,7 @@ from workbench.errors import WorkbenchError
 from workbench.experiment.build import runner_for
 from workbench.experiment.experiment import Experiment
 from workbench.experiment.settings import DeterminismWorkload, OverheadSettings
-from workbench.experiment.variants import Rows, VariantResults, every_variant, settings_text
+from workbench.experiment.variants import Rows, VariantResults, described, every_variant
 from workbench.measure.chart import import_altair
 from workbench.measure.rounds import load_runners, measure_in_rounds
 from workbench.progress import StageCounter
@@ -128,7 +128,7 @@ def measure_determinism(experiment: Experiment, on_progress: ProgressCallback = 
                 )
         asked += [{"variant": name, **each} for each in found]
         rows.append({
-            "variant": name, "settings": settings_text(experiment, name), "backend": str(runner.backends),
+            **described(experiment, name, runner.core.backends),
             "dtype": str(runner.model.dtype).removeprefix("torch."), "batch_invariant": variant.batch_invariant,
             **{f"{kind}_{what}": num_distinct_outputs(found, kind, key)
                for kind in ("varying", "same") for what, key in (("outputs", "token_ids"), ("bits", "logprobs"))},

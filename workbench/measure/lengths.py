@@ -53,7 +53,7 @@ def measure_lengths(
         row: dict[str, Any] = {
             "variant": name,
             "settings": settings_text(experiment, name),
-            "backend": str(runner.backends),
+            "backend": str(runner.core.backends),
         }
         row |= {"parameters": runner.model.spec.num_parameters, "weight_bytes": runner.model.weight_bytes}
         row |= {"predicted": prediction, "curve": []}

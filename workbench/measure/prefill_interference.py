@@ -13,7 +13,7 @@ from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.experiment.experiment import Experiment
 from workbench.experiment.settings import PrefillInterferenceWorkload
-from workbench.experiment.variants import VariantResults, every_variant, settings_text
+from workbench.experiment.variants import VariantResults, described, every_variant
 from workbench.measure.rounds import load_runners, measure_in_rounds
 from workbench.progress import StageCounter
 from workbench.request import Request, SamplingParameters, random_token_ids
@@ -44,7 +44,7 @@ def measure_prefill_interference(
         known = {key: [each[key] for each in mine if each[key] is not None] for key in MEDIANS}
         short = [ttft for each in mine for ttft in (*each["running_ttft_s"], each["behind_ttft_s"])]
         rows.append({
-            "variant": name, "settings": settings_text(experiment, name), "backend": str(runner.backends),
+            **described(experiment, name, runner.core.backends),
             **{key: median(values) if values else None for key, values in known.items()},
             "short_ttft_s_p50": percentile(short, 50), "short_ttft_s_p99": percentile(short, 99),
             "output_tokens_per_s": median(each["output_tokens"] / each["seconds"] for each in mine),

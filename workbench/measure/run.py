@@ -94,7 +94,7 @@ def _measured(experiment: Experiment, folder: RunFolder, progress: bool, script:
             shutil.rmtree(folder.path, ignore_errors=True)  # nothing was computed: a mistake leaves no folder
             raise
         recorder = Recorder()
-        backend, reason = str(runner.backends), runner.backends.reason
+        backend, reason = str(runner.core.backends), runner.core.backends.reason
         machine_environment = environment()
         folder.write_json("environment.json", {**machine_environment, "backend": {"name": backend, "reason": reason}})
         for index in range(experiment.measure.warmup):
@@ -109,8 +109,8 @@ def _measured(experiment: Experiment, folder: RunFolder, progress: bool, script:
             shutil.rmtree(folder.path, ignore_errors=True)
             raise
         busy = others_cpu_share(before)
-        if runner.backends.reason != reason:  # blocks turned out to fail
-            backend, reason = str(runner.backends), runner.backends.reason
+        if runner.core.backends.reason != reason:  # blocks turned out to fail
+            backend, reason = str(runner.core.backends), runner.core.backends.reason
             folder.write_json(
                 "environment.json", {**machine_environment, "backend": {"name": backend, "reason": reason}}
             )
@@ -118,7 +118,7 @@ def _measured(experiment: Experiment, folder: RunFolder, progress: bool, script:
         summary = summarize(recorder.requests(), recorder.steps(), recorder.tokens(), recorder.verifications())
         summary["goodput"] = recorded_goodput(recorder, experiment.measure.slo, summary["wall_s"])
         summary["backend"] = {"name": backend, "reason": reason}
-        artifacts = summary["artifacts"] = dict(runner.executor.artifacts)
+        artifacts = summary["artifacts"] = dict(runner.core.executor.artifacts)
         summary["others_cpu_share"] = busy
         summary["replayed_steps"] = len(script.steps) if script is not None else None
         summary["model"] = _model_figures(runner)
@@ -250,7 +250,7 @@ def generate_text(
     summary = summarize(recorder.requests(), recorder.steps(), recorder.tokens(), recorder.verifications())
     metrics = {key: summary[key]["mean"] for key in ("ttft_s", "tpot_s", "e2el_s")}
     metrics["output_tokens_per_s"] = summary["output_tokens_per_s"]
-    metrics["backend"] = str(runner.backends)
+    metrics["backend"] = str(runner.core.backends)
     metrics["speculation"] = summary["speculation"]
     return {
         "text": finished.output_text,

@@ -18,7 +18,7 @@ from workbench.errors import WorkbenchError
 from workbench.experiment.build import runner_for
 from workbench.experiment.experiment import Experiment
 from workbench.experiment.settings import TextsWorkload
-from workbench.experiment.variants import REFERENCE, VariantResults, every_variant, reference_experiment, settings_text
+from workbench.experiment.variants import REFERENCE, VariantResults, described, every_variant, reference_experiment
 from workbench.measure.chart import import_altair, place_labels
 from workbench.measure.quality.held_out import cut_windows, read_texts, sample_windows
 from workbench.measure.rounds import load_runners
@@ -149,7 +149,7 @@ def measure_sampled_texts(
         found += [{"variant": name, **_figures(asked, i, ids)} for i, ids in enumerate(turns[name][0])]
         same = all(turn == turns[name][0] for turn in turns[name])
         rows.append({
-            "variant": name, "settings": settings_text(experiment, name), "backend": str(runners[name].backends),
+            **described(experiment, name, runners[name].core.backends),
             "temperature": variant.sampling.temperature, "top_k": variant.sampling.top_k, **_means(found, name),
             "repeated_alike": same if work.repeats > 1 else None, "predicted": predicted["variants"][name],
             "s_per_token": median(seconds[name][1:]) / tokens if work.repeats > 1 else None,  # the first one compiles

@@ -11,7 +11,7 @@ from typing import Any
 from workbench.engine.runner import Runner
 from workbench.experiment.build import clients_of, requests_of
 from workbench.experiment.experiment import Experiment
-from workbench.experiment.variants import VariantResults, every_variant, settings_text
+from workbench.experiment.variants import VariantResults, described, every_variant
 from workbench.measure.chart import import_altair, place_labels
 from workbench.measure.predictions import Predictions
 from workbench.measure.rounds import load_runners, run_requests
@@ -56,7 +56,7 @@ def measure_serving(
                 tables[table] += [{"variant": name, "round": turn + 1, **row} for row in found[table]]
     rows = []
     for name, runner in runners.items():
-        marks = {"variant": name, "settings": settings_text(experiment, name), "backend": str(runner.backends)}
+        marks = described(experiment, name, runner.core.backends)
         prediction = {} if predicted is None else {"predicted": predicted["variants"][name]}
         rows.append(marks | _median(rounds[name]) | prediction)
     return VariantResults(rows, {"rounds": experiment.measure.rounds}, tables)

@@ -93,7 +93,7 @@ def _row(
     return {
         "variant": name,
         "settings": settings_text(experiment, name),
-        "backend": str(runner.backends),
+        "backend": str(runner.core.backends),
         "ttft_first_s": median(each["ttft_s"] for each in mine if each["index"] == 0),
         "ttft_s": median([each["ttft_s"] for each in mine if each["index"]] or [mine[0]["ttft_s"]]),
         "cached_tokens": median([each["cached_tokens"] for each in mine if each["index"]] or [0]),

@@ -60,7 +60,7 @@ def measure_speculation(experiment: Experiment, on_progress: ProgressCallback = 
     for turn, (load, name) in interleaved(
         cases, work.rounds, on_progress, lambda case: f"{case[0]} at once, {case[1]}"
     ):
-        runners[name].set_speculator(drafts[name]())
+        runners[name].core.set_speculator(drafts[name]())
         found, mine = _run(runners[name], asked[name], load)
         if turn:
             marks = {"variant": name, "load": load, "round": turn}

@@ -23,7 +23,7 @@ from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.experiment.experiment import Experiment
 from workbench.experiment.settings import Delivery, StreamingWorkload
-from workbench.experiment.variants import VariantResults, every_variant, settings_text
+from workbench.experiment.variants import VariantResults, described, every_variant
 from workbench.machine.ceilings import ceilings_for, gemm_dtypes
 from workbench.measure.rounds import load_runners, measure_in_rounds
 from workbench.measure.simulated import sizes_of, step_cost_of
@@ -194,7 +194,7 @@ def _row(
 ) -> dict[str, Any]:
     mine = [each for each in rounds if each["variant"] == name]
     return {
-        "variant": name, "settings": settings_text(experiment, name), "backend": str(runner.backends),
+        **described(experiment, name, runner.core.backends),
         **{key: median(each[key] for each in mine) for key in MEDIANS},
         "rates": [each["output_tokens_per_s"] for each in mine],
         "predicted_output_tokens_per_s": predicted["output_tokens_per_s"],

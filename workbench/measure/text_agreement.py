@@ -12,7 +12,7 @@ from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.experiment.experiment import Experiment
 from workbench.experiment.settings import TextAgreementWorkload
-from workbench.experiment.variants import VariantResults, every_variant, settings_text
+from workbench.experiment.variants import VariantResults, described, every_variant
 from workbench.measure.chart import import_altair
 from workbench.measure.quality.held_out import cut_windows, read_texts, sample_windows
 from workbench.measure.quality.quality import first_divergence
@@ -59,7 +59,7 @@ def measure_text_agreement(experiment: Experiment, on_progress: Callable[[str], 
         places = [first_divergence(one, other) for one, other in zip(outputs[baseline], outputs[name], strict=True)]
         tables["agreement"] += [{"variant": name, "prompt": n, "first_divergence": at} for n, at in enumerate(places)]
         rows.append({
-            "variant": name, "settings": settings_text(experiment, name), "backend": str(runners[name].backends),
+            **described(experiment, name, runners[name].core.backends),
             **agreement(places, work.output_tokens), **_medians(rounds[name]),
             **_ratios(rounds[baseline], rounds[name]),
         })  # fmt: skip

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
+from os.path import commonprefix
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 from weakref import WeakKeyDictionary
@@ -39,7 +40,8 @@ MAX_NESTING = 64  # objects and lists within a message
 CHARACTERS_PER_TEXT = 32  # characters that a text counts for besides its own: a template has work with every message
 PROBE_UNITS = BASE_UNITS // 4  # of one probe: a hostile template spends them each time
 SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")  # of a call, as Mistral's templates want them
-PROBED, LONG_ID = "probed_tool", "call_0123456789abcdef01234567"
+PROBED, LONG_ID, SHORT = "probed_tool", "call_0123456789abcdef01234567", "bcdef0123"
+PROBED_ARGUMENTS = {"x": "a probed value"}
 SYSTEM, QUESTION, RESULT = "a system prompt", "a question", "a result"
 _PROBED = {"name": PROBED, "description": "A probe.", "parameters": {"type": "object", "properties": {}}}
 PROBE = {"type": "function", "function": _PROBED}
@@ -54,11 +56,12 @@ TRACED = re.compile(  # in the words of an error: a text
 
 
 class CallHabits(NamedTuple):
-    """Ways of a template with calls of tools: it refuses ids other than nine letters or digits, and it writes a call as
-    JSON where an answer begins, behind no token."""
+    """Ways of a template with calls of tools: it refuses ids that are longer or shorter than nine letters or digits, it
+    writes a call as JSON where an answer begins, behind no token, and it refuses two calls in one answer."""
 
     wants_short_ids: bool
     writes_bare_calls: bool
+    wants_one_call: bool
 
 
 class ChatTemplate:
@@ -168,27 +171,30 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            if any(each.get("tool_calls") for each in listed) and self.call_habits(name).wants_short_ids:
-                listed = list(_with_short_ids(listed))
+            if any(each.get("tool_calls") for each in listed):
+                habits = self.call_habits(name)
+                listed = list(_with_short_ids(listed)) if habits.wants_short_ids else listed
+                listed = list(_with_one_call_each(listed)) if habits.wants_one_call else listed
             text = _with_all_shown(listed, partial(compiled.render, units_for(characters), **variables))
         except Exception as error:  # a template can raise whatever Python can
             raise WorkbenchError(f"messages: the chat template refuses them ({_line(error)})") from None
         return _until_mark(text) if continue_final_message else text
 
     def call_habits(self, template: str | None = None) -> CallHabits:
-        """Return what the template of this name does with calls: it is shown one, under a long id and a short one."""
+        """Return what the template of this name does with calls: it is shown one, by ids of three lengths, and two."""
         name = self._known(template)
         if name not in self._habits:
-            long, short = (self._rendered_call(name, id) for id in (LONG_ID, LONG_ID[-9:]))
-            is_bare = short is not None and BARE_CALL.match(short) is not None
-            self._habits[name] = CallHabits(long is None and short is not None, is_bare)
+            short, *others = (self.written_call(name, id) for id in (SHORT, LONG_ID, SHORT[:1]))
+            is_bare = self.gaps(name).calls or (short is not None and BARE_CALL.match(short) is not None)
+            is_one = short is not None and self.written_call(name, SHORT, 2) is None
+            self._habits[name] = CallHabits(short is not None and None in others, is_bare, is_one)
         return self._habits[name]
 
     def gaps(self, template: str | None = None) -> Gaps:
         """Return what the template of this name does not show, by trying; where it shows tools its own way is taken."""
         name = self._known(template)
         if name not in self._gaps:
-            system, question, answer, result = _probes(LONG_ID[-9:])
+            system, question, answer, result = _probes(SHORT)
 
             def shows(word: str, *messages: Mapping[str, Any]) -> bool:
                 return word in (self._rendered(name, messages) or "")
@@ -205,15 +211,17 @@ class ChatTemplate:
             )
         return self._gaps[name]
 
-    def _rendered_call(self, name: str, id: str) -> str | None:
-        """Return what is written of an answer with a call where its prompt ends; None where it is refused."""
-        messages, gaps = _probes(id)[1:], self.gaps(name)
+    def written_call(self, template: str | None = None, id: str = "", count: int = 1) -> str | None:
+        """Return what is written where a prompt ends of an answer with a call of PROBED, or with `count`, and with an
+        `id` of their results too; None where it is refused."""
+        name = self._known(template)
+        messages, gaps = _probes(id or SHORT, count)[1 : None if id else 3], self.gaps(name)
         tools = None if gaps.tools else [PROBE]
         prompt = self._rendered(name, fill(messages[:1], [PROBE], gaps), tools, add_generation_prompt=True)
         whole = self._rendered(name, fill(messages, [PROBE], gaps), tools)
         if prompt is None or whole is None:
             return None
-        return whole.removeprefix(prompt) if whole.startswith(prompt) else ""
+        return behind_prompt(whole, prompt)
 
     def _rendered(
         self, name: str, messages: Sequence[Mapping[str, Any]], tools: Any = None, **given: Any
@@ -284,13 +292,21 @@ class ChatTemplate:
         return tuple(token.id for token in self.encode(text, tokenizer, self.choose()))
 
 
-def _probes(id: str) -> list[dict[str, Any]]:
-    """Return a system prompt, a question, an answer that calls a tool, and the result."""
-    call = {"type": "function", "id": id, "function": {"name": PROBED, "arguments": {}}}
+def behind_prompt(whole: str, prompt: str) -> str:
+    """Return what stands in a text behind its prompt, or behind what of it both have: a prompt may open a thought that
+    no history shows."""
+    same = len(commonprefix([prompt, whole]))
+    return whole[same if same == len(prompt) else 1 + max(whole.rfind(each, 0, same) for each in "\n>]") :]
+
+
+def _probes(id: str, count: int = 1) -> list[dict[str, Any]]:
+    """Return a system prompt, a question, an answer that calls a tool, and the result; of `count` calls, all of one
+    id."""
+    call = {"type": "function", "id": id, "function": {"name": PROBED, "arguments": dict(PROBED_ARGUMENTS)}}
     return [
         {"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION},
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "content": RESULT, "name": PROBED, "tool_call_id": id},
+        {"role": "assistant", "content": "", "tool_calls": [call] * count},
+        *[{"role": "tool", "content": RESULT, "name": PROBED, "tool_call_id": id}] * count,
     ]  # fmt: skip
 
 
@@ -336,6 +352,28 @@ def _with_short_ids(messages: Iterable[dict[str, Any]]) -> Iterator[dict[str, An
             own, following = message.get("tool_call_id"), waiting.pop(0) if waiting else ""
             message = {**message, "tool_call_id": _short_id(own) if own else following}
         yield message
+
+
+def _with_one_call_each(messages: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield messages in which an answer has one call: one with several becomes as many, each before its own result."""
+    waiting: list[tuple[Any, dict[str, Any]]] = []  # ids, and answers that are not yielded yet
+    for message in messages:
+        if message.get("role") in ("tool", "function"):
+            id = message.get("tool_call_id")
+            own = next((each for each in waiting if id and each[0] == id), *waiting[:1] or [None])
+            if own is not None:
+                waiting.remove(own)
+                yield own[1]
+        else:
+            yield from (each for _, each in waiting)
+            calls = message.get("tool_calls") or ()
+            rest = {"role": message.get("role"), "content": ""}  # the text and the thought stand before the first
+            answers = [{**(rest if n else message), "tool_calls": [call]} for n, call in enumerate(calls)]
+            waiting = [(call.get("id"), each) for call, each in zip(calls, answers, strict=True)]
+            if calls:
+                continue
+        yield message
+    yield from (each for _, each in waiting)
 
 
 def _short_id(id: str) -> str:

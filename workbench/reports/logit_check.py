@@ -139,7 +139,7 @@ def _checks_by(
     now = ReferenceLogits.compute(runner, texts)
     plain = (
         now
-        if _is_eager(runner.backends) and not experiment.batch_invariant and experiment.parallel.tensor == 1
+        if _is_eager(runner.core.backends) and not experiment.batch_invariant and experiment.parallel.tensor == 1
         else _reference_distributions(experiment, texts, own)
     )
     exact = _reference_distributions(experiment, texts, higher)

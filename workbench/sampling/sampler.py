@@ -178,10 +178,33 @@ class Sampler:
         known = self._states.get(sequence.request_id)
         return known is not None and known.is_plain_greedy and known.constraint is None
 
+    def legal_drafts(self, drafts: Mapping[str, Draft]) -> dict[str, Draft]:
+        """Cut drafts before the first token that their requests' constraints forbid.
+
+        A drafted token with a probability is kept, though it will be rejected: only then is the token in its place
+        sampled from the target's distribution. Where rows are masked or combined as a chain, a tree gives its first
+        branch.
+        """
+        legal: dict[str, Draft] = {}
+        for name, draft in drafts.items():
+            constraint = self.constraint_of(name)
+            if constraint is not None or self.combiners_of(name):
+                draft = draft.first_branch()
+            if constraint is not None:
+                draft = draft.truncated(constraint.legal_count(draft.token_ids) + (draft.probabilities is not None))
+            if len(draft):
+                legal[name] = draft
+        return legal
+
     def start_masks(self, sequences: Iterable[tuple[Sequence, tuple[int, ...]]]) -> None:
         """Start on the masks of sequences with these drafts, in a thread; `verify` waits for them."""
-        wanted = [(self.constraint_of(sequence.request_id), draft) for sequence, draft in sequences]
-        self.masks.start([(constraint, draft) for constraint, draft in wanted if constraint is not None])
+        wanted = [
+            (constraint, draft)
+            for sequence, draft in sequences
+            if (constraint := self.constraint_of(sequence.request_id)) is not None
+        ]
+        if wanted:
+            self.masks.start(wanted)
 
     def remove(self, request_id: str) -> None:
         """Drop the state of a finished request."""
@@ -246,13 +269,15 @@ class Sampler:
                 groups.setdefault((sampling_state.filters, sampling_state.sampler), []).append(asked)
         for together in groups.values():
             chosen.update(self._sample_group(scores, masked, together))
-        began, budget = time.thread_time(), NodeBudget(MAX_NODES_OF_SAMPLING)
-        for number, rows, _ in constrained:
-            state = self._states[sequences[number].request_id]
-            taking = _Taking(state, drafts[number], scores[rows.start : rows.stop], masked[rows.start : rows.stop])
-            # A prefill is too long to be computed again.
-            chosen[number] = taking.take(chosen[number], budget if sequences[number].is_decoding else None)
-        self.constraint_seconds = time.thread_time() - began
+        self.constraint_seconds = 0.0
+        if constrained:
+            began, budget = time.thread_time(), NodeBudget(MAX_NODES_OF_SAMPLING)
+            for number, rows, _ in constrained:
+                state = self._states[sequences[number].request_id]
+                taking = _Taking(state, drafts[number], scores[rows.start : rows.stop], masked[rows.start : rows.stop])
+                # A prefill is too long to be computed again.
+                chosen[number] = taking.take(chosen[number], budget if sequences[number].is_decoding else None)
+            self.constraint_seconds = time.thread_time() - began
         return [chosen[number] for number in range(len(sequences))]
 
     def _combined(

@@ -1,17 +1,20 @@
-"""Building blocks of policies: schedule requests in order within a step's tokens, slots and pages, and age those that
-starve."""
+"""Building blocks of policies: schedule requests in order within a step's tokens, slots and pages, share a step between
+a long prompt and the short ones behind it, and age requests that starve."""
 
 from __future__ import annotations
 
 import bisect
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import takewhile
+from functools import cache
+from itertools import chain, islice, takewhile
 from typing import Any
 
 from workbench.scheduler.policy import RequestView, SchedulerDecision, SchedulerState
 
 AGING_INTERVAL = 4  # one admission in this many goes to the oldest starving request
+SHORT_SHARE = 8  # beside a long prompt, one prefill token in this many is for short prompts behind it
+CACHE_LOOKS = 16  # waiting requests whose cached tokens are looked up to see whether what is left is short
 
 
 def schedule_in_order(
@@ -79,6 +82,73 @@ def schedule_in_order(
         ]
     scheduled += begin
     return SchedulerDecision(scheduled)
+
+
+def share_with_short_prompts(
+    state: SchedulerState, head: RequestView, decodes: Sequence[RequestView], prefills: Sequence[RequestView]
+) -> SchedulerDecision | None:
+    """Schedule a long prompt and, with one prefill token in `SHORT_SHARE`, the short prompts behind it.
+
+    A prompt is short if one step's prefill tokens hold it, cached tokens subtracted, and long if they do not hold it
+    beside the share of the others. Short ones have their turns in order of arrival, running ones first.
+
+    Args:
+        state: the scheduler's state.
+        head: the oldest request to prefill, running or waiting.
+        decodes: running requests that decode: each gets one token first.
+        prefills: the other running requests, in order of arrival.
+
+    Returns:
+        The decision; None where there is nothing to share: `head` is not long or cannot start, or the step has too few
+        tokens.
+    """
+    longest = state.max_prefill_tokens
+    budget = min(longest, state.max_num_batched_tokens - len(decodes))
+    share = left = max(0, budget) // SHORT_SHARE
+    if state.whole_prefills or not share or head.num_new_tokens <= longest - share:
+        return None
+    todo, slots = state.num_new_tokens(head), state.free_slots
+    if todo <= longest - share:
+        return None
+    starting = [] if head.is_running else [head]
+    if starting and (slots < head.slots_needed or not state.fits(head)):
+        return None
+    slots -= sum(entry.num_sequences for entry in starting)
+    lengths = {entry.request_id: 1 for entry in decodes}
+    next_in_line = None
+    for entry in chain((each for each in prefills if 1 < each.num_new_tokens <= longest), _short_waiting(state)):
+        if not left or entry is head:
+            continue
+        if not entry.is_running:
+            if slots < entry.slots_needed or not state.fits(*starting, entry):
+                next_in_line = entry
+                break
+            starting.append(entry)
+            slots -= entry.num_sequences
+        lengths[entry.request_id] = min(state.num_new_tokens(entry), left)
+        left -= lengths[entry.request_id]
+    lengths[head.request_id] = min(todo, budget - share + left)
+    scheduled = [(entry.request_id, lengths.get(entry.request_id, 0)) for entry in (*state.running, *starting)]
+    if next_in_line is None:
+        begun = {entry.request_id for entry in starting}
+        next_in_line = next((entry for entry in state.waiting if entry.request_id not in begun), None)
+    return SchedulerDecision(scheduled if next_in_line is None else [*scheduled, (next_in_line.request_id, 0)])
+
+
+def _short_waiting(state: SchedulerState) -> Iterator[RequestView]:
+    """Yield waiting requests with short prompts in order of arrival. Of those that only cached tokens make short, the
+    oldest are found."""
+    longest = state.max_prefill_tokens
+    short = takewhile(lambda entry: entry.num_new_tokens <= longest, state.waiting_by(_is_longer_than(longest)))
+    long = (entry for entry in islice(state.waiting, CACHE_LOOKS) if entry.num_new_tokens > longest)
+    known = (entry for entry in long if state.num_new_tokens(entry) <= longest)
+    return heapq.merge(short, known, key=lambda entry: entry.arrival_index)
+
+
+@cache
+def _is_longer_than(tokens: int) -> Callable[[RequestView], bool]:
+    """Return the same key each time, so that the order of waiting requests is kept from step to step."""
+    return lambda entry: entry.num_new_tokens > tokens
 
 
 def split_decodes(running: Sequence[RequestView]) -> tuple[list[RequestView], list[RequestView]]:

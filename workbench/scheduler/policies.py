@@ -1,8 +1,9 @@
 """Built-in scheduling policies, and the settings that name one or import a custom one.
 
 Each built-in policy is a value: the name under `schedule.policy`, and its settings. No request starves under any of
-them. `fcfs` schedules in order of arrival. Under the others a request is starving once `starvation_limit` steps have
-passed since its arrival, and aging takes over:
+them. `fcfs` schedules in order of arrival; `interleaved`, the default, does so too, but while a long prompt is read it
+gives short ones behind it a share of each step. Under the others a request is starving once `starvation_limit` steps
+have passed since its arrival, and aging takes over:
 
 - `shortest_prompt`, `priority`, `fair` and `deadline` keep their own order even under overload. One admission in four
   goes to the oldest starving request. Among running requests only the oldest, if starving, goes before the policy's
@@ -29,6 +30,7 @@ from workbench.scheduler.ordering import (
     most_in_time,
     oldest_starving,
     schedule_in_order,
+    share_with_short_prompts,
     sorted_with_aging,
     split_decodes,
     split_starving,
@@ -75,6 +77,23 @@ class FCFS(BuiltInPolicy):
     """First come, first served: decodes, then prefills in the tokens that are left (Sarathi-Serve's mixed steps)."""
 
     kind: Literal["fcfs"] = "fcfs"
+
+
+class Interleaved(BuiltInPolicy):
+    """First come, first served, but beside a prompt that takes more than a step, the prompts behind it that fit into
+    one share an eighth of each step's prefill tokens, in order of arrival.
+
+    So a short prompt with a slot and pages waits until an eighth of each step has held the short ones before it and its
+    own tokens, however long the prompt before them all is. That one takes 8/7 of its steps.
+    """
+
+    kind: Literal["interleaved"] = "interleaved"
+
+    def __call__(self, state: SchedulerState) -> SchedulerDecision:
+        decodes, prefills = split_decodes(state.running)
+        head = next(self.turns(state, prefills), None)
+        shared = None if head is None else share_with_short_prompts(state, head, decodes, prefills)
+        return shared or schedule_in_order(state, self.turns(state, prefills), decodes=decodes)
 
 
 class PrefillFirst(BuiltInPolicy):
@@ -280,7 +299,7 @@ def _validate(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
 
 PolicySetting = Annotated[
     Annotated[
-        FCFS | PrefillFirst | DecodeFirst | ShortestPrompt | Priority | Fair | Deadline | CustomPolicy,
+        Interleaved | FCFS | PrefillFirst | DecodeFirst | ShortestPrompt | Priority | Fair | Deadline | CustomPolicy,
         Field(discriminator="kind"),
     ],
     WrapValidator(_validate),
@@ -288,7 +307,7 @@ PolicySetting = Annotated[
 _ADAPTER: TypeAdapter[Any] = TypeAdapter(PolicySetting)
 BUILT_IN_POLICIES: dict[str, type[Any]] = {
     cls.model_fields["kind"].default: cls
-    for cls in (FCFS, PrefillFirst, DecodeFirst, ShortestPrompt, Priority, Fair, Deadline)
+    for cls in (Interleaved, FCFS, PrefillFirst, DecodeFirst, ShortestPrompt, Priority, Fair, Deadline)
 }
 
 

@@ -30,6 +30,7 @@ from workbench.scheduler.policies import (
     Deadline,
     DecodeFirst,
     Fair,
+    Interleaved,
     PrefillFirst,
     Priority,
     ShortestPrompt,
@@ -42,7 +43,7 @@ from workbench.scheduler.views import RequestViews, TenantCounters
 
 MAX_POLICY_CALLS = 8  # per step: each further call follows a preemption without progress
 
-IN_PARTS = (FCFS, PrefillFirst, DecodeFirst, ShortestPrompt, Priority, Fair, Deadline)
+IN_PARTS = (Interleaved, FCFS, PrefillFirst, DecodeFirst, ShortestPrompt, Priority, Fair, Deadline)
 
 
 class Scheduler:
@@ -84,7 +85,7 @@ class Scheduler:
         self._named: list[Sequence] = []  # running sequences when `_one_each` was made
         self._late = False  # whether the oldest of them was starving then
         self._one_each: tuple[tuple[str, int], ...] = ()
-        self.set_policy(policy or FCFS())
+        self.set_policy(policy or Interleaved())
 
     def set_policy(self, policy: SchedulingPolicy) -> None:
         """Decide by `policy` from the next step on. Sequences keep their places, tokens and pages."""

@@ -134,9 +134,9 @@ class _RecordingExecutor:
     """A wrapper of a runner's executor that records the logits it samples from."""
 
     def __init__(self, runner: Runner):
-        self.inner, self.rows = runner.executor, {}
+        self.inner, self.rows = runner.core.executor, {}
         self.kernel_seconds, self.artifacts = None, {}
-        runner.set_executor(self)
+        runner.core.executor = self
 
     @property
     def compiles(self) -> int:

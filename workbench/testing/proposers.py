@@ -114,9 +114,9 @@ def _run(
     """Run a scenario with a proposer; return tokens by request, the proposer, and the events."""
     events: list[Event] = []
     runner = runner or scenario.runner(speculate)
-    assert runner.speculator is not None
-    recorded = RecordedProposer(runner.speculator.proposer)
-    runner.speculator.proposer = recorded
+    assert runner.core.speculator is not None
+    recorded = RecordedProposer(runner.core.speculator.proposer)
+    runner.core.speculator.proposer = recorded
     try:
         runner.set_listener(events.append)
         for _ in runner.stream(scenario.requests()):
@@ -124,7 +124,7 @@ def _run(
     except Objection as objection:
         raise LawBroken(f"{objection}, on {scenario}") from None
     finally:
-        runner.speculator.proposer = recorded.inner
+        runner.core.speculator.proposer = recorded.inner
     return _tokens(events, scenario), recorded, events
 
 
@@ -172,8 +172,8 @@ def _forgets(speculate: Speculation, scenario: DraftScenario) -> None:
     """Check that no id of an ended request is reachable from the proposer, and that another text may have it."""
     runner = scenario.runner(speculate)
     _, recorded, _ = _run(speculate, scenario, runner)
-    assert runner.speculator is not None
-    runner.speculator.clear()
+    assert runner.core.speculator is not None
+    runner.core.speculator.clear()
     left = recorded.ids & set(_strings(recorded.inner))
     if left:
         raise LawBroken(f"still keeps {', '.join(sorted(left))} when everything has ended, on {scenario}")

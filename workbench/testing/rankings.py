@@ -13,8 +13,8 @@ import torch
 from hypothesis import strategies as st
 
 from workbench.custom import build_custom, resolve_path
+from workbench.decoding.search import Branch, advance_search
 from workbench.sampling.ranking import rank_samples
-from workbench.sampling.searches import Branch, advance_search
 from workbench.testing.law import ConformityReport, LawBroken, check_law
 from workbench.testing.samplers import ROW_KINDS, make_logits
 from workbench.trace.events import Finished

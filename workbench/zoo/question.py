@@ -25,7 +25,7 @@ _QUALITY: dict[str, Any] = {
 }
 _TRAFFIC: dict[str, Any] = {
     "model": {"name": "shape:llama-3.1-8b"},
-    "schedule": {"max_num_seqs": 256, "max_num_batched_tokens": 2048},
+    "schedule": {"max_num_seqs": 256, "max_num_batched_tokens": 2048, "policy": "fcfs"},
     "executor": {"kind": "simulated", "hardware": "h100"},
     "workload": {
         "kind": "traffic",

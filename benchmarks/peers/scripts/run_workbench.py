@@ -36,11 +36,11 @@ class Workbench:
         }
         self.runner = workbench.load(options["model"], **settings)
         passed = [f"{name} {settings[name]}" for name in PASSED_SETTINGS if name in settings]
-        self.how = ", ".join([*passed, f"backend {self.runner.backends}"])
+        self.how = ", ".join([*passed, f"backend {self.runner.core.backends}"])
 
     @property
     def artifacts(self) -> dict[str, str]:
-        return dict(self.runner.executor.artifacts)
+        return dict(self.runner.core.executor.artifacts)
 
     def logits(self, prompt: list[int]) -> dict[str, list[float]]:
         """Return the logits of the runner's own steps: after the whole prompt, and after its last token decoded."""
@@ -50,7 +50,7 @@ class Workbench:
 
     def _rows(self, prompt: list[int], **sampling: Any) -> list[list[float]]:
         rows: list[list[float]] = []
-        executor = self.runner.executor
+        executor = self.runner.core.executor
         forward = executor.forward
 
         def watched(plan: Any) -> Any:

@@ -286,11 +286,11 @@ def test_cancel_settles_all(
     assert answer.status_code == 200
 
 
-def test_clients_go_before_batches_under_fcfs(
+def test_clients_go_before_batches_in_the_default_order(
     front: Server, chat_runner: Runner, tenant: Callable[[str], Tenant]
 ) -> None:
     owner, slots = tenant("mixed"), store_of(front).slots
-    assert chat_runner.config.schedule.policy.kind == "fcfs"
+    assert chat_runner.config.schedule.policy.kind == "interleaved"
     with (
         held_steps(chat_runner) as steps,
         in_background(owner.chat) as found,

@@ -120,8 +120,8 @@ class PoolEngine:
         if shared is not None:
             shared.memory.close()
         if shared is None:  # bytes may be asked for
-            self.sending = SendingExecutor(self.runner.executor, self.runner, self._target)
-            self.runner.set_executor(self.sending)
+            self.sending = SendingExecutor(self.runner.core.executor, self.runner, self._target)
+            self.runner.core.executor = self.sending
         if begin.is_successor and shared is not None:
             for group, (home, lent) in enumerate(zip(begin.homes, begin.lent, strict=True)):
                 self.runner.store.zero_pages(group, (page for page in home if page not in lent))

@@ -57,7 +57,7 @@ def time_decode_steps(
                 steps.close()  # type: ignore[attr-defined] (a generator)
         rows += [
             {
-                "variant": name, "context": context, "backend": str(runner.backends),
+                "variant": name, "context": context, "backend": str(runner.core.backends),
                 "tokens_per_s": 1 / median(seconds[name]), "step_s": seconds[name],
             }
             for name, runner in runners.items()

@@ -92,7 +92,7 @@ def measure_quality(
         row: dict[str, Any] = {
             "variant": name,
             "settings": settings_text(experiment, name),
-            "backend": str(runner.backends),
+            "backend": str(runner.core.backends),
         }
         row["weight_bytes"] = runner.model.weight_bytes
         if predicted is not None and not known:

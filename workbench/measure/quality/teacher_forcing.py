@@ -72,7 +72,7 @@ def score_texts(runner: Runner, texts: abc.Sequence[ForcedText], on_logits: Logi
         )
         for index, text in enumerate(texts)
     ]
-    with _replaced(runner, _ScoringExecutor(runner.executor, texts, on_logits), _ForcedSampler(texts)):
+    with _replaced(runner, _ScoringExecutor(runner.core.executor, texts, on_logits), _ForcedSampler(texts)):
         ends = generate(runner, requests)
     for name, end in ends.items():
         if end.reason != "length":
@@ -126,16 +126,15 @@ class _ForcedSampler(Sampler):
 @contextmanager
 def _replaced(runner: Runner, executor: Any, sampler: Any) -> Iterator[None]:
     """Replace the runner's executor and sampler and disable drafting; restore all of them at the end."""
-    own_executor, own_sampler, own_speculator = runner.executor, runner.tracker.sampler, runner.speculator
-    runner.set_speculator(None)
-    runner.set_executor(executor)
-    runner.tracker.set_sampler(sampler)
+    core, own_executor, own_speculator = runner.core, runner.core.executor, runner.core.speculator
+    own_sampler = core.decoder.sampler
+    core.set_speculator(None)
+    core.executor, core.decoder.sampler = executor, sampler
     try:
         yield
     finally:
-        runner.set_executor(own_executor)
-        runner.tracker.set_sampler(own_sampler)
-        runner.set_speculator(own_speculator)
+        core.executor, core.decoder.sampler = own_executor, own_sampler
+        core.set_speculator(own_speculator)
 
 
 @dataclass

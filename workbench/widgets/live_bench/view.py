@@ -60,7 +60,7 @@ class LiveBench(TimeNavigation):
     rate = traitlets.Float(0.0)
     long_share = traitlets.Float(0.1)
     shared_prefix = traitlets.Bool(False)
-    policy = traitlets.Unicode("fcfs")
+    policy = traitlets.Unicode("interleaved")
     chunk_tokens = traitlets.Int(512)
     max_num_seqs = traitlets.Int(8)
     running = traitlets.Bool(False)

@@ -47,7 +47,7 @@ def as_written(backend: Backend | str = Backend.EAGER) -> StepKernels:
 
 def step_kernels(runner: Runner, step: GraphStep) -> StepKernels:
     """Return how the runner's executor carries out this step."""
-    executor = runner.executor
+    executor = runner.core.executor
     if isinstance(executor, MlirExecutor):
         rest = executor.prefill_executor
         if step.length == 1:

@@ -110,7 +110,7 @@ def time_operators(runner: Runner, step: GraphStep) -> dict[str, float]:
 
 def functions_problem(runner: Runner) -> str:
     """Return why the functions of this runner's executor cannot be timed one by one; empty where they can."""
-    executor = runner.executor
+    executor = runner.core.executor
     if isinstance(executor, CudaGraphExecutor):
         return "captured as one CUDA graph: its kernels are not called one by one"
     if isinstance(runner.store, TensorParallelStore):
@@ -137,7 +137,8 @@ def time_functions(runner: Runner, step: GraphStep) -> tuple[dict[str, float], d
                 timers.wrap(cache, method, f"blocks.{layer}.{method}")
     threads = StepThreads()
     time_threads(timers, threads)
-    executor = build_executor(model, store, runner.backends, config.compile, config.batch_invariant, threads=threads)
+    backends, invariant = runner.core.backends, config.batch_invariant
+    executor = build_executor(model, store, backends, config.compile, invariant, threads=threads)
     time_functions_of(timers, executor, step.length)
     found = _repeated(executor, plan, timers)
     layers = range(len(model.blocks))

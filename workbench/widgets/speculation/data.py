@@ -182,7 +182,7 @@ class SpeculationComparison:
     def __init__(
         self, runner: Any, prompt: str | Sequence[int] | None, speculate: Any, rounds: int, sampling: dict[str, Any]
     ):
-        if runner.speculator is None and speculate is None:
+        if runner.core.speculator is None and speculate is None:
             raise WorkbenchError('runner: it drafts nothing; give speculate="prompt_lookup" or "draft"')
         if prompt is None:
             raise WorkbenchError("prompt: a runner needs one, as text or token ids")
@@ -194,7 +194,7 @@ class SpeculationComparison:
         if request.sampling.num_sequences > 1:
             raise WorkbenchError("n, best_of, beams: the view looks at one sample; leave them out")
         self.request = request
-        self._speculator = runner.speculator if speculate is None else _build_speculator(runner, speculate)
+        self._speculator = runner.core.speculator if speculate is None else _build_speculator(runner, speculate)
         self._handle: Any = None
         self._exclusive: Any = None
         self._stopped, self._thread = False, None
@@ -251,19 +251,19 @@ class SpeculationComparison:
             raise
 
     def _alternate(self, live: Any, news: Callable[[], None]) -> None:
-        before = live.call(lambda runner: runner.speculator)
+        before = live.call(lambda runner: runner.core.speculator)
         turns = (self._speculator, self.events.drafted), (None, self.events.plain)
         try:
             for turn in range(self.rounds + 1):
                 for ours, kept in turns[: 2 if self.rounds else 1]:
-                    live.call(lambda runner, ours=ours: runner.set_speculator(ours))
+                    live.call(lambda runner, ours=ours: runner.core.set_speculator(ours))
                     events: list[Event] = [] if turn or ours is None else self.events.current
                     if not self._run_once(live, events, news):
                         return
                     kept.append(events)
                     news()
         finally:
-            live.call(lambda runner: runner.set_speculator(before))
+            live.call(lambda runner: runner.core.set_speculator(before))
 
     def _run_once(self, live: Any, events: list[Event], news: Callable[[], None]) -> bool:
         """Run the request once; return whether it ran to its end."""
@@ -289,5 +289,5 @@ def _build_speculator(runner: Any, speculate: Any) -> Any:
     settings = parse_speculation(speculate)
     if isinstance(settings, NoSpeculation):
         raise WorkbenchError('speculate: none drafts nothing; give "prompt_lookup", "draft" or a proposer of your own')
-    config = runner.config.model_copy(update={"speculate": settings, "backend": str(runner.backends.decode)})
+    config = runner.config.model_copy(update={"speculate": settings, "backend": str(runner.core.backends.decode)})
     return build_speculator(config, runner.loaded_model, Runner)

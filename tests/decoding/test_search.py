@@ -13,10 +13,10 @@ from tests.engine.poison import MODEL, Poison, asked
 from tests.engine.tiny import runner_of
 from tests.thorough import tries
 from workbench.custom import temporarily_registered
+from workbench.decoding.search import Branch
 from workbench.engine import naive
 from workbench.engine.runner import generate
 from workbench.request import CustomPart, Request, SamplingParameters
-from workbench.sampling.searches import Branch
 
 
 class Beams:

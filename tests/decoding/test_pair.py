@@ -73,7 +73,7 @@ def test_the_tokens_are_those_of_the_oracle(
     for each, (*_, guided) in zip(plain, given, strict=True):
         expected = plainly(each, part if guided else Guided(weight=1.0))
         assert list(done[each.request_id].token_ids) == expected, each.request_id
-    assert runner.scheduler.pages_in_use == 0 and not runner.tracker.sequences and not runner.tracker._pairs
+    assert runner.scheduler.pages_in_use == 0 and not runner.tracker.sequences and not runner.core.decoder.methods
 
 
 def events_of(runner: Runner, requests: list[Request]) -> list[Event]:
@@ -172,7 +172,7 @@ def test_what_cannot_be_is_refused(monkeypatch, second_prompt, more: dict, words
         runner = runner_of(MODEL, **more)
         done = generate(runner, [with_filter(request("a", 5, 4), path), request("b", 5, 4)])
     assert done["a"].reason == "refused" and words in done["a"].error and done["b"].reason == "length"
-    assert runner.scheduler.pages_in_use == 0 and not runner.tracker._pairs and not runner.tracker.sequences
+    assert runner.scheduler.pages_in_use == 0 and not runner.core.decoder.methods and not runner.tracker.sequences
 
 
 def test_a_longer_second_prompt_ends_the_text_where_it_is_full() -> None:

@@ -17,8 +17,9 @@ from tests.engine.poison import Poison
 from tests.engine.tiny import VOCAB, finals, layer, model_of, request, runner_of, spec_of, specs
 from tests.helpers.events import of
 from tests.thorough import tries
+from workbench.decoding.beams import BeamHypothesis, Beams
 from workbench.engine import naive
-from workbench.engine.beam_search import BeamHypothesis, BeamSearch, EarlyStopping, beam_search
+from workbench.engine.beam_search import EarlyStopping, beam_search
 from workbench.engine.inputs import sample_id
 from workbench.engine.runner import Runner, generate
 from workbench.kv_cache.format import parse_cache_format
@@ -115,7 +116,7 @@ def test_never_stopping_early_goes_on_while_any_length_could_win(
 ) -> None:
     """A beam can at most keep its logprob: the length at which its score is best has its say, whatever the penalty."""
     best, worst = -1.0, -ratio / length**penalty
-    search = object.__new__(BeamSearch)
+    search = object.__new__(Beams)
     search.num_beams, search.max_tokens, search.early_stopping, search.length_penalty = 1, most, "never", penalty
     search.hypotheses = [BeamHypothesis((1,), (), worst)]
     could = any(best / each**penalty > worst for each in range(length, most + 1))

@@ -1,0 +1,124 @@
+"""Search over branches by a part of the user's own: some texts advance together, and it says how they go on.
+
+    branches   | prompt | a b c |      a step computes all of them; the search names the best text so far,
+               |        | a b d |      and for each branch which one it continues, with which token
+               |        | a b e |
+
+It sees the model's logits after each branch and the states of its tokens after the last layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import torch
+from torch import Tensor
+
+from workbench.custom import check_arity, load_custom
+from workbench.decoding.beams import Beam, BeamHypothesis, Beams, bad_logits
+from workbench.decoding.method import Advance, Fork, NextRow
+from workbench.errors import WorkbenchError
+from workbench.request import CustomPart, SamplingParameters, Sequence
+
+
+@dataclass(frozen=True, eq=False)
+class Branch:
+    """A text of a search: its output with the model's log-probability of each token, the states after the last layer
+    [1 + token, hidden] of the prompt's last token and of the output, and the logits [vocab] of the next token."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    states: Tensor
+    logits: Tensor
+
+
+class Search(Protocol):
+    """`advance` returns the number of the best branch, and (branch, next token) for as many as there are.
+
+    The search ends with the best branch where that has all its tokens, or an end token as its last. At first all
+    branches are the prompt alone."""
+
+    def advance(self, branches: Many[Branch], /) -> tuple[int, Many[tuple[int, int]]]: ...
+
+
+def load_search(part: CustomPart) -> Search:
+    """Build the search that `part` names; WorkbenchError if it cannot be one."""
+    made = load_custom(part)
+    if not callable(getattr(made, "advance", None)):
+        raise WorkbenchError(f"search {part.path}: has no advance; a search needs advance(branches)")
+    check_arity(made.advance, 1, f"search {part.path}: advance", "(branches)")
+    return cast(Search, made)
+
+
+def advance_search(search: Search, branches: Many[Branch], name: str) -> tuple[int, list[tuple[int, int]]]:
+    """Advance `search`. WorkbenchError, naming it, where it fails or names what there is not."""
+    try:
+        best, going = search.advance(branches)
+        found = int(best), [(int(branch), int(token)) for branch, token in going]
+    except Exception as error:
+        raise WorkbenchError(f"search {name}: raised {type(error).__name__}: {error}") from error
+    count, vocab = len(branches), len(branches[0].logits)
+    known = all(0 <= branch < count and 0 <= token < vocab for branch, token in found[1])
+    if not 0 <= found[0] < count or len(found[1]) != count or not known:
+        raise WorkbenchError(
+            f"search {name}: must return the best of {count} branches and {count} pairs (branch, token), not {found}"
+        )
+    return found
+
+
+class CustomSearch(Beams):
+    """Beams whose continuations a part of the user's own chooses. Its one text comes at the end, as those of beams
+    do."""
+
+    def __init__(
+        self, search: Search, num_layers: int, sampling: SamplingParameters, sequences: Iterable[Sequence],
+        end_token_ids: set[int], max_tokens: int,
+    ):  # fmt: skip
+        super().__init__(sampling, sequences, end_token_ids, max_tokens)
+        assert sampling.search is not None
+        self.layers = (num_layers,)
+        self._search, self._name = search, sampling.search.path
+        self._before: dict[str, Branch] = {}  # by sequence: its text, without what its last token gives
+        self._branches: dict[str, Branch] = {}  # with it
+
+    @property
+    def is_ready(self) -> bool:
+        return len(self._branches) == self.num_beams and not any(
+            beam.sequence.num_uncomputed_tokens for beam in self.beams
+        )
+
+    def add(self, sequence: Sequence, row: NextRow) -> str:
+        if wrong := bad_logits(row.logits):
+            return wrong
+        state = row.states.get(self.layers[0])
+        if state is None:
+            return f"search {self._name}: needs the states after the last layer, which this executor does not give"
+        before = self._before.get(sequence.request_id, Branch((), (), state[None][:0], row.logits))
+        states = torch.cat([before.states, state[None]])
+        self._branches[sequence.request_id] = Branch(before.token_ids, before.logprobs, states, row.logits.clone())
+        return ""
+
+    def advance(self, step: int, now: float, fork: Fork) -> list[Advance]:
+        """Continue the branches as the search says; or end with its text."""
+        self.token_times.append((now, step))
+        branches = [self._branches[beam.sequence.request_id] for beam in self.beams]
+        self._branches = {}
+        best, going = advance_search(self._search, branches, self._name)
+        text = branches[best]
+        if text.token_ids and (len(text.token_ids) >= self.max_tokens or text.token_ids[-1] in self.end_token_ids):
+            self.hypotheses = [BeamHypothesis(text.token_ids, text.logprobs, sum(text.logprobs))]
+            return self._results()
+        sequences = fork(self.sequences, [(self.beams[number].sequence, token) for number, token in going])
+        self.beams = [Beam(sequence, 0.0) for sequence in sequences]
+        longer = [_longer(branches[number], token) for number, token in going]
+        self._before = {sequence.request_id: branch for sequence, branch in zip(sequences, longer, strict=True)}
+        return []
+
+
+def _longer(branch: Branch, token: int) -> Branch:
+    """Return the branch with one more token; the state and logits behind it come with the next step."""
+    logprob = float(branch.logits.double().log_softmax(-1)[token])
+    return Branch((*branch.token_ids, token), (*branch.logprobs, logprob), branch.states, branch.logits)
