@@ -55,7 +55,7 @@ BOUNDS: dict[str, Weight] = {
     "workbench/decoding": Weight(5_000),  # issue 35: out of engine (44,000 before) and sampling (29,500)
     "workbench/demo": Weight(0, 50, 1_045_000),
     "workbench/economics": Weight(10_000, 0, 2_000),
-    "workbench/engine": Weight(39_500),
+    "workbench/engine": Weight(40_000),
     "workbench/executors": Weight(28_500),
     "workbench/experiment": Weight(5_000),
     "workbench/gateway": Weight(26_500),
@@ -68,7 +68,7 @@ BOUNDS: dict[str, Weight] = {
     "workbench/model": Weight(94_500),
     "workbench/models": Weight(3_000),  # issue 34: real models by name
     "workbench/offline": Weight(4_500),
-    "workbench/prompt": Weight(45_000),  # 42,500 before issues 33 and 34: forms of calls, tools for templates that show none
+    "workbench/prompt": Weight(45_000),  # 42,500 before issues 33, forms of calls, and 34, tools where none are shown
     "workbench/reports": Weight(20_500, 150),
     "workbench/runs": Weight(21_000),
     "workbench/sampling": Weight(29_700),  # 26,500 before issue 33: what of a schema is left out
