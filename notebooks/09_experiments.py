@@ -138,8 +138,8 @@ widgets.Claims(claim="kv-gqa")
 low, high = 0.97, 1.05
 
 # %% [markdown]
-# **Question**: INT8 takes about dense's time a token: the interval of their ratio goes from `low` to `high`. What may be
-# said?
+# **Question**: INT8 takes about dense's time a token: the interval of their ratio goes from `low` to `high`. What may
+# be said?
 
 # %% jupyter={"source_hidden": true}
 widgets.Exercise(
