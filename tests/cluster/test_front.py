@@ -18,6 +18,7 @@ from tests.helpers.events import of
 from tests.patience import until
 from tests.thorough import tries
 from workbench.cluster.accounts import FleetAccount
+from workbench.cluster.fleet_request import SampleState
 from workbench.cluster.front import FleetLimits, Front
 from workbench.cluster.prefixes import PrefixGuess
 from workbench.cluster.replica import ReplicaEngine, Report
@@ -339,6 +340,21 @@ def test_prefix_aware_routing_follows_what_a_replica_computed() -> None:
         assert {name[0] for name in front.replicas[2].requests} == {"b"}
     finish(front, replicas)
     assert front.replicas[1].cached_tokens(asked.prompt_ids, "another salt") == 0
+
+
+@given(st.lists(st.lists(st.integers(0, 3), max_size=4), min_size=1, max_size=3))
+def test_what_a_prompt_brings_is_emitted_once_however_often_it_is_prefilled(attempts: list[list[int]]) -> None:
+    """Each attempt brings logprobs and pins from the first on, in parts of its own, and is lost anywhere."""
+    state, emitted = SampleState(0), dict[str, list[int]](logprobs=[], pinned=[])
+    for parts in attempts:
+        for number, size in enumerate(parts):
+            begin = sum(parts[:number])
+            brought: Any = dict.fromkeys(emitted, tuple(range(begin, begin + size)))
+            event = state.take(Prefilled("r", **brought))
+            for name, entries in emitted.items():
+                entries += getattr(event, name)
+        state.lose()
+    assert emitted == dict.fromkeys(emitted, [*range(max(map(sum, attempts)))])
 
 
 @given(pages=st.integers(0, 6), rest=st.integers(0, 1), capacity=st.integers(0, 5))

@@ -71,6 +71,7 @@ def test_a_head_keeps_its_number_and_a_row_its_position(serving: Runner) -> None
     assert re.findall(r"layer 1 head (\d): row 11, of 12 positions", found._repr_html_()) == ["3", "3", "1", "1"]
     text = str(found)
     assert text.splitlines()[0] == "request <a>: row 11, of 12 positions" and len(text.splitlines()) == 5
+    assert [line.split()[:2] for line in text.splitlines()[3:]] == [["1", "3"], ["1", "1"]]
     assert repr(found).startswith("Inspection(request_id='<a>', positions=(11,)")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sqlite3
 from dataclasses import replace
 from fractions import Fraction
@@ -14,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.economics.tables import PRICES, table
 from tests.gateway.calls import chat
+from tests.helpers.command_line import answer
 from tests.patience import until
 from tests.thorough import tries
 from workbench.economics.prices import Usage, total_usage
@@ -154,6 +156,20 @@ def test_accounts_outlive_their_process_and_are_read_beside_it(tmp_path: Path) -
     with pytest.raises(WorkbenchError, match="did you mean 'day'"):
         again.sums(("days",))
     again.close()
+
+
+def test_the_command_sums_the_calls_of_the_key_the_tenant_and_the_days_that_it_is_given(tmp_path: Path) -> None:
+    accounts = Accounts(file := tmp_path / "usage.sqlite")
+    days = "1970-01-01", "1970-01-02"
+    made = [*itertools.product("ab", "abc", days)]
+    for key, tenant, day in made:
+        call, now = replace(chat(), caller=Caller(key, tenant)), 86_400.0 * days.index(day)
+        accounts.add(account_entry(call, "demo", Outcome(Used(0, 1, 1)), None, now), None)
+    accounts.close()
+    for key, tenant, since in itertools.product(("", "b"), ("", "c", "d"), ("", days[1])):
+        rows = answer("usage --by key,tenant,day --file", file, "--key", key, "--tenant", tenant, "--since", since)
+        found = [(row["key"], row["tenant"], row["day"]) for row in rows]
+        assert found == [each for each in made if key in ("", each[0]) and tenant in ("", each[1]) and each[2] >= since]
 
 
 def test_what_cannot_be_written_waits_until_it_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,3 +152,10 @@ def test_activations_are_what_a_step_has_alive(width: int, hidden: int, heads: i
     scores = 4 * heads * 48 * 48 * 4
     formula = activation_bytes(spec, 48, 4)
     assert 0.5 * formula < live.most - cache < 2 * formula + scores
+
+
+@given(st.integers(1, 9), st.integers(1, 9))
+def test_a_step_has_its_most_tokens_or_one_of_each_sequence(tokens: int, batch: int) -> None:
+    spec = named_shape("tiny")
+    found = estimate_memory(spec, (), 1, batch, 4, step_tokens=tokens)
+    assert found.activation_bytes == activation_bytes(spec, max(tokens, batch), 4, samples=batch)

@@ -14,13 +14,15 @@ from tests.simulate.scenes import TICK, Scene, fleet, machines, outcome, over_bu
 from tests.thorough import tries
 from workbench.errors import WorkbenchError
 from workbench.kv_cache.pages import KVCacheGroup, PageTransfers
+from workbench.model.shapes import named_shape
 from workbench.scheduler.plan import SchedulerLimits
 from workbench.scheduler.policies import Fair
 from workbench.simulate.arrival import Arrival
 from workbench.simulate.events import FleetEventAdapter
 from workbench.simulate.fleet import Fleet, InstanceFailure, InstancePool, KVTransfer
-from workbench.simulate.instance import Instance, InstanceSpec
+from workbench.simulate.instance import Instance, InstanceSpec, instance_spec
 from workbench.simulate.job import SimulatedRequest
+from workbench.simulate.roofline import HARDWARE, ModelSizes
 from workbench.simulate.routers import LeastLoaded
 from workbench.simulate.source import OpenLoopSource
 from workbench.simulate.step_times import TICKS_PER_SECOND, AttentionReach, LinearCost, StepTimeModel
@@ -218,12 +220,21 @@ def test_what_is_sent_to_an_instance_that_fails_meanwhile_is_lost(fails: int, do
 
 
 def _machine() -> Any:
-    from workbench.model.shapes import named_shape
-    from workbench.scheduler.plan import SchedulerLimits
-    from workbench.simulate.instance import instance_spec
-    from workbench.simulate.roofline import HARDWARE, ModelSizes
-
     return instance_spec(ModelSizes.dense(named_shape("llama-3.1-8b")), HARDWARE["h100"], SchedulerLimits())
+
+
+@pytest.mark.parametrize("gpus", [1, 3])
+@pytest.mark.parametrize("share", [0.1, 0.2, 0.5, 0.9, 1.0])
+def test_weights_and_cache_fill_the_share_of_the_memory(share: float, gpus: int) -> None:
+    """What the weights leave of it, to a page; where they leave nothing, the model is refused."""
+    sizes = ModelSizes.dense(named_shape("llama-3.1-8b"))
+    left = share * gpus * HARDWARE["h100"].memory - sizes.weight_bytes
+    if left < 0:
+        with pytest.raises(WorkbenchError, match="leaves no room for its cache"):
+            instance_spec(sizes, HARDWARE["h100"], SchedulerLimits(), gpus=gpus, memory_share=share)
+        return
+    made = instance_spec(sizes, HARDWARE["h100"], SchedulerLimits(), gpus=gpus, memory_share=share)
+    assert 0 <= left - made.pages[0] * made.page_bytes[0] < made.page_bytes[0]
 
 
 @given(scenes())

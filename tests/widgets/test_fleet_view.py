@@ -69,7 +69,7 @@ HISTORIES = st.lists(
 )  # fmt: skip
 STATES = st.sampled_from(("serves", "leaves", "starts", "lost", "gone"))
 MEMBERS = st.none() | st.lists(
-    st.builds(FleetMember, NUMBERS, st.sampled_from(("", "prefill", "decode", "b")), STATES, st.none() | COUNTS),
+    st.builds(FleetMember, NUMBERS, st.sampled_from(("", "prefill", "decode", "b")), STATES, *[st.none() | COUNTS] * 3),
     max_size=4,
     unique_by=lambda each: each.number,
 )
@@ -122,11 +122,12 @@ def test_every_sample_is_in_one_place(
 def test_the_pages_of_a_replica_add_up(events: list[Event], members: list[FleetMember] | None) -> None:
     last = {event.replica: event for event in events if isinstance(event, Stepped)}
     for replica in booked(events).state(members).replicas:
-        step = last.get(replica.number)
-        if step is not None and replica.state in HOLDING:
-            assert (replica.used, replica.idle) == (step.pages_used, step.pages_idle)
-        member = next((each for each in members or () if each.number == replica.number), None)
-        if member is None or member.pages is None or replica.state not in HOLDING:
+        step, number = last.get(replica.number, Stepped(0.0)), replica.number
+        member = next((each for each in members or () if each.number == number), FleetMember(number))
+        if replica.state in HOLDING:
+            assert replica.used == (step.pages_used if member.used is None else member.used)
+            assert replica.idle == (step.pages_idle if member.idle is None else member.idle)
+        if member.pages is None or replica.state not in HOLDING:
             assert replica.pages is None
         elif member.pages >= replica.used + replica.idle:
             assert replica.pages == member.pages

@@ -10,7 +10,7 @@ import anthropic
 import orjson
 import pytest
 from anthropic import types
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.serve.dialects.scripted import (
@@ -99,6 +99,7 @@ pieces_of_text = st.lists(
 
 
 @settings(max_examples=tries(40), deadline=None)
+@example([Thought(text="a"), Text(text="b"), Thought(text="c")], 1)
 @given(pieces_of_text, st.integers(1, 4))
 def test_every_answer_is_the_same_streamed_and_whole(made: list[Any], steps: int) -> None:
     pieces: list[Piece] = [READ]
