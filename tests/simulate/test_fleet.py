@@ -226,7 +226,7 @@ def _machine() -> Any:
 @pytest.mark.parametrize("gpus", [1, 3])
 @pytest.mark.parametrize("share", [0.1, 0.2, 0.5, 0.9, 1.0])
 def test_weights_and_cache_fill_the_share_of_the_memory(share: float, gpus: int) -> None:
-    """What the weights leave of it, to a page; where they leave nothing, the model is refused."""
+    """Fill it to a page; where the weights leave nothing of it, the model is refused."""
     sizes = ModelSizes.dense(named_shape("llama-3.1-8b"))
     left = share * gpus * HARDWARE["h100"].memory - sizes.weight_bytes
     if left < 0:
