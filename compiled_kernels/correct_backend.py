@@ -18,9 +18,9 @@ from compiled_kernels.check import device_of, to_device
 from compiled_kernels.result_cache import ResultCache, cpu_model, machine_key, user_cache_directory
 
 FILE = "correct_backends.json"
-TRANSIENT_ERRORS = (MemoryError, OSError)  # raised for want of memory or of disk: not a reason to cache
+TRANSIENT_ERRORS = (MemoryError, OSError, ImportError)  # want of memory, disk or a module: not a reason to cache
 # Raised by compilers, and where their libraries cannot be loaded; others, as a TypeError, are faults of our own.
-COMPILER_ERRORS = (RuntimeError, ImportError, *TRANSIENT_ERRORS)
+COMPILER_ERRORS = (RuntimeError, *TRANSIENT_ERRORS)
 
 
 class CorrectBackend(NamedTuple):

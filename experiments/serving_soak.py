@@ -84,9 +84,9 @@ def draw_ask(seed: int, model: str, kinds: Sequence[str]) -> tuple[str, Ask]:
     most, turns = draw.choice((4, 16, 40)), [{"role": "user", "content": text}]
     common: dict[str, Any] = {"model": model, "temperature": draw.choice((0, 0.7))}
     chat = {**common, "messages": turns, "max_tokens": most, "stream": True}
-    told = [QUESTIONS[number % len(QUESTIONS)].format(number, number + 1) for number in range(draw.randint(1, 5))]
+    questions = [QUESTIONS[number % len(QUESTIONS)].format(number, number + 1) for number in range(draw.randint(1, 5))]
     earlier = [
-        {"role": role, "content": words} for each in told for role, words in (("user", each), ("assistant", "5."))
+        {"role": role, "content": words} for each in questions for role, words in (("user", each), ("assistant", "5."))
     ]  # fmt: skip
     tool = {"type": "function", "function": CONVERT}
     form = {"type": "json_schema", "json_schema": {"name": "v", "schema": SCHEMA}}

@@ -44,13 +44,15 @@ widgets.Course()
 # ## How a notebook goes
 # It begins with a guess, goes on with a running model, asks questions on the way, and ends with things to try. A
 # question is checked against what the notebook itself has computed, so it may have another answer when you have changed
-# something. Its code is folded away, as it says the answer: run the cell to see the question. A guess has one try. Any
-# other question has two, with a hint if you want one; then its answer is shown.
+# something. The folded cell below it has the code, which says the answer: run it for a place to answer in. A guess has
+# one try. Any other question has two, with a hint if you want one; then its answer is shown.
+
+# %% [markdown]
+# **Question**: A model gives ten tokens a second. How long does it take for an answer of 250 tokens?
 
 # %% jupyter={"source_hidden": true}
 widgets.Exercise(
-    "A model gives 10 tokens a second. How long does it take for an answer of 250 tokens?",
-    lambda: 250 / 10,
+    answer=lambda: 250 / 10,
     unit="s",
     hint="How often do 10 tokens fit into 250? Any unit of time will do: try it in minutes.",
     because="Each token takes a tenth of a second. Notebook 02_prefill_and_decode says what the first one takes.",

@@ -1,9 +1,10 @@
 # %% [markdown]
 # # One request: text to tokens to text
 #
-# A small model that continues Python ships with the workbench. Here one request goes all the way through it, and every
-# step on the way can be seen: the text is cut into tokens, the prompt is computed in one step (prefill), then each step
-# computes one token more (decode), and the tokens become text again.
+# One request goes all the way through a model here, and every step on the way can be seen: the text is cut into tokens,
+# the prompt is computed in one step (prefill), then each step computes one token more (decode), and the tokens become
+# text again. The model is SmolLM2, which speaks English, where it is at hand (`workbench model get smollm2` fetches
+# it); else a tiny one of the workbench's own that continues Python.
 #
 # - **Questions**: What happens to my text, from the first letter to the last token?
 # - **Afterwards you can**: name the steps from a text to its continuation; read the events of a runner; say which
@@ -16,12 +17,15 @@ import math
 import workbench
 from workbench import widgets
 
-prompt = "def is_even(number):\n    "
+model = workbench.default_model()
+prompt = "def is_even(number):\n    " if model.startswith("demo") else "The cat sat on the mat because"
+
+# %% [markdown]
+# **Guess first**: into how many tokens is the text of `prompt` cut? (It can be checked when the cells have run.)
 
 # %% jupyter={"source_hidden": true}
 widgets.Exercise(
-    f"Guess first: into how many tokens is {prompt!r} cut? (It can be checked when the cells have run.)",
-    lambda: len(runner.tokenizer.encode(prompt)),
+    answer=lambda: len(runner.tokenizer.encode(prompt)),
     unit="tokens",
     tolerance=0.25,
     prediction=True,
@@ -29,7 +33,8 @@ widgets.Exercise(
 )
 
 # %%
-runner = workbench.load("demo")  # compiled the first time, which takes a while; then it is found again
+# Compiled the first time, which takes a while; then it is found again.
+runner = workbench.load(model, backend="auto" if model.startswith("demo") else "mlir")
 
 # %% [markdown]
 # ## Text to tokens
@@ -58,10 +63,12 @@ for step in (event for event in events if event.kind == "stepped"):
     computed, seen = step.prefill_tokens + step.decode_tokens, step.context_tokens
     print(f"step {step.step}, {step.phase:<7}: {computed} computed, {seen} seen, {step.kv_bytes:,} bytes of cache")
 
+# %% [markdown]
+# **Question**: The answer shall have 20 tokens. How many steps does the runner take for this prompt?
+
 # %% jupyter={"source_hidden": true}
 widgets.Exercise(
-    "The answer shall have 20 tokens. How many steps does the runner take for this prompt?",
-    lambda: sum(e.kind == "stepped" for e in runner.stream(prompt, max_tokens=20, temperature=0, ignore_eos=True)),
+    answer=lambda: [e.kind for e in runner.stream(prompt, max_tokens=20, ignore_eos=True)].count("stepped"),
     unit="steps",
     tolerance=0,
     hint="How many tokens does the step that computes the prompt sample, and how many each step after it?",
@@ -86,10 +93,12 @@ ids = runner.tokenizer.encode("# 👋")
 for count, token in enumerate(ids, 1):
     print(token, runner.tokenizer.token_bytes(token), repr(runner.tokenizer.decode(ids[:count])))
 
+# %% [markdown]
+# **Question**: How many bytes do the tokens of '# 👋' have together?
+
 # %% jupyter={"source_hidden": true}
 widgets.Exercise(
-    "How many bytes do the tokens of '# 👋' have together?",
-    lambda: sum(len(runner.tokenizer.token_bytes(token)) for token in ids),
+    answer=lambda: sum(len(runner.tokenizer.token_bytes(token)) for token in ids),
     unit="bytes",
     tolerance=0,
     hint="The tokens lose nothing of the text. In UTF-8 an ASCII letter is one byte.",
@@ -106,7 +115,7 @@ widgets.Exercise(
 # kernel's stop button. "Copy as Python" gives the script that makes the tokens of the settings shown, seed included.
 
 # %%
-play = widgets.Playground(runner)
+play = widgets.Playground(runner, prompt)
 play
 
 # %%

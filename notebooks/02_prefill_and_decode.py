@@ -14,13 +14,16 @@
 import workbench
 from workbench import widgets
 
-short = "def add(a, b):"
-long = "\n".join(f"def f{n}(x):\n    return x + {n}\n" for n in range(18))
+model = workbench.default_model()  # smollm2 where it is at hand, else a tiny one that continues Python
+short = "def add(a, b):\n    return a +" if model.startswith("demo") else "The cat sat on the mat because"
+long = "\n".join(f"{n}. The cat sat on mat number {n}, because it was tired." for n in range(1, 17))
+
+# %% [markdown]
+# **Guess first**: the first token of the long text takes how many times as long as each one after it?
 
 # %% jupyter={"source_hidden": true}
 widgets.Exercise(
-    "Guess first: the first token of the long text takes how many times as long as each one after it?",
-    lambda: ttft / tpot,  # of the long text, as measured in the cell below
+    answer=lambda: ttft / tpot,  # of the long text, as measured in the cell below
     unit="times",
     tolerance=0.3,
     prediction=True,
@@ -28,7 +31,8 @@ widgets.Exercise(
 )
 
 # %%
-runner = workbench.load("demo")  # compiled the first time, which takes a while; then it is found again
+# Compiled the first time, which takes a while; then it is found again.
+runner = workbench.load(model, backend="auto" if model.startswith("demo") else "mlir")
 len(runner.tokenizer.encode(short)), len(runner.tokenizer.encode(long))
 
 # %% [markdown]
@@ -66,7 +70,7 @@ summary = workbench.summarize(recorder.requests(), recorder.steps(), recorder.to
 # and `switch off` what becomes of the text without some of them.
 
 # %%
-path = widgets.TokenPath(runner, "def add(a, b):\n    return a +")
+path = widgets.TokenPath(runner, short)
 path
 
 # %% [markdown]
@@ -91,9 +95,10 @@ roofline.keep()
 
 # %% [markdown]
 # ## Why decode waits for memory
-# One decode step reads every weight to compute one token: about one FLOP for each byte. More sequences in a step share
-# those reads, so that the point walks to the right and up, until arithmetic binds. The next cell decodes one sequence,
-# then 4, then 16 side by side. What do 16 sequences cost, and what does each of them cost?
+# One decode step reads every weight to compute one token: one to four FLOPs for each byte, as weights have 16 or 4
+# bits. More sequences in a step share those reads, so that the point walks to the right and up, until arithmetic binds.
+# The next cell decodes one sequence, then 4, then 16 side by side. What do 16 sequences cost, and what does each of
+# them cost?
 
 # %%
 roofline.forget()
@@ -106,6 +111,8 @@ for work in roofline.works:
     took = f"predicted {1000 * work.predicted:7.3f} ms, measured {1000 * work.seconds:7.2f} ms"
     print(f"{work.name:16} {work.intensity:6.1f} FLOPs a byte, {took}, {work.bound.name} binds")
 
+# %% [markdown]
+# **Question**: A step decodes 16 sequences instead of 1. By how much do its FLOPs a byte grow?
 
 # %% jupyter={"source_hidden": true}
 def intensity(name):
@@ -114,8 +121,7 @@ def intensity(name):
 
 
 widgets.Exercise(
-    "A step decodes 16 sequences instead of 1. By how much do its FLOPs a byte grow?",
-    lambda: intensity("decode × 16") / intensity("decode × 1"),
+    answer=lambda: intensity("decode × 16") / intensity("decode × 1"),
     unit="times",
     tolerance=0.1,
     hint="The weights are read once a step, whatever it computes with them.",
@@ -138,10 +144,12 @@ points = [widgets.RooflinePoint(name, step.flops, step.bytes, dtype="bfloat16") 
 h100 = widgets.Roofline(points, ceilings="h100")
 h100
 
+# %% [markdown]
+# **Question**: Which of these steps does not wait for memory on an H100?
+
 # %% jupyter={"source_hidden": true}
 widgets.Exercise(
-    "Which of these steps does not wait for memory on an H100?",
-    lambda: next(work.name for work in h100.works if "memory" not in work.bound.name),
+    answer=lambda: next(work.name for work in h100.works if "memory" not in work.bound.name),
     choices=list(steps),
     hint="How many tokens use each weight that is read? What is read besides, for each of 512 sequences?",
     because="A prompt's tokens share weights and context. Each decoded sequence reads 1,024 tokens of its own cache, "
@@ -150,7 +158,7 @@ widgets.Exercise(
 
 # %% [markdown]
 # ## Try
-# - `workbench.load("demo", backend="eager")` runs the modules as written: how far do the filled marks drop?
+# - `workbench.load("demo-chat", backend="eager")` runs the modules as written: how far do the filled marks drop?
 # - Contexts of 8,192 instead of 1,024 tokens in the last cell: why do decodes of many sequences move left again?
 # - `cache_value=1` or `block_value=0.5` there: what do an 8-bit cache and 4-bit weights do to each point?
 #

@@ -13,10 +13,12 @@
 import workbench
 from workbench import widgets
 
+# %% [markdown]
+# **Guess first**: how many bytes does one token take in the cache of the demo model?
+
 # %% jupyter={"source_hidden": true}
 widgets.Exercise(
-    "Guess first: how many bytes does one token take in the cache of the demo model?",
-    lambda: runner.store.bytes_per_token,
+    answer=lambda: runner.store.bytes_per_token,
     unit="bytes",
     tolerance=0.5,
     prediction=True,
@@ -46,10 +48,12 @@ print(f"= {by_formula:,} bytes a token; allocated: {runner.store.bytes / room:,.
 # %%
 llama = workbench.named_shape("llama-3.1-8b")  # 32 layers, 8 KV heads, head_dim 128
 
+# %% [markdown]
+# **Question**: Llama 3.1 8B has 32 layers, 8 KV heads and head_dim 128. What does a token take in bfloat16?
+
 # %% jupyter={"source_hidden": true}
 widgets.Exercise(
-    "Llama 3.1 8B has 32 layers, 8 KV heads and head_dim 128. What does a token take in bfloat16?",
-    lambda: 2 * sum(layer.attention.cache_values_per_token for layer in llama.layers) / 1024,
+    answer=lambda: 2 * sum(layer.attention.cache_values_per_token for layer in llama.layers) / 1024,
     unit="KiB",
     hint="A key and a value, in every layer, for every KV head: the formula above with other numbers.",
     because="2 × 32 × 8 × 128 numbers of 2 bytes.",
@@ -94,10 +98,13 @@ for name, other in caches.items():
     print(f"{name}: {other.store.bytes_per_token:5,.0f} bytes a token", end=", ")
     print(f"KL {found['kl_mean']:.2e} nats, same first choice {found['same_top']:.1%}")
 
+# %% [markdown]
+# **Question**: An INT4 number has a quarter of a bfloat16's bits. What does an INT4 token take of a dense one's bytes
+# here?
+
 # %% jupyter={"source_hidden": true}
 widgets.Exercise(
-    "An INT4 number has a quarter of a bfloat16's bits. What does an INT4 token take of a dense one's bytes here?",
-    lambda: 100 * caches["int4"].store.bytes_per_token / plain.store.bytes_per_token,
+    answer=lambda: 100 * caches["int4"].store.bytes_per_token / plain.store.bytes_per_token,
     unit="%",
     tolerance=0.02,
     hint="The table above has the bytes of both. Each group of numbers has its scale besides.",

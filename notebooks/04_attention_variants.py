@@ -12,10 +12,12 @@
 # %%
 from workbench import widgets
 
+# %% [markdown]
+# **Guess first**: a text has 24 tokens, and each looks at itself and all before it. How many pairs of query and key?
+
 # %% jupyter={"source_hidden": true}
 widgets.Exercise(
-    "Guess first: a text has 24 tokens, and each looks at itself and all before it. How many pairs of query and key?",
-    lambda: sum(bool(Causal()(query, key)) for query in range(24) for key in range(24)),
+    answer=lambda: sum(bool(Causal()(query, key)) for query in range(24) for key in range(24)),
     unit="pairs",
     tolerance=0.1,
     prediction=True,
@@ -41,10 +43,12 @@ draw_mask(Causal(), 24)
 # %%
 draw_mask(SlidingWindow(sliding_window=8, num_sink_tokens=2), 24)
 
+# %% [markdown]
+# **Question**: The query at position 20 (the first is 0): how many keys does it see in the picture above?
+
 # %% jupyter={"source_hidden": true}
 widgets.Exercise(
-    "The query at position 20 (the first is 0): how many keys does it see in the picture above?",
-    lambda: sum(bool(SlidingWindow(sliding_window=8, num_sink_tokens=2)(20, key)) for key in range(24)),
+    answer=lambda: sum(bool(SlidingWindow(sliding_window=8, num_sink_tokens=2)(20, key)) for key in range(24)),
     unit="keys",
     tolerance=0,
     hint="Count its row: the sinks at the left, then the window, which ends at the query itself.",
@@ -116,10 +120,12 @@ class Dilated:
 
 draw_mask(Dilated(), 24)
 
+# %% [markdown]
+# **Question**: How many keys does the last query of this picture see, the one at position 23?
+
 # %% jupyter={"source_hidden": true}
 widgets.Exercise(
-    "How many keys does the last query of this picture see, the one at position 23?",
-    lambda: sum(bool(Dilated()(23, key)) for key in range(24)),
+    answer=lambda: sum(bool(Dilated()(23, key)) for key in range(24)),
     unit="keys",
     tolerance=0,
     hint="The last 8 are 16 to 23. Which of 0 to 15 are multiples of 4?",
@@ -155,10 +161,12 @@ widgets.AttentionView(own, TEXT, max_tokens=0, layer=2)
 # %%
 single = workbench.load("demo", backend="eager", attention={"num_kv_heads": "multi_query"})
 
+# %% [markdown]
+# **Question**: The demo model has two KV heads. With one, what share of its cache's bytes is left?
+
 # %% jupyter={"source_hidden": true}
 widgets.Exercise(
-    "The demo model has two KV heads. With one, what share of its cache's bytes is left?",
-    lambda: 100 * single.store.bytes_per_token / own.store.bytes_per_token,
+    answer=lambda: 100 * single.store.bytes_per_token / own.store.bytes_per_token,
     unit="%",
     hint="Keys and values are stored for each KV head, however many query heads share it.",
     because="Bytes grow with the number of KV heads, and with nothing else that changed.",

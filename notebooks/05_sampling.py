@@ -10,14 +10,18 @@
 # - **Minutes**: 30
 
 # %%
+import workbench
 from workbench import widgets
 
-PROMPT = "def read_file(path):\n    with open("
+MODEL = workbench.default_model()  # smollm2 where it is at hand, else a tiny one that continues Python
+PROMPT = "def read_file(path):\n    with open(" if MODEL.startswith("demo") else "The cat sat on the mat because"
+
+# %% [markdown]
+# **Guess first**: the model knows thousands of tokens. How many of them does top-p 0.9 leave after `PROMPT`?
 
 # %% jupyter={"source_hidden": true}
 widgets.Exercise(
-    "Guess first: the model knows 4,096 tokens. How many of them does top-p 0.9 leave after `with open(`?",
-    lambda: trace_filters(logits, History(ids), SamplingParameters(top_p=0.9)).steps[0].num_left,
+    answer=lambda: trace_filters(logits, History(ids), SamplingParameters(top_p=0.9)).steps[0].num_left,
     unit="tokens",
     tolerance=0.5,
     prediction=True,
@@ -25,10 +29,10 @@ widgets.Exercise(
 )
 
 # %%
-import workbench
 from workbench import History, SamplingParameters, entropy_bits, trace_filters
 
-runner = workbench.load("demo", backend="eager")
+# Compiling pays for the larger model: it takes a while the first time, then what was compiled is found again.
+runner = workbench.load(MODEL, backend="eager" if MODEL.startswith("demo") else "mlir")
 
 # %% [markdown]
 # ## A distribution, filter by filter
@@ -36,7 +40,8 @@ runner = workbench.load("demo", backend="eager")
 # table has their order; hatched bars are tokens that were removed, and the number beside names the filter.
 
 # %%
-explorer = widgets.SamplingExplorer(runner, PROMPT, temperature=0.8, top_k=40, top_p=0.9, seed=1).wait()
+settings = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "seed": 1}
+explorer = widgets.SamplingExplorer(runner, PROMPT, ignore_eos=True, **settings).wait()
 explorer
 
 # %% [markdown]
@@ -74,6 +79,8 @@ for position in range(len(ids), len(ids) + 6):
 hot = widgets.SamplingExplorer(runner, PROMPT, temperature=1.6, top_p=0.9, seed=1).wait()
 hot
 
+# %% [markdown]
+# **Question**: Temperature rises from 0.8 to 1.6. At the first position of the answer, what happens to the entropy?
 
 # %% jupyter={"source_hidden": true}
 def bits(temperature):
@@ -82,8 +89,7 @@ def bits(temperature):
 
 
 widgets.Exercise(
-    "Temperature rises from 0.8 to 1.6. At the first position of the answer, what happens to the entropy?",
-    lambda: "it grows" if bits(1.6) > bits(0.8) else "it falls",
+    answer=lambda: "it grows" if bits(1.6) > bits(0.8) else "it falls",
     choices=["it falls", "it stays", "it grows"],
     hint="Logits are divided by the temperature. What do smaller differences of logits make of probabilities?",
     because="Smaller differences: the distribution is flatter, and it takes more bits to say which token came.",
@@ -95,7 +101,7 @@ widgets.Exercise(
 # Raise `frequency penalty` and press *Generate*.
 
 # %%
-greedy = widgets.SamplingExplorer(runner, "x = 0\nx = 1\n", max_tokens=40, temperature=0, ignore_eos=True).wait()
+greedy = widgets.SamplingExplorer(runner, "la la la la", max_tokens=40, temperature=0, ignore_eos=True).wait()
 greedy.position = len(greedy.ids)
 greedy
 
@@ -108,10 +114,12 @@ colours = {"red": 2.0, "green": 1.5, "blue": 1.5, "black": 0.0, "white": -1.0}
 explored = widgets.SamplingExplorer([*colours.values()], texts=[*colours], top_p=0.8)
 explored
 
+# %% [markdown]
+# **Question**: Top-p 0.8 removes black and white, the least probable. What does red's probability become?
+
 # %% jupyter={"source_hidden": true}
 widgets.Exercise(
-    "Top-p 0.8 removes black and white, which have 7.7 % together. What becomes of red's 41.7 %?",
-    lambda: 100 * explored.figures().candidates[0].after,
+    answer=lambda: 100 * explored.figures().candidates[0].after,
     unit="%",
     tolerance=0.02,
     hint="What is left is divided by its sum.",
@@ -125,7 +133,6 @@ widgets.Exercise(
 # bfloat16, a draw close to the boundary between two tokens may give the other one.)
 
 # %%
-settings = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "seed": 1}
 samples = [e.token_id for e in runner.stream(PROMPT, max_tokens=1, n=100, **settings) if e.kind == "decoded"]
 drawn = widgets.SamplingExplorer(runner, PROMPT, draws=100, max_tokens=1, **settings).wait().figures().draws
 for token in sorted(drawn, key=drawn.get, reverse=True)[:5]:
@@ -142,10 +149,12 @@ for token in sorted(drawn, key=drawn.get, reverse=True)[:5]:
 own = [{"path": "experiments.zoo.typical:Typical", "arguments": {"mass": 0.5}}]
 widgets.SamplingExplorer(runner, PROMPT, filters=own, max_tokens=8, seed=1).wait()
 
+# %% [markdown]
+# **Question**: How many of the five colours does min-p 0.1 leave?
+
 # %% jupyter={"source_hidden": true}
 widgets.Exercise(
-    "How many of the five colours does min-p 0.1 leave?",
-    lambda: widgets.SamplingExplorer([*colours.values()], texts=[*colours], min_p=0.1).figures().sieves[0].left,
+    answer=lambda: widgets.SamplingExplorer([*colours.values()], texts=[*colours], min_p=0.1).figures().sieves[0].left,
     unit="colours",
     tolerance=0,
     hint="It removes what has less than a tenth of the most probable token's probability.",

@@ -15,11 +15,13 @@
 import workbench
 from workbench import widgets
 
+# %% [markdown]
+# **Guess first**: an operation adds two arrays and norms the sum. As one loop it reads two arrays and writes two. How
+# many does it read and write when the sum is a loop of its own?
+
 # %% jupyter={"source_hidden": true}
 widgets.Exercise(
-    "Guess first: an operation adds two arrays and norms the sum. As one loop it reads two arrays and writes two. How "
-    "many does it read and write when the sum is a loop of its own?",
-    lambda: 2 + 1 + 1 + 1,
+    answer=lambda: 2 + 1 + 1 + 1,
     unit="arrays",
     tolerance=0,
     prediction=True,
@@ -92,10 +94,13 @@ timed.keep()
 # %%
 rows, columns = map(int, timed.case.split()[0].split("x"))
 
+# %% [markdown]
+# **Question**: One loop reads two arrays of 16 × 576 float32 and writes two, the sum and the norm. What does it move at
+# least?
+
 # %% jupyter={"source_hidden": true}
 widgets.Exercise(
-    "One loop reads two arrays of 16 × 576 float32 and writes two, the sum and the norm. What does it move at least?",
-    lambda: 4 * rows * columns * 4 / 1024,
+    answer=lambda: 4 * rows * columns * 4 / 1024,
     unit="KiB",
     hint="Four arrays, four bytes a number. The weights of the norm are one row: leave them out.",
     because="Unfused it would be five: the sum is read once more.",

@@ -15,11 +15,13 @@
 # %%
 from workbench import widgets
 
+# %% [markdown]
+# **Guess first**: ten requests of different lengths, four at a time. A batch that waits for its longest request needs
+# so many steps. What share of them is saved when a request that waits takes a free place at once?
+
 # %% jupyter={"source_hidden": true}
 widgets.Exercise(
-    "Guess first: ten requests of different lengths, four at a time. A batch that waits for its longest request needs "
-    "so many steps. What share of them is saved when a request that waits takes a free place at once?",
-    lambda: 100 * (1 - len(continuous.tracks.steps) / len(static.tracks.steps)),
+    answer=lambda: 100 * (1 - len(continuous.tracks.steps) / len(static.tracks.steps)),
     unit="%",
     tolerance=0.3,
     prediction=True,
@@ -193,10 +195,13 @@ bench.wait()
 # - **Batch**, together with long prompts: pages run out, and requests are preempted.
 # - **Shared prefix**: pages of the beginning are shared by several requests, and prefills are shorter.
 
+# %% [markdown]
+# **Question**: Into how many chunks is the long prompt of 400 tokens cut, in steps of up to 64 tokens without any
+# decode?
+
 # %% jupyter={"source_hidden": true}
 widgets.Exercise(
-    "Into how many chunks is the long prompt of 400 tokens cut, in steps of up to 64 tokens without any decode?",
-    lambda: -(-len(prompt_ids) // 64),
+    answer=lambda: -(-len(prompt_ids) // 64),
     unit="chunks",
     tolerance=0,
     hint="The last chunk may be a part of one.",

@@ -13,11 +13,13 @@
 # %%
 from workbench import widgets
 
+# %% [markdown]
+# **Guess first**: drafts are copied from earlier text, which here repeats itself. How many tokens does a verification
+# give on average?
+
 # %% jupyter={"source_hidden": true}
 widgets.Exercise(
-    "Guess first: drafts are copied from earlier text, which here repeats itself. How many tokens does a verification "
-    "give on average?",
-    lambda: view.figures["mean_acceptance_length"],
+    answer=lambda: view.figures["mean_acceptance_length"],
     unit="tokens",
     tolerance=0.25,
     prediction=True,
@@ -99,11 +101,13 @@ widgets.SpeculationView(events, tokenizer=lookup.tokenizer)
 # %%
 accepted, drafted, cost = 0.8, 4, 1.5
 
+# %% [markdown]
+# **Question**: Each of 4 draft tokens is accepted with probability 0.8, and a verification takes 1.5 plain steps. How
+# many times as fast is that?
+
 # %% jupyter={"source_hidden": true}
 widgets.Exercise(
-    "Each of 4 draft tokens is accepted with probability 0.8, and a verification takes 1.5 plain steps. How many times "
-    "as fast is that?",
-    lambda: (1 - accepted ** (drafted + 1)) / (1 - accepted) / cost,
+    answer=lambda: (1 - accepted ** (drafted + 1)) / (1 - accepted) / cost,
     unit="times",
     tolerance=0.02,
     hint="First the tokens a verification, by the formula above; then divide by its cost.",

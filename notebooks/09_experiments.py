@@ -12,11 +12,13 @@
 # %%
 from workbench import widgets
 
+# %% [markdown]
+# **Guess first**: an INT8 cache keeps its newest tokens in full precision. In steps of up to 64 tokens, from which
+# context on is it smaller than a dense one?
+
 # %% jupyter={"source_hidden": true}
 widgets.Exercise(
-    "Guess first: an INT8 cache keeps its newest tokens in full precision. In steps of up to 64 tokens, from which "
-    "context on is it smaller than a dense one?",
-    lambda: break_even_context(
+    answer=lambda: break_even_context(
         *(experiment.with_("variants={}", f"cache.format={name}") for name in ("int8", "dense"))
     ),
     unit="tokens",
@@ -135,10 +137,13 @@ widgets.Claims(claim="kv-gqa")
 # %%
 low, high = 0.97, 1.05
 
+# %% [markdown]
+# **Question**: INT8 takes about dense's time a token: the interval of their ratio goes from `low` to `high`. What may
+# be said?
+
 # %% jupyter={"source_hidden": true}
 widgets.Exercise(
-    "INT8 takes 1.01 times dense's time a token, with an interval from 0.97 to 1.05. What may be said?",
-    lambda: "it is faster" if high < 1 else "it is slower" if low > 1 else "it is not known yet which is faster",
+    answer=lambda: "it is faster" if high < 1 else "it is slower" if low > 1 else "it is not known yet which is faster",
     choices=["it is faster", "it is slower", "they are equally fast", "it is not known yet which is faster"],
     hint="Which ratios does the interval allow?",
     because="The interval spans 1: either may be faster, by a few percent. More rounds make it narrower.",

@@ -13,11 +13,13 @@
 # %%
 from workbench import widgets
 
+# %% [markdown]
+# **Guess first**: twelve clients ask at once, and four sequences fit a step. The slowest wait for a first token (p99)
+# is how many times the median one?
+
 # %% jupyter={"source_hidden": true}
 widgets.Exercise(
-    "Guess first: twelve clients ask at once, and four sequences fit a step. The slowest wait for a first token (p99) "
-    "is how many times the median one?",
-    lambda: now.ttft.p99 / now.ttft.p50,
+    answer=lambda: now.ttft.p99 / now.ttft.p50,
     unit="times",
     tolerance=0.3,
     prediction=True,
@@ -34,7 +36,10 @@ import openai
 
 import workbench
 
-runner = workbench.load("demo-chat", backend="eager", prefix="radix", page_size=16, max_num_seqs=4)
+MODEL = workbench.default_model()  # smollm2 where it is at hand, else a tiny one
+# Compiling pays for the larger model: it takes a while the first time, then what was compiled is found again.
+BACKEND = "eager" if MODEL.startswith("demo") else "mlir"
+runner = workbench.load(MODEL, backend=BACKEND, prefix="radix", page_size=16, max_num_seqs=4)
 server = workbench.serve(runner)
 server
 
@@ -56,14 +61,14 @@ view
 client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="any")
 
 
-def ask(*messages, model="demo-chat", **settings):
+def ask(*messages, model=MODEL, **settings):
     """Return the answer to messages of a user and an assistant in turn."""
     roles = ("user", "assistant")
     talk = [{"role": roles[n % 2], "content": text} for n, text in enumerate(messages)]
     return client.chat.completions.create(model=model, messages=talk, **settings)
 
 
-answer = ask("What is 2 + 3?", temperature=0, max_tokens=32)
+answer = ask("What is the capital of France?", temperature=0, max_tokens=32)
 print(answer.choices[0].message.content)
 print(f"{answer.usage.prompt_tokens} prompt tokens, {answer.usage.completion_tokens} of the answer, {answer.id}")
 
@@ -147,7 +152,7 @@ for name, each in {"first": first, "second": second}.items():
 # The same model answers Anthropic's Messages, at the same address. A request is plain JSON over HTTP.
 
 # %%
-body = {"model": "demo-chat", "max_tokens": 24, "messages": [{"role": "user", "content": "What is 7 * 8?"}]}
+body = {"model": MODEL, "max_tokens": 24, "messages": [{"role": "user", "content": "What is 7 * 8?"}]}
 headers = {"content-type": "application/json", "anthropic-version": "2023-06-01"}
 request = urllib.request.Request(f"{server.url}/v1/messages", json.dumps(body).encode(), headers)
 with urllib.request.urlopen(request) as message:
@@ -168,7 +173,7 @@ with workbench.serve(runner, gate=gateway) as limited:
     for number in range(4):
         try:
             talk = [{"role": "user", "content": f"What is {number} + 1?"}]
-            found = strict.chat.completions.create(model="demo-chat", messages=talk, max_tokens=16)
+            found = strict.chat.completions.create(model=MODEL, messages=talk, max_tokens=16)
             print(found.choices[0].message.content)
         except openai.RateLimitError as error:
             print(f"{error.status_code}: {error.body['message']}")
@@ -178,11 +183,11 @@ watched
 # ## A variant is one line away
 # A second runner, with a cache of four bits, is served beside the first one, under a name of its own. Evaluation tools
 # ask for the log-probabilities of a text (`echo` and `logprobs`), so they can score any variant that a setting
-# describes. Here is that score, in nats a token, on a text from the corpus that both read.
+# describes. Here is that score, in nats a token, on a text that both read.
 
 # %%
 int4 = {"format": "int4", "quant_group": 16, "residual_length": 16}
-quantized = workbench.load("demo-chat", backend="eager", page_size=16, cache=int4)
+quantized = workbench.load(MODEL, backend=BACKEND, page_size=16, cache=int4)
 text = "def read(path):\n    with open(path) as file:\n        return file.read()\n\n\ndef write(path, text):\n" * 3
 with workbench.serve({"dense": runner, "int4": quantized}) as both:
     scored = openai.OpenAI(base_url=f"{both.url}/v1", api_key="any")
@@ -200,11 +205,13 @@ view.keep()
 server.stop()
 server
 
+# %% [markdown]
+# **Question**: Sixteen calls come at once, each for an answer of 20 tokens. Beside prefill, about how many steps is the
+# last one done after?
+
 # %% jupyter={"source_hidden": true}
 widgets.Exercise(
-    "Sixteen calls come at once, each for an answer of 20 tokens. Beside prefill, about how many steps is the last one "
-    "done after?",
-    lambda: 16 / runner.scheduler.limits.max_num_seqs * 20,
+    answer=lambda: 16 / runner.scheduler.limits.max_num_seqs * 20,
     unit="steps",
     tolerance=0.1,
     hint="The runner was loaded with max_num_seqs=4.",
@@ -218,7 +225,7 @@ widgets.Exercise(
 # - Close the tab's connection in the middle of a long prompt instead of a stream.
 #
 # To read: `workbench/serve/call_run.py`, `workbench/serve/watch/serving_log.py` and
-# `workbench/serve/dialects/openai/chat.py`. `workbench serve demo-chat` is the same from a terminal.
+# `workbench/serve/dialects/openai/chat.py`. `workbench serve` is the same from a terminal.
 
 # %% [markdown] tags=["foot"]
 # ---

@@ -14,11 +14,13 @@
 # %%
 from workbench import widgets
 
+# %% [markdown]
+# **Guess first**: an engine hands a computed prompt over to another one, page by page. A page has 16 tokens of the demo
+# model. How large is it?
+
 # %% jupyter={"source_hidden": true}
 widgets.Exercise(
-    "Guess first: an engine hands a computed prompt over to another one, page by page. A page has 16 tokens of the "
-    "demo model. How large is it?",
-    lambda: 16 * size / 1024,
+    answer=lambda: 16 * size / 1024,
     unit="KiB",
     tolerance=0.3,
     prediction=True,
@@ -206,10 +208,12 @@ for event in ranks.stream("def add(a, b):", max_tokens=9, temperature=0, ignore_
 print(f"predicted: {predicted:,} bytes a rank and decode step; measured: {min(steps[1:]):,} to {max(steps[1:]):,}")
 ranks.close()
 
+# %% [markdown]
+# **Question**: Llama 3.1 8B has 32 layers. How many exchanges does a decode step take when ranks share it?
+
 # %% jupyter={"source_hidden": true}
 widgets.Exercise(
-    "Llama 3.1 8B has 32 layers. How many exchanges does a decode step take when ranks share it?",
-    lambda: 2 * len(workbench.named_shape("llama-3.1-8b").layers) + 2,
+    answer=lambda: 2 * len(workbench.named_shape("llama-3.1-8b").layers) + 2,
     unit="exchanges",
     tolerance=0,
     hint="Two a layer, one for the embedding, one for the logits.",

@@ -14,11 +14,12 @@
 # %%
 from workbench import widgets
 
+# %% [markdown]
+# **Guess first**: of the published techniques that were tried here, what share keeps its claim, with or without limits?
+
 # %% jupyter={"source_hidden": true}
 widgets.Exercise(
-    "Guess first: of the published techniques that were tried here, what share keeps its claim, with or without "
-    "limits?",
-    lambda: 100 * sum(verdict.startswith("holds") for verdict in tried) / len(tried),
+    answer=lambda: 100 * sum(verdict.startswith("holds") for verdict in tried) / len(tried),
     unit="%",
     tolerance=0.2,
     prediction=True,
@@ -121,10 +122,13 @@ print(PROMPT + "".join(event.text for event in events))
 for item in zoo:
     print(f"{item.settings.technique}: {item.settings.claim}\n    rule: {item.settings.rule}\n    {item.verdict}")
 
+# %% [markdown]
+# **Question**: What share of the probability do the tokens that `tail` leaves have at least, before they are scaled to
+# 1?
+
 # %% jupyter={"source_hidden": true}
 widgets.Exercise(
-    "What share of the probability do the tokens that `tail` leaves have at least, before they are scaled to 1?",
-    lambda: 100 * (1 - Tail().mass),
+    answer=lambda: 100 * (1 - Tail().mass),
     unit="%",
     hint="`mass` is the most that the removed tokens hold together.",
     because="So it is top-p with p = 1 - mass, up to the token at the boundary.",

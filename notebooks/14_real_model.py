@@ -1,9 +1,9 @@
 # %% [markdown]
 # # A real model: claims held to what comes out
 #
-# The other notebooks run a small model that was trained on Python. This one runs a pretrained model of English,
-# SmolLM2 with 135 million parameters, on the examples that explanations of inference give. Each example ends with its
-# claims: right or wrong here, and what was found. A wrong answer is shown as wrong.
+# A pretrained model of English, SmolLM2 with 135 million parameters, runs here on the examples that explanations of
+# inference give. Each example ends with its claims: right or wrong here, and what was found. A wrong answer is shown as
+# wrong.
 #
 # - **Questions**: Is what one reads about language models true of one that I can run?
 # - **Afterwards you can**: search heads for what they look at; say what a long prompt costs and what it leaves as it
@@ -13,11 +13,13 @@
 # %%
 from workbench import widgets
 
+# %% [markdown]
+# **Guess first**: `Summarize this:` with 1,500 words against `What is 2+2?`. How many times as long does the first
+# token take?
+
 # %% jupyter={"source_hidden": true}
 widgets.Exercise(
-    "Guess first: `Summarize this:` with 1,500 words against `What is 2+2?`. How many times as long does the first "
-    "token take?",
-    lambda: examples.find("first tokens").numbers["times"],
+    answer=lambda: examples.find("first tokens").numbers["times"],
     unit="times",
     tolerance=0.5,
     prediction=True,
@@ -48,10 +50,12 @@ examples.find("next token")
 # %%
 runner and widgets.SamplingExplorer(runner, CAT, max_tokens=8, seed=1, temperature=0.5, top_k=5, top_p=0.5).wait()
 
+# %% [markdown]
+# **Question**: How many tokens does top-p 0.5 leave after `The cat sat on the mat because`?
+
 # %% jupyter={"source_hidden": true}
 widgets.Exercise(
-    "How many tokens does top-p 0.5 leave after `The cat sat on the mat because`?",
-    lambda: examples.find("next token").numbers["needed"],
+    answer=lambda: examples.find("next token").numbers["needed"],
     unit="tokens",
     tolerance=0,
     hint="Add up the model's probabilities from the top until they reach half.",
@@ -74,10 +78,12 @@ pronoun
 layer, head, *_ = pronoun.rows[0]
 runner and widgets.AttentionView(runner, TIRED, max_tokens=0, layer=layer, head=head)
 
+# %% [markdown]
+# **Question**: `soft` for `tired`: what does the row of `it` become?
+
 # %% jupyter={"source_hidden": true}
 widgets.Exercise(
-    "`soft` for `tired`: what does the row of `it` become?",
-    lambda: "the same" if not pronoun.claims[-1][1] else "another",
+    answer=lambda: "the same" if not pronoun.claims[-1][1] else "another",
     choices=["the same", "another"],
     hint="Which words have been read when `it` is computed?",
     because="A word looks at those before it. What comes later cannot change its row.",
@@ -150,10 +156,12 @@ examples.find("thinking")
 # %%
 examples
 
+# %% [markdown]
+# **Question**: A schema was kept, token for token. Is the answer true then?
+
 # %% jupyter={"source_hidden": true}
 widgets.Exercise(
-    "A schema was kept, token for token. Is the answer true then?",
-    lambda: "its form is" if examples.find("extraction").claims[4][1] else "nothing is",
+    answer=lambda: "its form is" if examples.find("extraction").claims[4][1] else "nothing is",
     choices=["yes", "its form is", "nothing is"],
     hint="What does the grammar know of the text?",
     because="A grammar removes tokens that break the form. The values are the model's own.",

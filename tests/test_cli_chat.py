@@ -25,10 +25,12 @@ def fail() -> int:
 
 
 def test_each_question_has_its_answer() -> None:
-    lines = cli(f"{CHAT} one 'two <|turn|>' --system S --json").out.splitlines()
+    lines = cli(f"{CHAT} one 'two <|turn|>' --json --system", "S " * 30).out.splitlines()
     first, second = map(json.loads, lines)
     assert first["role"] == second["role"] == "assistant" and first["output_tokens"] <= 4
-    assert second["prompt_tokens"] > first["prompt_tokens"]
+    known = first["prompt_tokens"] + first["output_tokens"]
+    assert second["prompt_tokens"] > known > 32 and second["cached_tokens"] >= (known - 1) // 16 * 16
+    assert second["computed_tokens"] == second["prompt_tokens"] - second["cached_tokens"]
 
 
 def test_lines_of_the_input_are_questions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -162,17 +162,18 @@ def discard(line: str) -> None:
 @contextmanager
 def report_if_slow(
     line: str, report: Callable[[str], None], seconds: float | None = None, usual: float | None = None,
-    limit: float | None = None, again: float = AGAIN_SECONDS,
+    limit: float | None = None, again: float = AGAIN_SECONDS, share: Callable[[], float] | None = None,
 ) -> Iterator[None]:
     """Report `line` once the block has taken `seconds` (3 unless given), and then every `again` seconds for how long it
-    has gone on; nothing if it is over by then. `usual` is how long such a block takes, `limit` when it is given up: how
-    long still."""
+    has gone on; nothing if it is over by then. How long still is said where it is known how long such a block takes
+    (`usual`), what share of it is done (`share`), or when it is given up (`limit`)."""
     over, began, first = threading.Event(), time.perf_counter(), SLOW_SECONDS if seconds is None else seconds
 
     def tell() -> None:
         wait, is_first = first, True
         while not over.wait(wait):
-            report(line + _waiting_words(time.perf_counter() - began, usual, is_first, limit))
+            gone, done = time.perf_counter() - began, share() if share is not None else 0.0
+            report(line + _waiting_words(gone, gone / done if done else usual, is_first, limit))
             wait, is_first = again, False
 
     threading.Thread(target=tell, name="slow", daemon=True).start()

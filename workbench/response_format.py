@@ -71,6 +71,7 @@ class Lark(Settings):
     max_whitespace: Whitespace | None = None  # between two tokens of JSON, where it has %json; None: as spaced_json
     spaced_json: bool = False  # %json has ", " and ": " and no other space, as json.dumps writes it
     labels: dict[str, str] = {}  # by rule: what errors call the schema that is its %json
+    loose: tuple[str, ...] = ()  # labels of schemas that admit all where they cannot be compiled
 
 
 ResponseFormat = Annotated[JSONSchema | Choices | Regex | Lark, Field(discriminator="kind")]

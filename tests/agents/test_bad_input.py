@@ -13,7 +13,7 @@ from tests.agents.script import Json, add, pages_in_use, runner, script
 from tests.calls import refusal_of
 from workbench.engine.runner import Runner
 from workbench.prompt.conversation import Conversation
-from workbench.prompt.template_sandbox import BASE_UNITS
+from workbench.prompt.template_bounds import BASE_STEPS
 from workbench.prompt.templates import ChatTemplate
 from workbench.prompt.turns import ToolCall
 from workbench.request import Request, SamplingParameters
@@ -113,7 +113,7 @@ def test_a_hostile_template_is_one_error(text: str) -> None:
     box, own = beside(on), on.chat_template
     on.loaded_model.__dict__["chat_template"] = ChatTemplate(text, {}, "test")
     said, calls = refusal_of(lambda: workbench.agent(on, **script("a")).run("q"))
-    assert "chat template refuses" in said and calls < BASE_UNITS  # each call spends more than one
+    assert "chat template refuses" in said and calls < BASE_STEPS  # each call spends more than one
     on.loaded_model.__dict__["chat_template"] = own
     assert_unharmed(on, box)
 

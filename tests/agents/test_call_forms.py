@@ -35,12 +35,15 @@ from workbench.trace.events import Decoded, Event, Finished
 
 CONTROLS = (
     "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[INST]", "[/INST]", "</s>",
-    "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "<|python_tag|>",
+    "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "<|python_tag|>", "[CALL_ID]",
+    "<own:call>", "</own:call>", "<minimax:tool_call>", "</minimax:tool_call>", "<|calls|>", "<|call|>", "<|sep|>",
+    "<|/call|>", "<|/calls|>",
 )  # fmt: skip
 TEMPLATES = {
     "Qwen 2.5": model_templates.TOOLS_AS_JSON, "Qwen3-Coder": model_templates.IN_FUNCTION_TAGS,
     "GLM": model_templates.IN_KEY_TAGS, "Llama 3": model_templates.BARE, "Mistral": model_templates.SHORT_IDS,
-    "Mistral, named": model_templates.NAMED,
+    "Mistral, named": model_templates.NAMED, "Mistral, with ids": model_templates.WITH_IDS,
+    "Seed": model_templates.IN_OWN_MARKS, "MiniMax": model_templates.IN_GROUP, "DeepSeek": model_templates.FENCED,
 }  # fmt: skip
 PROPERTIES = {
     "s": {"type": "string"}, "n": {"type": "integer"}, "b": {"type": "boolean"}, "l": {"type": "array"},
@@ -273,7 +276,27 @@ def test_schemas_that_refer_twice_at_every_level_are_looked_at_once() -> None:
 
 
 def test_no_grammar_has_calls_where_their_form_is_not_known() -> None:
-    on = Model(model_templates.TOOLS_AS_JSON.replace("{{- tool_call.name }}", "{{- tool_call.name | upper }}"))
-    format = AnswerFormat.from_template(on.chat_template, tokenizer(), None, TOOLS)
-    assert format.call is not None and CallFormat.from_model(on, format) is None
+    shout = model_templates.TOOLS_AS_JSON.replace("{{- tool_call.name }}", "{{- tool_call.name | upper }}")
+    pythonic = model_templates.IN_KEY_TAGS.replace("\n<tool_call>' + c.name", "<|call|>' + c.name").replace(
+        "<arg_key>' ~ k ~ '</arg_key>\n<arg_value>", "' ~ k ~ '="
+    ).replace("</arg_value>", ";").replace("\n</tool_call>", "<|/call|>")  # fmt: skip
+    for text in (shout, pythonic):  # the vocabulary has a token for calls that the template does not write
+        on = Model(text)
+        format = AnswerFormat.from_template(on.chat_template, tokenizer(), None, TOOLS)
+        assert format.call is not None and CallFormat.from_model(on, format) is None
     assert answer_grammar(TOOLS, "auto", True, None) is None
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_with_auto_an_answer_may_be_of_one_token_or_begin_with_a_thought(name: str) -> None:
+    """A pattern of the grammar was tried as the way to its end: max_tokens of 4 was refused. A thought of its own
+    may stand first, and only there."""
+    form = CallFormat.from_model(model(name), format_of(name))
+    wanted = answer_grammar(TOOLS, "auto", True, form)
+    assert form is not None and (wanted is None) == (not form.opening)
+    if wanted is not None:
+        grammar = GrammarVocabulary(tokenizer()).compile(wanted)
+        assert len(grammar.shortest) <= 1
+        for text, is_said in (("<|think|>a\n<|/think|>b", True), ("a", True), ("a<|think|>b", False)):
+            ids = tokenizer().encode(text, special=True)
+            assert (grammar.tokens.deep_copy().validate_tokens(ids) == len(ids)) == is_said

@@ -131,6 +131,45 @@ def test_what_is_not_carried_out_is_left_to_the_check_or_refused(keyword: str) -
     assert all(each.startswith("tool 'f': parameters.properties.x") for each in check_schemas("auto", [tool]))
 
 
+HARD: dict[str, tuple[Any, list[Any], list[Any]]] = {  # schemas, instances that are theirs, and some that are not
+    "a reference to itself beside a type": (
+        {"$ref": "#/$defs/t", "$defs": {"t": {"type": "object", "properties": {
+            "b": {"anyOf": [{"$ref": "#/$defs/t"}, {"type": "null"}], "type": ["object", "null"]}}}}},
+        [{"b": {"b": None}}, {}], [{"b": {"b": 1}}]),
+    "a reference to itself in a branch beside a property": (
+        {"properties": {"b": {"type": "object"}}, "anyOf": [{"properties": {"b": {"$ref": "#"}}}, {"required": ["c"]}]},
+        [{"b": {"b": {}}}], [{"b": 1}]),
+    "none at all": ({"properties": {"a": False}, "required": ["a"]}, [], [{"a": 1}]),
+    "a count of properties": ({"properties": {"a": {}}, "maxProperties": 1}, [{"a": 1}, {}], [{"a": 1, "b": 2}]),
+    "an anchor": ({"properties": {"a": {"$ref": "#x"}, "b": {"$anchor": "x", "type": "string"}}}, [{"a": "c"}], []),
+    "branches that differ in a format alone": (
+        {"properties": {"a": {"oneOf": [{"type": "string"}, {"format": "uri", "type": "string"}]}}}, [{"a": "b"}], []),
+    "a pattern that is not to be": ({"properties": {"a": {"not": {"pattern": "^x"}}}}, [{"a": "b"}], []),
+    "a pattern as a condition": (
+        {"properties": {"a": {"if": {"pattern": "^x"}, "then": {"maxLength": 1}}}}, [{"a": "long"}], []),
+    "a pattern that some may have": (
+        {"properties": {"a": {"contains": {"pattern": "^x"}, "maxContains": 1}}}, [{"a": ["x", "b"]}], []),
+    "a reference to a pattern": (
+        {"properties": {"a": {"not": {"$ref": "#/$defs/x"}}}, "$defs": {"x": {"pattern": "^x"}}}, [{"a": "b"}], []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HARD)
+def test_a_schema_that_cannot_be_compiled_or_checked_as_a_whole_refuses_no_call(name: str) -> None:
+    schema, good, bad = HARD[name]
+    tool, other = declare({"name": "f", "parameters": schema}), declare({"name": "g"})
+    for value in good:
+        assert says(tool, value) == "" == find_fault(value, schema), value
+    for value in bad:
+        assert find_fault(value, schema)
+    wanted = answer_grammar([tool, other], "auto", True, FORMAT)
+    assert wanted is not None and vocabulary().compile(wanted)
+    strict = answer_grammar([tool.model_copy(update={"strict": True}), other], "auto", True, FORMAT) if bad else None
+    if strict is not None:
+        with pytest.raises(WorkbenchError, match=r"^tool 'f': parameters"):
+            vocabulary().compile(strict)
+
+
 JUNK = (None, 5, -1, 0.5, "any", "a(?=b)(", [], [5], [None], {}, {"a": 5}, {"a": None}, True, ["any", "string"])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import replace
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -12,14 +13,19 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.cluster.fleet import COUNTING, MENU, Sink, SteppedReplica, uninterrupted
+from tests.cluster.threads import CONFIG, demo
 from tests.helpers.events import of
+from tests.patience import until
 from tests.thorough import tries
 from workbench.cluster.accounts import FleetAccount
 from workbench.cluster.fleet_request import SampleState
 from workbench.cluster.front import FleetLimits, Front
 from workbench.cluster.prefixes import PrefixGuess
+from workbench.cluster.replica import ReplicaEngine, Report
 from workbench.cluster.submissions import Submission, Submissions
 from workbench.engine.resume import why_not_resumable
+from workbench.engine.runner import Runner
+from workbench.files import note_own
 from workbench.request import Request
 from workbench.simulate.routers import router_from
 from workbench.trace.events import Decoded, Event, Finished, Moved, Prefilled, Routed, Stepped, Submitted
@@ -454,3 +460,15 @@ def test_the_next_arrival_is_the_first_of_all_submissions() -> None:
         seen.append(due - 100.0)
         next(each for each in made if each.pending and each.pending[-1].arrival == due).pending.pop()
     assert seen == [2.0, 3.0, 4.0, 5.0, 7.0]
+
+
+def test_a_refusal_names_no_path_of_its_replica(tmp_path: Path) -> None:
+    """A client reads why its request is refused, and no front knows the paths of other machines."""
+    reports: list[Report] = []
+    engine = ReplicaEngine(Runner(CONFIG, demo()), reports.append)
+    asked = "/a/client's/own"
+    engine.submit([Request("r", (), invalid_reason=f"{note_own(tmp_path / 'm.gguf')}: has no {asked}")])
+    until(lambda: of(Finished, [event for report in reports for event in report.events]))
+    (end,) = of(Finished, [event for report in reports for event in report.events])
+    engine.close()
+    assert end.reason == "refused" and end.error.endswith(f"m.gguf: has no {asked}") and str(tmp_path) not in end.error

@@ -9,10 +9,14 @@ from typing import Any
 
 import pytest
 
+from tests.engine.tiny import layer, model_of, runner_of
+from tests.prompt.samples import byte_level
 from tests.prompt.vocabularies import gguf_byte_level
 from workbench.engine.load import load
 from workbench.engine.loaded_model import BUNDLED_MODELS, model_folder
 from workbench.model.formats.gguf.values import END_NAMES
+from workbench.model.spec import ModelSpec
+from workbench.prompt.templates import ChatTemplate
 from workbench.serve.errors import ApiError
 from workbench.serve.server import serve
 from workbench.testing.family_checkpoints import random_checkpoint
@@ -82,6 +86,36 @@ def test_a_template_that_cannot_be_read_leaves_completions_and_its_place_is_no_c
             client.chat.completions.create(model=name, messages=[{"role": "user", "content": "a"}])
         assert str(tmp_path) not in caught.value.response.text
         client.close()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_end_that_the_tokenizer_lacks_has_no_text_and_fails_no_answer(stream: bool) -> None:
+    """A row of padding: it is sampled as the end, and stands among the likeliest."""
+    import openai
+
+    tokenizer = byte_level()
+    end = tokenizer.vocab_size + 2
+    spec = ModelSpec(
+        name="tiny", vocab_size=end + 6, hidden_size=8, layers=(layer(),), max_position_embeddings=64,
+        tie_word_embeddings=True, eos_token_ids=(end,),
+    )  # fmt: skip
+    runner = runner_of(model_of(spec), tokenizer=tokenizer, prefix="radix", pages=40)
+    runner.loaded_model.__dict__["chat_template"] = ChatTemplate(
+        "{% for m in messages %}{{ m.content }}{% endfor %}", {}
+    )
+    given: Any = {"model": "tiny", "max_tokens": 4, "logit_bias": {str(end): 100}, "stream": stream}
+    with serve(runner) as server:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0)
+        said: Any = client.chat.completions.create(
+            messages=[{"role": "user", "content": "a"}], logprobs=True, top_logprobs=3, **given
+        )
+        done: Any = client.completions.create(prompt="a", echo=True, logprobs=3, **given)
+        (chat, whole) = ([*said], [*done]) if stream else ([said], [done])
+        client.close()
+    assert chat[-1].choices[0].finish_reason == whole[-1].choices[0].finish_reason == "stop"
+    assert "".join(each.choices[0].text for each in whole) == "a"
+    tokens = [token for each in whole for token in each.choices[0].logprobs.tokens]
+    assert tokens == ["a", f"token_id:{end}"]
 
 
 @pytest.mark.parametrize("name", NAMES)

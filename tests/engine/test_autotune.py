@@ -214,7 +214,7 @@ def test_a_disturbed_trial_is_not_remembered(tried, monkeypatch: pytest.MonkeyPa
     assert not kept.file.exists()
 
 
-@pytest.mark.parametrize("error", [MemoryError("none left"), OSError(28, "No space left on device")])
+@pytest.mark.parametrize("error", [MemoryError("none left"), OSError(28, "No space left"), ImportError("gone")])
 def test_a_backends_passing_failure_is_not_remembered(tried, error: Exception) -> None:
     run, kept = tried
     assert run(fails={Backend.MLIR: error}).decode == Backend.INDUCTOR and kept.load() == {}

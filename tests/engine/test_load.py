@@ -6,6 +6,7 @@ import json
 import shutil
 import struct
 import threading
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,15 +20,19 @@ from tests.helpers.events import of
 from tests.patience import limit
 from workbench import progress
 from workbench.engine import loaded_model as load_module
+from workbench.engine.config import ModelConfig
 from workbench.engine.load import load
 from workbench.engine.loaded_model import BUNDLED_MODELS
 from workbench.errors import WorkbenchError
 from workbench.executors import select as lanes_module
 from workbench.executors.capabilities import Requirements
 from workbench.executors.select import Backends, select_backends
+from workbench.model.attention_config import AttentionConfig
+from workbench.model.formats.gguf.checkpoint import GGUFStoredTensor
+from workbench.model.hf.convert_gguf import convert_to_gguf
 from workbench.model.hf.save import save_folder
 from workbench.model.hf.weights import random_weights
-from workbench.progress import report_if_slow
+from workbench.progress import discard, report_if_slow
 from workbench.request import Request, SamplingParameters
 from workbench.trace.events import Finished
 
@@ -224,6 +229,29 @@ def test_a_long_wait_says_again_and_again_how_long_it_has_gone_on_and_how_long_s
     assert messages[0].startswith("compiling (about 36")
     assert all(each.startswith("compiling: 0 s so far, about ") and each.endswith("still") for each in messages[1:])
     assert progress._waiting_words(99.0, 60.0, is_first=False) == ": 99 s so far, longer than usual"
+    often.clear()
+    messages.clear()
+    with report_if_slow("loading", tell, seconds=0.01, again=0.01, share=lambda: 1e-6 if messages else 0.0):
+        assert often.wait(limit(60))
+    assert messages[0] == "loading" and all("s so far, about " in each for each in messages[1:])
+
+
+@pytest.mark.parametrize("stored", ["q8_0", "dense"])
+def test_a_load_knows_its_share_of_the_weights_and_reads_scales_once(
+    stored: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, scales, shares = tmp_path / "model.gguf", Counter[str](), list[float]()
+    convert_to_gguf(BUNDLED_MODELS["demo-draft"], path, stored, torch.float32)
+    read = GGUFStoredTensor.quantized
+    monkeypatch.setattr(GGUFStoredTensor, "quantized", lambda self: scales.update([self.info.name]) or read(self))
+    source, settings = load_module._source(str(path), AttentionConfig()), ModelConfig(name=str(path))
+    shares.append(source.share_read())
+    format = source.weight_format(settings)[0]
+    shares.append(source.share_read())
+    state = source.state(torch.float32, 0, format, discard, lambda each: shares.append(source.share_read()) or each)
+    assert shares == sorted(shares) and shares[0] == 0 < shares[1] < 1 and source.share_read() == 1
+    assert len(shares) == 2 + len(source.wanted) and state and set(scales.values()) == {1}
+    assert source.checkpoint.kept == {}, "scales take memory"
 
 
 def test_loading_tells_what_takes_long(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -142,6 +142,19 @@ def test_drafts_and_chunks_change_no_thought(seed: int, right: float, opened: bo
         )  # fmt: skip
 
 
+@pytest.mark.parametrize("opened", [True, False])
+@pytest.mark.parametrize("most", [3, 6, 40])
+def test_a_grammar_begins_behind_a_thought_that_the_prompt_opens(opened: bool, most: int) -> None:
+    """Also where nothing is asked of thoughts: the closing token was none of the grammar's, and the thought was it."""
+    form = Choices(choices=("y",))
+    end = generate(RUNNERS((1,)), [ask(opened, max_tokens=most, response_format=form, logit_bias={CLOSING: -99.0})])[
+        "r"
+    ]
+    thought, answer = parts(end, opened)
+    assert byte_level().decode(answer) == end.output_text == "y"
+    assert end.thinking_tokens == len(thought) == (max(0, most - 3) if opened else 0)
+
+
 def test_a_token_that_is_not_there_is_named() -> None:
     end = generate(RUNNERS(()), [ask(thinking=Thinking(budget_tokens=3, closing="</thought>"))])["r"]
     assert end.reason == "refused" and "'</thought>' is no single token of this model" in end.error

@@ -63,7 +63,7 @@ def test_the_first_that_is_right_is_taken_and_remembered(verdicts: Verdicts, tmp
     assert first(tmp_path, (Backend.TRITON, *BACKENDS)) == found and len(verdicts.asked) == 3
 
 
-@pytest.mark.parametrize("error", [MemoryError("none left"), OSError(28, "No space left on device")])
+@pytest.mark.parametrize("error", [MemoryError("none left"), OSError(28, "No space left"), ImportError("gone")])
 def test_what_passes_is_not_remembered(error: Exception, verdicts: Verdicts, tmp_path: Path) -> None:
     verdicts.answers = {Backend.MLIR: error}
     found = first(tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -77,13 +78,19 @@ def test_a_notebook_ends_with_its_neighbours() -> None:
 
 @pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.py")), ids=lambda path: path.name)
 def test_the_code_of_an_exercise_is_folded_and_nothing_else(path: Path) -> None:
-    """Its source says the answer; what a reader needs to see stands in a cell of its own."""
+    """Its source says the answer; what a reader needs to see stands in a cell of its own, the question in the text
+    above, where it is read before anything is run."""
+    above = ""
     for cell in path.read_text(encoding="utf-8").split("\n# %%")[1:]:
         head, _, source = cell.partition("\n")
         is_exercise = "widgets.Exercise(" in source
         assert ('"source_hidden": true' in head) == is_exercise
-        names = {type(line) for line in ast.parse(source).body[:-1]} if is_exercise else set()
-        assert names <= {ast.FunctionDef}, "imports and values stand in a cell that is seen"
+        *before, call = ast.parse(source).body if is_exercise else [None]
+        assert {type(line) for line in before} <= {ast.FunctionDef}, "imports and values stand in a cell that is seen"
+        if isinstance(call, ast.Expr) and isinstance(call.value, ast.Call):
+            assert re.match(r" \[markdown\]\n# \*\*(Question|Guess first)\*\*: [^?]+\?", above)
+            assert not call.value.args, "the question stands in the text above"
+        above = cell
 
 
 def test_entries_are_read_over_several_lines() -> None:

@@ -12,8 +12,11 @@ from tools.notebooks.check import visit_notebook
 from tools.notebooks.page import LabSession
 from workbench.lab.execute import execute
 from workbench.lab.start import missing_browser, missing_lab, notebooks_in
+from workbench.models.store import is_at_hand
 
 NOTEBOOKS = notebooks_in(ROOT / "notebooks")
+SPOKEN = [path for path in NOTEBOOKS if "workbench.default_model()" in path.read_text(encoding="utf-8")]
+ANSWERED = "\n# %%\nfrom workbench.widgets.exercise.view import unanswerable\n\nassert not unanswerable()\n"
 
 
 @pytest.fixture(autouse=True)
@@ -36,6 +39,24 @@ def test_a_notebook_runs_without_input_and_exports_with_pictures(
     else:
         lab: LabSession = request.getfixturevalue("lab")
         assert visit_notebook(lab, f"notebooks/{path.name}", tmp_path).faults == []
+
+
+@pytest.mark.processes
+@pytest.mark.sampled(1)
+@pytest.mark.skipif(not is_at_hand("smollm2"), reason="smollm2 is not at hand: `workbench model get smollm2`")
+@pytest.mark.parametrize("path", SPOKEN, ids=lambda path: path.name)
+def test_a_notebook_that_the_default_model_speaks_in_runs_with_the_real_one(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The suite's default is the tiny one, whether or not the real one is at hand; exercises have answers with both."""
+    monkeypatch.setenv("WORKBENCH_DEFAULT_MODEL", "smollm2")
+    copy = tmp_path / path.name
+    copy.write_text(path.read_text(encoding="utf-8") + ANSWERED, encoding="utf-8")
+    assert execute(copy) == []
+
+
+def test_five_notebooks_ask_who_speaks() -> None:
+    assert [path.name[:2] for path in SPOKEN] == ["01", "02", "05", "10", "11"]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)

@@ -107,8 +107,7 @@ _TAGGED_HEAD = (
     "{{ '<|im_start|>assistant\n' + (m.content or '') }}{% for c in m.tool_calls %}{% set c = c.function %}"
 )
 _TAGGED_TAIL = (
-    "{% endfor %}<|im_end|>\n{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% endfor %}<|im_end|>\n{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 IN_FUNCTION_TAGS = (  # Qwen3-Coder: values as Python writes them
     _TAGGED_HEAD + "{% if loop.first and not m.content %}{% else %}{{ '\n' }}{% endif %}"
@@ -138,21 +137,49 @@ _MISTRAL = (
     "[INST] {{ m.content }}[/INST]{% elif m.role == 'tool' %}{{ short(m.tool_call_id) }}"
     "[TOOL_RESULTS] {{ {'content': m.content, 'call_id': m.tool_call_id} | tojson }}[/TOOL_RESULTS]"
     "{% elif m.tool_calls %}CALLS{{ eos_token }}{% else %}{{ ' ' + m.content + eos_token }}{% endif %}{% endfor %}"
-).replace("{{ short(m.tool_call_id) }}", (
-    "{% if m.tool_call_id is not defined or m.tool_call_id | length != 9 %}"
-    "{{ raise_exception('Tool call IDs should be alphanumeric strings with length 9!') }}{% endif %}"
-))
+).replace(
+    "{{ short(m.tool_call_id) }}",
+    (
+        "{% if m.tool_call_id is not defined or m.tool_call_id | length != 9 %}"
+        "{{ raise_exception('Tool call IDs should be alphanumeric strings with length 9!') }}{% endif %}"
+    ),
+)
 _CHECKED = (
     "{% for c in m.tool_calls %}{% if c.id is not defined or c.id | length != 9 %}"
     "{{ raise_exception('Tool call IDs should be alphanumeric strings with length 9!') }}{% endif %}"
 )
-SHORT_IDS = _MISTRAL.replace("CALLS", (  # Mistral up to its seventh tokenizer
-    "[TOOL_CALLS] [" + _CHECKED + "{{ (c.function | tojson)[:-1] + ', \"id\": \"' + c.id + '\"}' }}"
-    "{{ ', ' if not loop.last }}{% endfor %}]"
-))
-NAMED = _MISTRAL.replace("CALLS", (  # Mistral from its eleventh on
-    _CHECKED + "{{ '[TOOL_CALLS]' + c.function.name + '[ARGS]' + c.function.arguments | tojson }}{% endfor %}"
-))
+SHORT_IDS = _MISTRAL.replace(
+    "CALLS",
+    (  # Mistral up to its seventh tokenizer
+        "[TOOL_CALLS] [" + _CHECKED + "{{ (c.function | tojson)[:-1] + ', \"id\": \"' + c.id + '\"}' }}"
+        "{{ ', ' if not loop.last }}{% endfor %}]"
+    ),
+)
+NAMED = _MISTRAL.replace(
+    "CALLS",
+    (  # Mistral from its eleventh on
+        _CHECKED + "{{ '[TOOL_CALLS]' + c.function.name + '[ARGS]' + c.function.arguments | tojson }}{% endfor %}"
+    ),
+)
+WITH_IDS = NAMED.replace("+ '[ARGS]'", "+ '[CALL_ID]' + c.id + '[ARGS]'")  # Mistral Small 3.2
+LONG_IDS = (
+    SHORT_IDS.replace("| length != 9", "| length < 9")
+    .replace("+ c.id", "+ c.id[-9:]")
+    .replace(  # Small 3.1
+        "'call_id': m.tool_call_id", "'call_id': m.tool_call_id[-9:]"
+    )
+)
+IN_OWN_MARKS = IN_FUNCTION_TAGS.replace("tool_call>", "own:call>")  # Seed-OSS, with control tokens of its own
+IN_GROUP = (  # MiniMax M2: one pair of control tokens around all calls
+    _TAGGED_HEAD + "{{ '\n<minimax:tool_call>\n' if loop.first }}{{ '<invoke name=\"' + c.name + '\">\n' }}"
+    "{% for k, v in c.arguments | items %}{{ '<parameter name=\"' ~ k ~ '\">' ~ (v if v is string else v | tojson) ~ "
+    "'</parameter>\n' }}{% endfor %}</invoke>\n{{ '</minimax:tool_call>' if loop.last }}" + _TAGGED_TAIL
+)
+FENCED = (  # DeepSeek up to R1
+    _TAGGED_HEAD + "{{ '<|calls|>' if loop.first else '\n' }}"
+    "{{ '<|call|>function<|sep|>' + c.name + '\n```json\n' + c.arguments | tojson + '\n```<|/call|>' }}"
+    "{{ '<|/calls|>' if loop.last }}" + _TAGGED_TAIL
+)
 NO_TOOLS = (  # SmolLM2: any role is written, and nothing of tools and calls
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
     "{{ '<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from random import Random
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from workbench.errors import WorkbenchError
 from workbench.prompt.assemble import Prompt
 from workbench.prompt.conversation import Conversation
 from workbench.prompt.templates import ChatTemplate
-from workbench.prompt.turns import ToolCall
+from workbench.prompt.turns import ResultTurn, ToolCall
 from workbench.serve.answers.answer_pieces import new_call_id
 
 IDS = st.sampled_from(["", "call_1", "toolu_01A09q90", "abcdefghi", "AbC123xyz", "é", "x" * 200]) | st.text(max_size=12)
@@ -31,9 +32,11 @@ class Model:
 
 
 def test_a_template_says_which_ids_it_takes_and_where_it_writes_calls() -> None:
-    named, bare = (ChatTemplate(text, NAMES) for text in (model_templates.NAMED, model_templates.BARE))
-    habits = [tuple(each.call_habits()) for each in (SHORT, named, LONG, bare)]
-    assert habits == [(True, False), (True, False), (False, False), (False, True)]
+    texts = (model_templates.NAMED, model_templates.LONG_IDS, model_templates.BARE, model_templates.NO_TOOLS)
+    named, least, bare, none = (ChatTemplate(text, NAMES) for text in texts)
+    habits = [tuple(each.call_habits()) for each in (SHORT, named, least, LONG, bare, none)]
+    short, one = (True, False, False), (False, True, True)
+    assert habits == [short, short, short, (False, False, False), one, (False, True, False)]
     assert [len(new_call_id(short)) for short in (True, False)] == [9, 29] and new_call_id(True).isalnum()
 
 
@@ -55,6 +58,22 @@ def test_any_history_is_rendered_with_ids_that_the_template_takes(rounds: list[l
         assert other == id or not re.fullmatch("[A-Za-z0-9]{9}", id)
         assert not id or {m for g, m in zip(given, made, strict=True) if g == id} == {other}
     assert talk.prompt(Model(SHORT)).text == text
+
+
+@settings(max_examples=tries(25), deadline=None)
+@given(st.lists(IDS, min_size=1, max_size=4, unique=True), st.randoms(use_true_random=False))
+def test_several_calls_are_several_answers_where_the_template_takes_one(ids: list[str], random: Random) -> None:
+    """Each call stands before its own result, in whatever order results came; the text is written once."""
+    calls = [ToolCall(name="f", arguments={"n": n}, id=id) for n, id in enumerate(ids)]
+    talk, mixed = Conversation(turns=["q"]).answer("so", None, calls), [*calls]
+    random.shuffle(mixed)
+    for call in calls if "" in ids else mixed:
+        talk = talk.with_turn(ResultTurn(content=f"r{call.arguments['n']}", call_id=call.id))
+    template = model_templates.BARE.replace("[0].function %}", "[0].function %}{{ m.content }}")
+    text = talk.user("then").prompt(Model(ChatTemplate(template, NAMES))).text
+    said = [each for pair in re.findall(r'"parameters": {"n": (\d)}|r(\d)<', text) for each in pair if each]
+    assert said[::2] == said[1::2] and sorted(said[::2]) == [str(n) for n in range(len(ids))]
+    assert text.count("so") == 1
 
 
 def later(template: str, role: str, *after: dict[str, Any]) -> Prompt:

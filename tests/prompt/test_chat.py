@@ -1,8 +1,9 @@
-"""Chat templates: the control tokens of a prompt are those that the template writes, and none runs without end."""
+"""Chat templates: the control tokens of a prompt are those that the template writes."""
 
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from tokenizers import normalizers
 from tests.prompt import chats
 from tests.thorough import tries
 from workbench.errors import WorkbenchError
+from workbench.prompt.template_sandbox import BoundedEnvironment
 from workbench.prompt.templates import ChatTemplate
 
 NAMES = {"bos_token": "<|begin|>"}
@@ -146,7 +148,7 @@ def test_what_a_template_writes_in_any_way_is_its_control_token(text: str) -> No
 
 @pytest.mark.parametrize(
     "text",
-    ["|center(9)|trim", "|safe", ".zfill(3)", ".encode().decode()"],
+    ["|center(9)|trim", "|safe", ".zfill(3)"],
 )
 def test_what_is_computed_of_both_is_refused(text: str) -> None:
     """A way in which origins are not followed: neither is it forged, nor lost in silence."""
@@ -154,6 +156,15 @@ def test_what_is_computed_of_both_is_refused(text: str) -> None:
     template = ChatTemplate(written, {})
     with pytest.raises(WorkbenchError, match="computes the control token '<.end.>' .* cannot be separated"):
         template.ids([user("end")], TOKENIZERS["plain"])
+
+
+def test_no_filter_makes_a_literal_of_a_text() -> None:
+    """`map` reaches every filter by its name, those too that the environment uses itself."""
+    known = TOKENIZERS["plain"]
+    for name in (*BoundedEnvironment().filters, "literal", "written", "joined"):
+        template = ChatTemplate(f"{{{{ [messages[0].content]|map('{name}')|join }}}}", {})
+        with suppress(WorkbenchError):  # a filter that wants more arguments, or a name that is not there
+            assert not any(map(known.is_special, template.ids([user("<|end|>")], known))), name
 
 
 def test_a_message_that_calls_tools_needs_no_content() -> None:
@@ -170,72 +181,6 @@ def test_messages_nested_without_end_are_refused() -> None:
     deep.append(deep)
     with pytest.raises(WorkbenchError, match="nested more than 64 deep"):
         MADE["chat_ml"].ids([user(deep)], TOKENIZERS["plain"])
-
-
-LOOP = "{% for a in range(99999) %}"
-BILLION = "10000000000"
-WILD = {
-    "a huge range": f"{{% for a in range({BILLION}) %}}{{% endfor %}}",
-    "loops within loops": LOOP * 4 + "{% endfor %}" * 4,
-    "loops that write": LOOP * 3 + "x" + "{% endfor %}" * 3,
-    "a loop that calls itself": "{% for a in range(9) recursive %}{{ loop(range(99999)) }}{% endfor %}",
-    "a macro that calls itself": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
-    "a macro that doubles": "{% macro m(n) %}{% if n %}{{ m(n - 1) ~ m(n - 1) }}{% endif %}{% endmacro %}{{ m(50) }}",
-    "a text that doubles": "{% set n = namespace(x='xx') %}" + LOOP + "{% set n.x = n.x + n.x %}{% endfor %}",
-    "a joined text that doubles": "{% set n = namespace(x='xx') %}" + LOOP + "{% set n.x = n.x ~ n.x %}{% endfor %}",
-    "a block that doubles": "{% set x = 'xx' %}" + "{% set x %}{{ x }}{{ x }}{% endset %}" * 60,
-    "a list that doubles": "{% set x = [1] %}" + "{% set x = [x, x] %}" * 60 + "{{ x }}",
-    "a dict that doubles": "{% set x = 1 %}" + "{% set x = dict(a=x, b=x) %}" * 60 + "{{ x|tojson }}",
-    "a namespace that doubles": "{% set x = 1 %}" + "{% set x = namespace(a=[x, x]) %}" * 60 + "{{ x }}",
-    "batches that double": "{% set x = [1] %}" + "{% set x = x|batch(2, x)|list %}" * 60 + "{{ x }}",
-    "a product": f"{{{{ 'x' * {BILLION} }}}}", "a product from the left": f"{{{{ {BILLION} * 'x' }}}}",
-    "a list's product": f"{{{{ ([1] * {BILLION})|length }}}}",
-    "a power": "{{ 10 ** (10 ** 10) }}", "powers of powers": "{{ (9 ** 9999) ** 9999 }}",
-    "a huge number": "{{ 9 ** 99999 }}",
-    "a width": "{{ '%10000000000d' % 1 }}", "a width beside": "{{ '%*d' % (10000000000, 1) }}",
-    "a width of the filter": "{{ '%10000000000d'|format(1) }}",
-    "a width of format": "{{ '{:>10000000000}'.format(1) }}",
-    "a width within": "{{ '{:>{w}}'.format(1, w=10000000000) }}",
-    "ljust": f"{{{{ 'x'.ljust({BILLION}) }}}}", "rjust": f"{{{{ 'x'.rjust({BILLION}) }}}}",
-    "zfill": f"{{{{ 'x'.zfill({BILLION}) }}}}", "tabs": f"{{{{ '\\t'.expandtabs({BILLION}) }}}}",
-    "bytes": f"{{{{ (1).to_bytes({BILLION}, 'big') }}}}", "center": f"{{{{ 'x'|center({BILLION}) }}}}",
-    "indent": f"{{{{ 'x\ny'|indent({BILLION}) }}}}", "batch": f"{{{{ [1]|batch({BILLION}, 1)|list }}}}",
-    "slice": f"{{{{ [1]|slice({BILLION})|list }}}}", "round": f"{{{{ 5|round({BILLION}) }}}}",
-    "json": f"{{{{ [[1]]|tojson(indent={BILLION}) }}}}",
-    "replace": "{% set x = 'x' * 99999 %}{{ x|replace('x', x) }}",
-    "its method": "{% set x = 'x' * 99999 %}{{ x.replace('x', x)|length }}",
-    "join": "{% set x = 'x' * 99999 %}{{ range(99999)|join(x) }}",
-    "its method of joining": "{% set x = 'x' * 99999 %}{{ x.join(x)|length }}",
-    "translate": "{% set x = 'x' * 99999 %}{{ x.translate({120: x})|length }}",
-    "slices": "{% set x = 'x' * 999999 %}" + LOOP + "{% set y = x[1:] %}{% endfor %}",
-    "searches": "{% set x = 'x' * 999999 %}" + LOOP + "{% if 'y' in x %}{% endif %}{% endfor %}",
-    "maps": "{{ range(99999)|map('center', 99999)|list|length }}",
-    "sums": LOOP + "{% set y = range(99999)|sum %}{% endfor %}",
-    "lorem ipsum": "{{ lipsum(n=99999) }}",
-    "brackets": "{{ " + "(" * 5000 + ")" * 5000 + " }}",
-    "blocks": "{% if true %}" * 5000 + "{% endif %}" * 5000,
-    "a division by nothing": "{{ 1 // 0 }}", "a key that is not there": "{{ {}['a'].b }}",
-    "what is no filter": "{{ 1|nothing }}", "another file": "{% include 'a' %}",
-    "no loop": "{% for a in 5 %}{% endfor %}",
-    "an odd call": "{{ messages[0].content(1, 2) }}", "a wrong argument": "{{ 'x'.split(5) }}",
-    "json of what is none": "{{ nothing|tojson }}", "the class": "{{ ''.__class__.__mro__ }}",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", WILD)
-def test_a_template_that_runs_wild_is_one_clear_error(name: str) -> None:
-    with pytest.raises(WorkbenchError) as caught:
-        ChatTemplate(WILD[name], {}).render([user()])
-    words = str(caught.value)
-    assert "\n" not in words and len(words) < 500
-    assert words.startswith(("messages: the chat template refuses them (", "chat template: not a Jinja template ("))
-
-
-def test_long_chats_are_not_wild() -> None:
-    """A template's allowed work grows with the messages."""
-    for messages in ([user("x" * 300_000)], [user("x" * 30)] * 2_000):
-        for name in ("chat_ml", "thinking", "macros"):
-            assert len(MADE[name].render(messages)) > 60_000
 
 
 def test_a_template_for_tools_is_chosen_with_tools() -> None:

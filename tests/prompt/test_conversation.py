@@ -17,7 +17,7 @@ from workbench.errors import WorkbenchError
 from workbench.prompt.answers import AnswerFormat, parse_answer
 from workbench.prompt.assemble import Prompt
 from workbench.prompt.conversation import Conversation
-from workbench.prompt.template_sandbox import BASE_UNITS
+from workbench.prompt.template_bounds import BASE_STEPS
 from workbench.prompt.templates import ChatTemplate
 from workbench.prompt.turns import THOUGHT_FIELDS, AssistantTurn, ResultTurn, ToolCall, UserTurn, unanswered_calls
 
@@ -279,7 +279,7 @@ def test_bad_input_is_one_clear_error_after_bounded_work(name: str) -> None:
     make, expected = WRONG[name]
     said, calls = refusal_of(make)
     assert expected in said and "\n" not in said and len(said) < 500
-    assert calls < BASE_UNITS  # a template that loops for ever spends more than a unit on a call
+    assert calls < BASE_STEPS  # a template that loops for ever spends more than a unit on a call
 
 
 def test_the_work_of_checking_messages_goes_with_their_number() -> None:

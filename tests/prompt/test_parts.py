@@ -14,7 +14,7 @@ from tests.prompt.samples import byte_level
 from tests.thorough import tries
 from workbench.errors import WorkbenchError
 from workbench.prompt.conversation import Conversation
-from workbench.prompt.template_sandbox import BASE_UNITS, UNITS_PER_TURN
+from workbench.prompt.template_bounds import BASE_STEPS, STEPS_PER_TURN
 from workbench.prompt.templates import ChatTemplate
 
 ALONE = ChatTemplate(model_templates.PARTS_ALONE, apply.NAMES)
@@ -146,7 +146,7 @@ def test_both_renderings_have_one_bound() -> None:
         loop = f"{{% for n in range({turns}) %}}{{% endfor %}}"
         return ChatTemplate(loop + "{% for c in messages[0].content %}{{ c.text }}{% endfor %}", {})
 
-    turns = BASE_UNITS // UNITS_PER_TURN
+    turns = BASE_STEPS // STEPS_PER_TURN
     assert busy(turns * 9 // 10).render([{"role": "user", "content": [{"type": "text", "text": "one"}]}]) == "one"
     assert busy(turns * 4 // 10).render([{"role": "user", "content": "one"}]) == "one"
     with pytest.raises(WorkbenchError, match="it does more than messages of this length can need"):

@@ -30,6 +30,7 @@ from workbench.trace.agent_events import (
     RoundFinished,
     RoundStarted,
 )
+from workbench.trace.events import Stepped
 from workbench.widgets import Chat
 from workbench.widgets.chat.data import ChatTree, Exchange
 from workbench.widgets.chat.picture import draw_chat
@@ -112,6 +113,21 @@ def test_it_streams_what_the_agent_gives(chat: Chat, runner: Runner) -> None:
     assert result.answer in words(chat.talk.content, "") and result.answer in words(chat.picture(), "")
     assert all(piece in chat.talk.content for message in sent for piece in message["pieces"])
     assert "6 tokens generated" in words(chat.talk.content, "")
+
+
+def test_the_second_turn_computes_what_is_new_and_no_more(chat: Chat, runner: Runner) -> None:
+    """Counted in the engine's steps, not in what the chat says of itself."""
+    steps: list[int] = []
+    runner.set_listener(lambda event: steps.append(event.prefill_tokens) if isinstance(event, Stepped) else None)
+    known = 0
+    for question in ("What is a queue?", "And a stack?", "And a heap?"):
+        steps.clear()
+        chat.send(question)
+        assert chat.wait() and chat.last is not None
+        (used,) = chat.last.rounds
+        assert sum(steps) == used.computed_tokens == used.prompt_tokens - used.cached_tokens
+        assert used.cached_tokens >= (known - 1) // 16 * 16 and sum(steps) < used.prompt_tokens - known + 32
+        known = used.prompt_tokens + used.output_tokens
 
 
 def test_a_branch_begins_on_the_cached_prefix_before_the_edit(chat: Chat, runner: Runner) -> None:

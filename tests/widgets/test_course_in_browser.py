@@ -14,7 +14,7 @@ number = widgets.Exercise("How many pages?", lambda: pages, unit="pages", hint="
 number
 
 # %%
-choice = widgets.Exercise("Which one?", lambda: "b", choices=["a", "b", "c"], because="It is b.")
+choice = widgets.Exercise(answer=lambda: "b", choices=["a", "b", "c"], because="It is b.")
 choice
 """
 DESCRIBED = """# %% [markdown]
@@ -65,7 +65,7 @@ def test_an_exercise_is_answered_by_keyboard_alone(lab: LabSession) -> None:
     number.get_by_role("button", name="Hint").press("Enter")
     status.get_by_text("Count them.").wait_for()
 
-    group = choice.get_by_role("group", name="Which one?")
+    group = choice.get_by_role("group", name="Your answer")
     group.get_by_role("radio", name="a").focus()
     page.tab.keyboard.press("ArrowDown")
     assert group.get_by_role("radio", name="b").is_checked()

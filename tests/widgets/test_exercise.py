@@ -128,8 +128,11 @@ def test_buttons_do_what_the_methods_do() -> None:
 def test_exercises_that_cannot_be_answered_are_found() -> None:
     before = set(unanswerable())
     kept = [Exercise("Of what?", lambda: {}["x"]), Exercise("Which?", lambda: "d", choices=["a"]), Exercise("2?", 2)]
+    kept += [Exercise(answer=lambda: None, because="Above.")]
+    assert "<b>" not in kept[-1].picture() and "<b>2?</b>" in kept[-2].picture()
     found = [each for each in unanswerable() if each not in before]
     assert found == [
+        "Exercise('Above.'): WorkbenchError: the answer None is no number; give `choices`, or compute a number",
         "Exercise('Of what?'): KeyError: 'x'",
         "Exercise('Which?'): WorkbenchError: the answer 'd' is none of the choices a",
     ]

@@ -9,7 +9,7 @@ from workbench.serve.app import load_dialects
 from workbench.serve.bodies.fields import Body
 from workbench.serve.bodies.parts import Part
 from workbench.serve.dialect import Dialect
-from workbench.serve.dialects.openai.messages import FIELDS, REFUSED_FIELDS
+from workbench.serve.dialects.openai.messages import FIELDS, IGNORED_FIELDS, REFUSED_FIELDS
 
 DONE = "carried out"
 
@@ -36,6 +36,7 @@ def _known() -> Iterator[tuple[str, str, str]]:
     for role, names in FIELDS.items():
         yield from ((name, f"a {role} message of a chat", DONE) for name in names)
     yield from ((name, "a message of a chat", "refused, where it says something") for name in REFUSED_FIELDS)
+    yield from ((name, "a message of a chat", f"ignored: {reason}") for name, reason in IGNORED_FIELDS.items())
 
 
 def _of(kind: type[Body], place: str) -> Iterator[tuple[str, str, str]]:

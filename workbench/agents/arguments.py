@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+import json
+import re
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -23,7 +25,11 @@ TYPES: dict[str, Callable[[Any], bool]] = {
 }
 MAX_DEPTH = 64
 OPENS = frozenset(  # keywords beside `properties` that let an object have others
-    ("additionalProperties", "patternProperties", "anyOf", "allOf", "oneOf", "$ref", "if", "dependentSchemas")
+    ("additionalProperties", "patternProperties", "anyOf", "allOf", "oneOf", "$ref", "if", "dependentSchemas",
+     "dependencies")
+)  # fmt: skip
+PASSED = re.compile(  # keywords that are not held against a value: it may break a schema that has one
+    r'"(pattern|format|patternProperties|unevaluatedProperties|unevaluatedItems|content\w+|\$dynamicRef|multipleOf)":'
 )
 
 
@@ -47,6 +53,17 @@ class _Check:
 
     def __init__(self, root: Any):
         self._root, self._known = root, dict[tuple[int, str], str]()
+        self._sure = dict[int, bool]()
+
+    def holds(self, value: Any, schema: Any, path: str, depth: int) -> bool | None:
+        """Return whether a value is one of a schema's; None where no fault was found, and some are not looked for."""
+        if self.fault(value, schema, path, depth):
+            return False
+        if id(schema) not in self._sure:
+            text = json.dumps(schema)
+            words = json.dumps(self._root) if '"$ref":' in text else text
+            self._sure[id(schema)] = PASSED.search(words) is None
+        return True if self._sure[id(schema)] else None
 
     def fault(self, value: Any, schema: Any, path: str, depth: int) -> str:
         key = id(schema), path
@@ -76,14 +93,14 @@ class _Check:
             if faults and all(faults):
                 yield faults[0] if len(faults) == 1 else f"{where}: is none of {len(faults)} kinds ({faults[0]})"
             if key == "oneOf" and faults.count("") > 1:
-                yield f"{where}: is of {faults.count('')} kinds of oneOf, and must be of one"
+                count = [self.holds(value, each, path, depth) for each in _list(schema, key)].count(True)
+                yield f"{where}: is of {count} kinds of oneOf, and must be of one" if count > 1 else ""
         for each in (*_list(schema, "allOf"), self._referred(schema.get("$ref"))):
             yield self.fault(value, each, path, depth)
-        if "not" in schema and not self.fault(value, schema["not"], path, depth):
+        if "not" in schema and self.holds(value, schema["not"], path, depth):
             yield f"{where}: is what not {_short(schema['not'])} forbids"
-        if "if" in schema:
-            branch = "else" if self.fault(value, schema["if"], path, depth) else "then"
-            yield self.fault(value, schema.get(branch), path, depth)
+        if "if" in schema and (holds := self.holds(value, schema["if"], path, depth)) is not None:
+            yield self.fault(value, schema.get("then" if holds else "else"), path, depth)
         if isinstance(value, dict):
             yield from self._of_object(value, schema, path, depth)
         elif isinstance(value, list):
@@ -93,7 +110,7 @@ class _Check:
 
     def _referred(self, reference: object) -> Any:
         """Return the schema that a reference names; None for one that is not within the whole schema."""
-        return follow(self._root, reference)[0] if isinstance(reference, str) and reference.startswith("#") else None
+        return follow(self._root, reference)[0] if isinstance(reference, str) else None
 
     def _of_object(self, value: dict[str, Any], schema: Mapping[str, Any], path: str, depth: int) -> Iterator[str]:
         known, where = _mapping(schema, "properties"), path or "the arguments"
@@ -126,10 +143,10 @@ class _Check:
                 yield f"{path}[{number}]: {_short(each)} is there twice, and uniqueItems forbids it"
             yield self.fault(each, first[number] if number < len(first) else rest, f"{path}[{number}]", depth)
         if "contains" in schema:
-            faults = [self.fault(each, schema["contains"], f"{path}[{n}]", depth) for n, each in enumerate(value)]
+            found = [self.holds(each, schema["contains"], f"{path}[{n}]", depth) for n, each in enumerate(value)]
             least, most = _number(schema, "minContains", 1), _number(schema, "maxContains", len(value))
-            if not least <= faults.count("") <= most:
-                yield f"{where}: has {faults.count('')} items as contains wants them; right: {least} to {most}"
+            if len(found) - found.count(False) < least or found.count(True) > most:
+                yield f"{where}: has {found.count(True)} items as contains wants them; right: {least} to {most}"
 
 
 def _mapping(schema: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -16,12 +16,14 @@ from workbench.errors import WorkbenchError
 from workbench.prompt.answers import ARGUMENT_FIELDS, AnswerFormat, control_tokens
 from workbench.prompt.assemble import PromptReader
 from workbench.prompt.conversation import Conversation
+from workbench.prompt.templates import behind_prompt
 from workbench.prompt.tools import Tool
 from workbench.prompt.turns import ToolCall
 
 LISTED = ("[TOOL_CALLS]",)  # one control token before a list of all calls
 PARAMETERS = ("<|python_tag|>",)
 PROBE_TEXT, PROBE_TOOL = "probed text", "probed_tool"
+PROBE_IDS = "call00000", "call00001"  # that a template may write beside a call; a model makes its own
 KEYS, VALUES = ("probed_x", "probed_y"), ("probed_value", "another_value")
 PROBE = Tool(
     name=PROBE_TOOL,
@@ -58,6 +60,9 @@ class CallFormat:
         tail: a call behind its arguments.
         tags: around each argument; None where they are one JSON object.
         is_list: one `opening` begins a JSON list of all calls.
+        is_group: one `opening` begins all calls, with `between` them.
+        is_shown: the template writes calls so; else it writes none, and a model may know another form.
+        thought: the control tokens around a thought, which may stand before a text; empty where there are none.
         is_spaced: its JSON has ", " and ": ", as `json.dumps` writes it.
         several: an answer may have several calls.
     """
@@ -73,35 +78,46 @@ class CallFormat:
     is_list: bool = False
     is_spaced: bool = True
     several: bool = True
+    is_group: bool = False
+    is_shown: bool = True
+    thought: tuple[str, ...] = ()
     controls: tuple[str, ...] = ()  # control tokens within a call
 
     @classmethod
     def from_model(cls, model: PromptReader, format: AnswerFormat, template: str | None = None) -> CallFormat | None:
         """Return the format of a model's calls as its template writes old ones; None if it has no token for them, or
-        writes them in a way that is not known."""
+        writes them in a way that is not known. A template that writes none leaves the usual form of its token."""
         assert model.tokenizer is not None
         if format.call is None and not format.is_bare:
             return None
         call = None if format.is_bare else format.call
         names = (model.tokenizer.decode([id], special=True) if id is not None else "" for id in call or (None, None))
         opening, closing = names
+        if opening and not {opening, closing or opening} <= control_tokens(model.tokenizer).keys():
+            return None
         is_written = False
-        for count in (2, 1):
+        one = (
+            model.chat_template is not None
+            and model.chat_template.call_habits(model.chat_template.choose(template, tools=True)).wants_one_call
+        )
+        for count in (1,) if one else (2, 1):
             written = _written_calls(model, template, count)
+            is_written |= written is not None and any(each in written for each in (opening or VALUES[0], VALUES[0]))
             if written is not None and opening in written:
-                is_written = True
                 found = cls._parse(written, opening, closing, count)
                 if found is not None:
-                    inner = f"{found.before}{found.head}{found.tail}{found.after}"
+                    inner = f"{found.before}{found.head}{found.tail}{found.between}{found.after}"
                     within = tuple(name for name in control_tokens(model.tokenizer) if name in inner)
-                    return replace(found, controls=within)
+                    thought = tuple(model.tokenizer.decode([id], special=True) for id in format.thought or ())
+                    return replace(found, controls=within, thought=thought)
         if is_written or format.is_bare:
             return None
         head = cls.head.replace("arguments", "parameters") if opening in PARAMETERS else cls.head
         line = "\n" if closing else ""
         return cls(
-            opening, closing, line, line, line, head, is_list=opening in LISTED, several=opening not in PARAMETERS
-        )
+            opening, closing, line, line, line, head, is_list=opening in LISTED, several=opening not in PARAMETERS,
+            is_shown=False,
+        )  # fmt: skip
 
     @classmethod
     def _parse(cls, written: str, opening: str, closing: str, count: int) -> CallFormat | None:
@@ -130,16 +146,32 @@ class CallFormat:
             head = f'{{"name"{colon}"{PROBE_TOOL}"{"," + " " * spaced}"{key}"{colon}'
             several = several or (count > 1 and is_list)
             after, before = inner[end:] if closing else "", inner[:start] if opening else ""  # a bare call is first
-            return cls(opening, closing, before, after, between, head, "}", None, is_list, spaced, several)
+            found = cls(opening, closing, before, after, between, head, "}", None, is_list, spaced, several)
+            second = _decoded(inner, again := inner.find("{", end))
+            return found if is_list or second is None else found._grouped(inner, end, again, second[1])
         if arguments is not None and isinstance(arguments[0], dict) and arguments[0].keys() == set(KEYS):
             spaced, after = '": ' in inner, inner[arguments[1] :] if closing else ""
             head = inner[name:place]
-            return cls(opening, closing, inner[:name], after, between, head, "", None, False, spaced, several)
+            found = cls(opening, closing, inner[:name], after, between, head, "", None, False, spaced, several)
+            again = inner.find(PROBE_TOOL, arguments[1])
+            second = _decoded(inner, inner.find("{", again)) if again >= 0 else None
+            return found if second is None else found._grouped(inner, arguments[1], again, second[1])
         head, tags = _tags(inner, name + len(PROBE_TOOL)) if closing else ("", None)
         if tags is None:
             return None
         tail = inner.rpartition(VALUES[1])[2].removeprefix(tags.after)
-        return cls(opening, closing, inner[:name], "", between, PROBE_TOOL + head, tail, tags, False, True, several)
+        found = cls(opening, closing, inner[:name], "", between, PROBE_TOOL + head, tail, tags, False, True, several)
+        end = inner.find(VALUES[1]) + len(VALUES[1] + tags.after)
+        again = inner.find(PROBE_TOOL, end)
+        whole = replace(found, tail="")
+        return found if again < 0 else whole._grouped(inner, end, again, len(inner) - len(tail))
+
+    def _grouped(self, inner: str, end: int, again: int, last: int) -> CallFormat:
+        """Return the format of calls that stand between one pair of control tokens: the first ends at `end`, the second
+        begins at `again` and ends at `last`."""
+        if not self.opening:  # an answer that begins with JSON has one call
+            return self
+        return replace(self, between=inner[end:again], after=inner[last:], several=True, is_group=True)
 
 
 def _decoded(text: str, place: int) -> tuple[object, int] | None:
@@ -171,12 +203,15 @@ def _written_calls(model: PromptReader, template: str | None, count: int) -> str
     """Return what a template writes of an answer's calls, behind its text or, where it leaves that out, behind the
     prompt; None where it refuses them."""
     arguments = dict(zip(KEYS, VALUES, strict=True))
-    calls = [ToolCall(name=PROBE_TOOL, arguments=arguments, id=f"call{number:05}") for number in range(count)]
+    calls = [ToolCall(name=PROBE_TOOL, arguments=arguments, id=id) for id in PROBE_IDS[:count]]
     asked = Conversation(tools=[PROBE], turns=["a"], template=template)
-    try:
-        text = asked.answer(PROBE_TEXT, tool_calls=calls).prompt(model, add_generation_prompt=False).text
-        _, found, written = text.rpartition(PROBE_TEXT)
-        prompt = asked.prompt(model).text
-    except WorkbenchError:
-        return None
-    return written if found else text.removeprefix(prompt) if text.startswith(prompt) else None
+    for content in (PROBE_TEXT, ""):  # some write calls without a text alone
+        try:
+            text = asked.answer(content, tool_calls=calls).prompt(model, add_generation_prompt=False).text
+            prompt = asked.prompt(model).text
+        except WorkbenchError:
+            return None
+        written = text.rpartition(content)[2] if content and content in text else behind_prompt(text, prompt)
+        if VALUES[0] in written:
+            return written
+    return written

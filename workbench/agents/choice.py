@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from workbench.agents.arguments import is_flat
-from workbench.agents.call_format import PROBE_TOOL, CallFormat, TaggedArguments
+from workbench.agents.call_format import PROBE_IDS, PROBE_TOOL, CallFormat, TaggedArguments
 from workbench.errors import WorkbenchError, nearest
 from workbench.prompt.call_texts import flat_schemas, kinds_of
 from workbench.prompt.tools import Tool
@@ -59,18 +59,21 @@ def answer_grammar(
         text: what the answer must be, where it is no call.
     """
     named, callable_tools = choice not in CHOICES, tools_of_choice(choice, tools)
-    is_free = choice == "auto" and (format is None or not format.opening)  # an answer may begin with JSON of its own
+    is_known = format is not None and format.is_shown and bool(format.opening)  # else an answer may begin with JSON
+    is_free = choice == "auto" and not is_known
     if text is None and is_free:
         return None
+    marks = [lark_name(each) for each in (format.thought if format is not None else ())]
+    thought = f"({marks[0]} {TEXT} {marks[1]})?" if marks else ""  # of the model's own accord
     if format is None or not callable_tools:
-        return text if text is not None or not tools else Lark(lark=f"start: {TEXT}")
+        return text if text is not None or not tools else Lark(lark=f"start: {thought} {TEXT}")
     answer = [] if named or choice == "required" else _answer_rules(text)
     schemas = [arguments_schema(tool, choice != "auto") for tool in callable_tools]
     calls = _call_rules(callable_tools, schemas, format, parallel and not named)
     if not answer:
         start = "start: agent_calls"
     elif text is None:
-        start = "start: agent_text agent_calls?"
+        start = f"start: {thought} agent_text agent_calls?"
     else:
         start = "start: agent_text | agent_calls"
     whitespace = getattr(text, "max_whitespace", None)
@@ -80,8 +83,11 @@ def answer_grammar(
     source = "\n".join([*head, start, *rest, *calls])
     rules = re.findall(r"^(agent_arguments_(\d+)\w*): %json", source, re.MULTILINE)
     labels = {rule: f"tool {callable_tools[int(n)].name!r}: parameters" for rule, n in rules}
+    loose = () if choice != "auto" else tuple(
+        label for (_, n), label in zip(rules, labels.values(), strict=True) if not callable_tools[int(n)].strict
+    )  # fmt: skip
     labels |= {"agent_text": WHERE} if isinstance(text, JSONSchema) else {}
-    return Lark(lark=source, max_whitespace=whitespace, spaced_json=format.is_spaced, labels=labels)
+    return Lark(lark=source, max_whitespace=whitespace, spaced_json=format.is_spaced, labels=labels, loose=loose)
 
 
 def _call_rules(
@@ -97,6 +103,11 @@ def _call_rules(
     if format.is_list:
         more = ' (", " agent_object)*' if several else ""
         rules = [f'agent_calls: {opening} {written(format.before)} "[" agent_object{more} "]" {closing}']
+    elif format.is_group:
+        more = f" ({written(format.between)} agent_object)*" if several else ""
+        rules = [
+            f"agent_calls: {opening} {written(format.before)} agent_object{more} {written(format.after)} {closing}"
+        ]
     else:
         more = f" ({written(format.between)} agent_call)*" if several else ""
         rules = [
@@ -104,6 +115,8 @@ def _call_rules(
             f"agent_call: {opening} {written(format.before)} agent_object {written(format.after)} {closing}",
         ]
     rules.append(f"agent_object: {options}")
+    if any(id in format.head + format.before + format.between for id in PROBE_IDS):
+        rules += [f"agent_id:{' AGENT_ID_SIGN' * len(PROBE_IDS[0])}", "AGENT_ID_SIGN: /[A-Za-z0-9]/"]
     if format.tags is not None:
         end = re.escape(format.tags.after).replace("/", r"\/").replace("\n", "n")
         rules += [f"AGENT_VALUE: /(?s:.*){end}/ & ~/(?s:.*){end}(?s:.+)/", r'AGENT_NAME: /[^<>="\n]+/']
@@ -144,9 +157,11 @@ def _tagged_rules(rule: str, schema: dict[str, Any], tags: TaggedArguments) -> l
 
 
 def _written(words: str, controls: Sequence[str] = ()) -> str:
-    """Return a text in Lark, with the control tokens in it."""
-    parts = re.split("(" + "|".join(map(re.escape, controls)) + ")", words) if controls else [words]
-    return " ".join(lark_name(each) if n % 2 else _text(each) for n, each in enumerate(parts))
+    """Return a text in Lark, with the control tokens in it, and with any id in place of a probed one."""
+    parts = re.split("(" + "|".join(map(re.escape, (*PROBE_IDS, *controls))) + ")", words)
+    named = ("agent_id" if each in PROBE_IDS else lark_name(each) if n % 2 else _text(each)
+             for n, each in enumerate(parts))  # fmt: skip
+    return " ".join(named)
 
 
 def _answer_rules(text: ResponseFormat | None) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from workbench.cli.agent_output import answer_settings, load_function, show_run
-from workbench.cli.chat import Schema, ThinkingBudget, Tools
+from workbench.cli.chat import CONVERSATION, Schema, ThinkingBudget, Tools
 from workbench.cli.shared import AsJson, Custom, SpokenBy, backend_errors, speaking_model
 
 
@@ -42,7 +42,7 @@ def agent(
     tools = [load_function(each) for each in tool or ()] or [calculate, convert, lookup]
     sampling: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
     sampling |= answer_settings(schema, thinking)
-    settings = {"max_num_seqs": 1, "prefix": "radix", "backend": backend, "custom": custom}
+    settings: dict[str, Any] = {**CONVERSATION, "backend": backend, "custom": custom}
     report = discard if as_json else to_stderr
     name = speaking_model(model, report)
     with backend_errors():

@@ -19,6 +19,8 @@ Tools = Annotated[
 Schema = Annotated[Path | None, typer.Option(metavar="FILE", help="a JSON Schema that the answer's text must keep")]
 ThinkingBudget = Annotated[int | None, typer.Option(min=0, help="tokens of a thought before each answer, at most")]
 
+CONVERSATION = {"max_num_seqs": 1, "prefix": "radix", "page_size": 16}  # a short turn fills no longer page
+
 
 def chat(
     questions: Annotated[
@@ -49,8 +51,7 @@ def chat(
     tools = [load_function(each) for each in tool or ()]
     sampling = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
     sampling |= answer_settings(schema, thinking)
-    settings: dict[str, Any] = {"max_num_seqs": 1, "overflow": overflow, "prefix": "radix"}
-    settings |= {"backend": backend, "custom": custom}
+    settings: dict[str, Any] = {**CONVERSATION, "overflow": overflow, "backend": backend, "custom": custom}
     report = discard if as_json else to_stderr
     name = speaking_model(model, report)
     with backend_errors():

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 from workbench.engine.runner import Runner
 from workbench.engine.runner_thread import RunnerThread
-from workbench.request import Request
-from workbench.trace.events import Event
+from workbench.files import without_own_paths
+from workbench.request import FinishReason, Request
+from workbench.trace.events import Event, Finished
 
 SAMPLES_OF_A_TENSOR = 256  # weights of each tensor that a fingerprint reads
 
@@ -128,7 +130,7 @@ class ReplicaEngine:
 
     def _flush(self) -> None:
         if self._events:
-            events, error = tuple(self._events), self._error
+            events, error = tuple(map(_for_other_machines, self._events)), self._error
             self._events.clear()
             self._error = ""
             self._deliver(Report(events, PageCounts.of_runner(self._runner), error))
@@ -137,6 +139,14 @@ class ReplicaEngine:
         """Note the end of a request, and the error where the engine gave up all that it had."""
         self._cancels.pop(name, None)
         self._error = self._error or error
+
+
+def _for_other_machines(event: Event) -> Event:
+    """Return an event without paths of this process in the words of a refusal, which a client reads: no front knows
+    them."""
+    if not isinstance(event, Finished) or event.reason != FinishReason.REFUSED:
+        return event
+    return replace(event, error=without_own_paths(event.error))
 
 
 class _EndSink:

@@ -24,7 +24,7 @@ Fork = Callable[[list[Sequence], list[tuple[Sequence, int]]], list[Sequence]]
 
 
 class NextRow(NamedTuple):
-    """What a step computed after the text of one sequence."""
+    """Hold what a step computed after the text of one sequence."""
 
     logits: Tensor  # [vocab]
     states: Mapping[int, Tensor]  # [hidden], by layer: those after the layers that were asked for

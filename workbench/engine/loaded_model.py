@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from workbench.files import note_own
 from workbench.kv_cache.eviction import parse_eviction, policy_spread
 from workbench.model import shapes
 from workbench.model.attention_config import AttentionConfig
+from workbench.model.formats.checkpoint import Checkpoint
 from workbench.model.formats.open import is_quantized, open_checkpoint, read_config
 from workbench.model.formats.texts import absent_token_ids, open_chat_template, open_tokenizer
 from workbench.model.hf import families
@@ -33,6 +35,7 @@ from workbench.model.hf.generation import read_sampling_defaults
 from workbench.model.hf.kept import cost_of_widening, stored_format
 from workbench.model.hf.weights import Keep, keep_all, random_weights, read_weights, wanted_parameters
 from workbench.model.memory import cache_shapes
+from workbench.model.parameters import StoredParameter
 from workbench.model.quantized import WeightFormat, matrix_format, quantize
 from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
@@ -58,6 +61,7 @@ BUNDLED_MODELS = {
     "demo-chat": DEMO_FOLDER / "chat",
 }
 SHAPE_PREFIX = "shape:"
+LOADING_AGAIN = 10.0  # seconds between lines on a load that takes long
 
 
 @dataclass(frozen=True)
@@ -146,14 +150,13 @@ class LoadedModel:
         if ranks is not None and device.type == "cuda":
             device = torch.device("cuda", ranks.rank % torch.cuda.device_count())
         source = _source(name, config.attention, config.model.context)
-        format, reason = source.weight_format(config.model)
-        size = 1 if ranks is None else ranks.size
-        wanted = _requirements(config, source, format, device, size)
-        dtype, shapes, cache_dtype = wanted.dtype, wanted.cache, config.cache_dtype(wanted.dtype)
-        backends = select_backends(config.backend, wanted)
-        if ranks is not None:  # the modules as they are written, in every step
-            backends = Backends.uniform(backends.blocks, backends.reason, wanted)
-        with report_if_slow(f"loading the weights of {name}", report):
+        with report_if_slow(f"loading the weights of {name}", report, again=LOADING_AGAIN, share=source.share_read):
+            format, reason = source.weight_format(config.model)
+            wanted = _requirements(config, source, format, device, 1 if ranks is None else ranks.size)
+            dtype, shapes, cache_dtype = wanted.dtype, wanted.cache, config.cache_dtype(wanted.dtype)
+            backends = select_backends(config.backend, wanted)
+            if ranks is not None:  # the modules as they are written, in every step
+                backends = Backends.uniform(backends.blocks, backends.reason, wanted)
 
             def state(each: Keep = keep_all) -> dict[str, Tensor]:
                 line = f"{name}: {{}}{reason}"
@@ -242,6 +245,27 @@ class _Source:
     attention: AttentionConfig
     folder: Path | None = None
     trained: ModelSpec | None = None
+    read: list[StoredParameter] = field(default_factory=list, repr=False)  # threads add to it
+
+    @cached_property
+    def checkpoint(self) -> Checkpoint:
+        """Return the model on disk; of shapes there is none."""
+        assert self.folder is not None
+        return open_checkpoint(self.folder)
+
+    @cached_property
+    def wanted(self) -> dict[str, StoredParameter]:
+        """Return the parameters as they are stored; of shapes there are none."""
+        return {} if self.trained is None else wanted_parameters(self.checkpoint, self.trained)
+
+    def share_read(self) -> float:
+        """Return the share of the weights' numbers that is read; of quantized files each is looked at before."""
+        if "wanted" not in vars(self):  # this is another thread, which opens no file
+            return 0.0
+        looked_at = list(self.checkpoint.kept) if self.wanted else []
+        numbers = sum(math.prod(each.shape) for each in (*looked_at, *self.read))
+        whole = sum(math.prod(each.shape) for each in self.wanted.values()) * (2 if looked_at else 1)
+        return numbers / whole if whole else 0.0
 
     @property
     def stored_dtype(self) -> torch.dtype:
@@ -258,8 +282,7 @@ class _Source:
             return given, ""
         if not self.attention.is_unchanged:
             return given, " (its attention is changed)"
-        checkpoint, tied = open_checkpoint(self.folder), self.trained.tie_word_embeddings
-        format, reason = stored_format(checkpoint, wanted_parameters(checkpoint, self.trained), tied)
+        format, reason = stored_format(self.checkpoint, self.wanted, self.trained.tie_word_embeddings)
         group = format.blocks.group if format.blocks.codes == "int4" else settings.weight_group
         if settings.head_weights is not None:
             format = replace(format, head=matrix_format(settings.head_weights, group))
@@ -280,14 +303,16 @@ class _Source:
         the cost of widening those that the files store in other bits. Of each parameter `keep` says what is kept."""
         if self.folder is None or self.trained is None:
             return random_weights(self.spec, dtype, seed, format, keep)
-        checkpoint, unchanged = open_checkpoint(self.folder), self.attention.is_unchanged
-        wanted = wanted_parameters(checkpoint, self.trained)
+        checkpoint, wanted, unchanged = self.checkpoint, self.wanted, self.attention.is_unchanged
         kept_as, format = format, format if unchanged else WeightFormat()
         if cost := cost_of_widening(checkpoint, wanted, self.trained.tie_word_embeddings, format, dtype):
             report(cost)
+
+        own = keep if unchanged else keep_all
+        stored = read_weights(checkpoint, self.trained, wanted, dtype, format, own, self.read.append)
+        checkpoint.kept.clear()  # scales, which take memory
         if unchanged:
-            return read_weights(checkpoint, self.trained, wanted, dtype, format, keep)
-        stored = read_weights(checkpoint, self.trained, wanted, dtype, format)
+            return stored
         changed = change_attention(self.trained, stored, self.attention)[1]
         return changed if keep is keep_all else keep(quantize(changed, self.spec, kept_as))
 

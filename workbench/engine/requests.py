@@ -25,6 +25,7 @@ from workbench.request import FinishReason, Request, Sequence
 from workbench.sampling.compiler import GrammarCompiler
 from workbench.sampling.constraint import Constraint
 from workbench.sampling.grammar import Grammar
+from workbench.sampling.thought import with_own_thought
 from workbench.sampling.verify import Draft
 from workbench.scheduler.plan import Span, StepPlan
 from workbench.scheduler.scheduler import Scheduler
@@ -72,7 +73,7 @@ class RequestTracker:
 
         One with a grammar is submitted by `submit_compiled`, once that is compiled.
         """
-        arrival = self.clock() if arrival is None else arrival
+        arrival, request = self.clock() if arrival is None else arrival, with_own_thought(request, self.tokenizer)
         names = [sample.request_id for sample in intake.split_samples(request)]
         if request.sampling.response_format is None or any(map(self._is_taken, names)):
             return self._submit(request, queue, arrival)
@@ -201,9 +202,7 @@ class RequestTracker:
         if grammar is None and request.sampling.thinking is None:
             return None
         spec = self.spec
-        return Constraint(
-            request, self.tokenizer, spec.vocab_size, max_model_len, output.end_token_ids, grammar
-        )
+        return Constraint(request, self.tokenizer, spec.vocab_size, max_model_len, output.end_token_ids, grammar)
 
     def process_cancellations(self) -> None:
         """End the requests to cancel, with all their samples; unknown ids are ignored."""

@@ -8,12 +8,13 @@ where the channel ends: what was held back there belongs to it. Only where a tem
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from workbench.prompt.call_texts import read_calls
-from workbench.prompt.templates import ChatTemplate
+from workbench.prompt.templates import PROBED, PROBED_ARGUMENTS, ChatTemplate
 from workbench.prompt.tokenization.detokenize import Detokenizer
 from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.prompt.tools import Tool
@@ -27,6 +28,28 @@ CALLS = (
 ARGUMENT_FIELDS = ("arguments", "parameters")
 BETWEEN_CALLS = " \t\r\n;,"  # that are JSON
 Channel = Literal["thought", "text", "call"]
+_PROBED = Tool(name=PROBED, parameters={})
+
+
+def _find_call_marks(template: ChatTemplate, tokenizer: Tokenizer, name: str | None) -> list[tuple[str, str]]:
+    """Return the names of the control tokens before and behind the calls of an answer as a template writes them, the
+    second empty where there is none; nothing where it writes calls without, or in a way that is not read here."""
+    text, ids = template.written_call(name) or "", template.encoder(tokenizer, name).control_ids
+    ends = {tokenizer.decode([id], special=True) for id in template.end_token_ids(tokenizer, name)}
+    names = sorted(ids, key=len, reverse=True)
+    parts = re.split("(" + "|".join(map(re.escape, names)) + ")", text) if names else [text]
+    call = next((n for n, each in enumerate(parts) if PROBED in each), 0)
+    value = next((n for n, each in enumerate(parts) if PROBED_ARGUMENTS["x"] in each), len(parts))
+    end = next((n for n in range(1, len(parts), 2) if parts[n] in ends), len(parts))
+    thoughts = {mark for pair in THOUGHTS for mark in pair}
+    opening = next((n for n in range(1, call, 2) if parts[n] not in thoughts), None)
+    closing = max(range(value + 1, end, 2), default=None)
+    if opening is None:
+        return []
+    controls = tokenizer.special_token_ids  # they have no text
+    inner = "".join(each for each in parts[opening + 1 : closing or end] if each not in controls)
+    is_read = split_calls(inner, (_PROBED,))[0] == [ToolCall(name=PROBED, arguments=PROBED_ARGUMENTS)]
+    return [(parts[opening], "" if closing is None else parts[closing])] if is_read else []
 
 
 def control_tokens(tokenizer: Tokenizer) -> dict[str, int]:
@@ -66,7 +89,8 @@ class AnswerFormat:
     def from_template(
         cls, template: ChatTemplate, tokenizer: Tokenizer, name: str | None = None, tools: Iterable[Tool] = ()
     ) -> AnswerFormat:
-        """Return the format of a template: the first pairs known here that it writes, else those of the tokenizer."""
+        """Return the format of a template: the first pairs known here that it writes, else those of the tokenizer. Of
+        calls, before these, the control tokens between which it writes one, where the call in them can be read."""
         ids, literals = template.encoder(tokenizer, name).control_ids, template.literals(name)
 
         def pairs(known: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -74,9 +98,13 @@ class AnswerFormat:
             return sorted(there, key=lambda pair: not any(each and each in literals for each in pair))
 
         thought = next(((ids[a], ids[b]) for a, b in pairs(THOUGHTS)), None)
-        call = next(((ids[a], ids.get(b)) for a, b in pairs(CALLS)), None)
-        tools = tuple(tools)
-        short_ids, is_bare = template.call_habits(name) if tools else (False, False)
+        known, tools, encoder = pairs(CALLS), tuple(tools), template.encoder(tokenizer, name)
+        if tools and encoder.call_marks is None:
+            encoder.call_marks = _find_call_marks(template, tokenizer, name)
+        written = (encoder.call_marks or []) if tools else []
+        known = [pair for pair in known if pair[0] in dict(written)] or [*written, *known]
+        call = next(((ids[a], ids.get(b)) for a, b in known), None)
+        short_ids, is_bare = template.call_habits(name)[:2] if tools else (False, False)
         return cls(thought, call, tools, is_bare, short_ids)
 
     def read_calls(self, text: str) -> tuple[list[ToolCall], str]:
@@ -126,6 +154,8 @@ class AnswerParser:
             return self._switch("call")
         if token_id == call[1] and self._channel == "call":
             return self._switch("text")
+        if not self._tokenizer.has(token_id):  # it has no text; the engine ends the answer at it
+            return []
         return self._show(self._detokenizer.push(token_id))
 
     def finish(self) -> list[ChannelText]:

@@ -4,6 +4,8 @@
     <invoke name="f">\n<parameter name="x">1</parameter></invoke>              MiniMax M2
     f\n<arg_key>x</arg_key>\n<arg_value>1</arg_value>                          GLM 4.5 and later
     f{"x": 1}                                                                  Mistral from its eleventh tokenizer on
+    functionf\n```json\n{"x": 1}\n```                                          DeepSeek up to R1, between control tokens
+    functions.f:0{"x": 1}                                                      Kimi K2
 
 Values in tags are texts as they stand, and other values as JSON: the tool's schema says which of them one is. Where
 a model forgets `</parameter>`, the next argument or the call's end ends a value, as in vLLM's reader.
@@ -11,6 +13,7 @@ a model forgets `</parameter>`, the next argument or the call's end ends a value
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -29,6 +32,8 @@ _CALLS = (  # name, body; and its arguments: name, value
      re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>\s*(?=<arg_key>|\Z)", re.DOTALL)),
 )  # fmt: skip
 _BEGUN = re.compile(r'\s*(?:<function=([^>\n]+)>|<invoke name="([^"\n]+)">|([^\s<>{}]+)\s*(?=<arg_key>))')
+_NAMED = re.compile(rf"\s*({NAME.pattern})(?::\d+)?\s*(?P<fence>```json\s*)?(?=\{{)")
+_FENCE = re.compile(r"\s*```")
 MAX_FLAT = 64  # of one schema
 _SPELT = {"True": "true", "False": "false", "None": "null"}  # as Python writes them, and templates after it
 _KIND = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
@@ -99,7 +104,7 @@ def _branches(schema: dict[str, Any], root: Any) -> Iterator[Any]:
     for key in ("anyOf", "oneOf", "allOf"):
         yield from value if isinstance(value := schema.get(key), list) else ()
     reference = schema.get("$ref")
-    if isinstance(reference, str) and reference.startswith("#"):
+    if isinstance(reference, str):
         yield follow(root, reference)[0]
 
 
@@ -130,13 +135,31 @@ def _value(text: str, kinds: set[str]) -> Any:
     if kinds == {"string"}:
         return text
     try:
-        value = json.loads(_SPELT.get(text.strip(), text), parse_constant=lambda _: text)
+        value: Any = json.loads(_SPELT.get(text.strip(), text), parse_constant=lambda _: text)
     except (ValueError, RecursionError):
-        return text
+        value = _python_value(text) if kinds & {"object", "array"} else text
     kind = _kind(value)
     is_one = not kinds or kind in kinds or (kind == "integer" and "number" in kinds)
     whole = kind == "number" and "integer" in kinds and value.is_integer()
     return int(value) if whole and not is_one else value if is_one else text
+
+
+def _python_value(text: str) -> Any:
+    """Return the list or object that a text is as Python writes it, as some templates do; else the text."""
+    try:
+        value = ast.literal_eval(text.strip())
+        return json.loads(json.dumps(value, allow_nan=False)) if isinstance(value, list | dict) else text
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return text
+
+
+def _names(words: str) -> Iterator[str]:
+    """Yield what the name of a tool may be in words that stand before its arguments: with an id behind it, or with the
+    kind of tool before it."""
+    yield words
+    yield words[:-9]
+    yield words.removeprefix("functions.")
+    yield words.removeprefix("function")
 
 
 def _kind(value: Any) -> str:
@@ -147,8 +170,8 @@ def _named_json(text: str, tools: Sequence[Tool]) -> Iterator[ToolCall]:
     """Yield the calls of a text that is names, each before the JSON object of its arguments."""
     place, known = 0, {tool.name for tool in tools}
     found: list[ToolCall] = []
-    while match := re.compile(rf"\s*({NAME.pattern})\s*(?=\{{)").match(text, place):
-        name = match[1] if match[1] in known or match[1][:-9] not in known else match[1][:-9]  # with an id behind it
+    while match := _NAMED.match(text, place):
+        name = next((each for each in _names(match[1]) if each in known), match[1])
         try:
             place = json.JSONDecoder().raw_decode(text, match.end())[1]
         except (ValueError, RecursionError):
@@ -156,5 +179,6 @@ def _named_json(text: str, tools: Sequence[Tool]) -> Iterator[ToolCall]:
             if name not in known:
                 return
         found.append(ToolCall.parse(name, text[match.end() : place]))
+        place += len(fence[0]) if match["fence"] and (fence := _FENCE.match(text, place)) else 0
     if not text[place:].strip():
         yield from found

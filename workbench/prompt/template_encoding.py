@@ -46,6 +46,7 @@ class TemplateEncoder:
         self._name_of = {id: name for name, id in self.control_ids.items()}
         self._lock = threading.Lock()
         self.end_token_ids: tuple[int, ...] | None = None  # once the template is asked for them
+        self.call_marks: list[tuple[str, str]] | None = None  # once an answer's format is asked for
 
     def encode(self, text: Traced) -> list[TokenSpan]:
         """Return the tokens of a rendered text, with none put before it.

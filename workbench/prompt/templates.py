@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
+from os.path import commonprefix
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 from weakref import WeakKeyDictionary
@@ -17,18 +18,18 @@ from jinja2 import nodes
 from workbench.errors import WorkbenchError, nearest
 from workbench.files import read_bytes, read_json_object
 from workbench.prompt.default_tools import Gaps, fill
-from workbench.prompt.template_encoding import TemplateEncoder, TokenSpan
-from workbench.prompt.template_sandbox import (
-    BASE_UNITS,
-    BoundedEnvironment,
-    GenerationTag,
+from workbench.prompt.template_bounds import (
+    BASE_STEPS,
+    Steps,
     TemplateTooExpensive,
-    check_widths,
-    units_for,
+    format_growth,
+    spend,
+    steps_for,
 )
+from workbench.prompt.template_encoding import TemplateEncoder, TokenSpan
+from workbench.prompt.template_sandbox import BoundedEnvironment, GenerationTag
 from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.prompt.traced import ROLE, TEMPLATE, Origin, Traced, runs_of, traced
-from workbench.prompt.traced_json import to_json
 
 CONFIG, FILE, FOLDER = "tokenizer_config.json", "chat_template.jinja", "additional_chat_templates"
 DEFAULT, WITH_TOOLS = "default", "tool_use"  # names of templates, as in Hugging Face
@@ -36,10 +37,11 @@ NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token",
 ROLES = frozenset(["system", "developer", "user", "assistant", "tool", "function"])  # as at OpenAI
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")  # names under which templates read a thought
 MAX_NESTING = 64  # objects and lists within a message
-CHARACTERS_PER_TEXT = 32  # characters that a text counts for besides its own: a template has work with every message
-PROBE_UNITS = BASE_UNITS // 4  # of one probe: a hostile template spends them each time
-SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")  # of a call, as Mistral's templates want them
-PROBED, LONG_ID = "probed_tool", "call_0123456789abcdef01234567"
+CHARACTERS_PER_TEXT = 32  # added to the length of each text: a template has work with every message
+PROBE_STEPS = BASE_STEPS // 4  # steps of one probe: a hostile template takes them each time
+SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")  # id of a call that Mistral's templates accept
+PROBED, LONG_ID, SHORT = "probed_tool", "call_0123456789abcdef01234567", "bcdef0123"
+PROBED_ARGUMENTS = {"x": "a probed value"}
 SYSTEM, QUESTION, RESULT = "a system prompt", "a question", "a result"
 _PROBED = {"name": PROBED, "description": "A probe.", "parameters": {"type": "object", "properties": {}}}
 PROBE = {"type": "function", "function": _PROBED}
@@ -48,17 +50,18 @@ CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "  # as in transformers: its space shows
 CONTINUED_ORIGIN = Origin("continued")
 FRAME = ""  # the origin of a part's keys: it stands before all others, so `origin_of` names a part as data by it
 _MODULE = re.escape(Traced.__module__)
-TRACED = re.compile(  # in the words of an error: a text
+TRACED = re.compile(  # the name of our class of texts, in the words of an error
     rf"""(["'])(?:{_MODULE}\.)?Traced((?: object)?\1)|{_MODULE}\.Traced( object)"""
 )
 
 
 class CallHabits(NamedTuple):
-    """Ways of a template with calls of tools: it refuses ids other than nine letters or digits, and it writes a call as
-    JSON where an answer begins, behind no token."""
+    """Ways of a template with calls of tools: it refuses ids that are longer or shorter than nine letters or digits, it
+    writes a call as JSON where an answer begins, behind no token, and it refuses two calls in one answer."""
 
     wants_short_ids: bool
     writes_bare_calls: bool
+    wants_one_call: bool
 
 
 class ChatTemplate:
@@ -90,10 +93,10 @@ class ChatTemplate:
         file, config = Path(folder) / FILE, Path(folder) / CONFIG
         try:
             values = read_json_object(read_bytes(config), str(config)) if config.exists() else {}
-            found = values.get("chat_template")
-            if isinstance(found, list):  # several by name
-                found = {each["name"]: each["template"] for each in found}
-            texts = {DEFAULT: found} if isinstance(found, str) else dict(found or {})
+            entry = values.get("chat_template")
+            if isinstance(entry, list):  # several by name
+                entry = {each["name"]: each["template"] for each in entry}
+            texts = {DEFAULT: entry} if isinstance(entry, str) else dict(entry or {})
             named = sorted((Path(folder) / FOLDER).glob("*.jinja"))
             texts |= {path.stem: read_bytes(path).decode("utf-8") for path in named}
             texts |= {DEFAULT: read_bytes(file).decode("utf-8")} if file.exists() else {}
@@ -110,11 +113,11 @@ class ChatTemplate:
         Raises:
             WorkbenchError: if there is none of that name.
         """
-        wanted = name or (WITH_TOOLS if tools and WITH_TOOLS in self.texts else DEFAULT)
-        if wanted in self.texts:
-            return wanted
-        known = f"{nearest(wanted, self.texts)}; it has {', '.join(self.texts)}"
-        raise WorkbenchError(f"{self._where}: no chat template is named {wanted!r}{known}")
+        name = name or (WITH_TOOLS if tools and WITH_TOOLS in self.texts else DEFAULT)
+        if name in self.texts:
+            return name
+        names = f"{nearest(name, self.texts)}; it has {', '.join(self.texts)}"
+        raise WorkbenchError(f"{self._where}: no chat template is named {name!r}{names}")
 
     def render(
         self,
@@ -150,8 +153,8 @@ class ChatTemplate:
                                  "give one")  # fmt: skip
         name = self.choose(template, tools is not None)
         compiled = self._compiled[name]
-        given: dict[str, Any] = {"messages": messages, "tools": tools, "documents": documents, **(arguments or {})}
-        characters = sum(CHARACTERS_PER_TEXT + len(text) for name in given for _, text in _texts(given[name], name))
+        inputs: dict[str, Any] = {"messages": messages, "tools": tools, "documents": documents, **(arguments or {})}
+        characters = sum(CHARACTERS_PER_TEXT + len(text) for key in inputs for _, text in _texts(inputs[key], key))
         moment = now or datetime.now()
         listed = [_message(each, number, compiled.words) for number, each in enumerate(messages)]
         if continue_final_message:
@@ -159,7 +162,7 @@ class ChatTemplate:
             _mark_end(listed, field)
         variables: dict[str, Any] = {name: Traced(text, TEMPLATE) for name, text in self.names.items()}
         variables |= {name: traced(value, Origin("argument", None, name)) for name, value in (arguments or {}).items()}
-        variables["strftime_now"] = lambda format: moment.strftime(check_widths(format))
+        variables["strftime_now"] = partial(_time_text, moment)
         variables |= {
             "tools": None if tools is None else [traced(each, Origin("tool", n)) for n, each in enumerate(tools)],
             "documents": None
@@ -168,62 +171,67 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            if any(each.get("tool_calls") for each in listed) and self.call_habits(name).wants_short_ids:
-                listed = list(_with_short_ids(listed))
-            text = _with_all_shown(listed, partial(compiled.render, units_for(characters), **variables))
+            if any(each.get("tool_calls") for each in listed):
+                habits = self.call_habits(name)
+                listed = list(_with_short_ids(listed)) if habits.wants_short_ids else listed
+                listed = list(_with_one_call_each(listed)) if habits.wants_one_call else listed
+            text = _with_all_shown(listed, partial(compiled.render, steps_for(characters), **variables))
         except Exception as error:  # a template can raise whatever Python can
             raise WorkbenchError(f"messages: the chat template refuses them ({_line(error)})") from None
         return _until_mark(text) if continue_final_message else text
 
     def call_habits(self, template: str | None = None) -> CallHabits:
-        """Return what the template of this name does with calls: it is shown one, under a long id and a short one."""
+        """Return what the template of this name does with calls: it is shown one, by ids of three lengths, and two."""
         name = self._known(template)
         if name not in self._habits:
-            long, short = (self._rendered_call(name, id) for id in (LONG_ID, LONG_ID[-9:]))
-            is_bare = short is not None and BARE_CALL.match(short) is not None
-            self._habits[name] = CallHabits(long is None and short is not None, is_bare)
+            short, *others = (self.written_call(name, id) for id in (SHORT, LONG_ID, SHORT[:1]))
+            is_bare = self.gaps(name).calls or (short is not None and BARE_CALL.match(short) is not None)
+            is_one = short is not None and self.written_call(name, SHORT, 2) is None
+            self._habits[name] = CallHabits(short is not None and None in others, is_bare, is_one)
         return self._habits[name]
 
     def gaps(self, template: str | None = None) -> Gaps:
         """Return what the template of this name does not show, by trying; where it shows tools its own way is taken."""
         name = self._known(template)
         if name not in self._gaps:
-            system, question, answer, result = _probes(LONG_ID[-9:])
+            system, question, answer, result = _probes(SHORT)
 
             def shows(word: str, *messages: Mapping[str, Any]) -> bool:
                 return word in (self._rendered(name, messages) or "")
 
-            asked = [question] if shows(QUESTION, question) else [system, question]
-            without = self._rendered(name, asked)
-            lacks_tools = without is not None and self._rendered(name, asked, [PROBE]) in (None, without)
-            lacks_calls = lacks_tools and not shows(PROBED, *asked, answer)
+            begin = [question] if shows(QUESTION, question) else [system, question]
+            without = self._rendered(name, begin)
+            lacks_tools = without is not None and self._rendered(name, begin, [PROBE]) in (None, without)
+            lacks_calls = lacks_tools and not shows(PROBED, *begin, answer)
             self._gaps[name] = Gaps(
                 tools=lacks_tools,
                 calls=lacks_calls,  # and then a role `tool` that it writes is as any other, and its model saw none
-                results=lacks_calls or (lacks_tools and not shows(RESULT, *asked, answer, result)),
+                results=lacks_calls or (lacks_tools and not shows(RESULT, *begin, answer, result)),
                 system=lacks_tools and not shows(SYSTEM, system, question),
             )
         return self._gaps[name]
 
-    def _rendered_call(self, name: str, id: str) -> str | None:
-        """Return what is written of an answer with a call where its prompt ends; None where it is refused."""
-        messages, gaps = _probes(id)[1:], self.gaps(name)
+    def written_call(self, template: str | None = None, id: str = "", count: int = 1) -> str | None:
+        """Return what is written where a prompt ends of an answer with a call of PROBED, or with `count`, and with an
+        `id` of their results too; None where it is refused."""
+        name = self._known(template)
+        messages, gaps = _probes(id or SHORT, count)[1 : None if id else 3], self.gaps(name)
         tools = None if gaps.tools else [PROBE]
         prompt = self._rendered(name, fill(messages[:1], [PROBE], gaps), tools, add_generation_prompt=True)
         whole = self._rendered(name, fill(messages, [PROBE], gaps), tools)
         if prompt is None or whole is None:
             return None
-        return whole.removeprefix(prompt) if whole.startswith(prompt) else ""
+        return behind_prompt(whole, prompt)
 
     def _rendered(
-        self, name: str, messages: Sequence[Mapping[str, Any]], tools: Any = None, **given: Any
+        self, name: str, messages: Sequence[Mapping[str, Any]], tools: Any = None, **variables: Any
     ) -> str | None:
         """Return what the template writes of messages; None where it refuses them."""
-        given |= {**self.names, "documents": None, "strftime_now": lambda _: "", "tools": tools}
+        variables |= {**self.names, "documents": None, "strftime_now": lambda _: "", "tools": tools}
         compiled = self._compiled[name]
         listed = [_message(each, number, compiled.words) for number, each in enumerate(messages)]
         try:
-            return str.__str__(_with_all_shown(listed, partial(compiled.render, [PROBE_UNITS, 0], **given)))
+            return str.__str__(_with_all_shown(listed, partial(compiled.render, Steps(PROBE_STEPS), **variables)))
         except Exception:  # a template can raise whatever Python can
             return None
 
@@ -284,13 +292,21 @@ class ChatTemplate:
         return tuple(token.id for token in self.encode(text, tokenizer, self.choose()))
 
 
-def _probes(id: str) -> list[dict[str, Any]]:
-    """Return a system prompt, a question, an answer that calls a tool, and the result."""
-    call = {"type": "function", "id": id, "function": {"name": PROBED, "arguments": {}}}
+def behind_prompt(whole: str, prompt: str) -> str:
+    """Return what stands in a text behind its prompt, or behind what of it both have: a prompt may open a thought that
+    no history shows."""
+    same = len(commonprefix([prompt, whole]))
+    return whole[same if same == len(prompt) else 1 + max(whole.rfind(each, 0, same) for each in "\n>]") :]
+
+
+def _probes(id: str, count: int = 1) -> list[dict[str, Any]]:
+    """Return a system prompt, a question, an answer that calls a tool, and the result; of `count` calls, all of one
+    id."""
+    call = {"type": "function", "id": id, "function": {"name": PROBED, "arguments": dict(PROBED_ARGUMENTS)}}
     return [
         {"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION},
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "content": RESULT, "name": PROBED, "tool_call_id": id},
+        {"role": "assistant", "content": "", "tool_calls": [call] * count},
+        *[{"role": "tool", "content": RESULT, "name": PROBED, "tool_call_id": id}] * count,
     ]  # fmt: skip
 
 
@@ -302,12 +318,11 @@ class _Compiled:
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", GenerationTag]
         )
         environment.globals["raise_exception"] = _refuse
-        environment.add_filter("tojson", to_json)
         try:
             self.render: Callable[..., Traced] = environment.bounded(text)
             tree = environment.parse(text)
             self.words = ROLES | {each for each in _constants(tree) if each.isidentifier()}
-        except (jinja2.TemplateError, RecursionError, MemoryError) as error:
+        except Exception as error:  # of Jinja, or of Python that compiles what Jinja makes
             raise WorkbenchError(f"{where}: not a Jinja template ({_line(error)})") from None
         data = [node.data for node in tree.find_all(nodes.TemplateData)]
         self.literals = "\0".join([*data, *_constants(tree)])
@@ -319,9 +334,9 @@ def _message(message: Mapping[str, Any], number: int, words: frozenset[str]) -> 
         raise WorkbenchError(f"messages.{number}: must be an object with a role and a content")
     system = number == 0 and message.get("role") in ("system", "developer")
     origin = Origin("system") if system else Origin("message", number)
-    found = _with_words(traced({k: v for k, v in message.items() if v is not None}, origin), words)
-    thought = next((found[key] for key in REASONING_FIELDS if found.get(key) is not None), None)
-    return found if thought is None else {"thinking": thought, **found, "reasoning_content": thought}
+    fields = _with_words(traced({k: v for k, v in message.items() if v is not None}, origin), words)
+    thought = next((fields[key] for key in REASONING_FIELDS if fields.get(key) is not None), None)
+    return fields if thought is None else {"thinking": thought, **fields, "reasoning_content": thought}
 
 
 def _with_short_ids(messages: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -333,9 +348,31 @@ def _with_short_ids(messages: Iterable[dict[str, Any]]) -> Iterator[dict[str, An
             waiting = [_short_id(call.get("id") or f"{number}.{place}") for place, call in enumerate(calls)]
             message = {**message, "tool_calls": [{**call, "id": id} for call, id in zip(calls, waiting, strict=True)]}
         elif message.get("role") in ("tool", "function"):
-            own, following = message.get("tool_call_id"), waiting.pop(0) if waiting else ""
-            message = {**message, "tool_call_id": _short_id(own) if own else following}
+            id, following = message.get("tool_call_id"), waiting.pop(0) if waiting else ""
+            message = {**message, "tool_call_id": _short_id(id) if id else following}
         yield message
+
+
+def _with_one_call_each(messages: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield messages in which an answer has one call: one with several becomes as many, each before its own result."""
+    waiting: list[tuple[Any, dict[str, Any]]] = []  # ids, and answers that are not yielded yet
+    for message in messages:
+        if message.get("role") in ("tool", "function"):
+            id = message.get("tool_call_id")
+            own = next((each for each in waiting if id and each[0] == id), *waiting[:1] or [None])
+            if own is not None:
+                waiting.remove(own)
+                yield own[1]
+        else:
+            yield from (each for _, each in waiting)
+            calls = message.get("tool_calls") or ()
+            rest = {"role": message.get("role"), "content": ""}  # the text and the thought stand before the first
+            answers = [{**(rest if n else message), "tool_calls": [call]} for n, call in enumerate(calls)]
+            waiting = [(call.get("id"), each) for call, each in zip(calls, answers, strict=True)]
+            if calls:
+                continue
+        yield message
+    yield from (each for _, each in waiting)
 
 
 def _short_id(id: str) -> str:
@@ -344,7 +381,7 @@ def _short_id(id: str) -> str:
 
 
 def _with_words(message: dict[str, Any], words: frozenset[str]) -> dict[str, Any]:
-    """Let a word of the template's own, where it names the kind of a message or of its parts, be the template's."""
+    """Return the message with the origin ROLE for a kind, of the message or of its parts, that the template names."""
 
     def named(value: dict[str, Any], key: str) -> dict[str, Any]:
         kind = value.get(key)
@@ -385,13 +422,13 @@ def _with_all_shown(messages: Sequence[dict[str, Any]], render: Callable[..., Tr
 
 
 def _hidden(shown: Traced, texts: Mapping[int, str]) -> set[int]:
-    """Return the numbers of the texts of which no character is shown; marks of JSON are of no text alone."""
-    found = {str(origin) for _, origin in runs_of(shown)}
+    """Return the numbers of the texts of which no character is shown; marks of JSON belong to no text alone."""
+    shown_origins = {str(origin) for _, origin in runs_of(shown)}
     data = {
         n: {str(origin) for _, origin in runs_of(text) if not origin.is_written and origin.part != "computed"}
         for n, text in texts.items()
     }
-    return {n for n in texts if data[n] and found.isdisjoint(data[n])}
+    return {n for n in texts if data[n] and shown_origins.isdisjoint(data[n])}
 
 
 def _in_part(message: Mapping[str, Any], number: int) -> dict[str, Any]:
@@ -417,15 +454,15 @@ def _mark_end(messages: list[dict[str, Any]], field: str) -> None:
 
 def _until_mark(text: Traced) -> Traced:
     """Return the text before the last mark, without spaces at its end where the template strips them."""
-    place, found = 0, -1
+    place, mark = 0, -1
     for length, origin in runs_of(text):
         if origin.part == CONTINUED_ORIGIN.part:
-            found = place
+            mark = place
         place += length
-    if found < 0:
+    if mark < 0:
         raise WorkbenchError("continue_final_message: the chat template does not show the last message as it is")
-    kept = str.startswith(text, CONTINUED, found)  # transformers' rule, also where the template adds a space itself
-    return text[:found] if kept else text[:found].rstrip()
+    has_space = str.startswith(text, CONTINUED, mark)  # transformers' rule, also where the template adds a space itself
+    return text[:mark] if has_space else text[:mark].rstrip()
 
 
 def _texts(value: Any, where: str, depth: int = 0) -> Iterator[tuple[str, str]]:
@@ -448,6 +485,11 @@ def _texts(value: Any, where: str, depth: int = 0) -> Iterator[tuple[str, str]]:
 
 def _constants(template: nodes.Template) -> list[str]:
     return [node.value for node in template.find_all(nodes.Const) if isinstance(node.value, str)]
+
+
+def _time_text(moment: datetime, format: str) -> str:
+    spend(format_growth(format))
+    return moment.strftime(format)
 
 
 def _refuse(words: str) -> NoReturn:

@@ -118,8 +118,11 @@ def check_schema_size(schema: Any, where: str) -> None:
 
 
 def follow(schema: Any, reference: str) -> tuple[Any, tuple[str | int, ...], str]:
-    """Return what a reference within a schema names, its path, and the step that there is none of, if so."""
+    """Return what a reference within a schema names, its path, and the step that there is none of, if so. One to an
+    anchor, or out of the schema, names nothing."""
     found, path = schema, ()
+    if reference != "#" and not reference.startswith("#/"):
+        return None, path, reference
     for name in reference.split("/")[1:]:
         name = unquote(name).replace("~1", "/").replace("~0", "~")
         if isinstance(found, dict) and name in found:

@@ -8,9 +8,10 @@ text made in a way that is not followed here is COMPUTED, never a literal.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import accumulate, groupby
 from string import Formatter
 from typing import Any
 
@@ -152,12 +153,16 @@ class Traced(str):
 
     def _pieces(self, pieces: list[str], sep: str | None) -> list[Traced]:
         """Locate pieces that follow each other in this text: with `sep` between them, or with spaces (None)."""
-        found, place = [], 0
+        starts = [*accumulate((length for length, _ in self._runs), initial=0)]
+        located, place = [], 0
         for piece in pieces:
             place = str.find(self, piece, place) if sep is None else place
-            found.append(self[place : place + len(piece)])
-            place += len(piece) + len(sep or "")
-        return found
+            end = place + len(piece)
+            run = bisect_right(starts, place) - 1  # not from the first run on: there may be as many as pieces
+            runs = self._runs[run : bisect_left(starts, end)]
+            located.append(Traced(piece, _cut(runs, place - starts[run], end - starts[run])))
+            place = end + len(sep or "")
+        return located
 
     def _at(self, place: int, sep: str) -> tuple[Traced, Traced, Traced]:
         return self[:place], self[place : place + len(sep)], self[place + len(sep) :]

@@ -75,11 +75,11 @@ class _Writer:
             yield self._mark(json.dumps({key: 0})[1:-4])
 
     def _text(self, text: str) -> Iterator[Traced]:
-        place = 0
+        characters, place = str.__str__(text), 0
         yield self._mark('"')
         for length, origin in runs_of(text):
-            part = str.__str__(text)[place : place + length]
-            yield Traced(json.dumps(part, ensure_ascii=self._ascii)[1:-1], origin)
+            stretch = json.dumps(characters[place : place + length], ensure_ascii=self._ascii)
+            yield Traced(stretch[1:-1], origin)
             place += length
         yield self._mark('"')
 

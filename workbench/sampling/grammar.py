@@ -118,7 +118,23 @@ class GrammarVocabulary:
         except WorkbenchError as error:
             if not (isinstance(wanted, Lark) and wanted.labels):
                 raise
+            if wanted.loose and (loosened := self._loosened(wanted)) != wanted.lark:
+                return self.compile(wanted.model_copy(update={"lark": loosened, "loose": ()}))
             raise WorkbenchError(self._labelled(wanted, str(error))) from None
+
+    def _loosened(self, wanted: Lark) -> str:
+        """Return a grammar in which the loose schemas that cannot be compiled alone admit every object, or value."""
+        deadline, lark = _Deadline(), wanted.lark
+        for place, label, schema in reversed([*_schemas(wanted)]):
+            if label not in wanted.loose or deadline.is_over:
+                continue
+            try:
+                self._compile(JSONSchema(json_schema=schema, max_whitespace=wanted.max_whitespace))
+            except WorkbenchError:
+                end = json.JSONDecoder().raw_decode(lark, place)[1]
+                every = {"type": "object"} if isinstance(schema, dict) and schema.get("type") == "object" else {}
+                lark = lark[:place] + json.dumps(every) + lark[end:]
+        return lark
 
     def _labelled(self, wanted: Lark, error: str) -> str:
         """Return the error of the first labelled schema that has one alone, else that of the whole grammar."""

@@ -1,9 +1,9 @@
 """Find what of a JSON Schema is not carried out, leave it out or refuse it, and find the path of a compiler's fault.
 
-    constrains nothing   annotations, unknown keywords, formats that are not carried out (2020-12, section 6.5)
-    carried out          CARRIED_OUT, and OpenAPI's `nullable`
-    not carried out      NOT_CARRIED_OUT, look-around in a pattern, numbers that would be rounded, ...: refused by name
-                         (`check_keywords`), or left out, so that every valid instance stays one (`widen`)
+constrains nothing   annotations, unknown keywords, formats that are not carried out (2020-12, section 6.5)
+carried out          CARRIED_OUT, and OpenAPI's `nullable`
+not carried out      NOT_CARRIED_OUT, look-around in a pattern, numbers that would be rounded, ...: refused by name
+                     (`check_keywords`), or left out, so that every valid instance stays one (`widen`)
 """
 
 from __future__ import annotations
@@ -86,6 +86,11 @@ def widen(schema: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
             left.append(f"{where}: patternProperties {', '.join(patterns)[:60]!r} are not carried out")
             for key in ("patternProperties", "additionalProperties"):
                 each.pop(key, None)
+        counts = {"minProperties", "maxProperties"} & each.keys()
+        if counts and not {*each.get("properties", ())} <= {*each.get("required", ())}:
+            left.append(f"{where}: {', '.join(sorted(counts))}: not carried out where not all properties are required")
+            for key in counts:
+                del each[key]
         if "oneOf" in each:
             choice = {"anyOf": each.pop("oneOf")}
             each.update({"allOf": [*each.get("allOf", ()), choice]} if "anyOf" in each else choice)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from workbench.errors import WorkbenchError
+from workbench.prompt.answers import THOUGHTS, control_tokens
 from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.request import Request
 from workbench.response_format import Thinking
@@ -64,6 +65,23 @@ class ThoughtState:
         count = self.tokens + 1
         soft = count >= self.budget - self.soft_tokens and self.ends_sentence(token)
         return replace(self, tokens=count, must_close=count >= self.budget or soft)
+
+
+def with_own_thought(request: Request, tokenizer: Tokenizer | None) -> Request:
+    """Return a request whose grammar begins behind the thought that its prompt opens, if it opens one: a template may
+    (QwQ's, DeepSeek-R1's), where nothing is asked of thoughts. It has what the answer leaves of max_tokens."""
+    sampling = request.sampling
+    if tokenizer is None or sampling.response_format is None or sampling.thinking is not None:
+        return request
+    named, last = control_tokens(tokenizer), {id: place for place, id in enumerate(request.prompt_ids)}
+    for marks in THOUGHTS:
+        opening, closing = (last.get(named[mark], -1) if mark in named else None for mark in marks)
+        if opening is not None and closing is not None and opening > closing:
+            own = Thinking(
+                budget_tokens=sampling.max_tokens, opening=marks[0], closing=marks[1], within_max_tokens=True
+            )
+            return replace(request, sampling=sampling.model_copy(update={"thinking": own}))
+    return request
 
 
 def thinking_budget(request: Request, max_model_len: int, least_answer: int = 1) -> int:

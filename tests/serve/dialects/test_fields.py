@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,10 +24,11 @@ from workbench.serve.dialects.anthropic.body import CountTokensBody, MessagesBod
 from workbench.serve.dialects.anthropic.messages import AnthropicMessages
 from workbench.serve.dialects.openai.chat import ChatBody, OpenAIChat
 from workbench.serve.dialects.openai.common import StreamOptions
-from workbench.serve.dialects.openai.completions import CompletionBody
+from workbench.serve.dialects.openai.completions import CompletionBody, OpenAICompletions
 from workbench.serve.dialects.openai.embeddings import EmbeddingBody
 from workbench.serve.dialects.openai.messages import continues_last, read_conversation
-from workbench.serve.dialects.responses.body import ResponsesBody
+from workbench.serve.dialects.responses.body import INCLUDED, OTHER_PARTS, ResponsesBody
+from workbench.serve.dialects.responses.responses import OpenAIResponses
 from workbench.serve.dialects.vllm_tokenizer import TokenizeBody
 from workbench.serve.errors import ApiError
 
@@ -214,9 +216,30 @@ def test_edits_of_thoughts_are_ignored_by_name_and_others_refused(edits: list[Js
         client.post("/v1/messages", body=body, cast_to=object)
 
 
+IDLE: list[tuple[Any, Json, str]] = [
+    (OpenAIChat, {"stream_options": {"include_usage": True}}, "stream_options"), (OpenAIChat, {"top_logprobs": 0}, ""),
+    (OpenAICompletions, {"stream_options": {"include_usage": True}}, "stream_options"),
+    (OpenAIResponses, {"stream_options": {"include_obfuscation": True}}, "stream_options"),
+    *[(OpenAIResponses, {"include": [name, INCLUDED[0]]}, f"include.{name}") for name in (*OTHER_PARTS, "a.part")],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("dialect", "fields", "place"), IDLE)
+def test_what_would_say_something_elsewhere_is_ignored_and_listed(dialect: Any, fields: Json, place: str) -> None:
+    """Options of a stream where there is none; parts of answers that none here has."""
+    model = SimpleNamespace(**vars(PLAIN_MODEL), answer_tokens=9)
+    spoken = dialect()
+    body, ignored = read_body(spoken.body, {**ALL_BODIES[spoken.body], **fields}, is_strict=False)
+    found = {*spoken.parse(body, model, ignored, Caller()).ignored} - {"ResponseStreamOptions.include_obfuscation"}
+    assert found == ({place} if place else set())
+    if place == "include.a.part":
+        with pytest.raises(ApiError, match="a.part: unknown"):
+            read_body(spoken.body, {**ALL_BODIES[spoken.body], **fields})
+
+
 def test_what_clients_send_back_of_an_answer_is_taken() -> None:
     """The client's own message, dumped: fields without a value, and those of a streamed call."""
     said = ChatCompletionMessage.model_validate({"role": "assistant", "content": None, "tool_calls": [CALLED]})
     result = {"role": "tool", "content": [TEXT], "tool_call_id": "1"}
-    conversation, _ = read_conversation([USER, {**said.model_dump(), "annotations": []}, result], [DECLARED])
+    conversation, _ = read_conversation([USER, {**said.model_dump(), "annotations": [{}]}, result], [DECLARED])
     assert [turn.role for turn in conversation.turns] == ["user", "assistant", "tool"]

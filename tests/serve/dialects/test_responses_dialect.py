@@ -333,7 +333,6 @@ def test_breakpoints_and_diagnostics() -> None:
         ({"truncation": "auto"}, "truncation"),
         ({"conversation": "c"}, "conversation"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
-        ({"stream_options": {"include_obfuscation": False}}, "stream_options"),
         ({"extra_body": {"tempratur": 1}}, "tempratur"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
     ],

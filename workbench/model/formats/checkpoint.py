@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -112,6 +112,7 @@ class Checkpoint:
         tensors: by the names that the family's safetensors files have; fused and packed ones under their dense names.
         format: the format in words, for messages: "safetensors", "GPTQ 4 bits in groups of 128", ...
         names: the tensors' names, where they are not those of the family's safetensors files.
+        kept: what was found of parameters that can stay in their few bits (see hf/kept.py), for the next who asks.
     """
 
     path: Path
@@ -119,3 +120,4 @@ class Checkpoint:
     tensors: Mapping[str, StoredTensor]
     format: str = "safetensors"
     names: CheckpointNames | None = None
+    kept: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)

@@ -80,7 +80,16 @@ class KeptMatrix:
 
 
 def kept_matrix(parameter: StoredParameter, checkpoint: Checkpoint) -> KeptMatrix | str:
-    """Return a parameter as its file stores it, or why no product multiplies from that: "" where it is dense there."""
+    """Return a parameter as its file stores it, or why no product multiplies from that: "" where it is dense there.
+
+    Its scales are read once: the checkpoint remembers them.
+    """
+    if parameter not in checkpoint.kept:
+        checkpoint.kept[parameter] = _kept_matrix(parameter, checkpoint)
+    return checkpoint.kept[parameter]
+
+
+def _kept_matrix(parameter: StoredParameter, checkpoint: Checkpoint) -> KeptMatrix | str:
     parts = [(part, checkpoint.tensors[part.name]) for part in parameter.parts]
     matrices = [(part, tensor.quantized(), tensor.file) for part, tensor in parts]
     if all(matrix is None for _, matrix, _ in matrices):

@@ -58,9 +58,10 @@ def read_weights(
     dtype: torch.dtype,
     format: WeightFormat = DENSE_FORMAT,
     keep: Keep = keep_all,
+    done: Callable[[StoredParameter], object] = lambda parameter: None,
 ) -> dict[str, Tensor]:
     """Read the `wanted` weights of an open checkpoint, as `load_weights` does; of each parameter `keep` says what is
-    kept, before others are read."""
+    kept, before others are read, and `done` hears of it."""
     tied = spec.tie_word_embeddings
     kept = {} if format == DENSE_FORMAT else kept_matrices(checkpoint, wanted, tied, format)
 
@@ -73,7 +74,12 @@ def read_weights(
         blocks = (block.to(dtype) for block in _blocks(checkpoint, wanted[name]))
         return _stored(ours, wanted[name].shape, dtype, format, blocks)
 
-    return _in_threads(lambda name: keep(store(name)), wanted)
+    def stored_and_kept(name: str) -> dict[str, Tensor]:
+        found = keep(store(name))
+        done(wanted[name])
+        return found
+
+    return _in_threads(stored_and_kept, wanted)
 
 
 def _in_threads(store: Callable[[str], dict[str, Tensor]], names: Iterable[str]) -> dict[str, Tensor]:

@@ -82,8 +82,8 @@ class WholeTextDetokenizer:
 
 class TextPlaces:
     """The places of tokens in the text that follows the tokens `before`: the index of the character that a token's
-    first byte is of, negative where that character begins in the tokens before. A control token has the place where it
-    stands; `named`: the text has the names of control tokens."""
+    first byte is of, negative where that character begins in the tokens before. A control token, or an id without a
+    token, has the place where it stands; `named`: the text has the names of control tokens."""
 
     def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = (), named: bool = False):
         self._tokenizer, self._named = tokenizer, named
@@ -92,8 +92,7 @@ class TextPlaces:
 
     def push(self, token_id: int) -> int:
         """Return the place of the next token."""
-        token_id = self._tokenizer.checked_id(token_id)
-        has_text = self._named or not self._tokenizer.is_special(token_id)
+        has_text = self._tokenizer.has(token_id) and (self._named or not self._tokenizer.is_special(token_id))
         place = self._shown + self._stream.characters_before(token_id, has_text)
         self._shown += len(self._stream.push(token_id)) if has_text else 0
         self._place = max(place, self._place)

@@ -8,15 +8,15 @@ from workbench.prompt.tokenization.tokenizer import Tokenizer
 
 
 def token_text(tokenizer: Tokenizer | None, token_id: int, as_ids: bool = False) -> str:
-    """Return a token's text by itself; its id where asked for, or without a tokenizer."""
-    if as_ids or tokenizer is None:
+    """Return a token's text by itself; its id where asked for, or where the tokenizer has none of it."""
+    if as_ids or tokenizer is None or not tokenizer.has(token_id):
         return f"token_id:{token_id}"
     return tokenizer.token_bytes(token_id).decode("utf-8", "replace")
 
 
 def token_name(tokenizer: Tokenizer | None, token_id: int, as_ids: bool = False) -> str:
     """Return a token's text, its bytes (`bytes:\\xe2`) where they are no text, or its id where it has none."""
-    raw = b"" if tokenizer is None or as_ids else tokenizer.token_bytes(token_id)
+    raw = tokenizer.token_bytes(token_id) if tokenizer is not None and tokenizer.has(token_id) and not as_ids else b""
     try:
         return raw.decode() or token_text(tokenizer, token_id, as_ids=True)
     except UnicodeDecodeError:

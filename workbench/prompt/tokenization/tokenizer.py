@@ -319,6 +319,10 @@ class Tokenizer:
     def is_special(self, id: int) -> bool:
         return id in self._controls
 
+    def has(self, id: int) -> bool:
+        """Return whether there is a token of this id: a model's vocabulary may have more rows, as padding."""
+        return 0 <= id < self.vocab_size
+
     def checked_id(self, id: int) -> int:
         """Return `id` as an int; WorkbenchError outside of [0, vocab_size)."""
         if not 0 <= (number := index(id)) < self.vocab_size:

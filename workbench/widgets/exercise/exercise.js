@@ -9,8 +9,10 @@ function render({ model, el }) {
   const id = `wb-exercise-${crypto.randomUUID?.() ?? Math.random().toString(36).slice(2)}`;
   const form = make("form", { class: "wb-exercise-form", "data-lm-suppress-shortcuts": "true", novalidate: "" });
   const set = make("fieldset");
-  set.append(make("legend", {}, model.get("question")));
   const choices = model.get("choices");
+  const word = model.get("prediction") ? "Your prediction" : "Your answer";
+  const title = model.get("question") || (choices.length ? word : ""); // a number's field has the word beside it
+  if (title) set.append(make("legend", {}, title));
   const unit = model.get("unit");
   const fields = choices.map((choice, n) => {
     const label = make("label", { class: "wb-exercise-choice" });
@@ -19,7 +21,6 @@ function render({ model, el }) {
     set.append(label);
     return field;
   });
-  const word = model.get("prediction") ? "Your prediction" : "Your answer";
   if (!fields.length) {
     const label = make("label", { class: "wb-exercise-number" }, word);
     const field = make("input", { type: "text", inputmode: "decimal", autocomplete: "off", spellcheck: "false" });

@@ -36,7 +36,7 @@ class ComputedAnswer:
         if self.choices:
             if str(self.value) not in self.choices:
                 raise WorkbenchError(f"the answer {self.value!r} is none of the choices {', '.join(self.choices)}")
-        elif isinstance(self.value, str) or not math.isfinite(self.value):
+        elif self.value is None or isinstance(self.value, str) or not math.isfinite(self.value):
             raise WorkbenchError(f"the answer {self.value!r} is no number; give `choices`, or compute a number")
 
     def accepts(self, given: str) -> bool:

@@ -51,7 +51,7 @@ def draw_feedback(feedback: Feedback) -> str:
 
 def draw_exercise(question: str, choices: Sequence[str], unit: str, feedback: Feedback) -> str:
     """Return the whole exercise: the question, its choices, and the feedback as it stands."""
-    parts = [f'<p style="white-space:pre-wrap"><b>{escape(question)}</b></p>']
+    parts = [f'<p style="white-space:pre-wrap"><b>{escape(question)}</b></p>'] if question else []
     given = feedback.tries[-1][0] if feedback.tries else None
     if choices:
         marks = (f"<li>{'◉' if choice == given else '○'} {escape(choice)}</li>" for choice in choices)

@@ -40,6 +40,7 @@ class Exercise(PictureWidget):
     """A question whose answer is checked: a number, one of several `choices`, or a `prediction`.
 
     Args:
+        question: in words; without it a text above asks, which is read before anything is run.
         answer: the right answer, or a function without arguments that computes it when an answer is checked.
         choices: texts of which one is right; without them a number is asked for.
         unit: of the number; answers in units that convert into it are taken too (`3 KiB` for bytes).
@@ -54,8 +55,8 @@ class Exercise(PictureWidget):
 
     def __init__(
         self,
-        question: str,
-        answer: Any,
+        question: str = "",
+        answer: Any = None,
         *,
         choices: Sequence[Any] = (),
         unit: str = "",
@@ -157,7 +158,8 @@ class Exercise(PictureWidget):
         self.form.send({"answered": True})
 
     def __repr__(self) -> str:
-        return f"Exercise({self.form.question!r})"
+        words = self.form.question or self._hint or (self._because if isinstance(self._because, str) else "")
+        return f"Exercise({words!r})"
 
 
 def unanswerable() -> list[str]:

@@ -75,8 +75,8 @@ class ChatBody(SamplingBody):
         "include_reasoning": Refused("a thought is shown apart from the answer", (True,)),
         "audio": Refused(NO_SOUND),
         "modalities": Refused(NO_SOUND, (["text"],)),
-        "functions": Refused(OLD_FUNCTIONS),
-        "function_call": Refused(OLD_FUNCTIONS),
+        "functions": Refused(OLD_FUNCTIONS, ([],)),
+        "function_call": Refused(OLD_FUNCTIONS, ("none", "auto")),
         "moderation": Refused("what is moderated is set at the gateway"),
         "web_search_options": Refused("nothing here reaches the network"),
     }
@@ -118,8 +118,8 @@ class OpenAIChat:
     answer_schema, error_schema = ANSWER_SCHEMA, ERROR_SCHEMA
 
     def parse(self, body: ChatBody, model: ServedModel, ignored: IgnoredFields, caller: Caller) -> Call:
-        body.check_stream_options()
-        if body.top_logprobs is not None and not body.logprobs:
+        body.note_stream_options(ignored)
+        if body.top_logprobs and not body.logprobs:
             raise ApiError("invalid_request_error", "top_logprobs: wants logprobs: true", "top_logprobs")
         if body.max_tokens is not None and body.max_completion_tokens is not None:
             words = "max_tokens: and max_completion_tokens are one thing; give one"

@@ -13,7 +13,7 @@ from workbench.prompt.tokenization.token_names import token_text
 from workbench.request import MAX_LOGPROBS, MAX_STOP_STRINGS, SamplingParameters
 from workbench.response_format import Choices, JSONSchema, Lark, Regex, ResponseFormat
 from workbench.serve.answers.pieces import EndReason, TokenLogprob, Used
-from workbench.serve.bodies.fields import Body, Int, Refused, Seed
+from workbench.serve.bodies.fields import Body, IgnoredFields, Int, Refused, Seed
 from workbench.serve.bodies.parts import Part
 from workbench.serve.document import COUNT, TEXT, object_schema, optional
 from workbench.serve.errors import ApiError
@@ -42,6 +42,7 @@ CODES = {"authentication_error": "invalid_api_key", "rate_limit_error": "rate_li
 EFFORTS = {"none": 0.0, "minimal": 1 / 64, "low": 1 / 16, "medium": 1 / 8, "high": 1 / 4, "xhigh": 3 / 8, "max": 1 / 2}
 OTHER_SAMPLER = "this sampler is not served; use temperature, top_k, top_p or min_p"
 SET_BY_SERVER = "the server sets it from the key's owner, so that tenants share no pages"
+NO_STREAM = "the answer is no stream"
 NO_ACCOUNT = "there is no account behind this server that it could concern"
 
 Temperature = Annotated[float, Field(ge=0, le=2)]
@@ -183,9 +184,9 @@ class SamplingBody(Body):
     def repeats_usage(self) -> bool:
         return bool(self.stream_options is not None and self.stream_options.continuous_usage_stats)
 
-    def check_stream_options(self) -> None:
+    def note_stream_options(self, ignored: IgnoredFields) -> None:
         if self.stream_options is not None and not self.stream:
-            raise ApiError("invalid_request_error", "stream_options: is for streams; set stream", "stream_options")
+            ignored.add("stream_options", NO_STREAM)
 
 
 def _seed(seed: int | None) -> int:
@@ -236,7 +237,8 @@ def chat_logprobs(model: ServedModel, tokens: Sequence[TokenLogprob], as_ids: bo
     """Return log-probabilities in the shape of chats."""
 
     def one(token_id: int, logprob: float | None) -> dict[str, Any]:
-        raw = model.tokenizer.token_bytes(token_id) if model.tokenizer is not None else b""
+        tokenizer = model.tokenizer
+        raw = tokenizer.token_bytes(token_id) if tokenizer is not None and tokenizer.has(token_id) else b""
         return {"token": token_text(model.tokenizer, token_id, as_ids), "logprob": finite(logprob), "bytes": list(raw)}
 
     return {

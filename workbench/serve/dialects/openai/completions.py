@@ -91,7 +91,7 @@ class OpenAICompletions:
     answer_schema, error_schema = ANSWER_SCHEMA, ERROR_SCHEMA
 
     def parse(self, body: CompletionBody, model: ServedModel, ignored: IgnoredFields, caller: Caller) -> Call:
-        body.check_stream_options()
+        body.note_stream_options(ignored)
         if body.max_tokens == 0 and not body.echo:
             words = "max_tokens: 0 only reads the prompt, which echo shows; set echo, or give at least 1"
             raise ApiError("invalid_request_error", words, "max_tokens")

@@ -21,7 +21,8 @@ FIELDS = {
 }
 ALL_FIELDS = frozenset(name for names in FIELDS.values() for name in names)
 # Refused where they say something: the answer would be another. The last three are other servers' ways to continue.
-REFUSED_FIELDS = ("audio", "function_call", "refusal", "annotations", "prefix", "partial", "prefill")
+REFUSED_FIELDS = ("audio", "function_call", "refusal", "prefix", "partial", "prefill")
+IGNORED_FIELDS = {"annotations": "no template shows them"}  # of an answer that is sent back
 BREAKPOINT = "prompt_cache_breakpoint"
 PART_FIELDS = ("type", "text", BREAKPOINT)
 TOOL_FIELDS, FUNCTION_FIELDS = ("type", "function"), ("name", "description", "parameters", "strict")
@@ -93,7 +94,10 @@ def _check_message(message: Mapping[str, Any], where: str, ignored: IgnoredField
             if message.get(name) is not None:
                 words = f"{where}.{name}: does not belong to a message of the role {role}"
                 raise ApiError("invalid_request_error", words, f"{where}.{name}")
-        ignored.check(message, (*known, *REFUSED_FIELDS), where)
+        for name in IGNORED_FIELDS:
+            if message.get(name):
+                ignored.add(f"{where}.{name}", IGNORED_FIELDS[name])
+        ignored.check(message, (*known, *REFUSED_FIELDS, *IGNORED_FIELDS), where)
     calls = message.get("tool_calls")
     for number, call in enumerate(calls if isinstance(calls, list) else ()):
         if isinstance(call, Mapping):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, ValidationInfo
 
-from workbench.serve.bodies.fields import IN_CHATS, Body, Int, Refused
+from workbench.serve.bodies.fields import IN_CHATS, Body, IgnoredFields, Int, Refused
 from workbench.serve.bodies.parts import Part, refused_types, type_of
 from workbench.serve.dialects.openai.common import NO_ACCOUNT, Effort
 
@@ -257,6 +257,24 @@ class InputTokensBody(Body):
     }
 
 
+INCLUDED = ("message.output_text.logprobs", "reasoning.encrypted_content")
+OTHER_PARTS = (  # of answers, which here have none
+    "file_search_call.results", "web_search_call.results", "web_search_call.action.sources",
+    "message.input_image.image_url", "computer_call_output.output.image_url", "code_interpreter_call.outputs",
+)  # fmt: skip
+
+
+def _note_other_parts(name: str, info: ValidationInfo) -> str:
+    """Note a part of answers that none here has: absent, it leaves the answer what it was (ApiError for an unknown one,
+    where these are refused)."""
+    ignored = info.context if isinstance(info.context, IgnoredFields) else IgnoredFields(is_strict=True)
+    if name in OTHER_PARTS:
+        ignored.add(f"include.{name}", "answers here have no such part")
+    elif name not in INCLUDED:
+        ignored.unknown(f"include.{name}", (*INCLUDED, *OTHER_PARTS))
+    return name
+
+
 class ResponsesBody(InputTokensBody):
     """The body of a response. `max_output_tokens` counts the thought too."""
 
@@ -267,7 +285,7 @@ class ResponsesBody(InputTokensBody):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_logprobs: Annotated[Int, Field(ge=0, le=20)] | None = None
-    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
+    include: list[Annotated[str, AfterValidator(_note_other_parts)]] | None = None
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
     prompt_cache_options: PromptCacheOptions | None = None
 

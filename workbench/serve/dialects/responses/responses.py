@@ -19,7 +19,7 @@ from workbench.serve.answers.pieces import Piece, prompt_tokens
 from workbench.serve.bodies.fields import Body, IgnoredFields
 from workbench.serve.call import Call, Caller
 from workbench.serve.dialect import PING, Dialect, RouteServices
-from workbench.serve.dialects.openai.common import EFFORTS, ERROR_SCHEMA, data_event, error_json
+from workbench.serve.dialects.openai.common import EFFORTS, ERROR_SCHEMA, NO_STREAM, data_event, error_json
 from workbench.serve.dialects.responses.answer import ResponseWriter
 from workbench.serve.dialects.responses.body import InputTokensBody, NamedFunction, ResponsesBody
 from workbench.serve.dialects.responses.prompt import read_input
@@ -72,7 +72,7 @@ class OpenAIResponses:
             body, previous, lambda sealed: self.signer.unseal(body.model, SEALED_PLACE, sealed)
         )
         if body.stream_options is not None and not body.stream:
-            raise _invalid("stream_options", "is for streams; set stream")
+            ignored.add("stream_options", NO_STREAM)
         cache = body.prompt_cache_options
         if cache is not None and cache.prewarm and body.stream:
             raise _invalid("prompt_cache_options.prewarm", "only reads the prompt into the cache; leave out stream")
