@@ -268,6 +268,13 @@ def test_on_a_quiet_machine_a_trial_is_short_and_exact(one: float, other: float)
     assert found.seconds == {Backend.MLIR: pytest.approx(one), Backend.EAGER: pytest.approx(other)}
 
 
+@given(seconds, st.permutations([0.0] * 3 + [0.15] * 4))
+def test_three_quiet_rounds_are_enough_whichever_they_are(quick: float, delays: list[float]) -> None:
+    of_steps = iter([0.0, 0.0, *(delay for delay in delays for _ in range(2))])  # first the untimed ones
+    found = timed(quick, quick, lambda: next(of_steps, 0.0))
+    assert found.is_stable and found.seconds == dict.fromkeys(found.seconds, pytest.approx(quick))
+
+
 COMPILED = pytest.mark.skipif(
     any(backend_problems()[backend] for backend in (Backend.INDUCTOR, Backend.MLIR)), reason="auto has one backend here"
 )
