@@ -187,7 +187,7 @@ def quantiles(replies: list[Reply]) -> dict[str, list[float]]:
     """Return median and 99th percentile, in seconds, of the time to a stream's first event and between its events."""
     streams = [
         reply for reply in replies
-        if not reply.left and reply.headers.get("content-type", "").startswith("text/event-stream")
+        if reply.times and not reply.left and reply.headers.get("content-type", "").startswith("text/event-stream")
     ]  # fmt: skip
     first = [reply.times[0] - reply.sent for reply in streams]
     gaps = [(reply.times[-1] - reply.times[0]) / (len(reply.times) - 1) for reply in streams if len(reply.times) > 8]

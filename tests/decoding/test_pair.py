@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.engine.at_rest import at_rest
 from tests.engine.poison import MODEL, Poison, asked
 from tests.engine.tiny import CONTEXT, VOCAB, request, runner_of, with_filter
 from tests.helpers.events import of
@@ -109,6 +110,26 @@ def test_no_event_speaks_of_it_and_samples_have_one_each() -> None:
     assert {event.request_id for event in events if event.request_id} == {"a"}
     ends = sorted((event for event in events if isinstance(event, Finished)), key=lambda end: end.sample)
     assert [end.token_ids for end in ends] == alone
+
+
+def test_a_cancelled_second_stream_is_an_unknown_id() -> None:
+    part = Guided()
+    with temporarily_registered(part) as path:
+        runner, wanted = runner_of(MODEL), with_filter(request("a", 5, 6), path)
+        runner.set_listener(lambda event: runner.cancel("a+second"))
+        done = generate(runner, [wanted])
+    assert list(done["a"].token_ids) == plainly(wanted, part)
+
+
+def test_samples_that_an_event_of_the_first_cancels_leave_nothing() -> None:
+    """Both pairs have their rows when the first emits a token; its client goes, and the second is asked for none."""
+    with temporarily_registered(Guided()) as path:
+        runner = runner_of(MODEL, max_num_seqs=4)
+        runner.set_listener(lambda event: runner.cancel("a") if event.kind == "decoded" else None)
+        runner.submit(with_filter(request("a", 5, 6, n=2), path))
+        while runner.has_unfinished_requests:
+            runner.step()
+    at_rest(runner)
 
 
 def test_it_finds_its_prefix_in_the_cache() -> None:

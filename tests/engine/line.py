@@ -29,9 +29,9 @@ class Line:
         self.scheduler, self.count = Scheduler(manager, limited, 200, made), 0
         self.said: list[str] = []
 
-    def submit(self, prompt: int, most: int = 20, first: int = 0, **theirs) -> str:
+    def submit(self, prompt: int, most: int = 20, first: int = 0, sampling: dict | None = None, **theirs) -> str:
         ids = tuple(range(first, first + prompt))
-        new = Request(f"r{self.count}", ids, SamplingParameters(max_tokens=most), **theirs)
+        new = Request(f"r{self.count}", ids, SamplingParameters(max_tokens=most, **(sampling or {})), **theirs)
         self.scheduler.submit(Sequence.from_request(new, self.count))
         self.count += 1
         return new.request_id

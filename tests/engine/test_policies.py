@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from functools import partial
 from itertools import accumulate
 from typing import Any, get_args
 
@@ -21,12 +22,13 @@ from workbench.scheduler.policies import (
     FCFS,
     CustomPolicy,
     Fair,
+    Interleaved,
     PolicySetting,
     Priority,
     ShortestPrompt,
     parse_policy,
 )
-from workbench.scheduler.policy import SchedulerDecision, SchedulerState
+from workbench.scheduler.policy import RequestView, SchedulerDecision, SchedulerState
 from workbench.scheduler.scheduler import IN_PARTS
 from workbench.trace.events import Finished, Stepped
 
@@ -186,12 +188,19 @@ def test_what_deciding_costs_can_be_asked() -> None:
         assert len(spent) == plan_cost.STEPS - plan_cost.WARM_UP_STEPS and min(spent) >= 0
 
 
-@given(st.integers(65, 150), st.lists(st.tuples(st.integers(0, 3), st.integers(1, 32)), min_size=1, max_size=5))
+@given(
+    st.integers(65, 150),
+    st.lists(st.tuples(st.integers(0, 1), st.integers(1, 32)), min_size=1, max_size=5),
+    st.sampled_from([(32, 3, 24), (48, 4, 28)]),
+)
 @settings(max_examples=tries(60))
-def test_short_prompts_have_their_turn_beside_a_long_one(long: int, arrivals: list[tuple[int, int]]) -> None:
-    """Four of each step's 32 prefill tokens are theirs. Each has its first token once these have held the short ones
-    before it and itself, and the long one takes no longer than the other 28 do."""
-    line = Line("interleaved", max_num_seqs=6, max_num_batched_tokens=48, chunk_tokens=32)
+def test_short_prompts_have_their_turn_beside_a_long_one(
+    long: int, arrivals: list[tuple[int, int]], step_tokens: tuple[int, int, int]
+) -> None:
+    """Some of each step's 32 prefill tokens (fewer where decodes take of them) are theirs. Each has its first token
+    once these have held the short ones before it and itself, and the long one takes no longer than the others do."""
+    most, share, rest = step_tokens
+    line = Line("interleaved", max_num_seqs=6, max_num_batched_tokens=most, chunk_tokens=32)
     line.submit(long, most=1)
     steps = list(accumulate(gap for gap, _ in arrivals))
     left: dict[str, int] = {}  # tokens of each short prompt to compute
@@ -201,7 +210,7 @@ def test_short_prompts_have_their_turn_beside_a_long_one(long: int, arrivals: li
         for prompt in [prompt for at, (_, prompt) in zip(steps, arrivals, strict=True) if at == step]:
             ahead = sum(left.values())
             name = line.submit(prompt, most=99)
-            left[name], due[name] = prompt, step + -(-(ahead + prompt) // 4) - 1
+            left[name], due[name] = prompt, step + -(-(ahead + prompt) // share) - 1
         for name, tokens in line.step().items():
             if name == "r0":
                 computed += tokens
@@ -209,7 +218,32 @@ def test_short_prompts_have_their_turn_beside_a_long_one(long: int, arrivals: li
                 left[name] = max(0, left[name] - tokens)  # then it decodes
         assert all(due[name] > step for name in left if left[name])
         step += 1
-    assert step <= -(-long // 28)
+    assert step <= -(-long // rest)
+
+
+def test_a_sequence_that_waits_for_another_is_not_the_long_one() -> None:
+    """The first of two prompts has nothing to compute while the second is read."""
+    view = partial(RequestView, arrival_step=0, tenant="", priority=0, num_computed_tokens=0)
+    state = SchedulerState(
+        step=0, free_pages=(9,), pages_needed={"short": (1,)}, pages_released={}, cached_tokens={"short": 0},
+        max_num_seqs=4, max_num_batched_tokens=16, max_prefill_tokens=16,
+        running=(
+            view("waits", 0, num_prompt_tokens=4, num_tokens=4, num_new_tokens=0, is_running=True),
+            view("long", 1, num_prompt_tokens=99, num_tokens=99, num_new_tokens=99, is_running=True),
+        ),
+        waiting=(view("short", 2, num_prompt_tokens=3, num_tokens=3, num_new_tokens=3, is_running=False),),
+    )  # fmt: skip
+    assert dict(Interleaved()(state).num_scheduled_tokens) == {"waits": 0, "long": 14, "short": 2}
+
+
+def test_a_scored_prompt_behind_a_scored_one_leaves_the_share_to_others() -> None:
+    """A step has 128 tokens whose log-probabilities of a prompt it gives: the long one takes them all."""
+    line = Line("interleaved", max_num_batched_tokens=144)
+    scored = {"prompt_logprobs": 0}
+    line.submit(190, 1, sampling=scored)
+    line.submit(18, sampling=scored)
+    line.submit(18)
+    assert line.step() == {"r0": 126, "r2": 18}
 
 
 def test_fcfs_lets_a_short_prompt_wait_for_a_long_one() -> None:

@@ -120,8 +120,8 @@ class Decoder:
     def decode(self, plan: StepPlan, logits: Tensor, drafts: Mapping[str, Draft]) -> dict[str, list[SampledToken]]:
         """Choose tokens from a step's logits.
 
-        Sequences with a method of decoding have none, unless their row is bad: the method keeps it, and advances them
-        together after the step.
+        Sequences with a method of decoding get no tokens here: the method keeps their rows, and advances them together
+        after the step. A bad row fails at once.
 
         Args:
             plan: the computed plan.

@@ -45,7 +45,7 @@ class Pair:
         )
 
     def add(self, sequence: Sequence, row: NextRow) -> str:
-        self._rows[sequence.request_id] = row._replace(logits=row.logits.clone())
+        self._rows[sequence.request_id] = row._replace(logits=row.logits.clone(), states={})
         return ""
 
     def advance(self, step: int, now: float, fork: Fork) -> list[Advance]:

@@ -212,6 +212,8 @@ class RequestTracker:
             if compiling is not None:
                 self._submit(compiling.request, compiling.queue, compiling.arrival, ends=True)
                 continue
+            if self.decoder.methods.is_hidden(request_id):  # a second stream, of which no client knows
+                continue
             names = self._processor.sample_ids_of(request_id)
             if any(name in self.sequences for name in names):
                 self._emit(Cancelled(self.clock(), request_id))
@@ -306,6 +308,8 @@ class RequestTracker:
             if sequence.finish_reason is None:
                 self._emit_and_finish(sequence, detokenized[name], plan.step, now)
         for method in self.decoder.methods.ready(plan):
+            if self.decoder.methods.of(method.sequences[0]) is not method:  # cancelled by the events of one before
+                continue
             try:
                 advances = method.advance(plan.step, now, self._scheduler.sequence_groups.advance_beams)
             except WorkbenchError as error:  # of a part of the user's own

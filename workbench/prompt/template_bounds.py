@@ -1,7 +1,8 @@
 """Count the steps of a chat template, and refuse a template that takes more steps than its messages can need.
 
 A step is a character or an item that an operation reads or makes; a turn of a loop, a call or an operator is
-STEPS_PER_TURN more. Steps are counted before an operation runs, so none makes a value longer than the steps left.
+STEPS_PER_TURN more. Steps are counted before an operation runs, so none makes a
+value longer than a small multiple of the steps left.
 """
 
 from __future__ import annotations

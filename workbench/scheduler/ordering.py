@@ -89,26 +89,27 @@ def share_with_short_prompts(
 ) -> SchedulerDecision | None:
     """Schedule a long prompt and, with one prefill token in `SHORT_SHARE`, the short prompts behind it.
 
-    A prompt is short if one step's prefill tokens hold it, cached tokens subtracted, and long if they do not hold it
-    beside the share of the others. Short ones have their turns in order of arrival, running ones first.
+    A prompt is short if one step's prefill tokens hold it, cached tokens subtracted. It is long if it exceeds this
+    step's prefill tokens less the share. Short ones have their turns in order of arrival, running ones first; one that
+    lacks slots or pages holds up those behind it.
 
     Args:
         state: the scheduler's state.
-        head: the oldest request to prefill, running or waiting.
+        head: the oldest request with tokens to prefill, running or waiting.
         decodes: running requests that decode: each gets one token first.
         prefills: the other running requests, in order of arrival.
 
     Returns:
-        The decision; None where there is nothing to share: `head` is not long or cannot start, or the step has too few
-        tokens.
+        The decision; None where there is nothing to share: `head` is not long or cannot start, no short one can be
+        computed, or the step has fewer than `SHORT_SHARE` tokens for prefills.
     """
     longest = state.max_prefill_tokens
     budget = min(longest, state.max_num_batched_tokens - len(decodes))
     share = left = max(0, budget) // SHORT_SHARE
-    if state.whole_prefills or not share or head.num_new_tokens <= longest - share:
+    if state.whole_prefills or not share or head.num_new_tokens <= budget - share:
         return None
     todo, slots = state.num_new_tokens(head), state.free_slots
-    if todo <= longest - share:
+    if todo <= budget - share:
         return None
     starting = [] if head.is_running else [head]
     if starting and (slots < head.slots_needed or not state.fits(head)):
@@ -117,7 +118,9 @@ def share_with_short_prompts(
     lengths = {entry.request_id: 1 for entry in decodes}
     next_in_line = None
     for entry in chain((each for each in prefills if 1 < each.num_new_tokens <= longest), _short_waiting(state)):
-        if not left or entry is head:
+        if not left:
+            break
+        if entry is head or entry.scores_prompt and head.scores_prompt:  # the head takes all tokens that are scored
             continue
         if not entry.is_running:
             if slots < entry.slots_needed or not state.fits(*starting, entry):
@@ -127,6 +130,8 @@ def share_with_short_prompts(
             slots -= entry.num_sequences
         lengths[entry.request_id] = min(state.num_new_tokens(entry), left)
         left -= lengths[entry.request_id]
+    if left == share:
+        return None
     lengths[head.request_id] = min(todo, budget - share + left)
     scheduled = [(entry.request_id, lengths.get(entry.request_id, 0)) for entry in (*state.running, *starting)]
     if next_in_line is None:

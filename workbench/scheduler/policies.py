@@ -80,18 +80,20 @@ class FCFS(BuiltInPolicy):
 
 
 class Interleaved(BuiltInPolicy):
-    """First come, first served, but beside a prompt that takes more than a step, the prompts behind it that fit into
-    one share an eighth of each step's prefill tokens, in order of arrival.
+    """First come, first served, but beside a prompt that takes more than a step, an eighth of each step's prefill
+    tokens is for prompts behind it that fit into a single step, in order of arrival.
 
-    So a short prompt with a slot and pages waits until an eighth of each step has held the short ones before it and its
-    own tokens, however long the prompt before them all is. That one takes 8/7 of its steps.
+    So a short prompt with a slot and pages waits until these eighths have held the short ones before it and its own
+    tokens, however long the prompt before them all is. That one takes at most 8/7 of its steps. A prompt that lacks
+    slots or pages holds up those behind it; nothing is shared where prefills are whole.
     """
 
     kind: Literal["interleaved"] = "interleaved"
 
     def __call__(self, state: SchedulerState) -> SchedulerDecision:
         decodes, prefills = split_decodes(state.running)
-        head = next(self.turns(state, prefills), None)
+        # One that waits for another (a second prompt, beams) has nothing to compute.
+        head = next((entry for entry in self.turns(state, prefills) if entry.num_new_tokens), None)
         shared = None if head is None else share_with_short_prompts(state, head, decodes, prefills)
         return shared or schedule_in_order(state, self.turns(state, prefills), decodes=decodes)
 

@@ -55,6 +55,7 @@ class RequestView(NamedTuple):
     max_tokens: int = 0  # output tokens that it may have at most
     predicted_tokens: int = 0  # output tokens that a predictor expects; `max_tokens` where none does
     deadline: float = math.inf  # seconds, on the same clock, by which its last token is wanted
+    scores_prompt: bool = False  # its prompt's log-probabilities are wanted: a step has few such tokens for all
 
     @property
     def is_decoding(self) -> bool:

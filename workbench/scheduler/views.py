@@ -247,6 +247,7 @@ class RequestViews:
             sequence.arrival_time, request.sampling.max_output_tokens,
             request.sampling.max_output_tokens if request.predicted_tokens is None else request.predicted_tokens,
             math.inf if request.deadline is None else sequence.arrival_time + request.deadline,
+            sequence.num_scored_rows is not None,
         )  # fmt: skip
 
     def _needs(self, sequence: Sequence) -> PagesByGroup:

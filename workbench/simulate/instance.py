@@ -40,7 +40,7 @@ class InstanceSpec:
     page_size: int
     context: int
     limits: SchedulerLimits = SchedulerLimits()
-    policy: SchedulingPolicy | None = None  # first come first served unless given
+    policy: SchedulingPolicy | None = None  # the engine's default unless given
     prefix: bool = False
     ttl: float | None = None  # seconds that a cached prefix lives after its last use
     receives_kv: bool = False
@@ -98,7 +98,7 @@ def instance_spec(
         ttl: Seconds that a cached prefix lives after its last use; None is forever.
         receives_kv: Sequences arrive from other instances with their pages.
         times: Step times; None is the roofline.
-        policy: Scheduling policy; None is first come, first served.
+        policy: Scheduling policy; None is the engine's default.
 
     Raises:
         WorkbenchError: Where the weights leave no memory for a cache.
