@@ -236,6 +236,16 @@ def test_a_sequence_that_waits_for_another_is_not_the_long_one() -> None:
     assert dict(Interleaved()(state).num_scheduled_tokens) == {"waits": 0, "long": 14, "short": 2}
 
 
+def test_beside_many_decodes_a_prompt_is_long_that_would_fit_into_a_step() -> None:
+    line = Line("interleaved", max_num_seqs=10, max_num_batched_tokens=32)
+    for _ in range(8):
+        line.submit(4)
+    line.step()
+    line.submit(27)
+    line.submit(2)
+    assert line.step() == {**{f"r{number}": 1 for number in range(8)}, "r8": 22, "r9": 2}
+
+
 def test_a_scored_prompt_behind_a_scored_one_leaves_the_share_to_others() -> None:
     """A step has 128 tokens whose log-probabilities of a prompt it gives: the long one takes them all."""
     line = Line("interleaved", max_num_batched_tokens=144)
