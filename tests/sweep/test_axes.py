@@ -94,8 +94,9 @@ def test_a_point_is_the_experiment_with_its_settings_and_no_other(sweep: dict[st
 @settings(max_examples=tries(20))
 def test_linked_settings_advance_together(sweep: dict[str, Any]) -> None:
     for group in sweep["linked"]:
+        group = {path: values for path, values in group.items() if path != "sampling.seed"}  # a repetition has its own
         rows = [json.dumps(row) for row in zip(*group.values(), strict=True)]
-        for point in swept(sweep):
+        for point in swept(sweep) if group else ():
             assert json.dumps([point.settings[path] for path in group]) in rows
 
 
