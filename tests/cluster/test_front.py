@@ -350,7 +350,7 @@ def test_what_a_prompt_brings_is_emitted_once_however_often_it_is_prefilled(atte
         for number, size in enumerate(parts):
             begin = sum(parts[:number])
             brought: Any = dict.fromkeys(emitted, tuple(range(begin, begin + size)))
-            event = state.take(Prefilled("r", **brought))
+            event = state.take(Prefilled(0.0, **brought))
             for name, entries in emitted.items():
                 entries += getattr(event, name)
         state.lose()
