@@ -23,6 +23,7 @@ from workbench.widgets.attention.data import (
     LayerWeightBytes,
     quantize_weights,
 )
+from workbench.widgets.attention.picture import HeatMap
 
 WINDOWED = spec_of(layer(4, 2, sliding_window=5, num_sink_tokens=2), layer(4, 4))
 IDS = tuple(n % VOCAB for n in range(7, 27))
@@ -141,6 +142,19 @@ def test_a_head_is_picked_and_a_cell_described(runner: Runner) -> None:
     view.map.pointed = [9, 8]
     weight = view.weights()[9, 8]
     assert view.map.caption == f"head 2: from 9 to 8: weight {weight:.4f}"
+
+
+def test_the_caption_is_of_the_cell_that_was_pointed_at_last() -> None:
+    """A redraw describes the cell before, in another thread, while the pointer moves on."""
+
+    def tell(row: int, column: int) -> str:
+        if shown.pointed == [0, 0]:
+            shown.pointed = [0, 1]
+        return f"{row} {column}"
+
+    shown = HeatMap(tell=tell, rows=1, columns=2)
+    shown.pointed = [0, 0]
+    assert shown.caption == "0 1"
 
 
 def test_the_demo_models_tokens_stand_on_the_axes_escaped(demo: Runner) -> None:

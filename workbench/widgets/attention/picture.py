@@ -287,5 +287,8 @@ class HeatMap(anywidget.AnyWidget):
             self.send(header, [cells.tobytes()])
 
     def _update_caption(self, _: object = None) -> None:
-        inside = len(self.pointed) == 2 and self.pointed[0] < self.rows and self.pointed[1] < self.columns
-        self.caption = self.describe(*self.pointed) if inside else ""
+        cell: list[int] | None = None
+        while cell != self.pointed:  # another cell may be pointed at while this one is described by a redraw's thread
+            cell = self.pointed
+            inside = len(cell) == 2 and cell[0] < self.rows and cell[1] < self.columns
+            self.caption = self.describe(*cell) if inside else ""
