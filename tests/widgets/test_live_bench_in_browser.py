@@ -53,7 +53,8 @@ def test_it_is_driven_while_it_runs(lab: LabSession) -> None:
     until(lambda: page.evaluate("w._runner.schedule.policy.kind") == "'shortest_prompt'")
     until(lambda: number(page, "w._runner.scheduler.limits.chunk_tokens") == 16)
     view.locator("svg text").filter(has_text="chunk 512 → 16").first.wait_for(timeout=limit(60) * 1000)
-    view.locator("svg text").filter(has_text="policy interleaved → shortest_prompt").first.wait_for(timeout=limit(60) * 1000)
+    changed = view.locator("svg text").filter(has_text="policy interleaved → shortest_prompt")
+    changed.first.wait_for(timeout=limit(60) * 1000)
     until(lambda: number(page, "w.log.num_ended") > 4)
     assert (
         number(page, "w.log.num_arrived - w.log.num_refused - w.log.num_waiting - w.log.num_running - w.log.num_ended")
