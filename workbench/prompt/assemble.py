@@ -207,7 +207,7 @@ def assemble(
         return _cut_oldest(make, prompt, room, max_tokens)
     if overflow != "refuse":
         raise WorkbenchError(f"overflow: {overflow!r} is unknown; known: refuse, cut_oldest, or a function")
-    return _fitting(prompt, room, max_tokens)
+    return _fitting(prompt, room, max_tokens, ", or set overflow to cut_oldest")
 
 
 def _cut_oldest(make: _Assembler, prompt: Prompt, room: int, max_tokens: int) -> Prompt:
@@ -231,13 +231,13 @@ def _first_token(prompt: Prompt, turn: int) -> int:
     return min((each.start for each in prompt.segments if each.turn is not None and each.turn >= turn), default=0)
 
 
-def _fitting(prompt: Prompt, room: int, max_tokens: int) -> Prompt:
+def _fitting(prompt: Prompt, room: int, max_tokens: int, otherwise: str = "") -> Prompt:
     if len(prompt.ids) <= room:
         return prompt
     largest = max(prompt.segments, key=lambda each: len(each.token_ids))
     raise WorkbenchError(
         f"the prompt has {len(prompt.ids):,} tokens, and {max(0, room):,} fit beside {max_tokens:,} of an answer; the "
-        f"largest part is {largest.name} with {len(largest.token_ids):,}: shorten it, or set overflow to cut_oldest"
+        f"largest part is {largest.name} with {len(largest.token_ids):,}: shorten it{otherwise}"
     )
 
 
