@@ -37,10 +37,10 @@ class Weight(NamedTuple):
 # The most that each room may weigh: at the start what it weighed, rounded up to 500 nodes, 50 lines, 1,000 bytes.
 # No bound rises except where an issue says so: write that beside it.
 BOUNDS: dict[str, Weight] = {
-    "benchmarks": Weight(19_200),
+    "benchmarks": Weight(19_200),  # 19,000 before issue 34: the log-probabilities of llama.cpp
     "compiled_kernels": Weight(158_500),
     "docs": Weight(500, 100),
-    "experiments": Weight(130_000, 0, 78_000),
+    "experiments": Weight(131_500, 0, 78_000),  # 130,000 before issue 34: perplexity beside llama.cpp
     "notebooks": Weight(9_500),
     "records": Weight(0, 0, inf),
     "tests": Weight(740_200),  # issue 32 asks for 600,000; laws for planted bugs, issues 33 and 34 came since
