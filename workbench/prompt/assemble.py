@@ -295,8 +295,8 @@ class _Assembler:
         """Return what the template writes before an answer."""
         question = conversation.model_copy(update={"turns": (UserTurn(content="a"),)})
         texts = [
-            str.__str__(self._render(question, add_generation_prompt=wanted, continue_final_message=False))
-            for wanted in (True, False)
+            str.__str__(self._render(question, add_generation_prompt=thinks, continue_final_message=False))
+            for thinks in (True, False)
         ]
         return texts[0].removeprefix(texts[1]) if texts[0].startswith(texts[1]) else texts[0]
 
@@ -388,6 +388,6 @@ def _name(origin: Origin) -> str:
         return f"message {origin.index}: as generated"
     if origin.is_written or origin.part == "computed":
         return "template"
-    part = origin.part if origin.index is None else f"{origin.part} {origin.index}"
+    name = origin.part if origin.index is None else f"{origin.part} {origin.index}"
     words = FIELD_NAMES.get(origin.field.split(".")[0], "") if origin.part == "message" else ""
-    return f"{part}: {words}" if words else part
+    return f"{name}: {words}" if words else name

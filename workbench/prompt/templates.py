@@ -359,10 +359,10 @@ def _with_one_call_each(messages: Iterable[dict[str, Any]]) -> Iterator[dict[str
     for message in messages:
         if message.get("role") in ("tool", "function"):
             id = message.get("tool_call_id")
-            own = next((each for each in waiting if id and each[0] == id), *waiting[:1] or [None])
-            if own is not None:
-                waiting.remove(own)
-                yield own[1]
+            answered = next((each for each in waiting if id and each[0] == id), *waiting[:1] or [None])
+            if answered is not None:
+                waiting.remove(answered)
+                yield answered[1]
         else:
             yield from (each for _, each in waiting)
             calls = message.get("tool_calls") or ()
