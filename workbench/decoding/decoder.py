@@ -141,7 +141,7 @@ class Decoder:
         row = 0
         for span in plan.spans:
             sequence, span_rows = span.sequence, range(row, row := row + span.num_logits)
-            if span.requested_logits is not None:  # of a prompt
+            if span.requested_logits is not None:  # the span has rows of a prompt
                 span_rows, wrong = self._score_prompt(span, logits, span_rows)
                 if wrong:
                     choices[sequence.request_id] = [failed_token(wrong)]

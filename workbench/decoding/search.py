@@ -81,8 +81,8 @@ class CustomSearch(Beams):
         assert sampling.search is not None
         self.layers = (num_layers,)
         self._search, self._name = search, sampling.search.path
-        self._before: dict[str, Branch] = {}  # by sequence: its text, without what its last token gives
-        self._branches: dict[str, Branch] = {}  # with it
+        self._before: dict[str, Branch] = {}  # text of each sequence, by its id, before its last token
+        self._branches: dict[str, Branch] = {}  # the same with the last token
 
     @property
     def is_ready(self) -> bool:

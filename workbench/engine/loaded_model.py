@@ -71,8 +71,8 @@ class LoadedModel:
     transformer: Transformer
     tokenizer: Tokenizer | None = None  # None for shapes: their requests are token ids
     backends: Backends | None = None
-    folder: Path | None = None  # with its chat template, if it has one
-    processes: OtherRanks | None = None  # of the other ranks; the model is rank 0's share then
+    folder: Path | None = None  # the folder with the chat template, if there is one
+    processes: OtherRanks | None = None  # processes of the other ranks; the model is rank 0's share then
 
     def close(self) -> None:
         """End the processes of other ranks, if there are any."""

@@ -52,7 +52,7 @@ def logits(model: Transformer, ids: Tensor, dtype: torch.dtype | None = None) ->
     w = Weights(model.dense_state(dtype or model.dtype))
     w.int8_rows = model.format.activations == "int8"
     x = w["embedding.weight"][ids]
-    if spec.embedding_scale != 1:  # as the model has it, in its own type
+    if spec.embedding_scale != 1:  # the scale in the model's type, as the model rounds it
         x = x * torch.tensor(spec.embedding_scale, dtype=model.dtype).to(x.dtype)
     if spec.learned_positions is not None:
         x = x + w["positions.weight"][torch.arange(len(ids)) + spec.learned_positions]
@@ -62,7 +62,7 @@ def logits(model: Transformer, ids: Tensor, dtype: torch.dtype | None = None) ->
     if spec.altup is not None:
         by_name = lambda rows, name: _linear(rows, w, name), lambda rows, name: _norm(rows, w, name, spec.norm)
         streams = NaiveStreams(x, ids, w, spec, spec.altup, *by_name, model.dtype)
-    cached: list[KeysAndValues] = []  # of each layer
+    cached: list[KeysAndValues] = []  # keys and values of each layer so far
     for index, kind in enumerate(spec.layers):
         at = f"blocks.{index}."
         x = x if streams is None else streams.enter(at)

@@ -354,7 +354,7 @@ def _segments(
     for length, origin in runs_of(text):
         ends.append(length + (ends[-1] if ends else 0))
         keys.append((_name(origin), turn_shown(origin), origin.field == KEPT))
-    keys.append(keys[-1] if keys else (_name(TEMPLATE), None, False))  # of a token behind the last character
+    keys.append(keys[-1] if keys else (_name(TEMPLATE), None, False))  # the key of a token behind the last character
     _join_tools(keys)
     characters, start, number = str.__str__(text), 0, 0
     named = []

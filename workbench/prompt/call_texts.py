@@ -34,8 +34,8 @@ _CALLS = (  # name, body; and its arguments: name, value
 _BEGUN = re.compile(r'\s*(?:<function=([^>\n]+)>|<invoke name="([^"\n]+)">|([^\s<>{}]+)\s*(?=<arg_key>))')
 _NAMED = re.compile(rf"\s*({NAME.pattern})(?::\d+)?\s*(?P<fence>```json\s*)?(?=\{{)")
 _FENCE = re.compile(r"\s*```")
-MAX_FLAT = 64  # of one schema
-_SPELT = {"True": "true", "False": "false", "None": "null"}  # as Python writes them, and templates after it
+MAX_FLAT = 64  # flat forms of one schema, at most
+_SPELT = {"True": "true", "False": "false", "None": "null"}  # constants as Python, and so templates, write them
 _KIND = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
 
 

@@ -73,7 +73,7 @@ class _PartialMatch:
 
     def __init__(self, stop: str):
         self.stop, self.length = stop, 0
-        self._back = array("l", (0, 0))  # for each length met: that of the longest beginning that it ends with too
+        self._back = array("l", (0, 0))  # length of the longest beginning that a match of each length ends with
 
     def advance(self, piece: str) -> int | None:
         """Advance by `piece`; return the end of the stop string in it, if it is complete."""

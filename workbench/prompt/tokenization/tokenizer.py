@@ -124,7 +124,7 @@ class Tokenizer:
         self.plain_special_token = next((each.content for each in plain), None)
         self.added_token_ids = {token.content: id for id, token in sorted(added.items()) if not token.special}
         self._controls = {id: token.content for id, token in added.items() if token.special}
-        self._bytes: dict[int, bytes] = {}  # of tokens that were asked for; computing them again takes far longer
+        self._bytes: dict[int, bytes] = {}  # bytes of tokens met so far; computing them again takes far longer
         self.special_token_ids = {name: id for id, name in sorted(self._controls.items())}
         self.vocab_size = max(inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         decoder = json.loads(inner.decoder.__getstate__()) if inner.decoder else None
