@@ -28,7 +28,6 @@ from torch import Tensor
 
 from experiments.real_parity import guide_text
 from workbench.display import Table
-from workbench.engine import naive
 from workbench.engine.load import load
 from workbench.engine.loaded_model import describe_model
 from workbench.errors import WorkbenchError
@@ -37,6 +36,7 @@ from workbench.model.formats.open import open_checkpoint
 from workbench.model.formats.texts import open_tokenizer
 from workbench.model.hf.weights import read_weights, wanted_parameters
 from workbench.model.transformer import Transformer
+from workbench.oracle import naive
 from workbench.request import Request, SamplingParameters
 from workbench.runs.folder import write_dated_record
 from workbench.trace.events import Finished

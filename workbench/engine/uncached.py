@@ -9,14 +9,14 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from workbench.engine import naive
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
+from workbench.oracle import naive
 from workbench.scheduler.plan import Span, StepPlan
 
 
 def disable_cache(runner: Runner, oracle: bool = False) -> None:
-    """Make `runner` recompute its texts in every step: by its prefill executor, or one by one with engine/naive.py.
+    """Make `runner` recompute its texts in every step: by its prefill executor, or one by one with oracle/naive.py.
 
     Raises:
         WorkbenchError: if pages may be freed before a text ends.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from workbench.errors import WorkbenchError
-from workbench.model.recurrent_spec import DeltaNetSpec, Mamba2Spec, RecurrentSpec, ShortConvSpec
+from workbench.model.recurrent.spec import DeltaNetSpec, Mamba2Spec, RecurrentSpec, ShortConvSpec
 
 Linear = Callable[[Tensor, str], Tensor]  # a product of the layer, by its name
 

@@ -18,16 +18,16 @@ from compiled_kernels.attention import AttentionParameters, SpanContext, attend
 from compiled_kernels.linear_w8a8.api import quantize_rows
 from workbench.batch import TokenBatch
 from workbench.custom import load_custom
-from workbench.engine.naive_altup import NaiveStreams
-from workbench.engine.naive_recurrent import run_recurrent
 from workbench.errors import WorkbenchError
 from workbench.model.attention_spec import AnyAttentionSpec, AttentionSpec, MLASpec, RotaryConfig
 from workbench.model.layers import build_custom_attention
 from workbench.model.quantized import WeightFormat
-from workbench.model.recurrent_spec import ParallelRecurrentSpec, RecurrentSpec
+from workbench.model.recurrent.spec import ParallelRecurrentSpec, RecurrentSpec
 from workbench.model.rotary import build_rotary_table, rotary_frequencies, rotary_of_layer
 from workbench.model.spec import ActivationSpec, LayerSpec, ModelSpec, MoESpec, NormSpec  # fmt: skip
 from workbench.model.transformer import Transformer
+from workbench.oracle.altup import NaiveStreams
+from workbench.oracle.recurrent import run_recurrent
 
 KeysAndValues = tuple[Tensor, Tensor] | None  # [token, kv_head, head_dim] each
 
