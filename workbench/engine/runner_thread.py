@@ -116,8 +116,8 @@ class RunnerThread:
         self._uses_runner = False  # while the thread is in a job or a step
         self._turn_began: float | None = None  # while jobs or a step are under way
         self._serving: list[_ServedRequests] = []  # read and written by the owner's thread alone
-        heard = runner.telemetry.listener
-        self._listeners = [heard] if heard is not None else []
+        listener = runner.telemetry.listener
+        self._listeners = [listener] if listener is not None else []
         self._after_delivery: list[Callable[[], None]] = []
         runner.set_listener(self._on_event)
         runner.set_owner(self)
@@ -156,10 +156,10 @@ class RunnerThread:
 
     def submit(self, requests: intake.RequestInput, **sampling: object) -> RequestHandle:
         """Submit `requests` as `Runner.stream` does, and return their handle at once."""
-        asked = RequestHandle(lambda: cancel())
+        handle = RequestHandle(lambda: cancel())
         made = self.runner.make_requests(requests, sampling)
-        cancel = self.submit_to(asked, made, intake.is_single(requests))
-        return asked
+        cancel = self.submit_to(handle, made, intake.is_single(requests))
+        return handle
 
     def submit_to(
         self, sink: EventSink, requests: Iterable[Request], is_single: bool = False, start_time: float | None = None
@@ -325,9 +325,7 @@ class RunnerThread:
             for each in self._serving:
                 while each.pending and each.arrival_time(each.pending[0]) <= self.runner.clock():
                     request = each.pending.popleft()
-                    each.num_unfinished += self.runner.submit(
-                        request, each.output_queue, each.arrival_time(request)
-                    )
+                    each.num_unfinished += self.runner.submit(request, each.output_queue, each.arrival_time(request))
             if self.runner.has_unfinished_requests:
                 self.runner.step(steps)
         for each in list(self._serving):
