@@ -119,7 +119,7 @@ class KVCache:
         Args:
             sequence: the sequence, with the pages of the step.
             first: the slot of the first draft token; that of the i-th is `first` + i.
-            places: places in the draft of the accepted tokens, ascending.
+            rows: places in the draft of the accepted tokens, ascending.
         """
         moved = [(target, place) for target, place in enumerate(rows) if target != place]
         size = self.store.page_size
