@@ -39,7 +39,6 @@ from workbench.machine.environment import environment
 from workbench.machine.processor import cpu_times, others_cpu_share
 from workbench.models.known import KNOWN
 from workbench.models.store import fetched_model, is_at_hand
-from workbench.progress import discard
 from workbench.prompt.conversation import Conversation
 from workbench.request import SamplingParameters
 from workbench.response_format import JSONSchema
@@ -389,7 +388,7 @@ class Examples(Displayable):
     def __init__(self, records: Path = OWN_EXPERIMENTS / "records"):
         self.findings: dict[str, Finding] = {}
         self._options: dict[str, Mapping[str, Any]] = {}  # with which each was computed
-        self.runner = load(MODEL, report=discard, **SETTINGS) if is_at_hand(MODEL) else None
+        self.runner = load(MODEL, **SETTINGS) if is_at_hand(MODEL) else None
         self.about = f"{MODEL} speaks ({KNOWN[MODEL].licence})"
         if self.runner is None:
             files = sorted(records.glob("real_examples-*.json"))
