@@ -126,6 +126,14 @@ def test_the_first_token_that_differs_is_marked_in_both(pair: SideBySide) -> Non
     assert "<b>sampling.logit_bias</b>" in pair._changes.value and pair.left != pair.right
 
 
+@pytest.mark.parametrize("running", [True, False])
+def test_what_plays_can_be_stopped_and_nothing_else_can(pair: SideBySide, running: bool) -> None:
+    pair.running = running
+    pair._buttons()
+    assert (pair._play_button.disabled, pair._stop_button.disabled) == (running, not running)
+    pair.running = False
+
+
 def test_settings_that_differ_are_marked_at_their_fields(pair: SideBySide) -> None:
     def marked(side: int) -> list[str]:
         fields = pair.forms.sides[side].panels["cache"].fields
