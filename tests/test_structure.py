@@ -48,6 +48,7 @@ workbench.batch workbench.models workbench.request workbench.response_format wor
 workbench.kv_cache
 workbench.prompt
 workbench.model
+workbench.oracle
 workbench.sampling workbench.scheduler
 workbench.executors
 workbench.decoding

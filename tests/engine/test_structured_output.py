@@ -27,11 +27,11 @@ from tests.helpers.events import of
 from tests.patience import limit
 from tests.prompt.samples import byte_level, trained
 from tests.thorough import THOROUGH, tries
-from workbench.engine import naive
 from workbench.engine.inputs import sample_id
 from workbench.engine.replay import replay
 from workbench.engine.runner import generate
 from workbench.errors import WorkbenchError
+from workbench.oracle import naive
 from workbench.request import Request, SamplingParameters
 from workbench.response_format import Choices, JSONSchema, Lark, Regex, ResponseFormat
 from workbench.sampling.constraint import Constraint

@@ -67,7 +67,7 @@ def get(
         print_json({"name": name, "path": str(path)})
         return
     print(f"{name} is at hand: {path}")
-    print(f'try: workbench chat --model {shlex.quote(name)} "What is the capital of France?"')
+    print(f'try: workbench chat --model {shlex.quote(name)} --temperature 0 "What is the capital of France?"')
 
 
 @app.command(epilog="Example: `workbench model remove smollm2`")
