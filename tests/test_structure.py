@@ -154,7 +154,7 @@ def unread(root: Path) -> list[str]:
     texts = {str(path): path.read_text(encoding="utf-8") for path in paths}
     library = {str(path): texts[str(path)] for path in modules(root).values()}
     words = Counter(re.findall(r"\w+", "\n".join(texts.values())))
-    source = "\n".join(library.values())
+    source = re.sub(r"^ *from [\w.]+ import (\([^)]*\)|.*)", "", "\n".join(library.values()), flags=re.M)
     methods = Counter(re.findall(r"def (\w+)\(", source))
     values = Counter(re.findall(r"\w+", source)) - Counter(re.findall(r"(\w+)\(", source))
     found = []
