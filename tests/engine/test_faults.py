@@ -99,10 +99,11 @@ def test_a_wrong_turn_ends_the_request_it_names() -> None:
         entries = [*state.running, *state.waiting]
         if state.step != 3:
             return SchedulerDecision([Turn(entry, 4) for entry in entries])
-        odd: list[Any] = [entries[0]._replace(request_id=name) for name in ("unknown", ["r0"])]
+        names: tuple[Any, ...] = "unknown", ["r0"]
+        odd: list[Any] = [*(entries[0]._replace(request_id=name) for name in names), "r0", [None, 3]]
         turns = [Turn(entry, -1 if entry.request_id == "r1" else 4) for entry in entries]
         unhashable: Any = ["r1"]
-        return SchedulerDecision([*turns, *odd, "r0", [None, 3]], [entries[0], odd[0]], [unhashable])
+        return SchedulerDecision([*turns, *odd], [entries[0], odd[0]], [unhashable])
 
     events: list[Event] = []
     done = generate(runner := runner_of(MODEL, policy=wrong, listener=events.append), requests)

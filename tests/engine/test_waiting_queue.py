@@ -102,17 +102,17 @@ def test_what_a_policy_is_shown_is_what_is_made_anew(monkeypatch: pytest.MonkeyP
     ) -> SchedulerState:
         nonlocal shown
         found = state(self, step, running, reserved_pages, by_id, *times)
-        running, plain = running[0], found.materialize()
+        plain = found.materialize()
         assert (*found.decodes, *found.prefills) == (*plain.decodes, *plain.prefills)
-        runs = {sequence.arrival_index for sequence in running}
+        runs = {sequence.arrival_index for sequence in running[0]}
         waiting = sorted(
             (each for each in by_id.values() if each.arrival_index not in runs), key=lambda each: each.arrival_index
         )
-        assert tuple(found.running) == tuple(self._entry(sequence, True) for sequence in running)
+        assert tuple(found.running) == tuple(self._entry(sequence, True) for sequence in running[0])
         assert found.waiting == tuple(self._entry(sequence, False) for sequence in waiting)
         for key in (by_priority, by_length):
             assert found.waiting_by(key) == tuple(sorted(found.waiting, key=key))
-        served = self.tenant_counters.served_tokens([*running, *waiting])
+        served = self.tenant_counters.served_tokens([*running[0], *waiting])
         assert all(
             found.served_tokens[entry.tenant] == served[entry.tenant] for entry in (*found.running, *found.waiting)
         )

@@ -34,13 +34,16 @@ class Wild:
         if wrong:
             order.insert(draw.randrange(len(order) + 1), _wrong(draw, requests))
             preempted += draw.choice([[], [[preempted]], ["unknown"], [None], [draw.choice(requests)]])
-        keep = draw.choice([None, draw.sample(requests, draw.randrange(len(requests) + 1)), [None] if wrong else ()])
+        keep: Any = draw.choice(
+            [None, draw.sample(requests, draw.randrange(len(requests) + 1)), [None] if wrong else ()]
+        )
         return SchedulerDecision(order, keep, preempted)
 
 
 def _wrong(draw: random.Random, requests: list[RequestView]) -> Any:
     entry = draw.choice(requests)
+    no_request: Any = None
     tokens: list[Any] = [-1, 0.5, True, "1", math.inf, [1], None]
     wrong = [Turn(entry, each) for each in tokens]
     return draw.choice([*wrong, entry._replace(request_id="unknown"), None, "r0", 3, {}, [[entry]],
-                        entry._replace(request_id=[]), Turn(None, 1), (entry.request_id, 1)])  # fmt: skip
+                        entry._replace(request_id=[]), Turn(no_request, 1), (entry.request_id, 1)])  # fmt: skip

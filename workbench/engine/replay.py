@@ -47,10 +47,8 @@ class RecordedPolicy:
         order = [
             requests[name] if max_tokens is None else Turn(requests[name], max_tokens)
             for name, max_tokens in decision.order
-            if name in requests
         ]
-        keep = [requests[name] for name in decision.keep if name in requests]
-        preempted = [requests[name] for name in decision.preempted if name in requests]
+        keep, preempted = ([requests[name] for name in names] for names in (decision.keep, decision.preempted))
         return SchedulerDecision(order, keep or None, preempted, dict(decision.reasons))
 
 

@@ -134,17 +134,16 @@ class Telemetry:
 
 
 def recorded(decision: SchedulerDecision) -> RecordedDecision:
-    """Return a policy's decision as names; a turn without a valid bound has the bound -1."""
+    """Return the decision of a plan as names; a turn whose bound is no number has the bound -1."""
     order: list[tuple[str, int | None]] = []
     for item in decision.order:
-        if type(item) is RunningViews:
+        if isinstance(item, RunningViews):
             order += [(sequence.request_id, None) for sequence in item.sequences]
-        elif isinstance(item, Turn) and isinstance(item.request, RequestView):
+        elif isinstance(item, Turn):
             order.append((item.request.request_id, item.max_tokens if type(item.max_tokens) is int else -1))
         elif isinstance(item, RequestView):
             order.append((item.request_id, None))
     keep, preempted = (
-        tuple([entry.request_id for entry in entries or () if isinstance(entry, RequestView)])
-        for entries in (decision.keep, decision.preempted)
+        tuple([entry.request_id for entry in entries or ()]) for entries in (decision.keep, decision.preempted)
     )
     return RecordedDecision(tuple(order), keep, preempted, tuple(decision.reasons.items()))

@@ -44,9 +44,10 @@ class StepAllocation:
         self.tokens_left, self.prefill_tokens_left = limits.max_num_batched_tokens, limits.max_prefill_tokens
         self.scored_tokens_left = MAX_SCORED_TOKENS
         self.num_scheduled_tokens: dict[Sequence, int] = {}
-        self.items: list[Any] = []  # the order, as far as it was walked
+        self.items: list[RequestView | Turn | RunningViews] = []  # valid items of the order, as far as it was walked
         self.waiting: tuple[str, str] | None = None  # the first request that could not start, and the reason
-        self.keep: list[Any] = []  # the order in which pages are kept, if it was walked
+        self.keep: list[RequestView] = []  # the order in which pages are kept, if it was walked
+        self.preempted: list[RequestView] = []  # preempted as the policy decided
         self.errors: list[tuple[Sequence, str]] = []  # sequences to fail
         self.freed_pages = False  # a preemption freed pages
         self._without_turn: set[str] = set()  # ids of preempted and failed sequences
@@ -85,15 +86,16 @@ class StepAllocation:
         """Preempt what a policy preempts, then serve requests in its order, each at most twice."""
         self._preempt_all(decision.preempted)
         self._unserved = set(self.running)
-        for item in items_of(decision.order, self.policy, len(self.queue.by_id)):
-            self.items.append(item)
+        for place, item in enumerate(items_of(decision.order, self.policy, len(self.queue.by_id))):
             if type(item) is RunningViews:
+                self.items.append(item)
                 self.serve_running(item.sequences)
                 continue
             request, max_tokens = item if isinstance(item, Turn) else (item, UNLIMITED)
-            sequence = self._find(request, f"entry {len(self.items) - 1}")
+            sequence = self._find(request, f"entry {place}")
             if sequence is None:
                 continue
+            self.items.append(item)
             if type(max_tokens) is not int or max_tokens < 0:
                 turn = f"gives {request.request_id} a turn of {max_tokens!r} tokens"
                 self._fail(sequence, f"policy {self.policy}: {turn}; it must be a number from 0 on")
@@ -259,6 +261,7 @@ class StepAllocation:
             if sequence is not None and sequence not in self.running:
                 self._refuse(sequence.request_id, f"preempts {sequence.request_id}, which does not run")
             elif sequence is not None:
+                self.preempted.append(request)
                 self._without_turn |= {each.request_id for each in sequence.beams or [sequence]}
                 self.preempt(sequence, f"policy {self.policy} preempted it")
         if self._without_turn:
@@ -329,11 +332,11 @@ class StepAllocation:
     def _keep_order(self, keep: Iterable[Any]) -> list[Sequence]:
         """Return the running sequences in the order of `keep`, then those that it leaves out."""
         order: dict[Sequence, None] = {}
-        self.keep = list(items_of(keep, self.policy, len(self.queue.by_id)))
-        for place, request in enumerate(self.keep):
+        for place, request in enumerate(items_of(keep, self.policy, len(self.queue.by_id))):
             sequence = self._find(request, f"entry {place} of keep")
             if sequence is not None and sequence in self.running:
                 order[sequence] = None
+                self.keep.append(request)
         return list(order | dict.fromkeys(self.running))
 
     def spans(self) -> tuple[Span, ...]:

@@ -102,7 +102,7 @@ class StepPlan(Displayable):
     transfers: PageTransfers = field(default_factory=PageTransfers)  # before anything is computed
     errors: tuple[tuple[Sequence, str], ...] = ()  # sequences to fail, with their errors
     padding_rows: int = 0  # rows of a padded batch without a sequence
-    policy_decisions: tuple[SchedulerDecision, ...] = ()  # one for each call of the policy
+    policy_decisions: tuple[SchedulerDecision, ...] = ()  # one for each call of the policy, its order as far as walked
     layers: tuple[int, ...] = ()  # states after these layers are needed beside the logits (executors/early_layers.py)
     only_largest: bool = False  # whether of each row of logits only the largest counts: no executor need give others
 

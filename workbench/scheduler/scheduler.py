@@ -253,9 +253,7 @@ class Scheduler:
             decision = call_policy(self.policy, state)
             step.serve(decision)
             step.allocate_pages(decision.keep)
-            policy_decisions.append(
-                SchedulerDecision(step.items, step.keep or None, decision.preempted, decision.reasons)
-            )
+            policy_decisions.append(SchedulerDecision(step.items, step.keep, step.preempted, decision.reasons))
             queue.changed = False
             # A parent that starts may have nothing to compute before its prompt's last token.
             if joined := self.sequence_groups.start_children(self._steps, self._decisions):

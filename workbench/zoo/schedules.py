@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from workbench.experiment.experiment import Experiment
@@ -13,12 +13,16 @@ from workbench.measure.jobs import job_row
 from workbench.measure.simulated import fleet_for, fleet_metrics
 from workbench.measure.simulation import tokenizer_of
 from workbench.scheduler.policy import SchedulerDecision, SchedulerState, SchedulingPolicy
+from workbench.scheduler.validate import items_of, policy_name
 from workbench.simulate.instance import Instance, PlannedSteps
 from workbench.simulate.traffic_settings import TrafficWorkload
 
+END = object()  # the end of an order
+
 
 class TimedPolicy:
-    """A policy whose calls are timed. Its promises (`steady`, `starvation_limit`) are those of `inner`."""
+    """A policy whose calls are timed, and the making of its orders as far as they are walked. Its promises (`steady`,
+    `starvation_limit`) are those of `inner`."""
 
     def __init__(self, inner: SchedulingPolicy):
         self.inner, self.calls, self.seconds = inner, 0, 0.0
@@ -28,7 +32,17 @@ class TimedPolicy:
         decision = self.inner(state)
         self.seconds += time.perf_counter() - began
         self.calls += 1
-        return decision
+        num_requests = len(state.running) + len(state.waiting)
+        return replace(decision, order=self._timed(items_of(decision.order, policy_name(self.inner), num_requests)))
+
+    def _timed(self, items: Iterator[Any]) -> Iterator[Any]:
+        while True:
+            began = time.perf_counter()
+            item = next(items, END)
+            self.seconds += time.perf_counter() - began
+            if item is END:
+                return
+            yield item
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
