@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.helpers.command_line import answer, cli
+from workbench.cli import agent_output
 
 CHAT = "chat --model demo --backend eager --max-tokens 4 --temperature 0"
 AGENT = "agent a --model demo --backend eager"
@@ -22,6 +24,15 @@ def double(x: int) -> int:
 def fail() -> int:
     """Fail."""
     raise RuntimeError("no luck")
+
+
+@pytest.mark.parametrize(("is_terminal", "environment"), [(True, {}), (False, {}), (True, {"NO_COLOR": ""})])
+def test_colours_are_for_terminals_that_want_them(
+    monkeypatch: pytest.MonkeyPatch, is_terminal: bool, environment: dict[str, str]
+) -> None:
+    monkeypatch.setattr(agent_output, "os", SimpleNamespace(environ=environment))
+    monkeypatch.setattr(agent_output, "sys", SimpleNamespace(stdout=SimpleNamespace(isatty=lambda: is_terminal)))
+    assert agent_output._is_coloured() == (is_terminal and not environment)
 
 
 def test_each_question_has_its_answer() -> None:

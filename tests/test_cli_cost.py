@@ -12,7 +12,7 @@ from tests.helpers.command_line import answer, cli
 def test_the_system_prompt() -> None:
     found = answer("cost")
     assert found["plans"][0]["total"] == 6.0 and found["most_saved"] == 0.9
-    assert all(row["by_formula"] == pytest.approx(row["total"]) for row in found["plans"])
+    assert all(row["by_formula"] == pytest.approx(row["total"]) == 6 * (1 - row["share"]) for row in found["plans"])
     assert found["said"][0]["share"] == 0.98 and found["said"][0]["share_at_that"] < 0.9
     assert found["cheapest"] == {"renewed by hits": "5 minutes", "from the write on": "1 hour"}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -67,11 +68,11 @@ def test_a_transfer_is_there_when_all_its_layers_are(prefilled) -> None:
 
 @pytest.mark.parametrize("is_sent", [False, True])
 def test_a_prompt_is_handed_over_once_its_bytes_were_sent(monkeypatch: pytest.MonkeyPatch, is_sent: bool) -> None:
-    ready, engine = [SimpleNamespace(request_id="r"), SimpleNamespace(request_id="stays")], object.__new__(PoolEngine)
+    engine: Any = SimpleNamespace(runner=None, moving={"r": 0}, attempts={"r": 2})
+    ready = [SimpleNamespace(request_id="r"), SimpleNamespace(request_id="stays")]
     monkeypatch.setattr(pool_engine, "ready_sequences", lambda runner: ready)
-    engine.runner, engine.moving, engine.attempts = None, {"r": 0}, {"r": 2}
     engine.sending = SimpleNamespace(has_sent=lambda of, key: is_sent, hand_over=lambda of, key, channel: key)
-    assert engine._hand_over() == [TransferKey("r", 2)] * is_sent
+    assert PoolEngine._hand_over(engine) == [TransferKey("r", 2)] * is_sent
 
 
 def test_what_was_dropped_is_not_kept(prefilled) -> None:

@@ -41,7 +41,7 @@ def test_an_agent_shows_its_settings() -> None:
         tools=(SimpleNamespace(name="look", description="Look.\nLong."),), tool_choice="look",
         parallel_tool_calls=False, limits=Limits(rounds=3), sampling=SamplingParameters(temperature=0.5),
     )  # fmt: skip
-    shown = dict(Agent._display_table(made).rows)
+    shown: dict[Any, Any] = {name: value for name, value in Agent._display_table(made).rows}
     assert shown.pop("tool look") == "Look." and shown.pop("temperature") == 0.5
     limits = {f"limits.{name}": value for name, value in made.limits}
     settings = {"model": "demo", "system": "be brief", "tool_choice": "look", "parallel_tool_calls": False}
@@ -55,7 +55,7 @@ def test_the_end_of_a_request_shows_each_count_by_its_name() -> None:
         restored_tokens=6, written_tokens=7, ended_by="stop_token", stop_reason=2,
     )  # fmt: skip
     others = {"tokens": "2 after 3 of the prompt", "ended by": "stop_token, 2"}
-    assert dict(end._display_table().rows) == counts | others
+    assert {name: value for name, value in end._display_table().rows} == counts | others
 
 
 def test_replicas_and_variants_of_a_fleet_show_their_own_counts() -> None:
@@ -119,9 +119,9 @@ def test_each_column_of_variants_shows_its_own_figure_in_its_unit(known: Any) ->
     figures = {key: 101 + n for n, (key, _, show) in enumerate(known) if show is not str}
     row = {"variant": "a", **figures, "curve": [{"path": "x", "value": 0, **figures}] if known is CURVES else ()}
     tables = variant_tables([row])
-    shown = {heading: text for table in tables for heading, text in zip(table.headings, table.rows[0], strict=True)}
+    shown = {name: str(text) for table in tables for name, text in zip(table.headings, table.rows[0], strict=True)}
     if known is CURVES:
-        shown = {table.headings[0]: table.rows[0][1] for table in tables}
+        shown = {table.headings[0]: str(table.rows[0][1]) for table in tables}
     for key, heading, _ in (each for each in known if each[0] in figures):
         text = next(text for name, text in shown.items() if name == heading or name == f"{heading}, x")
         is_time = re.search(r"(?<!per)_s(_p\d+|_per_question|$)", key) is not None

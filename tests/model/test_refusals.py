@@ -86,6 +86,7 @@ CONFIGS: list[tuple[str, Changes, str]] = [
     ("deepseek_v3", {"n_group": 7}, "n_group is 7"),
     ("mixtral", {"num_local_experts": 1}, "num_experts_per_tok"),
     ("phi", {"partial_rotary_factor": 2.0}, "partial_rotary_factor"),
+    ("phi", {"partial_rotary_factor": 0.2}, "columns that is an even number"),
     ("falcon", {"alibi": True}, "alibi"),
     ("opt", {"ffn_dim": 8, "do_layer_norm_before": False}, "do_layer_norm_before"),
     ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers"),

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.helpers.command_line import answer, cli, refused
-from tests.sweep.points import write
+from tests.sweep.points import planned, write
 from workbench.errors import WorkbenchError
 from workbench.experiment.experiment import Experiment
 from workbench.machine.ceilings import Ceiling, MachineCeilings
@@ -31,10 +31,6 @@ SIZES = "workload.output_tokens=2,40,400"
 
 
 EXPERIMENT = Experiment.from_file(KV)
-
-
-def planned(folder: Path, *sets: str, more: str = "") -> SweepFolder:
-    return SweepFolder.create(experiment_with_axes(write(folder, more), sets), folder / "runs", "tiny")
 
 
 def done(point: SweepPoint, seconds: float, size: int = 10**9, error: str | None = None) -> None:

@@ -17,7 +17,7 @@ import pytest
 from tests.helpers.command_line import answer, cli
 from tests.helpers.refusals import refuses
 from tests.patience import until
-from tests.sweep.points import write
+from tests.sweep.points import planned, write
 from workbench.cli import main
 from workbench.experiment.experiment import Experiment
 from workbench.reports.reproduce import reproduce
@@ -33,10 +33,6 @@ from workbench.sweep.settings import LocalSweepConfig, parse_executor
 from workbench.sweep.worker import RUN_NAME, run_point
 
 SIZES = "workload.output_tokens=2,3,4"
-
-
-def planned(folder: Path, *sets: str, more: str = "") -> SweepFolder:
-    return SweepFolder.create(experiment_with_axes(write(folder, more), sets), folder / "runs", "tiny")
 
 
 def states(sweep: SweepFolder, place: places.SweepExecutor, **more: Any) -> list[str]:

@@ -129,9 +129,7 @@ def _grouped(
     index: int, a: AttentionSpec, entering: str, ours: str, theirs: str, names: CheckpointNames,
     parameters: dict[str, StoredParameter],
 ) -> Iterator[Place]:  # fmt: skip
-    yield from _linear(
-        index, entering, "query, key and value projections", f"{ours}.attention.qkv", parameters, a.num_heads
-    )
+    yield from _linear(index, entering, "query, key and value projections", f"{ours}.attention.qkv", parameters)
     if a.qk_norm is None:
         return
     order = tuple(range(a.head_dim))
