@@ -19,6 +19,8 @@ from workbench.agents.arguments import find_fault
 from workbench.agents.call_format import CallFormat
 from workbench.agents.choice import answer_grammar
 from workbench.agents.result import AgentResult
+from workbench.constrained.closing import EndSearch, NodeBudget
+from workbench.constrained.grammar import GrammarVocabulary
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.model.spec import ModelSpec
@@ -29,8 +31,6 @@ from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.prompt.tools import declare
 from workbench.prompt.turns import AssistantTurn
 from workbench.response_format import Choices, Lark
-from workbench.sampling.closing import EndSearch, NodeBudget
-from workbench.sampling.grammar import GrammarVocabulary
 from workbench.trace.agent_events import AgentFinished, AnswerPiece
 
 LISTED = (

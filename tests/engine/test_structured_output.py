@@ -27,15 +27,8 @@ from tests.helpers.events import of
 from tests.patience import limit
 from tests.prompt.samples import byte_level, trained
 from tests.thorough import THOROUGH, tries
-from workbench.engine import naive
-from workbench.engine.inputs import sample_id
-from workbench.engine.replay import replay
-from workbench.engine.runner import generate
-from workbench.errors import WorkbenchError
-from workbench.request import Request, SamplingParameters
-from workbench.response_format import Choices, JSONSchema, Lark, Regex, ResponseFormat
-from workbench.sampling.constraint import Constraint
-from workbench.sampling.grammar import (
+from workbench.constrained.answer import GrammarAnswer
+from workbench.constrained.grammar import (
     LIMITS,
     MAX_COMPILE_SECONDS,
     NODES_AT_A_TIME,
@@ -43,6 +36,13 @@ from workbench.sampling.grammar import (
     Grammar,
     GrammarVocabulary,
 )
+from workbench.engine import naive
+from workbench.engine.inputs import sample_id
+from workbench.engine.replay import replay
+from workbench.engine.runner import generate
+from workbench.errors import WorkbenchError
+from workbench.request import Request, SamplingParameters
+from workbench.response_format import Choices, JSONSchema, Lark, Regex, ResponseFormat
 from workbench.trace.events import Decoded, Finished, Verified
 from workbench.trace.recorder import Recorder
 from workbench.trace.script import StepScript
@@ -130,17 +130,17 @@ def few_nodes(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], list[st
     waits for it: its row is computed once more."""
 
     def limit_nodes(nodes: int | None) -> list[str]:
-        waits, advance = list[str](), Constraint.advance
+        waits, advance = list[str](), GrammarAnswer.advance
 
-        def noted(self, choice, budget=None):
-            moved = advance(self, choice, budget)
-            waits.extend(["waits"] * (moved is None))
-            return moved
+        def noted(self, token, budget=None):
+            taken = advance(self, token, budget)
+            waits.extend(["waits"] * (taken == (None, None)))
+            return taken
 
         if nodes is not None:
             monkeypatch.setattr("workbench.sampling.sampler.MAX_NODES_OF_SAMPLING", nodes)
-            monkeypatch.setattr("workbench.sampling.masks.MAX_NODES_BESIDE_FORWARD", nodes)
-        monkeypatch.setattr(Constraint, "advance", noted)
+            monkeypatch.setattr("workbench.constrained.masks.MAX_NODES_BESIDE_FORWARD", nodes)
+        monkeypatch.setattr(GrammarAnswer, "advance", noted)
         return waits
 
     return limit_nodes
@@ -354,7 +354,7 @@ def test_the_compilers_own_work_has_limits(monkeypatch: pytest.MonkeyPatch) -> N
         limits.append(named.get("limits"))
         return LLMatcher(*values, **named)
 
-    monkeypatch.setattr("workbench.sampling.grammar.LLMatcher", counted)
+    monkeypatch.setattr("workbench.constrained.grammar.LLMatcher", counted)
     vocabulary = GrammarVocabulary(byte_level())
     for each in FORMATS.values():
         vocabulary.compile(each)

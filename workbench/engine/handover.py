@@ -54,9 +54,7 @@ def hand_over(runner: Runner, sequence: Sequence) -> Handover:
 
 def end_as_moved(runner: Runner, sequence: Sequence) -> Request:
     """End a sequence as `moved`; return the request that goes on after its tokens."""
-    constraint = runner.core.decoder.sampler.constraint_of(sequence.request_id)
-    closing = constraint is not None and constraint.is_closing
-    request = replace(sequence.request, generated_ids=tuple(sequence.output_ids), closing=closing)
+    request = replace(sequence.request, generated_ids=tuple(sequence.output_ids))
     runner.tracker.move_out(sequence)
     return request
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Literal
 
@@ -22,14 +23,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from workbench.constrained.closing import NodeBudget
+from workbench.constrained.constraint import Constraint
+from workbench.constrained.masks import MAX_NODES_OF_SAMPLING, MaskWorker
 from workbench.errors import WorkbenchError, describe_error
 from workbench.request import Sequence
-from workbench.sampling.answer import NO_TOKEN
-from workbench.sampling.closing import NodeBudget
 from workbench.sampling.combiners import NO_OTHERS, NamedCombiner, OtherLogits
-from workbench.sampling.constraint import Constraint
 from workbench.sampling.filters import History
-from workbench.sampling.masks import MAX_NODES_OF_SAMPLING, MaskWorker
 from workbench.sampling.samplers import (
     RandomSampler,
     SampledToken,
@@ -55,6 +55,7 @@ class PendingRows:
     draft: Draft
     sampling_state: SamplingState
     largest: list[float]
+    take: Take | None = None  # of a constrained request
 
     @property
     def histories(self) -> list[History]:
@@ -97,21 +98,23 @@ class PendingRows:
                 raise BadRow(own)
             return own
 
+        def sample_alone(place: int) -> SampledToken:
+            try:
+                if token is not None and not sampling_state.custom_filters:
+                    return with_logprobs(token, scores[0], left(0), sampling_state.request.sampling)
+                return sample_row(scores[place], left(place), sampling_state, self.uniform(place))
+            except BadRow as broken:
+                return broken.choice
+
+        chain = self.draft.parents is None and len(self.draft.token_ids) > 0
+        if not (chain and isinstance(sampling_state.sampler, RandomSampler) and rejection):
+            return follow(self.draft, sample_alone, self.take)
         choices: list[SampledToken] = []
         try:
-            if token is not None and not sampling_state.custom_filters:
-                return [with_logprobs(token, scores[0], left(0), sampling_state.request.sampling)]
-            chain = self.draft.parents is None and len(self.draft.token_ids) > 0
-            if chain and isinstance(sampling_state.sampler, RandomSampler) and rejection:
-                self._rejection_sample(scores, left, choices)
-                return choices
-            row: int | None = 0
-            while row is not None:
-                choices.append(sample_row(scores[row], left(row), sampling_state, self.uniform(row)))
-                row = None if choices[-1].error else self.draft.next_row(row, choices[-1].token_id)
+            self._rejection_sample(scores, left, choices)
         except BadRow as broken:
             choices.append(broken.choice)
-        return choices
+        return follow(self.draft, lambda place: choices[place] if place < len(choices) else None, self.take)
 
     def _rejection_sample(self, scores: Tensor, left: Callable[[int], Tensor], choices: list[SampledToken]) -> None:
         """Append the accepted draft tokens and the one after them."""
@@ -129,6 +132,28 @@ class PendingRows:
         uniforms = [self.uniform(place, ACCEPT_STREAM) for place in range(len(self.draft.token_ids))]
         standing, weights = rejection_sample(self.draft, target, uniforms)
         take(standing, sample_categorical(weights[None], [self.uniform(standing)])[0])
+
+
+Take = Callable[[int, SampledToken], SampledToken | None]  # of a row: the token to take, or None where it has to wait
+
+
+def follow(draft: Draft, sample: Callable[[int], SampledToken | None], take: Take | None) -> list[SampledToken]:
+    """Return the tokens of rows along a draft, up to the first that is not drafted, or fails, waits or is the last.
+
+    Args:
+        draft: the draft.
+        sample: returns the token sampled from a row; None where there is none.
+        take: what takes the sampled tokens, if anything does.
+    """
+    choices: list[SampledToken] = []
+    row: int | None = 0
+    while row is not None and (choice := sample(row)) is not None:
+        taken = choice if take is None or choice.error else take(row, choice)
+        if taken is None:
+            break
+        choices.append(taken)
+        row = None if taken.error or taken.finish_reason else draft.next_row(row, taken.token_id)
+    return choices
 
 
 class BadRow(Exception):
@@ -224,7 +249,7 @@ class Sampler:
     ) -> list[list[SampledToken]]:
         """Return each sequence's accepted draft tokens and one token after them; the last may be a failure.
 
-        A list is empty where the token has to wait for a search (see Answer): its row is to be computed once more.
+        A list is empty where a constraint lets the token wait: its row is to be computed once more.
         Rows whose requests have equal filters are filtered together, by operations that treat every row by itself.
 
         Args:
@@ -248,7 +273,15 @@ class Sampler:
                 if number not in chosen and not math.isfinite(found := model_largest[rows.start]):
                     chosen[number] = [failed_token(f"the model's logits {describe_bad_logits(found)}")]
                 elif number not in chosen and largest[rows.start] == -math.inf:
-                    chosen[number] = [failed_token("response_format: its grammar and the end tokens leave no token")]
+                    chosen[number] = [failed_token("the request's constraint leaves no token")]
+        self.constraint_seconds = 0.0
+        budget = NodeBudget(MAX_NODES_OF_SAMPLING)
+        takes: dict[int, Take] = {}
+        for number, rows, _ in constrained:
+            state, own = self._states[sequences[number].request_id], slice(rows.start, rows.stop)
+            # A prefill is too long to be computed again.
+            work = budget if sequences[number].is_decoding else None
+            takes[number] = partial(self._take, state, scores[own], masked[own], work)
         groups: dict[tuple, list[PendingRows]] = {}
         row = 0
         for number, (sequence, draft) in enumerate(zip(sequences, drafts, strict=True)):
@@ -260,25 +293,51 @@ class Sampler:
             except WorkbenchError as error:
                 chosen[number] = [failed_token(str(error))]
                 continue
+            take = takes.get(number)
             if not math.isfinite(largest[rows.start]):
                 chosen[number] = [failed_token(f"the model's logits {describe_bad_logits(largest[rows.start])}")]
             elif sampling_state.is_plain_greedy:
-                chosen[number] = _greedy(draft, rows, largest, tokens)
+                chosen[number] = follow(draft, partial(_greedy, rows, largest, tokens), take)
             else:
-                asked = PendingRows(number, rows, sequence, draft, sampling_state, [largest[row] for row in rows])
+                peaks = [largest[row] for row in rows]
+                asked = PendingRows(number, rows, sequence, draft, sampling_state, peaks, take)
                 groups.setdefault((sampling_state.filters, sampling_state.sampler), []).append(asked)
         for together in groups.values():
             chosen.update(self._sample_group(scores, masked, together))
-        self.constraint_seconds = 0.0
-        if constrained:
-            began, budget = time.thread_time(), NodeBudget(MAX_NODES_OF_SAMPLING)
-            for number, rows, _ in constrained:
-                state = self._states[sequences[number].request_id]
-                taking = _Taking(state, drafts[number], scores[rows.start : rows.stop], masked[rows.start : rows.stop])
-                # A prefill is too long to be computed again.
-                chosen[number] = taking.take(chosen[number], budget if sequences[number].is_decoding else None)
-            self.constraint_seconds = time.thread_time() - began
         return [chosen[number] for number in range(len(sequences))]
+
+    def _take(
+        self,
+        state: SamplingState,
+        scores: Tensor,
+        masked: Tensor,
+        budget: NodeBudget | None,
+        row: int,
+        choice: SampledToken,
+    ) -> SampledToken | None:
+        """Let the request's constraint take a token; return the token of the output, or None where it has to wait.
+
+        Args:
+            state: the request's sampling state.
+            scores: its rows, [row, vocab].
+            masked: its rows without forbidden tokens.
+            budget: work that constraints may do now.
+            row: the row of the token.
+            choice: the token.
+        """
+        assert state.constraint is not None
+        began = time.thread_time()
+        try:
+            token, reason = state.constraint.advance(choice.token_id, budget)
+        except Exception as error:
+            return failed_token(describe_error(error))
+        finally:
+            self.constraint_seconds += time.thread_time() - began
+        if token is None:
+            return None if reason is None else SampledToken(-1, finish_reason=reason)
+        if token != choice.token_id:
+            choice = with_logprobs(token, scores[row], masked[row], state.request.sampling)
+        return choice if reason is None else replace(choice, finish_reason=reason)
 
     def _combined(
         self,
@@ -381,72 +440,17 @@ def _mask(scores: Tensor, constrained: list[ConstrainedRows]) -> Tensor:
     return scores.index_copy(0, index, scores.index_select(0, index).masked_fill_(banned, -torch.inf))
 
 
-@dataclass
-class _Taking:
-    """The rows of a constrained request, [row, vocab], with its draft; `masked` are without forbidden tokens."""
-
-    state: SamplingState
-    draft: Draft
-    scores: Tensor
-    masked: Tensor
-
-    def take(self, choices: list[SampledToken], budget: NodeBudget | None) -> list[SampledToken]:
-        """Let the request's constraint take its tokens, up to the first that it replaces or that ends the answer.
-
-        Args:
-            choices: accepted draft tokens and one more.
-            budget: what searches for an end may cost; a token that needs more waits. None lets none wait.
-        """
-        constraint = self.state.constraint
-        assert constraint is not None
-        if constraint.waiting is not None:
-            choices = [constraint.waiting]
-        taken: list[SampledToken] = []
-        left = list(reversed(choices))
-        while left:
-            choice, place = left.pop(), len(taken)
-            if choice.error:
-                return [*taken, choice]
-            try:
-                moved = constraint.advance(choice, budget)
-            except Exception as error:
-                return [*taken, failed_token(describe_error(error))]
-            if moved is None:
-                return taken
-            token, completes = moved
-            if token == NO_TOKEN:
-                return [*taken, SampledToken(NO_TOKEN, completes=completes)]
-            if token != choice.token_id:
-                choice, left = self._token(place, token), []
-            closing = constraint.is_closing
-            taken.append(replace(choice, completes=completes, closing=closing) if completes or closing else choice)
-            if completes:
-                break
-            forced = constraint.forced()  # whatever the next row says
-            if forced is not None and not left and self.draft.token_ids[place : place + 1] == (token,):
-                left = [self._token(place + 1, forced)]
-        return taken
-
-    def _token(self, place: int, token: int) -> SampledToken:
-        return with_logprobs(token, self.scores[place], self.masked[place], self.state.request.sampling)
-
-
 def _rows_of(scores: Tensor, rows: list[int]) -> Tensor:
     """Return a copy of these rows. torch's `scores[rows]` wakes all threads for a single row (2.13), and waits."""
     return scores.index_select(0, torch.tensor(rows, device=scores.device))
 
 
-def _greedy(draft: Draft, rows: range, largest: list[float], tokens: list[int]) -> list[SampledToken]:
-    """Return the rows' largest tokens, along those that are drafted."""
-    choices = []
-    place: int | None = 0
-    while place is not None:
-        row = rows.start + place
-        if not math.isfinite(largest[row]):
-            return [*choices, failed_token(f"the model's logits {describe_bad_logits(largest[row])}")]
-        choices.append(SampledToken(tokens[row]))
-        place = draft.next_row(place, tokens[row])
-    return choices
+def _greedy(rows: range, largest: list[float], tokens: list[int], place: int) -> SampledToken:
+    """Return the largest token of one of a sequence's rows."""
+    row = rows.start + place
+    if not math.isfinite(largest[row]):
+        return failed_token(f"the model's logits {describe_bad_logits(largest[row])}")
+    return SampledToken(tokens[row])
 
 
 def _largest(scores: Tensor) -> tuple[list[float], list[int]]:

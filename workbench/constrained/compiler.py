@@ -8,10 +8,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from workbench.constrained.grammar import Grammar, GrammarVocabulary
 from workbench.errors import WorkbenchError
 from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.response_format import ResponseFormat
-from workbench.sampling.grammar import Grammar, GrammarVocabulary
 
 KEPT_GRAMMARS = 64
 NUM_THREADS = 2

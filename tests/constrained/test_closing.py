@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from experiments.random_schemas import draw_schema
 from tests.prompt.samples import byte_level, trained
 from tests.thorough import tries
+from workbench.constrained.closing import EndSearch, NodeBudget, is_end
+from workbench.constrained.grammar import GrammarVocabulary
+from workbench.constrained.shortest_match import shortest_match
+from workbench.constrained.spelling import BYTES, Speller, Spelling
 from workbench.response_format import JSONSchema, Regex
-from workbench.sampling.closing import EndSearch, NodeBudget, is_end
-from workbench.sampling.grammar import GrammarVocabulary
-from workbench.sampling.shortest_match import shortest_match
-from workbench.sampling.spelling import BYTES, Speller, Spelling
 
 VOCABULARY = GrammarVocabulary(byte_level())
 

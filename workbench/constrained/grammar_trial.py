@@ -26,10 +26,10 @@ import psutil
 import tokenizers
 from pydantic import TypeAdapter
 
+from workbench.constrained.grammar import TOOK_TOO_LONG, Grammar, GrammarVocabulary
 from workbench.errors import WorkbenchError, describe_error
 from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.response_format import Lark, ResponseFormat
-from workbench.sampling.grammar import TOOK_TOO_LONG, Grammar, GrammarVocabulary
 
 DRAWN_TOKENS = 100
 MAX_CPU_SECONDS = 5  # of a trial; up to one more, since the limit is in whole seconds

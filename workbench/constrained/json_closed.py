@@ -5,10 +5,10 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import Any
 
+from workbench.constrained.json_schema import IN_LISTS, subschemas
 from workbench.errors import WorkbenchError
 from workbench.prompt.tools import follow
 from workbench.response_format import JSONSchema
-from workbench.sampling.json_schema import IN_LISTS, subschemas
 
 JOINED = {*IN_LISTS[:3], "$ref"}  # of schemas of the same instance
 MAX_LOOKS = 1_000_000  # at those of all groups

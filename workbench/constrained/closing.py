@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from workbench.sampling.spelling import BYTES
+from workbench.constrained.spelling import BYTES
 
 QUOTE = 34
 CONTROL_TOKEN = re.compile(rb"\xff\[(\d+)\]")

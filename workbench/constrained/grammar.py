@@ -1,7 +1,7 @@
 """Compile what an answer must be (`response_format`) to a grammar over a model's tokens, through llguidance.
 
 A grammar is compiled twice: over the vocabulary, for masks, and over bytes and control tokens, for the way to its end
-(sampling/closing.py). The vocabulary comes from our own Tokenizer: a text that looks like a control token stays text.
+(closing.py). The vocabulary comes from our own Tokenizer: a text that looks like a control token stays text.
 """
 
 from __future__ import annotations
@@ -16,12 +16,8 @@ from typing import Any
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from workbench.errors import WorkbenchError
-from workbench.prompt.answers import control_tokens
-from workbench.prompt.tokenization.tokenizer import Tokenizer
-from workbench.response_format import Choices, JSONSchema, Lark, Regex, ResponseFormat, check_json
-from workbench.sampling.closing import EndSearch, NodeBudget
-from workbench.sampling.json_schema import (
+from workbench.constrained.closing import EndSearch, NodeBudget
+from workbench.constrained.json_schema import (
     WHERE,
     carried_out,
     check_keywords,
@@ -30,9 +26,13 @@ from workbench.sampling.json_schema import (
     name_keyword,
     subschemas,
 )
-from workbench.sampling.json_text import DigitMasks
-from workbench.sampling.shortest_match import shortest_match
-from workbench.sampling.spelling import BYTES, Speller
+from workbench.constrained.json_text import DigitMasks
+from workbench.constrained.shortest_match import shortest_match
+from workbench.constrained.spelling import BYTES, Speller
+from workbench.errors import WorkbenchError
+from workbench.prompt.answers import control_tokens
+from workbench.prompt.tokenization.tokenizer import Tokenizer
+from workbench.response_format import Choices, JSONSchema, Lark, Regex, ResponseFormat, check_json
 
 END = b"<|end of the grammar|>"  # a token of the compiler's alone: allowed where the answer is complete
 NODES_AT_A_TIME = 50

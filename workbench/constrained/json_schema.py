@@ -16,10 +16,10 @@ from typing import Any
 
 from llguidance import LLMatcher
 
+from workbench.constrained.json_dates import carry_out_dates
+from workbench.constrained.json_numbers import BOUNDS, COUNTS, carry_out_bounds, is_number, number_faults, with_integers
 from workbench.errors import WorkbenchError
 from workbench.prompt.tools import follow
-from workbench.sampling.json_dates import carry_out_dates
-from workbench.sampling.json_numbers import BOUNDS, COUNTS, carry_out_bounds, is_number, number_faults, with_integers
 
 CARRIED_OUT = frozenset(
     (

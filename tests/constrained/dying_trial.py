@@ -1,4 +1,4 @@
-"""The child of a trial, with a compiler that dies of some choices: `python -m tests.sampling.dying_trial`."""
+"""The child of a trial, with a compiler that dies of some choices: `python -m tests.constrained.dying_trial`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import sys
 import threading
 from typing import Any
 
+from workbench.constrained import grammar_trial
+from workbench.constrained.grammar import Grammar, GrammarVocabulary
 from workbench.errors import WorkbenchError
 from workbench.response_format import Choices, ResponseFormat
-from workbench.sampling import grammar_trial
-from workbench.sampling.grammar import Grammar, GrammarVocabulary
 
 compile_grammar = GrammarVocabulary.compile
 

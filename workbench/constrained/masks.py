@@ -1,5 +1,4 @@
-"""Compute the masks of a step in a thread of its own, beside the model's forward pass, and go on with searches for ends
-that tokens wait for."""
+"""Compute the masks of a step, and what tokens wait for, in a thread of its own beside the model's forward pass."""
 
 from __future__ import annotations
 
@@ -10,9 +9,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
+from workbench.constrained.closing import NodeBudget
+from workbench.constrained.constraint import Constraint
 from workbench.errors import describe_error
-from workbench.sampling.closing import NodeBudget
-from workbench.sampling.constraint import Constraint
 
 # States that searches for ends may look at in a step, about 25 us each: all searches together after the forward pass,
 # where they are in the way of the next step, and beside it.
@@ -58,7 +57,7 @@ class MaskWorker:
         rows = {constraint: compute_rows(constraint, draft) for constraint, draft in wanted}
         budget = NodeBudget(MAX_NODES_BESIDE_FORWARD)
         for constraint, _ in wanted:
-            constraint.search(budget)
+            constraint.work(budget)
         self.seconds = time.perf_counter() - began
         return rows
 
