@@ -191,7 +191,7 @@ def test_the_end_of_a_forced_call_is_found_whatever_its_arguments(name: str) -> 
         assert wanted is not None
         search = EndSearch(vocabulary.compile(wanted).symbols, vocabulary.end_symbol)
         budget = NodeBudget(1000)
-        assert search.run(budget) and search.found is not None and budget.left > 1000 - 12 * len(properties)
+        assert search.run(budget) and search.way is not None and budget.left > 1000 - 12 * len(properties)
 
 
 def test_choices_one_by_one() -> None:

@@ -109,6 +109,7 @@ def test_every_answer_is_valid_within_its_limit(names, most, temperature, seed, 
             assert each.sampling.response_format is not None
             check_valid(each.sampling.response_format, end)
             assert len(end.token_ids) <= most and (end.ended_by == "max_tokens") == (end.reason == "length")
+            assert len(end.token_ids) < most or end.ended_by != "grammar"
 
 
 ASKED = [
@@ -267,6 +268,23 @@ def test_how_a_choice_ends(choice: str, eos: tuple, sampling: dict, text: str, e
     end = generate(RUNNERS(eos), [ask("r", Choices(choices=(choice,)), 50, **sampling)])["r"]
     assert (end.output_text, end.reason, (end.ended_by, end.stop_reason)) == (text, "stop", ends)
     assert not any(map(byte_level().is_special, end.token_ids))
+
+
+@pytest.mark.parametrize(
+    ("most", "text", "ended_by"), [(4, "ab", "max_tokens"), (6, "abcdef", "max_tokens"), (7, "abcdef", "grammar")]
+)
+@pytest.mark.parametrize("eos", [(), (1,)])
+def test_a_choice_whose_end_has_no_room_ends_before_it(most: int, text: str, ended_by: str, eos: tuple) -> None:
+    wanted = {byte_level().encode(each)[0]: 90.0 for each in "abcdef"}
+    end = generate(RUNNERS(eos), [ask("r", Choices(choices=("ab", "abcdef")), most, logit_bias=wanted)])["r"]
+    assert (end.output_text, len(end.token_ids), end.ended_by) == (text, len(text), ended_by)
+
+
+def test_an_answer_without_room_to_spare_is_the_models_own() -> None:
+    """Any token that has an end in time may come, not only the first of the end that is known."""
+    asked = [ask(f"r{seed}", Regex(regex="[a-z]{6}"), 6, seed=seed, temperature=1.0) for seed in range(4)]
+    ends = generate(RUNNERS(()), asked).values()
+    assert len({end.output_text for end in ends}) == 4 and {end.reason for end in ends} == {"length"}
 
 
 @pytest.mark.parametrize("end", [7, 9])

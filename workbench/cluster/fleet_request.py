@@ -123,10 +123,8 @@ class FleetRequest:
     move_reason: str = ""
 
     def __post_init__(self) -> None:
-        asked = self.request
-        self.samples = [
-            SampleState(number, [*asked.generated_ids]) for number in range(asked.sampling.num_sequences)
-        ]
+        count, ids = self.request.sampling.num_sequences, self.request.generated_ids
+        self.samples = [SampleState(number, [*ids]) for number in range(count)]
 
     @property
     def name(self) -> str:

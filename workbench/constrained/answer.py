@@ -36,7 +36,6 @@ class GrammarAnswer(Constraint):
         self._search: EndSearch | None = None
         self._place = JsonPlace() if quotes_end(grammar.response_format) else None
         self.way = grammar.shortest
-        self._was_full = False  # whether the way took all tokens that were left, at some token
 
     def tokens_to_end(self) -> int | None:
         """Return the number of tokens of the way to the end; None if the vocabulary cannot spell it."""
@@ -90,7 +89,6 @@ class GrammarAnswer(Constraint):
         token = token if self._waiting is None else self._waiting
         if token in self._end_ids:
             return token, FinishReason.STOP
-        self._was_full |= not self._fits(self.way, self.left - 1)
         way = self._consume(token, budget)
         if self._search is not None:
             self._undo(token)
@@ -106,9 +104,7 @@ class GrammarAnswer(Constraint):
             token, way = first, self._consume(first, None) or ()
         self.way, self.left = way, self.left - 1
         self._place = self._place and self._place.after(self.vocabulary.symbols(token))
-        if not self._tokens.is_stopped():
-            return token, None
-        return token, FinishReason.LENGTH if self._was_full or not self.left else FinishReason.STOP
+        return token, FinishReason.STOP if self._tokens.is_stopped() else None
 
     def _consume(self, token: int, budget: NodeBudget | None) -> tuple[int, ...] | None:
         """Consume a token; return the way to the end behind it, None if none was found, or not yet."""
@@ -121,14 +117,14 @@ class GrammarAnswer(Constraint):
             return self.way[len(symbols) :]
         search = self._search
         if search is None:
-            known, quotes = [(), self.way[1:], self.way], quotes_end(self.grammar.response_format)
-            search = EndSearch(self._symbols, self.vocabulary.end_symbol, known, self.grammar.hints, quotes)
+            ends, quotes = [(), self.way[1:], self.way], quotes_end(self.grammar.response_format)
+            search = EndSearch(self._symbols, self.vocabulary.end_symbol, ends, self.grammar.hints, quotes)
             if not search.run(budget):
                 search.keep_state()
         else:
             search.run(budget)
         self._search = None if search.done else search
-        return search.found
+        return search.way
 
     def _undo(self, token: int) -> None:
         self._tokens.rollback(1)

@@ -74,8 +74,8 @@ class CustomConstraint(Constraint):
         if row is None:
             row = np.array(self._call("banned", draft))
             if row.dtype != np.bool_ or row.shape != (self._vocab_size,):
-                given = f"{list(row.shape)} of {row.dtype}"
-                raise WorkbenchError(f"{self._name}: banned must return [{self._vocab_size}] of bool, not {given}")
+                shape = f"{list(row.shape)} of {row.dtype}"
+                raise WorkbenchError(f"{self._name}: banned must return [{self._vocab_size}] of bool, not {shape}")
             self._rows[draft] = row
         return row
 

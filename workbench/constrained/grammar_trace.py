@@ -62,11 +62,11 @@ def trace_grammar(
         WorkbenchError: for a format that cannot be carried out, and for a token that it does not allow.
     """
     try:
-        wanted = TypeAdapter(ResponseFormat).validate_python(response_format)
+        form = TypeAdapter(ResponseFormat).validate_python(response_format)
     except ValidationError as error:
         raise explain(error, "response_format") from None
     vocabulary = GrammarVocabulary(tokenizer)
-    answer = GrammarAnswer(vocabulary.compile(wanted), (), vocabulary.size)
+    answer = GrammarAnswer(vocabulary.compile(form), (), vocabulary.size)
     banned = answer.banned([token for token in token_ids if 0 <= token < vocabulary.size])
     steps = []
     for place, token in enumerate(token_ids):

@@ -180,6 +180,6 @@ def thinking_budget(request: Request, max_model_len: int, least_answer: int = 1)
 def _token_id(tokenizer: Tokenizer | None, name: str, settings: Thinking) -> int:
     ids = [] if tokenizer is None else tokenizer.encode(name, special=True)
     if len(ids) != 1:
-        known = ", ".join(tokenizer.special_token_ids) if tokenizer is not None else "none: the model has no tokenizer"
-        raise WorkbenchError(f"thinking: {name!r} is no single token of this model; its control tokens are {known}")
+        names = ", ".join(tokenizer.special_token_ids) if tokenizer is not None else "none: the model has no tokenizer"
+        raise WorkbenchError(f"thinking: {name!r} is no single token of this model; its control tokens are {names}")
     return ids[0]

@@ -90,5 +90,5 @@ def take_back(runner: Runner, pages: list[list[int]], tainted: bool = False) -> 
 
 def pop_returned(runner: Runner) -> tuple[list[list[int]], list[list[int]]]:
     """Return the borrowed pages that go back to their homes, by cache group: sound ones, and tainted ones."""
-    found = runner.kv_cache.manager.pop_returned()
-    return [sound for sound, _ in found], [tainted for _, tainted in found]
+    returned = runner.kv_cache.manager.pop_returned()
+    return [sound for sound, _ in returned], [tainted for _, tainted in returned]

@@ -70,7 +70,8 @@ class StopChecker:
 
         Args:
             token_id: the token.
-            constraint: the finish reason of the request's constraint, if it lets nothing follow.
+            constraint: the finish reason of the request's constraint, if it lets nothing follow. A limit that is
+                reached with the token goes before it.
         """
         self._count += 1
         self.channel = "text"
@@ -86,7 +87,8 @@ class StopChecker:
         if self._detokenizer is not None and self._detokenizer.matched_stop is not None:
             self.cause = StopCause("stop_string", self._detokenizer.matched_stop)
             return text, FinishReason.STOP
-        return text, self._limit() if constraint is None else self.end_by_constraint(constraint)
+        reason = self._limit()
+        return text, self.end_by_constraint(constraint) if constraint is not None and reason is None else reason
 
     def _new_detokenizer(self) -> Detokenizer | WholeTextDetokenizer | None:
         """Return a detokenizer of the answer, behind the prompt and the thought."""
