@@ -27,7 +27,6 @@ from torch import Tensor
 from compiled_kernels import Backend
 from workbench import load
 from workbench.display import Table
-from workbench.engine import naive
 from workbench.errors import WorkbenchError
 from workbench.executors.base import Executor, build_executor
 from workbench.executors.capabilities import Requirements, unsupported
@@ -40,6 +39,7 @@ from workbench.machine.environment import environment
 from workbench.model.hf.families import read_spec
 from workbench.model.hf.weights import load_weights
 from workbench.model.transformer import Transformer
+from workbench.oracle import naive
 from workbench.request import Request, SamplingParameters, Sequence
 from workbench.runs.folder import write_dated_record
 from workbench.scheduler.plan import Span, StepPlan

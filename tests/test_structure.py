@@ -32,6 +32,7 @@ workbench.kv_cache
 workbench.prompt
 workbench.constrained
 workbench.model
+workbench.oracle
 workbench.sampling workbench.scheduler
 workbench.executors
 workbench.decoding

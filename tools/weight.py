@@ -23,7 +23,7 @@ MADE = ("build", "dist", "runs")  # folders of the checkout that are not in the 
 RECORDS = ("experiments/records/", "experiments/zoo/records/", "experiments/claims/")  # their data: runs add to it
 # Of workbench; at cd0df211, which issue 32 counts, 324,461 of 887,937 nodes.
 CORE = ("request.py", "batch.py", "trace", "kv_cache", "prompt", "model", "constrained", "sampling", "scheduler",
-        "executors", "decoding", "tensor_parallel", "speculative", "inspect", "engine")  # fmt: skip
+        "executors", "decoding", "oracle", "tensor_parallel", "speculative", "inspect", "engine")  # fmt: skip
 
 
 class Weight(NamedTuple):
@@ -37,13 +37,13 @@ class Weight(NamedTuple):
 # The most that each room may weigh: at the start what it weighed, rounded up to 500 nodes, 50 lines, 1,000 bytes.
 # No bound rises except where an issue says so: write that beside it.
 BOUNDS: dict[str, Weight] = {
-    "benchmarks": Weight(19_000),
+    "benchmarks": Weight(19_200),  # 19,000 before issue 34: the log-probabilities of llama.cpp
     "compiled_kernels": Weight(158_500),
     "docs": Weight(500, 100),
-    "experiments": Weight(130_000, 0, 78_000),
+    "experiments": Weight(131_500, 0, 78_000),  # 130,000 before issue 34: perplexity beside llama.cpp
     "notebooks": Weight(9_500),
     "records": Weight(0, 0, inf),
-    "tests": Weight(740_800),  # issue 32 asks for 600,000; laws for planted bugs, issues 33 to 35 came since
+    "tests": Weight(741_400),  # issue 32 asks for 600,000; laws for planted bugs, issues 33 to 35 came since
     "tools": Weight(34_000, 200),  # 22,000 before issue 32: guards moved here, 60 planted bugs; 35: methods of a class
     "workbench": Weight(18_720),  # issue 35: methods of a user's part are checked here, out of sampling and decoding
     "workbench/agents": Weight(15_600),  # 12,000 before issue 33: forms of calls, and the check of arguments
@@ -56,7 +56,7 @@ BOUNDS: dict[str, Weight] = {
     "workbench/decoding": Weight(4_900),  # issue 35: out of engine (44,000 before) and sampling (29,500)
     "workbench/demo": Weight(0, 50, 1_045_000),
     "workbench/economics": Weight(10_000, 0, 2_000),
-    "workbench/engine": Weight(39_900),
+    "workbench/engine": Weight(31_650),
     "workbench/executors": Weight(28_500),
     "workbench/experiment": Weight(5_000),
     "workbench/gateway": Weight(26_500),
@@ -69,6 +69,7 @@ BOUNDS: dict[str, Weight] = {
     "workbench/model": Weight(94_500),
     "workbench/models": Weight(3_000),  # issue 34: real models by name
     "workbench/offline": Weight(4_500),
+    "workbench/oracle": Weight(8_200),  # out of engine
     "workbench/prompt": Weight(45_000),  # 42,500 before issues 33, forms of calls, and 34, tools where none are shown
     "workbench/reports": Weight(20_500, 150),
     "workbench/runs": Weight(21_000),

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.peers.catalog import DENSE_FORMATS
-from workbench.engine import naive
 from workbench.model.hf.weights import random_weights
 from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
+from workbench.oracle import naive
 from workbench.request import random_token_ids
 
 PROMPT_TOKENS = 24  # tokens
@@ -31,7 +31,7 @@ def prompt_of(vocab: int, seed: int) -> tuple[int, ...]:
 class LogitsReference:
     """Our logits of one prompt, exact in float32, and an error bound for each weight format.
 
-    The bound for a format is `ERROR_MARGIN` times the relative error of the plain computation (engine/naive.py) in
+    The bound for a format is `ERROR_MARGIN` times the relative error of the plain computation (oracle/naive.py) in
     bfloat16 with the weights rounded to that format (float32: against float64), plus `ROUNDING_FLOOR`, at most
     `MAX_RELATIVE_ERROR`. On random weights INT4 alone has an error of half the logits' size, so that bound is weak: a
     peer's dense weights are compared too."""

@@ -42,8 +42,8 @@ def one_pass() -> EvidenceNumbers:
 
     The next tokens are compared with the naive oracle, which computes the whole text for each.
     """
-    from workbench.engine import naive
     from workbench.engine.runner import generate
+    from workbench.oracle import naive
 
     runner = _demo()
     request = _request(runner, 8)

@@ -61,8 +61,8 @@ def at_zero() -> EvidenceNumbers:
     import torch
 
     from workbench.engine.load import load
-    from workbench.engine.naive import logits
     from workbench.engine.runner import generate
+    from workbench.oracle.naive import logits
     from workbench.request import Request, SamplingParameters
     from workbench.sampling.filters import TopK, TopP
 

@@ -65,7 +65,7 @@ def reading() -> EvidenceNumbers:
 
     from workbench.engine.load import load
     from workbench.engine.loaded_model import DEMO_FOLDER
-    from workbench.engine.naive import logits
+    from workbench.oracle.naive import logits
     from workbench.prompt.tokenization.tokenizer import Tokenizer
 
     runner = load("demo", dtype="float32", backend="eager", pages=1)

@@ -9,9 +9,9 @@ from benchmarks.peers.agreement import QUANT_GROUP_COLUMNS, LogitsReference, bou
 from benchmarks.peers.catalog import FORMATS
 from benchmarks.peers.scripts import gguf_layout
 from tests.benchmarks.fakes import TINY, noise, reference
-from workbench.engine import naive
 from workbench.model.hf.weights import random_weights
 from workbench.model.transformer import Transformer
+from workbench.oracle import naive
 
 
 def last_logits(state: dict[str, torch.Tensor], dtype: torch.dtype) -> list[float]:

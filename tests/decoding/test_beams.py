@@ -18,7 +18,6 @@ from tests.engine.tiny import VOCAB, finals, layer, model_of, request, runner_of
 from tests.helpers.events import of
 from tests.thorough import tries
 from workbench.decoding.beams import BeamHypothesis, Beams
-from workbench.engine import naive
 from workbench.engine.beam_search import EarlyStopping, beam_search
 from workbench.engine.inputs import sample_id
 from workbench.engine.runner import Runner, generate
@@ -26,6 +25,7 @@ from workbench.kv_cache.format import parse_cache_format
 from workbench.model.hf.families import read_spec
 from workbench.model.hf.weights import load_weights
 from workbench.model.transformer import Transformer
+from workbench.oracle import naive
 from workbench.request import Request, SamplingParameters, random_token_ids
 from workbench.trace.events import Decoded, Finished, Preempted, Stepped
 

@@ -17,8 +17,8 @@ from tests.engine.tiny import CONTEXT, VOCAB, request, runner_of, with_filter
 from tests.helpers.events import of
 from tests.thorough import tries
 from workbench.custom import temporarily_registered
-from workbench.engine import naive
 from workbench.engine.runner import Runner, generate
+from workbench.oracle import naive
 from workbench.request import Request
 from workbench.sampling.filters import History
 from workbench.scheduler.policy import SchedulerDecision, SchedulerState

@@ -14,8 +14,8 @@ from tests.engine.tiny import runner_of
 from tests.thorough import tries
 from workbench.custom import temporarily_registered
 from workbench.decoding.search import Branch
-from workbench.engine import naive
 from workbench.engine.runner import generate
+from workbench.oracle import naive
 from workbench.request import CustomPart, Request, SamplingParameters
 
 

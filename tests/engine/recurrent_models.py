@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from tests.engine.tiny import layer, spec_of
-from workbench.model.recurrent_spec import DeltaNetSpec, Mamba2Spec, ParallelRecurrentSpec, ShortConvSpec
+from workbench.model.recurrent.spec import DeltaNetSpec, Mamba2Spec, ParallelRecurrentSpec, ShortConvSpec
 from workbench.model.spec import LayerSpec, ModelSpec
 
 CONVS = st.builds(ShortConvSpec, channels=st.integers(1, 6), kernel=st.integers(2, 5), bias=st.booleans())

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from tests.engine.tiny import VOCAB, finals, layer, model_of, own_specs, request, runner_of, spec_of, specs
 from tests.thorough import tries
-from workbench.engine import naive
 from workbench.errors import WorkbenchError
 from workbench.inspect.ablation import Ablation, continue_text
 from workbench.inspect.whole_text import TextAttention
 from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
+from workbench.oracle import naive
 from workbench.request import SamplingParameters
 
 GREEDY = SamplingParameters(max_tokens=6, temperature=0, ignore_eos=True)

@@ -6,9 +6,9 @@ import torch
 
 from tests.engine.tiny import CONTEXT, VOCAB, every_tensor, finals, layer, model_of, runner_of, spec_of
 from tests.helpers.events import of
-from workbench.engine import naive
 from workbench.engine.runner import generate
 from workbench.model.transformer import Transformer
+from workbench.oracle import naive
 from workbench.request import Request, SamplingParameters
 from workbench.trace.events import Finished, Submitted
 

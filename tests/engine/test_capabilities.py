@@ -47,7 +47,7 @@ from workbench.model.attention_spec import QKNormSpec, QueryTemperature, RotaryC
 from workbench.model.layers import Attention
 from workbench.model.memory import cache_shapes
 from workbench.model.quantized import WeightFormat
-from workbench.model.recurrent_spec import ParallelRecurrentSpec, ShortConvSpec
+from workbench.model.recurrent.spec import ParallelRecurrentSpec, ShortConvSpec
 from workbench.model.spec import ActivationSpec, AltUpSpec, LayerSpec, ModelSpec, NormSpec
 from workbench.model.transformer import Transformer
 from workbench.request import CustomPart

@@ -19,11 +19,11 @@ from tests.engine.tiny import layer, model_of, request, runner_of, spec_of, with
 from tests.helpers.events import of
 from tests.thorough import tries
 from workbench.custom import temporarily_registered
-from workbench.engine import naive
 from workbench.engine.runner import Runner, generate
 from workbench.errors import WorkbenchError
 from workbench.executors.select import Backends
 from workbench.model.transformer import Transformer
+from workbench.oracle import naive
 from workbench.request import SamplingParameters
 from workbench.sampling.filters import History
 from workbench.trace.events import Finished

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from tests.engine.tiny import VOCAB, layer, request, runner_of, spec_of, specs, weights_of
 from tests.helpers.events import of
 from tests.thorough import tries
-from workbench.engine import embeddings, naive
+from workbench.engine import embeddings
 from workbench.engine.embeddings import embed_texts, text_states
 from workbench.engine.runner import generate
 from workbench.engine.runner_thread import RunnerThread
 from workbench.errors import WorkbenchError
 from workbench.model.transformer import Transformer
+from workbench.oracle import naive
 from workbench.request import random_token_ids
 from workbench.trace.events import Finished
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tests.engine.kinds import LATENT
 from tests.engine.tiny import VOCAB, finals, layer, mixture_of, model_of, own_specs, runner_of, spec_of
 from tests.thorough import tries
-from workbench.engine import naive
 from workbench.inspect.forward_pass import STAGES, record_forward_pass
 from workbench.model.spec import LayerSpec, ModelSpec, NormSpec
+from workbench.oracle import naive
 from workbench.request import Request, SamplingParameters
 from workbench.trace.events import Finished
 

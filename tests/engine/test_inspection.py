@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from compiled_kernels.quantized_attention import QuantizedKV, hadamard_rotate
 from tests.engine.tiny import VOCAB, finals, layer, model_of, request, runner_of, spec_of, specs
 from tests.thorough import tries
-from workbench.engine import naive
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.kv_cache.format import CacheFormat
@@ -27,6 +26,7 @@ from workbench.model.hf.weights import random_weights
 from workbench.model.layers import TransformerBlock
 from workbench.model.spec import LayerSpec, ModelSpec
 from workbench.model.transformer import Transformer
+from workbench.oracle import naive
 from workbench.trace.events import Decoded, Event
 
 MODEL = model_of(spec_of(layer(4, 2), layer(4, 2), layer(4, 2)))

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from tests.engine.kinds import GEMMA, LATENT, MIXTURE, latent
 from tests.engine.tiny import Oracle, model_of, request, runner_of, spec_of, weights_of
-from workbench.engine import naive
 from workbench.engine.runner import generate
 from workbench.kv_cache.store import DenseLayer
 from workbench.model.attention_spec import MLASpec
 from workbench.model.spec import ActivationSpec, LayerSpec, NormSpec
 from workbench.model.transformer import Transformer
+from workbench.oracle import naive
 
 
 @given(latent(), st.sampled_from([torch.float32, torch.bfloat16]))

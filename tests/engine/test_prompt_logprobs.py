@@ -15,8 +15,8 @@ from tests.engine.tiny import VOCAB, carried, layer, model_of, runner_of, spec_o
 from tests.helpers.events import of
 from tests.helpers.recorded import Changed
 from tests.thorough import tries
-from workbench.engine import naive
 from workbench.model.transformer import Transformer
+from workbench.oracle import naive
 from workbench.request import Request, SamplingParameters, random_token_ids
 from workbench.sampling import prompt_logprobs
 from workbench.scheduler.plan import MAX_SCORED_TOKENS

@@ -35,7 +35,7 @@ from workbench.executors.select import Backends
 from workbench.inspect.forward_pass import record_forward_pass
 from workbench.inspect.whole_text import TextAttention
 from workbench.model.attention_config import AttentionConfig
-from workbench.model.recurrent_spec import ShortConvSpec
+from workbench.model.recurrent.spec import ShortConvSpec
 from workbench.model.spec import LayerSpec, ModelSpec
 from workbench.model.variants import change_attention
 from workbench.prompt.tokenization.tokenizer import Tokenizer

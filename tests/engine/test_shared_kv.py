@@ -20,16 +20,16 @@ from tests.engine.tiny import (
     spec_of,
     weights_of,
 )
-from workbench.engine import naive
 from workbench.kv_cache.eviction import parse_eviction
 from workbench.memory.report import estimate_memory
 from workbench.model.attention_config import AttentionConfig
 from workbench.model.attention_spec import QKNormSpec
 from workbench.model.cost import StepCostModel
 from workbench.model.model_parameters import parameter_shapes
-from workbench.model.recurrent_spec import ParallelRecurrentSpec, ShortConvSpec
+from workbench.model.recurrent.spec import ParallelRecurrentSpec, ShortConvSpec
 from workbench.model.spec import ModelSpec
 from workbench.model.variants import change_attention
+from workbench.oracle import naive
 from workbench.testing.attention_scenarios import require_equal_logits, sampled_logits
 from workbench.testing.eviction_oracle import evicted_logits
 

@@ -36,11 +36,11 @@ from workbench.constrained.grammar import (
     Grammar,
     GrammarVocabulary,
 )
-from workbench.engine import naive
 from workbench.engine.inputs import sample_id
 from workbench.engine.replay import replay
 from workbench.engine.runner import generate
 from workbench.errors import WorkbenchError
+from workbench.oracle import naive
 from workbench.request import Request, SamplingParameters
 from workbench.response_format import Choices, JSONSchema, Lark, Regex, ResponseFormat
 from workbench.trace.events import Decoded, Finished, Verified

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from compiled_kernels import Backend
 from tests.helpers.recorded import Around
-from workbench.engine import naive
 from workbench.engine.config import EngineConfig
 from workbench.engine.loaded_model import LoadedModel
 from workbench.engine.runner import Runner, generate
@@ -21,6 +20,7 @@ from workbench.model.attention_spec import AttentionSpec, QKNormSpec, RotaryConf
 from workbench.model.hf.weights import random_weights
 from workbench.model.spec import LayerSpec, ModelSpec, MoESpec, RouterSpec
 from workbench.model.transformer import Transformer
+from workbench.oracle import naive
 from workbench.request import CustomPart, Request, SamplingParameters, random_token_ids
 
 VOCAB, CONTEXT = 31, 48

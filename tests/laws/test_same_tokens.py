@@ -1,6 +1,6 @@
 """Greedy tokens equal the oracle's: read this law first.
 
-`workbench/engine/naive.py` continues one text without cache, batch or pages. Whatever the engine does with a request,
+`workbench/oracle/naive.py` continues one text without cache, batch or pages. Whatever the engine does with a request,
 it must come to the same logits, within the rounding of its precision, and so to the same tokens.
 """
 
@@ -18,9 +18,9 @@ from tests.engine.kinds import dense_models, mixtures, sharing_models
 from tests.engine.poison import asked, poisoned
 from tests.engine.tiny import Objection, Oracle, finals, layer, model_of, own_specs, request, runner_of, spec_of
 from tests.thorough import tries
-from workbench.engine import naive
 from workbench.engine.runner import generate
 from workbench.model.spec import ModelSpec
+from workbench.oracle import naive
 from workbench.trace.events import Finished, Preempted
 
 MODEL = model_of(spec_of(layer(4, 2), layer(4, 2, sliding_window=5)))

@@ -9,8 +9,8 @@ import torch
 
 from tests.engine.tiny import layer, model_of, spec_of
 from workbench.check.lengths import thresholds_of
-from workbench.engine import naive
 from workbench.model.attention_spec import QueryTemperature
+from workbench.oracle import naive
 
 IDS = torch.arange(40) % 29 + 1
 

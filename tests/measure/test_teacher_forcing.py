@@ -12,7 +12,6 @@ from torch import Tensor
 
 from tests.engine.tiny import VOCAB, expected, finals, layer, model_of, request, runner_of, spec_of, specs
 from tests.thorough import tries
-from workbench.engine import naive
 from workbench.measure.quality.teacher_forcing import (
     ForcedText,
     ReferenceLogits,
@@ -22,6 +21,7 @@ from workbench.measure.quality.teacher_forcing import (
     score_texts,
 )
 from workbench.model.spec import ModelSpec
+from workbench.oracle import naive
 from workbench.request import random_token_ids
 
 MODEL = model_of(spec_of(layer(4, 2), layer(4, 2, sliding_window=5)))

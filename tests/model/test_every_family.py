@@ -32,7 +32,6 @@ from tests.model.families import (
     read_model,
 )
 from tests.thorough import tries
-from workbench.engine import naive
 from workbench.errors import WorkbenchError
 from workbench.executors.base import build_executor
 from workbench.executors.capabilities import Requirements
@@ -41,6 +40,7 @@ from workbench.model.hf.families import FAMILIES, read_spec
 from workbench.model.hf.save import save_folder
 from workbench.model.hf.weights import load_weights, random_weights
 from workbench.model.transformer import Transformer
+from workbench.oracle import naive
 from workbench.request import Request, SamplingParameters
 from workbench.testing.family_checkpoints import (
     CONFIGS,

@@ -16,11 +16,11 @@ from tests.engine.tiny import finals, generate, runner_of
 from tests.helpers.refusals import refuses
 from tests.model.families import Changes, assert_equal, draw_ids, logits_of, ours_of
 from tests.thorough import tries
-from workbench.engine import naive
 from workbench.inspect.whole_text import TextAttention
 from workbench.model.attention_spec import RotaryConfig, RotaryScaling
 from workbench.model.hf.families import read_spec, spec_from_config
 from workbench.model.rotary import build_rotary_table, rotary_frequencies
+from workbench.oracle import naive
 from workbench.request import Request, SamplingParameters
 from workbench.testing.family_checkpoints import SIZES, random_checkpoint
 

@@ -12,7 +12,7 @@ from tests.helpers.published_configs import DEEPSEEK_V3
 from workbench.memory.report import cache_terms, describe_longest, estimate_memory, parse_bytes, report_for
 from workbench.model.hf.any_config import spec_from_any_config
 from workbench.model.hf.families import config_from_spec
-from workbench.model.recurrent_spec import ParallelRecurrentSpec, ShortConvSpec
+from workbench.model.recurrent.spec import ParallelRecurrentSpec, ShortConvSpec
 from workbench.model.shapes import SHAPES, named_shape
 from workbench.model.spec import LayerSpec, ModelSpec
 

@@ -15,12 +15,12 @@ from torch import Tensor
 from compiled_kernels import Backend, backend_problems
 from tests.model.packed_experts import FORMATS, pack_experts
 from tests.thorough import THOROUGH, tries
-from workbench.engine.naive import Weights
-from workbench.engine.naive import _mixture as plain_loop
 from workbench.model.attention_spec import AttentionSpec
 from workbench.model.feedforward import MixtureOfExperts
 from workbench.model.quantized import WeightFormat, dequantize, scales_of
 from workbench.model.spec import ActivationSpec, LayerSpec, MoESpec, RouterSpec
+from workbench.oracle.naive import Weights
+from workbench.oracle.naive import _mixture as plain_loop
 
 HIDDEN, INTERMEDIATE, DENSE = 64, 32, WeightFormat()
 BACKENDS = [each for each in (Backend.EAGER, Backend.INDUCTOR, Backend.MLIR) if backend_problems()[each] is None]

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.thorough import tries
-from workbench.model.delta_net import CHUNK_TOKENS, delta_rule_by_chunk, delta_rule_by_token
-from workbench.model.mamba2 import scan_by_chunk, scan_by_token
+from workbench.model.recurrent.delta_net import CHUNK_TOKENS, delta_rule_by_chunk, delta_rule_by_token
+from workbench.model.recurrent.mamba2 import scan_by_chunk, scan_by_token
 
 TOKENS = st.one_of(st.integers(1, 12), st.integers(CHUNK_TOKENS - 1, 2 * CHUNK_TOKENS + 5))
 SIZES = st.tuples(TOKENS, st.integers(1, 3), st.integers(1, 5), st.integers(1, 5))

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from tests.engine.tiny import layer, spec_of, weights_of
 from tests.thorough import tries
-from workbench.engine import naive
 from workbench.model.attention_config import AttentionConfig
 from workbench.model.model_parameters import parameter_shapes
 from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
 from workbench.model.variants import change_attention, pool_kv_heads
+from workbench.oracle import naive
 
 IDS = torch.arange(1, 17)
 

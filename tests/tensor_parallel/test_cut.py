@@ -15,7 +15,7 @@ from workbench.errors import WorkbenchError
 from workbench.model.attention_spec import AttentionSpec
 from workbench.model.model_parameters import parameter_shapes
 from workbench.model.quantized import WeightFormat, quantize
-from workbench.model.recurrent_spec import ShortConvSpec
+from workbench.model.recurrent.spec import ShortConvSpec
 from workbench.model.shapes import named_shape
 from workbench.model.spec import ActivationSpec, ModelSpec
 from workbench.model.transformer import Transformer

@@ -19,7 +19,7 @@ from workbench.engine.load import load
 from workbench.model.attention_spec import MLASpec
 from workbench.model.cost import StepCostModel
 from workbench.model.quantized import WeightFormat
-from workbench.model.recurrent_spec import DeltaNetSpec, Mamba2Spec, ParallelRecurrentSpec, ShortConvSpec
+from workbench.model.recurrent.spec import DeltaNetSpec, Mamba2Spec, ParallelRecurrentSpec, ShortConvSpec
 from workbench.model.shapes import SHAPES
 from workbench.model.spec import LayerSpec, ModelSpec, MoESpec, RouterSpec
 from workbench.trace.events import Stepped

@@ -18,13 +18,13 @@ from tests.engine.tiny import VOCAB, layer, mixture_of, model_of, own_specs, req
 from tests.patience import limit
 from tests.tensor_parallel.in_threads import runner_of_ranks
 from tests.thorough import tries
-from workbench.engine import naive
 from workbench.engine.load import load
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.inspect.ablation import Ablation, continue_text
 from workbench.model.quantized import WeightFormat
 from workbench.model.spec import ModelSpec
+from workbench.oracle import naive
 from workbench.trace.events import Decoded, Finished
 from workbench.widgets import RunnerThread, TokenPath
 from workbench.widgets.token_path.ablation_picture import Continuations, draw_texts

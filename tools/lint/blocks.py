@@ -54,6 +54,7 @@ OTHERS: dict[str, dict[str, str]] = {
     "docs/guide/tensor_parallel.md": {"torchrun": "tests/tensor_parallel starts the same ranks"},
 }
 BLOCK = re.compile(r"^```(\S*)\n(.*?)^```", re.M | re.S)
+INLINE = re.compile(r"`(workbench [^`\n]+)`")
 OURS = ("workbench ", "python -")
 ACTIVATE = "source .venv/bin/activate"  # by it a shell finds the commands below
 # The pages that a reader begins with, in a checkout.
@@ -76,6 +77,10 @@ def faults(root: Path = ROOT) -> Iterator[str]:
                 yield f"{path}:1: no block begins with {start!r}; take its row out of OTHERS"
         for line, reason in _unreadable(path, text):
             yield f"{path}:{line}: {reason}; settings as of today"
+        for words in INLINE.findall(text):
+            error = None if "..." in words else usage_error(shlex.split(words.split(" && ")[0])[1:])
+            if error and "Missing parameter" not in error:  # a sentence may name a command without its arguments
+                yield f"{path}:{line_of(text, words)}: {words}: {error}; `workbench --help` lists what there is"
         if path in ACTIVATED and ACTIVATE not in text:
             yield f"{path}:1: no `{ACTIVATE}`; say it before the first command, or `workbench` is not found"
         if path == "docs/scale.md":  # tests/docs/test_pages.py runs its commands

@@ -301,7 +301,7 @@ import torch
 
 import workbench
 from workbench.check.report import check_model
-from workbench.engine import naive
+from workbench.oracle import naive
 
 FOLDER = "{path.resolve()}"
 CUSTOM = str(Path(__file__).with_name("{name}.py"))

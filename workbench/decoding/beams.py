@@ -56,8 +56,8 @@ class Beams:
         # At first all texts are the same: only one of them may go on.
         self.beams = [Beam(sequence, 0.0 if number == 0 else -torch.inf) for number, sequence in enumerate(sequences)]
         self.hypotheses: list[BeamHypothesis] = []
-        self.token_times: list[tuple[float, int]] = []  # by output position: time and step of its tokens
-        self._candidates: dict[str, list[tuple[int, float]]] = {}  # by beam: next tokens with log-probabilities
+        self.token_times: list[tuple[float, int]] = []  # time and step of the tokens at each output position
+        self._candidates: dict[str, list[tuple[int, float]]] = {}  # next tokens of each beam, with log-probabilities
 
     @property
     def is_ready(self) -> bool:

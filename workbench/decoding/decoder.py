@@ -140,22 +140,22 @@ class Decoder:
             logits, states = split_columns(logits, self._vocab_size, plan.layers)
         row = 0
         for span in plan.spans:
-            sequence, mine = span.sequence, range(row, row := row + span.num_logits)
-            if span.requested_logits is not None:  # of a prompt
-                mine, wrong = self._score_prompt(span, logits, mine)
+            sequence, span_rows = span.sequence, range(row, row := row + span.num_logits)
+            if span.requested_logits is not None:  # the span has rows of a prompt
+                span_rows, wrong = self._score_prompt(span, logits, span_rows)
                 if wrong:
                     choices[sequence.request_id] = [failed_token(wrong)]
                     continue
             if not span.needs_sample:
                 continue
             combiners = self.sampler.combiners_of(sequence.request_id)
-            early = self.early_logits.of_rows(combiners, states, mine) if combiners else {}
+            early = self.early_logits.of_rows(combiners, states, span_rows) if combiners else {}
             if (method := self.methods.of(sequence)) is not None:
-                last = {layer: rows[mine.start] for layer, rows in states.items()}
-                if wrong := method.add(sequence, NextRow(logits[mine.start], last, early)):
+                last = {layer: rows[span_rows.start] for layer, rows in states.items()}
+                if wrong := method.add(sequence, NextRow(logits[span_rows.start], last, early)):
                     choices[sequence.request_id] = [failed_token(wrong)]
                 continue
-            rows += mine
+            rows += span_rows
             sequences.append(sequence)
             drafted = len(span.draft_token_ids)
             checked.append(drafts[sequence.request_id].truncated(drafted) if drafted else NO_DRAFT)
@@ -171,10 +171,10 @@ class Decoder:
     def _score_prompt(self, span: Span, logits: Tensor, rows: range) -> tuple[range, str]:
         """Keep the log-probabilities that a span of a prompt gives; return the rows left to sample from, and an
         error."""
-        known, scored = span.sequence.prompt_logprobs, rows[: len(rows) - span.needs_sample]
-        assert known is not None
+        logprobs, scored = span.sequence.prompt_logprobs, rows[: len(rows) - span.needs_sample]
+        assert logprobs is not None
         try:
-            known += score_prompt(span.sequence, logits[scored.start : scored.stop])
+            logprobs += score_prompt(span.sequence, logits[scored.start : scored.stop])
         except BadPromptRow as bad:
             return rows[:0], str(bad)
         return rows[len(scored) :], ""

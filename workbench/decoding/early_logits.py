@@ -35,9 +35,7 @@ class EarlyLogits:
                     f"{self.num_layers - 1}"
                 )
 
-    def of_rows(
-        self, combiners: Many[NamedCombiner], states: Mapping[int, Tensor], rows: range
-    ) -> dict[int, Tensor]:
+    def of_rows(self, combiners: Many[NamedCombiner], states: Mapping[int, Tensor], rows: range) -> dict[int, Tensor]:
         """Return by layer the logits [row, vocab] that one sequence's filters combine; it is computed alone.
 
         Args:

@@ -53,16 +53,16 @@ def advance_search(search: Search, branches: Many[Branch], name: str) -> tuple[i
     """Advance `search`. WorkbenchError, naming it, where it fails or names what there is not."""
     try:
         best, going = search.advance(branches)
-        found = int(best), [(int(branch), int(token)) for branch, token in going]
+        chosen = int(best), [(int(branch), int(token)) for branch, token in going]
     except Exception as error:
         raise WorkbenchError(f"search {name}: raised {type(error).__name__}: {error}") from error
     count, vocab = len(branches), len(branches[0].logits)
-    known = all(0 <= branch < count and 0 <= token < vocab for branch, token in found[1])
-    if not 0 <= found[0] < count or len(found[1]) != count or not known:
+    is_valid = all(0 <= branch < count and 0 <= token < vocab for branch, token in chosen[1])
+    if not 0 <= chosen[0] < count or len(chosen[1]) != count or not is_valid:
         raise WorkbenchError(
-            f"search {name}: must return the best of {count} branches and {count} pairs (branch, token), not {found}"
+            f"search {name}: must return the best of {count} branches and {count} pairs (branch, token), not {chosen}"
         )
-    return found
+    return chosen
 
 
 class CustomSearch(Beams):
@@ -77,8 +77,8 @@ class CustomSearch(Beams):
         assert sampling.search is not None
         self.layers = (num_layers,)
         self._search, self._name = search, sampling.search.path
-        self._before: dict[str, Branch] = {}  # by sequence: its text, without what its last token gives
-        self._branches: dict[str, Branch] = {}  # with it
+        self._before: dict[str, Branch] = {}  # text of each sequence, by its id, before its last token
+        self._branches: dict[str, Branch] = {}  # the same with the last token
 
     @property
     def is_ready(self) -> bool:

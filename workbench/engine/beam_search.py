@@ -63,7 +63,7 @@ def beam_search(
     else:
         request = Request(request_id, tuple(prompt), sampling)
     logprobs: dict[int, list[float]] = {}
-    found: dict[int, BeamHypothesis] = {}
+    hypotheses: dict[int, BeamHypothesis] = {}
     for event in runner.stream([request]):
         if isinstance(event, Decoded) and event.logprob is not None:
             logprobs.setdefault(event.sample, []).append(event.logprob)
@@ -72,6 +72,6 @@ def beam_search(
                 continue  # a vocabulary smaller than the beams
             if event.score is None:
                 raise WorkbenchError(event.error or f"beam search: {event.reason}")
-            mine = tuple(logprobs.get(event.sample, ()))
-            found[event.sample] = BeamHypothesis(event.token_ids, mine, event.score, event.output_text)
-    return [found[number] for number in sorted(found)]
+            beam_logprobs = tuple(logprobs.get(event.sample, ()))
+            hypotheses[event.sample] = BeamHypothesis(event.token_ids, beam_logprobs, event.score, event.output_text)
+    return [hypotheses[number] for number in sorted(hypotheses)]

@@ -107,21 +107,21 @@ class KVCache:
         faults = transfer_pages(plan.transfers, self.store, self.cpu_store)
         missing = {(table, page): faults[name] for name, table, _, page in plan.transfers.swap_ins if name in faults}
         for sequence in running if missing else ():
-            mine = ((table, page) for table, pages in enumerate(sequence.pages) for page in pages)
-            fault = next((missing[place] for place in mine if place in missing), None)
+            used_pages = ((table, page) for table, pages in enumerate(sequence.pages) for page in pages)
+            fault = next((missing[place] for place in used_pages if place in missing), None)
             if fault is not None:
                 broken.append((sequence, fault))
         return plan.without([sequence for sequence, _ in broken]), broken
 
-    def keep_path(self, sequence: Sequence, first: int, places: Many[int]) -> None:
+    def keep_path(self, sequence: Sequence, first: int, rows: Many[int]) -> None:
         """Move keys and values of the accepted tokens of a tree of drafts to where the text has them.
 
         Args:
             sequence: the sequence, with the pages of the step.
             first: the slot of the first draft token; that of the i-th is `first` + i.
-            places: places in the draft of the accepted tokens, ascending.
+            rows: places in the draft of the accepted tokens, ascending.
         """
-        moved = [(target, place) for target, place in enumerate(places) if target != place]
+        moved = [(target, place) for target, place in enumerate(rows) if target != place]
         size = self.store.page_size
         for group, pages in enumerate(sequence.pages if moved else ()):
             (to, to_offset), (source, offset) = (
@@ -196,9 +196,9 @@ def _model_digest(model: Transformer) -> str:
     ids = torch.arange(min(DIGEST_TOKENS, model.spec.vocab_size), device=model.device)
     with torch.inference_mode():
         rows = model.embed(ids, torch.arange(len(ids), device=model.device)).float().cpu()
-    found = hashlib.sha256(model.spec.model_dump_json().encode())
-    found.update(rows.contiguous().numpy().tobytes())
-    return found.hexdigest()[:16]
+    digest = hashlib.sha256(model.spec.model_dump_json().encode())
+    digest.update(rows.contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 def auto_num_pages(

@@ -43,15 +43,15 @@ class ModelConfig(Settings):
     main_setting: ClassVar = "name"
 
     name: str = "demo"  # a model of the workbench's, or the folder or file of one
-    dtype: DtypeName = "auto"  # of weights and activations; auto: what the files say, bfloat16 for shapes
-    weights: WeightSetting = "auto"  # of the products' matrices; auto: as the files where a product fits, else dense
-    head_weights: WeightDtype | None = None  # of the output head; None is as `weights`
-    expert_weights: WeightDtype | None = None  # of a mixture's experts; None is as `weights`
+    dtype: DtypeName = "auto"  # type of weights and activations; auto: the files' type, bfloat16 for shapes
+    weights: WeightSetting = "auto"  # format of matrices; auto: the files' where a product has it, else dense
+    head_weights: WeightDtype | None = None  # format of the output head; None: as `weights`
+    expert_weights: WeightDtype | None = None  # format of a mixture's experts; None: as `weights`
     weight_group: Annotated[int, Field(ge=2, multiple_of=2)] = 64  # columns that share a scale in int4
     activations: Activations = "float"  # what int8 weights are multiplied with; int8: each row quantized as it comes
     device: str = "cpu"  # where weights and cache are: cpu, cuda or cuda:N
     context: Count | None = None  # tokens that a text may have; None is the model's own (see attention.rotary)
-    seed: Seed = 0  # of random weights
+    seed: Seed = 0  # random seed of random weights
     custom: str | None = None  # a file or module that registers the family of the model's config, loaded first
 
     @property
@@ -82,7 +82,7 @@ class CacheConfig(CacheFormat):
     main_setting: ClassVar = "format"
 
     page_size: Count = 64  # tokens of a page
-    pages: Count | Literal["auto"] = "auto"  # of each cache group
+    pages: Count | Literal["auto"] = "auto"  # number of pages of each cache group
     prefix: PrefixCacheSetting = NoPrefixCache()  # reuse of full pages by their tokens
     offload: OffloadSetting = NoOffload()  # where pages of a preempted sequence may be swapped to
     evict: EvictionSetting | None = None  # which tokens remain when a sequence is limited to some

@@ -75,8 +75,8 @@ class EngineCore:
         store = self.kv_cache.store
         if isinstance(store, TensorParallelStore) and loaded.processes is not None:
             shared = cast(TensorParallelTransformer, self.model)
-            given = loaded.processes.threads, self.backends, config.batch_invariant
-            return TensorParallelExecutor(shared, store, *given)
+            arguments = loaded.processes.threads, self.backends, config.batch_invariant
+            return TensorParallelExecutor(shared, store, *arguments)
         threads = StepThreads(lambda *change: self._thread_changes.append(change))
         how = config.compile, config.batch_invariant, self.fall_back, threads
         executor = build_executor(self.model, store, self.backends, *how)

@@ -54,13 +54,13 @@ def embed_texts(
             there; before anything is computed.
     """
     rows = texts_to_ids(runner, texts, layer, max_tokens)
-    found = []
+    embeddings = []
     for ids in rows:
         mean = TextMean(runner.model, ids, layer)
         while mean.advance(runner) if runner.owner is None else between_steps(runner, mean.advance):
             pass
-        found.append(mean.embedding())
-    return found
+        embeddings.append(mean.embedding())
+    return embeddings
 
 
 def texts_to_ids(

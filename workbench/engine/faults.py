@@ -66,12 +66,12 @@ class LockedSection:
 
     def __enter__(self) -> DeferInterrupts:
         books = self._books
-        held = self._held.__enter__()
+        entered = self._held.__enter__()
         self._within = books._holder == threading.get_ident()
         if not self._within:
             books._lock.acquire()
             books._holder = threading.get_ident()
-        return held
+        return entered
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> Any:
         try:
@@ -97,28 +97,28 @@ def forward_isolated(
     rows: dict[Sequence, Tensor] = {}
     parts = list(reversed(plan.split_in_half()))
     while parts:
-        part = parts.pop()
-        if not part.spans:
+        half = parts.pop()
+        if not half.spans:
             continue
         try:
-            logits = forward(part).clone()  # what a step gives is valid until the next
+            logits = forward(half).clone()  # what a step gives is valid until the next
         except Exception as error:
-            if len(part.spans) == 1:
-                failed.append((part.spans[0].sequence, error))
+            if len(half.spans) == 1:
+                failed.append((half.spans[0].sequence, error))
             else:
-                parts += reversed(part.split_in_half())
+                parts += reversed(half.split_in_half())
             continue
-        counts = [span.num_logits for span in part.spans]
-        rows |= zip((span.sequence for span in part.spans), logits.split(counts), strict=True)
+        counts = [span.num_logits for span in half.spans]
+        rows |= zip((span.sequence for span in half.spans), logits.split(counts), strict=True)
     ended = {each for sequence, _ in failed for each in (sequence, *sequence.beams)}
-    kept = tuple(span for span in plan.spans if span.sequence not in ended)
-    logits = torch.cat([rows[span.sequence] for span in kept]) if kept else torch.empty(0, 0)
-    return replace(plan, spans=kept), logits, failed
+    spans = tuple(span for span in plan.spans if span.sequence not in ended)
+    logits = torch.cat([rows[span.sequence] for span in spans]) if spans else torch.empty(0, 0)
+    return replace(plan, spans=spans), logits, failed
 
 
 def select_logits(plan: StepPlan, remaining: StepPlan, logits: Tensor) -> Tensor:
     """Select from the `logits` [sample, vocab] of `plan` those of the spans of `remaining`."""
-    mine = {span.sequence for span in remaining.spans}
+    sequences = {span.sequence for span in remaining.spans}
     parts = logits.split([span.num_logits for span in plan.spans])
-    rows = [part for span, part in zip(plan.spans, parts, strict=True) if span.sequence in mine]
+    rows = [span_rows for span, span_rows in zip(plan.spans, parts, strict=True) if span.sequence in sequences]
     return torch.cat(rows) if rows else logits[:0]

@@ -57,7 +57,8 @@ def settings_table() -> str:
         )
         rows = [(name, about)]
         if section is not None:
-            rows += [(own, field_comments(section).get(own, "")) for own, of in FLAT_NAMES.items() if of == name]
+            settings = (setting for setting, group in FLAT_NAMES.items() if group == name)
+            rows += [(setting, field_comments(section).get(setting, "")) for setting in settings]
         lines += [f"| `{each}` | `{_default(each)}` | {meaning} |" for each, meaning in rows]
     return "\n".join(lines)
 
@@ -80,11 +81,11 @@ def _field(name: str) -> Any:
 
 def _signature() -> inspect.Signature:
     """Return the signature of `load` with every setting in place of `**settings`, so that a notebook completes them."""
-    known = [each for each in inspect.signature(load).parameters.values() if each.name != "settings"]
+    parameters = [each for each in inspect.signature(load).parameters.values() if each.name != "settings"]
     names = [name for name in (*EngineConfig.model_fields, *FLAT_NAMES) if name != "model"]
     keyword = inspect.Parameter.KEYWORD_ONLY
     settings = [inspect.Parameter(each, keyword, default=_default(each), annotation=Any) for each in names]
-    return inspect.Signature([*known, *settings], return_annotation=Runner)
+    return inspect.Signature([*parameters, *settings], return_annotation=Runner)
 
 
 load.__doc__ = f"{(load.__doc__ or '').rstrip()}\n\n{textwrap.indent(settings_table(), '    ')}\n"

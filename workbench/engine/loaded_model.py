@@ -71,8 +71,8 @@ class LoadedModel:
     transformer: Transformer
     tokenizer: Tokenizer | None = None  # None for shapes: their requests are token ids
     backends: Backends | None = None
-    folder: Path | None = None  # with its chat template, if it has one
-    processes: OtherRanks | None = None  # of the other ranks; the model is rank 0's share then
+    folder: Path | None = None  # the folder with the chat template, if there is one
+    processes: OtherRanks | None = None  # processes of the other ranks; the model is rank 0's share then
 
     def close(self) -> None:
         """End the processes of other ranks, if there are any."""
@@ -82,8 +82,8 @@ class LoadedModel:
     @cached_property
     def chat_template(self) -> ChatTemplate | None:
         """Return the template of the model's folder, or the workbench's own if the tokenizer has its control tokens."""
-        found = None if self.folder is None else open_chat_template(self.folder)
-        return found if found is not None or self.tokenizer is None else own_template(self.tokenizer)
+        template = None if self.folder is None else open_chat_template(self.folder)
+        return template if template is not None or self.tokenizer is None else own_template(self.tokenizer)
 
     @cached_property
     def sampling_defaults(self) -> dict[str, Any]:
@@ -152,11 +152,11 @@ class LoadedModel:
         source = _source(name, config.attention, config.model.context)
         with report_if_slow(f"loading the weights of {name}", report, again=LOADING_AGAIN, share=source.share_read):
             format, reason = source.weight_format(config.model)
-            wanted = _requirements(config, source, format, device, 1 if ranks is None else ranks.size)
-            dtype, shapes, cache_dtype = wanted.dtype, wanted.cache, config.cache_dtype(wanted.dtype)
-            backends = select_backends(config.backend, wanted)
+            requirements = _requirements(config, source, format, device, 1 if ranks is None else ranks.size)
+            dtype, shapes, cache_dtype = requirements.dtype, requirements.cache, config.cache_dtype(requirements.dtype)
+            backends = select_backends(config.backend, requirements)
             if ranks is not None:  # the modules as they are written, in every step
-                backends = Backends.uniform(backends.blocks, backends.reason, wanted)
+                backends = Backends.uniform(backends.blocks, backends.reason, requirements)
 
             def state(each: Keep = keep_all) -> dict[str, Tensor]:
                 line = f"{name}: {{}}{reason}"
@@ -166,8 +166,8 @@ class LoadedModel:
             if ranks is None:
                 model = Transformer.from_state(source.spec, state(), backends.blocks, format).to(device)
             else:
-                own = state(lambda each: cut_state(each, source.spec, ranks.rank, ranks.size))
-                model = TensorParallelTransformer.of_rank(source.spec, own, backends.blocks, format, ranks).to(device)
+                share = state(lambda each: cut_state(each, source.spec, ranks.rank, ranks.size))
+                model = TensorParallelTransformer.of_rank(source.spec, share, backends.blocks, format, ranks).to(device)
         if auto:
             trying = f"trying which backend decodes {name} fastest here: compiled now, then remembered"
             with report_if_slow(trying, report, usual=usual_seconds()):
@@ -275,13 +275,13 @@ class _Source:
     def weight_format(self, settings: ModelConfig) -> tuple[WeightFormat, str]:
         """Return the format of the weights in memory; for auto it is the files' own where products multiply from it.
         And why it is not, in brackets."""
-        given = settings.format
+        setting = settings.format
         if settings.weights != "auto":
-            return given, f" (weights: {settings.weights} is set)"
+            return setting, f" (weights: {settings.weights} is set)"
         if self.folder is None or self.trained is None or not is_quantized(self.folder):
-            return given, ""
+            return setting, ""
         if not self.attention.is_unchanged:
-            return given, " (its attention is changed)"
+            return setting, " (its attention is changed)"
         format, reason = stored_format(self.checkpoint, self.wanted, self.trained.tie_word_embeddings)
         group = format.blocks.group if format.blocks.codes == "int4" else settings.weight_group
         if settings.head_weights is not None:
@@ -303,13 +303,13 @@ class _Source:
         the cost of widening those that the files store in other bits. Of each parameter `keep` says what is kept."""
         if self.folder is None or self.trained is None:
             return random_weights(self.spec, dtype, seed, format, keep)
-        checkpoint, wanted, unchanged = self.checkpoint, self.wanted, self.attention.is_unchanged
+        checkpoint, names, unchanged = self.checkpoint, self.wanted, self.attention.is_unchanged
         kept_as, format = format, format if unchanged else WeightFormat()
-        if cost := cost_of_widening(checkpoint, wanted, self.trained.tie_word_embeddings, format, dtype):
+        if cost := cost_of_widening(checkpoint, names, self.trained.tie_word_embeddings, format, dtype):
             report(cost)
 
-        own = keep if unchanged else keep_all
-        stored = read_weights(checkpoint, self.trained, wanted, dtype, format, own, self.read.append)
+        keep_own = keep if unchanged else keep_all
+        stored = read_weights(checkpoint, self.trained, names, dtype, format, keep_own, self.read.append)
         checkpoint.kept.clear()  # scales, which take memory
         if unchanged:
             return stored
@@ -355,13 +355,13 @@ def model_folder(name: str) -> Path | None:
 def _folder(name: str) -> Path:
     folder = BUNDLED_MODELS.get(name, Path(name))
     is_here = name not in KNOWN and (folder.is_dir() or (folder.suffix == ".gguf" and folder.is_file()))
-    found = folder if is_here else fetched_model(name)
-    if found is None:
+    path = folder if is_here else fetched_model(name)
+    if path is None:
         names = [*BUNDLED_MODELS, *KNOWN]
         known = ", ".join([*BUNDLED_MODELS, f"{SHAPE_PREFIX}NAME", "FILE.gguf", *KNOWN])
         hub = "" if place_of(name) is None else f"; `workbench model get {name}` looks on the hub"
         raise WorkbenchError(f"no model {name!r}: not a folder here, nor one of {known}{nearest(name, names) or hub}")
-    return note_own(found)
+    return note_own(path)
 
 
 def stored_dtype(path: Path) -> torch.dtype:

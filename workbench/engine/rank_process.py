@@ -33,10 +33,10 @@ class RankState:
 
     def open_store(self, num_pages: tuple[int, ...], page_size: int, dtype: str, shapes: str) -> KVStore:
         """Open the pages of this rank. Raises WorkbenchError where they would lie otherwise than rank 0's."""
-        own = self.model.cache_shapes(self.config.cache)
-        if repr(own) != shapes:
-            raise WorkbenchError(f"its cache has another layout than rank 0's: {own[0]}")
-        return KVStore(own, num_pages, page_size, parse_dtype(dtype), str(self.model.device))
+        specs = self.model.cache_shapes(self.config.cache)
+        if repr(specs) != shapes:
+            raise WorkbenchError(f"its cache has another layout than rank 0's: {specs[0]}")
+        return KVStore(specs, num_pages, page_size, parse_dtype(dtype), str(self.model.device))
 
 
 def main() -> None:

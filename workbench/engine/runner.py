@@ -271,10 +271,10 @@ class Runner(Displayable):
         """
         sequence = self.tracker.sequences.get(request_id)
         if sequence is None:
-            known = ", ".join(self.tracker.sequences) or "none"
-            raise WorkbenchError(f"request {request_id!r} is not being served; served now: {known}")
-        asked = (None if each is None else tuple(each) for each in (layers, heads, hidden_states))
-        return inspect(self.model, self.store, sequence, tuple(positions), *asked)
+            served = ", ".join(self.tracker.sequences) or "none"
+            raise WorkbenchError(f"request {request_id!r} is not being served; served now: {served}")
+        choices = (None if each is None else tuple(each) for each in (layers, heads, hidden_states))
+        return inspect(self.model, self.store, sequence, tuple(positions), *choices)
 
     def step(self, queue: deque[Event] | None = None) -> None:
         """Run one step: propose, plan, forward, sample, commit, emit.

@@ -29,7 +29,7 @@ from workbench.trace.events import Event, Finished
 Result = TypeVar("Result")
 # A thread that ends takes its pool of OpenMP threads along: the next would begin beside them, and make its own.
 LINGER_SECONDS = 1.0
-CLOSE_SECONDS = 10.0  # for a step under way when Python ends
+CLOSE_SECONDS = 10.0  # the longest wait for a step under way when Python ends
 CLOSED = "the runner's thread was closed, since Python ends"
 
 HandOut = Callable[[], object]  # what a job leaves to be done once it uses the runner no more: its reader may use it
@@ -54,7 +54,7 @@ class _ServedRequests:
     handle: EventSink
     pending: deque[Request]
     is_single: bool
-    start_time: float | None = None  # of the runner's clock; None until they are served
+    start_time: float | None = None  # seconds on the runner's clock; None until they are served
     output_queue: deque[Event] = field(default_factory=deque)
     num_unfinished: int = 0
 
@@ -115,9 +115,9 @@ class RunnerThread:
         self._is_closed = False  # Python ends
         self._uses_runner = False  # while the thread is in a job or a step
         self._turn_began: float | None = None  # while jobs or a step are under way
-        self._serving: list[_ServedRequests] = []  # of the owner's thread alone
-        heard = runner.telemetry.listener
-        self._listeners = [heard] if heard is not None else []
+        self._serving: list[_ServedRequests] = []  # read and written by the owner's thread alone
+        listener = runner.telemetry.listener
+        self._listeners = [listener] if listener is not None else []
         self._after_delivery: list[Callable[[], None]] = []
         runner.set_listener(self._on_event)
         runner.set_owner(self)
@@ -156,10 +156,10 @@ class RunnerThread:
 
     def submit(self, requests: intake.RequestInput, **sampling: object) -> RequestHandle:
         """Submit `requests` as `Runner.stream` does, and return their handle at once."""
-        asked = RequestHandle(lambda: cancel())
+        handle = RequestHandle(lambda: cancel())
         made = self.runner.make_requests(requests, sampling)
-        cancel = self.submit_to(asked, made, intake.is_single(requests))
-        return asked
+        cancel = self.submit_to(handle, made, intake.is_single(requests))
+        return handle
 
     def submit_to(
         self, sink: EventSink, requests: Iterable[Request], is_single: bool = False, start_time: float | None = None
@@ -261,7 +261,7 @@ class RunnerThread:
             try:
                 if not self._turn():
                     return
-            except BaseException as error:  # of the runner itself, or of its thread: nothing that was asked can go on
+            except BaseException as error:  # a fault of the runner or its thread ends all requests
                 self._fail_all(describe_error(error))
                 self._notify_delivered()
 
@@ -325,9 +325,7 @@ class RunnerThread:
             for each in self._serving:
                 while each.pending and each.arrival_time(each.pending[0]) <= self.runner.clock():
                     request = each.pending.popleft()
-                    each.num_unfinished += self.runner.submit(
-                        request, each.output_queue, each.arrival_time(request)
-                    )
+                    each.num_unfinished += self.runner.submit(request, each.output_queue, each.arrival_time(request))
             if self.runner.has_unfinished_requests:
                 self.runner.step(steps)
         for each in list(self._serving):

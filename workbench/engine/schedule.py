@@ -30,8 +30,8 @@ def changed_schedule(made_for: SchedulerConfig, present: SchedulerConfig, settin
         if name in SchedulerConfig.model_fields and name not in CHANGEABLE:
             raise WorkbenchError(f"schedule.{name}: fixed once a runner is made; make another with workbench.load")
         if name not in CHANGEABLE:
-            known = ", ".join(CHANGEABLE)
-            raise WorkbenchError(f"schedule: no setting {name!r}{nearest(name, CHANGEABLE)}; these can change: {known}")
+            names = ", ".join(CHANGEABLE)
+            raise WorkbenchError(f"schedule: no setting {name!r}{nearest(name, CHANGEABLE)}; these can change: {names}")
     values = {name: getattr(present, name) for name in SchedulerConfig.model_fields}
     try:
         changed = SchedulerConfig.model_validate({**values, **settings})

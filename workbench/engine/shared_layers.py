@@ -24,9 +24,9 @@ def share_layers(loaded: LoadedModel, layers: Sequence[int] | None) -> LoadedMod
         WorkbenchError: for a layer that is not there, and for models whose layers do not stand alone.
     """
     model, spec = loaded.transformer, loaded.transformer.spec
-    kept = tuple(range(len(spec.layers))) if layers is None else tuple(layers)
+    chosen = tuple(range(len(spec.layers))) if layers is None else tuple(layers)
     where = "speculate.layers"
-    if beyond := [layer for layer in kept if layer >= len(spec.layers)]:
+    if beyond := [layer for layer in chosen if layer >= len(spec.layers)]:
         raise WorkbenchError(f"{where}: layer {beyond[0]} of {spec.name}, whose layers are 0 to {len(spec.layers) - 1}")
     if loaded.processes is not None:
         raise WorkbenchError(f"{where}: ranks share the target's layers; leave parallel.tensor or the draft out")
@@ -34,16 +34,16 @@ def share_layers(loaded: LoadedModel, layers: Sequence[int] | None) -> LoadedMod
         raise WorkbenchError(f"{where}: layers of {spec.name} take residual streams, and do not stand alone")
     borrowing = [
         layer
-        for layer in kept
-        if isinstance(own := spec.layers[layer].attention, AttentionSpec) and own.kv_shared_with is not None
+        for layer in chosen
+        if isinstance(attention := spec.layers[layer].attention, AttentionSpec) and attention.kv_shared_with is not None
     ]
-    if borrowing and len(kept) < len(spec.layers):
+    if borrowing and len(chosen) < len(spec.layers):
         raise WorkbenchError(f"{where}: layer {borrowing[0]} of {spec.name} reads the keys of another; leave it out")
-    own = spec.model_copy(update={"layers": tuple(spec.layers[layer] for layer in kept)})
+    shortened = spec.model_copy(update={"layers": tuple(spec.layers[layer] for layer in chosen)})
     with torch.device("meta"):
-        made = Transformer(own, model.backend, model.format)
-    made.blocks = nn.ModuleList(model.blocks[layer] for layer in kept)
+        made = Transformer(shortened, model.backend, model.format)
+    made.blocks = nn.ModuleList(model.blocks[layer] for layer in chosen)
     for name in SHARED:
         setattr(made, name, getattr(model, name))
-    made.rotary = nn.ModuleList(map(build_rotary_table, rotaries_of_model(own))).to(model.device)
+    made.rotary = nn.ModuleList(map(build_rotary_table, rotaries_of_model(shortened))).to(model.device)
     return replace(loaded, transformer=made.requires_grad_(False).eval())

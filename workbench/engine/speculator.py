@@ -72,11 +72,11 @@ def build_speculator(config: EngineConfig, target: LoadedModel, load: LoadDraft)
 
 def _check_trees(config: EngineConfig, target: LoadedModel, settings: CustomProposer) -> None:
     """Refuse trees of drafts where the target's backends, or its cache, cannot verify them (WorkbenchError)."""
-    model, found = target.transformer, target.backends
+    model, backends = target.transformer, target.backends
     shapes, ranks = model.cache_shapes(config.cache), config.parallel.tensor
-    wanted = Requirements(model.spec, cache=shapes, device=model.device.type, ranks=ranks, tree_drafts=True)
-    for backend in {model.backend} if found is None else {found.decode, found.blocks, found.attention}:
-        if refusal := unsupported(backend, wanted):
+    requirements = Requirements(model.spec, cache=shapes, device=model.device.type, ranks=ranks, tree_drafts=True)
+    for backend in {model.backend} if backends is None else {backends.decode, backends.blocks, backends.attention}:
+        if refusal := unsupported(backend, requirements):
             raise WorkbenchError(f"speculate {settings.path}: tree: backend {str(backend)!r} {refusal}")
 
 
@@ -103,9 +103,9 @@ def _build_draft_model(
 def draft_config(config: EngineConfig, settings: DraftModel) -> EngineConfig:
     """Return the config of a draft model: on the target's device, for as many sequences, in pages as large."""
     schedule, device, seed = config.schedule, config.model.device, config.model.seed
-    own = ModelConfig(name=settings.model, dtype=settings.dtype, device=device, seed=seed)
+    model_config = ModelConfig(name=settings.model, dtype=settings.dtype, device=device, seed=seed)
     return EngineConfig(
-        model=config.model if settings.is_target else own,
+        model=config.model if settings.is_target else model_config,
         backend=settings.backend or config.backend,
         compile=config.compile,
         cache=CacheConfig(page_size=config.cache.page_size),
@@ -118,8 +118,8 @@ def draft_config(config: EngineConfig, settings: DraftModel) -> EngineConfig:
 def _multi_step(draft: DraftRunner, settings: DraftModel) -> CompiledDraftSteps | None:
     """Return a call that drafts several tokens, if the draft model decodes by compiled steps; None otherwise."""
     store = draft.kv_cache.store
-    wanted = Requirements.from_model(draft.model, store)
-    if not isinstance(draft.core.executor, MlirExecutor) or unsupported(Backend.MLIR, wanted, "drafts"):
+    requirements = Requirements.from_model(draft.model, store)
+    if not isinstance(draft.core.executor, MlirExecutor) or unsupported(Backend.MLIR, requirements, "drafts"):
         return None
     return CompiledDraftSteps(draft.model, store, settings.num_speculative_tokens + 1, settings.confidence_threshold)
 
@@ -138,6 +138,6 @@ def check_same_vocabulary(
             raise WorkbenchError(f"{refused}; {'it' if draft is None else spec.name} has none at all")
         return
     for token in range(max(draft.vocab_size, target.vocab_size)):
-        ours, theirs = (each.id_to_token(token) if token < each.vocab_size else "" for each in (target, draft))
-        if ours != theirs:
-            raise WorkbenchError(f"{refused}; token {token} is {theirs!r} there and {ours!r} in {spec.name}")
+        entries = [each.id_to_token(token) if token < each.vocab_size else "" for each in (target, draft)]
+        if entries[0] != entries[1]:
+            raise WorkbenchError(f"{refused}; token {token} is {entries[1]!r} there and {entries[0]!r} in {spec.name}")

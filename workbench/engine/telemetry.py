@@ -56,9 +56,9 @@ class Telemetry:
 
     def raise_listener_error(self) -> None:
         """Raise the first error of the listener since the last call."""
-        kept, self._listener_error = self._listener_error, None
-        if kept is not None:
-            raise kept
+        error, self._listener_error = self._listener_error, None
+        if error is not None:
+            raise error
 
     def _call_listener(self, event: Event) -> None:
         assert self.listener is not None
@@ -73,11 +73,11 @@ class Telemetry:
             return
         noting = self._clock()
         spans = tuple(SpanRecord(s.sequence.request_id, s.start, s.length, len(s.draft_token_ids)) for s in plan.spans)
-        asked = tuple(
+        requested = tuple(
             RecordedDecision(tuple(w.num_scheduled_tokens), tuple(w.preempted), tuple(w.reasons.items()))
             for w in plan.policy_decisions
         )
-        self._call_listener(StepPlanned(start, step=plan.step, spans=spans, policy_decisions=asked))
+        self._call_listener(StepPlanned(start, step=plan.step, spans=spans, policy_decisions=requested))
         self._seconds += self._clock() - noting
 
     def pages_in_use(self) -> list[tuple[int, int]]:

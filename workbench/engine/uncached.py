@@ -9,22 +9,22 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from workbench.engine import naive
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
+from workbench.oracle import naive
 from workbench.scheduler.plan import Span, StepPlan
 
 
 def disable_cache(runner: Runner, oracle: bool = False) -> None:
-    """Make `runner` recompute its texts in every step: by its prefill executor, or one by one with engine/naive.py.
+    """Make `runner` recompute its texts in every step: by its prefill executor, or one by one with oracle/naive.py.
 
     Raises:
         WorkbenchError: if pages may be freed before a text ends.
     """
     if any(table.is_recurrent for table in runner.store.groups) and not oracle:
         raise WorkbenchError("executor: uncached needs all pages: a recurrent state takes the place of earlier ones")
-    held = runner.kv_cache.evictor is None and all(table.sliding_window is None for table in runner.store.groups)
-    if not (held or oracle):
+    keeps_pages = runner.kv_cache.evictor is None and all(table.sliding_window is None for table in runner.store.groups)
+    if not (keeps_pages or oracle):
         raise WorkbenchError("executor: uncached needs all pages: take out cache.evict and attention.sliding_window")
     runner.core.executor = NaiveExecutor(runner) if oracle else RecomputingExecutor(runner)
 
@@ -66,8 +66,8 @@ class NaiveExecutor:
 
     def forward(self, plan: StepPlan) -> Tensor:
         texts = [(_whole(span).token_ids, span.num_logits) for span in plan.spans if span.num_logits]
-        found = [naive.logits(self.model, torch.tensor(ids))[-rows:] for ids, rows in texts]
-        return torch.cat(found).float() if found else self._nothing
+        logits = [naive.logits(self.model, torch.tensor(ids))[-rows:] for ids, rows in texts]
+        return torch.cat(logits).float() if logits else self._nothing
 
 
 def _whole(span: Span) -> Span:

@@ -46,6 +46,7 @@ AUTOTUNE_VERSION = 2  # raised when what follows from a trial changes: older ent
 CONTEXT_TOKENS = 256  # tokens before the one that is decoded
 PREFILL_TOKENS = 128  # tokens of the prefill whose attention is checked
 MAX_TRIALS = 3  # the modules as written are taken only if all of them say so
+BEYOND_CONTENTION = 4.0  # other processes do not slow each round of one backend so many times, and none of another
 MAX_REASON_CHARACTERS = 300  # of a reason
 
 
@@ -53,7 +54,8 @@ MAX_REASON_CHARACTERS = 300  # of a reason
 class AutotuneResult:
     """The result for one model: seconds of a decode step by backend, and reasons for refused and untried ones.
 
-    A result is remembered if its figures are stable and no backend failed for a temporary reason.
+    A result is remembered if no backend failed for a temporary reason, and its figures are stable or further apart than
+    contention could bring them.
     """
 
     chosen: Backend
@@ -175,7 +177,7 @@ def _tried(backends: Backends, model: Transformer, held: CacheLayout, unit: Comp
             trials = list(_trials(backend, step, plain.forward, plan))
             for each in trials:
                 seconds |= {one: min(found, seconds.get(one, math.inf)) for one, found in each.seconds.items()}
-            quiet = quiet and trials[-1].is_stable
+            quiet = quiet and (trials[-1].is_stable or _far_faster(backend, trials[-1]))
             if not _slower(backend, trials[-1]):
                 why = f"{backend} is right, no slower than eager, and compiled already"
                 return AutotuneResult(backend, seconds, refused, dict.fromkeys(candidates[number + 1 :], why), quiet)
@@ -198,6 +200,11 @@ def _trials(
 def _slower(backend: Backend, found: RoundTimes) -> bool:
     """Return whether a stable trial says that `backend` is clearly slower than the eager modules."""
     return found.is_stable and found.seconds[Backend.EAGER] < CLEARLY_FASTER_RATIO * found.seconds[backend]
+
+
+def _far_faster(backend: Backend, found: RoundTimes) -> bool:
+    """Return whether `backend` is so much faster than the eager modules that no contention explains it."""
+    return BEYOND_CONTENTION * found.seconds[backend] < found.seconds[Backend.EAGER]
 
 
 def _as_written(model: Transformer) -> Transformer:

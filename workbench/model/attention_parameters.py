@@ -15,7 +15,7 @@ from workbench.model.parameters import (
     row_layout,
     whole,
 )
-from workbench.model.recurrent_spec import DeltaNetSpec, Mamba2Spec, ShortConvSpec
+from workbench.model.recurrent.spec import DeltaNetSpec, Mamba2Spec, ShortConvSpec
 from workbench.model.rotary import rotary_column_order
 from workbench.model.spec import ModelSpec
 

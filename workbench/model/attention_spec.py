@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from workbench.model.recurrent_spec import AnyRecurrentSpec
+from workbench.model.recurrent.spec import AnyRecurrentSpec
 from workbench.request import CustomPart
 from workbench.settings import Settings
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from workbench.model.attention_spec import AnyAttentionSpec, MLASpec
-from workbench.model.recurrent_spec import RecurrentSpec
+from workbench.model.recurrent.spec import RecurrentSpec
 from workbench.model.spec import ModelSpec
 
 

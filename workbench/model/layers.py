@@ -20,14 +20,14 @@ from workbench.kv_cache.states import StateLayer
 from workbench.kv_cache.store import AttentionCache, CacheLayer, HybridLayer
 from workbench.model.attention_spec import AnyAttentionSpec, AttentionSpec, MLASpec, QKNormSpec
 from workbench.model.custom import build_mask, build_score, build_selection, load_module
-from workbench.model.delta_net import DeltaNet
 from workbench.model.feedforward import build_feedforward
 from workbench.model.linear import LayerNorm, Linear, NoNorm, ResidualScale, RMSNorm, build_norm
-from workbench.model.mamba2 import Mamba2
 from workbench.model.mla import MLA
 from workbench.model.quantized import WeightFormat
-from workbench.model.recurrent_spec import DeltaNetSpec, Mamba2Spec, RecurrentSpec, ShortConvSpec
-from workbench.model.short_conv import ShortConv
+from workbench.model.recurrent.delta_net import DeltaNet
+from workbench.model.recurrent.mamba2 import Mamba2
+from workbench.model.recurrent.short_conv import ShortConv
+from workbench.model.recurrent.spec import DeltaNetSpec, Mamba2Spec, RecurrentSpec, ShortConvSpec
 from workbench.model.spec import LayerSpec, NormSpec
 
 PLAIN_NORM = NormSpec()

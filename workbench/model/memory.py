@@ -16,7 +16,7 @@ from workbench.model.attention_spec import AnyAttentionSpec, MLASpec
 from workbench.model.custom import page_summaries
 from workbench.model.model_parameters import parameter_shapes
 from workbench.model.quantized import WeightFormat, is_expert_stack
-from workbench.model.recurrent_spec import RecurrentSpec
+from workbench.model.recurrent.spec import RecurrentSpec
 from workbench.model.spec import LayerSpec, ModelSpec
 
 ROW_SCALE, GROUP_SCALE, MXFP4_SCALE = 4, 2, 1  # bytes of a scale of experts: of a row, of a group, an exponent

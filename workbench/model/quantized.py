@@ -15,7 +15,7 @@ from workbench.errors import WorkbenchError
 from workbench.model.attention_spec import MLASpec
 from workbench.model.by_rows import row_blocks, store_quantized, store_quantized_stack
 from workbench.model.formats.mapped import release
-from workbench.model.recurrent_spec import RecurrentSpec
+from workbench.model.recurrent.spec import RecurrentSpec
 from workbench.model.spec import LayerSpec, ModelSpec
 
 WeightDtype = Literal["dense", "int8", "int4"]

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from workbench.display import Displayable, Table, format_cell, format_ranges
 from workbench.model.attention_spec import AnyAttentionSpec, AttentionSpec, RotaryConfig
-from workbench.model.recurrent_spec import AnyRecurrentSpec, ParallelRecurrentSpec, RecurrentSpec
+from workbench.model.recurrent.spec import AnyRecurrentSpec, ParallelRecurrentSpec, RecurrentSpec
 from workbench.settings import Settings, non_default_settings
 
 # Settings that say what lies in a layer's cache, and how long: equal in layers that read the same keys and values.

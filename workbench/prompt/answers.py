@@ -176,8 +176,8 @@ class AnswerParser:
         rest: list[str] = []
         calls: list[ToolCall] = []
         for channel, _, text in joined[first_call:]:
-            found, text = self._format.read_calls(text) if channel == "call" else ([], text)
-            calls += found
+            tool_calls, text = self._format.read_calls(text) if channel == "call" else ([], text)
+            calls += tool_calls
             rest += [text] * (bool(text.strip()) and channel != "thought")
         if calls and self._format.call is not None and self._format.call[1] is not None:
             content = content.removesuffix("\n")  # between a text and a call
@@ -243,20 +243,20 @@ def parse_calls(text: str, tools: Sequence[Tool] = ()) -> list[ToolCall]:
 def split_calls(text: str, tools: Sequence[Tool] = (), is_bare: bool = False) -> tuple[list[ToolCall], str]:
     """Return the calls with which a text begins, and the rest of it: JSON objects with a name in a row, or a list of
     them, or what `read_calls` reads. A call ends where its JSON ends. `is_bare`: each names one of the tools."""
-    known = {tool.name for tool in tools}
+    tool_names = {tool.name for tool in tools}
     if text.lstrip()[:1] not in ("{", "["):
-        found = read_calls(text, tools)
-        is_call = bool(found) and not (is_bare and any(call.name not in known for call in found))
-        return (found, "") if is_call else ([], text)
+        calls = read_calls(text, tools)
+        is_call = bool(calls) and not (is_bare and any(call.name not in tool_names for call in calls))
+        return (calls, "") if is_call else ([], text)
 
     def named(value: Any) -> Any:
         """Return the call that a value is, within the `{"type": "function", "function": {...}}` of APIs too."""
         inner = value.get("function") if isinstance(value, dict) and "name" not in value else None
-        value = inner if isinstance(inner, dict) and inner.get("name") in known else value
+        value = inner if isinstance(inner, dict) and inner.get("name") in tool_names else value
         name = value.get("name") if isinstance(value, dict) else None
-        return value if isinstance(name, str) and (name in known or not is_bare) else None
+        return value if isinstance(name, str) and (name in tool_names or not is_bare) else None
 
-    found, place = list[ToolCall](), 0
+    calls, place = list[ToolCall](), 0
     while text[place:].lstrip(BETWEEN_CALLS)[:1] == "{" or not place:
         begin = len(text) - len(text[place:].lstrip(BETWEEN_CALLS))
         try:
@@ -268,8 +268,8 @@ def split_calls(text: str, tools: Sequence[Tool] = (), is_bare: bool = False) ->
             made = [ToolCall.parse(cut["name"], text[begin:])] if cut and cut["name"] else []
         if not made:
             break
-        found, place = found + made, end
-    return found, text[place:] if text[place:].strip(BETWEEN_CALLS) else ""
+        calls, place = calls + made, end
+    return calls, text[place:] if text[place:].strip(BETWEEN_CALLS) else ""
 
 
 def _call(value: dict[str, Any], text: str) -> ToolCall:

@@ -207,7 +207,7 @@ def assemble(
         return _cut_oldest(make, prompt, room, max_tokens)
     if overflow != "refuse":
         raise WorkbenchError(f"overflow: {overflow!r} is unknown; known: refuse, cut_oldest, or a function")
-    return _fitting(prompt, room, max_tokens)
+    return _fitting(prompt, room, max_tokens, ", or set overflow to cut_oldest")
 
 
 def _cut_oldest(make: _Assembler, prompt: Prompt, room: int, max_tokens: int) -> Prompt:
@@ -231,13 +231,13 @@ def _first_token(prompt: Prompt, turn: int) -> int:
     return min((each.start for each in prompt.segments if each.turn is not None and each.turn >= turn), default=0)
 
 
-def _fitting(prompt: Prompt, room: int, max_tokens: int) -> Prompt:
+def _fitting(prompt: Prompt, room: int, max_tokens: int, otherwise: str = "") -> Prompt:
     if len(prompt.ids) <= room:
         return prompt
     largest = max(prompt.segments, key=lambda each: len(each.token_ids))
     raise WorkbenchError(
         f"the prompt has {len(prompt.ids):,} tokens, and {max(0, room):,} fit beside {max_tokens:,} of an answer; the "
-        f"largest part is {largest.name} with {len(largest.token_ids):,}: shorten it, or set overflow to cut_oldest"
+        f"largest part is {largest.name} with {len(largest.token_ids):,}: shorten it{otherwise}"
     )
 
 
@@ -295,8 +295,8 @@ class _Assembler:
         """Return what the template writes before an answer."""
         question = conversation.model_copy(update={"turns": (UserTurn(content="a"),)})
         texts = [
-            str.__str__(self._render(question, add_generation_prompt=wanted, continue_final_message=False))
-            for wanted in (True, False)
+            str.__str__(self._render(question, add_generation_prompt=thinks, continue_final_message=False))
+            for thinks in (True, False)
         ]
         return texts[0].removeprefix(texts[1]) if texts[0].startswith(texts[1]) else texts[0]
 
@@ -354,7 +354,7 @@ def _segments(
     for length, origin in runs_of(text):
         ends.append(length + (ends[-1] if ends else 0))
         keys.append((_name(origin), turn_shown(origin), origin.field == KEPT))
-    keys.append(keys[-1] if keys else (_name(TEMPLATE), None, False))  # of a token behind the last character
+    keys.append(keys[-1] if keys else (_name(TEMPLATE), None, False))  # the key of a token behind the last character
     _join_tools(keys)
     characters, start, number = str.__str__(text), 0, 0
     named = []
@@ -388,6 +388,6 @@ def _name(origin: Origin) -> str:
         return f"message {origin.index}: as generated"
     if origin.is_written or origin.part == "computed":
         return "template"
-    part = origin.part if origin.index is None else f"{origin.part} {origin.index}"
+    name = origin.part if origin.index is None else f"{origin.part} {origin.index}"
     words = FIELD_NAMES.get(origin.field.split(".")[0], "") if origin.part == "message" else ""
-    return f"{part}: {words}" if words else part
+    return f"{name}: {words}" if words else name

@@ -34,16 +34,16 @@ _CALLS = (  # name, body; and its arguments: name, value
 _BEGUN = re.compile(r'\s*(?:<function=([^>\n]+)>|<invoke name="([^"\n]+)">|([^\s<>{}]+)\s*(?=<arg_key>))')
 _NAMED = re.compile(rf"\s*({NAME.pattern})(?::\d+)?\s*(?P<fence>```json\s*)?(?=\{{)")
 _FENCE = re.compile(r"\s*```")
-MAX_FLAT = 64  # of one schema
-_SPELT = {"True": "true", "False": "false", "None": "null"}  # as Python writes them, and templates after it
+MAX_FLAT = 64  # flat forms of one schema, at most
+_SPELT = {"True": "true", "False": "false", "None": "null"}  # constants as Python, and so templates, write them
 _KIND = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
 
 
 def read_calls(text: str, tools: Sequence[Tool] = ()) -> list[ToolCall]:
     """Return the calls in a text; none where it is something else. One that is cut off keeps its text, unparsed."""
     for call, argument in _CALLS:
-        if found := list(_matches(call, text)):
-            return [_call(name, body, argument, tools) for name, body in found]
+        if calls := list(_matches(call, text)):
+            return [_call(name, body, argument, tools) for name, body in calls]
     if begun := _BEGUN.match(text):
         return [ToolCall(name=begun[begun.lastindex or 0], arguments={UNPARSED: text[begun.end() :]})]
     if text.strip() in {tool.name for tool in tools}:
@@ -53,46 +53,47 @@ def read_calls(text: str, tools: Sequence[Tool] = ()) -> list[ToolCall]:
 
 def kinds_of(schema: Any, root: Any) -> set[str]:
     """Return the types of JSON that a schema names for its values, in branches too; empty where it names none."""
-    found, is_nullable, seen, waiting = set[str](), False, set[int](), [schema]
+    types, is_nullable = set[str](), False
+    seen, waiting = set[int](), [schema]
     while waiting:
         each = waiting.pop()
         if not isinstance(each, dict) or id(each) in seen:
             continue
         seen.add(id(each))
-        given, listed = each.get("type"), each.get("enum")
-        kinds = {kind for kind in (given if isinstance(given, list) else [given]) if isinstance(kind, str)}
+        declared, listed = each.get("type"), each.get("enum")
+        kinds = {kind for kind in (declared if isinstance(declared, list) else [declared]) if isinstance(kind, str)}
         values = [*(listed if isinstance(listed, list) else ()), *([each["const"]] if "const" in each else [])]
-        found |= kinds or {_kind(value) for value in values}
+        types |= kinds or {_kind(value) for value in values}
         is_nullable |= each.get("nullable") is True
         waiting += _branches(each, root)
-    return found | ({"null"} if found and is_nullable else set())
+    return types | ({"null"} if types and is_nullable else set())
 
 
 def flat_schemas(
-    schema: Any, root: Any, depth: int = 0, known: dict[int, list[dict[str, Any]]] | None = None
+    schema: Any, root: Any, depth: int = 0, resolved: dict[int, list[dict[str, Any]]] | None = None
 ) -> list[dict[str, Any]]:
     """Return schemas of objects without branches that together admit what an object's schema does: with the properties,
     the required ones, and `additionalProperties` false where no others are allowed. `known`: of schemas met before."""
-    known = {} if known is None else known
-    if id(schema) in known:
-        return known[id(schema)]
-    known[id(schema)] = [{"properties": {}, "required": set()}]  # where a schema needs itself
+    resolved = {} if resolved is None else resolved
+    if id(schema) in resolved:
+        return resolved[id(schema)]
+    resolved[id(schema)] = [{"properties": {}, "required": set()}]  # where a schema needs itself
     if not isinstance(schema, dict) or depth > MAX_SCHEMA_DEPTH:
-        return known[id(schema)]
+        return resolved[id(schema)]
     required = schema.get("required")
     names = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
     is_closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
     listed = schema.get("properties")
-    own = {"properties": listed if isinstance(listed, dict) else {}, "required": names}
-    found = [own | ({"additionalProperties": False} if is_closed else {})]
+    object_schema = {"properties": listed if isinstance(listed, dict) else {}, "required": names}
+    alternatives = [object_schema | ({"additionalProperties": False} if is_closed else {})]
     groups = [[each] for each in _branches({**schema, "anyOf": [], "oneOf": []}, root)]
     for branches in (*groups, schema.get("anyOf"), schema.get("oneOf")):
         listed = branches if isinstance(branches, list) else ()
-        inner = [flat for each in listed for flat in flat_schemas(each, root, depth + 1, known)]
-        if inner and len(found) * len(inner) <= MAX_FLAT:
-            found = [_joined(one, other) for one in found for other in inner]
-    known[id(schema)] = found
-    return found
+        inner = [flat for each in listed for flat in flat_schemas(each, root, depth + 1, resolved)]
+        if inner and len(alternatives) * len(inner) <= MAX_FLAT:
+            alternatives = [_joined(one, other) for one in alternatives for other in inner]
+    resolved[id(schema)] = alternatives
+    return alternatives
 
 
 def _joined(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
@@ -110,23 +111,22 @@ def _branches(schema: dict[str, Any], root: Any) -> Iterator[Any]:
 
 def _matches(pattern: re.Pattern[str], text: str) -> Iterator[tuple[str, str]]:
     """Yield the groups of matches that follow one another to the end of a text; nothing where they do not."""
-    found, place = [], 0
+    matches, place = [], 0
     while match := pattern.match(text, place):
-        found.append((match[1], match[match.lastindex or 0]))
+        matches.append((match[1], match[match.lastindex or 0]))
         place = match.end()
     if place == len(text):
-        yield from found
+        yield from matches
 
 
 def _call(name: str, body: str, argument: re.Pattern[str], tools: Sequence[Tool]) -> ToolCall:
-    found = list(_matches(argument, body.rstrip()))
-    if not found and body.strip():
+    pairs = list(_matches(argument, body.rstrip()))
+    if not pairs and body.strip():
         return ToolCall(name=name, arguments={UNPARSED: body})
     root = next((tool.parameters for tool in tools if tool.name == name), {})
-    known = [flat["properties"] for flat in flat_schemas(root, root)]
-    arguments = {
-        key: _value(text, {kind for each in known for kind in kinds_of(each.get(key), root)}) for key, text in found
-    }
+    properties = [flat["properties"] for flat in flat_schemas(root, root)]
+    kinds = {key: {kind for each in properties for kind in kinds_of(each.get(key), root)} for key, _ in pairs}
+    arguments = {key: _value(text, kinds[key]) for key, text in pairs}
     return ToolCall.parse(name, arguments)
 
 
@@ -168,17 +168,17 @@ def _kind(value: Any) -> str:
 
 def _named_json(text: str, tools: Sequence[Tool]) -> Iterator[ToolCall]:
     """Yield the calls of a text that is names, each before the JSON object of its arguments."""
-    place, known = 0, {tool.name for tool in tools}
-    found: list[ToolCall] = []
+    place, tool_names = 0, {tool.name for tool in tools}
+    calls: list[ToolCall] = []
     while match := _NAMED.match(text, place):
-        name = next((each for each in _names(match[1]) if each in known), match[1])
+        name = next((each for each in _names(match[1]) if each in tool_names), match[1])
         try:
             place = json.JSONDecoder().raw_decode(text, match.end())[1]
         except (ValueError, RecursionError):
             place = len(text)
-            if name not in known:
+            if name not in tool_names:
                 return
-        found.append(ToolCall.parse(name, text[match.end() : place]))
+        calls.append(ToolCall.parse(name, text[match.end() : place]))
         place += len(fence[0]) if match["fence"] and (fence := _FENCE.match(text, place)) else 0
     if not text[place:].strip():
-        yield from found
+        yield from calls

@@ -19,10 +19,12 @@ NOTE = "the chat template shows no tools: a default text of the workbench's list
 BEFORE = Traced("You can call these functions:", TEMPLATE)
 FORM = Traced("To call a function, reply only with JSON, as here:", TEMPLATE)
 AFTER = Traced("Its result is in the next message. Else reply in words.", TEMPLATE)
-RETURNED, ASK, LINE, PARAGRAPH, NAME, ARGUMENTS = (
-    Traced(words, TEMPLATE)
-    for words in (" returned: ", "\nAnswer my question in a sentence.", "\n", "\n\n", "name", "arguments")
-)
+RETURNED = Traced(" returned: ", TEMPLATE)
+ASK = Traced("\nAnswer my question in a sentence.", TEMPLATE)
+LINE = Traced("\n", TEMPLATE)
+PARAGRAPH = Traced("\n\n", TEMPLATE)
+NAME = Traced("name", TEMPLATE)
+ARGUMENTS = Traced("arguments", TEMPLATE)
 EXAMPLES = {"integer": 0, "number": 0, "boolean": True, "array": [], "object": {}, "null": None}  # else a text
 Message = Mapping[str, Any]
 
@@ -43,7 +45,7 @@ def fill(messages: Sequence[Message], tools: Sequence[Message], gaps: Gaps) -> l
     and answers in turns. Where none follows, results end with a request for the answer, without which SmolLM2 repeats
     its call.
     """
-    found: list[Message] = []
+    filled: list[Message] = []
     waiting: dict[str, str] = {}  # names of calls without a result, by id or place
     has_results = False  # the last message
     for message in messages:
@@ -51,7 +53,7 @@ def fill(messages: Sequence[Message], tools: Sequence[Message], gaps: Gaps) -> l
         is_result = role == "tool" and gaps.results
         joins = has_results and (is_result or role == "user")
         if has_results and not joins:
-            found[-1] = _asking(found[-1])
+            filled[-1] = _asking(filled[-1])
         if calls:
             waiting = {each.get("id") or str(place): each["function"]["name"] for place, each in enumerate(calls)}
         if calls and gaps.calls:
@@ -62,12 +64,12 @@ def fill(messages: Sequence[Message], tools: Sequence[Message], gaps: Gaps) -> l
             name = Traced(str.__str__(waiting.pop(id, message.get("name") or "a call")), origin_of([role]))
             message = {"role": "user", "content": joined([name, RETURNED, content])}
         if joins:
-            message = {"role": "user", "content": joined([found.pop()["content"], LINE, message["content"]])}
-        found.append(message)
+            message = {"role": "user", "content": joined([filled.pop()["content"], LINE, message["content"]])}
+        filled.append(message)
         has_results = is_result
     if has_results:
-        found[-1] = _asking(found[-1])
-    return _with_tools(found, tools, gaps) if tools and gaps.tools else found
+        filled[-1] = _asking(filled[-1])
+    return _with_tools(filled, tools, gaps) if tools and gaps.tools else filled
 
 
 def _asking(results: Message) -> Message:
@@ -100,12 +102,12 @@ def _example(function: Message) -> Message:
     """Return a call with the required arguments: small models write what they saw, and end where it ends."""
     schema = function.get("parameters") or {}
     properties, required = schema.get("properties"), schema.get("required")
-    known = properties if isinstance(properties, dict) else {}
+    declared = properties if isinstance(properties, dict) else {}
     names = [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
-    return {"name": function["name"], "arguments": {name: _value(known.get(name)) for name in names}}
+    return {"name": function["name"], "arguments": {name: _value(declared.get(name)) for name in names}}
 
 
 def _value(schema: Any) -> Any:
-    given = schema if isinstance(schema, dict) else {}
-    values = given.get("enum")
-    return values[0] if isinstance(values, list) and values else EXAMPLES.get(str(given.get("type")), "...")
+    declaration = schema if isinstance(schema, dict) else {}
+    values = declaration.get("enum")
+    return values[0] if isinstance(values, list) and values else EXAMPLES.get(str(declaration.get("type")), "...")

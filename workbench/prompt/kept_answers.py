@@ -72,13 +72,13 @@ def keep_answers(
 
 def _starts_of_messages(text: Traced) -> dict[int, tuple[int, int]]:
     """Return the first characters [first, last) of each message."""
-    found: dict[int, tuple[int, int]] = {}
+    starts: dict[int, tuple[int, int]] = {}
     place = 0
     for length, origin in runs_of(text):
         if origin.part == "message" and origin.index is not None:
-            found.setdefault(origin.index, (place, place + length))
+            starts.setdefault(origin.index, (place, place + length))
         place += length
-    return found
+    return starts
 
 
 def _find(
@@ -132,7 +132,8 @@ def _same_meaning(
     before = [token.id for token in encoder.encode(text[max(0, begin - NEAR) : begin])]
     if not in_thought and format.thought is not None and ids[:1] == [format.thought[0]] != generated[:1]:
         name_length = len(encoder.tokenizer.exact_text(ids[:1]) or "")  # the prompt had opened the thought
-        in_thought, begin, ids, stretch = True, begin + name_length, ids[1:], stretch[name_length:]
+        in_thought, begin = True, begin + name_length
+        ids, stretch = ids[1:], stretch[name_length:]
     said = parse_answer(generated, encoder.tokenizer, format, in_thought, before)
     shown = parse_answer(ids, encoder.tokenizer, format, in_thought, before)
     controls = frozenset(encoder.control_ids.values())

@@ -17,7 +17,8 @@ from workbench.prompt.templates import ChatTemplate
 from workbench.prompt.tokenization.tokenizer import Tokenizer
 
 NAMES = {"bos_token": "<|begin|>", "eos_token": "<|end|>", "pad_token": "<|pad|>"}
-SYSTEM, USER, ASSISTANT, TOOL, TURN = "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|turn|>"
+SYSTEM, USER, ASSISTANT = "<|system|>", "<|user|>", "<|assistant|>"
+TOOL, TURN = "<|tool|>", "<|turn|>"
 THINK, THOUGHT_END = "<|think|>", "<|/think|>"
 TEMPLATE = """\
 {%- macro text(content) -%}
@@ -54,9 +55,9 @@ TEMPLATE = """\
 
 def own_template(tokenizer: Tokenizer) -> ChatTemplate | None:
     """Return the template if the tokenizer has all of its control tokens, else None."""
-    wanted = {*NAMES.values(), SYSTEM, USER, ASSISTANT, TOOL, TURN, THINK, THOUGHT_END}
+    names = {*NAMES.values(), SYSTEM, USER, ASSISTANT, TOOL, TURN, THINK, THOUGHT_END}
     return (
         ChatTemplate(TEMPLATE, NAMES, "the workbench's chat template")
-        if wanted <= tokenizer.special_token_ids.keys()
+        if names <= tokenizer.special_token_ids.keys()
         else None
     )

@@ -79,8 +79,8 @@ class TemplateEncoder:
 
     def written_tokens(self, text: str) -> list[TokenSpan]:
         """Return the control tokens in a text that the template wrote."""
-        found = (token for token in self._spans(text) if token.id in self._name_of)
-        return [each for each in found if not self.is_unknown_character(each.id, text[each.first : each.last])]
+        controls = (token for token in self._spans(text) if token.id in self._name_of)
+        return [each for each in controls if not self.is_unknown_character(each.id, text[each.first : each.last])]
 
     def is_unknown_character(self, id: int, text: str) -> bool:
         """Return whether a token stands for characters that the vocabulary lacks, rather than for its name."""
@@ -109,10 +109,10 @@ class _MarkedCopy:
         cuts: list[int] = []  # places in `marked` where a text is cut
         while True:
             tokens = self._tokens(marked, cuts)
-            found = self._wrong(tokens, marked)
-            if not found:
+            wrong_places = self._wrong(tokens, marked)
+            if not wrong_places:
                 return [TokenSpan(t.id, _place(pieces, t.first), _place(pieces, t.last)) for t in tokens]
-            new = sorted({*cuts, *found})
+            new = sorted({*cuts, *wrong_places})
             if len(new) == len(cuts) or len(new) > MAX_CUTS:
                 bad = next(token for token in tokens if self._is_wrong(token, marked))
                 name = self._encoder.tokenizer.id_to_token(bad.id)
@@ -125,11 +125,11 @@ class _MarkedCopy:
     def _use_marks_not_in(self, text: str) -> None:
         """Build the copy; anew where a text holds characters of those that it uses."""
         count = len(self._encoder.control_ids) + 1
-        held = {ord(each) for each in text if ord(each) >= PRIVATE_USE[0].start}
-        if self._first >= 0 and held.isdisjoint(range(self._first, self._first + count)):
+        characters = {ord(each) for each in text if ord(each) >= PRIVATE_USE[0].start}
+        if self._first >= 0 and characters.isdisjoint(range(self._first, self._first + count)):
             return
         starts = (first for plane in PRIVATE_USE for first in range(plane.start, plane.stop - count, count))
-        first = next((first for first in starts if held.isdisjoint(range(first, first + count))), None)
+        first = next((first for first in starts if characters.isdisjoint(range(first, first + count))), None)
         if first is None:
             raise WorkbenchError(
                 "text: it has private characters of every range, and spells control tokens; take one out"
@@ -146,14 +146,15 @@ class _MarkedCopy:
         ]
         cut = {"id": 0, "content": self._cut, "special": False, "normalized": False}
         cut |= dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
-        own = {each["content"]: each["id"] for each in self._source["added_tokens"] if each["id"] not in self._mark_of}
-        own |= {mark: id for id, mark in self._mark_of.items()}
+        all_added = self._source["added_tokens"]
+        id_of = {each["content"]: each["id"] for each in all_added if each["id"] not in self._mark_of}
+        id_of |= {mark: id for id, mark in self._mark_of.items()}
         inner = tokenizers.Tokenizer.from_str(
             json.dumps(self._source | {"added_tokens": [], "truncation": None, "padding": None, "post_processor": None})
         )
         for each in [*added, cut]:  # one by one, since their ids follow from their order
             inner.add_tokens([_added_token(each)])
-        self._id_of: dict[int | None, int] = {inner.token_to_id(name): id for name, id in own.items()}
+        self._id_of: dict[int | None, int] = {inner.token_to_id(name): id for name, id in id_of.items()}
         self._cut_id = inner.token_to_id(self._cut)
         self._inner = inner
 
@@ -165,9 +166,9 @@ class _MarkedCopy:
         for first, last in _written_stretches(text):
             stretch = str.__str__(text[first:last])
             for token in self._encoder.written_tokens(stretch):
-                kept = str.__str__(text[place : first + token.first])
-                parts += [kept, self._mark_of[token.id]]
-                length += len(kept)
+                before = str.__str__(text[place : first + token.first])
+                parts += [before, self._mark_of[token.id]]
+                length += len(before)
                 pieces.append((length, first + token.first))
                 length, place = length + 1, first + token.last
                 pieces.append((length, place))
@@ -178,14 +179,14 @@ class _MarkedCopy:
         edges = [0, *cuts, len(marked)]
         text = self._cut.join(marked[a:b] for a, b in zip(edges, edges[1:], strict=False))
         encoding = self._inner.encode(text, add_special_tokens=False)
-        found = []
+        tokens = []
         for id, (first, last) in zip(encoding.ids, encoding.offsets, strict=True):
             if id != self._cut_id:
                 first, last = (
                     at - bisect_right([cut + n for n, cut in enumerate(cuts)], at - 1) for at in (first, last)
                 )
-                found.append(TokenSpan(self._id_of.get(id, id), first, last))
-        return found
+                tokens.append(TokenSpan(self._id_of.get(id, id), first, last))
+        return tokens
 
     def _wrong(self, tokens: Sequence[TokenSpan], marked: str) -> list[int]:
         """Return where to cut so that no control token is read of plain characters."""

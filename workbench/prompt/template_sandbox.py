@@ -37,7 +37,7 @@ from workbench.prompt.traced import TEMPLATE, Traced, follow, follow_format, joi
 from workbench.prompt.traced_json import to_json
 
 REMOVED_FILTERS = ("urlize", "xmlattr", "wordwrap", "pprint", "striptags")  # filters for web pages
-REMOVED_METHODS = ("encode", "format_map", "striptags", "to_bytes")  # with bytes, codecs: their time has no bound
+REMOVED_METHODS = ("encode", "format_map", "striptags", "to_bytes")  # bytes and codecs: their time has no bound
 UNCOUNTED_FILTERS = ("length", "count")
 SELECTING_FILTERS = {"attr", "d", "default", "first", "items", "join", "last", "list", "map", "reverse"} | {
     "reject", "rejectattr", "select", "selectattr",

@@ -34,7 +34,7 @@ from workbench.prompt.traced import ROLE, TEMPLATE, Origin, Traced, runs_of, tra
 CONFIG, FILE, FOLDER = "tokenizer_config.json", "chat_template.jinja", "additional_chat_templates"
 DEFAULT, WITH_TOOLS = "default", "tool_use"  # names of templates, as in Hugging Face
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-ROLES = frozenset(["system", "developer", "user", "assistant", "tool", "function"])  # as at OpenAI
+ROLES = frozenset(["system", "developer", "user", "assistant", "tool", "function"])  # roles of OpenAI's API
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")  # names under which templates read a thought
 MAX_NESTING = 64  # objects and lists within a message
 CHARACTERS_PER_TEXT = 32  # added to the length of each text: a template has work with every message
@@ -46,7 +46,7 @@ SYSTEM, QUESTION, RESULT = "a system prompt", "a question", "a result"
 _PROBED = {"name": PROBED, "description": "A probe.", "parameters": {"type": "object", "properties": {}}}
 PROBE = {"type": "function", "function": _PROBED}
 BARE_CALL = re.compile(rf'\s*\[?\s*{{[^{{}}]*"{PROBED}"')
-CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "  # as in transformers: its space shows whether a template strips texts
+CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "  # transformers' tag; its space shows whether a template strips texts
 CONTINUED_ORIGIN = Origin("continued")
 FRAME = ""  # the origin of a part's keys: it stands before all others, so `origin_of` names a part as data by it
 _MODULE = re.escape(Traced.__module__)
@@ -322,7 +322,7 @@ class _Compiled:
             self.render: Callable[..., Traced] = environment.bounded(text)
             tree = environment.parse(text)
             self.words = ROLES | {each for each in _constants(tree) if each.isidentifier()}
-        except Exception as error:  # of Jinja, or of Python that compiles what Jinja makes
+        except Exception as error:  # an error of Jinja, or of Python compiling Jinja's code
             raise WorkbenchError(f"{where}: not a Jinja template ({_line(error)})") from None
         data = [node.data for node in tree.find_all(nodes.TemplateData)]
         self.literals = "\0".join([*data, *_constants(tree)])
@@ -359,10 +359,10 @@ def _with_one_call_each(messages: Iterable[dict[str, Any]]) -> Iterator[dict[str
     for message in messages:
         if message.get("role") in ("tool", "function"):
             id = message.get("tool_call_id")
-            own = next((each for each in waiting if id and each[0] == id), *waiting[:1] or [None])
-            if own is not None:
-                waiting.remove(own)
-                yield own[1]
+            answered = next((each for each in waiting if id and each[0] == id), *waiting[:1] or [None])
+            if answered is not None:
+                waiting.remove(answered)
+                yield answered[1]
         else:
             yield from (each for _, each in waiting)
             calls = message.get("tool_calls") or ()

@@ -120,18 +120,18 @@ def check_schema_size(schema: Any, where: str) -> None:
 def follow(schema: Any, reference: str) -> tuple[Any, tuple[str | int, ...], str]:
     """Return what a reference within a schema names, its path, and the step that there is none of, if so. One to an
     anchor, or out of the schema, names nothing."""
-    found, path = schema, ()
+    node, path = schema, ()
     if reference != "#" and not reference.startswith("#/"):
         return None, path, reference
     for name in reference.split("/")[1:]:
         name = unquote(name).replace("~1", "/").replace("~0", "~")
-        if isinstance(found, dict) and name in found:
-            found, path = found[name], (*path, name)
-        elif isinstance(found, list) and name.isdigit() and int(name) < len(found):
-            found, path = found[int(name)], (*path, int(name))
+        if isinstance(node, dict) and name in node:
+            node, path = node[name], (*path, name)
+        elif isinstance(node, list) and name.isdigit() and int(name) < len(node):
+            node, path = node[int(name)], (*path, int(name))
         else:
             return None, path, name
-    return found, path, ""
+    return node, path, ""
 
 
 def _from_json(given: Mapping[str, Any]) -> Tool:
@@ -236,22 +236,22 @@ def _choices(values: list[Any], where: str) -> dict[str, Any]:
 def _parse_docstring(text: str) -> tuple[str, dict[str, str], str]:
     """Return the description, those of arguments by name, and what it returns, of a docstring in Google's style."""
     sections: dict[str, list[str]] = {"": []}
-    here = sections[""]
+    section = sections[""]
     for line in text.splitlines():
         heading = _SECTION.match(line)
         if heading:
-            here = sections.setdefault(heading[1], [])
+            section = sections.setdefault(heading[1], [])
         else:
-            here.append(line)
+            section.append(line)
     arguments: dict[str, str] = {}
     lines = sections.get("Args") or sections.get("Arguments") or sections.get("Parameters") or []
     depth = min((len(line) - len(line.lstrip()) for line in lines if line.strip()), default=0)
     name = ""
     for line in filter(str.strip, lines):
-        found = _ARGUMENT.match(line) if len(line) - len(line.lstrip()) == depth else None
-        if found:
-            name = found[1]
-            arguments[name] = found[2].strip()
+        argument = _ARGUMENT.match(line) if len(line) - len(line.lstrip()) == depth else None
+        if argument:
+            name = argument[1]
+            arguments[name] = argument[2].strip()
         elif name:
             arguments[name] = f"{arguments[name]} {line.strip()}".strip()
     returned = " ".join(line.strip() for line in sections.get("Returns", []) if line.strip())

@@ -113,8 +113,8 @@ class Traced(str):
 
     def splitlines(self, keepends: bool = False) -> list[Traced]:  # type: ignore[override] (of texts)
         whole = self._pieces(str.splitlines(self, True), "")
-        kept = map(len, str.splitlines(self, keepends))
-        return [line[:length] for line, length in zip(whole, kept, strict=True)]
+        lengths = map(len, str.splitlines(self, keepends))
+        return [line[:length] for line, length in zip(whole, lengths, strict=True)]
 
     def partition(self, sep: str) -> tuple[Traced, Traced, Traced]:
         return self._at(str.find(self, sep), sep) if sep in self else (self, self[:0], self[:0])
@@ -125,8 +125,8 @@ class Traced(str):
     def replace(self, old: str, new: str, count: int = -1) -> Traced:  # type: ignore[override] (names are positional)
         if not old:  # between all characters
             pieces: list[str] = [each for each in self]
-            places = len(self) + 1 if count < 0 else min(count, len(self) + 1)
-            return joined(each for n in range(len(self) + 1) for each in ([new] * (n < places) + pieces[n : n + 1]))
+            limit = len(self) + 1 if count < 0 else min(count, len(self) + 1)
+            return joined(each for n in range(len(self) + 1) for each in ([new] * (n < limit) + pieces[n : n + 1]))
         pieces = [*self.split(old, count)]
         return joined(each for n, piece in enumerate(pieces) for each in ([new] * (n > 0) + [piece]))
 
@@ -207,8 +207,8 @@ def origin_of(inputs: Iterable[Any]) -> Origin:
     COMPUTED for all others: a control token in such a text could be the template's or a person's. A role among them
     changes nothing: it is a word, and no control token.
     """
-    found = {origin for each in inputs for origin in _origins(each)}
-    origins = {each for each in found if each.part != "role"} or found
+    common = {origin for each in inputs for origin in _origins(each)}
+    origins = {each for each in common if each.part != "role"} or common
     contents = [each for each in origins if not each.is_written and each.part != "computed"]
     if origins and len(contents) == len(origins):
         return min(contents, key=str)
@@ -245,8 +245,8 @@ def _below(origin: Origin, name: object) -> Origin:
 
 
 def _merged(runs: Iterable[Run]) -> tuple[Run, ...]:
-    kept = ((length, origin) for length, origin in runs if length)
-    return tuple((sum(length for length, _ in same), origin) for origin, same in groupby(kept, lambda run: run[1]))
+    nonempty = ((length, origin) for length, origin in runs if length)
+    return tuple((sum(length for length, _ in same), origin) for origin, same in groupby(nonempty, lambda run: run[1]))
 
 
 def _cut(runs: tuple[Run, ...], first: int, last: int) -> Iterator[Run]:
@@ -282,22 +282,22 @@ _CONVERSION = re.compile(r"%(?:\((?P<name>[^)]*)\))?(?P<how>[-#0 +]*[\d]*(?:\.\d
 def _formatted(text: Traced, values: Any) -> str:
     """Return `text % values`, followed where no width is taken from the values."""
     made = str.__mod__(text, values)
-    places, pieces, rest = list(_CONVERSION.finditer(text)), [], 0
+    conversions, pieces, rest = list(_CONVERSION.finditer(text)), [], 0
     named: Any = values
-    given = iter(values if isinstance(values, tuple) else (values,))
+    arguments = iter(values if isinstance(values, tuple) else (values,))
     try:
-        for place in places:
+        for place in conversions:
             pieces.append(text[rest : place.start()])
             rest = place.end()
             if place["kind"] == "%":
                 pieces.append(text[rest - 1 : rest])
                 continue
-            value = named[place["name"]] if place["name"] is not None else next(given)
+            value = named[place["name"]] if place["name"] is not None else next(arguments)
             pieces.append(_one(value, "%" + place["how"] + place["kind"], place["kind"] == "s" and not place["how"]))
     except (StopIteration, LookupError, TypeError, ValueError):
         return follow(made, [text, values])
-    found = joined([*pieces, text[rest:]])
-    return found if found == made else follow(made, [text, values])
+    traced = joined([*pieces, text[rest:]])
+    return traced if traced == made else follow(made, [text, values])
 
 
 def _one(value: Any, how: str, as_it_is: bool) -> str:
@@ -319,5 +319,5 @@ def follow_format(text: str, made: str, args: tuple[Any, ...], kwargs: Mapping[s
             pieces.append(_one(value, "%s", not how and not conversion))
     except (LookupError, ValueError, TypeError):
         return follow(made, [text, args, kwargs])
-    found = joined(pieces)
-    return found if found == made else follow(made, [text, args, kwargs])
+    traced = joined(pieces)
+    return traced if traced == made else follow(made, [text, args, kwargs])

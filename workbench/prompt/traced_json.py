@@ -25,8 +25,8 @@ def to_json(
     space = " " * indent if isinstance(indent, int) else indent
     between, after_key = separators or ((", ", ": ") if indent is None else (",", ": "))
     writer = _Writer(origin, ensure_ascii, space, plain(between), plain(after_key), sort_keys)
-    found = joined(writer.parts(value, 0))
-    return found if found == made else follow(made, [value])
+    text = joined(writer.parts(value, 0))
+    return text if text == made else follow(made, [value])
 
 
 class _Writer:

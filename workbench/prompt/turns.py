@@ -41,10 +41,10 @@ class ToolCall(Settings):
         rendered, or has an infinite number, is kept as text under `unparsed`: a malformed call in a history never
         spoils the turns after it."""
         try:
-            found = json.loads(arguments.strip() or "{}") if isinstance(arguments, str) else dict(arguments)
-            if isinstance(found, dict) and not is_too_deep(found):
-                json.dumps(found, allow_nan=False)  # 1e999 is infinite in Python, and that is no JSON
-                return cls(name=name, arguments=found, id=id)
+            values = json.loads(arguments.strip() or "{}") if isinstance(arguments, str) else dict(arguments)
+            if isinstance(values, dict) and not is_too_deep(values):
+                json.dumps(values, allow_nan=False)  # 1e999 is infinite in Python, and that is no JSON
+                return cls(name=name, arguments=values, id=id)
         except (ValueError, RecursionError):
             pass
         words = arguments if isinstance(arguments, str) else json.dumps(arguments)
@@ -124,8 +124,9 @@ def order_results(
     first = len(turns)
     while first and isinstance(turns[first - 1], ResultTurn):
         first -= 1
-    asked = turns[first - 1] if first else None
-    places = {call.id: place for place, call in enumerate(asked.tool_calls)} if isinstance(asked, AssistantTurn) else {}
+    caller = turns[first - 1] if first else None
+    calls = caller.tool_calls if isinstance(caller, AssistantTurn) else ()
+    places = {call.id: place for place, call in enumerate(calls)}
     results = [turn for turn in turns[first:] if isinstance(turn, ResultTurn)]
     if len(results) < 2 or not all(each.call_id in places and each.call_id for each in results):
         return turns
@@ -143,8 +144,8 @@ def check_order(turns: Sequence[UserTurn | AssistantTurn | ResultTurn], first: i
     for number in range(first, len(turns)):
         turn, where = turns[number], f"turns.{number}"
         if isinstance(turn, ResultTurn):
-            known = [call.id for call in waiting]
-            if not waiting or (turn.call_id and any(known) and turn.call_id not in known):
+            waiting_ids = [call.id for call in waiting]
+            if not waiting or (turn.call_id and any(waiting_ids) and turn.call_id not in waiting_ids):
                 which = f" {turn.call_id!r}" if turn.call_id else ""
                 raise WorkbenchError(f"{where}: a tool's result without a call{which} that waits for it; put it after "
                                      "the assistant's turn that called the tool")  # fmt: skip

@@ -23,7 +23,7 @@ class RealExecutor(Settings):
 class UncachedExecutor(Settings):
     """Compute every token from the whole text, without a KV cache.
 
-    Uses the model's own modules on their backend or, with `oracle`, engine/naive.py."""
+    Uses the model's own modules on their backend or, with `oracle`, oracle/naive.py."""
 
     kind: Literal["uncached"] = "uncached"
     oracle: bool = False

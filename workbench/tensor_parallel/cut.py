@@ -18,7 +18,7 @@ from workbench.errors import WorkbenchError
 from workbench.model.attention_spec import AttentionSpec, MLASpec
 from workbench.model.model_parameters import parameter_shapes
 from workbench.model.quantized import BESIDE, WeightFormat
-from workbench.model.recurrent_spec import RecurrentSpec
+from workbench.model.recurrent.spec import RecurrentSpec
 from workbench.model.spec import LayerSpec, ModelSpec
 
 

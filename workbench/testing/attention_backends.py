@@ -17,12 +17,12 @@ from compiled_kernels.cases import Case, CaseCost, suite_of
 from compiled_kernels.check import device_of, to_device
 from compiled_kernels.masks import AndMask, seen_by_head
 from compiled_kernels.paged_attention import unsupported_reason
-from workbench.engine import naive
 from workbench.executors.select import Backends
 from workbench.model.attention_spec import AttentionSpec, MLASpec
 from workbench.model.custom import build_mask, build_score
 from workbench.model.hf.weights import random_weights
 from workbench.model.transformer import Transformer
+from workbench.oracle import naive
 from workbench.testing.attention_scenarios import CLASSES, AttentionScenario, attention_scenarios, sampled_logits
 from workbench.testing.law import Law, LawBroken, check_law
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from workbench.engine import naive
+from workbench.oracle import naive
 from workbench.testing.attention_scenarios import (
     CONTEXT,
     VOCAB,

@@ -20,7 +20,6 @@ from tests.model.families import (
     named,
     read_model,
 )
-from workbench.engine import naive
 from workbench.errors import WorkbenchError
 from workbench.model.formats.gguf.families import ARCHITECTURES
 from workbench.model.formats.gguf.file import GGUFFile
@@ -28,6 +27,7 @@ from workbench.model.formats.open import open_checkpoint, read_config
 from workbench.model.hf.families import read_spec
 from workbench.model.hf.kept import KeptMatrix, kept_matrices, stored_format
 from workbench.model.hf.weights import read_parameter, wanted_parameters
+from workbench.oracle import naive
 from workbench.testing.family_checkpoints import random_checkpoint
 
 gguf = pytest.importorskip("gguf", reason="the writer of the files: pip install gguf")

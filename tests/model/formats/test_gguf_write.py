@@ -17,7 +17,6 @@ from tests.helpers.command_line import answer
 from tests.model.families import GGUF_CASES, WIDE, assert_equal, draw_ids, logits_of, read_model
 from tests.prompt.vocabularies import trained_pieces
 from tests.thorough import tries
-from workbench.engine import naive
 from workbench.engine.loaded_model import BUNDLED_MODELS
 from workbench.errors import WorkbenchError
 from workbench.model.formats.gguf import write as gguf_write
@@ -29,6 +28,7 @@ from workbench.model.formats.texts import open_chat_template, open_tokenizer
 from workbench.model.hf.convert_gguf import convert_to_gguf
 from workbench.model.hf.families import read_spec
 from workbench.model.hf.weights import load_weights
+from workbench.oracle import naive
 from workbench.testing.family_checkpoints import random_checkpoint
 
 gguf = pytest.importorskip("gguf", reason="the yardstick: pip install gguf")

@@ -15,9 +15,9 @@ from tests.model.families import GGUF_CASES, NEEDS_TRANSFORMERS, WIDE, draw_ids,
 from tests.model.formats.ask_llama_cpp import ask
 from tests.prompt.hard_strings import HARD
 from tests.prompt.vocabularies import byte_level, trained_pieces
-from workbench.engine import naive
 from workbench.model.formats.texts import open_tokenizer
 from workbench.model.hf.convert_gguf import convert_to_gguf
+from workbench.oracle import naive
 from workbench.testing.family_checkpoints import random_checkpoint
 
 pytestmark = NEEDS_TRANSFORMERS

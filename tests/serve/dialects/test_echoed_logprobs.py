@@ -13,8 +13,8 @@ import torch
 import workbench
 from tests.patience import limit
 from tests.serve.serving import Json
-from workbench.engine import naive
 from workbench.engine.runner import Runner
+from workbench.oracle import naive
 from workbench.request import Request, SamplingParameters
 from workbench.serve.server import Server, serve
 from workbench.trace.events import Finished

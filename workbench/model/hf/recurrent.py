@@ -20,7 +20,7 @@ from workbench.model.hf.family_fields import (
 from workbench.model.hf.fields import ConfigFields
 from workbench.model.hf.mixtures import SOFTMAX, read_experts
 from workbench.model.hf.rotary import read_rotary, read_rotated_columns
-from workbench.model.recurrent_spec import DeltaNetSpec, Mamba2Spec, ParallelRecurrentSpec, ShortConvSpec
+from workbench.model.recurrent.spec import DeltaNetSpec, Mamba2Spec, ParallelRecurrentSpec, ShortConvSpec
 from workbench.model.spec import ActivationSpec, LayerSpec, ModelSpec, NormSpec
 
 MAMBA_TOKENS = 2**20  # its state takes a text of any length; a limit is needed where others have their positions

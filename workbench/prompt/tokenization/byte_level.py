@@ -112,10 +112,10 @@ def merges_of_ranks(ranks: dict[bytes, int]) -> list[tuple[str, str]]:
     """Return the merges under which BPE makes what tiktoken makes of ranks: every pair whose bytes together have a
     rank, lowest rank first."""
     spelled = {data: in_byte_alphabet(data) for data in ranks}
-    found = []
+    merges = []
     for data in sorted(ranks, key=ranks.__getitem__):
         pairs = [(data[:cut], data[cut:]) for cut in range(1, len(data))]
         pairs = [(left, right) for left, right in pairs if left in ranks and right in ranks]
         pairs.sort(key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
-        found += [(spelled[left], spelled[right]) for left, right in pairs]
-    return found
+        merges += [(spelled[left], spelled[right]) for left, right in pairs]
+    return merges

@@ -173,8 +173,8 @@ class _WindowStream:
         return self._advance(self._tokenizer.decode(self._window, special=True))
 
     def characters_before(self, token_id: int, has_text: bool) -> int:
-        held = self._tokenizer.decode(self._window, special=True)
-        return max(0, len(held.rstrip("\ufffd")) - len(self._text))
+        window = self._tokenizer.decode(self._window, special=True)
+        return max(0, len(window.rstrip("\ufffd")) - len(self._text))
 
     def _advance(self, text: str) -> str:
         new = text[len(self._text) :]

@@ -125,8 +125,8 @@ class GGUFVocabulary:
     def _byte_level(self, entries: list[str], kinds: list[int]) -> tokenizers.Tokenizer:
         name = self._metadata.get(f"{KEYS}.pre")
         if not isinstance(name, str) or name not in PRE_TOKENIZERS:
-            known = ", ".join(PRE_TOKENIZERS)
-            raise self._refused("pre", name, f"one of {known}{nearest(str(name), PRE_TOKENIZERS)}")
+            names = ", ".join(PRE_TOKENIZERS)
+            raise self._refused("pre", name, f"one of {names}{nearest(str(name), PRE_TOKENIZERS)}")
         merges = []
         for number, merge in enumerate(self._array("merges", str)):
             left, space, right = merge.partition(" ")
@@ -142,10 +142,10 @@ class GGUFVocabulary:
         return inner
 
     def _array(self, key: str, type: type) -> list[Any]:
-        found = self._metadata.get(f"{KEYS}.{key}")
-        if found is None:
+        array = self._metadata.get(f"{KEYS}.{key}")
+        if array is None:
             return []
-        values = found.values() if isinstance(found, StoredArray) else found
+        values = array.values() if isinstance(array, StoredArray) else array
         if not isinstance(values, list) or not all(isinstance(each, type) for each in values):
             raise WorkbenchError(f"{self._where}: {KEYS}.{key} must be an array of {type.__name__}")
         return values
@@ -166,8 +166,8 @@ class GGUFVocabulary:
         return id if 0 <= id < (2**31 if tokens is None else len(tokens)) else None
 
     def _refused(self, key: str, value: object, right: str) -> WorkbenchError:
-        given = "is missing" if value is None else f"is {value!r}"
-        return WorkbenchError(f"{self._where}: {KEYS}.{key} {given}; it must be {right}")
+        value_text = "is missing" if value is None else f"is {value!r}"
+        return WorkbenchError(f"{self._where}: {KEYS}.{key} {value_text}; it must be {right}")
 
 
 def _made_unique(entries: list[str]) -> list[str]:
@@ -175,8 +175,8 @@ def _made_unique(entries: list[str]) -> list[str]:
     if len(set(entries)) == len(entries):
         return entries
     seen: set[str] = set()
-    found = []
+    unique = []
     for id, entry in enumerate(entries):
-        found.append(f"{entry}[{id}]" if entry in seen else entry)
+        unique.append(f"{entry}[{id}]" if entry in seen else entry)
         seen.add(entry)
-    return found
+    return unique

@@ -56,17 +56,17 @@ def vocabulary_metadata(tokenizer: Tokenizer, rows: int) -> tuple[dict[str, Any]
     rule = tokenizer.byte_rule
     if rule is None:
         raise WorkbenchError("a token's text depends on the tokens beside it")
-    found, notes = (_byte_level if rule.alphabet else _sentencepiece)(state, entries, kinds)
-    found |= {
+    metadata, notes = (_byte_level if rule.alphabet else _sentencepiece)(state, entries, kinds)
+    metadata |= {
         f"{KEYS}.tokens": entries,
         f"{KEYS}.token_type": kinds,
         f"{KEYS}.add_bos_token": bool(tokenizer.bos_token_ids),
     }
     begin = {f"{KEYS}.bos_token_id": id for id in tokenizer.bos_token_ids}
-    again = GGUFVocabulary(found | begin, "what was written").tokenizer()
+    again = GGUFVocabulary(metadata | begin, "what was written").tokenizer()
     if again is None or _compared(again) != _compared(tokenizer):
-        found[WHOLE_KEY] = tokenizer.to_json()
-    return found | begin, notes
+        metadata[WHOLE_KEY] = tokenizer.to_json()
+    return metadata | begin, notes
 
 
 def _entries(tokenizer: Tokenizer, state: Mapping[str, Any], rows: int) -> tuple[list[str], list[int]]:
@@ -91,8 +91,8 @@ def _byte_level(state: Mapping[str, Any], entries: list[str], kinds: list[int]) 
     model = state["model"]
     if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
         raise WorkbenchError("its entries have a prefix or suffix by their place in a word")
-    own = {"normalizer": state["normalizer"], "words": _words(state["pre_tokenizer"])}
-    name = next((name for name, known in _named_rules().items() if known == (own, model["ignore_merges"])), None)
+    rule = {"normalizer": state["normalizer"], "words": _words(state["pre_tokenizer"])}
+    name = next((name for name, known in _named_rules().items() if known == (rule, model["ignore_merges"])), None)
     if name is None:
         raise WorkbenchError("the pattern by which it cuts words is none of those that GGUF has a name for")
     merges = [" ".join(pair) for pair in _merges(state)]
@@ -102,11 +102,11 @@ def _byte_level(state: Mapping[str, Any], entries: list[str], kinds: list[int]) 
 
 def _named_rules() -> dict[str, tuple[dict[str, Any], bool]]:
     """Return the split rules by name, as a tokenizer.json has them."""
-    found = {}
+    rules = {}
     for name, pre in PRE_TOKENIZERS.items():
         words = _words(json.loads(pre.steps().__getstate__()))
-        found[name] = ({"normalizer": {"type": "NFC"} if pre.composed else None, "words": words}, pre.ignore_merges)
-    return found
+        rules[name] = ({"normalizer": {"type": "NFC"} if pre.composed else None, "words": words}, pre.ignore_merges)
+    return rules
 
 
 def _words(step: Any) -> list[dict[str, Any]]:
@@ -154,8 +154,8 @@ def _sentencepiece(state: Mapping[str, Any], entries: list[str], kinds: list[int
 def _space_prefix(state: Mapping[str, Any]) -> tuple[bool, list[str]]:
     """Return whether a space is put before a text, and what llama.cpp does otherwise."""
     normalizer, words = _steps(state["normalizer"]), _steps(state["pre_tokenizer"])
-    own = state["model"]["ignore_merges"] and [each["type"] for each in words] == ["Split"]
-    if normalizer in ([PREFIX, MARKS], [MARKS]) and (own or words in ([], _gemma_words())):
+    is_whole = state["model"]["ignore_merges"] and [each["type"] for each in words] == ["Split"]
+    if normalizer in ([PREFIX, MARKS], [MARKS]) and (is_whole or words in ([], _gemma_words())):
         return normalizer[0] == PREFIX, []
     if not normalizer and [each["type"] for each in words] == ["Metaspace"]:
         step = words[0]
@@ -185,17 +185,17 @@ def _scores(entries: list[str], kinds: Sequence[int], merges: list[tuple[str, st
         WorkbenchError: for merges that no scores make.
     """
     ids = {entry: id for id, entry in enumerate(entries)}
-    kept = [pair for pair in merges if kinds[ids[pair[0] + pair[1]]] == NORMAL]
-    last = {left + right: at for at, (left, right) in enumerate(kept)}
+    spelled = [pair for pair in merges if kinds[ids[pair[0] + pair[1]]] == NORMAL]
+    last = {left + right: at for at, (left, right) in enumerate(spelled)}
     scores, until, level = [0.0] * len(entries), -1, 0
-    for at, (left, right) in enumerate(kept):
+    for at, (left, right) in enumerate(spelled):
         if at > until:
             level += 1
         until = max(until, last[left + right])
         scores[ids[left + right]] = -float(level)
     again = SentencePieces(entries, scores, list(kinds)).merges()
-    if set(again) != set(kept):
-        pair = next(iter(set(again) ^ set(kept)))
+    if set(again) != set(spelled):
+        pair = next(iter(set(again) ^ set(spelled)))
         raise WorkbenchError(f"its merges are not those of a score for each piece: {' + '.join(pair)!r}")
     return scores
 

@@ -20,12 +20,14 @@ from workbench.files import read_bytes
 
 MODEL_FILE = "tokenizer.model"
 MAX_MODEL_BYTES = 256 << 20
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # kinds of pieces
-UNIGRAM, BPE = 1, 2  # of TrainerSpec.model_type
+NORMAL, UNKNOWN, CONTROL = 1, 2, 3  # kinds of pieces
+USER_DEFINED, UNUSED, BYTE = 4, 5, 6  # more of them
+UNIGRAM, BPE = 1, 2  # values of TrainerSpec.model_type
 SPACE = "▁"
 MAX_PIECE_CHARACTERS = 1000  # the search for merges tries every cut of a piece
 MANY = 1 << 16  # leading spaces: all of them
-VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types of Protocol Buffers
+VARINT, BYTES = 0, 2  # wire types of Protocol Buffers
+FIXED64, FIXED32 = 1, 5
 
 
 @dataclass(frozen=True)
@@ -78,8 +80,8 @@ class SentencePieces:
         if self.algorithm == "unigram":
             # A user-defined piece is taken wherever it stands; control tokens and bytes are no texts.
             most, least = max(0.0, *self.scores), min(0.0, *self.scores) - 1000.0
-            own = {USER_DEFINED: most, UNKNOWN: least, CONTROL: least, UNUSED: least, BYTE: least}
-            scores = [own.get(kind, score) for score, kind in zip(self.scores, self.kinds, strict=True)]
+            score_of = {USER_DEFINED: most, UNKNOWN: least, CONTROL: least, UNUSED: least, BYTE: least}
+            scores = [score_of.get(kind, score) for score, kind in zip(self.scores, self.kinds, strict=True)]
             return models.Unigram(list(zip(self.pieces, scores, strict=True)), unknown, self.byte_fallback)
         token = None if unknown is None else self.pieces[unknown]
         return models.BPE(
@@ -97,15 +99,15 @@ class SentencePieces:
         Among equal scores, which runs of spaces have, sentencepiece merges the leftmost pair: a run grows from its
         left end. So the pair with the longest left piece goes first.
         """
-        vocab, found = {piece: id for id, piece in enumerate(self.pieces)}, []
+        vocab, merges = {piece: id for id, piece in enumerate(self.pieces)}, []
         for piece, score, kind in zip(self.pieces, self.scores, self.kinds, strict=True):
             if kind == NORMAL and len(piece) > 1:
                 for cut in range(1, len(piece)):
                     left, right = vocab.get(piece[:cut]), vocab.get(piece[cut:])
                     if left is not None and right is not None:
-                        found.append((-score, -cut, left, right))
-        found.sort()
-        return [(self.pieces[left], self.pieces[right]) for _, _, left, right in found]
+                        merges.append((-score, -cut, left, right))
+        merges.sort()
+        return [(self.pieces[left], self.pieces[right]) for _, _, left, right in merges]
 
     def _cuts(self, defined: list[int]) -> Iterator[Any]:
         if defined:
@@ -192,9 +194,9 @@ def _model(data: memoryview, path: Path | str) -> SentencePieces:
         "treat_whitespace_as_suffix": trainer.get(24) or None,
         "escape_whitespaces": None if normalizer.get(5, 1) else 0,
     }
-    for name, given in refused.items():
-        if given is not None:
-            raise WorkbenchError(f"{path}: {name} is {given}; it is not carried out: save tokenizer.json instead")
+    for name, is_set in refused.items():
+        if is_set is not None:
+            raise WorkbenchError(f"{path}: {name} is {is_set}; it is not carried out: save tokenizer.json instead")
     begin = trainer.get(41, 1)
     return SentencePieces(
         pieces,

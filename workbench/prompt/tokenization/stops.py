@@ -37,14 +37,14 @@ class StopStringSearch:
             return piece
         before, self._count = self._count, self._count + len(piece)
         self._held.append(piece)
-        found: list[tuple[int, int, str]] = []
+        matches: list[tuple[int, int, str]] = []
         for begun in self._begun:
             end = begun.advance(piece)
             if end is not None:
-                found.append((before + end - len(begun.stop), len(begun.stop), begun.stop))
-        if not found:
+                matches.append((before + end - len(begun.stop), len(begun.stop), begun.stop))
+        if not matches:
             return self._release(self._count - max(begun.length for begun in self._begun))
-        start, _, self.matched_stop = min(found)
+        start, _, self.matched_stop = min(matches)
         shown = self._release(start)
         self._held.clear()
         return shown
@@ -73,7 +73,7 @@ class _PartialMatch:
 
     def __init__(self, stop: str):
         self.stop, self.length = stop, 0
-        self._back = array("l", (0, 0))  # for each length met: that of the longest beginning that it ends with too
+        self._back = array("l", (0, 0))  # length of the longest beginning that a match of each length ends with
 
     def advance(self, piece: str) -> int | None:
         """Advance by `piece`; return the end of the stop string in it, if it is complete."""
@@ -101,10 +101,10 @@ class _PartialMatch:
         """Return the longest shorter prefix that the first `length` characters end with."""
         stop, back = self.stop, self._back
         while len(back) <= length:
-            known, longest = len(back) - 1, back[-1]
-            while longest and stop[longest] != stop[known]:
+            matched, longest = len(back) - 1, back[-1]
+            while longest and stop[longest] != stop[matched]:
                 longest = back[longest]
-            back.append(longest + (stop[longest] == stop[known]))
+            back.append(longest + (stop[longest] == stop[matched]))
         return back[length]
 
 

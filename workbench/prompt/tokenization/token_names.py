@@ -34,9 +34,9 @@ def top_by_name(
 
     A vocabulary may have several tokens of one text: the token itself has it as its name, the others have their ids.
     """
-    own, found = token_name(tokenizer, token_id, as_ids), {}
+    chosen, named = token_name(tokenizer, token_id, as_ids), {}
     for other, value in {**dict(top), token_id: logprob}.items():
         name = token_name(tokenizer, other, as_ids)
-        is_taken = other != token_id and (name == own or name in found)
-        found[token_text(tokenizer, other, as_ids=True) if is_taken else name] = value
-    return found
+        is_taken = other != token_id and (name == chosen or name in named)
+        named[token_text(tokenizer, other, as_ids=True) if is_taken else name] = value
+    return named

@@ -43,8 +43,8 @@ class ByteRule:
     def token_bytes(self, token: str, added: bool) -> bytes:
         """Return the bytes of the vocabulary's entry `token`; `added` entries are not in the byte alphabet."""
         if self.alphabet:
-            known = not added and all(character in BYTE_OF for character in token)
-            return bytes(BYTE_OF[character] for character in token) if known else token.encode()
+            is_spelled = not added and all(character in BYTE_OF for character in token)
+            return bytes(BYTE_OF[character] for character in token) if is_spelled else token.encode()
         for old, new in self.replacements:
             token = token.replace(old, new)
         byte = FALLBACK.fullmatch(token) if self.fallback else None
@@ -124,7 +124,7 @@ class Tokenizer:
         self.plain_special_token = next((each.content for each in plain), None)
         self.added_token_ids = {token.content: id for id, token in sorted(added.items()) if not token.special}
         self._controls = {id: token.content for id, token in added.items() if token.special}
-        self._bytes: dict[int, bytes] = {}  # of tokens that were asked for; computing them again takes far longer
+        self._bytes: dict[int, bytes] = {}  # bytes of tokens met so far; computing them again takes far longer
         self.special_token_ids = {name: id for id, name in sorted(self._controls.items())}
         self.vocab_size = max(inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         decoder = json.loads(inner.decoder.__getstate__()) if inner.decoder else None
@@ -226,14 +226,14 @@ class Tokenizer:
             name, start, end = self._controls.get(id), first + start, first + end
             if name is None or (id == self.unknown_id and not self.spells(text[start:end], name)):
                 continue
-            found = {start + 1} if end - start > 1 else {start, end}
-            found = {cut for cut in found if first < cut < last}
-            if not found or start == end:
+            edges = {start + 1} if end - start > 1 else {start, end}
+            edges = {cut for cut in edges if first < cut < last}
+            if not edges or start == end:
                 raise WorkbenchError(
                     f"text, characters {start} to {end} ({text[start:end]!r}): this tokenizer can only read them as "
                     f"its control token {name!r}; take them out"
                 )
-            cuts |= found
+            cuts |= edges
         return sorted(cuts)
 
     def spells(self, text: str, name: str) -> bool:
@@ -247,10 +247,10 @@ class Tokenizer:
         Bytes that are no UTF-8 become U+FFFD as with Python's `errors="replace"`, also where `tokenizers` replaces a
         whole run of sentencepiece bytes for one that is wrong.
         """
-        kept = [id for id in map(self.checked_id, ids) if special or id not in self._controls]
+        shown = [id for id in map(self.checked_id, ids) if special or id not in self._controls]
         if self.byte_rule is None:
-            return self._inner.decode(kept, skip_special_tokens=False)
-        text = b"".join(self.token_bytes(id) for id in kept).decode("utf-8", "replace")
+            return self._inner.decode(shown, skip_special_tokens=False)
+        text = b"".join(self.token_bytes(id) for id in shown).decode("utf-8", "replace")
         return LeadingStrip(self.byte_rule).strip(text)
 
     def decode_after(self, before: Sequence[int], ids: Sequence[int]) -> str:
@@ -264,16 +264,16 @@ class Tokenizer:
         A byte rule strips the front of a text alone and ends a character after four bytes; another decoder looks at a
         token's neighbours, and at a whole run of single bytes.
         """
-        found: list[int] = []
+        context: list[int] = []
         size, rule = 0, self.byte_rule
         for id in reversed(ids):
             if id in self._controls or not 0 <= id < self.vocab_size:
                 continue
-            found.append(id)
+            context.append(id)
             size += 1 if rule is None else len(self.token_bytes(id))
             if size >= (CONTEXT_TOKENS if rule is None else 4 * (1 + rule.strip_count)) and not self.is_byte(id):
                 break
-        return found[::-1]
+        return context[::-1]
 
     def is_byte(self, id: int) -> bool:
         """Return whether a token's entry stands for a single byte (`<0x0A>`), outside of a byte rule."""

@@ -46,8 +46,8 @@ def _add_tokens(inner: tokenizers.Tokenizer, values: dict[str, Any], config: Pat
         tokens = {int(id): each for id, each in listed.items()}
         flags = ("single_word", "lstrip", "rstrip", "special")
         for id in sorted(tokens):
-            own = {flag: bool(tokens[id].get(flag, False)) for flag in flags}
-            token = AddedToken(str(tokens[id]["content"]), normalized=False, **own)
+            flag_values = {flag: bool(tokens[id].get(flag, False)) for flag in flags}
+            token = AddedToken(str(tokens[id]["content"]), normalized=False, **flag_values)
             (inner.add_special_tokens if token.special else inner.add_tokens)([token])
             if inner.token_to_id(token.content) != id:
                 raise WorkbenchError(

@@ -8,7 +8,7 @@ from typing import Literal
 
 from workbench.model.attention_spec import AnyAttentionSpec, AttentionSpec, MLASpec
 from workbench.model.cost import visible_pairs
-from workbench.model.recurrent_spec import RecurrentSpec
+from workbench.model.recurrent.spec import RecurrentSpec
 from workbench.model.spec import LayerSpec, ModelSpec
 
 # Where in a step an operator stands. Executors call compiled code between these places.

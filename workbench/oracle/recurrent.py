@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from workbench.errors import WorkbenchError
-from workbench.model.recurrent_spec import DeltaNetSpec, Mamba2Spec, RecurrentSpec, ShortConvSpec
+from workbench.model.recurrent.spec import DeltaNetSpec, Mamba2Spec, RecurrentSpec, ShortConvSpec
 
 Linear = Callable[[Tensor, str], Tensor]  # a product of the layer, by its name
 
@@ -50,19 +50,19 @@ def _delta_net(rows: Tensor, w: Mapping[str, Tensor], at: str, spec: DeltaNetSpe
     found = []
     for head in range(heads):
         first = head * spec.num_key_heads // heads * spec.key_dim
-        own = slice(head * spec.value_dim, (head + 1) * spec.value_dim)
-        query, key = (part[:, first : first + spec.key_dim] for part in (q, k))
-        query, key = (part / (part.square().sum(-1, keepdim=True) + 1e-6).sqrt() for part in (query, key))
+        columns = slice(head * spec.value_dim, (head + 1) * spec.value_dim)
+        query, key = (vector[:, first : first + spec.key_dim] for vector in (q, k))
+        query, key = (vector / (vector.square().sum(-1, keepdim=True) + 1e-6).sqrt() for vector in (query, key))
         rate = w[at + "log_decay"][head].exp() * torch.log1p((a[:, head] + w[at + "decay_bias"][head]).exp())
         state, outputs = rows.new_zeros(spec.key_dim, spec.value_dim), []
         for token in range(len(rows)):
             state = state * (-rate[token]).exp()
-            missing = v[token, own] - key[token] @ state
+            missing = v[token, columns] - key[token] @ state
             state = state + b[token, head].sigmoid() * torch.outer(key[token], missing)
             outputs.append(query[token] @ state * spec.key_dim**-0.5)
         y = torch.stack(outputs)
         normed = y / (y.square().mean(-1, keepdim=True) + spec.eps).sqrt() * w[at + "norm_weight"]
-        found.append(normed * _silu(z[:, own]))
+        found.append(normed * _silu(z[:, columns]))
     return linear(torch.cat(found, dim=-1), "output")
 
 
@@ -74,15 +74,15 @@ def _mamba2(rows: Tensor, w: Mapping[str, Tensor], at: str, spec: Mamba2Spec, li
     x, b, c = _silu(_conv(mixed, w, at)).split([inner, directions, directions], dim=-1)
     found = []
     for head in range(spec.heads):
-        own = slice(head * spec.head_width, (head + 1) * spec.head_width)
+        columns = slice(head * spec.head_width, (head + 1) * spec.head_width)
         group = head * spec.groups // spec.heads
         shared = slice(group * spec.state, (group + 1) * spec.state)
         step = torch.log1p((steps[:, head] + w[at + "step_bias"][head]).exp())
         state, outputs = rows.new_zeros(spec.head_width, spec.state), []
         for token in range(len(rows)):
-            kept = (-w[at + "log_decay"][head].exp() * step[token]).exp()
-            state = kept * state + step[token] * torch.outer(x[token, own], b[token, shared])
-            outputs.append(state @ c[token, shared] + w[at + "skip"][head] * x[token, own])
+            decay = (-w[at + "log_decay"][head].exp() * step[token]).exp()
+            state = decay * state + step[token] * torch.outer(x[token, columns], b[token, shared])
+            outputs.append(state @ c[token, shared] + w[at + "skip"][head] * x[token, columns])
         found.append(torch.stack(outputs))
     y = torch.cat(found, dim=-1)
     y = y if spec.norm == "before_gate" else y * _silu(z)

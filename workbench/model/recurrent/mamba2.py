@@ -16,8 +16,8 @@ from workbench.batch import TokenBatch
 from workbench.kv_cache.states import StateLayer
 from workbench.model.linear import Linear
 from workbench.model.quantized import WeightFormat
-from workbench.model.recurrent_spec import Mamba2Spec
-from workbench.model.short_conv import CausalConv, rms_norm_rows
+from workbench.model.recurrent.short_conv import CausalConv, rms_norm_rows
+from workbench.model.recurrent.spec import Mamba2Spec
 
 CHUNK_TOKENS = 64
 

@@ -27,11 +27,11 @@ class NaiveStreams:
 
         self.w, self.altup, self.linear, self.norm, self.width = w, altup, linear, norm, spec.hidden_size
         self.streams = [x, *(_sized(x @ matrix.T, x) for matrix in w["streams.expand"])]
-        known = [each if each < altup.input_vocab_size else 0 for each in ids.tolist()]
-        found = w["streams.input_embedding.weight"][known] * rounded(altup.input_columns**0.5)
+        known_ids = [each if each < altup.input_vocab_size else 0 for each in ids.tolist()]
+        embedded = w["streams.input_embedding.weight"][known_ids] * rounded(altup.input_columns**0.5)
         made = linear(x, "streams.input_proj") * rounded(spec.hidden_size**-0.5)
-        parts = zip(made.split(altup.input_columns, -1), found.split(altup.input_columns, -1), strict=True)
-        self.inputs = [(norm(mine, "streams.input_norm") + looked) * rounded(0.5**0.5) for mine, looked in parts]
+        parts = zip(made.split(altup.input_columns, -1), embedded.split(altup.input_columns, -1), strict=True)
+        self.inputs = [(norm(column, "streams.input_norm") + looked) * rounded(0.5**0.5) for column, looked in parts]
 
     def enter(self, at: str) -> Tensor:
         """Predict every stream from all, and return the active one."""

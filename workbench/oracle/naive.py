@@ -18,16 +18,16 @@ from compiled_kernels.attention import AttentionParameters, SpanContext, attend
 from compiled_kernels.linear_w8a8.api import quantize_rows
 from workbench.batch import TokenBatch
 from workbench.custom import load_custom
-from workbench.engine.naive_altup import NaiveStreams
-from workbench.engine.naive_recurrent import run_recurrent
 from workbench.errors import WorkbenchError
 from workbench.model.attention_spec import AnyAttentionSpec, AttentionSpec, MLASpec, RotaryConfig
 from workbench.model.layers import build_custom_attention
 from workbench.model.quantized import WeightFormat
-from workbench.model.recurrent_spec import ParallelRecurrentSpec, RecurrentSpec
+from workbench.model.recurrent.spec import ParallelRecurrentSpec, RecurrentSpec
 from workbench.model.rotary import build_rotary_table, rotary_frequencies, rotary_of_layer
 from workbench.model.spec import ActivationSpec, LayerSpec, ModelSpec, MoESpec, NormSpec  # fmt: skip
 from workbench.model.transformer import Transformer
+from workbench.oracle.altup import NaiveStreams
+from workbench.oracle.recurrent import run_recurrent
 
 KeysAndValues = tuple[Tensor, Tensor] | None  # [token, kv_head, head_dim] each
 
@@ -52,7 +52,7 @@ def logits(model: Transformer, ids: Tensor, dtype: torch.dtype | None = None) ->
     w = Weights(model.dense_state(dtype or model.dtype))
     w.int8_rows = model.format.activations == "int8"
     x = w["embedding.weight"][ids]
-    if spec.embedding_scale != 1:  # as the model has it, in its own type
+    if spec.embedding_scale != 1:  # the scale in the model's type, as the model rounds it
         x = x * torch.tensor(spec.embedding_scale, dtype=model.dtype).to(x.dtype)
     if spec.learned_positions is not None:
         x = x + w["positions.weight"][torch.arange(len(ids)) + spec.learned_positions]
@@ -62,7 +62,7 @@ def logits(model: Transformer, ids: Tensor, dtype: torch.dtype | None = None) ->
     if spec.altup is not None:
         by_name = lambda rows, name: _linear(rows, w, name), lambda rows, name: _norm(rows, w, name, spec.norm)
         streams = NaiveStreams(x, ids, w, spec, spec.altup, *by_name, model.dtype)
-    cached: list[KeysAndValues] = []  # of each layer
+    cached: list[KeysAndValues] = []  # keys and values of each layer so far
     for index, kind in enumerate(spec.layers):
         at = f"blocks.{index}."
         x = x if streams is None else streams.enter(at)
@@ -126,7 +126,7 @@ def _grouped(h: Tensor, w: Weights, at: str, a: AttentionSpec, spec: ModelSpec, 
     k, v = cached[-1]
     shown = None if a.pages is None else _chosen_pages(q, k, a)
     k, v = (
-        part.repeat_interleave(a.num_heads // a.num_kv_heads, dim=1) for part in (k, v)
+        heads.repeat_interleave(a.num_heads // a.num_kv_heads, dim=1) for heads in (k, v)
     )  # a key head for each query head
     scores = einsum(q, k, "token head dim, context head dim -> head token context") * (a.scale or a.head_dim**-0.5)
     sinks = w[at + "sink_logits"] if a.sink_logits else None
@@ -144,8 +144,8 @@ def _both(
     """Return the sum of attention and of what stands beside it."""
     attended = _attention(beside.attention_input_scale * h, w, at + "attention.", kind.attention, spec, cached)
     entering, at = beside.recurrent_input_scale * h, at + "recurrent."
-    kept = run_recurrent(entering, w, at, beside.recurrent, lambda rows, name: _linear(rows, w, at + name))
-    return beside.attention_output_scale * attended + beside.recurrent_output_scale * kept
+    state = run_recurrent(entering, w, at, beside.recurrent, lambda rows, name: _linear(rows, w, at + name))
+    return beside.attention_output_scale * attended + beside.recurrent_output_scale * state
 
 
 def _placed(heads: Tensor, w: Weights, norm: str, a: AttentionSpec, spec: ModelSpec) -> Tensor:
@@ -184,7 +184,7 @@ def _latent(h: Tensor, w: Weights, at: str, a: MLASpec, rotary: RotaryConfig) ->
     made = einsum(latent, w[at + "up"], "token latent, head row latent -> token head row")
     plain_key, value = made.split([a.qk_nope_head_dim, a.v_head_dim], dim=-1)
     plain, turned = query.split([a.qk_nope_head_dim, a.qk_rope_head_dim], dim=-1)
-    turned, key = (_turn(part, rotary, a.rotary_dim, a.rope_interleave) for part in (turned, key[:, None]))
+    turned, key = (_turn(vectors, rotary, a.rotary_dim, a.rope_interleave) for vectors in (turned, key[:, None]))
     scores = einsum(plain, plain_key, "token head dim, context head dim -> head token context")
     scores = scores + einsum(turned, key[:, 0], "token head dim, context dim -> head token context")
     scale = (a.qk_nope_head_dim + a.qk_rope_head_dim) ** -0.5 if a.scale is None else a.scale
@@ -195,26 +195,24 @@ def _latent(h: Tensor, w: Weights, at: str, a: MLASpec, rotary: RotaryConfig) ->
 def _chosen_pages(q: Tensor, k: Tensor, a: AttentionSpec) -> Tensor:
     """Return what queries see of the pages that they choose [head, token, context], one page after another."""
     assert a.pages is not None
-    part, reduced = load_custom(a.pages), {"min": torch.amin, "max": torch.amax, "mean": torch.mean}
-    size, first, share = getattr(part, "page_size", 64), getattr(part, "first", 0), a.num_heads // a.num_kv_heads
+    rule, reduced = load_custom(a.pages), {"min": torch.amin, "max": torch.amax, "mean": torch.mean}
+    size, first, share = getattr(rule, "page_size", 64), getattr(rule, "first", 0), a.num_heads // a.num_kv_heads
     seen = torch.zeros(a.num_heads, len(q), len(k), dtype=torch.bool)
     for token in range(len(q)):
-        own = token // size
+        own_page = token // size
         for group in range(a.num_kv_heads):
-            heads, found = slice(group * share, (group + 1) * share), []
-            for page in range(first, own):
+            heads, chosen = slice(group * share, (group + 1) * share), []
+            for page in range(first, own_page):
                 keys = k[page * size : (page + 1) * size, group]
-                kept = [reduced[kind](keys, dim=0) for kind in part.summaries]
-                found.append((-max(float(part(query, *kept).sum()) for query in q[token, heads]), page))
-            best = {page for _, page in sorted(found)[: part.keep]}
-            for page in best | set(range(min(first, own))) | {own}:
+                summaries = [reduced[kind](keys, dim=0) for kind in rule.summaries]
+                chosen.append((-max(float(rule(query, *summaries).sum()) for query in q[token, heads]), page))
+            best = {page for _, page in sorted(chosen)[: rule.keep]}
+            for page in best | set(range(min(first, own_page))) | {own_page}:
                 seen[heads, token, page * size : (page + 1) * size] = True
     return seen
 
 
-def _weights(
-    scores: Tensor, a: AttentionSpec | MLASpec, sinks: Tensor | None, shown: Tensor | None = None
-) -> Tensor:
+def _weights(scores: Tensor, a: AttentionSpec | MLASpec, sinks: Tensor | None, shown: Tensor | None = None) -> Tensor:
     """Turn scaled scores [head, token, context] into weights; 0 where a query does not see, or sees nothing at all."""
     heads, tokens, _ = scores.shape
     if a.softcap:
@@ -273,12 +271,12 @@ def _own(h: Tensor, w: Weights, at: str, a: AttentionSpec, spec: ModelSpec) -> T
     if w.int8_rows:
         raise WorkbenchError("activations: int8 and a custom attention module: the oracle knows no such rows")
     module = build_custom_attention(a, spec.hidden_size, Backend.EAGER, WeightFormat(), spec.norm, h.dtype)
-    mine = {name.removeprefix(at): values for name, values in w.items() if name.startswith(at)}
-    module.load_state_dict(mine, strict=False)
+    weights = {name.removeprefix(at): values for name, values in w.items() if name.startswith(at)}
+    module.load_state_dict(weights, strict=False)
     cos = sin = None
     if turn := rotary_of_layer(spec, a):
         at_positions = torch.arange(len(h)), torch.full((len(h),), len(h))
-        cos, sin = (part.to(h.dtype) for part in build_rotary_table(turn)(*at_positions))
+        cos, sin = (table.to(h.dtype) for table in build_rotary_table(turn)(*at_positions))
     q, k, v = module.qkv_proj(h, cos, sin)
     cache, rows = _WholeText(), torch.arange(len(h))
     batch = TokenBatch(rows, rows, torch.tensor([0, len(h)]), torch.tensor([len(h)]), (), (), rows, False)
@@ -341,8 +339,8 @@ def _chosen(logits: Tensor, bias: Tensor | None, experts: MoESpec) -> list[tuple
     size = experts.num_experts // router.groups
     if router.groups > 1:
         best = [group.sort().values[-2 if router.group_score == "top2" else -1 :].sum() for group in ranked.split(size)]
-        kept = sorted(range(router.groups), key=lambda group: -best[group].item())[: router.kept_groups]
-        ranked = torch.where(torch.isin(torch.arange(len(ranked)) // size, torch.tensor(kept)), ranked, -torch.inf)
+        groups = sorted(range(router.groups), key=lambda group: -best[group].item())[: router.kept_groups]
+        ranked = torch.where(torch.isin(torch.arange(len(ranked)) // size, torch.tensor(groups)), ranked, -torch.inf)
     numbers = ranked.topk(experts.num_experts_per_tok).indices
     weights = scores[numbers]
     weights = weights.softmax(-1) if router.softmax_chosen else weights
@@ -352,16 +350,16 @@ def _chosen(logits: Tensor, bias: Tensor | None, experts: MoESpec) -> list[tuple
 
 def _mixed(logits: Tensor, experts: MoESpec) -> list[tuple[int, Tensor]]:
     """Choose one expert after another as SparseMixer does: its weight is its softmax among the close ones left."""
-    found, left = [], set(range(len(logits)))
+    chosen, left = [], set(range(len(logits)))
     for _ in range(experts.num_experts_per_tok):
         best = max(left, key=lambda number: logits[number].item())
         close = [
             each for each in left
             if (logits[best] - logits[each]) / max(logits[each].abs(), logits[best]) <= 2 * experts.router.jitter
         ]  # fmt: skip
-        found.append((best, experts.router.factor * (logits[best] - logits[close].logsumexp(0)).exp()))
+        chosen.append((best, experts.router.factor * (logits[best] - logits[close].logsumexp(0)).exp()))
         left.remove(best)
-    return found
+    return chosen
 
 
 def _gated(gate: Tensor, up: Tensor, kind: ActivationSpec) -> Tensor:
@@ -422,7 +420,7 @@ def _turn(x: Tensor, rotary: RotaryConfig, rotated: int, interleaved: bool = Fal
     angles = torch.outer(torch.arange(len(x)).double(), rotary_frequencies(rotary, rotated, len(x)))[:, None]
     factor, long_factor = rotary.scaling.attention_factor, rotary.scaling.long_attention_factor
     factor = long_factor if long_factor is not None and rotary.scaling.length_class(len(x)) else factor
-    cos, sin = (factor * part.to(x.dtype) for part in (angles.cos(), angles.sin()))
+    cos, sin = (factor * angle.to(x.dtype) for angle in (angles.cos(), angles.sin()))
     first, second = (x[..., 0::2], x[..., 1::2]) if interleaved else x.chunk(2, dim=-1)
     (a, first), (b, second) = ((half[..., : rotated // 2], half[..., rotated // 2 :]) for half in (first, second))
     return torch.cat([a * cos - b * sin, first, b * cos + a * sin, second], dim=-1)

@@ -10,7 +10,7 @@ from workbench.batch import TokenBatch
 from workbench.kv_cache.states import StateLayer
 from workbench.model.linear import Linear
 from workbench.model.quantized import WeightFormat
-from workbench.model.recurrent_spec import ShortConvSpec
+from workbench.model.recurrent.spec import ShortConvSpec
 
 
 class CausalConv(nn.Module):

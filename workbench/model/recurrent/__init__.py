@@ -1,0 +1,1 @@
+"""Layers with a state in place of keys and values."""

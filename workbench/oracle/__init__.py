@@ -1,0 +1,1 @@
+"""Compute a text plainly: no cache, no batch, no pages, no backend."""
