@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 def allowed(seed: int, before: Sequence[int]) -> set[int]:
     """Return a few tokens of text that may follow `before`, the end token 1 among them now and then."""
     draw = random.Random(f"{seed} {list(before)}")
-    return {draw.randrange(2, 256) for _ in range(draw.randint(1, 4))} | ({1} if draw.random() < 0.1 else set())
+    return {draw.randrange(10, 266) for _ in range(draw.randint(1, 4))} | ({1} if draw.random() < 0.1 else set())
 
 
 class Walk:
