@@ -20,7 +20,7 @@ from workbench.engine.resume import resumed_sample
 from workbench.engine.runner import Runner, generate
 from workbench.errors import WorkbenchError
 from workbench.request import CustomPart, Request, SamplingParameters
-from workbench.response_format import Choices, Thinking
+from workbench.response_format import Choices, Lark, Thinking
 from workbench.trace.events import Decoded, Event, Finished, Prefilled, Submitted
 
 CONTROLS = byte_level().special_token_ids
@@ -147,8 +147,10 @@ def test_log_probabilities_of_the_prompt_are_not_emitted_again() -> None:
         ({"stop_token_ids": (8,)}, "goes on after its end (stop_token, 1 tokens)"),
         ({"max_tokens": 1}, "goes on after its end (max_tokens, 1 tokens)"),
         ({"response_format": Choices(choices=("no",))}, "response_format: token 8"),
+        ({"response_format": Lark(lark='start: <|/think|> (<|turn|> "abc")?'), "max_tokens": 3},
+         "token 9 at place 1 leaves no end"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_resumed_is_refused_by_name(changed: dict[str, Any], words: str) -> None:
     sampling = SamplingParameters(**changed)
     asked = Request("r", tuple(byte_level().encode("x = ")), sampling)
