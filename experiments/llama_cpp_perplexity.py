@@ -66,11 +66,11 @@ def own_log_probabilities(path: Path, ids: Tensor) -> dict[str, list[float]]:
     state = read_weights(checkpoint, spec, wanted_parameters(checkpoint, spec), torch.float32)
     model = Transformer.from_state(spec, state)
     entering: dict[str, Callable[[Tensor], Tensor]] = {"exact": lambda x: x, "rounded": rounded}
-    found = {}
+    result = {}
     for name, function in entering.items():
         with mock.patch.object(naive.Weights, "entering", lambda _, x, function=function: function(x)):
-            found[name] = log_probabilities(naive.logits(model, ids), ids)
-    return found
+            result[name] = log_probabilities(naive.logits(model, ids), ids)
+    return result
 
 
 def served_log_probabilities(path: Path, ids: Tensor) -> tuple[str, list[float]]:
@@ -91,9 +91,9 @@ def judged(by_source: dict[str, list[float]]) -> dict[str, Any]:
             "mean_difference": statistics.fmean(away),
             "spread": statistics.pstdev(away),
         }
-    theirs, bound = rows["llama.cpp"], rows["rounded"]
+    llama_cpp, bound = rows["llama.cpp"], rows["rounded"]
     most = abs(bound["mean_difference"]) + STANDARD_ERRORS * bound["spread"] / math.sqrt(len(by_source["exact"]))
-    holds = abs(theirs["mean_difference"]) <= most and theirs["spread"] <= SPREADS * bound["spread"]
+    holds = abs(llama_cpp["mean_difference"]) <= most and llama_cpp["spread"] <= SPREADS * bound["spread"]
     return {"rows": rows, "largest_mean_difference": most, "holds": holds}
 
 
@@ -111,21 +111,21 @@ def main(
     job = {"model": str(path.resolve()), "ids": ids.tolist(), "threads": torch.get_num_threads()}
     done = subprocess.run([python, str(SCRIPT)], input=json.dumps(job), stdout=subprocess.PIPE, text=True, check=True)
     backends, served = served_log_probabilities(path, ids)
-    found = judged({**own_log_probabilities(path, ids), "llama.cpp": json.loads(done.stdout), "workbench": served})
+    result = judged({**own_log_probabilities(path, ids), "llama.cpp": json.loads(done.stdout), "workbench": served})
     cells = [
         [name, *(f"{row[each]:.5g}" for each in ("perplexity", "mean_difference", "spread"))]
-        for name, row in found["rows"].items()
+        for name, row in result["rows"].items()
     ]
     columns = ("computed by", "perplexity", "mean difference of log-probability", "its standard deviation")
     Console(width=140).print(Table(f"{len(ids)} tokens; the workbench by {backends}", cells, columns).text())
-    verdict = "holds" if found["holds"] else "fails"
-    print(f"llama.cpp's mean may differ by {found['largest_mean_difference']:.2g}; the rule {verdict}")
+    verdict = "holds" if result["holds"] else "fails"
+    print(f"llama.cpp's mean may differ by {result['largest_mean_difference']:.2g}; the rule {verdict}")
     date = datetime.now(UTC).isoformat(timespec="seconds")
     record = {"experiment": "llama_cpp_perplexity", "file": path.name, "date": date, "environment": environment(),
-              "tokens": len(ids), "backends": backends, **found}  # fmt: skip
+              "tokens": len(ids), "backends": backends, **result}  # fmt: skip
     if out is not None:
         print(write_dated_record(record, out, "llama_cpp_perplexity"), file=sys.stderr)
-    raise typer.Exit(0 if found["holds"] else 1)
+    raise typer.Exit(0 if result["holds"] else 1)
 
 
 if __name__ == "__main__":

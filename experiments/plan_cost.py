@@ -47,15 +47,15 @@ def seconds(policy: str, waiting: int) -> list[float]:
 
 
 def main(as_json: Annotated[bool, typer.Option("--json")] = False, rounds: int = 3) -> None:
-    found = []
+    rows = []
     for policy in BUILT_IN_POLICIES:
         for waiting in (0, 1, 20, 100, 1000):
             medians = [1e6 * statistics.median(seconds(policy, waiting)) for _ in range(rounds)]
-            found.append({"policy": policy, "running": SEQS, "waiting": waiting, "plan_us": min(medians)})
+            rows.append({"policy": policy, "running": SEQS, "waiting": waiting, "plan_us": min(medians)})
             if not as_json:
                 print(f"{policy:16} {waiting:5} wait: {min(medians):6.0f} us a plan")
     if as_json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(rows, indent=2))
 
 
 if __name__ == "__main__":

@@ -234,16 +234,17 @@ def first_tokens(runner: Runner, words: int = 1_500) -> Finding:
 def extraction(runner: Runner) -> Finding:
     """Take a fact out of a text: up to a stop string, and as JSON of a schema."""
     stop: Mapping[str, Any] = {"max_tokens": 48, "stop": "</answer>"}
-    asked = Conversation(turns=[f"{PERSON} In which city does Anna live? Write it as <answer>city</answer>."])
+    question = Conversation(turns=[f"{PERSON} In which city does Anna live? Write it as <answer>city</answer>."])
     wanted = Conversation(turns=[f"{PERSON} Give name, age and city as JSON."])
     answers = {
         "begun with <answer>": ask(runner, f"{PERSON}\n<question>Which city?</question>\n<answer>", **stop),
-        "asked for <answer>": ask(runner, asked, **stop),
-        "the same again": ask(runner, asked, **stop),
+        "asked for <answer>": ask(runner, question, **stop),
+        "the same again": ask(runner, question, **stop),
         "a schema": ask(runner, wanted, max_tokens=64, response_format=JSONSchema(json_schema=closed(**TYPES))),
         "asked for JSON": ask(runner, wanted, max_tokens=64),
     }
-    begun, free, again, bound, unbound = answers.values()
+    begun, free, again = list(answers.values())[:3]
+    bound, unbound = list(answers.values())[3:]
     claims = (
         ("the stop string ends the answer, and is left out", begun.end.ended_by == "stop_string", repr(begun.text)),
         ("the answer is Oslo", begun.text == "Oslo", repr(begun.text)),
@@ -352,14 +353,14 @@ def tool(runner: Runner) -> Finding:
 def thinking(runner: Runner) -> Finding:
     """Ask for a thought with a budget; then for one in plain text, which has none."""
     question, truth = SUM
-    asked, steps = (Conversation(turns=[question + how]) for how in ("", " Think step by step, then write the result."))
+    short, steps = (Conversation(turns=[question + how]) for how in ("", " Think step by step, then write the result."))
     try:
-        thought = ask(runner, asked, max_tokens=24, thinking={"budget_tokens": 32}).end.thinking_tokens
+        thought = ask(runner, short, max_tokens=24, thinking={"budget_tokens": 32}).end.thinking_tokens
         said = f"{thought} tokens of thought"
     except WorkbenchError as error:
         thought, said = 0, str(error).split(";")[0]
     answers = {
-        "at once": ask(runner, asked, max_tokens=96),
+        "at once": ask(runner, short, max_tokens=96),
         "step by step": ask(runner, steps, max_tokens=96),
         "step by step, 16 tokens at most": ask(runner, steps, max_tokens=16),
     }
@@ -387,6 +388,7 @@ class Examples(Displayable):
 
     def __init__(self, records: Path = OWN_EXPERIMENTS / "records"):
         self.findings: dict[str, Finding] = {}
+        self._options: dict[str, Mapping[str, Any]] = {}  # with which each was computed
         self.runner = load(MODEL, report=discard, **SETTINGS) if is_at_hand(MODEL) else None
         self.about = f"{MODEL} speaks ({KNOWN[MODEL].licence})"
         if self.runner is None:
@@ -400,10 +402,11 @@ class Examples(Displayable):
             )
 
     def find(self, name: str, **options: Any) -> Finding:
-        """Return an example's finding, computed the first time."""
-        if name not in self.findings:
+        """Return an example's finding, computed the first time, and anew for options other than those of the last."""
+        if name not in self.findings or options not in ({}, self._options[name]):
             recorded = None if self.runner else Finding(**self._record["findings"][name])
             self.findings[name] = recorded or EXAMPLES[name](self.runner, **options)
+            self._options[name] = options
         return self.findings[name]
 
     def _display_table(self) -> Table:

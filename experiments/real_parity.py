@@ -63,14 +63,14 @@ def guide_text() -> str:
 
 
 @torch.inference_mode()
-def rows_of(theirs: Any, ids: Tensor, ends: Tensor) -> Tensor:
+def rows_of(reference: Any, ids: Tensor, ends: Tensor) -> Tensor:
     """Return transformers' logits at the positions `ends` [ends, vocab]."""
-    return theirs(ids[None], use_cache=False, logits_to_keep=ends).logits[0]
+    return reference(ids[None], use_cache=False, logits_to_keep=ends).logits[0]
 
 
-def _rotate_exactly(theirs: Any) -> None:
+def _rotate_exactly(reference: Any) -> None:
     """Let a model in float64 compute its rotary angles in float64 too: transformers rounds them to float32 always."""
-    for module in theirs.modules():
+    for module in reference.modules():
         if type(module).__name__.endswith("RotaryEmbedding"):
             module.forward = partial(_angles, module)
 
@@ -95,24 +95,24 @@ def compare(path: Path, backends: list[Backend], contexts: list[int]) -> Iterato
     tokenizer = open_tokenizer(path)
     assert tokenizer is not None
     ids = torch.tensor(tokenizer.encode(guide_text()))
-    texts_of, steps_of, their_rows = {}, {}, {}
-    theirs = load_theirs(path)
+    texts_by_length, steps_by_length, reference_rows = {}, {}, {}
+    reference = load_theirs(path)
     for dtype in (torch.float32, torch.float64):
-        theirs = theirs.to(dtype)
+        reference = reference.to(dtype)
         if dtype == torch.float64:
-            _rotate_exactly(theirs)
+            _rotate_exactly(reference)
         for length in contexts:
-            texts_of[length] = [ids[:length], ids[length : 2 * length]]
-            steps_of[length] = step_lengths(length)
-            ends = torch.tensor(steps_of[length]).cumsum(0) - 1
-            their_rows[length, dtype] = [rows_of(theirs, text, ends) for text in texts_of[length]]
+            texts_by_length[length] = [ids[:length], ids[length : 2 * length]]
+            steps_by_length[length] = step_lengths(length)
+            ends = torch.tensor(steps_by_length[length]).cumsum(0) - 1
+            reference_rows[length, dtype] = [rows_of(reference, text, ends) for text in texts_by_length[length]]
         print(f"transformers in {dtype}", file=sys.stderr, flush=True)
-    del theirs
+    del reference
     for length in contexts:
-        exact = their_rows[length, torch.float64]
-        own = max(relative_error(*pair) for pair in zip(their_rows[length, torch.float32], exact, strict=True))
+        exact = reference_rows[length, torch.float64]
+        own = max(relative_error(*pair) for pair in zip(reference_rows[length, torch.float32], exact, strict=True))
         for backend in backends:
-            errors = errors_by_way(model, backend, texts_of[length], exact, steps_of[length])
+            errors = errors_by_way(model, backend, texts_by_length[length], exact, steps_by_length[length])
             yield {"context": length, "backend": str(backend), "errors": errors, "error_of_transformers": own,
                    "bound": FACTOR * own + ROUNDING}  # fmt: skip
             print(f"{length} tokens on {backend}", file=sys.stderr, flush=True)
@@ -133,18 +133,18 @@ def compare_token_ids(path: Path, num_texts: int) -> dict[str, Any]:
     from tokenizers import pre_tokenizers
     from transformers import AutoTokenizer
 
-    ours = open_tokenizer(path)
-    assert ours is not None
-    theirs = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
+    tokenizer = open_tokenizer(path)
+    assert tokenizer is not None
+    reference = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
     if GGUFFile(path).metadata.get("tokenizer.ggml.pre") == "smollm":
         # Transformers reads each byte-level vocabulary as GPT-2's; SmolLM2's own tokenizer.json splits digits too.
         split = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-        theirs.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(split)
+        reference.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(split)
     generator = random.Random(0)
     differing = []
     for _ in range(num_texts):
         text = drawn_text(generator)
-        if list(ours.encode(text)) != theirs.encode(text, add_special_tokens=False):
+        if list(tokenizer.encode(text)) != reference.encode(text, add_special_tokens=False):
             differing.append(text)
     return {"texts": num_texts, "differing": len(differing), "first": differing[:3]}
 

@@ -23,6 +23,7 @@ def test_a_key_is_created_listed_rotated_and_revoked(tmp_path: Path) -> None:
     assert key.id in printed.err and "not shown again" in printed.err and text not in printed.err
     shown = cli("keys list", *file).out
     assert key.id in shown and "active" in shown and text not in shown
+    assert "for demo, demo-chat;" in printed.err and "for all models;" in cli("keys create bob", *file).err
     new = answer("keys rotate --hours 1", key.id, *file)["key"]
     assert store.check(new) is not None and store.check(new) == store.check(text)
     cli("keys revoke", key.id, *file)

@@ -1,10 +1,16 @@
-"""The shape of the source: imports point one way and in no circle, a class name stands once, no room grows.
+"""The shape of the source: imports point one way and in no circle, a class name stands once, a name is read, no room
+grows.
 
 Guards of words, docstrings, pages and figures are `python -m tools.lint` (`make lint`).
 """
 
 from __future__ import annotations
 
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
 from math import inf
 from pathlib import Path
 
@@ -19,6 +25,17 @@ from tools.structure import (
     modules,
 )
 from tools.weight import CORE, Weight, by_room, room_of, too_heavy, weights
+
+READERS = ("benchmarks", "docs", "experiments", "notebooks", "tools", *PACKAGES)  # whose texts may read a name
+UNREAD = "F401,F841,B007,ARG001,ARG002,ARG003,ARG004"  # ruff's rules: imports, variables, parameters
+NAMED = r"^ *(?:async )?(?:def|class) (\w+)|^(\w+)(?:: .*)? = |self\.(\w+)(?:: .*)? = "
+# Of names that stand once: parts of names made at run time, what other libraries call, and what users and tests call.
+CALLED = (
+    r"_?of_\w+|_\w+_|handle_\w+|redirect_request|writelines|is_node_supported|_template_name_default|test_it_\w+|borrowed_by|logit_lens|"
+    r"is_prime|factorial|greatest_common_divisor|break_even_tokens_per_s|claim_errors|get_or_compute|num_on|pages_lent|"
+    r"linear_w8a8_reference|markup_errors|output_input_cost_ratio|parse_calls|poisson_hit_rate"
+)
+ALLOWED = ("`submodules`", "`draft`")  # a parameter of another library's; sampling, which is being rebuilt
 
 # Lower floors first; a module may import those of its own floor and of the floors below it.
 FLOORS = [
@@ -125,6 +142,55 @@ def test_no_class_of_the_core_has_more_methods_than_today() -> None:
 
 def test_a_name_is_imported_from_the_file_that_defines_it() -> None:
     assert imports_from_elsewhere(LIBRARY) == []
+
+
+def unread(root: Path) -> list[str]:
+    """Return names of the library that stand once, and imports, variables and parameters that nothing reads.
+
+    A method that several classes have may leave a parameter alone, and a function that is given as a value.
+    """
+    paths = [
+        path for name in READERS for path in (root / name).rglob("*") if path.suffix in (".py", ".md", ".j2", ".js")
+    ]
+    texts = {str(path): path.read_text(encoding="utf-8") for path in paths}
+    library = {str(path): texts[str(path)] for path in modules(root).values()}
+    words = Counter(re.findall(r"\w+", "\n".join(texts.values())))
+    source = re.sub(r"^ *from [\w.]+ import (\([^)]*\)|.*)", "", "\n".join(library.values()), flags=re.M)
+    methods = Counter(re.findall(r"def (\w+)\(", source))
+    values = Counter(re.findall(r"\w+", source)) - Counter(re.findall(r"(\w+)\(", source))
+    found = []
+    for path, text in library.items():
+        undecorated = re.sub(r"^ *@[^@]*?(?:def|class) \w+", "", text, flags=re.M)
+        named = (name for names in re.findall(NAMED, undecorated, re.M) for name in names if words[name] == 1)
+        is_traced = path.endswith("scalar_code/trace.py")  # its methods are named as PyTorch's operators
+        found += [f"{path}: {name}" for name in named if not is_traced and not re.fullmatch(CALLED, name)]
+    command = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "--output-format=json"]
+    said = subprocess.run([*command, f"--select={UNREAD}", *library], capture_output=True, text=True).stdout
+    for each in json.loads(said):
+        lines = library[each["filename"]].splitlines()[: each["location"]["row"]]
+        function = re.findall(r"def (\w+)\(", "\n".join(lines))[-1:] if each["code"].startswith("ARG") else []
+        has_role = any(methods[name] > 1 or values[name] for name in function) and function != ["__init__"]
+        found += [] if has_role else [f"{each['filename']}: {each['message']}"]
+    return found
+
+
+def test_what_is_named_is_read() -> None:
+    """A setting that is ignored, a call that was left out or a result that is dropped leaves a name behind."""
+    assert [each for each in unread(LIBRARY["workbench"].parents[1]) if not each.endswith(ALLOWED)] == []
+
+
+def test_every_kind_of_unread_name_is_found(tmp_path: Path) -> None:
+    lines = (
+        "import os", "LIMIT = 2", "class A:", "    def __init__(self, given, kept):", "        self._state = kept",
+        "    def work(self, key, tenant):", "        left = key", "        for row in key: pass",
+        "    def _drop(self): pass", "    @property", "    def shown(self): pass",
+        "def role(text, token): return token", "A(1, 2).work(role, 0)",
+    )  # fmt: skip
+    (tmp_path / "workbench").mkdir()
+    (tmp_path / "workbench" / "a.py").write_text("\n".join(lines))
+    found = [each.partition(": ")[2] for each in unread(tmp_path)]
+    assert found[:3] == ["LIMIT", "_state", "_drop"]
+    assert [re.findall("`(.*?)`", each) for each in found[3:]] == [["os"], ["given"], ["tenant"], ["left"], ["row"]]
 
 
 def test_no_room_weighs_more_than_its_bound() -> None:

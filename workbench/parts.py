@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from workbench.sampling.ranking import Ranking
     from workbench.sampling.samplers import TokenSampler, sample_categorical
     from workbench.sampling.verify import NO_DRAFT, Draft
-    from workbench.scheduler.ordering import schedule_in_order, sorted_with_aging, split_decodes, with_aging
+    from workbench.scheduler.ordering import sorted_with_aging, with_aging
     from workbench.scheduler.policies import BuiltInPolicy
-    from workbench.scheduler.policy import RequestView, SchedulerDecision, SchedulerState, SchedulingPolicy
+    from workbench.scheduler.policy import RequestView, SchedulerDecision, SchedulerState, SchedulingPolicy, Turn
     from workbench.speculative.custom import SpeculationTarget
     from workbench.speculative.proposers import Proposer, Verification
     from workbench.trace.events import Finished
@@ -101,9 +101,8 @@ PARTS: dict[str, dict[str, str]] = {
         "SchedulerDecision": "workbench.scheduler.policy",
         "SchedulerState": "workbench.scheduler.policy",
         "SchedulingPolicy": "workbench.scheduler.policy",
-        "schedule_in_order": "workbench.scheduler.ordering",
+        "Turn": "workbench.scheduler.policy",
         "sorted_with_aging": "workbench.scheduler.ordering",
-        "split_decodes": "workbench.scheduler.ordering",
         "with_aging": "workbench.scheduler.ordering",
     },
 }
@@ -113,10 +112,9 @@ __all__ = [
     "ContinuousEviction", "Draft", "EvictionBudget", "EvictionPolicy", "EvictionSettings", "Filter", "Finished",
     "History", "LayerCombiner", "LayerEvictionPolicy", "LayerTokens", "NO_DRAFT", "Proposer", "Ranking", "RequestView",
     "SchedulerDecision", "SchedulerState", "SchedulingPolicy", "Search", "Sequence", "SlidingWindow",
-    "SpeculationTarget", "StreamCombiner", "TokenConstraint", "TokenSampler", "Verification", "affine_codes",
+    "SpeculationTarget", "StreamCombiner", "TokenConstraint", "TokenSampler", "Turn", "Verification", "affine_codes",
     "affine_numbers", "hadamard_rotate", "nearest_levels", "pack_bits", "project", "sample_categorical",
-    "schedule_in_order", "select_recent_and_heaviest", "smooth_mass", "sorted_with_aging", "split_decodes",
-    "training_texts", "unpack_bits", "with_aging",
+    "select_recent_and_heaviest", "smooth_mass", "sorted_with_aging", "training_texts", "unpack_bits", "with_aging",
 ]  # fmt: skip
 
 

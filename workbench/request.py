@@ -309,7 +309,7 @@ class Sequence:
         return self.num_computed_tokens - self.num_evicted_tokens
 
     @property
-    def num_uncomputed_tokens(self) -> int:
+    def num_new_tokens(self) -> int:
         """Return the number of tokens whose keys and values are not computed yet."""
         return len(self.token_ids) - self.num_computed_tokens
 
@@ -322,7 +322,7 @@ class Sequence:
 
     @property
     def is_decoding(self) -> bool:
-        return self.num_uncomputed_tokens == 1 and self.num_computed_tokens >= self.prompt_length
+        return self.num_new_tokens == 1 and self.num_computed_tokens >= self.prompt_length
 
     @classmethod
     def from_request(cls, request: Request, arrival_index: int) -> Sequence:

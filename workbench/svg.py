@@ -277,11 +277,6 @@ def cividis_colour(fraction: float) -> str:
     return "#" + colorize(np.array([[fraction]])).tobytes().hex()
 
 
-def contrast_colour(fraction: float) -> str:
-    """Return black or white, whichever contrasts with `cividis_colour(fraction)`."""
-    return "#ffffff" if fraction < 0.55 else "#000000"
-
-
 def _interactive(attributes: dict[str, object]) -> dict[str, object]:
     changed = {("data_" + key if key in ("tip", "key") else key): value for key, value in attributes.items()}
     if "data_key" in changed:

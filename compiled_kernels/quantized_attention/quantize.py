@@ -18,7 +18,7 @@ Before that, a Hadamard matrix may rotate heads, which spreads outliers of one c
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import torch
 from einops import rearrange
@@ -26,7 +26,6 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 QuantFormat = Literal["dense", "int8", "int4", "fp8"]
-QUANT_FORMATS: tuple[QuantFormat, ...] = get_args(QuantFormat)
 BYTES_PER_WORD = 4  # of a word
 MAX_CODES = {"int8": 255, "int4": 15}  # the highest code
 SCALED_FORMATS: tuple[QuantFormat, ...] = ("int8", "int4", "fp8")  # codes with scales

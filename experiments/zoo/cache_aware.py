@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import chain
 
-from workbench.parts import SchedulerDecision, SchedulerState, schedule_in_order, split_decodes, with_aging
+from workbench.parts import SchedulerDecision, SchedulerState, with_aging
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,6 @@ class LongestPrefix:
     steady = True  # a decoding request is never held back
 
     def __call__(self, state: SchedulerState) -> SchedulerDecision:
-        decodes, prefills = split_decodes(state.running)
         oldest = sorted(state.waiting[: self.window], key=lambda entry: -state.cached_tokens[entry.request_id])
         turns = with_aging(state, self.starvation_limit, chain(oldest, state.waiting[self.window :]))
-        return schedule_in_order(state, chain(prefills, turns), decodes=decodes)
+        return SchedulerDecision([state.decodes, state.prefills, turns])

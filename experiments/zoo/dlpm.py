@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import chain
 
-from workbench.parts import RequestView, SchedulerDecision, SchedulerState, schedule_in_order, split_decodes, with_aging
+from workbench.parts import RequestView, SchedulerDecision, SchedulerState, with_aging
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,6 @@ class DeficitLongestPrefix:
     steady = True  # a decoding request is never held back
 
     def __call__(self, state: SchedulerState) -> SchedulerDecision:
-        decodes, prefills = split_decodes(state.running)
         served, waiting = state.served_tokens, state.waiting
         least = min((served[tenant] for tenant in state.waiting_by_tenant()), default=0)
 
@@ -38,5 +37,5 @@ class DeficitLongestPrefix:
             return rounds, -state.cached_tokens[entry.request_id]
 
         order = chain(sorted(waiting[: self.window], key=key), waiting[self.window :])
-        turns = chain(prefills, with_aging(state, self.starvation_limit, order))
-        return schedule_in_order(state, turns, decodes=decodes)
+        turns = with_aging(state, self.starvation_limit, order)
+        return SchedulerDecision([state.decodes, state.prefills, turns])

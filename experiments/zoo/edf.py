@@ -15,14 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from workbench.parts import (
-    RequestView,
-    SchedulerDecision,
-    SchedulerState,
-    schedule_in_order,
-    sorted_with_aging,
-    split_decodes,
-)
+from workbench.parts import RequestView, SchedulerDecision, SchedulerState, sorted_with_aging
 
 NEVER = 2**62  # steps: the order itself lets none starve
 
@@ -39,6 +32,5 @@ class EarliestDeadline:
         return entry.arrival_time + self.default if math.isinf(entry.deadline) else entry.deadline
 
     def __call__(self, state: SchedulerState) -> SchedulerDecision:
-        decodes, prefills = split_decodes(state.running)
-        turns = sorted_with_aging(state, NEVER, prefills, self.key)
-        return schedule_in_order(state, turns, sorted(state.running, key=self.key), decodes)
+        turns = sorted_with_aging(state, NEVER, self.key)
+        return SchedulerDecision([state.decodes, turns], keep=sorted(state.running, key=self.key))

@@ -14,10 +14,9 @@ waited for `starvation_limit` steps, which then is not preempted.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from itertools import chain
+from dataclasses import dataclass
 
-from workbench.parts import RequestView, SchedulerDecision, SchedulerState, schedule_in_order, split_decodes, with_aging
+from workbench.parts import RequestView, SchedulerDecision, SchedulerState, with_aging
 
 
 @dataclass(frozen=True)
@@ -35,14 +34,15 @@ class SkipJoin:
         return self.level(entry), entry.arrival_index
 
     def __call__(self, state: SchedulerState) -> SchedulerDecision:
-        order = sorted(state.waiting, key=self.rank)
-        state, preempted = self.make_room(state, order[0]) if order else (state, ())
-        decodes, prefills = split_decodes(state.running)
-        turns = chain(sorted(prefills, key=self.rank), with_aging(state, self.starvation_limit, iter(order)))
-        return replace(schedule_in_order(state, turns, decodes=decodes), preempted=preempted)
+        waiting = sorted(state.waiting, key=self.rank)
+        turns = with_aging(state, self.starvation_limit, iter(waiting))
+        return SchedulerDecision(
+            [state.decodes, sorted(state.prefills, key=self.rank), turns],
+            preempted=self.preempted(state, waiting[0]) if waiting else (),
+        )
 
-    def make_room(self, state: SchedulerState, entry: RequestView) -> tuple[SchedulerState, tuple[str, ...]]:
-        """Return the state without the last running request in order, if it is to make room for `entry`."""
+    def preempted(self, state: SchedulerState, entry: RequestView) -> list[RequestView]:
+        """Return the last running request in order, if it is to make room for `entry`."""
         old = state.step - self.starvation_limit
         last = max(
             (each for each in state.running if each.num_preemptions < self.max_preemptions and each.arrival_step > old),
@@ -50,9 +50,5 @@ class SkipJoin:
             default=None,
         )
         if last is None or self.level(last) <= self.level(entry) or state.free_slots >= entry.slots_needed:
-            return state, ()
-        freed = state.pages_released[last.request_id]
-        free = tuple(pages + more for pages, more in zip(state.free_pages, freed, strict=True))
-        running = tuple(each for each in state.running if each is not last)
-        after = replace(state, running=running, free_pages=free)
-        return (after, (last.request_id,)) if after.fits(entry) else (state, ())
+            return []
+        return [last] if state.fits(entry, preempted=[last]) else []

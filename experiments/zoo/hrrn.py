@@ -12,9 +12,8 @@ the work is, so it is close to shortest job first.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import chain
 
-from workbench.parts import RequestView, SchedulerDecision, SchedulerState, schedule_in_order, split_decodes
+from workbench.parts import RequestView, SchedulerDecision, SchedulerState
 
 
 @dataclass(frozen=True)
@@ -31,6 +30,5 @@ class HighestResponseRatio:
         return (now - entry.arrival_time + service) / service
 
     def __call__(self, state: SchedulerState) -> SchedulerDecision:
-        decodes, prefills = split_decodes(state.running)
-        order = sorted(state.waiting, key=lambda entry: -self.ratio(entry, state.now))
-        return schedule_in_order(state, chain(prefills, order), decodes=decodes)
+        waiting = sorted(state.waiting, key=lambda entry: -self.ratio(entry, state.now))
+        return SchedulerDecision([state.decodes, state.prefills, waiting])

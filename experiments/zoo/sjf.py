@@ -17,14 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from workbench.parts import (
-    RequestView,
-    SchedulerDecision,
-    SchedulerState,
-    schedule_in_order,
-    sorted_with_aging,
-    split_decodes,
-)
+from workbench.parts import RequestView, SchedulerDecision, SchedulerState, sorted_with_aging
 
 PREDICTORS: dict[str, Callable[[RequestView], float]] = {
     "given": lambda entry: entry.predicted_tokens,
@@ -54,6 +47,5 @@ class ShortestJob:
         self.gives_up = frozenset(f"no request starves among {rivals}" for rivals in starved)
 
     def __call__(self, state: SchedulerState) -> SchedulerDecision:
-        decodes, prefills = split_decodes(state.running)
-        turns = sorted_with_aging(state, self.starvation_limit or NEVER, prefills, self.key)
-        return schedule_in_order(state, turns, decodes=decodes)
+        turns = sorted_with_aging(state, self.starvation_limit or NEVER, self.key)
+        return SchedulerDecision([state.decodes, turns])

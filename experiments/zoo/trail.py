@@ -13,10 +13,9 @@ It gives up the law that no request starves: a long one does while shorter ones 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from itertools import chain
+from dataclasses import dataclass
 
-from workbench.parts import RequestView, SchedulerDecision, SchedulerState, schedule_in_order, split_decodes
+from workbench.parts import RequestView, SchedulerDecision, SchedulerState
 
 # Rivals of the kit with shorter outputs.
 STARVED = ("short prompts", "long prompts", "prompts without outputs", "requests predicted to be short")
@@ -34,25 +33,20 @@ class LimitedPreemption:
         return entry.predicted_tokens - (entry.num_tokens - entry.num_prompt_tokens), entry.arrival_index
 
     def __call__(self, state: SchedulerState) -> SchedulerDecision:
-        order = sorted(state.waiting, key=self.rank)
-        state, preempted = self.make_room(state, order[0]) if order else (state, ())
-        decodes, prefills = split_decodes(state.running)
-        turns = chain(sorted(prefills, key=self.rank), order)
-        kept = sorted(state.running, key=self.rank)
-        return replace(schedule_in_order(state, turns, kept, decodes), preempted=preempted)
+        waiting = sorted(state.waiting, key=self.rank)
+        return SchedulerDecision(
+            [state.decodes, sorted(state.prefills, key=self.rank), waiting],
+            keep=sorted(state.running, key=self.rank),
+            preempted=self.preempted(state, waiting[0]) if waiting else (),
+        )
 
-    def make_room(self, state: SchedulerState, entry: RequestView) -> tuple[SchedulerState, tuple[str, ...]]:
-        """Return the state without the last running request in order, if it is to make room for `entry`."""
+    def preempted(self, state: SchedulerState, entry: RequestView) -> list[RequestView]:
+        """Return the last running request in order, if it is to make room for `entry`."""
         young = [each for each in state.running if self.may_lose_its_pages(each)]
         last = max(young, key=self.rank, default=None)
         if last is None or self.rank(last) <= self.rank(entry) or state.free_slots >= entry.slots_needed:
-            return state, ()
-        freed = state.pages_released[last.request_id]
-        free = tuple(pages + more for pages, more in zip(state.free_pages, freed, strict=True))
-        running = tuple(each for each in state.running if each is not last)
-        if not replace(state, running=running, free_pages=free).fits(entry):
-            return state, ()
-        return replace(state, running=running, free_pages=free), (last.request_id,)
+            return []
+        return [last] if state.fits(entry, preempted=[last]) else []
 
     def may_lose_its_pages(self, entry: RequestView) -> bool:
         return entry.num_tokens - entry.num_prompt_tokens < self.share * entry.predicted_tokens

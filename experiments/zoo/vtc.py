@@ -19,9 +19,8 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from itertools import chain
 
-from workbench.parts import RequestView, SchedulerDecision, SchedulerState, schedule_in_order, split_decodes
+from workbench.parts import RequestView, SchedulerDecision, SchedulerState
 
 
 class VirtualTokenCounter:
@@ -31,8 +30,7 @@ class VirtualTokenCounter:
     gives_up = frozenset({"no request starves among requests of other tenants"})
 
     def __call__(self, state: SchedulerState) -> SchedulerDecision:
-        decodes, prefills = split_decodes(state.running)
-        return schedule_in_order(state, chain(prefills, self.turns(state)), decodes=decodes)
+        return SchedulerDecision([state.decodes, state.prefills, self.turns(state)])
 
     def turns(self, state: SchedulerState) -> Iterator[RequestView]:
         queues = state.waiting_by_tenant()

@@ -295,6 +295,7 @@ def test_without_room_requests_wait_in_order_and_too_many_are_refused() -> None:
     assert front.num_waiting == 2
     refused = sinks[3].events[-1]
     assert isinstance(refused, Finished) and "the fleet is full: 2 requests wait" in refused.error
+    assert (refused.reason, refused.ended_by) == ("refused", "overloaded")
     finish(front, [one])
     ends = [next(each.time for each in of(Finished, sink.events)) for sink in sinks[:3]]
     assert ends == sorted(ends) and all(sink.is_done for sink in sinks)
@@ -305,6 +306,7 @@ def test_an_id_that_is_taken_is_refused_and_the_first_goes_on() -> None:
     first, second = ask(front, 2), Sink()
     front.submit(second, [replace(MENU[0], request_id="r#1")], is_single=True)
     assert second.is_done and "already taken" in second.error
+    assert [(each.reason, each.ended_by) for each in of(Finished, second.events)] == [("refused", "")]
     finish(front, replicas)
     check_request("r", 2, first, False)
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tests.engine.tiny import layer, model_of, request, runner_of, spec_of
 from tests.patience import until
-from workbench.cluster.apart import channels, page_channel
+from workbench.cluster.apart import channels, page_channel, pool_engine
 from workbench.cluster.apart.channels import PageChannels
 from workbench.cluster.apart.page_channel import GlooLink, PageReceiver, PageSender, transfer_number
+from workbench.cluster.apart.pool_engine import PoolEngine
 from workbench.cluster.apart.pool_messages import Adopt, Connect, Disconnect
 from workbench.engine.handover import ready_sequences
 from workbench.engine.runner import Runner
@@ -61,6 +63,15 @@ def test_a_transfer_is_there_when_all_its_layers_are(prefilled) -> None:
     whole = list(page_contents(runner.store, handed.pages))
     assert len(whole) == len(found.contents) and all(map(torch.equal, whole, found.contents))
     assert receiver.error is None and sender.error is None
+
+
+@pytest.mark.parametrize("is_sent", [False, True])
+def test_a_prompt_is_handed_over_once_its_bytes_were_sent(monkeypatch: pytest.MonkeyPatch, is_sent: bool) -> None:
+    ready, engine = [SimpleNamespace(request_id="r"), SimpleNamespace(request_id="stays")], object.__new__(PoolEngine)
+    monkeypatch.setattr(pool_engine, "ready_sequences", lambda runner: ready)
+    engine.runner, engine.moving, engine.attempts = None, {"r": 0}, {"r": 2}
+    engine.sending = SimpleNamespace(has_sent=lambda of, key: is_sent, hand_over=lambda of, key, channel: key)
+    assert engine._hand_over() == [TransferKey("r", 2)] * is_sent
 
 
 def test_what_was_dropped_is_not_kept(prefilled) -> None:

@@ -160,12 +160,7 @@ def test_a_policy_that_likes_short_prompts_does_not_part_them() -> None:
 
     def shortest(state: SchedulerState) -> SchedulerDecision:
         order = sorted([*state.running, *state.waiting], key=lambda each: (not each.is_running, each.num_prompt_tokens))
-        left, given = state.max_num_batched_tokens, []
-        for each in order:
-            tokens = min(left, each.num_new_tokens)
-            given.append((each.request_id, tokens))
-            left -= tokens
-        return SchedulerDecision(given)
+        return SchedulerDecision(order)
 
     part = Guided()
     with temporarily_registered(part) as path:

@@ -156,7 +156,7 @@ class History:
             return False
         self.memory.move(plan)
         for sequence, words in plan.errors:
-            assert self.policy == "wild" and words.startswith("policy wild: schedules")
+            assert self.policy == "wild" and words.startswith("policy wild: gives")
             if sequence.finish_reason is None:
                 self.end(sequence, FinishReason.ERROR)  # its beams too
         if not plan.spans:
@@ -174,7 +174,7 @@ class History:
         drafted = {span.sequence.request_id: span.draft_token_ids for span in plan.spans}
         self.scheduler.commit(plan, tokens, {k: ids[: self.draw.randint(0, len(ids))] for k, ids in drafted.items()})
         for beams in {id(s.beams): s.beams for s in sampled if s.beams}.values():
-            if all(beam.num_uncomputed_tokens == 0 and beam.finish_reason is None for beam in beams):
+            if all(beam.num_new_tokens == 0 and beam.finish_reason is None for beam in beams):
                 self.branch(beams)
         for span in plan.spans:
             s = span.sequence

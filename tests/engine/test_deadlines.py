@@ -24,6 +24,7 @@ from workbench.scheduler.policies import FCFS, Deadline, ShortestPrompt, parse_p
 from workbench.scheduler.policy import RequestView, SchedulerDecision, SchedulerState, SchedulingPolicy
 from workbench.scheduler.prefill_rate import PrefillRate
 from workbench.scheduler.scheduler import Scheduler
+from workbench.scheduler.validate import items_of
 
 SECONDS_PER_TOKEN = 0.125  # a power of two: sums of it are exact
 
@@ -60,8 +61,8 @@ def test_no_order_serves_more_in_time(drawn: list[tuple[int, int]], later: int, 
     state = state_of(waiting, begins)
     order = list(most_in_time(state, seconds, begins))
     assert sorted(order) == sorted(waiting)
-    scheduled = Deadline(ttft=seconds)(replace(state, max_num_batched_tokens=999)).num_scheduled_tokens
-    assert [name for name, _ in scheduled] == [entry.request_id for entry in order], "the policy takes this order"
+    decision = Deadline(ttft=seconds)(state)
+    assert list(items_of(decision.order, "it", len(waiting))) == order, "the policy takes this order"
     best = max(num_in_time(list(each), begins, seconds) for each in permutations(waiting))
     assert num_in_time(order, begins, seconds) == best
 

@@ -3,7 +3,6 @@ is free or in the prefix index."""
 
 from __future__ import annotations
 
-import math
 import random
 from typing import Any
 
@@ -23,7 +22,7 @@ from workbench.errors import WorkbenchError
 from workbench.request import CustomPart, Request
 from workbench.scheduler.plan import StepPlan
 from workbench.scheduler.policies import BUILT_IN_POLICIES, parse_policy
-from workbench.scheduler.policy import SchedulerDecision, SchedulerState
+from workbench.scheduler.policy import SchedulerDecision, SchedulerState, Turn
 from workbench.trace.events import Event, Finished, Scheduled, Submitted
 
 MODEL = model_of(spec_of(layer(4, 2), layer(4, 2, sliding_window=5)))
@@ -84,30 +83,30 @@ def test_beams_end_together(error: str) -> None:
     at_rest(runner)
 
 
-ODD: tuple[Any, ...] = ("unknown", 1), (["r0"], 1), (("r0", []), 1), ("r0", math.inf), {"r0": 1}
 WORDS_OF_ODD = (
-    "entry 3 is for 'unknown', which neither runs nor waits", "entry 4 is for ['r0'], which neither runs nor waits",
-    "entry 5 is for ('r0', []), which neither runs nor waits", "entry 6 is ('r0', inf), must be (id, tokens)",
-    "entry 7 is {'r0': 1}, must be (id, tokens)", "entry 0 preempts ['r1'], which does not run",
+    "entry 3 is for 'unknown', which neither runs nor waits", "entry 4 is RequestView(request_id=['r0']",
+    "entry 5 is 'r0', must be a request of the state", "entry 6 is None, must be", "entry 7 is 3, must be",
+    "entry 0 of preempted is ['r1'], must be a request",
 )  # fmt: skip
 
 
-def test_a_wrong_wish_ends_the_request_it_names() -> None:
+def test_a_wrong_turn_ends_the_request_it_names() -> None:
     """An entry that names none is left out."""
     requests = [request(f"r{i}", 5 + i, 6) for i in range(3)]
     alone = finals(runner_of(MODEL), requests)
 
     def wrong(state: SchedulerState) -> SchedulerDecision:
-        scheduled = [(entry.request_id, min(entry.num_new_tokens, 4)) for entry in (*state.running, *state.waiting)]
+        entries = [*state.running, *state.waiting]
         if state.step != 3:
-            return SchedulerDecision(scheduled)
+            return SchedulerDecision([Turn(entry, 4) for entry in entries])
+        odd: list[Any] = [entries[0]._replace(request_id=name) for name in ("unknown", ["r0"])]
+        turns = [Turn(entry, -1 if entry.request_id == "r1" else 4) for entry in entries]
         unhashable: Any = ["r1"]
-        scheduled = [(name, -1 if name == "r1" else tokens) for name, tokens in scheduled]
-        return SchedulerDecision([*scheduled, *ODD], [unhashable])
+        return SchedulerDecision([*turns, *odd, "r0", [None, 3]], [entries[0], odd[0]], [unhashable])
 
     events: list[Event] = []
     done = generate(runner := runner_of(MODEL, policy=wrong, listener=events.append), requests)
-    assert done["r1"].reason == "error" and "schedules -1 tokens for r1" in done["r1"].error
+    assert done["r1"].reason == "error" and "gives r1 a turn of -1 tokens" in done["r1"].error
     assert {name: done[name].token_ids for name in ("r0", "r2")} == {name: alone[name] for name in ("r0", "r2")}
     reasons = " ".join(event.reason for event in of(Scheduled, events))
     assert [words for words in WORDS_OF_ODD if words not in reasons] == []
@@ -116,7 +115,7 @@ def test_a_wrong_wish_ends_the_request_it_names() -> None:
 
 def test_reasons_are_a_mapping() -> None:
     wrong: Any = ["too late"]
-    runner = runner_of(MODEL, policy=lambda state: SchedulerDecision((), (), wrong))
+    runner = runner_of(MODEL, policy=lambda state: SchedulerDecision(reasons=wrong))
     with pytest.raises(WorkbenchError, match=r"reasons is \['too late'\], must be \{id: reason\}"):
         generate(runner, [request("r0", 5, 6)])
 

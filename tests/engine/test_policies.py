@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from functools import partial
-from itertools import accumulate
+from collections.abc import Iterator
+from itertools import accumulate, cycle
 from typing import Any, get_args
 
 import pytest
@@ -16,6 +16,7 @@ from tests.engine.line import Line
 from tests.engine.tiny import model_of, request, runner_of, spec_of
 from tests.helpers.events import of
 from tests.thorough import tries
+from workbench.errors import WorkbenchError
 from workbench.experiment.experiment import Experiment
 from workbench.scheduler.policies import (
     BUILT_IN_POLICIES,
@@ -28,8 +29,8 @@ from workbench.scheduler.policies import (
     ShortestPrompt,
     parse_policy,
 )
-from workbench.scheduler.policy import RequestView, SchedulerDecision, SchedulerState
-from workbench.scheduler.scheduler import IN_PARTS
+from workbench.scheduler.policy import RequestView, SchedulerDecision, SchedulerState, Turn
+from workbench.scheduler.validate import items_of
 from workbench.trace.events import Finished, Stepped
 
 
@@ -150,10 +151,10 @@ def test_a_padded_batch_computes_as_many_rows_to_its_end() -> None:
     )
 
 
-def test_each_policy_that_a_setting_may_name_is_in_the_list_and_planned_in_parts() -> None:
+def test_each_policy_that_a_setting_may_name_is_in_the_list() -> None:
     """Laws of policies are tested for those in the list, and messages name them."""
     named = {*get_args(get_args(PolicySetting)[0])} - {CustomPolicy}
-    assert {*BUILT_IN_POLICIES.values()} == named == {*IN_PARTS}
+    assert {*BUILT_IN_POLICIES.values()} == named
 
 
 def test_preemption_by_recomputing_although_there_is_a_cpu_pool() -> None:
@@ -223,17 +224,15 @@ def test_short_prompts_have_their_turn_beside_a_long_one(
 
 def test_a_sequence_that_waits_for_another_is_not_the_long_one() -> None:
     """The first of two prompts has nothing to compute while the second is read."""
-    view = partial(RequestView, arrival_step=0, tenant="", priority=0, num_computed_tokens=0)
-    state = SchedulerState(
-        step=0, free_pages=(9,), pages_needed={"short": (1,)}, pages_released={}, cached_tokens={"short": 0},
-        max_num_seqs=4, max_num_batched_tokens=16, max_prefill_tokens=16,
-        running=(
-            view("waits", 0, num_prompt_tokens=4, num_tokens=4, num_new_tokens=0, is_running=True),
-            view("long", 1, num_prompt_tokens=99, num_tokens=99, num_new_tokens=99, is_running=True),
-        ),
-        waiting=(view("short", 2, num_prompt_tokens=3, num_tokens=3, num_new_tokens=3, is_running=False),),
-    )  # fmt: skip
-    assert dict(Interleaved()(state).num_scheduled_tokens) == {"waits": 0, "long": 14, "short": 2}
+
+    def view(order: int, tokens: int, computed: int, is_running: bool) -> RequestView:
+        return RequestView(str(order), order, 0, "", 0, tokens, tokens, computed, tokens - computed, is_running)
+
+    waits, long, short = view(0, 4, 4, True), view(1, 99, 0, True), view(2, 3, 0, False)
+    state = SchedulerState(0, (waits, long), (short,), (9,), {}, {}, {}, max_num_batched_tokens=16,
+                           max_prefill_tokens=16)  # fmt: skip
+    items = list(items_of(Interleaved()(state).order, "it", 3))
+    assert items == [Turn(long, 14), short, long, waits, long, short]
 
 
 def test_beside_many_decodes_a_prompt_is_long_that_would_fit_into_a_step() -> None:
@@ -254,6 +253,13 @@ def test_a_scored_prompt_behind_a_scored_one_leaves_the_share_to_others() -> Non
     line.submit(18, sampling=scored)
     line.submit(18)
     assert line.step() == {"r0": 126, "r2": 18}
+
+
+def test_a_long_prompt_takes_the_share_that_no_short_one_can() -> None:
+    line = Line("interleaved", max_num_seqs=1)
+    line.submit(100)
+    line.submit(2)
+    assert line.step() == {"r0": 16}
 
 
 def test_fcfs_lets_a_short_prompt_wait_for_a_long_one() -> None:
@@ -279,17 +285,52 @@ def test_a_prompt_that_cached_tokens_make_short_is_short() -> None:
 
 def test_a_chunk_is_kept_to_after_a_preemption() -> None:
     """As many decodes were preempted as there are prefills: the requests that still run are not all decodes."""
-    script = [
-        SchedulerDecision([("r0", 1), ("r1", 1)]),
-        SchedulerDecision([("r2", 1)]),
-        SchedulerDecision([("r3", 1)]),
-        SchedulerDecision([("r2", 1), ("r3", 1)], preempted=["r0", "r1"]),
-    ]
-    decisions = iter(script)
-    line = Line(lambda state: next(decisions), chunk_tokens=1)
+    script = ["r0"], ["r0", "r1"], ["r2"], ["r3"], ["r2", "r3"]
+
+    def scripted(state: SchedulerState) -> SchedulerDecision:
+        requests = {entry.request_id: entry for entry in (*state.running, *state.waiting)}
+        preempted = [requests["r0"], requests["r1"]] if state.step == 4 else []
+        return SchedulerDecision([requests[name] for name in script[state.step]], preempted=preempted)
+
+    line = Line(scripted, chunk_tokens=1)
     for prompt in (1, 1, 5, 5):
         line.submit(prompt)
-    assert [line.step() for _ in script] == [{"r0": 1, "r1": 1}, {"r2": 1}, {"r3": 1}, {"r2": 1}]
+    assert [line.step() for _ in script] == [{"r0": 1}, {"r0": 1, "r1": 1}, {"r2": 1}, {"r3": 1}, {"r2": 1}]
+
+
+def test_running_requests_that_are_left_out_pause_unless_no_request_advances() -> None:
+    line = Line(lambda state: SchedulerDecision([state.prefills, state.waiting]))
+    for prompt in (8, 24):
+        line.submit(prompt)
+    assert [line.step() for _ in range(3)] == [{"r0": 8, "r1": 8}, {"r1": 16}, {"r0": 1, "r1": 1}]
+
+
+def test_a_request_may_have_two_turns_in_a_step() -> None:
+    line = Line(lambda state: SchedulerDecision([*(Turn(entry, 4) for entry in state.waiting), *state.waiting]))
+    for prompt in (8, 7, 5):
+        line.submit(prompt)
+    assert line.step() == {"r0": 8, "r1": 4, "r2": 4}
+
+
+def test_an_order_without_an_end_ends() -> None:
+    line = Line(lambda state: SchedulerDecision(cycle([*state.running, *state.waiting])))
+    line.submit(4)
+    assert [line.step() for _ in range(2)] == [{"r0": 4}, {"r0": 1}]
+
+
+def test_what_started_before_an_order_raises_is_reported_with_the_next_plan() -> None:
+    """Nothing is lost: the request that the policy started runs on under another one."""
+
+    def broken(state: SchedulerState) -> Iterator[RequestView]:
+        yield state.waiting[0]
+        raise KeyError("oh")
+
+    line = Line(lambda state: SchedulerDecision(broken(state)))
+    line.submit(5)
+    with pytest.raises(WorkbenchError, match="raised KeyError: 'oh'; nothing was planned"):
+        line.step()
+    line.scheduler.set_policy(FCFS())
+    assert line.step() == {"r0": 5} and line.said[0].startswith("r0 admitted")
 
 
 STEPS, PATIENCE = 600, 20

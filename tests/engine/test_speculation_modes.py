@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
-from compiled_kernels import Backend, backend_problems
-from tests.engine.guesses import Guesses, drafts, run_checked, tokens
+from tests.engine.guesses import Guesses, drafts, needs_mlir, run_checked, tokens
 from tests.engine.tiny import layer, model_of, request, runner_of, spec_of
 from tests.helpers.recorded import Around
 from workbench.engine.runner import Runner
@@ -15,9 +13,6 @@ from workbench.scheduler.plan import StepPlan
 
 MODEL = model_of(spec_of(layer(4, 2), layer(4, 2, sliding_window=9)))
 ASKED = [request(f"r{i}", 3 + 5 * i, 6 + 3 * (i % 3)) for i in range(5)]
-needs_mlir = pytest.mark.skipif(
-    backend_problems()[Backend.MLIR] is not None, reason=f"{backend_problems()[Backend.MLIR]}"
-)
 
 
 class Bits(Around):

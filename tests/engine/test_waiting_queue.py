@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import suppress
 from random import Random
 
@@ -26,12 +25,12 @@ def by_priority(entry: RequestView) -> int:
     return entry.priority
 
 
-def by_todo(entry: RequestView) -> int:
+def by_length(entry: RequestView) -> int:
     return -entry.num_new_tokens
 
 
-def entry_of(order: int, tenant: str, priority: int, todo: int) -> RequestView:
-    return RequestView(f"r{order}", order, 0, tenant, priority, todo, todo, 0, todo, False)
+def entry_of(order: int, tenant: str, priority: int, tokens: int) -> RequestView:
+    return RequestView(f"r{order}", order, 0, tenant, priority, tokens, tokens, 0, tokens, False)
 
 
 @given(
@@ -43,18 +42,18 @@ def entry_of(order: int, tenant: str, priority: int, todo: int) -> RequestView:
 def test_orders_are_what_sorting_gives(moves: list[tuple[int, str, int, int, bool]]) -> None:
     """Whichever requests come or go; a key that is new each time is sorted each time, and few orders are kept."""
     kept, here = WaitingIndex(), dict[int, RequestView]()
-    for order, tenant, priority, todo, looks in moves:
+    for order, tenant, priority, tokens, looks in moves:
         if order in here:
             kept.remove(order)
             del here[order]
         else:
-            here[order] = entry_of(order, tenant, priority, todo)
+            here[order] = entry_of(order, tenant, priority, tokens)
             kept.add(here[order])
         if not looks:
             continue
         waiting = tuple(here[each] for each in sorted(here))
         assert kept.views() == waiting and kept.views() is kept.views()
-        for key in (by_priority, by_todo, lambda entry: entry.tenant):
+        for key in (by_priority, by_length, lambda entry: entry.tenant):
             assert kept.sorted_by(key) == tuple(sorted(waiting, key=key))
         assert kept.by_tenant() == {t: tuple(e for e in waiting if e.tenant == t) for t in {e.tenant for e in waiting}}
     assert len(kept._orders) <= WaitingIndex.MAX_SORT_KEYS
@@ -96,20 +95,22 @@ def test_what_a_policy_is_shown_is_what_is_made_anew(monkeypatch: pytest.MonkeyP
     def checked(
         self: RequestViews,
         step: int,
-        running: list[Sequence],
+        running: tuple[list[Sequence], list[Sequence], list[Sequence]],
+        reserved_pages: list[int],
         by_id: dict,
-        uncovered: Iterable[Sequence] | None = None,
         *times: float,
     ) -> SchedulerState:
         nonlocal shown
-        found = state(self, step, running, by_id, uncovered, *times)
+        found = state(self, step, running, reserved_pages, by_id, *times)
+        running, plain = running[0], found.materialize()
+        assert (*found.decodes, *found.prefills) == (*plain.decodes, *plain.prefills)
         runs = {sequence.arrival_index for sequence in running}
         waiting = sorted(
             (each for each in by_id.values() if each.arrival_index not in runs), key=lambda each: each.arrival_index
         )
         assert tuple(found.running) == tuple(self._entry(sequence, True) for sequence in running)
         assert found.waiting == tuple(self._entry(sequence, False) for sequence in waiting)
-        for key in (by_priority, by_todo):
+        for key in (by_priority, by_length):
             assert found.waiting_by(key) == tuple(sorted(found.waiting, key=key))
         served = self.tenant_counters.served_tokens([*running, *waiting])
         assert all(

@@ -7,11 +7,12 @@ import random
 from typing import Any
 
 from workbench.scheduler.policies import FCFS
-from workbench.scheduler.policy import RequestView, SchedulerDecision, SchedulerState
+from workbench.scheduler.policy import RequestView, SchedulerDecision, SchedulerState, Turn
 
 
 class Wild:
-    """The same decision for the same step, in any order and of any length; now and then one that breaks a law."""
+    """The same decision for the same step: any order of any length, turns of any tokens, pages kept in any order; now
+    and then an item that is none."""
 
     kind = "wild"
 
@@ -20,30 +21,26 @@ class Wild:
 
     def __call__(self, state: SchedulerState) -> SchedulerDecision:
         draw = random.Random(hash((self.seed, state.step, len(state.running), len(state.waiting))))
-        backs: list[Any] = [entry.request_id for entry in state.running if draw.random() < 0.05]
-        every = draw.sample(sorted([*state.running, *state.waiting]), len(state.running) + len(state.waiting))
-        left, scheduled = state.max_num_batched_tokens, []
-        for entry in every:
-            tokens = draw.choice([0, 1, entry.num_new_tokens, draw.randrange(entry.num_new_tokens + 1)])
-            if entry.request_id not in backs and tokens <= left:
-                scheduled.append((entry.request_id, tokens))
-                left -= tokens
-        going = [entry for entry in state.running if entry.num_new_tokens and entry.request_id not in backs]
-        if not any(_progresses(state, entry, dict(scheduled).get(entry.request_id, 0)) for entry in going):
+        preempted: list[Any] = [entry for entry in state.running if draw.random() < 0.05]
+        if not any(entry.num_new_tokens and entry not in preempted for entry in state.running):
             return FCFS()(state)  # some request must make progress
-        if draw.random() < 0.03:
-            scheduled.insert(draw.randrange(len(scheduled) + 1), _wrong(draw, every))
-            backs += draw.choice([[], [[backs]], ["unknown"], [None]])
-        return SchedulerDecision(scheduled, backs)
+        requests = sorted([*state.running, *state.waiting])
+        order: list[Any] = []
+        for entry in draw.choices(requests, k=len(requests)):
+            order.append(draw.choice([entry, entry, Turn(entry, draw.randrange(entry.num_new_tokens + 2))]))
+        if draw.random() < 0.3:
+            order.insert(draw.randrange(len(order)), draw.choice([state.decodes, state.prefills, state.running]))
+        wrong = draw.random() < 0.03
+        if wrong:
+            order.insert(draw.randrange(len(order) + 1), _wrong(draw, requests))
+            preempted += draw.choice([[], [[preempted]], ["unknown"], [None], [draw.choice(requests)]])
+        keep = draw.choice([None, draw.sample(requests, draw.randrange(len(requests) + 1)), [None] if wrong else ()])
+        return SchedulerDecision(order, keep, preempted)
 
 
-def _progresses(state: SchedulerState, entry: RequestView, tokens: int) -> bool:
-    """A part of a prefill is no progress where prefills are whole."""
-    least = min(entry.num_new_tokens, state.max_num_batched_tokens) if state.whole_prefills else 1
-    return tokens >= least
-
-
-def _wrong(draw: random.Random, every: list[RequestView]) -> tuple:
-    name = draw.choice(every).request_id
-    tokens = [(name, -1), (name, 1000), (name, 1), (name, 0.5), (name, "1"), (name, math.inf), (name, [1])]
-    return draw.choice([*tokens, ("unknown", 1), (None,), ([name], 1), ({}, "1"), ((name, []), 0)])
+def _wrong(draw: random.Random, requests: list[RequestView]) -> Any:
+    entry = draw.choice(requests)
+    tokens: list[Any] = [-1, 0.5, True, "1", math.inf, [1], None]
+    wrong = [Turn(entry, each) for each in tokens]
+    return draw.choice([*wrong, entry._replace(request_id="unknown"), None, "r0", 3, {}, [[entry]],
+                        entry._replace(request_id=[]), Turn(None, 1), (entry.request_id, 1)])  # fmt: skip

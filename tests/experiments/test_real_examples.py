@@ -71,6 +71,19 @@ def test_the_strongest_head_is_found_wherever_it_is() -> None:
     assert strongest(weights, 3) == [(1, 2, 0.75), (0, 1, 0.5), (0, 0, 0.25)]
 
 
+def test_an_example_is_computed_once_and_anew_for_other_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    def words(runner: object, words: int = 2) -> Finding:
+        return Finding(f"{words} words", (), (), ())
+
+    monkeypatch.setattr(real_examples, "is_at_hand", lambda name: True)
+    monkeypatch.setattr(real_examples, "load", lambda *_, **__: object())
+    monkeypatch.setattr(real_examples, "EXAMPLES", {"words": words})
+    examples = Examples()
+    assert examples.find("words") is examples.find("words")
+    longer = examples.find("words", words=5)
+    assert longer.title == "5 words" and longer is examples.find("words") is examples.find("words", words=5)
+
+
 def test_without_the_model_the_last_record_speaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORKBENCH_DATA_DIR", str(tmp_path))
     examples = Examples()

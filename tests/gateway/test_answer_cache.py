@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -182,6 +183,18 @@ def test_memory_stays_within_its_bytes_and_forgets_in_time(steps: list[tuple[str
                 assert list(store._values) == [*used[1:], used[0]], "what was used last is forgotten last"
 
     run_async(run())
+
+
+@given(st.floats(1e-6, 1e6))
+def test_redis_is_told_milliseconds_and_at_least_one(seconds: float) -> None:
+    store, kept = object.__new__(RedisAnswers), list[int]()
+
+    async def keep(key: str, value: bytes, px: int) -> None:
+        kept.append(px)
+
+    store._prefix, store._client = "", SimpleNamespace(set=keep)
+    run_async(store.put("key", b"value", seconds))
+    assert kept[0] >= 1 and kept[0] == pytest.approx(1e3 * seconds, abs=1)
 
 
 def test_redis_keeps_for_a_time_and_is_missed_when_it_is_gone(own_redis: RedisServer) -> None:

@@ -13,7 +13,7 @@ from workbench.kv_cache.pages import KVCacheGroup, PagePool
 from workbench.request import FinishReason, Request, SamplingParameters, Sequence
 from workbench.scheduler.plan import SchedulerLimits
 from workbench.scheduler.policies import parse_policy
-from workbench.scheduler.policy import SchedulerDecision, SchedulerState
+from workbench.scheduler.policy import SchedulerDecision, SchedulerState, Turn
 from workbench.scheduler.scheduler import Scheduler
 
 STEP = 16  # tokens
@@ -22,11 +22,11 @@ BUILT_IN = ("fcfs", "prefill_first", "decode_first", "shortest_prompt", "priorit
 
 def greedy(state: SchedulerState) -> SchedulerDecision:
     """A user's policy, which asks for the part of a prompt that the step has room for."""
-    tokens, left = [], state.max_num_batched_tokens
+    turns, left = [], state.max_num_batched_tokens
     for entry in (*state.running, *state.waiting):
-        tokens.append((entry.request_id, min(entry.num_new_tokens, left)))
-        left -= tokens[-1][1]
-    return SchedulerDecision(tokens)
+        turns.append(Turn(entry, min(entry.num_new_tokens, left)))
+        left -= turns[-1].max_tokens
+    return SchedulerDecision(turns)
 
 
 @pytest.mark.parametrize("policy", [*BUILT_IN, greedy])

@@ -23,6 +23,7 @@ from workbench.machine.ceilings import (
     measure_gemm_rate,
     measure_read_bandwidth,
     memory_level_of,
+    stored_ceilings,
 )
 from workbench.machine.processor import CpuTimes
 
@@ -151,6 +152,12 @@ def test_what_was_measured_once_is_kept(tmp_path, measured, monkeypatch, first, 
     count = len(measured)
     again = ceilings_for(second[0], cache_dir=tmp_path, **second[1])
     assert len(measured) == count + more and (more or found == again)
+
+
+def test_of_two_ways_to_read_the_higher_ceiling_is_told(tmp_path, measured):
+    found = [ceilings_for(1000, compiled=way, cache_dir=tmp_path, **ASKED).read_ceilings[0] for way in (True, False)]
+    (told,) = stored_ceilings(1000, threads=1, cache_dir=tmp_path).read_ceilings
+    assert len({each.value for each in found}) == 2 and told == max(found, key=lambda each: each.value)
 
 
 def test_another_level_of_instructions_is_measured_anew(tmp_path, measured, monkeypatch):

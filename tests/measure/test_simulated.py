@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -11,10 +12,19 @@ import yaml
 from tests.measure.small import SIMULATED, asked, is_drawn
 from workbench.experiment.build import requests_of
 from workbench.measure import chart as pareto
+from workbench.measure import simulated
 from workbench.measure import simulation as curves
 from workbench.measure.compare_variants import run_comparison
 from workbench.measure.run import run
-from workbench.measure.simulated import describe_simulation, failures_of, fleet_for, instance_spec_for, pools_for
+from workbench.measure.simulated import (
+    THIS_MACHINE,
+    describe_simulation,
+    failures_of,
+    fleet_for,
+    hardware_for,
+    instance_spec_for,
+    pools_for,
+)
 from workbench.measure.simulation import simulate_experiment, simulation_experiment
 from workbench.scheduler.plan import SchedulerLimits
 from workbench.scheduler.policies import Fair
@@ -124,6 +134,17 @@ def test_settings_reach_the_simulated_fleet() -> None:
 def test_settings_of_the_accelerators_change_step_times(change: str) -> None:
     times = [instance_spec_for(asked(SIMULATED, *more)).times for more in ((), (f"executor.{change}",))]
     assert times[0] != times[1]
+
+
+def test_links_of_this_machine_are_as_quick_as_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = SimpleNamespace(
+        read_ceiling=lambda size: SimpleNamespace(value=size + 1.0),
+        gemm_ceiling=lambda dtype: SimpleNamespace(value=5.0),
+    )
+    monkeypatch.setattr(simulated, "ceilings_for", lambda size, dtypes: measured)
+    executor, sizes = SimpleNamespace(hardware=THIS_MACHINE, memory=0.5), SimpleNamespace(weight_bytes=9.0)
+    found = hardware_for(executor, sizes, "float32")  # type: ignore[arg-type] (what it reads)
+    assert {found.bandwidth, found.link, found.network, found.cpu_link} == {10.0} and found.flops == 5.0
 
 
 def test_a_smaller_share_of_the_memory_holds_fewer_pages() -> None:

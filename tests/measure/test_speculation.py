@@ -50,6 +50,8 @@ def test_speculation_beside_none(tmp_path: Path) -> None:
     for name in ("draft of 2", "draft of 3", "draft that stops", "lookup"):
         row = rows[name]
         assert row["same_tokens_share"] == 1  # as the demo's texts part at no tie here
+        losing = [int(load) for load, times in row["speed_up"].items() if times < 1]
+        assert row["loses_from"] == (losing[0] if losing else None) and row["speed_up_alone"] == row["speed_up"]["1"]
         assert set(row["speed_up"]) == {"1", "2"} and row["predicted_speed_up"] > 0 and row["cost"] > 0
         assert 1 <= row["mean_acceptance_length"] <= 1 + row["num_speculative_tokens"]
     checks = record.read_table("verifications.parquet").to_pylist()

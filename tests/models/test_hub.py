@@ -35,6 +35,7 @@ def held(folder: Path) -> list[str]:
 def test_the_files_that_are_read_are_fetched_once_and_loaded_by_name(hub: Hub, models: Path) -> None:
     ran = cli("model get o/n@v1")
     assert f"o/n at {COMMIT[:12]}: 3 files, 2 MB; licence: mit" in ran.err and "o/n@v1 is at hand: " in ran.out
+    assert ran.out.endswith("try: workbench check o/n@v1\n")
     assert sorted(hub.asked) == [(name, None) for name in sorted(DRAFT)]
     assert held(models) == [".lock", *(f"o/n@v1/{name}" for name in sorted([".revision", *DRAFT]))]
     assert (models / "o" / "n@v1" / ".revision").read_text() == COMMIT + "\n"

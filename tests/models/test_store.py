@@ -60,6 +60,8 @@ def test_a_model_at_hand_is_loaded_by_name_and_speaks(smollm2: Path, monkeypatch
 
 
 def test_removal(smollm2: Path) -> None:
+    listed = cli("model list").text
+    assert f" {smollm2.name} " in listed and f"models lie in {smollm2.parent}" in listed
     assert answer("model remove smollm2") == {"name": "smollm2", "path": str(smollm2)}
     assert not smollm2.exists() and default_model() == "demo-chat"
     for name in ("smollm2", "demo", "../demo"):

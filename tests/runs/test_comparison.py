@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from tests.runs.folders import RECORDS, environment, many, run_of_rounds, write
 from workbench.errors import WorkbenchError
 from workbench.runs import compare
 from workbench.runs.compared_run import ComparedRun, label_runs
-from workbench.runs.comparison import Comparison, RepeatedRuns, _verdict
+from workbench.runs.comparison import Comparison, ComparisonRow, RepeatedRuns, _cells, _verdict
 from workbench.runs.measures import depends_on_time, direction, parse_objective
 
 DENSE = [1.0, 1.2, 1.1, 1.3, 1.0, 1.4]
@@ -41,6 +42,13 @@ def test_rounds_of_one_run_are_paired(run: str) -> None:
     assert row.value == pytest.approx(2.3) and row.baseline == pytest.approx(1.15)
     same = row_of(found, "cache.format=int4", "ttft_s_p50")
     assert same.verdict == "same" and same.ratio == 1
+
+
+def test_a_row_shows_each_of_its_numbers() -> None:
+    row = ComparisonRow("ttft_s", "b", 1.5, 2.5, -1.0, -1.25, -0.75, 0.6, 0.5, 0.7, 0.9, 3, 2, False, "better")
+    shown = ["ttft_s", "b", "1.5", "-1 [-1.25, -0.75]", "0.600 [0.500, 0.700]", "90%, better", "3, 2"]
+    assert _cells(row) == shown
+    assert _cells(replace(row, baseline_repetitions=3, paired=True))[-1] == "3, in turn"
 
 
 def test_exchanging_the_baseline_inverts(run: str) -> None:

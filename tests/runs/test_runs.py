@@ -211,7 +211,7 @@ def test_tables_of_runs_are_reached_with_the_settings_of_their_run(tmp_path: Pat
     (tmp_path / "sweep" / "points" / "key").mkdir(parents=True)
     os.rename(second, tmp_path / "sweep" / "points" / "key" / "run")
     runs = open_runs(tmp_path)
-    assert {"requests", "steps", "tokens", "decisions"} <= set(runs.tables)
+    assert {"requests", "steps", "tokens", "decisions"} <= {*runs.tables} and runs.tables[2:] == sorted(runs.tables[2:])
     found = runs.query("SELECT run, count(*) AS n, max(index) AS last FROM tokens GROUP BY run ORDER BY n").to_pylist()
     assert found == [{"run": "sweep/points/key/run", "n": 2, "last": 1}, {"run": first.name, "n": 3, "last": 2}]
     assert runs.select(table="tokens").column_names[:3] == ["run", "request_id", "sample"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from workbench.kv_cache.pages import KVCacheGroup
 from workbench.scheduler.plan import SchedulerLimits
 from workbench.scheduler.policies import FCFS, DecodeFirst, Fair, PrefillFirst, Priority, ShortestPrompt, StaticBatching
-from workbench.scheduler.policy import SchedulerDecision, SchedulerState
+from workbench.scheduler.policy import SchedulerDecision, SchedulerState, Turn
 from workbench.simulate.arrival import Arrival
 from workbench.simulate.fleet import Fleet, InstanceFailure, InstancePool, KVTransfer
 from workbench.simulate.instance import InstanceSpec
@@ -28,19 +28,13 @@ def _fcfs_by_hand(state: SchedulerState) -> SchedulerDecision:
     return FCFS()(state)
 
 
-def over_budget(state: SchedulerState) -> SchedulerDecision:
-    """A policy that asks for more than a step has for every prompt of 3 tokens, 5, 7, ...: they end in an error."""
-    decision = FCFS()(state)
-    odd = {
-        entry.request_id
-        for entry in (*state.running, *state.waiting)
-        if entry.num_prompt_tokens % 2 and entry.num_prompt_tokens > 1
-    }
-    return replace(
-        decision,
-        num_scheduled_tokens=[
-            (name, state.max_num_batched_tokens + 1 if name in odd else n) for name, n in decision.num_scheduled_tokens
-        ],
+def wrong_turns(state: SchedulerState) -> SchedulerDecision:
+    """A policy that gives every prompt of 3 tokens, 5, 7, ... a turn of no number: they end in an error."""
+    return SchedulerDecision(
+        [
+            Turn(entry, -1) if entry.num_prompt_tokens % 2 and entry.num_prompt_tokens > 1 else entry
+            for entry in (*state.running, *state.waiting)
+        ]
     )
 
 
@@ -54,7 +48,7 @@ FORMS = st.builds(
 POLICIES = st.sampled_from(
     [
         None, PrefillFirst(), DecodeFirst(), ShortestPrompt(), Priority(), Fair(), StaticBatching(FCFS()),
-        _fcfs_by_hand, over_budget,
+        _fcfs_by_hand, wrong_turns,
     ]
 )  # fmt: skip
 ROUTERS = st.sampled_from([RoundRobin(), LeastLoaded(), PrefixAware(request_tokens=3), SessionSticky()])

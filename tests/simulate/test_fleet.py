@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.simulate.scenes import TICK, Scene, fleet, machines, outcome, over_budget, scenes
+from tests.simulate.scenes import TICK, Scene, fleet, machines, outcome, scenes, wrong_turns
 from tests.thorough import tries
 from workbench.errors import WorkbenchError
 from workbench.kv_cache.pages import KVCacheGroup, PageTransfers
@@ -160,14 +160,14 @@ def test_with_more_instances_all_still_finish(scene: Scene) -> None:
 @given(scenes(), st.booleans())
 def test_a_decision_that_breaks_a_law_ends_its_request_and_no_other(scene: Scene, split: bool) -> None:
     """Their pages are free, which the laws above hold to; they are not tried again elsewhere."""
-    pool = replace(scene["pool"], spec=replace(scene["pool"].spec, policy=over_budget))
+    pool = replace(scene["pool"], spec=replace(scene["pool"].spec, policy=wrong_turns))
     decode = replace(pool, spec=replace(pool.spec, receives_kv=True)) if split else None
     run = fleet(scene, pool=pool, decode=decode, failures=()).run()
     for job in run.jobs:
         asked = job.arrival.prompt_tokens
         if not job.instances:  # it could never run
             continue
-        assert ("schedules" in job.error) == (asked % 2 == 1 and asked > 1), job
+        assert ("a turn of -1" in job.error) == (asked % 2 == 1 and asked > 1), job
         assert (
             "schedules" not in job.error
             or len(job.instances) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import random
 import statistics
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -20,6 +21,7 @@ from workbench.errors import WorkbenchError
 from workbench.experiment.experiment import Experiment
 from workbench.request import SamplingParameters
 from workbench.simulate.arrival import Arrival, prompt_ids, request_from_arrival, scale_arrivals
+from workbench.simulate.generators import poisson_times
 from workbench.simulate.source import source_of
 from workbench.simulate.trace_files import read_trace
 from workbench.simulate.traffic_settings import (
@@ -69,6 +71,12 @@ def test_the_mean_rate_is_the_one_asked_for(arrivals: object) -> None:
     workload = traffic(arrivals=arrivals, requests=8000)
     last = arrivals_of(workload)[-1]
     assert 8000 / last.time == pytest.approx(5, rel=0.1)
+
+
+@given(st.lists(st.floats(0.5, 20), min_size=1, max_size=3), st.integers(0, 9))
+def test_times_of_a_poisson_process_rise_from_period_to_period(counts: list[float], seed: int) -> None:
+    times = [*itertools.islice(poisson_times(counts, 2.0, random.Random(seed)), 200)]
+    assert times == sorted(times) and times[-1] > 2.0
 
 
 @given(st.floats(0, 5), st.floats(0.02, 3), st.integers(0, 5))

@@ -9,8 +9,11 @@ from dataclasses import replace
 import pytest
 
 from workbench.errors import WorkbenchError
+from workbench.kv_cache.pages import PagePool
+from workbench.request import Sequence
+from workbench.scheduler.allocate import StepAllocation
 from workbench.scheduler.policies import BUILT_IN_POLICIES, FCFS
-from workbench.scheduler.policy import SchedulerDecision, SchedulerState
+from workbench.scheduler.policy import SchedulerDecision, SchedulerState, Turn
 from workbench.testing import check_policy, policies
 from workbench.testing.law import ConformityReport
 
@@ -34,34 +37,20 @@ def test_our_policies_keep_every_law(name: str, kind: str) -> None:
     assert report.passed and len(report.laws) == 14, str(report)
 
 
-def greedy(state: SchedulerState) -> SchedulerDecision:
-    """More tokens than a step has."""
-    decision = FCFS()(state)
-    return replace(
-        decision,
-        num_scheduled_tokens=[
-            (name, tokens and state.max_num_batched_tokens) for name, tokens in decision.num_scheduled_tokens
-        ],
-    )
+def negative(state: SchedulerState) -> SchedulerDecision:
+    """Turns that take tokens away."""
+    return SchedulerDecision([state.decodes, [Turn(entry, -1) for entry in (*state.prefills, *state.waiting)]])
+
+
+def absent(state: SchedulerState) -> SchedulerDecision:
+    """A request that is not there comes first."""
+    strangers = [entry._replace(request_id="stranger") for entry in state.running]
+    return SchedulerDecision([strangers, *FCFS()(state).order])
 
 
 def crowded(state: SchedulerState) -> SchedulerDecision:
-    """Looks whether each fits, and never whether all do."""
-    scheduled, left = list(FCFS()(replace(state, waiting=())).num_scheduled_tokens), state.max_num_batched_tokens
-    left -= sum(tokens for _, tokens in scheduled)
-    for entry in state.waiting[: max(0, state.free_slots)]:
-        if left and min(state.free_pages) >= 0 and state.fits(entry):
-            scheduled.append((entry.request_id, 1))
-            left -= 1
-    return SchedulerDecision(scheduled)
-
-
-def blind(state: SchedulerState) -> SchedulerDecision:
-    """Lets the first begin whether there are pages or not."""
-    scheduled = [wish for wish in FCFS()(replace(state, waiting=())).num_scheduled_tokens]
-    if state.waiting and state.free_slots > 0 and sum(tokens for _, tokens in scheduled) < state.max_num_batched_tokens:
-        scheduled.append((state.waiting[0].request_id, 1))
-    return SchedulerDecision(scheduled)
+    """All that wait before all that run, whether there is room or not."""
+    return SchedulerDecision([state.waiting, state.waiting, state.running])
 
 
 def idle(state: SchedulerState) -> SchedulerDecision:
@@ -83,40 +72,35 @@ def youngest(state: SchedulerState) -> SchedulerDecision:
     if len(state.running) < 2:
         return FCFS()(state)
     *others, last = state.running
-    return SchedulerDecision(
-        [(last.request_id, min(last.num_new_tokens, state.max_num_batched_tokens))],
-        preempted=[entry.request_id for entry in others],
-    )
+    return SchedulerDecision([last], preempted=others)
 
 
 def in_rounds(state: SchedulerState) -> SchedulerDecision:
     """Preempt every request that has computed something, in favour of those that wait."""
-    backs = [entry.request_id for entry in state.running if entry.num_computed_tokens] if state.waiting else []
-    running = tuple(entry for entry in state.running if entry.request_id not in backs)
-    return replace(FCFS()(replace(state, running=running)), preempted=backs)
+    computed = [entry for entry in state.running if entry.num_computed_tokens] if state.waiting else []
+    return replace(FCFS()(state), preempted=computed)
 
 
 class Moody:
-    """Decodes in every other step that it is asked."""
+    """Serves the youngest alone in every other step that it is asked."""
 
     def __init__(self) -> None:
         self.asked = itertools.count()
 
     def __call__(self, state: SchedulerState) -> SchedulerDecision:
-        decision = FCFS()(state)
-        going = [name for name, tokens in decision.num_scheduled_tokens if tokens]
-        return replace(decision, num_scheduled_tokens=[(going[-1], 1)]) if going and next(self.asked) % 2 else decision
+        if state.running and next(self.asked) % 2:
+            return SchedulerDecision(state.running[-1:])
+        return FCFS()(state)
 
 
 @pytest.mark.parametrize(
     ("policy", "law"),
     [
-        (greedy, "a step keeps its token budget, names no request twice, and only present ones"),
-        (crowded, "pages conserved: no request starts without free pages"),
-        (blind, "no request starts where none fits, and some request advances where one can"),
-        (idle, "no request starts where none fits, and some request advances where one can"),
+        (negative, "an order has only requests that run or wait, and turns of a number of tokens"),
+        (absent, "an order has only requests that run or wait, and turns of a number of tokens"),
+        (idle, "some request advances where one can"),
         (in_rounds, "no preemption loop: between two of one sequence some request advances further"),
-        (Moody(), "the same state gives the same plan"),
+        (Moody(), "the same state gives the same order"),
         (shortest, "no request starves among short prompts"),
         (newest, "no request starves among requests of other tenants"),
         (youngest, "no request starves among long outputs"),
@@ -131,16 +115,39 @@ def test_the_law_that_a_policy_breaks_is_named(
     assert "BROKEN" in str(report)
 
 
+@pytest.mark.parametrize(
+    "law", ["pages conserved: no request starts without free pages", "some request advances where one can"]
+)
+def test_no_order_starts_requests_without_room(law: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slots, tokens and pages are counted by the scheduler."""
+    try_only(law, monkeypatch)
+    assert check_policy(crowded, examples=20).passed
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_pages_that_are_lost_or_taken_are_noticed(lost: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    try_only(law := "pages conserved: no request starts without free pages", monkeypatch)
+    release = PagePool.release
+    if lost:
+        monkeypatch.setattr(PagePool, "release", lambda pool, pages: release(pool, [*pages][1:]))
+    else:
+        monkeypatch.setattr(StepAllocation, "reserve", reserve_nothing)
+    assert broken(check_policy(crowded, examples=40)) == [law]
+
+
+def reserve_nothing(step: StepAllocation, lacking: list[Sequence]) -> None:
+    step.lacking, step.reserved_pages = lacking, [0 for _ in step.kv_cache_manager.pools]
+
+
 def test_a_policy_of_a_file_is_checked_by_its_path(tmp_path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
-        "from workbench.scheduler.policies import FCFS\nfrom workbench.scheduler.policy import SchedulerDecision\n\n\n"
-        "def twice(state):\n"
-        "    again = [(entry.request_id, 0) for entry in state.running]\n"
-        "    return SchedulerDecision([*FCFS()(state).num_scheduled_tokens, *again])\n"
+        "from workbench.scheduler.policy import SchedulerDecision\n\n\n"
+        "def numbers(state):\n"
+        "    return SchedulerDecision([state.decodes, state.prefills, state.waiting, [1]])\n"
     )
-    report = check_policy(f"{file}:twice", examples=5)
-    assert not report.passed and "twice in one step" in str(report)
+    report = check_policy(f"{file}:numbers", examples=5)
+    assert not report.passed and "is 1, must be a request" in str(report)
 
 
 def test_a_policy_that_cannot_be_is_refused() -> None:

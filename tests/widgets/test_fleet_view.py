@@ -150,6 +150,13 @@ def test_events_are_the_same_from_a_file(tmp_path_factory: pytest.TempPathFactor
     assert list(load_events(save_events(events, tmp_path_factory.mktemp("events") / "fleet.gz"))) == events
 
 
+@pytest.mark.parametrize(("kept", "count"), [((), 2), ((7, 8, 9), 3)])
+def test_what_ended_has_the_tokens_that_were_seen_or_said(kept: tuple[int, ...], count: int) -> None:
+    seen: list[Event] = [Decoded(float(n), "r", index=n) for n in range(2)]
+    (ended,) = booked([*seen, Finished(3.0, "r", reason="error", token_ids=kept)]).state().ended
+    assert (ended.output_tokens, ended.phase, ended.name) == (count, "error", "r")
+
+
 def test_pages_are_in_flight_from_their_offer_to_their_arrival() -> None:
     events = simulated(decode=1)
     handed = [each for each in events if isinstance(each, HandedOver)]

@@ -214,6 +214,8 @@ def test_many_tokens_are_shown_page_by_page(runner: Runner) -> None:
     seen = 0
     for page in range(-(-total // PAGE_TOKENS)):
         view._pick(f"page:{page}")
+        last = min(total, (page + 1) * PAGE_TOKENS)
+        assert f"tokens {page * PAGE_TOKENS + 1:,} to {last:,} of {total:,}" in words(view.picture())
         seen += view.picture().count('data-tip="id ')
     assert seen == total
     view._pick("page:9999")

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -124,6 +125,15 @@ def test_the_first_token_that_differs_is_marked_in_both(pair: SideBySide) -> Non
     assert f"first difference: token {found.position + 1}" in words(pair.picture())
     assert pair._history.entries[0].difference == found.position
     assert "<b>sampling.logit_bias</b>" in pair._changes.value and pair.left != pair.right
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_what_plays_can_be_stopped_and_nothing_else_can(pair: SideBySide, running: bool) -> None:
+    pair.running = running
+    pair._buttons()
+    pair._ended(SimpleNamespace())  # type: ignore[arg-type] (a pair that another has followed)
+    assert (pair._play_button.disabled, pair._stop_button.disabled) == (running, not running)
+    pair.running = False
 
 
 def test_settings_that_differ_are_marked_at_their_fields(pair: SideBySide) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -99,6 +100,12 @@ def test_steps_are_all_stages_and_a_chosen_number_is_the_tensor_s(spec: ModelSpe
         path.set_trait("column", data.draw(st.integers(0, stage.num_columns - 1)))
         values = stage.values[0] if path.data.is_by_head(path.data.steps[path.step]) else stage.values
         assert f">{format_number(float(values[-1, path.column]))}</text>" in path.picture()
+
+
+@pytest.mark.parametrize("ids", [[], [7], [7, 10, 8]])
+def test_each_token_has_its_piece_of_the_text(ids: list[int]) -> None:
+    path: Any = SimpleNamespace(_tokenizer=SimpleNamespace(decode=lambda ids: "".join(map(str, ids))))
+    assert TokenPath._pieces(path, ids) == tuple(map(str, ids))
 
 
 def test_marks_are_picked_down_to_one_number(path: TokenPath) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.zoo.loaded import part_of
 from workbench.request import Request, SamplingParameters
+from workbench.scheduler.plan import StepPlan
 from workbench.scheduler.policies import FCFS, PrefillFirst
 from workbench.scheduler.policy import RequestView, SchedulerDecision, SchedulerState
 from workbench.testing import check_policy
@@ -54,21 +55,19 @@ def test_laws_that_are_given_up_do_not_hold(name: str, arguments: dict[str, Any]
     assert {law.law for law in report.laws if not law.ok} == set(policy.gives_up)
 
 
-def admitted(state: SchedulerState, decision: SchedulerDecision) -> list[str]:
-    waiting = {entry.request_id for entry in state.waiting}
-    return [name for name, tokens in decision.num_scheduled_tokens if name in waiting and tokens]
+def actions(plan: StepPlan, action: str) -> list[str]:
+    return [decision.request_id for decision in plan.decisions if decision.action == action]
 
 
 def decisions(name: str, scenario: PolicyScenario, **arguments: Any) -> Iterator[tuple[SchedulerState, list[str]]]:
     """Yield the state and the admitted requests of every step, and check that decodes are never held back."""
-    for played, _ in play_scenario(scenario, part_of(name, **arguments)):
+    for played, plan in play_scenario(scenario, part_of(name, **arguments)):
         if played.last_decision is not None:
-            state, decision = played.last_decision
-            given_tokens = dict(decision.num_scheduled_tokens)
-            decoding = [e for e in state.running if e.is_decoding and e.request_id not in decision.preempted]
-            for entry in decoding[: state.max_num_batched_tokens]:
-                assert given_tokens[entry.request_id] == 1
-            yield state, admitted(state, decision)
+            state, _ = played.last_decision
+            served = {span.sequence.request_id for span in plan.spans} | {*actions(plan, "preempted")}
+            assert all(entry.request_id in served for entry in state.decodes[: state.max_num_batched_tokens])
+            waiting = {entry.request_id for entry in state.waiting}
+            yield state, [name for name in actions(plan, "admitted") if name in waiting]
 
 
 def slack(entry: RequestView, now: float) -> float:
@@ -252,9 +251,9 @@ def preempted(name: str, scenario: PolicyScenario, **arguments: Any) -> Iterator
     """Yield the state and the request for each preemption by the policy."""
     for played, _ in play_scenario(scenario, part_of(name, **arguments)):
         state, decision = played.last_decision or (None, SchedulerDecision())
-        for request_id in decision.preempted:
+        for entry in decision.preempted:
             assert state is not None
-            yield state, request_id
+            yield state, entry.request_id
 
 
 @given(st.integers(1, 5000), st.integers(1, 600))

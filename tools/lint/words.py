@@ -20,7 +20,6 @@ PRIVATE_WORDS = {
     "whoever": "the request that",
     "wishes": "SchedulerDecision",
     "wished": "scheduled",
-    "lawful": "validate_decision",
     "strays": "errors",
     "granting": "allocate",
     "unshare": "copy_on_write",

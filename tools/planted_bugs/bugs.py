@@ -112,8 +112,8 @@ BUGS = (
     PlantedBug(
         "scheduler: chunked_prefill off cuts a prompt of exactly the step's size",
         "workbench/scheduler/allocate.py",
-        "length < todo <= self.limits.max_num_batched_tokens",
-        "length < todo < self.limits.max_num_batched_tokens",
+        "length < new <= self.limits.max_num_batched_tokens",
+        "length < new < self.limits.max_num_batched_tokens",
     ),
     PlantedBug(
         "cache: a whole prompt is found in the prefix cache, and its last token is not computed",

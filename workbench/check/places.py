@@ -155,9 +155,7 @@ def _latent(index: int, ours: str, parameters: dict[str, StoredParameter]) -> It
         yield from _linear(index, "norm of the queries' latent", "query projection", f"{ours}.query_up", parameters)
 
 
-def _linear(
-    index: int, before: str, words: str, ours: str, parameters: dict[str, StoredParameter], heads: int = 0
-) -> Iterator[Place]:
+def _linear(index: int, before: str, words: str, ours: str, parameters: dict[str, StoredParameter]) -> Iterator[Place]:
     """Yield what goes into a product and what comes out of it."""
     parameter = parameters[f"{ours}.weight"]
     columns: list[int] = []

@@ -11,7 +11,7 @@ from workbench.display import Table
 
 
 def check(
-    model: Annotated[str, typer.Argument(help="a folder, FILE.gguf, demo or shape:NAME")],
+    model: Annotated[str, typer.Argument(help="a folder, FILE.gguf, demo, shape:NAME or one of `model list`")],
     compare: Annotated[
         bool, typer.Option("--compare/--no-compare", help="compare with transformers, where it is installed")
     ] = True,

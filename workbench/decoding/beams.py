@@ -62,7 +62,7 @@ class Beams:
     @property
     def is_ready(self) -> bool:
         return len(self._candidates) == self.num_beams and all(
-            beam.sequence.num_uncomputed_tokens == 0 for beam in self.beams
+            beam.sequence.num_new_tokens == 0 for beam in self.beams
         )
 
     def add(self, sequence: Sequence, row: NextRow) -> str:

@@ -41,7 +41,7 @@ class Pair:
         return (
             len(self._rows) == 2
             and self.sequences[0].finish_reason is None
-            and not any(each.num_uncomputed_tokens for each in both)
+            and not any(each.num_new_tokens for each in both)
         )
 
     def add(self, sequence: Sequence, row: NextRow) -> str:

@@ -83,7 +83,7 @@ class CustomSearch(Beams):
     @property
     def is_ready(self) -> bool:
         return len(self._branches) == self.num_beams and not any(
-            beam.sequence.num_uncomputed_tokens for beam in self.beams
+            beam.sequence.num_new_tokens for beam in self.beams
         )
 
     def add(self, sequence: Sequence, row: NextRow) -> str:

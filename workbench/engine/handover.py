@@ -41,7 +41,7 @@ def why_not_apart(request: Request) -> str:
 def ready_sequences(runner: Runner) -> Iterator[Sequence]:
     """Yield the running sequences that have computed their prompt and sampled their first token, between two steps."""
     for sequence in runner.scheduler.running:
-        if sequence.num_uncomputed_tokens == 1 and sequence.output_ids and not why_not_apart(sequence.request):
+        if sequence.num_new_tokens == 1 and sequence.output_ids and not why_not_apart(sequence.request):
             yield sequence
 
 

@@ -14,7 +14,7 @@ from workbench.engine.inputs import arrival
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.request import Request
-from workbench.scheduler.policy import SchedulerDecision, SchedulerState, SchedulingPolicy
+from workbench.scheduler.policy import SchedulerDecision, SchedulerState, SchedulingPolicy, Turn
 from workbench.scheduler.validate import policy_name
 from workbench.trace.events import Event, Finished, RecordedDecision, SpanRecord
 from workbench.trace.recorder import Recorder
@@ -35,15 +35,23 @@ class RecordedPolicy:
         self._left: deque[RecordedDecision] = deque()
         self._most = 0
 
-    def begin(self, asked: Iterable[RecordedDecision]) -> None:
-        self._left = deque(asked)
+    def begin(self, decisions: Iterable[RecordedDecision]) -> None:
+        self._left = deque(decisions)
         self._most = len(self._left)
 
     def __call__(self, state: SchedulerState) -> SchedulerDecision:
         if not self._left:
             raise WorkbenchError(f"the policy is to decide for the {self._most + 1}. time, in the record it did not")
-        ask = self._left.popleft()
-        return SchedulerDecision(ask.num_scheduled_tokens, ask.preempted, dict(ask.reasons))
+        decision = self._left.popleft()
+        requests = {entry.request_id: entry for entry in (*state.running, *state.waiting)}
+        order = [
+            requests[name] if max_tokens is None else Turn(requests[name], max_tokens)
+            for name, max_tokens in decision.order
+            if name in requests
+        ]
+        keep = [requests[name] for name in decision.keep if name in requests]
+        preempted = [requests[name] for name in decision.preempted if name in requests]
+        return SchedulerDecision(order, keep or None, preempted, dict(decision.reasons))
 
 
 def replay(runner: Runner, requests: Iterable[Request], script: StepScript) -> Iterator[Event]:

@@ -10,6 +10,7 @@ from workbench.kv_cache.store import KVStore
 from workbench.model.cost import StepCostModel
 from workbench.model.transformer import Transformer
 from workbench.scheduler.plan import StepPlan
+from workbench.scheduler.policy import RequestView, RunningViews, SchedulerDecision, Turn
 from workbench.trace.events import Event, RecordedDecision, SpanRecord, Stepped, StepPlanned
 
 
@@ -73,11 +74,8 @@ class Telemetry:
             return
         noting = self._clock()
         spans = tuple(SpanRecord(s.sequence.request_id, s.start, s.length, len(s.draft_token_ids)) for s in plan.spans)
-        requested = tuple(
-            RecordedDecision(tuple(w.num_scheduled_tokens), tuple(w.preempted), tuple(w.reasons.items()))
-            for w in plan.policy_decisions
-        )
-        self._call_listener(StepPlanned(start, step=plan.step, spans=spans, policy_decisions=requested))
+        decisions = tuple(map(recorded, plan.policy_decisions))
+        self._call_listener(StepPlanned(start, step=plan.step, spans=spans, policy_decisions=decisions))
         self._seconds += self._clock() - noting
 
     def pages_in_use(self) -> list[tuple[int, int]]:
@@ -133,3 +131,20 @@ class Telemetry:
         if self.listener is not None:
             self._call_listener(event)
         return event
+
+
+def recorded(decision: SchedulerDecision) -> RecordedDecision:
+    """Return a policy's decision as names; a turn without a valid bound has the bound -1."""
+    order: list[tuple[str, int | None]] = []
+    for item in decision.order:
+        if type(item) is RunningViews:
+            order += [(sequence.request_id, None) for sequence in item.sequences]
+        elif isinstance(item, Turn) and isinstance(item.request, RequestView):
+            order.append((item.request.request_id, item.max_tokens if type(item.max_tokens) is int else -1))
+        elif isinstance(item, RequestView):
+            order.append((item.request_id, None))
+    keep, preempted = (
+        tuple([entry.request_id for entry in entries or () if isinstance(entry, RequestView)])
+        for entries in (decision.keep, decision.preempted)
+    )
+    return RecordedDecision(tuple(order), keep, preempted, tuple(decision.reasons.items()))

@@ -119,7 +119,7 @@ class KVCacheAccounting:
             counts.append(max(0, stop - len(pages)) + copied)
         return counts
 
-    def num_next_tokens(self, sequence: Sequence, num_computed_tokens: int, num_evicted_tokens: int) -> int:
+    def num_new_tokens(self, sequence: Sequence, num_computed_tokens: int, num_evicted_tokens: int) -> int:
         """Return the tokens that the next step may compute, given the numbers of computed and evicted tokens."""
         return self._known(sequence, num_computed_tokens, num_evicted_tokens) - (
             num_computed_tokens - num_evicted_tokens

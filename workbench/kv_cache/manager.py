@@ -103,7 +103,7 @@ class KVCacheManager(KVCacheAccounting):
             pages.extend(fresh)
             covered.append(len(pages) * self.page_size + table.residual_length + table.quant_group - 1)
         covers = min(covered, default=UNLIMITED)
-        sequence.allocated_until = covers if sequence.num_uncomputed_tokens <= self.max_chunk_tokens else 0
+        sequence.allocated_until = covers if sequence.num_new_tokens <= self.max_chunk_tokens else 0
 
     def allocate_snapshots(self, sequence: Sequence, start: int, known: int) -> None:
         """Allocate pages for the states at the ends of pages within a step over [start, known), as many as are left."""

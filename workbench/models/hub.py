@@ -41,8 +41,8 @@ def fetch_from_hub(name: str, report: Callable[[str], None]) -> Path:
         WorkbenchError: for a name, revision or part that the hub has not, files that are not read, no network, files
             that are not those of the hub, no room, no permission, and where `huggingface_hub` is not installed.
     """
-    target, named = place_of(name), HUB_NAME.fullmatch(name)
-    assert target is not None and named is not None
+    target, match = place_of(name), HUB_NAME.fullmatch(name)
+    assert target is not None and match is not None
     try:
         import huggingface_hub
     except ImportError:
@@ -51,7 +51,7 @@ def fetch_from_hub(name: str, report: Callable[[str], None]) -> Path:
         if target.is_dir():
             return target
         try:
-            commit = _download(huggingface_hub, named[1], named[2], named[3], folder, report)
+            commit = _download(huggingface_hub, match[1], match[2], match[3], folder, report)
         except WorkbenchError as error:
             raise WorkbenchError(f"{name}: {error}") from None
         except Exception as error:

@@ -23,6 +23,7 @@ class KnownModel:
     parameters: int
     licence: str
     terms: str  # what a person must agree to before it is fetched; empty: the licence binds no user
+    has_chat_template: bool  # else it continues texts, and answers no questions
     file: str
     bytes: int  # of the file
     sha256: str  # of the file
@@ -47,6 +48,7 @@ MODELS = (
         parameters=134_515_008,
         licence="Apache-2.0",
         terms="",
+        has_chat_template=True,
         file="SmolLM2-135M-Instruct.Q4_1.gguf",
         bytes=98_362_432,
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
@@ -59,6 +61,7 @@ MODELS = (
         licence="Gemma Terms of Use",
         terms="https://ai.google.dev/gemma/terms, with uses that are prohibited: "
         "https://ai.google.dev/gemma/prohibited_use_policy",
+        has_chat_template=False,
         file=GEMMA_FILE,
         bytes=253_113_024,
         sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",

@@ -104,8 +104,10 @@ class AnswerFormat:
         written = (encoder.call_marks or []) if tools else []
         known = [pair for pair in known if pair[0] in dict(written)] or [*written, *known]
         call = next(((ids[a], ids.get(b)) for a, b in known), None)
-        short_ids, is_bare = template.call_habits(name)[:2] if tools else (False, False)
-        return cls(thought, call, tools, is_bare, short_ids)
+        if not tools:
+            return cls(thought, call, tools, False, False)
+        habits = template.call_habits(name)
+        return cls(thought, call, tools, habits.writes_bare_calls, habits.wants_short_ids)
 
     def read_calls(self, text: str) -> tuple[list[ToolCall], str]:
         """Return the calls with which the text of one begins, and the rest; calls that are written bare name a tool

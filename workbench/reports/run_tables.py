@@ -34,7 +34,7 @@ def run_tables(summary: Summary) -> Iterator[Table]:
             yield group_table(kind, summary[f"by_{kind}"])
     if summary.get("speculation"):
         yield speculation_table(summary["speculation"])
-    yield memory_table(summary["kv"], summary["tokens"])
+    yield memory_table(summary["kv"])
     if "roofline" in summary:
         yield roofline_table(summary)
 
@@ -74,7 +74,7 @@ def speculation_table(metrics: Mapping[str, Any]) -> Table:
     return Table("", (verifications, ("by position", "", "", *shares)), headings, caption, left=())
 
 
-def memory_table(kv: Mapping[str, Any], tokens: Mapping[str, Any]) -> Table:
+def memory_table(kv: Mapping[str, Any]) -> Table:
     formula = kv["bytes_per_token_formula"]
     pages, size = kv["pages_used_peak"], kv["page_size"]
     used = f"{pages} pages x {size} tokens x {formula:,} = {pages * size * formula:,}"

@@ -4,34 +4,29 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from workbench.scheduler.plan import (
-    Span,
-    StepPlan,
-)
+from workbench.scheduler.plan import Span, StepPlan
 from workbench.scheduler.scheduler import Scheduler
 
 
 def steps_until_change(scheduler: Scheduler, plan: StepPlan) -> int:
     """Return the number of steps from `plan` on that have the same plan if no request arrives or finishes; at least 1.
 
-    All running sequences decode, and none needs, fills or frees a page before the last of these steps. Waiting requests
-    have no slot, and the policy is steady (see `SchedulingPolicy`).
+    All running sequences decode, and none needs, fills or frees a page before the last of these steps; nothing else is
+    to be decided (`Scheduler.lets_all_decode`).
     """
     if not plan.decode_only or plan.transfers or len(plan.spans) != len(scheduler.running):
         return 1
-    if not getattr(scheduler.policy, "steady", False) or scheduler.kv_cache_manager.budget is not None:
+    if not scheduler.lets_all_decode or scheduler.kv_cache_manager.budget is not None:
         return 1
-    if scheduler.waiting and (plan.decisions or len(scheduler.running) < scheduler.limits.max_num_seqs):
+    if scheduler.waiting and plan.decisions:
         return 1
     steps = scheduler.max_model_len
     for span in plan.spans:
         sequence = span.sequence
-        known = len(sequence.token_ids)
         if sequence.children or not span.needs_sample or not span.is_decode:
             return 1
-        steps = min(
-            steps, sequence.next_page_boundary - sequence.num_computed_tokens, sequence.allocated_until - known + 1
-        )
+        until_boundary = sequence.next_page_boundary - sequence.num_computed_tokens
+        steps = min(steps, until_boundary, sequence.allocated_until - len(sequence.token_ids) + 1)
     return max(1, steps)
 
 

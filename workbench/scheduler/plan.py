@@ -14,7 +14,7 @@ from workbench.kv_cache.pages import NULL_PAGE, PageTransfers
 from workbench.request import Sequence
 from workbench.scheduler.policy import SchedulerDecision
 
-MAX_SCORED_TOKENS = 128  # of prompts, in a step: the logits of a whole prompt may be larger than the model
+MAX_SCORED_TOKENS = 128  # scored prompt tokens of a step: the logits of a whole prompt may be larger than the model
 
 
 class Span(NamedTuple):
@@ -26,14 +26,12 @@ class Span(NamedTuple):
     needs_sample: bool  # whether the last token's logits are needed: all known tokens are computed then
     requested_logits: int | None = None  # last tokens whose logits are needed; None: one if it samples, else none
     draft_token_ids: tuple[int, ...] = ()  # its last tokens, if they are proposed rather than known
-    draft_parents: tuple[int, ...] = ()  # of a tree: the place among them of the token before each; -1: the known one
+    draft_parents: tuple[int, ...] = ()  # tree: the place among them of the token before each; -1: the known one
 
     @classmethod
     def next_tokens(cls, sequence: Sequence, length: int) -> Span:
         """Return the span of the next `length` tokens of `sequence`."""
-        return cls(
-            sequence, sequence.num_computed_tokens, length, needs_sample=length == sequence.num_uncomputed_tokens
-        )
+        return cls(sequence, sequence.num_computed_tokens, length, needs_sample=length == sequence.num_new_tokens)
 
     @property
     def end(self) -> int:
@@ -66,8 +64,8 @@ class Span(NamedTuple):
         """Return cells of a table: request, tokens, kind, draft tokens, logits, and pages held now by cache group."""
         kind = "check" if self.draft_token_ids else "decode" if self.is_decode else "prefill"
         where = str(self.start) if self.length == 1 else f"{self.start} - {self.end - 1}"
-        held = ", ".join(str(sum(page != NULL_PAGE for page in pages)) for pages in self.sequence.pages)
-        return self.sequence.request_id, where, kind, len(self.draft_token_ids) or "", self.num_logits or "", held
+        num_pages = ", ".join(str(sum(page != NULL_PAGE for page in pages)) for pages in self.sequence.pages)
+        return self.sequence.request_id, where, kind, len(self.draft_token_ids) or "", self.num_logits or "", num_pages
 
     def as_decode_rows(self) -> list[Span]:
         """Return a decode and its draft tokens as spans of one token; each reads what the spans before it write."""
@@ -81,8 +79,8 @@ class Span(NamedTuple):
 def num_scored_rows(sequence: Sequence, start: int, length: int) -> int:
     """Return how many of the positions [start, start + length) are to give a log-probability of the prompt's next
     token; all but those scored already, and the prompt's last, which gives the first token of the answer."""
-    known = sequence.num_scored_rows
-    return 0 if known is None else max(0, min(start + length, sequence.prompt_length - 1) - max(start, known))
+    scored = sequence.num_scored_rows
+    return 0 if scored is None else max(0, min(start + length, sequence.prompt_length - 1) - max(start, scored))
 
 
 @dataclass(frozen=True)
@@ -200,7 +198,7 @@ class RequestRefused(WorkbenchError):
 class SchedulerLimits:
     max_num_seqs: int = 16  # sequences that run at once
     max_num_batched_tokens: int = 512  # tokens a step computes at most
-    chunk_tokens: int | None = None  # of these, tokens of prefill at most; None: all
+    chunk_tokens: int | None = None  # prefill tokens a step computes at most; None: any of its tokens
     chunked_prefill: bool = True  # a prefill may be cut where the step's tokens end
 
     def __post_init__(self) -> None:
@@ -261,19 +259,19 @@ def check_request_fits(
             why = "max_num_seqs is 1; raise it" if limits.max_num_seqs < 2 else "cache.evict drops tokens of each alone"
             raise RequestRefused(f"request {name}: its second stream is a sequence beside it, and {why}")
         check_request_fits(second, kv_cache_manager, limits, max_model_len)
-        theirs = kv_cache_manager.peak_pages(
-            min(second.prompt_length + most, max_model_len) - 1, second.prompt_length
-        )
-        needed = [mine + beside for mine, beside in zip(needed, theirs, strict=True)]
-    for table, (pages, pool) in enumerate(zip(needed, kv_cache_manager.pools, strict=True)):
+        tokens = min(second.prompt_length + most, max_model_len) - 1
+        more = kv_cache_manager.peak_pages(tokens, second.prompt_length)
+        needed = [first + others for first, others in zip(needed, more, strict=True)]
+    for group, pages, pool in zip(kv_cache_manager.groups, needed, kv_cache_manager.pools, strict=True):
         if pages > pool.num_pages:
-            back = kv_cache_manager.groups[table].sliding_window
-            seen = "" if back is None else f" at once in layers that see {back}"
-            seen = " for states at once" if kv_cache_manager.groups[table].is_recurrent else seen
+            window = group.sliding_window
+            layers = "" if window is None else f" at once in layers that see {window}"
+            layers = " for states at once" if group.is_recurrent else layers
             several = f", in {num_beams} beams," if num_beams > 1 else ", and its second stream," if second else ""
             raise RequestRefused(
                 f"request {name}: {prompt} prompt tokens and up to {most} more{several} need {pages} pages of "
-                f"{pool.page_size} tokens{seen}, the cache has {pool.num_pages}; lower max_tokens or raise cache.pages"
+                f"{pool.page_size} tokens{layers}, the cache has {pool.num_pages}; lower max_tokens or raise "
+                "cache.pages"
             )
 
 

@@ -16,9 +16,9 @@ have passed since its arrival, and aging takes over:
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, islice
 from typing import Annotated, Any, ClassVar, Literal, cast, get_args
 
 from pydantic import Field, TypeAdapter, ValidatorFunctionWrapHandler, WrapValidator
@@ -28,16 +28,22 @@ from workbench.errors import WorkbenchError, nearest
 from workbench.request import CustomPart
 from workbench.scheduler.ordering import (
     most_in_time,
-    oldest_starving,
-    schedule_in_order,
-    share_with_short_prompts,
+    short_prompts,
     sorted_with_aging,
-    split_decodes,
-    split_starving,
-    starving_waiting,
+    starving,
+    tokens_beside_short_prompts,
     with_aging,
 )
-from workbench.scheduler.policy import RequestView, SchedulerDecision, SchedulerState, SchedulingPolicy
+from workbench.scheduler.policy import (
+    Order,
+    RequestView,
+    RunningViews,
+    SchedulerDecision,
+    SchedulerState,
+    SchedulingPolicy,
+    Turn,
+)
+from workbench.scheduler.validate import items_of
 from workbench.settings import Settings, parse_setting
 
 NumSteps = Annotated[int, Field(ge=1)]
@@ -46,31 +52,17 @@ PreemptionMode = Literal["auto", "recompute", "offload"]
 
 
 class BuiltInPolicy(Settings):
-    """A policy in parts: `turns`, `keep` and `head`. With them a step in which all running requests decode is planned
-    without a view of each request (see `Scheduler.plan`)."""
+    """A policy that serves decodes first, then `turns`."""
 
     steady: ClassVar[bool] = True
     padded: ClassVar[bool] = False
 
     def __call__(self, state: SchedulerState) -> SchedulerDecision:
-        decodes, prefills = split_decodes(state.running)
-        return schedule_in_order(state, self.turns(state, prefills), self.keep(state), decodes)
+        return SchedulerDecision([state.decodes, self.turns(state)])
 
-    def turns(self, state: SchedulerState, prefills: list[RequestView]) -> Iterator[RequestView]:
-        """Yield `prefills` and waiting requests in order of service."""
-        return chain(prefills, state.waiting)
-
-    def keep(self, state: SchedulerState) -> Sequence[RequestView] | None:
-        """Return running requests in the order in which they keep their pages; None for order of arrival.
-
-        The order may depend on the set of running requests, on fields of theirs that never change, and on whether the
-        oldest of them is starving."""
-        return None
-
-    def head(self, state: SchedulerState) -> tuple[RequestView | None, str]:
-        """Return the waiting request to admit next if all running ones decode, and the policy's reason to hold it back;
-        empty if it has none."""
-        return next(iter(self.turns(state, [])), None), ""
+    def turns(self, state: SchedulerState) -> Iterable[RequestView]:
+        """Return prefills and waiting requests in order of service."""
+        return chain(state.prefills, state.waiting)
 
 
 class FCFS(BuiltInPolicy):
@@ -91,11 +83,12 @@ class Interleaved(BuiltInPolicy):
     kind: Literal["interleaved"] = "interleaved"
 
     def __call__(self, state: SchedulerState) -> SchedulerDecision:
-        decodes, prefills = split_decodes(state.running)
-        # One that waits for another (a second prompt, beams) has nothing to compute.
-        head = next((entry for entry in self.turns(state, prefills) if entry.num_new_tokens), None)
-        shared = None if head is None else share_with_short_prompts(state, head, decodes, prefills)
-        return shared or schedule_in_order(state, self.turns(state, prefills), decodes=decodes)
+        # A request that waits for another (a second prompt, beams) has nothing to compute.
+        head = next((entry for entry in self.turns(state) if entry.num_new_tokens), None)
+        if head is None or not (tokens := tokens_beside_short_prompts(state, head)):
+            return super().__call__(state)
+        shared = Turn(head, tokens), short_prompts(state, head), head
+        return SchedulerDecision([state.decodes, *shared, self.turns(state)])
 
 
 class PrefillFirst(BuiltInPolicy):
@@ -105,9 +98,9 @@ class PrefillFirst(BuiltInPolicy):
     starvation_limit: NumSteps = 1000  # steps after which a waiting request goes first
 
     def __call__(self, state: SchedulerState) -> SchedulerDecision:
-        decodes, prefills = split_decodes(state.running)
-        late, others = split_starving(state, self.starvation_limit, decodes)
-        return schedule_in_order(state, self.turns(state, prefills), decodes=late, late_decodes=others)
+        waiting = islice(state.waiting, max(1, state.max_num_seqs - len(state.running) + 1))  # more cannot start
+        late = starving(state, self.starvation_limit, state.decodes)
+        return SchedulerDecision([late, state.prefills, waiting, state.decodes])
 
 
 class DecodeFirst(BuiltInPolicy):
@@ -118,34 +111,17 @@ class DecodeFirst(BuiltInPolicy):
     starvation_limit: NumSteps = 64  # steps after which a waiting request goes first
 
     def __call__(self, state: SchedulerState) -> SchedulerDecision:
-        decodes, prefills = split_decodes(state.running)
-        if not decodes:
-            return schedule_in_order(state, chain(prefills, state.waiting))
-        late = self.turns(state, prefills)
-        first = next(late, None)
-        decision = schedule_in_order(state, () if first is None else chain((first,), late), decodes=decodes)
-        if first is not None or not state.waiting:
-            return decision
-        head, words = self._not_yet(state, len(decodes))
-        return replace(
-            decision,
-            num_scheduled_tokens=(*decision.num_scheduled_tokens, (head.request_id, 0)),
-            reasons={head.request_id: words},
-        )
-
-    def turns(self, state: SchedulerState, prefills: list[RequestView]) -> Iterator[RequestView]:
-        """Yield starving requests only, running and waiting, in order of arrival."""
-        late = split_starving(state, self.starvation_limit, prefills)[0]
-        return heapq.merge(late, starving_waiting(state, self.starvation_limit), key=_order)
-
-    def head(self, state: SchedulerState) -> tuple[RequestView | None, str]:
-        first = next(self.turns(state, []), None)
-        return (first, "") if first is not None or not state.waiting else self._not_yet(state, len(state.running))
-
-    def _not_yet(self, state: SchedulerState, decodes: int) -> tuple[RequestView, str]:
-        head = state.waiting[0]
-        waited = state.step - head.arrival_step
-        return head, f"{decodes} sequences decode, and it has waited {waited} of {self.starvation_limit} steps"
+        if not state.decodes:
+            return SchedulerDecision([state.prefills, state.waiting])
+        late = [starving(state, self.starvation_limit, entries) for entries in (state.prefills, state.waiting)]
+        reasons = {}
+        for entry in state.waiting[:1]:
+            waited = state.step - entry.arrival_step
+            if waited < self.starvation_limit:
+                steps = f"it has waited {waited} of {self.starvation_limit} steps"
+                reasons[entry.request_id] = f"{len(state.decodes)} sequences decode, and {steps}"
+        turns = heapq.merge(*late, key=_arrival_index)
+        return SchedulerDecision([state.decodes, turns, state.waiting[:1]], reasons=reasons)
 
 
 class ShortestPrompt(BuiltInPolicy):
@@ -154,8 +130,8 @@ class ShortestPrompt(BuiltInPolicy):
     kind: Literal["shortest_prompt"] = "shortest_prompt"
     starvation_limit: NumSteps = 1000  # steps after which a waiting request goes first
 
-    def turns(self, state: SchedulerState, prefills: list[RequestView]) -> Iterator[RequestView]:
-        return sorted_with_aging(state, self.starvation_limit, prefills, _num_new_tokens)
+    def turns(self, state: SchedulerState) -> Iterable[RequestView]:
+        return sorted_with_aging(state, self.starvation_limit, _num_new_tokens)
 
 
 class Priority(BuiltInPolicy):
@@ -164,16 +140,13 @@ class Priority(BuiltInPolicy):
     kind: Literal["priority"] = "priority"
     starvation_limit: NumSteps = 1000  # steps after which a waiting request goes first
 
-    def turns(self, state: SchedulerState, prefills: list[RequestView]) -> Iterator[RequestView]:
-        return sorted_with_aging(state, self.starvation_limit, prefills, _priority)
+    def __call__(self, state: SchedulerState) -> SchedulerDecision:
+        turns = sorted_with_aging(state, self.starvation_limit, _priority)
+        return SchedulerDecision([state.decodes, turns], keep=self._keep(state))
 
-    def keep(self, state: SchedulerState) -> Sequence[RequestView]:
-        first = oldest_starving(state, self.starvation_limit, state.running)
-        keep = sorted(state.running, key=_priority)  # stable: in order of arrival where it is equal
-        if first is not None:
-            keep.remove(first)
-            keep.insert(0, first)
-        return keep
+    def _keep(self, state: SchedulerState) -> Iterator[RequestView]:
+        yield from islice(starving(state, self.starvation_limit, state.running), 1)
+        yield from sorted(state.running, key=_priority)  # stable: in order of arrival where it is equal
 
 
 class Fair(BuiltInPolicy):
@@ -183,8 +156,8 @@ class Fair(BuiltInPolicy):
     kind: Literal["fair"] = "fair"
     starvation_limit: NumSteps = 1000  # steps after which a waiting request goes first
 
-    def turns(self, state: SchedulerState, prefills: list[RequestView]) -> Iterator[RequestView]:
-        return chain(prefills, with_aging(state, self.starvation_limit, self._by_tenant(state)))
+    def turns(self, state: SchedulerState) -> Iterable[RequestView]:
+        return chain(state.prefills, with_aging(state, self.starvation_limit, self._by_tenant(state)))
 
     def _by_tenant(self, state: SchedulerState) -> Iterator[RequestView]:
         queues = state.waiting_by_tenant()
@@ -213,9 +186,11 @@ class Deadline(BuiltInPolicy):
     ttft: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0  # seconds
     starvation_limit: NumSteps = 1000  # steps after which a waiting request goes first
 
-    def turns(self, state: SchedulerState, prefills: list[RequestView]) -> Iterator[RequestView]:
-        begins = state.now + state.seconds_per_prefill_token * sum(entry.num_new_tokens for entry in prefills)
-        return chain(prefills, with_aging(state, self.starvation_limit, most_in_time(state, self.ttft, begins)))
+    def turns(self, state: SchedulerState) -> Iterable[RequestView]:
+        prefill_tokens = sum(entry.num_new_tokens for entry in state.prefills)
+        begins = state.now + state.seconds_per_prefill_token * prefill_tokens
+        waiting = with_aging(state, self.starvation_limit, most_in_time(state, self.ttft, begins))
+        return chain(state.prefills, waiting)
 
 
 class StaticBatching:
@@ -235,25 +210,20 @@ class StaticBatching:
     def __call__(self, state: SchedulerState) -> SchedulerDecision:
         if state.running and self._complete(state):
             decision = self.inner(replace(state, waiting=()))
-            if not state.waiting:
-                return decision
-            head, count = state.waiting[0], len(state.running)
-            words = f"a batch runs, and {count} sequences in it have not ended"
-            return replace(
-                decision,
-                num_scheduled_tokens=(*decision.num_scheduled_tokens, (head.request_id, 0)),
-                reasons={head.request_id: words},
-            )
+            reason = f"a batch runs, and {len(state.running)} sequences in it have not ended"
+            reasons = {entry.request_id: reason for entry in state.waiting[:1]}
+            return replace(decision, order=chain(decision.order, state.waiting[:1]), reasons=reasons)
         decision = self.inner(state)
-        decodes = {entry.request_id for entry in state.running if entry.is_decoding}
-        if any(
-            tokens and name not in decodes for name, tokens in decision.num_scheduled_tokens
-        ):  # the batch is still being gathered
-            return replace(
-                decision,
-                num_scheduled_tokens=[(name, 0 if name in decodes else n) for name, n in decision.num_scheduled_tokens],
-            )
-        return decision
+        # While the batch is gathered, no request decodes as long as any prompt can be computed.
+        num_requests = len(state.running) + len(state.waiting)
+        return replace(decision, order=self._prefills(decision.order, num_requests))
+
+    def _prefills(self, order: Order, num_requests: int) -> Iterator[RequestView | Turn]:
+        for item in items_of(order, self.kind, num_requests):
+            for turn in item if type(item) is RunningViews else (item,):
+                request = turn.request if isinstance(turn, Turn) else turn
+                if not (isinstance(request, RequestView) and request.is_decoding):
+                    yield turn
 
     def _complete(self, state: SchedulerState) -> bool:
         if any(entry.num_tokens > entry.num_prompt_tokens + 1 for entry in state.running):
@@ -274,7 +244,7 @@ def _num_new_tokens(entry: RequestView) -> int:
     return entry.num_new_tokens
 
 
-def _order(entry: RequestView) -> int:
+def _arrival_index(entry: RequestView) -> int:
     return entry.arrival_index
 
 
@@ -283,7 +253,7 @@ class CustomPolicy(Settings):
 
     kind: Literal["custom"] = "custom"
     path: str
-    arguments: dict[str, float | int | str | bool] = {}  # with which it is built, by name
+    arguments: dict[str, float | int | str | bool] = {}  # arguments to build it with, by name
 
 
 def _validate(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:

@@ -1,20 +1,13 @@
-"""Define what a scheduling policy sees and returns: a pure function from a state to a decision. Numbers and short
-strings only; the time of a step is one of them, so that a decision can be repeated.
+"""Define what a scheduling policy sees and returns: a pure function from a state to an order of requests. It sees
+numbers and short strings only; the time of a step is one of them, so that a decision can be repeated.
 
 A user-defined policy, in a file of its own (`schedule.policy: {path: mine.py:longest_first}`):
 
     from workbench.scheduler.policy import SchedulerDecision
 
     def longest_first(state):
-        scheduled, left = [], state.max_num_batched_tokens
-        for view in state.running:
-            scheduled.append((view.request_id, min(view.num_new_tokens, left)))
-            left -= scheduled[-1][1]
-        for view in sorted(state.waiting, key=lambda view: -view.num_prompt_tokens):
-            if left and state.fits(view):
-                scheduled.append((view.request_id, min(state.num_new_tokens(view), left)))
-                break
-        return SchedulerDecision(scheduled)
+        waiting = sorted(state.waiting, key=lambda request: -request.num_prompt_tokens)
+        return SchedulerDecision([state.decodes, state.prefills, waiting])
 
 `workbench.testing.check_policy` checks it against the laws (this one lets short prompts starve). Building blocks of
 policies are in `workbench.scheduler.ordering`.
@@ -24,10 +17,10 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, overload
 
 PagesByGroup = tuple[int, ...]  # pages, one number per cache group
 
@@ -42,10 +35,8 @@ class RequestView(NamedTuple):
     priority: int  # the smaller, the sooner
     num_prompt_tokens: int  # tokens of its prompt
     num_tokens: int  # known tokens: prompt and output
-    num_computed_tokens: int  # of these, tokens whose keys and values are in its pages
-    num_new_tokens: (
-        int  # tokens that a step could compute now; for a waiting request, before cached tokens are subtracted
-    )
+    num_computed_tokens: int  # known tokens whose keys and values are in its pages
+    num_new_tokens: int  # tokens to compute now; for a waiting request, before cached tokens are subtracted
     is_running: bool
     num_sequences: int = 1  # sequences that it becomes: one per sample or beam
     slots_needed: int = 1  # slots that must be free for it to start: one per beam, which advance together
@@ -59,13 +50,42 @@ class RequestView(NamedTuple):
 
     @property
     def is_decoding(self) -> bool:
-        """Return whether it runs and its prefill is done."""
-        return self.is_running and self.num_new_tokens == 1
+        """Return whether it runs and its last known token is the only one to compute."""
+        return self.is_running and self.num_tokens - self.num_computed_tokens == 1
+
+
+class RunningViews(Sequence[RequestView]):
+    """Views of running sequences, each made when it is looked at; valid while the step is planned.
+
+    `parts` are the views of those that decode and of the others.
+    """
+
+    def __init__(
+        self,
+        sequences: Sequence[Any],
+        view: Callable[[Any], RequestView],
+        parts: tuple[RunningViews, RunningViews] | None = None,
+    ):
+        self.sequences, self.parts, self._view = sequences, parts, view
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    def __iter__(self) -> Iterator[RequestView]:
+        return map(self._view, self.sequences)
+
+    @overload
+    def __getitem__(self, place: int) -> RequestView: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[RequestView, ...]: ...
+    def __getitem__(self, place: int | slice) -> RequestView | tuple[RequestView, ...]:
+        sequences = self.sequences[place]
+        return tuple(map(self._view, sequences)) if isinstance(place, slice) else self._view(sequences)
 
 
 class WaitingIndex:
     """Waiting requests in order of arrival and in the orders that policies asked for. Arrivals and departures update
-    each order; nothing is sorted anew."""
+    each order; nothing is sorted again."""
 
     MAX_SORT_KEYS = 4  # a new key every step is sorted every step, and old orders are dropped
 
@@ -73,9 +93,8 @@ class WaitingIndex:
         self._arrival: list[RequestView] = []
         self._orders: dict[Callable[[RequestView], Any], list[RequestView]] = {}
         self._tenants: dict[str, list[RequestView]] = {}
-        self._tuples: dict[
-            Callable[[RequestView], Any], tuple[RequestView, ...]
-        ] = {}  # views in each order, until a request arrives or leaves
+        # views in each order, until a request arrives or leaves
+        self._tuples: dict[Callable[[RequestView], Any], tuple[RequestView, ...]] = {}
         self._by_tenant: Mapping[str, tuple[RequestView, ...]] | None = None
 
     def add(self, entry: RequestView) -> None:
@@ -93,17 +112,17 @@ class WaitingIndex:
         self._changed()
         place = bisect.bisect_left(self._arrival, order, key=_arrival)
         entry = self._arrival.pop(place)
-        mine = self._tenants[entry.tenant]
-        del mine[bisect.bisect_left(mine, order, key=_arrival)]
-        if not mine:
+        queue = self._tenants[entry.tenant]
+        del queue[bisect.bisect_left(queue, order, key=_arrival)]
+        if not queue:
             del self._tenants[entry.tenant]
         for key, entries in [*self._orders.items()]:
             try:
                 place = bisect.bisect_left(entries, (key(entry), order), key=_and_arrival(key))
-                found = entries.pop(place).arrival_index
+                removed = entries.pop(place).arrival_index
             except Exception:  # as in `add`; an IndexError too
-                found = None
-            if found != order:  # the key is not pure: this order is rebuilt when needed
+                removed = None
+            if removed != order:  # the key is not pure: this order is rebuilt when needed
                 del self._orders[key]
 
     def _changed(self) -> None:
@@ -148,10 +167,10 @@ def _tuples(lists: Mapping[str, list[RequestView]]) -> Mapping[str, tuple[Reques
 
 
 def _by_tenant(entries: Iterable[RequestView]) -> dict[str, list[RequestView]]:
-    found: dict[str, list[RequestView]] = {}
+    queues: dict[str, list[RequestView]] = {}
     for entry in entries:
-        found.setdefault(entry.tenant, []).append(entry)
-    return found
+        queues.setdefault(entry.tenant, []).append(entry)
+    return queues
 
 
 @dataclass(frozen=True)
@@ -159,12 +178,12 @@ class SchedulerState:
     """The scheduler's state before a step. Page counts and cached tokens are computed when first read."""
 
     step: int
-    running: Sequence[RequestView]  # in order of arrival, as are those that wait
-    waiting: tuple[RequestView, ...]
+    running: Sequence[RequestView]  # running requests in order of arrival
+    waiting: tuple[RequestView, ...]  # waiting requests in order of arrival
     free_pages: PagesByGroup  # pages available after all running sequences have theirs: negative if they run short
-    pages_needed: Mapping[str, PagesByGroup]  # by request id: pages to allocate before its next tokens
-    pages_released: Mapping[str, PagesByGroup]  # by request id: pages that its preemption frees
-    cached_tokens: Mapping[str, int]  # by id of a waiting request: tokens in the prefix cache or on the CPU
+    pages_needed: Mapping[str, PagesByGroup]  # pages to allocate before a request's next tokens, by its id
+    pages_released: Mapping[str, PagesByGroup]  # pages that the preemption of a request frees, by its id
+    cached_tokens: Mapping[str, int]  # tokens of a waiting request in the prefix cache or on the CPU, by its id
     served_tokens: Mapping[str, int] = field(default_factory=dict)  # computed tokens by tenant
     num_admitted: int = 0  # admissions so far, including those after preemption
     max_num_seqs: int = 16
@@ -172,7 +191,7 @@ class SchedulerState:
     max_prefill_tokens: int = 512  # the most prefill tokens of a step
     whole_prefills: bool = False  # prefills are not cut, except one longer than a step after a preemption
     now: float = 0.0  # seconds, the same for the whole step
-    seconds_per_prefill_token: float = 0.0  # of steps so far, decodes in them included; 0 while none is measured
+    seconds_per_prefill_token: float = 0.0  # mean of the steps so far, decodes included; 0 while none is measured
     waiting_index: WaitingIndex | None = field(default=None, compare=False, repr=False)  # None in a materialized copy
 
     def waiting_by(self, key: Callable[[RequestView], Any]) -> tuple[RequestView, ...]:
@@ -192,6 +211,20 @@ class SchedulerState:
         return self.waiting_index.by_tenant()
 
     @property
+    def decodes(self) -> Sequence[RequestView]:
+        """Return the running requests that decode, in order of arrival."""
+        if type(self.running) is RunningViews and self.running.parts is not None:
+            return self.running.parts[0]
+        return tuple([entry for entry in self.running if entry.is_decoding])
+
+    @property
+    def prefills(self) -> Sequence[RequestView]:
+        """Return the running requests that do not decode, in order of arrival."""
+        if type(self.running) is RunningViews and self.running.parts is not None:
+            return self.running.parts[1]
+        return tuple([entry for entry in self.running if not entry.is_decoding])
+
+    @property
     def free_slots(self) -> int:
         """Return the number of sequences that may start to run.
 
@@ -199,12 +232,11 @@ class SchedulerState:
         """
         return self.max_num_seqs - sum([entry.num_sequences for entry in self.running])
 
-    def fits(self, *entries: RequestView) -> bool:
-        """Return whether there are pages for all of `entries`, which are waiting requests."""
-        needed = [self.pages_needed[entry.request_id] for entry in entries]
-        return all(
-            sum(column) <= free for column, free in zip(zip(*needed, strict=True), self.free_pages, strict=False)
-        )
+    def fits(self, entry: RequestView, preempted: Iterable[RequestView] = ()) -> bool:
+        """Return whether there are pages for a waiting request once `preempted` have freed theirs."""
+        freed = [self.pages_released[each.request_id] for each in preempted]
+        room = [sum(pages) for pages in zip(self.free_pages, *freed, strict=True)]
+        return all(pages <= free for pages, free in zip(self.pages_needed[entry.request_id], room, strict=True))
 
     def num_new_tokens(self, entry: RequestView) -> int:
         """Return the tokens to compute for a request, without those found in the prefix cache or on the CPU."""
@@ -212,22 +244,6 @@ class SchedulerState:
             entry.num_new_tokens
             if entry.is_running
             else max(1, entry.num_new_tokens - self.cached_tokens[entry.request_id])
-        )
-
-    def chunk_length(self, num_new_tokens: int, tokens_left: int, prefill_tokens_left: int) -> int:
-        """Return how many of `num_new_tokens` prefill tokens a step computes.
-
-        Args:
-            num_new_tokens: prefill tokens to compute.
-            tokens_left: tokens left of the step.
-            prefill_tokens_left: prefill tokens left of the step.
-        """
-        length = max(0, min(num_new_tokens, tokens_left, prefill_tokens_left))
-        return (
-            0
-            if self.whole_prefills
-            and length < num_new_tokens <= min(self.max_num_batched_tokens, self.max_prefill_tokens)
-            else length
         )
 
     def materialize(self) -> SchedulerState:
@@ -244,18 +260,33 @@ class SchedulerState:
         )
 
 
+class Turn(NamedTuple):
+    """A turn of at most `max_tokens` tokens. The request may have another one later in the order."""
+
+    request: RequestView
+    max_tokens: int
+
+
+Order = Iterable[RequestView | Turn | Iterable[RequestView | Turn]]
+
+
 @dataclass(frozen=True)
 class SchedulerDecision:
-    """A policy's decision for one step: tokens per request, requests to preempt, and reasons.
+    """A policy's decision for one step: an order of requests, whom to preempt, and reasons.
 
-    `num_scheduled_tokens` are (request_id, tokens) in the order in which pages are allocated. With 0 tokens a running
-    request pauses and a waiting one is named as next in line. If pages run out, requests that are not listed are
-    preempted first, then the last in the list. Waiting requests are admitted in this order, until one does not fit.
-    `preempted` are preempted in any case. `reasons` say why a waiting request was not scheduled by the policy.
+    `order` has the requests that are served, running and waiting; an item is a request, a `Turn`, or a group of these
+    such as `state.decodes`. The scheduler walks it once, no further than needed, and gives each request what it can
+    compute within the step's tokens, slots and pages. Waiting requests start in this order until one cannot. Running
+    requests that are left out pause; if no request advances, those that decode have a turn, or else all that run.
+
+    `keep` has the running requests in the order in which they keep their pages; by arrival unless given. It is walked
+    if pages run out: those left out are preempted first, then the last. `preempted` are preempted in any case, and
+    have no turn in this step. `reasons`, by request id, hold back waiting requests when their turn comes.
     """
 
-    num_scheduled_tokens: Iterable[tuple[str, int]] = ()
-    preempted: Iterable[str] = ()
+    order: Order = ()
+    keep: Iterable[RequestView] | None = None
+    preempted: Iterable[RequestView] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)
 
 

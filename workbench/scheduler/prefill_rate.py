@@ -6,7 +6,8 @@ HALF_LIFE_TOKENS = 2048.0  # prefill tokens after which a measurement counts hal
 
 
 class PrefillRate:
-    """Seconds per prefill token, decodes of the same steps included: time over tokens, older steps counting less.
+    """Seconds per prefill token, decodes of the same steps included: time over tokens, older steps counting less. A
+    step whose prefills have one token left each is a step of decodes.
 
     planned   step n            step n + 1         step n + 2
     now     ----|--- n computes ---|--- n + 1 ... ---|
@@ -15,7 +16,7 @@ class PrefillRate:
 
     def __init__(self) -> None:
         self._began: float | None = None
-        self._tokens = 0  # prefill tokens of the step that began then
+        self._tokens = 0  # prefill tokens of the step that began last
         self._sum_seconds = self._sum_tokens = 0.0
 
     @property
@@ -26,9 +27,9 @@ class PrefillRate:
     def end_step(self, now: float) -> None:
         """Count the step that was begun last; another is planned now."""
         if self._began is not None and self._tokens:
-            kept = 0.5 ** (self._tokens / HALF_LIFE_TOKENS)
-            self._sum_seconds = kept * self._sum_seconds + max(0.0, now - self._began)
-            self._sum_tokens = kept * self._sum_tokens + self._tokens
+            weight = 0.5 ** (self._tokens / HALF_LIFE_TOKENS)
+            self._sum_seconds = weight * self._sum_seconds + max(0.0, now - self._began)
+            self._sum_tokens = weight * self._sum_tokens + self._tokens
         self._began = None
 
     def begin_step(self, now: float, tokens: int) -> None:

@@ -17,7 +17,7 @@ class WaitingQueue:
     def __init__(self, pools: tuple[PagePool, ...], views: RequestViews):
         self.sequences: list[Sequence] = []
         self.by_id: dict[str, Sequence] = {}
-        self._holding: dict[int, Sequence] = {}  # by arrival index: waiting sequences that hold shared pages, or did
+        self._holding: dict[int, Sequence] = {}  # waiting sequences that hold shared pages, or did, by arrival index
         self.changed = True  # a request arrived since the last policy call
         self._pools, self._views = pools, views
 

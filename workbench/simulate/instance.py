@@ -186,8 +186,8 @@ class Instance:
     @property
     def pending_prompt_tokens(self) -> int:
         """Return the prompt tokens that are still to be computed here."""
-        waiting = sum(s.num_uncomputed_tokens - 1 for s in self.scheduler.waiting if s.swapped is None)
-        return waiting + sum(s.num_uncomputed_tokens - 1 for s in self.scheduler.running)
+        waiting = sum(s.num_new_tokens - 1 for s in self.scheduler.waiting if s.swapped is None)
+        return waiting + sum(s.num_new_tokens - 1 for s in self.scheduler.running)
 
     def cached_tokens(self, prompt: tuple[int, ...], tenant: str) -> int:
         """Return the tokens of a prompt that are in the prefix cache."""

@@ -150,10 +150,10 @@ class DraftModelProposer:
     def _at_once(self, mine: list[_DraftSequence], wanted: Mapping[str, int]) -> None:
         """Draft all tokens in one call; every sequence starts as far back as the furthest one, with equal results."""
         assert self.multi_step is not None
-        back = max(each.own.num_uncomputed_tokens for each in mine)
+        back = max(each.own.num_new_tokens for each in mine)
         for each in mine:
             each.own.num_computed_tokens = max(0, each.known - back)
-        back = min(each.own.num_uncomputed_tokens for each in mine)  # shorter where a text is shorter still
+        back = min(each.own.num_new_tokens for each in mine)  # shorter where a text is shorter still
         for each in mine:
             each.own.num_computed_tokens = each.known - back
         known = [each.own.token_ids[each.known - back + 1 :] for each in mine]
@@ -181,7 +181,7 @@ class DraftModelProposer:
                     self.forget(each.name)
             left, spans = self.max_num_batched_tokens, []
             for own in (each.own for each in followed):
-                if own.num_uncomputed_tokens > last and (length := min(own.num_uncomputed_tokens - 1, left)):
+                if own.num_new_tokens > last and (length := min(own.num_new_tokens - 1, left)):
                     spans.append(Span(own, own.num_computed_tokens, length, False))
                     left -= length
             if not spans:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
@@ -13,9 +13,9 @@ from workbench.kv_cache.pages import KVCacheGroup, PagePool
 from workbench.kv_cache.prefix import RadixCache
 from workbench.request import FinishReason, Request, SamplingParameters, Sequence
 from workbench.scheduler.plan import RequestRefused, SchedulerLimits, StepPlan
-from workbench.scheduler.policy import SchedulerDecision, SchedulerState, SchedulingPolicy
+from workbench.scheduler.policy import RequestView, SchedulerDecision, SchedulerState, SchedulingPolicy, Turn
 from workbench.scheduler.scheduler import Scheduler
-from workbench.scheduler.validate import policy_name
+from workbench.scheduler.validate import items_of, policy_name
 from workbench.testing.law import LawBroken
 
 PAGE_SIZE, CONTEXT = 4, 48
@@ -92,6 +92,20 @@ def policy_scenarios() -> st.SearchStrategy[PolicyScenario]:
     )  # fmt: skip
 
 
+def with_lists(decision: SchedulerDecision, state: SchedulerState) -> SchedulerDecision:
+    """Return a decision whose iterators are walked, without groups."""
+    num_requests = len(state.running) + len(state.waiting)
+    order = list(items_of(decision.order, "it", num_requests))
+    keep = None if decision.keep is None else list(items_of(decision.keep, "it", num_requests))
+    return SchedulerDecision(order, keep, tuple(decision.preempted), dict(decision.reasons))
+
+
+def requests_of(order: Iterable[object]) -> list[RequestView]:
+    """Return the requests of an order without groups, turn by turn."""
+    requests = [item.request if isinstance(item, Turn) else item for item in order]
+    return [request for request in requests if isinstance(request, RequestView)]
+
+
 STEP_SECONDS = 0.25  # so that policies with deadlines meet some and miss others
 
 
@@ -122,10 +136,8 @@ class ScheduleHarness:
     def __call__(self, state: SchedulerState) -> SchedulerDecision:
         state = state.materialize()
         decision = self.policy(state)
-        if isinstance(decision, SchedulerDecision):  # its fields may be iterators
-            decision = SchedulerDecision(
-                tuple(decision.num_scheduled_tokens), tuple(decision.preempted), dict(decision.reasons)
-            )
+        if isinstance(decision, SchedulerDecision):
+            decision = with_lists(decision, state)
             self.last_decision = state, decision
         return decision
 

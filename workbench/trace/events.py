@@ -63,9 +63,10 @@ class Scheduled(Event):
 
 
 class RecordedDecision(NamedTuple):
-    """A policy's decision as it was returned (`scheduler.policy.SchedulerDecision`)."""
+    """A policy's decision, as far as it was used (`scheduler.policy.SchedulerDecision`)."""
 
-    num_scheduled_tokens: tuple[tuple[str, int], ...]
+    order: tuple[tuple[str, int | None], ...]  # sequences, with the most tokens of a turn that has a bound
+    keep: tuple[str, ...] = ()
     preempted: tuple[str, ...] = ()
     reasons: tuple[tuple[str, str], ...] = ()
 

@@ -164,17 +164,15 @@ def _action(event: Scheduled | Preempted | ThreadsChanged) -> str:
 
 
 def _decision_rows(event: StepPlanned) -> Iterator[dict]:
-    for ask in event.policy_decisions:
+    for decision in event.policy_decisions:
         yield {"kind": "policy_called", "sequence": "", "tokens": None, "reason": ""}
-        for name in ask.preempted:
+        for name in decision.preempted:
             yield {"kind": "preempted", "sequence": name, "tokens": None, "reason": ""}
-        for allotment in ask.num_scheduled_tokens:
-            match allotment:
-                case (str(name), int(tokens)):
-                    yield {"kind": "allotment", "sequence": name, "tokens": tokens, "reason": ""}
-                case _:  # an invalid entry, which was refused
-                    yield {"kind": "allotment", "sequence": "", "tokens": None, "reason": repr(allotment)}
-        for name, reason in ask.reasons:
+        for name, max_tokens in decision.order:
+            yield {"kind": "turn", "sequence": name, "tokens": max_tokens, "reason": ""}
+        for name in decision.keep:
+            yield {"kind": "keep", "sequence": name, "tokens": None, "reason": ""}
+        for name, reason in decision.reasons:
             yield {"kind": "reason", "sequence": name, "tokens": None, "reason": reason}
 
 

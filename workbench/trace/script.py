@@ -94,15 +94,17 @@ def _plain(steps: Sequence[RecordedStep]) -> list[tuple]:
     return [(step.spans, step.policy_decisions, step.actions) for step in steps]
 
 
-def _add(asks: list[RecordedDecision], row: Mapping[str, Any]) -> None:
+def _add(decisions: list[RecordedDecision], row: Mapping[str, Any]) -> None:
     if row["kind"] == "policy_called":
-        asks.append(RecordedDecision(()))
+        decisions.append(RecordedDecision(()))
         return
-    ask = asks[-1]
+    decision, sequence = decisions[-1], row["sequence"]
     match row["kind"]:
-        case "allotment" if row["tokens"] is not None:
-            asks[-1] = ask._replace(num_scheduled_tokens=(*ask.num_scheduled_tokens, (row["sequence"], row["tokens"])))
+        case "turn":
+            decisions[-1] = decision._replace(order=(*decision.order, (sequence, row["tokens"])))
+        case "keep":
+            decisions[-1] = decision._replace(keep=(*decision.keep, sequence))
         case "preempted":
-            asks[-1] = ask._replace(preempted=(*ask.preempted, row["sequence"]))
+            decisions[-1] = decision._replace(preempted=(*decision.preempted, sequence))
         case "reason":
-            asks[-1] = ask._replace(reasons=(*ask.reasons, (row["sequence"], row["reason"])))
+            decisions[-1] = decision._replace(reasons=(*decision.reasons, (sequence, row["reason"])))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from types import SimpleNamespace
+from types import SimpleNamespace, UnionType
 from typing import Any
 
 import anthropic
@@ -122,3 +123,12 @@ def refused(**values: Any) -> tuple[str, str]:
     body: Any = caught.value.body
     assert body["type"] == "error" and body["error"]["type"] == "invalid_request_error" and body["request_id"]
     return body["error"]["message"], body["error"]["message"].split(":")[0]
+
+
+def literal_of(kind: Any, field: str) -> str:
+    """Return the first of the texts that a vendor's type allows for a field."""
+    hint = typing.get_type_hints(kind)[field]
+    while typing.get_origin(hint) is not typing.Literal:
+        assert typing.get_origin(hint) in (typing.Union, UnionType), hint
+        hint = typing.get_args(hint)[0]
+    return typing.get_args(hint)[0]

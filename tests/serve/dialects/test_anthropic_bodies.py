@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import typing
-from types import UnionType
 from typing import Any
 
 import anthropic
@@ -24,6 +23,7 @@ from tests.serve.dialects.scripted import (
     WHOLE,
     Script,
     ask,
+    literal_of,
     refused,
 )
 from workbench.prompt.cache_miss import CacheMiss
@@ -236,30 +236,22 @@ def test_every_field_of_the_clients_types_is_carried_out_ignored_or_refused() ->
 
 
 def test_every_type_of_block_is_known() -> None:
-    kinds = {_literal(each, "type") for each in _members(types.ContentBlockParam)}
+    kinds = {literal_of(each, "type") for each in _members(types.ContentBlockParam)}
     assert kinds == {*anthropic_body.BLOCKS} | {*anthropic_body.REFUSED_BLOCKS}
     for kind in kinds - {*anthropic_body.BLOCKS}:
         message, param = refused(messages=[{"role": "user", "content": [{"type": kind}]}])
         assert param == "messages.0.content.0" and repr(kind) in message
     for each in _members(types.ToolUnionParam):
-        kind = _literal(each, "type")
+        kind = literal_of(each, "type")
         if kind != "custom":
             message, param = refused(tools=[{"type": kind, "name": "x"}])
             assert param == "tools.0" and repr(kind) in message
-    thinking = {_literal(each, "type") for each in _members(types.ThinkingConfigParam)}
+    thinking = {literal_of(each, "type") for each in _members(types.ThinkingConfigParam)}
     assert thinking == {"enabled", "disabled", "adaptive", "between_tools"}
 
 
 def _members(union: Any) -> list[Any]:
     return [*typing.get_args(union)]
-
-
-def _literal(kind: Any, field: str) -> str:
-    hint = typing.get_type_hints(kind)[field]
-    while typing.get_origin(hint) is not typing.Literal:
-        assert typing.get_origin(hint) in (typing.Union, UnionType), hint
-        hint = typing.get_args(hint)[0]
-    return typing.get_args(hint)[0]
 
 
 def test_what_is_ignored_is_listed() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import typing
 from dataclasses import replace
-from types import UnionType
 from typing import Any
 
 import openai
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from openai.types import responses, shared_params
 from openai.types.responses import input_token_count_params, response_create_params, response_input_item_param
 
-from tests.serve.dialects.scripted import THINKING_MODEL, Script, first_letter_changed
+from tests.serve.dialects.scripted import THINKING_MODEL, Script, first_letter_changed, literal_of
 from tests.serve.serving import Json
 from tests.thorough import tries
 from workbench.prompt.cache_miss import CacheMiss
@@ -370,21 +369,13 @@ def test_every_field_of_the_clients_types_is_carried_out_ignored_or_refused() ->
 
 
 def test_every_type_of_item_and_tool_is_known() -> None:
-    kinds = {_literal(each, "type") for each in typing.get_args(responses.ResponseInputItemParam)}
+    kinds = {literal_of(each, "type") for each in typing.get_args(responses.ResponseInputItemParam)}
     assert kinds == {*responses_body.ITEMS} | {*responses_body.REFUSED_ITEMS}
     for kind in responses_body.REFUSED_ITEMS:
         assert refused(input=[{"type": kind}]) == "input.0"
     for each in typing.get_args(responses.ToolParam):
-        if (kind := _literal(each, "type")) != "function":
+        if (kind := literal_of(each, "type")) != "function":
             assert refused(tools=[{"type": kind}]) == "tools.0"
     for each in typing.get_args(response_create_params.ToolChoice):
-        if isinstance(each, type) and (kind := _literal(each, "type")) != "function":
+        if isinstance(each, type) and (kind := literal_of(each, "type")) != "function":
             assert refused(tool_choice={"type": kind}) == "tool_choice"
-
-
-def _literal(kind: Any, field: str) -> str:
-    hint = typing.get_type_hints(kind)[field]
-    while typing.get_origin(hint) is not typing.Literal:
-        assert typing.get_origin(hint) in (typing.Union, UnionType), hint
-        hint = typing.get_args(hint)[0]
-    return typing.get_args(hint)[0]

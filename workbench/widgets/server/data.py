@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from workbench.errors import WorkbenchError
 from workbench.serve.watch.serving_log import ServingLog
@@ -13,13 +13,6 @@ from workbench.svg import format_seconds
 
 MIN_SECONDS = 0.05  # of the time axis
 SPANS = {"10 s": 10.0, "60 s": 60.0, "all": float("inf")}  # how far back the picture goes
-
-
-class WatchedServer(Protocol):
-    """A server as a view needs it: its address, and the log of what its runners do."""
-
-    url: str
-    log: ServingLog
 
 
 class RequestPhase(NamedTuple):
