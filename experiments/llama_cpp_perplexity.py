@@ -78,7 +78,7 @@ def served_log_probabilities(path: Path, ids: Tensor) -> tuple[str, list[float]]
     runner = load(str(path), report=lambda line: None)
     request = Request("text", tuple(ids.tolist()), SamplingParameters(max_tokens=1, temperature=0, prompt_logprobs=1))
     (answer,) = (event for event in runner.stream(request) if isinstance(event, Finished))
-    return str(runner.core.backends), [token.logprob for token in answer.prompt_logprobs[1:]]
+    return str(runner.core.backends), [token.logprob for token in answer.prompt_logprobs if token.logprob is not None]
 
 
 def judged(by_source: dict[str, list[float]]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ import typer
 from torch import Tensor
 
 from workbench import agent, demo_tools, load
+from workbench.agents.result import AgentResult, CallRecord
 from workbench.display import Displayable, Table, truncate_text
 from workbench.economics.bill import system_prompt_day
 from workbench.economics.prices import DEFAULT_TABLE, Usage, format_money, load_prices
@@ -39,7 +40,6 @@ from workbench.machine.environment import environment
 from workbench.machine.processor import cpu_times, others_cpu_share
 from workbench.models.known import KNOWN
 from workbench.models.store import fetched_model, is_at_hand
-from workbench.progress import discard
 from workbench.prompt.conversation import Conversation
 from workbench.request import SamplingParameters
 from workbench.response_format import JSONSchema
@@ -324,30 +324,47 @@ def ten_turns(runner: Runner) -> Finding:
     return Finding("Ten turns on a warm prefix", headings, rows, claims)
 
 
+def multiply(first: int, second: int) -> int:
+    """Multiply two whole numbers.
+
+    Args:
+        first: the first number.
+        second: the second number.
+    """
+    return first * second
+
+
 def tool(runner: Runner) -> Finding:
-    """Answer a product alone, with a calculator, and with one that it must call."""
+    """Answer a product alone, with a calculator of texts, and with one of two numbers, whose calls have an end."""
     question, truth = PRODUCT
     alone = ask(runner, Conversation(turns=[question]), max_tokens=48)
-    free, forced = (
-        agent(runner, [demo_tools.calculate], tool_choice=choice, max_tokens=64, temperature=0).run(question)
-        for choice in ("auto", "calculate")
+    free, calculated, multiplied = (
+        agent(runner, [function], tool_choice=choice, max_tokens=64, temperature=0).run(question)
+        for function, choice in (
+            (demo_tools.calculate, "auto"),
+            (demo_tools.calculate, "calculate"),
+            (multiply, "multiply"),
+        )
     )
-    calls = [[call for each in result.rounds for call in each.calls] for result in (free, forced)]
-    rows = [
-        ("alone", alone.text),
-        ("may call", free.answer),
-        *(("must call", truncate_text(f"{call.name}({call.arguments})", 90)) for call in calls[1]),
-        *(("the tool", truncate_text(call.result, 90)) for call in calls[1]),
-        ("and then", forced.answer),
-    ]
+    rows = [("alone", alone.text), ("may call", free.answer)]
+    for result in (calculated, multiplied):
+        for call in _calls(result):
+            called = truncate_text(f"{call.name}({call.arguments})", 90)
+            rows += [("must call", called), ("the tool", truncate_text(call.result, 90))]
+        rows.append(("and then", result.answer))
+    numbers = [call.result for call in _calls(multiplied)]
     claims = (
         (f"alone the model says {truth}", truth in alone.text, repr(truncate_text(alone.text, 60))),
-        ("it calls a tool that it may call", bool(calls[0]), f"{len(calls[0])} calls"),
-        ("it calls a tool that it must call", bool(calls[1]), f"{len(calls[1])} calls"),
-        (f"that call gives {truth}", any(call.result == truth for call in calls[1]), rows[-2][1]),
-        (f"with the result it says {truth}", truth in forced.answer, repr(forced.answer)),
+        ("it calls a tool that it may call", bool(_calls(free)), f"{len(_calls(free))} calls"),
+        ("it calls a tool that it must call", bool(_calls(calculated)), f"{len(_calls(calculated))} calls"),
+        (f"a call of two numbers gives {truth}", truth in numbers, ", ".join(numbers)),
+        (f"with the result it says {truth}", truth in multiplied.answer, repr(multiplied.answer)),
     )
     return Finding(f"{question} With a calculator", ("how", "text"), rows, claims)
+
+
+def _calls(result: AgentResult) -> list[CallRecord]:
+    return [call for each in result.rounds for call in each.calls]
 
 
 def thinking(runner: Runner) -> Finding:
@@ -389,7 +406,7 @@ class Examples(Displayable):
     def __init__(self, records: Path = OWN_EXPERIMENTS / "records"):
         self.findings: dict[str, Finding] = {}
         self._options: dict[str, Mapping[str, Any]] = {}  # with which each was computed
-        self.runner = load(MODEL, report=discard, **SETTINGS) if is_at_hand(MODEL) else None
+        self.runner = load(MODEL, **SETTINGS) if is_at_hand(MODEL) else None
         self.about = f"{MODEL} speaks ({KNOWN[MODEL].licence})"
         if self.runner is None:
             files = sorted(records.glob("real_examples-*.json"))

@@ -61,6 +61,13 @@ def test_stops_repetition_and_form_are_kept_whatever_the_model_says(runner: Runn
     assert true == (json.loads(finding.claims[5][2]) == real_examples.TRUTH)
 
 
+@at_hand
+def test_a_prefix_is_written_once_and_a_call_of_numbers_gives_the_product(runner: Runner) -> None:
+    written, read, *_ = held(EXAMPLES["system prompt"](runner))
+    _, may, must, right, _ = held(EXAMPLES["tool"](runner))
+    assert written and read and (may, must, right) == (False, True, True)
+
+
 def test_a_wrong_claim_is_shown_as_wrong() -> None:
     finding = Finding("a title", ("a", "b"), [("x", 1)], [("2 + 2 is 4", True, "4"), ("it says 5", False, "'4'")])
     assert "✓ right  2 + 2 is 4" in str(finding) and "✗ wrong  it says 5" in str(finding)

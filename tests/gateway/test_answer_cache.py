@@ -186,7 +186,7 @@ def test_memory_stays_within_its_bytes_and_forgets_in_time(steps: list[tuple[str
 
 
 @given(st.floats(1e-6, 1e6))
-def test_redis_is_told_milliseconds_and_at_least_one(seconds: float) -> None:
+def test_redis_is_given_milliseconds_and_at_least_one(seconds: float) -> None:
     store, kept = object.__new__(RedisAnswers), list[int]()
 
     async def keep(key: str, value: bytes, px: int) -> None:

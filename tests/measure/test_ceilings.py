@@ -154,10 +154,10 @@ def test_what_was_measured_once_is_kept(tmp_path, measured, monkeypatch, first, 
     assert len(measured) == count + more and (more or found == again)
 
 
-def test_of_two_ways_to_read_the_higher_ceiling_is_told(tmp_path, measured):
+def test_of_two_ways_to_read_the_higher_ceiling_is_reported(tmp_path, measured):
     found = [ceilings_for(1000, compiled=way, cache_dir=tmp_path, **ASKED).read_ceilings[0] for way in (True, False)]
-    (told,) = stored_ceilings(1000, threads=1, cache_dir=tmp_path).read_ceilings
-    assert len({each.value for each in found}) == 2 and told == max(found, key=lambda each: each.value)
+    (reported,) = stored_ceilings(1000, threads=1, cache_dir=tmp_path).read_ceilings
+    assert len({each.value for each in found}) == 2 and reported == max(found, key=lambda each: each.value)
 
 
 def test_another_level_of_instructions_is_measured_anew(tmp_path, measured, monkeypatch):
