@@ -43,7 +43,7 @@ BOUNDS: dict[str, Weight] = {
     "experiments": Weight(131_500, 0, 78_000),  # 130,000 before issue 34: perplexity beside llama.cpp
     "notebooks": Weight(9_500),
     "records": Weight(0, 0, inf),
-    "tests": Weight(744_900),  # issue 32 asks for 600,000; laws of planted bugs, mutants, issues 33 to 35 came since
+    "tests": Weight(746_000),  # issue 32 asks for 600,000; laws of planted bugs, mutants, issues 33 to 35 came since
     "tools": Weight(34_000, 200),  # 22,000 before issue 32: guards moved here, 60 planted bugs; 35: methods of a class
     "workbench": Weight(18_720),  # issue 35: methods of a user's part are checked here, out of sampling and decoding
     "workbench/agents": Weight(15_600),  # 12,000 before issue 33: forms of calls, and the check of arguments
