@@ -28,6 +28,7 @@ from rich.console import Console
 from experiments.demo_tokenizer import train
 from experiments.random_schemas import KINDS, draw_schema
 from workbench import load
+from workbench.constrained.grammar import GrammarVocabulary
 from workbench.display import Table
 from workbench.engine.loaded_model import LoadedModel
 from workbench.engine.runner import Runner
@@ -39,7 +40,6 @@ from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.request import Request, SamplingParameters
 from workbench.response_format import JSONSchema
 from workbench.runs.folder import write_dated_record
-from workbench.sampling.grammar import GrammarVocabulary
 from workbench.trace.events import Finished, Stepped
 
 PROMPT = "# An answer as JSON:\n"

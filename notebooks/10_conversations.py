@@ -202,7 +202,7 @@ widgets.Exercise(
 # - `widgets.Chat(small, TOOLS, SYSTEM)` calls tools. Give it one of your own that sleeps for a minute, and stop it.
 #
 # To read: `workbench/prompt/assemble.py`, `workbench/prompt/own_template.py`, `workbench/agents/rounds.py`,
-# `workbench/sampling/grammar.py`. `workbench chat` is the same in a terminal.
+# `workbench/constrained/grammar.py`. `workbench chat` is the same in a terminal.
 
 # %% [markdown] tags=["foot"]
 # ---

@@ -47,6 +47,7 @@ compiled_kernels
 workbench.batch workbench.models workbench.request workbench.response_format workbench.trace workbench.custom
 workbench.kv_cache
 workbench.prompt
+workbench.constrained
 workbench.model
 workbench.oracle
 workbench.sampling workbench.scheduler

@@ -21,6 +21,7 @@ if _typing.TYPE_CHECKING:
     from workbench.agents.agent import Agent, agent
     from workbench.cluster.cluster import Cluster
     from workbench.cluster.pools import PrefillDecodePools
+    from workbench.constrained.grammar_trace import trace_grammar
     from workbench.custom import register
     from workbench.engine.beam_search import beam_search
     from workbench.engine.config import EngineConfig
@@ -48,7 +49,6 @@ if _typing.TYPE_CHECKING:
     from workbench.runs.runs import open_runs
     from workbench.sampling.filter_trace import entropy_bits, trace_filters
     from workbench.sampling.filters import History
-    from workbench.sampling.grammar_trace import trace_grammar
     from workbench.serve.server import serve
     from workbench.sweep.run import run_sweep
     from workbench.trace.recorder import Recorder
@@ -107,7 +107,7 @@ _HOMES = {
     "summarize": "workbench.runs.metrics",
     "testing": "workbench.testing",
     "trace_filters": "workbench.sampling.filter_trace",
-    "trace_grammar": "workbench.sampling.grammar_trace",
+    "trace_grammar": "workbench.constrained.grammar_trace",
     "widgets": "workbench.widgets",
     "WorkbenchError": "workbench.errors",
 }

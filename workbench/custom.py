@@ -76,6 +76,23 @@ def load_custom(part: CustomPart) -> Any:
     return build_custom(found, part.arguments, part.path)
 
 
+def load_verbs(part: CustomPart, kind: str, verbs: Mapping[str, str]) -> Any:
+    """Load the component at `part.path`, which has these methods.
+
+    Args:
+        part: the component.
+        kind: what it is, for errors.
+        verbs: the parameters of each method, as `(logits, histories)`.
+    """
+    made = load_custom(part)
+    for verb, shape in verbs.items():
+        method = getattr(made, verb, None)
+        if not callable(method):
+            raise WorkbenchError(f"{kind} {part.path}: has no {verb}; a {kind} needs {verb}{shape}")
+        check_arity(method, 0 if shape == "()" else shape.count(",") + 1, f"{kind} {part.path}: {verb}", shape)
+    return made
+
+
 def build_custom(found: Any, arguments: Mapping[str, Any], name: str, *given_by_us: Any) -> Any:
     """Build `found` with its arguments; a class gets `given_by_us` first. Errors name it `name`."""
     if inspect.isclass(found):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from compiled_kernels.masks import ALiBi, Causal, Chunked, SlidingWindow
     from compiled_kernels.quantized_attention.quantize import hadamard_rotate
+    from workbench.constrained.custom import TokenConstraint
     from workbench.decoding.search import Branch, Search
     from workbench.kv_cache.budget import EvictionBudget
     from workbench.kv_cache.codec import Codec, CodecPair
@@ -81,6 +82,7 @@ PARTS: dict[str, dict[str, str]] = {
         "Ranking": "workbench.sampling.ranking",
         "Search": "workbench.decoding.search",
         "StreamCombiner": "workbench.sampling.combiners",
+        "TokenConstraint": "workbench.constrained.custom",
         "TokenSampler": "workbench.sampling.samplers",
         "sample_categorical": "workbench.sampling.samplers",
     },
@@ -110,9 +112,9 @@ __all__ = [
     "ContinuousEviction", "Draft", "EvictionBudget", "EvictionPolicy", "EvictionSettings", "Filter", "Finished",
     "History", "LayerCombiner", "LayerEvictionPolicy", "LayerTokens", "NO_DRAFT", "Proposer", "Ranking", "RequestView",
     "SchedulerDecision", "SchedulerState", "SchedulingPolicy", "Search", "Sequence", "SlidingWindow",
-    "SpeculationTarget", "StreamCombiner", "TokenSampler", "Turn", "Verification", "affine_codes", "affine_numbers",
-    "hadamard_rotate", "nearest_levels", "pack_bits", "project", "sample_categorical", "select_recent_and_heaviest",
-    "smooth_mass", "sorted_with_aging", "training_texts", "unpack_bits", "with_aging",
+    "SpeculationTarget", "StreamCombiner", "TokenConstraint", "TokenSampler", "Turn", "Verification", "affine_codes",
+    "affine_numbers", "hadamard_rotate", "nearest_levels", "pack_bits", "project", "sample_categorical",
+    "select_recent_and_heaviest", "smooth_mass", "sorted_with_aging", "training_texts", "unpack_bits", "with_aging",
 ]  # fmt: skip
 
 

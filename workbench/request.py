@@ -95,6 +95,7 @@ class SamplingParameters(Displayable, Settings):
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     # What the answer must be, by kind: json_schema, choices, regex or lark. Its last tokens close it within max_tokens.
     response_format: ResponseFormat | None = None
+    constraint: CustomPart | None = None  # user-defined, in place of response_format: forbids tokens of the answer
     thinking: Thinking | None = None  # a thought before the answer; max_tokens counts the answer alone
 
     def _display_table(self) -> Table:
@@ -141,6 +142,8 @@ class SamplingParameters(Displayable, Settings):
             raise ValueError(f"{name} {self.num_sequences} is less than n: n of them are to be returned")
         if self.search is not None and (not self.beams or self.n != 1):
             raise ValueError("a search advances the beams and returns one text: set beams, and leave out n")
+        if self.constraint is not None and self.response_format is not None:
+            raise ValueError("constraint and response_format are two ways to say what an answer may be: give one")
         if not self.beams:
             if self.num_sequences > self.n and self.logprobs_of != "model":
                 raise ValueError("best_of ranks by the model's log-probabilities: leave out logprobs_of")
@@ -159,7 +162,7 @@ class SamplingParameters(Displayable, Settings):
 _DRAWN = (
     "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
     "logit_bias", "filters", "sampler", "logprobs", "prompt_logprobs", "response_format",
-    "thinking",
+    "constraint", "thinking",
 )  # fmt: skip
 
 
@@ -189,10 +192,8 @@ class Request(Displayable):
     predicted_tokens: int | None = None  # output tokens that a predictor expects
     pins: tuple[PrefixPin, ...] = ()  # beginnings of the prompt to keep cached, shortest first
     final_only: bool = False  # its text comes at its end; no Decoded events, except with logprobs
-    # Tokens that were sampled for it elsewhere: it goes on after them (see engine/resume.py). `closing` as the last of
-    # their `Decoded` events has it.
+    # Tokens that were sampled for it elsewhere: it goes on after them (see engine/resume.py).
     generated_ids: tuple[int, ...] = ()
-    closing: bool = False
 
     def _display_table(self) -> Table:
         prompt = ("ids", _few(self.prompt_ids)) if self.prompt is None else ("prompt", _cut(self.prompt))

@@ -1,5 +1,5 @@
 """Say what an answer must be (JSON of a schema, one of several choices, a regular expression, a Lark grammar), and how
-long a model may think before it. Plain values; `sampling/grammar.py` carries them out."""
+long a model may think before it. Plain values; `constrained/grammar.py` carries them out."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from tests.patience import limit
 from workbench.agents import rounds
 from workbench.agents.calls import call_tool, cut
 from workbench.agents.result import STOP_REASONS, AgentResult
+from workbench.constrained.grammar import GrammarVocabulary
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.prompt.conversation import Conversation
@@ -24,7 +25,6 @@ from workbench.prompt.own_template import NAMES, TEMPLATE
 from workbench.prompt.templates import ChatTemplate
 from workbench.prompt.tools import Tool, declare
 from workbench.prompt.turns import AssistantTurn, ToolCall
-from workbench.sampling.grammar import GrammarVocabulary
 from workbench.trace.agent_events import (
     AgentFinished,
     AnswerPiece,

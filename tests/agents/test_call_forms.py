@@ -18,6 +18,7 @@ from tests.prompt import model_templates
 from tests.thorough import tries
 from workbench.agents.call_format import CallFormat
 from workbench.agents.choice import answer_grammar
+from workbench.constrained.grammar import Grammar, GrammarVocabulary
 from workbench.prompt.answers import AnswerFormat, parse_answer, parse_calls
 from workbench.prompt.call_texts import flat_schemas, kinds_of
 from workbench.prompt.conversation import Conversation
@@ -26,7 +27,6 @@ from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.prompt.tools import Tool, declare
 from workbench.prompt.turns import ToolCall
 from workbench.request import Request, SamplingParameters
-from workbench.sampling.grammar import Grammar, GrammarVocabulary
 from workbench.serve.answers.answer_pieces import AnswerPieces
 from workbench.serve.answers.pieces import Ended, Text, ToolArguments, ToolCallBegun
 from workbench.serve.call import Call

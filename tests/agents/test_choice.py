@@ -19,6 +19,8 @@ from workbench.agents.arguments import find_fault
 from workbench.agents.call_format import CallFormat
 from workbench.agents.choice import answer_grammar
 from workbench.agents.result import AgentResult
+from workbench.constrained.closing import EndSearch, NodeBudget
+from workbench.constrained.grammar import GrammarVocabulary
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.model.spec import ModelSpec
@@ -29,8 +31,6 @@ from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.prompt.tools import declare
 from workbench.prompt.turns import AssistantTurn
 from workbench.response_format import Choices, Lark
-from workbench.sampling.closing import EndSearch, NodeBudget
-from workbench.sampling.grammar import GrammarVocabulary
 from workbench.trace.agent_events import AgentFinished, AnswerPiece
 
 LISTED = (
@@ -191,7 +191,7 @@ def test_the_end_of_a_forced_call_is_found_whatever_its_arguments(name: str) -> 
         assert wanted is not None
         search = EndSearch(vocabulary.compile(wanted).symbols, vocabulary.end_symbol)
         budget = NodeBudget(1000)
-        assert search.run(budget) and search.found is not None and budget.left > 1000 - 12 * len(properties)
+        assert search.run(budget) and search.way is not None and budget.left > 1000 - 12 * len(properties)
 
 
 def test_choices_one_by_one() -> None:

@@ -15,12 +15,12 @@ from tests.thorough import tries
 from workbench.agents.arguments import find_fault
 from workbench.agents.call_format import CallFormat
 from workbench.agents.choice import answer_grammar, check_schemas
+from workbench.constrained.grammar import GrammarVocabulary
+from workbench.constrained.json_schema import CARRIED_OUT
 from workbench.errors import WorkbenchError
 from workbench.prompt.call_texts import read_calls
 from workbench.prompt.tools import Tool, declare
 from workbench.response_format import JSONSchema
-from workbench.sampling.grammar import GrammarVocabulary
-from workbench.sampling.json_schema import CARRIED_OUT
 
 FORMAT = CallFormat("<|tool|>")
 Case = tuple[dict[str, Any], Any]  # a schema, and an instance with its properties in the schema's order

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.engine.poison import MODEL
@@ -28,10 +29,18 @@ def raises(*given: object) -> None:
     raise ZeroDivisionError
 
 
+def constraint(**verbs: Any) -> type:
+    """A constraint that forbids nothing, but for these methods."""
+    nothing = np.zeros(31, np.bool_)
+    free = {"start": lambda *given: None, "banned": lambda self, ids: nothing, "advance": lambda self, token: None}
+    return type("Own", (), free | verbs)
+
+
 USES: dict[str, Callable[[Any], dict[str, Any]]] = {
     "search": lambda part: {"beams": 2, "search": part, "temperature": 1.0},
     "ranking": lambda part: {"best_of": 3, "ranking": part, "temperature": 0.9},
     "filter": lambda part: {"filters": [part]},
+    "constraint": lambda part: {"constraint": part},
 }
 BEST = "must return the best of 2 branches"
 
@@ -56,6 +65,15 @@ BEST = "must return the best of 2 branches"
         ("filter", combiner(lambda logits, histories, early: logits, 1, 2), "refused",
          "layers (1, 2); the model has 2: give 0 to 1"),
         ("filter", combiner(lambda logits, histories, early: logits), "refused", "must be a tuple of numbers"),
+        ("constraint", constraint(start=lambda self, tokens, ends: raises()), "refused", "start: ZeroDivisionError"),
+        ("constraint", constraint(banned=lambda self, ids: raises()), "error", "banned: ZeroDivisionError"),
+        ("constraint", constraint(banned=lambda self, ids: [False]), "error", "return [31] of bool, not [1] of bool"),
+        ("constraint", constraint(banned=lambda self, ids: [0] * 31), "error", "not [31] of int64"),
+        ("constraint", constraint(banned=lambda self, ids: [True] * 31), "error", "leaves no token"),
+        ("constraint", constraint(advance=lambda self, token: raises()), "error", "advance: ZeroDivisionError"),
+        ("constraint", constraint(advance=None), "refused", "has no advance; a constraint needs advance(token)"),
+        ("constraint", constraint(banned=lambda self: None), "refused", "must take (ids)"),
+        ("constraint", constraint()(), "refused", "is no class, and one is built for each request"),
     ],
 )  # fmt: skip
 def test_its_request_ends_with_the_reason_and_no_other(use: str, part: object, reason: str, words: str) -> None:

@@ -27,15 +27,8 @@ from tests.helpers.events import of
 from tests.patience import limit
 from tests.prompt.samples import byte_level, trained
 from tests.thorough import THOROUGH, tries
-from workbench.engine.inputs import sample_id
-from workbench.engine.replay import replay
-from workbench.engine.runner import generate
-from workbench.errors import WorkbenchError
-from workbench.oracle import naive
-from workbench.request import Request, SamplingParameters
-from workbench.response_format import Choices, JSONSchema, Lark, Regex, ResponseFormat
-from workbench.sampling.constraint import Constraint
-from workbench.sampling.grammar import (
+from workbench.constrained.answer import GrammarAnswer
+from workbench.constrained.grammar import (
     LIMITS,
     MAX_COMPILE_SECONDS,
     NODES_AT_A_TIME,
@@ -43,6 +36,13 @@ from workbench.sampling.grammar import (
     Grammar,
     GrammarVocabulary,
 )
+from workbench.engine.inputs import sample_id
+from workbench.engine.replay import replay
+from workbench.engine.runner import generate
+from workbench.errors import WorkbenchError
+from workbench.oracle import naive
+from workbench.request import Request, SamplingParameters
+from workbench.response_format import Choices, JSONSchema, Lark, Regex, ResponseFormat
 from workbench.trace.events import Decoded, Finished, Verified
 from workbench.trace.recorder import Recorder
 from workbench.trace.script import StepScript
@@ -109,6 +109,7 @@ def test_every_answer_is_valid_within_its_limit(names, most, temperature, seed, 
             assert each.sampling.response_format is not None
             check_valid(each.sampling.response_format, end)
             assert len(end.token_ids) <= most and (end.ended_by == "max_tokens") == (end.reason == "length")
+            assert len(end.token_ids) < most or end.ended_by != "grammar"
 
 
 ASKED = [
@@ -130,17 +131,17 @@ def few_nodes(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], list[st
     waits for it: its row is computed once more."""
 
     def limit_nodes(nodes: int | None) -> list[str]:
-        waits, advance = list[str](), Constraint.advance
+        waits, advance = list[str](), GrammarAnswer.advance
 
-        def noted(self, choice, budget=None):
-            moved = advance(self, choice, budget)
-            waits.extend(["waits"] * (moved is None))
-            return moved
+        def noted(self, token, budget=None):
+            taken = advance(self, token, budget)
+            waits.extend(["waits"] * (taken == (None, None)))
+            return taken
 
         if nodes is not None:
             monkeypatch.setattr("workbench.sampling.sampler.MAX_NODES_OF_SAMPLING", nodes)
-            monkeypatch.setattr("workbench.sampling.masks.MAX_NODES_BESIDE_FORWARD", nodes)
-        monkeypatch.setattr(Constraint, "advance", noted)
+            monkeypatch.setattr("workbench.constrained.masks.MAX_NODES_BESIDE_FORWARD", nodes)
+        monkeypatch.setattr(GrammarAnswer, "advance", noted)
         return waits
 
     return limit_nodes
@@ -269,6 +270,23 @@ def test_how_a_choice_ends(choice: str, eos: tuple, sampling: dict, text: str, e
     assert not any(map(byte_level().is_special, end.token_ids))
 
 
+@pytest.mark.parametrize(
+    ("most", "text", "ended_by"), [(4, "ab", "max_tokens"), (6, "abcdef", "max_tokens"), (7, "abcdef", "grammar")]
+)
+@pytest.mark.parametrize("eos", [(), (1,)])
+def test_a_choice_whose_end_has_no_room_ends_before_it(most: int, text: str, ended_by: str, eos: tuple) -> None:
+    wanted = {byte_level().encode(each)[0]: 90.0 for each in "abcdef"}
+    end = generate(RUNNERS(eos), [ask("r", Choices(choices=("ab", "abcdef")), most, logit_bias=wanted)])["r"]
+    assert (end.output_text, len(end.token_ids), end.ended_by) == (text, len(text), ended_by)
+
+
+def test_an_answer_without_room_to_spare_is_the_models_own() -> None:
+    """Any token that has an end in time may come, not only the first of the end that is known."""
+    asked = [ask(f"r{seed}", Regex(regex="[a-z]{6}"), 6, seed=seed, temperature=1.0) for seed in range(4)]
+    ends = generate(RUNNERS(()), asked).values()
+    assert len({end.output_text for end in ends}) == 4 and {end.reason for end in ends} == {"length"}
+
+
 @pytest.mark.parametrize("end", [7, 9])
 def test_every_end_token_ends_a_complete_answer_and_no_other(end: int) -> None:
     """Also one that the request names; none before the answer is complete."""
@@ -354,7 +372,7 @@ def test_the_compilers_own_work_has_limits(monkeypatch: pytest.MonkeyPatch) -> N
         limits.append(named.get("limits"))
         return LLMatcher(*values, **named)
 
-    monkeypatch.setattr("workbench.sampling.grammar.LLMatcher", counted)
+    monkeypatch.setattr("workbench.constrained.grammar.LLMatcher", counted)
     vocabulary = GrammarVocabulary(byte_level())
     for each in FORMATS.values():
         vocabulary.compile(each)

@@ -13,10 +13,10 @@ from tests.engine.guesses import Guesses, drafts
 from tests.helpers.events import of
 from tests.prompt.samples import byte_level
 from tests.thorough import tries
+from workbench.constrained.thought import ThoughtState, thinking_budget
 from workbench.engine.runner import generate
 from workbench.request import Request, SamplingParameters
 from workbench.response_format import Choices, Thinking
-from workbench.sampling.thought import ThoughtState, thinking_budget
 from workbench.trace.events import Decoded, Finished
 
 CONTROLS = byte_level().special_token_ids

@@ -21,11 +21,11 @@ from experiments.chat_rounds import Reply
 from experiments.train_demo import DEMO
 from tests.thorough import tries
 from workbench.agents.arguments import find_fault
+from workbench.constrained.grammar import Grammar, GrammarVocabulary
 from workbench.prompt.conversation import Conversation
 from workbench.prompt.own_template import own_template
 from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.request import Request
-from workbench.sampling.grammar import Grammar, GrammarVocabulary
 
 TOKENIZER = Tokenizer(chat_tokenizer(DEMO / "target" / "tokenizer.json"))
 VOCABULARY = GrammarVocabulary(TOKENIZER)

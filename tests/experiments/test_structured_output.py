@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from experiments import structured_output
 from experiments.random_schemas import KINDS, count_ends, draw_schema, with_objects
 from workbench import load
-from workbench.sampling.constraint import Answer
+from workbench.constrained.answer import GrammarAnswer
 
 APP = typer.Typer()
 APP.command()(structured_output.main)
@@ -31,7 +31,7 @@ def test_every_answer_is_valid() -> None:
 
 
 def test_answers_that_are_not_closed_in_time_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Answer, "_fits", lambda self, way, left: True)
+    monkeypatch.setattr(GrammarAnswer, "_fits", lambda self, way, left: True)
     code, record = run("--schemas", str(len(KINDS)))
     assert code == 1 and record["verdict"]["valid"] < record["verdict"]["answers"]
 

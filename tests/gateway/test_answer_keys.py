@@ -36,7 +36,7 @@ SAMPLING_FIELDS: Json = {
     "search": CustomPart(path="a:B"), "seed": 5, "n": 2, "best_of": 3, "beams": 2, "length_penalty": 0.5,
     "early_stopping": True, "stop": ("x",), "stop_token_ids": (3,), "max_tokens": 5, "ignore_eos": True, "logprobs": 0,
     "logprobs_of": "filtered", "prompt_logprobs": 0, "response_format": Regex(regex="a"),
-    "thinking": Thinking(budget_tokens=3),
+    "constraint": CustomPart(path="a:B"), "thinking": Thinking(budget_tokens=3),
 }  # fmt: skip
 CONVERSATION_FIELDS: Json = {  # None: the ids differ
     "system": None, "documents": None, "turns": None,

@@ -27,6 +27,7 @@ sampling = st.fixed_dictionaries(
         "logit_bias": st.dictionaries(token_ids, st.floats(allow_nan=False), max_size=3),
         "filters": st.lists(parts, max_size=2),
         "sampler": st.none() | parts,
+        "constraint": st.none() | parts,
         "seed": seeds,
         "stop": st.lists(words.filter(bool), max_size=3) | words.filter(bool),
         "stop_token_ids": st.lists(token_ids, max_size=3),

@@ -27,7 +27,8 @@ from tests.thorough import tries
 from workbench.request import CustomPart, SamplingParameters
 from workbench.sampling.enumeration import NUM_CELLS, speculative_distribution, target_distribution
 from workbench.sampling.filters import History
-from workbench.sampling.sampler import PendingRows, Sampler
+from workbench.sampling.rows import PendingRows
+from workbench.sampling.sampler import Sampler
 from workbench.sampling.samplers import uniform
 from workbench.sampling.sampling_state import build_sampling_state
 from workbench.sampling.verify import NO_DRAFT, Draft, rejection_sample
@@ -146,7 +147,7 @@ def test_two_tokens_have_the_targets_joint_distribution(name, kind):
 
 
 def test_counting_catches_filters_that_do_not_see_drafted_tokens(monkeypatch):
-    from workbench.sampling import sampler as asked
+    from workbench.sampling import rows as asked
 
     blind = property(lambda own: [History(PROMPT, own.sequence.output_ids)] * len(own.rows))
     monkeypatch.setattr(asked.PendingRows, "histories", blind)
@@ -154,14 +155,14 @@ def test_counting_catches_filters_that_do_not_see_drafted_tokens(monkeypatch):
 
 
 def test_counting_catches_a_draft_whose_probabilities_are_ignored(monkeypatch):
-    from workbench.sampling import sampler as asked
+    from workbench.sampling import rows as asked
 
     monkeypatch.setattr(asked, "rejection_sample", ignores_q)
     assert chi_square_p(first_two(WAYS["plain"], "drawn"), expected(WAYS["plain"])) < LEVEL
 
 
 def test_counting_catches_one_random_number_for_two_uses(monkeypatch):
-    from workbench.sampling import sampler as asked
+    from workbench.sampling import rows as asked
 
     monkeypatch.setattr(asked, "ACCEPT_STREAM", b"")
     assert chi_square_p(first_two(WAYS["plain"], "certain"), expected(WAYS["plain"])) < LEVEL

@@ -11,8 +11,8 @@ import pytest
 from tests.patience import limit
 from tests.sampling import dying_trial
 from tests.serve import strangers
+from workbench.constrained.grammar_trial import GrammarTrial
 from workbench.engine.runner import Runner
-from workbench.sampling.grammar_trial import GrammarTrial
 from workbench.serve.server import Server, serve
 
 

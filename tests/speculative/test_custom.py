@@ -90,9 +90,9 @@ def test_the_kit_sees_planted_bugs(monkeypatch: pytest.MonkeyPatch) -> None:
     forgets = "forgets a request that has ended"
     assert forgets in broken("Remembers", forgets)
 
-    def takes_all(draft, rows, largest, tokens):
-        return [*map(choose.SampledToken, draft.token_ids), choose.SampledToken(tokens[rows[-1]])]
+    def takes_all(draft, sample, take):
+        return [*map(choose.SampledToken, draft.token_ids), sample(len(draft))]
 
-    monkeypatch.setattr(choose, "_greedy", takes_all)
+    monkeypatch.setattr(choose, "follow", takes_all)
     same = "greedy text is the text without drafts, token for token"
     assert same in broken("Forgetful", same)

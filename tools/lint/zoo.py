@@ -33,6 +33,7 @@ DOORS = {
     "sampling": "Filter",
     "sampling.beams": "Decoding",
     "sampling.best_of": "Decoding",
+    "sampling.constraint": "Constraint",
     "sampling.ranking": "Decoding",
     "sampling.sampler": "Sampler",
     "sampling.search": "Decoding",

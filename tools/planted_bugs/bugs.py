@@ -75,7 +75,7 @@ BUGS = (
     ),
     PlantedBug(
         "engine: after drafts that a grammar checked, its state is one token ahead",
-        "workbench/sampling/answer.py",
+        "workbench/constrained/answer.py",
         "if consumed:\n            self._tokens.rollback(consumed)",
         "if consumed > 1:\n            self._tokens.rollback(consumed - 1)",
     ),

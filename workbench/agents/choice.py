@@ -12,12 +12,12 @@ from typing import Any
 
 from workbench.agents.arguments import is_flat
 from workbench.agents.call_format import PROBE_IDS, PROBE_TOOL, CallFormat, TaggedArguments
+from workbench.constrained.grammar import PLAIN, lark_name, lark_of
+from workbench.constrained.json_schema import WHERE, check_keywords, widen, within
 from workbench.errors import WorkbenchError, nearest
 from workbench.prompt.call_texts import flat_schemas, kinds_of
 from workbench.prompt.tools import Tool
 from workbench.response_format import Choices, JSONSchema, Lark, Regex, ResponseFormat
-from workbench.sampling.grammar import PLAIN, lark_name, lark_of
-from workbench.sampling.json_schema import WHERE, check_keywords, widen, within
 
 CHOICES = ("auto", "none", "required")
 TEXT = r"/(.|\n)*/"

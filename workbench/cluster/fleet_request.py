@@ -24,7 +24,6 @@ class SampleState:
 
     number: int
     token_ids: list[int] = field(default_factory=list)
-    closing: bool = False
     is_finished: bool = False
     logprobs: list[PromptLogprob] = field(default_factory=list)  # of the prompt
     pinned: list[PinnedPrefix] = field(default_factory=list)
@@ -75,7 +74,6 @@ class SampleState:
         self.computed_now += self.has_token_now  # the first of an attempt comes of its prefill's last position
         self.has_token_now = True
         self.token_ids.append(event.token_id)
-        self.closing = event.closing
         self.first_token = event.time if self.first_token is None else self.first_token
         self.last_token = event.time
         return event
@@ -125,10 +123,8 @@ class FleetRequest:
     move_reason: str = ""
 
     def __post_init__(self) -> None:
-        asked = self.request
-        self.samples = [
-            SampleState(number, [*asked.generated_ids], asked.closing) for number in range(asked.sampling.num_sequences)
-        ]
+        count, ids = self.request.sampling.num_sequences, self.request.generated_ids
+        self.samples = [SampleState(number, [*ids]) for number in range(count)]
 
     @property
     def name(self) -> str:
@@ -157,7 +153,7 @@ class FleetRequest:
             if each.token_ids and (why := why_not_resumable(self.request)):
                 made.lost.append((each, why))
                 continue
-            sample = replace(resumed_sample(self.request, each.number, each.token_ids, each.closing), arrival=0.0)
+            sample = replace(resumed_sample(self.request, each.number, each.token_ids), arrival=0.0)
             made.names[sample.request_id] = each.number
             made.requests.append(sample)
         return made

@@ -21,7 +21,7 @@ from workbench.sampling.verify import NO_DRAFT
 
 OWN_ALONE = {  # what the sampled tokens of the first decide
     "filters": (), "sampler": None, "stop": (), "prompt_logprobs": None, "logprobs": None, "response_format": None,
-    "thinking": None,
+    "constraint": None, "thinking": None,
 }  # fmt: skip
 
 

@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from workbench.custom import check_arity, load_custom
+from workbench.custom import load_verbs
 from workbench.decoding.beams import Beam, BeamHypothesis, Beams, bad_logits
 from workbench.decoding.method import Advance, Fork, NextRow
 from workbench.errors import WorkbenchError
@@ -46,11 +46,7 @@ class Search(Protocol):
 
 def load_search(part: CustomPart) -> Search:
     """Build the search that `part` names; WorkbenchError if it cannot be one."""
-    made = load_custom(part)
-    if not callable(getattr(made, "advance", None)):
-        raise WorkbenchError(f"search {part.path}: has no advance; a search needs advance(branches)")
-    check_arity(made.advance, 1, f"search {part.path}: advance", "(branches)")
-    return cast(Search, made)
+    return load_verbs(part, "search", {"advance": "(branches)"})
 
 
 def advance_search(search: Search, branches: Many[Branch], name: str) -> tuple[int, list[tuple[int, int]]]:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass
 
+from workbench.constrained.compiler import CompileJob, GrammarCompiler
+from workbench.constrained.grammar import MAX_COMPILE_SECONDS, TOOK_TOO_LONG, Grammar
 from workbench.errors import describe_error
 from workbench.request import Request
-from workbench.sampling.compiler import CompileJob, GrammarCompiler
-from workbench.sampling.grammar import MAX_COMPILE_SECONDS, TOOK_TOO_LONG, Grammar
 from workbench.trace.events import Event
 
 

@@ -54,9 +54,7 @@ def hand_over(runner: Runner, sequence: Sequence) -> Handover:
 
 def end_as_moved(runner: Runner, sequence: Sequence) -> Request:
     """End a sequence as `moved`; return the request that goes on after its tokens."""
-    constraint = runner.core.decoder.sampler.constraint_of(sequence.request_id)
-    closing = constraint is not None and constraint.is_closing
-    request = replace(sequence.request, generated_ids=tuple(sequence.output_ids), closing=closing)
+    request = replace(sequence.request, generated_ids=tuple(sequence.output_ids))
     runner.tracker.move_out(sequence)
     return request
 
@@ -92,5 +90,5 @@ def take_back(runner: Runner, pages: list[list[int]], tainted: bool = False) -> 
 
 def pop_returned(runner: Runner) -> tuple[list[list[int]], list[list[int]]]:
     """Return the borrowed pages that go back to their homes, by cache group: sound ones, and tainted ones."""
-    found = runner.kv_cache.manager.pop_returned()
-    return [sound for sound, _ in found], [tainted for _, tainted in found]
+    returned = runner.kv_cache.manager.pop_returned()
+    return [sound for sound, _ in returned], [tainted for _, tainted in returned]

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from workbench.constrained.thought import ThoughtState, thinking_budget
 from workbench.engine.best_of import BestOf
 from workbench.errors import WorkbenchError, describe_error
 from workbench.prompt.tokenization.detokenize import Detokenizer, WholeTextDetokenizer
 from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.request import FinishReason, Request
 from workbench.sampling.samplers import SampledToken
-from workbench.sampling.thought import ThoughtState, thinking_budget
 from workbench.trace.events import Event, Submitted
 
 
@@ -65,12 +65,13 @@ class StopChecker:
             if sampling.thinking.shown and tokenizer is not None:
                 self._thought_detokenizer = Detokenizer(tokenizer, before=self._before)
 
-    def push(self, token_id: int, completes: str = "") -> tuple[str, FinishReason | None]:
+    def push(self, token_id: int, constraint: FinishReason | None = None) -> tuple[str, FinishReason | None]:
         """Take the next token; return the text to show now, and the finish reason if this is the end.
 
         Args:
             token_id: the token.
-            completes: grammar or length if the answer is complete with it, see SampledToken.
+            constraint: the finish reason of the request's constraint, if it lets nothing follow. A limit that is
+                reached with the token goes before it.
         """
         self._count += 1
         self.channel = "text"
@@ -86,10 +87,8 @@ class StopChecker:
         if self._detokenizer is not None and self._detokenizer.matched_stop is not None:
             self.cause = StopCause("stop_string", self._detokenizer.matched_stop)
             return text, FinishReason.STOP
-        if completes == "grammar":
-            self.cause = StopCause("grammar")
-            return text, FinishReason.STOP
-        return text, self.end_for_want_of_room() if completes == "length" else self._limit()
+        reason = self._limit()
+        return text, self.end_by_constraint(constraint) if constraint is not None and reason is None else reason
 
     def _new_detokenizer(self) -> Detokenizer | WholeTextDetokenizer | None:
         """Return a detokenizer of the answer, behind the prompt and the thought."""
@@ -103,10 +102,13 @@ class StopChecker:
         """Return the finish reason if a limit is reached."""
         if self._answer_count < self._max_tokens and self._count < self.max_output_tokens:
             return None
-        return self.end_for_want_of_room()
+        return self.end_by_constraint(FinishReason.LENGTH)
 
-    def end_for_want_of_room(self) -> FinishReason:
-        """Return the finish reason of a text that ends because of a limit, reached or near."""
+    def end_by_constraint(self, reason: FinishReason) -> FinishReason:
+        """Note the cause of an answer's end, which is complete or has no room; return the reason."""
+        if reason == FinishReason.STOP:
+            self.cause = StopCause("grammar")
+            return reason
         full = self._answer_count < self._max_tokens and self.max_output_tokens < self._max_output_tokens
         self.cause = StopCause("context" if full else "max_tokens")
         return FinishReason.LENGTH
@@ -168,11 +170,11 @@ def detokenize(stop_checker: StopChecker, sampled: list[SampledToken]) -> Detoke
     for place, choice in enumerate(sampled):
         if choice.error:
             return DetokenizedTokens(sampled[:place], texts, channels, error=choice.error, num_accepted=accepted)
-        if choice.token_id < 0:
-            reason = stop_checker.end_for_want_of_room()
+        if choice.token_id < 0 and choice.finish_reason is not None:
+            reason = stop_checker.end_by_constraint(choice.finish_reason)
             return DetokenizedTokens(sampled[:place], texts, channels, reason, num_accepted=accepted)
         try:
-            text, reason = stop_checker.push(choice.token_id, choice.completes)
+            text, reason = stop_checker.push(choice.token_id, choice.finish_reason)
         except Exception as error:  # an id, say, that the model has and the tokenizer lacks
             taken = sampled[: place + 1]
             return DetokenizedTokens(taken, texts, channels, error=describe_error(error), num_accepted=accepted)

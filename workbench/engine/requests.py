@@ -8,6 +8,9 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from workbench.constrained.factory import ConstraintFactory
+from workbench.constrained.grammar import Grammar
+from workbench.constrained.thought import with_own_thought
 from workbench.decoding.decoder import Decoder
 from workbench.decoding.method import Advance
 from workbench.decoding.pair import Pair, second_request
@@ -22,10 +25,6 @@ from workbench.kv_cache.adoption import Adoption
 from workbench.model.spec import ModelSpec
 from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.request import FinishReason, Request, Sequence
-from workbench.sampling.compiler import GrammarCompiler
-from workbench.sampling.constraint import Constraint
-from workbench.sampling.grammar import Grammar
-from workbench.sampling.thought import with_own_thought
 from workbench.sampling.verify import Draft
 from workbench.scheduler.plan import Span, StepPlan
 from workbench.scheduler.scheduler import Scheduler
@@ -64,7 +63,8 @@ class RequestTracker:
         self._emit, self._processor = emit, OutputProcessor(emit)
         self._submitted = 0
         self._sent: dict[str, tuple[int, int]] = {}  # log-probabilities of a prompt and pins that were emitted
-        self.compiling = CompilingRequests(GrammarCompiler(tokenizer), clock)
+        self._constraints = ConstraintFactory(tokenizer, spec.vocab_size)
+        self.compiling = CompilingRequests(self._constraints.compiler, clock)
         self.to_cancel: deque[str] = deque()  # request ids to cancel; any thread may append
         self._adoptions: dict[str, Adoption] = {}  # by request id: pages that another engine computed
 
@@ -162,7 +162,7 @@ class RequestTracker:
             room = self.spec.max_position_embeddings - self._pair(sequence)
             output = StopChecker(sequence.request, self.tokenizer, self.spec.eos_token_ids, room)
             self._stop_checkers[sequence.request_id] = output
-            constraint = self._constraint(sequence.request, output, grammar, room)
+            constraint = self._constraints.build(sequence.request, room, output.end_token_ids, grammar)
             self.decoder.sampler.constrain(sequence, constraint)
             if request.generated_ids and (ended := resume(request, output, constraint)) is not None:
                 sequence.finish_reason = ended
@@ -194,15 +194,6 @@ class RequestTracker:
         second.own_prompt = True
         self.decoder.methods.add(Pair(sequence, second, self.decoder.sampler))
         return max(0, second.prompt_length - sequence.prompt_length)
-
-    def _constraint(
-        self, request: Request, output: StopChecker, grammar: Grammar | None, max_model_len: int
-    ) -> Constraint | None:
-        """Return what constrains the request's tokens: its grammar, its thought, or nothing."""
-        if grammar is None and request.sampling.thinking is None:
-            return None
-        spec = self.spec
-        return Constraint(request, self.tokenizer, spec.vocab_size, max_model_len, output.end_token_ids, grammar)
 
     def process_cancellations(self) -> None:
         """End the requests to cancel, with all their samples; unknown ids are ignored."""
@@ -361,7 +352,6 @@ class RequestTracker:
                 Decoded(
                     now, sequence.request_id, text, step=step, token_id=choice.token_id,
                     index=index, logprob=choice.logprob, top_logprobs=choice.top_logprobs, channel=channel,
-                    closing=choice.closing,
                 )
             )  # fmt: skip
         if read.error:

@@ -13,14 +13,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from workbench.constrained.constraint import Constraint
 from workbench.engine.inputs import sample_id, split_samples
 from workbench.engine.outputs import StopChecker
 from workbench.errors import WorkbenchError
 from workbench.request import FinishReason, Request
-from workbench.sampling.constraint import Constraint
 
 
-def resumed_sample(request: Request, number: int, generated_ids: Sequence[int], closing: bool = False) -> Request:
+def resumed_sample(request: Request, number: int, generated_ids: Sequence[int]) -> Request:
     """Return the request that goes on with one sample of `request`.
 
     Each sample is resumed alone, since they are at different places; those that finished are not resumed at all. Its
@@ -30,7 +30,6 @@ def resumed_sample(request: Request, number: int, generated_ids: Sequence[int], 
         request: the request as it was first submitted.
         number: the sample.
         generated_ids: its tokens so far; none start it anew.
-        closing: `Decoded.closing` of the last of them.
 
     Raises:
         WorkbenchError: for a request that cannot be resumed (see `why_not_resumable`), unless it has no tokens yet.
@@ -39,7 +38,7 @@ def resumed_sample(request: Request, number: int, generated_ids: Sequence[int], 
         raise WorkbenchError(f"request {request.request_id}: {why}")
     sample = split_samples(request)[number]
     assert sample.request_id == sample_id(request.request_id, number)
-    return replace(sample, generated_ids=tuple(generated_ids), closing=closing)
+    return replace(sample, generated_ids=tuple(generated_ids))
 
 
 def why_not_resumable(request: Request) -> str:
@@ -88,13 +87,13 @@ def resume(request: Request, output: StopChecker, constraint: Constraint | None)
         WorkbenchError: for tokens that this request could not have had.
     """
     name, ended = request.request_id, None
-    completions = [""] * len(request.generated_ids)
-    if constraint is not None:
-        completions = constraint.resume(request.generated_ids, request.closing)
-    for place, (token, completes) in enumerate(zip(request.generated_ids, completions, strict=True)):
+    for place, token in enumerate(request.generated_ids):
         if ended is not None:
             raise WorkbenchError(
                 f"request {name}: generated_ids goes on after its end ({output.cause.by}, {place} tokens)"
             )
-        _, ended = output.push(token, completes)
+        taken, reason = (token, None) if constraint is None else constraint.advance(token)
+        if taken != token:
+            raise WorkbenchError(f"request {name}: generated_ids: token {token} at place {place} leaves no end")
+        _, ended = output.push(token, reason)
     return ended

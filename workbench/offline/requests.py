@@ -16,7 +16,8 @@ from workbench.request import Request, SamplingParameters
 
 LINE_KEYS = ("custom_id", "method", "url", "body")
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-SAMPLING_FIELDS = frozenset(SamplingParameters.model_fields) - {"filters", "sampler"}  # no code to run is named by data
+CODE = {"filters", "sampler", "ranking", "search", "constraint"}  # of a user's own: data name no code to run
+SAMPLING_FIELDS = frozenset(SamplingParameters.model_fields) - CODE
 DEFAULT_MAX_TOKENS = 16  # tokens of a completion that does not say, as at OpenAI
 
 

@@ -3,17 +3,17 @@ beside it.
 
     logits  ->  PendingRows (a sequence's rows)  ->  SamplingState (filters, sampler)  ->  SampledToken, or a failure
     rows of a request whose filters combine other logits are combined with these first
-    rows of a request with a grammar or a thought lose their forbidden tokens before that, and its constraint takes the
-    token after it
+    rows of a constrained request lose their forbidden tokens before that, and its constraint takes the token after it
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Literal
 
@@ -22,121 +22,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from workbench.constrained.closing import NodeBudget
+from workbench.constrained.constraint import Constraint
+from workbench.constrained.masks import MAX_NODES_OF_SAMPLING, MaskWorker
 from workbench.errors import WorkbenchError, describe_error
 from workbench.request import Sequence
-from workbench.sampling.answer import NO_TOKEN
-from workbench.sampling.closing import NodeBudget
 from workbench.sampling.combiners import NO_OTHERS, NamedCombiner, OtherLogits
-from workbench.sampling.constraint import Constraint
-from workbench.sampling.filters import History
-from workbench.sampling.masks import MAX_NODES_OF_SAMPLING, MaskWorker
+from workbench.sampling.rows import PendingRows, Take, follow
 from workbench.sampling.samplers import (
-    RandomSampler,
     SampledToken,
     describe_bad_logits,
     describe_failure,
     failed_token,
-    sample_categorical,
-    uniform,
     with_logprobs,
 )
-from workbench.sampling.sampling_state import SamplingState, apply_custom_filters, build_sampling_state, sample_row
-from workbench.sampling.verify import ACCEPT_STREAM, NO_DRAFT, Draft, rejection_sample
-
-
-@dataclass(frozen=True)
-class PendingRows:
-    """The rows of one sequence: one for its next token and one after each draft token; `largest` has each row's
-    maximum."""
-
-    index: int
-    rows: range
-    sequence: Sequence
-    draft: Draft
-    sampling_state: SamplingState
-    largest: list[float]
-
-    @property
-    def histories(self) -> list[History]:
-        """Return the tokens before each row's token, draft tokens included."""
-        return [self.history(place) for place in range(len(self.rows))]
-
-    def history(self, place: int) -> History:
-        known = self.sequence
-        return History(known.request.prompt_ids, [*known.output_ids, *self.draft.before(place)])
-
-    def uniform(self, place: int, use: bytes = b"") -> float:
-        known, ahead = self.sequence, place if self.draft.parents is None else len(self.draft.before(place))
-        return uniform(known.request.sampling.seed, len(known.token_ids) - known.prompt_length + ahead, use)
-
-    def sample(
-        self, scores: Tensor, filtered: Tensor, faults: list[float], token: int | None, rejection: bool
-    ) -> list[SampledToken]:
-        """Return the accepted draft tokens and one token after them; the last may be a failure.
-
-        Args:
-            scores: the sequence's rows before the filters, [row, vocab].
-            filtered: the same after the filters.
-            faults: the largest value of each filtered row.
-            token: the token sampled from a lone row, if that was done together with others.
-            rejection: accept drafts by rejection sampling if the sampler is a plain random one; otherwise by match.
-        """
-        sampling_state = self.sampling_state
-
-        def left(place: int) -> Tensor:
-            if not math.isfinite(self.largest[place]):
-                raise BadRow(failed_token(f"the model's logits {describe_bad_logits(self.largest[place])}"))
-            if not math.isfinite(faults[place]):
-                raise BadRow(failed_token(f"after the filters the logits {describe_bad_logits(faults[place])}"))
-            own = (
-                apply_custom_filters(filtered[place], sampling_state, self.history(place))
-                if sampling_state.custom_filters
-                else filtered[place]
-            )
-            if isinstance(own, SampledToken):
-                raise BadRow(own)
-            return own
-
-        choices: list[SampledToken] = []
-        try:
-            if token is not None and not sampling_state.custom_filters:
-                return [with_logprobs(token, scores[0], left(0), sampling_state.request.sampling)]
-            chain = self.draft.parents is None and len(self.draft.token_ids) > 0
-            if chain and isinstance(sampling_state.sampler, RandomSampler) and rejection:
-                self._rejection_sample(scores, left, choices)
-                return choices
-            row: int | None = 0
-            while row is not None:
-                choices.append(sample_row(scores[row], left(row), sampling_state, self.uniform(row)))
-                row = None if choices[-1].error else self.draft.next_row(row, choices[-1].token_id)
-        except BadRow as broken:
-            choices.append(broken.choice)
-        return choices
-
-    def _rejection_sample(self, scores: Tensor, left: Callable[[int], Tensor], choices: list[SampledToken]) -> None:
-        """Append the accepted draft tokens and the one after them."""
-        rows: dict[int, Tensor] = {}
-
-        def take(place: int, token: int) -> None:
-            choices.append(with_logprobs(token, scores[place], rows[place], self.sampling_state.request.sampling))
-
-        def target(place: int) -> Tensor:
-            if place:  # it is requested only after the token before it was accepted
-                take(place - 1, self.draft.token_ids[place - 1])
-            rows[place] = left(place)
-            return rows[place].double().softmax(-1)
-
-        uniforms = [self.uniform(place, ACCEPT_STREAM) for place in range(len(self.draft.token_ids))]
-        standing, weights = rejection_sample(self.draft, target, uniforms)
-        take(standing, sample_categorical(weights[None], [self.uniform(standing)])[0])
-
-
-class BadRow(Exception):
-    """A row from which no token can be sampled."""
-
-    def __init__(self, choice: SampledToken):
-        super().__init__(choice.error)
-        self.choice = choice
+from workbench.sampling.sampling_state import SamplingState, build_sampling_state
+from workbench.sampling.verify import NO_DRAFT, Draft
 
 
 @dataclass
@@ -165,18 +66,18 @@ class Sampler:
 
     def constraint_of(self, request_id: str) -> Constraint | None:
         """Return the constraint of a request, if it has one."""
-        known = self._states.get(request_id)
-        return None if known is None else known.constraint
+        state = self._states.get(request_id)
+        return None if state is None else state.constraint
 
     def combiners_of(self, request_id: str) -> tuple[NamedCombiner, ...]:
         """Return the filters of a request that combine other logits."""
-        known = self._states.get(request_id)
-        return () if known is None else known.combiners
+        state = self._states.get(request_id)
+        return () if state is None else state.combiners
 
     def is_plain_greedy(self, sequence: Sequence) -> bool:
         """Return whether the largest logit of each row is all that this sequence's tokens hang on."""
-        known = self._states.get(sequence.request_id)
-        return known is not None and known.is_plain_greedy and known.constraint is None
+        state = self._states.get(sequence.request_id)
+        return state is not None and state.is_plain_greedy and state.constraint is None
 
     def legal_drafts(self, drafts: Mapping[str, Draft]) -> dict[str, Draft]:
         """Cut drafts before the first token that their requests' constraints forbid.
@@ -198,13 +99,13 @@ class Sampler:
 
     def start_masks(self, sequences: Iterable[tuple[Sequence, tuple[int, ...]]]) -> None:
         """Start on the masks of sequences with these drafts, in a thread; `verify` waits for them."""
-        wanted = [
+        constrained = [
             (constraint, draft)
             for sequence, draft in sequences
             if (constraint := self.constraint_of(sequence.request_id)) is not None
         ]
-        if wanted:
-            self.masks.start(wanted)
+        if constrained:
+            self.masks.start(constrained)
 
     def remove(self, request_id: str) -> None:
         """Drop the state of a finished request."""
@@ -224,7 +125,7 @@ class Sampler:
     ) -> list[list[SampledToken]]:
         """Return each sequence's accepted draft tokens and one token after them; the last may be a failure.
 
-        A list is empty where the token has to wait for a search (see Answer): its row is to be computed once more.
+        A list is empty where a constraint lets the token wait: its row is to be computed once more.
         Rows whose requests have equal filters are filtered together, by operations that treat every row by itself.
 
         Args:
@@ -233,52 +134,85 @@ class Sampler:
             drafts: the draft of each sequence.
             others: by request id, the other logits of requests whose filters combine them.
         """
-        wanted = sum(1 + len(draft.token_ids) for draft in drafts)
-        if len(logits) != wanted or len(sequences) != len(drafts):
-            raise ValueError(f"{len(logits)} rows of logits for {len(sequences)} sequences with {wanted} to choose")
+        spans = _spans(drafts)
+        if len(logits) != (spans[-1].stop if spans else 0) or len(sequences) != len(drafts):
+            raise ValueError(f"{len(logits)} rows of logits for {len(sequences)} sequences with rows {spans}")
         scores = logits.float()
         chosen: dict[int, list[SampledToken]] = {}
         masked = self._combined(scores, sequences, drafts, others, chosen)
         largest, tokens = _largest(masked) if sequences else ([], [])
         constrained = self._constrained(sequences, drafts, chosen)
         if constrained:
-            masked = _mask(masked, constrained)
+            masked = _mask(masked, [(spans[number], banned) for number, banned in constrained.items()])
             model_largest, (largest, tokens) = largest, _largest(masked)
-            for number, rows, _ in constrained:
-                if number not in chosen and not math.isfinite(found := model_largest[rows.start]):
-                    chosen[number] = [failed_token(f"the model's logits {describe_bad_logits(found)}")]
-                elif number not in chosen and largest[rows.start] == -math.inf:
-                    chosen[number] = [failed_token("response_format: its grammar and the end tokens leave no token")]
+            for number in constrained.keys() - chosen.keys():
+                row = spans[number].start
+                if not math.isfinite(model_largest[row]):
+                    chosen[number] = [failed_token(f"the model's logits {describe_bad_logits(model_largest[row])}")]
+                elif largest[row] == -math.inf:
+                    chosen[number] = [failed_token("the request's constraint leaves no token")]
+        self.constraint_seconds = 0.0
+        budget = NodeBudget(MAX_NODES_OF_SAMPLING)
+        takes: dict[int, Take] = {}
+        for number in constrained:
+            state, span = self._states[sequences[number].request_id], slice(spans[number].start, spans[number].stop)
+            # A prefill is too long to be computed again.
+            work = budget if sequences[number].is_decoding else None
+            takes[number] = partial(self._take, state, scores[span], masked[span], work)
         groups: dict[tuple, list[PendingRows]] = {}
-        row = 0
-        for number, (sequence, draft) in enumerate(zip(sequences, drafts, strict=True)):
-            rows, row = range(row, row + 1 + len(draft.token_ids)), row + 1 + len(draft.token_ids)
+        for number, (sequence, draft, rows) in enumerate(zip(sequences, drafts, spans, strict=True)):
             if number in chosen:
                 continue
             try:
-                sampling_state = self.state_of(sequence)
+                state = self.state_of(sequence)
             except WorkbenchError as error:
                 chosen[number] = [failed_token(str(error))]
                 continue
+            take = takes.get(number)
             if not math.isfinite(largest[rows.start]):
                 chosen[number] = [failed_token(f"the model's logits {describe_bad_logits(largest[rows.start])}")]
-            elif sampling_state.is_plain_greedy:
-                chosen[number] = _greedy(draft, rows, largest, tokens)
+            elif state.is_plain_greedy:
+                chosen[number] = follow(draft, partial(_greedy, rows, largest, tokens), take)
             else:
-                asked = PendingRows(number, rows, sequence, draft, sampling_state, [largest[row] for row in rows])
-                groups.setdefault((sampling_state.filters, sampling_state.sampler), []).append(asked)
+                peaks = [largest[row] for row in rows]
+                pending = PendingRows(number, rows, sequence, draft, state, peaks, take)
+                groups.setdefault((state.filters, state.sampler), []).append(pending)
         for together in groups.values():
             chosen.update(self._sample_group(scores, masked, together))
-        self.constraint_seconds = 0.0
-        if constrained:
-            began, budget = time.thread_time(), NodeBudget(MAX_NODES_OF_SAMPLING)
-            for number, rows, _ in constrained:
-                state = self._states[sequences[number].request_id]
-                taking = _Taking(state, drafts[number], scores[rows.start : rows.stop], masked[rows.start : rows.stop])
-                # A prefill is too long to be computed again.
-                chosen[number] = taking.take(chosen[number], budget if sequences[number].is_decoding else None)
-            self.constraint_seconds = time.thread_time() - began
         return [chosen[number] for number in range(len(sequences))]
+
+    def _take(
+        self,
+        state: SamplingState,
+        scores: Tensor,
+        masked: Tensor,
+        budget: NodeBudget | None,
+        row: int,
+        choice: SampledToken,
+    ) -> SampledToken | None:
+        """Let the request's constraint take a token; return the token of the output, or None where it has to wait.
+
+        Args:
+            state: the request's sampling state.
+            scores: its rows, [row, vocab].
+            masked: its rows without forbidden tokens.
+            budget: work that constraints may do now.
+            row: the row of the token.
+            choice: the token.
+        """
+        assert state.constraint is not None
+        began = time.thread_time()
+        try:
+            token, reason = state.constraint.advance(choice.token_id, budget)
+        except Exception as error:
+            return failed_token(describe_error(error))
+        finally:
+            self.constraint_seconds += time.thread_time() - began
+        if token is None:
+            return None if reason is None else SampledToken(-1, finish_reason=reason)
+        if token != choice.token_id:
+            choice = with_logprobs(token, scores[row], masked[row], state.request.sampling)
+        return choice if reason is None else replace(choice, finish_reason=reason)
 
     def _combined(
         self,
@@ -290,32 +224,29 @@ class Sampler:
     ) -> Tensor:
         """Return the rows [row, vocab] with those of combiners combined; add sequences whose combiner fails to
         `failed`."""
-        combined, row = scores, 0
-        for number, (sequence, draft) in enumerate(zip(sequences, drafts, strict=True)):
-            rows, row = range(row, row + 1 + len(draft.token_ids)), row + 1 + len(draft.token_ids)
-            found = scores[rows.start : rows.stop]
+        combined = scores
+        for number, (sequence, draft, rows) in enumerate(zip(sequences, drafts, _spans(drafts), strict=True)):
+            row = scores[rows.start : rows.stop]
             try:
-                known = self.state_of(sequence)
-                if not known.combiners:
+                state = self.state_of(sequence)
+                if not state.combiners:
                     continue
-                mine = PendingRows(number, rows, sequence, draft, known, [])
-                for combiner in known.combiners:
-                    found = combiner.rows(found, mine.histories, others.get(sequence.request_id, NO_OTHERS))
+                histories = PendingRows(number, rows, sequence, draft, state, []).histories
+                for combiner in state.combiners:
+                    row = combiner.rows(row, histories, others.get(sequence.request_id, NO_OTHERS))
             except WorkbenchError as error:
                 failed[number] = [failed_token(str(error))]
                 continue
             combined = combined.clone() if combined is scores else combined
-            combined[rows.start : rows.stop] = found
+            combined[rows.start : rows.stop] = row
         return combined
 
     def _constrained(
         self, sequences: list[Sequence], drafts: Many[Draft], failed: dict[int, list[SampledToken]]
-    ) -> list[ConstrainedRows]:
-        """Return the rows of constrained sequences with their masks; add those whose mask failed to `failed`."""
-        found: list[ConstrainedRows] = []
-        row = 0
+    ) -> dict[int, NDArray[np.bool_]]:
+        """Return the masks [row, vocab] of constrained sequences; add those whose mask failed to `failed`."""
+        masks: dict[int, NDArray[np.bool_]] = {}
         for number, (sequence, draft) in enumerate(zip(sequences, drafts, strict=True)):
-            rows, row = range(row, row + 1 + len(draft.token_ids)), row + 1 + len(draft.token_ids)
             constraint = self.constraint_of(sequence.request_id)
             if constraint is None:
                 continue
@@ -323,112 +254,66 @@ class Sampler:
             if isinstance(banned, str):
                 failed[number] = [failed_token(banned)]
             else:
-                found.append((number, rows, banned))
+                masks[number] = banned
         self.masks.clear()
-        return found
+        return masks
 
-    def _sample_group(
-        self, scores: Tensor, masked: Tensor, together: list[PendingRows]
-    ) -> dict[int, list[SampledToken]]:
+    def _sample_group(self, scores: Tensor, masked: Tensor, group: list[PendingRows]) -> dict[int, list[SampledToken]]:
         """Sample for sequences that share filters and sampler; if that fails together, each is tried alone."""
-        rows = [row for asked in together for row in asked.rows]
-        sampler = together[0].sampling_state.sampler
+        rows = [row for pending in group for row in pending.rows]
+        sampler = group[0].sampling_state.sampler
         try:
             filtered = _rows_of(masked, rows)
-            histories = [history for asked in together for history in asked.histories]
-            for rule in together[0].sampling_state.filters:
+            histories = [history for pending in group for history in pending.histories]
+            for rule in group[0].sampling_state.filters:
                 filtered = rule(filtered, histories)
             faults = filtered.amax(-1).tolist()
             tokens = {}
-            if sampler is not None and (alone := [asked for asked in together if not len(asked.draft.token_ids)]):
+            if sampler is not None and (alone := [pending for pending in group if not len(pending.draft.token_ids)]):
                 place = {row: i for i, row in enumerate(rows)}
-                wanted = [place[asked.rows.start] for asked in alone]
-                mine = filtered if len(alone) == len(rows) else _rows_of(filtered, wanted)
-                found = sampler.choose_rows(mine, [asked.uniform(0) for asked in alone])
-                tokens = {asked.index: token for asked, token in zip(alone, found, strict=True)}
+                places = [place[pending.rows.start] for pending in alone]
+                lone = filtered if len(alone) == len(rows) else _rows_of(filtered, places)
+                drawn = sampler.choose_rows(lone, [pending.uniform(0) for pending in alone])
+                tokens = {pending.index: token for pending, token in zip(alone, drawn, strict=True)}
         except Exception as error:
-            if len(together) == 1:
-                return {together[0].index: [failed_token(describe_failure("sampling", error))]}
-            return {k: v for asked in together for k, v in self._sample_group(scores, masked, [asked]).items()}
+            if len(group) == 1:
+                return {group[0].index: [failed_token(describe_failure("sampling", error))]}
+            return {k: v for pending in group for k, v in self._sample_group(scores, masked, [pending]).items()}
         chosen, row = {}, 0
-        for asked in together:
-            count = len(asked.rows)
-            known = scores[asked.rows.start : asked.rows.stop], filtered[row : row + count], faults[row : row + count]
-            chosen[asked.index] = asked.sample(*known, tokens.get(asked.index), self.acceptance_rule == "rejection")
-            row += count
+        for pending in group:
+            stop = row + len(pending.rows)
+            values = scores[pending.rows.start : pending.rows.stop], filtered[row:stop], faults[row:stop]
+            token, rejection = tokens.get(pending.index), self.acceptance_rule == "rejection"
+            chosen[pending.index] = pending.sample(*values, token, rejection)
+            row = stop
         return chosen
 
     def state_of(self, sequence: Sequence) -> SamplingState:
         """Return the sampling state of a request."""
-        known = self._states.get(sequence.request_id)
-        if known is None or known.request is not sequence.request:
+        state = self._states.get(sequence.request_id)
+        if state is None or state.request is not sequence.request:
             if sequence.request.sampling.response_format is not None:
                 raise WorkbenchError(f"request {sequence.request_id}: response_format: its grammar was not compiled")
-            known = self._states[sequence.request_id] = build_sampling_state(sequence.request, self.vocab_size)
-        return known
+            state = self._states[sequence.request_id] = build_sampling_state(sequence.request, self.vocab_size)
+        return state
 
 
-ConstrainedRows = tuple[int, range, "NDArray[np.bool_]"]  # sequence, its rows, forbidden tokens of each
+def _spans(drafts: Many[Draft]) -> list[range]:
+    """Return the rows of each sequence: one for its next token, and one per draft token."""
+    spans, row = [], 0
+    for draft in drafts:
+        spans.append(range(row, row := row + 1 + len(draft.token_ids)))
+    return spans
 
 
-def _mask(scores: Tensor, constrained: list[ConstrainedRows]) -> Tensor:
-    """Return a copy of `scores` [row, vocab] with -inf at the forbidden tokens of constrained rows."""
-    rows = [row for _, mine, _ in constrained for row in mine]
-    banned = torch.from_numpy(np.concatenate([each for _, _, each in constrained])).to(scores.device)
+def _mask(scores: Tensor, masks: list[tuple[range, NDArray[np.bool_]]]) -> Tensor:
+    """Return a copy of `scores` [row, vocab] with -inf at the forbidden tokens of these rows."""
+    rows = [row for span, _ in masks for row in span]
+    banned = torch.from_numpy(np.concatenate([mask for _, mask in masks])).to(scores.device)
     if len(rows) == len(scores):
         return scores.masked_fill(banned, -torch.inf)
     index = torch.tensor(rows, device=scores.device)
     return scores.index_copy(0, index, scores.index_select(0, index).masked_fill_(banned, -torch.inf))
-
-
-@dataclass
-class _Taking:
-    """The rows of a constrained request, [row, vocab], with its draft; `masked` are without forbidden tokens."""
-
-    state: SamplingState
-    draft: Draft
-    scores: Tensor
-    masked: Tensor
-
-    def take(self, choices: list[SampledToken], budget: NodeBudget | None) -> list[SampledToken]:
-        """Let the request's constraint take its tokens, up to the first that it replaces or that ends the answer.
-
-        Args:
-            choices: accepted draft tokens and one more.
-            budget: what searches for an end may cost; a token that needs more waits. None lets none wait.
-        """
-        constraint = self.state.constraint
-        assert constraint is not None
-        if constraint.waiting is not None:
-            choices = [constraint.waiting]
-        taken: list[SampledToken] = []
-        left = list(reversed(choices))
-        while left:
-            choice, place = left.pop(), len(taken)
-            if choice.error:
-                return [*taken, choice]
-            try:
-                moved = constraint.advance(choice, budget)
-            except Exception as error:
-                return [*taken, failed_token(describe_error(error))]
-            if moved is None:
-                return taken
-            token, completes = moved
-            if token == NO_TOKEN:
-                return [*taken, SampledToken(NO_TOKEN, completes=completes)]
-            if token != choice.token_id:
-                choice, left = self._token(place, token), []
-            closing = constraint.is_closing
-            taken.append(replace(choice, completes=completes, closing=closing) if completes or closing else choice)
-            if completes:
-                break
-            forced = constraint.forced()  # whatever the next row says
-            if forced is not None and not left and self.draft.token_ids[place : place + 1] == (token,):
-                left = [self._token(place + 1, forced)]
-        return taken
-
-    def _token(self, place: int, token: int) -> SampledToken:
-        return with_logprobs(token, self.scores[place], self.masked[place], self.state.request.sampling)
 
 
 def _rows_of(scores: Tensor, rows: list[int]) -> Tensor:
@@ -436,17 +321,12 @@ def _rows_of(scores: Tensor, rows: list[int]) -> Tensor:
     return scores.index_select(0, torch.tensor(rows, device=scores.device))
 
 
-def _greedy(draft: Draft, rows: range, largest: list[float], tokens: list[int]) -> list[SampledToken]:
-    """Return the rows' largest tokens, along those that are drafted."""
-    choices = []
-    place: int | None = 0
-    while place is not None:
-        row = rows.start + place
-        if not math.isfinite(largest[row]):
-            return [*choices, failed_token(f"the model's logits {describe_bad_logits(largest[row])}")]
-        choices.append(SampledToken(tokens[row]))
-        place = draft.next_row(place, tokens[row])
-    return choices
+def _greedy(rows: range, largest: list[float], tokens: list[int], place: int) -> SampledToken:
+    """Return the largest token of one of a sequence's rows."""
+    row = rows.start + place
+    if not math.isfinite(largest[row]):
+        return failed_token(f"the model's logits {describe_bad_logits(largest[row])}")
+    return SampledToken(tokens[row])
 
 
 def _largest(scores: Tensor) -> tuple[list[float], list[int]]:

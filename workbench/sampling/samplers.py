@@ -12,15 +12,15 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from workbench.custom import check_arity, load_custom
+from workbench.custom import check_arity, load_custom, load_verbs
 from workbench.errors import WorkbenchError
-from workbench.request import CustomPart, SamplingParameters
+from workbench.request import CustomPart, FinishReason, SamplingParameters
 from workbench.sampling.combiners import NamedCombiner, combiner_of
 from workbench.sampling.filters import Filter
 
@@ -29,15 +29,14 @@ from workbench.sampling.filters import Filter
 class SampledToken:
     """The token sampled for one sequence; on failure `error` has the reason and `token_id` is -1.
 
-    Without an error -1 is the end of an answer that has no room for another token.
+    An answer that ends before another token has a `finish_reason` and the `token_id` -1.
     """
 
     token_id: int
     logprob: float | None = None
     top_logprobs: tuple[tuple[int, float], ...] = ()  # most probable first, equal ones by token id
     error: str = ""
-    completes: Literal["", "grammar", "length"] = ""  # nothing may follow; length: a limit made the answer short
-    closing: bool = False  # from here on an answer of a grammar is cut short, to end within its tokens
+    finish_reason: FinishReason | None = None  # where the request's constraint lets nothing follow
 
 
 def failed_token(error: str) -> SampledToken:
@@ -160,10 +159,4 @@ def load_filter(part: CustomPart) -> Filter | NamedCombiner:
 
 def load_sampler(part: CustomPart) -> TokenSampler:
     """Build the sampler that `part` names; WorkbenchError if it cannot be one."""
-    made = load_custom(part)
-    for verb, count, shape in (("start", 0, "()"), ("choose", 3, "(logits, uniform, state)")):
-        method = getattr(made, verb, None)
-        if not callable(method):
-            raise WorkbenchError(f"sampler {part.path}: has no {verb}; a sampler needs {verb}{shape}")
-        check_arity(method, count, f"sampler {part.path}: {verb}", shape)
-    return made
+    return load_verbs(part, "sampler", {"start": "()", "choose": "(logits, uniform, state)"})

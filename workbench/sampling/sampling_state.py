@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from workbench.constrained.constraint import Constraint
 from workbench.errors import WorkbenchError
 from workbench.request import CustomPart, Request
 from workbench.sampling.combiners import NamedCombiner
-from workbench.sampling.constraint import Constraint
 from workbench.sampling.filters import Filter, History, build_filters
 from workbench.sampling.samplers import (
     Greedy,

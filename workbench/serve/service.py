@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 
+from workbench.constrained.grammar_trial import GrammarTrial, TrialUnavailable
 from workbench.errors import WorkbenchError, describe_error, nearest
 from workbench.response_format import ResponseFormat
-from workbench.sampling.grammar_trial import GrammarTrial, TrialUnavailable
 from workbench.serve.answers.engine_stream import EngineStream, StepBridge
 from workbench.serve.answers.pieces import Piece
 from workbench.serve.answers.prompt_work import embed_prompts, tokenize_prompts

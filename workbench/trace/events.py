@@ -128,7 +128,6 @@ class Decoded(Event):
     logprob: float | None = None
     top_logprobs: tuple[tuple[int, float], ...] = ()
     channel: str = "text"  # or thought
-    closing: bool = False  # from here on an answer of a grammar is cut short, to end within its tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,6 @@ class PoolRequest:
     is_decoding: bool = False
     send_to: tuple[int, int] | None = None  # where its bytes go: a place, and the process there by its number
     generated: list[int] = field(default_factory=list)
-    closing: bool = False
     submitted: set[int] = field(default_factory=set)  # samples
     ended: set[int] = field(default_factory=set)  # samples
     moved: list[Finished] = field(default_factory=list)  # ends in engines that it left
@@ -54,7 +53,7 @@ class PoolRequest:
     num_scored_again: int = 0  # by this attempt
 
     def __post_init__(self) -> None:
-        self.generated, self.closing = list(self.request.generated_ids), self.request.closing
+        self.generated = list(self.request.generated_ids)
 
     @property
     def names(self) -> set[str]:
@@ -203,7 +202,7 @@ class PoolRequests:
         prefill, decode = (self.slots.pool(role) for role in ("prefill", "decode"))
         request = served.request
         if served.generated:
-            request = replace(request, generated_ids=tuple(served.generated), closing=served.closing)
+            request = replace(request, generated_ids=tuple(served.generated))
         whole = bool(why_not_apart(request)) or not decode or not prefill
         pool = (decode or prefill) if whole else prefill
         ready = [slot for slot in pool if slot.state == "ready"]
@@ -249,7 +248,6 @@ class PoolRequests:
                 self._end(key.request_id, FinishReason.CANCELLED)
             return
         served.generated = list(offer.request.generated_ids)
-        served.closing = offer.request.closing
         self._place(key)
 
     def _place(self, key: TransferKey) -> None:
@@ -328,7 +326,6 @@ class PoolRequests:
             case Decoded():
                 if why_not_apart(served.request) == "":
                     served.generated.append(event.token_id)
-                    served.closing = event.closing
                 served.has_events = True
             case Finished(reason=FinishReason.MOVED):
                 served.moved.append(event)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
+from workbench.constrained.json_closed import answer_of
 from workbench.prompt.conversation import Conversation
 from workbench.response_format import JSONSchema, ResponseFormat, Thinking
-from workbench.sampling.json_closed import answer_of
 from workbench.serve.answers.pieces import Ended, Piece, PromptRead, Text, Thought, ToolArguments, ToolCallBegun, Used
 from workbench.serve.bodies.fields import IgnoredFields, Int, Refused, TokenCount
 from workbench.serve.call import Call, Caller

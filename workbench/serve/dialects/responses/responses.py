@@ -11,10 +11,10 @@ from weakref import WeakValueDictionary
 import orjson
 from fastapi import APIRouter, Request, Response
 
+from workbench.constrained.json_closed import answer_of
 from workbench.prompt.turns import AssistantTurn
 from workbench.request import SamplingParameters
 from workbench.response_format import JSONSchema, Thinking
-from workbench.sampling.json_closed import answer_of
 from workbench.serve.answers.pieces import Piece, prompt_tokens
 from workbench.serve.bodies.fields import Body, IgnoredFields
 from workbench.serve.call import Call, Caller

@@ -8,20 +8,20 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from workbench.constrained.grammar import Grammar, GrammarVocabulary
 from workbench.errors import WorkbenchError
 from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.response_format import ResponseFormat
-from workbench.sampling.grammar import Grammar, GrammarVocabulary
 
 KEPT_GRAMMARS = 64
 NUM_THREADS = 2
 
 
 class CompileJob:
-    """A compilation of `wanted`: its result, and how long it has run."""
+    """A compilation of `form`: its result, and how long it has run."""
 
-    def __init__(self, wanted: ResponseFormat):
-        self.wanted = wanted
+    def __init__(self, form: ResponseFormat):
+        self.form = form
         self.grammar: Future[Grammar] = Future()
         self._claim = threading.Lock()  # held by the thread that compiles it
         self._clock: tuple[Callable[[], float], float] | None = None  # and when it began
@@ -66,12 +66,12 @@ class GrammarCompiler:
         self._lock = threading.Lock()  # of the vocabulary, which is built once
         self._jobs: OrderedDict[str, CompileJob] = OrderedDict()
 
-    def start(self, wanted: ResponseFormat) -> CompileJob:
-        """Start to compile `wanted`, or return the job of an equal one. For one thread."""
-        key = f"{wanted.kind} {wanted.model_dump_json()}"  # the order of a schema's properties counts
+    def start(self, form: ResponseFormat) -> CompileJob:
+        """Start to compile `form`, or return the job of an equal one. For one thread."""
+        key = f"{form.kind} {form.model_dump_json()}"  # the order of a schema's properties counts
         job = self._jobs.get(key)
         if job is None:
-            job = self._jobs[key] = CompileJob(wanted)
+            job = self._jobs[key] = CompileJob(form)
             self._submit(job)
         self._jobs.move_to_end(key)
         while len(self._jobs) > KEPT_GRAMMARS:
@@ -100,7 +100,7 @@ class GrammarCompiler:
         try:
             vocabulary = self.vocabulary()
             job.restart_clock()
-            job.grammar.set_result(vocabulary.compile(job.wanted))
+            job.grammar.set_result(vocabulary.compile(job.form))
         except BaseException as error:
             job.grammar.set_exception(error)
 

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from tests.helpers.refusals import refuses
 from tests.prompt.samples import byte_level
 from workbench.agents.choice import arguments_schema
+from workbench.constrained.grammar import GrammarVocabulary
+from workbench.constrained.json_numbers import BOUNDS, CLAMP
 from workbench.errors import WorkbenchError
 from workbench.prompt.tools import Tool
 from workbench.response_format import JSONSchema, Lark, ResponseFormat
-from workbench.sampling.grammar import GrammarVocabulary
-from workbench.sampling.json_numbers import BOUNDS, CLAMP
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 EDGES = [2**31, 2**53, 10**18, 2**60, CLAMP, 2**63, 10**19, 2**64, 10**22, 2**70]

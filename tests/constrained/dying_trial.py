@@ -1,4 +1,4 @@
-"""The child of a trial, with a compiler that dies of some choices: `python -m tests.sampling.dying_trial`."""
+"""The child of a trial, with a compiler that dies of some choices: `python -m tests.constrained.dying_trial`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import sys
 import threading
 from typing import Any
 
+from workbench.constrained import grammar_trial
+from workbench.constrained.grammar import Grammar, GrammarVocabulary
 from workbench.errors import WorkbenchError
 from workbench.response_format import Choices, ResponseFormat
-from workbench.sampling import grammar_trial
-from workbench.sampling.grammar import Grammar, GrammarVocabulary
 
 compile_grammar = GrammarVocabulary.compile
 
@@ -23,8 +23,8 @@ class DyingTrial(grammar_trial.GrammarTrial):
     module = __name__
 
 
-def compile_or_die(self: GrammarVocabulary, wanted: ResponseFormat) -> Grammar:
-    name = wanted.choices[0] if isinstance(wanted, Choices) else ""
+def compile_or_die(self: GrammarVocabulary, form: ResponseFormat) -> Grammar:
+    name = form.choices[0] if isinstance(form, Choices) else ""
     if name == "signal":
         os.kill(os.getpid(), signal.SIGSEGV)
     if name == "loop":
@@ -37,7 +37,7 @@ def compile_or_die(self: GrammarVocabulary, wanted: ResponseFormat) -> Grammar:
         raise AssertionError(len(block))
     if name == "stack":
         raise WorkbenchError(str(threading.stack_size()))
-    return compile_grammar(self, wanted)
+    return compile_grammar(self, form)
 
 
 if __name__ == "__main__":

@@ -57,14 +57,14 @@ class Spelling:
     def count(self, symbols: Sequence[int]) -> int | None:
         """Return the number of tokens; None if no tokens spell `symbols`."""
         self._extend(tuple(symbols))
-        found = self.best[len(symbols)][0]
-        return None if found < 0 else found
+        count = self.best[len(symbols)][0]
+        return None if count < 0 else count
 
     def first(self, symbols: Sequence[int]) -> int | None:
         """Return the first of the fewest tokens; None if there are no symbols, or no tokens spell them."""
         self._extend(tuple(symbols))
-        found = self.best[len(symbols)][1]
-        return None if found < 0 else found
+        token = self.best[len(symbols)][1]
+        return None if token < 0 else token
 
     def _extend(self, symbols: tuple[int, ...]) -> None:
         """Drop what belongs to symbols that have gone, and add the new ones, from the end."""

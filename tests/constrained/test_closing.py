@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from experiments.random_schemas import draw_schema
 from tests.prompt.samples import byte_level, trained
 from tests.thorough import tries
+from workbench.constrained.closing import EndSearch, NodeBudget, is_end
+from workbench.constrained.grammar import GrammarVocabulary
+from workbench.constrained.shortest_match import shortest_match
+from workbench.constrained.spelling import BYTES, Speller, Spelling
 from workbench.response_format import JSONSchema, Regex
-from workbench.sampling.closing import EndSearch, NodeBudget, is_end
-from workbench.sampling.grammar import GrammarVocabulary
-from workbench.sampling.shortest_match import shortest_match
-from workbench.sampling.spelling import BYTES, Speller, Spelling
 
 VOCABULARY = GrammarVocabulary(byte_level())
 
@@ -42,13 +42,13 @@ def test_every_state_has_an_end_after_which_the_answer_is_valid(number: int, see
     search = EndSearch(matcher, VOCABULARY.end_symbol, [grammar.shortest], grammar.hints)
     parts = EndSearch(matcher, VOCABULARY.end_symbol, [grammar.shortest], grammar.hints)
     assert search.run()
-    way = search.found
+    way = search.way
     if not parts.run(NodeBudget(1)):
         parts.keep_state()
         matcher = matcher.deep_copy()  # what follows here does not reach into that search
     while not parts.run(budget := NodeBudget(3)):
         assert budget.left <= 0
-    assert parts.found == way
+    assert parts.way == way
     assert way is not None and is_end(matcher, way, VOCABULARY.end_symbol)
     assert matcher.validate_tokens(list(way)) == len(way)  # the state is as it was
     jsonschema.validate(json.loads(bytes([*walked, *way])), schema)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import Any
 
+from workbench.constrained.json_schema import IN_LISTS, subschemas
 from workbench.errors import WorkbenchError
 from workbench.prompt.tools import follow
 from workbench.response_format import JSONSchema
-from workbench.sampling.json_schema import IN_LISTS, subschemas
 
 JOINED = {*IN_LISTS[:3], "$ref"}  # of schemas of the same instance
 MAX_LOOKS = 1_000_000  # at those of all groups
@@ -16,8 +16,8 @@ MAX_LOOKS = 1_000_000  # at those of all groups
 
 def answer_of(schema: dict[str, Any], strict: bool) -> JSONSchema:
     """Return the format of an answer under a schema, closed where it is strict."""
-    wanted = JSONSchema(json_schema=schema)
-    return wanted.model_copy(update={"json_schema": closed(schema)}) if strict else wanted
+    form = JSONSchema(json_schema=schema)
+    return form.model_copy(update={"json_schema": closed(schema)}) if strict else form
 
 
 def closed(schema: dict[str, Any]) -> dict[str, Any]:
@@ -46,14 +46,14 @@ def closed(schema: dict[str, Any]) -> dict[str, Any]:
 
 def _behind(root: dict[str, Any], schema: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the schemas of the same instance that a schema names, directly or through others."""
-    found: dict[int, dict[str, Any]] = {}
+    objects: dict[int, dict[str, Any]] = {}
     waiting = [schema]
     while waiting:
         each = waiting.pop()
         values = [each[key] for key in JOINED & each.keys()]
         parts = [follow(root, value)[0] if isinstance(value, str) else value for value in values]
         parts = [part for value in parts for part in (value if isinstance(value, list) else [value])]
-        new = {id(part): part for part in parts if isinstance(part, dict) and id(part) not in found}
+        new = {id(part): part for part in parts if isinstance(part, dict) and id(part) not in objects}
         waiting += new.values()
-        found |= new
-    return list(found.values())
+        objects |= new
+    return list(objects.values())

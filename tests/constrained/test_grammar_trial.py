@@ -15,15 +15,15 @@ from typing import cast
 import psutil
 import pytest
 
+from tests.constrained.dying_trial import DyingTrial
 from tests.helpers.refusals import refuses
 from tests.patience import until
 from tests.prompt.samples import byte_level, trained
-from tests.sampling.dying_trial import DyingTrial
+from workbench.constrained.grammar import TOOK_TOO_LONG, GrammarVocabulary
+from workbench.constrained.grammar_trial import DRAWN_TOKENS, GrammarTrial, TrialUnavailable, take_drawn_tokens
 from workbench.errors import WorkbenchError
 from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.response_format import Choices, JSONSchema, Lark, Regex, ResponseFormat
-from workbench.sampling.grammar import TOOK_TOO_LONG, GrammarVocabulary
-from workbench.sampling.grammar_trial import DRAWN_TOKENS, GrammarTrial, TrialUnavailable, take_drawn_tokens
 
 SOUND: list[ResponseFormat] = [
     JSONSchema(json_schema=True),

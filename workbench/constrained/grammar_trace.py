@@ -6,17 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
+from workbench.constrained.answer import GrammarAnswer
+from workbench.constrained.grammar import GrammarVocabulary
 from workbench.display import Displayable, Table
 from workbench.errors import WorkbenchError, explain
 from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.response_format import ResponseFormat
-from workbench.sampling.answer import Answer
-from workbench.sampling.grammar import GrammarVocabulary
-
-UNLIMITED = 1 << 30  # tokens left: no answer is closed early
 
 
 @dataclass(frozen=True)
@@ -65,13 +62,12 @@ def trace_grammar(
         WorkbenchError: for a format that cannot be carried out, and for a token that it does not allow.
     """
     try:
-        wanted = TypeAdapter(ResponseFormat).validate_python(response_format)
+        form = TypeAdapter(ResponseFormat).validate_python(response_format)
     except ValidationError as error:
         raise explain(error, "response_format") from None
     vocabulary = GrammarVocabulary(tokenizer)
-    answer = Answer(vocabulary.compile(wanted), ())
-    banned = np.ones((1 + len(token_ids), vocabulary.size), np.bool_)  # rows after a token that breaks it stay so
-    answer.ban([token for token in token_ids if 0 <= token < vocabulary.size], banned, UNLIMITED)
+    answer = GrammarAnswer(vocabulary.compile(form), (), vocabulary.size)
+    banned = answer.banned([token for token in token_ids if 0 <= token < vocabulary.size])
     steps = []
     for place, token in enumerate(token_ids):
         if not 0 <= token < vocabulary.size or banned[place, token]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.sampling.spelling import BYTES
+from workbench.constrained.spelling import BYTES
 
 MAX_DIGITS = 20  # one after another: all of 2^64, and more than a float64 has
 DIGITS = b"0123456789"

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from tests.prompt.samples import byte_level
 from tests.thorough import tries
+from workbench.constrained.answer import GrammarAnswer
+from workbench.constrained.grammar import GrammarVocabulary
+from workbench.constrained.json_closed import answer_of
 from workbench.errors import WorkbenchError
 from workbench.response_format import JSONSchema, Lark, ResponseFormat
-from workbench.sampling.answer import Answer
-from workbench.sampling.grammar import GrammarVocabulary
-from workbench.sampling.json_closed import answer_of
 from workbench.serve.bodies.fields import read_body
 from workbench.serve.call import Caller
 from workbench.serve.dialects.openai.chat import OpenAIChat
@@ -45,15 +45,14 @@ def said(form: ResponseFormat, wanted: str, others: str = '}]",:. tfn', most: in
     tokenizer, size = byte_level(), vocabulary().size
     end = tokenizer.special_token_ids["<|end|>"]
     rank = {tokenizer.encode(each)[0]: place for place, each in enumerate(wanted + others)}
-    answer, text = Answer(vocabulary().compile(form), [end]), b""
-    for left in range(most, 0, -1):
-        banned = np.zeros((1, size), np.bool_)
-        answer.ban([], banned, left)
-        token = min(np.flatnonzero(~banned[0]).tolist(), key=lambda id: (rank.get(id, 99), id))
-        if token == end or answer.advance(token, left - 1) != token:
+    answer, text = GrammarAnswer(vocabulary().compile(form), [end], size, most), b""
+    while answer.left:
+        token = min(np.flatnonzero(~answer.banned()[0]).tolist(), key=lambda id: (rank.get(id, 99), id))
+        taken, reason = answer.advance(token)
+        if taken is None or taken == end:
             break
-        text += tokenizer.token_bytes(token)
-        if answer.is_complete:
+        text += tokenizer.token_bytes(taken)
+        if reason is not None:
             break
     return text.decode()
 

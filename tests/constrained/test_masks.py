@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.sampling.masks import MaskWorker
+from workbench.constrained.masks import MaskWorker
 
 DRAFTS = st.lists(st.integers(0, 2), max_size=2).map(tuple)
 
@@ -25,7 +25,7 @@ class Counted:
             raise ValueError("no more")
         return np.array([[token in draft for token in range(3)]])
 
-    def search(self, budget: Any) -> None:
+    def work(self, budget: Any) -> None:
         self.searched += 1
 
 

@@ -16,10 +16,10 @@ from typing import Any
 
 from llguidance import LLMatcher
 
+from workbench.constrained.json_dates import carry_out_dates
+from workbench.constrained.json_numbers import BOUNDS, COUNTS, carry_out_bounds, is_number, number_faults, with_integers
 from workbench.errors import WorkbenchError
 from workbench.prompt.tools import follow
-from workbench.sampling.json_dates import carry_out_dates
-from workbench.sampling.json_numbers import BOUNDS, COUNTS, carry_out_bounds, is_number, number_faults, with_integers
 
 CARRIED_OUT = frozenset(
     (
@@ -241,14 +241,14 @@ def locate_fault(schema: Any, error: str, compile_error: Callable[[Any], str]) -
         error: the compiler's message on the whole.
         compile_error: compiles a schema, and returns its message, or nothing.
     """
-    found: Path = ()
+    inner: Path = ()
     for number, (path, _) in enumerate(subschemas(schema)):
         if number > MAX_SEARCHED:
             break
         # A fault's path begins with that of the schema around it: other branches need not be tried.
-        if path[: len(found)] == found and len(path) > len(found) and compile_error(_alone(schema, path)) == error:
-            found = path
-    return found
+        if path[: len(inner)] == inner and len(path) > len(inner) and compile_error(_alone(schema, path)) == error:
+            inner = path
+    return inner
 
 
 def name_keyword(schema: Any, path: Path, words: str) -> str:

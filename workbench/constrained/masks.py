@@ -1,5 +1,4 @@
-"""Compute the masks of a step in a thread of its own, beside the model's forward pass, and go on with searches for ends
-that tokens wait for."""
+"""Compute the masks of a step, and what tokens wait for, in a thread of its own beside the model's forward pass."""
 
 from __future__ import annotations
 
@@ -10,9 +9,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
+from workbench.constrained.closing import NodeBudget
+from workbench.constrained.constraint import Constraint
 from workbench.errors import describe_error
-from workbench.sampling.closing import NodeBudget
-from workbench.sampling.constraint import Constraint
 
 # States that searches for ends may look at in a step, about 25 us each: all searches together after the forward pass,
 # where they are in the way of the next step, and beside it.
@@ -29,36 +28,36 @@ class MaskWorker:
     def __init__(self) -> None:
         self._pool: ThreadPoolExecutor | None = None
         self._job: Future[Masks] | None = None
-        self._wanted: dict[Constraint, Draft] = {}
+        self._drafts: dict[Constraint, Draft] = {}
         self.seconds = 0.0  # of the last job, in its thread
 
-    def start(self, wanted: Sequence[tuple[Constraint, Draft]]) -> None:
+    def start(self, drafts: Sequence[tuple[Constraint, Draft]]) -> None:
         """Start on the rows of each constraint and its draft; none may be advanced before `take`."""
         if self._job is not None:  # of a step that was interrupted
             self._job.result()
-        self._job, self._wanted = None, {constraint: draft for constraint, draft in wanted}
-        if wanted:
+        self._job, self._drafts = None, dict(drafts)
+        if drafts:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(1, thread_name_prefix="masks")
-            self._job = self._pool.submit(self._compute, wanted)
+            self._job = self._pool.submit(self._compute, drafts)
 
     def take(self, constraint: Constraint, draft: Draft) -> NDArray[np.bool_] | str:
         """Return the rows [1 + draft token, vocab] of forbidden tokens, or the error that they met."""
         computed = {} if self._job is None else self._job.result()
-        if constraint in computed and self._wanted[constraint] == draft:
+        if constraint in computed and self._drafts[constraint] == draft:
             return computed[constraint]
         return compute_rows(constraint, draft)
 
     def clear(self) -> None:
         """Forget the rows of the step."""
-        self._job, self._wanted = None, {}
+        self._job, self._drafts = None, {}
 
-    def _compute(self, wanted: Sequence[tuple[Constraint, Draft]]) -> Masks:
+    def _compute(self, drafts: Sequence[tuple[Constraint, Draft]]) -> Masks:
         began = time.perf_counter()
-        rows = {constraint: compute_rows(constraint, draft) for constraint, draft in wanted}
+        rows = {constraint: compute_rows(constraint, draft) for constraint, draft in drafts}
         budget = NodeBudget(MAX_NODES_BESIDE_FORWARD)
-        for constraint, _ in wanted:
-            constraint.search(budget)
+        for constraint, _ in drafts:
+            constraint.work(budget)
         self.seconds = time.perf_counter() - began
         return rows
 

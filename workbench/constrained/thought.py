@@ -6,10 +6,15 @@ before --opening--> open --closing--> after
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
+from workbench.constrained.closing import NodeBudget
+from workbench.constrained.constraint import Constraint, Taken
 from workbench.errors import WorkbenchError
 from workbench.prompt.answers import THOUGHTS, control_tokens
 from workbench.prompt.tokenization.tokenizer import Tokenizer
@@ -67,6 +72,76 @@ class ThoughtState:
         return replace(self, tokens=count, must_close=count >= self.budget or soft)
 
 
+class ThoughtThenAnswer(Constraint):
+    """A thought within its budget, then an answer."""
+
+    def __init__(self, thought: ThoughtState, answer: Constraint, room: int, not_in_thought: NDArray[np.bool_]):
+        """Begin with a thought that may be open.
+
+        Args:
+            thought: its state.
+            answer: what constrains the answer.
+            room: tokens of both together.
+            not_in_thought: [vocab], tokens that are no text.
+        """
+        self.thought, self.answer, self.left = thought, answer, room
+        self._not_in_thought = not_in_thought
+        self._answer_waits = False
+
+    def legal_count(self, draft: Sequence[int]) -> int:
+        thought = self.thought
+        for place, token in enumerate(draft):
+            if self._answer_waits or (thought.phase != "open" and not self._opens(thought, token)):
+                return place + self.answer.legal_count(draft[place:])
+            if thought.phase == "open" and self._open_row(thought)[token]:
+                return place
+            thought = thought.after(token)
+        return len(draft)
+
+    def banned(self, draft: Sequence[int] = ()) -> NDArray[np.bool_]:
+        banned = np.zeros((1 + len(draft), len(self._not_in_thought)), np.bool_)
+        thought = self.thought
+        for place in range(1 + len(draft)):
+            if thought.phase == "open":
+                banned[place] = self._open_row(thought)
+            else:
+                banned[place:] = self.answer.banned(draft[place:])
+                banned[place:, [thought.opening, thought.closing]] = True
+                banned[place, thought.opening] = not self._opens(thought, thought.opening)
+            if place == len(draft) or banned[place, draft[place]]:
+                break
+            if thought.phase != "open" and draft[place] != thought.opening:
+                break
+            thought = thought.after(draft[place])
+        return banned
+
+    def work(self, budget: NodeBudget) -> None:
+        self.answer.work(budget)
+
+    def advance(self, token: int, budget: NodeBudget | None = None) -> Taken:
+        after = self.thought.after(token)
+        if not self._answer_waits and "open" in (self.thought.phase, after.phase):
+            self.thought, self.left = after, self.left - 1
+            self.answer.left = min(self.answer.left, self.left)
+            return token, None
+        taken = self.answer.advance(token, budget)
+        self._answer_waits = taken == (None, None)
+        if not self._answer_waits:
+            self.thought, self.left = replace(self.thought, phase="after"), self.left - 1
+        return taken
+
+    def _opens(self, thought: ThoughtState, token: int) -> bool:
+        return thought.phase == "before" and thought.budget > 0 and token == thought.opening
+
+    def _open_row(self, thought: ThoughtState) -> NDArray[np.bool_]:
+        """Return the tokens that must not come next in an open thought: [vocab]."""
+        if not thought.must_close:
+            return self._not_in_thought
+        row = np.ones_like(self._not_in_thought)
+        row[thought.closing] = False
+        return row
+
+
 def with_own_thought(request: Request, tokenizer: Tokenizer | None) -> Request:
     """Return a request whose grammar begins behind the thought that its prompt opens, if it opens one: a template may
     (QwQ's, DeepSeek-R1's), where nothing is asked of thoughts. It has what the answer leaves of max_tokens."""
@@ -105,6 +180,6 @@ def thinking_budget(request: Request, max_model_len: int, least_answer: int = 1)
 def _token_id(tokenizer: Tokenizer | None, name: str, settings: Thinking) -> int:
     ids = [] if tokenizer is None else tokenizer.encode(name, special=True)
     if len(ids) != 1:
-        known = ", ".join(tokenizer.special_token_ids) if tokenizer is not None else "none: the model has no tokenizer"
-        raise WorkbenchError(f"thinking: {name!r} is no single token of this model; its control tokens are {known}")
+        names = ", ".join(tokenizer.special_token_ids) if tokenizer is not None else "none: the model has no tokenizer"
+        raise WorkbenchError(f"thinking: {name!r} is no single token of this model; its control tokens are {names}")
     return ids[0]

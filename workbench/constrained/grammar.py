@@ -1,7 +1,7 @@
 """Compile what an answer must be (`response_format`) to a grammar over a model's tokens, through llguidance.
 
 A grammar is compiled twice: over the vocabulary, for masks, and over bytes and control tokens, for the way to its end
-(sampling/closing.py). The vocabulary comes from our own Tokenizer: a text that looks like a control token stays text.
+(closing.py). The vocabulary comes from our own Tokenizer: a text that looks like a control token stays text.
 """
 
 from __future__ import annotations
@@ -16,12 +16,8 @@ from typing import Any
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from workbench.errors import WorkbenchError
-from workbench.prompt.answers import control_tokens
-from workbench.prompt.tokenization.tokenizer import Tokenizer
-from workbench.response_format import Choices, JSONSchema, Lark, Regex, ResponseFormat, check_json
-from workbench.sampling.closing import EndSearch, NodeBudget
-from workbench.sampling.json_schema import (
+from workbench.constrained.closing import EndSearch, NodeBudget
+from workbench.constrained.json_schema import (
     WHERE,
     carried_out,
     check_keywords,
@@ -30,9 +26,13 @@ from workbench.sampling.json_schema import (
     name_keyword,
     subschemas,
 )
-from workbench.sampling.json_text import DigitMasks
-from workbench.sampling.shortest_match import shortest_match
-from workbench.sampling.spelling import BYTES, Speller
+from workbench.constrained.json_text import DigitMasks
+from workbench.constrained.shortest_match import shortest_match
+from workbench.constrained.spelling import BYTES, Speller
+from workbench.errors import WorkbenchError
+from workbench.prompt.answers import control_tokens
+from workbench.prompt.tokenization.tokenizer import Tokenizer
+from workbench.response_format import Choices, JSONSchema, Lark, Regex, ResponseFormat, check_json
 
 END = b"<|end of the grammar|>"  # a token of the compiler's alone: allowed where the answer is complete
 NODES_AT_A_TIME = 50
@@ -106,7 +106,7 @@ class GrammarVocabulary:
         control = self.symbol_of.get(token)
         return list(self.token_bytes[token]) if control is None else [control]
 
-    def compile(self, wanted: ResponseFormat) -> Grammar:
+    def compile(self, form: ResponseFormat) -> Grammar:
         """Compile a grammar, with its first mask and a way to its end. It may take MAX_COMPILE_SECONDS, and one part of
         it may go beyond: not in a runner's thread.
 
@@ -114,53 +114,53 @@ class GrammarVocabulary:
             WorkbenchError: naming the fault and, in a schema, its path; a schema that has a label by that.
         """
         try:
-            return self._compile(wanted)
+            return self._compile(form)
         except WorkbenchError as error:
-            if not (isinstance(wanted, Lark) and wanted.labels):
+            if not (isinstance(form, Lark) and form.labels):
                 raise
-            if wanted.loose and (loosened := self._loosened(wanted)) != wanted.lark:
-                return self.compile(wanted.model_copy(update={"lark": loosened, "loose": ()}))
-            raise WorkbenchError(self._labelled(wanted, str(error))) from None
+            if form.loose and (loosened := self._loosened(form)) != form.lark:
+                return self.compile(form.model_copy(update={"lark": loosened, "loose": ()}))
+            raise WorkbenchError(self._labelled(form, str(error))) from None
 
-    def _loosened(self, wanted: Lark) -> str:
+    def _loosened(self, form: Lark) -> str:
         """Return a grammar in which the loose schemas that cannot be compiled alone admit every object, or value."""
-        deadline, lark = _Deadline(), wanted.lark
-        for place, label, schema in reversed([*_schemas(wanted)]):
-            if label not in wanted.loose or deadline.is_over:
+        deadline, lark = _Deadline(), form.lark
+        for place, label, schema in reversed([*_schemas(form)]):
+            if label not in form.loose or deadline.is_over:
                 continue
             try:
-                self._compile(JSONSchema(json_schema=schema, max_whitespace=wanted.max_whitespace))
+                self._compile(JSONSchema(json_schema=schema, max_whitespace=form.max_whitespace))
             except WorkbenchError:
                 end = json.JSONDecoder().raw_decode(lark, place)[1]
                 every = {"type": "object"} if isinstance(schema, dict) and schema.get("type") == "object" else {}
                 lark = lark[:place] + json.dumps(every) + lark[end:]
         return lark
 
-    def _labelled(self, wanted: Lark, error: str) -> str:
+    def _labelled(self, form: Lark, error: str) -> str:
         """Return the error of the first labelled schema that has one alone, else that of the whole grammar."""
         deadline = _Deadline()
-        for _, label, schema in _schemas(wanted):
+        for _, label, schema in _schemas(form):
             if deadline.is_over:
                 break
             try:
-                self._compile(JSONSchema(json_schema=schema, max_whitespace=wanted.max_whitespace))
+                self._compile(JSONSchema(json_schema=schema, max_whitespace=form.max_whitespace))
             except WorkbenchError as alone:
                 return label + str(alone).removeprefix(WHERE).removeprefix("response_format")
         return re.sub(r"^response_format(\.lark)?", "tools", error)
 
-    def _compile(self, wanted: ResponseFormat) -> Grammar:
+    def _compile(self, form: ResponseFormat) -> Grammar:
         deadline = _Deadline()
-        if isinstance(wanted, JSONSchema):
-            if wanted.json_schema is False:
+        if isinstance(form, JSONSchema):
+            if form.json_schema is False:
                 raise WorkbenchError("response_format.json_schema: no answer can meet the schema false")
-            check_keywords(wanted.json_schema)
-        elif isinstance(wanted, Lark):
-            _check_lark(wanted)
-        source = lark_of(wanted)
+            check_keywords(form.json_schema)
+        elif isinstance(form, Lark):
+            _check_lark(form)
+        source = lark_of(form)
         deadline.check()
         tokens = LLMatcher(self.over_tokens, source, log_level=0, limits=LIMITS)
         if tokens.is_error():
-            raise WorkbenchError(self._describe_error(wanted, tokens.get_error(), deadline))
+            raise WorkbenchError(self._describe_error(form, tokens.get_error(), deadline))
         deadline.check()
         symbols = LLMatcher(self.over_symbols, source, log_level=0, limits=LIMITS)
         deadline.check()
@@ -168,30 +168,30 @@ class GrammarVocabulary:
         if tokens.is_error() or not len(first):  # some faults show at the first mask
             words = error_sentence(tokens.get_error())
             words = words.replace("NoExtensionBias", "no token begins one; a rule may need itself")
-            raise WorkbenchError(f"{_where(wanted)}: no answer can meet it: {words}")
+            raise WorkbenchError(f"{_where(form)}: no answer can meet it: {words}")
         if first[0] == self.size:
-            raise WorkbenchError(f"{_where(wanted)}: it admits the empty text alone")
-        hints = tuple(map(tuple, hints_of(wanted)))
+            raise WorkbenchError(f"{_where(form)}: it admits the empty text alone")
+        hints = tuple(map(tuple, hints_of(form)))
         deadline.check()
-        search = EndSearch(symbols, self.end_symbol, hints, hints, quotes_end(wanted), SEARCHED_NODES, 1)
+        search = EndSearch(symbols, self.end_symbol, hints, hints, quotes_end(form), SEARCHED_NODES, 1)
         while not search.run(NodeBudget(NODES_AT_A_TIME)):
             deadline.check()
-        if search.found is None:
-            raise WorkbenchError(f"{_where(wanted)}: no end was found: it is too long, or a rule or $ref needs itself")
-        return Grammar(wanted, self, tokens, symbols, search.found, hints)
+        if search.way is None:
+            raise WorkbenchError(f"{_where(form)}: no end was found: it is too long, or a rule or $ref needs itself")
+        return Grammar(form, self, tokens, symbols, search.way, hints)
 
-    def _describe_error(self, wanted: ResponseFormat, error: str, deadline: _Deadline) -> str:
-        where = _where(wanted)
-        if isinstance(wanted, JSONSchema):
+    def _describe_error(self, form: ResponseFormat, error: str, deadline: _Deadline) -> str:
+        where = _where(form)
+        if isinstance(form, JSONSchema):
 
             def compile_error(schema: Any) -> str:
                 if deadline.is_over:
                     return ""  # the path that is known until then has to do
-                source = lark_of(wanted.model_copy(update={"json_schema": schema}))
+                source = lark_of(form.model_copy(update={"json_schema": schema}))
                 return error_sentence(LLMatcher(self.over_symbols, source, log_level=0, limits=LIMITS).get_error())
 
-            path = locate_fault(wanted.json_schema, error_sentence(error), compile_error)
-            return f"{describe_path(path)}: {name_keyword(wanted.json_schema, path, error_sentence(error))}"
+            path = locate_fault(form.json_schema, error_sentence(error), compile_error)
+            return f"{describe_path(path)}: {name_keyword(form.json_schema, path, error_sentence(error))}"
         return f"{where}: {error_sentence(error)}"
 
 
@@ -217,17 +217,17 @@ class _Deadline:
             raise WorkbenchError(TOOK_TOO_LONG)
 
 
-def lark_of(wanted: ResponseFormat) -> str:
-    """Return the grammar of `wanted` in llguidance's Lark."""
-    if isinstance(wanted, Lark):
-        return _embed(wanted)
-    if isinstance(wanted, Choices):
-        return PLAIN + "start: " + " | ".join(json.dumps(each, ensure_ascii=False) for each in wanted.choices)
-    if isinstance(wanted, Regex):
-        return PLAIN + "start: /" + re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", wanted.regex).replace("\n", "\\n") + "/"
-    schema = {} if wanted.json_schema is True else wanted.json_schema
+def lark_of(form: ResponseFormat) -> str:
+    """Return the grammar of `form` in llguidance's Lark."""
+    if isinstance(form, Lark):
+        return _embed(form)
+    if isinstance(form, Choices):
+        return PLAIN + "start: " + " | ".join(json.dumps(each, ensure_ascii=False) for each in form.choices)
+    if isinstance(form, Regex):
+        return PLAIN + "start: /" + re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", form.regex).replace("\n", "\\n") + "/"
+    schema = {} if form.json_schema is True else form.json_schema
     assert isinstance(schema, dict)
-    return PLAIN + "start: %json " + _with_options(schema, wanted.max_whitespace)
+    return PLAIN + "start: %json " + _with_options(schema, form.max_whitespace)
 
 
 def _with_options(schema: dict[str, Any], max_whitespace: int | None, spaced: bool = False) -> str:
@@ -239,19 +239,19 @@ def _with_options(schema: dict[str, Any], max_whitespace: int | None, spaced: bo
     return json.dumps({**carried_out(schema), "x-guidance": options})
 
 
-def _embed(wanted: Lark) -> str:
+def _embed(form: Lark) -> str:
     """Return a Lark grammar with the options of JSON in each %json."""
-    parts, place = [] if "%llguidance" in wanted.lark else [PLAIN], 0
-    for found in re.finditer(r"%json\s*(?=\{)", wanted.lark):
-        schema, end = json.JSONDecoder().raw_decode(wanted.lark, found.end())
-        parts += [wanted.lark[place : found.end()], _with_options(schema, wanted.max_whitespace, wanted.spaced_json)]
+    parts, place = [] if "%llguidance" in form.lark else [PLAIN], 0
+    for match in re.finditer(r"%json\s*(?=\{)", form.lark):
+        schema, end = json.JSONDecoder().raw_decode(form.lark, match.end())
+        parts += [form.lark[place : match.end()], _with_options(schema, form.max_whitespace, form.spaced_json)]
         place = end
-    return "".join([*parts, wanted.lark[place:]])
+    return "".join([*parts, form.lark[place:]])
 
 
-def _check_lark(wanted: Lark) -> None:
+def _check_lark(form: Lark) -> None:
     """Refuse attributes of rules that are not carried out, token ids, and keywords of schemas within `%json`."""
-    lark = wanted.lark
+    lark = form.lark
     if lark.lstrip().startswith("{"):  # the compiler's own format, whose schemas were not looked at
         raise WorkbenchError("response_format.lark: is JSON, and no grammar in Lark; begin it with a rule")
     bare = re.sub(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|//[^\n]*', '""', lark)
@@ -260,7 +260,7 @@ def _check_lark(wanted: Lark) -> None:
         raise WorkbenchError(f"response_format.lark: the attribute {attribute[1]!r} is not carried out; leave it out")
     if "<[" in bare:
         raise WorkbenchError("response_format.lark: token ids <[...]> are not carried out; name tokens, as <|name|>")
-    for place, label, schema in _schemas(wanted):
+    for place, label, schema in _schemas(form):
         try:
             check_keywords(schema)
         except WorkbenchError as error:
@@ -268,41 +268,41 @@ def _check_lark(wanted: Lark) -> None:
             raise WorkbenchError(str(error).replace(WHERE, where, 1)) from None
 
 
-def _schemas(wanted: Lark) -> Iterator[tuple[int, str, Any]]:
+def _schemas(form: Lark) -> Iterator[tuple[int, str, Any]]:
     """Yield the place, the label and the value of every `%json` of a grammar (WorkbenchError for what is no JSON)."""
-    for found in re.finditer(r"(?:^(\w+): )?%json\s*", wanted.lark, re.MULTILINE):
+    for match in re.finditer(r"(?:^(\w+): )?%json\s*", form.lark, re.MULTILINE):
         try:
-            schema, _ = json.JSONDecoder().raw_decode(wanted.lark, found.end())
+            schema, _ = json.JSONDecoder().raw_decode(form.lark, match.end())
             check_json(schema)
         except (ValueError, RecursionError) as error:
-            raise WorkbenchError(f"response_format.lark: character {found.end()}: %json: {error}") from None
-        yield found.end(), wanted.labels.get(found[1] or "", ""), schema
+            raise WorkbenchError(f"response_format.lark: character {match.end()}: %json: {error}") from None
+        yield match.end(), form.labels.get(match[1] or "", ""), schema
 
 
-def quotes_end(wanted: ResponseFormat) -> bool:
+def quotes_end(form: ResponseFormat) -> bool:
     """Return whether free text of the grammar ends with a quote, as in JSON."""
-    return isinstance(wanted, JSONSchema) or (isinstance(wanted, Lark) and "%json" in wanted.lark)
+    return isinstance(form, JSONSchema) or (isinstance(form, Lark) and "%json" in form.lark)
 
 
-def hints_of(wanted: ResponseFormat) -> list[bytes]:
+def hints_of(form: ResponseFormat) -> list[bytes]:
     """Return texts that a search for an end tries in free text: a shortest match of each regular expression."""
-    if isinstance(wanted, Regex):
-        patterns = [wanted.regex]
-    elif isinstance(wanted, Lark):
-        patterns = re.findall(r"/((?:[^/\\\n]|\\.)+)/", wanted.lark)
-    elif isinstance(wanted, JSONSchema):
-        each = [schema for _, schema in subschemas(wanted.json_schema) if isinstance(schema, dict)]
+    if isinstance(form, Regex):
+        patterns = [form.regex]
+    elif isinstance(form, Lark):
+        patterns = re.findall(r"/((?:[^/\\\n]|\\.)+)/", form.lark)
+    elif isinstance(form, JSONSchema):
+        each = [schema for _, schema in subschemas(form.json_schema) if isinstance(schema, dict)]
         patterns = [schema["pattern"] for schema in each if isinstance(schema.get("pattern"), str)]
         patterns += [key for schema in each for key in schema.get("patternProperties", {})]
         patterns += [FORMAT_PATTERNS[name] for schema in each if (name := schema.get("format")) in FORMAT_PATTERNS]
     else:
         patterns = []
-    found = {text for pattern in patterns if (text := shortest_match(pattern))}
-    return [each.encode() for each in sorted(found, key=lambda text: (len(text), text))]
+    hints = {text for pattern in patterns if (text := shortest_match(pattern))}
+    return [each.encode() for each in sorted(hints, key=lambda text: (len(text), text))]
 
 
-def _where(wanted: ResponseFormat) -> str:
-    return f"response_format.{wanted.kind}"
+def _where(form: ResponseFormat) -> str:
+    return f"response_format.{form.kind}"
 
 
 def error_sentence(error: str) -> str:

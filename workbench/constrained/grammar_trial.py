@@ -26,10 +26,10 @@ import psutil
 import tokenizers
 from pydantic import TypeAdapter
 
+from workbench.constrained.grammar import TOOK_TOO_LONG, Grammar, GrammarVocabulary
 from workbench.errors import WorkbenchError, describe_error
 from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.response_format import Lark, ResponseFormat
-from workbench.sampling.grammar import TOOK_TOO_LONG, Grammar, GrammarVocabulary
 
 DRAWN_TOKENS = 100
 MAX_CPU_SECONDS = 5  # of a trial; up to one more, since the limit is in whole seconds
@@ -73,22 +73,22 @@ class GrammarTrial:
         with self._lock, contextlib.suppress(WorkbenchError, OSError):
             self._started()
 
-    def knows(self, vocabulary: str, wanted: ResponseFormat) -> bool:
+    def knows(self, vocabulary: str, form: ResponseFormat) -> bool:
         """Return whether `check` answers at once: the grammar was tried before."""
-        return _key(vocabulary, wanted) in self._verdicts
+        return _key(vocabulary, form) in self._verdicts
 
-    def check(self, vocabulary: str, wanted: ResponseFormat) -> None:
-        """Return if a child compiled `wanted` over this vocabulary, now or before, and survived it.
+    def check(self, vocabulary: str, form: ResponseFormat) -> None:
+        """Return if a child compiled `form` over this vocabulary, now or before, and survived it.
 
         Raises:
             WorkbenchError: the compiler's error, or the end of the child.
             TrialUnavailable: no child could try it, which is not remembered.
         """
-        key = _key(vocabulary, wanted)
+        key = _key(vocabulary, form)
         if (error := self._verdicts.get(key)) is None:
             with self._lock:
                 if (error := self._verdicts.get(key)) is None:  # another thread may have tried it meanwhile
-                    error = self._verdicts[key] = self._try(vocabulary, wanted)
+                    error = self._verdicts[key] = self._try(vocabulary, form)
                     while len(self._verdicts) > KEPT_VERDICTS:
                         del self._verdicts[next(iter(self._verdicts))]
         if error:
@@ -102,13 +102,13 @@ class GrammarTrial:
         with self._lock:
             self._end()
 
-    def _try(self, vocabulary: str, wanted: ResponseFormat) -> str:
+    def _try(self, vocabulary: str, form: ResponseFormat) -> str:
         """Return the error of a grammar, empty where there is none (TrialUnavailable)."""
         end = ""
         for _ in range(ATTEMPTS):
             try:
                 connection = self._started()
-                connection.send((vocabulary, "grammar", wanted.model_dump_json()))
+                connection.send((vocabulary, "grammar", form.model_dump_json()))
                 if connection.poll(MAX_WAIT_SECONDS):
                     return connection.recv()
                 end = f"it said nothing for {MAX_WAIT_SECONDS:.0f} s"
@@ -119,7 +119,7 @@ class GrammarTrial:
                     return TOOK_TOO_LONG
                 end = f"it ended by {signal.Signals(-code).name}" if code < 0 else f"it ended with {code}"
                 if -code in OWN_ENDS:
-                    where = "tools" if isinstance(wanted, Lark) and wanted.labels else f"response_format.{wanted.kind}"
+                    where = "tools" if isinstance(form, Lark) and form.labels else f"response_format.{form.kind}"
                     return f"{where}: the compiler's process did not survive it ({end}); give a simpler one"
         raise TrialUnavailable(f"response_format: the process that tries grammars does not answer ({end}); ask again")
 
@@ -168,8 +168,8 @@ class GrammarTrial:
         return child.wait()
 
 
-def _key(vocabulary: str, wanted: ResponseFormat) -> bytes:
-    return hashlib.sha256(f"{vocabulary}\0{wanted.model_dump_json()}".encode()).digest()
+def _key(vocabulary: str, form: ResponseFormat) -> bytes:
+    return hashlib.sha256(f"{vocabulary}\0{form.model_dump_json()}".encode()).digest()
 
 
 def take_drawn_tokens(grammar: Grammar, count: int = DRAWN_TOKENS) -> int:

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from workbench.sampling.spelling import BYTES
+from workbench.constrained.spelling import BYTES
 
 QUOTE = 34
 CONTROL_TOKEN = re.compile(rb"\xff\[(\d+)\]")
@@ -59,12 +59,12 @@ class NodeBudget:
 
 
 class EndSearch:
-    """A search for symbols after which the text is complete: `found` has them, or None, once it is `done`.
+    """A search for symbols after which the text is complete: `way` has them, or None, once it is `done`.
 
     Args:
         matcher: the state to start from. It may change after the first `run`.
         end: the symbol of the end.
-        known: ends of earlier states; often one of them is still right, or right after a few symbols.
+        known_ends: ends of earlier states; often one of them is still right, or right after a few symbols.
         hints: runs of symbols that free text may need before it can end.
         quotes_end: a quote ends free text, as it does in JSON, and is tried before the hints.
         nodes: states to look at, at most, in each of two ways.
@@ -75,17 +75,18 @@ class EndSearch:
         self,
         matcher: SymbolMatcher,
         end: int,
-        known: Sequence[Sequence[int]] = (),
+        known_ends: Sequence[Sequence[int]] = (),
         hints: Sequence[Sequence[int]] = (),
         quotes_end: bool = True,
         nodes: int = 1000,
         effort: int = 0,
     ):
-        self._matcher, self._end, self._known, self._hints = matcher, end, known, hints
+        self._matcher, self._end = matcher, end
+        self._known_ends, self._hints = known_ends, hints
         self._quotes_end, self._nodes, self._effort = quotes_end, nodes, effort
         self._search = self._looked_at()
         self.done = False
-        self.found: tuple[int, ...] | None = None
+        self.way: tuple[int, ...] | None = None
 
     def run(self, budget: NodeBudget | None = None) -> bool:
         """Search until the end or until `budget` is spent; return whether the search is done."""
@@ -93,7 +94,7 @@ class EndSearch:
             try:
                 cost = next(self._search)
             except StopIteration as ended:
-                self.done, self.found = True, ended.value
+                self.done, self.way = True, ended.value
             else:
                 if budget is not None:
                     budget.left -= cost
@@ -105,26 +106,26 @@ class EndSearch:
 
     def _looked_at(self) -> Generator[int, None, tuple[int, ...] | None]:
         """Search; yield the cost of each part, in states, and return the end."""
-        for each in self._known:
+        for each in self._known_ends:
             if is_end(self._matcher, each, self._end):
                 return tuple(each)
             yield 1 + len(each) // SYMBOLS_PER_NODE
         for allowed in (min(self._nodes, FIRST_NODES), self._nodes):
-            descent = _Attempt(self._end, self._known, self._hints, self._quotes_end, allowed)
+            descent = _Attempt(self._end, self._known_ends, self._hints, self._quotes_end, allowed)
             searched = self._matcher.deep_copy()  # one that meets a limit cannot be rolled back
-            found = yield from descent.descend(searched, MAX_SYMBOLS, self._effort)
-            if found is None:
-                levels = _Attempt(self._end, self._known, self._hints, self._quotes_end, allowed)
-                found = yield from levels.by_levels(self._matcher)
-            if found is not None:
-                return found
+            way = yield from descent.descend(searched, MAX_SYMBOLS, self._effort)
+            if way is None:
+                levels = _Attempt(self._end, self._known_ends, self._hints, self._quotes_end, allowed)
+                way = yield from levels.by_levels(self._matcher)
+            if way is not None:
+                return way
         return None
 
 
 @dataclass
 class _Attempt:
     end: int
-    known: Sequence[Sequence[int]]
+    known_ends: Sequence[Sequence[int]]
     hints: Sequence[Sequence[int]]
     quotes_end: bool
     nodes: int
@@ -140,7 +141,7 @@ class _Attempt:
             if matcher.is_accepting():
                 best = tuple(taken)
                 break
-            joined = next((each for each in self.known if taken and is_end(matcher, each, self.end)), None)
+            joined = next((each for each in self.known_ends if taken and is_end(matcher, each, self.end)), None)
             if joined is not None:
                 best = (*taken, *joined)
                 break
@@ -162,12 +163,12 @@ class _Attempt:
             if self.nodes <= 0 or room < 0 or matcher.validate_tokens(step) < len(step):
                 continue
             matcher.consume_tokens(step)
-            found = yield from self.descend(matcher, room, effort - 1)
+            way = yield from self.descend(matcher, room, effort - 1)
             if matcher.is_error():
                 return best
             matcher.rollback(len(step))
-            if found is not None and (best is None or len(step) + len(found) < len(best)):
-                best = (*step, *found)
+            if way is not None and (best is None or len(step) + len(way) < len(best)):
+                best = (*step, *way)
         return best
 
     def by_levels(self, matcher: SymbolMatcher) -> Generator[int, None, tuple[int, ...] | None]:
