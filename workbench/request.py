@@ -26,7 +26,7 @@ class FinishReason(StrEnum):
     CANCELLED = "cancelled"
     REFUSED = "refused"  # it could never have run; nothing was computed
     ERROR = "error"  # it failed while it ran; other requests did not
-    MOVED = "moved"  # another engine goes on with it (see engine/handover.py)
+    MOVED = "moved"  # another engine goes on with it (see cluster/apart/handover.py)
     NOT_CHOSEN = "not_chosen"  # it finished, but other samples or beams of its request score higher
 
 

@@ -13,10 +13,10 @@ from tests.engine.tiny import layer, model_of, request, runner_of, spec_of
 from tests.patience import until
 from workbench.cluster.apart import channels, page_channel, pool_engine
 from workbench.cluster.apart.channels import PageChannels
+from workbench.cluster.apart.handover import ready_sequences
 from workbench.cluster.apart.page_channel import GlooLink, PageReceiver, PageSender, transfer_number
 from workbench.cluster.apart.pool_engine import PoolEngine
 from workbench.cluster.apart.pool_messages import Adopt, Connect, Disconnect
-from workbench.engine.handover import ready_sequences
 from workbench.engine.runner import Runner
 from workbench.kv_cache.adoption import page_contents
 from workbench.kv_cache.lending import HandedPages, TransferKey

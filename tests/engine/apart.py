@@ -10,10 +10,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from tests.engine.tiny import poison
-from workbench.cluster.apart.page_channel import SendingExecutor
-from workbench.engine.cache import build_store, cache_num_pages, describe_layout
-from workbench.engine.config import EngineConfig
-from workbench.engine.handover import (
+from workbench.cluster.apart.handover import (
     Handover,
     adopt,
     hand_over,
@@ -21,6 +18,9 @@ from workbench.engine.handover import (
     ready_sequences,
     take_back,
 )
+from workbench.cluster.apart.page_channel import SendingExecutor
+from workbench.engine.cache import build_store, cache_num_pages, describe_layout
+from workbench.engine.config import EngineConfig
 from workbench.engine.loaded_model import LoadedModel
 from workbench.engine.runner import Runner
 from workbench.kv_cache.adoption import Adoption, BorrowedPages, CopiedPages

@@ -19,11 +19,11 @@ from tests.engine.recurrent_models import models as recurrent_models
 from tests.engine.tiny import Oracle, finals, layer, model_of, request, runner_of, spec_of
 from tests.patience import until
 from tests.thorough import tries
+from workbench.cluster.apart.handover import adopt, hand_over, pop_returned, ready_sequences, take_back
 from workbench.cluster.apart.page_channel import GlooLink, PageReceiver, PageSender, SendingExecutor
 from workbench.cluster.apart.pool_messages import Adopt, Connect
 from workbench.engine.cache import describe_layout
 from workbench.engine.config import EngineConfig
-from workbench.engine.handover import adopt, hand_over, pop_returned, ready_sequences, take_back
 from workbench.errors import WorkbenchError
 from workbench.kv_cache.adoption import BorrowedPages, page_contents
 from workbench.kv_cache.lending import TransferKey

@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.constrained import dying_trial
 from tests.patience import limit
-from tests.sampling import dying_trial
 from tests.serve import strangers
 from workbench.constrained.grammar_trial import GrammarTrial
 from workbench.engine.runner import Runner

@@ -28,8 +28,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from workbench.cluster.apart.handover import end_as_moved
 from workbench.cluster.apart.pool_messages import ChannelAddress, Connect, OfferPages
-from workbench.engine.handover import end_as_moved
 from workbench.engine.runner import Runner
 from workbench.errors import describe_error
 from workbench.executors.base import Executor

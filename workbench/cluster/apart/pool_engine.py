@@ -22,6 +22,7 @@ from multiprocessing.connection import Connection
 import torch
 
 from workbench.cluster.apart.channels import PageChannels
+from workbench.cluster.apart.handover import adopt, hand_over, pop_returned, ready_sequences, take_back, why_not_apart
 from workbench.cluster.apart.page_channel import PageSender, SendingExecutor
 from workbench.cluster.apart.pool_messages import (
     Adopt,
@@ -49,7 +50,6 @@ from workbench.cluster.apart.pool_messages import (
 from workbench.cluster.replica import PageCounts
 from workbench.engine.cache import cache_num_pages, describe_layout
 from workbench.engine.config import EngineConfig
-from workbench.engine.handover import adopt, hand_over, pop_returned, ready_sequences, take_back, why_not_apart
 from workbench.engine.loaded_model import LoadedModel
 from workbench.engine.runner import Runner
 from workbench.errors import describe_error

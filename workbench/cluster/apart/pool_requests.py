@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from workbench.cluster.apart import pool_messages as message
+from workbench.cluster.apart.handover import why_not_apart
 from workbench.cluster.apart.pool_slots import PoolSlots, Slot
 from workbench.cluster.replica_view import prompt_of
-from workbench.engine.handover import why_not_apart
 from workbench.engine.inputs import sample_id
 from workbench.errors import describe_error
 from workbench.kv_cache.lending import TransferKey
