@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -44,7 +44,7 @@ class CustomConstraint(Constraint):
         self._part: TokenConstraint = load_verbs(part, "constraint", VERBS)
         self._end_ids = frozenset(end_token_ids)
         self._rows: dict[tuple[int, ...], NDArray[np.bool_]] = {}  # by draft, after the tokens that were taken
-        self._call("start", tuple(tokens), self._end_ids)
+        self._call("start", tuple(tokens), self._end_ids, to=lambda returned: None)
 
     def legal_count(self, draft: Sequence[int]) -> int:
         try:
@@ -65,22 +65,23 @@ class CustomConstraint(Constraint):
     def advance(self, token: int, budget: NodeBudget | None = None) -> Taken:
         if self._row(())[token]:
             raise WorkbenchError(f"{self._name}: forbids token {token}")
-        is_last = token in self._end_ids or bool(self._call("advance", token))
+        is_last = token in self._end_ids or self._call("advance", token, to=bool)
         self._rows = {draft[1:]: row for draft, row in self._rows.items() if draft[:1] == (token,)}
         return token, FinishReason.STOP if is_last else None
 
     def _row(self, draft: tuple[int, ...]) -> NDArray[np.bool_]:
         row = self._rows.get(draft)
         if row is None:
-            row = np.array(self._call("banned", draft))
+            row = self._call("banned", draft, to=np.array)
             if row.dtype != np.bool_ or row.shape != (self._vocab_size,):
                 shape = f"{list(row.shape)} of {row.dtype}"
                 raise WorkbenchError(f"{self._name}: banned must return [{self._vocab_size}] of bool, not {shape}")
             self._rows[draft] = row
         return row
 
-    def _call(self, verb: str, *values: Any) -> Any:
+    def _call(self, verb: str, *values: Any, to: Callable[[Any], Any]) -> Any:
+        """Call a method of the user's, and convert what it returns."""
         try:
-            return getattr(self._part, verb)(*values)
+            return to(getattr(self._part, verb)(*values))
         except Exception as error:
             raise WorkbenchError(f"{self._name}: {verb}: {' '.join(describe_error(error).split())}") from error
