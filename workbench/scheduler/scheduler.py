@@ -74,7 +74,8 @@ class Scheduler:
 
     def set_policy(self, policy: SchedulingPolicy) -> None:
         """Decide by `policy` from the next step on. Sequences keep their places, tokens and pages."""
-        self.policy, self._padded_rows = policy, 0
+        self.policy, self._policy_name = policy, policy_name(policy)
+        self._padded_rows = 0
         self._queue.changed = True
 
     def set_limits(self, limits: SchedulerLimits) -> None:
@@ -240,7 +241,7 @@ class Scheduler:
     def _allocate(self, policy_decisions: list[SchedulerDecision], now: float) -> StepAllocation:
         """Allocate the next step in the policy's order."""
         manager, limits, views, queue = self.kv_cache_manager, self.limits, self._views, self._queue
-        name = policy_name(self.policy)
+        name = self._policy_name
         for _ in range(MAX_POLICY_CALLS):
             step = StepAllocation(manager, limits, views, self.running, queue, self._decisions, self._steps, name)
             if self._has_nothing_to_decide(step):
