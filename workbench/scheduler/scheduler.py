@@ -267,10 +267,11 @@ class Scheduler:
                 return step
             if not step.freed_pages:
                 break
+        reasons = [f"{each.request_id}: {each.reason}" if each.request_id else each.reason for each in self._decisions]
+        self._decisions.clear()
         raise WorkbenchError(
             f"policy {name}: plans nothing, with {len(self.running)} sequences that run and {len(self.waiting)} that "
-            "wait; it must schedule a request"
-            + "".join(f"; {decision.request_id}: {decision.reason}" for decision in self._decisions[:3])
+            "wait; it must schedule a request" + "".join(f"; {each}" for each in reasons[:3])
         )
 
     @property
