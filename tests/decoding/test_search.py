@@ -72,3 +72,24 @@ def test_a_beam_search_written_as_one_is_the_engines(
         exact = [naive.logits(MODEL, torch.tensor([*prompt, *branch.token_ids]))[len(prompt) - 1 :] for prompt in ids]
         assert any(torch.allclose(rows, each, rtol=1e-4, atol=1e-4) for each in exact)
         assert torch.allclose(rows[-1], branch.logits, rtol=1e-4, atol=1e-4)
+
+
+class Worst(Beams):
+    """The same, led by its least likely branch, so that others end before it."""
+
+    def advance(self, branches: Sequence[Branch]) -> tuple[int, list[tuple[int, int]]]:
+        _, pairs = super().advance(branches)
+        going = [number for number, branch in enumerate(branches) if not branch.is_ended] or [0]
+        return min(going, key=lambda number: sum(branches[number].logprobs)), pairs
+
+
+def test_a_branch_says_that_it_ended() -> None:
+    ends = tuple(range(0, 30, 2))
+    part, plain = Worst(), asked("r", 0, 4, 6)
+    with temporarily_registered(part) as path:
+        made = searched(plain, path, 3)
+        sampling = made.sampling.model_copy(update={"stop_token_ids": ends})
+        generate(runner_of(MODEL), [replace(made, sampling=sampling)])
+    assert {branch.is_ended for branch in part.seen} == {True, False}
+    for branch in part.seen:
+        assert branch.is_ended == any(id in ends for id in branch.token_ids)

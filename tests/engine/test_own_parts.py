@@ -42,15 +42,16 @@ USES: dict[str, Callable[[Any], dict[str, Any]]] = {
     "filter": lambda part: {"filters": [part]},
     "constraint": lambda part: {"constraint": part},
 }
-BEST = "must return the best of 2 branches"
+BEST = "advance must return the best branch, 0 to 1, and 2 pairs"
 
 
 @pytest.mark.parametrize(
     ("use", "part", "reason", "words"),
     [
-        ("search", Search(lambda branches: (0, [(0, 1)])), "error", f"{BEST} and 2 pairs (branch, token), not"),
+        ("search", Search(lambda branches: (0, [(0, 1)])), "error", f"{BEST} (branch, token), tokens 0 to 30; not"),
         ("search", Search(lambda branches: (2, [(0, 1)] * 2)), "error", BEST),
         ("search", Search(lambda branches: (0, [(0, 99)] * 2)), "error", BEST),
+        ("search", Search(lambda branches: [1, 2, 3]), "error", "; not [1, 2, 3]"),
         ("search", Search(raises), "error", "raised ZeroDivisionError"),
         ("search", object(), "refused", "a search needs advance(branches)"),
         ("ranking", lambda samples: [1.0], "error", "must return 3 finite numbers, one a sample, not [1.0]"),
@@ -71,9 +72,10 @@ BEST = "must return the best of 2 branches"
         ("constraint", constraint(banned=lambda self, ids: [0] * 31), "error", "not [31] of int64"),
         ("constraint", constraint(banned=lambda self, ids: [True] * 31), "error", "leaves no token"),
         ("constraint", constraint(advance=lambda self, token: raises()), "error", "advance: ZeroDivisionError"),
+        ("constraint", constraint(advance=lambda self, token: "yes"), "error", "True if the answer ends, not 'yes'"),
         ("constraint", constraint(advance=None), "refused", "has no advance; a constraint needs advance(token)"),
         ("constraint", constraint(banned=lambda self: None), "refused", "must take (ids)"),
-        ("constraint", constraint()(), "refused", "is no class, and one is built for each request"),
+        ("constraint", constraint()(), "refused", "is no class, and one is built for each sample"),
     ],
 )  # fmt: skip
 def test_its_request_ends_with_the_reason_and_no_other(use: str, part: object, reason: str, words: str) -> None:

@@ -183,3 +183,17 @@ def test_views_of_a_step_before_serve_no_request_that_has_ended() -> None:
     scheduler.finish(first, FinishReason.STOP)
     plan = scheduler.plan()
     assert plan is not None and [span.sequence for span in plan.spans] == [second]
+
+
+def test_the_next_plan_says_whom_a_policy_that_plans_nothing_preempted() -> None:
+    scheduler = scheduler_of((PagePool(30, 4),), SchedulerLimits(4, 32))
+    scheduler.submit(sequence(0, 8, 3))
+    scheduler.plan()
+    nothing = {"r0": "not now"}
+    scheduler.set_policy(lambda state: SchedulerDecision(state.waiting, preempted=state.running, reasons=nothing))
+    with pytest.raises(WorkbenchError, match="plans nothing"):
+        scheduler.plan()
+    scheduler.set_policy(FCFS())
+    plan = scheduler.plan()
+    assert plan is not None
+    assert [(each.request_id, each.action) for each in plan.decisions] == [("r0", "preempted"), ("r0", "admitted")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -81,6 +82,11 @@ def in_rounds(state: SchedulerState) -> SchedulerDecision:
     return replace(FCFS()(state), preempted=computed)
 
 
+def names_kept(state: SchedulerState) -> SchedulerDecision:
+    keep: Any = [entry.request_id for entry in state.running]
+    return replace(FCFS()(state), keep=keep)
+
+
 class Moody:
     """Serves the youngest alone in every other step that it is asked."""
 
@@ -98,6 +104,7 @@ class Moody:
     [
         (negative, "an order has only requests that run or wait, and turns of a number of tokens"),
         (absent, "an order has only requests that run or wait, and turns of a number of tokens"),
+        (names_kept, "an order has only requests that run or wait, and turns of a number of tokens"),
         (idle, "some request advances where one can"),
         (in_rounds, "no preemption loop: between two of one sequence some request advances further"),
         (Moody(), "the same state gives the same order"),

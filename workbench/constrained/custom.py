@@ -40,11 +40,11 @@ class CustomConstraint(Constraint):
     def __init__(self, part: CustomPart, tokens: Sequence[bytes], end_token_ids: Collection[int]):
         self._name, self._vocab_size = f"constraint {part.path}", len(tokens)
         if not inspect.isclass(resolve_path(part.path)):
-            raise WorkbenchError(f"{self._name}: is no class, and one is built for each request")
+            raise WorkbenchError(f"{self._name}: is no class, and one is built for each sample of a request")
         self._part: TokenConstraint = load_verbs(part, "constraint", VERBS)
         self._end_ids = frozenset(end_token_ids)
         self._rows: dict[tuple[int, ...], NDArray[np.bool_]] = {}  # by draft, after the tokens that were taken
-        self._call("start", tuple(tokens), self._end_ids, to=lambda returned: None)
+        self._call("start", tuple(tokens), self._end_ids)
 
     def legal_count(self, draft: Sequence[int]) -> int:
         try:
@@ -65,9 +65,11 @@ class CustomConstraint(Constraint):
     def advance(self, token: int, budget: NodeBudget | None = None) -> Taken:
         if self._row(())[token]:
             raise WorkbenchError(f"{self._name}: forbids token {token}")
-        is_last = token in self._end_ids or self._call("advance", token, to=bool)
+        is_complete = token in self._end_ids or self._call("advance", token)
+        if not isinstance(is_complete, bool | np.bool_ | None):
+            raise WorkbenchError(f"{self._name}: advance must return True if the answer ends, not {is_complete!r}")
         self._rows = {draft[1:]: row for draft, row in self._rows.items() if draft[:1] == (token,)}
-        return token, FinishReason.STOP if is_last else None
+        return token, FinishReason.STOP if is_complete else None
 
     def _row(self, draft: tuple[int, ...]) -> NDArray[np.bool_]:
         row = self._rows.get(draft)
@@ -79,9 +81,10 @@ class CustomConstraint(Constraint):
             self._rows[draft] = row
         return row
 
-    def _call(self, verb: str, *values: Any, to: Callable[[Any], Any]) -> Any:
-        """Call a method of the user's, and convert what it returns."""
+    def _call(self, verb: str, *values: Any, to: Callable[[Any], Any] | None = None) -> Any:
+        """Call a method of the user's, and convert the value that it returns by `to`."""
         try:
-            return to(getattr(self._part, verb)(*values))
+            value = getattr(self._part, verb)(*values)
+            return value if to is None else to(value)
         except Exception as error:
             raise WorkbenchError(f"{self._name}: {verb}: {' '.join(describe_error(error).split())}") from error

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor
 from workbench.custom import load_verbs
 from workbench.decoding.beams import Beam, BeamHypothesis, Beams, bad_logits
 from workbench.decoding.method import Advance, Fork, NextRow
+from workbench.display import truncate_text
 from workbench.errors import WorkbenchError
 from workbench.request import CustomPart, SamplingParameters, Sequence
 
@@ -33,6 +34,7 @@ class Branch:
     logprobs: tuple[float, ...]
     states: Tensor
     logits: Tensor
+    is_ended: bool = False  # its last token ends the text: what continues it is no part of an answer
 
 
 class Search(Protocol):
@@ -52,17 +54,20 @@ def load_search(part: CustomPart) -> Search:
 def advance_search(search: Search, branches: Many[Branch], name: str) -> tuple[int, list[tuple[int, int]]]:
     """Advance `search`. WorkbenchError, naming it, where it fails or names what there is not."""
     try:
-        best, going = search.advance(branches)
-        chosen = int(best), [(int(branch), int(token)) for branch, token in going]
+        returned = search.advance(branches)
     except Exception as error:
         raise WorkbenchError(f"search {name}: raised {type(error).__name__}: {error}") from error
     count, vocab = len(branches), len(branches[0].logits)
-    is_valid = all(0 <= branch < count and 0 <= token < vocab for branch, token in chosen[1])
-    if not 0 <= chosen[0] < count or len(chosen[1]) != count or not is_valid:
-        raise WorkbenchError(
-            f"search {name}: must return the best of {count} branches and {count} pairs (branch, token), not {chosen}"
-        )
-    return chosen
+    try:
+        best, going = returned
+        number, pairs = int(best), [(int(branch), int(token)) for branch, token in going]
+    except (TypeError, ValueError):
+        number, pairs = -1, []
+    is_valid = all(0 <= branch < count and 0 <= token < vocab for branch, token in pairs)
+    if not (is_valid and 0 <= number < count == len(pairs)):
+        right = f"the best branch, 0 to {count - 1}, and {count} pairs (branch, token), tokens 0 to {vocab - 1}"
+        raise WorkbenchError(f"search {name}: advance must return {right}; not {truncate_text(repr(returned), 80)}")
+    return number, pairs
 
 
 class CustomSearch(Beams):
@@ -94,7 +99,7 @@ class CustomSearch(Beams):
             return f"search {self._name}: needs the states after the last layer, which this executor does not give"
         before = self._before.get(sequence.request_id, Branch((), (), state[None][:0], row.logits))
         states = torch.cat([before.states, state[None]])
-        self._branches[sequence.request_id] = Branch(before.token_ids, before.logprobs, states, row.logits.clone())
+        self._branches[sequence.request_id] = replace(before, states=states, logits=row.logits.clone())
         return ""
 
     def advance(self, step: int, now: float, fork: Fork) -> list[Advance]:
@@ -109,12 +114,13 @@ class CustomSearch(Beams):
             return self._results()
         sequences = fork(self.sequences, [(self.beams[number].sequence, token) for number, token in going])
         self.beams = [Beam(sequence, 0.0) for sequence in sequences]
-        longer = [_longer(branches[number], token) for number, token in going]
+        longer = [_longer(branches[number], token, token in self.end_token_ids) for number, token in going]
         self._before = {sequence.request_id: branch for sequence, branch in zip(sequences, longer, strict=True)}
         return []
 
 
-def _longer(branch: Branch, token: int) -> Branch:
+def _longer(branch: Branch, token: int, is_ended: bool) -> Branch:
     """Return the branch with one more token; the state and logits behind it come with the next step."""
     logprob = float(branch.logits.double().log_softmax(-1)[token])
-    return Branch((*branch.token_ids, token), (*branch.logprobs, logprob), branch.states, branch.logits)
+    ids, logprobs = (*branch.token_ids, token), (*branch.logprobs, logprob)
+    return Branch(ids, logprobs, branch.states, branch.logits, branch.is_ended or is_ended)

@@ -153,7 +153,7 @@ class Sampler:
                 elif largest[row] == -math.inf:
                     chosen[number] = [failed_token("the request's constraint leaves no token")]
         self.constraint_seconds = 0.0
-        budget = NodeBudget(MAX_NODES_OF_SAMPLING)
+        budget = NodeBudget(MAX_NODES_OF_SAMPLING) if constrained else None
         takes: dict[int, Take] = {}
         for number in constrained:
             state, span = self._states[sequences[number].request_id], slice(spans[number].start, spans[number].stop)
@@ -247,8 +247,10 @@ class Sampler:
     ) -> dict[int, NDArray[np.bool_]]:
         """Return the masks [row, vocab] of constrained sequences; add those whose mask failed to `failed`."""
         masks: dict[int, NDArray[np.bool_]] = {}
-        for number, (sequence, draft) in enumerate(zip(sequences, drafts, strict=True)):
-            constraint = self.constraint_of(sequence.request_id)
+        constraints = [self.constraint_of(sequence.request_id) for sequence in sequences]
+        if all(each is None for each in constraints):
+            return masks
+        for number, (constraint, draft) in enumerate(zip(constraints, drafts, strict=True)):
             if constraint is None:
                 continue
             banned = self.masks.take(constraint, draft.token_ids)

@@ -101,7 +101,7 @@ class StepAllocation:
             self.items.append(item)
             if type(max_tokens) is not int or max_tokens < 0:
                 turn = f"gives {request.request_id} a turn of {max_tokens!r} tokens"
-                self._fail(sequence, f"policy {self.policy}: {turn}; it must be a number from 0 on")
+                self._fail(sequence, f"policy {self.policy}: {turn}; it must be a whole number from 0 on")
             elif sequence in self._unserved or sequence in self.num_scheduled_tokens:
                 self.schedule(sequence, max_tokens)
             elif self.waiting is None:

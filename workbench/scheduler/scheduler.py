@@ -74,7 +74,8 @@ class Scheduler:
 
     def set_policy(self, policy: SchedulingPolicy) -> None:
         """Decide by `policy` from the next step on. Sequences keep their places, tokens and pages."""
-        self.policy, self._padded_rows = policy, 0
+        self.policy, self._policy_name = policy, policy_name(policy)
+        self._padded_rows = 0
         self._queue.changed = True
 
     def set_limits(self, limits: SchedulerLimits) -> None:
@@ -241,7 +242,7 @@ class Scheduler:
     def _allocate(self, policy_decisions: list[SchedulerDecision], now: float) -> StepAllocation:
         """Allocate the next step in the policy's order."""
         manager, limits, views, queue = self.kv_cache_manager, self.limits, self._views, self._queue
-        name = policy_name(self.policy)
+        name = self._policy_name
         for _ in range(MAX_POLICY_CALLS):
             step = StepAllocation(manager, limits, views, self.running, queue, self._decisions, self._steps, name)
             if self._has_nothing_to_decide(step):
@@ -267,10 +268,11 @@ class Scheduler:
                 return step
             if not step.freed_pages:
                 break
+        reasons = [f"{each.request_id}: {each.reason}" if each.request_id else each.reason for each in self._decisions]
+        self._decisions[:] = [each for each in self._decisions if each.action == "preempted"]
         raise WorkbenchError(
             f"policy {name}: plans nothing, with {len(self.running)} sequences that run and {len(self.waiting)} that "
-            "wait; it must schedule a request"
-            + "".join(f"; {decision.request_id}: {decision.reason}" for decision in self._decisions[:3])
+            "wait; it must schedule a request" + "".join(f"; {each}" for each in reasons[:3])
         )
 
     @property

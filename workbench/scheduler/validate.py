@@ -38,7 +38,7 @@ def call_policy(policy: SchedulingPolicy, state: SchedulerState) -> SchedulerDec
     if not isinstance(decision, SchedulerDecision):
         raise WorkbenchError(
             f"policy {name}: returned {type(decision).__name__}, "
-            "must return scheduler.policy.SchedulerDecision([request, ...])"
+            "must return workbench.parts.SchedulerDecision([request, ...])"
         )
     if not isinstance(decision.reasons, Mapping):
         raise WorkbenchError(f"policy {name}: reasons is {decision.reasons!r}, must be {{id: reason}}")

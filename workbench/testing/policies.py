@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from workbench.errors import WorkbenchError, nearest
 from workbench.scheduler.policies import parse_policy
-from workbench.scheduler.policy import SchedulingPolicy
+from workbench.scheduler.policy import RequestView, SchedulingPolicy
 from workbench.scheduler.validate import policy_name
 from workbench.testing.law import ConformityReport, Law, LawBroken, check_law
 from workbench.testing.policy_scenarios import (
@@ -66,8 +66,10 @@ def _pure(policy: SchedulingPolicy, scenario: PolicyScenario) -> None:
 
 
 def _valid(policy: SchedulingPolicy, scenario: PolicyScenario) -> None:
-    for _, plan in play_scenario(scenario, policy):
-        wrong = [error for _, error in plan.errors]
+    for played, plan in play_scenario(scenario, policy):
+        keep = () if played.last_decision is None else played.last_decision[1].keep or ()
+        wrong = [f"keep has {each!r}, must have requests" for each in keep if not isinstance(each, RequestView)]
+        wrong += [error for _, error in plan.errors]
         wrong += [each.reason for each in plan.decisions if each.action == "refused_decision"]
         if wrong:
             raise LawBroken(f"step {plan.step}: {wrong[0]}, on {scenario}")
