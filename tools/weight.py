@@ -74,7 +74,7 @@ BOUNDS: dict[str, Weight] = {
     "workbench/reports": Weight(20_500, 150),
     "workbench/runs": Weight(21_000),
     "workbench/sampling": Weight(11_400),
-    "workbench/scheduler": Weight(17_900),  # 19,700 before issue 35: tokens and pages are counted in one loop
+    "workbench/scheduler": Weight(18_000),  # 19,700 before issue 35: tokens and pages are counted in one loop
     "workbench/serve": Weight(75_000),
     "workbench/simulate": Weight(18_000),
     "workbench/speculative": Weight(7_000),
