@@ -205,8 +205,8 @@ class StepAllocation:
         limits, manager = self.limits, self.kv_cache_manager
         slots = 1 + len(sequence.children) if sequence.beams else 1
         if self.free_slots < slots:
-            come = _num_joining(self.running)
-            joining = f" and {come} are to join them" if come else ""
+            num_joining = _num_joining(self.running)
+            joining = f" and {num_joining} are to join them" if num_joining else ""
             beams = f", {slots} beams would come" if slots > 1 else ""
             return f"{len(self.running)} sequences run{joining}{beams}, max_num_seqs is {limits.max_num_seqs}"
         if self.tokens_left <= 0:
