@@ -49,7 +49,7 @@ class CustomConstraint(Constraint):
     def legal_count(self, draft: Sequence[int]) -> int:
         try:
             return super().legal_count(draft)
-        except WorkbenchError:  # it comes again with the mask, and ends the request there
+        except WorkbenchError:  # an error at the next token comes again with its mask, and ends the request there
             return 0
 
     def banned(self, draft: Sequence[int] = ()) -> NDArray[np.bool_]:
