@@ -43,7 +43,7 @@ BOUNDS: dict[str, Weight] = {
     "experiments": Weight(131_500, 0, 78_000),  # 130,000 before issue 34: perplexity beside llama.cpp
     "notebooks": Weight(9_500),
     "records": Weight(0, 0, inf),
-    "tests": Weight(746_600),  # issue 32 asks for 600,000; laws of mutants (32), real models (34), doors (35)
+    "tests": Weight(748_300),  # issue 32 asks for 600,000; laws of mutants (32), real models (34), doors (35)
     "tools": Weight(34_000, 200),  # 22,000 before issue 32: guards moved here, 60 planted bugs; 35: methods of a class
     "workbench": Weight(18_720),  # issue 35: methods of a user's part are checked here, out of sampling and decoding
     "workbench/agents": Weight(15_600),  # 12,000 before issue 33: forms of calls, and the check of arguments
@@ -74,7 +74,7 @@ BOUNDS: dict[str, Weight] = {
     "workbench/reports": Weight(20_500, 150),
     "workbench/runs": Weight(21_000),
     "workbench/sampling": Weight(11_400),
-    "workbench/scheduler": Weight(17_900),  # 19,700 before issue 35: tokens and pages are counted in one loop
+    "workbench/scheduler": Weight(18_000),  # 19,700 before issue 35: tokens and pages are counted in one loop
     "workbench/serve": Weight(75_000),
     "workbench/simulate": Weight(18_000),
     "workbench/speculative": Weight(7_000),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +35,20 @@ class Walk:
 
 
 class FailsAtThird(Walk):
-    def banned(self, ids: Sequence[int]) -> NDArray[np.bool_]:
+    def banned(self, ids: Sequence[int]) -> Any:
         if len(self.taken) + len(ids) == 2:
-            raise RuntimeError("no\nmore")
+            return self.wrong()
         return super().banned(ids)
+
+    def wrong(self) -> Any:
+        raise RuntimeError("no\nmore")
+
+
+class RaggedAtThird(FailsAtThird):
+    def wrong(self) -> Any:
+        return [[True], [True, False]]
+
+
+class ShortAtThird(FailsAtThird):
+    def wrong(self) -> Any:
+        return [True, False]

@@ -34,6 +34,7 @@ class Memory:
         for t, page, target in plan.transfers.copies:
             self.pages[t][target] = dict(self.pages[t].get(page, {}))
         for _, t, place, page in plan.transfers.swap_ins:
+            assert self.manager.cpu_pages.pools[t].ref_count(place), "a page on the CPU is read after it was given back"
             self.pages[t][page] = dict(self.host[t][place])
 
     def compute(self, plan: StepPlan) -> None:
@@ -63,8 +64,9 @@ class Memory:
                     self.pages[t][page] = {}
 
     def forget_free(self) -> None:
-        """A page without an owner has nothing in it, unless it is still to be saved before the next step."""
-        wanted = {(t, page) for t, page, _ in self.manager.transfers.swap_outs}
+        """A page without an owner has nothing in it, unless it is still to be saved or copied before the next step."""
+        transfers = self.manager.transfers
+        wanted = {(t, page) for t, page, _ in (*transfers.swap_outs, *transfers.copies)}
         for t, pool in enumerate(self.manager.pools):
             for page in [page for page in self.pages[t] if pool.ref_count(page) == 0 and (t, page) not in wanted]:
                 del self.pages[t][page]

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import pytest
 
 from tests.calls import calls_of
+from tests.engine.memory import Memory
 from workbench.errors import WorkbenchError
 from workbench.kv_cache.manager import KVCacheManager
 from workbench.kv_cache.pages import KVCacheGroup, PagePool
 from workbench.kv_cache.prefix import RadixCache
 from workbench.request import FinishReason, Request, SamplingParameters, Sequence
 from workbench.scheduler.plan import RequestRefused, SchedulerLimits, StepPlan
+from workbench.scheduler.policies import FCFS
+from workbench.scheduler.policy import RequestView, SchedulerDecision, SchedulerState
 from workbench.scheduler.scheduler import Scheduler
 
 CONTEXT = 40
@@ -92,3 +97,103 @@ def test_a_child_takes_its_place_in_the_order() -> None:
     assert second.children == [third] and third.parent is second and second.parent is None
     scheduler.plan()
     assert scheduler.running == [second, younger]
+
+
+def test_pages_on_their_way_back_outlast_a_policy_that_raises() -> None:
+    """It starts a preempted request, then raises; the next step loads its pages, and preempts the other to the CPU."""
+    pools, group, limits = (PagePool(20, 4),), (KVCacheGroup(),), SchedulerLimits(4, 32)
+    manager = KVCacheManager(pools, group, 32, cpu_pools=(PagePool(3, 4),))
+    scheduler = Scheduler(manager, limits, CONTEXT)
+    memory = Memory(scheduler)
+    for order in range(2):
+        prompt = tuple(range(100 * order, 100 * order + 10))
+        scheduler.submit(Sequence.from_request(Request(f"r{order}", prompt), order))
+
+    def raising(state: SchedulerState) -> Iterator[RequestView]:
+        yield state.waiting[0]
+        raise RuntimeError("midway")
+
+    def step(place: int, preempted: int) -> None:
+        scheduler.set_policy(lambda state: SchedulerDecision([state.running[place]], None, [state.running[preempted]]))
+        plan = scheduler.plan()
+        assert plan is not None
+        memory.move(plan)
+        memory.compute(plan)
+        scheduler.commit(plan, {span.sequence.request_id: 1 for span in plan.spans})
+
+    plan = scheduler.plan()
+    assert plan is not None
+    memory.compute(plan)
+    scheduler.commit(plan, {"r0": 1, "r1": 1})
+    step(1, preempted=0)
+    assert scheduler.waiting[0].swapped is not None
+    scheduler.set_policy(lambda state: SchedulerDecision(raising(state)))
+    with pytest.raises(WorkbenchError, match="midway"):
+        scheduler.plan()
+    step(0, preempted=1)
+
+
+def test_what_a_failed_plan_decided_on_a_request_ends_with_it() -> None:
+    scheduler = scheduler_of((PagePool(30, 4),), SchedulerLimits(4, 32))
+
+    def raising(state: SchedulerState) -> Iterator[RequestView]:
+        yield from state.waiting
+        raise RuntimeError("midway")
+
+    first = sequence(0, 8, 3)
+    scheduler.submit(first)
+    scheduler.set_policy(lambda state: SchedulerDecision(raising(state)))
+    with pytest.raises(WorkbenchError, match="midway"):
+        scheduler.plan()
+    scheduler.finish(first, FinishReason.CANCELLED)
+    scheduler.submit(sequence(1, 8, 3))
+    scheduler.set_policy(FCFS())
+    plan = scheduler.plan()
+    assert plan is not None and {decision.request_id for decision in plan.decisions} == {"r1"}
+
+
+def test_an_order_is_walked_no_further_than_the_chunk_goes() -> None:
+    """A request that starts with all that is left of the chunk has no second turn to look for."""
+    scheduler = scheduler_of((PagePool(90, 4),), SchedulerLimits(4, 32, chunk_tokens=8))
+    scheduler.set_policy(FCFS())
+    for order in range(20):
+        scheduler.submit(sequence(order, 12, 3))
+    plan = scheduler.plan()
+    assert plan is not None
+    (decision,) = plan.policy_decisions
+    assert [item.request_id for item in decision.order if isinstance(item, RequestView)] == ["r0", "r1"]
+
+
+def test_views_of_a_step_before_serve_no_request_that_has_ended() -> None:
+    """A policy that goes on with them plans a step all the same."""
+    scheduler = scheduler_of((PagePool(30, 4),), SchedulerLimits(4, 32))
+    first, second = sequence(0, 8, 9), sequence(1, 8, 9)
+    kept: dict[int, Iterable[RequestView]] = {}
+
+    def keeping(state: SchedulerState) -> SchedulerDecision:
+        return SchedulerDecision([kept.setdefault(len(state.running), state.running), state.waiting])
+
+    scheduler.set_policy(keeping)
+    for each in (first, second):
+        scheduler.submit(each)
+        for _ in range(2):
+            plan = scheduler.plan()
+            assert plan is not None
+            scheduler.commit(plan, {span.sequence.request_id: 1 for span in plan.spans})
+    scheduler.finish(first, FinishReason.STOP)
+    plan = scheduler.plan()
+    assert plan is not None and [span.sequence for span in plan.spans] == [second]
+
+
+def test_the_next_plan_says_whom_a_policy_that_plans_nothing_preempted() -> None:
+    scheduler = scheduler_of((PagePool(30, 4),), SchedulerLimits(4, 32))
+    scheduler.submit(sequence(0, 8, 3))
+    scheduler.plan()
+    nothing = {"r0": "not now"}
+    scheduler.set_policy(lambda state: SchedulerDecision(state.waiting, preempted=state.running, reasons=nothing))
+    with pytest.raises(WorkbenchError, match="plans nothing"):
+        scheduler.plan()
+    scheduler.set_policy(FCFS())
+    plan = scheduler.plan()
+    assert plan is not None
+    assert [(each.request_id, each.action) for each in plan.decisions] == [("r0", "preempted"), ("r0", "admitted")]

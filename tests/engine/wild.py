@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterator
 from typing import Any
 
 from workbench.scheduler.policies import FCFS
@@ -12,7 +13,7 @@ from workbench.scheduler.policy import RequestView, SchedulerDecision, Scheduler
 
 class Wild:
     """The same decision for the same step: any order of any length, turns of any tokens, pages kept in any order; now
-    and then an item that is none."""
+    and then an item that is none, or an error in the middle of the order."""
 
     kind = "wild"
 
@@ -34,10 +35,17 @@ class Wild:
         if wrong:
             order.insert(draw.randrange(len(order) + 1), _wrong(draw, requests))
             preempted += draw.choice([[], [[preempted]], ["unknown"], [None], [draw.choice(requests)]])
+        if draw.random() < 0.05:
+            return SchedulerDecision(_raising(order[: draw.randrange(len(order) + 1)]), preempted=preempted)
         keep: Any = draw.choice(
             [None, draw.sample(requests, draw.randrange(len(requests) + 1)), [None] if wrong else ()]
         )
         return SchedulerDecision(order, keep, preempted)
+
+
+def _raising(order: list[Any]) -> Iterator[Any]:
+    yield from order
+    raise RuntimeError("midway")
 
 
 def _wrong(draw: random.Random, requests: list[RequestView]) -> Any:

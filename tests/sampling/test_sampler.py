@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.helpers.refusals import refuses
 from tests.thorough import tries
 from workbench.request import CustomPart, Request, SamplingParameters, Sequence
+from workbench.response_format import Choices, Thinking
 from workbench.sampling.filters import History, build_filters
 from workbench.sampling.sampler import Sampler
 from workbench.sampling.samplers import RandomSampler, uniform
@@ -187,3 +188,16 @@ def test_half_precision_and_no_rows():
     assert Sampler().sample(logits, [sequence("a", greedy)])[0].token_id == 1
     with pytest.raises(ValueError, match="1 rows of logits for 2 sequences"):
         Sampler().sample(logits, [sequence("a", greedy)] * 2)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"response_format": Choices(choices=("yes",))},
+        {"constraint": CustomPart(path="tests.constrained.own:Walk")},
+        {"thinking": Thinking(budget_tokens=3)},
+    ],
+)
+def test_what_is_to_be_constrained_is_not_sampled_free(setting):
+    (choice,) = Sampler().sample(torch.zeros(1, 8), [sequence("a", SamplingParameters(**setting))])
+    assert choice.error == f"request a: {next(iter(setting))}: add the request with its constraint"

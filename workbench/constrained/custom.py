@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -74,15 +74,17 @@ class CustomConstraint(Constraint):
     def _row(self, draft: tuple[int, ...]) -> NDArray[np.bool_]:
         row = self._rows.get(draft)
         if row is None:
-            row = np.array(self._call("banned", draft))
+            row = self._call("banned", draft, to=np.array)
             if row.dtype != np.bool_ or row.shape != (self._vocab_size,):
                 shape = f"{list(row.shape)} of {row.dtype}"
                 raise WorkbenchError(f"{self._name}: banned must return [{self._vocab_size}] of bool, not {shape}")
             self._rows[draft] = row
         return row
 
-    def _call(self, verb: str, *values: Any) -> Any:
+    def _call(self, verb: str, *values: Any, to: Callable[[Any], Any] | None = None) -> Any:
+        """Call a method of the user's, and convert the value that it returns by `to`."""
         try:
-            return getattr(self._part, verb)(*values)
+            value = getattr(self._part, verb)(*values)
+            return value if to is None else to(value)
         except Exception as error:
             raise WorkbenchError(f"{self._name}: {verb}: {' '.join(describe_error(error).split())}") from error

@@ -33,13 +33,17 @@ class MaskWorker:
 
     def start(self, drafts: Sequence[tuple[Constraint, Draft]]) -> None:
         """Start on the rows of each constraint and its draft; none may be advanced before `take`."""
-        if self._job is not None:  # of a step that was interrupted
-            self._job.result()
+        self.wait()
         self._job, self._drafts = None, dict(drafts)
         if drafts:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(1, thread_name_prefix="masks")
             self._job = self._pool.submit(self._compute, drafts)
+
+    def wait(self) -> None:
+        """Wait for the work of a step that was interrupted, if there is any."""
+        if self._job is not None:
+            self._job.result()
 
     def take(self, constraint: Constraint, draft: Draft) -> NDArray[np.bool_] | str:
         """Return the rows [1 + draft token, vocab] of forbidden tokens, or the error that they met."""
@@ -57,7 +61,10 @@ class MaskWorker:
         rows = {constraint: compute_rows(constraint, draft) for constraint, draft in drafts}
         budget = NodeBudget(MAX_NODES_BESIDE_FORWARD)
         for constraint, _ in drafts:
-            constraint.work(budget)
+            try:
+                constraint.work(budget)
+            except Exception as error:
+                rows[constraint] = describe_error(error)
         self.seconds = time.perf_counter() - began
         return rows
 
@@ -65,5 +72,5 @@ class MaskWorker:
 def compute_rows(constraint: Constraint, draft: Draft) -> NDArray[np.bool_] | str:
     try:
         return constraint.banned(draft)
-    except Exception as error:  # it ends its own request, no other
+    except Exception as error:  # ends its own request, no other
         return describe_error(error)

@@ -105,7 +105,9 @@ class ThoughtThenAnswer(Constraint):
             if thought.phase == "open":
                 banned[place] = self._open_row(thought)
             else:
-                banned[place:] = self.answer.banned(draft[place:])
+                opens = place < len(draft) and self._opens(thought, draft[place])
+                answer_draft = () if opens else draft[place:]
+                banned[place : place + 1 + len(answer_draft)] = self.answer.banned(answer_draft)
                 banned[place:, [thought.opening, thought.closing]] = True
                 banned[place, thought.opening] = not self._opens(thought, thought.opening)
             if place == len(draft) or banned[place, draft[place]]:

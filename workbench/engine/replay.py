@@ -107,13 +107,13 @@ class _Replay:
     def _difference(self, step: RecordedStep, now: tuple[RecordedStep, ...]) -> str:
         """Return the first span that differs, and the known reason."""
         before = {span.sequence: span for span in step.spans}
-        found = {span.sequence: span for span in now[0].spans} if now else {}
+        planned = {span.sequence: span for span in now[0].spans} if now else {}
         reasons = {each.sequence: each.reason for each in (now[0].actions if now else ())}
-        for name in (*before, *found):
-            then, here = (_words(spans.get(name)) for spans in (before, found))
+        for name in (*before, *planned):
+            then, here = (_words(spans.get(name)) for spans in (before, planned))
             if then != here:
-                known = reasons.get(name) or self._ended.get(name, "")
-                return f"of {name} the record computes {then}, now {here}" + (f" ({known})" if known else "")
+                reason = reasons.get(name) or self._ended.get(name, "")
+                return f"of {name} the record computes {then}, now {here}" + (f" ({reason})" if reason else "")
         return "the same spans in another order"
 
     def _check_effects(self) -> None:

@@ -48,6 +48,8 @@ class KVCacheManager(KVCacheAccounting):
 
     def transfers_done(self) -> None:
         """Release CPU pages whose swap-in the last step executed."""
+        if self.transfers.swap_ins:  # of a plan that failed: the next step executes them
+            return
         if self.cpu_pages.swapping_in or self.cpu_pages.fetched:
             self.cpu_pages.transfers_done()
 

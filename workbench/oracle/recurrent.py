@@ -47,7 +47,7 @@ def _delta_net(rows: Tensor, w: Mapping[str, Tensor], at: str, spec: DeltaNetSpe
     heads, keys = spec.num_value_heads, spec.num_key_heads * spec.key_dim
     mixed, z, b, a = rows.split([spec.channels, spec.o_proj_inputs, heads, heads], dim=-1)
     q, k, v = _silu(_conv(mixed, w, at)).split([keys, keys, spec.o_proj_inputs], dim=-1)
-    found = []
+    head_outputs = []
     for head in range(heads):
         first = head * spec.num_key_heads // heads * spec.key_dim
         columns = slice(head * spec.value_dim, (head + 1) * spec.value_dim)
@@ -62,8 +62,8 @@ def _delta_net(rows: Tensor, w: Mapping[str, Tensor], at: str, spec: DeltaNetSpe
             outputs.append(query[token] @ state * spec.key_dim**-0.5)
         y = torch.stack(outputs)
         normed = y / (y.square().mean(-1, keepdim=True) + spec.eps).sqrt() * w[at + "norm_weight"]
-        found.append(normed * _silu(z[:, columns]))
-    return linear(torch.cat(found, dim=-1), "output")
+        head_outputs.append(normed * _silu(z[:, columns]))
+    return linear(torch.cat(head_outputs, dim=-1), "output")
 
 
 def _mamba2(rows: Tensor, w: Mapping[str, Tensor], at: str, spec: Mamba2Spec, linear: Linear) -> Tensor:
@@ -72,7 +72,7 @@ def _mamba2(rows: Tensor, w: Mapping[str, Tensor], at: str, spec: Mamba2Spec, li
     scales = torch.tensor(spec.column_scales, dtype=rows.dtype).repeat_interleave(torch.tensor(spec.column_counts))
     z, mixed, steps = (rows * scales).split([inner, spec.channels, spec.heads], dim=-1)
     x, b, c = _silu(_conv(mixed, w, at)).split([inner, directions, directions], dim=-1)
-    found = []
+    head_outputs = []
     for head in range(spec.heads):
         columns = slice(head * spec.head_width, (head + 1) * spec.head_width)
         group = head * spec.groups // spec.heads
@@ -83,8 +83,8 @@ def _mamba2(rows: Tensor, w: Mapping[str, Tensor], at: str, spec: Mamba2Spec, li
             decay = (-w[at + "log_decay"][head].exp() * step[token]).exp()
             state = decay * state + step[token] * torch.outer(x[token, columns], b[token, shared])
             outputs.append(state @ c[token, shared] + w[at + "skip"][head] * x[token, columns])
-        found.append(torch.stack(outputs))
-    y = torch.cat(found, dim=-1)
+        head_outputs.append(torch.stack(outputs))
+    y = torch.cat(head_outputs, dim=-1)
     y = y if spec.norm == "before_gate" else y * _silu(z)
     if spec.norm != "none":
         y = y.unflatten(-1, (spec.groups, -1))

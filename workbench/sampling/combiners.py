@@ -73,12 +73,12 @@ class NamedCombiner:
     def second_prompt(self, prompt_ids: Sequence[int]) -> tuple[int, ...]:
         """Return the second stream's prompt. WorkbenchError where the part fails or gives anything but token ids."""
         try:
-            found = tuple(cast(StreamCombiner, self.combine).second_prompt(tuple(prompt_ids)))
+            ids = tuple(cast(StreamCombiner, self.combine).second_prompt(tuple(prompt_ids)))
         except Exception as error:
             raise WorkbenchError(f"filter {self.path}: second_prompt: {type(error).__name__}: {error}") from error
-        if not found or not all(type(token) is int for token in found):
-            raise WorkbenchError(f"filter {self.path}: second_prompt must return at least one token id, not {found!r}")
-        return found
+        if not ids or not all(type(token) is int for token in ids):
+            raise WorkbenchError(f"filter {self.path}: second_prompt must return at least one token id, not {ids!r}")
+        return ids
 
     def rows(self, logits: Tensor, histories: Sequence[History], others: OtherLogits) -> Tensor:
         """Return the combined rows of one sequence, [row, vocab].
@@ -101,19 +101,19 @@ class NamedCombiner:
 
     def _row(self, logits: Tensor, history: History, other: Tensor) -> Tensor:
         try:
-            found: Any = self.combine(logits.clone(), [history], other.clone())
+            combined: Any = self.combine(logits.clone(), [history], other.clone())
         except Exception as error:
             raise WorkbenchError(f"filter {self.path}: {type(error).__name__}: {error}") from error
-        if not isinstance(found, Tensor) or found.shape != logits.shape or found.dtype != logits.dtype:
-            is_tensor = isinstance(found, Tensor)
-            given = f"{tuple(found.shape)} {found.dtype}" if is_tensor else type(found).__name__
+        if not isinstance(combined, Tensor) or combined.shape != logits.shape or combined.dtype != logits.dtype:
+            is_tensor = isinstance(combined, Tensor)
+            returned = f"{tuple(combined.shape)} {combined.dtype}" if is_tensor else type(combined).__name__
             raise WorkbenchError(
-                f"filter {self.path}: must return logits {tuple(logits.shape)} {logits.dtype}, not {given}"
+                f"filter {self.path}: must return logits {tuple(logits.shape)} {logits.dtype}, not {returned}"
             )
-        largest = found.amax()
+        largest = combined.amax()
         if not bool(largest.isfinite()) and bool(logits.amax().isfinite()):
             raise WorkbenchError(f"filter {self.path}: its logits leave no token, or contain NaN or +inf")
-        return found
+        return combined
 
 
 def combiner_of(made: Any, part: CustomPart) -> NamedCombiner | None:

@@ -46,7 +46,7 @@ def speculative_distribution(
         proposes: a draft ends before the first token for which it returns False.
     """
     vocab = range(_size(target))
-    found: dict[Tokens, float] = dict.fromkeys(itertools.product(vocab, repeat=drafted + 1), 0.0)
+    chances: dict[Tokens, float] = dict.fromkeys(itertools.product(vocab, repeat=drafted + 1), 0.0)
     for path, weight in _paths(draft, drafted, proposes) if draft else [((0,) * drafted, 1.0)]:
         rows = [_row(draft, path[:i]) for i in range(len(path))] if draft else []
         proposed = Draft(path, torch.tensor(rows, dtype=torch.float64) if rows else None)
@@ -60,8 +60,8 @@ def speculative_distribution(
                 begun = (*path[:standing], token)
                 chance = weight * float(left[token] / left.sum()) / NUM_CELLS ** len(path)
                 for rest in itertools.product(vocab, repeat=drafted - standing):
-                    found[begun + rest] += chance * continuation_probability(target, begun, rest)
-    return found
+                    chances[begun + rest] += chance * continuation_probability(target, begun, rest)
+    return chances
 
 
 def _paths(draft: NextTokenTable, most: int, proposes: Proposes, path: Tokens = ()) -> Iterator[tuple[Tokens, float]]:

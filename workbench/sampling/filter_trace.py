@@ -72,8 +72,8 @@ class FilterTrace:
         """Sample a token for each of these numbers in [0, 1), by the request's sampler."""
         if self.sampling_state.sampler is None:
             return [self._own(number) for number in uniforms]
-        found = self.sampling_state.sampler.choose_rows(self.sampled[None], uniforms)
-        return found if len(found) == len(uniforms) else found * len(uniforms)  # greedy looks at no number
+        tokens = self.sampling_state.sampler.choose_rows(self.sampled[None], uniforms)
+        return tokens if len(tokens) == len(uniforms) else tokens * len(uniforms)  # greedy looks at no number
 
     def _own(self, number: float) -> int:
         choice = sample_row(
@@ -97,22 +97,22 @@ def trace_filters(logits: Tensor, history: History, sampling: SamplingParameters
     if sampling_state.combiners:
         path = sampling_state.combiners[0].path
         raise WorkbenchError(f"filter {path}: combines these logits with others; a row alone cannot be traced")
-    found: list[FilterStep] = []
+    steps: list[FilterStep] = []
     left = scores
     for rule in sampling_state.filters:
-        left = _entered(found, left, rule(left[None], [history])[0], _name(rule))
+        left = _entered(steps, left, rule(left[None], [history])[0], _name(rule))
         _check(left, "after the filters the logits")
     for part, rule in sampling_state.custom_filters:
         after = apply_custom_filters(left, replace(sampling_state, custom_filters=((part, rule),)), history)
         if isinstance(after, SampledToken):
             raise WorkbenchError(after.error)
-        left = _entered(found, left, after, part.path)
+        left = _entered(steps, left, after, part.path)
     if isinstance(sampling_state.sampler, Greedy):
         alone = torch.full_like(left, REMOVED)
         token = sampling_state.sampler.choose_rows(left[None], [0.0])[0]
         alone[token] = left[token]
-        _entered(found, left, alone, "greedy")
-    return FilterTrace(scores, tuple(found), sampling_state, left)
+        _entered(steps, left, alone, "greedy")
+    return FilterTrace(scores, tuple(steps), sampling_state, left)
 
 
 def entropy_bits(probabilities: Tensor) -> float:
@@ -124,10 +124,10 @@ def entropy_bits(probabilities: Tensor) -> float:
     return max(0.0, -float((some * some.log2()).sum()))
 
 
-def _entered(found: list[FilterStep], before: Tensor, after: Tensor, name: str) -> Tensor:
+def _entered(steps: list[FilterStep], before: Tensor, after: Tensor, name: str) -> Tensor:
     removed = ((after == REMOVED) & (before > REMOVED)).nonzero()[:, 0]
-    whole, share = (found[-1].kept_mass if found else 1.0), float(before.double().softmax(-1)[removed].sum())
-    found.append(FilterStep(name, after, removed, whole * share, whole * (1 - share)))
+    whole, share = (steps[-1].kept_mass if steps else 1.0), float(before.double().softmax(-1)[removed].sum())
+    steps.append(FilterStep(name, after, removed, whole * share, whole * (1 - share)))
     return after
 
 

@@ -31,14 +31,14 @@ def score_prompt(sequence: Sequence, logits: Tensor) -> list[PromptLogprob]:
     """
     assert sequence.prompt_logprobs is not None and sequence.request.sampling.prompt_logprobs is not None
     first, count = len(sequence.prompt_logprobs), sequence.request.sampling.prompt_logprobs
-    found: list[PromptLogprob] = []
+    logprobs: list[PromptLogprob] = []
     for begin in range(0, len(logits), ROWS_AT_ONCE):
-        part = logits[begin : begin + ROWS_AT_ONCE]
-        for largest in part.amax(-1).tolist():
+        rows = logits[begin : begin + ROWS_AT_ONCE]
+        for largest in rows.amax(-1).tolist():
             if not math.isfinite(largest):
                 raise BadPromptRow(f"the model's logits of the prompt {describe_bad_logits(largest)}")
         place = first + begin
-        ids = sequence.request.prompt_ids[place : place + len(part)]
-        for token, row in zip(ids, part.double().log_softmax(-1), strict=True):
-            found.append(PromptLogprob(token, float(row[token]), most_probable(row, count)))
-    return found
+        ids = sequence.request.prompt_ids[place : place + len(rows)]
+        for token, row in zip(ids, rows.double().log_softmax(-1), strict=True):
+            logprobs.append(PromptLogprob(token, float(row[token]), most_probable(row, count)))
+    return logprobs

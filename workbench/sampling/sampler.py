@@ -87,6 +87,7 @@ class Sampler:
         branch.
         """
         legal: dict[str, Draft] = {}
+        self.masks.wait()
         for name, draft in drafts.items():
             constraint = self.constraint_of(name)
             if constraint is not None or self.combiners_of(name):
@@ -294,8 +295,12 @@ class Sampler:
         """Return the sampling state of a request."""
         state = self._states.get(sequence.request_id)
         if state is None or state.request is not sequence.request:
-            if sequence.request.sampling.response_format is not None:
-                raise WorkbenchError(f"request {sequence.request_id}: response_format: its grammar was not compiled")
+            sampling = sequence.request.sampling
+            for setting in ("response_format", "constraint", "thinking"):
+                if getattr(sampling, setting) is not None:
+                    raise WorkbenchError(
+                        f"request {sequence.request_id}: {setting}: add the request with its constraint"
+                    )
             state = self._states[sequence.request_id] = build_sampling_state(sequence.request, self.vocab_size)
         return state
 

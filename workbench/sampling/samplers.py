@@ -131,8 +131,8 @@ def sample_categorical(weights: Tensor, uniforms: Sequence[float]) -> list[int]:
     totals = reached[:, -1]
     targets = np.minimum(np.array(uniforms) * totals, np.nextafter(totals, 0.0))
     rows = np.broadcast_to(reached, (len(targets), reached.shape[-1]))
-    found = (row.searchsorted(target, "right") for row, target in zip(rows, targets, strict=True))
-    return [int(token) % weights.shape[-1] for token in found]  # where nothing has any weight, the first
+    tokens = (row.searchsorted(target, "right") for row, target in zip(rows, targets, strict=True))
+    return [int(token) % weights.shape[-1] for token in tokens]  # where nothing has any weight, the first
 
 
 def sample_categorical_parallel(weights: Tensor, uniforms: Sequence[float]) -> list[int]:

@@ -60,8 +60,8 @@ def build_sampling_state(request: Request, vocab_size: int | None) -> SamplingSt
         raise WorkbenchError(f"logit_bias: token id {beyond[0]} is outside the vocabulary of {vocab_size} tokens")
     filters = build_filters(sampling)
     loaded = [(part, load_filter(part)) for part in sampling.filters]
-    combiners = tuple(found for _, found in loaded if isinstance(found, NamedCombiner))
-    custom_filters = tuple((part, found) for part, found in loaded if not isinstance(found, NamedCombiner))
+    combiners = tuple(rule for _, rule in loaded if isinstance(rule, NamedCombiner))
+    custom_filters = tuple((part, rule) for part, rule in loaded if not isinstance(rule, NamedCombiner))
     if sampling.sampler is None:
         own_sampler = RandomSampler() if sampling.temperature else Greedy()
         return SamplingState(request, filters, custom_filters, own_sampler, None, combiners=combiners)
@@ -125,6 +125,6 @@ def _row_of(returned: object, row: Tensor) -> Tensor:
     if not isinstance(returned, Tensor):
         raise TypeError(f"a filter must return logits, not {type(returned).__name__}")
     if returned.shape != wanted or returned.dtype != row.dtype:
-        given = f"{tuple(returned.shape)} {returned.dtype}"
-        raise TypeError(f"a filter must return logits {wanted} {row.dtype}, not {given}")
+        actual = f"{tuple(returned.shape)} {returned.dtype}"
+        raise TypeError(f"a filter must return logits {wanted} {row.dtype}, not {actual}")
     return returned[0]

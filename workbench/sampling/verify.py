@@ -55,22 +55,22 @@ class Draft:
         """Return the draft tokens before a row, in order."""
         if self.parents is None:
             return self.token_ids[:row]
-        found, place = [], row - 1
+        drafted, place = [], row - 1
         while place >= 0:
-            found.append(self.token_ids[place])
+            drafted.append(self.token_ids[place])
             place = self.parents[place]
-        return tuple(reversed(found))
+        return tuple(reversed(drafted))
 
     def first_branch(self) -> Draft:
         """Return the chain of first children; of a chain, itself."""
         if self.parents is None:
             return self
-        found, last = [], -1
+        branch, last = [], -1
         for place, parent in enumerate(self.parents):
             if parent == last:
-                found.append(self.token_ids[place])
+                branch.append(self.token_ids[place])
                 last = place
-        return Draft(tuple(found))
+        return Draft(tuple(branch))
 
     def follow(self, token_ids: Sequence[int]) -> tuple[int, ...]:
         """Return the places of the draft tokens along which `token_ids` go, up to the first that is not drafted."""

@@ -88,8 +88,11 @@ class StepAllocation:
         self._unserved = set(self.running)
         for place, item in enumerate(items_of(decision.order, self.policy, len(self.queue.by_id))):
             if type(item) is RunningViews:
-                self.items.append(item)
-                self.serve_running(item.sequences)
+                if item.sequences is self.decodes or all(map(self._ran, item.sequences)):
+                    self.items.append(item)
+                    self.serve_running(item.sequences)
+                else:
+                    self._refuse("", f"entry {place} has the running requests of an earlier step")
                 continue
             request, max_tokens = item if isinstance(item, Turn) else (item, UNLIMITED)
             sequence = self._find(request, f"entry {place}")
@@ -122,6 +125,11 @@ class StepAllocation:
         for sequence in sequences:
             if sequence.request_id not in self._without_turn:
                 self.schedule(sequence)
+
+    def _ran(self, sequence: Sequence) -> bool:
+        """Return whether a sequence ran when the policy was called."""
+        served = sequence in self.num_scheduled_tokens or sequence.request_id in self._without_turn
+        return served or sequence in self._unserved
 
     def schedule(self, sequence: Sequence, max_tokens: int = UNLIMITED) -> None:
         """Give a running sequence a turn of at most `max_tokens` tokens."""
@@ -186,7 +194,7 @@ class StepAllocation:
         self.views.num_admitted += 1
         self.free_slots -= 1 + len(sequence.children)
         self.num_scheduled_tokens[sequence] = length
-        if length < new:
+        if length < new and self.prefill_tokens_left:
             self.prefills = [*self.prefills, sequence]  # the policy's views keep theirs
             self._unserved.add(sequence)
         return ""
@@ -197,8 +205,8 @@ class StepAllocation:
         limits, manager = self.limits, self.kv_cache_manager
         slots = 1 + len(sequence.children) if sequence.beams else 1
         if self.free_slots < slots:
-            come = _num_joining(self.running)
-            joining = f" and {come} are to join them" if come else ""
+            num_joining = _num_joining(self.running)
+            joining = f" and {num_joining} are to join them" if num_joining else ""
             beams = f", {slots} beams would come" if slots > 1 else ""
             return f"{len(self.running)} sequences run{joining}{beams}, max_num_seqs is {limits.max_num_seqs}"
         if self.tokens_left <= 0:

@@ -38,7 +38,7 @@ class Scheduler:
 
         submit -> waiting --admitted--> running --finished--> gone
                      ^                     |
-                     +----- preempted -----+     (the last in the policy's order, when pages run out)
+                     +----- preempted -----+     (the last to keep its pages, when they run out)
 
     A sequence may have children, which start on its pages once it has computed their common prefix: samples of one
     prompt, or beams of a preempted search. Children without a slot wait on these pages, which the oldest of them holds
@@ -220,6 +220,7 @@ class Scheduler:
         if sequence.finish_reason is not None:
             return []
         sequence.finish_reason = reason
+        self._decisions[:] = [each for each in self._decisions if each.request_id != sequence.request_id]
         self.tenant_counters.remove(sequence)
         if sequence.beams:
             sequence.beams.remove(sequence)
@@ -268,7 +269,7 @@ class Scheduler:
             if not step.freed_pages:
                 break
         reasons = [f"{each.request_id}: {each.reason}" if each.request_id else each.reason for each in self._decisions]
-        self._decisions.clear()
+        self._decisions[:] = [each for each in self._decisions if each.action == "preempted"]
         raise WorkbenchError(
             f"policy {name}: plans nothing, with {len(self.running)} sequences that run and {len(self.waiting)} that "
             "wait; it must schedule a request" + "".join(f"; {each}" for each in reasons[:3])

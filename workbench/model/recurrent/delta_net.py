@@ -40,14 +40,14 @@ def delta_rule_by_token(
     Returns:
         outputs [seq, token, head, value], and the state after the tokens.
     """
-    found = []
+    outputs = []
     for t in range(q.shape[1]):
         state = state * decay[:, t, :, None, None].exp()
-        known = (state * k[:, t, :, :, None]).sum(-2)
-        change = beta[:, t, :, None] * (v[:, t] - known)
+        stored = (state * k[:, t, :, :, None]).sum(-2)
+        change = beta[:, t, :, None] * (v[:, t] - stored)
         state = state + k[:, t, :, :, None] * change[:, :, None]
-        found.append((state * q[:, t, :, :, None]).sum(-2))
-    return torch.stack(found, dim=1), state
+        outputs.append((state * q[:, t, :, :, None]).sum(-2))
+    return torch.stack(outputs, dim=1), state
 
 
 def delta_rule_by_chunk(
@@ -58,7 +58,7 @@ def delta_rule_by_chunk(
     Within a chunk the corrections u solve (I + A) u = beta (v - exp(c) S^T k), where A[i, j] = beta_i exp(c_i - c_j)
     k_i k_j for j < i, and c is the sum of decays since the chunk began (the WY form of Yang et al., 2024).
     """
-    found = []
+    outputs = []
     for chunk in zip(*(part.split(CHUNK_TOKENS, dim=1) for part in (q, k, v, decay, beta)), strict=True):
         q, k, v, decay, beta = (part.transpose(1, 2) for part in chunk)  # [seq, head, token, ...]
         since = decay.cumsum(-1)
@@ -67,10 +67,10 @@ def delta_rule_by_chunk(
         begun = since.exp()[..., None]
         wanted = beta[..., None] * (v - begun * (k @ state))
         change = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
-        found.append(begun * (q @ state) + ((q @ k.mT) * between) @ change)
+        outputs.append(begun * (q @ state) + ((q @ k.mT) * between) @ change)
         left = (since[..., -1:] - since).exp()[..., None]
         state = state * since[..., -1, None, None].exp() + (k * left).mT @ change
-    return torch.cat(found, dim=2).transpose(1, 2), state
+    return torch.cat(outputs, dim=2).transpose(1, 2), state
 
 
 class DeltaNet(nn.Module):

@@ -35,24 +35,24 @@ def scan_by_token(x: Tensor, decay: Tensor, b: Tensor, c: Tensor, state: Tensor)
     Returns:
         outputs [seq, token, head, head_dim], and the state after the tokens.
     """
-    found = []
+    outputs = []
     for t in range(x.shape[1]):
         state = state * decay[:, t, :, None, None].exp() + x[:, t, :, :, None] * b[:, t, :, None]
-        found.append((state * c[:, t, :, None]).sum(-1))
-    return torch.stack(found, dim=1), state
+        outputs.append((state * c[:, t, :, None]).sum(-1))
+    return torch.stack(outputs, dim=1), state
 
 
 def scan_by_chunk(x: Tensor, decay: Tensor, b: Tensor, c: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """Run the recurrence over chunks of `CHUNK_TOKENS` tokens; arguments as of `scan_by_token`."""
-    found = []
+    outputs = []
     for chunk in zip(*(part.split(CHUNK_TOKENS, dim=1) for part in (x, decay, b, c)), strict=True):
         x, decay, b, c = (part.transpose(1, 2) for part in chunk)  # [seq, head, token, ...]
         since = decay.cumsum(-1)
         between = (since[..., :, None] - since[..., None, :]).tril().exp().tril()
-        found.append(((c @ b.mT) * between) @ x + since.exp()[..., None] * (c @ state.mT))
+        outputs.append(((c @ b.mT) * between) @ x + since.exp()[..., None] * (c @ state.mT))
         left = (since[..., -1:] - since).exp()[..., None]
         state = state * since[..., -1, None, None].exp() + (x * left).mT @ b
-    return torch.cat(found, dim=2).transpose(1, 2), state
+    return torch.cat(outputs, dim=2).transpose(1, 2), state
 
 
 class Mamba2(nn.Module):
