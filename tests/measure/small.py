@@ -56,13 +56,14 @@ workload: {kind: traffic, lengths: {kind: exponential, prompt: 40, output: 9}, a
            requests: 9}
 measure: {warmup: 1, rounds: 2}
 """
-# The demo has learned neither calls nor answers: the choice forces its first call, and the limit ends the rest.
+# The demo has learned neither calls nor answers: the choice forces its first call, of 48 tokens, and the limit ends the
+# rest.
 AGENT = """
 question: What does a round cost?
 model: {name: demo, dtype: float32}
 backend: eager
 cache: {prefix: radix, page_size: 16}
-sampling: {temperature: 0, max_tokens: 48}
+sampling: {temperature: 0, max_tokens: 64}
 measure: {ceilings: false}
 workload:
   kind: agent
