@@ -280,8 +280,8 @@ class SchedulerDecision:
     requests that are left out pause; if no request advances, those that decode have a turn, or else all that run.
 
     `keep` has the running requests in the order in which they keep their pages; by arrival unless given. It is walked
-    if pages run out: requests that it leaves out are preempted first, then its last. `preempted` are preempted in any case, and
-    have no turn in this step. `reasons`, by request id, hold back waiting requests when their turn comes.
+    if pages run out: requests that it leaves out are preempted first, then its last. `preempted` are preempted in any
+    case, and have no turn in this step. `reasons`, by request id, hold back waiting requests when their turn comes.
     """
 
     order: Order = ()
