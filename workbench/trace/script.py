@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -87,11 +87,21 @@ class StepScript:
 
     def same_as(self, other: StepScript) -> bool:
         """Return whether the steps are equal, with decisions and reasons; times and step numbers may differ."""
-        return _plain(self.steps) == _plain(other.steps)
+        return len(self.steps) == len(other.steps) and all(map(_are_equal, self.steps, other.steps))
 
 
-def _plain(steps: Sequence[RecordedStep]) -> list[tuple]:
-    return [(step.spans, step.policy_decisions, step.actions) for step in steps]
+def _are_equal(one: RecordedStep, two: RecordedStep) -> bool:
+    decisions = one.policy_decisions, two.policy_decisions
+    if (one.spans, one.actions, len(decisions[0])) != (two.spans, two.actions, len(decisions[1])):
+        return False
+    return all(map(_decide_alike, *decisions))
+
+
+def _decide_alike(one: RecordedDecision, two: RecordedDecision) -> bool:
+    """Return whether two decisions are equal as far as both orders were walked: of a group all is recorded, though the
+    tokens of the step may end within it."""
+    walked = min(len(one.order), len(two.order))
+    return one._replace(order=one.order[:walked]) == two._replace(order=two.order[:walked])
 
 
 def _add(decisions: list[RecordedDecision], row: Mapping[str, Any]) -> None:
