@@ -8,7 +8,8 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -47,7 +48,7 @@ from workbench.trace.tracks import Tracks
 from workbench.widgets import LiveBench
 from workbench.widgets.live_bench.load import LoadGenerator
 from workbench.widgets.live_bench.log import BenchLog, TimedValues, merge_changes
-from workbench.widgets.live_bench.panels import draw_requests
+from workbench.widgets.live_bench.panels import draw_latency, draw_requests
 from workbench.widgets.live_bench.picture import TimeView, change_words, describe_moment, draw_bench
 from workbench.widgets.live_bench.statistics import (
     PERCENTILES,
@@ -282,6 +283,16 @@ def test_any_window_of_any_history_is_drawn(recorder: Recorder, one: float, othe
     rows, room = draw_requests(log, Scale(low, low + 1.0, 100.0, 700.0), 50.0)
     ends = [float(y) + float(tall) for y, tall in re.findall(r'<rect[^>]* y="([^"]+)"[^>]* height="([^"]+)"', rows)]
     assert max(ends, default=50.0) <= 50.0 + room, "they have the room that they take"
+
+
+def test_a_latency_of_no_time_has_no_place_on_a_logarithmic_axis() -> None:
+    series, log = TimedValues(), cast(Any, SimpleNamespace(begin=0.0, end=10.0))
+    across = Scale(0.0, 10.0, 100.0, 700.0)
+    series.add(1.0, 0.0)
+    alone, _ = draw_latency(log, across, 50.0, "TTFT", series)
+    series.add(9.0, 0.5)
+    drawn, _ = draw_latency(log, across, 50.0, "TTFT", series)
+    assert "<path" not in alone and "<path" in drawn and "nan" not in drawn.lower()
 
 
 def test_before_the_first_event_there_are_numbers(bench: LiveBench) -> None:

@@ -136,6 +136,7 @@ def draw_latency(log: BenchLog, across: Scale, y: float, title: str, series: Tim
     end = min(across.high, log.end)
     moments = np.linspace(max(across.low, log.begin), end, MOMENTS) if end > max(across.low, log.begin) else np.empty(0)
     cuts = sliding_percentiles(series, moments.tolist())
+    cuts = np.where(cuts >= svg.MIN_DRAWABLE, cuts, np.nan)  # a logarithmic axis has no place for 0
     known = cuts[~np.isnan(cuts)]
     if not len(known):
         return svg.group(*parts), PANEL_HEIGHT
