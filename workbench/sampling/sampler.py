@@ -140,7 +140,7 @@ class Sampler:
             raise ValueError(f"{len(logits)} rows of logits for {len(sequences)} sequences with rows {spans}")
         scores = logits.float()
         chosen: dict[int, list[SampledToken]] = {}
-        masked = self._combined(scores, sequences, drafts, others, chosen)
+        masked = self._combined(scores, sequences, drafts, spans, others, chosen)
         largest, tokens = _largest(masked) if sequences else ([], [])
         constrained = self._constrained(sequences, drafts, chosen)
         if constrained:
@@ -220,13 +220,14 @@ class Sampler:
         scores: Tensor,
         sequences: list[Sequence],
         drafts: Many[Draft],
+        spans: list[range],
         others: Mapping[str, OtherLogits],
         failed: dict[int, list[SampledToken]],
     ) -> Tensor:
         """Return the rows [row, vocab] with those of combiners combined; add sequences whose combiner fails to
         `failed`."""
         combined = scores
-        for number, (sequence, draft, rows) in enumerate(zip(sequences, drafts, _spans(drafts), strict=True)):
+        for number, (sequence, draft, rows) in enumerate(zip(sequences, drafts, spans, strict=True)):
             row = scores[rows.start : rows.stop]
             try:
                 state = self.state_of(sequence)
