@@ -118,6 +118,9 @@ def _faults(step: Step) -> Iterator[str]:
     for name in re.findall(r"mine\.py:(\w+)", step.command):
         if name not in step.mine:
             yield f"mine.py has no {name}; show the file above the command"
+    for name in re.findall(r"([\w/]+\.py):\w", step.command):
+        if name != "mine.py" and not (ROOT / name).is_file() and not left_out(step.command):
+            yield f"no file {name}; a command's own file is shown above it as mine.py"
     if "workbench.testing" in step.command and left_out(step.command):
         yield "a kit that is not run; take its row out of LEFT_OUT"
 
