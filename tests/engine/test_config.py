@@ -20,6 +20,7 @@ from workbench.engine.loaded_model import LoadedModel
 from workbench.engine.runner import Runner, generate
 from workbench.errors import WorkbenchError
 from workbench.request import Request, SamplingParameters
+from workbench.scheduler.limits import SchedulerLimits
 from workbench.scheduler.policies import FCFS
 from workbench.settings import non_default_settings
 
@@ -90,7 +91,7 @@ CHANGES: dict[str, tuple[Any, ...]] = {
     "schedule.max_num_batched_tokens": (100, "scheduler", "max_num_batched_tokens=100"),
     "schedule.chunked_prefill": (False, "scheduler", "chunked_prefill=False"),
     "schedule.chunk_tokens": (64, "scheduler", "chunk_tokens=64"),
-    "schedule.preemption_mode": ("recompute", "swaps", "False", {"cache.offload": "memory"}),
+    "schedule.preemption_mode": ("recompute", "swaps", "recompute", {"cache.offload": "memory"}),
     "schedule.overflow": ("cut_oldest", "ends", "length"),
     "speculate": ("prompt_lookup", "speculator", "PromptLookupProposer"),
     "parallel.tensor": (2, "ranks weights backends store ends", " 2,"),
@@ -128,6 +129,7 @@ def engine_of(config: EngineConfig) -> dict[str, Any]:
     except WorkbenchError as error:
         return {"refused": str(error)}
     model, manager = runner.model, runner.kv_cache.manager
+    limits = {name: getattr(runner.scheduler.limits, name) for name in SchedulerLimits.model_fields}
     context = model.spec.max_position_embeddings
     too_long = Request("a", (1,) * context, SamplingParameters(max_tokens=1), prompt=None)
     ranks = getattr(model, "ranks", None)
@@ -143,9 +145,9 @@ def engine_of(config: EngineConfig) -> dict[str, Any]:
         "codecs": [float(tensor.sum()) for tensor in runner.store.codec_tensors],
         "pools": [(pool.num_pages, pool.page_size) for pool in runner.scheduler.pools],
         "reuse": (type(manager.prefix_cache), runner.kv_cache.cpu_store is None, vars(manager).get("budget")),
-        "swaps": [value for name, value in sorted(vars(manager).items()) if isinstance(value, bool)],
+        "swaps": manager.preemption_mode,
         "evictor": None if runner.kv_cache.evictor is None else runner.kv_cache.evictor.policy,
-        "scheduler": (runner.scheduler.limits, repr(runner.scheduler.policy), type(runner.scheduler.policy)),
+        "scheduler": (SchedulerLimits(**limits), repr(runner.scheduler.policy), type(runner.scheduler.policy)),
         "speculator": repr(runner.core.speculator),
         "ranks": None if ranks is None else (type(ranks), ranks.size, ranks.timeout),
         "ends": [end.reason for end in ends.values()],  # of a request that is too long

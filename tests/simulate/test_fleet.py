@@ -15,7 +15,7 @@ from tests.thorough import tries
 from workbench.errors import WorkbenchError
 from workbench.kv_cache.pages import KVCacheGroup, PageTransfers
 from workbench.model.shapes import named_shape
-from workbench.scheduler.plan import SchedulerLimits
+from workbench.scheduler.limits import SchedulerLimits
 from workbench.scheduler.policies import Fair
 from workbench.simulate.arrival import Arrival
 from workbench.simulate.events import FleetEventAdapter
@@ -28,6 +28,8 @@ from workbench.simulate.source import OpenLoopSource
 from workbench.simulate.step_times import TICKS_PER_SECOND, AttentionReach, LinearCost, StepTimeModel
 from workbench.trace.events import Event, Routed
 
+LIMITS = SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=12)
+
 
 @settings(max_examples=tries(200))
 @given(scenes())
@@ -38,7 +40,16 @@ def test_many_steps_in_one_move_are_what_they_are_one_by_one(scene: Scene) -> No
 def test_who_comes_amid_a_move_begins_where_the_others_are_by_then() -> None:
     """A tenant that comes while another's request decodes: what was computed in the move so far counts."""
     times = StepTimeModel("two ticks a step", (AttentionReach(None, 0),), (LinearCost(2, 0, 0, 0, 0, (0, 0), (0, 0)),))
-    machine = InstanceSpec(times, (KVCacheGroup((0,)),), (40,), (8,), 32, 60, SchedulerLimits(1, 12), Fair())
+    machine = InstanceSpec(
+        times,
+        (KVCacheGroup((0,)),),
+        (40,),
+        (8,),
+        32,
+        60,
+        SchedulerLimits(max_num_seqs=1, max_num_batched_tokens=12),
+        Fair(),
+    )
     came = [(0, "a", 25), (0, "a", 5), (20, "b", 10), (20, "b", 10), (20, "b", 10)]
     arrivals = [Arrival(at * TICK, 1, output, tenant=tenant) for at, tenant, output in came]
     for one_by_one in (False, True):
@@ -50,7 +61,7 @@ def test_who_comes_amid_a_move_begins_where_the_others_are_by_then() -> None:
 def test_only_pages_that_were_handed_over_are_here_already() -> None:
     """Those of a later preemption take their time on both ways."""
     times = StepTimeModel("a tick a step", (AttentionReach(None, 0),), (LinearCost(1, 0, 0, 0, 0, (0, 0), (0, 0)),))
-    limits, moved = SchedulerLimits(2, 12), list[PageTransfers]()
+    limits, moved = SchedulerLimits(max_num_seqs=2, max_num_batched_tokens=12), list[PageTransfers]()
     machine = InstanceSpec(
         times, (KVCacheGroup((0,)),), (10,), (8,), 2, 60, limits, receives_kv=True, swap_ticks_per_byte=0.25
     )
@@ -123,7 +134,7 @@ def test_a_handover_takes_its_latency_and_the_time_of_its_bytes(scene: Scene) ->
 def test_an_instance_is_down_for_its_time(down: int) -> None:
     """Calls that come meanwhile begin when it is up again, and later ones at once."""
     times = StepTimeModel("a tick a step", (AttentionReach(None, 0),), (LinearCost(1, 0, 0, 0, 0, (0, 0), (0, 0)),))
-    machine = InstanceSpec(times, (KVCacheGroup((0,)),), (40,), (8,), 32, 60, SchedulerLimits(4, 12))
+    machine = InstanceSpec(times, (KVCacheGroup((0,)),), (40,), (8,), 32, 60, LIMITS)
     arrivals = [Arrival(at * TICK, 1, 2) for at in (6, 50)]
     failures = [InstanceFailure(0, 5 * TICK, down * TICK)]
     run = Fleet(OpenLoopSource(arrivals), InstancePool(machine, 1), failures=failures).run()
@@ -208,7 +219,7 @@ def test_a_failure_of_no_instance_is_refused() -> None:
 def test_what_is_sent_to_an_instance_that_fails_meanwhile_is_lost(fails: int, down: int) -> None:
     """Also where it is up again before the transfer ends: its pages are gone. One that fails later receives it."""
     times = StepTimeModel("a tick a step", (AttentionReach(None, 0),), (LinearCost(1, 0, 0, 0, 0, (0, 0), (0, 0)),))
-    machine = InstanceSpec(times, (KVCacheGroup((0,)),), (40,), (8,), 32, 60, SchedulerLimits(4, 12))
+    machine = InstanceSpec(times, (KVCacheGroup((0,)),), (40,), (8,), 32, 60, LIMITS)
     run = Fleet(
         OpenLoopSource([Arrival(0.0, 1, 3)]), InstancePool(machine, 1),
         InstancePool(replace(machine, receives_kv=True), 1), transfer=KVTransfer(1e15, 10 * TICK),

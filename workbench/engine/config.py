@@ -19,11 +19,11 @@ from workbench.executors.base import CompileUnit
 from workbench.executors.select import incompatible_settings
 from workbench.kv_cache.eviction import EvictionSetting
 from workbench.kv_cache.format import CacheFormat
-from workbench.kv_cache.settings import NoOffload, NoPrefixCache, OffloadSetting, PrefixCacheSetting
+from workbench.kv_cache.settings import NoOffload, NoPrefixCache, OffloadSetting, PreemptionMode, PrefixCacheSetting
 from workbench.model.attention_config import AttentionConfig
 from workbench.model.quantized import Activations, WeightDtype, WeightFormat
-from workbench.scheduler.plan import SchedulerLimits
-from workbench.scheduler.policies import BatchingMode, Interleaved, PolicySetting, PreemptionMode
+from workbench.scheduler.limits import SchedulerLimits
+from workbench.scheduler.policies import BatchingMode, Interleaved, PolicySetting
 from workbench.settings import Count, Seed, Settings
 from workbench.speculative.config import NoSpeculation, SpeculationSetting
 from workbench.tensor_parallel.ranks import Transport
@@ -88,28 +88,15 @@ class CacheConfig(CacheFormat):
     evict: EvictionSetting | None = None  # which tokens remain when a sequence is limited to some
 
 
-class SchedulerConfig(Settings):
+class SchedulerConfig(SchedulerLimits):
     """Settings of the scheduler: batching, policy, limits of a step, preemption."""
 
     main_setting: ClassVar = "kind"
 
     kind: BatchingMode = "continuous"  # static: a batch runs until its last request ends, and none joins it
     policy: PolicySetting = Interleaved()  # order in which requests are scheduled
-    max_num_seqs: Count = 16  # sequences that run at once
-    max_num_batched_tokens: Count = 512  # tokens that a step computes at most
-    chunked_prefill: bool = True  # split a prompt at the end of a step's token budget
-    chunk_tokens: Count | None = None  # a step's prefill tokens at most; None: all its tokens
     preemption_mode: PreemptionMode = "auto"  # recompute, offload, or auto: offload where configured
     overflow: Overflow = "refuse"  # a prompt that fills the context; cut_oldest drops its first tokens
-
-    @property
-    def limits(self) -> SchedulerLimits:
-        return SchedulerLimits(self.max_num_seqs, self.max_num_batched_tokens, self.chunk_tokens, self.chunked_prefill)
-
-    @model_validator(mode="after")
-    def _limits_are_possible(self) -> Self:
-        assert self.limits
-        return self
 
 
 class ParallelConfig(Settings):
@@ -225,8 +212,9 @@ class EngineConfig(Settings):
 FLAT_NAMES = {
     name: section
     for section, settings in SECTIONS.items()
-    for name in settings.__annotations__
-    if name in settings.model_fields and (name != settings.main_setting or section == "parallel")
+    for name in settings.model_fields
+    if (section != "cache" or name not in CacheFormat.model_fields)
+    and (name != settings.main_setting or section == "parallel")
 }
 
 

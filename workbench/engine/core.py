@@ -54,7 +54,7 @@ class EngineCore:
         spec, store, schedule = self.model.spec, kv_cache.store, config.schedule
         self.backends = loaded.backends or Backends.own(self.model, store)
         policy = parse_policy(schedule.policy, schedule.kind)
-        self.scheduler = Scheduler(kv_cache.manager, schedule.limits, spec.max_position_embeddings, policy)
+        self.scheduler = Scheduler(kv_cache.manager, schedule, spec.max_position_embeddings, policy)
         self._thread_changes: list[tuple[int, str]] = []  # in the step under way
         self.executor = self._build_executor(config, loaded)
         self.telemetry = Telemetry(self.model, store, self.scheduler.pools, clock, listener)
