@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from workbench.engine.config import FLAT_NAMES, SECTIONS, EngineConfig
+from workbench.engine.config import EXCLUSIVE, FLAT_NAMES, SECTIONS, EngineConfig
 from workbench.engine.load import load
 from workbench.engine.loaded_model import LoadedModel
 from workbench.engine.runner import Runner, generate
@@ -184,8 +184,9 @@ def test_a_flat_name_means_the_setting_of_its_section(names: dict[str, None]) ->
     given_flat = {name: value for name, (value, *_) in flat.items()} | nested
     if {"chunk_tokens", "chunked_prefill"} <= set(flat):
         del given_flat["chunk_tokens"]
-    if {"device", "offload", "evict"} & set(names):  # not beside several ranks
-        given_flat.pop("tensor", None)
+    for first, second in (*EXCLUSIVE, ("parallel.tensor", "model.device")):
+        if second.rpartition(".")[2] in given_flat:
+            given_flat.pop(first.rpartition(".")[2], None)
     sections: dict[str, Any] = {}
     for name, value in given_flat.items():
         sections.setdefault(FLAT_NAMES[name], {})[name] = value

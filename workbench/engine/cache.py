@@ -85,9 +85,6 @@ class KVCache:
         policy, budget, evictor = parse_eviction(settings.evict), None, None
         if policy is not None:
             check_eviction(model.spec, store, policy)
-            if index is not None:
-                message = "pages of sequences that lose tokens cannot be shared; set prefix: off"
-                raise WorkbenchError(f"cache.prefix radix with cache.evict: {message}")
             budget = policy.budget_for(page_size, sum(store.page_bytes(group) for group in range(len(groups))))
             evictor = Evictor(policy, store, budget)
         manager = KVCacheManager(

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -16,7 +17,6 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError, field_v
 from workbench.custom import load_registrations
 from workbench.errors import WorkbenchError, explain, nearest
 from workbench.executors.base import CompileUnit
-from workbench.executors.select import incompatible_settings
 from workbench.kv_cache.eviction import EvictionSetting
 from workbench.kv_cache.format import CacheFormat
 from workbench.kv_cache.settings import NoOffload, NoPrefixCache, OffloadSetting, PreemptionMode, PrefixCacheSetting
@@ -144,27 +144,14 @@ class EngineConfig(Settings):
 
     @model_validator(mode="after")
     def _settings_are_compatible(self) -> Self:
-        if problem := incompatible_settings(
-            self.batch_invariant, self.cache.evict is not None, self.speculate.kind != "none"
-        ):
-            raise ValueError(problem)
-        if self.parallel.tensor > 1 and (problem := self._problem_of_ranks):
-            raise ValueError(f"parallel.tensor: {self.parallel.tensor} ranks {problem}")
-        return self
-
-    @property
-    def _problem_of_ranks(self) -> str:
-        """Return the setting that is not carried out beside several ranks; an empty string if there is none."""
-        if self.cache.evict is not None:
-            return "beside cache.evict are not carried out: each rank sees the weights of its own heads; leave one out"
-        if not isinstance(self.cache.offload, NoOffload):
-            return "beside cache.offload are not carried out: pages lie in several processes; leave one out"
-        if self.compile == "step":
-            return "beside compile: step are not carried out: they compile block by block; leave one out"
+        for pair in EXCLUSIVE:
+            if all(_differs(self, name) for name in pair):
+                raise ValueError(exclusion(*pair))
         device, transport = self.model.device, self.parallel.transport
-        if (device == "cpu") is (transport == "nccl"):
-            return f"with transport {transport} and model.device {device}: nccl is for device: cuda, the others for cpu"
-        return ""
+        if self.parallel.tensor > 1 and (device == "cpu") is (transport == "nccl"):
+            pair = f"transport {transport} and model.device {device}: nccl is for device: cuda, the others for cpu"
+            raise ValueError(f"parallel.tensor: {self.parallel.tensor} ranks with {pair}")
+        return self
 
     @classmethod
     def build(cls, model: str | Path | Mapping[str, Any] = "demo", **settings: Any) -> Self:
@@ -205,6 +192,29 @@ class EngineConfig(Settings):
     def engine(self) -> EngineConfig:
         """Return the engine's settings alone, without those that a subclass adds."""
         return EngineConfig.model_construct(**{name: getattr(self, name) for name in EngineConfig.model_fields})
+
+
+# Settings that exclude each other, each with a value other than its default, and why.
+EXCLUSIVE = {
+    ("batch_invariant", "cache.evict"): "what stays of a prompt depends on its chunks",
+    ("speculate", "cache.evict"): "what a policy of it weighs may fall",
+    ("cache.prefix", "cache.evict"): "pages of sequences that lose tokens cannot be shared",
+    ("parallel.tensor", "cache.evict"): "each rank sees the weights of its own heads",
+    ("parallel.tensor", "cache.offload"): "pages lie in several processes",
+    ("parallel.tensor", "cache.codecs"): "a codec may look at all heads, and a rank has some",
+    ("parallel.tensor", "compile"): "ranks compile block by block",
+}
+DEFAULTS = EngineConfig.model_construct()
+
+
+def exclusion(setting: str, other: str) -> str:
+    """Return why two settings of EXCLUSIVE cannot be had at once."""
+    return f"{setting}: not with {other}: {EXCLUSIVE[setting, other]}; leave one out"
+
+
+def _differs(config: EngineConfig, setting: str) -> bool:
+    """Return whether a setting has a value other than its default."""
+    return attrgetter(setting)(config) != attrgetter(setting)(DEFAULTS)
 
 
 # Settings that `EngineConfig.build` takes by their own names, and the section of each. A section's main setting goes by

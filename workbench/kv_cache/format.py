@@ -93,6 +93,12 @@ class CacheFormat(LayerFormat):
     calibration: CodecCalibration = CodecCalibration()  # of codecs that want it
     layers: dict[NonNegative, LayerFormatOverride] = {}  # formats of single layers, by number
 
+    @property
+    def codecs(self) -> tuple[CustomPart, ...]:
+        """Return the user-defined codecs, those of single layers too."""
+        layers = (layer.model_dump().get("codec") for layer in self.layers.values())
+        return tuple(codec for codec in (self.codec, *layers) if codec is not None)
+
     def for_layer(self, layer: int) -> LayerFormat:
         """Return the format of one layer. An override with a `format` takes over neither `keys` nor `values` nor a
         `codec`, one with a `codec` no format."""
