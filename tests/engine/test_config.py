@@ -14,11 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from tools.structure import declared_fields, modules
 from workbench.engine.config import EXCLUSIVE, FLAT_NAMES, SECTIONS, EngineConfig
 from workbench.engine.load import load
 from workbench.engine.loaded_model import LoadedModel
 from workbench.engine.runner import Runner, generate
 from workbench.errors import WorkbenchError
+from workbench.model.attention_config import AttentionConfig
 from workbench.request import Request, SamplingParameters
 from workbench.scheduler.limits import SchedulerLimits
 from workbench.scheduler.policies import FCFS
@@ -170,6 +172,24 @@ def test_a_setting_reaches_the_engine(path: str) -> None:
     assert {part for part in after if part not in before or before[part] != after[part]} == {*parts.split()}
     assert re.search(words, str(after[first]), re.DOTALL), after[first]
     assert not words or not re.search(words, str(before.get(first)), re.DOTALL), "it was so before"
+
+
+# Names that others have for a fact of their own, and classes that say again what a config says, as they see none.
+OWN_FACTS = "seed context num_sink_tokens"  # of each workload; of texts that are judged; of quantized pages
+WITHOUT_CONFIG = (
+    "AttentionLaunches AttentionParameters HeadShape QuantizationRule SlidingWindow "  # kernels
+    "KVCacheGroup KVCacheSpec PolicyScenario "  # pages of any model; limits that are drawn
+    "Requirements"  # demands of a model, as few as possible
+).split()
+
+
+def test_a_setting_is_declared_once() -> None:
+    """A name, type and default of a setting stand in one class."""
+    sections = (EngineConfig, AttentionConfig, *SECTIONS.values())
+    owners = {base.__name__ for section in sections for base in section.__mro__}
+    for (name, *_), classes in declared_fields(modules()).items():
+        again = classes.difference(WITHOUT_CONFIG)
+        assert not classes & owners or len(again) == 1 or name in OWN_FACTS.split(), f"{name}: in {again}"
 
 
 def test_the_default_is_what_load_takes_without_settings() -> None:

@@ -48,7 +48,9 @@ class ModelConfig(Settings):
     head_weights: WeightDtype | None = None  # format of the output head; None: as `weights`
     expert_weights: WeightDtype | None = None  # format of a mixture's experts; None: as `weights`
     weight_group: Annotated[int, Field(ge=2, multiple_of=2)] = 64  # columns that share a scale in int4
-    activations: Activations = "float"  # what int8 weights are multiplied with; int8: each row quantized as it comes
+    activations: Activations = (
+        WeightFormat.activations
+    )  # what int8 weights multiply; int8: each row, quantized as it comes
     device: str = "cpu"  # where weights and cache are: cpu, cuda or cuda:N
     context: Count | None = None  # tokens that a text may have; None is the model's own (see attention.rotary)
     seed: Seed = 0  # random seed of random weights

@@ -102,7 +102,7 @@ class Refusal(NamedTuple):
 
 @dataclass(frozen=True)
 class Feature:
-    """What may be wanted of a backend, and who cannot carry it out."""
+    """One demand that a backend may meet: how it is seen, and who cannot carry it out."""
 
     about: str  # a key of REFUSALS
     sought: Finder | str  # a name is that of a setting of the spec, found where it is not at its default
