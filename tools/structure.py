@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -131,6 +132,19 @@ def imports_from_elsewhere(files: dict[str, Path]) -> list[str]:
         for alias in node.names
         if alias.name not in names_of(files[node.module]).defined and f"{node.module}.{alias.name}" not in files
     ]
+
+
+def declared_fields(files: dict[str, Path]) -> dict[tuple[str, str, str], set[str]]:
+    """Return the classes that declare a field of each name, type and default; limits of numbers are no types."""
+    where: dict[tuple[str, str, str], set[str]] = defaultdict(set)
+    for path in files.values():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            for field in node.body if isinstance(node, ast.ClassDef) else ():
+                if isinstance(node, ast.ClassDef) and isinstance(field, ast.AnnAssign) and field.value is not None:
+                    kind = re.sub(r"Annotated\[(\w+), [^]]*\]", r"\1", ast.unparse(field.annotation))
+                    kind = re.sub(r"\b(Count|Seed|NonNegative)\b", "int", kind)
+                    where[ast.unparse(field.target), kind, ast.unparse(field.value)].add(node.name)
+    return where
 
 
 def duplicated_classes(files: dict[str, Path]) -> dict[str, list[str]]:
