@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from dataclasses import replace
 
 import pytest
 import torch
@@ -114,7 +113,7 @@ def test_they_are_the_oracles(spec, seed: int, pages: int, tokens: int, prefix: 
 def test_a_prompt_is_computed_anew_and_cached_for_others() -> None:
     runner = runner_of(model_of(spec_of()), prefix="radix")
     ids = random_token_ids(random.Random(1), VOCAB, 21)
-    plain = replace(scored("plain", ids, None), request_id="plain")
+    plain = scored("plain", ids, None)
     cached = {}
     for request in (scored("first", ids), scored("again", ids), plain):
         (end,) = of(Finished, runner.stream([request]))

@@ -72,18 +72,17 @@ class KVCache:
             specs: of the layers, where codecs have been calibrated.
         """
         settings, page_size = config.cache, config.cache.page_size
-        max_chunk_tokens = config.schedule.limits.max_prefill_tokens
-        counts = cache_num_pages(model, config)
-        groups = range(len(counts))
+        num_pages = cache_num_pages(model, config)
+        groups = range(len(num_pages))
         orders = page_orders or (None,) * len(groups)
         if build_pages is None:
-            store = build_store(model, config, counts, str(model.device), specs)
-            pools = tuple(PagePool(count, page_size, order) for count, order in zip(counts, orders, strict=True))
+            store = build_store(model, config, num_pages, str(model.device), specs)
+            pools = tuple(PagePool(count, page_size, order) for count, order in zip(num_pages, orders, strict=True))
         else:
             store, pools = build_pages(lambda totals, device: build_store(model, config, totals, device, specs))
-        cpu_store, preemption_mode = open_offload(store, settings.offload), config.schedule.preemption_mode
+        cpu_store, schedule = open_offload(store, settings.offload), config.schedule
         cpu_pools = cpu_store.cpu_pools if cpu_store is not None else ()
-        if preemption_mode == "offload" and cpu_store is None:
+        if schedule.preemption_mode == "offload" and cpu_store is None:
             raise WorkbenchError("preemption_mode: offload needs a place for the pages; set offload: memory")
         index = None
         if isinstance(settings.prefix, RadixPrefixCache):
@@ -93,13 +92,10 @@ class KVCache:
         policy, budget, evictor = parse_eviction(settings.evict), None, None
         if policy is not None:
             check_eviction(model.spec, store, policy)
-            if index is not None:
-                message = "pages of sequences that lose tokens cannot be shared; set prefix: off"
-                raise WorkbenchError(f"cache.prefix radix with cache.evict: {message}")
             budget = policy.budget_for(page_size, sum(store.page_bytes(group) for group in range(len(groups))))
             evictor = Evictor(policy, store, budget)
         manager = KVCacheManager(
-            pools, store.groups, max_chunk_tokens, index, cpu_pools, budget, preemption_mode != "recompute"
+            pools, store.groups, schedule.max_chunk_tokens, index, cpu_pools, budget, schedule.preemption_mode
         )
         return cls(store, manager, cpu_store, evictor)
 
@@ -178,7 +174,7 @@ def auto_num_pages(
     """Return the pages of each cache group for `max_num_seqs` sequences of full context (or of a window, or of the
     budget of an eviction policy), or as many as AUTO_CACHE_BYTES holds."""
     groups, page_size = build_cache_groups(shape.cache_groups for shape in shapes), config.cache.page_size
-    limits, context = config.schedule.limits, spec.max_position_embeddings
+    limits, context = config.schedule, spec.max_position_embeddings
     page_bytes = [
         sum(shapes[layer].page_bytes(number, page_size, dtype) for layer in group.layers)
         for number, group in enumerate(groups)
@@ -186,6 +182,6 @@ def auto_num_pages(
     policy = parse_eviction(config.cache.evict)
     if policy is not None:
         context = policy.budget_for(page_size, round(sum(page_bytes))).peak_tokens(context, context)
-    wanted = [limits.max_num_seqs * group.max_pages(context, limits.max_prefill_tokens, page_size) for group in groups]
+    wanted = [limits.max_num_seqs * group.max_pages(context, limits.max_chunk_tokens, page_size) for group in groups]
     whole = sum(pages * each for pages, each in zip(wanted, page_bytes, strict=True))
     return tuple(max(1, min(pages, int(pages * AUTO_CACHE_BYTES // whole))) for pages in wanted)

@@ -214,7 +214,7 @@ class Runner(Displayable):
         old, new = self.schedule, changed_schedule(self.config.schedule, self.schedule, settings)
         with self.core.lock.acquire():
             policy = parse_policy(new.policy, new.kind)
-            self.scheduler.set_limits(new.limits)
+            self.scheduler.set_limits(new)
             if (new.policy, new.kind) != (old.policy, old.kind):
                 self.scheduler.set_policy(policy)
             self.schedule = new

@@ -14,6 +14,7 @@ from workbench.kv_cache.cpu_pages import CPUPagePool
 from workbench.kv_cache.pages import NULL_PAGE, Eviction, KVCacheGroup, PagePool, PageTransfers, pages_for
 from workbench.kv_cache.prefix import PrefixMatch, RadixCache
 from workbench.kv_cache.recurrent import commit_states, snapshot_places
+from workbench.kv_cache.settings import PreemptionMode
 from workbench.request import Sequence, StatePages, SwappedPages
 from workbench.trace.events import PinnedPrefix
 
@@ -31,12 +32,12 @@ class KVCacheManager(KVCacheAccounting):
         prefix_cache: RadixCache | None = None,
         cpu_pools: Many[PagePool] = (),
         budget: EvictionBudget | None = None,
-        offload_preempted: bool = True,
+        preemption_mode: PreemptionMode = "auto",
     ):
         super().__init__(pools, groups, max_chunk_tokens, prefix_cache, budget)
-        self.cpu_pages, self.offload_preempted, self.transfers = (
+        self.cpu_pages, self.preemption_mode, self.transfers = (
             CPUPagePool(cpu_pools, prefix_cache),
-            offload_preempted,
+            preemption_mode,
             PageTransfers(),
         )
 
@@ -155,7 +156,7 @@ class KVCacheManager(KVCacheAccounting):
         if saved is None:
             saved = (
                 None
-                if not self.offload_preempted
+                if self.preemption_mode == "recompute"
                 else self.cpu_pages.swap_out(sequence.num_computed_tokens, self._written(sequence), self.transfers)
             )
         else:
