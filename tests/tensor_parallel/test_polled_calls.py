@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
+from torch.distributed import ProcessGroup
 
 from workbench.tensor_parallel import ranks as module
 from workbench.tensor_parallel.ranks import NoPeers, RankFailed, Ranks
@@ -29,16 +30,6 @@ class Call:
             raise RuntimeError(self.error)
 
 
-class Group:
-    """Stand for a group of two."""
-
-    def rank(self) -> int:
-        return 0
-
-    def size(self) -> int:
-        return 2
-
-
 class Store:
     """Say that no rank failed."""
 
@@ -51,7 +42,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Ranks:
     """Give rank 0 of two, without a group, that looks after the others at each look at a call."""
     monkeypatch.setattr(module, "LOOK_SECONDS", -1.0)
     monkeypatch.setattr(module, "GRACE_SECONDS", -1.0)
-    return Ranks(Group(), Store(), 999.0, NoPeers())
+    return Ranks(ProcessGroup(0, 2), Store(), 999.0, NoPeers())
 
 
 @pytest.mark.parametrize("looks", [0, 1, 100])

@@ -65,11 +65,10 @@ def test_ranks_that_meet_exchange_numbers_in_one_memory() -> None:
     ],
 )
 def test_a_rank_that_cannot_map_the_memory_says_why_and_rank_0_too(changes: dict[str, Any], words: str) -> None:
-    first = open_group(store := Store(**changes), 0, 2)
+    _first = open_group(store := Store(**changes), 0, 2)  # its memory lives as long as it
     for meet in (open_group, processes_of):
         with pytest.raises(WorkbenchError, match=f"parallel.tensor: rank 1: transport shared_memory: {words}"):
             meet(store, int(meet is open_group), 2)
-    assert first.size() == 2, "its memory lives as long as it"
 
 
 def test_torch_distributed_has_the_backend() -> None:

@@ -21,8 +21,6 @@ MEETING_SECONDS = 120.0  # at least, for all ranks to come
 
 def distributed_problem(transport: str, size: int) -> str | None:
     """Return why torch.distributed cannot carry `size` ranks by `transport` (gloo, nccl) here; None where it can."""
-    if not torch.distributed.is_available():
-        return f"transport {transport}: this build of torch has no torch.distributed"
     if torch.distributed.is_initialized():
         return (
             f"transport {transport}: torch.distributed is in use in this process already; close the other model "

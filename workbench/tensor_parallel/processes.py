@@ -45,6 +45,8 @@ class OtherRanks(Protocol):
 
 def transport_problem(transport: Transport, size: int) -> str | None:
     """Return why `size` ranks cannot exchange numbers so here; None where they can."""
+    if not torch.distributed.is_available():
+        return f"transport {transport}: this build of torch has no torch.distributed"
     if transport == "shared_memory" and (problem := shared_memory_problem()):
         return f"{problem}; take transport: gloo"
     if started_by_torchrun():
