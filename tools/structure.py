@@ -14,7 +14,7 @@ import json
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -189,29 +189,32 @@ def methods_of_classes(files: dict[str, Path]) -> dict[str, int]:
     return {name: len(methods(name)) + (len(functions[name]) if name in HOT else 0) for name in classes}
 
 
-def files_of_a_step() -> set[str]:
+def entered(run: Callable[[], object]) -> dict[str, str]:
+    """Return the library's files that a call runs through, in the order in which they are entered, and the first
+    function of each."""
+    found: dict[str, str] = {}
+
+    def trace(frame, event, argument):
+        name = frame.f_code.co_filename
+        if name.startswith(tuple(f"{ROOT / package}" for package in PACKAGES)):
+            found.setdefault(str(Path(name).relative_to(ROOT)), frame.f_code.co_qualname)
+
+    sys.settrace(trace)
+    try:
+        run()
+    finally:
+        sys.settrace(None)
+    return found
+
+
+def files_of_a_step() -> dict[str, str]:
     """Return the library's files that one decode step of the demo model runs through (eager backend, second step)."""
     import workbench
 
     runner = workbench.load("demo", backend="eager")
     events = runner.stream("def fib(n):", max_tokens=4)
-    first = next(events)
-    seen: set[str] = set()
-
-    def trace(frame, event, argument):
-        name = frame.f_code.co_filename
-        if name.startswith(tuple(f"{ROOT / package}" for package in PACKAGES)):
-            seen.add(str(Path(name).relative_to(ROOT)))
-        return None
-
-    while first.kind != "decoded":
-        first = next(events)
-    sys.settrace(trace)
-    try:
-        next(event for event in events if event.kind == "decoded")
-    finally:
-        sys.settrace(None)
-    return seen
+    next(event for event in events if event.kind == "decoded")
+    return entered(lambda: next(event for event in events if event.kind == "decoded"))
 
 
 def measured() -> dict[str, int]:

@@ -177,10 +177,10 @@ def test_a_setting_reaches_the_engine(path: str) -> None:
 # Names that others have for a fact of their own, and classes that say again what a config says, as they see none.
 OWN_FACTS = "seed context num_sink_tokens"  # of each workload; of texts that are judged; of quantized pages
 WITHOUT_CONFIG = (
-    "AttentionLaunches AttentionParameters HeadShape QuantizationRule SlidingWindow "  # kernels
-    "KVCacheGroup KVCacheSpec PolicyScenario "  # pages of any model; limits that are drawn
-    "Requirements"  # demands of a model, as few as possible
-).split()
+    *("AttentionLaunches", "AttentionParameters", "HeadShape", "QuantizationRule", "SlidingWindow"),  # kernels
+    *("KVCacheGroup", "KVCacheSpec", "PolicyScenario"),  # pages of any model; limits that are drawn
+    "Requirements",  # demands of a model, as few as possible
+)
 
 
 def test_a_setting_is_declared_once() -> None:

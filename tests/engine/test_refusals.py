@@ -22,9 +22,9 @@ from tests.engine.own_rules import BACKWARDS
 from tests.engine.tiny import CONTEXT, HERE, VOCAB, finals, layer, model_of, request, runner_of, spec_of
 from tests.helpers.events import of
 from tests.prompt.samples import byte_level
+from workbench.cluster.apart.page_layout import check_shareable
 from workbench.custom import register
 from workbench.engine.beam_search import beam_search
-from workbench.engine.cache import check_shareable
 from workbench.engine.config import EngineConfig
 from workbench.engine.load import load
 from workbench.engine.loaded_model import DEMO_FOLDER

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -14,13 +14,11 @@ from workbench.errors import WorkbenchError
 from workbench.executors.evicting import Evictor, check_eviction
 from workbench.kv_cache.eviction import parse_eviction
 from workbench.kv_cache.format import KVCacheSpec
-from workbench.kv_cache.lending import SharedPagePool
 from workbench.kv_cache.manager import KVCacheManager
 from workbench.kv_cache.offload import CPUPageStore, open_offload, transfer_pages
 from workbench.kv_cache.pages import PagePool, build_cache_groups
 from workbench.kv_cache.prefix import RadixCache
 from workbench.kv_cache.settings import RadixPrefixCache
-from workbench.kv_cache.shared_memory import PageLayout, SharedPages
 from workbench.kv_cache.store import KVStore
 from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
@@ -29,8 +27,23 @@ from workbench.scheduler.plan import StepPlan
 from workbench.tensor_parallel.executor import TensorParallelStore
 from workbench.tensor_parallel.transformer import TensorParallelTransformer
 
-DIGEST_TOKENS = 64
 AUTO_CACHE_BYTES = 2**30  # bytes that the cache may take when `pages` is auto
+
+
+# Makes a store and its pools from a function that builds a store of so many pages by cache group, on a device.
+BuildPages = Callable[[Callable[[tuple[int, ...], str], KVStore]], tuple[KVStore, tuple[PagePool, ...]]]
+
+
+class Adoption(Protocol):
+    """Pages that another engine computed, for a new sequence."""
+
+    def adopt(self, cache: KVCache, sequence: Sequence) -> None:
+        """Give `sequence` the pages, before it is submitted; without room for them it is computed again."""
+        ...
+
+    def decline(self, cache: KVCache) -> None:
+        """Let the pages go: the request ended before it began."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -47,7 +60,7 @@ class KVCache:
         config: EngineConfig,
         clock: Callable[[], float],
         page_orders: tuple[list[int], ...] | None = None,
-        shared: SharedPages | None = None,
+        build_pages: BuildPages | None = None,
         specs: tuple[KVCacheSpec, ...] | None = None,
     ) -> KVCache:
         """Build the cache of `config` for `model`.
@@ -55,24 +68,18 @@ class KVCache:
         Args:
             clock: returns seconds, for the lifetime of prefixes.
             page_orders: for each cache group, the order in which its pages are first used.
-            shared: pages of a memory that other processes map too, in place of `cache.pages` of its own.
+            build_pages: makes the store and the pools, in place of `cache.pages` of its own.
             specs: of the layers, where codecs have been calibrated.
         """
         settings, page_size = config.cache, config.cache.page_size
         num_pages = cache_num_pages(model, config)
         groups = range(len(num_pages))
         orders = page_orders or (None,) * len(groups)
-        if shared is None:
+        if build_pages is None:
             store = build_store(model, config, num_pages, str(model.device), specs)
             pools = tuple(PagePool(count, page_size, order) for count, order in zip(num_pages, orders, strict=True))
         else:
-            check_shareable(model, config)
-            store = shared.store(lambda totals, device: build_store(model, config, totals, device, specs))
-            lent = shared.lent or ({},) * len(groups)
-            pools = tuple(
-                SharedPagePool(total, page_size, home, owed, order)
-                for total, home, owed, order in zip(shared.totals, shared.homes, lent, orders, strict=True)
-            )
+            store, pools = build_pages(lambda totals, device: build_store(model, config, totals, device, specs))
         cpu_store, schedule = open_offload(store, settings.offload), config.schedule
         cpu_pools = cpu_store.cpu_pools if cpu_store is not None else ()
         if schedule.preemption_mode == "offload" and cpu_store is None:
@@ -131,9 +138,6 @@ class KVCache:
         """Zero the pages that a failed request freed, by cache group."""
         for table, pages in enumerate(freed):
             self.store.zero_pages(table, pages)
-        for pool in self.manager.pools:
-            if isinstance(pool, SharedPagePool):
-                pool.taint_returned()
 
     def reset_prefix_cache(self) -> None:
         """Empty the prefix cache; running sequences keep their pages."""
@@ -162,39 +166,6 @@ def cache_num_pages(model: Transformer, config: EngineConfig) -> tuple[int, ...]
     if config.cache.pages != "auto":
         return (config.cache.pages,) * len(build_cache_groups(shape.cache_groups for shape in shapes))
     return auto_num_pages(config, shapes, model.spec, config.cache_dtype(model.dtype))
-
-
-def check_shareable(model: Transformer, config: EngineConfig) -> None:
-    """Refuse a cache whose sequences cannot go over to another engine (WorkbenchError)."""
-    if config.cache.evict is not None:
-        message = "which tokens remain is known to the engine that chose them; leave out cache.evict"
-        raise WorkbenchError(f"prefill and decode apart with cache.evict: {message}")
-    if any(shape.codec is not None and shape.codec.needs_calibration for shape in model.cache_shapes(config.cache)):
-        message = "each engine would calibrate for itself, and none says how to the other; leave out cache.codec"
-        raise WorkbenchError(f"prefill and decode apart with a codec that is calibrated: {message}")
-    if isinstance(model, TensorParallelTransformer):
-        message = "its pages lie with its ranks; leave out parallel.tensor"
-        raise WorkbenchError(f"prefill and decode apart with parallel.tensor: {message}")
-    if model.device.type != "cpu":
-        message = "NIXL, NCCL or CUDA IPC would carry a GPU's pages, and is not built; set model.device: cpu"
-        raise WorkbenchError(f"prefill and decode apart on {model.device}: {message}")
-
-
-def describe_layout(model: Transformer, config: EngineConfig) -> PageLayout:
-    """Describe the pages of `config`'s cache for `model`, to be compared with another engine's."""
-    check_shareable(model, config)
-    store = build_store(model, config, (1,) * len(cache_num_pages(model, config)), "meta")
-    return PageLayout.describe(store, _model_digest(model))
-
-
-def _model_digest(model: Transformer) -> str:
-    """Return a digest of the architecture, and of the embeddings of some tokens, which another checkpoint changes."""
-    ids = torch.arange(min(DIGEST_TOKENS, model.spec.vocab_size), device=model.device)
-    with torch.inference_mode():
-        rows = model.embed(ids, torch.arange(len(ids), device=model.device)).float().cpu()
-    digest = hashlib.sha256(model.spec.model_dump_json().encode())
-    digest.update(rows.contiguous().numpy().tobytes())
-    return digest.hexdigest()[:16]
 
 
 def auto_num_pages(
