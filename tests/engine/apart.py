@@ -18,7 +18,7 @@ from workbench.cluster.apart.handover import (
     ready_sequences,
     take_back,
 )
-from workbench.cluster.apart.page_channel import SendingExecutor
+from workbench.cluster.apart.page_channel import LayerSending
 from workbench.engine.cache import build_store, cache_num_pages, describe_layout
 from workbench.engine.config import EngineConfig
 from workbench.engine.loaded_model import LoadedModel
@@ -60,7 +60,7 @@ class Apart:
     finished: dict[str, Finished] = field(default_factory=dict)
     emitted: dict[str, list[int]] = field(default_factory=dict)
     channel: Channel = field(default_factory=Channel)
-    sending: SendingExecutor | None = None
+    sending: LayerSending | None = None
     on_the_way: list[tuple[Request, Adoption]] = field(default_factory=list)
     _queue: deque[Event] = field(default_factory=deque)
 
@@ -154,6 +154,6 @@ def engines_apart(model: Transformer, shares_memory: bool, decode: dict | None =
         def target(sequence: Sequence) -> tuple[TransferKey, Channel]:
             return TransferKey(sequence.request_id, 0), apart.channel
 
-        apart.sending = SendingExecutor(prefill.core.executor, prefill, target)
-        prefill.core.executor = apart.sending
+        apart.sending = LayerSending(prefill, target)
+        prefill.core.executor.hooks.append(apart.sending)
     return apart

@@ -20,7 +20,7 @@ from tests.engine.tiny import Oracle, finals, layer, model_of, request, runner_o
 from tests.patience import until
 from tests.thorough import tries
 from workbench.cluster.apart.handover import adopt, hand_over, pop_returned, ready_sequences, take_back
-from workbench.cluster.apart.page_channel import GlooLink, PageReceiver, PageSender, SendingExecutor
+from workbench.cluster.apart.page_channel import GlooLink, LayerSending, PageReceiver, PageSender
 from workbench.cluster.apart.pool_messages import Adopt, Connect
 from workbench.engine.cache import describe_layout
 from workbench.engine.config import EngineConfig
@@ -108,8 +108,8 @@ def test_the_first_layer_has_arrived_before_the_last_is_computed() -> None:
             super().send(key, number, layer, contents)
 
     sender, key = Sender(first, lambda error: None), TransferKey("r", 1)
-    sending = SendingExecutor(runner.core.executor, runner, lambda sequence: (key, sender))
-    runner.core.executor = sending
+    sending = LayerSending(runner, lambda sequence: (key, sender))
+    runner.core.executor.hooks.append(sending)
     waited: list[tuple[tuple[int, ...], int]] = []
 
     def wait(*_) -> None:
@@ -186,22 +186,18 @@ def test_a_request_that_fails_or_ends_early_leaves_no_loan() -> None:
     adopt(apart.decode, *moved("r"), apart._queue)
     apart.decode.step()
     apart.give_back()
-    inner = apart.decode.core.executor
 
-    class Broken:
-        compiles, kernel_seconds, artifacts = 0, None, {}
+    def broken(forward, plan):
+        raise ValueError("planted")
 
-        def forward(self, plan):
-            raise ValueError("planted")
-
-    apart.decode.core.executor = Broken()
+    apart.decode.core.executor.hooks.append(broken)
     apart.decode.step()
     sound, tainted = pop_returned(apart.decode)
     assert not any(sound) and any(tainted), "what the failed request may have written is to be zeroed"
     take_back(apart.prefill, tainted, tainted=True)
     for group, pages in enumerate(tainted):
         assert not any(tensor[pages].float().abs().sum() for tensor in apart.prefill.store.page_tensors(group))
-    apart.decode.core.executor = inner
+    apart.decode.core.executor.hooks.clear()
     apart.check_no_page_leaks()
 
 
