@@ -310,7 +310,7 @@ def keys_of(
     """Return the keys of a trial of backends, and of one of layouts."""
     model: Any = SimpleNamespace(spec=spec, format=format, dtype=dtype)
     held = CacheLayout(cache_shapes(spec, cache), size, cache_dtype)
-    return trial._key(model, backends, held, unit), layout._key(model, held)
+    return trial._key(model, backends, held, unit), layout.trial_key(model, held)
 
 
 FORMATS = [

@@ -102,8 +102,7 @@ def autotune_backend(
         return backends  # there is only one candidate
     remembered = remembered or ResultCache(cache_directory() / AUTOTUNE_FILE)
     held = CacheLayout(model.cache_shapes(cache), page_size, cache_dtype or model.dtype)
-    tried = {"rule": AUTOTUNE_VERSION, "cores": os.cpu_count(), "backends": [backends.decode, backends.blocks]}
-    key = trial_key(model, held, unit=compile_unit, **tried)
+    key = _key(model, backends, held, compile_unit)
     found = _trial(remembered.load().get(key))
     if backends.decode is Backend.MLIR:
         model.use_expert_panels()  # a step reads them so
@@ -223,6 +222,11 @@ def usual_seconds(remembered: ResultCache | None = None) -> float:
     entries = (remembered or ResultCache(cache_directory() / AUTOTUNE_FILE)).load().values()
     known = [each.get(TOOK) for each in entries if isinstance(each, dict) and each.get("here") == machine_key()]
     return max((each for each in known if isinstance(each, float)), default=FIRST_TRIAL_SECONDS)
+
+
+def _key(model: Transformer, backends: Backends, held: CacheLayout, unit: CompileUnit) -> str:
+    tried = [backends.decode, backends.blocks]
+    return trial_key(model, held, rule=AUTOTUNE_VERSION, cores=os.cpu_count(), backends=tried, unit=unit)
 
 
 def trial_key(model: Transformer, held: CacheLayout, **settings: Any) -> str:
