@@ -37,8 +37,6 @@ class TokenBatch:
     )
 
     parents: Int[Tensor, " token"] | None = None  # where drafts are trees: see `Spans`
-    layers: tuple[int, ...] = ()  # states after these layers are needed beside the logits
-    only_largest: bool = False  # of each row of logits only the largest counts
 
     @property
     def spans(self) -> Spans:

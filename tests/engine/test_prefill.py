@@ -108,7 +108,7 @@ def test_auto_checks_what_panels_give(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setattr(layout, "_seconds", lambda linear, dtype: (1.0, 2.0, True))
     for at, program in (("decode", DecodeProgram), ("prefill", PrefillProgram)):
         model, kept = model_of(WIDE, torch.float32), ResultCache(tmp_path / f"{at}.json")
-        spoiled = lambda self, batch, call=program.__call__: call(self, batch) + 0.1  # noqa: E731
+        spoiled = lambda self, batch, _, call=program.__call__: call(self, batch) + 0.1  # noqa: E731
         with monkeypatch.context() as patch:
             patch.setattr(program, "__call__", spoiled)
             backends = choose_weight_layout(model, AUTO, held(model), auto=True, remembered=kept)

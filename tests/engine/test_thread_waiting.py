@@ -359,8 +359,8 @@ def test_steps_of_a_rank_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     model = cast(Any, SimpleNamespace(device=torch.device("cuda")))
     tasks = ranks.tasks_of(lambda: model, lambda *layout: cast(Any, None))
     tasks[ranks.OPEN_CACHE]((0, (), []))
-    tasks[ranks.FORWARD]((0, "batch", ranks.BLOCKS))
-    assert ran == ["a step begins on cuda", ("batch", ranks.BLOCKS), "it ends"]
+    tasks[ranks.FORWARD]((0, "batch", ranks.BLOCKS, False))
+    assert ran == ["a step begins on cuda", ("batch", ranks.BLOCKS, False), "it ends"]
 
 
 @needs_libgomp

@@ -62,5 +62,5 @@ def test_an_experiment_asks_for_it() -> None:
     values = {"question": "?", "model": {"name": "shape:tiny"}, "backend": "eager", "workload": {"kind": "random"}}
     plain = runner_for(Experiment.from_values(values))
     anew = runner_for(Experiment.from_values({**values, "executor": {"kind": "uncached"}}))
-    assert executor_settings(plain) == {"kind": "real"}
-    assert executor_settings(anew) == {"kind": "uncached", "oracle": False}
+    assert executor_settings(plain.core.executor) == {"kind": "real"}
+    assert executor_settings(anew.core.executor) == {"kind": "uncached", "oracle": False}

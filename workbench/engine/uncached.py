@@ -13,7 +13,7 @@ from torch import Tensor
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.executors.programs.program import StepProgram
-from workbench.executors.step_runner import Forward
+from workbench.executors.step_runner import Forward, StepRunner
 from workbench.oracle import naive
 from workbench.scheduler.plan import Span, StepPlan
 
@@ -37,9 +37,8 @@ def disable_cache(runner: Runner, oracle: bool = False) -> None:
     executor.hooks.append(whole_texts)
 
 
-def executor_settings(runner: Runner) -> dict[str, Any]:
-    """Return the settings `executor` of an experiment that runs as `runner` does."""
-    executor = runner.core.executor
+def executor_settings(executor: StepRunner) -> dict[str, Any]:
+    """Return the settings `executor` of an experiment that runs as a runner's does."""
     if whole_texts not in executor.hooks:
         return {"kind": "real"}
     return {"kind": "uncached", "oracle": NaiveProgram.kind in executor.programs}
@@ -60,7 +59,7 @@ class NaiveProgram(StepProgram):
         """Return the token ids of each text, and the number of its last rows that are sampled."""
         return [(torch.tensor(span.token_ids), span.num_logits) for span in plan.spans]
 
-    def __call__(self, batch: list[tuple[Tensor, int]]) -> Tensor:
+    def __call__(self, batch: list[tuple[Tensor, int]], layers: tuple[int, ...] = ()) -> Tensor:
         return torch.cat([naive.logits(self.model, ids)[-rows:] for ids, rows in batch]).float()
 
 

@@ -92,8 +92,6 @@ def pack_batch(plan: StepPlan, page_size: int, device: torch.device, rows: int |
         decode_only=plan.decode_only,
         length_limits=torch.tensor(limits, device=device),
         parents=torch.tensor(parents + [-1] * padding, device=device) if trees else None,
-        layers=plan.layers,
-        only_largest=plan.only_largest,
     )
 
 

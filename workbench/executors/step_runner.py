@@ -123,7 +123,7 @@ class StepRunner:
         return self._call(program, plan) if calls is None else self._in_calls(program, plan, calls)
 
     def _call(self, program: StepProgram, plan: StepPlan) -> Tensor:
-        logits = synchronized(program(program.pack(plan)))
+        logits = synchronized(program(program.pack(plan), plan.layers))
         self.model.count_experts(plan.num_tokens, program.chosen)
         if not program.every_row:
             return logits

@@ -105,7 +105,7 @@ def experiment_of_runner(runner: Runner, question: str, workload: Mapping[str, A
         WorkbenchError: where no settings express it: a runner around a model that was put together by hand, or a policy
             that is an object of one's own.
     """
-    config, executor = runner.config, executor_settings(runner)
+    config, executor = runner.config, executor_settings(runner.core.executor)
     policies = {"schedule.policy": config.schedule.policy, "cache.evict": config.cache.evict}
     own = [name for name, value in policies.items() if value is not None and not isinstance(value, Settings)]
     if not runner.is_from_config or own:

@@ -123,14 +123,16 @@ class LeadProgram(StepProgram):
     def calls(self, plan: StepPlan) -> Iterator[Call] | None:
         return self.own[self.kind].calls(plan)
 
-    def pack(self, plan: StepPlan) -> TokenBatch:
-        return self.own[self.kind].pack(plan)
+    def pack(self, plan: StepPlan) -> tuple[TokenBatch, bool]:
+        """Return the batch, and whether of each row of its logits only the largest counts."""
+        return self.own[self.kind].pack(plan), plan.only_largest
 
-    def __call__(self, batch: TokenBatch) -> Tensor:
+    def __call__(self, batch: tuple[TokenBatch, bool], layers: tuple[int, ...] = ()) -> Tensor:
+        packed, only_largest = batch
         # Arrays are pickled in a tenth of the time of tensors.
-        arrays = map_fields(vars(batch), Tensor, lambda tensor: tensor.cpu().numpy())
-        content = self.number, arrays, self.kind
-        return self.own.model.ranks.lead(FORWARD, content, lambda: self.own.compute(batch, self.kind))
+        arrays = map_fields(vars(packed), Tensor, lambda tensor: tensor.cpu().numpy())
+        how = self.kind, only_largest
+        return self.own.model.ranks.lead(FORWARD, (self.number, arrays, *how), lambda: self.own.compute(packed, *how))
 
 
 class RankPrograms(dict[str, StepProgram]):
@@ -148,10 +150,10 @@ class RankPrograms(dict[str, StepProgram]):
         self[kind] = program = build(self.model, self.store)
         return program
 
-    def compute(self, batch: TokenBatch, kind: str) -> Tensor:
+    def compute(self, batch: TokenBatch, kind: str, only_largest: bool) -> Tensor:
         """Compute a batch on this rank, and note what it was."""
         self.model.ranks.record(batch_tensors(batch))
-        self.model.only_largest = batch.only_largest
+        self.model.only_largest = only_largest
         return self[kind](batch)
 
 
@@ -204,12 +206,12 @@ def tasks_of(
             programs.pop(each, None)
         stores[number] = open_store(*layout)
 
-    def forward(content: tuple[int, Mapping[str, Any], str]) -> None:
-        number, values, kind = content
+    def forward(content: tuple[int, Mapping[str, Any], str, bool]) -> None:
+        number, values, *how = content
         if number not in programs:
             programs[number] = RankPrograms(model(), stores[number])
         with THREADS.step(model().device):
-            programs[number].compute(from_arrays(values, model().device), kind)
+            programs[number].compute(from_arrays(values, model().device), *how)
 
     return {
         OPEN_CACHE: open_cache,

@@ -62,7 +62,7 @@ class RankGraphs(InductorProgram):
         super().__init__(model, store)
 
     @torch.inference_mode()
-    def __call__(self, batch: TokenBatch) -> Tensor:
+    def __call__(self, batch: TokenBatch, layers: tuple[int, ...] = ()) -> Tensor:
         """Return the logits of a batch's sampled rows, as `TensorParallelTransformer.compute_logits` does."""
         self.mark_dynamic(batch)
         run, samples = self._whole if batch.decode_only else self._mixed, len(batch.logits_indices)

@@ -70,7 +70,7 @@ class RankRows(RowsProgram):
         super().__init__(model, store, self.SIZES)
 
     @torch.inference_mode()
-    def __call__(self, batch: TokenBatch) -> Tensor:
+    def __call__(self, batch: TokenBatch, layers: tuple[int, ...] = ()) -> Tensor:
         """Return the logits of a batch's sampled rows, as `TensorParallelTransformer.compute_logits` does."""
         x = self._hidden(batch).index_select(0, batch.logits_indices)
         self.model.ranks.record([x])

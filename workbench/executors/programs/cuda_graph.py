@@ -65,7 +65,7 @@ class CudaGraphProgram(StepProgram):
         rows = bucket_for(len(plan.spans) + plan.padding_rows)
         return pack_batch(plan, self.store.page_size, CPU, rows)
 
-    def __call__(self, batch: TokenBatch) -> Tensor:
+    def __call__(self, batch: TokenBatch, layers: tuple[int, ...] = ()) -> Tensor:
         self.store.quantize_pending(batch)  # by lengths that Python knows, so that no graph has to
         return self._step(_widened(batch))()
 

@@ -144,7 +144,7 @@ class DecodeProgram(StepProgram):
         """Return the plan: a step packs it into the buffers of its bucket, without a tensor in between."""
         return plan
 
-    def __call__(self, plan: StepPlan) -> Tensor:
+    def __call__(self, plan: StepPlan, layers: tuple[int, ...] = ()) -> Tensor:
         count = len(plan.spans)
         rows = verify_bucket_for(count) if self.verifies else bucket_for(count + plan.padding_rows)
         if rows not in self.steps:

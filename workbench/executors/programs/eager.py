@@ -13,10 +13,10 @@ from workbench.executors.programs.program import StepProgram
 class EagerProgram(StepProgram):
     """Call the model."""
 
-    def __call__(self, batch: TokenBatch) -> Tensor:
-        if not batch.layers:
+    def __call__(self, batch: TokenBatch, layers: tuple[int, ...] = ()) -> Tensor:
+        if not layers:
             return self.model(batch, self.store)
-        tap = LayerTap(batch.layers, batch.logits_indices)
+        tap = LayerTap(layers, batch.logits_indices)
         return tap.beside(self.model(batch, self.store, tap))
 
     def kernels(self, length: int) -> StepKernels:

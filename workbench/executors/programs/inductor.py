@@ -76,13 +76,13 @@ class InductorProgram(StepProgram):
     def rows_of(self, plan: StepPlan) -> int | None:
         return bucket_for(len(plan.spans) + plan.padding_rows) if plan.decode_only else None
 
-    def __call__(self, batch: TokenBatch) -> Tensor:
+    def __call__(self, batch: TokenBatch, layers: tuple[int, ...] = ()) -> Tensor:
         self.mark_dynamic(batch)
         with torch.inference_mode():
-            if batch.decode_only and self.compile_unit == "step" and not batch.layers:
+            if batch.decode_only and self.compile_unit == "step" and not layers:
                 return self._step(self.model, batch, self.store)[batch.logits_indices]
             run: RunBlock = self._whole if batch.decode_only else self._mixed
-            tap = LayerTap(batch.layers, batch.logits_indices, run) if batch.layers else None
+            tap = LayerTap(layers, batch.logits_indices, run) if layers else None
             logits = self.head(self.model, self.sampled_rows(batch, tap or run))[: len(batch.logits_indices)]
             return logits if tap is None else tap.beside(logits)
 

@@ -51,11 +51,11 @@ class PrefillProgram(StepProgram):
         return None
 
     @torch.inference_mode()
-    def __call__(self, batch: TokenBatch) -> Tensor:
-        tap = LayerTap(batch.layers, batch.logits_indices)
+    def __call__(self, batch: TokenBatch, layers: tuple[int, ...] = ()) -> Tensor:
+        tap = LayerTap(layers, batch.logits_indices)
         x = self._hidden(batch, tap)
         logits = self.rows.compute_logits(x[batch.logits_indices])
-        return tap.beside(logits) if batch.layers else logits
+        return tap.beside(logits) if layers else logits
 
     def time_functions(self, timed: Timed, tokens: int) -> None:
         for layer, block in enumerate(self._for(tokens)):

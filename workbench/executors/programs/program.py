@@ -51,9 +51,9 @@ class StepProgram:
         """Return the number of rows that a plan of decodes is padded to; None: no padding."""
         return len(plan.spans) + plan.padding_rows if plan.padding_rows else None
 
-    def __call__(self, batch: Any) -> Tensor:
-        """Return logits [sample, vocab], and where the batch names layers their states as further columns (see
-        early_layers.py); or [row, vocab] of `every_row`, which the next call overwrites."""
+    def __call__(self, batch: Any, layers: tuple[int, ...] = ()) -> Tensor:
+        """Return logits [sample, vocab], and the states after `layers` as further columns (see early_layers.py); or
+        [row, vocab] of `every_row`, which the next call overwrites."""
         raise NotImplementedError
 
     def reset(self) -> None:

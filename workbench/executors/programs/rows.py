@@ -82,7 +82,7 @@ class RowsProgram(StepProgram):
         return len(plan.spans) + padding if padding else None
 
     @torch.inference_mode()
-    def __call__(self, batch: TokenBatch) -> Tensor:
+    def __call__(self, batch: TokenBatch, layers: tuple[int, ...] = ()) -> Tensor:
         return self._logits(self._hidden(batch).index_select(0, batch.logits_indices))
 
     def compute_logits(self, x: Tensor) -> Tensor:
