@@ -57,7 +57,7 @@ BOUNDS: dict[str, Weight] = {
     "workbench/demo": Weight(0, 50, 1_045_000),
     "workbench/economics": Weight(10_000, 0, 2_000),
     "workbench/engine": Weight(31_100),
-    "workbench/executors": Weight(28_500),
+    "workbench/executors": Weight(28_000),
     "workbench/experiment": Weight(5_000),
     "workbench/gateway": Weight(26_500),
     "workbench/inspect": Weight(16_000),
@@ -66,7 +66,7 @@ BOUNDS: dict[str, Weight] = {
     "workbench/machine": Weight(6_500),
     "workbench/measure": Weight(44_500),
     "workbench/memory": Weight(6_000),
-    "workbench/model": Weight(94_500),
+    "workbench/model": Weight(93_800),
     "workbench/models": Weight(3_000),  # issue 34: real models by name
     "workbench/offline": Weight(4_500),
     "workbench/oracle": Weight(8_200),  # out of engine
@@ -74,7 +74,7 @@ BOUNDS: dict[str, Weight] = {
     "workbench/reports": Weight(20_500, 150),
     "workbench/runs": Weight(21_000),
     "workbench/sampling": Weight(11_400),
-    "workbench/scheduler": Weight(18_000),  # 19,700 before issue 35: tokens and pages are counted in one loop
+    "workbench/scheduler": Weight(17_950),  # 19,700 before issue 35: tokens and pages are counted in one loop
     "workbench/serve": Weight(75_000),
     "workbench/simulate": Weight(18_000),
     "workbench/speculative": Weight(7_000),
