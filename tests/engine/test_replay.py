@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -76,7 +75,7 @@ class Traffic:
 class Made:
     """An executor whose logits are made of the text before them, so that many traffics take little time."""
 
-    compiles, kernel_seconds, artifacts, gathers_logits = 0, None, MappingProxyType({}), False
+    compiles, kernel_seconds, artifacts, gathers_logits = 0, None, {}, False
 
     def forward(self, plan: StepPlan) -> torch.Tensor:
         texts = [
