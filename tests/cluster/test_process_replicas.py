@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.cluster.ends import end_of, until_begun
+from tests.cluster.killed import check_killed_replica
 from tests.cluster.processes import descendants, is_alive
-from tests.cluster.threads import ASKED, CONFIG, alone
+from tests.cluster.threads import CONFIG
 from tests.helpers.processes import PIPE, start_python
-from tests.patience import limit, until
+from tests.patience import until
 from workbench.cluster.cluster import Cluster
 from workbench.cluster.process_replicas import ProcessLauncher
 from workbench.engine.config import EngineConfig
 from workbench.errors import WorkbenchError
-from workbench.trace.events import Moved
 
 pytestmark = pytest.mark.processes
 
@@ -44,20 +41,8 @@ def fail(runner: Any) -> None:
 @pytest.mark.smoke
 def test_a_killed_replica_costs_no_token_and_has_a_successor(cluster: Cluster) -> None:
     assert "ray" not in sys.modules or not sys.modules["ray"].is_initialized()
-    heard: list[Any] = []
-    leave = cluster.listen(heard.append)
-    handles = [cluster.submit("def fib(n):", **ASKED) for _ in range(4)]
-    until_begun(handles, 3)
-    number, victim = next(iter(cluster.replicas.items()))
-    os.kill(victim.process_id, signal.SIGKILL)  # type: ignore[attr-defined] (of a process)
-    assert all(handle.wait(limit(120)) for handle in handles)
-    wanted = alone("def fib(n):")
-    assert {end_of(handle.events).token_ids for handle in handles} == {wanted.token_ids}
-    moves = [each for each in heard if isinstance(each, Moved)]
-    assert moves and all(each.source == number and "its process has ended" in each.reason for each in moves)
-    until(lambda: len(cluster.replicas) == 2)
-    assert number not in cluster.replicas
-    leave()
+    moves = check_killed_replica(cluster)
+    assert all("its process has ended" in each.reason for each in moves)
 
 
 def test_a_replica_can_be_asked_and_its_errors_are_the_askers(cluster: Cluster) -> None:

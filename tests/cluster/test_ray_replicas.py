@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -14,18 +13,16 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.ends import decoded, end_of, until_begun
+from tests.cluster.killed import check_killed_replica
 from tests.cluster.processes import descendants, is_alive
-from tests.cluster.threads import ASKED, CONFIG, alone
-from tests.helpers.events import of
+from tests.cluster.threads import CONFIG, alone
 from tests.helpers.processes import PIPE, python, start_python
 from tests.helpers.ray_cluster import own_ray
-from tests.patience import limit, until
+from tests.patience import until
 from workbench.cluster.cluster import Cluster
 from workbench.cluster.front_watch import FrontWatch
 from workbench.cluster.ray_replicas import OBJECT_STORE_BYTES, SOCKET_FOLDER, check_reachable
 from workbench.errors import WorkbenchError
-from workbench.trace.events import Moved
 
 
 @pytest.fixture(scope="module")
@@ -40,26 +37,8 @@ def cluster(ray_cluster: Any) -> Iterator[Cluster]:
 
 @pytest.mark.smoke
 def test_a_killed_replica_costs_no_token(cluster: Cluster) -> None:
-    heard: list[Any] = []
-    leave = cluster.listen(heard.append)
-    handles = [cluster.submit("def fib(n):", **ASKED) for _ in range(4)]
-    until_begun(handles, 3)
-    number, victim = next(iter(cluster.replicas.items()))
-    os.kill(victim.process_id, signal.SIGKILL)  # type: ignore[attr-defined] (of a process)
-    assert all(handle.wait(limit(120)) for handle in handles)
-    wanted = alone("def fib(n):")
-    for handle in handles:
-        end = end_of(handle.events)
-        tokens = decoded(handle.events)
-        assert (end.token_ids, end.output_text) == (wanted.token_ids, wanted.output_text)
-        assert [each.index for each in tokens] == list(range(len(wanted.token_ids)))
-        assert "".join(each.text for each in tokens) + end.text == wanted.output_text
-    moves = of(Moved, heard)
-    assert moves, "the replica had ended all that it was given before it was killed"
-    assert len(moves) == cluster.accounts[""].moves and all(each.source == number for each in moves)
-    until(lambda: len(cluster.replicas) == 2)  # a new one in its place
-    assert number not in cluster.replicas and cluster.pages.used == 0
-    leave()
+    check_killed_replica(cluster)
+    assert cluster.pages.used == 0
 
 
 def test_a_replica_can_be_asked(cluster: Cluster) -> None:

@@ -24,10 +24,12 @@ GREEDY = SamplingParameters(max_tokens=6, temperature=0, ignore_eos=True)
 
 
 @settings(max_examples=tries(60))
-@given(specs, st.integers(2, 12), st.integers(0, 9), st.sampled_from([0.0, 0.7, 4.0]))
-def test_with_nothing_off_it_is_the_engine_s_text(spec: ModelSpec, length: int, seed: int, temperature: float) -> None:
+@given(specs, st.integers(2, 12), st.integers(0, 9), st.sampled_from([0.0, 0.7, 4.0]), st.sampled_from([0.0, 1.5]))
+def test_with_nothing_off_it_is_the_engine_s_text(
+    spec: ModelSpec, length: int, seed: int, temperature: float, penalty: float
+) -> None:
     model = model_of(spec)
-    asked = request("x", length, 8, seed=seed, temperature=temperature, top_p=0.9)
+    asked = request("x", length, 8, seed=seed, temperature=temperature, top_p=0.9, presence_penalty=penalty)
     (whole,) = finals(runner_of(model), [asked]).values()
     assert continue_text(model, asked.prompt_ids, asked.sampling, Ablation()) == whole
 

@@ -8,25 +8,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engine.tiny import layer, model_of, runner_of
+from tests.engine.tiny import layer, model_of, runner_of, spec_of
 from tests.prompt.samples import byte_level
 from tests.thorough import tries
 from workbench.engine.runner import generate
-from workbench.model.spec import ModelSpec
 from workbench.request import Request, SamplingParameters
 from workbench.speculative.proposers import PromptLookupProposer, Speculator
 from workbench.trace.events import Finished
 
 CONTEXT, EOS = 24, (1, 40, 41, 42, 43)
-SPEC = ModelSpec(
-    name="tiny",
-    vocab_size=266,
-    hidden_size=8,
-    layers=(layer(),),
-    max_position_embeddings=CONTEXT,
-    tie_word_embeddings=True,
-    eos_token_ids=EOS,
-)
+SPEC = spec_of(layer(), eos_token_ids=EOS).model_copy(update={"vocab_size": 266, "max_position_embeddings": CONTEXT})
 PLAIN = runner_of(model_of(SPEC, dtype=torch.float64), tokenizer=byte_level())
 CHECKING = runner_of(
     model_of(SPEC, dtype=torch.float64),

@@ -154,6 +154,8 @@ def runner_of(model: Transformer, **settings) -> Runner:
     given = {name: settings.pop(name) for name in RUNNER_ARGUMENTS if name in settings}
     loaded = LoadedModel(model, settings.pop("tokenizer", None), settings.pop("backends", None))
     speculator = settings.pop("speculator", None)
+    if settings.get("offload") == "memory":  # of the default gigabyte tiny pages are millions, a list of each
+        settings["offload"] = {"kind": "memory", "bytes": 2**20}
     sizes = {"page_size": 4, "pages": 40, "max_num_seqs": 4, "max_num_batched_tokens": 16}
     runner = Runner(EngineConfig.build(**{**sizes, **settings}), loaded, **given)
     runner.core.set_speculator(speculator)

@@ -15,9 +15,7 @@ def chat_runner() -> Runner:
     return load("demo-chat", backend="eager", max_num_batched_tokens=128, page_size=16)
 
 
-@pytest.fixture(scope="session")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    """A server that no test stops."""
+def _serve_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     if not has_redis:
         pytest.skip(NO_REDIS)
     server = RedisServer(tmp_path_factory.mktemp("redis"))
@@ -25,11 +23,5 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
     server.stop()
 
 
-@pytest.fixture
-def own_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    """A server that the test may kill."""
-    if not has_redis:
-        pytest.skip(NO_REDIS)
-    server = RedisServer(tmp_path_factory.mktemp("redis"))
-    yield server
-    server.stop()
+redis_server = pytest.fixture(_serve_redis, scope="session")  # which no test stops
+own_redis = pytest.fixture(_serve_redis)  # which the test may kill

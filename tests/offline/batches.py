@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 
-from tests.engine.tiny import layer, model_of, runner_of
+from tests.engine.tiny import layer, model_of, runner_of, spec_of
 from tests.prompt.samples import byte_level
 from workbench.engine.runner import Runner
-from workbench.model.spec import ModelSpec
 from workbench.offline.requests import CHAT, COMPLETIONS, BatchModel
 from workbench.offline.run import BatchProgress, run_batch
 from workbench.prompt.templates import ChatTemplate
@@ -27,15 +26,8 @@ CONTEXT = 48
 
 @cache
 def runner() -> Runner:
-    spec = ModelSpec(
-        name="tiny",
-        vocab_size=266,
-        hidden_size=8,
-        layers=(layer(),),
-        max_position_embeddings=CONTEXT,
-        tie_word_embeddings=True,
-        eos_token_ids=(1,),
-    )
+    changed = {"vocab_size": 266, "max_position_embeddings": CONTEXT}
+    spec = spec_of(layer(), eos_token_ids=(1,)).model_copy(update=changed)
     return runner_of(model_of(spec, dtype=torch.float64), tokenizer=byte_level())
 
 

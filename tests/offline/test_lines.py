@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +200,9 @@ def test_fields_reach_the_request() -> None:
     assert (plain.sampling.max_tokens, plain.sampling.seed, plain.cache_salt, plain.final_only) == (16, 7, "", True)
     own = parsed(line("a", prompt="b", seed=3, cache_salt="mine", logprobs=0, max_tokens=None))
     assert (own.sampling.max_tokens, own.sampling.seed, own.cache_salt, own.final_only) == (16, 3, "mine", False)
+    ours = replace(model(), sampling_defaults={"temperature": 0.5, "top_p": 0.9})
+    sampling = parse_line(json.dumps(line("a", prompt="b", temperature=0)).encode(), 7, ours).request.sampling
+    assert (sampling.temperature, sampling.top_p) == (0, 0.9)
     for body, wanted in (({}, None), ({"logprobs": True}, 0), ({"logprobs": True, "top_logprobs": 2}, 2)):
         assert parsed(chat("a", "b", **body)).sampling.logprobs == wanted
     assert parsed(chat("a", "b", max_completion_tokens=3)).sampling.max_tokens == 3

@@ -160,8 +160,9 @@ def test_cuts_leave_whole_exchanges(data: st.DataObject, given: list[dict[str, A
     talk = Conversation(system="S", turns=[])
     for answer in given:
         talk = talk.user("question " * data.draw(st.integers(1, 9))).answer(**answer)
-        for call in unanswered_calls(talk.turns):
-            talk = talk.result("x", call)
+        for call in (waiting := unanswered_calls(talk.turns)):
+            talk = talk.result("x")  # of the first call that waits
+            assert talk.unanswered_calls == waiting[waiting.index(call) + 1 :]
     talk = talk.user("last")
     whole = talk.prompt(OWN)
     if room is None:  # as much as some of the turns need

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -23,11 +22,10 @@ from tests.tensor_parallel.specs import TRANSPORTS
 from tests.thorough import THOROUGH, tries
 from workbench.engine.config import EngineConfig
 from workbench.engine.runner import Runner, generate
-from workbench.executors.mlir import step_tensors
-from workbench.executors.token_parallel import TokenParallelExecutor
+from workbench.executors.programs.decode_step import step_tensors
+from workbench.executors.programs.rows import RowsProgram
 from workbench.model.quantized import quantize
 from workbench.request import Request
-from workbench.tensor_parallel.executor import TensorParallelExecutor
 from workbench.tensor_parallel.rows import HalfSteps, RankRows
 
 problem = backend_problems()[Backend.MLIR]
@@ -52,13 +50,13 @@ class Alone:
 def test_a_step_in_halves_has_the_bits_of_the_whole_step(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     requests, given = [subject(kind), *other_requests(kind, [5, 19])], {"cache": KINDS[kind][3], "page_size": SIZE}
     whole = served(model_of(kind), requests, buckets=(8,), **given)
-    right = TokenParallelExecutor._build
+    right = RowsProgram._build
 
-    def in_halves(self: TokenParallelExecutor, shape: StepShape) -> DecodeStep:
+    def in_halves(self: RowsProgram, shape: StepShape) -> DecodeStep:
         own: Any = Alone()
         return HalfSteps(shape, step_tensors(self.model, self.store), own) if shape.layers else right(self, shape)
 
-    monkeypatch.setattr(TokenParallelExecutor, "_build", in_halves)
+    monkeypatch.setattr(RowsProgram, "_build", in_halves)
     halves = served(model_of(kind), requests, buckets=(8,), **given)
     assert all(differing(halves[name], whole[name]) == [] for name in whole)
 
@@ -99,7 +97,7 @@ def test_a_request_has_the_same_bits_in_every_batch(kind: str, size: int) -> Non
             )
             for chunk in chunks
         ]
-        assert all(isinstance(each.core.executor, TensorParallelExecutor) for each in runners)
+        assert all(each.core.executor.gathers_logits for each in runners)
         expected = rows_of(runners[0], [subject(kind)])
 
         @settings(max_examples=tries(12), deadline=None, derandomize=not THOROUGH)
@@ -120,12 +118,12 @@ def test_a_sum_whose_order_depends_on_the_batch_is_seen(monkeypatch: pytest.Monk
     def all_reduce(self: Ranks, x: Tensor) -> Tensor:
         if len(x) < 4:
             return right(self, x)
-        swap: Callable[[Tensor], list[Tensor]] = type(self)._swap.__get__(self)
-        monkeypatch.setattr(self, "_swap", lambda chunk: swap(chunk)[::-1], raising=False)
+        group, gather = self.group, type(self.group).allgather.__get__(self.group)
+        monkeypatch.setattr(group, "allgather", lambda rows, own: gather([rows[0][::-1]], own), raising=False)
         try:
             return right(self, x)
         finally:
-            monkeypatch.delattr(self, "_swap", raising=False)
+            monkeypatch.delattr(group, "allgather", raising=False)
 
     monkeypatch.setattr(Ranks, "all_reduce", all_reduce)
     spec, dtype, format, _ = KINDS[kind]

@@ -33,7 +33,7 @@ from workbench.memory.ranks import rank_memories
 from workbench.model.transformer import Transformer
 from workbench.request import Request, SamplingParameters
 from workbench.runs.record import Record
-from workbench.tensor_parallel.executor import TensorParallelExecutor
+from workbench.tensor_parallel.executor import memory_of_ranks
 from workbench.tensor_parallel.processes import LOOPBACK, RankProcesses
 from workbench.tensor_parallel.rows import RankRows
 from workbench.tensor_parallel.transformer import TensorParallelTransformer
@@ -73,8 +73,7 @@ def closing() -> Iterator[list[Runner]]:
 
 def run(runner: Runner, seed: int = 0) -> tuple[dict[str, tuple[int, ...]], Rows]:
     """Return the tokens of some requests, and the logits after each text that was sampled from."""
-    recorded, draw = Recorded(runner.core.executor), random.Random(seed)
-    runner.core.executor = recorded  # type: ignore[arg-type]
+    recorded, draw = Recorded(runner), random.Random(seed)
     common = [draw.randrange(4, 100) for _ in range(9)]
     requests = [
         Request(f"r{number}", tuple(common + [draw.randrange(4, 100) for _ in range(number * 4)]),
@@ -141,8 +140,7 @@ def test_a_rank_holds_what_the_calculator_says(model: str, changes: dict[str, An
     size = 2
     closing.append(shared := Runner(EngineConfig.build(model, **settings(**changes, tensor=size))))
     alone = Runner(EngineConfig.build(model, **settings(**changes)))
-    assert isinstance(shared.core.executor, TensorParallelExecutor)
-    held = shared.core.executor.memory_of_ranks()
+    held = memory_of_ranks(shared.model, shared.store)  # type: ignore[arg-type]
     assert len(held) == size
     tokens = (alone.store.num_pages[0] + 1) * alone.store.page_size
     predicted = rank_memories(alone.model.spec, "float32", alone.model.format, shared.config.cache, tensor=size)
@@ -205,15 +203,15 @@ def test_what_is_not_carried_out_is_refused_before_any_process_starts(monkeypatc
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a process was started"))
     for changes, message in (
         ({"tensor": 3}, r"3 ranks cannot share target.*num_heads of 4 .* fit: 2, 4"),
-        ({"tensor": 2, "backend": "inductor", "compile": "step"}, "2 ranks beside compile: step are not carried out"),
+        ({"tensor": 2, "backend": "inductor", "compile": "step"}, "not with compile: ranks compile block by block"),
         ({"tensor": 2, "batch_invariant": True}, "batch_invariant: backend 'eager' cannot keep it"),
         ({"tensor": 2, "backend": "triton"}, "backend 'triton'"),
-        ({"tensor": 2, "offload": {"kind": "memory"}}, "parallel.tensor: 2 ranks beside cache.offload"),
+        ({"tensor": 2, "offload": {"kind": "memory"}}, "parallel.tensor: not with cache.offload"),
         (
             {"tensor": 2, "evict": {"kind": "snapkv", "budget": 64}, "prefix": {"kind": "off"}},
-            "2 ranks beside cache.evict",
+            "parallel.tensor: not with cache.evict",
         ),
-        ({"tensor": 2, "cache": {"codec": CODEC}}, "a custom cache codec: a codec may look at all heads"),
+        ({"tensor": 2, "cache": {"codec": CODEC}}, "not with cache.codecs: a codec may look at all heads"),
         ({"tensor": 2, "transport": "nccl"}, "with transport nccl and model.device cpu: nccl is for device: cuda"),
         ({"tensor": 2, "device": "cuda"}, "with transport shared_memory and model.device cuda"),
         ({"tensor": 0}, "parallel.tensor: Input should be greater than or equal to 1"),

@@ -46,7 +46,7 @@ from workbench.trace.events import (
 from workbench.trace.recorder import Recorder
 from workbench.trace.tracks import Tracks
 from workbench.widgets import LiveBench
-from workbench.widgets.live_bench.load import LoadGenerator
+from workbench.widgets.live_bench.load import LoadGenerator, _OfferedRequest
 from workbench.widgets.live_bench.log import BenchLog, TimedValues, merge_changes
 from workbench.widgets.live_bench.panels import draw_latency, draw_requests
 from workbench.widgets.live_bench.picture import TimeView, change_words, describe_moment, draw_bench
@@ -531,6 +531,16 @@ def test_a_request_that_is_cancelled_before_the_runner_has_it_is_over(bench: Liv
         live.call(lambda runner, request=request, stop=stop: (load.offer(load._run, request, runner.clock()), stop()))
         assert not load._offered and load.running == (stop == live.stop)
     assert bench.wait() and bench.log.num_arrived == 0
+
+
+def test_a_preempted_request_waits_again(bench: LiveBench) -> None:
+    load = bench._load
+    assert load is not None
+    offered = load._offered["a"] = _OfferedRequest(lambda _: None)
+    for event, is_running in ((Scheduled(0.0, "a", action="admitted"), True), (Preempted(0.0, "a"), False)):
+        load._on_event(event)
+        assert offered.is_running == is_running
+    del load._offered["a"]
 
 
 def test_files_are_drawn_while_nothing_is_recorded(bench: LiveBench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,6 @@ from workbench.engine.core import EngineCore
 from workbench.engine.loaded_model import LoadedModel
 from workbench.engine.shared_layers import share_layers
 from workbench.errors import WorkbenchError
-from workbench.executors.base import MlirExecutor
 from workbench.executors.capabilities import Requirements, unsupported
 from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
@@ -93,7 +92,7 @@ def _build_draft_model(
     spec = target.transformer.spec
     check_same_vocabulary(settings.model, draft.tokenizer, draft.model.spec, target.tokenizer, spec)
     return DraftModelProposer(
-        draft.model.spec, draft.core.executor, draft.kv_cache.manager, draft.config.schedule.limits.max_prefill_tokens,
+        draft.model.spec, draft.core.executor, draft.kv_cache.manager, draft.config.schedule.max_chunk_tokens,
         common_random_numbers=settings.accept == "match", confidence_threshold=settings.confidence_threshold,
         multi_step=None if settings.stop is not None else _multi_step(draft, settings),
         stop=None if settings.stop is None else load_stop_rule(settings.stop, spec.vocab_size),
@@ -119,7 +118,7 @@ def _multi_step(draft: DraftRunner, settings: DraftModel) -> CompiledDraftSteps 
     """Return a call that drafts several tokens, if the draft model decodes by compiled steps; None otherwise."""
     store = draft.kv_cache.store
     requirements = Requirements.from_model(draft.model, store)
-    if not isinstance(draft.core.executor, MlirExecutor) or unsupported(Backend.MLIR, requirements, "drafts"):
+    if not draft.core.backends.has_step or unsupported(Backend.MLIR, requirements, "drafts"):
         return None
     return CompiledDraftSteps(draft.model, store, settings.num_speculative_tokens + 1, settings.confidence_threshold)
 
