@@ -74,13 +74,8 @@ BOUNDS: dict[str, Weight] = {
     "workbench/reports": Weight(20_500, 150),
     "workbench/runs": Weight(21_000),
     "workbench/sampling": Weight(11_400),
-<<<<<<< HEAD
     "workbench/scheduler": Weight(17_950),  # 19,700 before issue 35: tokens and pages are counted in one loop
-    "workbench/serve": Weight(75_000),
-=======
-    "workbench/scheduler": Weight(18_000),  # 19,700 before issue 35: tokens and pages are counted in one loop
     "workbench/serve": Weight(76_500),  # 75,000 before issue 36: requests kept for replays
->>>>>>> 1ef4ede4441f9830afbafa5f1b8b178efde1d188
     "workbench/simulate": Weight(18_000),
     "workbench/speculative": Weight(7_000),
     "workbench/sweep": Weight(12_500),
