@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -24,7 +23,7 @@ from workbench.batch import TokenBatch
 from workbench.executors.early_layers import LayerTap
 from workbench.executors.guards import ModelGuard, compile_key
 from workbench.executors.packing import bucket_for, pack_batch, synchronized
-from workbench.kv_cache.store import AttentionCache, CacheLayer, KVStore
+from workbench.kv_cache.store import CacheLayer, KVStore
 from workbench.model.layers import Angles, TransformerBlock
 from workbench.model.transformer import RunBlock, Transformer
 from workbench.scheduler.plan import StepPlan
@@ -67,7 +66,7 @@ class InductorExecutor:
         return graph_count() - self._before_this
 
     def _compile_blocks(self) -> None:
-        self._sides = {block: _Sides.from_block(cast(TransformerBlock, block)) for block in self.model.blocks}
+        self._sides = {block: _Sides.from_block(block) for block in self.model.blocks}
         self._watch = ModelGuard(self.model)
 
     def forward(self, plan: StepPlan) -> Tensor:
@@ -115,10 +114,8 @@ class InductorExecutor:
         self, block: TransformerBlock, x: Tensor, cos: Angles, sin: Angles, batch: TokenBatch, cache: CacheLayer
     ) -> Tensor:
         sides, backend = self._sides[block], self.attention_backend
-        q, k, v = sides.before(block, x, cos, sin)
-        pages = cast(AttentionCache, cache)  # the capability table refuses recurrent layers
-        pages.write(k, v, batch, backend)
-        return sides.after(block, x, block.attention.attend(q, batch, pages, backend))
+        projected = sides.before(block, x, cos, sin)
+        return sides.after(block, x, block.attention.write_and_read(projected, batch, cache, backend))
 
 
 @dataclass(frozen=True)
@@ -126,7 +123,7 @@ class _Sides:
     """A block compiled whole, and as the two sides of its attention; shared by all blocks of the same structure."""
 
     whole: Callable[..., Tensor]
-    before: Callable[..., tuple[Tensor, Tensor, Tensor]]
+    before: Callable[..., tuple[Tensor, ...]]
     after: Callable[..., Tensor]
 
     @classmethod

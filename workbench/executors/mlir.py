@@ -29,8 +29,7 @@ from workbench.kv_cache.pages import NULL_PAGE, pages_for
 from workbench.kv_cache.quantized import QuantizedLayer
 from workbench.kv_cache.store import DenseLayer, KVStore
 from workbench.model.feedforward import GatedMLP, MixtureOfExperts
-from workbench.model.layers import Attention as AttentionModule
-from workbench.model.layers import TransformerBlock
+from workbench.model.layers import TransformerBlock, attention_of
 from workbench.model.linear import Linear, RMSNorm
 from workbench.model.rotary import RotaryTable
 from workbench.model.transformer import Transformer
@@ -83,7 +82,7 @@ class MlirStep:
         shape = step_shape(model, store.page_size, rows, store.specs, rows_share_sequences)
         self.step = DecodeStep(shape, step_tensors(model, store))
         self._name, self._threads = f"{'check' if rows_share_sequences else 'decode'} {rows}", threads or StepThreads()
-        self._angles = {rotary: RotaryCache(cast(RotaryTable, model.rotary[rotary])) for rotary in self.step.angles}
+        self._angles = {rotary: RotaryCache(model.rotary[rotary]) for rotary in self.step.angles}
         self._ids = torch.zeros(rows, dtype=torch.long)
         # Written to through numpy: a small step is over before torch has made a handful of small tensors.
         self._fields = [each.numpy() for each in (self._ids, self.step.lengths, *self.step.tables)]
@@ -137,7 +136,7 @@ def step_shape(
 ) -> StepShape:
     """Return the compile-time shape of a step of `rows`, over a dense cache unless given."""
     cache_specs = cache_specs or model.cache_shapes()
-    blocks = [cast(TransformerBlock, block) for block in model.blocks]
+    blocks = list(model.blocks)
     threads = torch.get_num_threads()
     groups = min(kind.attention.num_kv_heads for kind in model.spec.layers)
     return StepShape(
@@ -157,7 +156,7 @@ def step_shape(
 
 
 def _layer(block: TransformerBlock, cache: KVCacheSpec, rotary: int | None) -> LayerShape:
-    attention, feedforward = cast(AttentionModule, block.attention), block.feedforward
+    attention, feedforward = attention_of(block), block.feedforward
     spec, experts = attention.spec, feedforward if isinstance(feedforward, MixtureOfExperts) else None
     rules = rules_of(attention.mask, attention.score, "decode_step", "mlir")
     if experts is not None:
@@ -237,13 +236,12 @@ def _weight(format: MatrixFormat, dtype: torch.dtype, bias: bool = False) -> Wei
 
 def step_tensors(model: Transformer, store: KVStore) -> dict[str, Tensor]:
     """Return weights and pages by their names in a step."""
-    blocks = [cast(TransformerBlock, block) for block in model.blocks]
     found: dict[str, Tensor] = {"norm": _norm_weight(model.norm)}
     found |= {f"head_{i}": tensor for i, tensor in enumerate(model.head_tensors)}
-    for index, (block, cache) in enumerate(zip(blocks, store.layers, strict=True)):
+    for index, (block, cache) in enumerate(zip(model.blocks, store.layers, strict=True)):
         found[f"attention_norm_{index}"] = _norm_weight(block.attention_norm)
         found[f"feedforward_norm_{index}"] = _norm_weight(block.feedforward_norm)
-        attention, feedforward = cast(AttentionModule, block.attention), block.feedforward
+        attention, feedforward = attention_of(block), block.feedforward
         products = {"qkv": attention.qkv, "output": attention.output}
         if isinstance(feedforward, MixtureOfExperts):
             products["router"] = feedforward.router

@@ -7,7 +7,6 @@ decodes alike, go through a side together. The residual stream is float32.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -23,11 +22,9 @@ from workbench.executors.guards import ModelGuard
 from workbench.executors.mlir import RotaryCache, check_mlir_step, step_shape, step_tensors
 from workbench.executors.packing import pack_batch
 from workbench.executors.token_parallel import TokenParallelExecutor
-from workbench.kv_cache.store import AttentionCache, KVStore
+from workbench.kv_cache.store import KVStore
 from workbench.model.feedforward import MixtureOfExperts
-from workbench.model.layers import TransformerBlock
 from workbench.model.linear import Linear
-from workbench.model.rotary import RotaryTable
 from workbench.model.transformer import Transformer
 from workbench.scheduler.plan import StepPlan
 
@@ -42,7 +39,7 @@ class PrefillExecutor:
     def __init__(self, model: Transformer, store: KVStore, token_parallel: Callable[[], TokenParallelExecutor]):
         self.model, self.store, self.token_parallel = model, store, token_parallel
         self.kernel_seconds: float | None = None  # attention is called from Python
-        self._angles = {rotary: RotaryCache(cast(RotaryTable, table)) for rotary, table in enumerate(model.rotary)}
+        self._angles = {rotary: RotaryCache(table) for rotary, table in enumerate(model.rotary)}
         self._max_rows, self._made, self._watch = 0, 0, ModelGuard(model)
         self._blocks: list[PrefillBlock] = []
 
@@ -82,11 +79,7 @@ class PrefillExecutor:
         x.copy_(model.embed(batch.token_ids))
         tap.note(0, x)
         for layer, (block, module, cache) in enumerate(zip(blocks, model.blocks, self.store.layers, strict=True)):
-            attention = cast(TransformerBlock, module).attention
-            q, k, v = block.before(rows)
-            pages = cast(AttentionCache, cache)  # the capability table refuses recurrent layers
-            pages.write(k, v, batch, Backend.MLIR)
-            block.after(attention.attend(q, batch, pages, Backend.MLIR))
+            block.after(module.attention.write_and_read(block.before(rows), batch, cache, Backend.MLIR))
             tap.note(layer + 1, x)
             if self.store.on_layer is not None:
                 self.store.on_layer(layer)

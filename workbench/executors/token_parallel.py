@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -24,7 +23,6 @@ from workbench.executors.mlir import RotaryCache, check_mlir_step, step_shape, s
 from workbench.executors.packing import DECODE_BUCKETS, pack_batch
 from workbench.kv_cache.quantized import QuantizedLayer
 from workbench.kv_cache.store import KVStore
-from workbench.model.rotary import RotaryTable
 from workbench.model.transformer import Transformer
 from workbench.scheduler.plan import Span, StepPlan
 
@@ -54,7 +52,7 @@ class TokenParallelExecutor:
         self.buckets, self._threads = buckets, threads or StepThreads()
         self.model, self.store = model, store
         self.kernel_seconds: float | None = None
-        self._angles = {rotary: RotaryCache(cast(RotaryTable, table)) for rotary, table in enumerate(model.rotary)}
+        self._angles = {rotary: RotaryCache(table) for rotary, table in enumerate(model.rotary)}
         lags = [layer.quantization_rule.residual_length for layer in store.layers if isinstance(layer, QuantizedLayer)]
         self.max_tokens_per_call = max(
             1, min(lags, default=buckets[-1])
