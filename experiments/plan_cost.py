@@ -17,7 +17,7 @@ import typer
 from workbench.kv_cache.manager import KVCacheManager
 from workbench.kv_cache.pages import KVCacheGroup, PagePool
 from workbench.request import Request, SamplingParameters, Sequence
-from workbench.scheduler.plan import SchedulerLimits
+from workbench.scheduler.limits import SchedulerLimits
 from workbench.scheduler.policies import BUILT_IN_POLICIES, parse_policy
 from workbench.scheduler.scheduler import Scheduler
 
@@ -29,7 +29,9 @@ STEP_SECONDS = 0.025  # of a step, as policies see it
 def seconds(policy: str, waiting: int) -> list[float]:
     """Return processor seconds of each step's plan, with `waiting` sequences that do not fit."""
     manager = KVCacheManager((PagePool(SEQS * 8, PAGE),), (KVCacheGroup(),), BUDGET)
-    scheduler = Scheduler(manager, SchedulerLimits(SEQS + 8, BUDGET), CONTEXT, parse_policy(policy))
+    scheduler = Scheduler(
+        manager, SchedulerLimits(max_num_seqs=SEQS + 8, max_num_batched_tokens=BUDGET), CONTEXT, parse_policy(policy)
+    )
     for order, length in enumerate([256 + order for order in range(SEQS)] + [20_000] * waiting):
         request = Request(f"r{order}", tuple(range(length)), SamplingParameters(max_tokens=STEPS + 50))
         sequence = Sequence.from_request(request, order)

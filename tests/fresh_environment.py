@@ -70,23 +70,23 @@ LEFT_OUT = {
 
 @dataclass(frozen=True)
 class Step:
-    """A documented command, and the file `mine.py` that its page shows above it."""
+    """A documented command, and the files (name, text) that its page shows above it."""
 
     command: str
-    mine: str
+    files: tuple[tuple[str, str], ...] = ()
 
 
 def steps(page: str) -> Iterator[Step]:
     """Commands of a page in order: lines of its fenced blocks that begin with `workbench` or `python -`."""
-    mine = ""
+    files: dict[str, str] = {}
     for language, block in re.findall(r"^```(\w*)\n(.*?)^```", page, re.M | re.S):
         if language == "python":
-            mine = block if block.startswith("# mine.py") else mine
+            files |= {name: block for name in re.findall(r"\A# (\w+\.py)\n", block)}
             continue
         for line in block.splitlines() if not language else ():
             command = re.split(r"\s+# ", line)[0].strip()
             if command.startswith(("workbench ", "python -")):
-                yield Step(command, mine)
+                yield Step(command, tuple(files.items()))
 
 
 def documented() -> list[Step]:
@@ -180,11 +180,12 @@ def check_commands(environment: Environment) -> list[str]:
         '"body": {"model": "demo", "prompt": "def f(n):", "max_tokens": 8}}\n'
     )
     make_unknown_family(work / "MY_FOLDER")
-    todo = [Step("workbench doctor", "")]
+    todo = [Step("workbench doctor")]
     todo += [step for step in documented() if left_out(step.command) is None]
     todo.sort(key=lambda step: step.command != "workbench run experiments/first_light.yaml")  # others name its run
     for step in dict.fromkeys(todo):
-        (work / "mine.py").write_text(step.mine)
+        for name, text in step.files:
+            (work / name).write_text(text)
         command = put_in_place(step.command, work / "runs")
         faults += faults_of(command, lambda command=command: environment.run(command))
     project = "workbench init project && cd project && workbench run first.yaml && pytest && workbench runs"

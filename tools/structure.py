@@ -11,9 +11,10 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -133,6 +134,19 @@ def imports_from_elsewhere(files: dict[str, Path]) -> list[str]:
     ]
 
 
+def declared_fields(files: dict[str, Path]) -> dict[tuple[str, str, str], set[str]]:
+    """Return the classes that declare a field of each name, type and default; limits of numbers are no types."""
+    where: dict[tuple[str, str, str], set[str]] = defaultdict(set)
+    for path in files.values():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            for field in node.body if isinstance(node, ast.ClassDef) else ():
+                if isinstance(node, ast.ClassDef) and isinstance(field, ast.AnnAssign) and field.value is not None:
+                    kind = re.sub(r"Annotated\[(\w+), [^]]*\]", r"\1", ast.unparse(field.annotation))
+                    kind = re.sub(r"\b(Count|Seed|NonNegative)\b", "int", kind)
+                    where[ast.unparse(field.target), kind, ast.unparse(field.value)].add(node.name)
+    return where
+
+
 def duplicated_classes(files: dict[str, Path]) -> dict[str, list[str]]:
     """Return public class names that occur more than once, with their modules."""
     where: dict[str, list[str]] = defaultdict(list)
@@ -175,29 +189,32 @@ def methods_of_classes(files: dict[str, Path]) -> dict[str, int]:
     return {name: len(methods(name)) + (len(functions[name]) if name in HOT else 0) for name in classes}
 
 
-def files_of_a_step() -> set[str]:
+def entered(run: Callable[[], object]) -> dict[str, str]:
+    """Return the library's files that a call runs through, in the order in which they are entered, and the first
+    function of each."""
+    found: dict[str, str] = {}
+
+    def trace(frame, event, argument):
+        name = frame.f_code.co_filename
+        if name.startswith(tuple(f"{ROOT / package}" for package in PACKAGES)):
+            found.setdefault(str(Path(name).relative_to(ROOT)), frame.f_code.co_qualname)
+
+    sys.settrace(trace)
+    try:
+        run()
+    finally:
+        sys.settrace(None)
+    return found
+
+
+def files_of_a_step() -> dict[str, str]:
     """Return the library's files that one decode step of the demo model runs through (eager backend, second step)."""
     import workbench
 
     runner = workbench.load("demo", backend="eager")
     events = runner.stream("def fib(n):", max_tokens=4)
-    first = next(events)
-    seen: set[str] = set()
-
-    def trace(frame, event, argument):
-        name = frame.f_code.co_filename
-        if name.startswith(tuple(f"{ROOT / package}" for package in PACKAGES)):
-            seen.add(str(Path(name).relative_to(ROOT)))
-        return None
-
-    while first.kind != "decoded":
-        first = next(events)
-    sys.settrace(trace)
-    try:
-        next(event for event in events if event.kind == "decoded")
-    finally:
-        sys.settrace(None)
-    return seen
+    next(event for event in events if event.kind == "decoded")
+    return entered(lambda: next(event for event in events if event.kind == "decoded"))
 
 
 def measured() -> dict[str, int]:

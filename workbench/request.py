@@ -8,16 +8,18 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from workbench.display import Displayable, Table
 from workbench.response_format import ResponseFormat, Thinking
-from workbench.settings import Settings, non_default_settings
+from workbench.settings import Count, Fraction01, NonNegative, Settings, non_default_settings
 from workbench.trace.events import PinnedPrefix, PromptLogprob
 
 MAX_STOP_STRINGS = 64
 MAX_LOGPROBS = 100
 MAX_PARALLEL_SAMPLES = 1024
+NumLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
+NumSamples = Annotated[int, Field(ge=1, le=MAX_PARALLEL_SAMPLES)]
 
 
 class FinishReason(StrEnum):
@@ -51,6 +53,11 @@ class CustomPart(Settings):
         return hash((self.path, tuple(sorted(self.arguments.items()))))
 
 
+CustomPartSetting = Annotated[
+    CustomPart, BeforeValidator(lambda value: {"path": value} if isinstance(value, str) else value)
+]  # a path alone is one without arguments
+
+
 class SamplingParameters(Displayable, Settings):
     """Choose the next token and decide when to stop. Names and meanings are those of vLLM and Hugging Face.
 
@@ -58,11 +65,11 @@ class SamplingParameters(Displayable, Settings):
     """
 
     temperature: Annotated[float, Field(ge=0)] = 1.0  # 0 is greedy
-    top_k: Annotated[int, Field(ge=0)] = 0  # 0 keeps all
+    top_k: NonNegative = 0  # 0 keeps all
     # the most probable tokens that make up so much probability together; 1 keeps all, 0 the likeliest alone
-    top_p: Annotated[float, Field(ge=0, le=1)] = 1.0
+    top_p: Fraction01 = 1.0
     # tokens at least so probable as this share of the likeliest; 0 keeps all
-    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    min_p: Fraction01 = 0.0
     # divides the logit of each token that occurred, multiplies a negative one; 1 is off
     repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
     presence_penalty: float = 0.0  # subtracted once from the logit of each token in the output; 0 is off
@@ -72,10 +79,10 @@ class SamplingParameters(Displayable, Settings):
     sampler: CustomPart | None = None  # user-defined, in place of the draw by one random number
     # of the random numbers: the same seed, prompt and settings give the same tokens
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    n: Annotated[int, Field(ge=1, le=MAX_PARALLEL_SAMPLES)] = 1  # samples, with seeds counted up, on one prompt's pages
+    n: NumSamples = 1  # samples, with seeds counted up, on one prompt's pages
     # Number of samples; the n of them with the highest log-probability (of the model, summed over their
     # tokens) are samples 0 to n - 1, the best first. With more than n no event is emitted before all have finished.
-    best_of: Annotated[int, Field(ge=1, le=MAX_PARALLEL_SAMPLES)] | None = None
+    best_of: NumSamples | None = None
     # Ranks the samples of best_of in place of the log-probability: called with all of them (see sampling/ranking.py).
     ranking: CustomPart | None = None
     # Beam search with this many beams, as in Hugging Face: no random numbers, the n best texts come at the end.
@@ -85,14 +92,14 @@ class SamplingParameters(Displayable, Settings):
     early_stopping: bool | Literal["never"] = False  # of beams: see decoding/beams.py
     stop: tuple[str, ...] = ()  # texts that end the output, and are left out of it
     stop_token_ids: tuple[int, ...] = ()  # token ids that end the output, beside the model's end tokens
-    max_tokens: Annotated[int, Field(ge=1)] = 128  # output tokens at most
+    max_tokens: Count = 128  # output tokens at most
     ignore_eos: bool = False  # continue after the model's end tokens, up to max_tokens
-    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None  # alternatives beside the sampled token
+    logprobs: NumLogprobs | None = None  # alternatives beside the sampled token
     # probabilities shown: the model's own, or those after temperature and filters
     logprobs_of: Literal["model", "filtered"] = "model"
     # Alternatives beside each token of the prompt, whose log-probabilities are the model's. Pages of the prefix cache
     # hold no logits: such a prompt is computed anew, and cached for others.
-    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    prompt_logprobs: NumLogprobs | None = None
     # What the answer must be, by kind: json_schema, choices, regex or lark. Its last tokens close it within max_tokens.
     response_format: ResponseFormat | None = None
     constraint: CustomPart | None = None  # user-defined, in place of response_format: forbids tokens of the answer

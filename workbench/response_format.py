@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from workbench.settings import Settings
+from workbench.settings import NonNegative, Settings
 
 MAX_SCHEMA_DEPTH = 100  # of objects and lists within one another: the compiler's JSON reader ends at 127
 MAX_INTEGER_BITS = 1024  # the compiler's JSON reader takes no number beyond a float64's
@@ -84,9 +84,9 @@ class Thinking(Settings):
     shortly before it, only the closing token is left. No other control token, and no end token, is sampled within it.
     """
 
-    budget_tokens: Annotated[int, Field(ge=0)]  # tokens between the two; with 0 there is no thought
+    budget_tokens: NonNegative  # tokens between the two; with 0 there is no thought
     shown: bool = True  # emit its text, as events of the channel "thought"
-    soft_tokens: Annotated[int, Field(ge=0)] = 16  # this near to the budget a sentence's end closes it; half at most
+    soft_tokens: NonNegative = 16  # this near to the budget a sentence's end closes it; half at most
     opening: str = "<|think|>"  # the control token with which a thought begins
     closing: str = "<|/think|>"  # the one with which it ends
     within_max_tokens: bool = False  # count it in max_tokens, which then bounds thought and answer together

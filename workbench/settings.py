@@ -8,15 +8,16 @@ import inspect
 import io
 import textwrap
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
 
 from workbench.errors import WorkbenchError
 
 Count = Annotated[int, Field(ge=1)]
-Seed = Annotated[int, Field(ge=0)]
+NonNegative = Annotated[int, Field(ge=0)]
+Seed = NonNegative
 Fraction01 = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -31,6 +32,19 @@ class Settings(BaseModel):
             field = known.get(name or "")
             if field is None or field.is_required() or value != field.get_default(call_default_factory=True):
                 yield name, value
+
+
+def optional_fields(model: Any, without: Collection[str] = ()) -> type[Settings]:
+    """Return a class with the fields of `model`, but those of `without`; each is None where it is not given.
+
+    It goes by the name of `model`, whose source has the comments of the fields (`field_comments`)."""
+    if model is Settings:
+        return Settings
+    named = [name for name in model.__annotations__ if name in model.model_fields and name not in without]
+    fields: Any = {name: (model.model_fields[name].rebuild_annotation() | None, None) for name in named}
+    return create_model(
+        model.__name__, __base__=optional_fields(model.__base__, without), __module__=model.__module__, **fields
+    )
 
 
 def parse_setting(adapter: TypeAdapter[Any], value: Any, where: str, example: str) -> Any:
@@ -73,7 +87,7 @@ def field_comments(model: type[BaseModel]) -> dict[str, str]:
     """Return by field its description or its comment in the source; nothing where there is neither."""
     found: dict[str, str] = {}
     for base in reversed(model.__mro__):
-        if issubclass(base, BaseModel) and base is not BaseModel:
+        if base not in (BaseModel, object):
             found |= _source_comments(base)
     return found | {name: field.description for name, field in model.model_fields.items() if field.description}
 
@@ -85,14 +99,13 @@ def _source_comments(model: type[BaseModel]) -> dict[str, str]:
         return {}
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     comments = {each.start[0]: each for each in tokens if each.type == tokenize.COMMENT}
-    alone = {n for n, each in comments.items() if not each.line[: each.start[1]].strip()}
     (body,) = (node.body for node in ast.parse(source).body if isinstance(node, ast.ClassDef))
     comments_of = {}
     for node in body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             first = node.lineno
-            while first - 1 in alone:
+            while first - 1 in comments and comments[first - 1].line.lstrip().startswith("#"):
                 first -= 1
-            lines = [*range(first, node.lineno), *range(node.lineno, (node.end_lineno or node.lineno) + 1)]
+            lines = range(first, (node.end_lineno or first) + 1)
             comments_of[node.target.id] = " ".join(comments[n].string.lstrip("# ") for n in lines if n in comments)
     return {name: words for name, words in comments_of.items() if words}

@@ -12,14 +12,14 @@ import torch
 from tests.engine.tiny import layer, model_of, request, runner_of, spec_of
 from tests.patience import until
 from workbench.cluster.apart import channels, page_channel, pool_engine
+from workbench.cluster.apart.adoption import page_contents
 from workbench.cluster.apart.channels import PageChannels
 from workbench.cluster.apart.handover import ready_sequences
+from workbench.cluster.apart.lending import HandedPages, TransferKey
 from workbench.cluster.apart.page_channel import GlooLink, PageReceiver, PageSender, transfer_number
 from workbench.cluster.apart.pool_engine import PoolEngine
 from workbench.cluster.apart.pool_messages import Adopt, Connect, Disconnect
 from workbench.engine.runner import Runner
-from workbench.kv_cache.adoption import page_contents
-from workbench.kv_cache.lending import HandedPages, TransferKey
 
 NUMBERS = itertools.count()
 
@@ -32,7 +32,7 @@ def prefilled() -> tuple[Runner, HandedPages]:
     while not (ready := list(ready_sequences(runner))):
         runner.step()
     manager = runner.kv_cache.manager
-    return runner, HandedPages(ready[0].num_computed_tokens, manager.pages_to_hand_over(ready[0]))
+    return runner, HandedPages(ready[0].num_computed_tokens, manager.export_pages(ready[0]))
 
 
 def channel() -> tuple[PageSender, PageReceiver, list[int], list[str]]:

@@ -12,18 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.cluster.ends import end_of, until_home
+from tests.cluster.handovers import FORMATS, WINDOWS, drawn_requests
 from tests.cluster.pool_threads import StartThreads
-from tests.engine.handovers import FORMATS, WINDOWS, drawn_requests
 from tests.engine.recurrent_models import HYBRID
 from tests.engine.tiny import finals, layer, model_of, request, runner_of, spec_of
 from tests.helpers.events import of
 from tests.patience import until
 from tests.thorough import tries
+from workbench.cluster.apart.lending import shared_pools
 from workbench.cluster.apart.pool_messages import Transfer
 from workbench.cluster.pools import PrefillDecodePools
 from workbench.engine.config import EngineConfig
 from workbench.engine.loaded_model import LoadedModel
-from workbench.kv_cache.lending import SharedPagePool
 from workbench.request import Request
 from workbench.trace.events import Decoded, Finished, Moved
 
@@ -60,7 +60,8 @@ def check_no_page_leaks(pools: PrefillDecodePools, started: StartThreads) -> Non
             assert engine is not None
             for pool in engine.runner.scheduler.pools:
                 assert pool.num_available == pool.num_pages
-                assert not isinstance(pool, SharedPagePool) or not (pool.num_lent or pool.num_borrowed or pool.idle)
+            for pool in shared_pools(engine.runner.kv_cache.manager):
+                assert not (pool.num_lent or pool.num_borrowed or pool.idle)
 
 
 @settings(max_examples=tries(60))

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from tests.cluster.ends import end_of
+from tests.cluster.handovers import WINDOWS
 from tests.cluster.pool_threads import StartThreads
-from tests.engine.handovers import WINDOWS
 from tests.engine.tiny import finals, model_of, request, runner_of, spec_of
 from tests.helpers.events import of
 from tests.helpers.processes import PIPE, start_python

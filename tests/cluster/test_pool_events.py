@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from compiled_kernels import Backend
+from tests.cluster.handovers import LAYERS
 from tests.cluster.pool_threads import StartThreads
-from tests.engine.handovers import LAYERS
 from tests.engine.tiny import model_of, request, runner_of, spec_of
 from tests.helpers.events import of
 from tests.patience import until

@@ -119,6 +119,7 @@ class Threads:
         for each in self.started:
             each.stop()
 
+
 ASKED: dict[str, Any] = {"max_tokens": 40, "temperature": 0, "ignore_eos": True}
 
 

@@ -13,7 +13,7 @@ from tests.engine.formats import CONTEXT, runner
 from tests.engine.guesses import Guesses, drafts
 from tests.prompt.samples import byte_level
 from tests.thorough import tries
-from workbench.engine.resume import resumed_sample
+from workbench.cluster.fleet_request import resumed_sample
 from workbench.engine.runner import generate
 from workbench.request import CustomPart, Request, SamplingParameters
 from workbench.response_format import Thinking

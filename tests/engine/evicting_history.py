@@ -9,7 +9,8 @@ from tests.engine.memory import Memory, Name
 from workbench.kv_cache.budget import EvictionBudget
 from workbench.kv_cache.pages import KVCacheGroup, PagePool
 from workbench.request import Sequence
-from workbench.scheduler.plan import SchedulerLimits, StepPlan
+from workbench.scheduler.limits import SchedulerLimits
+from workbench.scheduler.plan import StepPlan
 from workbench.scheduler.scheduler import Scheduler
 
 

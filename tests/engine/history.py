@@ -12,7 +12,8 @@ from workbench.kv_cache.manager import KVCacheManager
 from workbench.kv_cache.pages import KVCacheGroup, PagePool
 from workbench.kv_cache.prefix import PrefixMatch, RadixCache
 from workbench.request import FinishReason, Request, SamplingParameters, Sequence
-from workbench.scheduler.plan import RequestRefused, SchedulerLimits, StepPlan
+from workbench.scheduler.limits import SchedulerLimits
+from workbench.scheduler.plan import RequestRefused, StepPlan
 from workbench.scheduler.policies import BUILT_IN_POLICIES, FCFS, BatchingMode, parse_policy
 from workbench.scheduler.policy import SchedulingPolicy
 from workbench.scheduler.scheduler import Scheduler
@@ -97,8 +98,17 @@ class History:
         index = RadixCache(pools, tables, ttl, lambda: self.now, cpu_pools) if prefix else None
         whole = self.draw.random() < 0.25  # a prompt is computed in one step
         chunk = None if whole else self.draw.choice([None, None, 3])
-        self.limits = SchedulerLimits(4, BUDGET, chunk_tokens=chunk, chunked_prefill=not whole)
-        self.manager = Counted(pools, tables, self.limits.max_prefill_tokens, index, cpu_pools, offload_preempted=saves)
+        self.limits = SchedulerLimits(
+            max_num_seqs=4, max_num_batched_tokens=BUDGET, chunk_tokens=chunk, chunked_prefill=not whole
+        )
+        self.manager = Counted(
+            pools,
+            tables,
+            self.limits.max_chunk_tokens,
+            index,
+            cpu_pools,
+            preemption_mode="auto" if saves else "recompute",
+        )
         self.policy, self.speculates = policy, self.draw.random() < 0.5
         self.scheduler = Scheduler(self.manager, self.limits, CONTEXT, policy_of(policy, seed))
         self.memory = Memory(self.scheduler)
@@ -228,10 +238,10 @@ class History:
             for t, table in enumerate(self.manager.groups):
                 held = sum(page != 0 for page in span.sequence.pages[t])
                 drafts = MAX_DRAFTS * self.speculates  # of this step, or of one that was interrupted
-                known, ahead = len(span.sequence.token_ids) + drafts, self.limits.max_prefill_tokens + drafts
+                known, ahead = len(span.sequence.token_ids) + drafts, self.limits.max_chunk_tokens + drafts
                 assert held <= table.max_pages(known, ahead, SIZE)
         limits = self.limits
-        if self.policy != "continuous fcfs" or limits.max_prefill_tokens < BUDGET or not limits.chunked_prefill:
+        if self.policy != "continuous fcfs" or limits.max_chunk_tokens < BUDGET or not limits.chunked_prefill:
             return
         oldest = min((s for s in self.open if s.parent is None), key=lambda s: s.arrival_index)
         ours = oldest.beams or [oldest]

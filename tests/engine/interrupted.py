@@ -18,39 +18,43 @@ ROOT = str(Path(__file__).resolve().parents[2])
 OURS = (f"{ROOT}/workbench", f"{ROOT}/compiled_kernels")
 
 
-def lines_of(work: Callable[[], object]) -> int:
-    """Return the number of the library's lines that `work` runs through."""
-    return _traced(work, -1)[0]
-
-
-def interrupted(work: Callable[[], object], line: int) -> bool:
-    """Run `work` and send SIGINT at its line number `line`; whether it was left with KeyboardInterrupt."""
-    return _traced(work, line)[1]
-
-
-def _traced(work: Callable[[], object], line: int) -> tuple[int, bool]:
+def at_line(line: int, act: Callable[[], None], work: Callable[[], Any]) -> tuple[Any, int]:
+    """Do `work`, and at its line number `line` of our code, wherever that is, `act` in the same thread; return its
+    result, and the number of its lines of ours, where that line is not among them."""
     count = 0
 
-    def at_line(frame: FrameType, event: str, value: Any) -> Any:
+    def traced(frame: FrameType, event: str, value: Any) -> Any:
         nonlocal count
         if event == "line":
             count += 1
             if count - 1 == line:
-                signal.raise_signal(signal.SIGINT)
-        return at_line
+                sys.settrace(None)
+                act()
+        return traced
 
-    def at_call(frame: FrameType, event: str, value: Any) -> Any:
-        return at_line if frame.f_code.co_filename.startswith(OURS) else None
+    def called(frame: FrameType, event: str, value: Any) -> Any:
+        return traced if frame.f_code.co_filename.startswith(OURS) else None
 
     before = sys.gettrace()
     try:
-        sys.settrace(at_call)
-        work()
-    except KeyboardInterrupt:
-        return count, True
+        sys.settrace(called)
+        return work(), count
     finally:
         sys.settrace(before)
-    return count, False
+
+
+def lines_of(work: Callable[[], object]) -> int:
+    """Return the number of the library's lines that `work` runs through."""
+    return at_line(-1, lambda: None, work)[1]
+
+
+def interrupted(work: Callable[[], object], line: int) -> bool:
+    """Run `work` and send SIGINT at its line number `line`; whether it was left with KeyboardInterrupt."""
+    try:
+        at_line(line, lambda: signal.raise_signal(signal.SIGINT), work)
+    except KeyboardInterrupt:
+        return True
+    return False
 
 
 MODEL = model_of(spec_of(layer(), layer(2, 1, sliding_window=9)))

@@ -6,7 +6,7 @@ from workbench.kv_cache.manager import KVCacheManager
 from workbench.kv_cache.pages import KVCacheGroup, PagePool
 from workbench.kv_cache.prefix import RadixCache
 from workbench.request import FinishReason, Request, SamplingParameters, Sequence
-from workbench.scheduler.plan import SchedulerLimits
+from workbench.scheduler.limits import SchedulerLimits
 from workbench.scheduler.policies import (
     BatchingMode,
     parse_policy,

@@ -3,12 +3,10 @@ else's tokens are other than they would have been. Nor are they where a listener
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable
 from functools import cache
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -16,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.engine.at_rest import at_rest
-from tests.engine.interrupted import KINDS, MODEL, OURS, lines_of
+from tests.engine.interrupted import KINDS, MODEL, at_line, lines_of
 from tests.engine.own_rules import BACKWARDS
 from tests.engine.tiny import request, runner_of
 from tests.helpers.events import of
@@ -71,30 +69,6 @@ def check(runner: Runner, kind: str, done: dict[str, Finished], heard: list[Even
     at_rest(runner)
 
 
-def at_line(line: int, act: Callable[[], None], work: Callable[[], Any]) -> Any:
-    """`work`, and at its line number `line` of our code, wherever that is, `act` in the same thread."""
-    count = 0
-
-    def traced(frame: FrameType, event: str, value: Any) -> Any:
-        nonlocal count
-        if event == "line":
-            count += 1
-            if count - 1 == line:
-                sys.settrace(None)
-                act()
-        return traced if count <= line else None
-
-    def called(frame: FrameType, event: str, value: Any) -> Any:
-        return traced if frame.f_code.co_filename.startswith(OURS) else None
-
-    before = sys.gettrace()
-    try:
-        sys.settrace(called)
-        return work()
-    finally:
-        sys.settrace(before)
-
-
 def by_thread(act: Callable[[], None]) -> None:
     raised: list[BaseException] = []
 
@@ -139,7 +113,7 @@ def test_at_any_line_by_a_timer_or_another_thread(lengths: dict, kind: str, plac
     runner = KINDS[kind]()
     heard = heard_by(runner)
     act = lambda: cancel_by(runner, name, thread)  # noqa: E731
-    done = at_line(int(place * lengths[kind]), act, lambda: ends(runner, deque()))
+    done, _ = at_line(int(place * lengths[kind]), act, lambda: ends(runner, deque()))
     check(runner, kind, done, heard, {name})
 
 

@@ -33,7 +33,6 @@ from workbench.executors.base import build_executor
 from workbench.executors.capabilities import (
     COLUMNS,
     FEATURES,
-    LIMITS,
     Limit,
     Requirements,
     Role,
@@ -48,7 +47,7 @@ from workbench.model.layers import Attention
 from workbench.model.memory import cache_shapes
 from workbench.model.quantized import WeightFormat
 from workbench.model.recurrent.spec import ParallelRecurrentSpec, ShortConvSpec
-from workbench.model.spec import ActivationSpec, AltUpSpec, LayerSpec, ModelSpec, NormSpec
+from workbench.model.spec import ActivationSpec, AltUpSpec, LayerSpec, NormSpec
 from workbench.model.transformer import Transformer
 from workbench.request import CustomPart
 from workbench.scheduler.plan import Span, StepPlan
@@ -158,16 +157,24 @@ MODELS: dict[str, Requirements] = {
 }  # fmt: skip
 OTHERS = {  # what no model has: settings of a run, and of the machine
     "batch_invariant": Requirements(batch_invariant=True),  # tests/engine/test_invariant.py
-    capabilities.EARLY: Requirements(early_layers=True),  # tests/engine/test_early_layers.py, as the next
-    capabilities.EARLY_ON_RANKS: Requirements(early_layers=True, ranks=2),
-    capabilities.RANKS: Requirements(ranks=2),  # tests/tensor_parallel/test_shared_model.py, as the next three
-    capabilities.MIXTURE_ON_RANKS: replace(model(MIXTURE), ranks=2),
-    capabilities.NORM_ON_RANKS: replace(model(layer(4, 2, qk_norm=QKNormSpec(over="projection"))), ranks=2),
-    capabilities.PARALLEL_ON_RANKS: replace(model(layer().model_copy(update={"parallel": "one_norm"})), ranks=2),
-    capabilities.TREES: Requirements(tree_drafts=True),  # tests/speculative/test_trees.py, as the next two
-    capabilities.TREES_IN_CODES: replace(model(WIDE, cache={"format": "int8"}), tree_drafts=True),
-    capabilities.TREES_ON_RANKS: Requirements(ranks=2, tree_drafts=True),
-    capabilities.UNEVEN: Requirements(uneven_heads=True),  # tests/zoo/test_eviction.py
+    "logits of early layers": Requirements(early_layers=True),  # tests/engine/test_early_layers.py, as the next
+    "logits of early layers on several ranks": Requirements(early_layers=True, ranks=2),
+    "several ranks (tensor parallelism)": Requirements(
+        ranks=2
+    ),  # tests/tensor_parallel/test_shared_model.py, as the next three
+    "mixture of experts on several ranks": replace(model(MIXTURE), ranks=2),
+    "norms over all heads on several ranks": replace(
+        model(layer(4, 2, qk_norm=QKNormSpec(over="projection"))), ranks=2
+    ),
+    "parallel attention and feed-forward on several ranks": replace(
+        model(layer().model_copy(update={"parallel": "one_norm"})), ranks=2
+    ),
+    "trees of drafts": Requirements(tree_drafts=True),  # tests/speculative/test_trees.py, as the next two
+    "trees of drafts over quantized or encoded keys, summaries of pages, or states": replace(
+        model(WIDE, cache={"format": "int8"}), tree_drafts=True
+    ),
+    "trees of drafts on several ranks": Requirements(ranks=2, tree_drafts=True),
+    "unlike numbers of tokens kept by heads": Requirements(uneven_heads=True),  # tests/zoo/test_eviction.py
     "a CPU": Requirements(),
     "a CUDA device": Requirements(device="cuda"),
     "other devices": Requirements(device="mps"),
@@ -234,17 +241,16 @@ def test_what_the_table_allows_is_right_in_tritons_interpreter() -> None:
     assert "1 passed" in done.stdout, done.stdout[-6000:] + done.stderr[-2000:]
 
 
-def test_a_limit_names_a_feature_and_one_fact() -> None:
-    assert {row.feature for row in LIMITS} <= set(FEATURES)
-    assert len({row[:2] for row in LIMITS}) == len(LIMITS)
-
-
-@pytest.mark.parametrize("row", LIMITS, ids=lambda row: f"{row.feature}, {row.backend}")
-def test_what_the_table_does_not_allow_is_refused_with_its_reason(row: Limit, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name, row", [(name, row) for name, feature in FEATURES.items() for row in feature.limits])
+def test_what_is_not_supported_is_refused_with_its_reason(
+    name: str, row: Limit, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(select, "backend_problems", lambda: dict.fromkeys(Backend))
-    monkeypatch.setattr(capabilities, "STEP_SETTINGS", {ModelSpec: ""})  # so that every setting is a new one
-    wanted = next(w for w in (*OTHERS.values(), *MODELS.values()) if FEATURES[row.feature].find(w) is not None)
-    monkeypatch.setattr(capabilities, "LIMITS", (row,))
+    monkeypatch.setattr(capabilities, "STEP_SETTINGS", set())  # so that every setting is a new one
+    assert [each.backend for each in FEATURES[name].limits].count(row.backend) == 1
+    feature = replace(FEATURES[name], limits=(row,))
+    monkeypatch.setattr(capabilities, "FEATURES", {name: feature})
+    wanted = next(w for w in (*OTHERS.values(), *MODELS.values()) if feature.find(w) is not None)
     for role in get_args(Role):
         refusal = unsupported(row.backend, wanted, role)
         assert (refusal is not None) == (role in row.roles)

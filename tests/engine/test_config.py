@@ -14,12 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from workbench.engine.config import FLAT_NAMES, SECTIONS, EngineConfig
+from tools.structure import declared_fields, modules
+from workbench.engine.config import EXCLUSIVE, FLAT_NAMES, SECTIONS, EngineConfig
 from workbench.engine.load import load
 from workbench.engine.loaded_model import LoadedModel
 from workbench.engine.runner import Runner, generate
 from workbench.errors import WorkbenchError
+from workbench.model.attention_config import AttentionConfig
 from workbench.request import Request, SamplingParameters
+from workbench.scheduler.limits import SchedulerLimits
 from workbench.scheduler.policies import FCFS
 from workbench.settings import non_default_settings
 
@@ -90,7 +93,7 @@ CHANGES: dict[str, tuple[Any, ...]] = {
     "schedule.max_num_batched_tokens": (100, "scheduler", "max_num_batched_tokens=100"),
     "schedule.chunked_prefill": (False, "scheduler", "chunked_prefill=False"),
     "schedule.chunk_tokens": (64, "scheduler", "chunk_tokens=64"),
-    "schedule.preemption_mode": ("recompute", "swaps", "False", {"cache.offload": "memory"}),
+    "schedule.preemption_mode": ("recompute", "swaps", "recompute", {"cache.offload": "memory"}),
     "schedule.overflow": ("cut_oldest", "ends", "length"),
     "speculate": ("prompt_lookup", "speculator", "PromptLookupProposer"),
     "parallel.tensor": (2, "ranks weights backends store ends", " 2,"),
@@ -128,6 +131,7 @@ def engine_of(config: EngineConfig) -> dict[str, Any]:
     except WorkbenchError as error:
         return {"refused": str(error)}
     model, manager = runner.model, runner.kv_cache.manager
+    limits = {name: getattr(runner.scheduler.limits, name) for name in SchedulerLimits.model_fields}
     context = model.spec.max_position_embeddings
     too_long = Request("a", (1,) * context, SamplingParameters(max_tokens=1), prompt=None)
     ranks = getattr(model, "ranks", None)
@@ -143,9 +147,9 @@ def engine_of(config: EngineConfig) -> dict[str, Any]:
         "codecs": [float(tensor.sum()) for tensor in runner.store.codec_tensors],
         "pools": [(pool.num_pages, pool.page_size) for pool in runner.scheduler.pools],
         "reuse": (type(manager.prefix_cache), runner.kv_cache.cpu_store is None, vars(manager).get("budget")),
-        "swaps": [value for name, value in sorted(vars(manager).items()) if isinstance(value, bool)],
+        "swaps": manager.preemption_mode,
         "evictor": None if runner.kv_cache.evictor is None else runner.kv_cache.evictor.policy,
-        "scheduler": (runner.scheduler.limits, repr(runner.scheduler.policy), type(runner.scheduler.policy)),
+        "scheduler": (SchedulerLimits(**limits), repr(runner.scheduler.policy), type(runner.scheduler.policy)),
         "speculator": repr(runner.core.speculator),
         "ranks": None if ranks is None else (type(ranks), ranks.size, ranks.timeout),
         "ends": [end.reason for end in ends.values()],  # of a request that is too long
@@ -170,6 +174,24 @@ def test_a_setting_reaches_the_engine(path: str) -> None:
     assert not words or not re.search(words, str(before.get(first)), re.DOTALL), "it was so before"
 
 
+# Names that others have for a fact of their own, and classes that say again what a config says, as they see none.
+OWN_FACTS = "seed context num_sink_tokens"  # of each workload; of texts that are judged; of quantized pages
+WITHOUT_CONFIG = (
+    *("AttentionLaunches", "AttentionParameters", "HeadShape", "QuantizationRule", "SlidingWindow"),  # kernels
+    *("KVCacheGroup", "KVCacheSpec", "PolicyScenario"),  # pages of any model; limits that are drawn
+    "Requirements",  # demands of a model, as few as possible
+)
+
+
+def test_a_setting_is_declared_once() -> None:
+    """A name, type and default of a setting stand in one class."""
+    sections = (EngineConfig, AttentionConfig, *SECTIONS.values())
+    owners = {base.__name__ for section in sections for base in section.__mro__}
+    for (name, *_), classes in declared_fields(modules()).items():
+        again = classes.difference(WITHOUT_CONFIG)
+        assert not classes & owners or len(again) == 1 or name in OWN_FACTS.split(), f"{name}: in {again}"
+
+
 def test_the_default_is_what_load_takes_without_settings() -> None:
     assert EngineConfig.build() == EngineConfig()
     assert EngineConfig.build("demo", dtype=torch.float32, attention=None, speculate=None).model.dtype == "float32"
@@ -182,8 +204,9 @@ def test_a_flat_name_means_the_setting_of_its_section(names: dict[str, None]) ->
     given_flat = {name: value for name, (value, *_) in flat.items()} | nested
     if {"chunk_tokens", "chunked_prefill"} <= set(flat):
         del given_flat["chunk_tokens"]
-    if {"device", "offload", "evict"} & set(names):  # not beside several ranks
-        given_flat.pop("tensor", None)
+    for first, second in (*EXCLUSIVE, ("parallel.tensor", "model.device")):
+        if second.rpartition(".")[2] in given_flat:
+            given_flat.pop(first.rpartition(".")[2], None)
     sections: dict[str, Any] = {}
     for name, value in given_flat.items():
         sections.setdefault(FLAT_NAMES[name], {})[name] = value

@@ -18,8 +18,9 @@ from workbench.kv_cache.manager import KVCacheManager
 from workbench.kv_cache.pages import KVCacheGroup, PagePool
 from workbench.measure.goodput import goodput
 from workbench.request import FinishReason, Request, SamplingParameters, Sequence
+from workbench.scheduler.limits import SchedulerLimits
 from workbench.scheduler.ordering import most_in_time
-from workbench.scheduler.plan import SchedulerLimits, StepPlan
+from workbench.scheduler.plan import StepPlan
 from workbench.scheduler.policies import FCFS, Deadline, ShortestPrompt, parse_policy
 from workbench.scheduler.policy import RequestView, SchedulerDecision, SchedulerState, SchedulingPolicy
 from workbench.scheduler.prefill_rate import PrefillRate

@@ -18,6 +18,7 @@ from tests.helpers.events import of
 from tests.thorough import tries
 from workbench.errors import WorkbenchError
 from workbench.experiment.experiment import Experiment
+from workbench.scheduler.limits import SchedulerLimits
 from workbench.scheduler.policies import (
     BUILT_IN_POLICIES,
     FCFS,
@@ -229,8 +230,9 @@ def test_a_sequence_that_waits_for_another_is_not_the_long_one() -> None:
         return RequestView(str(order), order, 0, "", 0, tokens, tokens, computed, tokens - computed, is_running)
 
     waits, long, short = view(0, 4, 4, True), view(1, 99, 0, True), view(2, 3, 0, False)
-    state = SchedulerState(0, (waits, long), (short,), (9,), {}, {}, {}, max_num_batched_tokens=16,
-                           max_prefill_tokens=16)  # fmt: skip
+    state = SchedulerState(
+        0, (waits, long), (short,), (9,), {}, {}, {}, limits=SchedulerLimits(max_num_batched_tokens=16)
+    )
     items = list(items_of(Interleaved()(state).order, "it", 3))
     assert items == [Turn(long, 14), short, long, waits, long, short]
 

@@ -22,9 +22,9 @@ from tests.engine.own_rules import BACKWARDS
 from tests.engine.tiny import CONTEXT, HERE, VOCAB, finals, layer, model_of, request, runner_of, spec_of
 from tests.helpers.events import of
 from tests.prompt.samples import byte_level
+from workbench.cluster.apart.page_layout import check_shareable
 from workbench.custom import register
 from workbench.engine.beam_search import beam_search
-from workbench.engine.cache import check_shareable
 from workbench.engine.config import EngineConfig
 from workbench.engine.load import load
 from workbench.engine.loaded_model import DEMO_FOLDER
@@ -155,7 +155,7 @@ BUILT: list[tuple[str, ModelSpec, dict[str, Any]]] = [
     ("cache.evict: layer 0 keeps a state", HYBRID, {"evict": BY_ALL}),
     ("cache.layers: layer 0 keeps a state", HYBRID, {"cache": {"layers": {0: {"format": "int8"}}}}),
     ("INT8 is a format of keys|int8 is a format of keys", spec_of(SHORT_CONV), {"cache": "int8", "page_size": 64}),
-    ("cache.prefix radix with cache.evict", spec_of(), {"evict": BY_ALL, "prefix": "radix"}),
+    ("cache.prefix: not with cache.evict", spec_of(), {"evict": BY_ALL, "prefix": "radix"}),
     ("layer 0 is kept as int8", spec_of(),
      {"evict": BY_ALL, "cache": {"format": "int8", "quant_group": 8}, "page_size": 8}),
     ("layer 1 has a window of 5", spec_of(layer(), layer(sliding_window=5)), {"evict": BY_ALL}),

@@ -16,7 +16,7 @@ from tests.engine.resumable import BIAS, KNOWN
 from tests.helpers.events import of
 from tests.prompt.samples import byte_level
 from tests.thorough import tries
-from workbench.engine.resume import resumed_sample
+from workbench.cluster.fleet_request import resumed_sample
 from workbench.engine.runner import Runner, generate
 from workbench.errors import WorkbenchError
 from workbench.request import CustomPart, Request, SamplingParameters

@@ -104,7 +104,7 @@ def test_a_policy_sees_the_limits_and_a_change_is_an_event() -> None:
     runner, seen, fcfs = runner_with(events), set[tuple[int, int]](), parse_policy("fcfs")
 
     def watching(state: SchedulerState) -> SchedulerDecision:
-        seen.add((state.max_num_seqs, state.max_prefill_tokens))
+        seen.add((state.limits.max_num_seqs, state.limits.max_chunk_tokens))
         return fcfs(state)
 
     runner.scheduler.set_policy(watching)

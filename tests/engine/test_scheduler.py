@@ -13,12 +13,14 @@ from workbench.kv_cache.manager import KVCacheManager
 from workbench.kv_cache.pages import KVCacheGroup, PagePool
 from workbench.kv_cache.prefix import RadixCache
 from workbench.request import FinishReason, Request, SamplingParameters, Sequence
-from workbench.scheduler.plan import RequestRefused, SchedulerLimits, StepPlan
+from workbench.scheduler.limits import SchedulerLimits
+from workbench.scheduler.plan import RequestRefused, StepPlan
 from workbench.scheduler.policies import FCFS
 from workbench.scheduler.policy import RequestView, SchedulerDecision, SchedulerState
 from workbench.scheduler.scheduler import Scheduler
 
 CONTEXT = 40
+LIMITS = SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=32)
 
 
 def sequence(order: int, prompt: int, most: int) -> Sequence:
@@ -26,22 +28,20 @@ def sequence(order: int, prompt: int, most: int) -> Sequence:
     return Sequence.from_request(Request(f"r{order}", tuple(range(prompt)), sampling), order)
 
 
-def scheduler_of(pools: tuple[PagePool, ...], limits: SchedulerLimits, context: int = CONTEXT) -> Scheduler:
+def scheduler_of(pools: tuple[PagePool, ...], limits: SchedulerLimits = LIMITS) -> Scheduler:
     """Over tables whose queries read everything."""
     return Scheduler(
-        KVCacheManager(pools, (KVCacheGroup(),) * len(pools), limits.max_num_batched_tokens), limits, context
+        KVCacheManager(pools, (KVCacheGroup(),) * len(pools), limits.max_num_batched_tokens), limits, CONTEXT
     )
 
 
 def test_refusals_give_the_numbers() -> None:
-    scheduler = scheduler_of((PagePool(2, 4),), SchedulerLimits())
+    scheduler = scheduler_of((PagePool(2, 4),))
     with pytest.raises(RequestRefused, match="40 prompt tokens leave no room in a context of 40"):
         scheduler.submit(sequence(0, 40, 1))
     with pytest.raises(RequestRefused, match="need 3 pages of 4 tokens, the cache has 2"):
         scheduler.submit(sequence(1, 5, 5))
     scheduler.submit(sequence(2, 5, 4))  # the last token's keys are never read: eight slots are enough
-    with pytest.raises(WorkbenchError, match="at least 1"):
-        SchedulerLimits(max_num_seqs=0)
 
 
 def test_reasons_have_numbers() -> None:
@@ -67,7 +67,7 @@ def test_a_decode_step_is_planned_and_committed_in_few_calls_a_sequence(tables: 
     size, seqs, context = 64, 64, 2048
     pools = tuple(PagePool(seqs * context // size, size) for _ in tables)
     manager = KVCacheManager(pools, tables, 4096, RadixCache(pools, tables))
-    scheduler = Scheduler(manager, SchedulerLimits(seqs, 4096), 2 * context)
+    scheduler = Scheduler(manager, SchedulerLimits(max_num_seqs=seqs, max_num_batched_tokens=4096), 2 * context)
     for order in range(seqs):
         ids = tuple(order + i for i in range(1024 + order))
         scheduler.submit(Sequence.from_request(Request(f"r{order}", ids, SamplingParameters(max_tokens=600)), order))
@@ -86,7 +86,7 @@ def test_a_decode_step_is_planned_and_committed_in_few_calls_a_sequence(tables: 
 
 def test_a_child_takes_its_place_in_the_order() -> None:
     """The first of three samples is cancelled before its prefill is done: the second leads, older than who runs."""
-    scheduler = scheduler_of((PagePool(30, 4),), SchedulerLimits(4, 32))
+    scheduler = scheduler_of((PagePool(30, 4),))
     first, second, third, younger = (sequence(order, 30, 3) for order in range(4))
     scheduler.submit(first, [second, third])
     scheduler.submit(younger)
@@ -101,9 +101,9 @@ def test_a_child_takes_its_place_in_the_order() -> None:
 
 def test_pages_on_their_way_back_outlast_a_policy_that_raises() -> None:
     """It starts a preempted request, then raises; the next step loads its pages, and preempts the other to the CPU."""
-    pools, group, limits = (PagePool(20, 4),), (KVCacheGroup(),), SchedulerLimits(4, 32)
+    pools, group = (PagePool(20, 4),), (KVCacheGroup(),)
     manager = KVCacheManager(pools, group, 32, cpu_pools=(PagePool(3, 4),))
-    scheduler = Scheduler(manager, limits, CONTEXT)
+    scheduler = Scheduler(manager, LIMITS, CONTEXT)
     memory = Memory(scheduler)
     for order in range(2):
         prompt = tuple(range(100 * order, 100 * order + 10))
@@ -134,7 +134,7 @@ def test_pages_on_their_way_back_outlast_a_policy_that_raises() -> None:
 
 
 def test_what_a_failed_plan_decided_on_a_request_ends_with_it() -> None:
-    scheduler = scheduler_of((PagePool(30, 4),), SchedulerLimits(4, 32))
+    scheduler = scheduler_of((PagePool(30, 4),))
 
     def raising(state: SchedulerState) -> Iterator[RequestView]:
         yield from state.waiting
@@ -154,7 +154,9 @@ def test_what_a_failed_plan_decided_on_a_request_ends_with_it() -> None:
 
 def test_an_order_is_walked_no_further_than_the_chunk_goes() -> None:
     """A request that starts with all that is left of the chunk has no second turn to look for."""
-    scheduler = scheduler_of((PagePool(90, 4),), SchedulerLimits(4, 32, chunk_tokens=8))
+    scheduler = scheduler_of(
+        (PagePool(90, 4),), SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=32, chunk_tokens=8)
+    )
     scheduler.set_policy(FCFS())
     for order in range(20):
         scheduler.submit(sequence(order, 12, 3))
@@ -166,7 +168,7 @@ def test_an_order_is_walked_no_further_than_the_chunk_goes() -> None:
 
 def test_views_of_a_step_before_serve_no_request_that_has_ended() -> None:
     """A policy that goes on with them plans a step all the same."""
-    scheduler = scheduler_of((PagePool(30, 4),), SchedulerLimits(4, 32))
+    scheduler = scheduler_of((PagePool(30, 4),))
     first, second = sequence(0, 8, 9), sequence(1, 8, 9)
     kept: dict[int, Iterable[RequestView]] = {}
 
@@ -186,7 +188,7 @@ def test_views_of_a_step_before_serve_no_request_that_has_ended() -> None:
 
 
 def test_the_next_plan_says_whom_a_policy_that_plans_nothing_preempted() -> None:
-    scheduler = scheduler_of((PagePool(30, 4),), SchedulerLimits(4, 32))
+    scheduler = scheduler_of((PagePool(30, 4),))
     scheduler.submit(sequence(0, 8, 3))
     scheduler.plan()
     nothing = {"r0": "not now"}

@@ -14,7 +14,7 @@ from tests.engine import many_histories
 from workbench.kv_cache.manager import KVCacheManager
 from workbench.kv_cache.pages import KVCacheGroup, PagePool
 from workbench.request import Request, SamplingParameters, Sequence
-from workbench.scheduler.plan import SchedulerLimits
+from workbench.scheduler.limits import SchedulerLimits
 from workbench.scheduler.policies import BUILT_IN_POLICIES, parse_policy
 from workbench.scheduler.policy import RequestView, SchedulerState, WaitingIndex
 from workbench.scheduler.scheduler import Scheduler
@@ -129,7 +129,9 @@ def test_a_plan_takes_no_more_work_where_a_thousand_wait(policy: str) -> None:
 
     def calls(waiting: int) -> int:
         manager = KVCacheManager((PagePool(64, 16),), (KVCacheGroup(),), 1024)
-        scheduler = Scheduler(manager, SchedulerLimits(12, 1024), 4096, parse_policy(policy))
+        scheduler = Scheduler(
+            manager, SchedulerLimits(max_num_seqs=12, max_num_batched_tokens=1024), 4096, parse_policy(policy)
+        )
         for order, length in enumerate([17 + order for order in range(8)] + [900] * waiting):
             request = Request(f"r{order}", tuple(range(length)), SamplingParameters(max_tokens=60))
             scheduler.submit(Sequence.from_request(request, order))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from workbench.kv_cache.manager import KVCacheManager
 from workbench.kv_cache.pages import KVCacheGroup, PagePool
 from workbench.request import Request, SamplingParameters, Sequence
-from workbench.scheduler.plan import SchedulerLimits
+from workbench.scheduler.limits import SchedulerLimits
 from workbench.scheduler.policies import Fair
 from workbench.scheduler.scheduler import Scheduler
 
@@ -20,7 +20,7 @@ STEP, SLOTS = 12, 6
 @example([("a", 4), ("a", 1), ("b", 1), ("b", 1), ("b", 1)])
 def test_a_step_admits_the_tenant_with_the_fewest_tokens(asked: list[tuple[str, int]]) -> None:
     """The expected order counts tokens by hand: an admitted prompt counts at once."""
-    limits = SchedulerLimits(SLOTS, STEP)
+    limits = SchedulerLimits(max_num_seqs=SLOTS, max_num_batched_tokens=STEP)
     scheduler = Scheduler(KVCacheManager((PagePool(50, 4),), (KVCacheGroup(),), STEP), limits, 100, Fair())
     for number, (tenant, prompt) in enumerate(asked):
         request = Request(str(number), (0,) * prompt, SamplingParameters(max_tokens=2), tenant=tenant)

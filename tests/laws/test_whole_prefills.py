@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from workbench.kv_cache.manager import KVCacheManager
 from workbench.kv_cache.pages import KVCacheGroup, PagePool
 from workbench.request import FinishReason, Request, SamplingParameters, Sequence
-from workbench.scheduler.plan import SchedulerLimits
+from workbench.scheduler.limits import SchedulerLimits
 from workbench.scheduler.policies import parse_policy
 from workbench.scheduler.policy import SchedulerDecision, SchedulerState, Turn
 from workbench.scheduler.scheduler import Scheduler
@@ -22,7 +22,7 @@ BUILT_IN = ("fcfs", "prefill_first", "decode_first", "shortest_prompt", "priorit
 
 def greedy(state: SchedulerState) -> SchedulerDecision:
     """A user's policy, which asks for the part of a prompt that the step has room for."""
-    turns, left = [], state.max_num_batched_tokens
+    turns, left = [], state.limits.max_num_batched_tokens
     for entry in (*state.running, *state.waiting):
         turns.append(Turn(entry, min(entry.num_new_tokens, left)))
         left -= turns[-1].max_tokens
@@ -35,7 +35,7 @@ def greedy(state: SchedulerState) -> SchedulerDecision:
 @example([(1, 1), (STEP, 1), (STEP, 1)])
 def test_no_prompt_that_fits_into_a_step_is_cut(policy: Any, asked: list[tuple[int, int]]) -> None:
     limits = SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=STEP, chunked_prefill=False)
-    manager = KVCacheManager((PagePool(100, 4),), (KVCacheGroup(),), limits.max_num_batched_tokens)
+    manager = KVCacheManager((PagePool(100, 4),), (KVCacheGroup(),), STEP)
     chosen = parse_policy(policy, "continuous") if isinstance(policy, str) else policy
     scheduler = Scheduler(manager, limits, 200, chosen)
     for number, (prompt, output) in enumerate(asked):

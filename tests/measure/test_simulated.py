@@ -26,7 +26,6 @@ from workbench.measure.simulated import (
     pools_for,
 )
 from workbench.measure.simulation import simulate_experiment, simulation_experiment
-from workbench.scheduler.plan import SchedulerLimits
 from workbench.scheduler.policies import Fair
 from workbench.simulate.fleet import InstanceFailure, KVTransfer
 from workbench.simulate.routers import PrefixAware, RoundRobin
@@ -120,7 +119,7 @@ def test_settings_reach_the_simulated_fleet() -> None:
         "executor.decode={instances: 3, router: prefix_aware, bytes_per_second: 5, latency: 0.5}",
     )  # fmt: skip
     spec = instance_spec_for(experiment)
-    assert (spec.limits, spec.policy) == (SchedulerLimits(3, 77, 33), Fair())
+    assert (spec.limits, spec.limits.chunk_tokens, spec.policy) == (experiment.schedule, 33, Fair())
     assert (spec.page_size, spec.pages, spec.prefix, spec.ttl) == (8, (50,), True, 9)
     pool, decode, transfer = pools_for(experiment, spec)
     assert (pool.count, pool.router, transfer) == (2, RoundRobin(), KVTransfer(5.0, 0.5)) and decode is not None

@@ -96,5 +96,5 @@ def test_what_a_single_layer_gives_up_is_no_contradiction() -> None:
 
 
 def test_a_part_may_be_named_by_its_place_alone() -> None:
-    part = AttentionConfig.parse({"mask": "mine.py:Mask"})
-    assert part.mask is not None and part.mask.path == "mine.py:Mask" and part.mask.arguments == {}
+    mask = AttentionConfig.parse({"mask": "mine.py:Mask"}).given["mask"]
+    assert (mask.path, mask.arguments) == ("mine.py:Mask", {})

@@ -65,7 +65,7 @@ def test_equal_heads_pooled_are_themselves() -> None:
 def test_slots_that_are_new_begin_at_rest() -> None:
     spec = spec_of(layer(4, 2))
     state = change_attention(
-        spec, weights_of(spec, torch.bfloat16, 0), AttentionConfig(qk_norm=True, sink_logits=True)
+        spec, weights_of(spec, torch.bfloat16, 0), AttentionConfig.parse({"qk_norm": True, "sink_logits": True})
     )[1]
     assert torch.equal(state["blocks.0.attention.query_norm.weight"], torch.ones(4, dtype=torch.bfloat16))
     assert torch.equal(state["blocks.0.attention.sink_logits"], torch.zeros(4, dtype=torch.bfloat16))
@@ -87,5 +87,3 @@ def test_a_window_wide_enough_and_no_cap_change_nothing() -> None:
     others = {"softcap": 1.0}, {"position": "none"}, {"position": "alibi"}, {"scale": 0.1}
     for change in ({"sliding_window": 15}, *others):
         assert not torch.allclose(plain, logits(varied(spec, **change)), atol=1e-6), change
-
-

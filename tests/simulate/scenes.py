@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from workbench.kv_cache.pages import KVCacheGroup
-from workbench.scheduler.plan import SchedulerLimits
+from workbench.scheduler.limits import SchedulerLimits
 from workbench.scheduler.policies import FCFS, DecodeFirst, Fair, PrefillFirst, Priority, ShortestPrompt, StaticBatching
 from workbench.scheduler.policy import SchedulerDecision, SchedulerState, Turn
 from workbench.simulate.arrival import Arrival
@@ -62,7 +62,7 @@ def machines(draw: Any, arrives: bool = False) -> InstanceSpec:
     costs = st.lists(FORMS, min_size=1, max_size=2).map(tuple)
     times = StepTimeModel("drawn", kinds, draw(costs), tuple(draw(st.lists(costs, max_size=2))))
     pages = tuple(draw(st.integers(12, 40)) for _ in tables)
-    limits = SchedulerLimits(draw(st.integers(1, 5)), draw(st.integers(2, 12)))
+    limits = SchedulerLimits(max_num_seqs=draw(st.integers(1, 5)), max_num_batched_tokens=draw(st.integers(2, 12)))
     prefix = draw(st.booleans())
     ttl = draw(st.sampled_from([None, 50 * TICK])) if prefix else None
     return InstanceSpec(

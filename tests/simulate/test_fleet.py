@@ -15,7 +15,7 @@ from tests.thorough import tries
 from workbench.errors import WorkbenchError
 from workbench.kv_cache.pages import KVCacheGroup, PageTransfers
 from workbench.model.shapes import named_shape
-from workbench.scheduler.plan import SchedulerLimits
+from workbench.scheduler.limits import SchedulerLimits
 from workbench.scheduler.policies import Fair
 from workbench.simulate.arrival import Arrival
 from workbench.simulate.events import FleetEventAdapter
@@ -29,6 +29,13 @@ from workbench.simulate.step_times import TICKS_PER_SECOND, AttentionReach, Line
 from workbench.trace.events import Event, Routed
 
 
+def machine_of(ticks: int = 1, **changes: Any) -> InstanceSpec:
+    """An instance whose steps take so many ticks, whatever they compute."""
+    times = StepTimeModel("ticks", (AttentionReach(None, 0),), (LinearCost(ticks, 0, 0, 0, 0, (0, 0), (0, 0)),))
+    limits = SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=12)
+    return replace(InstanceSpec(times, (KVCacheGroup((0,)),), (40,), (8,), 32, 60, limits), **changes)
+
+
 @settings(max_examples=tries(200))
 @given(scenes())
 def test_many_steps_in_one_move_are_what_they_are_one_by_one(scene: Scene) -> None:
@@ -37,8 +44,8 @@ def test_many_steps_in_one_move_are_what_they_are_one_by_one(scene: Scene) -> No
 
 def test_who_comes_amid_a_move_begins_where_the_others_are_by_then() -> None:
     """A tenant that comes while another's request decodes: what was computed in the move so far counts."""
-    times = StepTimeModel("two ticks a step", (AttentionReach(None, 0),), (LinearCost(2, 0, 0, 0, 0, (0, 0), (0, 0)),))
-    machine = InstanceSpec(times, (KVCacheGroup((0,)),), (40,), (8,), 32, 60, SchedulerLimits(1, 12), Fair())
+    one = SchedulerLimits(max_num_seqs=1, max_num_batched_tokens=12)
+    machine = machine_of(2, limits=one, policy=Fair())
     came = [(0, "a", 25), (0, "a", 5), (20, "b", 10), (20, "b", 10), (20, "b", 10)]
     arrivals = [Arrival(at * TICK, 1, output, tenant=tenant) for at, tenant, output in came]
     for one_by_one in (False, True):
@@ -49,11 +56,8 @@ def test_who_comes_amid_a_move_begins_where_the_others_are_by_then() -> None:
 
 def test_only_pages_that_were_handed_over_are_here_already() -> None:
     """Those of a later preemption take their time on both ways."""
-    times = StepTimeModel("a tick a step", (AttentionReach(None, 0),), (LinearCost(1, 0, 0, 0, 0, (0, 0), (0, 0)),))
-    limits, moved = SchedulerLimits(2, 12), list[PageTransfers]()
-    machine = InstanceSpec(
-        times, (KVCacheGroup((0,)),), (10,), (8,), 2, 60, limits, receives_kv=True, swap_ticks_per_byte=0.25
-    )
+    moved = list[PageTransfers]()
+    machine = machine_of(pages=(10,), page_size=2, receives_kv=True, swap_ticks_per_byte=0.25)
     instance = Instance(machine, 0, on_steps=lambda instance, move: moved.append(move.plan.transfers))
     for number in range(2):
         job = SimulatedRequest(
@@ -122,8 +126,7 @@ def test_a_handover_takes_its_latency_and_the_time_of_its_bytes(scene: Scene) ->
 @pytest.mark.parametrize("down", [1, 4, 30])
 def test_an_instance_is_down_for_its_time(down: int) -> None:
     """Calls that come meanwhile begin when it is up again, and later ones at once."""
-    times = StepTimeModel("a tick a step", (AttentionReach(None, 0),), (LinearCost(1, 0, 0, 0, 0, (0, 0), (0, 0)),))
-    machine = InstanceSpec(times, (KVCacheGroup((0,)),), (40,), (8,), 32, 60, SchedulerLimits(4, 12))
+    machine = machine_of()
     arrivals = [Arrival(at * TICK, 1, 2) for at in (6, 50)]
     failures = [InstanceFailure(0, 5 * TICK, down * TICK)]
     run = Fleet(OpenLoopSource(arrivals), InstancePool(machine, 1), failures=failures).run()
@@ -207,8 +210,7 @@ def test_a_failure_of_no_instance_is_refused() -> None:
 @pytest.mark.parametrize(("fails", "down"), [(4, 1), (4, 20), (30, 1)])
 def test_what_is_sent_to_an_instance_that_fails_meanwhile_is_lost(fails: int, down: int) -> None:
     """Also where it is up again before the transfer ends: its pages are gone. One that fails later receives it."""
-    times = StepTimeModel("a tick a step", (AttentionReach(None, 0),), (LinearCost(1, 0, 0, 0, 0, (0, 0), (0, 0)),))
-    machine = InstanceSpec(times, (KVCacheGroup((0,)),), (40,), (8,), 32, 60, SchedulerLimits(4, 12))
+    machine = machine_of()
     run = Fleet(
         OpenLoopSource([Arrival(0.0, 1, 3)]), InstancePool(machine, 1),
         InstancePool(replace(machine, receives_kv=True), 1), transfer=KVTransfer(1e15, 10 * TICK),

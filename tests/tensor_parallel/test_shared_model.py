@@ -205,15 +205,15 @@ def test_what_is_not_carried_out_is_refused_before_any_process_starts(monkeypatc
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a process was started"))
     for changes, message in (
         ({"tensor": 3}, r"3 ranks cannot share target.*num_heads of 4 .* fit: 2, 4"),
-        ({"tensor": 2, "backend": "inductor", "compile": "step"}, "2 ranks beside compile: step are not carried out"),
+        ({"tensor": 2, "backend": "inductor", "compile": "step"}, "not with compile: ranks compile block by block"),
         ({"tensor": 2, "batch_invariant": True}, "batch_invariant: backend 'eager' cannot keep it"),
         ({"tensor": 2, "backend": "triton"}, "backend 'triton'"),
-        ({"tensor": 2, "offload": {"kind": "memory"}}, "parallel.tensor: 2 ranks beside cache.offload"),
+        ({"tensor": 2, "offload": {"kind": "memory"}}, "parallel.tensor: not with cache.offload"),
         (
             {"tensor": 2, "evict": {"kind": "snapkv", "budget": 64}, "prefix": {"kind": "off"}},
-            "2 ranks beside cache.evict",
+            "parallel.tensor: not with cache.evict",
         ),
-        ({"tensor": 2, "cache": {"codec": CODEC}}, "a custom cache codec: a codec may look at all heads"),
+        ({"tensor": 2, "cache": {"codec": CODEC}}, "not with cache.codecs: a codec may look at all heads"),
         ({"tensor": 2, "transport": "nccl"}, "with transport nccl and model.device cpu: nccl is for device: cuda"),
         ({"tensor": 2, "device": "cuda"}, "with transport shared_memory and model.device cuda"),
         ({"tensor": 0}, "parallel.tensor: Input should be greater than or equal to 1"),

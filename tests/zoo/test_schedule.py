@@ -65,7 +65,7 @@ def decisions(name: str, scenario: PolicyScenario, **arguments: Any) -> Iterator
         if played.last_decision is not None:
             state, _ = played.last_decision
             served = {span.sequence.request_id for span in plan.spans} | {*actions(plan, "preempted")}
-            assert all(entry.request_id in served for entry in state.decodes[: state.max_num_batched_tokens])
+            assert all(entry.request_id in served for entry in state.decodes[: state.limits.max_num_batched_tokens])
             waiting = {entry.request_id for entry in state.waiting}
             yield state, [name for name in actions(plan, "admitted") if name in waiting]
 
@@ -285,7 +285,7 @@ def _stalls(policy: Any, scenario: PolicyScenario) -> int:
             decoding = {e.request_id for e in state.running if e.is_decoding}
             gone = {d.request_id for d in plan.decisions if d.action == "preempted"}
             served = {span.sequence.request_id for span in plan.spans}
-            count += len(decoding) <= state.max_num_batched_tokens and bool(decoding - served - gone)
+            count += len(decoding) <= state.limits.max_num_batched_tokens and bool(decoding - served - gone)
     return count
 
 

@@ -115,12 +115,10 @@ def _faults(step: Step) -> Iterator[str]:
     """Yield what is wrong with a command: its options, the file above it, or that a kit is not run."""
     if step.command.startswith("workbench ") and (error := usage_error(shlex.split(step.command)[1:])):
         yield f"{error}; `workbench --help` lists what there is"
-    for name in re.findall(r"mine\.py:(\w+)", step.command):
-        if name not in step.mine:
-            yield f"mine.py has no {name}; show the file above the command"
-    for name in re.findall(r"([\w/]+\.py):\w", step.command):
-        if name != "mine.py" and not (ROOT / name).is_file() and not left_out(step.command):
-            yield f"no file {name}; a command's own file is shown above it as mine.py"
+    for file, name in re.findall(r"([\w/]+\.py):(\w+)", step.command):
+        own = dict(step.files).get(file, "")
+        if name not in own and not (ROOT / file).is_file() and not left_out(step.command):
+            yield f"{file} has no {name}; show the file above the command, its name in the first line"
     if "workbench.testing" in step.command and left_out(step.command):
         yield "a kit that is not run; take its row out of LEFT_OUT"
 

@@ -11,6 +11,7 @@ from tools.site.events import events_table
 from tools.site.packages import package_sections, packages_overview
 from tools.site.records import figures_table, machines_table, peers_tables, verdicts_table
 from tools.site.served_fields import served_fields_table
+from tools.site.walk import request_walk
 from tools.site.zoo import HEADINGS, zoo_figures, zoo_sections, zoo_table
 from workbench import parts, testing
 
@@ -61,6 +62,7 @@ BLOCKS: dict[str, Callable[[Path], str]] = {
     "packages": packages_overview,
     "parts": building_blocks,
     "peers": peers_tables,
+    "request_walk": request_walk,
     "served_fields": served_fields_table,
     "testing": kits,
     "verdicts": verdicts_table,

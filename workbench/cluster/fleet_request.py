@@ -6,13 +6,36 @@ one stream: Submitted, Routed, Prefilled, Decoded 0, 1, 2, Moved, Routed, Prefil
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from workbench.engine.inputs import sample_id
-from workbench.engine.resume import resumed_sample, why_not_resumable
+from workbench.engine.inputs import sample_id, split_samples
+from workbench.engine.resume import why_not_resumable
+from workbench.errors import WorkbenchError
 from workbench.request import Request
 from workbench.trace.events import Decoded, Event, Finished, PinnedPrefix, Prefilled, PromptLogprob, Submitted
+
+
+def resumed_sample(request: Request, number: int, generated_ids: Sequence[int]) -> Request:
+    """Return the request that goes on with one sample of `request`.
+
+    Each sample is resumed alone, since they are at different places; those that finished are not resumed at all. Its
+    id is `request_id` for sample 0, and `request_id#number` for others.
+
+    Args:
+        request: the request as it was first submitted.
+        number: the sample.
+        generated_ids: its tokens so far; none start it anew.
+
+    Raises:
+        WorkbenchError: for a request that cannot be resumed (see `why_not_resumable`), unless it has no tokens yet.
+    """
+    if generated_ids and (why := why_not_resumable(request)):
+        raise WorkbenchError(f"request {request.request_id}: {why}")
+    sample = split_samples(request)[number]
+    assert sample.request_id == sample_id(request.request_id, number)
+    return replace(sample, generated_ids=tuple(generated_ids))
 
 
 @dataclass

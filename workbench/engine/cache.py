@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -14,13 +14,11 @@ from workbench.errors import WorkbenchError
 from workbench.executors.evicting import Evictor, check_eviction
 from workbench.kv_cache.eviction import parse_eviction
 from workbench.kv_cache.format import KVCacheSpec
-from workbench.kv_cache.lending import SharedPagePool
 from workbench.kv_cache.manager import KVCacheManager
 from workbench.kv_cache.offload import CPUPageStore, open_offload, transfer_pages
 from workbench.kv_cache.pages import PagePool, build_cache_groups
 from workbench.kv_cache.prefix import RadixCache
 from workbench.kv_cache.settings import RadixPrefixCache
-from workbench.kv_cache.shared_memory import PageLayout, SharedPages
 from workbench.kv_cache.store import KVStore
 from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
@@ -29,8 +27,23 @@ from workbench.scheduler.plan import StepPlan
 from workbench.tensor_parallel.executor import TensorParallelStore
 from workbench.tensor_parallel.transformer import TensorParallelTransformer
 
-DIGEST_TOKENS = 64
 AUTO_CACHE_BYTES = 2**30  # bytes that the cache may take when `pages` is auto
+
+
+# Makes a store and its pools from a function that builds a store of so many pages by cache group, on a device.
+BuildPages = Callable[[Callable[[tuple[int, ...], str], KVStore]], tuple[KVStore, tuple[PagePool, ...]]]
+
+
+class Adoption(Protocol):
+    """Pages that another engine computed, for a new sequence."""
+
+    def adopt(self, cache: KVCache, sequence: Sequence) -> None:
+        """Give `sequence` the pages, before it is submitted; without room for them it is computed again."""
+        ...
+
+    def decline(self, cache: KVCache) -> None:
+        """Let the pages go: the request ended before it began."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -47,7 +60,7 @@ class KVCache:
         config: EngineConfig,
         clock: Callable[[], float],
         page_orders: tuple[list[int], ...] | None = None,
-        shared: SharedPages | None = None,
+        build_pages: BuildPages | None = None,
         specs: tuple[KVCacheSpec, ...] | None = None,
     ) -> KVCache:
         """Build the cache of `config` for `model`.
@@ -55,28 +68,21 @@ class KVCache:
         Args:
             clock: returns seconds, for the lifetime of prefixes.
             page_orders: for each cache group, the order in which its pages are first used.
-            shared: pages of a memory that other processes map too, in place of `cache.pages` of its own.
+            build_pages: makes the store and the pools, in place of `cache.pages` of its own.
             specs: of the layers, where codecs have been calibrated.
         """
         settings, page_size = config.cache, config.cache.page_size
-        max_chunk_tokens = config.schedule.limits.max_prefill_tokens
-        counts = cache_num_pages(model, config)
-        groups = range(len(counts))
+        num_pages = cache_num_pages(model, config)
+        groups = range(len(num_pages))
         orders = page_orders or (None,) * len(groups)
-        if shared is None:
-            store = build_store(model, config, counts, str(model.device), specs)
-            pools = tuple(PagePool(count, page_size, order) for count, order in zip(counts, orders, strict=True))
+        if build_pages is None:
+            store = build_store(model, config, num_pages, str(model.device), specs)
+            pools = tuple(PagePool(count, page_size, order) for count, order in zip(num_pages, orders, strict=True))
         else:
-            check_shareable(model, config)
-            store = shared.store(lambda totals, device: build_store(model, config, totals, device, specs))
-            lent = shared.lent or ({},) * len(groups)
-            pools = tuple(
-                SharedPagePool(total, page_size, home, owed, order)
-                for total, home, owed, order in zip(shared.totals, shared.homes, lent, orders, strict=True)
-            )
-        cpu_store, preemption_mode = open_offload(store, settings.offload), config.schedule.preemption_mode
+            store, pools = build_pages(lambda totals, device: build_store(model, config, totals, device, specs))
+        cpu_store, schedule = open_offload(store, settings.offload), config.schedule
         cpu_pools = cpu_store.cpu_pools if cpu_store is not None else ()
-        if preemption_mode == "offload" and cpu_store is None:
+        if schedule.preemption_mode == "offload" and cpu_store is None:
             raise WorkbenchError("preemption_mode: offload needs a place for the pages; set offload: memory")
         index = None
         if isinstance(settings.prefix, RadixPrefixCache):
@@ -86,13 +92,10 @@ class KVCache:
         policy, budget, evictor = parse_eviction(settings.evict), None, None
         if policy is not None:
             check_eviction(model.spec, store, policy)
-            if index is not None:
-                message = "pages of sequences that lose tokens cannot be shared; set prefix: off"
-                raise WorkbenchError(f"cache.prefix radix with cache.evict: {message}")
             budget = policy.budget_for(page_size, sum(store.page_bytes(group) for group in range(len(groups))))
             evictor = Evictor(policy, store, budget)
         manager = KVCacheManager(
-            pools, store.groups, max_chunk_tokens, index, cpu_pools, budget, preemption_mode != "recompute"
+            pools, store.groups, schedule.max_chunk_tokens, index, cpu_pools, budget, schedule.preemption_mode
         )
         return cls(store, manager, cpu_store, evictor)
 
@@ -135,9 +138,6 @@ class KVCache:
         """Zero the pages that a failed request freed, by cache group."""
         for table, pages in enumerate(freed):
             self.store.zero_pages(table, pages)
-        for pool in self.manager.pools:
-            if isinstance(pool, SharedPagePool):
-                pool.taint_returned()
 
     def reset_prefix_cache(self) -> None:
         """Empty the prefix cache; running sequences keep their pages."""
@@ -168,46 +168,13 @@ def cache_num_pages(model: Transformer, config: EngineConfig) -> tuple[int, ...]
     return auto_num_pages(config, shapes, model.spec, config.cache_dtype(model.dtype))
 
 
-def check_shareable(model: Transformer, config: EngineConfig) -> None:
-    """Refuse a cache whose sequences cannot go over to another engine (WorkbenchError)."""
-    if config.cache.evict is not None:
-        message = "which tokens remain is known to the engine that chose them; leave out cache.evict"
-        raise WorkbenchError(f"prefill and decode apart with cache.evict: {message}")
-    if any(shape.codec is not None and shape.codec.needs_calibration for shape in model.cache_shapes(config.cache)):
-        message = "each engine would calibrate for itself, and none says how to the other; leave out cache.codec"
-        raise WorkbenchError(f"prefill and decode apart with a codec that is calibrated: {message}")
-    if isinstance(model, TensorParallelTransformer):
-        message = "its pages lie with its ranks; leave out parallel.tensor"
-        raise WorkbenchError(f"prefill and decode apart with parallel.tensor: {message}")
-    if model.device.type != "cpu":
-        message = "NIXL, NCCL or CUDA IPC would carry a GPU's pages, and is not built; set model.device: cpu"
-        raise WorkbenchError(f"prefill and decode apart on {model.device}: {message}")
-
-
-def describe_layout(model: Transformer, config: EngineConfig) -> PageLayout:
-    """Describe the pages of `config`'s cache for `model`, to be compared with another engine's."""
-    check_shareable(model, config)
-    store = build_store(model, config, (1,) * len(cache_num_pages(model, config)), "meta")
-    return PageLayout.describe(store, _model_digest(model))
-
-
-def _model_digest(model: Transformer) -> str:
-    """Return a digest of the architecture, and of the embeddings of some tokens, which another checkpoint changes."""
-    ids = torch.arange(min(DIGEST_TOKENS, model.spec.vocab_size), device=model.device)
-    with torch.inference_mode():
-        rows = model.embed(ids, torch.arange(len(ids), device=model.device)).float().cpu()
-    digest = hashlib.sha256(model.spec.model_dump_json().encode())
-    digest.update(rows.contiguous().numpy().tobytes())
-    return digest.hexdigest()[:16]
-
-
 def auto_num_pages(
     config: EngineConfig, shapes: tuple[KVCacheSpec, ...], spec: ModelSpec, dtype: torch.dtype
 ) -> tuple[int, ...]:
     """Return the pages of each cache group for `max_num_seqs` sequences of full context (or of a window, or of the
     budget of an eviction policy), or as many as AUTO_CACHE_BYTES holds."""
     groups, page_size = build_cache_groups(shape.cache_groups for shape in shapes), config.cache.page_size
-    limits, context = config.schedule.limits, spec.max_position_embeddings
+    limits, context = config.schedule, spec.max_position_embeddings
     page_bytes = [
         sum(shapes[layer].page_bytes(number, page_size, dtype) for layer in group.layers)
         for number, group in enumerate(groups)
@@ -215,6 +182,6 @@ def auto_num_pages(
     policy = parse_eviction(config.cache.evict)
     if policy is not None:
         context = policy.budget_for(page_size, round(sum(page_bytes))).peak_tokens(context, context)
-    wanted = [limits.max_num_seqs * group.max_pages(context, limits.max_prefill_tokens, page_size) for group in groups]
+    wanted = [limits.max_num_seqs * group.max_pages(context, limits.max_chunk_tokens, page_size) for group in groups]
     whole = sum(pages * each for pages, each in zip(wanted, page_bytes, strict=True))
     return tuple(max(1, min(pages, int(pages * AUTO_CACHE_BYTES // whole))) for pages in wanted)

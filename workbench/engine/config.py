@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -16,14 +17,13 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError, field_v
 from workbench.custom import load_registrations
 from workbench.errors import WorkbenchError, explain, nearest
 from workbench.executors.base import CompileUnit
-from workbench.executors.select import incompatible_settings
 from workbench.kv_cache.eviction import EvictionSetting
 from workbench.kv_cache.format import CacheFormat
-from workbench.kv_cache.settings import NoOffload, NoPrefixCache, OffloadSetting, PrefixCacheSetting
+from workbench.kv_cache.settings import NoOffload, NoPrefixCache, OffloadSetting, PreemptionMode, PrefixCacheSetting
 from workbench.model.attention_config import AttentionConfig
 from workbench.model.quantized import Activations, WeightDtype, WeightFormat
-from workbench.scheduler.plan import SchedulerLimits
-from workbench.scheduler.policies import BatchingMode, Interleaved, PolicySetting, PreemptionMode
+from workbench.scheduler.limits import SchedulerLimits
+from workbench.scheduler.policies import BatchingMode, Interleaved, PolicySetting
 from workbench.settings import Count, Seed, Settings
 from workbench.speculative.config import NoSpeculation, SpeculationSetting
 from workbench.tensor_parallel.ranks import Transport
@@ -48,7 +48,9 @@ class ModelConfig(Settings):
     head_weights: WeightDtype | None = None  # format of the output head; None: as `weights`
     expert_weights: WeightDtype | None = None  # format of a mixture's experts; None: as `weights`
     weight_group: Annotated[int, Field(ge=2, multiple_of=2)] = 64  # columns that share a scale in int4
-    activations: Activations = "float"  # what int8 weights are multiplied with; int8: each row quantized as it comes
+    activations: Activations = (
+        WeightFormat.activations
+    )  # what int8 weights multiply; int8: each row, quantized as it comes
     device: str = "cpu"  # where weights and cache are: cpu, cuda or cuda:N
     context: Count | None = None  # tokens that a text may have; None is the model's own (see attention.rotary)
     seed: Seed = 0  # random seed of random weights
@@ -88,28 +90,15 @@ class CacheConfig(CacheFormat):
     evict: EvictionSetting | None = None  # which tokens remain when a sequence is limited to some
 
 
-class SchedulerConfig(Settings):
+class SchedulerConfig(SchedulerLimits):
     """Settings of the scheduler: batching, policy, limits of a step, preemption."""
 
     main_setting: ClassVar = "kind"
 
     kind: BatchingMode = "continuous"  # static: a batch runs until its last request ends, and none joins it
     policy: PolicySetting = Interleaved()  # order in which requests are scheduled
-    max_num_seqs: Count = 16  # sequences that run at once
-    max_num_batched_tokens: Count = 512  # tokens that a step computes at most
-    chunked_prefill: bool = True  # split a prompt at the end of a step's token budget
-    chunk_tokens: Count | None = None  # a step's prefill tokens at most; None: all its tokens
     preemption_mode: PreemptionMode = "auto"  # recompute, offload, or auto: offload where configured
     overflow: Overflow = "refuse"  # a prompt that fills the context; cut_oldest drops its first tokens
-
-    @property
-    def limits(self) -> SchedulerLimits:
-        return SchedulerLimits(self.max_num_seqs, self.max_num_batched_tokens, self.chunk_tokens, self.chunked_prefill)
-
-    @model_validator(mode="after")
-    def _limits_are_possible(self) -> Self:
-        assert self.limits
-        return self
 
 
 class ParallelConfig(Settings):
@@ -157,27 +146,14 @@ class EngineConfig(Settings):
 
     @model_validator(mode="after")
     def _settings_are_compatible(self) -> Self:
-        if problem := incompatible_settings(
-            self.batch_invariant, self.cache.evict is not None, self.speculate.kind != "none"
-        ):
-            raise ValueError(problem)
-        if self.parallel.tensor > 1 and (problem := self._problem_of_ranks):
-            raise ValueError(f"parallel.tensor: {self.parallel.tensor} ranks {problem}")
-        return self
-
-    @property
-    def _problem_of_ranks(self) -> str:
-        """Return the setting that is not carried out beside several ranks; an empty string if there is none."""
-        if self.cache.evict is not None:
-            return "beside cache.evict are not carried out: each rank sees the weights of its own heads; leave one out"
-        if not isinstance(self.cache.offload, NoOffload):
-            return "beside cache.offload are not carried out: pages lie in several processes; leave one out"
-        if self.compile == "step":
-            return "beside compile: step are not carried out: they compile block by block; leave one out"
+        for pair in EXCLUSIVE:
+            if all(_differs(self, name) for name in pair):
+                raise ValueError(exclusion(*pair))
         device, transport = self.model.device, self.parallel.transport
-        if (device == "cpu") is (transport == "nccl"):
-            return f"with transport {transport} and model.device {device}: nccl is for device: cuda, the others for cpu"
-        return ""
+        if self.parallel.tensor > 1 and (device == "cpu") is (transport == "nccl"):
+            pair = f"transport {transport} and model.device {device}: nccl is for device: cuda, the others for cpu"
+            raise ValueError(f"parallel.tensor: {self.parallel.tensor} ranks with {pair}")
+        return self
 
     @classmethod
     def build(cls, model: str | Path | Mapping[str, Any] = "demo", **settings: Any) -> Self:
@@ -220,13 +196,37 @@ class EngineConfig(Settings):
         return EngineConfig.model_construct(**{name: getattr(self, name) for name in EngineConfig.model_fields})
 
 
+# Settings that exclude each other, each with a value other than its default, and why.
+EXCLUSIVE = {
+    ("batch_invariant", "cache.evict"): "what stays of a prompt depends on its chunks",
+    ("speculate", "cache.evict"): "what a policy of it weighs may fall",
+    ("cache.prefix", "cache.evict"): "pages of sequences that lose tokens cannot be shared",
+    ("parallel.tensor", "cache.evict"): "each rank sees the weights of its own heads",
+    ("parallel.tensor", "cache.offload"): "pages lie in several processes",
+    ("parallel.tensor", "cache.codecs"): "a codec may look at all heads, and a rank has some",
+    ("parallel.tensor", "compile"): "ranks compile block by block",
+}
+DEFAULTS = EngineConfig.model_construct()
+
+
+def exclusion(setting: str, other: str) -> str:
+    """Return why two settings of EXCLUSIVE cannot be had at once."""
+    return f"{setting}: not with {other}: {EXCLUSIVE[setting, other]}; leave one out"
+
+
+def _differs(config: EngineConfig, setting: str) -> bool:
+    """Return whether a setting has a value other than its default."""
+    return attrgetter(setting)(config) != attrgetter(setting)(DEFAULTS)
+
+
 # Settings that `EngineConfig.build` takes by their own names, and the section of each. A section's main setting goes by
 # the section's name, that of `parallel` by its own too; those of the cache's format are given within `cache`.
 FLAT_NAMES = {
     name: section
     for section, settings in SECTIONS.items()
-    for name in settings.__annotations__
-    if name in settings.model_fields and (name != settings.main_setting or section == "parallel")
+    for name in settings.model_fields
+    if (section != "cache" or name not in CacheFormat.model_fields)
+    and (name != settings.main_setting or section == "parallel")
 }
 
 

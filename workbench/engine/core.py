@@ -13,7 +13,7 @@ import torch
 from workbench.decoding.decoder import Decoder
 from workbench.decoding.early_logits import EarlyLogits
 from workbench.engine.cache import KVCache
-from workbench.engine.config import EngineConfig
+from workbench.engine.config import EngineConfig, exclusion
 from workbench.engine.faults import StepLock, forward_isolated, select_logits
 from workbench.engine.loaded_model import LoadedModel
 from workbench.engine.outputs import DetokenizedTokens
@@ -22,7 +22,7 @@ from workbench.engine.telemetry import StepTimestamps, Telemetry
 from workbench.errors import WorkbenchError
 from workbench.executors.base import Executor, build_executor, with_eviction
 from workbench.executors.contention import StepThreads
-from workbench.executors.select import Backends, early_layers_problem, incompatible_settings
+from workbench.executors.select import Backends, early_layers_problem
 from workbench.executors.thread_waiting import THREADS
 from workbench.interrupts import DeferInterrupts
 from workbench.sampling.sampler import Sampler
@@ -54,7 +54,7 @@ class EngineCore:
         spec, store, schedule = self.model.spec, kv_cache.store, config.schedule
         self.backends = loaded.backends or Backends.own(self.model, store)
         policy = parse_policy(schedule.policy, schedule.kind)
-        self.scheduler = Scheduler(kv_cache.manager, schedule.limits, spec.max_position_embeddings, policy)
+        self.scheduler = Scheduler(kv_cache.manager, schedule, spec.max_position_embeddings, policy)
         self._thread_changes: list[tuple[int, str]] = []  # in the step under way
         self.executor = self._build_executor(config, loaded)
         self.telemetry = Telemetry(self.model, store, self.scheduler.pools, clock, listener)
@@ -94,7 +94,7 @@ class EngineCore:
     def set_speculator(self, speculator: Speculator | None) -> None:
         """Verify tokens proposed by `speculator` from the next step on; None switches speculation off."""
         if speculator is not None and self.kv_cache.evictor is not None:
-            raise WorkbenchError(incompatible_settings(False, True, True))
+            raise WorkbenchError(exclusion("speculate", "cache.evict"))
         if self.speculator is not None:
             self.speculator.clear()
         self.speculator = speculator

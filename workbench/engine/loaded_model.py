@@ -122,11 +122,6 @@ class LoadedModel:
             raise WorkbenchError(f"parallel.tensor: {problem}")
         source = _source(config.model.name, config.attention, config.model.context)
         check_ranks(source.spec, source.weight_format(config.model)[0], size)
-        if any(shape.codec is not None for shape in cache_shapes(source.spec, config.cache)):
-            raise WorkbenchError(
-                f"parallel.tensor: {size} ranks beside a custom cache codec: a codec may look at all heads, and a rank "
-                "has some; leave one out"
-            )
         select_backends(config.backend, Requirements(source.spec, ranks=size, batch_invariant=config.batch_invariant))
         processes = open_ranks(size, config.parallel.rank_timeout, RANK_MODULE, config.parallel.transport)
         settings = config.engine.model_dump(mode="json", include=RANK_SECTIONS)

@@ -15,13 +15,12 @@ from workbench.decoding.decoder import Decoder
 from workbench.decoding.method import Advance
 from workbench.decoding.pair import Pair, second_request
 from workbench.engine import inputs as intake
-from workbench.engine.cache import KVCache
+from workbench.engine.cache import Adoption, KVCache
 from workbench.engine.compiling import CompilingRequests
 from workbench.engine.outputs import DetokenizedTokens, OutputProcessor, StopChecker, detokenize
 from workbench.engine.request_events import emits_no_tokens, finished_event, submitted_event
 from workbench.engine.resume import check_resumable, resume
 from workbench.errors import WorkbenchError, describe_error
-from workbench.kv_cache.adoption import Adoption
 from workbench.model.spec import ModelSpec
 from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.request import FinishReason, Request, Sequence
@@ -147,7 +146,7 @@ class RequestTracker:
 
     def _decline(self, request_id: str) -> None:
         if (adoption := self._adoptions.pop(request_id, None)) is not None:
-            adoption.decline(self._cache.manager)
+            adoption.decline(self._cache)
 
     def move_out(self, sequence: Sequence) -> None:
         """End a sequence that another engine goes on with; text that is held back is emitted there."""
@@ -173,7 +172,7 @@ class RequestTracker:
             ends, most = output.end_token_ids, output.max_output_tokens
             self.decoder.add_search(request.sampling, sequences, ends, most)
         if (adoption := self._adoptions.pop(request.request_id, None)) is not None:
-            adoption.adopt(self._cache.manager, self._cache.store, sequences[0])
+            adoption.adopt(self._cache, sequences[0])
         method = self.decoder.methods.of(sequences[0])
         if method is not None and method.hidden:  # each sample is a group of its own
             for sequence in sequences:

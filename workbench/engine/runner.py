@@ -13,7 +13,7 @@ from typing import Any
 
 from workbench.display import Displayable, Table
 from workbench.engine import inputs as intake
-from workbench.engine.cache import KVCache
+from workbench.engine.cache import BuildPages, KVCache
 from workbench.engine.config import EngineConfig
 from workbench.engine.core import EngineCore
 from workbench.engine.describe import runner_headline, runner_table
@@ -25,7 +25,6 @@ from workbench.errors import WorkbenchError
 from workbench.executors.calibration import calibrate_codecs
 from workbench.inspect.attention import Inspection, inspect
 from workbench.interrupts import DeferInterrupts
-from workbench.kv_cache.shared_memory import SharedPages
 from workbench.progress import to_stderr
 from workbench.prompt.assemble import Prompt
 from workbench.prompt.conversation import Conversation
@@ -46,7 +45,7 @@ class Runner(Displayable):
         model: LoadedModel | None = None,
         *,
         page_orders: tuple[list[int], ...] | None = None,
-        shared_pages: SharedPages | None = None,
+        build_pages: BuildPages | None = None,
         listener: Callable[[Event], None] | None = None,
         report: Callable[[str], None] = to_stderr,
         clock: Callable[[], float] = time.perf_counter,
@@ -58,7 +57,7 @@ class Runner(Displayable):
             config: every setting; the defaults unless given.
             model: a model that is in memory; `config.model` and `config.backend` are loaded unless it is given.
             page_orders: for each cache group, the order in which its pages are first used.
-            shared_pages: pages that other processes map too; they hand sequences over (see handover.py).
+            build_pages: makes the pages of the cache, where they are not its own alone.
             listener: receives every event.
             report: receives a line on each slow part of loading.
             clock: returns seconds.
@@ -79,7 +78,7 @@ class Runner(Displayable):
         self.clock, self._sleep = clock, sleep
         specs = self.model.cache_shapes(config.cache)
         specs = calibrate_codecs(self.model, specs, config.cache.calibration, self.tokenizer, report)
-        self.kv_cache = KVCache.build(self.model, config, lambda: self.core.now, page_orders, shared_pages, specs)
+        self.kv_cache = KVCache.build(self.model, config, lambda: self.core.now, page_orders, build_pages, specs)
         self.store = self.kv_cache.store
         self.core = EngineCore(config, loaded, self.kv_cache, clock, listener)
         self.scheduler, self.tracker, self.telemetry = self.core.scheduler, self.core.tracker, self.core.telemetry
@@ -215,7 +214,7 @@ class Runner(Displayable):
         old, new = self.schedule, changed_schedule(self.config.schedule, self.schedule, settings)
         with self.core.lock.acquire():
             policy = parse_policy(new.policy, new.kind)
-            self.scheduler.set_limits(new.limits)
+            self.scheduler.set_limits(new)
             if (new.policy, new.kind) != (old.policy, old.kind):
                 self.scheduler.set_policy(policy)
             self.schedule = new

@@ -93,7 +93,7 @@ def _build_draft_model(
     spec = target.transformer.spec
     check_same_vocabulary(settings.model, draft.tokenizer, draft.model.spec, target.tokenizer, spec)
     return DraftModelProposer(
-        draft.model.spec, draft.core.executor, draft.kv_cache.manager, draft.config.schedule.limits.max_prefill_tokens,
+        draft.model.spec, draft.core.executor, draft.kv_cache.manager, draft.config.schedule.max_chunk_tokens,
         common_random_numbers=settings.accept == "match", confidence_threshold=settings.confidence_threshold,
         multi_step=None if settings.stop is not None else _multi_step(draft, settings),
         stop=None if settings.stop is None else load_stop_rule(settings.stop, spec.vocab_size),

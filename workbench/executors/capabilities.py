@@ -1,7 +1,7 @@
 """The table of what each backend carries out. `doctor`, errors, `auto` and docs/reference/backends.md read it.
 
-`FEATURES` says how a model, its cache and its device are seen to want something, `LIMITS` who cannot do it and why. A
-feature without a limit is carried out by every backend.
+Each of `FEATURES` finds in the demands of a model, its cache and its device what it is about, and has the limits of
+those that cannot carry it out. A feature without limits is carried out by every backend.
 """
 
 from __future__ import annotations
@@ -47,15 +47,9 @@ REFUSALS = {
     "sampling": "cannot give what its filter combines",
 }
 STEP_QK_NORMS = None, QKNormSpec(), QKNormSpec(over="projection")
-# Settings of a spec that the whole step of mlir supports or that other features cover: a new one is refused at first.
-STEP_SETTINGS: dict[type, str] = {
-    AttentionSpec: """kind num_heads num_kv_heads head_dim sliding_window num_sink_tokens softcap scale qk_norm
-        position rotary rotated_columns sink_logits mask score pages module qkv_bias o_proj_bias kv_shared_with
-        chunk_size temperature""",
-    LayerSpec: "attention intermediate_size mlp_bias experts",
-    ModelSpec: """name vocab_size hidden_size layers max_position_embeddings rotary norm embedding_scale
-        final_logit_softcapping tie_word_embeddings eos_token_ids""",
-}
+# Settings that the whole step of mlir reads, or whose values are features: with those of FEATURES, all that it knows.
+STEP_SETTINGS = {"kind", "scale", "position", "rotary", "mask", "score", "pages", "module", "qkv_bias", "o_proj_bias",
+                 "mlp_bias", "norm", "tie_word_embeddings", "eos_token_ids"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -90,15 +84,9 @@ class Requirements:
 Finder = Callable[[Requirements], str | None]  # what is wanted, in words ("layer 2 has ALiBi"); None if it is not
 
 
-class Feature(NamedTuple):
-    about: str  # a key of REFUSALS
-    find: Finder
-
-
 class Limit(NamedTuple):
-    """One fact: `backend` does not carry out `feature` in these roles."""
+    """One fact: `backend` does not carry out a feature in these roles."""
 
-    feature: str
     backend: Backend
     roles: tuple[Role, ...]
     reason: str
@@ -110,6 +98,45 @@ class Refusal(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.verdict}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One demand that a backend may meet: how it is seen, and who cannot carry it out."""
+
+    about: str  # a key of REFUSALS
+    sought: Finder | str  # a name is that of a setting of the spec, found where it is not at its default
+    limits: tuple[Limit, ...] = ()
+
+    def find(self, wanted: Requirements) -> str | None:
+        """Return what is wanted, in words; None if it is not."""
+        sought = self.sought
+        return _changed(wanted, lambda name: name == sought) if isinstance(sought, str) else sought(wanted)
+
+    def limit(self, backend: Backend, role: Role) -> Limit | None:
+        return next((each for each in self.limits if each.backend is backend and role in each.roles), None)
+
+    def supports(self, wanted: Requirements, backend: Backend, role: Role) -> Refusal | None:
+        """Return why `backend` cannot carry this out in a role, where it is wanted; None otherwise."""
+        limit = self.limit(backend, role)
+        if limit is None or (what := self.find(wanted)) is None:
+            return None
+        return Refusal(REFUSALS[self.about], f"{what}: {limit.reason}" if what else limit.reason)
+
+
+def _limits(reason: str, *backends: Backend, roles: tuple[Role, ...] = EVERY) -> tuple[Limit, ...]:
+    return tuple(Limit(backend, roles, reason) for backend in backends or Backend)
+
+
+def _gaps(operator: str, case: str, roles: tuple[Role, ...] = EVERY) -> tuple[Limit, ...]:
+    """Return the limits of a feature that is one operator's, by the name of a case of it."""
+    gaps = {backend: known_gap(operator, backend, case) for backend in Backend}
+    return tuple(Limit(backend, roles, gap.reason) for backend, gap in gaps.items() if gap)
+
+
+def _demand(name: str) -> Finder:
+    """Find a demand of a run, which needs no words."""
+    return lambda wanted: "" if getattr(wanted, name) else None
 
 
 def _layer(describe: Callable[[LayerSpec], Any]) -> Finder:
@@ -134,24 +161,21 @@ def _first(layers: tuple[Any, ...], describe: Callable[[Any], Any]) -> str | Non
     return next((f"layer {i} has {what}" for i, each in enumerate(layers) if (what := describe(each))), None)
 
 
-def _setting(name: str) -> Finder:
-    """Find a setting of a spec that is not at its default."""
-    return lambda wanted: _changed(wanted, lambda part, each: each == name)
-
-
-def _changed(wanted: Requirements, asked: Callable[[type, str], bool]) -> str | None:
+def _changed(wanted: Requirements, is_such: Callable[[str], bool]) -> str | None:
+    """Find a setting of a spec that is not at its default, and has such a name."""
     parts: list[tuple[str, Any]] = [("the model", wanted.spec)] if wanted.spec else []
     for index, kind in enumerate(wanted.layers):
         parts += [(f"layer {index}", kind.attention), (f"layer {index}", kind)]
     for where, part in parts:
         for name, field in type(part).model_fields.items():
-            if asked(type(part), name) and getattr(part, name) != field.default:
+            if is_such(name) and not field.is_required() and getattr(part, name) != field.default:
                 return f"{where} has {name} {getattr(part, name)}"
     return None
 
 
 def _unknown_setting(wanted: Requirements) -> str | None:
-    return _changed(wanted, lambda part, name: part in STEP_SETTINGS and name not in STEP_SETTINGS[part].split())
+    known = STEP_SETTINGS | {each.sought for each in FEATURES.values()}
+    return _changed(wanted, lambda name: name not in known)
 
 
 def _device(is_other: Callable[[str], bool]) -> Finder:
@@ -297,53 +321,95 @@ def _on_ranks(find: Callable[[Requirements], object]) -> Finder:
     return lambda wanted: f"{wanted.ranks} ranks" if wanted.ranks > 1 and find(wanted) else None
 
 
-RANKS = "several ranks (tensor parallelism)"
-MIXTURE_ON_RANKS, NORM_ON_RANKS = "mixture of experts on several ranks", "norms over all heads on several ranks"
-TREES, TREES_ON_RANKS = "trees of drafts", "trees of drafts on several ranks"
-TREES_IN_CODES = "trees of drafts over quantized or encoded keys, summaries of pages, or states"
-EARLY, EARLY_ON_RANKS = "logits of early layers", "logits of early layers on several ranks"
-UNEVEN = "unlike numbers of tokens kept by heads"
-PARALLEL_ON_RANKS = "parallel attention and feed-forward on several ranks"
-INT8, INT4, FP8 = "INT8 keys or values", "INT4 keys or values", "FP8 keys or values"
-CODEC, GROUPED_CODEC = "user-defined cache codec", "user-defined cache codec of groups of tokens"
+EAGER, INDUCTOR, MLIR, TRITON = Backend.EAGER, Backend.INDUCTOR, Backend.MLIR, Backend.TRITON
+NOT_IN_STEP = _limits("the compiled decode step has none", MLIR, roles=STEP)
+NO_KERNEL = _limits("it has no kernel for it", MLIR, TRITON, roles=BLOCKS)
+BETWEEN_DRAFTS = _limits("tokens are quantized between steps", MLIR, roles=DRAFTS)
+AS_THEY_ARE = _limits("tokens are embedded as they are", MLIR, roles=DRAFTS)
+POWER_OF_TWO = _limits("a group is a power of two columns", TRITON, roles=BLOCKS)
+TWO_SUMS = _limits("two sums over ranks in its graph could change places", INDUCTOR)
 FEATURES: dict[str, Feature] = {
-    RANKS: Feature("parallel.tensor", _on_ranks(lambda wanted: True)),
-    MIXTURE_ON_RANKS: Feature("parallel.tensor", _on_ranks(_setting("experts"))),
-    PARALLEL_ON_RANKS: Feature("parallel.tensor", _on_ranks(_setting("parallel"))),
-    NORM_ON_RANKS: Feature("parallel.tensor", _on_ranks(_attention(
+    "several ranks (tensor parallelism)": Feature("parallel.tensor", _on_ranks(lambda wanted: True), _limits(
+        "several steps in one call have no sum over ranks between them", MLIR, roles=DRAFTS
+    )),
+    "mixture of experts on several ranks": Feature(
+        "parallel.tensor", _on_ranks(lambda wanted: wanted.spec is not None and wanted.spec.has_experts),
+        _limits("the compiled step's router names experts that another rank holds", MLIR, roles=STEP),
+    ),
+    "parallel attention and feed-forward on several ranks": Feature(
+        "parallel.tensor", _on_ranks(_layer(lambda kind: kind.parallel != "no" and "both")), TWO_SUMS
+    ),
+    "norms over all heads on several ranks": Feature("parallel.tensor", _on_ranks(_attention(
         lambda own: isinstance(own, AttentionSpec) and own.qk_norm is not None and own.qk_norm.over == "projection"
-    ))),
-    TREES: Feature("speculate", lambda wanted: "" if wanted.tree_drafts else None),
-    TREES_IN_CODES: Feature("speculate", _trees_beside_other_caches),
-    TREES_ON_RANKS: Feature("parallel.tensor", _on_ranks(lambda wanted: wanted.tree_drafts)),
-    UNEVEN: Feature("cache", lambda wanted: "" if wanted.uneven_heads else None),
-    EARLY: Feature("sampling", lambda wanted: "" if wanted.early_layers else None),
-    EARLY_ON_RANKS: Feature("sampling", _on_ranks(lambda wanted: wanted.early_layers)),
-    "batch_invariant": Feature("batch_invariant", lambda wanted: "" if wanted.batch_invariant else None),
-    "a CPU": Feature("device", _device(lambda device: device == "cpu" and not triton_interpreted())),
-    "a CUDA device": Feature("device", _device(lambda device: device == "cuda")),
-    "other devices": Feature("device", _device(lambda device: device not in ("cpu", "cuda"))),
-    **{name: Feature("model", _dtype(name)) for name in ("float32", "bfloat16", "float16", "float64")},
+    )), TWO_SUMS + _limits("the compiled step has no sum over ranks within attention", MLIR, roles=STEP)),
+    "trees of drafts": Feature("speculate", _demand("tree_drafts"), _limits(
+        "its attention has no mask within a span; backend eager carries trees out", INDUCTOR, TRITON, MLIR
+    )),
+    "trees of drafts over quantized or encoded keys, summaries of pages, or states": Feature(
+        "speculate", _trees_beside_other_caches,
+        _limits("accepted tokens are moved within pages of dense keys and values", EAGER),
+    ),
+    "trees of drafts on several ranks": Feature(
+        "parallel.tensor", _on_ranks(lambda wanted: wanted.tree_drafts),
+        _limits("accepted tokens are moved in the pages of one process"),
+    ),
+    "unlike numbers of tokens kept by heads": Feature("cache", _demand("uneven_heads"), _limits(
+        "its attention reads as many tokens of each head; backend eager carries this out", INDUCTOR, TRITON, MLIR
+    )),
+    "logits of early layers": Feature("sampling", _demand("early_layers"), _limits(
+        "the step is one kernel, which keeps the states between layers; blocks give them", MLIR, roles=STEP
+    )),
+    "logits of early layers on several ranks": Feature(
+        "sampling", _on_ranks(lambda wanted: wanted.early_layers), _limits("each rank has the head for its own tokens")
+    ),
+    "batch_invariant": Feature("batch_invariant", _demand("batch_invariant"), (
+        *(Limit(backend, EVERY, reason) for backend in Backend if (reason := batch_variance("decode_step", backend))),
+        Limit(MLIR, OPERATORS,
+              f"paged_attention: {batch_variance('paged_attention', MLIR)}; its whole step keeps it"),
+    )),
+    "a CPU": Feature(
+        "device", _device(lambda device: device == "cpu" and not triton_interpreted()),
+        _limits("its kernels run on CUDA devices (TRITON_INTERPRET=1: in an interpreter)", TRITON),
+    ),
+    "a CUDA device": Feature(
+        "device", _device(lambda device: device == "cuda"), _limits("its kernels run on the CPU", MLIR)
+    ),
+    "other devices": Feature(
+        "device", _device(lambda device: device not in ("cpu", "cuda")),
+        _limits("its kernels run on CUDA devices", TRITON) + _limits("its kernels run on the CPU", MLIR),
+    ),
+    **{name: Feature("model", _dtype(name), tuple(
+        Limit(backend, EVERY, f"everything is computed in {', '.join(kinds[:-1])} or {kinds[-1]}")
+        for backend, kinds in DTYPES.items() if name not in kinds
+    )) for name in ("float32", "bfloat16", "float16", "float64")},
     "INT8 weights": Feature("model", _weights(lambda own: own == INT8_MATRIX)),
     "INT8 weights by group of columns": Feature("model", _weights(lambda own: own.codes == "int8" and own.group)),
     "INT4 weights": Feature("model", _weights(lambda own: own.codes == "int4" and own.minima is None)),
     "INT4 weights with minima": Feature("model", _weights(lambda own: own.codes == "int4" and own.minima is not None)),
     "FP8 weights": Feature("model", _weights(lambda own: own.codes == "fp8")),
-    "weights in groups of no power of two": Feature("model", _weights(lambda own: own.group.bit_count() > 1)),
-    "experts in groups of no multiple of 8": Feature("model", _experts_in_groups(lambda group: group % 8)),
-    "experts in groups of no power of two": Feature("model", _experts_in_groups(lambda group: group.bit_count() > 1)),
-    "INT8 activations": Feature(
-        "model", lambda wanted: "INT8 activations" if wanted.weights.activations == "int8" else None
+    "weights in groups of no power of two": Feature(
+        "model", _weights(lambda own: own.group.bit_count() > 1), POWER_OF_TWO
     ),
-    "sliding window": Feature("model", _setting("sliding_window")),
-    "sinks of a window": Feature("model", _setting("num_sink_tokens")),
-    "soft-capped scores": Feature("model", _setting("softcap")),
-    "sink logits": Feature("model", _setting("sink_logits")),
-    "norms of queries and keys": Feature("model", _setting("qk_norm")),
+    "experts in groups of no multiple of 8": Feature(
+        "model", _experts_in_groups(lambda group: group % 8),
+        _limits("a word of a panel is of one group", MLIR, roles=STEP),
+    ),
+    "experts in groups of no power of two": Feature(
+        "model", _experts_in_groups(lambda group: group.bit_count() > 1), POWER_OF_TWO
+    ),
+    "INT8 activations": Feature(
+        "model", lambda wanted: "INT8 activations" if wanted.weights.activations == "int8" else None,
+        _gaps("linear_w8a8", "", BLOCKS),
+    ),
+    "sliding window": Feature("model", "sliding_window"),
+    "sinks of a window": Feature("model", "num_sink_tokens"),
+    "soft-capped scores": Feature("model", "softcap"),
+    "sink logits": Feature("model", "sink_logits"),
+    "norms of queries and keys": Feature("model", "qk_norm"),
     "norms of queries and keys without weights, by head, or after rotary": Feature("model", _attention(
         lambda own: isinstance(own, AttentionSpec) and own.qk_norm not in STEP_QK_NORMS and "such norms"
-    )),
-    "partly rotated heads": Feature("model", _setting("rotated_columns")),
+    ), NOT_IN_STEP),
+    "partly rotated heads": Feature("model", "rotated_columns"),
     "no position encoding": Feature("model", _attention(lambda own: own.position == "none" and "no position encoding")),
     "ALiBi": Feature("model", _attention(lambda own: own.position == "alibi" and "ALiBi")),
     "custom score function": Feature("model", _attention(lambda own: own.score and f"score {own.score.path}")),
@@ -351,23 +417,35 @@ FEATURES: dict[str, Feature] = {
     "choice of pages": Feature("model", _attention(
         lambda own: isinstance(own, AttentionSpec) and own.pages and f"pages {own.pages.path}"
     )),
-    "custom part that torch.compile cannot trace": Feature("model", _untraceable),
-    "custom part that is no arithmetic on positions": Feature("model", _without_scalar_form),
-    "chunks of attention": Feature("model", _setting("chunk_size")),
-    "temperature by position": Feature("model", _setting("temperature")),
-    "residual streams": Feature("model", _setting("altup")),
-    "keys and values of another layer": Feature("model", _setting("kv_shared_with")),
-    "rotary by a sequence's length": Feature("model", _rotary_by_length),
+    "custom part that torch.compile cannot trace": Feature(
+        "model", _untraceable, _limits("it is compiled into the attention", INDUCTOR)
+    ),
+    "custom part that is no arithmetic on positions": Feature(
+        "model", _without_scalar_form, _limits("it is part of a kernel as scalar code", MLIR, TRITON)
+    ),
+    "chunks of attention": Feature("model", "chunk_size"),
+    "temperature by position": Feature("model", "temperature"),
+    "residual streams": Feature("model", "altup", _limits(
+        "it takes one stream; backend eager carries these models out", INDUCTOR, MLIR, TRITON
+    )),
+    "keys and values of another layer": Feature("model", "kv_shared_with", NOT_IN_STEP),
+    "rotary by a sequence's length": Feature(
+        "model", _rotary_by_length, _limits("its angles are a table by position", MLIR, roles=STEP)
+    ),
     "recurrent layers": Feature("model", _layer(
         lambda kind: kind.recurrent is not None and f"a recurrent state ({kind.recurrent.kind})"
-    )),
-    "custom attention module": Feature("model", _attention(lambda own: own.module and f"module {own.module.path}")),
-    "latent attention": Feature("model", _attention(lambda own: isinstance(own, MLASpec) and "latent attention")),
+    ), _limits("it has no recurrence; backend eager carries these models out", INDUCTOR, MLIR, TRITON)),
+    "custom attention module": Feature(
+        "model", _attention(lambda own: own.module and f"module {own.module.path}"), NOT_IN_STEP
+    ),
+    "latent attention": Feature(
+        "model", _attention(lambda own: isinstance(own, MLASpec) and "latent attention"), NOT_IN_STEP
+    ),
     "heads of odd width": Feature("model", _attention(
         lambda own: isinstance(own, AttentionSpec) and own.head_dim % 2 and f"heads of odd width {own.head_dim}"
-    )),
-    "mixture of experts": Feature("model", _setting("experts")),
-    "mixtures with groups, shared experts, biases or weighed inputs": Feature("model", _unusual_mixture),
+    ), NOT_IN_STEP),
+    "mixture of experts": Feature("model", "experts"),
+    "mixtures with groups, shared experts, biases or weighed inputs": Feature("model", _unusual_mixture, NOT_IN_STEP),
     "gates other than SiLU, GELU by its tanh, clamped": Feature("model", _layer(
         lambda kind: (
             not kind.activation.gated
@@ -376,97 +454,45 @@ FEATURES: dict[str, Feature] = {
             or kind.activation.sparsity
         )
         and f"activation {kind.activation}"
-    )),
-    "gates other than SiLU": Feature("model", _setting("activation")),
-    "norms after attention or feed-forward": Feature("model", _setting("norms")),
-    "parallel attention and feed-forward": Feature("model", _setting("parallel")),
-    "LayerNorm": Feature("model", lambda wanted: "LayerNorm" if wanted.norm.kind == "layer" else None),
-    "offset of the norms' weights": Feature("model", lambda wanted: "an offset" if wanted.norm.offset else None),
-    "scaled embedding": Feature("model", _setting("embedding_scale")),
-    "quantized embedding": Feature("model", _quantized_embedding),
-    "soft-capped logits": Feature("model", _setting("final_logit_softcapping")),
-    "settings of a model that are newer than this table": Feature("model", _unknown_setting),
-    INT8: Feature("cache", _format("int8")),
-    INT4: Feature("cache", _format("int4")),
-    FP8: Feature("cache", _format("fp8")),
-    CODEC: Feature("cache", lambda wanted: _first(wanted.cache, lambda own: own.format.codec and str(own.format))),
-    GROUPED_CODEC: Feature("cache", lambda wanted: _first(
+    ), NO_KERNEL),
+    "gates other than SiLU": Feature("model", "activation", NOT_IN_STEP),
+    "norms after attention or feed-forward": Feature("model", "norms", NOT_IN_STEP),
+    "parallel attention and feed-forward": Feature("model", "parallel", NOT_IN_STEP),
+    "LayerNorm": Feature("model", lambda wanted: "LayerNorm" if wanted.norm.kind == "layer" else None, NO_KERNEL),
+    "offset of the norms' weights": Feature(
+        "model", lambda wanted: "an offset" if wanted.norm.offset else None, NOT_IN_STEP
+    ),
+    "scaled embedding": Feature("model", "embedding_scale", AS_THEY_ARE),
+    "quantized embedding": Feature("model", _quantized_embedding, AS_THEY_ARE),
+    "soft-capped logits": Feature("model", "final_logit_softcapping"),
+    "settings of a model that are newer than this table": Feature("model", _unknown_setting, NOT_IN_STEP),
+    "INT8 keys or values": Feature("cache", _format("int8"), BETWEEN_DRAFTS),
+    "INT4 keys or values": Feature("cache", _format("int4"), BETWEEN_DRAFTS),
+    "FP8 keys or values": Feature("cache", _format("fp8"), BETWEEN_DRAFTS),
+    "user-defined cache codec": Feature(
+        "cache", lambda wanted: _first(wanted.cache, lambda own: own.format.codec and str(own.format)),
+        _limits("the compiled decode step cannot call it", MLIR, roles=STEP),
+    ),
+    "user-defined cache codec of groups of tokens": Feature("cache", lambda wanted: _first(
         wanted.cache, lambda own: own.format.codec and own.keeps_residual and f"{own.format}, in groups"
-    )),
-    "quantized keys with dense values, or the other way": Feature("cache", _format("dense")),
-    "rotated heads": Feature("cache", _cache(lambda own: own.format.rotate and "rotated heads")),
-    "a cache in another type than the weights": Feature("cache", _cache_dtype),
+    ), _gaps("quantized_attention", "decode dense float32")),  # decoded for each step
+    "quantized keys with dense values, or the other way": Feature(
+        "cache", _format("dense"), _gaps("quantized_attention", "dense keys")
+    ),
+    "rotated heads": Feature(
+        "cache", _cache(lambda own: own.format.rotate and "rotated heads"),
+        _limits("the compiled decode step does not rotate heads", MLIR, roles=STEP),
+    ),
+    "a cache in another type than the weights": Feature(
+        "cache", _cache_dtype, _limits("it reads both in one type", MLIR)
+    ),
 }  # fmt: skip
-# Features that are one operator's, by the name of a case of it: who cannot carry them out stands with the operators.
-OPERATOR_CASES: dict[str, tuple[str, str, tuple[Role, ...]]] = {
-    "INT8 activations": ("linear_w8a8", "", BLOCKS),
-    "quantized keys with dense values, or the other way": ("quantized_attention", "dense keys", EVERY),
-    GROUPED_CODEC: ("quantized_attention", "decode dense float32", EVERY),  # decoded for each step
-}
-NOT_IN_STEP = "the compiled decode step has none"
-LIMITS: tuple[Limit, ...] = (
-    Limit(RANKS, Backend.MLIR, DRAFTS, "several steps in one call have no sum over ranks between them"),
-    Limit(MIXTURE_ON_RANKS, Backend.MLIR, STEP, "the compiled step's router names experts that another rank holds"),
-    Limit(NORM_ON_RANKS, Backend.MLIR, STEP, "the compiled step has no sum over ranks within attention"),
-    *(Limit(feature, Backend.INDUCTOR, EVERY, "two sums over ranks in its graph could change places")
-      for feature in (NORM_ON_RANKS, PARALLEL_ON_RANKS)),
-    *(Limit(TREES, backend, EVERY, "its attention has no mask within a span; backend eager carries trees out")
-      for backend in Backend if backend is not Backend.EAGER),
-    Limit(TREES_IN_CODES, Backend.EAGER, EVERY, "accepted tokens are moved within pages of dense keys and values"),
-    *(Limit(TREES_ON_RANKS, backend, EVERY, "accepted tokens are moved in the pages of one process")
-      for backend in Backend),
-    *(Limit(UNEVEN, backend, EVERY, "its attention reads as many tokens of each head; backend eager carries this out")
-      for backend in Backend if backend is not Backend.EAGER),
-    Limit(EARLY, Backend.MLIR, STEP, "the step is one kernel, which keeps the states between layers; blocks give them"),
-    *(Limit(EARLY_ON_RANKS, backend, EVERY, "each rank has the head for its own tokens") for backend in Backend),
-    *(Limit("batch_invariant", backend, EVERY, reason)
-      for backend in Backend if (reason := batch_variance("decode_step", backend))),
-    Limit("batch_invariant", Backend.MLIR, OPERATORS,
-          f"paged_attention: {batch_variance('paged_attention', Backend.MLIR)}; its whole step keeps it"),
-    Limit("a CPU", Backend.TRITON, EVERY, "its kernels run on CUDA devices (TRITON_INTERPRET=1: in an interpreter)"),
-    Limit("a CUDA device", Backend.MLIR, EVERY, "its kernels run on the CPU"),
-    *(Limit("other devices", backend, EVERY, f"its kernels run on {where}")
-      for backend, where in ((Backend.TRITON, "CUDA devices"), (Backend.MLIR, "the CPU"))),
-    *(Limit(name, backend, EVERY, f"everything is computed in {', '.join(kinds[:-1])} or {kinds[-1]}")
-      for backend, kinds in DTYPES.items() for name in ("float16", "float64") if name not in kinds),
-    Limit("a cache in another type than the weights", Backend.MLIR, EVERY, "it reads both in one type"),
-    *(Limit(feature, backend, roles, gap.reason) for feature, (operator, case, roles) in OPERATOR_CASES.items()
-      for backend in Backend if (gap := known_gap(operator, backend, case))),
-    Limit("weights in groups of no power of two", Backend.TRITON, BLOCKS, "a group is a power of two columns"),
-    Limit("experts in groups of no multiple of 8", Backend.MLIR, STEP, "a word of a panel is of one group"),
-    Limit("experts in groups of no power of two", Backend.TRITON, BLOCKS, "a group is a power of two columns"),
-    Limit("custom part that torch.compile cannot trace", Backend.INDUCTOR, EVERY, "it is compiled into the attention"),
-    *(Limit("custom part that is no arithmetic on positions", backend, EVERY, "it is part of a kernel as scalar code")
-      for backend in (Backend.MLIR, Backend.TRITON)),
-    *(Limit(feature, Backend.MLIR, STEP, NOT_IN_STEP) for feature in (
-        "latent attention", "custom attention module", "heads of odd width", "keys and values of another layer",
-        "mixtures with groups, shared experts, biases or weighed inputs",
-        "gates other than SiLU",
-        "norms of queries and keys without weights, by head, or after rotary",
-        "norms after attention or feed-forward", "parallel attention and feed-forward",
-        "offset of the norms' weights")),
-    *(Limit(feature, backend, BLOCKS, "it has no kernel for it") for backend in (Backend.MLIR, Backend.TRITON)
-      for feature in ("LayerNorm", "gates other than SiLU, GELU by its tanh, clamped")),
-    Limit("rotary by a sequence's length", Backend.MLIR, STEP, "its angles are a table by position"),
-    *(Limit("recurrent layers", backend, EVERY, "it has no recurrence; backend eager carries these models out")
-      for backend in (Backend.INDUCTOR, Backend.MLIR, Backend.TRITON)),
-    *(Limit("residual streams", backend, EVERY, "it takes one stream; backend eager carries these models out")
-      for backend in (Backend.INDUCTOR, Backend.MLIR, Backend.TRITON)),
-    Limit("rotated heads", Backend.MLIR, STEP, "the compiled decode step does not rotate heads"),
-    Limit("settings of a model that are newer than this table", Backend.MLIR, STEP, NOT_IN_STEP),
-    Limit(CODEC, Backend.MLIR, STEP, "the compiled decode step cannot call it"),
-    *(Limit(feature, Backend.MLIR, DRAFTS, "tokens are embedded as they are")
-      for feature in ("scaled embedding", "quantized embedding")),
-    *(Limit(feature, Backend.MLIR, DRAFTS, "tokens are quantized between steps") for feature in (INT8, INT4, FP8)),
-)  # fmt: skip
 
 
 def limits_of(feature: str) -> dict[str, str | None]:
     """Return the reason why each of COLUMNS does not carry out a feature; None where it does."""
-    return {
-        column: next((row.reason for row in LIMITS if row[:2] == (feature, backend) and role in row.roles), None)
-        for column, (backend, role) in COLUMNS.items()
-    }
+    limits = {column: FEATURES[feature].limit(*place) for column, place in COLUMNS.items()}
+    return {column: limit and limit.reason for column, limit in limits.items()}
 
 
 def capability_table() -> Table:
@@ -483,9 +509,5 @@ def capability_table() -> Table:
 
 def unsupported(backend: Backend, requirements: Requirements, role: Role = "blocks") -> Refusal | None:
     """Return why `backend` cannot do all that is required in this role; None if it can."""
-    for limit in LIMITS:
-        if limit.backend is backend and role in limit.roles:
-            about, find = FEATURES[limit.feature]
-            if (what := find(requirements)) is not None:
-                return Refusal(REFUSALS[about], f"{what}: {limit.reason}" if what else limit.reason)
-    return None
+    refusals = (feature.supports(requirements, backend, role) for feature in FEATURES.values())
+    return next((refusal for refusal in refusals if refusal is not None), None)

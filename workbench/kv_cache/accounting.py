@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 
 from workbench.kv_cache.budget import EvictionBudget
-from workbench.kv_cache.pages import NULL_PAGE, KVCacheGroup, PagePool, pages_for
+from workbench.kv_cache.pages import NULL_PAGE, KVCacheGroup, PagePool
 from workbench.kv_cache.prefix import PrefixMatch, RadixCache
 from workbench.request import Sequence
 
@@ -77,8 +77,9 @@ class KVCacheAccounting:
         else:
             computed, evicted, held = match.num_tokens, 0, [len(pages) for pages in match.pages]
             here = [match.num_resident_pages(t) for t in range(len(self.groups))]
-        known = self._known(sequence, computed, evicted)
+        new = self.num_new_tokens(sequence, computed, evicted)
         computed -= evicted
+        known = computed + new
         counts = []
         for t, table in enumerate(self.groups):
             if table.is_recurrent:
@@ -86,7 +87,7 @@ class KVCacheAccounting:
                 continue
             place = table.quantized_until(computed) // self.page_size
             copied = saved is None and match.has_page(t, place)
-            stop = self._stop(table, computed, known)
+            stop = table.num_pages(computed, known, self.max_chunk_tokens, self.page_size)
             counts.append(max(stop, held[t]) - here[t] + copied)
         return counts
 
@@ -96,14 +97,19 @@ class KVCacheAccounting:
         return [
             1
             if table.is_recurrent
-            else max(1, self._stop(table, joins, known) - table.quantized_until(joins) // self.page_size)
+            else max(
+                1,
+                table.num_pages(joins, known, self.max_chunk_tokens, self.page_size)
+                - table.quantized_until(joins) // self.page_size,
+            )
             for table in self.groups
         ]
 
     def pages_to_allocate(self, sequence: Sequence, num_draft_tokens: int = 0) -> list[int] | None:
         """Return the pages to allocate, by group, before the next step of a running sequence that verifies
         `num_draft_tokens` draft tokens; None for none at all."""
-        known = self._known(sequence, sequence.num_computed_tokens, sequence.num_evicted_tokens)
+        stored = sequence.num_stored_tokens
+        known = stored + self.num_new_tokens(sequence, sequence.num_computed_tokens, sequence.num_evicted_tokens)
         drafts_states = self.recurrent_groups and num_draft_tokens
         if known + num_draft_tokens <= sequence.allocated_until and not drafts_states:
             return None
@@ -113,43 +119,25 @@ class KVCacheAccounting:
                 spare = sequence.states[t].spare if t in sequence.states else ()
                 counts.append(max(0, 1 + num_draft_tokens - len(spare)))
                 continue
-            stop = self._stop(table, sequence.num_stored_tokens, known, num_draft_tokens)
-            place = table.quantized_until(sequence.num_stored_tokens) // self.page_size
+            stop = table.num_pages(stored, known, self.max_chunk_tokens, self.page_size, num_draft_tokens)
+            place = table.quantized_until(stored) // self.page_size
             copied = place < len(pages) and pool.ref_count(pages[place]) > 1
             counts.append(max(0, stop - len(pages)) + copied)
         return counts
 
-    def num_new_tokens(self, sequence: Sequence, num_computed_tokens: int, num_evicted_tokens: int) -> int:
+    def num_new_tokens(self, sequence: Sequence, computed: int, evicted: int) -> int:
         """Return the tokens that the next step may compute, given the numbers of computed and evicted tokens."""
-        return self._known(sequence, num_computed_tokens, num_evicted_tokens) - (
-            num_computed_tokens - num_evicted_tokens
-        )
+        new = len(sequence.token_ids) - computed
+        if self.budget is None:
+            return new
+        left = self.budget.tokens_until_eviction(sequence.prompt_length, computed, evicted)
+        return new if left is None else min(new, left)
 
     def first_exhausted_group(self, counts: list[int], match: PrefixMatch | None = None) -> int | None:
         """Return the first group without that many available pages besides those of `match`; None if all suffice."""
-        for t, (count, pool) in enumerate(zip(counts, self.pools, strict=True)):
-            if count > pool.num_available - (self._idle(match, t) if match is not None else 0):
-                return t
-        return None
+        return next((t for t, count in enumerate(counts) if count > self.num_available(t, match)), None)
 
     def num_available(self, group: int, match: PrefixMatch | None = None) -> int:
-        return self.pools[group].num_available - (self._idle(match, group) if match is not None else 0)
-
-    def _known(self, sequence: Sequence, computed: int, evicted: int) -> int:
-        """Return the tokens that the sequence holds after its next step."""
-        known = len(sequence.token_ids) - evicted
-        left = (
-            None
-            if self.budget is None
-            else self.budget.tokens_until_eviction(sequence.prompt_length, computed, evicted)
-        )
-        return known if left is None else min(known, computed - evicted + left)
-
-    def _stop(self, table: KVCacheGroup, computed: int, known: int, drafted: int = 0) -> int:
-        """Return the length of the list of pages for the next step; `drafted` tokens follow the last known one."""
-        cut = table.sliding_window is not None and known > computed + self.max_chunk_tokens
-        end = computed + self.max_chunk_tokens if cut else known + drafted
-        return pages_for(table.quantized_until(end), self.page_size)
-
-    def _idle(self, offer: PrefixMatch, table: int) -> int:
-        return sum(page in self.pools[table].evictable for page in offer.pages[table])
+        """Return the available pages of a group besides those of `match`."""
+        pool, matched = self.pools[group], () if match is None else match.pages[group]
+        return pool.num_available - sum(page in pool.evictable for page in matched)

@@ -13,19 +13,16 @@ from itertools import zip_longest
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from compiled_kernels.quantized_attention import PageFormat, QuantFormat, QuantizationRule, bits_per_number
 from workbench.errors import WorkbenchError, explain, nearest
 from workbench.kv_cache.codec import LoadedCodec, load_codec, stored_bytes
 from workbench.kv_cache.pages import KVCacheGroup
-from workbench.request import CustomPart
-from workbench.settings import Count, Settings
+from workbench.request import CustomPart, CustomPartSetting
+from workbench.settings import Count, NonNegative, Settings, optional_fields
 
 FORMATS: tuple[QuantFormat, ...] = ("dense", "int8", "int4", "fp8")
-CodecSetting = Annotated[
-    CustomPart, BeforeValidator(lambda value: {"path": value} if isinstance(value, str) else value)
-]  # a path alone is one without arguments
 
 
 class LayerFormat(Settings):
@@ -44,9 +41,9 @@ class LayerFormat(Settings):
     quant_group: Annotated[int, Field(ge=8, multiple_of=8)] = 64  # tokens that share a key channel's scale
     columns: Annotated[int, Field(ge=8, multiple_of=8)] = 64  # the whole head where it is narrower
     residual_length: Count = 64  # newest tokens that are not quantized yet, at least
-    num_sink_tokens: Annotated[int, Field(ge=0)] = 0  # first tokens of a text that are never quantized
+    num_sink_tokens: NonNegative = 0  # first tokens of a text that are never quantized
     rotate: bool = False  # heads are rotated by a Hadamard matrix before they are quantized
-    codec: CodecSetting | None = None  # user-defined, in place of a format
+    codec: CustomPartSetting | None = None  # user-defined, in place of a format
 
     @model_validator(mode="after")
     def _codec_is_alone(self) -> LayerFormat:
@@ -76,18 +73,8 @@ class LayerFormat(Settings):
         return keys if keys == values else f"{keys} keys, {values} values"
 
 
-class LayerFormatOverride(Settings):
+class LayerFormatOverride(optional_fields(LayerFormat)):
     """Overrides for one layer; None is as in the other layers."""
-
-    format: QuantFormat | None = None
-    keys: QuantFormat | None = None
-    values: QuantFormat | None = None
-    quant_group: Annotated[int, Field(ge=8, multiple_of=8)] | None = None
-    columns: Annotated[int, Field(ge=8, multiple_of=8)] | None = None
-    residual_length: Count | None = None
-    num_sink_tokens: Annotated[int, Field(ge=0)] | None = None
-    rotate: bool | None = None
-    codec: CodecSetting | None = None
 
 
 class CodecCalibration(Settings):
@@ -104,17 +91,22 @@ class CacheFormat(LayerFormat):
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of what is not quantized; auto: the model's
     calibration: CodecCalibration = CodecCalibration()  # of codecs that want it
-    layers: dict[Annotated[int, Field(ge=0)], LayerFormatOverride] = {}  # formats of single layers, by number
+    layers: dict[NonNegative, LayerFormatOverride] = {}  # formats of single layers, by number
+
+    @property
+    def codecs(self) -> tuple[CustomPart, ...]:
+        """Return the user-defined codecs, those of single layers too."""
+        layers = (layer.model_dump().get("codec") for layer in self.layers.values())
+        return tuple(codec for codec in (self.codec, *layers) if codec is not None)
 
     def for_layer(self, layer: int) -> LayerFormat:
         """Return the format of one layer. An override with a `format` takes over neither `keys` nor `values` nor a
         `codec`, one with a `codec` no format."""
         mine = {name: getattr(self, name) for name in LayerFormat.model_fields}
-        change = self.layers.get(layer)
-        if change is not None:
-            if change.format is not None or change.codec is not None:
-                mine |= {"format": "dense", "keys": None, "values": None, "codec": None}
-            mine |= change.model_dump(exclude_none=True)
+        change = self.layers[layer].model_dump(exclude_none=True) if layer in self.layers else {}
+        if "format" in change or "codec" in change:
+            mine |= {"format": "dense", "keys": None, "values": None, "codec": None}
+        mine |= change
         if mine["rotate"] and {mine["keys"] or mine["format"], mine["values"] or mine["format"]} == {"dense"}:
             mine["rotate"] = False  # a dense layer has nothing to rotate
         return LayerFormat(**mine)

@@ -11,10 +11,10 @@ from dataclasses import replace
 from workbench.kv_cache.accounting import KVCacheAccounting
 from workbench.kv_cache.budget import EvictionBudget
 from workbench.kv_cache.cpu_pages import CPUPagePool
-from workbench.kv_cache.lending import HandedPages, SharedPagePool
 from workbench.kv_cache.pages import NULL_PAGE, Eviction, KVCacheGroup, PagePool, PageTransfers, pages_for
 from workbench.kv_cache.prefix import PrefixMatch, RadixCache
 from workbench.kv_cache.recurrent import commit_states, snapshot_places
+from workbench.kv_cache.settings import PreemptionMode
 from workbench.request import Sequence, StatePages, SwappedPages
 from workbench.trace.events import PinnedPrefix
 
@@ -32,12 +32,12 @@ class KVCacheManager(KVCacheAccounting):
         prefix_cache: RadixCache | None = None,
         cpu_pools: Many[PagePool] = (),
         budget: EvictionBudget | None = None,
-        offload_preempted: bool = True,
+        preemption_mode: PreemptionMode = "auto",
     ):
         super().__init__(pools, groups, max_chunk_tokens, prefix_cache, budget)
-        self.cpu_pages, self.offload_preempted, self.transfers = (
+        self.cpu_pages, self.preemption_mode, self.transfers = (
             CPUPagePool(cpu_pools, prefix_cache),
-            offload_preempted,
+            preemption_mode,
             PageTransfers(),
         )
 
@@ -65,7 +65,7 @@ class KVCacheManager(KVCacheAccounting):
             self.prefix_cache.acquire(sequence.arrival_index, match)
             places = self.prefix_cache.take_cpu_pages(match)
             for (t, at, node), place in zip(match.on_cpu, places, strict=True):
-                page = sequence.pages[t][at] = self._allocate_pages(t, 1)[0]
+                page = sequence.pages[t][at] = self.allocate_pages(t, 1)[0]
                 self.transfers.swap_ins.append((sequence.request_id, t, place, page))
                 self.prefix_cache.attach_page(sequence.arrival_index, node, t, page)
                 self.cpu_pages.fetched.append((t, place))
@@ -93,13 +93,13 @@ class KVCacheManager(KVCacheAccounting):
             return
         covered = []
         for t, (table, pages, pool) in enumerate(zip(self.groups, sequence.pages, self.pools, strict=True)):
-            fresh = self._allocate_pages(t, counts[t])
+            fresh = self.allocate_pages(t, counts[t])
             if table.is_recurrent:
                 sequence.states.setdefault(t, StatePages()).spare += fresh
                 continue
             place = table.quantized_until(sequence.num_stored_tokens) // self.page_size
             if place < len(pages) and pool.ref_count(pages[place]) > 1:
-                self._copy(sequence, t, pages[place], fresh[0])
+                self.transfers.copy(sequence.request_id, t, pages[place], fresh[0])
                 pool.release([pages[place]])
                 pages[place] = fresh.pop(0)
             pages.extend(fresh)
@@ -115,7 +115,7 @@ class KVCacheManager(KVCacheAccounting):
             snapshots = sequence.states[t].snapshots
             for place in reversed(snapshot_places(start, known, self.page_size)):
                 if place not in snapshots and self.pools[t].num_available:
-                    snapshots[place] = self._allocate_pages(t, 1)[0]
+                    snapshots[place] = self.allocate_pages(t, 1)[0]
 
     def commit_states(self, sequence: Sequence, start: int, known: int, end: int) -> None:
         """Keep the states that a step over [start, end) wrote: see `recurrent.commit_states`."""
@@ -124,9 +124,10 @@ class KVCacheManager(KVCacheAccounting):
 
     def free_rejected_drafts(self, sequence: Sequence) -> None:
         """Free pages that hold only rejected draft tokens."""
+        stored = sequence.num_stored_tokens
+        known = stored + self.num_new_tokens(sequence, sequence.num_computed_tokens, sequence.num_evicted_tokens)
         for table, pages, pool in zip(self.groups, sequence.pages, self.pools, strict=True):
-            known = self._known(sequence, sequence.num_computed_tokens, sequence.num_evicted_tokens)
-            stop = self._stop(table, sequence.num_stored_tokens, known)
+            stop = table.num_pages(stored, known, self.max_chunk_tokens, self.page_size)
             if len(pages) > stop:
                 pool.release(pages[stop:])
                 del pages[stop:]
@@ -155,7 +156,7 @@ class KVCacheManager(KVCacheAccounting):
         if saved is None:
             saved = (
                 None
-                if not self.offload_preempted
+                if self.preemption_mode == "recompute"
                 else self.cpu_pages.swap_out(sequence.num_computed_tokens, self._written(sequence), self.transfers)
             )
         else:
@@ -194,24 +195,9 @@ class KVCacheManager(KVCacheAccounting):
         ) = 0
         return freed
 
-    def lend(self, sequence: Sequence) -> HandedPages:
-        """Lend the pages that the next query of `sequence` reads to another process, which goes on with it. Its own
-        references stay until it is freed.
-
-        Raises:
-            ValueError: if pages are borrowed themselves, or these are no pages of a shared memory.
-        """
-        needed = self.pages_to_hand_over(sequence)
-        shared = []
-        for pool, pages in zip(self.pools, needed, strict=True):
-            if not isinstance(pool, SharedPagePool):
-                raise ValueError("pages of a memory of one's own cannot be lent")
-            found = iter(pool.lend(page for page in pages if page != NULL_PAGE))
-            shared.append(tuple(page != NULL_PAGE and next(found) for page in pages))
-        return HandedPages(sequence.num_computed_tokens, needed, tuple(shared))
-
-    def pages_to_hand_over(self, sequence: Sequence, computed: int | None = None) -> tuple[tuple[int, ...], ...]:
-        """Return the pages that the next query of `sequence` reads, by cache group, NULL_PAGE in place of others.
+    def export_pages(self, sequence: Sequence, computed: int | None = None) -> tuple[tuple[int, ...], ...]:
+        """Return the pages with which another engine can go on: by cache group those that the next query of `sequence`
+        reads, NULL_PAGE in place of others. The references stay the sequence's.
 
         Args:
             sequence: the sequence.
@@ -226,78 +212,17 @@ class KVCacheManager(KVCacheAccounting):
             found.append(tuple(page if place in read else NULL_PAGE for place, page in enumerate(pages[:last])))
         return tuple(found)
 
-    def adopt(self, sequence: Sequence, handed: HandedPages) -> None:
-        """Give a new sequence the pages that another process lends, as if it had computed them. It is submitted next,
-        waits on them, and may lose them to others as any waiting sequence: then it is computed again."""
-        for pool, pages, shared in zip(self.pools, handed.pages, handed.shared, strict=True):
-            if not isinstance(pool, SharedPagePool):
-                raise ValueError("pages of a memory of one's own cannot be borrowed")
-            kept = [(page, flag) for page, flag in zip(pages, shared, strict=True) if page != NULL_PAGE]
-            pool.borrow([page for page, _ in kept], [flag for _, flag in kept])
-        self._go_on_with(sequence, handed)
+    def import_pages(self, sequence: Sequence, num_computed_tokens: int, pages: Many[Many[int]]) -> None:
+        """Start a new sequence on pages that another engine computed, as if it had computed them itself.
 
-    def decline(self, handed: HandedPages) -> None:
-        """Let pages that another process lends go back at once."""
-        for pool, pages in zip(self.pools, handed.pages, strict=True):
-            assert isinstance(pool, SharedPagePool)
-            own = [page for page in pages if page != NULL_PAGE]
-            pool.borrow(own, [False] * len(own))
-            pool.release(own)
-
-    def take_back(self, pages: Many[Many[int]]) -> list[list[int]]:
-        """End loans of pages, by cache group, as often as they are named; return those that became free."""
-        freed = []
-        for pool, mine in zip(self.pools, pages, strict=True):
-            assert isinstance(pool, SharedPagePool)
-            freed.append(pool.take_back(mine))
-        return freed
-
-    def pop_returned(self) -> list[tuple[list[int], list[int]]]:
-        """Return the borrowed pages that go back, by cache group: sound ones, and those of failed requests."""
-        return [pool.pop_returned() if isinstance(pool, SharedPagePool) else ([], []) for pool in self.pools]
-
-    def adopt_copies(self, sequence: Sequence, handed: HandedPages) -> HandedPages | None:
-        """Give a new sequence pages of its own for those of `handed`, which the caller then fills.
-
-        Pages that the prefix cache has are shared in place of it.
-
-        Returns:
-            the pages to fill, NULL_PAGE in place of those that are known; None if there are too few.
+        Args:
+            sequence: is submitted next, waits on the pages, and may lose them to others as any waiting sequence: then
+                it is computed again.
+            num_computed_tokens: tokens whose keys and values they hold, or will hold before the next step.
+            pages: by cache group in the layout of `export_pages`; the sequence takes over a reference of each.
         """
-        match = self.match_prefix(sequence)
-        known = [list(pages) for pages in match.pages]
-        for t, at, _ in match.on_cpu:
-            known[t][at] = NULL_PAGE
-        own = [
-            [
-                page != NULL_PAGE and not (place < len(known[t]) and known[t][place] != NULL_PAGE)
-                for place, page in enumerate(pages)
-            ]
-            for t, pages in enumerate(handed.pages)
-        ]
-        if self.first_exhausted_group([sum(each) for each in own], match) is not None:
-            return None
-        held = [
-            [
-                known[t][place] if page != NULL_PAGE and place < len(known[t]) and not own[t][place] else NULL_PAGE
-                for place, page in enumerate(pages)
-            ]
-            for t, pages in enumerate(handed.pages)
-        ]
-        for pool, pages in zip(self.pools, held, strict=True):  # first, so that they are not evicted for the others
-            pool.acquire(page for page in pages if page != NULL_PAGE)
-        fresh = [iter(self._allocate_pages(t, sum(each))) for t, each in enumerate(own)]
-        fill = tuple(tuple(next(fresh[t]) if is_own else NULL_PAGE for is_own in each) for t, each in enumerate(own))
-        pages = tuple(
-            tuple(mine or known_page for mine, known_page in zip(*both, strict=True))
-            for both in zip(fill, held, strict=True)
-        )
-        self._go_on_with(sequence, HandedPages(handed.num_computed_tokens, pages))
-        return HandedPages(handed.num_computed_tokens, fill)
-
-    def _go_on_with(self, sequence: Sequence, handed: HandedPages) -> None:
-        sequence.pages = tuple(list(pages) for pages in handed.pages)
-        sequence.num_computed_tokens = handed.num_computed_tokens
+        sequence.pages = tuple(map(list, pages))
+        sequence.num_computed_tokens = num_computed_tokens
         sequence.allocated_until = sequence.next_page_boundary = 0
 
     def evict(self, sequence: Sequence) -> str:
@@ -320,7 +245,8 @@ class KVCacheManager(KVCacheAccounting):
         sequence.allocated_until = 0
         return f"{held - kept} of {held} tokens evicted"
 
-    def _allocate_pages(self, table: int, count: int) -> list[int]:
+    def allocate_pages(self, table: int, count: int) -> list[int]:
+        """Allocate pages of a group, each with one reference; the prefix cache gives up what is missing."""
         pool = self.pools[table]
         if self.prefix_cache is not None:
             if pool.num_free < count:
@@ -328,14 +254,6 @@ class KVCacheManager(KVCacheAccounting):
             for t, page in self.prefix_cache.pop_freed():
                 self.transfers.drop_targets(t, {page})
         return pool.allocate(count)
-
-    def _copy(self, sequence: Sequence, table: int, page: int, target: int) -> None:
-        """Plan a copy of `page`, or of the CPU page that it is still to be loaded from, to `target`."""
-        place = self.transfers.source_cpu_page(table, page)
-        if place is None:
-            self.transfers.copies.append((table, page, target))
-        else:
-            self.transfers.swap_ins.append((sequence.request_id, table, place, target))
 
     def _cache_full_pages(self, sequence: Sequence) -> None:
         if self.prefix_cache is None:
@@ -356,7 +274,7 @@ class KVCacheManager(KVCacheAccounting):
     def _restore(self, sequence: Sequence, swapped: SwappedPages) -> None:
         pages: list[list[int]] = []
         for t, places in enumerate(swapped.cpu_pages):
-            fresh = self._allocate_pages(t, sum(place != NULL_PAGE for place in places))
+            fresh = self.allocate_pages(t, sum(place != NULL_PAGE for place in places))
             pages.append([NULL_PAGE if place == NULL_PAGE else fresh.pop(0) for place in places])
         sequence.pages, sequence.swapped = tuple(pages), None
         self.cpu_pages.swap_in(sequence, swapped, self.transfers)

@@ -221,6 +221,12 @@ class KVCacheGroup:
         )  # in strides: the end of the next page to leave the window
         return min(full, (beyond - 1) * self.stride + self.sliding_window)
 
+    def num_pages(self, computed: int, known: int, max_chunk_tokens: int, page_size: int, drafted: int = 0) -> int:
+        """Return the length of a sequence's list of pages for the step after `computed` tokens, at the end of which
+        `known` are; `drafted` tokens follow them."""
+        cut = self.sliding_window is not None and known > computed + max_chunk_tokens
+        return pages_for(self.quantized_until(computed + max_chunk_tokens if cut else known + drafted), page_size)
+
     def max_pages(self, tokens: int, max_chunk_tokens: int, page_size: int) -> int:
         """Return the most pages that a sequence of `tokens` tokens needs at once, with at most `max_chunk_tokens`
         tokens per step. Of states these are two: the one that a step reads, and the one that it writes."""
@@ -289,6 +295,14 @@ class PageTransfers:
     def source_cpu_page(self, group: int, page: int) -> int | None:
         """Return the CPU page that `page` is to be loaded from, or None."""
         return next((place for _, t, place, target in self.swap_ins if (t, target) == (group, page)), None)
+
+    def copy(self, request_id: str, group: int, page: int, target: int) -> None:
+        """Plan a copy of `page`, or of the CPU page that it is still to be loaded from, to `target`."""
+        place = self.source_cpu_page(group, page)
+        if place is None:
+            self.copies.append((group, page, target))
+        else:
+            self.swap_ins.append((request_id, group, place, target))
 
     def drop_targets(self, group: int, pages: set[int]) -> None:
         """Drop transfers into `pages`, which were freed."""

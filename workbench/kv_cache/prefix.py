@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from workbench.kv_cache.lending import SharedPagePool
 from workbench.kv_cache.pages import NULL_PAGE, KVCacheGroup, PagePool, PageTransfers
 from workbench.kv_cache.pins import PrefixPins
 from workbench.kv_cache.radix_tree import RadixNode, RadixTree
@@ -241,14 +240,13 @@ class RadixCache:
         node = self._victim_on_cpu(group)
         return None if node is None or self.pins.is_pinned(node) else node
 
-    def drop_idle_borrowed(self) -> None:
-        """Drop the pages of other processes' that no sequence references, so that they go back (see lending.py)."""
-        for t, pool in enumerate(self.pools):
-            for page in list(pool.idle) if isinstance(pool, SharedPagePool) else ():
-                if page in self.tree.node_of[t]:  # not dropped with its node meanwhile
-                    node = self.tree.node_of[t][page]
-                    self.tree.detach_page(node, t)
-                    self.tree.page_lost(node, t)
+    def drop_pages(self, group: int, pages: Iterable[int]) -> None:
+        """Drop cached pages of a group that no sequence references."""
+        for page in pages:
+            if page in self.tree.node_of[group]:  # not dropped with its node meanwhile
+                node = self.tree.node_of[group][page]
+                self.tree.detach_page(node, group)
+                self.tree.page_lost(node, group)
 
     def clear(self) -> None:
         """Drop every page; sequences in progress keep theirs and insert none of them again."""

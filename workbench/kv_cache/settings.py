@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from workbench.settings import Settings
+from workbench.settings import Count, Settings
 
-Bytes = Annotated[int, Field(ge=1)]
+PreemptionMode = Literal["auto", "recompute", "offload"]
 
 
 class NoPrefixCache(Settings):
@@ -40,7 +40,7 @@ class MemoryOffload(Settings):
     """Swap pages out to CPU memory of at most `bytes`."""
 
     kind: Literal["memory"] = "memory"
-    bytes: Bytes = 2**30
+    bytes: Count = 2**30
 
 
 class FileOffload(Settings):
@@ -48,7 +48,7 @@ class FileOffload(Settings):
 
     kind: Literal["file"] = "file"
     path: str  # of the file, which is made
-    bytes: Bytes = 2**30
+    bytes: Count = 2**30
 
 
 def _prefix_by_kind(value: Any) -> Any:

@@ -25,7 +25,6 @@ from workbench.model.quantized import WeightFormat
 from workbench.model.spec import ModelSpec
 from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.runs.record import Record
-from workbench.scheduler.plan import SchedulerLimits
 from workbench.scheduler.policies import parse_policy
 from workbench.simulate.arrival import Arrival
 from workbench.simulate.events import FleetEventAdapter
@@ -99,9 +98,7 @@ def instance_spec_for(experiment: Experiment, times: StepTimeModel | None = None
     return instance_spec(
         sizes,
         hardware,
-        SchedulerLimits(
-            schedule.max_num_seqs, schedule.max_num_batched_tokens, schedule.chunk_tokens, schedule.chunked_prefill
-        ),
+        schedule,
         gpus=executor.gpus * executor.pipeline,
         page_size=cache.page_size,
         cache_bytes=_cache_bytes(experiment, executor, hardware, dtype),

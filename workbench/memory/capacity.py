@@ -21,7 +21,8 @@ from workbench.model import memory
 from workbench.model.memory import UNLIMITED_TOKENS, KVGroupBytes, cache_shapes
 from workbench.model.spec import ModelSpec
 from workbench.request import Request, SamplingParameters, Sequence
-from workbench.scheduler.plan import RequestRefused, SchedulerLimits
+from workbench.scheduler.limits import SchedulerLimits
+from workbench.scheduler.plan import RequestRefused
 from workbench.scheduler.scheduler import Scheduler
 
 
@@ -118,7 +119,11 @@ def _runs_without_preemption(
 ) -> bool:
     """Return whether `count` sequences are prefilled and decode their last two pages without a preemption."""
     pools = tuple(PagePool(number, page) for number in pages)
-    scheduler = Scheduler(KVCacheManager(pools, tables, chunk, budget=evict), SchedulerLimits(count, chunk), tokens + 1)
+    scheduler = Scheduler(
+        KVCacheManager(pools, tables, chunk, budget=evict),
+        SchedulerLimits(max_num_seqs=count, max_num_batched_tokens=chunk),
+        tokens + 1,
+    )
     prompt = _prompt(tokens, page)
     sampling = SamplingParameters(max_tokens=tokens + 1 - prompt)
     try:

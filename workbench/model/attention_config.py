@@ -3,67 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import ValidationError, model_validator
 
 from workbench.errors import WorkbenchError, explain
-from workbench.model.attention_spec import QueryTemperature, RotaryConfig
-from workbench.request import CustomPart
-from workbench.settings import Count, Settings
+from workbench.model.attention_spec import AttentionSpec
+from workbench.settings import Count, NonNegative, optional_fields
 
 HeadSharing = Literal["multi_head", "multi_query"]  # as many key/value heads as query heads; one for all
 WINDOW, FULL = "window", "full"
 
 
-class AttentionChange(Settings):
+# Slots of a spec that its weights decide.
+FIXED_SLOTS = ("kind", "value_norm", "qkv_clip", "rotated_columns", "qkv_bias", "o_proj_bias", "output_gate")
+
+
+class AttentionChange(optional_fields(AttentionSpec, without=FIXED_SLOTS)):
     """Slots of one layer's attention (see `AttentionSpec`); null leaves the model's own."""
 
-    num_kv_heads: Count | HeadSharing | None = (
-        None  # key/value heads; a trained model's are pooled or repeated, see `regroup`
-    )
-    num_heads: Count | None = None  # of random weights only: a trained model's are what they are
-    head_dim: Annotated[int, Field(ge=2)] | None = None  # numbers a head; of random weights only
+    # key/value heads; a trained model's are pooled or repeated, see `regroup`
+    num_kv_heads: Count | HeadSharing | None = None
     sliding_window: Count | Literal["full"] | None = None  # tokens that a query sees, itself included; full: all
-    # first tokens of a text that every query sees, beside its window
-    num_sink_tokens: Annotated[int, Field(ge=0)] | None = None
-    chunk_size: Count | None = None  # a query sees its own chunk of so many tokens alone
-    temperature: QueryTemperature | None = None  # queries are scaled by their position, for long contexts
-    # scores stay within +- this: cap * tanh(score / cap); 0 is off
-    softcap: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    # scores are multiplied by it; usually 1 / sqrt(head_dim)
-    scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     qk_norm: bool | None = None  # queries and keys are normalized head by head
-    position: Literal["rotary", "alibi", "none"] | None = None  # how attention knows where tokens stand
-    rotary: RotaryConfig | None = None  # frequencies by which heads are rotated, and how they are stretched
-    sink_logits: bool | None = None  # a learned logit for each head that takes probability from all tokens
     # The layer whose keys and values are read; previous: the last one before it that has its own.
-    kv_shared_with: Annotated[int, Field(ge=0)] | Literal["previous"] | None = None
-    mask: CustomPart | None = None  # user-defined: which keys a query sees
-    score: CustomPart | None = None  # user-defined: changes the scores before softmax
-    pages: CustomPart | None = None  # user-defined: which pages of the cache a decode reads
-    module: CustomPart | None = None  # user-defined, in place of the layer's attention
-
-    @field_validator("mask", "score", "pages", "module", mode="before")
-    @classmethod
-    def _by_name(cls, value: object) -> object:
-        return {"path": value} if isinstance(value, str) else value
+    kv_shared_with: NonNegative | Literal["previous"] | None = None
 
     @model_validator(mode="after")
     def _nothing_is_idle(self) -> AttentionChange:
-        if self.sliding_window == FULL and self.num_sink_tokens:
-            message = f"num_sink_tokens: {self.num_sink_tokens} with sliding_window: full keeps nothing in sight"
+        given = self.given
+        if self.sliding_window == FULL and (sinks := given.get("num_sink_tokens")):
+            message = f"num_sink_tokens: {sinks} with sliding_window: full keeps nothing in sight"
             raise ValueError(f"{message} that is not; give one only")
-        if self.rotary is not None and self.position in ("alibi", "none"):
-            raise ValueError(f"rotary: rotates no heads with position: {self.position}; give one only")
+        if "rotary" in given and (position := given.get("position")) in ("alibi", "none"):
+            raise ValueError(f"rotary: rotates no heads with position: {position}; give one only")
         return self
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """Return the slots that change, by name."""
+        values = {name: getattr(self, name) for name in AttentionChange.model_fields}
+        return {name: value for name, value in values.items() if value is not None}
 
     def on_top_of(self, other: AttentionChange) -> AttentionChange:
         """Return this change on top of `other`, without those of its values that would have no effect."""
-        below, mine = _given(other), _given(self)
+        below, mine = other.given, self.given
         if self.sliding_window == FULL:
             below = {name: value for name, value in below.items() if name not in ("num_sink_tokens", "chunk_size")}
-        if self.position in ("alibi", "none"):
+        if mine.get("position") in ("alibi", "none"):
             below.pop("rotary", None)
         return AttentionChange(**{**below, **mine})
 
@@ -107,8 +94,8 @@ class AttentionConfig(AttentionChange):
         """Yield the change of each of `count` layers."""
         if beyond := [index for index in self.layers if not 0 <= index < count]:
             raise WorkbenchError(f"attention.layers: there is no layer {beyond[0]}; the model has 0 to {count - 1}")
-        plain = AttentionChange(**{name: value for name, value in _given(self).items() if name in CHANGEABLE})
-        full = AttentionChange(sliding_window=FULL, num_sink_tokens=0).on_top_of(plain)
+        plain = AttentionChange(**self.given)
+        full = AttentionChange(**{"sliding_window": FULL, "num_sink_tokens": 0}).on_top_of(plain)
         kinds = {WINDOW: plain, FULL: full} | {name: kind.on_top_of(plain) for name, kind in self.kinds.items()}
         for index in range(count):
             change = kinds[self.pattern[index % len(self.pattern)]] if self.pattern else plain
@@ -116,11 +103,4 @@ class AttentionConfig(AttentionChange):
 
     @property
     def is_unchanged(self) -> bool:
-        return not (any(name in CHANGEABLE for name in _given(self)) or self.pattern or self.layers)
-
-
-CHANGEABLE = tuple(AttentionChange.model_fields)
-
-
-def _given(change: AttentionChange) -> dict[str, Any]:
-    return {name: value for name in type(change).model_fields if (value := getattr(change, name)) is not None}
+        return not (self.given or self.pattern or self.layers)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from workbench.model.recurrent.spec import AnyRecurrentSpec
-from workbench.request import CustomPart
-from workbench.settings import Settings
+from workbench.request import CustomPartSetting
+from workbench.settings import Count, NonNegative, Settings
 
 
 class RotaryScaling(Settings):
@@ -83,11 +83,34 @@ class QueryTemperature(Settings):
     after Nakanishi, 2025)."""
 
     strength: Annotated[float, Field(gt=0)]
-    floor: Annotated[int, Field(ge=1)]  # in tokens
-    offset: Annotated[int, Field(ge=0)] = 0
+    floor: Count  # in tokens
+    offset: NonNegative = 0
 
 
-class AttentionSpec(Settings):
+class AttentionSlots(Settings):
+    """Slots that grouped attention and multi-head latent attention share."""
+
+    num_heads: Count  # query heads; a trained model's are what they are
+    sliding_window: Count | None = None  # tokens that a query sees, itself included; None: all
+    num_sink_tokens: NonNegative = 0  # first tokens that every query sees, beside its window
+    # scores stay within +- this: cap * tanh(score / cap); 0 is off
+    softcap: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    # scores are multiplied by it; usually 1 / sqrt of the columns of a query
+    scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    rotary: RotaryConfig | None = None  # how heads are rotated by position; None is the model's
+    mask: CustomPartSetting | None = None  # user-defined: which keys a query sees
+    score: CustomPartSetting | None = None  # user-defined: changes the scores before softmax
+    qkv_bias: bool = False  # on the projections of queries, keys and values, or to the latents
+    o_proj_bias: bool = False
+
+    @model_validator(mode="after")
+    def _sinks_are_outside(self) -> Self:
+        if self.num_sink_tokens and self.sliding_window is None:
+            raise ValueError(f"num_sink_tokens {self.num_sink_tokens} without a window: all tokens are in sight")
+        return self
+
+
+class AttentionSpec(AttentionSlots):
     """One layer's attention as slots: `num_heads` query heads read `num_kv_heads` key/value heads of width `head_dim`.
 
     scores = scale q k, capped, changed by `score`; keys outside `mask` and the window are not seen; `sink_logits` adds
@@ -95,38 +118,26 @@ class AttentionSpec(Settings):
     """
 
     kind: Literal["grouped"] = "grouped"
-    num_heads: Annotated[int, Field(ge=1)]
-    num_kv_heads: Annotated[int, Field(ge=1)]
-    head_dim: Annotated[int, Field(ge=2)]
-    sliding_window: Annotated[int, Field(ge=1)] | None = None  # in tokens; None sees the whole context
-    num_sink_tokens: Annotated[int, Field(ge=0)] = 0  # first tokens that a window keeps in sight (StreamingLLM, 2023)
-    chunk_size: Annotated[int, Field(ge=1)] | None = None  # a query sees its own chunk of the text alone (Llama 4)
-    temperature: QueryTemperature | None = None
-    softcap: Annotated[float, Field(ge=0)] = 0.0  # c tanh(score / c) (Gemma 2, 2024); 0 is none
-    scale: Annotated[float, Field(gt=0)] | None = None  # of the scores; None is dim ** -0.5
+    num_kv_heads: Count
+    head_dim: Annotated[int, Field(ge=2)]  # numbers of a head; a trained model's are what they are
+    chunk_size: Count | None = None  # a query sees its own chunk of so many tokens alone (Llama 4)
+    temperature: QueryTemperature | None = None  # queries are scaled by their position, for long contexts
     qk_norm: Annotated[QKNormSpec | None, BeforeValidator(_qk_norm)] = None  # of queries and keys (Qwen 3, Gemma 3)
     value_norm: bool = False  # each head's values are normed, without weights (Gemma 3n)
     qkv_clip: Annotated[float, Field(ge=0)] = 0.0  # normed queries and keys, and values, are clamped to it (OLMo)
-    position: Literal["rotary", "alibi", "none"] = "rotary"
-    rotary: RotaryConfig | None = None  # None is the model's
+    position: Literal["rotary", "alibi", "none"] = "rotary"  # how attention knows where tokens are
     rotated_columns: Annotated[int, Field(ge=2, multiple_of=2)] | None = None  # of head_dim (GPT-NeoX); None: all
-    sink_logits: bool = False
-    mask: CustomPart | None = None  # custom: (query, key) positions -> seen
-    score: CustomPart | None = None  # custom: (score, head, query, key) -> score
-    pages: CustomPart | None = None  # custom: chooses pages by summaries of their keys
-    module: CustomPart | None = None  # custom attention module
-    qkv_bias: bool = False  # on the query, key and value projections
-    o_proj_bias: bool = False
+    sink_logits: bool = False  # a learned logit for each head that takes probability from all tokens
+    pages: CustomPartSetting | None = None  # user-defined: which pages of the cache a decode reads
+    module: CustomPartSetting | None = None  # user-defined, in place of the layer's attention
     output_gate: bool = False  # its result is multiplied by the sigmoid of another projection (Qwen 3 Next)
     # The earlier layer whose keys and values are read in place of its own (Brandon et al., 2024; Gemma 3n).
-    kv_shared_with: Annotated[int, Field(ge=0)] | None = None
+    kv_shared_with: NonNegative | None = None
 
     @model_validator(mode="after")
     def _grouped(self) -> AttentionSpec:
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"{self.num_heads} query heads cannot share {self.num_kv_heads} key/value heads evenly")
-        if self.num_sink_tokens and self.sliding_window is None:
-            raise ValueError(f"num_sink_tokens {self.num_sink_tokens} without a window: all tokens are in sight")
         if self.qkv_clip and self.qk_norm is not None and self.qk_norm.after_rotary:
             raise ValueError("qkv_clip beside norms after rotary: their order is not carried out")
         if self.chunk_size is not None and self.sliding_window is not None:
@@ -201,7 +212,7 @@ class AttentionSpec(Settings):
         return biases + norms + self.num_heads * self.sink_logits
 
 
-class MLASpec(Settings):
+class MLASpec(AttentionSlots):
     """The sizes of multi-head latent attention (DeepSeek-V2, 2024). A token leaves `kv_lora_rank` numbers in the
     cache, from which every head's key and value are made, and one key of width `qk_rope_head_dim`, rotated by its
     position, that all heads share.
@@ -212,30 +223,16 @@ class MLASpec(Settings):
     """
 
     kind: Literal["mla"] = "mla"
-    num_heads: Annotated[int, Field(ge=1)]
-    kv_lora_rank: Annotated[int, Field(ge=1)]
+    kv_lora_rank: Count
     qk_rope_head_dim: Annotated[int, Field(ge=2, multiple_of=2)]
-    qk_nope_head_dim: Annotated[int, Field(ge=1)]
-    v_head_dim: Annotated[int, Field(ge=1)]
-    q_lora_rank: Annotated[int, Field(ge=1)] | None = None
-    sliding_window: Annotated[int, Field(ge=1)] | None = None
-    num_sink_tokens: Annotated[int, Field(ge=0)] = 0
-    softcap: Annotated[float, Field(ge=0)] = 0.0
-    scale: Annotated[float, Field(gt=0)] | None = (
-        None  # of the scores; None is (qk_nope_head_dim + qk_rope_head_dim) ** -0.5
-    )
-    rotary: RotaryConfig | None = None  # None is the model's
+    qk_nope_head_dim: Count
+    v_head_dim: Count
+    q_lora_rank: Count | None = None
     rope_interleave: bool = True
     rms_norm_eps: float = 1e-6  # of the norms of both latents
-    mask: CustomPart | None = None  # custom, as in AttentionSpec
-    score: CustomPart | None = None
-    qkv_bias: bool = False  # on the projections to the latents
-    o_proj_bias: bool = False
 
     @model_validator(mode="after")
     def _possible(self) -> MLASpec:
-        if self.num_sink_tokens and self.sliding_window is None:
-            raise ValueError(f"num_sink_tokens {self.num_sink_tokens} without a window: all tokens are in sight")
         if self.qkv_bias and self.q_lora_rank is None:
             raise ValueError("qkv_bias without q_lora_rank: queries that come from no latent have no bias")
         return self

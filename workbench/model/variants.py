@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from einops import rearrange, reduce, repeat
@@ -78,13 +77,12 @@ def pool_kv_heads(heads: Tensor, groups: int, pool: str = "mean_pool") -> Tensor
 
 
 def _changed(attention: AnyAttentionSpec, change: AttentionChange, index: int) -> AnyAttentionSpec:
-    values: dict[str, Any] = {name: getattr(change, name) for name in type(change).model_fields}
-    values = {name: value for name, value in values.items() if value is not None}
+    values = dict(change.given)
     heads = values.get("num_heads", attention.num_heads)
     if isinstance(values.get("num_kv_heads"), str):
         values["num_kv_heads"] = heads if values["num_kv_heads"] == "multi_head" else 1
     if values.get("sliding_window") == FULL:
-        chunks = {"chunk_size": None} if isinstance(attention, AttentionSpec) and change.chunk_size is None else {}
+        chunks = {"chunk_size": None} if isinstance(attention, AttentionSpec) and "chunk_size" not in values else {}
         values |= {"sliding_window": None, "num_sink_tokens": 0, **chunks}
     try:
         # Field by field, so that fields that exclude each other are reported.

@@ -10,7 +10,8 @@ from workbench.kv_cache.manager import KVCacheManager
 from workbench.kv_cache.pages import NULL_PAGE
 from workbench.kv_cache.prefix import PrefixMatch
 from workbench.request import Sequence
-from workbench.scheduler.plan import MAX_SCORED_TOKENS, RequestDecision, SchedulerLimits, Span, num_scored_rows
+from workbench.scheduler.limits import SchedulerLimits
+from workbench.scheduler.plan import MAX_SCORED_TOKENS, RequestDecision, Span, num_scored_rows
 from workbench.scheduler.policy import RequestView, RunningViews, SchedulerDecision, Turn
 from workbench.scheduler.queue import WaitingQueue
 from workbench.scheduler.validate import items_of
@@ -41,7 +42,7 @@ class StepAllocation:
         self.kv_cache_manager, self.limits, self.views = kv_cache_manager, limits, views
         self.running, self.queue, self.decisions = running, queue, decisions
         self.step, self.policy = step, policy
-        self.tokens_left, self.prefill_tokens_left = limits.max_num_batched_tokens, limits.max_prefill_tokens
+        self.tokens_left, self.prefill_tokens_left = limits.max_num_batched_tokens, limits.max_chunk_tokens
         self.scored_tokens_left = MAX_SCORED_TOKENS
         self.num_scheduled_tokens: dict[Sequence, int] = {}
         self.items: list[RequestView | Turn | RunningViews] = []  # valid items of the order, as far as it was walked
@@ -75,7 +76,7 @@ class StepAllocation:
     @property
     def num_prefill_tokens(self) -> int:
         """Return the tokens taken by prefills of more than one token, and by requests that start."""
-        return self.limits.max_prefill_tokens - self.prefill_tokens_left
+        return self.limits.max_chunk_tokens - self.prefill_tokens_left
 
     @property
     def lacks_pages(self) -> bool:
@@ -212,7 +213,7 @@ class StepAllocation:
         if self.tokens_left <= 0:
             return f"the step's {limits.max_num_batched_tokens} tokens are taken"
         if self.prefill_tokens_left <= 0:
-            return f"the step's {limits.max_prefill_tokens} prefill tokens are taken"
+            return f"the step's {limits.max_chunk_tokens} prefill tokens are taken"
         while True:
             match = self.views.prefix_match(sequence)
             needed = self.views.pages_to_start(sequence, match)

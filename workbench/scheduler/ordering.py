@@ -20,9 +20,9 @@ CACHE_LOOKS = 16  # waiting requests whose cached tokens are looked up to see wh
 def tokens_beside_short_prompts(state: SchedulerState, head: RequestView) -> int:
     """Return the prefill tokens of `head`, the oldest request with tokens to prefill, if one prefill token of the step
     in `SHORT_SHARE` goes to short prompts behind it; 0 if `head` is not longer than that."""
-    tokens = min(state.max_prefill_tokens, state.max_num_batched_tokens - len(state.decodes))
+    tokens = min(state.limits.max_chunk_tokens, state.limits.max_num_batched_tokens - len(state.decodes))
     share = max(0, tokens) // SHORT_SHARE
-    if state.whole_prefills or not share or head.num_new_tokens <= tokens - share:
+    if not state.limits.chunked_prefill or not share or head.num_new_tokens <= tokens - share:
         return 0
     return tokens - share if state.num_new_tokens(head) > tokens - share else 0
 
@@ -33,7 +33,7 @@ def short_prompts(state: SchedulerState, head: RequestView) -> Iterator[RequestV
     A prompt is short if one step's prefill tokens hold it, cached tokens subtracted. While prompt tokens of `head` are
     scored, others that are scored are left out: it takes all such tokens of the step.
     """
-    longest = state.max_prefill_tokens
+    longest = state.limits.max_chunk_tokens
     running = (entry for entry in state.prefills if 0 < entry.num_new_tokens <= longest)
     for entry in chain(running, _short_waiting(state)):
         if entry.arrival_index != head.arrival_index and not (entry.scores_prompt and head.scores_prompt):
@@ -43,7 +43,7 @@ def short_prompts(state: SchedulerState, head: RequestView) -> Iterator[RequestV
 def _short_waiting(state: SchedulerState) -> Iterator[RequestView]:
     """Yield waiting requests with short prompts in order of arrival. Of those that only cached tokens make short, the
     oldest are found."""
-    longest = state.max_prefill_tokens
+    longest = state.limits.max_chunk_tokens
     short = takewhile(lambda entry: entry.num_new_tokens <= longest, state.waiting_by(_is_longer_than(longest)))
     long = (entry for entry in islice(state.waiting, CACHE_LOOKS) if entry.num_new_tokens > longest)
     cached = (entry for entry in long if state.num_new_tokens(entry) <= longest)

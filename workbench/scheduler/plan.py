@@ -1,5 +1,4 @@
-"""The scheduler's decisions for one step: spans to compute, draft tokens, page transfers, and reasons; and the limits
-of all steps. Integers only."""
+"""The scheduler's decisions for one step: spans to compute, draft tokens, page transfers, reasons. Integers only."""
 
 from __future__ import annotations
 
@@ -12,6 +11,7 @@ from workbench.errors import WorkbenchError
 from workbench.kv_cache.manager import KVCacheManager
 from workbench.kv_cache.pages import NULL_PAGE, PageTransfers
 from workbench.request import Sequence
+from workbench.scheduler.limits import SchedulerLimits
 from workbench.scheduler.policy import SchedulerDecision
 
 MAX_SCORED_TOKENS = 128  # scored prompt tokens of a step: the logits of a whole prompt may be larger than the model
@@ -192,27 +192,6 @@ class StepPlan(Displayable):
 
 class RequestRefused(WorkbenchError):
     """A request that can never run; the message has the numbers."""
-
-
-@dataclass(frozen=True)
-class SchedulerLimits:
-    max_num_seqs: int = 16  # sequences that run at once
-    max_num_batched_tokens: int = 512  # tokens a step computes at most
-    chunk_tokens: int | None = None  # prefill tokens a step computes at most; None: any of its tokens
-    chunked_prefill: bool = True  # a prefill may be cut where the step's tokens end
-
-    def __post_init__(self) -> None:
-        if self.max_num_seqs < 1 or self.max_num_batched_tokens < 1:
-            raise WorkbenchError("max_num_seqs and max_num_batched_tokens must be at least 1")
-        if self.chunk_tokens is not None and not 1 <= self.chunk_tokens <= self.max_num_batched_tokens:
-            within = f"max_num_batched_tokens ({self.max_num_batched_tokens})"
-            raise WorkbenchError(f"chunk_tokens must be within 1 and {within}, not {self.chunk_tokens}")
-        if self.chunk_tokens is not None and not self.chunked_prefill:
-            raise WorkbenchError("chunk_tokens has no meaning where chunked_prefill is off; leave one of them out")
-
-    @property
-    def max_prefill_tokens(self) -> int:
-        return self.chunk_tokens or self.max_num_batched_tokens
 
 
 def check_request_fits(

@@ -44,11 +44,9 @@ from workbench.scheduler.policy import (
     Turn,
 )
 from workbench.scheduler.validate import items_of
-from workbench.settings import Settings, parse_setting
+from workbench.settings import Count, Settings, parse_setting
 
-NumSteps = Annotated[int, Field(ge=1)]
 BatchingMode = Literal["continuous", "static", "padded"]
-PreemptionMode = Literal["auto", "recompute", "offload"]
 
 
 class BuiltInPolicy(Settings):
@@ -95,10 +93,10 @@ class PrefillFirst(BuiltInPolicy):
     """Prefills before decodes, which get what is left of the step: the first token comes soon, the others may stall."""
 
     kind: Literal["prefill_first"] = "prefill_first"
-    starvation_limit: NumSteps = 1000  # steps after which a waiting request goes first
+    starvation_limit: Count = 1000  # steps after which a waiting request goes first
 
     def __call__(self, state: SchedulerState) -> SchedulerDecision:
-        waiting = islice(state.waiting, max(1, state.max_num_seqs - len(state.running) + 1))  # more cannot start
+        waiting = islice(state.waiting, max(1, state.limits.max_num_seqs - len(state.running) + 1))  # more cannot start
         late = starving(state, self.starvation_limit, state.decodes)
         return SchedulerDecision([late, state.prefills, waiting, state.decodes])
 
@@ -108,7 +106,7 @@ class DecodeFirst(BuiltInPolicy):
     between tokens are even, and the first token comes late."""
 
     kind: Literal["decode_first"] = "decode_first"
-    starvation_limit: NumSteps = 64  # steps after which a waiting request goes first
+    starvation_limit: Count = 64  # steps after which a waiting request goes first
 
     def __call__(self, state: SchedulerState) -> SchedulerDecision:
         if not state.decodes:
@@ -128,7 +126,7 @@ class ShortestPrompt(BuiltInPolicy):
     """Admit and prefill short prompts first."""
 
     kind: Literal["shortest_prompt"] = "shortest_prompt"
-    starvation_limit: NumSteps = 1000  # steps after which a waiting request goes first
+    starvation_limit: Count = 1000  # steps after which a waiting request goes first
 
     def turns(self, state: SchedulerState) -> Iterable[RequestView]:
         return sorted_with_aging(state, self.starvation_limit, _num_new_tokens)
@@ -138,7 +136,7 @@ class Priority(BuiltInPolicy):
     """Schedule the smallest `Request.priority` first; preempt the largest first when pages run out."""
 
     kind: Literal["priority"] = "priority"
-    starvation_limit: NumSteps = 1000  # steps after which a waiting request goes first
+    starvation_limit: Count = 1000  # steps after which a waiting request goes first
 
     def __call__(self, state: SchedulerState) -> SchedulerDecision:
         turns = sorted_with_aging(state, self.starvation_limit, _priority)
@@ -154,7 +152,7 @@ class Fair(BuiltInPolicy):
     counter of Sheng et al., 2024)."""
 
     kind: Literal["fair"] = "fair"
-    starvation_limit: NumSteps = 1000  # steps after which a waiting request goes first
+    starvation_limit: Count = 1000  # steps after which a waiting request goes first
 
     def turns(self, state: SchedulerState) -> Iterable[RequestView]:
         return chain(state.prefills, with_aging(state, self.starvation_limit, self._by_tenant(state)))
@@ -184,7 +182,7 @@ class Deadline(BuiltInPolicy):
 
     kind: Literal["deadline"] = "deadline"
     ttft: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0  # seconds
-    starvation_limit: NumSteps = 1000  # steps after which a waiting request goes first
+    starvation_limit: Count = 1000  # steps after which a waiting request goes first
 
     def turns(self, state: SchedulerState) -> Iterable[RequestView]:
         prefill_tokens = sum(entry.num_new_tokens for entry in state.prefills)
@@ -232,7 +230,7 @@ class StaticBatching:
         # ever. Whole prompts fill at least half of each step.
         prompts = sum(entry.num_tokens for entry in state.running)
         return state.step - min(entry.scheduled_step for entry in state.running) > 2 * -(
-            -prompts // state.max_prefill_tokens
+            -prompts // state.limits.max_chunk_tokens
         )
 
 

@@ -22,6 +22,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, overload
 
+from workbench.scheduler.limits import SchedulerLimits
+
 PagesByGroup = tuple[int, ...]  # pages, one number per cache group
 
 
@@ -186,10 +188,7 @@ class SchedulerState:
     cached_tokens: Mapping[str, int]  # tokens of a waiting request in the prefix cache or on the CPU, by its id
     served_tokens: Mapping[str, int] = field(default_factory=dict)  # computed tokens by tenant
     num_admitted: int = 0  # admissions so far, including those after preemption
-    max_num_seqs: int = 16
-    max_num_batched_tokens: int = 512  # the most tokens of a step
-    max_prefill_tokens: int = 512  # the most prefill tokens of a step
-    whole_prefills: bool = False  # prefills are not cut, except one longer than a step after a preemption
+    limits: SchedulerLimits = SchedulerLimits()  # of the step; whole prefills are cut where one is longer than a step
     now: float = 0.0  # seconds, the same for the whole step
     seconds_per_prefill_token: float = 0.0  # mean of the steps so far, decodes included; 0 while none is measured
     waiting_index: WaitingIndex | None = field(default=None, compare=False, repr=False)  # None in a materialized copy
@@ -230,7 +229,7 @@ class SchedulerState:
 
         One free slot is enough for a request: samples without a slot wait on the pages of its prompt.
         """
-        return self.max_num_seqs - sum([entry.num_sequences for entry in self.running])
+        return self.limits.max_num_seqs - sum([entry.num_sequences for entry in self.running])
 
     def fits(self, entry: RequestView, preempted: Iterable[RequestView] = ()) -> bool:
         """Return whether there are pages for a waiting request once `preempted` have freed theirs."""

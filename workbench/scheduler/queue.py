@@ -7,7 +7,8 @@ import bisect
 from workbench.kv_cache.manager import KVCacheManager
 from workbench.kv_cache.pages import PagePool
 from workbench.request import Sequence
-from workbench.scheduler.plan import RequestDecision, SchedulerLimits
+from workbench.scheduler.limits import SchedulerLimits
+from workbench.scheduler.plan import RequestDecision
 from workbench.scheduler.views import RequestViews
 
 

@@ -14,15 +14,8 @@ from workbench.kv_cache.manager import KVCacheManager
 from workbench.kv_cache.pages import PagePool
 from workbench.request import FinishReason, Sequence
 from workbench.scheduler.allocate import StepAllocation
-from workbench.scheduler.plan import (
-    RequestDecision,
-    SchedulerLimits,
-    Span,
-    StepPlan,
-    add_drafts,
-    check_request_fits,
-    check_still_fits,
-)
+from workbench.scheduler.limits import SchedulerLimits
+from workbench.scheduler.plan import RequestDecision, Span, StepPlan, add_drafts, check_request_fits, check_still_fits
 from workbench.scheduler.policies import Interleaved
 from workbench.scheduler.policy import SchedulerDecision, SchedulingPolicy
 from workbench.scheduler.prefill_rate import PrefillRate

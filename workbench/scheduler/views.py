@@ -15,7 +15,7 @@ from workbench.kv_cache.manager import KVCacheManager
 from workbench.kv_cache.pages import NULL_PAGE
 from workbench.kv_cache.prefix import PrefixMatch
 from workbench.request import Sequence
-from workbench.scheduler.plan import SchedulerLimits
+from workbench.scheduler.limits import SchedulerLimits
 from workbench.scheduler.policy import PagesByGroup, RequestView, RunningViews, SchedulerState, WaitingIndex
 
 # Fields from the first to before the second change every step.
@@ -150,7 +150,7 @@ class RequestViews:
             seconds_per_prefill_token: as measured so far.
         """
         self.invalidate_matches()
-        limits, sequences = self.limits, [*running[0]]
+        sequences = [*running[0]]
         if len(self._constant_fields) > len(sequences):
             self._constant_fields = {s: self._constant_fields[s] for s in sequences if s in self._constant_fields}
         parts = RunningViews(running[1], self._running_view), RunningViews(running[2], self._running_view)
@@ -169,9 +169,7 @@ class RequestViews:
             pages_released=MappingProxyType(_LazyValues(lambda name: self._pages_released(by_id[name]))),
             cached_tokens=MappingProxyType(_LazyValues(lambda name: self._cached_tokens(by_id[name]))),
             served_tokens=MappingProxyType(_LazyValues(served_tokens)), num_admitted=self.num_admitted,
-            max_num_seqs=limits.max_num_seqs, max_num_batched_tokens=limits.max_num_batched_tokens,
-            max_prefill_tokens=limits.max_prefill_tokens, whole_prefills=not limits.chunked_prefill,
-            now=now, seconds_per_prefill_token=seconds_per_prefill_token, waiting_index=self._queue,
+            limits=self.limits, now=now, seconds_per_prefill_token=seconds_per_prefill_token, waiting_index=self._queue,
         )  # fmt: skip
 
     def _running_view(self, sequence: Sequence) -> RequestView:

@@ -15,7 +15,8 @@ from workbench.kv_cache.pages import NULL_PAGE, KVCacheGroup, PagePool, pages_fo
 from workbench.kv_cache.prefix import RadixCache
 from workbench.request import FinishReason, Request, SamplingParameters, Sequence, SwappedPages
 from workbench.scheduler.fast_forward import fast_forward, steps_until_change
-from workbench.scheduler.plan import RequestRefused, SchedulerLimits, StepPlan
+from workbench.scheduler.limits import SchedulerLimits
+from workbench.scheduler.plan import RequestRefused, StepPlan
 from workbench.scheduler.policy import SchedulingPolicy
 from workbench.scheduler.scheduler import Scheduler
 from workbench.simulate.job import SimulatedRequest
@@ -55,7 +56,7 @@ class InstanceSpec:
             else ()
         )
         index = RadixCache(pools, self.tables, self.ttl, clock, cpu_pools) if self.prefix else None
-        manager = KVCacheManager(pools, self.tables, self.limits.max_prefill_tokens, index, cpu_pools)
+        manager = KVCacheManager(pools, self.tables, self.limits.max_chunk_tokens, index, cpu_pools)
         return Scheduler(manager, self.limits, self.context, self.policy)
 
     @property
@@ -106,7 +107,7 @@ def instance_spec(
     spec, context = sizes.spec, context or sizes.spec.max_position_embeddings
     room = memory_share * gpus * hardware.memory - sizes.weight_bytes if cache_bytes is None else cache_bytes
     page_bytes = tuple(round(each * page_size) for each in sizes.token_bytes)
-    wanted = [table.max_pages(context, limits.max_prefill_tokens, page_size) for table in sizes.tables]
+    wanted = [table.max_pages(context, limits.max_chunk_tokens, page_size) for table in sizes.tables]
     whole = sum(pages * each for pages, each in zip(wanted, page_bytes, strict=True))
     counts = tuple(int(each * room // whole) if pages is None else pages for each in wanted)
     if min(counts) < 1:

@@ -12,7 +12,8 @@ from workbench.kv_cache.manager import KVCacheManager
 from workbench.kv_cache.pages import KVCacheGroup, PagePool
 from workbench.kv_cache.prefix import RadixCache
 from workbench.request import FinishReason, Request, SamplingParameters, Sequence
-from workbench.scheduler.plan import RequestRefused, SchedulerLimits, StepPlan
+from workbench.scheduler.limits import SchedulerLimits
+from workbench.scheduler.plan import RequestRefused, StepPlan
 from workbench.scheduler.policy import RequestView, SchedulerDecision, SchedulerState, SchedulingPolicy, Turn
 from workbench.scheduler.scheduler import Scheduler
 from workbench.scheduler.validate import items_of, policy_name
@@ -77,7 +78,11 @@ class PolicyScenario:
         tables = KV_CACHE_GROUPS[self.kv_cache_groups]
         pools = tuple(PagePool(self.pages, PAGE_SIZE) for _ in tables)
         index = RadixCache(pools, tables) if self.prefix else None
-        limits = SchedulerLimits(self.max_num_seqs, self.max_num_batched_tokens, chunked_prefill=self.chunked_prefill)
+        limits = SchedulerLimits(
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            chunked_prefill=self.chunked_prefill,
+        )
         return Scheduler(KVCacheManager(pools, tables, self.max_num_batched_tokens, index), limits, CONTEXT, policy)
 
 

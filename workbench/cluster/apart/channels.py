@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from workbench.cluster.apart.adoption import CopiedPages
+from workbench.cluster.apart.lending import TransferKey
 from workbench.cluster.apart.page_channel import GlooLink, PageReceiver, PageSender
 from workbench.cluster.apart.pool_messages import Adopt, ChannelAddress, ChannelBroken, Connect, Disconnect
-from workbench.kv_cache.adoption import CopiedPages
-from workbench.kv_cache.lending import TransferKey
 from workbench.kv_cache.store import KVStore
 
 STALL_SECONDS = 60.0  # without a layer, after which the pages of a transfer are computed again

@@ -14,11 +14,11 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from workbench.cluster.apart.lending import HandedPages, lend_pages, shared_pools
+from workbench.engine.cache import Adoption
 from workbench.engine.resume import why_not_resumable
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
-from workbench.kv_cache.adoption import Adoption
-from workbench.kv_cache.lending import HandedPages
 from workbench.request import Request, Sequence
 from workbench.trace.events import Event
 
@@ -48,7 +48,7 @@ def ready_sequences(runner: Runner) -> Iterator[Sequence]:
 def hand_over(runner: Runner, sequence: Sequence) -> Handover:
     """Lend the pages of a sequence to another process, and end it here as `moved`. Its loans come back by
     `take_back`."""
-    handed = runner.kv_cache.manager.lend(sequence)
+    handed = lend_pages(runner.kv_cache.manager, sequence)
     return Handover(end_as_moved(runner, sequence), handed)
 
 
@@ -80,15 +80,22 @@ def take_back(runner: Runner, pages: list[list[int]], tainted: bool = False) -> 
     Args:
         runner: their home.
         pages: the pages.
-        tainted: whether a request that failed, or a process that died, may have left anything in them.
+        tainted: whether a process that died may have left anything in them.
     """
-    freed = runner.kv_cache.manager.take_back(pages)
-    if tainted:
-        for group, each in enumerate(freed):
-            runner.store.zero_pages(group, each)
+    for group, (pool, its) in enumerate(zip(shared_pools(runner.kv_cache.manager), pages, strict=True)):
+        freed = pool.take_back(its)
+        if tainted:
+            runner.store.zero_pages(group, freed)
 
 
-def pop_returned(runner: Runner) -> tuple[list[list[int]], list[list[int]]]:
-    """Return the borrowed pages that go back to their homes, by cache group: sound ones, and tainted ones."""
-    returned = runner.kv_cache.manager.pop_returned()
-    return [sound for sound, _ in returned], [tainted for _, tainted in returned]
+def pop_returned(runner: Runner) -> list[list[int]]:
+    """Return the borrowed pages that go back to their homes, by cache group."""
+    return [pool.pop_returned() for pool in shared_pools(runner.kv_cache.manager)]
+
+
+def drop_idle_borrowed(runner: Runner) -> None:
+    """Drop the pages of other processes' that no sequence references, so that they go back."""
+    manager = runner.kv_cache.manager
+    for group, pool in enumerate(shared_pools(manager)):
+        if manager.prefix_cache is not None:
+            manager.prefix_cache.drop_pages(group, list(pool.idle))

@@ -28,13 +28,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from workbench.cluster.apart.adoption import CopiedPages, page_contents
 from workbench.cluster.apart.handover import end_as_moved
+from workbench.cluster.apart.lending import HandedPages, TransferKey
 from workbench.cluster.apart.pool_messages import ChannelAddress, Connect, OfferPages
 from workbench.engine.runner import Runner
 from workbench.errors import describe_error
 from workbench.executors.base import Executor
-from workbench.kv_cache.adoption import CopiedPages, page_contents
-from workbench.kv_cache.lending import HandedPages, TransferKey
 from workbench.kv_cache.pages import NULL_PAGE
 from workbench.kv_cache.store import KVStore
 from workbench.request import Sequence
@@ -305,7 +305,7 @@ class SendingExecutor:
         sent: list[tuple[TransferKey, LayerSender, HandedPages]] = []
         for span in plan.spans:
             if span.needs_sample and (found := self.target(span.sequence)) is not None:
-                pages = manager.pages_to_hand_over(span.sequence, span.end)
+                pages = manager.export_pages(span.sequence, span.end)
                 sent.append((*found, HandedPages(span.end, pages)))
         done: set[int] = set()
 

@@ -21,9 +21,20 @@ from multiprocessing.connection import Connection
 
 import torch
 
+from workbench.cluster.apart.adoption import BorrowedPages
 from workbench.cluster.apart.channels import PageChannels
-from workbench.cluster.apart.handover import adopt, hand_over, pop_returned, ready_sequences, take_back, why_not_apart
+from workbench.cluster.apart.handover import (
+    adopt,
+    drop_idle_borrowed,
+    hand_over,
+    pop_returned,
+    ready_sequences,
+    take_back,
+    why_not_apart,
+)
+from workbench.cluster.apart.lending import TransferKey
 from workbench.cluster.apart.page_channel import PageSender, SendingExecutor
+from workbench.cluster.apart.page_layout import describe_layout
 from workbench.cluster.apart.pool_messages import (
     Adopt,
     Begin,
@@ -47,16 +58,14 @@ from workbench.cluster.apart.pool_messages import (
     Stop,
     TakeBack,
 )
+from workbench.cluster.apart.shared_memory import SharedMemory, SharedPages
 from workbench.cluster.replica import PageCounts
-from workbench.engine.cache import cache_num_pages, describe_layout
+from workbench.engine.cache import Adoption, cache_num_pages
 from workbench.engine.config import EngineConfig
 from workbench.engine.loaded_model import LoadedModel
 from workbench.engine.runner import Runner
 from workbench.errors import describe_error
-from workbench.kv_cache.adoption import Adoption, BorrowedPages
-from workbench.kv_cache.lending import SharedPagePool, TransferKey
 from workbench.kv_cache.pages import NULL_PAGE
-from workbench.kv_cache.shared_memory import SharedMemory, SharedPages
 from workbench.request import FinishReason, Request, Sequence
 from workbench.trace.events import Event, Finished, Stepped
 
@@ -115,11 +124,15 @@ class PoolEngine:
             memory = SharedMemory.open(begin.memory)
             shared = SharedPages(memory, begin.totals, begin.homes, begin.lent)
         self.runner = Runner(
-            self.config, self.loaded, listener=self._listen, shared_pages=shared, report=lambda line: None
+            self.config,
+            self.loaded,
+            listener=self._listen,
+            build_pages=shared and shared.build,
+            report=lambda line: None,
         )
         if shared is not None:
             shared.memory.close()
-        if shared is None:  # bytes may be asked for
+        else:  # bytes may be asked for
             self.sending = SendingExecutor(self.runner.core.executor, self.runner, self._target)
             self.runner.core.executor = self.sending
         if begin.is_successor and shared is not None:
@@ -169,8 +182,7 @@ class PoolEngine:
                 take_back(runner, pages, tainted)
                 self.asked_for_pages = False
             case Recall():
-                if runner.kv_cache.manager.prefix_cache is not None:
-                    runner.kv_cache.manager.prefix_cache.drop_idle_borrowed()
+                drop_idle_borrowed(runner)
             case Cancel(request_id):
                 self._cancel(request_id)
             case Drop(key):
@@ -220,7 +232,7 @@ class PoolEngine:
         """Return whether the home pages that are left suffice for `run` and all that others may still take. A request
         that never fits is let through, to be refused."""
         pools, manager, request = self.runner.scheduler.pools, self.runner.kv_cache.manager, run.request
-        if not isinstance(pools[0], SharedPagePool):
+        if self.sending is not None:
             return True  # nothing is lent, and the scheduler waits and preempts as ever
         known = len(request.prompt_ids) + len(request.generated_ids)
         most = known + 1 if run.hands_over else len(request.prompt_ids) + request.sampling.max_output_tokens
@@ -297,12 +309,10 @@ class PoolEngine:
                 self._forget(name)
         events += [(0, step) for step in self.steps]
         adopted, self.steps, self.adopted = self.adopted, [], []
-        returned, tainted = pop_returned(self.runner)
+        returned = pop_returned(self.runner)
         needs = bool(self.waiting) and not self.runner.has_unfinished_requests and not self.asked_for_pages
         self.asked_for_pages |= needs
-        progress = StepReport(
-            events, offers, adopted, returned if any(returned) else [], tainted if any(tainted) else [], needs
-        )
+        progress = StepReport(events, offers, adopted, returned if any(returned) else [], needs)
         pages = PageCounts.of_runner(self.runner)
         if progress != StepReport() or pages != self.pages:
             self.connection.send(replace(progress, pages=pages))

@@ -6,10 +6,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from workbench.cluster.apart.lending import HandedPages, TransferKey
+from workbench.cluster.apart.page_layout import PageLayout
+from workbench.cluster.apart.shared_memory import MemoryAddress
 from workbench.cluster.replica import PageCounts
 from workbench.engine.config import EngineConfig
-from workbench.kv_cache.lending import HandedPages, TransferKey
-from workbench.kv_cache.shared_memory import MemoryAddress, PageLayout
 from workbench.request import Request
 from workbench.trace.events import Event
 
@@ -172,7 +173,6 @@ class StepReport:
     offers: list[OfferPages] = field(default_factory=list)
     adopted: list[TransferKey] = field(default_factory=list)  # whose pages are here; others are computed again
     returned: Pages = field(default_factory=list)
-    tainted: Pages = field(default_factory=list)
     needs_pages: bool = False  # a prompt waits for home pages that are lent
     pages: PageCounts | None = None  # after it
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field, replace
 
 from workbench.cluster.apart import pool_messages as message
 from workbench.cluster.apart.handover import why_not_apart
+from workbench.cluster.apart.lending import TransferKey
 from workbench.cluster.apart.pool_slots import PoolSlots, Slot
 from workbench.cluster.replica_view import prompt_of
 from workbench.engine.inputs import sample_id
 from workbench.errors import describe_error
-from workbench.kv_cache.lending import TransferKey
 from workbench.kv_cache.pages import NULL_PAGE
 from workbench.request import FinishReason, Request
 from workbench.trace.events import Decoded, Event, Finished, HandedOver, Moved, Prefilled, Submitted
@@ -162,10 +162,8 @@ class PoolRequests:
             self._offered(slot, offer)
         if found.offers:
             self.dispatch()
-        if (ledger := self.slots.ledger) is not None:
-            for pages, tainted in ((found.returned, False), (found.tainted, True)):
-                if pages:
-                    self.slots.send_home(ledger.give_back(slot.number, pages), tainted)
+        if (ledger := self.slots.ledger) is not None and found.returned:
+            self.slots.send_home(ledger.give_back(slot.number, found.returned))
         if found.needs_pages:
             self.recall()
 

@@ -18,12 +18,13 @@ from typing import Literal, NamedTuple
 
 from workbench.cluster.apart import pool_messages as message
 from workbench.cluster.apart.engine_link import EngineLink
+from workbench.cluster.apart.lending import PageLedger
+from workbench.cluster.apart.page_layout import PageLayout
 from workbench.cluster.apart.pool_processes import EngineProcess, StartProcess
+from workbench.cluster.apart.shared_memory import SharedMemory, assign_homes
 from workbench.cluster.replica import PageCounts
 from workbench.engine.config import EngineConfig
 from workbench.errors import WorkbenchError, describe_error
-from workbench.kv_cache.lending import PageLedger
-from workbench.kv_cache.shared_memory import PageLayout, SharedMemory, assign_homes
 
 MAX_FAILURES = 3  # of channels between two processes, one after another, without a transfer that arrived
 PING_SECONDS = 1.0  # between an answer of an engine and the next question whether it goes on

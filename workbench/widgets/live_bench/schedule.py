@@ -27,7 +27,7 @@ class ScheduleSettings:
     def __init__(self, live: RunnerThread):
         self._live, present = live, live.runner.schedule
         policy = getattr(present.policy, "path", "") or policy_name(parse_policy(present.policy))
-        chunk = present.limits.max_prefill_tokens
+        chunk = present.max_chunk_tokens
         self.in_force: dict[str, Any] = {
             "policy": policy, "chunk_tokens": chunk, "max_num_seqs": present.max_num_seqs,
         }  # fmt: skip

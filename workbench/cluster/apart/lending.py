@@ -21,7 +21,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from workbench.kv_cache.manager import KVCacheManager
 from workbench.kv_cache.pages import NULL_PAGE, PagePool
+from workbench.request import Sequence as TokenSequence
 
 Pages = Sequence[Sequence[int]]  # by cache group
 
@@ -39,7 +41,6 @@ class SharedPagePool(PagePool):
         page_size: int,
         home: range,
         lent: Mapping[int, int] | None = None,
-        order: Sequence[int] | None = None,
     ):
         """Create the pool of a process.
 
@@ -48,11 +49,10 @@ class SharedPagePool(PagePool):
             page_size: tokens per page.
             home: pages of this process, within 1..total.
             lent: number of loans by page, of a predecessor that died: they come back here.
-            order: order in which home pages are first handed out, a permutation of 1..len(home).
         """
         if not len(home) or home.start < 1 or home.stop > total + 1 or home.step != 1:
             raise ValueError(f"home {home} is not within pages 1..{total}")
-        super().__init__(len(home), page_size, order)
+        super().__init__(len(home), page_size)
         self.home = home
         self._lent = Counter(lent or {})
         if not all(page in home for page in self._lent):
@@ -63,7 +63,7 @@ class SharedPagePool(PagePool):
             self._holders[page] = loans
         self._borrowed: dict[int, bool] = {}  # whether its home may read it too, so that it must not be written
         self.idle: OrderedDict[int, None] = OrderedDict()  # borrowed, held by the prefix cache alone
-        self._returned: dict[int, tuple[int, bool]] = {}  # loans to give back, and whether a failed request wrote it
+        self._returned: Counter[int] = Counter()  # loans to give back
 
     @property
     def num_lent(self) -> int:
@@ -87,7 +87,8 @@ class SharedPagePool(PagePool):
             self.idle.pop(page, None)
 
     def release(self, pages: Iterable[int]) -> list[int]:
-        """Drop one reference from each of `pages`; return the home pages that became free. Borrowed ones go back."""
+        """Drop one reference from each of `pages`; return those that have no reader left: home pages that became
+        free, and borrowed ones, which go back, unless their home reads them too."""
         freed = []
         for page in pages:
             if page in self.home:
@@ -96,8 +97,8 @@ class SharedPagePool(PagePool):
             self._check_held(page)
             self._holders[page] -= 1
             if self._holders[page] == 0:
-                del self._borrowed[page]
-                self._give_back(page)
+                freed += [page] * (not self._borrowed.pop(page))
+                self._returned[page] += 1
             elif self._holders[page] == 1 and self._kept[page]:
                 self.idle[page] = None
         return freed
@@ -148,27 +149,14 @@ class SharedPagePool(PagePool):
             if page in self._borrowed:
                 self.acquire((page,))
                 self._borrowed[page] |= of_others
-                self._give_back(page)
+                self._returned[page] += 1
             else:
                 self._holders[page], self._borrowed[page] = 1, of_others
 
-    def pop_returned(self) -> tuple[list[int], list[int]]:
-        """Return the pages whose loans end, each as often as loans do: those that are as they should be, and those that
-        a failed request may have written."""
-        sound: list[int] = []
-        tainted: list[int] = []
-        for page, (loans, failed) in self._returned.items():
-            (tainted if failed else sound).extend([page] * loans)
-        self._returned = {}
-        return sound, tainted
-
-    def taint_returned(self) -> None:
-        """Note that a request failed: its home is to zero what goes back and becomes free."""
-        self._returned = {page: (loans, True) for page, (loans, _) in self._returned.items()}
-
-    def _give_back(self, page: int) -> None:
-        loans, failed = self._returned.get(page, (0, False))
-        self._returned[page] = loans + 1, failed
+    def pop_returned(self) -> list[int]:
+        """Return the pages whose loans end, each as often as loans do."""
+        returned, self._returned = list(self._returned.elements()), Counter()
+        return returned
 
     def _check_held(self, page: int) -> None:
         if not 1 <= page < len(self._holders) or self._holders[page] < 1:
@@ -184,6 +172,32 @@ class HandedPages(NamedTuple):
     num_computed_tokens: int
     pages: tuple[tuple[int, ...], ...]
     shared: tuple[tuple[bool, ...], ...] = ()
+
+
+def shared_pools(manager: KVCacheManager) -> list[SharedPagePool]:
+    """Return the pools of a process whose pages others map too; none where they are its own."""
+    return [pool for pool in manager.pools if isinstance(pool, SharedPagePool)]
+
+
+def lend_pages(manager: KVCacheManager, sequence: TokenSequence) -> HandedPages:
+    """Lend the pages that the next query of `sequence` reads to another process, which goes on with it. Its own
+    references stay until it is freed.
+
+    Raises:
+        ValueError: if pages are borrowed themselves, or these are no pages of a shared memory.
+    """
+    needed, shared = manager.export_pages(sequence), []
+    for pool, pages in zip(shared_pools(manager), needed, strict=True):
+        found = iter(pool.lend(page for page in pages if page != NULL_PAGE))
+        shared.append(tuple(page != NULL_PAGE and next(found) for page in pages))
+    return HandedPages(sequence.num_computed_tokens, needed, tuple(shared))
+
+
+def borrow_pages(manager: KVCacheManager, handed: HandedPages) -> None:
+    """Take a reference of each page that another process lends."""
+    for pool, pages, shared in zip(shared_pools(manager), handed.pages, handed.shared, strict=True):
+        kept = [(page, flag) for page, flag in zip(pages, shared, strict=True) if page != NULL_PAGE]
+        pool.borrow([page for page, _ in kept], [flag for _, flag in kept])
 
 
 class TransferKey(NamedTuple):

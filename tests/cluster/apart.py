@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from tests.engine.tiny import poison
+from workbench.cluster.apart.adoption import BorrowedPages, CopiedPages
 from workbench.cluster.apart.handover import (
     Handover,
     adopt,
@@ -18,14 +19,14 @@ from workbench.cluster.apart.handover import (
     ready_sequences,
     take_back,
 )
+from workbench.cluster.apart.lending import TransferKey, shared_pools
 from workbench.cluster.apart.page_channel import SendingExecutor
-from workbench.engine.cache import build_store, cache_num_pages, describe_layout
+from workbench.cluster.apart.page_layout import describe_layout
+from workbench.cluster.apart.shared_memory import SharedMemory, SharedPages, assign_homes, shared_bytes
+from workbench.engine.cache import Adoption, build_store, cache_num_pages
 from workbench.engine.config import EngineConfig
 from workbench.engine.loaded_model import LoadedModel
 from workbench.engine.runner import Runner
-from workbench.kv_cache.adoption import Adoption, BorrowedPages, CopiedPages
-from workbench.kv_cache.lending import SharedPagePool, TransferKey
-from workbench.kv_cache.shared_memory import SharedMemory, SharedPages, assign_homes, shared_bytes
 from workbench.model.transformer import Transformer
 from workbench.request import FinishReason, Request, Sequence
 from workbench.trace.events import Decoded, Event, Finished
@@ -105,9 +106,8 @@ class Apart:
         return offer.request, CopiedPages(offer.handed, contents)
 
     def give_back(self) -> None:
-        for pages, tainted in zip(pop_returned(self.decode), (False, True), strict=True):
-            if any(pages):
-                take_back(self.prefill, pages, tainted)
+        if any(pages := pop_returned(self.decode)):
+            take_back(self.prefill, pages)
 
     def _collect(self) -> None:
         while self._queue:
@@ -125,8 +125,8 @@ class Apart:
         for runner in (self.prefill, self.decode):
             for pool in runner.scheduler.pools:
                 assert pool.num_free == pool.num_pages
-                if isinstance(pool, SharedPagePool):
-                    assert not pool.num_lent and not pool.num_borrowed and not pool.idle
+            for pool in shared_pools(runner.kv_cache.manager):
+                assert not pool.num_lent and not pool.num_borrowed and not pool.idle
 
 
 def engines_apart(model: Transformer, shares_memory: bool, decode: dict | None = None, **settings) -> Apart:
@@ -141,7 +141,7 @@ def engines_apart(model: Transformer, shares_memory: bool, decode: dict | None =
         memory = SharedMemory.create(shared_bytes(build_store(model, configs[0], totals, "meta")))
         maps = [memory, SharedMemory.open(memory.address)]
         runners = [
-            Runner(config, loaded, shared_pages=SharedPages(mapped, totals, mine))
+            Runner(config, loaded, build_pages=SharedPages(mapped, totals, mine).build)
             for config, mapped, mine in zip(configs, maps, homes, strict=True)
         ]
         for each in maps:

@@ -13,22 +13,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engine.apart import engines_apart, prefilled
-from tests.engine.handovers import FORMATS, WINDOWS, drawn_requests
+from tests.cluster.apart import engines_apart, prefilled
+from tests.cluster.handovers import FORMATS, WINDOWS, drawn_requests
 from tests.engine.recurrent_models import models as recurrent_models
 from tests.engine.tiny import Oracle, finals, layer, model_of, request, runner_of, spec_of
 from tests.patience import until
 from tests.thorough import tries
+from workbench.cluster.apart.adoption import BorrowedPages, page_contents
 from workbench.cluster.apart.handover import adopt, hand_over, pop_returned, ready_sequences, take_back
+from workbench.cluster.apart.lending import TransferKey
 from workbench.cluster.apart.page_channel import GlooLink, PageReceiver, PageSender, SendingExecutor
+from workbench.cluster.apart.page_layout import describe_layout
 from workbench.cluster.apart.pool_messages import Adopt, Connect
-from workbench.engine.cache import describe_layout
+from workbench.cluster.apart.shared_memory import SharedMemory
 from workbench.engine.config import EngineConfig
 from workbench.errors import WorkbenchError
-from workbench.kv_cache.adoption import BorrowedPages, page_contents
-from workbench.kv_cache.lending import TransferKey
 from workbench.kv_cache.pages import NULL_PAGE
-from workbench.kv_cache.shared_memory import SharedMemory
 from workbench.model.attention_spec import MLASpec
 from workbench.model.spec import LayerSpec
 
@@ -93,6 +93,16 @@ def test_a_page_that_the_prefix_cache_has_is_not_filled_again() -> None:
     apart.check_no_page_leaks()
 
 
+def test_what_a_filled_page_held_is_on_the_cpu_before() -> None:
+    """Bytes fill pages between two steps; what the prefix cache had in them is swapped out first."""
+    cache = {"prefix": "radix", "offload": {"kind": "memory", "bytes": 200_000}}
+    apart = engines_apart(model_of(spec_of()), False, {"pages": 10}, cache=cache)
+    asked = [request(name, 18, 4) for name in ("0a", "0b", "4a", "4b")]
+    for each in asked:
+        expected = apart.run([each])
+    assert finals(apart.decode, asked) == expected
+
+
 def test_the_first_layer_has_arrived_before_the_last_is_computed() -> None:
     """Over gloo: the last block waits until the other end has the bytes of the first; all are those in the pages."""
     model = model_of(WINDOWS)
@@ -125,7 +135,7 @@ def test_the_first_layer_has_arrived_before_the_last_is_computed() -> None:
     model.blocks[-1].register_forward_pre_hook(wait)
     runner.submit(request("r", 30, 4))
     sequence = prefilled(runner)
-    whole = list(page_contents(runner.store, runner.kv_cache.manager.pages_to_hand_over(sequence)))
+    whole = list(page_contents(runner.store, runner.kv_cache.manager.export_pages(sequence)))
     offer = sending.hand_over(sequence, key, 0)
     until(lambda: len(heard) == 3)
     [(layers, arrived)] = waited
@@ -196,11 +206,11 @@ def test_a_request_that_fails_or_ends_early_leaves_no_loan() -> None:
 
     apart.decode.core.executor = Broken()
     apart.decode.step()
-    sound, tainted = pop_returned(apart.decode)
-    assert not any(sound) and any(tainted), "what the failed request may have written is to be zeroed"
-    take_back(apart.prefill, tainted, tainted=True)
-    for group, pages in enumerate(tainted):
+    returned = pop_returned(apart.decode)
+    assert any(returned), "what the failed request may have written is zero"
+    for group, pages in enumerate(returned):
         assert not any(tensor[pages].float().abs().sum() for tensor in apart.prefill.store.page_tensors(group))
+    take_back(apart.prefill, returned)
     apart.decode.core.executor = inner
     apart.check_no_page_leaks()
 

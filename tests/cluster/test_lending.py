@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.thorough import tries
-from workbench.kv_cache.lending import PageLedger, SharedPagePool, TransferKey
-from workbench.kv_cache.shared_memory import assign_homes
+from workbench.cluster.apart.lending import PageLedger, SharedPagePool, TransferKey
+from workbench.cluster.apart.shared_memory import assign_homes
 
 COUNTS = (5, 4, 3)  # pages of each process
 TOTAL = sum(COUNTS)
@@ -121,9 +121,8 @@ class Lending(RuleBasedStateMachine):
     @rule(which=st.integers(0, 2))
     def send_returned(self, which: int) -> None:
         process = self.processes[which]
-        for pages in process.pool.pop_returned():
-            if pages:
-                process.outbox.append(("return", pages))
+        if pages := process.pool.pop_returned():
+            process.outbox.append(("return", pages))
 
     @rule(which=st.integers(0, 2))
     def recall(self, which: int) -> None:
@@ -213,8 +212,7 @@ class Lending(RuleBasedStateMachine):
         for which, process in enumerate(self.processes):
             held = self.ledger.borrowed_by(which)
             known: Counter[int] = Counter(dict.fromkeys(process.pool._borrowed, 1))
-            for page, (loans, _) in process.pool._returned.items():
-                known[page] += loans
+            known.update(process.pool._returned)
             for kind, *message in process.inbox:
                 known.update(message[0] if kind == "adopt" else ())
             for kind, *message in process.outbox:
@@ -269,25 +267,18 @@ def test_a_home_counts_its_own_pages_and_a_borrower_none() -> None:
     assert home.lend(pages) == [False] * 3 and home.release(pages) == [], "they are lent"
     other.borrow(pages, [False] * 3)
     assert (other.num_free, other.num_borrowed, other.ref_count(pages[0])) == (3, 3, 1)
-    assert other.release(pages) == [] and other.pop_returned() == (pages, [])
+    assert other.release(pages) == pages == other.pop_returned()
     assert home.take_back(pages) == pages and home.num_free == 5
 
 
-def test_a_page_that_its_home_reads_too_is_not_written() -> None:
+def test_a_page_that_its_home_reads_too_is_not_written_and_not_zeroed() -> None:
+    """Those that `release` returns are zeroed where a request failed."""
     home, other = SharedPagePool(8, 4, range(1, 6)), SharedPagePool(8, 4, range(6, 9))
-    [page] = home.allocate(1)
-    home.mark_cached(page)
-    other.borrow([page], home.lend([page]))
-    assert other.ref_count(page) == 2, "so a write copies it"
-
-
-def test_pages_of_a_failed_request_go_back_tainted() -> None:
-    other = SharedPagePool(8, 4, range(6, 9))
-    other.borrow([1, 2], [False, False])
-    other.release([1])
-    other.taint_returned()
-    other.release([2])
-    assert other.pop_returned() == ([2], [1]) and other.pop_returned() == ([], [])
+    pages = home.allocate(2)
+    home.mark_cached(pages[0])
+    other.borrow(pages, home.lend(pages))
+    assert [other.ref_count(page) for page in pages] == [2, 1], "so a write copies the first"
+    assert other.release(pages) == pages[1:] and other.pop_returned() == pages
 
 
 def test_what_is_not_ones_own_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Map the pages of a cache into several processes of one host, and describe them so that processes can compare.
+"""Map the pages of a cache into several processes of one host.
 
 The memory is a file without a name (`memfd_create`): others open it through the process that made it. So nothing is
 left in /dev/shm by any death, of one process or of all: the kernel frees it with its last mapping.
@@ -7,7 +7,6 @@ left in /dev/shm by any death, of one process or of all: the kernel frees it wit
 from __future__ import annotations
 
 import contextlib
-import math
 import mmap
 import os
 from collections.abc import Callable
@@ -17,8 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from workbench.cluster.apart.lending import SharedPagePool
 from workbench.errors import WorkbenchError
-from workbench.kv_cache.pages import NULL_PAGE
 from workbench.kv_cache.store import KVStore
 
 ALIGNMENT = 4096  # bytes: each tensor begins a memory page, and so any vector's alignment holds
@@ -114,7 +113,7 @@ def move_into(store: KVStore, memory: SharedMemory) -> None:
     def put(tensor: Tensor) -> Tensor:
         nonlocal begin
         view = whole[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-        begin += _aligned(tensor.nbytes)
+        begin += aligned(tensor.nbytes)
         return view
 
     store.move(put)
@@ -126,88 +125,15 @@ def shared_bytes(store: KVStore) -> int:
 
     def count(tensor: Tensor) -> Tensor:
         nonlocal total
-        total += _aligned(tensor.nbytes)
+        total += aligned(tensor.nbytes)
         return tensor
 
     store.move(count)
     return max(total, ALIGNMENT)
 
 
-def _aligned(size: int) -> int:
+def aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
-
-
-class PageTensor(NamedTuple):
-    """One tensor of a cache group: the shape of a page and its type."""
-
-    group: int
-    shape: tuple[int, ...]
-    dtype: str
-
-    @property
-    def page_bytes(self) -> int:
-        return math.prod(self.shape) * getattr(torch, self.dtype).itemsize
-
-
-@dataclass(frozen=True)
-class PageLayout:
-    """The contents of a cache's pages, byte by byte. Two engines hand pages over if theirs are equal."""
-
-    model: str  # a digest of its architecture and of some weights
-    page_size: int
-    groups: tuple[str, ...]  # windows, sinks, residuals, by cache group
-    tensors: tuple[PageTensor, ...]  # in the order of layers
-
-    @classmethod
-    def describe(cls, store: KVStore, model: str) -> PageLayout:
-        """Describe `store`, whose tensors may be on the meta device."""
-        tensors = []
-        for layer in store.layers:
-            for group in range(len(store.groups)):
-                for tensor in layer.page_tensors(group):
-                    if not tensor.is_contiguous():
-                        raise WorkbenchError("shared pages: a tensor of the cache is not contiguous")
-                    tensors.append(PageTensor(group, tuple(tensor.shape[1:]), str(tensor.dtype).removeprefix("torch.")))
-        return cls(model, store.page_size, tuple(map(str, store.groups)), tuple(tensors))
-
-    def memory_bytes(self, totals: tuple[int, ...]) -> int:
-        """Return the bytes of a memory of so many pages, by cache group, as `shared_bytes` of their store."""
-        return max(sum(_aligned(each.page_bytes * (totals[each.group] + 1)) for each in self.tensors), ALIGNMENT)
-
-    def bytes_of(self, pages: tuple[tuple[int, ...], ...]) -> int:
-        """Return the bytes of these pages, by cache group, in all layers; null pages have none."""
-        counts = [sum(page != NULL_PAGE for page in each) for each in pages]
-        return sum(each.page_bytes * counts[each.group] for each in self.tensors)
-
-    def differences(self, other: PageLayout) -> list[str]:
-        """Return what differs, one line each: empty where pages may be handed over."""
-        found = []
-        if self.model != other.model:
-            found.append("the models or their weights differ")
-        if self.page_size != other.page_size:
-            found.append(f"cache.page_size {self.page_size} and {other.page_size}")
-        if len(self.groups) != len(other.groups):
-            found.append(f"{len(self.groups)} and {len(other.groups)} cache groups")
-        pairs = zip(self.groups, other.groups, strict=False)
-        found += [f"cache group {t}: {mine} and {theirs}" for t, (mine, theirs) in enumerate(pairs) if mine != theirs]
-        if len(self.tensors) != len(other.tensors):
-            found.append(f"{len(self.tensors)} and {len(other.tensors)} tensors")
-        for number, (mine, theirs) in enumerate(zip(self.tensors, other.tensors, strict=False)):
-            if mine != theirs:
-                found.append(f"tensor {number}: pages {_words(mine)} and {_words(theirs)}")
-                break  # one format differs in all its layers
-        return found
-
-    def check_equal(self, other: PageLayout, mine: str = "one engine", theirs: str = "the other") -> None:
-        """Refuse to hand over pages of another layout (WorkbenchError, with what differs)."""
-        if found := self.differences(other):
-            raise WorkbenchError(
-                f"pages of {mine} are no pages of {theirs}: {'; '.join(found)}; give both the same model and cache"
-            )
-
-
-def _words(tensor: PageTensor) -> str:
-    return f"{list(tensor.shape)} {tensor.dtype} (group {tensor.group})"
 
 
 @dataclass(frozen=True)
@@ -226,11 +152,15 @@ class SharedPages:
     homes: tuple[range, ...]
     lent: tuple[dict[int, int], ...] = ()
 
-    def store(self, build: Callable[[tuple[int, ...], str], KVStore]) -> KVStore:
-        """Return the store that `build` makes of numbers of pages and a device, in this memory."""
-        made = build(self.totals, "meta")
-        move_into(made, self.memory)
-        return made
+    def build(
+        self, build_store: Callable[[tuple[int, ...], str], KVStore]
+    ) -> tuple[KVStore, tuple[SharedPagePool, ...]]:
+        """Return the store that `build_store` makes of numbers of pages and a device, in this memory, and its pools."""
+        store = build_store(self.totals, "meta")
+        move_into(store, self.memory)
+        lent = self.lent or ({},) * len(self.homes)
+        pools = zip(self.totals, self.homes, lent, strict=True)
+        return store, tuple(SharedPagePool(total, store.page_size, home, owed) for total, home, owed in pools)
 
 
 def assign_homes(counts: list[tuple[int, ...]]) -> tuple[tuple[int, ...], list[tuple[range, ...]]]:
