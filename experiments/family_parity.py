@@ -28,9 +28,10 @@ from compiled_kernels import Backend
 from workbench import load
 from workbench.display import Table
 from workbench.errors import WorkbenchError
-from workbench.executors.base import Executor, build_executor
+from workbench.executors.build import build_step_runner
 from workbench.executors.capabilities import Requirements, unsupported
 from workbench.executors.select import Backends
+from workbench.executors.step_runner import StepRunner
 from workbench.kv_cache.manager import KVCacheManager
 from workbench.kv_cache.pages import PagePool, build_cache_groups, pages_for
 from workbench.kv_cache.prefix import RadixCache
@@ -54,7 +55,7 @@ GREEDY_PROMPT, GREEDY_TOKENS = 21, 6
 class Texts:
     """Sequences over one cache, whose pages come in random order and hold NaN where nothing was written."""
 
-    def __init__(self, model: Transformer, executor_of: Callable[[KVStore], Executor], length: int):
+    def __init__(self, model: Transformer, executor_of: Callable[[KVStore], StepRunner], length: int):
         self.length = length
         shapes, pages = model.cache_shapes(), 2 * pages_for(length, PAGE_SIZE)
         groups = build_cache_groups(shape.cache_groups for shape in shapes)
@@ -112,7 +113,7 @@ def errors_by_way(
 
     def fresh() -> Texts:
         backends = Backends.uniform(backend, "asked for", requirements)
-        return Texts(model, lambda store: build_executor(model, store, backends), len(texts[0]))
+        return Texts(model, lambda store: build_step_runner(model, store, backends), len(texts[0]))
 
     num_chunks = sum(length > 1 for length in lengths)
     alone = fresh()

@@ -14,7 +14,7 @@ import statistics
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import torch
 import typer
@@ -29,7 +29,7 @@ from workbench.memory.ranks import rank_memories
 from workbench.model.spec import ModelSpec
 from workbench.request import Request, SamplingParameters
 from workbench.runs.folder import write_dated_record
-from workbench.tensor_parallel.executor import TensorParallelExecutor
+from workbench.tensor_parallel.executor import TensorParallelStore, memory_of_ranks
 from workbench.tensor_parallel.processes import RankProcesses
 from workbench.tensor_parallel.ranks import Traffic, Transport
 from workbench.tensor_parallel.transformer import TensorParallelTransformer
@@ -172,9 +172,8 @@ def memory_of(runners: dict[str, Runner], dtype: str) -> Row:
     alone = runners[f"eager, {ONE_PROCESS}"]
     weights = sum(parameter.nbytes for parameter in alone.model.parameters())
     found: Row = {ONE_PROCESS: {"weight_bytes": weights, "cache_bytes": alone.store.bytes}, "ranks": []}
-    executor, config = runners[next(iter(WAYS))].core.executor, alone.config
-    assert isinstance(executor, TensorParallelExecutor)
-    held = executor.memory_of_ranks()
+    shared, config = runners[next(iter(WAYS))], alone.config
+    held = memory_of_ranks(cast(TensorParallelTransformer, shared.model), cast(TensorParallelStore, shared.store))
     ranks = rank_memories(alone.model.spec, dtype, alone.model.format, config.cache, tensor=len(held))
     tokens = (PAGES + 1) * config.cache.page_size
     for rank, (own, pages) in zip(ranks, held, strict=True):

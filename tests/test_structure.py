@@ -134,6 +134,12 @@ def test_a_public_class_name_stands_once() -> None:
     assert duplicated_classes(LIBRARY) == {}
 
 
+def test_no_caller_asks_for_the_class_of_a_program() -> None:
+    """Refuse `isinstance`: a caller asks the program, or the table that holds it (`StepRunner`)."""
+    asks = re.compile(r"isinstance\([^()]*(core\.executor|Program|StepRunner)\b")
+    assert [module for module, path in LIBRARY.items() if asks.search(path.read_text())] == []
+
+
 def test_no_class_of_the_core_has_more_methods_than_today() -> None:
     """Issue 35 asks for 25; functions that take a class of the engine first are counted."""
     names = {name.removesuffix(".py") for name in CORE}

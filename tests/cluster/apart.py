@@ -20,7 +20,7 @@ from workbench.cluster.apart.handover import (
     take_back,
 )
 from workbench.cluster.apart.lending import TransferKey, shared_pools
-from workbench.cluster.apart.page_channel import SendingExecutor
+from workbench.cluster.apart.page_channel import LayerSending
 from workbench.cluster.apart.page_layout import describe_layout
 from workbench.cluster.apart.shared_memory import SharedMemory, SharedPages, assign_homes, shared_bytes
 from workbench.engine.cache import Adoption, build_store, cache_num_pages
@@ -61,7 +61,7 @@ class Apart:
     finished: dict[str, Finished] = field(default_factory=dict)
     emitted: dict[str, list[int]] = field(default_factory=dict)
     channel: Channel = field(default_factory=Channel)
-    sending: SendingExecutor | None = None
+    sending: LayerSending | None = None
     on_the_way: list[tuple[Request, Adoption]] = field(default_factory=list)
     _queue: deque[Event] = field(default_factory=deque)
 
@@ -154,6 +154,6 @@ def engines_apart(model: Transformer, shares_memory: bool, decode: dict | None =
         def target(sequence: Sequence) -> tuple[TransferKey, Channel]:
             return TransferKey(sequence.request_id, 0), apart.channel
 
-        apart.sending = SendingExecutor(prefill.core.executor, prefill, target)
-        prefill.core.executor = apart.sending
+        apart.sending = LayerSending(prefill, target)
+        prefill.core.executor.hooks.append(apart.sending)
     return apart

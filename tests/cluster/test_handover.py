@@ -22,7 +22,7 @@ from tests.thorough import tries
 from workbench.cluster.apart.adoption import BorrowedPages, page_contents
 from workbench.cluster.apart.handover import adopt, hand_over, pop_returned, ready_sequences, take_back
 from workbench.cluster.apart.lending import TransferKey
-from workbench.cluster.apart.page_channel import GlooLink, PageReceiver, PageSender, SendingExecutor
+from workbench.cluster.apart.page_channel import GlooLink, LayerSending, PageReceiver, PageSender
 from workbench.cluster.apart.page_layout import describe_layout
 from workbench.cluster.apart.pool_messages import Adopt, Connect
 from workbench.cluster.apart.shared_memory import SharedMemory
@@ -118,8 +118,8 @@ def test_the_first_layer_has_arrived_before_the_last_is_computed() -> None:
             super().send(key, number, layer, contents)
 
     sender, key = Sender(first, lambda error: None), TransferKey("r", 1)
-    sending = SendingExecutor(runner.core.executor, runner, lambda sequence: (key, sender))
-    runner.core.executor = sending
+    sending = LayerSending(runner, lambda sequence: (key, sender))
+    runner.core.executor.hooks.append(sending)
     waited: list[tuple[tuple[int, ...], int]] = []
 
     def wait(*_) -> None:
@@ -196,22 +196,18 @@ def test_a_request_that_fails_or_ends_early_leaves_no_loan() -> None:
     adopt(apart.decode, *moved("r"), apart._queue)
     apart.decode.step()
     apart.give_back()
-    inner = apart.decode.core.executor
 
-    class Broken:
-        compiles, kernel_seconds, artifacts = 0, None, {}
+    def broken(forward, plan):
+        raise ValueError("planted")
 
-        def forward(self, plan):
-            raise ValueError("planted")
-
-    apart.decode.core.executor = Broken()
+    apart.decode.core.executor.hooks.append(broken)
     apart.decode.step()
     returned = pop_returned(apart.decode)
     assert any(returned), "what the failed request may have written is zero"
     for group, pages in enumerate(returned):
         assert not any(tensor[pages].float().abs().sum() for tensor in apart.prefill.store.page_tensors(group))
     take_back(apart.prefill, returned)
-    apart.decode.core.executor = inner
+    apart.decode.core.executor.hooks.clear()
     apart.check_no_page_leaks()
 
 

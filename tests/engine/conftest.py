@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from compiled_kernels.paged_attention import inductor as paged_inductor
-from workbench.executors import inductor
+from workbench.executors.programs import inductor
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from torch import Tensor
 from tests.engine.tiny import Objection, runner_of
 from tests.helpers.recorded import Around
 from workbench.engine.runner import Runner, generate
-from workbench.executors.token_parallel import TokenParallelExecutor
+from workbench.executors.programs.rows import RowsProgram
+from workbench.executors.step_runner import StepRunner
 from workbench.model.transformer import Transformer
 from workbench.request import Request, SamplingParameters, random_token_ids
 from workbench.scheduler.plan import StepPlan
@@ -55,7 +56,7 @@ def served(model: Transformer, *turns: list[Request], buckets: tuple[int, ...] =
     under `batch_invariant`."""
     runner = runner_of(model, **settings)
     if buckets:
-        runner.core.executor = TokenParallelExecutor(model, runner.store, buckets)
+        runner.core.executor = StepRunner(RowsProgram(model, runner.store, buckets))
     scribe = Scribe(runner)
     for requests in turns:
         ends = generate(runner, requests)

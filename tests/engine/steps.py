@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from tests.engine.tiny import every_tensor
-from workbench.executors.base import EagerExecutor, Executor
+from workbench.executors.programs.eager import EagerProgram
+from workbench.executors.step_runner import StepRunner
 from workbench.kv_cache.manager import KVCacheManager
 from workbench.kv_cache.pages import PagePool, build_cache_groups, pages_for
 from workbench.kv_cache.store import KVStore
@@ -22,7 +23,7 @@ def forced(
     model: Transformer,
     ids: Tensor,
     chunks: tuple[int, ...],
-    executor: Callable[[Transformer, KVStore], Executor] = EagerExecutor,
+    executor: Callable[[Transformer, KVStore], StepRunner] | None = None,
     size: int = 4,
 ) -> Tensor:
     """Logits of each step's last row: of every chunk, then of every token after them, one by one."""
@@ -36,7 +37,8 @@ def forced(
     sequence = Sequence.from_request(Request("forced", ()), 0)
     sequence.length_limit = len(ids)
     sequence.pages = tuple([] for _ in range(tables))
-    runs, rows = executor(model, store), []
+    runs = StepRunner(EagerProgram(model, store)) if executor is None else executor(model, store)
+    rows = []
     lengths = [*chunks, *[1] * (len(ids) - sum(chunks))]
     for length in lengths:
         sequence.token_ids.extend(ids[sequence.num_computed_tokens : sequence.num_computed_tokens + length].tolist())

@@ -25,9 +25,9 @@ from workbench.batch import TokenBatch
 from workbench.errors import WorkbenchError
 from workbench.executors import autotune as trial
 from workbench.executors import layout
-from workbench.executors.base import CompileUnit, EagerExecutor
-from workbench.executors.mlir import MlirStep
+from workbench.executors.build import CompileUnit
 from workbench.executors.packing import pack_batch
+from workbench.executors.programs.decode_step import MlirStep
 from workbench.executors.reference import CacheLayout
 from workbench.executors.select import Backends
 from workbench.kv_cache.format import CacheFormat
@@ -48,12 +48,12 @@ class Clock:
         return self.now
 
 
-class Timed(EagerExecutor):
-    """Eager, at the clock's pace, and wrong: `spoil` changes its rows, `change` its batch before it computes them, and
-    where it is `blind` its layers have no windows."""
+class Timed:
+    """A runner of eager steps, at the clock's pace, and wrong: `spoil` changes its rows, `change` its batch before it
+    computes them, and where it is `blind` its layers have no windows."""
 
     def __init__(self, model, store, clock: Clock, seconds: float, spoil=None, change=None, blind: bool = False):
-        super().__init__(model, store)
+        self.model, self.store = model, store
         self.clock, self.seconds, self.blind = clock, seconds, blind
         self.spoil, self.change = spoil or (lambda rows: rows), change or (lambda batch: batch)
 
@@ -83,7 +83,7 @@ def tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         model = model or model_of(spec_of(layer(4, 2), layer(4, 2, sliding_window=5)))
         run.compiled = []
 
-        def build_executor(model, store, backends, unit):
+        def build_step_runner(model, store, backends, unit):
             run.compiled.append(backends.decode)
             if backends.decode in fails:
                 raise fails[backends.decode]
@@ -91,8 +91,8 @@ def tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
                 return Timed(model, store, clock, mlir, **bad)
             return Timed(model, store, clock, inductor)
 
-        monkeypatch.setattr(trial, "build_executor", build_executor)
-        monkeypatch.setattr(trial, "EagerExecutor", lambda model, store: Timed(model, store, clock, eager))
+        monkeypatch.setattr(trial, "build_step_runner", build_step_runner)
+        monkeypatch.setattr(trial, "StepRunner", lambda program: Timed(program.model, program.store, clock, eager))
         monkeypatch.setattr(rounds, "time", clock)
         monkeypatch.setattr(
             trial, "first_correct_backend", lambda operator, arguments, backends: CorrectBackend(backends[0], "as set")
@@ -310,7 +310,7 @@ def keys_of(
     """Return the keys of a trial of backends, and of one of layouts."""
     model: Any = SimpleNamespace(spec=spec, format=format, dtype=dtype)
     held = CacheLayout(cache_shapes(spec, cache), size, cache_dtype)
-    return trial._key(model, backends, held, unit), layout._key(model, held)
+    return trial._key(model, backends, held, unit), layout.trial_key(model, held)
 
 
 FORMATS = [

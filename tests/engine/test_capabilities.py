@@ -28,8 +28,8 @@ from tests.patience import limit
 from tests.thorough import THOROUGH
 from workbench.engine import load, loaded_model
 from workbench.errors import WorkbenchError
-from workbench.executors import capabilities, inductor, select
-from workbench.executors.base import build_executor
+from workbench.executors import capabilities, select
+from workbench.executors.build import build_step_runner
 from workbench.executors.capabilities import (
     COLUMNS,
     FEATURES,
@@ -39,6 +39,7 @@ from workbench.executors.capabilities import (
     limits_of,
     unsupported,
 )
+from workbench.executors.programs import inductor
 from workbench.executors.reference import CacheLayout, reference_logits, single_decode_step
 from workbench.executors.select import Backends, select_backends
 from workbench.kv_cache.format import CacheFormat
@@ -190,7 +191,7 @@ def agrees(wanted: Requirements, backend: Backend) -> None:
     made.use_expert_panels(backend is Backend.MLIR)
     held = CacheLayout(wanted.cache, PAGE_SIZE, wanted.cache_dtype)
     (store, decode), (own, _) = (single_decode_step(made, held, CONTEXT) for _ in range(2))
-    executor = build_executor(made, own, Backends.uniform(backend, "asked for", wanted))
+    executor = build_step_runner(made, own, Backends.uniform(backend, "asked for", wanted))
     sequence = decode.spans[0].sequence
     for plan in (decode, StepPlan(0, (Span(sequence, 0, sequence.num_computed_tokens, True),))):
         exact, bound = reference_logits(made, store, plan)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import pytest
 
 from compiled_kernels import Backend, backend_problems
 from tests.engine.tiny import Oracle, finals, layer, model_of, request, runner_of, spec_of
 from tests.thorough import THOROUGH
 from workbench.engine.runner import Runner, generate
-from workbench.executors.inductor import InductorExecutor
 from workbench.executors.packing import DECODE_BUCKETS, bucket_for
 from workbench.inspect.forward_pass import ForwardPass
 from workbench.request import Request, SamplingParameters
@@ -44,7 +41,7 @@ def test_compiled_rows_are_the_oracles_and_graphs_are_bounded() -> None:
     assert 0 < before <= GRAPHS
     generate(runner, asked)
     assert runner.core.executor.compiles == before, "the same work again adds no graph"
-    assert not cast(InductorExecutor, executor)._watch.changed, "nor does it change the model"
+    assert not executor._guard.changed, "nor does it change the model"  # type: ignore[union-attr]
     generate(runner, [request("d", 11, 9), request("e", 30, 6), request("f", 7, 3)])
     assert runner.core.executor.compiles <= GRAPHS, "new lengths must not compile anew"
     again = runner_of(model_of(spec, seed=1, backend=Backend.INDUCTOR), max_num_seqs=3)

@@ -13,10 +13,11 @@ from compiled_kernels.backends import Backend, backend_problems
 from tests.helpers.events import of
 from workbench.engine.load import load
 from workbench.executors.contention import MAX_SECONDS, SLOW_STEPS, SLOWER, Contention, StepThreads, after_step
-from workbench.executors.mlir import MlirStep
+from workbench.executors.programs.decode_step import DecodeProgram, MlirStep
+from workbench.executors.programs.rows import RowsProgram
 from workbench.executors.reference import CacheLayout, single_decode_step
+from workbench.executors.step_runner import StepRunner
 from workbench.executors.thread_waiting import ThreadWaiting
-from workbench.executors.token_parallel import TokenParallelExecutor
 from workbench.request import Request, SamplingParameters
 from workbench.trace.events import ThreadsChanged
 from workbench.trace.recorder import Recorder
@@ -152,9 +153,8 @@ def test_any_number_of_threads_gives_the_same_bits(two_threads: None, dtype: str
     store, plan = single_decode_step(model, held, 150)
     found = []
     for threads in (1, 2, 3, 5):
-        step = MlirStep(model, store, 2)
-        step._threads = Fixed(threads)
-        rows = TokenParallelExecutor(model, store, threads=Fixed(threads))
+        step = MlirStep(DecodeProgram(model, store, threads=Fixed(threads)), 2)
+        rows = StepRunner(RowsProgram(model, store, threads=Fixed(threads)))
         with torch.inference_mode():
             found.append((step(plan).clone(), rows.forward(plan).clone()))
     assert all(torch.equal(a, b) for one in found[1:] for a, b in zip(found[0], one, strict=True))

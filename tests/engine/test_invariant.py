@@ -18,7 +18,8 @@ from tests.engine.tiny import runner_of, weights_of
 from tests.helpers.events import of
 from tests.thorough import THOROUGH, tries
 from workbench.engine.load import load
-from workbench.executors.token_parallel import TokenParallelExecutor
+from workbench.executors.programs.rows import RowsProgram
+from workbench.executors.step_runner import StepRunner
 from workbench.kv_cache.pages import build_cache_groups
 from workbench.model.transformer import Transformer
 from workbench.trace.events import Preempted
@@ -64,7 +65,7 @@ def test_after_a_preemption(kind: str) -> None:
     """Pages run out while two decode: the later is preempted, and computes all of its text again, as one prefill."""
     longer, mine = asked("longer", 17, 24, KINDS[kind][0].vocab_size), subject(kind)
     runner = runner_of(model_of(kind), page_size=SIZE, pages=6, cache=KINDS[kind][3], max_num_batched_tokens=50)
-    runner.core.executor = TokenParallelExecutor(model_of(kind), runner.store, ROW_BUCKETS)
+    runner.core.executor = StepRunner(RowsProgram(model_of(kind), runner.store, ROW_BUCKETS))
     scribe = Scribe(runner)
     events = list(runner.stream([longer, mine]))
     assert "subject" in [event.request_id for event in of(Preempted, events)]
@@ -111,4 +112,4 @@ def test_auto_takes_the_backend_that_keeps_it() -> None:
     runner = load("shape:tiny", batch_invariant=True)
     backends = runner.core.backends
     assert str(backends) == "mlir" and backends.reason.startswith("batch_invariant: of all backends")
-    assert isinstance(runner.core.executor, TokenParallelExecutor)
+    assert list(runner.core.executor.programs) == ["rows"]

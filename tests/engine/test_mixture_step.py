@@ -13,7 +13,7 @@ from tests.helpers.events import of
 from tests.helpers.rows import rows
 from tests.model.packed_experts import FORMATS, pack_experts
 from workbench.engine.runner import generate
-from workbench.executors.mlir import MlirStep
+from workbench.executors.programs.decode_step import DecodeProgram, MlirStep
 from workbench.executors.reference import CacheLayout, single_decode_step
 from workbench.executors.select import Backends
 from workbench.model.feedforward import MixtureOfExperts
@@ -58,7 +58,7 @@ def test_experts_that_no_row_chose_are_never_read(weights: str) -> None:
     """Once a step has said what it chose, all else becomes NaN, or its scales do: the same step gives the same bits."""
     model = model_of(mixture_of(16, 3), WEIGHTS[weights])
     store, plan = single_decode_step(model, CacheLayout(model.cache_shapes(), 8, torch.float32), 9)
-    step = MlirStep(model, store, 1)
+    step = MlirStep(DecodeProgram(model, store), 1)
     before = step(plan).clone()
     nan = 255 if weights == "mxfp4" else torch.nan
     stacks = [

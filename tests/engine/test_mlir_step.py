@@ -11,7 +11,7 @@ from tests.engine.tiny import Oracle, layer, model_of, poison, request, runner_o
 from tests.helpers.events import of
 from workbench.engine.runner import Runner, generate
 from workbench.errors import WorkbenchError
-from workbench.executors.mlir import MlirStep
+from workbench.executors.programs.decode_step import DecodeProgram
 from workbench.executors.select import Backends
 from workbench.model.spec import ModelSpec
 from workbench.trace.events import Stepped
@@ -31,7 +31,7 @@ def test_a_context_that_threads_share_is_merged_right(two_threads: None) -> None
     ours = runner(spec_of(layer(2, 1), layer(2, 1, sliding_window=9)))
     Oracle(ours)
     generate(ours, [request("long", 40, 7)])
-    assert ours.core.executor.inner.decode_steps[1].step.shape.chunks == 2  # type: ignore[attr-defined]
+    assert ours.core.executor.inner.programs["decode"].steps[1].step.shape.chunks == 2  # type: ignore[attr-defined]
 
 
 def test_a_step_tells_its_kernels_time_and_its_artifact() -> None:
@@ -48,14 +48,14 @@ def test_a_step_tells_its_kernels_time_and_its_artifact() -> None:
 def test_a_model_elsewhere_than_on_the_cpu_is_refused() -> None:
     ours = runner(spec_of())
     with pytest.raises(WorkbenchError, match="device is 'meta': its kernels run on the CPU"):
-        MlirStep(ours.model.to("meta"), ours.store, 1)
+        DecodeProgram(ours.model.to("meta"), ours.store)
 
 
 def test_steps_are_compiled_once_a_bucket_and_counted() -> None:
     ours = runner(spec_of())
     generate(ours, [request("a", 5, 9), request("b", 9, 4), request("c", 3, 7)])
-    rows = ours.core.executor.token_parallel  # type: ignore[attr-defined]
-    assert ours.core.executor.compiles == len(ours.core.executor.decode_steps) + rows.compiles <= 3 + 4  # type: ignore[attr-defined]
+    programs = ours.core.executor.programs
+    assert ours.core.executor.compiles == len(programs["decode"].artifacts) + programs["rows"].made <= 3 + 4
     before = ours.core.executor.compiles
     poison(ours)
     generate(ours, [request("d", 11, 9), request("e", 20, 5)])

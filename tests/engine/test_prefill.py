@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,9 +16,9 @@ from tests.engine.tiny import layer, request, runner_of, spec_of, weights_of
 from tests.helpers.events import of
 from workbench.engine.runner import generate
 from workbench.executors import layout
-from workbench.executors.base import MlirExecutor
 from workbench.executors.layout import choose_weight_layout
-from workbench.executors.prefill import PrefillExecutor
+from workbench.executors.programs.decode_step import DecodeProgram
+from workbench.executors.programs.prefill import PrefillProgram
 from workbench.executors.reference import CacheLayout
 from workbench.executors.select import Backends
 from workbench.model.linear import Linear
@@ -53,16 +52,16 @@ def test_what_was_compiled_is_counted_on_after_a_change() -> None:
     model = model_of(WIDE, torch.float32)
     choose_weight_layout(model, MLIR, held(model), auto=False)
     ours = runner_of(model, backends=MLIR)
-    executor: Any = ours.core.executor
-    executor.max_token_parallel_tokens, prefills = 0, executor.prefill_executor
+    programs = ours.core.executor.programs
+    programs["rows"].max_tokens, prefills = 0, programs["prefill"]  # type: ignore[attr-defined]
     generate(ours, [request("a", 9, 1)])
-    before = prefills.compiles
+    before = prefills.made
     assert before == len(prefills.artifacts) > 0
     part = next(part for part in model.modules() if part._parameters.get("weight") is not None)
     copied = part._parameters["weight"].detach().clone()  # pyright: ignore[reportOptionalMemberAccess]
     part.weight = torch.nn.Parameter(copied, requires_grad=False)
     generate(ours, [request("b", 9, 1)])
-    assert prefills.compiles == 2 * before == 2 * len(prefills.artifacts)
+    assert prefills.made == 2 * before == 2 * len(prefills.artifacts)
 
 
 def test_the_plain_weights_are_still_there() -> None:
@@ -107,12 +106,11 @@ def test_auto_takes_panels_unless_torchs_product_is_clearly_quicker(
 
 def test_auto_checks_what_panels_give(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(layout, "_seconds", lambda linear, dtype: (1.0, 2.0, True))
-    for at in ("decode", "prefill"):
+    for at, program in (("decode", DecodeProgram), ("prefill", PrefillProgram)):
         model, kept = model_of(WIDE, torch.float32), ResultCache(tmp_path / f"{at}.json")
-        forward = MlirExecutor.forward if at == "decode" else PrefillExecutor.forward
-        spoiled = lambda self, plan, forward=forward: forward(self, plan) + 0.1  # noqa: E731
+        spoiled = lambda self, batch, _, call=program.__call__: call(self, batch) + 0.1  # noqa: E731
         with monkeypatch.context() as patch:
-            patch.setattr(MlirExecutor if at == "decode" else PrefillExecutor, "forward", spoiled)
+            patch.setattr(program, "__call__", spoiled)
             backends = choose_weight_layout(model, AUTO, held(model), auto=True, remembered=kept)
         assert backends.blocks is Backend.EAGER and not in_panels_all(model)
         assert "row by row: a product of 512 tokens" in backends.reason

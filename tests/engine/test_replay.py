@@ -76,7 +76,7 @@ class Traffic:
 class Made:
     """An executor whose logits are made of the text before them, so that many traffics take little time."""
 
-    compiles, kernel_seconds, artifacts = 0, None, MappingProxyType({})
+    compiles, kernel_seconds, artifacts, gathers_logits = 0, None, MappingProxyType({}), False
 
     def forward(self, plan: StepPlan) -> torch.Tensor:
         texts = [

@@ -98,4 +98,4 @@ def test_checks_in_the_compiled_step(kinds: tuple, prompts: tuple, more: dict, t
     if not more:  # packed pages have no oracle of rows
         Oracle(runner)
     assert tokens(generate(runner, asked)) == tokens(wanted)
-    assert executor.verify_steps
+    assert executor.programs["verify"].steps

@@ -8,7 +8,8 @@ from tests.engine.guesses import Guesses, drafts, needs_mlir, run_checked, token
 from tests.engine.tiny import layer, model_of, request, runner_of, spec_of
 from tests.helpers.recorded import Around
 from workbench.engine.runner import Runner
-from workbench.executors.token_parallel import TokenParallelExecutor
+from workbench.executors.programs.rows import RowsProgram
+from workbench.executors.step_runner import StepRunner
 from workbench.scheduler.plan import StepPlan
 
 MODEL = model_of(spec_of(layer(4, 2), layer(4, 2, sliding_window=9)))
@@ -42,7 +43,7 @@ class Bits(Around):
 
 def invariant_runner(**more) -> Runner:
     runner = runner_of(MODEL, prefix="radix", **more)
-    runner.core.executor = TokenParallelExecutor(MODEL, runner.store, (1, 3, 8))
+    runner.core.executor = StepRunner(RowsProgram(MODEL, runner.store, (1, 3, 8)))
     return runner
 
 

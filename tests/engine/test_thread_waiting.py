@@ -355,7 +355,7 @@ def test_steps_of_a_rank_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(ranks, "THREADS", SimpleNamespace(step=step))
     monkeypatch.setattr(ranks, "from_arrays", lambda values, device: values)
-    monkeypatch.setattr(ranks.RankExecutor, "compute", lambda self, *content: ran.append(content))
+    monkeypatch.setattr(ranks.RankPrograms, "compute", lambda self, *content: ran.append(content))
     model = cast(Any, SimpleNamespace(device=torch.device("cuda")))
     tasks = ranks.tasks_of(lambda: model, lambda *layout: cast(Any, None))
     tasks[ranks.OPEN_CACHE]((0, (), []))

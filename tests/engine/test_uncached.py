@@ -7,7 +7,7 @@ import torch
 
 from workbench.engine.load import load
 from workbench.engine.runner import Runner, generate
-from workbench.engine.uncached import disable_cache
+from workbench.engine.uncached import disable_cache, executor_settings
 from workbench.errors import WorkbenchError
 from workbench.experiment.build import runner_for
 from workbench.experiment.experiment import Experiment
@@ -35,20 +35,16 @@ def test_what_stands_in_the_pages_counts_for_nothing() -> None:
     runner = load("shape:tiny", **TINY)
     disable_cache(runner)
     expected = outputs(load("shape:tiny", **TINY))
-    inner = runner.core.executor.inner  # type: ignore[attr-defined]
     lengths = []
 
-    class Spoiling:
-        compiles, kernel_seconds, artifacts = 0, None, {}
+    def spoil(forward, plan):
+        lengths.extend((span.start, span.length) for span in plan.spans)
+        for table in range(len(runner.store.groups)):
+            for pages in runner.store.page_tensors(table):
+                pages.fill_(torch.nan)
+        return forward(plan)
 
-        def forward(self, plan):
-            lengths.extend((span.start, span.length) for span in plan.spans)
-            for table in range(len(runner.store.groups)):
-                for pages in runner.store.page_tensors(table):
-                    pages.fill_(torch.nan)
-            return inner.forward(plan)
-
-    runner.core.executor.inner = Spoiling()  # type: ignore[attr-defined]
+    runner.core.executor.hooks.insert(0, spoil)
     assert outputs(runner) == expected
     assert all(start == 0 for start, _ in lengths) and max(length for _, length in lengths) == 48
 
@@ -66,4 +62,5 @@ def test_an_experiment_asks_for_it() -> None:
     values = {"question": "?", "model": {"name": "shape:tiny"}, "backend": "eager", "workload": {"kind": "random"}}
     plain = runner_for(Experiment.from_values(values))
     anew = runner_for(Experiment.from_values({**values, "executor": {"kind": "uncached"}}))
-    assert type(plain.core.executor) is not type(anew.core.executor)
+    assert executor_settings(plain.core.executor) == {"kind": "real"}
+    assert executor_settings(anew.core.executor) == {"kind": "uncached", "oracle": False}

@@ -8,7 +8,6 @@ from typing import Any
 from torch import Tensor
 
 from workbench.engine.runner import Runner, generate
-from workbench.executors.base import Executor
 from workbench.request import Request
 from workbench.scheduler.plan import StepPlan
 
@@ -17,6 +16,8 @@ Rows = dict[tuple[int, ...], Tensor]
 
 class Around:
     """Stands in for a runner's executor, and is it where it says nothing of its own."""
+
+    gathers_logits = False  # all of them are looked at
 
     def __init__(self, runner: Runner):
         self.inner: Any = runner.core.executor
@@ -29,15 +30,15 @@ class Around:
         return self.inner.forward(plan)
 
 
-class Recorded:
-    """An executor, and the logits that it gave after each text."""
+class Recorded(Around):
+    """A runner's executor, and the logits that it gave after each text."""
 
-    def __init__(self, executor: Executor):
-        self.executor, self.compiles, self.kernel_seconds, self.artifacts = executor, 0, None, {}
+    def __init__(self, runner: Runner):
+        super().__init__(runner)
         self.rows: Rows = {}
 
     def forward(self, plan: StepPlan) -> Tensor:
-        logits = self.executor.forward(plan)
+        logits = self.inner.forward(plan)
         sampled = [span for span in plan.spans if span.needs_sample]
         for span, row in zip(sampled, logits, strict=True):
             self.rows[tuple(span.sequence.token_ids[: span.end])] = row.clone()
@@ -57,8 +58,7 @@ class Changed(Around):
 
 def rows_of(runner: Runner, requests: Iterable[Request]) -> Rows:
     """Return the logits after each text that was sampled from."""
-    recorded = Recorded(runner.core.executor)
-    runner.core.executor = recorded  # type: ignore[arg-type]
+    recorded = Recorded(runner)
     ends = generate(runner, requests)
     assert all(end.reason == "length" for end in ends.values()), {end.error for end in ends.values()}
     return recorded.rows

@@ -25,11 +25,10 @@ from tests.helpers.rows import rows
 from tests.patience import limit
 from tests.thorough import THOROUGH, tries
 from workbench.engine.runner import Runner, generate
-from workbench.executors import inductor
-from workbench.executors.base import CompileUnit
+from workbench.executors.build import CompileUnit
 from workbench.executors.capabilities import Requirements, unsupported
 from workbench.executors.layout import choose_weight_layout
-from workbench.executors.prefill import PrefillExecutor
+from workbench.executors.programs import inductor
 from workbench.executors.reference import CacheLayout
 from workbench.executors.select import Backends
 from workbench.kv_cache.format import CacheFormat
@@ -129,9 +128,9 @@ def build(
     given = {"max_num_seqs": 3, "max_num_batched_tokens": BUDGET, "pages": 60, **more}
     runner = runner_of(model, backends=backends, cache=kept, page_size=page_size, **given)
     if backend in ("auto", "mlir, blocks", "mlir, panels"):
-        executor: Any = runner.core.executor
-        assert isinstance(executor.prefill_executor, PrefillExecutor) == (backend == "mlir, panels")
-        executor.max_token_parallel_tokens = 0
+        programs = runner.core.executor.programs
+        assert ("prefill" in programs) == (backend == "mlir, panels")
+        programs["rows"].max_tokens = 0  # type: ignore[attr-defined]
     return runner
 
 

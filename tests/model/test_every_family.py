@@ -33,7 +33,7 @@ from tests.model.families import (
 )
 from tests.thorough import tries
 from workbench.errors import WorkbenchError
-from workbench.executors.base import build_executor
+from workbench.executors.build import build_step_runner
 from workbench.executors.capabilities import Requirements
 from workbench.executors.select import Backends
 from workbench.model.hf.families import FAMILIES, read_spec
@@ -155,9 +155,7 @@ def test_logits_are_theirs_for_sizes_of_any_kind(data: st.DataObject) -> None:
 
 
 @named(LLAMAS)
-def test_a_folder_that_is_written_here_is_the_same_model_there(
-    tmp_path: Path, family: str, changes: Changes
-) -> None:
+def test_a_folder_that_is_written_here_is_the_same_model_there(tmp_path: Path, family: str, changes: Changes) -> None:
     """In shards, and the first one whole."""
     import transformers
 
@@ -184,9 +182,7 @@ def test_shards_and_stored_bfloat16_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("backend", "family", "changes"), COMPILED)
-def test_compiled_backends_equal_transformers(
-    tmp_path: Path, backend: Backend, family: str, changes: Changes
-) -> None:
+def test_compiled_backends_equal_transformers(tmp_path: Path, backend: Backend, family: str, changes: Changes) -> None:
     if problem := backend_problems()[backend]:
         pytest.skip(f"backend {backend}: {problem}")
     layers = 2 if family == "gemma2" else 1
@@ -197,7 +193,7 @@ def test_compiled_backends_equal_transformers(
 
     def executor(model, store):
         needs = Requirements.from_model(model, store)
-        return build_executor(model, store, Backends.uniform(backend, "asked for", needs))
+        return build_step_runner(model, store, Backends.uniform(backend, "asked for", needs))
 
     rows = forced(model, ids, chunks=(11, 6), executor=executor)
     assert_equal(rows, logits_of(theirs, ids)[[10, *range(16, len(ids))]])

@@ -24,6 +24,7 @@ from tests.engine.tiny import (
     runner_of,
     spec_of,
 )
+from tests.helpers.recorded import Around
 from tests.speculative.parts import HERE
 from tests.thorough import tries
 from workbench.engine.cache import KVCache
@@ -66,14 +67,12 @@ class TreeGuesses(Proposer):
         return Draft(tuple(ids), None, tuple(parents))
 
 
-class RowByRow:
+class RowByRow(Around):
     """Stands in for a runner's executor and holds every row of a tree against the oracle of its own path."""
 
     def __init__(self, runner):
-        self.inner, self.model, self.rows = runner.core.executor, runner.model, 0
-        runner.core.executor = self
-
-    compiles, kernel_seconds, artifacts = 0, None, {}
+        super().__init__(runner)
+        self.model, self.rows = runner.model, 0
 
     def forward(self, plan):
         found = self.inner.forward(plan)

@@ -23,11 +23,10 @@ from tests.tensor_parallel.specs import TRANSPORTS
 from tests.thorough import THOROUGH, tries
 from workbench.engine.config import EngineConfig
 from workbench.engine.runner import Runner, generate
-from workbench.executors.mlir import step_tensors
-from workbench.executors.token_parallel import TokenParallelExecutor
+from workbench.executors.programs.decode_step import step_tensors
+from workbench.executors.programs.rows import RowsProgram
 from workbench.model.quantized import quantize
 from workbench.request import Request
-from workbench.tensor_parallel.executor import TensorParallelExecutor
 from workbench.tensor_parallel.rows import HalfSteps, RankRows
 
 problem = backend_problems()[Backend.MLIR]
@@ -52,13 +51,13 @@ class Alone:
 def test_a_step_in_halves_has_the_bits_of_the_whole_step(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     requests, given = [subject(kind), *other_requests(kind, [5, 19])], {"cache": KINDS[kind][3], "page_size": SIZE}
     whole = served(model_of(kind), requests, buckets=(8,), **given)
-    right = TokenParallelExecutor._build
+    right = RowsProgram._build
 
-    def in_halves(self: TokenParallelExecutor, shape: StepShape) -> DecodeStep:
+    def in_halves(self: RowsProgram, shape: StepShape) -> DecodeStep:
         own: Any = Alone()
         return HalfSteps(shape, step_tensors(self.model, self.store), own) if shape.layers else right(self, shape)
 
-    monkeypatch.setattr(TokenParallelExecutor, "_build", in_halves)
+    monkeypatch.setattr(RowsProgram, "_build", in_halves)
     halves = served(model_of(kind), requests, buckets=(8,), **given)
     assert all(differing(halves[name], whole[name]) == [] for name in whole)
 
@@ -99,7 +98,7 @@ def test_a_request_has_the_same_bits_in_every_batch(kind: str, size: int) -> Non
             )
             for chunk in chunks
         ]
-        assert all(isinstance(each.core.executor, TensorParallelExecutor) for each in runners)
+        assert all(each.core.executor.gathers_logits for each in runners)
         expected = rows_of(runners[0], [subject(kind)])
 
         @settings(max_examples=tries(12), deadline=None, derandomize=not THOROUGH)

@@ -33,7 +33,7 @@ from workbench.memory.ranks import rank_memories
 from workbench.model.transformer import Transformer
 from workbench.request import Request, SamplingParameters
 from workbench.runs.record import Record
-from workbench.tensor_parallel.executor import TensorParallelExecutor
+from workbench.tensor_parallel.executor import memory_of_ranks
 from workbench.tensor_parallel.processes import LOOPBACK, RankProcesses
 from workbench.tensor_parallel.rows import RankRows
 from workbench.tensor_parallel.transformer import TensorParallelTransformer
@@ -73,8 +73,7 @@ def closing() -> Iterator[list[Runner]]:
 
 def run(runner: Runner, seed: int = 0) -> tuple[dict[str, tuple[int, ...]], Rows]:
     """Return the tokens of some requests, and the logits after each text that was sampled from."""
-    recorded, draw = Recorded(runner.core.executor), random.Random(seed)
-    runner.core.executor = recorded  # type: ignore[arg-type]
+    recorded, draw = Recorded(runner), random.Random(seed)
     common = [draw.randrange(4, 100) for _ in range(9)]
     requests = [
         Request(f"r{number}", tuple(common + [draw.randrange(4, 100) for _ in range(number * 4)]),
@@ -141,8 +140,7 @@ def test_a_rank_holds_what_the_calculator_says(model: str, changes: dict[str, An
     size = 2
     closing.append(shared := Runner(EngineConfig.build(model, **settings(**changes, tensor=size))))
     alone = Runner(EngineConfig.build(model, **settings(**changes)))
-    assert isinstance(shared.core.executor, TensorParallelExecutor)
-    held = shared.core.executor.memory_of_ranks()
+    held = memory_of_ranks(shared.model, shared.store)  # type: ignore[arg-type]
     assert len(held) == size
     tokens = (alone.store.num_pages[0] + 1) * alone.store.page_size
     predicted = rank_memories(alone.model.spec, "float32", alone.model.format, shared.config.cache, tensor=size)

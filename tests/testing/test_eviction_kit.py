@@ -212,7 +212,7 @@ def _positions_as_slots(patch: pytest.MonkeyPatch) -> None:
             for span, count in zip(plan.spans, evicted, strict=True):
                 span.sequence.num_evicted_tokens = count
 
-    patch.setattr("workbench.executors.base.pack_batch", pack)
+    patch.setattr("workbench.executors.programs.program.pack_batch", pack)
 
 
 def _moved_the_wrong_way_round(patch: pytest.MonkeyPatch) -> None:

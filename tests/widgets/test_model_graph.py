@@ -16,6 +16,7 @@ from tests.helpers.widgets import marks
 from tests.tensor_parallel.in_threads import runner_of_ranks
 from tests.thorough import tries
 from workbench.engine.load import load
+from workbench.executors.programs.kernels import STEP_SIDES, StepKernels, as_written
 from workbench.model.attention_spec import MLASpec
 from workbench.model.cost import StepCostModel
 from workbench.model.quantized import WeightFormat
@@ -27,14 +28,7 @@ from workbench.widgets import ModelGraph, RunnerThread
 from workbench.widgets.model_graph import view as view_module
 from workbench.widgets.model_graph.data import GraphStep, ValueBytes, equal_layers, model_operators
 from workbench.widgets.model_graph.graph import OperatorGraph, total_cost
-from workbench.widgets.model_graph.kernels import (
-    STEP_SIDES,
-    StepKernels,
-    as_written,
-    capabilities,
-    group_by_kernel,
-    step_kernels,
-)
+from workbench.widgets.model_graph.kernels import capabilities, group_by_kernel, step_kernels
 from workbench.widgets.model_graph.picture import draw_graph
 from workbench.widgets.model_graph.timing import CallTimers, functions_problem, time_functions
 from workbench.widgets.roofline.data import Roof, Roofs
@@ -258,5 +252,3 @@ def test_what_is_not_known_says_so(tiny: ModelGraph) -> None:
     assert "no roofs" in picture and "not known yet" in picture and "not measured" in picture
     tiny.ceilings = ROOFS
     assert "no roofs" not in tiny.picture()
-
-

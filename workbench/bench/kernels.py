@@ -184,7 +184,7 @@ def decode_step_stages(
     from compiled_kernels.mlir import compile_text
     from compiled_kernels.mlir.invoke import libgomp_path
     from workbench.executors.layout import panels_refusal
-    from workbench.executors.mlir import step_shape
+    from workbench.executors.programs.decode_step import step_shape
 
     if model.startswith(SHAPE_PREFIX):
         spec, stored = named_shape(model.removeprefix(SHAPE_PREFIX)), torch.bfloat16

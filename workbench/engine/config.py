@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError, field_v
 
 from workbench.custom import load_registrations
 from workbench.errors import WorkbenchError, explain, nearest
-from workbench.executors.base import CompileUnit
+from workbench.executors.build import CompileUnit
 from workbench.kv_cache.eviction import EvictionSetting
 from workbench.kv_cache.format import CacheFormat
 from workbench.kv_cache.settings import NoOffload, NoPrefixCache, OffloadSetting, PreemptionMode, PrefixCacheSetting

@@ -1,4 +1,4 @@
-"""Run one engine step at a time: propose, plan, forward (the executor packs), sample, commit, emit."""
+"""Run one engine step at a time: propose, plan, forward (its programs pack), sample, commit, emit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import chain
-from typing import cast
 
 import torch
 
@@ -20,9 +19,10 @@ from workbench.engine.outputs import DetokenizedTokens
 from workbench.engine.requests import RequestTracker
 from workbench.engine.telemetry import StepTimestamps, Telemetry
 from workbench.errors import WorkbenchError
-from workbench.executors.base import Executor, build_executor, with_eviction
+from workbench.executors.build import build_step_runner
 from workbench.executors.contention import StepThreads
 from workbench.executors.select import Backends, early_layers_problem
+from workbench.executors.step_runner import StepRunner
 from workbench.executors.thread_waiting import THREADS
 from workbench.interrupts import DeferInterrupts
 from workbench.sampling.sampler import Sampler
@@ -31,7 +31,7 @@ from workbench.scheduler.plan import StepPlan
 from workbench.scheduler.policies import parse_policy
 from workbench.scheduler.scheduler import Scheduler
 from workbench.speculative.proposers import Speculator
-from workbench.tensor_parallel.executor import TensorParallelExecutor, TensorParallelStore
+from workbench.tensor_parallel.executor import TensorParallelStore, build_rank_runner
 from workbench.tensor_parallel.transformer import TensorParallelTransformer
 from workbench.trace.events import Event, ExpertsUsed, ThreadsChanged
 
@@ -71,16 +71,14 @@ class EngineCore:
         self.speculator: Speculator | None = None
         self._compiles = 0  # before the step under way
 
-    def _build_executor(self, config: EngineConfig, loaded: LoadedModel) -> Executor:
+    def _build_executor(self, config: EngineConfig, loaded: LoadedModel) -> StepRunner:
         store = self.kv_cache.store
         if isinstance(store, TensorParallelStore) and loaded.processes is not None:
-            shared = cast(TensorParallelTransformer, self.model)
-            arguments = loaded.processes.threads, self.backends, config.batch_invariant
-            return TensorParallelExecutor(shared, store, *arguments)
+            assert isinstance(self.model, TensorParallelTransformer)
+            return build_rank_runner(self.model, store, loaded.processes.threads, self.backends, config.batch_invariant)
         threads = StepThreads(lambda *change: self._thread_changes.append(change))
-        how = config.compile, config.batch_invariant, self.fall_back, threads
-        executor = build_executor(self.model, store, self.backends, *how)
-        return with_eviction(self.model, store, self.backends, executor, self.kv_cache.evictor, self.fall_back)
+        how = config.compile, config.batch_invariant, self.fall_back, threads, self.kv_cache.evictor
+        return build_step_runner(self.model, store, self.backends, *how)
 
     @torch.inference_mode()
     def _logits_of_states(self, states: torch.Tensor) -> torch.Tensor:
@@ -155,7 +153,7 @@ class EngineCore:
         plan, failures = self.kv_cache.transfer_pages(plan, chain(self.scheduler.running, self.scheduler.waiting))
         planned, pages = self.clock(), self.telemetry.pages_in_use()
         plan = self.tracker.before_forward(plan, failures, planned)
-        if isinstance(self.executor, TensorParallelExecutor):  # others have all logits at hand, or show them
+        if self.executor.gathers_logits:
             observed = self.speculator is not None and (self.speculator.observed_top_k or 0) > 1
             plan = replace(plan, only_largest=not observed and self.decoder.needs_only_largest(plan))
         return plan, planned, pages

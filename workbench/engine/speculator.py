@@ -12,7 +12,6 @@ from workbench.engine.core import EngineCore
 from workbench.engine.loaded_model import LoadedModel
 from workbench.engine.shared_layers import share_layers
 from workbench.errors import WorkbenchError
-from workbench.executors.base import MlirExecutor
 from workbench.executors.capabilities import Requirements, unsupported
 from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
@@ -119,7 +118,7 @@ def _multi_step(draft: DraftRunner, settings: DraftModel) -> CompiledDraftSteps 
     """Return a call that drafts several tokens, if the draft model decodes by compiled steps; None otherwise."""
     store = draft.kv_cache.store
     requirements = Requirements.from_model(draft.model, store)
-    if not isinstance(draft.core.executor, MlirExecutor) or unsupported(Backend.MLIR, requirements, "drafts"):
+    if not draft.core.backends.has_step or unsupported(Backend.MLIR, requirements, "drafts"):
         return None
     return CompiledDraftSteps(draft.model, store, settings.num_speculative_tokens + 1, settings.confidence_threshold)
 

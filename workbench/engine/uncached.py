@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
+from workbench.executors.programs.program import StepProgram
+from workbench.executors.step_runner import Forward, StepRunner
 from workbench.oracle import naive
 from workbench.scheduler.plan import Span, StepPlan
 
 
 def disable_cache(runner: Runner, oracle: bool = False) -> None:
-    """Make `runner` recompute its texts in every step: by its prefill executor, or one by one with oracle/naive.py.
+    """Make `runner` recompute its texts in every step: by its prefill program, or one by one with oracle/naive.py.
 
     Raises:
         WorkbenchError: if pages may be freed before a text ends.
@@ -26,48 +29,38 @@ def disable_cache(runner: Runner, oracle: bool = False) -> None:
     keeps_pages = runner.kv_cache.evictor is None and all(table.sliding_window is None for table in runner.store.groups)
     if not (keeps_pages or oracle):
         raise WorkbenchError("executor: uncached needs all pages: take out cache.evict and attention.sliding_window")
-    runner.core.executor = NaiveExecutor(runner) if oracle else RecomputingExecutor(runner)
+    executor = runner.core.executor
+    if oracle:
+        executor.observer = None
+        executor.programs.clear()
+        executor.programs[NaiveProgram.kind] = NaiveProgram(runner.model, runner.store)
+    executor.hooks.append(whole_texts)
 
 
-class RecomputingExecutor:
+def executor_settings(executor: StepRunner) -> dict[str, Any]:
+    """Return the settings `executor` of an experiment that runs as a runner's does."""
+    if whole_texts not in executor.hooks:
+        return {"kind": "real"}
+    return {"kind": "uncached", "oracle": NaiveProgram.kind in executor.programs}
+
+
+def whole_texts(forward: Forward, plan: StepPlan) -> Tensor:
     """Start spans where their texts do; pages are written again with the same contents."""
-
-    def __init__(self, runner: Runner):
-        self.inner = runner.core.executor
-        self._nothing = torch.empty(0, runner.model.spec.vocab_size)
-
-    @property
-    def compiles(self) -> int:
-        return self.inner.compiles
-
-    @property
-    def kernel_seconds(self) -> float | None:
-        return self.inner.kernel_seconds
-
-    @property
-    def artifacts(self) -> Mapping[str, str]:
-        return self.inner.artifacts
-
-    def forward(self, plan: StepPlan) -> Tensor:
-        spans = tuple(_whole(span) for span in plan.spans if span.num_logits)
-        return self.inner.forward(replace(plan, spans=spans)) if spans else self._nothing
+    return forward(replace(plan, spans=tuple(_whole(span) for span in plan.spans if span.num_logits)))
 
 
-class NaiveExecutor:
+class NaiveProgram(StepProgram):
     """Compute each text by itself: no pages, no batch, no backend."""
 
-    compiles = 0
-    kernel_seconds: float | None = None
-    artifacts: Mapping[str, str] = MappingProxyType({})
+    kind = "oracle"
+    chosen: Mapping[int, Tensor] = MappingProxyType({})  # not counted
 
-    def __init__(self, runner: Runner):
-        self.model = runner.model
-        self._nothing = torch.empty(0, runner.model.spec.vocab_size)
+    def pack(self, plan: StepPlan) -> list[tuple[Tensor, int]]:
+        """Return the token ids of each text, and the number of its last rows that are sampled."""
+        return [(torch.tensor(span.token_ids), span.num_logits) for span in plan.spans]
 
-    def forward(self, plan: StepPlan) -> Tensor:
-        texts = [(_whole(span).token_ids, span.num_logits) for span in plan.spans if span.num_logits]
-        logits = [naive.logits(self.model, torch.tensor(ids))[-rows:] for ids, rows in texts]
-        return torch.cat(logits).float() if logits else self._nothing
+    def __call__(self, batch: list[tuple[Tensor, int]], layers: tuple[int, ...] = ()) -> Tensor:
+        return torch.cat([naive.logits(self.model, ids)[-rows:] for ids, rows in batch]).float()
 
 
 def _whole(span: Span) -> Span:

@@ -1,2 +1,2 @@
-"""Executors carry out a step's plan on a backend, and backends are selected here. It may not import speculation, the
+"""Programs compute a step's plan on a backend, and backends are selected here. It may not import speculation, the
 engine or experiments."""

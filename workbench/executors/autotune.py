@@ -26,7 +26,8 @@ from compiled_kernels.correct_backend import COMPILER_ERRORS, TRANSIENT_ERRORS, 
 from compiled_kernels.result_cache import ResultCache, cpu_model, machine_key
 from compiled_kernels.rounds import RoundTimes, time_in_rounds
 from workbench.errors import WorkbenchError
-from workbench.executors.base import CompileUnit, EagerExecutor, build_executor
+from workbench.executors.build import CompileUnit, build_step_runner
+from workbench.executors.programs.eager import EagerProgram
 from workbench.executors.reference import (
     CLEARLY_FASTER_RATIO,
     CacheLayout,
@@ -34,6 +35,7 @@ from workbench.executors.reference import (
     single_decode_step,
 )
 from workbench.executors.select import Backends
+from workbench.executors.step_runner import StepRunner
 from workbench.files import cache_directory
 from workbench.kv_cache.format import CacheFormat
 from workbench.model.transformer import Transformer
@@ -150,7 +152,7 @@ def _reads(backends: Backends, model: Transformer, held: CacheLayout) -> tuple[B
 def _tried(backends: Backends, model: Transformer, held: CacheLayout, unit: CompileUnit) -> AutotuneResult:
     """Try the candidates in order, each beside the eager modules, until one is taken."""
     (store, plan), (plain_store, _) = (single_decode_step(model, held, CONTEXT_TOKENS) for _ in range(2))
-    plain = EagerExecutor(_as_written(model), plain_store)
+    plain = StepRunner(EagerProgram(_as_written(model), plain_store))
     refused: dict[Backend, str] = {}
     seconds: dict[Backend, float] = {}
     quiet = True
@@ -163,7 +165,7 @@ def _tried(backends: Backends, model: Transformer, held: CacheLayout, unit: Comp
             try:
                 # A store of its own: what one candidate writes, another must not find there.
                 own, _ = single_decode_step(model, held, CONTEXT_TOKENS)
-                step = build_executor(model, own, replace(backends, decode=backend), unit).forward
+                step = build_step_runner(model, own, replace(backends, decode=backend), unit).forward
                 away = (step(plan).double() - exact).abs().max().item()
             except (BackendError, WorkbenchError, *COMPILER_ERRORS) as error:
                 ours = isinstance(error, (BackendError, WorkbenchError))
@@ -223,16 +225,19 @@ def usual_seconds(remembered: ResultCache | None = None) -> float:
 
 
 def _key(model: Transformer, backends: Backends, held: CacheLayout, unit: CompileUnit) -> str:
+    tried = [backends.decode, backends.blocks]
+    return trial_key(model, held, rule=AUTOTUNE_VERSION, cores=os.cpu_count(), backends=tried, unit=unit)
+
+
+def trial_key(model: Transformer, held: CacheLayout, **settings: Any) -> str:
+    """Return the key of a trial's entry: equal for the same machine, model and cache, and other settings."""
     what: Mapping[str, Any] = {
-        "rule": AUTOTUNE_VERSION,
         "machine": machine_key(),
         "threads": torch.get_num_threads(),
-        "cores": os.cpu_count(),
         "model": model.spec.model_dump(mode="json"),
         "weights": [*model.format.named, str(model.dtype)],
-        "backends": [backends.decode, backends.blocks],
         "cache": [held.page_size, str(held.dtype), [repr(shape) for shape in held.specs]],
-        "unit": unit,
+        **settings,
     }
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
 

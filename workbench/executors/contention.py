@@ -97,6 +97,7 @@ class StepThreads:
     ):
         self._changed, self._clock = changed, clock
         self._states: dict[tuple[int, Hashable], Contention] = {}
+        self.seconds = 0.0  # of all calls since it was last set to 0
 
     def run(self, shape: Hashable, step: Callable[[int], None], steps: int = 1) -> float:
         """Call `step(threads)`, which computes `steps` steps of `shape`, and return the seconds it took."""
@@ -106,6 +107,7 @@ class StepThreads:
         began = self._clock()
         step(threads)
         seconds = self._clock() - began
+        self.seconds += seconds
         if most > 1:
             now = self._states[most, shape] = after_step(state, seconds / steps)
             if (now.left is None) != (state.left is None):

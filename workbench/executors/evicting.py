@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -37,11 +37,13 @@ from workbench.scheduler.plan import Span, StepPlan
 Observable = DenseLayer | CodecLayer | SharedLayer  # layers whose pages are read as dense ones
 
 
-class AttentionCall:
+class AttentionCall(NamedTuple):
     """The arguments of one layer's attention in a step."""
 
-    def __init__(self, layer: CacheLayer, q: Tensor, batch: TokenBatch, parameters: AttentionParameters):
-        self.layer, self.q, self.batch, self.parameters = layer, q, batch, parameters
+    layer: CacheLayer
+    q: Tensor
+    batch: TokenBatch
+    parameters: AttentionParameters
 
     def attention_mass(self, rows: slice, seq: int, end: int, decay: float = 1.0) -> Tensor:
         """Return the attention that the queries `rows` give to each slot, by key/value head: [kv_head, slot].
@@ -94,14 +96,6 @@ class ObservedLayer(LayerView):
         if read is None:
             raise WorkbenchError("cache.evict: a custom attention module does not read its cache by `attend`")
         return read
-
-
-def observe_store(store: KVStore) -> tuple[KVStore, tuple[ObservedLayer, ...]]:
-    """Return `store` with its layers observed, and these layers."""
-    layers = tuple(ObservedLayer(layer) for layer in store.layers if isinstance(layer, Observable))
-    seen = copy.copy(store)
-    seen.layers = layers  # type: ignore[assignment] (the layers observed)
-    return seen, layers
 
 
 class Evictor:
@@ -219,32 +213,27 @@ class Evictor:
         return [torch.nn.functional.pad(mass, (0, held - mass.shape[1])) for mass in masses]
 
 
-class EvictingExecutor:
-    """Execute steps whose attention counts by `observing`, over `layers`; all others by `fast`."""
+class EvictionObserver:
+    """Shows an evictor the queries of the steps whose attention counts: these are computed over `store`, whose layers
+    are observed."""
 
-    def __init__(self, fast: Any, observing: Any, layers: tuple[ObservedLayer, ...], evictor: Evictor):
-        self.fast, self.observing, self.layers, self.evictor = fast, observing, layers, evictor
-        self.kernel_seconds: float | None = None
+    def __init__(self, store: KVStore, evictor: Evictor):
+        self.layers = tuple(ObservedLayer(layer) for layer in store.layers if isinstance(layer, Observable))
+        self.store, self.evictor = copy.copy(store), evictor
+        self.store.layers = self.layers  # type: ignore[assignment] (the layers observed)
 
-    @property
-    def compiles(self) -> int:
-        return max(self.fast.compiles, self.observing.compiles)  # both count the graphs of one process
-
-    @property
-    def artifacts(self) -> Mapping[str, str]:
-        return self.fast.artifacts
-
-    def forward(self, plan: StepPlan) -> Tensor:
+    def begin_step(self, plan: StepPlan) -> bool:
+        """Return whether a step is observed."""
         counts, visible = self.evictor.begin_step(plan), self.evictor.visible_slots(plan)
         if not counts and visible is None:
-            logits = self.fast.forward(plan)
-            self.kernel_seconds = self.fast.kernel_seconds
-            return logits
+            return False
         for number, layer in enumerate(self.layers):
             layer.visible = [] if visible is None else visible[number]
-        logits, self.kernel_seconds = self.observing.forward(plan), None
+        return True
+
+    def end_step(self, plan: StepPlan) -> None:
+        """Add what an observed step has shown."""
         self.evictor.add_mass(plan, self.layers)
-        return logits
 
 
 def check_eviction(spec: ModelSpec, store: KVStore, policy: AnyPolicy) -> None:

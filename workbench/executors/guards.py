@@ -60,15 +60,15 @@ class ModelGuard:
     """A guard that notices new modules, parameters or attributes in a model since it was made."""
 
     def __init__(self, model: nn.Module):
-        self._sizes: list[tuple[dict, int]] = []
-        self._values: list[tuple[dict, str, Any]] = []
-        for module in model.modules():
-            for place in (vars(module), module._modules, module._parameters, module._buffers):
-                self._sizes.append((place, len(place)))
-                self._values += [(place, name, place[name]) for name in place.keys() - _TORCHS_OWN]
+        self._places = [
+            (place, len(place), [(name, place[name]) for name in place.keys() - _TORCHS_OWN])
+            for module in model.modules()
+            for place in (vars(module), module._modules, module._parameters, module._buffers)
+        ]
 
     @property
     def changed(self) -> bool:
-        if any(len(place) != size for place, size in self._sizes):
-            return True
-        return any(place.get(name) is not value for place, name, value in self._values)
+        return any(
+            len(place) != size or any(place.get(name) is not value for name, value in values)
+            for place, size, values in self._places
+        )

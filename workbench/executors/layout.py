@@ -3,8 +3,6 @@ alike (see compiled_kernels/blocked/layout.py)."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -17,8 +15,8 @@ from compiled_kernels import Backend, BackendError
 from compiled_kernels.blocked import to_panels
 from compiled_kernels.result_cache import ResultCache, machine_key
 from compiled_kernels.rounds import time_in_rounds
-from workbench.executors.autotune import tried_of
-from workbench.executors.base import MlirExecutor, build_executor
+from workbench.executors.autotune import trial_key, tried_of
+from workbench.executors.build import build_step_runner
 from workbench.executors.reference import (
     CLEARLY_FASTER_RATIO,
     CacheLayout,
@@ -75,7 +73,7 @@ def choose_weight_layout(
         return in_panels
     if backends.attention is not Backend.MLIR:
         return backends
-    remembered, key = remembered or ResultCache(cache_directory() / LAYOUT_FILE), _key(model, layout)
+    remembered, key = remembered or ResultCache(cache_directory() / LAYOUT_FILE), trial_key(model, layout)
     found = _sound(remembered.load().get(key))
     if found is None:
         found, quiet = _tried(model, in_panels, layout, backends.blocks)
@@ -99,17 +97,6 @@ def panels_refusal(model: Transformer) -> str | None:
 def _take(model: Transformer, panels: bool, backend: Backend) -> None:
     model.use_panels(panels)
     model.set_backend(backend)
-
-
-def _key(model: Transformer, held: CacheLayout) -> str:
-    what = {
-        "machine": machine_key(),
-        "threads": torch.get_num_threads(),
-        "model": model.spec.model_dump(mode="json"),
-        "weights": [*model.format.named, str(model.dtype)],
-        "cache": [held.page_size, str(held.dtype), [repr(shape) for shape in held.specs]],
-    }
-    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
 
 
 def _tried(model: Transformer, backends: Backends, held: CacheLayout, blocks: Backend) -> tuple[PanelTrial, bool]:
@@ -160,14 +147,10 @@ def _wrong(model: Transformer, backends: Backends, held: CacheLayout) -> str:
     sequence = decode.spans[0].sequence
     length = min(PREFILL_TOKENS, sequence.num_computed_tokens)
     prefill = StepPlan(0, (Span(sequence, 0, length, True),))
-    executor = build_executor(model, own, backends)
-    assert isinstance(executor, MlirExecutor)
-    for name, plan, run in (
-        ("decode", decode, executor.forward),
-        ("prefill", prefill, executor.prefill_executor.forward),
-    ):
+    runner = build_step_runner(model, own, backends)
+    for name, plan in (("decode", decode), ("prefill", prefill)):
         exact, bound = reference_logits(model, store, plan)
-        away = (run(plan).double() - exact).abs().max().item()
+        away = (runner.compute(name, plan).double() - exact).abs().max().item()
         if not away <= bound:
             return f"logits of a {name} are {away:.2g} away from exact ones, {bound:.2g} is allowed"
     return ""

@@ -3,6 +3,9 @@ compiled for one size serves many."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -90,6 +93,23 @@ def pack_batch(plan: StepPlan, page_size: int, device: torch.device, rows: int |
         length_limits=torch.tensor(limits, device=device),
         parents=torch.tensor(parents + [-1] * padding, device=device) if trees else None,
     )
+
+
+def batch_tensors(batch: TokenBatch) -> Iterator[Tensor]:
+    """Yield the tensors of a batch."""
+    for value in vars(batch).values():
+        yield from (each for each in (value if isinstance(value, tuple) else (value,)) if isinstance(each, Tensor))
+
+
+def map_fields(batch: Mapping[str, Any], kind: type, function: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return the fields of a batch with `function` of each value of a kind, tensors or arrays, in its place."""
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(convert, value))
+        return function(value) if isinstance(value, kind) else value
+
+    return {name: convert(value) for name, value in batch.items()}
 
 
 def _parents_of(span: Span) -> list[int]:

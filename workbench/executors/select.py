@@ -19,7 +19,7 @@ class Backends:
     attention.
 
     What is not `checked` has compiled nothing here yet: under `auto` the first long prefill then finds out whether
-    `blocks` fails here (see `FallbackExecutor`).
+    `blocks` fails here (see `StepRunner`).
     """
 
     decode: Backend

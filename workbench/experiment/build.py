@@ -9,7 +9,7 @@ from typing import Any
 
 from workbench.engine.inputs import make_request
 from workbench.engine.runner import Runner
-from workbench.engine.uncached import NaiveExecutor, RecomputingExecutor, disable_cache
+from workbench.engine.uncached import disable_cache, executor_settings
 from workbench.errors import WorkbenchError
 from workbench.experiment.experiment import Experiment, PromptsWorkload, RandomWorkload
 from workbench.progress import to_stderr
@@ -105,13 +105,11 @@ def experiment_of_runner(runner: Runner, question: str, workload: Mapping[str, A
         WorkbenchError: where no settings express it: a runner around a model that was put together by hand, or a policy
             that is an object of one's own.
     """
-    config, executor = runner.config, {"kind": "real"}
+    config, executor = runner.config, executor_settings(runner.core.executor)
     policies = {"schedule.policy": config.schedule.policy, "cache.evict": config.cache.evict}
     own = [name for name, value in policies.items() if value is not None and not isinstance(value, Settings)]
     if not runner.is_from_config or own:
         what = f"its {own[0]} is an object" if own else "its model was put together by hand"
         raise WorkbenchError(f"no settings describe this runner, since {what}: give an Experiment")
-    if isinstance(runner.core.executor, NaiveExecutor | RecomputingExecutor):
-        executor = {"kind": "uncached", "oracle": isinstance(runner.core.executor, NaiveExecutor)}
     values = {"question": question, **config.model_dump(mode="json"), "workload": dict(workload), "executor": executor}
     return Experiment.from_values(values, "this runner")

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from compiled_kernels.decode_step import DecodeSteps
 from workbench.errors import WorkbenchError
-from workbench.executors.base import Executor
 from workbench.executors.contention import StepThreads
-from workbench.executors.mlir import check_mlir_step, step_shape, step_tensors
 from workbench.executors.packing import bucket_for
+from workbench.executors.programs.decode_step import check_mlir_step, step_shape, step_tensors
+from workbench.executors.step_runner import StepRunner
 from workbench.kv_cache.manager import KVCacheManager
 from workbench.kv_cache.store import KVStore
 from workbench.model.spec import ModelSpec
@@ -82,7 +82,7 @@ class DraftModelProposer:
     """
 
     spec: ModelSpec
-    executor: Executor
+    executor: StepRunner
     kv_cache_manager: KVCacheManager
     max_num_batched_tokens: int  # tokens that a step computes at most
     common_random_numbers: bool = False

@@ -1,7 +1,7 @@
 """Compute steps and move pages on all ranks: rank 0 posts, and computes its own share.
 
-A batch is computed by `blocks`, the modules as written on the operators of their backend or compiled by Inductor (see
-graphs.py), or as `rows` of compiled functions (see rows.py).
+A batch is computed by the program `blocks`, the modules as written on the operators of their backend or compiled by
+Inductor (see graphs.py), or as `rows` of compiled functions (see rows.py).
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,9 +19,12 @@ from torch import Tensor
 
 from compiled_kernels import Backend
 from workbench.batch import TokenBatch
-from workbench.executors.base import MAX_TOKEN_PARALLEL_TOKENS
-from workbench.executors.packing import bucket_for, pack_batch
+from workbench.executors.build import MAX_TOKEN_PARALLEL_TOKENS
+from workbench.executors.packing import batch_tensors, map_fields
+from workbench.executors.programs.eager import EagerProgram
+from workbench.executors.programs.program import Call, StepProgram
 from workbench.executors.select import Backends
+from workbench.executors.step_runner import StepRunner
 from workbench.executors.thread_waiting import THREADS
 from workbench.interrupts import DeferInterrupts
 from workbench.kv_cache.format import KVCacheSpec
@@ -38,7 +39,7 @@ STORE_NUMBERS = itertools.count()
 FORWARD, OPEN_CACHE, ZERO_PAGES, COPY_PAGES = "forward", "open_cache", "zero_pages", "copy_pages"
 MEMORY = "memory"
 ZERO_ATTEMPTS = 2  # at zeroing pages on all ranks, before they are given up
-BLOCKS, ROWS = "blocks", "rows"  # how a batch is computed
+BLOCKS, ROWS = "blocks", "rows"  # kinds of programs
 
 
 class TensorParallelStore(KVStore):
@@ -86,110 +87,98 @@ class TensorParallelStore(KVStore):
             self.ranks.lead(kind, (self.number, *content), compute)
 
 
-class TensorParallelExecutor:
-    """Run steps on all ranks. A step is not interrupted half-way: the ranks would part."""
+class LeadProgram(StepProgram):
+    """Compute batches on all ranks, by the program `kind` of each: rank 0 posts, and computes its own share."""
 
-    kernel_seconds: float | None = None
+    gathers_logits = True
+    untimed = "its ranks compute together: their functions are not timed one by one"
 
-    def __init__(
-        self, model: TensorParallelTransformer, store: TensorParallelStore, threads: int, backends: Backends,
-        batch_invariant: bool = False,
-    ):  # fmt: skip
-        """Create the executor.
+    def __init__(self, kind: str, programs: RankPrograms, store: TensorParallelStore, max_tokens: float = math.inf):
+        """Lead a program.
 
         Args:
-            model: rank 0's shard.
+            kind: its kind.
+            programs: rank 0's.
             store: rank 0's pages.
-            threads: rank 0's while it computes.
-            backends: the model's: steps of few tokens are computed as rows where they have such.
-            batch_invariant: compute every step as rows.
+            max_tokens: the most tokens of a plan that it accepts.
         """
-        self.model, self.store, self.threads = model, store, threads
-        self.max_rows = math.inf if batch_invariant else MAX_TOKEN_PARALLEL_TOKENS * backends.has_step
-        self.own = RankExecutor(model, store)
+        super().__init__(programs.model, store)
+        self.kind, self.own, self.number, self.max_tokens = kind, programs, store.number, max_tokens
 
     @property
-    def compiles(self) -> int:
-        return self.own.compiles
+    def made(self) -> int:  # type: ignore[override] (of the program that it leads)
+        return self.own[self.kind].made if self.kind in self.own else 0
 
     @property
-    def artifacts(self) -> Mapping[str, str]:
-        return self.own.artifacts
+    def artifacts(self) -> Mapping[str, str]:  # type: ignore[override] (of the program that it leads)
+        return self.own[self.kind].artifacts if self.kind in self.own else {}
 
-    def forward(self, plan: StepPlan) -> Tensor:
-        """Return logits as `Executor` does."""
-        with DeferInterrupts(), _threads(self.threads):
-            if plan.num_tokens <= self.max_rows:
-                return self._by_rows(plan)
-            if self.model.backend is Backend.INDUCTOR:
-                plan = plan.as_decode_rows()
-            count = len(plan.spans) + plan.padding_rows
-            compiled = self.model.backend is Backend.INDUCTOR and plan.decode_only
-            rows = bucket_for(count) if compiled else count if plan.padding_rows else None
-            batch = pack_batch(plan, self.store.page_size, self.model.device, rows)
-            logits = self._lead(batch, BLOCKS, plan.only_largest)
-        self.model.count_experts(plan.num_tokens)
-        return logits
+    @property
+    def chosen(self) -> Mapping[int, Tensor] | None:  # type: ignore[override] (of the program that it leads)
+        return self.own[self.kind].chosen
 
-    def _by_rows(self, plan: StepPlan) -> Tensor:
-        """Compute a plan call by call: a call has the next tokens of each sequence, and a sequence's go in order."""
-        counts = [span.num_logits for span in plan.spans]
-        next_rows, whole = [0, *itertools.accumulate(counts)], torch.empty(0)
-        for number, (indices, spans) in enumerate(self.own.rows.calls(plan)):
-            batch = pack_batch(replace(plan, spans=spans), self.store.page_size, self.model.device)
-            logits = self._lead(batch, ROWS, plan.only_largest)
-            if number == 0:  # a call with all logits has them in order: they are not copied
-                whole = logits if len(logits) == sum(counts) else logits.new_empty((sum(counts), logits.shape[1]))
-            for index, rows in zip(indices, logits.split([span.num_logits for span in spans]), strict=True):
-                if len(rows) and whole is not logits:  # the first call's own tensor is never written to
-                    whole[next_rows[index] : next_rows[index] + len(rows)] = rows
-                next_rows[index] += len(rows)
-        return whole
+    def accept(self, plan: StepPlan) -> StepPlan | None:
+        return self.own[self.kind].accept(plan) if plan.num_tokens <= self.max_tokens else None
 
-    def _lead(self, batch: TokenBatch, mode: str, only_largest: bool) -> Tensor:
-        content = self.store.number, to_arrays(batch), mode, only_largest
-        return self.model.ranks.lead(FORWARD, content, lambda: self.own.compute(batch, mode, only_largest))
+    def calls(self, plan: StepPlan) -> Iterator[Call] | None:
+        return self.own[self.kind].calls(plan)
 
-    def memory_of_ranks(self) -> list[tuple[int, int]]:
-        """Return the bytes of each rank's weights and of its pages, as they lie in its process."""
-        found = self.model.ranks.lead(MEMORY, self.store.number, lambda: gather_memory(self.model, self.store))
-        return [(weights, pages) for weights, pages in found.tolist()]
+    def pack(self, plan: StepPlan) -> tuple[TokenBatch, bool]:
+        """Return the batch, and whether of each row of its logits only the largest counts."""
+        return self.own[self.kind].pack(plan), plan.only_largest
+
+    def __call__(self, batch: tuple[TokenBatch, bool], layers: tuple[int, ...] = ()) -> Tensor:
+        packed, only_largest = batch
+        # Arrays are pickled in a tenth of the time of tensors.
+        arrays = map_fields(vars(packed), Tensor, lambda tensor: tensor.cpu().numpy())
+        how = self.kind, only_largest
+        return self.own.model.ranks.lead(FORWARD, (self.number, arrays, *how), lambda: self.own.compute(packed, *how))
 
 
-class RankExecutor:
-    """Compute batches on this rank: its shard of a model, over its pages."""
+class RankPrograms(dict[str, StepProgram]):
+    """The programs of this rank by kind, each built when it is first used: its shard of a model, over its pages.
+
+    A change of modules on one rank is none on others: their programs are never reset.
+    """
 
     def __init__(self, model: TensorParallelTransformer, store: KVStore):
+        super().__init__()
         self.model, self.store = model, store
 
-    def compute(self, batch: TokenBatch, mode: str, only_largest: bool) -> Tensor:
+    def __missing__(self, kind: str) -> StepProgram:
+        build = RankRows if kind == ROWS else RankGraphs if self.model.backend is Backend.INDUCTOR else EagerProgram
+        self[kind] = program = build(self.model, self.store)
+        return program
+
+    def compute(self, batch: TokenBatch, kind: str, only_largest: bool) -> Tensor:
         """Compute a batch on this rank, and note what it was."""
         self.model.ranks.record(batch_tensors(batch))
         self.model.only_largest = only_largest
-        if mode == ROWS:
-            return self.rows.compute(batch)
-        return self.graphs.compute(batch) if self.model.backend is Backend.INDUCTOR else self.model(batch, self.store)
+        return self[kind](batch)
 
-    @cached_property
-    def graphs(self) -> RankGraphs:
-        return RankGraphs(self.model, self.store)
 
-    @cached_property
-    def rows(self) -> RankRows:
-        return RankRows(self.model, self.store)
+def build_rank_runner(
+    model: TensorParallelTransformer, store: TensorParallelStore, threads: int, backends: Backends,
+    batch_invariant: bool = False,
+) -> StepRunner:  # fmt: skip
+    """Build the programs of rank 0, which lead all ranks. A step is not interrupted half-way: the ranks would part.
 
-    @property
-    def compiles(self) -> int:
-        return sum(each.compiles for each in self._compiled)
+    Args:
+        model: rank 0's shard.
+        store: rank 0's pages.
+        threads: rank 0's while it computes.
+        backends: the model's: steps of few tokens are computed as rows where they have such.
+        batch_invariant: compute every step as rows.
+    """
+    own, max_rows = RankPrograms(model, store), math.inf if batch_invariant else MAX_TOKEN_PARALLEL_TOKENS
+    rows = [LeadProgram(ROWS, own, store, max_rows)] if batch_invariant or backends.has_step else []
+    return StepRunner(*rows, LeadProgram(BLOCKS, own, store), within=lambda: _whole_step(threads))
 
-    @property
-    def artifacts(self) -> Mapping[str, str]:
-        return {name: digest for each in self._compiled for name, digest in each.artifacts.items()}
 
-    @property
-    def _compiled(self) -> list[RankRows | RankGraphs]:
-        """Return those that have been used."""
-        return [each for name in ("rows", "graphs") if (each := vars(self).get(name)) is not None]
+def memory_of_ranks(model: TensorParallelTransformer, store: TensorParallelStore) -> list[tuple[int, int]]:
+    """Return the bytes of each rank's weights and of its pages, as they lie in its process."""
+    found = model.ranks.lead(MEMORY, store.number, lambda: gather_memory(model, store))
+    return [(weights, pages) for weights, pages in found.tolist()]
 
 
 def gather_memory(model: TensorParallelTransformer, store: KVStore) -> Tensor:
@@ -198,33 +187,9 @@ def gather_memory(model: TensorParallelTransformer, store: KVStore) -> Tensor:
     return model.ranks.gather(torch.tensor([sum(storages.values()), store.bytes]))
 
 
-def batch_tensors(batch: TokenBatch) -> Iterator[Tensor]:
-    """Yield the tensors of a batch."""
-    for field in fields(batch):
-        value = getattr(batch, field.name)
-        yield from (each for each in (value if isinstance(value, tuple) else (value,)) if isinstance(each, Tensor))
-
-
-def to_arrays(batch: TokenBatch) -> dict[str, Any]:
-    """Return a batch's fields with arrays for tensors: they are pickled in a tenth of the time."""
-
-    def convert(value: Any) -> Any:
-        if isinstance(value, tuple):
-            return tuple(map(convert, value))
-        return value.cpu().numpy() if isinstance(value, Tensor) else value
-
-    return {field.name: convert(getattr(batch, field.name)) for field in fields(batch)}
-
-
 def from_arrays(values: Mapping[str, Any], device: torch.device) -> TokenBatch:
-    """Return the batch of `to_arrays`, on `device`."""
-
-    def convert(value: Any) -> Any:
-        if isinstance(value, tuple):
-            return tuple(map(convert, value))
-        return torch.from_numpy(value).to(device) if isinstance(value, np.ndarray) else value
-
-    return TokenBatch(**{name: convert(value) for name, value in values.items()})
+    """Return the batch of a posted one's fields, on `device`."""
+    return TokenBatch(**map_fields(values, np.ndarray, lambda array: torch.from_numpy(array).to(device)))
 
 
 def tasks_of(
@@ -232,21 +197,21 @@ def tasks_of(
 ) -> dict[str, Callable[[Any], None]]:
     """Return what a rank other than 0 does for each task but loading, which makes its `model`."""
     stores: dict[int, KVStore] = {}
-    executors: dict[int, RankExecutor] = {}
+    programs: dict[int, RankPrograms] = {}
 
     def open_cache(content: tuple[int, tuple[Any, ...], list[int]]) -> None:
         number, layout, unused = content
         for each in unused:
             stores.pop(each, None)
-            executors.pop(each, None)
+            programs.pop(each, None)
         stores[number] = open_store(*layout)
 
     def forward(content: tuple[int, Mapping[str, Any], str, bool]) -> None:
-        number, values, mode, only_largest = content
-        if number not in executors:
-            executors[number] = RankExecutor(model(), stores[number])
+        number, values, *how = content
+        if number not in programs:
+            programs[number] = RankPrograms(model(), stores[number])
         with THREADS.step(model().device):
-            executors[number].compute(from_arrays(values, model().device), mode, only_largest)
+            programs[number].compute(from_arrays(values, model().device), *how)
 
     return {
         OPEN_CACHE: open_cache,
@@ -262,10 +227,12 @@ def _discard(found: Tensor) -> None:
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
+def _whole_step(threads: int) -> Iterator[None]:
+    """Run a step on so many threads, without an interrupt."""
     before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    with DeferInterrupts():
+        torch.set_num_threads(threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)

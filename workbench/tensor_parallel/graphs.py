@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from workbench.batch import TokenBatch
-from workbench.executors.inductor import InductorExecutor
+from workbench.executors.programs.inductor import InductorProgram
 from workbench.kv_cache.store import KVStore
 from workbench.tensor_parallel.ranks import Ranks
 from workbench.tensor_parallel.transformer import TensorParallelTransformer
@@ -49,7 +49,7 @@ class RankSum:
         return cast(Tensor, _sum_over_ranks(own, self.number))
 
 
-class RankGraphs(InductorExecutor):
+class RankGraphs(InductorProgram):
     """Compute batches on this rank; decodes are padded to a bucket of rows by rank 0."""
 
     model: TensorParallelTransformer
@@ -61,7 +61,7 @@ class RankGraphs(InductorExecutor):
         super().__init__(model, store)
 
     @torch.inference_mode()
-    def compute(self, batch: TokenBatch) -> Tensor:
+    def __call__(self, batch: TokenBatch, layers: tuple[int, ...] = ()) -> Tensor:
         """Return the logits of a batch's sampled rows, as `TensorParallelTransformer.compute_logits` does."""
         self.mark_dynamic(batch)
         run, samples = self._whole if batch.decode_only else self._mixed, len(batch.logits_indices)

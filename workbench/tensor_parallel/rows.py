@@ -1,4 +1,4 @@
-"""Compute a step on all ranks as rows of compiled functions, a token per row, as `TokenParallelExecutor` does on one.
+"""Compute a step on all ranks as rows of compiled functions, a token per row, as `RowsProgram` does on one.
 
     norm -> qkv -> attention -> output -> sum over ranks | norm -> gate | up -> down -> sum over ranks | ... -> head
 
@@ -20,9 +20,9 @@ from compiled_kernels.decode_step import DecodeStep, StepShape
 from compiled_kernels.decode_step.shape import Half
 from compiled_kernels.decode_step.text import step_inputs
 from workbench.batch import TokenBatch
-from workbench.executors.mlir import step_tensors
 from workbench.executors.packing import DECODE_BUCKETS
-from workbench.executors.token_parallel import TokenParallelExecutor
+from workbench.executors.programs.decode_step import step_tensors
+from workbench.executors.programs.rows import RowsProgram
 from workbench.kv_cache.store import KVStore
 from workbench.tensor_parallel.ranks import Ranks
 from workbench.tensor_parallel.transformer import TensorParallelTransformer
@@ -60,7 +60,7 @@ def _of_layer(shape: StepShape, tensors: Mapping[str, Tensor], index: int) -> di
     return {name: tensors[f"{name.removesuffix('_0')}_{index}"] for name in names}
 
 
-class RankRows(TokenParallelExecutor):
+class RankRows(RowsProgram):
     """Compute batches on this rank. Rank 0 cuts plans into them (`calls`), and posts each to the others."""
 
     model: TensorParallelTransformer
@@ -70,9 +70,9 @@ class RankRows(TokenParallelExecutor):
         super().__init__(model, store, self.SIZES)
 
     @torch.inference_mode()
-    def compute(self, batch: TokenBatch) -> Tensor:
+    def __call__(self, batch: TokenBatch, layers: tuple[int, ...] = ()) -> Tensor:
         """Return the logits of a batch's sampled rows, as `TensorParallelTransformer.compute_logits` does."""
-        x = self._hidden(batch, 0).index_select(0, batch.logits_indices)
+        x = self._hidden(batch).index_select(0, batch.logits_indices)
         self.model.ranks.record([x])
         return self.model.gather_logits(self._logits(x))
 

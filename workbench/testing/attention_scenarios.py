@@ -14,6 +14,7 @@ from workbench.engine.config import EngineConfig
 from workbench.engine.loaded_model import LoadedModel
 from workbench.engine.runner import Runner, generate
 from workbench.executors.select import Backends
+from workbench.executors.step_runner import Forward
 from workbench.model.attention_config import AttentionConfig
 from workbench.model.attention_spec import AttentionSpec
 from workbench.model.hf.weights import random_weights
@@ -122,7 +123,8 @@ def sampled_logits(
     for table in range(len(runner.store.groups)):
         for tensor in runner.store.page_tensors(table):
             tensor[1:].view(torch.uint8).fill_(255)  # NaN in every type of float
-    watched = _RecordingExecutor(runner)
+    watched = _Recording()
+    runner.core.executor.hooks.append(watched)
     greedy = SamplingParameters(temperature=0, max_tokens=max_tokens, ignore_eos=True)
     for name, event in generate(runner, [Request(name, ids, greedy) for name, ids in texts.items()]).items():
         if event.error:
@@ -130,20 +132,14 @@ def sampled_logits(
     return watched.rows
 
 
-class _RecordingExecutor:
-    """A wrapper of a runner's executor that records the logits it samples from."""
+class _Recording:
+    """A hook of a `StepRunner` that records the logits that are sampled from."""
 
-    def __init__(self, runner: Runner):
-        self.inner, self.rows = runner.core.executor, {}
-        self.kernel_seconds, self.artifacts = None, {}
-        runner.core.executor = self
+    def __init__(self) -> None:
+        self.rows: SampledLogits = {}
 
-    @property
-    def compiles(self) -> int:
-        return self.inner.compiles
-
-    def forward(self, plan: StepPlan) -> Tensor:
-        logits = self.inner.forward(plan)
+    def __call__(self, forward: Forward, plan: StepPlan) -> Tensor:
+        logits = forward(plan)
         sampled = [span for span in plan.spans if span.needs_sample]
         for span, row in zip(sampled, logits, strict=True):
             tokens = tuple(span.sequence.token_ids[: span.end])

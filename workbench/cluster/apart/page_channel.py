@@ -6,7 +6,7 @@ out of the pages as they are computed, and sent while later ones are. A step tha
 in another pass; the pass that counts goes with the handover. A channel that breaks stays broken, and what it had not
 delivered is computed again.
 
-Executors that call blocks one by one from Python (eager, Inductor's blocks, panels) send so. Those that run a step as
+Programs that call blocks one by one from Python (eager, Inductor's blocks, panels) send so. Those that run a step as
 one compiled function (`batch_invariant`, mlir's steps of few tokens, CUDA graphs) send all layers after it.
 
 This is the place of NIXL or NCCL between GPUs: `GlooLink` is all that names gloo. The coordinator carries the address
@@ -20,7 +20,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Protocol
 
@@ -34,7 +34,7 @@ from workbench.cluster.apart.lending import HandedPages, TransferKey
 from workbench.cluster.apart.pool_messages import ChannelAddress, Connect, OfferPages
 from workbench.engine.runner import Runner
 from workbench.errors import describe_error
-from workbench.executors.base import Executor
+from workbench.executors.step_runner import Forward
 from workbench.kv_cache.pages import NULL_PAGE
 from workbench.kv_cache.store import KVStore
 from workbench.request import Sequence
@@ -270,36 +270,20 @@ class PageReceiver:
             self._dropped.append(transfer_number(key))
 
 
-class SendingExecutor:
-    """Compute steps by another executor, and send the layers of the prompts that a step completes.
+class LayerSending:
+    """A hook of a `StepRunner`: sends the layers of the prompts that a step completes.
 
     Args:
-        inner: computes.
         runner: the runner of these steps.
         target: returns the transfer and the channel of a sequence that is to be sent; None for another.
     """
 
-    def __init__(
-        self, inner: Executor, runner: Runner, target: Callable[[Sequence], tuple[TransferKey, LayerSender] | None]
-    ):
-        self.inner, self.runner, self.target = inner, runner, target
+    def __init__(self, runner: Runner, target: Callable[[Sequence], tuple[TransferKey, LayerSender] | None]):
+        self.runner, self.target = runner, target
         self._passes = 0
         self._sent: dict[TransferKey, tuple[int, HandedPages]] = {}  # by the last pass
 
-    @property
-    def compiles(self) -> int:
-        return self.inner.compiles
-
-    @property
-    def kernel_seconds(self) -> float | None:
-        return self.inner.kernel_seconds
-
-    @property
-    def artifacts(self) -> Mapping[str, str]:
-        return self.inner.artifacts
-
-    def forward(self, plan: StepPlan) -> Tensor:
-        """Return logits as `Executor` does."""
+    def __call__(self, forward: Forward, plan: StepPlan) -> Tensor:
         self._passes += 1
         manager, store = self.runner.kv_cache.manager, self.runner.store
         sent: list[tuple[TransferKey, LayerSender, HandedPages]] = []
@@ -317,7 +301,7 @@ class SendingExecutor:
         if sent and not plan.decode_only:  # a graph of decodes is to see no hook
             store.on_layer = send
         try:
-            logits = self.inner.forward(plan)
+            logits = forward(plan)
         finally:
             store.on_layer = None
         for layer in range(len(store.layers)) if sent else ():

@@ -33,7 +33,7 @@ from workbench.cluster.apart.handover import (
     why_not_apart,
 )
 from workbench.cluster.apart.lending import TransferKey
-from workbench.cluster.apart.page_channel import PageSender, SendingExecutor
+from workbench.cluster.apart.page_channel import LayerSending, PageSender
 from workbench.cluster.apart.page_layout import describe_layout
 from workbench.cluster.apart.pool_messages import (
     Adopt,
@@ -105,7 +105,7 @@ class PoolEngine:
         self.adopted: list[TransferKey] = []
         self.pages = PageCounts()  # as last reported
         self.asked_for_pages = False
-        self.sending: SendingExecutor | None = None
+        self.sending: LayerSending | None = None
         self.runner: Runner
 
     def _send_soon(self, message: object) -> None:
@@ -133,8 +133,8 @@ class PoolEngine:
         if shared is not None:
             shared.memory.close()
         else:  # bytes may be asked for
-            self.sending = SendingExecutor(self.runner.core.executor, self.runner, self._target)
-            self.runner.core.executor = self.sending
+            self.sending = LayerSending(self.runner, self._target)
+            self.runner.core.executor.hooks.append(self.sending)
         if begin.is_successor and shared is not None:
             for group, (home, lent) in enumerate(zip(begin.homes, begin.lent, strict=True)):
                 self.runner.store.zero_pages(group, (page for page in home if page not in lent))

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from workbench.engine.runner import Runner, generate
 from workbench.errors import WorkbenchError
-from workbench.executors.base import Executor
+from workbench.executors.step_runner import Forward, StepHook
 from workbench.request import Request, SamplingParameters, Sequence
 from workbench.runs.metrics import percentile
 from workbench.sampling.combiners import OtherLogits
@@ -72,30 +72,27 @@ def score_texts(runner: Runner, texts: abc.Sequence[ForcedText], on_logits: Logi
         )
         for index, text in enumerate(texts)
     ]
-    with _replaced(runner, _ScoringExecutor(runner.core.executor, texts, on_logits), _ForcedSampler(texts)):
+    with _replaced(runner, _Scoring(texts, on_logits), _ForcedSampler(texts)):
         ends = generate(runner, requests)
     for name, end in ends.items():
         if end.reason != "length":
             raise WorkbenchError(f"text {name} of {len(texts[int(name)].ids)} tokens: {end.error or end.reason}")
 
 
-class _ScoringExecutor:
-    """An executor that requests the logits of every scored position."""
+class _Scoring:
+    """A hook of a `StepRunner` that requests the logits of every scored position."""
 
-    def __init__(self, inner: Executor, texts: abc.Sequence[ForcedText], on_logits: LogitsCallback):
-        self.inner, self.texts, self.note = inner, texts, on_logits
+    def __init__(self, texts: abc.Sequence[ForcedText], on_logits: LogitsCallback):
+        self.texts, self.note = texts, on_logits
         self.next = [text.first_scored - 1 for text in texts]  # positions: what is computed again is not noted again
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    def forward(self, plan: StepPlan) -> Tensor:
+    def __call__(self, forward: Forward, plan: StepPlan) -> Tensor:
         indices = [int(span.sequence.request_id) for span in plan.spans]
         first = [max(span.start, self.next[index]) for span, index in zip(plan.spans, indices, strict=True)]
         wanted = [max(0, span.end - place) for span, place in zip(plan.spans, first, strict=True)]
         asked = [max(rows, int(span.needs_sample)) for span, rows in zip(plan.spans, wanted, strict=True)]
         spans = tuple(span._replace(requested_logits=rows) for span, rows in zip(plan.spans, asked, strict=True))
-        logits = self.inner.forward(replace(plan, spans=spans))
+        logits = forward(replace(plan, spans=spans))
         sampled = []
         for index, span, rows, part in zip(indices, spans, wanted, logits.split(asked), strict=True):
             if rows:
@@ -124,16 +121,17 @@ class _ForcedSampler(Sampler):
 
 
 @contextmanager
-def _replaced(runner: Runner, executor: Any, sampler: Any) -> Iterator[None]:
-    """Replace the runner's executor and sampler and disable drafting; restore all of them at the end."""
-    core, own_executor, own_speculator = runner.core, runner.core.executor, runner.core.speculator
-    own_sampler = core.decoder.sampler
+def _replaced(runner: Runner, hook: StepHook, sampler: Any) -> Iterator[None]:
+    """Add a hook around the runner's steps, replace its sampler and disable drafting; undo all of them at the end."""
+    core, own_speculator, own_sampler = runner.core, runner.core.speculator, runner.core.decoder.sampler
     core.set_speculator(None)
-    core.executor, core.decoder.sampler = executor, sampler
+    core.executor.hooks.append(hook)
+    core.decoder.sampler = sampler
     try:
         yield
     finally:
-        core.executor, core.decoder.sampler = own_executor, own_sampler
+        core.executor.hooks.remove(hook)
+        core.decoder.sampler = own_sampler
         core.set_speculator(own_speculator)
 
 

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from workbench.executors.programs.kernels import StepKernels
 from workbench.model.cost import StepCostEstimate
 from workbench.model.spec import ModelSpec
 from workbench.widgets.model_graph.data import GraphStep, ModelOperator, equal_layers
-from workbench.widgets.model_graph.kernels import StepKernels, group_by_kernel
+from workbench.widgets.model_graph.kernels import group_by_kernel, kernel_of
 from workbench.widgets.roofline.data import Roof
 
 NOT_MEASURED = "not measured"
@@ -75,7 +76,7 @@ class OperatorGraph:
         return cost.seconds(self.gemm.rate, self.read.rate)
 
     def measured(self, operator: ModelOperator) -> MeasuredSeconds:
-        kernel = self.kernels.kernel_of(operator)
+        kernel = kernel_of(self.kernels, operator)
         first, *others = self.groups[kernel]
         if others or kernel in self.functions:
             if operator is not first:
@@ -99,7 +100,7 @@ class OperatorGraph:
         """Return the seconds of all that was timed of a layer."""
         found = [self.measured(operator).seconds for operator in self.of_layer(layer)]
         known = [seconds for seconds in found if seconds is not None]
-        whole = any(self.kernels.kernel_of(operator) in self.functions for operator in self.of_layer(layer))
+        whole = any(kernel_of(self.kernels, operator) in self.functions for operator in self.of_layer(layer))
         return math.fsum(known) if known and not whole else None
 
 

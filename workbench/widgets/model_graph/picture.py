@@ -10,6 +10,7 @@ from workbench.display import format_ranges
 from workbench.svg import format_seconds, format_tick, truncate_to_width
 from workbench.widgets.model_graph.data import ModelOperator, attention_kind
 from workbench.widgets.model_graph.graph import OperatorGraph, total_cost
+from workbench.widgets.model_graph.kernels import backend_of, kernel_of
 
 ROW, HEADER, GAP, TOP = 24, 30, 8, 28  # heights
 BRACKET, BRACKET_WIDTH = 8, 22  # left edge and width of a function's bracket
@@ -156,7 +157,7 @@ class GraphPicture:
             box, name, key=f"operator:{operator.key}", tabindex=self._tab(), tip=self._describe(operator),
             role="img", aria_label=self._describe(operator),
         )  # fmt: skip
-        yield svg.text(columns.backend, middle, graph.kernels.backend_of(operator), font_size=11)
+        yield svg.text(columns.backend, middle, backend_of(graph.kernels, operator), font_size=11)
         if columns.flops is None or columns.bytes is None:
             pass
         elif operator.flops is None or operator.bytes is None:
@@ -182,12 +183,12 @@ class GraphPicture:
 
     def _describe(self, operator: ModelOperator) -> str:
         graph = self.graph
-        kernel, measured = graph.kernels.kernel_of(operator), graph.measured(operator)
+        kernel, measured = kernel_of(graph.kernels, operator), graph.measured(operator)
         letter = graph.letters.get(kernel)
         where = f"function {letter}, {kernel}" if letter else "a call of its own"
         lines = [f"{operator.name}{'' if operator.layer is None else f' of layer {operator.layer}'}"]
         lines += [operator.note] * bool(operator.note)
-        lines.append(f"{graph.kernels.backend_of(operator)}: {where}")
+        lines.append(f"{backend_of(graph.kernels, operator)}: {where}")
         if operator.flops is None or operator.bytes is None:
             lines.append(f"FLOPs and bytes {NOT_COUNTED}: {WHY_NOT_COUNTED}")
         else:
@@ -203,9 +204,9 @@ class GraphPicture:
         graph = self.graph
         begin = 0
         while begin < len(self.rows):
-            kernel = graph.kernels.kernel_of(self.rows[begin][0])
+            kernel = kernel_of(graph.kernels, self.rows[begin][0])
             end = begin
-            while end + 1 < len(self.rows) and graph.kernels.kernel_of(self.rows[end + 1][0]) == kernel:
+            while end + 1 < len(self.rows) and kernel_of(graph.kernels, self.rows[end + 1][0]) == kernel:
                 end += 1
             if (letter := graph.letters.get(kernel)) is not None:
                 top, bottom = self.rows[begin][1] + 2, self.rows[end][1] + ROW - 2

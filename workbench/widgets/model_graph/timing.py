@@ -13,16 +13,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from compiled_kernels import Backend
-from workbench.executors.base import EagerExecutor, Executor, build_executor
+from workbench.executors.build import build_step_runner
 from workbench.executors.contention import StepThreads
-from workbench.executors.cuda_graph import CudaGraphExecutor
-from workbench.executors.evicting import EvictingExecutor
-from workbench.executors.function_timing import time_functions_of, time_threads
+from workbench.executors.programs.eager import EagerProgram
 from workbench.executors.reference import CacheLayout, single_decode_step
+from workbench.executors.step_runner import StepRunner
 from workbench.kv_cache.store import KVStore
 from workbench.model.transformer import Transformer
 from workbench.scheduler.plan import Span, StepPlan
-from workbench.tensor_parallel.executor import TensorParallelStore
 from workbench.widgets.model_graph.data import GraphStep
 from workbench.widgets.model_graph.kernels import step_kernels
 
@@ -107,19 +105,15 @@ def time_operators(runner: Runner, step: GraphStep) -> dict[str, float]:
     store, plan = _step_of(runner, model, step)
     timers = CallTimers(_synchronized_clock if model.device.type == "cuda" else time.perf_counter)
     _attach(timers, model, store)
-    return _repeated(EagerExecutor(model, store), plan, timers)
+    return _repeated(StepRunner(EagerProgram(model, store)), plan, timers)
 
 
 def functions_problem(runner: Runner) -> str:
-    """Return why the functions of this runner's executor cannot be timed one by one; empty where they can."""
+    """Return why the functions of this runner's programs cannot be timed one by one; empty where they can."""
     executor = runner.core.executor
-    if isinstance(executor, CudaGraphExecutor):
-        return "captured as one CUDA graph: its kernels are not called one by one"
-    if isinstance(runner.store, TensorParallelStore):
-        return "its ranks compute together: their functions are not timed one by one"
-    if isinstance(executor, EvictingExecutor):
+    if executor.observer is not None:
         return "an evictor looks on: its steps are timed as a whole only"
-    return ""
+    return next((program.untimed for program in executor.programs.values() if program.untimed), "")
 
 
 def time_functions(runner: Runner, step: GraphStep) -> tuple[dict[str, float], dict[str, float]]:
@@ -140,13 +134,20 @@ def time_functions(runner: Runner, step: GraphStep) -> tuple[dict[str, float], d
     threads = StepThreads()
     time_threads(timers, threads)
     backends, invariant = runner.core.backends, config.batch_invariant
-    executor = build_executor(model, store, backends, config.compile, invariant, threads=threads)
-    time_functions_of(timers, executor, step.length)
+    executor = build_step_runner(model, store, backends, config.compile, invariant, threads=threads)
+    for program in executor.programs.values():
+        program.time_functions(timers.timed, step.length)
     found = _repeated(executor, plan, timers)
     layers = range(len(model.blocks))
     names = {function.format(layer=layer) for function in kernels.functions.values() for layer in layers}
     functions = {name: seconds for name, seconds in found.items() if name in names}
     return functions, {name: seconds for name, seconds in found.items() if name not in names}
+
+
+def time_threads(timer: CallTimers, threads: StepThreads) -> None:
+    """Time the compiled functions that hold blocks, the head, or all of a step, which `threads` run."""
+    names = {"blocks": "all blocks", "head": "head"}
+    threads.run = timer.timed(threads.run, lambda shape, *_: names.get(str(shape).partition(" ")[0], "whole step"))  # type: ignore[method-assign] (of one object, which is used for nothing else)
 
 
 def _step_of(runner: Runner, model: Transformer, step: GraphStep) -> tuple[KVStore, StepPlan]:
@@ -160,7 +161,7 @@ def _step_of(runner: Runner, model: Transformer, step: GraphStep) -> tuple[KVSto
     return store, plan
 
 
-def _repeated(executor: Executor, plan: StepPlan, timers: CallTimers) -> dict[str, float]:
+def _repeated(executor: StepRunner, plan: StepPlan, timers: CallTimers) -> dict[str, float]:
     """Return the median seconds of each timer in several runs of a step."""
     rounds: list[dict[str, float]] = []
     executor.forward(plan)  # what is made at a first call

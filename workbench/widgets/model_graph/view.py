@@ -14,11 +14,12 @@ import traitlets
 from workbench import svg
 from workbench.engine.runner_thread import RunnerThread
 from workbench.errors import WorkbenchError, describe_error
+from workbench.executors.programs.kernels import as_written
 from workbench.trace.events import Event, Stepped
 from workbench.waiting import join_and_serve
 from workbench.widgets.model_graph.data import GraphStep, ValueBytes, model_operators
 from workbench.widgets.model_graph.graph import NOT_MEASURED, MeasuredSeconds, OperatorGraph, total_cost
-from workbench.widgets.model_graph.kernels import as_written, capabilities, step_kernels
+from workbench.widgets.model_graph.kernels import capabilities, step_kernels
 from workbench.widgets.model_graph.picture import draw_graph
 from workbench.widgets.model_graph.timing import functions_problem, time_functions, time_operators
 from workbench.widgets.roofline.view import roofs_of

@@ -6,8 +6,6 @@ decodes alike, go through a side together. The residual stream is float32.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-
 import torch
 from torch import Tensor
 
@@ -18,10 +16,10 @@ from compiled_kernels.prefill import BlockShape, PrefillBlock
 from compiled_kernels.prefill.block import PrefillBuffers
 from workbench.batch import TokenBatch
 from workbench.executors.early_layers import LayerTap
-from workbench.executors.guards import ModelGuard
-from workbench.executors.mlir import RotaryCache, check_mlir_step, step_shape, step_tensors
-from workbench.executors.packing import pack_batch
-from workbench.executors.token_parallel import TokenParallelExecutor
+from workbench.executors.programs.decode_step import check_mlir_step, step_shape, step_tensors
+from workbench.executors.programs.kernels import two_sides
+from workbench.executors.programs.program import StepProgram, Timed
+from workbench.executors.programs.rows import RowsProgram
 from workbench.kv_cache.store import KVStore
 from workbench.model.feedforward import MixtureOfExperts
 from workbench.model.linear import Linear
@@ -32,49 +30,42 @@ SIDES = ("before", "after")
 INITIAL_ROWS = 512  # rows that buffers are made for at first; they double
 
 
-class PrefillExecutor:
-    """Execute any step of a model with weights in panels; `token_parallel` returns the executor that
-    computes logits."""
+class PrefillProgram(StepProgram):
+    """Compute any batch of a model with weights in panels; `rows` computes its logits."""
 
-    def __init__(self, model: Transformer, store: KVStore, token_parallel: Callable[[], TokenParallelExecutor]):
-        self.model, self.store, self.token_parallel = model, store, token_parallel
-        self.kernel_seconds: float | None = None  # attention is called from Python
-        self._angles = {rotary: RotaryCache(table) for rotary, table in enumerate(model.rotary)}
-        self._max_rows, self._made, self._watch = 0, 0, ModelGuard(model)
-        self._blocks: list[PrefillBlock] = []
+    kind, resets = "prefill", True
+    described = two_sides("mlir: a compiled function for each side of a block's attention", "mlir", "mlir")
 
-    @property
-    def compiles(self) -> int:
-        return self._made
+    def __init__(self, model: Transformer, store: KVStore, rows: RowsProgram):
+        super().__init__(model, store)
+        self.rows, self._max_rows = rows, 0
+        self.reset()
 
-    @property
-    def artifacts(self) -> Mapping[str, str]:
-        kinds = list(dict.fromkeys(tuple(kernel.digest for kernel in block.kernels) for block in self._blocks))
-        return {
-            f"{side} attention {i}": digest
-            for i, pair in enumerate(kinds)
-            for side, digest in zip(SIDES, pair, strict=True)
-        }
+    def reset(self) -> None:
+        self._blocks, self.artifacts = list[PrefillBlock](), {}
+
+    def rows_of(self, plan: StepPlan) -> None:
+        return None
 
     @torch.inference_mode()
-    def forward(self, plan: StepPlan) -> Tensor:
-        if self._watch.changed:
-            self._blocks, self._watch = [], ModelGuard(self.model)
-        batch = pack_batch(plan, self.store.page_size, self.model.device)
-        tap = LayerTap(plan.layers, batch.logits_indices)
+    def __call__(self, batch: TokenBatch, layers: tuple[int, ...] = ()) -> Tensor:
+        tap = LayerTap(layers, batch.logits_indices)
         x = self._hidden(batch, tap)
-        logits = self.token_parallel().compute_logits(x[batch.logits_indices])
-        return tap.beside(logits) if plan.layers else logits
+        logits = self.rows.compute_logits(x[batch.logits_indices])
+        return tap.beside(logits) if layers else logits
+
+    def time_functions(self, timed: Timed, tokens: int) -> None:
+        for layer, block in enumerate(self._for(tokens)):
+            for side in SIDES:
+                setattr(block, side, timed(getattr(block, side), f"{side} attention {layer}"))
 
     def _hidden(self, batch: TokenBatch, tap: LayerTap) -> Tensor:
         """Return the last block's output for each token, float32, in a buffer: [token, hidden]."""
         rows, model = batch.num_tokens, self.model
         blocks = self._for(rows)
-        for rotary, angles in self._angles.items():
-            bound = next((block for block in blocks if block.shape.layer.rotary_index == rotary), None)
-            if bound is not None:
-                for mine, angle in zip(bound.angles, angles(batch.positions), strict=True):
-                    mine[:rows] = angle
+        layers = ((block.shape.layer.rotary_index, block.angles) for block in blocks)
+        bound = {rotary: angles for rotary, angles in layers if rotary is not None}
+        self.rows.angles.fill(bound, batch.positions)
         x = blocks[0].x[:rows]
         x.copy_(model.embed(batch.token_ids))
         tap.note(0, x)
@@ -100,7 +91,13 @@ class PrefillExecutor:
                 names = {named.name for named in (*shape.before, *shape.after)} - shape.buffers().keys()
                 own = {name: tensors[f"{name}_{index}"] for name in names}
                 self._blocks.append(PrefillBlock(shape, own, buffers))
-            self._made += 0 if grown else len(self.artifacts)  # for more rows the same code is bound anew
+            kinds = dict.fromkeys(tuple(kernel.digest for kernel in block.kernels) for block in self._blocks)
+            self.artifacts = {
+                f"{side} attention {i}": digest
+                for i, pair in enumerate(kinds)
+                for side, digest in zip(SIDES, pair, strict=True)
+            }
+            self.made += 0 if grown else len(self.artifacts)  # for more rows the same code is bound anew
         return self._blocks
 
 

@@ -10,9 +10,8 @@ A block that was changed in place (its mask, say) is compiled again; steps that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -21,19 +20,20 @@ from compiled_kernels import Backend
 from compiled_kernels.torch_compile import compile_once, graph_count
 from workbench.batch import TokenBatch
 from workbench.executors.early_layers import LayerTap
-from workbench.executors.guards import ModelGuard, compile_key
-from workbench.executors.packing import bucket_for, pack_batch, synchronized
+from workbench.executors.guards import compile_key
+from workbench.executors.packing import bucket_for
+from workbench.executors.programs.kernels import StepKernels, one_function, two_sides
+from workbench.executors.programs.program import StepProgram, Timed
 from workbench.kv_cache.store import CacheLayer, KVStore
 from workbench.model.layers import Angles, TransformerBlock
 from workbench.model.transformer import RunBlock, Transformer
 from workbench.scheduler.plan import StepPlan
 
 
-class InductorExecutor:
-    """Execute steps with Inductor; `compiles` counts graphs since it was made."""
+class InductorProgram(StepProgram):
+    """Compute batches with Inductor; `made` counts graphs since it was built."""
 
-    kernel_seconds: float | None = None
-    artifacts: Mapping[str, str] = MappingProxyType({})
+    resets = True
 
     def __init__(
         self,
@@ -51,49 +51,44 @@ class InductorExecutor:
                 that no graph can hold.
             compile_unit: `block` or `step`.
         """
-        self.model, self.store, self.attention_backend = model, store, attention_backend
-        self.compile_unit = compile_unit if all(layer.traceable for layer in store.layers) else "block"
+        super().__init__(model, store)
+        self.attention_backend, self._traceable = attention_backend, all(layer.traceable for layer in store.layers)
+        self.compile_unit = compile_unit if self._traceable else "block"
         self._before_this = graph_count()
         self._step = compile_once(_step, dynamic=False)
-        self._compile_blocks()
+        self.reset()
         self.head = compile_once(Transformer.compute_logits, dynamic=False)
         for table in range(len(store.groups)):
             for pages in store.page_tensors(table):
                 torch._dynamo.mark_dynamic(pages, 0)  # the pool's size is no reason to compile again
 
     @property
-    def compiles(self) -> int:
+    def made(self) -> int:  # type: ignore[override] (counted in one place for the whole process)
         return graph_count() - self._before_this
 
-    def _compile_blocks(self) -> None:
+    def reset(self) -> None:
         self._sides = {block: _Sides.from_block(block) for block in self.model.blocks}
-        self._watch = ModelGuard(self.model)
 
-    def forward(self, plan: StepPlan) -> Tensor:
-        if plan.phase != "decode" and self._watch.changed:
-            self._compile_blocks()
-        plan = plan.as_decode_rows()
-        rows = bucket_for(len(plan.spans) + plan.padding_rows) if plan.decode_only else None
-        batch = pack_batch(plan, self.store.page_size, self.model.device, rows)
+    def accept(self, plan: StepPlan) -> StepPlan:
+        return plan.as_decode_rows()
+
+    def rows_of(self, plan: StepPlan) -> int | None:
+        return bucket_for(len(plan.spans) + plan.padding_rows) if plan.decode_only else None
+
+    def __call__(self, batch: TokenBatch, layers: tuple[int, ...] = ()) -> Tensor:
         self.mark_dynamic(batch)
         with torch.inference_mode():
-            if rows is not None and self.compile_unit == "step" and not plan.layers:
-                logits = synchronized(self._step(self.model, batch, self.store)[batch.logits_indices])
-            else:
-                logits = synchronized(self._by_blocks(batch, plan.decode_only, plan.layers))
-        self.model.count_experts(plan.num_tokens)
-        return logits
+            if batch.decode_only and self.compile_unit == "step" and not layers:
+                return self._step(self.model, batch, self.store)[batch.logits_indices]
+            run: RunBlock = self._whole if batch.decode_only else self._mixed
+            tap = LayerTap(layers, batch.logits_indices, run) if layers else None
+            logits = self.head(self.model, self.sampled_rows(batch, tap or run))[: len(batch.logits_indices)]
+            return logits if tap is None else tap.beside(logits)
 
     def mark_dynamic(self, batch: TokenBatch) -> None:
         """Let the pages that sequences hold be of any number without compiling again."""
         for table in batch.page_tables:
             torch._dynamo.mark_dynamic(table, 1)
-
-    def _by_blocks(self, batch: TokenBatch, decode_only: bool, layers: tuple[int, ...] = ()) -> Tensor:
-        run: RunBlock = self._whole if decode_only else self._mixed
-        tap = LayerTap(layers, batch.logits_indices, run) if layers else None
-        logits = self.head(self.model, self.sampled_rows(batch, tap or run))[: len(batch.logits_indices)]
-        return logits if tap is None else tap.beside(logits)
 
     def sampled_rows(self, batch: TokenBatch, run: RunBlock) -> Tensor:
         """Return the last block's output for the sampled rows, padded to a bucket of rows: [row, hidden]."""
@@ -116,6 +111,29 @@ class InductorExecutor:
         sides, backend = self._sides[block], self.attention_backend
         projected = sides.before(block, x, cos, sin)
         return sides.after(block, x, block.attention.write_and_read(projected, batch, cache, backend))
+
+    def kernels(self, length: int) -> StepKernels:
+        attention = str(self.attention_backend)
+        if length > 1:
+            walks = "a graph for each side of a block's attention, which walks the spans between them"
+            return two_sides(f"inductor: {walks}", "inductor", attention)
+        if self.compile_unit == "step":
+            return one_function("inductor: the step is one graph", "whole step", "inductor", "embed")
+        if not self._traceable:
+            sides = "a graph for each side of a block's attention; no graph can hold this cache"
+            return two_sides(f"inductor: {sides}", "inductor", attention)
+        return one_function("inductor: each block is one graph", "block {layer}", "inductor")
+
+    def time_functions(self, timed: Timed, tokens: int) -> None:
+        self.head = timed(self.head, "head")
+        self._step = timed(self._step, "whole step")
+        for layer, (block, sides) in enumerate(tuple(self._sides.items())):
+            self._sides[block] = replace(
+                sides,
+                whole=timed(sides.whole, f"block {layer}"),
+                before=timed(sides.before, f"before attention {layer}"),
+                after=timed(sides.after, f"after attention {layer}"),
+            )
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
-"""Bind a model's decode step to the backend mlir: shapes, weights and rotary angles as the compiled step names them."""
+"""Compute decodes by a compiled step of the backend mlir, and bind a model to it: shapes, weights and rotary angles as
+the step names them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -23,7 +24,9 @@ from compiled_kernels.quantized_attention.mlir_tile import QUANTIZED_NAMES
 from workbench.errors import WorkbenchError
 from workbench.executors.capabilities import Requirements, unsupported
 from workbench.executors.contention import StepThreads
-from workbench.executors.packing import MIN_TABLE_WIDTH, pack_batch
+from workbench.executors.packing import MIN_TABLE_WIDTH, bucket_for, pack_batch, verify_bucket_for
+from workbench.executors.programs.kernels import one_function
+from workbench.executors.programs.program import StepProgram
 from workbench.kv_cache.format import KVCacheSpec
 from workbench.kv_cache.pages import NULL_PAGE, pages_for
 from workbench.kv_cache.quantized import QuantizedLayer
@@ -31,7 +34,6 @@ from workbench.kv_cache.store import DenseLayer, KVStore
 from workbench.model.feedforward import GatedMLP, MixtureOfExperts
 from workbench.model.layers import TransformerBlock, attention_of
 from workbench.model.linear import Linear, RMSNorm
-from workbench.model.rotary import RotaryTable
 from workbench.model.transformer import Transformer
 from workbench.scheduler.plan import StepPlan
 
@@ -45,44 +47,40 @@ KNOWN_MODULES = (
 MIN_ROWS_PER_THREAD = 8  # with fewer rows x KV heads per thread, the context is split among threads
 
 
-class RotaryCache:
-    """A table of float32 angles by position. Computed anew they would take as long as a small step, and could have
-    other bits."""
+class RotaryCaches:
+    """Tables of float32 angles by position of a model's rotaries, shared by its compiled programs. Computed again they
+    would take as long as a small step, and could have other bits."""
 
-    def __init__(self, table: RotaryTable):
-        self._table = table
-        self._known = [torch.empty(0), torch.empty(0)]
+    def __init__(self, model: Transformer):
+        self._model = model
+        self.reset()
 
-    def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos and sin [token, head_dim / 2] of positions [token]."""
-        while len(self._known[0]) <= int(positions.max()):
-            start = len(self._known[0])
-            found = self._table(torch.arange(start, start + POSITIONS_PER_BLOCK, device=positions.device))
-            joined = zip(self._known, found, strict=True)
-            self._known = [torch.cat([known, more.float()]) if start else more.float() for known, more in joined]
-        cos, sin = (known[positions] for known in self._known)
-        return cos, sin
+    def reset(self) -> None:
+        self._known: dict[int, tuple[Tensor, ...]] = {}  # cos and sin [position, head_dim / 2]
+
+    def fill(self, buffers: Mapping[int, Iterable[Tensor]], positions: Tensor) -> None:
+        """Write the angles of positions [token] to the first rows of the buffers (cos, sin) of each rotary."""
+        for rotary, pair in buffers.items():
+            known = self._known.get(rotary, ())
+            while not known or len(known[0]) <= int(positions.max()):
+                start = len(known[0]) if known else 0
+                more = self._model.rotary[rotary](torch.arange(start, start + POSITIONS_PER_BLOCK))
+                known = tuple(torch.cat([*known[side : side + 1], part.float()]) for side, part in enumerate(more))
+                self._known[rotary] = known
+            for buffer, table in zip(pair, known, strict=True):
+                buffer[: len(positions)] = table[positions]
 
 
 class MlirStep:
-    """The compiled step of one bucket of rows, over a model's weights and a store's pages."""
+    """The compiled step of one bucket of rows of a `DecodeProgram`."""
 
-    def __init__(
-        self,
-        model: Transformer,
-        store: KVStore,
-        rows: int,
-        rows_share_sequences: bool = False,
-        threads: StepThreads | None = None,
-    ):
-        """Compile the step for `rows` rows; with `rows_share_sequences` several may be of one sequence, each with its
-        own length. `threads` runs the step."""
-        check_mlir_step(model, store)
-        self.model, self.store, self.kernel_seconds = model, store, 0.0  # of the last call's compiled code
-        shape = step_shape(model, store.page_size, rows, store.specs, rows_share_sequences)
-        self.step = DecodeStep(shape, step_tensors(model, store))
-        self._name, self._threads = f"{'check' if rows_share_sequences else 'decode'} {rows}", threads or StepThreads()
-        self._angles = {rotary: RotaryCache(model.rotary[rotary]) for rotary in self.step.angles}
+    def __init__(self, program: DecodeProgram, rows: int):
+        self.program, model, store = program, program.model, program.store
+        shape = step_shape(model, store.page_size, rows, store.specs, program.verifies)
+        self.step, self.name = (
+            DecodeStep(shape, step_tensors(model, store)),
+            f"{'check' if program.verifies else 'decode'} {rows}",
+        )
         self._ids = torch.zeros(rows, dtype=torch.long)
         # Written to through numpy: a small step is over before torch has made a handful of small tensors.
         self._fields = [each.numpy() for each in (self._ids, self.step.lengths, *self.step.tables)]
@@ -90,9 +88,9 @@ class MlirStep:
     def __call__(self, plan: StepPlan) -> Tensor:
         """Return logits of every row of a plan of one token each, float32: [row, vocab]. The next call
         overwrites them."""
-        step, spans = self.step, plan.spans
-        if self.store.residual_length is not None:
-            self.store.quantize_pending(pack_batch(plan, self.store.page_size, self.model.device))
+        program, step, spans = self.program, self.step, plan.spans
+        if program.residual_length is not None:
+            program.store.quantize_pending(pack_batch(plan, program.store.page_size, program.model.device))
         rows, (ids, lengths, *tables) = len(spans), self._fields
         ids[:rows] = [span.token_ids[0] for span in spans]
         lengths[:rows] = [span.end - span.sequence.num_evicted_tokens for span in spans]
@@ -102,19 +100,58 @@ class MlirStep:
                 pages = span.sequence.pages[t]
                 table[row, : len(pages)] = pages
             table[rows:, 0] = NULL_PAGE
-        step.x.copy_(self.model.embed(self._ids))
-        positions = torch.tensor([span.start for span in spans])
-        for rotary, mine in step.angles.items():
-            for part, angle in zip(mine, self._angles[rotary](positions), strict=True):
-                part[:rows] = angle
-        self.kernel_seconds = self._threads.run(self._name, step)
-        self.model.count_experts(rows, step.chosen)
-        return self.model.cap_logits(step.logits)
+        step.x.copy_(program.model.embed(self._ids))
+        program.angles.fill(step.angles, torch.tensor([span.start for span in spans]))
+        program.threads.run(self.name, step)
+        return program.model.cap_logits(step.logits)
 
-    @property
-    def artifact(self) -> str:
-        """Return the content hash of the code that runs (see compiled_kernels/mlir/artifacts.py)."""
-        return self.step.kernel.digest
+
+class DecodeProgram(StepProgram):
+    """Compute decodes, or their drafts too (`verifies`: rows may be of one sequence), as one compiled function for
+    each bucket of rows."""
+
+    resets = every_row = is_timed = True
+    described = one_function("mlir: blocks and head are one compiled function", "whole step", "mlir")
+
+    def __init__(
+        self,
+        model: Transformer,
+        store: KVStore,
+        angles: RotaryCaches | None = None,
+        threads: StepThreads | None = None,
+        verifies: bool = False,
+    ):
+        super().__init__(model, store)
+        self.angles, self.threads = angles or RotaryCaches(model), threads or StepThreads()
+        self.verifies, self.residual_length = verifies, store.residual_length
+        self.kind = "verify" if verifies else "decode"
+        self.reset()
+
+    def reset(self) -> None:
+        check_mlir_step(self.model, self.store)
+        self.steps, self.artifacts = dict[int, MlirStep](), {}
+        self.angles.reset()
+
+    def accept(self, plan: StepPlan) -> StepPlan | None:
+        if plan.layers or self.verifies != (plan.num_draft_tokens > 0):  # the compiled step is one kernel
+            return None
+        rows = plan.as_decode_rows(self.residual_length)
+        return rows if rows.decode_only else None
+
+    def pack(self, plan: StepPlan) -> StepPlan:
+        """Return the plan: a step packs it into the buffers of its bucket, without a tensor in between."""
+        return plan
+
+    def __call__(self, plan: StepPlan, layers: tuple[int, ...] = ()) -> Tensor:
+        count = len(plan.spans)
+        rows = verify_bucket_for(count) if self.verifies else bucket_for(count + plan.padding_rows)
+        if rows not in self.steps:
+            step = self.steps[rows] = MlirStep(self, rows)
+            self.artifacts = {**self.artifacts, step.name: step.step.kernel.digest}
+            self.made += 1
+        self.chosen = self.steps[rows].step.chosen
+        with torch.inference_mode():
+            return self.steps[rows](plan)
 
 
 def check_mlir_step(model: Transformer, store: KVStore) -> None:
@@ -164,8 +201,9 @@ def _layer(block: TransformerBlock, cache: KVCacheSpec, rotary: int | None) -> L
         down = _expert_layout(experts.down, experts.down_scales)
         width = stack_width(experts.down)
     else:
-        dense = cast(GatedMLP, feedforward)
-        gate_up, down, width = _stored(dense.gate_up), _stored(dense.down), dense.down.in_features
+        assert isinstance(feedforward, GatedMLP)
+        gate_up, down = _stored(feedforward.gate_up), _stored(feedforward.down)
+        width = feedforward.down.in_features
     return LayerShape(
         num_heads=spec.num_heads,
         num_kv_heads=spec.num_kv_heads,
@@ -251,8 +289,8 @@ def step_tensors(model: Transformer, store: KVStore) -> dict[str, Tensor]:
                 if scales is not None:
                     found[f"{name}1_{index}"] = scales[..., 0].flatten(0, 1) if in_panels(scales) else scales.flatten()
         else:
-            dense = cast(GatedMLP, feedforward)
-            products |= {"gate_up": dense.gate_up, "down": dense.down}
+            assert isinstance(feedforward, GatedMLP)
+            products |= {"gate_up": feedforward.gate_up, "down": feedforward.down}
         for name, linear in products.items():
             found |= {f"{name}{i}_{index}": _stored_words(tensor) for i, tensor in enumerate(linear.tensors)}
         if attention.query_norm is not None and attention.key_norm is not None:
@@ -272,7 +310,8 @@ def step_tensors(model: Transformer, store: KVStore) -> dict[str, Tensor]:
 
 def _norm_weight(norm: Module) -> Tensor:
     """Return the weight of a norm of the compiled step: a root-mean-square norm."""
-    return cast(RMSNorm, norm).weight
+    assert isinstance(norm, RMSNorm)
+    return norm.weight
 
 
 def _stored_words(tensor: Tensor) -> Tensor:

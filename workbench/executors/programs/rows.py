@@ -8,7 +8,8 @@ a token has the same bits alone, among others, in a chunk of any length and afte
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -18,10 +19,10 @@ from compiled_kernels.decode_step import DecodeStep, StepShape
 from compiled_kernels.decode_step.text import step_inputs
 from workbench.batch import TokenBatch
 from workbench.executors.contention import StepThreads
-from workbench.executors.guards import ModelGuard
-from workbench.executors.mlir import RotaryCache, check_mlir_step, step_shape, step_tensors
-from workbench.executors.packing import DECODE_BUCKETS, pack_batch
-from workbench.kv_cache.quantized import QuantizedLayer
+from workbench.executors.packing import DECODE_BUCKETS
+from workbench.executors.programs.decode_step import RotaryCaches, check_mlir_step, step_shape, step_tensors
+from workbench.executors.programs.kernels import one_function
+from workbench.executors.programs.program import Call, StepProgram
 from workbench.kv_cache.store import KVStore
 from workbench.model.transformer import Transformer
 from workbench.scheduler.plan import Span, StepPlan
@@ -29,9 +30,13 @@ from workbench.scheduler.plan import Span, StepPlan
 CONTEXT_SPLITS = 2  # of every context: the number must not depend on rows or threads
 
 
-class TokenParallelExecutor:
-    """Execute steps as calls of a bucket of rows. Tokens of a sequence go in order; quantized layers quantize before
+class RowsProgram(StepProgram):
+    """Compute plans as calls of a bucket of rows. Tokens of a sequence go in order; quantized layers quantize before
     each call."""
+
+    kind = "rows"
+    resets = is_timed = True
+    described = one_function("mlir: its tokens are rows of one compiled function", "all blocks", "mlir")
 
     def __init__(
         self,
@@ -39,8 +44,10 @@ class TokenParallelExecutor:
         store: KVStore,
         buckets: tuple[int, ...] = DECODE_BUCKETS,
         threads: StepThreads | None = None,
+        angles: RotaryCaches | None = None,
+        max_tokens: float = math.inf,
     ):
-        """Prepare the executor.
+        """Prepare the program.
 
         Args:
             model: the model.
@@ -48,43 +55,35 @@ class TokenParallelExecutor:
             buckets: numbers of rows to compile for, ascending. The last is the most of a call: with 64 rows, reading
                 the weights anew for each call is little beside multiplying with them.
             threads: runs compiled steps.
+            angles: the model's angles, shared with other programs.
+            max_tokens: the most tokens of a plan; a plan of many small calls is not taken either, unless any is.
         """
-        self.buckets, self._threads = buckets, threads or StepThreads()
-        self.model, self.store = model, store
-        self.kernel_seconds: float | None = None
-        self._angles = {rotary: RotaryCache(table) for rotary, table in enumerate(model.rotary)}
-        lags = [layer.quantization_rule.residual_length for layer in store.layers if isinstance(layer, QuantizedLayer)]
-        self.max_tokens_per_call = max(
-            1, min(lags, default=buckets[-1])
-        )  # of one sequence: a call makes none of its own tokens old enough to quantize
-        self._made = 0
-        self._reset_steps()
+        super().__init__(model, store)
+        self.buckets, self.max_tokens = buckets, max_tokens
+        self._threads, self.angles = threads or StepThreads(), angles or RotaryCaches(model)
+        # Tokens of one sequence: a call makes none of its own tokens old enough to quantize.
+        self.max_tokens_per_call = buckets[-1] if store.residual_length is None else max(1, store.residual_length)
+        self.reset()
 
-    def _reset_steps(self) -> None:
+    def reset(self) -> None:
         check_mlir_step(self.model, self.store)
-        self._watch = ModelGuard(self.model)
-        self._steps: dict[tuple[str, int], DecodeStep] = {}
+        self.angles.reset()
+        self._steps, self.artifacts = dict[tuple[str, int], DecodeStep](), {}
 
-    @property
-    def compiles(self) -> int:
-        return self._made
+    def accept(self, plan: StepPlan) -> StepPlan | None:
+        if self.max_tokens < math.inf:
+            many_calls = max(span.length for span in plan.spans) > self.max_tokens_per_call < self.buckets[-1]
+            if plan.layers or many_calls or plan.num_tokens > self.max_tokens:
+                return None
+        return plan
 
-    @property
-    def artifacts(self) -> Mapping[str, str]:
-        return {f"{part} {rows}": step.kernel.digest for (part, rows), step in self._steps.items()}
+    def rows_of(self, plan: StepPlan) -> int | None:
+        padding = min(plan.padding_rows, max(0, self.buckets[-1] - plan.num_tokens))
+        return len(plan.spans) + padding if padding else None
 
     @torch.inference_mode()
-    def forward(self, plan: StepPlan) -> Tensor:
-        if plan.phase != "decode" and self._watch.changed:
-            self._reset_steps()
-        self.kernel_seconds = 0.0
-        found: list[list[Tensor]] = [[] for _ in plan.spans]  # hidden states of each span's sampled rows
-        for places, spans in self.calls(plan):
-            batch = pack_batch(replace(plan, spans=spans), self.store.page_size, self.model.device)
-            rows = self._hidden(batch, plan.padding_rows).index_select(0, batch.logits_indices)
-            for place, mine in zip(places, rows.split([span.num_logits for span in spans]), strict=True):
-                found[place].append(mine)
-        return self.compute_logits(torch.cat([rows for span in found for rows in span]))
+    def __call__(self, batch: TokenBatch, layers: tuple[int, ...] = ()) -> Tensor:
+        return self._logits(self._hidden(batch).index_select(0, batch.logits_indices))
 
     def compute_logits(self, x: Tensor) -> Tensor:
         """Return logits of the last block's output: [sample, hidden] -> [sample, vocab]."""
@@ -93,8 +92,7 @@ class TokenParallelExecutor:
             return self._logits(sampled[0])
         return torch.cat([self._logits(rows).clone() for rows in sampled])
 
-    def calls(self, plan: StepPlan) -> Iterator[tuple[list[int], tuple[Span, ...]]]:
-        """Yield the plan's tokens one call at a time: indices of spans in the plan, and the parts of these spans."""
+    def calls(self, plan: StepPlan) -> Iterator[Call]:
         waiting = list(enumerate(plan.spans))
         while waiting:
             room, places, spans, left = self.buckets[-1], [], [], []
@@ -109,11 +107,11 @@ class TokenParallelExecutor:
             yield places, tuple(spans)
             waiting = left
 
-    def _hidden(self, batch: TokenBatch, padding: int) -> Tensor:
+    def _hidden(self, batch: TokenBatch) -> Tensor:
         """Return the last block's output for each token, float32, in a buffer: [token, hidden]."""
-        step = self._step("blocks", min(batch.num_tokens + padding, self.buckets[-1]))
-        self.store.quantize_pending(batch)
         rows = batch.num_tokens
+        step = self._step("blocks", rows)
+        self.store.quantize_pending(batch)
         step.x[:rows], step.x[rows:] = self.model.embed(batch.token_ids), 0
         of_row = torch.repeat_interleave(batch.span_starts.diff().long())
         last = batch.span_starts[1:].index_select(0, of_row) - 1
@@ -123,11 +121,9 @@ class TokenParallelExecutor:
         for mine, table in zip(step.tables, batch.page_tables, strict=True):
             mine[:rows, : table.shape[1]] = table.index_select(0, of_row)
             mine[rows:, 0] = 0
-        for rotary, mine in step.angles.items():
-            for part, angle in zip(mine, self._angles[rotary](batch.positions), strict=True):
-                part[:rows] = angle
-        self._run("blocks", step)
-        self.model.count_experts(rows, step.chosen)
+        self.angles.fill(step.angles, batch.positions)
+        self._threads.run(f"blocks {step.shape.rows}", step)
+        self.chosen = step.chosen
         return step.x[:rows]
 
     def _logits(self, x: Tensor) -> Tensor:
@@ -136,22 +132,19 @@ class TokenParallelExecutor:
             return x.new_empty(0, self.model.spec.vocab_size)
         step = self._step("head", len(x))
         step.x[: len(x)], step.x[len(x) :] = x, 0
-        self._run("head", step)
+        self._threads.run(f"head {step.shape.rows}", step)
         logits = step.logits[: len(x)]
         if not self.model.spec.final_logit_softcapping:
             return logits
         # torch's vectorized functions treat the end of their input otherwise: rows are capped one by one.
         return torch.stack([self.model.cap_logits(row.clone()) for row in logits])
 
-    def _run(self, part: str, step: DecodeStep) -> None:
-        seconds = self._threads.run(f"{part} {step.shape.rows}", step)
-        self.kernel_seconds = (self.kernel_seconds or 0.0) + seconds
-
     def _step(self, part: str, rows: int) -> DecodeStep:
         key = part, next(size for size in self.buckets if size >= rows)
         if key not in self._steps:
-            self._steps[key] = self._build(self.compile_shape(*key))
-            self._made += 1
+            step = self._steps[key] = self._build(self.compile_shape(*key))
+            self.artifacts = {**self.artifacts, f"{part} {key[1]}": step.kernel.digest}
+            self.made += 1
         return self._steps[key]
 
     def _build(self, shape: StepShape) -> DecodeStep:

@@ -1,0 +1,1 @@
+"""Ways from a packed batch to logits, a file each."""
