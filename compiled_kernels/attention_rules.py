@@ -37,22 +37,22 @@ class AttentionRules(NamedTuple):
     """Mask and score function as a kernel knows them.
 
     Attributes:
-        window: positions that a query sees, all of the past where it is 0.
-        sinks: first positions that are always seen.
+        sliding_window: positions that a query sees, all of the past where it is 0.
+        num_sink_tokens: first positions that are always seen.
         mask: text of the program that gives of (query, key, head) whether the key is seen too; empty where all are.
         score: text of the program that gives of (score, head, query, key) what is put in the score's place.
         normalized: whether a softmax divides the weights; else a score is the logarithm of its weight.
     """
 
-    window: int = 0
-    sinks: int = 0
+    sliding_window: int = 0
+    num_sink_tokens: int = 0
     mask: str = ""
     score: str = ""
     normalized: bool = True
 
     def as_mask(self, heads: int) -> Mask:
         """Return the mask of that many heads."""
-        band: Mask = SlidingWindow(self.window, self.sinks) if self.window else Causal()
+        band: Mask = SlidingWindow(self.sliding_window, self.num_sink_tokens) if self.sliding_window else Causal()
         return _joined(band, self.mask, heads) if self.mask else band
 
     @property

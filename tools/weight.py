@@ -61,7 +61,7 @@ BOUNDS: dict[str, Weight] = {
     "workbench/experiment": Weight(5_000),
     "workbench/gateway": Weight(26_500),
     "workbench/inspect": Weight(16_000),
-    "workbench/kv_cache": Weight(28_600),
+    "workbench/kv_cache": Weight(28_500),
     "workbench/lab": Weight(4_000, 100, 1_000),
     "workbench/machine": Weight(6_500),
     "workbench/measure": Weight(44_500),
@@ -79,7 +79,7 @@ BOUNDS: dict[str, Weight] = {
     "workbench/simulate": Weight(18_000),
     "workbench/speculative": Weight(7_000),
     "workbench/sweep": Weight(12_500),
-    "workbench/tensor_parallel": Weight(14_500),
+    "workbench/tensor_parallel": Weight(14_300),
     "workbench/testing": Weight(28_500),
     "workbench/trace": Weight(9_000),
     "workbench/widgets": Weight(164_500, 1_250),  # issue 32: a click that comes while a picture is redrawn is kept

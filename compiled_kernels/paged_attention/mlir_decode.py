@@ -83,7 +83,7 @@ def item(shape: DecodeAttention, name: str) -> str:
     the row's context, for all query heads of the group, into `partial`."""
     t = shape.types
     walks = [_walk(shape, name, "%begin, %end, %first, %length")]
-    if shape.sinks:
+    if shape.num_sink_tokens:
         walks = [_sinks(shape), _walk(shape, name, "%zero, %sink_pages, %zero, %sink_end"), *walks]
     return f"""func.func private @{name}_item(%q: {t["queries"]}, %k: {t["pages"]}, %v: {t["pages"]}, %table: {t["table"]},
     %lengths: {t["lengths"]}, %partial: {t["partial"]}, %row: index, %group: index, %chunk: index{_chosen(shape)}) {{
@@ -129,9 +129,9 @@ scf.for %h = %base to %last_head step %one {{
 
 def first_seen(shape: DecodeAttention, name: str) -> str:
     """Emit %{name}: the first position in the window."""
-    if not shape.window:
+    if not shape.sliding_window:
         return f"%{name} = arith.addi %zero, %zero : index"
-    return f"""%window = arith.constant {shape.window} : index
+    return f"""%window = arith.constant {shape.sliding_window} : index
 %long = arith.cmpi ugt, %length, %window : index
 %past = arith.subi %length, %window : index
 %{name} = arith.select %long, %past, %zero : index"""
@@ -157,7 +157,7 @@ def _chunk(shape: DecodeAttention) -> str:
 def _sinks(shape: DecodeAttention) -> str:
     """Emit %sink_pages and %sink_end: pages and positions of the sinks before the window; the first chunk sees to
     them."""
-    return f"""%sinks = arith.constant {shape.sinks} : index
+    return f"""%sinks = arith.constant {shape.num_sink_tokens} : index
 %kept = arith.minui %sinks, %first : index
 %mine = arith.cmpi eq, %chunk, %zero : index
 %sink_end = arith.select %mine, %kept, %zero : index

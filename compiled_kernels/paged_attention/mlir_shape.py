@@ -34,8 +34,8 @@ class HeadShape:
         num_kv_heads: key/value heads, each of width `head_dim`.
         scale: scores are q · k * `scale`.
         softcap: c tanh(score / c) unless 0.
-        window: positions that a query sees, all where it is 0.
-        sinks: first positions that are always seen.
+        sliding_window: positions that a query sees, all where it is 0.
+        num_sink_tokens: first positions that are always seen.
         sink_logits: whether each head has one logit more in its softmax, without a value.
         mask: text of a program (see `scalar_code`) that gives of (query, key, head) whether a key is seen too, or empty.
         score: text of one that gives of (score, head, query, key) what is put in the score's place, or empty.
@@ -47,8 +47,8 @@ class HeadShape:
     num_kv_heads: int
     head_dim: int
     scale: float
-    window: int = 0
-    sinks: int = 0
+    sliding_window: int = 0
+    num_sink_tokens: int = 0
     softcap: float = 0.0
     sink_logits: bool = False
     mask: str = ""

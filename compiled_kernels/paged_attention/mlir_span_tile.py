@@ -68,12 +68,12 @@ def _visible(lines: Lines, shape: SpanAttention, keys: str, here: str) -> str:
     and the sinks."""
     positions, bits = vector(shape.lanes, "index"), vector(shape.lanes, "i1")
     visible = lines.let(f"arith.cmpi ule, {keys}, {here} : {positions}")
-    if not shape.window:
+    if not shape.sliding_window:
         return visible
-    reach = lines.let(f"arith.addi {keys}, {lines.constant(str(shape.window), shape.lanes, 'index')} : {positions}")
+    reach = lines.let(f"arith.addi {keys}, {lines.constant(str(shape.sliding_window), shape.lanes, 'index')} : {positions}")
     near = lines.let(f"arith.cmpi ugt, {reach}, {here} : {positions}")
-    if shape.sinks:
-        sinks = lines.constant(str(shape.sinks), shape.lanes, "index")
+    if shape.num_sink_tokens:
+        sinks = lines.constant(str(shape.num_sink_tokens), shape.lanes, "index")
         sink = lines.let(f"arith.cmpi ult, {keys}, {sinks} : {positions}")
         near = lines.let(f"arith.ori {near}, {sink} : {bits}")
     return lines.let(f"arith.andi {visible}, {near} : {bits}")

@@ -293,16 +293,16 @@ def _chosen_by_any(shape: SpanAttention) -> str:
 
 
 def _in_window(shape: SpanAttention, name: str) -> str:
-    if not shape.window:
+    if not shape.sliding_window:
         return f"    %{name} = arith.constant true"
     return f"""    %earliest = arith.addi %before, %token : index
-    %reach = arith.constant {shape.window} : index
+    %reach = arith.constant {shape.sliding_window} : index
     %up_to = arith.addi %earliest, %one : index
     %long = arith.cmpi ugt, %up_to, %reach : index
     %past = arith.subi %up_to, %reach : index
     %nearest = arith.select %long, %past, %zero : index
     %ends = arith.addi %start, %length : index
     %near = arith.cmpi ugt, %ends, %nearest : index
-    %sink_end = arith.constant {shape.sinks} : index
+    %sink_end = arith.constant {shape.num_sink_tokens} : index
     %sink = arith.cmpi ult, %start, %sink_end : index
     %{name} = arith.ori %near, %sink : i1"""

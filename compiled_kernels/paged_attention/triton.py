@@ -51,7 +51,7 @@ def plan(
     narrow = min(MAX_TILE_KEYS, TILE_BYTES // (power_of_two(q.shape[2], MIN_DOT_SIZE) * keys.dtype.itemsize))
     if batch_invariant:
         tile, splits = max(MIN_DOT_SIZE, narrow), 1
-        rules = rules._replace(window=rules.window or UNLIMITED_WINDOW)
+        rules = rules._replace(sliding_window=rules.sliding_window or UNLIMITED_WINDOW)
     tile = tile or max(MIN_DOT_SIZE, min(narrow, power_of_two(reach_of(held, *rules[:2]))))
     pages = page_table if chosen is None else chosen.to(torch.int8).contiguous()  # unused where none are chosen
     walk = {

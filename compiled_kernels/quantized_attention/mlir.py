@@ -64,7 +64,7 @@ def _shape(q: Tensor, kv: QuantizedKV, parameters: AttentionParameters) -> Quant
     layout = QuantizedLayout(keys.kind, values.kind, _columns(values), rule)
     chunks = num_chunks(len(q), recent.shape[1])
     shape = QuantizedAttention.from_tensors(NAME, q, recent, parameters, chunks=chunks, layout=layout)
-    check_sinks(NAME, "mlir", rule, shape.window, shape.sinks)
+    check_sinks(NAME, "mlir", rule, shape.sliding_window, shape.num_sink_tokens)
     return shape
 
 

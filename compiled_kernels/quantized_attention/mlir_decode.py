@@ -128,8 +128,8 @@ def _front(shape: QuantizedAttention, name: str) -> str:
     """Emit the visible part of the first positions: those of the window and those of its sinks, which are in full
     precision whether or not anything is quantized."""
     walks = [_recent_walk(shape, name, "front", "%seen", "%front")]
-    if shape.window and shape.sinks:
-        sinks = f"""%sinks = arith.constant {shape.sinks} : index
+    if shape.sliding_window and shape.num_sink_tokens:
+        sinks = f"""%sinks = arith.constant {shape.num_sink_tokens} : index
 %sink_end = arith.minui %sinks, %seen : index"""
         walks = [sinks, _recent_walk(shape, name, "sink", "%zero", "%sink_end"), *walks]
     return "\n".join(walks)

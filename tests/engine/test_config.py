@@ -98,7 +98,7 @@ CHANGES: dict[str, tuple[Any, ...]] = {
     "speculate": ("prompt_lookup", "speculator", "PromptLookupProposer"),
     "parallel.tensor": (2, "ranks weights backends store ends", " 2,"),
     "parallel.rank_timeout": (77.0, "ranks", "77.0", {"parallel.tensor": 2}),
-    "parallel.transport": ("gloo", "ranks", "DistributedRanks", {"parallel.tensor": 2}),
+    "parallel.transport": ("gloo", "ranks", "distributed_c10d", {"parallel.tensor": 2}),
 }  # fmt: skip
 
 
@@ -155,7 +155,7 @@ def engine_of(config: EngineConfig) -> dict[str, Any]:
         "evictor": None if runner.kv_cache.evictor is None else runner.kv_cache.evictor.policy,
         "scheduler": (SchedulerLimits(**limits), repr(runner.scheduler.policy), type(runner.scheduler.policy)),
         "speculator": repr(runner.core.speculator),
-        "ranks": None if ranks is None else (type(ranks), ranks.size, ranks.timeout),
+        "ranks": None if ranks is None else (type(ranks.group), ranks.size, ranks.timeout),
         "ends": [end.reason for end in ends.values()],  # of a request that is too long
     }
 

@@ -245,7 +245,7 @@ def test_rules_are_a_window_and_what_else_there_is() -> None:
     assert rules_of(SlidingWindow(5), None, "", "") == (5, 0, "", "", True)
     nested = rules_of(AndMask(AndMask(SlidingWindow(9), Chunked(16)), Chunked(4)), None, "", "")
     wanted = SlidingWindow(9)(QUERIES, KEYS) & Chunked(4)(QUERIES, KEYS)
-    assert nested.window == 9 and torch.equal(nested.as_mask(2)(QUERIES, KEYS), wanted)
+    assert nested.sliding_window == 9 and torch.equal(nested.as_mask(2)(QUERIES, KEYS), wanted)
     kernel_refuses("may show the future", lambda: rules_of(lambda query, key: key <= query + 1, None, "", ""))
 
 

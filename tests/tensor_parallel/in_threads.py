@@ -24,9 +24,8 @@ from workbench.model.quantized import WeightFormat
 from workbench.model.spec import ModelSpec
 from workbench.tensor_parallel.cut import cut_state
 from workbench.tensor_parallel.executor import tasks_of
-from workbench.tensor_parallel.ranks import STOP, NoPeers, RankFailed
-from workbench.tensor_parallel.ranks import Ranks as AnyRanks
-from workbench.tensor_parallel.shared_memory import SharedMemoryRanks as Ranks
+from workbench.tensor_parallel.ranks import STOP, NoPeers, RankFailed, Ranks
+from workbench.tensor_parallel.shared_memory import SharedMemoryGroup
 from workbench.tensor_parallel.transformer import TensorParallelTransformer
 
 Task = Callable[[Any], Any]
@@ -49,9 +48,10 @@ class Threads:
 @contextmanager
 def serving(tasks: Callable[[Ranks], dict[str, Task]], size: int, timeout: float | None = None) -> Iterator[Ranks]:
     """Give rank 0 while threads serve as the others, each with its own `tasks`."""
-    memory = mmap.mmap(-1, Ranks.memory_bytes(size))
-    peers = Threads()
-    ranks = [Ranks(memory, rank, size, timeout or limit(10), NoPeers() if rank else peers) for rank in range(size)]
+    memory, store = mmap.mmap(-1, SharedMemoryGroup.memory_bytes(size)), torch.distributed.HashStore()
+    peers, seconds = Threads(), timeout or limit(10)
+    groups = [SharedMemoryGroup(memory, rank, size) for rank in range(size)]
+    ranks = [Ranks(group, store, seconds, NoPeers() if rank else peers) for rank, group in enumerate(groups)]
     threads = [threading.Thread(target=each.serve, args=(tasks(each),), daemon=True) for each in ranks[1:]]
     for thread in threads:
         thread.start()
@@ -75,7 +75,7 @@ def share(
 class Others:
     """The other ranks, as a runner holds them."""
 
-    ranks: AnyRanks
+    ranks: Ranks
     threads: int = 1
 
     def close(self) -> None:

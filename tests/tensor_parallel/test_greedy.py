@@ -89,7 +89,7 @@ def test_gathered_logits_take_the_bytes_of_the_formula(size: int, vocab_size: in
         own = gather(first)
 
         def measured() -> None:
-            with PeakBytes(first._slots, shards[0]) as held:
+            with PeakBytes(first.group._slots[0], shards[0]) as held:
                 found.append(own(None))
             assert held.peak == gathered_logits_bytes(vocab_size, size, len(logits))
 

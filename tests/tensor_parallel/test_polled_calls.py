@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
 import pytest
+from torch.distributed import ProcessGroup
 
-from workbench.tensor_parallel import distributed
-from workbench.tensor_parallel.distributed import DistributedRanks
-from workbench.tensor_parallel.ranks import NoPeers, RankFailed
+from workbench.tensor_parallel import ranks as module
+from workbench.tensor_parallel.ranks import NoPeers, RankFailed, Ranks
 
 
 class Call:
@@ -39,27 +38,25 @@ class Store:
 
 
 @pytest.fixture
-def ranks(monkeypatch: pytest.MonkeyPatch) -> DistributedRanks:
+def ranks(monkeypatch: pytest.MonkeyPatch) -> Ranks:
     """Give rank 0 of two, without a group, that looks after the others at each look at a call."""
-    monkeypatch.setattr(distributed, "LOOK_SECONDS", -1.0)
-    monkeypatch.setattr(distributed, "GRACE_SECONDS", -1.0)
-    rank: Any = DistributedRanks.__new__(DistributedRanks)
-    rank.rank, rank.size, rank.timeout, rank._peers, rank.store, rank.broken = 0, 2, 999.0, NoPeers(), Store(), None
-    return rank
+    monkeypatch.setattr(module, "LOOK_SECONDS", -1.0)
+    monkeypatch.setattr(module, "GRACE_SECONDS", -1.0)
+    return Ranks(ProcessGroup(0, 2), Store(), 999.0, NoPeers())
 
 
 @pytest.mark.parametrize("looks", [0, 1, 100])
-def test_a_call_that_takes_longer_than_a_look_is_waited_for(ranks: DistributedRanks, looks: int) -> None:
+def test_a_call_that_takes_longer_than_a_look_is_waited_for(ranks: Ranks, looks: int) -> None:
     ranks._wait(call := Call(looks), on_cuda=True)
     assert call.waited and ranks.broken is None  # what follows on the stream comes after it
 
 
-def test_a_call_that_fails_breaks_the_ranks_with_its_words(ranks: DistributedRanks) -> None:
+def test_a_call_that_fails_breaks_the_ranks_with_its_words(ranks: Ranks) -> None:
     with pytest.raises(RankFailed, match="a rank was lost: remote process exited; load the model again"):
         ranks._wait(Call(3, "remote process exited"), on_cuda=True)
     assert ranks.broken
 
 
-def test_a_call_that_never_ends_is_given_up_at_the_limit(ranks: DistributedRanks) -> None:
+def test_a_call_that_never_ends_is_given_up_at_the_limit(ranks: Ranks) -> None:
     with pytest.raises(RankFailed, match="another rank did not answer for 0 s"):
         ranks._wait(Call(10**9), 0.0, on_cuda=True)

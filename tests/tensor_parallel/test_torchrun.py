@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -11,14 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from tests.patience import until
+from tests.patience import limit, until
 from tests.tensor_parallel import numbers_rank
 from tests.tensor_parallel.left_behind import LeftBehind
 from workbench.errors import WorkbenchError
-from workbench.tensor_parallel import torchrun
 from workbench.tensor_parallel.futex import shared_memory_problem
-from workbench.tensor_parallel.ranks import STOP, RankFailed, Ranks
-from workbench.tensor_parallel.torchrun import TorchrunPeers, map_offered, offer_memory, torchrun_problem
+from workbench.tensor_parallel.ranks import STOP, NoPeers, RankFailed, Ranks
+from workbench.tensor_parallel.shared_memory import OFFER, open_group, processes_of
+from workbench.tensor_parallel.torchrun import TorchrunPeers, torchrun_problem
 
 pytestmark = pytest.mark.skipif(shared_memory_problem() is not None, reason="shared memory needs Linux on x86-64")
 TORCHRUN = "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "--local-addr", "127.0.0.1"
@@ -31,37 +32,17 @@ class Store:
         self.store, self.changes = torch.distributed.HashStore(), changes
 
     def set(self, name: str, value: str) -> None:
-        self.store.set(name, value)
+        self.store.set(name, json.dumps(json.loads(value) | self.changes) if name == OFFER else value)
 
     def get(self, name: str) -> bytes:
         return self.store.get(name)
 
-    def offer(self) -> dict[str, Any]:
-        return torchrun._get(self, torchrun.OFFER) | self.changes
-
-
-def meet(store: Store) -> tuple[Any, Any]:
-    """Return what rank 0 and rank 1 come to, each a rank or an error."""
-    found: dict[int, Any] = {}
-
-    def offer() -> None:
-        try:
-            found[0] = offer_memory(store, 2, 10.0)
-        except WorkbenchError as error:
-            found[0] = error
-
-    first = threading.Thread(target=offer)
-    first.start()
-    try:
-        found[1] = map_offered(store, store.offer(), 1, 2)
-    except WorkbenchError as error:
-        found[1] = error
-    first.join()
-    return found[0], found[1]
-
 
 def test_ranks_that_meet_exchange_numbers_in_one_memory() -> None:
-    first, second = meet(Store())
+    store = Store()
+    groups = [open_group(store, rank, 2) for rank in range(2)]
+    assert [processes_of(store, rank, 2) for rank in range(2)] == [{1: os.getpid()}, {0: os.getpid()}]
+    first, second = (Ranks(group, store.store, limit(10), NoPeers()) for group in groups)
 
     def task(ranks: Ranks) -> dict[str, Any]:
         return {"exchange": lambda content: numbers_rank.exchange(ranks, content)}
@@ -84,10 +65,19 @@ def test_ranks_that_meet_exchange_numbers_in_one_memory() -> None:
     ],
 )
 def test_a_rank_that_cannot_map_the_memory_says_why_and_rank_0_too(changes: dict[str, Any], words: str) -> None:
-    for end in meet(Store(**changes)):
-        assert isinstance(end, WorkbenchError)
+    _first = open_group(store := Store(**changes), 0, 2)  # its memory lives as long as it
+    for meet in (open_group, processes_of):
         with pytest.raises(WorkbenchError, match=f"parallel.tensor: rank 1: transport shared_memory: {words}"):
-            raise end
+            meet(store, int(meet is open_group), 2)
+
+
+def test_torch_distributed_has_the_backend() -> None:
+    torch.distributed.init_process_group("shared_memory", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    own, given = torch.zeros(3), torch.arange(3.0)
+    torch.distributed.all_gather([own], given)
+    torch.distributed.broadcast(own, 0)
+    torch.distributed.destroy_process_group()
+    assert torch.equal(own, given)
 
 
 def test_processes_on_several_hosts_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -304,7 +304,7 @@ def build_cache_specs(
     """
     numbers: dict[KVCacheSpec, tuple[int, int]] = {}
     shapes, taken = [], 0
-    for index, ((groups, dim, window, sinks, shared), state, source, kept) in enumerate(
+    for index, ((num_kv_heads, head_dim, window, num_sink_tokens, columns), state, source, kept) in enumerate(
         zip_longest(layers, states, shared_with, summaries)
     ):
         if source is not None:
@@ -313,7 +313,7 @@ def build_cache_specs(
                 raise WorkbenchError(f"cache.layers: {message}")
             shapes.append(KVCacheSpec(0, 0, shared_with=source))
             continue
-        if not groups:
+        if not num_kv_heads:
             if format is not None and index in format.layers:
                 raise WorkbenchError(f"cache.layers: layer {index} keeps a state in float32 and no keys or values")
             shapes.append(KVCacheSpec(0, 0, state=state))
@@ -326,14 +326,17 @@ def build_cache_specs(
         if mine != DENSE and kept is not None:
             message = f"layer {index} chooses pages by summaries of dense keys and has no {mine} form; keep it dense"
             raise WorkbenchError(f"cache: {message}")
-        if mine != DENSE and shared is not None:
+        if mine != DENSE and columns is not None:
             raise WorkbenchError(f"cache: layer {index} keeps latent rows, which have no {mine} form; keep it dense")
-        shape = KVCacheSpec(groups, dim, 0, window, sinks, mine, num_value_columns=shared, codec=codec, summaries=kept)
+        shape = KVCacheSpec(
+            num_kv_heads, head_dim, 0, window, num_sink_tokens, mine,
+            num_value_columns=columns, codec=codec, summaries=kept,
+        )  # fmt: skip
         if shape not in numbers:
             numbers[shape] = taken, taken + delayed
             taken += 1 + delayed
-        table, recent = numbers[shape]
-        shapes.append(replace(shape, group=table, residual_group=recent, state=state))
+        group, residual_group = numbers[shape]
+        shapes.append(replace(shape, group=group, residual_group=residual_group, state=state))
     if format is not None and (format.quantized or format.codec is not None) and not numbers:
         raise WorkbenchError(f"cache: {format} is a format of keys and values, and this model keeps states alone")
     return tuple(replace(shape, state_group=taken) if shape.state is not None else shape for shape in shapes)

@@ -11,7 +11,6 @@ import time
 SYSTEM_CALL = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
 WAIT, WAKE, ALL_WAITERS = 0, 1, 2**31 - 1
 WORD_STRIDE = 16  # words of four bytes: each lies in a cache line of its own
-SPINS = 300  # looks at a word before the system is asked, about 20 microseconds
 
 
 class _Timespec(ctypes.Structure):
@@ -30,10 +29,7 @@ def shared_memory_problem() -> str | None:
 
 
 class Words:
-    """Counters at the beginning of a map that processes share. Each is written by one process only.
-
-    They count modulo 2**32: `reached` compares counts that are less than 2**31 apart.
-    """
+    """Words at the beginning of a map that processes share. Each is written by one process only."""
 
     def __init__(self, memory: mmap.mmap, count: int):
         self._view = memoryview(memory).cast("I")
@@ -50,26 +46,11 @@ class Words:
 
     def publish(self, word: int, value: int) -> None:
         """Set a word and wake the processes that wait for it."""
-        self._view[word * WORD_STRIDE] = value % 2**32
+        self._view[word * WORD_STRIDE] = value
         self._futex(word, WAKE, ALL_WAITERS, None)
 
-    def store(self, word: int, value: int) -> None:
-        """Set a word that no process waits for."""
-        self._view[word * WORD_STRIDE] = value % 2**32
-
-    def reached(self, word: int, value: int) -> bool:
-        return (self._view[word * WORD_STRIDE] - value) % 2**32 < 2**31
-
-    def spin(self, word: int, value: int) -> bool:
-        """Look at a word for some microseconds; return whether it has reached `value`."""
-        view, place = self._view, word * WORD_STRIDE
-        return any((view[place] - value) % 2**32 < 2**31 for _ in range(SPINS))
-
-    def sleep(self, word: int, value: int, seconds: float) -> None:
-        """Sleep until the word changes, or `seconds` have passed; return at once where it has reached `value`."""
-        seen = self[word]
-        if (seen - value) % 2**32 < 2**31:
-            return
+    def sleep(self, word: int, seen: int, seconds: float) -> None:
+        """Sleep until the word is not what was `seen`, or `seconds` have passed."""
         if self._futex(word, WAIT, seen, _Timespec(int(seconds), int(seconds % 1 * 1e9))) < 0:
             time.sleep(0)
 

@@ -22,10 +22,9 @@ from typing import IO, Any, NamedTuple, Protocol
 import torch
 
 from workbench.errors import WorkbenchError
-from workbench.tensor_parallel.distributed import RANK_LOST, DistributedRanks, distributed_problem, open_store
+from workbench.tensor_parallel.distributed import distributed_problem, open_group, open_store
 from workbench.tensor_parallel.futex import shared_memory_problem
-from workbench.tensor_parallel.ranks import NoPeers, RankFailed, Ranks, Transport
-from workbench.tensor_parallel.shared_memory import SharedMemoryRanks, create_memory, map_memory
+from workbench.tensor_parallel.ranks import RANK_LOST, NoPeers, Peers, RankFailed, Ranks, Transport
 from workbench.tensor_parallel.torchrun import TorchrunRanks, join_torchrun, started_by_torchrun, torchrun_problem
 
 SETTINGS = "WORKBENCH_RANK"  # of the environment of a rank that rank 0 started
@@ -46,6 +45,8 @@ class OtherRanks(Protocol):
 
 def transport_problem(transport: Transport, size: int) -> str | None:
     """Return why `size` ranks cannot exchange numbers so here; None where they can."""
+    if not torch.distributed.is_available():
+        return f"transport {transport}: this build of torch has no torch.distributed"
     if transport == "shared_memory" and (problem := shared_memory_problem()):
         return f"{problem}; take transport: gloo"
     if started_by_torchrun():
@@ -87,19 +88,10 @@ class RankProcesses:
         peers = ProcessPeers(self.processes, self._printed)
         shared = {"size": size, "pipe": reading, "parent": os.getpid(), "timeout": timeout, "transport": transport}
         try:
-            if transport == "shared_memory":
-                memory = create_memory(size)
-                try:
-                    self._start(shared | {"memory": memory}, module, {}, (memory, reading))
-                    self.ranks: Ranks = SharedMemoryRanks(map_memory(memory, size), 0, size, timeout, peers)
-                finally:
-                    os.close(memory)
-            else:
-                store = open_store(size)
-                self._start(shared, module, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}, (reading,))
-                with _on_loopback():
-                    self.ranks = ranks = DistributedRanks(0, size, timeout, peers, store)
-                self._last.append(ranks.close)
+            store = open_store(size)
+            self._start(shared, module, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}, (reading,))
+            self.ranks = ranks = _meet(transport, 0, size, timeout, peers, store)
+            self._last.append(ranks.close)
         except BaseException:
             self.close()
             raise
@@ -217,14 +209,26 @@ def join_ranks() -> Ranks:
     found = json.loads(os.environ.pop(SETTINGS))
     threading.Thread(target=_exit_with, args=(found["pipe"], found["parent"]), daemon=True).start()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    place = found["rank"], found["size"], found["timeout"], NoPeers()
-    if found["transport"] == "shared_memory":
-        mapped = map_memory(found["memory"], found["size"])
-        os.close(found["memory"])
-        return SharedMemoryRanks(mapped, *place)
-    store, _, _ = next(torch.distributed.rendezvous("env://", found["rank"], found["size"]))
-    with _on_loopback():
-        return DistributedRanks(*place, store)
+    place = found["rank"], found["size"]
+    store, _, _ = next(torch.distributed.rendezvous("env://", *place))
+    return _meet(found["transport"], *place, found["timeout"], NoPeers(), store)
+
+
+def _meet(transport: Transport, rank: int, size: int, timeout: float, peers: Peers, store: Any) -> Ranks:
+    """Meet the ranks of this host at a store."""
+    store = torch.distributed.PrefixStore("workbench", store)
+    try:
+        if transport == "shared_memory":
+            from workbench.tensor_parallel import shared_memory  # a build of torch may have no torch.distributed
+
+            group = shared_memory.open_group(store, rank, size)
+        else:
+            with _on_loopback():
+                group = open_group(rank, size, timeout, store)
+    except WorkbenchError:
+        peers.check()
+        raise
+    return Ranks(group, store, timeout, peers)
 
 
 def _exit_with(pipe: int, parent: int) -> None:

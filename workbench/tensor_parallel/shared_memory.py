@@ -1,183 +1,233 @@
-r"""Ranks of one host exchange numbers in shared memory.
+r"""Carry out torch.distributed's collective calls in a memory that the ranks of one host share.
 
-In an exchange each rank writes its numbers to its slot, announces them, waits for those of the others and reads. Two
-slots a rank, taken in turn, suffice: a rank that announces exchange i + 1 has read exchange i. A task that fails on one
-rank is given up by all, and the next is computed.
+    word of a rank   | round (12 bits) | number of its last call in this round (20 bits) |
+    slots of a rank  | calls with an even number | calls with an odd one |
+
+In a call a rank writes what it gives to its slot, announces the call, waits for those that give, and reads. It writes
+only once all have announced the call before: a rank that announces call i + 1 has read call i. Other than gloo's, calls
+can be taken back: a rank that leaves begins the next round, and those that wait for it do too.
 """
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
+import platform
 import time
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed import Backend, ProcessGroup, Work
 
 from workbench.errors import WorkbenchError
+from workbench.tensor_parallel.distributed import get_said
 from workbench.tensor_parallel.futex import Words
-from workbench.tensor_parallel.ranks import (
-    AS_IN_EXCHANGES,
-    CHUNK_BYTES,
-    DIGEST_BYTES,
-    LOOK_SECONDS,
-    NOTE_BYTES,
-    Peers,
-    RankFailed,
-    Ranks,
-    TaskAbandoned,
-)
+from workbench.tensor_parallel.ranks import CHUNK_BYTES, TaskAbandoned
 
-TASK_BYTES = 2**26  # of a posted task at most; memory is taken as it is written
-EXCHANGES_PER_TASK = 2**16
-POSTED, ABANDONED = 0, 1  # words of rank 0: the last task posted; the last one given up
+NAME = "shared_memory"
+OFFER = "workbench/offer"  # in the store: where rank 0's memory lies
+ANSWER = "workbench/answer/{}"  # of a rank: its process, or why it cannot map the memory
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+REMEDY = "take transport: gloo"
+CALLS, ROUNDS = 2**20, 2**12  # numbers go round: no rank is half as many behind
+MAX_SLEEP_SECONDS = 60.0  # at a time
+SPINS = 60  # looks at a word before the system is asked, about 20 microseconds
 
 
-class SharedMemoryRanks(Ranks):
-    """A rank whose numbers lie in a map that all ranks share."""
+class SharedMemoryGroup(ProcessGroup):
+    """The ranks that map one memory; a call is waited for before the next one is begun."""
 
-    def __init__(self, memory: mmap.mmap, rank: int, size: int, timeout: float, peers: Peers):
-        """Take a place among ranks, as `Ranks` does; `memory` has `memory_bytes(size)` bytes."""
-        super().__init__(rank, size, timeout, peers)
-        self._exchange = 0
-        self._words = Words(memory, 2 + 3 * size)
+    def __init__(self, memory: mmap.mmap, rank: int, size: int):
+        """Take a place among ranks; `memory` has `memory_bytes(size)` bytes, zero at first."""
+        super().__init__(rank, size)
+        self.others = [other for other in range(size) if other != rank]
+        self._rank, self._round, self._number, self._words = rank, 0, 0, Words(memory, size)
         with torch.inference_mode(False):  # they are written within that mode and without
             mapped = torch.frombuffer(memory, dtype=torch.uint8)
-            begin = _page_aligned(Words.bytes_of(2 + 3 * size))
-            self._task, begin = mapped[begin : begin + TASK_BYTES], begin + TASK_BYTES
-            self._notes, begin = mapped[begin : begin + size * NOTE_BYTES].view(size, -1), begin + size * NOTE_BYTES
-            self._slots = mapped[begin:].view(size, 2, CHUNK_BYTES)
+            self._slots = mapped[_page_aligned(Words.bytes_of(size)) :].view(2, size, CHUNK_BYTES).unbind()
 
     @staticmethod
     def memory_bytes(size: int) -> int:
-        fixed = _page_aligned(Words.bytes_of(2 + 3 * size)) + TASK_BYTES
-        return fixed + size * (NOTE_BYTES + 2 * CHUNK_BYTES)
+        return _page_aligned(Words.bytes_of(size)) + size * 2 * CHUNK_BYTES
 
-    def _post(self, raw: bytes) -> None:
-        if len(raw) + 8 > TASK_BYTES:
-            raise WorkbenchError(f"parallel.tensor: a step of {len(raw)} bytes; {TASK_BYTES} is the most")
-        self._task[8 : 8 + len(raw)] = torch.frombuffer(bytearray(raw), dtype=torch.uint8)
-        self._task[:8].view(torch.int64)[0] = len(raw)
-        self._begin(self._serial + 1)
-        self._words.publish(POSTED, self._serial)
+    def restart(self, left_for: int | None = None) -> None:
+        """Leave the calls of this round for the next one, or for that which another rank has left it for."""
+        self._round, self._number = (self._round + 1) % ROUNDS if left_for is None else left_for, 0
+        self._words.publish(self._rank, self._round * CALLS)
 
-    def _next_task(self) -> bytes:
-        self._wait(POSTED, self._serial + 1, None, looks=False)
-        size = int(self._task[:8].view(torch.int64)[0])
-        return bytes(self._task[8 : 8 + size].numpy())
+    def broadcast(self, tensors: list[Tensor], opts: Any = None) -> Work:
+        """Give the root's tensor, of at most `CHUNK_BYTES`, to all."""
+        root = opts.rootRank if opts is not None else 0
+        return self._call(tensors[0], {}) if self._rank == root else self._call(None, {root: tensors[0]})
 
-    def _begin(self, serial: int) -> None:
-        super()._begin(serial)
-        self._exchange = 0
-        # Tasks without exchanges count too: a word may not fall 2**31 behind what is waited for.
-        self._words.store(self._arrived(self.rank), serial * EXCHANGES_PER_TASK)
+    def allgather(self, output_tensors: list[list[Tensor]], input_tensors: list[Tensor], opts: Any = None) -> Work:
+        """Give the tensors of all, of at most `CHUNK_BYTES` each, to all."""
+        return self._call(input_tensors[0], dict(enumerate(output_tensors[0])))
 
-    def _end(self, timeout: float | None) -> None:
-        for other in range(1, self.size):
-            self._wait(self._ended(other), self._serial, timeout)
-            self._look()
-            self._compare(other, bytes(self._notes[other, :DIGEST_BYTES].numpy()))
+    def gather(self, output_tensors: list[list[Tensor]], input_tensors: list[Tensor], opts: Any = None) -> Work:
+        """Give the tensors of all to the root, which alone has places for them."""
+        return self._call(input_tensors[0], dict(enumerate(output_tensors[0] if output_tensors else ())))
 
-    def _abandon(self, error: BaseException) -> None:
-        """Let all ranks give up the task, so that the next begins with all of them idle."""
-        self._words.publish(ABANDONED, self._serial)
-        if not isinstance(error, Exception):  # an interrupt: others may be long in what they do
-            self.broken = self.broken or "parallel.tensor: the ranks were interrupted; load the model again"
-        if self.broken is not None:
-            self._peers.end()
-            return
-        try:
-            for other in range(1, self.size):
-                self._wait(self._ended(other), self._serial, looks=False)
-        except RankFailed as failed:
-            self.broken = self.broken or str(failed)
-            self._peers.end()
-            if not isinstance(error, RankFailed):
-                raise
+    def _call(self, own: Tensor | None, places: dict[int, Tensor]) -> Work:
+        """Begin a call: write `own` once the call before is over, and read what ranks give to their places."""
+        self._number = (self._number + 1) % CALLS
+        like = own if own is not None else next(iter(places.values()))
+        rows = self._slots[self._number % 2][:, : like.nbytes].view(like.dtype).unbind()
+        return SharedMemoryCall(self, self._number, rows, own, places)
 
-    def _finish(self) -> None:
-        self._notes[self.rank, :DIGEST_BYTES] = torch.tensor(list(self._digest.digest()), dtype=torch.uint8)
-        self._words.publish(self._ended(self.rank), self._serial)
+    def write(self, number: int, rows: Sequence[Tensor], own: Tensor | None) -> None:
+        """Write to this rank's slot, and announce the call."""
+        if own is not None:
+            rows[self._rank].copy_(own.view(-1))
+        self._words.publish(self._rank, self._round * CALLS + number)
 
-    def _report(self, error: Exception) -> None:
-        raw = self._words_of(error).encode()[: NOTE_BYTES - DIGEST_BYTES - 1]
-        note = self._notes[self.rank, DIGEST_BYTES:]
-        note.zero_()
-        note[: len(raw)] = torch.frombuffer(bytearray(raw), dtype=torch.uint8)
-        self._words.publish(self._failed(self.rank), self._serial)
-
-    def _swap(self, chunk: Tensor) -> list[Tensor]:
-        """Return the chunks of all ranks, as views of their slots."""
-        slots, serial = self._slots[:, self._exchange % 2, : chunk.nbytes].view(chunk.dtype), self._serial
-        self._exchange += 1
-        if self._exchange >= EXCHANGES_PER_TASK:
-            raise WorkbenchError(f"parallel.tensor: more than {EXCHANGES_PER_TASK} exchanges in a step")
-        slots[self.rank] = chunk
-        reached = serial * EXCHANGES_PER_TASK + self._exchange
-        self._words.publish(self._arrived(self.rank), reached)
-        for other in range(self.size):
-            if other != self.rank:
-                self._wait(self._arrived(other), reached)
-        return list(slots)
-
-    def _wait(self, word: int, value: int, timeout: float | None = AS_IN_EXCHANGES, looks: bool = True) -> None:
-        """Wait until a word has reached `value`; `timeout` of None is for ever.
+    def reached(self, rank: int, number: int, until: float) -> bool:
+        """Wait until a rank has announced a call of this round, up to a time; return whether it has.
 
         Raises:
-            RankFailed: where a rank died, failed (if it `looks`) or did not answer.
-            TaskAbandoned: where rank 0 gave up the task.
+            TaskAbandoned: if it has left this round.
         """
-        if self._words.spin(word, value):
-            return
-        limit = self.timeout if timeout == AS_IN_EXCHANGES else timeout
-        began = time.monotonic()
-        while not self._words.reached(word, value):
-            self._words.sleep(word, value, LOOK_SECONDS if limit is not None or looks else 1.0)
-            if self._words.reached(word, value):
-                return
-            if looks:
-                self._look()
-            try:
-                self._peers.check()
-            except RankFailed:
-                if self._words.reached(word, value):  # it announced this, and ended well
-                    return
-                raise
-            if limit is not None and time.monotonic() - began > limit:
-                raise self._no_answer((word - 2) // 3, limit)
+        if self._has_announced(rank, number) or any(self._has_announced(rank, number) for _ in range(SPINS)):
+            return True
+        while (seconds := until - time.monotonic()) > 0:
+            seen = self._words[rank]
+            if self._has_announced(rank, number):
+                return True
+            self._words.sleep(rank, seen, min(seconds, MAX_SLEEP_SECONDS))
+        return self._has_announced(rank, number)
 
-    def _look(self) -> None:
-        """Raise where another rank has failed in this task, or rank 0 has given it up."""
-        if self.rank:
-            if self._words[ABANDONED] == self._serial % 2**32:
-                raise TaskAbandoned
-            return
-        for other in range(1, self.size):
-            if self._words[self._failed(other)] == self._serial % 2**32:
-                note = bytes(self._notes[other, DIGEST_BYTES:].numpy()).rstrip(b"\0").decode(errors="replace")
-                raise RankFailed(f"parallel.tensor: rank {other}: {note.strip()}")
+    def _has_announced(self, rank: int, number: int) -> bool:
+        round, last = divmod(self._words[rank], CALLS)
+        if round == self._round:
+            return (last - number) % CALLS < CALLS // 2
+        if (round - self._round) % ROUNDS < ROUNDS // 2:
+            raise TaskAbandoned(round)
+        return False
 
-    def _arrived(self, rank: int) -> int:
-        return 2 + 3 * rank
 
-    def _ended(self, rank: int) -> int:
-        return 3 + 3 * rank
+class SharedMemoryCall(Work):
+    """A call under way: what is written once the call before is over, and read once it was announced."""
 
-    def _failed(self, rank: int) -> int:
-        return 4 + 3 * rank
+    def __init__(
+        self,
+        group: SharedMemoryGroup,
+        number: int,
+        rows: Sequence[Tensor],
+        own: Tensor | None,
+        places: Mapping[int, Tensor],
+    ):
+        super().__init__()
+        self._group, self._number, self._rows, self._own, self._places = group, number, rows, own, places
+        self._has_written = self._has_read = False
+        self.awaited: int | None = None  # the rank that it waited for in vain
+
+    def is_completed(self) -> bool:
+        return self._advance(0.0)
+
+    def wait(self, timeout: timedelta = timedelta.max) -> bool:
+        """Wait until the call has ended; RuntimeError where it takes longer, as torch.distributed's own."""
+        if not self._advance(time.monotonic() + timeout.total_seconds()):
+            raise RuntimeError(f"rank {self.awaited} does not answer")
+        return True
+
+    def _advance(self, until: float) -> bool:
+        if not self._has_written:
+            if not self._reached(self._group.others, (self._number - 1) % CALLS, until):
+                return False
+            self._group.write(self._number, self._rows, self._own)
+            self._has_written = True
+        if not self._has_read:
+            if not self._reached(self._places, self._number, until):
+                return False
+            for rank, tensor in self._places.items():
+                tensor.view(-1).copy_(self._rows[rank])
+            self._has_read = True
+        return True
+
+    def _reached(self, ranks: Iterable[int], number: int, until: float) -> bool:
+        for rank in ranks:
+            if not self._group.reached(rank, number, until):
+                self.awaited = rank
+                return False
+        return True
 
 
 def _page_aligned(size: int) -> int:
     return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
-def map_memory(descriptor: int, size: int) -> mmap.mmap:
-    """Map the memory that ranks share."""
-    return mmap.mmap(descriptor, SharedMemoryRanks.memory_bytes(size))
+def open_group(store: Any, rank: int, size: int) -> SharedMemoryGroup:
+    """Map one memory into all ranks, which rank 0 makes. It has no name: others open it by its descriptor, as
+    `/proc/PID/fd/NUMBER`, and it ends with the last of them.
+
+    Raises:
+        WorkbenchError: where a rank is on another host than rank 0, or may not open the memory.
+    """
+    if rank == 0:
+        memory = os.memfd_create("workbench-ranks", os.MFD_CLOEXEC)
+        os.ftruncate(memory, SharedMemoryGroup.memory_bytes(size))
+        found, pid = os.fstat(memory), os.getpid()
+        store.set(OFFER, json.dumps({
+            "host": _host(), "name": platform.node(), "pid": pid,
+            "path": f"/proc/{pid}/fd/{memory}", "file": [found.st_dev, found.st_ino],
+        }))  # fmt: skip
+    else:
+        try:
+            memory = _open_offered(get_said(store, OFFER))
+        except WorkbenchError as error:
+            store.set(ANSWER.format(rank), json.dumps({"problem": str(error)}))
+            raise WorkbenchError(f"parallel.tensor: rank {rank}: {error}") from None
+        store.set(ANSWER.format(rank), json.dumps({"pid": os.getpid()}))
+    group = SharedMemoryGroup(mmap.mmap(memory, SharedMemoryGroup.memory_bytes(size)), rank, size)
+    weakref.finalize(group, os.close, memory)  # rank 0's is opened by others as long as they come
+    return group
 
 
-def create_memory(size: int) -> int:
-    """Create memory for so many ranks; return its file descriptor. It has no name: it ends with the last process."""
-    descriptor = os.memfd_create("workbench-ranks", os.MFD_CLOEXEC)
-    os.ftruncate(descriptor, SharedMemoryRanks.memory_bytes(size))
-    return descriptor
+def processes_of(store: Any, rank: int, size: int) -> dict[int, int]:
+    """Return the processes that a rank looks after: on rank 0, once they have mapped its memory, those of all others by
+    rank, on others that of rank 0.
+
+    Raises:
+        WorkbenchError: where one does not come, or says why it cannot map the memory.
+    """
+    if rank:
+        return {0: get_said(store, OFFER)["pid"]}
+    answers = {other: get_said(store, ANSWER.format(other)) for other in range(1, size)}
+    for other, answer in answers.items():
+        if "problem" in answer:
+            raise WorkbenchError(f"parallel.tensor: rank {other}: {answer['problem']}")
+    return {other: answer["pid"] for other, answer in answers.items()}
+
+
+def _open_offered(offer: Mapping[str, Any]) -> int:
+    """Open rank 0's memory; return its descriptor."""
+    if offer["host"] != _host():
+        raise WorkbenchError(
+            f"transport shared_memory: it runs on {platform.node()} and rank 0 on {offer['name']}; {REMEDY}"
+        )
+    try:
+        memory = os.open(offer["path"], os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise WorkbenchError(
+            f"transport shared_memory: it may not open rank 0's memory at {offer['path']} ({error.strerror}): all must "
+            f"be processes of one user and one container; {REMEDY}"
+        ) from None
+    found = os.fstat(memory)
+    if [found.st_dev, found.st_ino] != offer["file"]:  # the number of another process, in another container
+        os.close(memory)
+        raise WorkbenchError(f"transport shared_memory: it sees other processes than rank 0 does; {REMEDY}")
+    return memory
+
+
+def _host() -> str:
+    """Return what tells this host from others while it runs: names of hosts may be equal."""
+    return BOOT_ID.read_text().strip()
+
+
+Backend.register_backend(NAME, lambda store, rank, size, timeout: open_group(store, rank, size), devices=["cpu"])

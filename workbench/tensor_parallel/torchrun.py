@@ -1,11 +1,7 @@
 """Join ranks that torchrun started. They meet at its store, where rank 0 says what carries numbers between them.
 
-    rank 0:  create memory, say where it lies --> wait for all answers --> lead tasks
-    others:  wait for what rank 0 says --> map the memory, or say why not --> serve
-
-In shared memory all are processes of one host: rank 0's memory has no name, and others open it by its descriptor, as
-`/proc/PID/fd/NUMBER`. With gloo and NCCL they make torch.distributed's group instead. torchrun ends all processes where
-one fails, and none of them is another's child: in shared memory each looks whether those that it waits for still live.
+torchrun ends all processes where one fails, and none of them is another's child: in shared memory each looks whether
+those that it waits for still live.
 """
 
 from __future__ import annotations
@@ -13,12 +9,10 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import platform
 import select
 import weakref
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,19 +20,17 @@ import torch
 from workbench.errors import WorkbenchError
 from workbench.tensor_parallel.distributed import (
     MEETING_SECONDS,
-    DistributedRanks,
     distributed_problem,
     end_process,
+    get_said,
     not_met,
+    open_group,
 )
 from workbench.tensor_parallel.ranks import STOP, NoPeers, RankFailed, Ranks, Transport
-from workbench.tensor_parallel.shared_memory import SharedMemoryRanks, create_memory, map_memory
 
 ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # that torchrun sets
 DEFAULT_TIMEOUT = 60.0  # seconds, of a rank until rank 0 has posted its settings
-OFFER = "workbench/offer"  # in the store: what carries numbers, and where rank 0's memory lies
-ANSWER = "workbench/answer/{}"  # of a rank: its process, or why it cannot map the memory
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+TRANSPORT = "transport"  # in the store: what carries numbers
 REMEDY = "take transport: gloo"
 
 
@@ -76,11 +68,8 @@ class TorchrunRanks:
         self.threads = torch.get_num_threads()  # torchrun has set it for each process
         TorchrunRanks.taken = True
         store = _meet(0, size, timeout)
-        if transport == "shared_memory":
-            self.ranks: Ranks = offer_memory(store, size, timeout)
-        else:
-            store.set(OFFER, json.dumps({"transport": transport}))
-            self.ranks = DistributedRanks(0, size, timeout, NoPeers(), store)
+        store.set(TRANSPORT, json.dumps(transport))
+        self.ranks = _join(transport, 0, size, timeout, store)
         self._end = weakref.finalize(self, _stop, self.ranks)
 
     def close(self) -> None:
@@ -96,72 +85,16 @@ def join_torchrun() -> Ranks:
     """
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = _meet(rank, size, DEFAULT_TIMEOUT)
-    offer = _get(store, OFFER)
-    if offer["transport"] == "shared_memory":
-        return map_offered(store, offer, rank, size)
-    return DistributedRanks(rank, size, DEFAULT_TIMEOUT, NoPeers(), store)
+    return _join(get_said(store, TRANSPORT), rank, size, DEFAULT_TIMEOUT, store)
 
 
-def offer_memory(store: Any, size: int, timeout: float) -> SharedMemoryRanks:
-    """Create rank 0's memory, and wait until all other ranks have mapped it.
+def _join(transport: Transport, rank: int, size: int, timeout: float, store: Any) -> Ranks:
+    if transport != "shared_memory":
+        return Ranks(open_group(rank, size, timeout, store), store, timeout, NoPeers())
+    from workbench.tensor_parallel import shared_memory  # a build of torch may have no torch.distributed
 
-    Raises:
-        WorkbenchError: where one does not come, or says why it cannot.
-    """
-    memory = create_memory(size)
-    try:
-        found, pid = os.fstat(memory), os.getpid()
-        store.set(OFFER, json.dumps({
-            "transport": "shared_memory", "host": _host(), "name": platform.node(), "pid": pid,
-            "path": f"/proc/{pid}/fd/{memory}", "file": [found.st_dev, found.st_ino],
-        }))  # fmt: skip
-        pids = {}
-        for rank in range(1, size):
-            answer = _get(store, ANSWER.format(rank))
-            if "problem" in answer:
-                raise WorkbenchError(f"parallel.tensor: rank {rank}: {answer['problem']}")
-            pids[rank] = answer["pid"]
-        return SharedMemoryRanks(map_memory(memory, size), 0, size, timeout, TorchrunPeers(pids))
-    finally:
-        os.close(memory)
-
-
-def map_offered(store: Any, offer: Mapping[str, Any], rank: int, size: int) -> SharedMemoryRanks:
-    """Map the memory that rank 0 offers, and answer it.
-
-    Raises:
-        WorkbenchError: where this process is on another host, or may not open the memory, which it reports to rank 0.
-    """
-    try:
-        memory = _open_offered(offer)
-    except WorkbenchError as error:
-        store.set(ANSWER.format(rank), json.dumps({"problem": str(error)}))
-        raise WorkbenchError(f"parallel.tensor: rank {rank}: {error}") from None
-    mapped = map_memory(memory, size)
-    os.close(memory)
-    ranks = SharedMemoryRanks(mapped, rank, size, DEFAULT_TIMEOUT, TorchrunPeers({0: offer["pid"]}))
-    store.set(ANSWER.format(rank), json.dumps({"pid": os.getpid()}))
-    return ranks
-
-
-def _open_offered(offer: Mapping[str, Any]) -> int:
-    """Open rank 0's memory; return its descriptor."""
-    if offer["host"] != _host():
-        raise WorkbenchError(
-            f"transport shared_memory: it runs on {platform.node()} and rank 0 on {offer['name']}; {REMEDY}"
-        )
-    try:
-        memory = os.open(offer["path"], os.O_RDWR | os.O_CLOEXEC)
-    except OSError as error:
-        raise WorkbenchError(
-            f"transport shared_memory: it may not open rank 0's memory at {offer['path']} ({error.strerror}): all must "
-            f"be processes of one user and one container; {REMEDY}"
-        ) from None
-    found = os.fstat(memory)
-    if [found.st_dev, found.st_ino] != offer["file"]:  # the number of another process, in another container
-        os.close(memory)
-        raise WorkbenchError(f"transport shared_memory: it sees other processes than rank 0 does; {REMEDY}")
-    return memory
+    group = shared_memory.open_group(store, rank, size)
+    return Ranks(group, store, timeout, TorchrunPeers(shared_memory.processes_of(store, rank, size)))
 
 
 class TorchrunPeers:
@@ -227,17 +160,4 @@ def _meet(rank: int, size: int, timeout: float) -> Any:
     except RuntimeError as error:
         raise not_met(error) from error
     store.set_timeout(timedelta(seconds=max(timeout, MEETING_SECONDS)))
-    return store
-
-
-def _get(store: Any, name: str) -> dict[str, Any]:
-    """Return what a rank says in the store, once it does."""
-    try:
-        return json.loads(store.get(name))
-    except RuntimeError as error:
-        raise not_met(error) from error
-
-
-def _host() -> str:
-    """Return what tells this host from others while it runs: names of hosts may be equal."""
-    return BOOT_ID.read_text().strip()
+    return torch.distributed.PrefixStore("workbench", store)
