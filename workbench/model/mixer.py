@@ -1,4 +1,4 @@
-"""What mixes the tokens of a text within a layer: one face for attention and for recurrences."""
+"""Mix the tokens of a text within a layer: one face for attention and for recurrences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What recurrences share: a projection, a causal convolution whose last inputs are a state, and the scan of a cache."""
+"""Run a recurrence: a projection, a causal convolution whose last inputs are a state, and the scan of a cache."""
 
 from __future__ import annotations
 
