@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
 from tests.engine.tiny import poison
 from workbench.cluster.apart.adoption import BorrowedPages, CopiedPages
 from workbench.cluster.apart.handover import (
-    Handover,
     adopt,
     hand_over,
     pop_returned,
@@ -95,9 +95,9 @@ class Apart:
         """Return whether its bytes were sent, where bytes are."""
         return self.sending is None or self.sending.has_sent(sequence, TransferKey(sequence.request_id, 0))
 
-    def _hand_over(self, sequence: Sequence) -> tuple[Request, BorrowedPages | CopiedPages]:
+    def _hand_over(self, sequence: Sequence) -> tuple[Request, Any]:
         if self.shares_memory:
-            made: Handover = hand_over(self.prefill, sequence)
+            made = hand_over(self.prefill, sequence)
             return made.request, BorrowedPages(made.handed)
         assert self.sending is not None
         offer = self.sending.hand_over(sequence, TransferKey(sequence.request_id, 0), 0)

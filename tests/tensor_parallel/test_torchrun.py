@@ -73,8 +73,7 @@ def test_a_rank_that_cannot_map_the_memory_says_why_and_rank_0_too(changes: dict
 
 def test_torch_distributed_has_the_backend() -> None:
     torch.distributed.init_process_group("shared_memory", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    own, given = torch.zeros(3), torch.arange(3.0)
-    torch.distributed.all_gather([own], given)
+    torch.distributed.all_gather([own := torch.zeros(3)], given := torch.arange(3.0))
     torch.distributed.broadcast(own, 0)
     torch.distributed.destroy_process_group()
     assert torch.equal(own, given)

@@ -45,7 +45,7 @@ class SharedMemoryGroup(ProcessGroup):
 
     def __init__(self, memory: mmap.mmap, rank: int, size: int):
         """Take a place among ranks; `memory` has `memory_bytes(size)` bytes, zero at first."""
-        super().__init__(rank, size)
+        super().__init__(rank, size)  # type: ignore[call-arg] (the stubs lack this form)
         self.others = [other for other in range(size) if other != rank]
         self._rank, self._round, self._number, self._words = rank, 0, 0, Words(memory, size)
         with torch.inference_mode(False):  # they are written within that mode and without
@@ -63,16 +63,17 @@ class SharedMemoryGroup(ProcessGroup):
 
     def broadcast(self, tensors: list[Tensor], opts: Any = None) -> Work:
         """Give the root's tensor, of at most `CHUNK_BYTES`, to all."""
-        root = opts.rootRank if opts is not None else 0
+        root = _root(opts)
         return self._call(tensors[0], {}) if self._rank == root else self._call(None, {root: tensors[0]})
 
-    def allgather(self, output_tensors: list[list[Tensor]], input_tensors: list[Tensor], opts: Any = None) -> Work:
+    def allgather(self, output_tensors: list[list[Tensor]], input_tensors: list[Tensor], _opts: Any = None) -> Work:
         """Give the tensors of all, of at most `CHUNK_BYTES` each, to all."""
         return self._call(input_tensors[0], dict(enumerate(output_tensors[0])))
 
     def gather(self, output_tensors: list[list[Tensor]], input_tensors: list[Tensor], opts: Any = None) -> Work:
-        """Give the tensors of all to the root, which alone has places for them."""
-        return self._call(input_tensors[0], dict(enumerate(output_tensors[0] if output_tensors else ())))
+        """Give the tensors of all to the root."""
+        places = output_tensors[0] if self._rank == _root(opts) else ()
+        return self._call(input_tensors[0], dict(enumerate(places)))
 
     def _call(self, own: Tensor | None, places: dict[int, Tensor]) -> Work:
         """Begin a call: write `own` once the call before is over, and read what ranks give to their places."""
@@ -156,6 +157,10 @@ class SharedMemoryCall(Work):
                 self.awaited = rank
                 return False
         return True
+
+
+def _root(opts: Any) -> int:
+    return 0 if opts is None else opts.rootRank
 
 
 def _page_aligned(size: int) -> int:
