@@ -60,13 +60,13 @@ BOUNDS: dict[str, Weight] = {
     "workbench/executors": Weight(28_500),
     "workbench/experiment": Weight(5_000),
     "workbench/gateway": Weight(26_500),
-    "workbench/inspect": Weight(16_000),
+    "workbench/inspect": Weight(15_600),
     "workbench/kv_cache": Weight(28_500),
     "workbench/lab": Weight(4_000, 100, 1_000),
     "workbench/machine": Weight(6_500),
     "workbench/measure": Weight(44_500),
     "workbench/memory": Weight(6_000),
-    "workbench/model": Weight(93_800),
+    "workbench/model": Weight(93_300),
     "workbench/models": Weight(3_000),  # issue 34: real models by name
     "workbench/offline": Weight(4_500),
     "workbench/oracle": Weight(8_200),  # out of engine

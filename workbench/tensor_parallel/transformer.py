@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +15,7 @@ from compiled_kernels.masks import Score, is_normalized
 from workbench.kv_cache.format import CacheFormat, KVCacheSpec
 from workbench.model.attention_spec import AnyAttentionSpec, AttentionSpec
 from workbench.model.custom import build_mask, build_score
-from workbench.model.layers import Attention, HeadRMSNorm
+from workbench.model.layers import Attention, HeadRMSNorm, attention_of
 from workbench.model.memory import cache_shapes
 from workbench.model.quantized import WeightFormat
 from workbench.model.spec import ModelSpec
@@ -76,7 +75,7 @@ class TensorParallelTransformer(Transformer):
         model = cls.from_state(spec_of_rank(spec, ranks.rank, ranks.size), state, backend, format, ranks.all_reduce)
         model.ranks, model.rank_spec, model.spec = ranks, model.spec, spec
         for block, layer in zip(model.blocks, spec.layers, strict=True):
-            _see_all_heads(cast(Attention, block.attention), layer.attention, ranks)
+            _see_all_heads(attention_of(block), layer.attention, ranks)
         return model
 
     def cache_shapes(self, format: CacheFormat | None = None) -> tuple[KVCacheSpec, ...]:
