@@ -60,6 +60,7 @@ LEFT_OUT = {
     "workbench chat --model smollm2": "wants a model that was fetched",
     "workbench chat --tool my_module:my_function": "wants the reader's own module, and a reader who types",
     "workbench serve": "runs until it is stopped; tests/serve/test_server.py starts and stops it",
+    "workbench replay": "wants an answer of a server; tests/serve/test_replays.py runs it",
     "workbench top": "wants a server that runs meanwhile",
     "workbench sweep experiments/agent.yaml": "minutes of measuring",
     "workbench new-family my_model MY_FOLDER": "tests/check/test_guide.py runs it on a folder",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ def forced(
     model: Transformer,
     ids: Tensor,
     chunks: tuple[int, ...],
-    executor: Callable[[Transformer, KVStore], StepRunner] | None = None,
+    executor: Any = None,
     size: int = 4,
 ) -> Tensor:
     """Logits of each step's last row: of every chunk, then of every token after them, one by one."""

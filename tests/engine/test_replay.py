@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -18,12 +17,22 @@ from tests.helpers.events import of
 from tests.helpers.recorded import Changed
 from tests.thorough import tries
 from workbench.engine.replay import RecordedPolicy, ReplayDiverged, replay
+from workbench.engine.replay_request import (
+    OWN_END,
+    RecordedEnd,
+    ReplayWork,
+    RequestReplay,
+    ServedRequest,
+    neighbours_of,
+    request_of,
+)
 from workbench.engine.runner import Runner
+from workbench.errors import WorkbenchError
 from workbench.request import PrefixPin, Request
 from workbench.scheduler.plan import StepPlan
 from workbench.scheduler.policies import BUILT_IN_POLICIES
 from workbench.speculative.proposers import PromptLookupProposer, Speculator
-from workbench.trace.events import Event, Finished
+from workbench.trace.events import Event, Finished, StepPlanned
 from workbench.trace.recorder import Recorder
 from workbench.trace.script import RecordedAction, StepScript
 
@@ -76,7 +85,7 @@ class Traffic:
 class Made:
     """An executor whose logits are made of the text before them, so that many traffics take little time."""
 
-    compiles, kernel_seconds, artifacts, gathers_logits = 0, None, MappingProxyType({}), False
+    compiles, kernel_seconds, artifacts, gathers_logits = 0, None, {}, False
 
     def forward(self, plan: StepPlan) -> torch.Tensor:
         texts = [
@@ -249,3 +258,81 @@ def test_a_failed_replay_leaves_the_runner_as_it_was() -> None:
         runner.scheduler.policy is policy and runner.scheduler.pages_in_use == 0 and not runner.has_unfinished_requests
     )
     assert len(list(runner.stream([request("z", 3, 2)]))) > 0
+
+
+class Alike(Traffic):
+    """Requests whose prompts begin alike, so that the cache has them."""
+
+    def requests(self) -> list[Request]:
+        made = super().requests()
+        longest = max((each.prompt_ids for each in made), key=len)
+        return [replace(each, prompt_ids=longest[: len(each.prompt_ids)]) for each in made]
+
+
+def replayed(traffic: Traffic, before: Recorder, name: str, forget: tuple[str, ...] = ()) -> RequestReplay:
+    """Run one request again as a server would: on a fresh cache, with whom it shared steps with, by no clock."""
+    ended: dict[str, list[RecordedEnd]] = {}
+    for event in of(Finished, before.events):
+        ended.setdefault(event.request_id, []).append(RecordedEnd(event.sample, event.reason, event.token_ids))
+    asked = {each.request_id: each for each in traffic.requests()}
+    served = {key: ServedRequest(each, (*ended.get(key, ()),)) for key, each in asked.items() if key not in forget}
+    runner = traffic.runner(Clock(0, 1.0))
+    work = ReplayWork(runner.config, served, of(StepPlanned, before.events), [name], runner.loaded_model)
+    work.runner.core.executor = runner.core.executor if traffic.quick else work.runner.core.executor
+    found = work.run()
+    assert not work.runner.has_unfinished_requests and work.runner.scheduler.pages_in_use == 0
+    return found
+
+
+def test_what_was_preempted_and_found_in_the_cache_is_so_again() -> None:
+    """Tokens that a preempted request found again are computed before its step; what shared no step is left out."""
+    given = {**vars(busy()), "settings": {**busy().settings, "prefix": "radix"}, "cancels": (), "quick": True}
+    traffic = Alike(**given)
+    before = record(traffic, Clock(1, 0.2))
+    actions = [action for step in StepScript.from_recorder(before).steps for _, action in step.effects]
+    names = in_steps(before)
+    found = {name: replayed(traffic, before, name) for name in names}
+    remarks = {name: " ".join(each.remarks) for name, each in found.items()}
+    assert "preempted" in actions and all(each.identical for each in found.values())
+    assert not any("not as recorded" in each for each in remarks.values()), remarks
+    assert any("had found in a cache were computed before" in each for each in remarks.values())
+    assert any("shared steps with neighbours alone" in each for each in remarks.values())
+    alone = replayed(traffic, before, names[0], forget=(names[1],))
+    assert alone.identical and f"{names[1]} is not kept" in " ".join(alone.remarks)
+    assert f"{names[0]}: identical tokens" in str(alone) and "steps" in alone._repr_html_()
+
+
+def test_what_was_not_answered_is_not_replayed() -> None:
+    traffic = replace(busy(), quick=True)
+    before = record(traffic, Clock(1, 0.2))
+    with pytest.raises(WorkbenchError, match="request 'r0' was in no step; replay one that was answered"):
+        short = Recorder()
+        short.events = [event for event in before.events if not isinstance(event, StepPlanned)]
+        replayed(traffic, short, "r0")
+    with pytest.raises(WorkbenchError, match="request 'r0' has not ended; replay one"):
+        short.events = [event for event in before.events if event.request_id != "r0"]
+        replayed(traffic, short, "r0")
+
+
+def in_steps(before: Recorder) -> list[str]:
+    return sorted({request_of(span.sequence) for event in of(StepPlanned, before.events) for span in event.spans})
+
+
+@settings(max_examples=tries(30))
+@given(TRAFFIC, PACE, st.data())
+def test_a_request_comes_back_among_its_neighbours(traffic: Traffic, pace: float, data: st.DataObject) -> None:
+    """Whatever the cache held and whichever others ran: its steps have the recorded spans, all of them their tokens."""
+    traffic = Alike(**{**vars(traffic), "quick": True})
+    before = record(traffic, Clock(traffic.seed, pace))
+    name = data.draw(st.sampled_from(in_steps(before) or [""]))
+    if name:
+        found = replayed(traffic, before, name)
+        names = {each.request_id for each in found.samples if each.is_neighbour}
+        assert names == neighbours_of([name], of(StepPlanned, before.events)) and found.identical, str(found)
+        names = {span.sequence for step in found.steps for span in step.spans}
+        sole = names == {*map(request_of, names)}  # further sequences of a request join where a slot is free now
+        assert not sole or not any("not as recorded" in each for each in found.remarks), str(found)
+        ends = {(e.request_id, e.sample): e for e in of(Finished, before.events)}
+        for each in found.samples:
+            end = ends[each.request_id, each.sample]
+            assert (each.tokens, each.is_cut) == (len(end.token_ids), end.reason not in OWN_END)

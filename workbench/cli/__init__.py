@@ -39,6 +39,7 @@ from workbench.cli import (
     model,
     new_family,
     quality,
+    replay,
     serve,
     simulate,
     sweep,
@@ -94,6 +95,7 @@ app.command("cost", epilog="Example: `workbench cost --prompt 2000 --requests 10
 app.command("reproduce", epilog="Example: `workbench reproduce runs/first_light-20261121-120000-1a2b --replay`")(
     reproduce.reproduce
 )
+app.command("replay", epilog="Example: `workbench replay chatcmpl-1a2b3c --from replays`")(replay.replay)
 app.command("report", epilog="Example: `workbench report runs/first_light-20261121-120000-1a2b --out first.html`")(
     report.report
 )

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
+from workbench.engine.config import EngineConfig
 from workbench.engine.runner import Runner
 from workbench.engine.runner_thread import RunnerThread
 from workbench.files import without_own_paths
@@ -53,10 +54,10 @@ def tokens_in_cache(runner: Runner) -> int:
     return runner.config.cache.page_size * max(pool.num_pages for pool in runner.scheduler.pools)
 
 
-def fingerprint_of(runner: Runner) -> str:
-    """Return a text that differs where the same tokens may be answered differently: of settings, sampled weights and
-    calibrated codecs."""
-    found = hashlib.sha256(repr(runner.config).encode())
+def fingerprint_of(runner: Runner, config: EngineConfig | None = None) -> str:
+    """Return a text that differs where the same tokens may be answered differently: of settings (the runner's unless
+    given), sampled weights and calibrated codecs."""
+    found = hashlib.sha256(repr(config or runner.config).encode())
     for name, tensor in runner.model.state_dict().items():
         flat = tensor.detach().flatten()
         step = max(1, flat.numel() // SAMPLES_OF_A_TENSOR)

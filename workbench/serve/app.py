@@ -167,6 +167,12 @@ def _add_own_routes(router: APIRouter, app: FastAPI, service: Service) -> None:
             raise ApiError("not_found_error", f"no trace of {call_id[:100]!r}: it is not yours, or no longer kept")
         return json_response(200, await service.in_thread(lambda: found.as_json(caller)))
 
+    @router.post("/v1/traces/{call_id}/replay", summary="Run a call again among its neighbours; for administrators")
+    async def replay(call_id: str, request: Request) -> Response:
+        if ADMIN not in (await service.identify(request)).scopes:
+            raise ApiError("permission_error", "a replay shows other callers' requests: use a key with the scope admin")
+        return json_response(200, await service.replays.run(call_id, service.in_thread))
+
     @router.get("/v1/server", summary="Return what the server does now; for administrators")
     async def snapshot(request: Request) -> Response:
         if ADMIN not in (await service.identify(request)).scopes:

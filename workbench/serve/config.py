@@ -33,6 +33,8 @@ class ServerSettings(Settings):
     metrics_open: bool = False  # /metrics is for every key of a gateway; else for those with the scope admin
     kept_traces: Count = 256  # calls whose traces can be asked for
     trace_bytes: Count = 256 << 20  # of these, about: long answers leave room for fewer
+    replay_folder: str | None = None  # of requests, prompts too, and their steps, to run again; None: none is kept
+    replay_bytes: Count = 256 << 20  # of these on disk, about; the oldest are deleted
     memory_bytes: Count = 64 << 20  # of prompts, to explain cache misses; and of answers, to put their tokens back
     memory_seconds: Seconds = 3600.0  # that they are remembered after their last use
     response_bytes: Count = 256 << 20  # of responses that are kept by id, about; a tenant has a quarter at most

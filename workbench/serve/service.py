@@ -31,6 +31,7 @@ from workbench.serve.gate import Gate, Lease
 from workbench.serve.local_names import check_names, is_loopback
 from workbench.serve.memory.call_memory import CallMemory
 from workbench.serve.prompt_threads import PromptThreads
+from workbench.serve.replays import Replays
 from workbench.serve.served_model import PreparedPrompt, ServedModel
 from workbench.serve.watch.metrics import Metrics
 from workbench.serve.watch.serving_log import ServingLog
@@ -56,6 +57,7 @@ class Service:
     ):
         self.models, self.gate, self.dialects, self.settings = dict(models), gate, dialects, settings
         self.traces = TraceStore(settings.kept_traces, settings.trace_bytes)
+        self.replays = Replays(self.models, settings)
         self.metrics = Metrics(self.models)
         self.log = ServingLog(", ".join(self.models), self._count_pages, gate.meters)
         self._leave_log: list[Callable[[], None]] = []
@@ -79,6 +81,7 @@ class Service:
         self._embedding_turns = {name: asyncio.Lock() for name in self.models}
         self._bridges = {name: StepBridge(loop, model.thread) for name, model in self.models.items()}
         self._leave_log = [model.thread.listen(self.log.record) for model in self.models.values()]
+        self._leave_log += self.replays.listen()
         self._ticking = asyncio.create_task(self._tick())
         threading.Thread(target=self._trial.start, name="grammar trial", daemon=True).start()
 
@@ -97,6 +100,7 @@ class Service:
             bridge.close()
         for leave in self._leave_log:
             leave()
+        self.replays.write()
         self._threads.close()
         self._trial.close()
         self._trial_turns.close()
@@ -298,6 +302,7 @@ class Service:
             return TaskStream(lambda count: embed_prompts(call, rows, model, in_thread, turn, count))
         await self._try_grammar(call, prepared[0].request.sampling.response_format)
         settings = self.settings
+        self.replays.enter(call.model, prepared)
         bridge = self._bridges[call.model]
         return EngineStream(call, model, prepared, bridge, trace.keep, settings.max_buffered_pieces, self.memory)
 
@@ -358,6 +363,8 @@ class Service:
             await asyncio.sleep(TICK_SECONDS)
             now = time.perf_counter()
             self.traces.trim()
+            if self.settings.replay_folder is not None:
+                self.spawn(self.in_thread(self.replays.write))
             for run in list(self.runs):
                 if run.lease is not None and (why := self.stuck(run.call.model)):  # else the gate may choose another
                     run.fail(ApiError("unavailable_error", f"{why}; ask again later"))

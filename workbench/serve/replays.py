@@ -1,0 +1,85 @@
+"""Run answered calls again, between the steps of the engine that answered them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from workbench.engine.runner import Runner
+from workbench.engine.runner_thread import RunnerThread
+from workbench.errors import WorkbenchError
+from workbench.files import without_own_paths
+from workbench.serve.bodies.fields import invalid
+from workbench.serve.config import ServerSettings
+from workbench.serve.errors import ApiError
+from workbench.serve.served_model import PreparedPrompt, ServedModel
+from workbench.serve.watch.kept_requests import KeptCall, KeptRequests
+
+
+class Replays:
+    """The requests that a server keeps, where its settings name a folder for them, and their replays.
+
+    A fleet's steps are those of its replicas, which are not kept.
+    """
+
+    def __init__(self, models: Mapping[str, ServedModel], settings: ServerSettings):
+        self._models, self._folder = models, settings.replay_folder
+        kept = () if self._folder is None else (each for each in models.values() if each.fleet is None)
+        self._kept = {
+            each.name: KeptRequests(Path(self._folder or ""), each, settings.replay_bytes) for each in kept
+        }  # fmt: skip
+        self._turn = asyncio.Lock()
+
+    def listen(self) -> list[Callable[[], None]]:
+        """Keep the models' events from now on; return functions that end it."""
+        return [self._models[name].thread.listen(each.record) for name, each in self._kept.items()]
+
+    def enter(self, model: str, prepared: Iterable[PreparedPrompt]) -> None:
+        """Keep the requests of a call, just before they are submitted."""
+        if model in self._kept:
+            for each in prepared:
+                self._kept[model].enter(each.request)
+
+    def write(self) -> None:
+        """Write what was kept to the folder; not for the event loop."""
+        for each in self._kept.values():
+            each.write()
+
+    async def run(self, call_id: str, in_thread: Callable[[Callable[[], Any]], Awaitable[Any]]) -> dict[str, Any]:
+        """Run a call again on the model in memory, and return what came of it. Calls go on between its steps.
+
+        Raises:
+            ApiError: for a server that keeps nothing, and a call that is not kept or cannot run.
+        """
+        if self._folder is None:
+            words = "this server keeps no requests to replay: set server.replay_folder before they are served"
+            raise ApiError("invalid_request_error", words)
+        call: KeptCall = await in_thread(lambda: self._read(call_id))
+        name, fingerprint = call.head["model"], call.head["fingerprint"]
+        model = self._models.get(name)
+        if model is None or name not in self._kept or model.fingerprint != fingerprint:
+            words = f"replay: {call_id} was answered by {name!r} with other weights or settings than this server has"
+            raise ApiError("invalid_request_error", f"{words}; `workbench replay {call_id} --from FOLDER` loads them")
+        assert isinstance(model.thread, RunnerThread)
+        thread = model.thread
+
+        async def between_steps(function: Callable[[Runner], Any]) -> Any:
+            return await asyncio.wrap_future(thread.submit_call(function))
+
+        try:
+            async with self._turn:
+                work = await between_steps(lambda runner: call.work(runner.loaded_model))
+                while await between_steps(lambda _: work.step()):
+                    pass
+                return (await between_steps(lambda _: work.result())).as_dict()
+        except WorkbenchError as error:
+            raise invalid(error) from None
+
+    def _read(self, call_id: str) -> KeptCall:
+        self.write()
+        try:
+            return KeptCall.read(Path(self._folder or ""), call_id)
+        except WorkbenchError as error:
+            raise ApiError("not_found_error", without_own_paths(str(error))) from None
