@@ -57,7 +57,7 @@ BOUNDS: dict[str, Weight] = {
     "workbench/demo": Weight(0, 50, 1_045_000),
     "workbench/economics": Weight(10_000, 0, 2_000),
     "workbench/engine": Weight(34_100),  # 31,100 before: issue 36, a request and its neighbours run again
-    "workbench/executors": Weight(28_500),
+    "workbench/executors": Weight(28_400),
     "workbench/experiment": Weight(5_000),
     "workbench/gateway": Weight(26_500),
     "workbench/inspect": Weight(15_600),
