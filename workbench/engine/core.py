@@ -77,7 +77,7 @@ class EngineCore:
             assert isinstance(self.model, TensorParallelTransformer)
             return build_rank_runner(self.model, store, loaded.processes.threads, self.backends, config.batch_invariant)
         threads = StepThreads(lambda *change: self._thread_changes.append(change))
-        how = config.compile, config.batch_invariant, self.fall_back, threads, self.kv_cache.evictor
+        how = config.compile, config.batch_invariant, self.fall_back, threads, self.kv_cache.evictor, config.program
         return build_step_runner(self.model, store, self.backends, *how)
 
     @torch.inference_mode()
