@@ -57,7 +57,7 @@ BOUNDS: dict[str, Weight] = {
     "workbench/demo": Weight(0, 50, 1_045_000),
     "workbench/economics": Weight(10_000, 0, 2_000),
     "workbench/engine": Weight(34_100),  # 31,100 before: issue 36, a request and its neighbours run again
-    "workbench/executors": Weight(28_500),
+    "workbench/executors": Weight(28_400),
     "workbench/experiment": Weight(5_000),
     "workbench/gateway": Weight(26_500),
     "workbench/inspect": Weight(15_600),
@@ -75,7 +75,7 @@ BOUNDS: dict[str, Weight] = {
     "workbench/runs": Weight(21_000),
     "workbench/sampling": Weight(11_400),
     "workbench/scheduler": Weight(17_950),  # 19,700 before issue 35: tokens and pages are counted in one loop
-    "workbench/serve": Weight(75_000),
+    "workbench/serve": Weight(76_500),  # 75,000 before issue 36: requests kept for replays
     "workbench/simulate": Weight(18_000),
     "workbench/speculative": Weight(7_000),
     "workbench/sweep": Weight(12_500),
