@@ -20,7 +20,8 @@ from workbench.kv_cache.codec import LoadedCodec, stored_layout
 from workbench.kv_cache.format import CodecCalibration, KVCacheSpec
 from workbench.kv_cache.layer import CacheLayer, HybridLayer
 from workbench.kv_cache.store import DenseLayer
-from workbench.model.layers import Angles, TransformerBlock
+from workbench.model.layers import TransformerBlock
+from workbench.model.mixer import Angles
 from workbench.model.transformer import Transformer
 from workbench.progress import report_if_slow, to_stderr
 from workbench.prompt.tokenization.tokenizer import Tokenizer

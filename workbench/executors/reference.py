@@ -17,10 +17,12 @@ from compiled_kernels import Backend
 from workbench.batch import TokenBatch
 from workbench.executors.packing import pack_batch
 from workbench.kv_cache.format import KVCacheSpec
+from workbench.kv_cache.layer import CacheLayer
 from workbench.kv_cache.pages import build_cache_groups, pages_for
-from workbench.kv_cache.store import CacheLayer, KVStore
-from workbench.model.layers import Angles, TransformerBlock
+from workbench.kv_cache.store import KVStore
+from workbench.model.layers import TransformerBlock
 from workbench.model.linear import Linear
+from workbench.model.mixer import Angles
 from workbench.model.quantized import Activations
 from workbench.model.transformer import Transformer
 from workbench.request import Request, Sequence, StatePages, random_token_ids

@@ -17,7 +17,8 @@ from workbench.batch import TokenBatch
 from workbench.errors import WorkbenchError
 from workbench.inspect.whole_text import TextAttention
 from workbench.kv_cache.layer import CacheLayer, LayerView
-from workbench.model.layers import Angles, TransformerBlock
+from workbench.model.layers import TransformerBlock
+from workbench.model.mixer import Angles
 from workbench.model.transformer import RunBlock, Transformer
 from workbench.request import SamplingParameters
 from workbench.sampling.filter_trace import trace_filters

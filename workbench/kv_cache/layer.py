@@ -26,7 +26,7 @@ class CacheLayer:
     traceable = False  # whether a graph can hold its writes and reads
     rotates = False  # whether keys and values are stored rotated (see `hadamard_rotate`)
     num_value_columns: int | None = None  # of the keys, where values are columns of them
-    group: int  # whose pages hold keys and values
+    group = 0  # whose pages hold keys and values
 
     def write(self, k: Tensor, v: Tensor, batch: TokenBatch, backend: Backend = Backend.EAGER) -> None:
         """Store k and v [token, kv_head, head_dim] of the batch's tokens in their slots."""

@@ -24,8 +24,10 @@ from workbench.executors.guards import compile_key
 from workbench.executors.packing import bucket_for
 from workbench.executors.programs.kernels import StepKernels, one_function, two_sides
 from workbench.executors.programs.program import StepProgram, Timed
-from workbench.kv_cache.store import CacheLayer, KVStore
-from workbench.model.layers import Angles, TransformerBlock
+from workbench.kv_cache.layer import CacheLayer
+from workbench.kv_cache.store import KVStore
+from workbench.model.layers import TransformerBlock
+from workbench.model.mixer import Angles
 from workbench.model.transformer import RunBlock, Transformer
 from workbench.scheduler.plan import StepPlan
 
