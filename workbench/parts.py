@@ -14,8 +14,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from compiled_kernels.masks import ALiBi, Causal, Chunked, SlidingWindow
     from compiled_kernels.quantized_attention.quantize import hadamard_rotate
+    from workbench.batch import TokenBatch
     from workbench.constrained.custom import TokenConstraint
     from workbench.decoding.search import Branch, Search
+    from workbench.executors.programs.eager import EagerProgram
+    from workbench.executors.programs.program import StepProgram
     from workbench.kv_cache.budget import EvictionBudget
     from workbench.kv_cache.codec import Codec, CodecPair
     from workbench.kv_cache.codes import affine_codes, affine_numbers, nearest_levels, pack_bits, project, unpack_bits
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     from workbench.sampling.samplers import TokenSampler, sample_categorical
     from workbench.sampling.verify import NO_DRAFT, Draft
     from workbench.scheduler.ordering import sorted_with_aging, with_aging
+    from workbench.scheduler.plan import StepPlan
     from workbench.scheduler.policies import BuiltInPolicy
     from workbench.scheduler.policy import RequestView, SchedulerDecision, SchedulerState, SchedulingPolicy, Turn
     from workbench.speculative.custom import SpeculationTarget
@@ -95,6 +99,12 @@ PARTS: dict[str, dict[str, str]] = {
         "Verification": "workbench.speculative.proposers",
         "training_texts": "workbench.measure.quality.held_out",
     },
+    "program": {
+        "EagerProgram": "workbench.executors.programs.eager",
+        "StepPlan": "workbench.scheduler.plan",
+        "StepProgram": "workbench.executors.programs.program",
+        "TokenBatch": "workbench.batch",
+    },
     "schedule": {
         "BuiltInPolicy": "workbench.scheduler.policies",
         "RequestView": "workbench.scheduler.policy",
@@ -108,13 +118,14 @@ PARTS: dict[str, dict[str, str]] = {
 }
 
 __all__ = [
-    "ALiBi", "Attention", "Branch", "BuiltInPolicy", "Causal", "Chunked", "Codec", "CodecPair",
-    "ContinuousEviction", "Draft", "EvictionBudget", "EvictionPolicy", "EvictionSettings", "Filter", "Finished",
-    "History", "LayerCombiner", "LayerEvictionPolicy", "LayerTokens", "NO_DRAFT", "Proposer", "Ranking", "RequestView",
+    "ALiBi", "Attention", "Branch", "BuiltInPolicy", "Causal", "Chunked", "Codec", "CodecPair", "ContinuousEviction",
+    "Draft", "EagerProgram", "EvictionBudget", "EvictionPolicy", "EvictionSettings", "Filter", "Finished", "History",
+    "LayerCombiner", "LayerEvictionPolicy", "LayerTokens", "NO_DRAFT", "Proposer", "Ranking", "RequestView",
     "SchedulerDecision", "SchedulerState", "SchedulingPolicy", "Search", "Sequence", "SlidingWindow",
-    "SpeculationTarget", "StreamCombiner", "TokenConstraint", "TokenSampler", "Turn", "Verification", "affine_codes",
-    "affine_numbers", "hadamard_rotate", "nearest_levels", "pack_bits", "project", "sample_categorical",
-    "select_recent_and_heaviest", "smooth_mass", "sorted_with_aging", "training_texts", "unpack_bits", "with_aging",
+    "SpeculationTarget", "StepPlan", "StepProgram", "StreamCombiner", "TokenBatch", "TokenConstraint", "TokenSampler",
+    "Turn", "Verification", "affine_codes", "affine_numbers", "hadamard_rotate", "nearest_levels", "pack_bits",
+    "project", "sample_categorical", "select_recent_and_heaviest", "smooth_mass", "sorted_with_aging", "training_texts",
+    "unpack_bits", "with_aging",
 ]  # fmt: skip
 
 

@@ -45,6 +45,7 @@ CHANGES: dict[str, tuple[Any, ...]] = {
     "model.custom": ("tabnanny", "custom", "True"),
     "backend": ("inductor", "backends ends", "InductorProgram"),
     "compile": ("step", "backends", "compile: step has no effect, since eager decodes"),
+    "program": (f"{HERE}:Whole", "backends", "CustomProgram"),
     "batch_invariant": (True, "backends", "batch_invariant: asked for", {"backend": "mlir"}),
     "attention.num_kv_heads": ("multi_query", "spec weights store", "'num_kv_heads': 1"),
     "attention.num_heads": (8, "spec weights", "'num_heads': 8"),

@@ -57,7 +57,7 @@ def test_a_prompt_that_is_read_a_token_at_a_time_has_no_row() -> None:
 
 
 @pytest.mark.parametrize("format", ["int8", "int4", "fp8"])
-def test_packed_pages_settle_before_the_replay_and_never_in_the_graph(format: str) -> None:
+def test_packed_pages_are_quantized_before_the_replay_and_never_in_the_graph(format: str) -> None:
     kinds = layer(2, 1, 8), layer(2, 1, 8, sliding_window=9, num_sink_tokens=2)
     spec = spec_of(*kinds).model_copy(update={"max_position_embeddings": 64})
     cache = parse_cache_format({"format": format, "quant_group": 8, "residual_length": 5, "num_sink_tokens": 2})

@@ -15,6 +15,7 @@ from tests.helpers.recorded import Around
 from workbench.engine.config import EngineConfig
 from workbench.engine.loaded_model import LoadedModel
 from workbench.engine.runner import Runner, generate
+from workbench.executors.programs.eager import EagerProgram
 from workbench.kv_cache.store import KVStore
 from workbench.model.attention_spec import AttentionSpec, QKNormSpec, RotaryConfig
 from workbench.model.hf.weights import random_weights
@@ -56,6 +57,10 @@ def spec_of(*layers: LayerSpec, tied: bool = True, eos_token_ids: tuple[int, ...
         tie_word_embeddings=tied,
         eos_token_ids=eos_token_ids,
     )
+
+
+class Whole(EagerProgram):
+    """A user's program that computes all steps."""
 
 
 class Kept:

@@ -162,7 +162,6 @@ def test_bytes_equal_the_formula(layers: list, pages: int, size: int, dtype: tor
             code = {"dense": float(dtype.itemsize), "int8": 1.0, "int4": 0.5, "fp8": 1.0}[kind]
             by_hand += groups * 16 * (code + shared)
     assert store.bytes_per_token == by_hand
-    assert sum(layer.bytes for layer in store.layers) == store.bytes
 
 
 @pytest.mark.parametrize(

@@ -162,5 +162,8 @@ class KeepsAside(Attention):
         return super().attend(q, batch, cache, backend) + 0.01 * torch.cat(rows)
 
 
-class NoVerbs(nn.Module):
-    pass
+class NotExtended(nn.Module):
+    qkv_proj = attend = o_proj = nn.Module.forward
+
+    def __init__(self, *slots):
+        super().__init__()

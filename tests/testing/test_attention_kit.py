@@ -55,7 +55,7 @@ def test_the_compiled_backend_is_held_to_the_reference_too():
         (parts.ByPlace, "pages of any size in any order", "in random order it gives other rows"),
         (parts.Counts, "chunked = whole", "gives other rows than at once"),
         (parts.KeepsAside, "a warm prefix = a cold one", "on a prefix found in the cache it gives other rows"),
-        (parts.NoVerbs, "goes into a model", "has no qkv_proj; extend workbench.model.layers.Attention"),
+        (parts.NotExtended, "goes into a model", "is no attention; extend workbench.model.layers.Attention"),
         (lambda query: query, "is a mask, a score function", "takes neither"),
         (42, "is a mask, a score function", "takes neither"),
     ],

@@ -32,7 +32,7 @@ def test_our_formats_keep_every_law(format: dict) -> None:
     assert report.passed and len(report.laws) == 8, str(report)
 
 
-def test_settling_by_the_batch_and_not_by_the_position_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quantizing_by_the_batch_and_not_by_the_position_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every query of a chunk reads what the chunk's last one may: prefill in one step is another model then."""
 
     def is_quantized(self: QuantizationRule, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
@@ -43,7 +43,7 @@ def test_settling_by_the_batch_and_not_by_the_position_is_reported(monkeypatch: 
     assert not check_kv_format(SMALL, examples=8, backends=()).passed
 
 
-def test_a_group_that_is_not_settled_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_that_is_not_quantized_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quantized, "quantize_pages", lambda *_: None)
     only("batched = alone", monkeypatch)
     assert not check_kv_format(SMALL, examples=8, backends=()).passed

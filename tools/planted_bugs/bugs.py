@@ -226,7 +226,7 @@ BUGS = (
     PlantedBug(
         "inspect: weights of a rotated cache are of queries that are not rotated",
         "workbench/inspect/attention.py",
-        "        if isinstance(self.layer, QuantizedLayer) and self.layer.shape.format.rotate:\n"
+        "        if self.source.rotates:\n"
         "            q = hadamard_rotate(q)\n",
         "",
     ),

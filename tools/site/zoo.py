@@ -16,6 +16,7 @@ HEADINGS = {
     "eviction": "Eviction",
     "sampling": "Sampling",
     "draft": "Drafts for speculation",
+    "program": "Programs",
     "schedule": "Scheduling",
 }
 EMPTY = "There is no entry in `experiments/zoo/` yet."

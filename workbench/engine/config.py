@@ -22,6 +22,7 @@ from workbench.kv_cache.format import CacheFormat
 from workbench.kv_cache.settings import NoOffload, NoPrefixCache, OffloadSetting, PreemptionMode, PrefixCacheSetting
 from workbench.model.attention_config import AttentionConfig
 from workbench.model.quantized import Activations, WeightDtype, WeightFormat
+from workbench.request import CustomPartSetting
 from workbench.scheduler.limits import SchedulerLimits
 from workbench.scheduler.policies import BatchingMode, Interleaved, PolicySetting
 from workbench.settings import Count, Seed, Settings
@@ -129,6 +130,7 @@ class EngineConfig(Settings):
     model: ModelConfig = ModelConfig()
     backend: str = "auto"  # eager, inductor, triton, mlir, or auto: the fastest that carries out the other settings
     compile: CompileUnit = "block"  # what the inductor backend compiles at once in decode
+    program: CustomPartSetting | None = None  # user-defined: computes the steps that it accepts, before the backend's
     batch_invariant: bool = False  # a request has the same bits in any batch composition, chunking, prefix
     attention: AttentionConfig = AttentionConfig()  # changes of the model's attention
     cache: CacheConfig = CacheConfig()
@@ -205,6 +207,8 @@ EXCLUSIVE = {
     ("parallel.tensor", "cache.offload"): "pages lie in several processes",
     ("parallel.tensor", "cache.codecs"): "a codec may look at all heads, and a rank has some",
     ("parallel.tensor", "compile"): "ranks compile block by block",
+    ("batch_invariant", "program"): "it may sum a row in another order beside others",
+    ("parallel.tensor", "program"): "ranks sum over each other between the halves of a layer",
 }
 DEFAULTS = EngineConfig.model_construct()
 

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import chain
-from typing import cast
 
 import torch
 
@@ -75,10 +74,10 @@ class EngineCore:
     def _build_executor(self, config: EngineConfig, loaded: LoadedModel) -> StepRunner:
         store = self.kv_cache.store
         if isinstance(store, TensorParallelStore) and loaded.processes is not None:
-            shared = cast(TensorParallelTransformer, self.model)
-            return build_rank_runner(shared, store, loaded.processes.threads, self.backends, config.batch_invariant)
+            assert isinstance(self.model, TensorParallelTransformer)
+            return build_rank_runner(self.model, store, loaded.processes.threads, self.backends, config.batch_invariant)
         threads = StepThreads(lambda *change: self._thread_changes.append(change))
-        how = config.compile, config.batch_invariant, self.fall_back, threads, self.kv_cache.evictor
+        how = config.compile, config.batch_invariant, self.fall_back, threads, self.kv_cache.evictor, config.program
         return build_step_runner(self.model, store, self.backends, *how)
 
     @torch.inference_mode()

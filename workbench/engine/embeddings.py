@@ -21,7 +21,8 @@ from workbench.engine.runner_thread import between_steps
 from workbench.errors import WorkbenchError
 from workbench.kv_cache.pages import build_cache_groups, pages_for
 from workbench.kv_cache.store import KVStore
-from workbench.model.layers import Angles, TransformerBlock
+from workbench.model.layers import TransformerBlock
+from workbench.model.mixer import Angles
 from workbench.model.transformer import RunBlock, Transformer, run_block
 
 TOKENS_PER_CHUNK = 256

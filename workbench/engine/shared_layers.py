@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch import nn
 
 from workbench.engine.loaded_model import LoadedModel
 from workbench.errors import WorkbenchError
 from workbench.model.attention_spec import AttentionSpec
 from workbench.model.rotary import build_rotary_table, rotaries_of_model
-from workbench.model.transformer import Transformer
+from workbench.model.transformer import ModulesOf, Transformer
 
 SHARED = ("norm", "embedding_norm", "positions", "embedding", "head")  # what stands before and after the layers
 
@@ -42,8 +41,8 @@ def share_layers(loaded: LoadedModel, layers: Sequence[int] | None) -> LoadedMod
     shortened = spec.model_copy(update={"layers": tuple(spec.layers[layer] for layer in chosen)})
     with torch.device("meta"):
         made = Transformer(shortened, model.backend, model.format)
-    made.blocks = nn.ModuleList(model.blocks[layer] for layer in chosen)
+    made.blocks = ModulesOf(model.blocks[layer] for layer in chosen)
     for name in SHARED:
         setattr(made, name, getattr(model, name))
-    made.rotary = nn.ModuleList(map(build_rotary_table, rotaries_of_model(shortened))).to(model.device)
+    made.rotary = ModulesOf(map(build_rotary_table, rotaries_of_model(shortened))).to(model.device)
     return replace(loaded, transformer=made.requires_grad_(False).eval())

@@ -11,6 +11,7 @@ from workbench.executors.capabilities import Requirements, unsupported
 from workbench.executors.contention import StepThreads
 from workbench.executors.evicting import EvictionObserver, Evictor
 from workbench.executors.programs.cuda_graph import CudaGraphProgram
+from workbench.executors.programs.custom import CustomProgram
 from workbench.executors.programs.decode_step import DecodeProgram, RotaryCaches
 from workbench.executors.programs.eager import EagerProgram
 from workbench.executors.programs.inductor import InductorProgram
@@ -21,6 +22,7 @@ from workbench.executors.select import Backends
 from workbench.executors.step_runner import OBSERVED, StepRunner
 from workbench.kv_cache.store import KVStore
 from workbench.model.transformer import Transformer
+from workbench.request import CustomPart
 
 CompileUnit = Literal["block", "step"]
 # The most tokens of a step that go through the compiled step as rows. A call takes TOKEN_PARALLEL_BUCKETS[-1] of them
@@ -41,6 +43,7 @@ def build_step_runner(
     on_fallback: Callable[[str], None] = lambda why: None,
     threads: StepThreads | None = None,
     evictor: Evictor | None = None,
+    custom: CustomPart | None = None,
 ) -> StepRunner:
     """Build the programs of `model`, whose modules are on `backends.blocks`, as `backends` were selected.
 
@@ -49,6 +52,7 @@ def build_step_runner(
         threads: runs compiled steps.
         evictor: sees the queries of the steps whose attention counts for it. Those steps are computed by the model's
             modules, which are compiled separately, and fall back separately unless the backends were checked.
+        custom: a program of the user's own, which is asked before the others.
 
     Raises:
         WorkbenchError: where `backends` have a compiled step, and the model or its cache cannot; where the backends
@@ -56,6 +60,8 @@ def build_step_runner(
     """
     threads = threads or StepThreads()
     programs = _programs(model, store, backends, compile_unit, batch_invariant, threads)
+    if custom is not None:
+        programs = CustomProgram(model, store, custom), *programs
     unchecked = () if backends.checked else ("blocks", OBSERVED)
     runner = StepRunner(*programs, threads=threads, unchecked=unchecked, on_fallback=on_fallback)
     if evictor is not None:

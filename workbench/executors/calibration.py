@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import torch
 from einops import rearrange
@@ -19,8 +18,10 @@ from workbench.errors import WorkbenchError
 from workbench.executors.reference import eager_copy
 from workbench.kv_cache.codec import LoadedCodec, stored_layout
 from workbench.kv_cache.format import CodecCalibration, KVCacheSpec
-from workbench.kv_cache.store import CacheLayer, DenseLayer, HybridLayer
-from workbench.model.layers import Angles, TransformerBlock
+from workbench.kv_cache.layer import CacheLayer, HybridLayer
+from workbench.kv_cache.store import DenseLayer
+from workbench.model.layers import TransformerBlock
+from workbench.model.mixer import Angles
 from workbench.model.transformer import Transformer
 from workbench.progress import report_if_slow, to_stderr
 from workbench.prompt.tokenization.tokenizer import Tokenizer
@@ -101,12 +102,14 @@ def keys_and_values(model: Transformer, windows: Sequence[Sequence[int]]) -> lis
         batch, store = model.whole_text(ids, dtype)
         model.hidden_states(batch, store, run)
         for layer, mine in zip(store.layers, found, strict=True):
-            cache = layer.attention if isinstance(layer, HybridLayer) else layer
-            pages = (cache.keys, cache.values) if isinstance(cache, DenseLayer) else ()
-            rows = (rearrange(each[1:], "page kv_head offset dim -> (page offset) kv_head dim") for each in pages)
-            mine.append(cast("tuple[Tensor, Tensor]", tuple(each[: len(ids)].float() for each in rows)))
+            cache = layer.source if isinstance(layer, HybridLayer) else layer
+            if isinstance(cache, DenseLayer):
+                pages = (each[1:] for each in (cache.keys, cache.values))
+                rows = (rearrange(each, "page kv_head offset dim -> (page offset) kv_head dim") for each in pages)
+                k, v = (each[: len(ids)].float() for each in rows)
+                mine.append((k, v))
     nothing = torch.empty(0)
     return [
-        (torch.cat([k for k, _ in mine]), torch.cat([v for _, v in mine])) if mine[0] else (nothing, nothing)
+        (torch.cat([k for k, _ in mine]), torch.cat([v for _, v in mine])) if mine else (nothing, nothing)
         for mine in found
     ]

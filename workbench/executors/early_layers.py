@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from workbench.batch import TokenBatch
-from workbench.kv_cache.store import CacheLayer
-from workbench.model.layers import Angles, TransformerBlock
+from workbench.kv_cache.layer import CacheLayer
+from workbench.model.layers import TransformerBlock
+from workbench.model.mixer import Angles
 from workbench.model.transformer import RunBlock, run_block
 
 

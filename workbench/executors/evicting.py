@@ -11,7 +11,7 @@ import copy
 import functools
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import NamedTuple, cast
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -24,10 +24,11 @@ from workbench.errors import WorkbenchError, describe_error
 from workbench.kv_cache.budget import EvictionBudget
 from workbench.kv_cache.codec import SIDES, LoadedCodec
 from workbench.kv_cache.codec_layers import CodecLayer
-from workbench.kv_cache.evicted_slots import SlotChange, move_slots, read_slots, slot_tensors
+from workbench.kv_cache.evicted_slots import EvictableLayer, SlotChange, move_slots, read_slots
 from workbench.kv_cache.eviction import AnyPolicy, LayerTokens, select_slots
+from workbench.kv_cache.layer import CacheLayer, LayerView, SharedLayer
 from workbench.kv_cache.pages import Eviction
-from workbench.kv_cache.store import DenseLayer, KVStore, SharedLayer
+from workbench.kv_cache.store import DenseLayer, KVStore
 from workbench.model.attention_spec import AttentionSpec
 from workbench.model.spec import ModelSpec
 from workbench.request import Sequence
@@ -39,7 +40,7 @@ Observable = DenseLayer | CodecLayer | SharedLayer  # layers whose pages are rea
 class AttentionCall(NamedTuple):
     """The arguments of one layer's attention in a step."""
 
-    layer: Observable
+    layer: CacheLayer
     q: Tensor
     batch: TokenBatch
     parameters: AttentionParameters
@@ -50,7 +51,7 @@ class AttentionCall(NamedTuple):
         The queries are the last ones of sequence number `seq`, up to slot `end`. Each leaves `decay` of what those
         before it gave.
         """
-        context = self.layer.paged(self.batch).gather(seq, end, rows, self.q.dtype)
+        context = self.layer.read(self.q, self.batch, self.parameters).gather(seq, end, rows, self.q.dtype)
         weights = attention_weights(self.q[rows], context, self.parameters).double()
         if decay != 1:
             after = torch.arange(rows.stop - rows.start - 1, -1, -1, device=weights.device, dtype=weights.dtype)
@@ -58,41 +59,37 @@ class AttentionCall(NamedTuple):
         return weights.sum((1, 2))
 
 
-class ObservedLayer:
+class ObservedLayer(LayerView):
     """A layer's cache that records the arguments of its attention.
 
     `visible` are the slots that each head may see of each sequence of the step, [kv_head, slot]; None for all. Slots
     after these are seen by every head.
     """
 
-    traceable = False  # in a graph the queries could not be seen
-
-    def __init__(self, layer: Observable):
-        self.layer, self.group = layer, layer.group
-        self.write, self.page_tensors = layer.write, layer.page_tensors
+    def __init__(self, source: CacheLayer):
+        super().__init__(source)
         self._call: AttentionCall | None = None
         self.visible: list[Tensor | None] = []
 
     def attend(self, q: Tensor, batch: TokenBatch, parameters: AttentionParameters, backend: Backend) -> Tensor:
-        self._call = AttentionCall(self.layer, q, batch, parameters)
+        self._call = AttentionCall(self.source, q, batch, parameters)
         if any(each is not None for each in self.visible):
             return self._attend_to_visible(q, batch, parameters)
         alone = (
             batch.decode_only and backend is not Backend.INDUCTOR
         )  # outside a graph that backend compiles decodes itself
-        return self.layer.attend(q, replace(batch, decode_only=alone), parameters, backend)
+        return super().attend(q, replace(batch, decode_only=alone), parameters, backend)
 
     def _attend_to_visible(self, q: Tensor, batch: TokenBatch, parameters: AttentionParameters) -> Tensor:
         """Attend sequence by sequence, each head to the slots that it keeps; the reference, as backend eager is."""
-        out, pages = torch.zeros_like(q), self.layer.paged(batch)
+        out, pages = torch.zeros_like(q), self.read(q, batch, parameters)
         for (seq, rows, context), visible in zip(batch.spans.listed(), self.visible, strict=False):
             read = pages.gather(seq, context, rows)
             if visible is not None:
                 shown = torch.nn.functional.pad(visible, (0, context - visible.shape[1]), value=True)
                 read = read._replace(chosen=shown[:, None, None])  # kv_head 1 1 read
             out[rows] = attend(q[rows], read, parameters)
-        source = self.layer.source if isinstance(self.layer, SharedLayer) else self.layer
-        return out[..., : source.num_value_columns] if isinstance(source, DenseLayer) else out
+        return out[..., : self.num_value_columns]
 
     def pop_call(self) -> AttentionCall:
         read, self._call = self._call, None
@@ -114,7 +111,8 @@ class Evictor:
         self._decay = float(getattr(policy, "decay", 1.0))
         sources = [index if shape.shared_with is None else shape.shared_with for index, shape in enumerate(store.specs)]
         own = sorted(set(sources))
-        self._layers = tuple(cast(DenseLayer | CodecLayer, store.layers[index]) for index in own)  # see check_eviction
+        layers = (store.layers[index] for index in own)
+        self._layers = tuple(layer for layer in layers if isinstance(layer, EvictableLayer))  # all: check_eviction
         self._read = tuple(own.index(index) for index in sources)  # by each layer, among those
         self._masses: WeakKeyDictionary[Sequence, tuple[int, list[Tensor]]] = WeakKeyDictionary()  # of so many queries
         self._visible: WeakKeyDictionary[Sequence, list[Tensor]] = WeakKeyDictionary()
@@ -146,7 +144,7 @@ class Evictor:
             # Kept tokens first, in text order; a head with fewer has others behind them, which it does not see.
             slots = (~keep).sort(dim=1, stable=True).indices[:, :kept]
             change.apply(layer, pages[layer.group], size)
-            move_slots(slot_tensors(layer), pages[layer.group], slots, size)
+            move_slots(layer.slot_tensors(), pages[layer.group], slots, size)
             moved.append(mass.gather(1, slots))
             visible.append(keep.gather(1, slots))
         self._masses[sequence] = self._counted(sequence), moved
@@ -210,7 +208,7 @@ class Evictor:
         """Return the mass of the first `held` slots of each layer with its own, in float64."""
         _, masses = self._masses.get(sequence, (0, []))
         if not masses:
-            keys = (slot_tensors(layer)[0] for layer in self._layers)
+            keys = (layer.slot_tensors()[0] for layer in self._layers)
             masses = [torch.zeros(each.shape[1], 0, dtype=torch.float64, device=each.device) for each in keys]
         return [torch.nn.functional.pad(mass, (0, held - mass.shape[1])) for mass in masses]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import copy
 import random
 from dataclasses import dataclass
-from typing import cast
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,17 +17,18 @@ from compiled_kernels import Backend
 from workbench.batch import TokenBatch
 from workbench.executors.packing import pack_batch
 from workbench.kv_cache.format import KVCacheSpec
+from workbench.kv_cache.layer import CacheLayer
 from workbench.kv_cache.pages import build_cache_groups, pages_for
-from workbench.kv_cache.states import StateLayer
-from workbench.kv_cache.store import CacheLayer, HybridLayer, KVStore
-from workbench.model.altup import Streams
-from workbench.model.layers import Angles, TransformerBlock
+from workbench.kv_cache.store import KVStore
+from workbench.model.layers import TransformerBlock
 from workbench.model.linear import Linear
+from workbench.model.mixer import Angles
 from workbench.model.quantized import Activations
 from workbench.model.transformer import Transformer
 from workbench.request import Request, Sequence, StatePages, random_token_ids
 from workbench.scheduler.plan import Span, StepPlan
 
+Module = TypeVar("Module", bound=nn.Module)
 CLEARLY_FASTER_RATIO = 0.8  # a backend is clearly faster below this fraction of another's time
 ERROR_FACTOR = 2  # times the error of the modules themselves: another order of summation, another place to round
 FLIPPED = 0.25  # of what activations in INT8 change: a number between two INT8 values may become either
@@ -73,17 +74,15 @@ def single_decode_step(
         before = pack_batch(StepPlan(0, (Span(sequence, 0, length - 1, False),)), layout.page_size, model.device)
         dice = torch.Generator().manual_seed(seed)
         for shape, layer in zip(layout.specs, store.layers, strict=True):
-            states = layer.states if isinstance(layer, HybridLayer) else layer
-            if isinstance(states, StateLayer):
-                for part in states.parts:
+            if shape.state is not None:
+                for part in layer.page_tensors(shape.state_group):
                     part[1:] = torch.randn(part[1:].shape, generator=dice)
-            if isinstance(layer, StateLayer):
+            if not shape.num_kv_heads:
                 continue
-            pages = layer.attention if isinstance(layer, HybridLayer) else layer
             drawn = torch.randn(2, length - 1, shape.num_kv_heads, shape.head_dim, generator=dice).to(
                 model.device, model.dtype
             )
-            pages.write(drawn[0], drawn[1], before)
+            layer.write(drawn[0], drawn[1], before)
     sequence.num_computed_tokens = length - 1
     return store, StepPlan(0, (Span.next_tokens(sequence, 1),))
 
@@ -116,7 +115,7 @@ def _eager(
         for mine, theirs in zip(own.page_tensors(table), store.page_tensors(table), strict=True):
             mine.copy_(theirs)
 
-    def here(module: nn.Module) -> nn.Module:
+    def here(module: Module) -> Module:
         return eager_copy(module, None if dtype == model.dtype else dtype, activations)
 
     def run(
@@ -125,13 +124,13 @@ def _eager(
         return here(block)(x.to(dtype), cos, sin, batch, cache)
 
     x = model.hidden_states(batch, own, run)[batch.logits_indices]
-    x = here(model.norm)(x if model.streams is None else cast(Streams, here(model.streams)).hidden(x))
+    x = here(model.norm)(x if model.streams is None else here(model.streams).hidden(x))
     if model.head is not None:
         return model.cap_logits(here(model.head)(x))
     return model.cap_logits(compiled_kernels.linear(x, model.head_tensors[0].to(dtype)))
 
 
-def eager_copy(module: nn.Module, dtype: torch.dtype | None, activations: Activations | None = None) -> nn.Module:
+def eager_copy(module: Module, dtype: torch.dtype | None, activations: Activations | None = None) -> Module:
     """Return a copy of a module on the backend eager, cast to `dtype` if it is given: scales are more precise than a
     model's dtype, and stay so where it is not."""
     made = copy.deepcopy(module)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,8 +16,9 @@ from compiled_kernels.attention import AttentionParameters
 from workbench.batch import TokenBatch
 from workbench.errors import WorkbenchError
 from workbench.inspect.whole_text import TextAttention
-from workbench.kv_cache.store import AttentionCache, CacheLayer
-from workbench.model.layers import Angles, TransformerBlock
+from workbench.kv_cache.layer import CacheLayer, LayerView
+from workbench.model.layers import TransformerBlock
+from workbench.model.mixer import Angles
 from workbench.model.transformer import RunBlock, Transformer
 from workbench.request import SamplingParameters
 from workbench.sampling.filter_trace import trace_filters
@@ -60,8 +61,8 @@ class Ablation:
             if not heads:
                 out = block(x, cos, sin, batch, cache)
             else:
-                without = CacheWithoutHeads(cast(AttentionCache, cache), heads)
-                out = block(x, cos, sin, batch, cast(CacheLayer, without))
+                without = CacheWithoutHeads(cache, heads)
+                out = block(x, cos, sin, batch, without)
                 if not without.attended:
                     raise WorkbenchError(f"layer {layer}: a custom attention module whose heads cannot be switched off")
             return x if layer in self.layers else out
@@ -69,20 +70,17 @@ class Ablation:
         return run
 
 
-class CacheWithoutHeads:
+class CacheWithoutHeads(LayerView):
     """A layer's cache from which some query heads read zeros."""
 
-    def __init__(self, layer: AttentionCache, heads: Iterable[int]):
-        self.layer, self.heads, self.attended = layer, list(heads), False
-
-    def write(self, k: Tensor, v: Tensor, batch: TokenBatch, backend: Any) -> None:
-        """Write what all heads share."""
-        self.layer.write(k, v, batch, backend)
+    def __init__(self, source: CacheLayer, heads: Iterable[int]):
+        super().__init__(source)
+        self.heads, self.attended = list(heads), False
 
     def attend(self, q: Tensor, batch: TokenBatch, parameters: AttentionParameters, backend: Any) -> Tensor:
         """Return attention [token, head, head_dim], zero for the heads that are off."""
         self.attended = True
-        mixed = self.layer.attend(q, batch, parameters, backend)
+        mixed = super().attend(q, batch, parameters, backend)
         mixed[:, self.heads] = 0
         return mixed
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import abc
 from dataclasses import dataclass, field
 from html import escape
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,10 +20,11 @@ from compiled_kernels.quantized_attention import hadamard_rotate
 from workbench.batch import TokenBatch
 from workbench.display import STYLE, Displayable, Table
 from workbench.errors import WorkbenchError
+from workbench.kv_cache.layer import CacheLayer, LayerView
 from workbench.kv_cache.pages import NULL_PAGE
-from workbench.kv_cache.quantized import QuantizedLayer
-from workbench.kv_cache.store import AttentionCache, CacheLayer, DenseLayer, KVStore
+from workbench.kv_cache.store import KVStore
 from workbench.model.layers import TransformerBlock
+from workbench.model.mixer import AttentionMixer
 from workbench.model.transformer import Transformer
 from workbench.pixels import colorize, data_uri, max_pool, upscale
 from workbench.request import Sequence
@@ -164,9 +165,9 @@ def inspect(
         if number in wanted:
             states[number] = x.clone()
         q, _, _ = block.before_attention(x, cos, sin)
-        pages = cast(AttentionCache, cache)
-        look = _RecordingLayer(pages) if number in weighed else pages
-        mixed = block.attention.attend(q, batch, cast(AttentionCache, look))
+        look = _RecordingLayer(cache) if number in weighed else cache
+        assert isinstance(block.attention, AttentionMixer)  # `refuse_recurrent_layers`
+        mixed = block.attention.attend(q, batch, look)
         if isinstance(look, _RecordingLayer):
             looked[number] = look
         return block.after_attention(x, mixed)
@@ -180,32 +181,31 @@ def inspect(
     return Inspection(sequence.request_id, places, known, found, dict(sorted(states.items())), chosen)
 
 
-class _RecordingLayer:
+class _RecordingLayer(LayerView):
     """A layer's cache that records the arguments of its attention."""
 
-    def __init__(self, layer: AttentionCache):
-        self.layer = layer
-        self.read: tuple | None = None
+    def __init__(self, source: CacheLayer):
+        super().__init__(source)
+        self.call: tuple[Tensor, TokenBatch, AttentionParameters] | None = None
 
     def attend(self, q: Tensor, batch: TokenBatch, parameters: AttentionParameters, backend: Any) -> Tensor:
-        self.read = q, batch, parameters
-        return self.layer.attend(q, batch, parameters, backend)
+        self.call = q, batch, parameters
+        return super().attend(q, batch, parameters, backend)
 
     def weights(self) -> Tensor:
         """Return [head, row, context]: attention of the specification. A key stored both quantized and in full
         precision is read as one of them."""
-        if self.read is None:
+        if self.call is None:
             raise WorkbenchError(
                 "a custom attention module does not read its cache by `attend`: it has no weights to show"
             )
-        q, batch, parameters = self.read
+        q, batch, parameters = self.call
         q = q.to(torch.promote_types(q.dtype, torch.float32))
-        if isinstance(self.layer, QuantizedLayer) and self.layer.shape.format.rotate:
+        if self.source.rotates:
             q = hadamard_rotate(q)
         lengths = batch.context_lengths.tolist()
         out = torch.zeros(q.shape[1], len(q), max(lengths), device=q.device, dtype=q.dtype)
-        layer = self.layer
-        pages = layer.read_by(q, batch, parameters) if isinstance(layer, DenseLayer) else layer.paged(batch)
+        pages = self.read(q, batch, parameters)
         for row, length in enumerate(lengths):
             context = pages.gather(row, length, slice(row, row + 1), q.dtype)
             found = attention_weights(q[row : row + 1], context, parameters)

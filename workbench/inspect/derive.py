@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import ModuleType
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +12,6 @@ from workbench.inspect import derive_attention, derive_feedforward, derive_mla
 from workbench.inspect.derivation import Derivation, DerivationTerm
 from workbench.inspect.forward_pass import BY_HEAD, ForwardPass, Stage
 from workbench.inspect.number_place import NumberPlace, matrix_row, product_terms
-from workbench.model.layers import ParallelBlock
 from workbench.model.linear import ResidualScale
 from workbench.model.mla import MLA
 
@@ -51,7 +49,7 @@ def of_attention_norm(at: NumberPlace) -> Derivation:
 
 
 def of_feedforward_norm(at: NumberPlace) -> Derivation:
-    parallel = isinstance(at.block, ParallelBlock)
+    parallel = at.block.parallel != "no"
     return _normed(at, at.block.feedforward_norm, at.residual() if parallel else at.stage("after_attention"))
 
 
@@ -73,7 +71,7 @@ def of_after_attention(at: NumberPlace) -> Derivation:
 
 def of_output(at: NumberPlace) -> Derivation:
     made = "feed-forward", _added(at, "feedforward")
-    if isinstance(at.block, ParallelBlock):
+    if at.block.parallel != "no":
         return _sum(at, ("input", at.residual()), ("attention", _added(at, "attention")), made)
     return _sum(at, ("stream", at.stage("after_attention")), made)
 
@@ -81,7 +79,7 @@ def of_output(at: NumberPlace) -> Derivation:
 def of_logits(at: NumberPlace) -> Derivation:
     model, x = at.found.model, at.found.values("norm")[at.row]
     if model.head is None:
-        row, bias = cast(nn.Embedding, model.embedding).weight[at.column], None
+        row, bias = model.head_tensors[0][at.column], None
     else:
         row, bias = matrix_row(model.head, at.column), model.head.bias
     scale = model.spec.logit_scale

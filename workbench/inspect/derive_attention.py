@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -11,51 +10,53 @@ from torch import Tensor, nn
 from compiled_kernels.masks import is_normalized
 from workbench.inspect.derivation import Derivation, DerivationTerm
 from workbench.inspect.number_place import NumberPlace, norm_factors, norm_products, product_terms
-from workbench.model.attention_spec import AttentionSpec
-from workbench.model.layers import HEAD_COLUMNS, Attention, GatedAttention, HeadRMSNorm
-from workbench.model.linear import Linear
+from workbench.model.layers import HEAD_COLUMNS, Attention, HeadRMSNorm
+from workbench.model.mixer import AttentionMixer
 from workbench.model.mla import MLA
 from workbench.model.rotary import rotary_of_layer
 
 Products = list[tuple[str, tuple[float, ...]]]  # a name and factors
 
 
+def attention_of(at: NumberPlace) -> Attention:
+    return at.part("attention", Attention)
+
+
+def _mixer(at: NumberPlace) -> AttentionMixer:
+    return at.part("attention", AttentionMixer)
+
+
 def of_projected(at: NumberPlace) -> Derivation:
-    return at.product(cast(Linear, at.block.attention.qkv), at.attention_input(), "normed")
+    return at.product(attention_of(at).qkv, at.attention_input(), "normed")
 
 
 def of_queries(at: NumberPlace) -> Derivation:
-    return _head(at, 0, at.block.attention.query_norm) if at.has("projected") else _custom(at)
+    return _head(at, 0, attention_of(at).query_norm) if at.has("projected") else _custom(at)
 
 
 def of_keys(at: NumberPlace) -> Derivation:
-    return (
-        _head(at, _first_key_head(at), cast(Attention, at.block.attention).key_norm)
-        if at.has("projected")
-        else _custom(at)
-    )
+    return _head(at, _first_key_head(at), attention_of(at).key_norm) if at.has("projected") else _custom(at)
 
 
 def of_values(at: NumberPlace) -> Derivation:
     if not at.has("projected"):
         return _custom(at)
-    attention = cast(Attention, at.block.attention)
-    spec = cast(AttentionSpec, attention.spec)
+    attention, spec = attention_of(at), attention_of(at).spec
     head, dim = divmod(at.column, spec.head_dim)
     head += _first_key_head(at) + spec.num_kv_heads
     row, place = at.row_of("projected").unflatten(-1, (-1, spec.head_dim))[head], head * spec.head_dim + dim
     formula = f"column {place} of the projection"
     if attention.value_norm is not None:
         ((_, factors),) = _clipped([(f"dim {dim}", each) for each in norm_products(attention.value_norm, row, dim)],
-                                   _clip(attention))  # fmt: skip
+                                   spec.qkv_clip)  # fmt: skip
         return at.explain(f"{formula}, over the size of its head", norm_factors(attention.value_norm),
                           (DerivationTerm(f"dim {dim}", factors),))  # fmt: skip
-    ((name, factors),) = _clipped([("value", (float(row[dim]),))], _clip(attention))
+    ((name, factors),) = _clipped([("value", (float(row[dim]),))], spec.qkv_clip)
     return at.explain(formula, ("value",), (DerivationTerm(name, factors),))
 
 
 def of_gates(at: NumberPlace) -> Derivation:
-    attention = at.block.attention
+    attention = attention_of(at)
     place = attention.spec.num_heads * attention.spec.head_dim + at.column
     return at.copied(f"column {place} of the projection", "value", float(at.row_of("projected")[place]))
 
@@ -63,11 +64,11 @@ def of_gates(at: NumberPlace) -> Derivation:
 def of_scores(at: NumberPlace) -> Derivation:
     if math.isnan(at.value):
         return at.explain("a key that this query does not see", note="after it, or outside its window")
-    query = at.row_of("queries").unflatten(-1, (at.block.attention.spec.num_heads, -1))[at.head]
+    query = at.row_of("queries").unflatten(-1, (_mixer(at).spec.num_heads, -1))[at.head]
     key = _of_kv_head(at, "keys")[at.column]
     return at.explain(
         f"query of token {at.row} times key of token {at.column}, times the scale", ("query", "key", "scale"),
-        product_terms("dim", query, key, torch.full_like(key, float(at.block.attention.scale))),
+        product_terms("dim", query, key, torch.full_like(key, float(_mixer(at).scale))),
     )  # fmt: skip
 
 
@@ -76,7 +77,7 @@ def of_weights(at: NumberPlace) -> Derivation:
     seen = ~scores.isnan()
     if not seen[at.column]:
         return at.explain("a key that this query does not see", note="its weight is zero")
-    attention = at.block.attention
+    attention = _mixer(at)
     scores = scores[seen]
     if attention.spec.softcap:
         scores = attention.spec.softcap * torch.tanh(scores / attention.spec.softcap)
@@ -84,15 +85,14 @@ def of_weights(at: NumberPlace) -> Derivation:
         head = torch.tensor(at.head).view(1, 1, 1, 1)
         keys = torch.arange(len(seen))[seen].view(1, 1, 1, -1)
         scores = attention.score(scores.view(1, 1, 1, -1), head, torch.tensor(at.row).view(1, 1, 1, 1), keys).flatten()
-    sink_logits = getattr(attention, "sink_logits", None)  # latent attention has none
-    sinks = [] if sink_logits is None else [float(sink_logits[at.head])]
+    sinks = [] if attention.sink_logits is None else [float(attention.sink_logits[at.head])]
     return _of_softmax(at, scores, int(seen[: at.column].sum()), sinks)
 
 
 def of_heads(at: NumberPlace) -> Derivation:
     if not at.has("weights"):
         return _custom(at)
-    spec = at.block.attention.spec
+    spec = _mixer(at).spec
     head, dim = divmod(at.column, at.stage("heads").shape[-1] // spec.num_heads)
     weights, column = at.stage("weights")[head, at.row], _of_kv_head(at, "values", head)[:, dim]
     formula, names = f"head {head}: the values of all tokens in this column, by their weights", ("weight", "value")
@@ -104,10 +104,9 @@ def of_heads(at: NumberPlace) -> Derivation:
 
 
 def of_attention(at: NumberPlace) -> Derivation:
-    attention = at.block.attention
-    if isinstance(attention, MLA):
-        return at.product(attention.output, at.row_of("head_values"), "head value")
-    return at.product(attention.output, at.row_of("heads"), "heads") if at.has("projected") else _custom(at)
+    if isinstance(at.block.attention, MLA):
+        return at.product(at.block.attention.output, at.row_of("head_values"), "head value")
+    return at.product(attention_of(at).output, at.row_of("heads"), "heads") if at.has("projected") else _custom(at)
 
 
 def rotated(at: NumberPlace, before: list[Products], dim: int, partner: int, pair: int, sign: float) -> Products:
@@ -121,7 +120,7 @@ def rotated(at: NumberPlace, before: list[Products], dim: int, partner: int, pai
 def angles(at: NumberPlace) -> tuple[Tensor, Tensor]:
     """Return cosines and sines of the row's position: [head_dim / 2]."""
     model = at.found.model
-    table = model.rotary[cast(int, model.rotary_of_block[cast(int, at.layer)])]
+    table = model.rotary[model.rotary_of_block[at.in_layer] or 0]
     place = torch.tensor([at.row], device=model.device)
     cos, sin = table(place, torch.full_like(place, len(at.found.token_ids)))
     return cos[0], sin[0]
@@ -129,12 +128,11 @@ def angles(at: NumberPlace) -> tuple[Tensor, Tensor]:
 
 def _head(at: NumberPlace, first_head: int, norm: nn.Module | None) -> Derivation:
     """Derive a column of a query or key; `first_head` is its kind's first of the projection."""
-    attention = cast(Attention, at.block.attention)
-    spec = cast(AttentionSpec, attention.spec)
+    spec = attention_of(at).spec
     size, half = spec.head_dim, spec.head_dim // 2
     head, dim = divmod(at.column, size)
     rotary = rotary_of_layer(at.found.model.spec, spec) is not None
-    is_late = spec.qk_norm is not None and spec.qk_norm.after_rotary and not isinstance(attention, GatedAttention)
+    is_late = spec.qk_norm is not None and spec.qk_norm.after_rotary
     count = spec.num_heads if first_head == 0 else spec.num_kv_heads
     heads = at.row_of("projected").unflatten(-1, (-1, size))[first_head : first_head + count]
     pair, partner, sign = dim % half, (dim + half) % size, -1.0 if dim < half else 1.0
@@ -150,7 +148,7 @@ def _head(at: NumberPlace, first_head: int, norm: nn.Module | None) -> Derivatio
     before: list[Products] = [[]] * size
     for each in columns:
         plain: Products = [(f"dim {each}", (float(heads[head, each]),))]
-        before[each] = _clipped(plain if norm is None else _normed_column(norm, heads, head, each), _clip(attention))
+        before[each] = _clipped(plain if norm is None else _normed_column(norm, heads, head, each), spec.qkv_clip)
     made = rotated(at, before, dim, partner, pair, sign) if rotary else before[dim]
     return _explained(at, formula, (value, *names, *rotation), made)
 
@@ -183,20 +181,15 @@ def _clipped(products: Products, limit: float) -> Products:
     return [("clipped", (math.copysign(limit, total), *[1.0] * (len(products[0][1]) - 1)))]
 
 
-def _clip(attention: Attention) -> float:
-    return 0.0 if isinstance(attention, GatedAttention) else attention.spec.qkv_clip
-
-
 def _first_key_head(at: NumberPlace) -> int:
     """Return the keys' first head in the projection: after the queries, and their gates."""
-    attention = at.block.attention
-    return attention.spec.num_heads * (2 if isinstance(attention, GatedAttention) else 1)
+    return attention_of(at).spec.num_heads * (1 + attention_of(at).spec.output_gate)
 
 
 def _of_kv_head(at: NumberPlace, name: str, head: int | None = None) -> Tensor:
     """Return keys or values [token, head_dim] that a query head reads: of this layer, or of that which it reads."""
     model = at.found.model
-    attention, layer = model.spec.layers[cast(int, at.layer)].attention, cast(int, at.layer)
+    attention, layer = model.spec.layers[at.in_layer].attention, at.in_layer
     source = layer if attention.kv_shared_with is None else attention.kv_shared_with
     heads = at.found.values(name, source).unflatten(-1, (attention.num_kv_heads, -1))
     return heads[:, (at.head if head is None else head) // attention.queries_per_kv]
@@ -209,16 +202,16 @@ def _of_softmax(at: NumberPlace, scores: Tensor, place: int, others: list[float]
     above, total = math.exp(float(scores[place]) - best), float((exact - best).exp().sum())
     name, changed = f"key {at.column}", _changes(at)
     formula = f"exp(score{changed}), over the sum of {len(scores)} of them{', and of a sink' if others else ''}"
-    if not is_normalized(at.block.attention.score):
+    if not is_normalized(_mixer(at).score):
         return at.explain(f"exp(score{changed}), of no softmax", ("exp(score)",),
                           (DerivationTerm(name, (math.exp(float(scores[place])),)),))  # fmt: skip
     return at.explain(formula, ("exp(score − largest)", "1 / sum"), (DerivationTerm(name, (above, 1 / total)),))
 
 
 def _changes(at: NumberPlace) -> str:
-    spec = at.block.attention.spec
+    spec = _mixer(at).spec
     capped = f"capped at {spec.softcap:g}" if spec.softcap else ""
-    changed = "changed by position" if at.block.attention.score is not None else ""
+    changed = "changed by position" if _mixer(at).score is not None else ""
     return "".join(f", {each}" for each in (capped, changed) if each)
 
 

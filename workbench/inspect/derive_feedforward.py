@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -33,7 +32,7 @@ def of_router(at: NumberPlace) -> Derivation:
 
 
 def of_gate_up(at: NumberPlace) -> Derivation:
-    return at.product(cast(GatedMLP, at.block.feedforward).gate_up, at.feedforward_input(), "normed")
+    return at.product(at.part("feedforward", GatedMLP).gate_up, at.feedforward_input(), "normed")
 
 
 def of_expert_gate_up(at: NumberPlace) -> Derivation:
@@ -52,7 +51,9 @@ def of_expert_gate_up(at: NumberPlace) -> Derivation:
 
 
 def of_shared_gate_up(at: NumberPlace) -> Derivation:
-    return at.product(cast(GatedMLP, _mixture(at).shared).gate_up, at.feedforward_input(), "normed")
+    shared = _mixture(at).shared
+    assert shared is not None
+    return at.product(shared.gate_up, at.feedforward_input(), "normed")
 
 
 def of_shared_gate(at: NumberPlace) -> Derivation:
@@ -62,11 +63,11 @@ def of_shared_gate(at: NumberPlace) -> Derivation:
 
 
 def of_up(at: NumberPlace) -> Derivation:
-    return at.product(cast(PlainMLP, at.block.feedforward).up, at.feedforward_input(), "normed")
+    return at.product(at.part("feedforward", PlainMLP).up, at.feedforward_input(), "normed")
 
 
 def of_activation(at: NumberPlace) -> Derivation:
-    return _activated(at, at.row_of("gate_up"), cast(GatedMLP, at.block.feedforward).activation, at.column)
+    return _activated(at, at.row_of("gate_up"), at.part("feedforward", GatedMLP).activation, at.column)
 
 
 def of_expert_activation(at: NumberPlace) -> Derivation:
@@ -80,7 +81,7 @@ def of_shared_activation(at: NumberPlace) -> Derivation:
 
 
 def of_activated(at: NumberPlace) -> Derivation:
-    up, activation = at.row_of("up")[at.column].double(), cast(PlainMLP, at.block.feedforward).activation
+    up, activation = at.row_of("up")[at.column].double(), at.part("feedforward", PlainMLP).activation
     formula = f"the activation of {float(up):.4g}"
     share = float(activation(up)) / float(up) if float(up) else 1.0
     return at.explain(formula, ("value", "share of it"), (DerivationTerm(f"column {at.column}", (float(up), share)),))
@@ -161,12 +162,12 @@ def _softmax_factors(scores: Tensor, place: int, name: str) -> dict[str, float]:
 
 
 def _mixture(at: NumberPlace) -> MixtureOfExperts:
-    return cast(MixtureOfExperts, at.block.feedforward)
+    return at.part("feedforward", MixtureOfExperts)
 
 
 def _chosen(at: NumberPlace) -> list[int]:
     """Return the experts of this token, in the order of choice."""
-    return at.found.chosen_experts[cast(int, at.layer)][at.row].tolist()
+    return at.found.chosen_experts[at.in_layer][at.row].tolist()
 
 
 def _expert_of(at: NumberPlace, stage: Tensor) -> tuple[int, int, int]:

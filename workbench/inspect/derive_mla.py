@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 from torch import Tensor
 
@@ -62,7 +60,7 @@ def of_head_values(at: NumberPlace) -> Derivation:
 
 
 def _mla(at: NumberPlace) -> MLA:
-    return cast(MLA, at.block.attention)
+    return at.part("attention", MLA)
 
 
 def _latent_parts(at: NumberPlace) -> tuple[Tensor, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from einops import einsum, rearrange, repeat
@@ -18,17 +18,11 @@ import compiled_kernels
 from workbench.batch import TokenBatch
 from workbench.errors import WorkbenchError
 from workbench.inspect.whole_text import TOKENS_PER_CHUNK, TextAttention
-from workbench.kv_cache.store import AttentionCache, CacheLayer
+from workbench.kv_cache.layer import CacheLayer
 from workbench.model.feedforward import GatedMLP, MixtureOfExperts, PlainMLP, apply_gate
-from workbench.model.layers import (
-    Angles,
-    Attention,
-    GatedAttention,
-    ParallelBlock,
-    SharedKVAttention,
-    TransformerBlock,
-)
+from workbench.model.layers import Attention, TransformerBlock
 from workbench.model.linear import NoNorm
+from workbench.model.mixer import Angles, AttentionMixer
 from workbench.model.mla import MLA
 from workbench.model.spec import LayerSpec
 from workbench.model.transformer import Transformer
@@ -197,21 +191,22 @@ def record_block(
     block: TransformerBlock, x: Tensor, cos: Angles, sin: Angles, batch: TokenBatch, cache: CacheLayer, record: Record
 ) -> Tensor:
     """Compute a block part by part and record each part; return what the block itself does: [token, hidden]."""
-    attention, pages = block.attention, cast(AttentionCache, cache)
+    attention = block.attention
+    assert isinstance(attention, AttentionMixer)  # see `refuse_recurrent_layers`
     normed = block.attention_norm(x)
     if not isinstance(block.attention_norm, NoNorm):
         record("attention_norm", normed)
     if isinstance(attention, MLA):
         _record_latents(attention, normed, record)
-    elif type(attention) in (Attention, GatedAttention, SharedKVAttention):  # a custom module does as it likes
+    elif type(attention) is Attention:  # a custom module does as it likes
         record("projected", attention.qkv(normed))
     q, k, v = attention.qkv_proj(normed, cos, sin)
-    query, gate = q.chunk(2, dim=-1) if isinstance(attention, GatedAttention) else (q, q[:, :0])
+    gated = type(attention) is Attention and attention.spec.output_gate
+    query, gate = q.chunk(2, dim=-1) if gated else (q, q[:, :0])
     for name, heads in (("queries", query), ("keys", k), ("values", v), ("gates", gate)):
         if heads.shape[1]:  # a layer that reads another's keys has none of its own
             record(name, rearrange(heads, "token head dim -> token (head dim)"))
-    pages.write(k, v, batch, attention.backend)
-    mixed = attention.attend(q, batch, pages)
+    mixed = attention.write_and_read((q, k, v), batch, cache)
     record("heads", rearrange(mixed, "token head dim -> token (head dim)"))
     if isinstance(attention, MLA):
         value_up = attention.up[:, attention.spec.qk_nope_head_dim :]
@@ -220,11 +215,11 @@ def record_block(
     out = attention.o_proj(mixed)
     record("attention", out)
     read = _post(block.attention_post_norm, block.sum_over_ranks(out), "attention_post_norm", record)
-    if isinstance(block, ParallelBlock):
-        again = block.feedforward_norm(x) if block.has_two_norms else normed
-        if block.has_two_norms:
-            record("feedforward_norm", again)
-        total, normed = x + read, again
+    if block.parallel != "no":
+        total = x + read
+        if block.parallel == "two_norms":
+            normed = block.feedforward_norm(x)
+            record("feedforward_norm", normed)
     else:
         total, normed = block.feedforward_norm.add_and_norm(x, read)
         record("after_attention", total)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from workbench.inspect.derivation import Derivation, DerivationTerm
 from workbench.inspect.forward_pass import ForwardPass
-from workbench.model.layers import HeadNorm, ParallelBlock, TransformerBlock
+from workbench.model.layers import HeadNorm, TransformerBlock
 from workbench.model.linear import LayerNorm, Linear, RMSNorm
+
+Part = TypeVar("Part", bound=nn.Module)
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,19 @@ class NumberPlace:
 
     @property
     def block(self) -> TransformerBlock:
-        return cast(TransformerBlock, self.found.model.blocks[cast(int, self.layer)])
+        return list(self.found.model.blocks)[self.in_layer]
+
+    def part(self, name: str, kind: type[Part]) -> Part:
+        """Return a part of this layer's block, which is of this kind: the stage is one of its stages."""
+        found = getattr(self.block, name)
+        assert isinstance(found, kind)
+        return found
+
+    @property
+    def in_layer(self) -> int:
+        """The number of the layer, for a stage of a layer."""
+        assert self.layer is not None
+        return self.layer
 
     def has(self, name: str) -> bool:
         """Return whether this layer has such a stage."""
@@ -44,7 +58,7 @@ class NumberPlace:
 
     def residual(self) -> Tensor:
         """Return the residual stream before this layer: [token, hidden]."""
-        return self.found.residual(cast(int, self.layer))
+        return self.found.residual(self.in_layer)
 
     def attention_input(self) -> Tensor:
         """Return the row that attention reads: [hidden]."""
@@ -54,7 +68,7 @@ class NumberPlace:
         """Return the row that the feed-forward reads: [hidden]."""
         if self.has("feedforward_norm"):
             return self.row_of("feedforward_norm")
-        return self.attention_input() if isinstance(self.block, ParallelBlock) else self.row_of("after_attention")
+        return self.attention_input() if self.block.parallel != "no" else self.row_of("after_attention")
 
     def explain(self, formula: str, factors: Sequence[str] = (), terms: Sequence[DerivationTerm] = (),
                 note: str = "") -> Derivation:  # fmt: skip
@@ -118,16 +132,16 @@ def norm_products(norm: nn.Module, row: Tensor, column: int, head: int = 0) -> l
     """
     exact = row.double()
     exact = exact - exact.mean() if is_centred(norm) else exact
-    size = float((exact.square().mean() + cast(float, norm.eps)).rsqrt())
+    assert isinstance(norm, RMSNorm | LayerNorm | HeadNorm)
+    size = float((exact.square().mean() + norm.eps).rsqrt())
     parts = [part if part is None or part.ndim == 1 else part[head] for part in _norm_parameters(norm)]
-    offset = 0.0 if isinstance(norm, RMSNorm) else float(cast(float, norm.offset))
+    offset = 0.0 if isinstance(norm, RMSNorm) else norm.offset
     weight, bias = (None if part is None else float(part[column]) for part in parts)
     first = float(exact[column]), size, 1.0 if weight is None else weight + offset
     return [first] if bias is None else [first, (bias, 1.0, 1.0)]
 
 
-def _norm_parameters(norm: nn.Module) -> tuple[Tensor | None, Tensor | None]:
+def _norm_parameters(norm: RMSNorm | LayerNorm | HeadNorm) -> tuple[Tensor | None, Tensor | None]:
     if isinstance(norm, RMSNorm):
         return norm.multiplier, None
-    assert isinstance(norm, LayerNorm | HeadNorm)
     return norm.weight, norm.bias

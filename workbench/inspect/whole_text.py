@@ -20,6 +20,7 @@ from compiled_kernels.page_selection.api import selected_alone
 from workbench.batch import TokenBatch
 from workbench.errors import WorkbenchError
 from workbench.inspect.attention import refuse_recurrent_layers
+from workbench.kv_cache.layer import CacheLayer
 from workbench.kv_cache.store import KVStore
 from workbench.model.transformer import RunBlock, Transformer, run_block
 from workbench.tensor_parallel.transformer import TensorParallelTransformer
@@ -97,7 +98,7 @@ class TextAttention:
         self.hidden_states = self.model.hidden_states(batch, cast(KVStore, self), self.run)
 
 
-class _Layer:
+class _Layer(CacheLayer):
     """A stand-in for a layer's cache: queries, keys and values of one text, in order."""
 
     def __init__(self) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Self
 
 import torch
 from torch import Tensor
 
-import compiled_kernels
 from compiled_kernels import Backend
 from compiled_kernels.attention import AttentionParameters, Spans, shown_pages
 from compiled_kernels.masks import Causal, Mask, SlidingWindow
@@ -17,6 +16,7 @@ from compiled_kernels.quantized_attention import QuantizedKV, QuantizedTensor, T
 from workbench.batch import TokenBatch
 from workbench.kv_cache.codec import SIDES, LoadedCodec, Side, stored_layout
 from workbench.kv_cache.format import KVCacheSpec
+from workbench.kv_cache.layer import CacheLayer, Put
 from workbench.kv_cache.pages import NULL_PAGE
 from workbench.kv_cache.quantized import QuantizedLayer
 
@@ -78,7 +78,7 @@ class CodecPages:
     def tensors(self) -> tuple[Tensor, ...]:
         return *self.keys, *self.values
 
-    def move(self, put: Callable[[Tensor], Tensor]) -> None:
+    def move(self, put: Put) -> None:
         """Replace each tensor by what `put` returns for it."""
         self.keys, self.values = tuple(map(put, self.keys)), tuple(map(put, self.values))
 
@@ -96,13 +96,11 @@ def shown_table(table: Tensor, spans: Spans, mask: Mask, page_size: int) -> Tens
     return found
 
 
-class CodecLayer:
+class CodecLayer(CacheLayer):
     """One layer's keys and values as a codec encodes each token.
 
     Attention decodes the pages that a batch reads into dense ones, renumbered, so that every backend reads them.
     """
-
-    traceable = False  # the codec is any Python
 
     def __init__(
         self, shape: KVCacheSpec, codec: LoadedCodec, pages: int, page_size: int, dtype: torch.dtype, device: str
@@ -111,29 +109,33 @@ class CodecLayer:
         self.pages = CodecPages(shape, codec, pages, page_size, dtype, device)
 
     def write(self, k: Tensor, v: Tensor, batch: TokenBatch, backend: Backend = Backend.EAGER) -> None:
-        """Encode and store k and v [token, kv_head, head_dim] of the batch's tokens in their slots."""
         self.pages.write(k, v, batch.slot_mapping[self.group].long())
 
-    def paged(self, batch: TokenBatch, mask: Mask = Causal()) -> PagedKV:  # noqa: B008 (a frozen value)
+    def read(self, q: Tensor, batch: TokenBatch, parameters: AttentionParameters) -> PagedKV:
         """Return the pages that a batch reads under a mask, decoded; the null page comes first."""
-        table = shown_table(batch.page_tables[self.group], batch.spans, mask, self.page_size)
+        table = shown_table(batch.page_tables[self.group], batch.spans, parameters.mask, self.page_size)
         return PagedKV(*self.pages.decode(table, batch.context_lengths))
 
-    def attend(self, q: Tensor, batch: TokenBatch, parameters: AttentionParameters, backend: Backend) -> Tensor:
-        """Return attention of queries [token, head, head_dim] over everything written: [token, head, head_dim]."""
-        return compiled_kernels.paged_attention(q, self.paged(batch, parameters.mask), batch.spans, parameters, backend)
-
     def page_tensors(self, group: int) -> tuple[Tensor, ...]:
-        """Return every tensor whose first axis is the pages of a cache group."""
         return self.pages.tensors if group == self.group else ()
 
-    def move(self, put: Callable[[Tensor], Tensor]) -> None:
-        """Replace each tensor by what `put` returns for it."""
+    def move(self, put: Put) -> None:
         self.pages.move(put)
 
-    @property
-    def bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.page_tensors(self.group))
+    def slot_tensors(self) -> tuple[Tensor, ...]:
+        """Return views [page, kv_head, offset, ...] of all that a slot holds of its token."""
+        return tuple(each.transpose(1, 2) for each in self.pages.tensors)
+
+    def held(self, pages: list[int], count: int) -> tuple[Tensor, Tensor]:
+        """Return the keys and values of these pages, which hold `count` tokens: each [page, kv_head, offset, dim]."""
+        device = self.pages.tensors[0].device
+        table = torch.tensor([pages], dtype=torch.int32, device=device)
+        keys, values, (used,) = self.pages.decode(table, torch.tensor([count], device=device))
+        return keys[used.long()], values[used.long()]
+
+    def encode(self, rows: Tensor, side: Side) -> tuple[Tensor, ...]:
+        """Return rows [slot, kv_head, dim] of keys or values as they are stored."""
+        return self.pages.codec.encode(rows.to(self.pages.dtype), side)
 
 
 class GroupedCodecLayer(QuantizedLayer):
@@ -159,7 +161,7 @@ class GroupedCodecLayer(QuantizedLayer):
         self.pages = CodecPages(shape, codec, pages[0], page_size, dtype, device)
 
     @classmethod
-    def settle(cls, layers: Sequence[Self], groups: TokenGroups) -> None:
+    def quantize(cls, layers: Sequence[Self], groups: TokenGroups) -> None:
         """Encode the same groups of several layers, each by its own codec."""
         for layer in layers:
             keys, values = (
@@ -168,9 +170,9 @@ class GroupedCodecLayer(QuantizedLayer):
             per_page = layer.page_size // groups.group_size
             layer.pages.write(keys, values, groups.to_pages * per_page + groups.parts)
 
-    def paged(self, batch: TokenBatch, mask: Mask = Causal()) -> QuantizedKV:  # noqa: B008 (a frozen value)
+    def read(self, q: Tensor, batch: TokenBatch, parameters: AttentionParameters) -> QuantizedKV:
         """Return the pages that a batch reads under a mask, the encoded ones decoded."""
-        table = shown_table(batch.page_tables[self.group], batch.spans, mask, self.page_size)
+        table = shown_table(batch.page_tables[self.group], batch.spans, parameters.mask, self.page_size)
         ends = self.quantization_rule.quantized_until_each(batch.context_lengths)
         keys, values, renumbered = self.pages.decode(table, ends)
         recent = self.residual_keys, self.residual_values
@@ -178,8 +180,8 @@ class GroupedCodecLayer(QuantizedLayer):
         return QuantizedKV(QuantizedTensor(keys), QuantizedTensor(values), *recent, *tables, self.quantization_rule)
 
     @property
-    def settled_tensors(self) -> tuple[Tensor, ...]:
+    def quantized_tensors(self) -> tuple[Tensor, ...]:
         return self.pages.tensors
 
-    def _move_settled(self, put: Callable[[Tensor], Tensor]) -> None:
+    def move_quantized(self, put: Put) -> None:
         self.pages.move(put)

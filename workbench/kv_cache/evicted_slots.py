@@ -18,12 +18,6 @@ from workbench.kv_cache.store import DenseLayer
 EvictableLayer = DenseLayer | CodecLayer
 
 
-def slot_tensors(layer: EvictableLayer) -> tuple[Tensor, ...]:
-    """Return views [page, kv_head, offset, ...] of all that a slot holds of its token."""
-    tensors = layer.page_tensors(layer.group)
-    return tuple(each.transpose(1, 2) for each in tensors) if isinstance(layer, CodecLayer) else tensors
-
-
 def move_slots(tensors: Iterable[Tensor], pages: list[int], slots: Tensor, size: int) -> None:
     """Move the contents of `slots` [kv_head, kept] of these pages to the first slots, in this order, in each of
     `tensors` [page, kv_head, offset, ...]."""
@@ -37,14 +31,8 @@ def move_slots(tensors: Iterable[Tensor], pages: list[int], slots: Tensor, size:
 
 def read_slots(layer: EvictableLayer, pages: list[int], count: int) -> tuple[Tensor, Tensor]:
     """Return the keys and values of the first `count` slots, as attention reads them: each [kv_head, slot, dim]."""
-    if isinstance(layer, CodecLayer):
-        device = layer.pages.tensors[0].device
-        table = torch.tensor([pages], dtype=torch.int32, device=device)
-        keys, values, (used,) = layer.pages.decode(table, torch.tensor([count], device=device))
-        held = keys[used.long()], values[used.long()]
-    else:
-        held = layer.keys[pages], layer.values[pages][..., : layer.num_value_columns]
-    return tuple(each.transpose(0, 1).flatten(1, 2)[:, :count] for each in held)  # type: ignore[return-value] (two)
+    keys, values = (each.transpose(0, 1).flatten(1, 2)[:, :count] for each in layer.held(pages, count))
+    return keys, values
 
 
 @dataclass(frozen=True)
@@ -70,13 +58,11 @@ class SlotChange:
 
     def apply(self, layer: EvictableLayer, pages: list[int], size: int) -> None:
         """Write the rows into their slots of these pages of `size` tokens."""
-        tensors = slot_tensors(layer)
+        tensors = layer.slot_tensors()
         held = torch.tensor(pages, device=tensors[0].device)
         first = 0
         for side, (changed, rows) in zip(SIDES, self.sides, strict=False):
-            stored: tuple[Tensor, ...] = (rows.transpose(0, 1),)
-            if isinstance(layer, CodecLayer):
-                stored = layer.pages.codec.encode(rows.transpose(0, 1).to(layer.pages.dtype), side)
+            stored = layer.encode(rows.transpose(0, 1), side)
             heads, slots = changed.nonzero(as_tuple=True)
             for tensor, new in zip(tensors[first : first + len(stored)], stored, strict=True):
                 tensor[held[slots // size], heads, slots % size] = new[slots, heads].to(tensor.dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Self
 
 import torch
@@ -11,13 +11,13 @@ from torch import Tensor
 import compiled_kernels
 from compiled_kernels import Backend
 from compiled_kernels.attention import AttentionParameters
-from compiled_kernels.masks import Causal, Mask
 from compiled_kernels.quantized_attention import QuantizedKV, TokenGroups, hadamard_rotate, quantize_pages
 from workbench.batch import TokenBatch
 from workbench.kv_cache.format import KVCacheSpec
+from workbench.kv_cache.layer import CacheLayer, Put
 
 
-class QuantizedLayer:
+class QuantizedLayer(CacheLayer):
     """Quantized pages for old groups of tokens, and residual pages of `dtype` for all others and the sinks.
 
     What a query reads depends on its position alone (see `quantization_rule`).
@@ -25,8 +25,6 @@ class QuantizedLayer:
         write:   tokens -> residual pages;  groups that become old enough -> quantized pages
         attend:  quantized pages for old positions, residual pages for the others, one softmax
     """
-
-    traceable = False  # the groups that a step quantizes are known to Python only: no graph holds the write
 
     def __init__(self, shape: KVCacheSpec, pages: tuple[int, int], page_size: int, dtype: torch.dtype, device: str):
         """Allocate `pages`: those of the quantized group and of the residual group."""
@@ -39,7 +37,7 @@ class QuantizedLayer:
         self, shape: KVCacheSpec, pages: int, page_size: int, dtype: torch.dtype, device: str
     ) -> None:
         self.shape, self.quantization_rule, self.page_size = shape, shape.quantization_rule, page_size
-        self.group, self.residual_group = shape.group, shape.residual_group
+        self.group, self.residual_group, self.rotates = shape.group, shape.residual_group, shape.format.rotate
         size = (pages + 1, shape.num_kv_heads, page_size, shape.head_dim)
         self.residual_keys = torch.zeros(size, dtype=dtype, device=device)
         self.residual_values = torch.zeros(size, dtype=dtype, device=device)
@@ -47,7 +45,7 @@ class QuantizedLayer:
     def write(self, k: Tensor, v: Tensor, batch: TokenBatch, backend: Backend = Backend.EAGER) -> None:
         """Store k and v [token, kv_head, head_dim] of the batch's tokens, and quantize groups that become
         old enough."""
-        if self.shape.format.rotate:
+        if self.rotates:
             k, v = hadamard_rotate(k), hadamard_rotate(v)
         slots = batch.slot_mapping[self.residual_group]
         compiled_kernels.kv_write(self.residual_keys, k, slots, backend)
@@ -64,63 +62,51 @@ class QuantizedLayer:
         rule, size, rows = self.quantization_rule, self.page_size, []
         starts, ends = batch.span_starts.tolist(), batch.context_lengths.tolist()
         for seq, end in enumerate(ends):
-            settled = rule.quantized_until(end)
-            if settled == 0:
-                continue
             before = rule.quantized_until(end - (starts[seq + 1] - starts[seq]))
-            for at in range(before, settled, rule.quant_group):
+            for at in range(before, rule.quantized_until(end), rule.quant_group):
                 unread = max(0, min(rule.quant_group, rule.num_sink_tokens - at))
                 rows.append((seq, at // size, at % size // rule.quant_group, unread))
         return rows
 
     @classmethod
-    def settle(cls, layers: Sequence[Self], groups: TokenGroups) -> None:
+    def quantize(cls, layers: Sequence[Self], groups: TokenGroups) -> None:
         """Quantize the same groups of several layers of one spec, from residual pages."""
-        for recent, settled, format in (
+        for residual, quantized, format in (
             ([each.residual_keys for each in layers], [each.keys for each in layers], layers[0].key_format),
             ([each.residual_values for each in layers], [each.values for each in layers], layers[0].value_format),
         ):
-            quantize_pages(recent, settled, format, groups)
+            quantize_pages(residual, quantized, format, groups)
 
-    def paged(self, batch: TokenBatch, mask: Mask = Causal()) -> QuantizedKV:  # noqa: B008 (a frozen value)
-        """Return the layer's pages, with the page tables of a batch; attention looks up those that the mask shows."""
+    def read(self, q: Tensor, batch: TokenBatch, parameters: AttentionParameters) -> QuantizedKV:
         pages = self.keys, self.values, self.residual_keys, self.residual_values
         tables = batch.page_tables[self.group], batch.page_tables[self.residual_group]
         return QuantizedKV(*pages, *tables, self.quantization_rule)
 
     def attend(self, q: Tensor, batch: TokenBatch, parameters: AttentionParameters, backend: Backend) -> Tensor:
-        """Return attention of queries [token, head, head_dim] over everything written so far: [token, head,
-        head_dim]."""
-        rotated = self.shape.format.rotate
-        q = hadamard_rotate(q) if rotated else q
+        q = hadamard_rotate(q) if self.rotates else q
         # Outside a graph inductor compiles decodes itself.
         spans = batch.spans._replace(decode_only=batch.decode_only and backend is not Backend.INDUCTOR)
-        mixed = compiled_kernels.quantized_attention(q, self.paged(batch, parameters.mask), spans, parameters, backend)
-        return hadamard_rotate(mixed) if rotated else mixed
+        kv = self.read(q, batch, parameters)
+        mixed = compiled_kernels.quantized_attention(q, kv, spans, parameters, backend)
+        return hadamard_rotate(mixed) if self.rotates else mixed
 
     def page_tensors(self, group: int) -> tuple[Tensor, ...]:
-        """Return every tensor whose first axis is the pages of a cache group: what is copied, swapped or zeroed with a
-        page."""
         if group == self.group:
-            return self.settled_tensors
+            return self.quantized_tensors
         return (self.residual_keys, self.residual_values) if group == self.residual_group else ()
 
     @property
-    def settled_tensors(self) -> tuple[Tensor, ...]:
-        """Return the tensors of what lies quantized, each [page, ...]."""
+    def quantized_tensors(self) -> tuple[Tensor, ...]:
+        """Return the tensors of the quantized pages, each [page, ...]."""
         return *self.keys.tensors, *self.values.tensors
 
-    def move(self, put: Callable[[Tensor], Tensor]) -> None:
-        """Replace each tensor by what `put` returns for it."""
-        self._move_settled(put)
+    def move(self, put: Put) -> None:
+        self.move_quantized(put)
         self.residual_keys, self.residual_values = put(self.residual_keys), put(self.residual_values)
 
-    def _move_settled(self, put: Callable[[Tensor], Tensor]) -> None:
+    def move_quantized(self, put: Put) -> None:
+        """Replace each of `quantized_tensors` by what `put` returns for it."""
         self.keys, self.values = self.keys.map(put), self.values.map(put)
-
-    @property
-    def bytes(self) -> int:
-        return sum(tensor.nbytes for table in (self.group, self.residual_group) for tensor in self.page_tensors(table))
 
 
 def quantize_layers(layers: Sequence[QuantizedLayer], batch: TokenBatch) -> None:
@@ -137,4 +123,4 @@ def quantize_layers(layers: Sequence[QuantizedLayer], batch: TokenBatch) -> None
     groups = TokenGroups(
         first.quantization_rule.quant_group, *(each.to(device) for each in (from_pages, to_pages, parts, unread))
     )
-    first.settle(layers, groups)
+    first.quantize(layers, groups)

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from workbench.batch import TokenBatch
 from workbench.kv_cache.format import StateShape
-
-States = tuple[Tensor, ...]  # [seq, ...] each
-# Rows [seq, token, columns] after states [seq, ...] -> outputs [seq, token, columns] and the states after them.
-Recurrence = Callable[[Tensor, States], tuple[Tensor, States]]
+from workbench.kv_cache.layer import CacheLayer, Put, Recurrence, States
 
 
-class StateLayer:
+class StateLayer(CacheLayer):
     """One layer's states, a tensor [page, ...] for each part. They are float32, or float64 where the model is."""
-
-    traceable = False  # where a span's states are stored is known to Python only
 
     def __init__(self, shape: StateShape, group: int, pages: int, dtype: torch.dtype, device: str):
         self.group = group
@@ -60,13 +53,7 @@ class StateLayer:
             part[index] = values
 
     def page_tensors(self, group: int) -> States:
-        """Return every tensor whose first axis is the pages of a cache group."""
         return self.parts if group == self.group else ()
 
-    def move(self, put: Callable[[Tensor], Tensor]) -> None:
-        """Replace each tensor by what `put` returns for it."""
+    def move(self, put: Put) -> None:
         self.parts = tuple(map(put, self.parts))
-
-    @property
-    def bytes(self) -> int:
-        return sum(part.nbytes for part in self.parts)

@@ -1,9 +1,8 @@
-"""Store keys and values in pages: dense layers, with the two verbs write and attend, and the store of all layers."""
+"""Store keys and values in pages: dense layers, and the store of all layers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -13,19 +12,18 @@ from compiled_kernels import Backend
 from compiled_kernels.attention import AttentionParameters
 from compiled_kernels.page_selection.api import select_pages, summarize_pages
 from compiled_kernels.paged_attention import PagedKV
-from compiled_kernels.quantized_attention import QuantizedKV
 from workbench.batch import TokenBatch
 from workbench.errors import WorkbenchError
+from workbench.kv_cache.codec import Side
 from workbench.kv_cache.codec_layers import CodecLayer, GroupedCodecLayer
 from workbench.kv_cache.format import KVCacheSpec
+from workbench.kv_cache.layer import CacheLayer, HybridLayer, Put, SharedLayer
 from workbench.kv_cache.pages import NULL_PAGE, build_cache_groups
 from workbench.kv_cache.quantized import QuantizedLayer, quantize_layers
 from workbench.kv_cache.states import StateLayer
 
-Put = Callable[[Tensor], Tensor]  # returns a tensor of the same shape and type, elsewhere
 
-
-class DenseLayer:
+class DenseLayer(CacheLayer):
     """One layer's keys and values, each [page, kv_head, offset, head_dim]; page 0 is the null page. A layer that
     chooses pages has summaries of each page's keys, each [page, kv_head, head_dim].
 
@@ -45,7 +43,6 @@ class DenseLayer:
         self.summaries = tuple(torch.zeros(one, dtype=dtype, device=device) for _ in self.summary_kinds)
 
     def write(self, k: Tensor, v: Tensor, batch: TokenBatch, backend: Backend = Backend.EAGER) -> None:
-        """Store k and v [token, kv_head, head_dim] of the batch's tokens in their slots."""
         slots = batch.slot_mapping[self.group]
         compiled_kernels.kv_write(self.keys, k, slots, backend)
         if self.num_value_columns is None:
@@ -53,103 +50,34 @@ class DenseLayer:
         if self.summary_kinds:
             summarize_pages(self.summaries, self.keys, slots, self.summary_kinds)
 
-    def paged(self, batch: TokenBatch) -> PagedKV:
-        """Return the layer's pages, with the page tables of a batch."""
-        return PagedKV(self.keys, self.values, batch.page_tables[self.group])
-
-    def read_by(self, q: Tensor, batch: TokenBatch, parameters: AttentionParameters) -> PagedKV:
+    def read(self, q: Tensor, batch: TokenBatch, parameters: AttentionParameters) -> PagedKV:
         """Return the layer's pages, and which of them the queries [token, head, head_dim] choose, where they do."""
-        kv, selection = self.paged(batch), parameters.selection
+        kv, selection = PagedKV(self.keys, self.values, batch.page_tables[self.group]), parameters.selection
         if selection is None:
             return kv
         return kv._replace(chosen=select_pages(q, self.summaries, kv.page_table, batch.spans, selection))
 
-    def attend(self, q: Tensor, batch: TokenBatch, parameters: AttentionParameters, backend: Backend) -> Tensor:
-        """Return attention of queries [token, head, head_dim] over everything written: [token, head, head_dim or value
-        columns]."""
-        kv = self.read_by(q, batch, parameters)
-        mixed = compiled_kernels.paged_attention(q, kv, batch.spans, parameters, backend)
-        return mixed if self.num_value_columns is None else mixed[..., : self.num_value_columns]
-
     def page_tensors(self, group: int) -> tuple[Tensor, ...]:
-        """Return every tensor whose first axis is the pages of a cache group: what is copied, swapped or zeroed with a
-        page."""
         if group != self.group:
             return ()
         return (self.keys, self.values, *self.summaries) if self.num_value_columns is None else (self.keys,)
 
     def move(self, put: Put) -> None:
-        """Replace each tensor by what `put` returns for it."""
         self.keys = put(self.keys)
         self.values = put(self.values) if self.num_value_columns is None else self.keys
         self.summaries = tuple(map(put, self.summaries))
 
-    @property
-    def bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.page_tensors(self.group))
+    def slot_tensors(self) -> tuple[Tensor, ...]:
+        """Return views [page, kv_head, offset, ...] of all that a slot holds of its token."""
+        return self.page_tensors(self.group)
 
+    def held(self, pages: list[int], count: int) -> tuple[Tensor, Tensor]:
+        """Return the keys and values of these pages, which hold `count` tokens: each [page, kv_head, offset, dim]."""
+        return self.keys[pages], self.values[pages][..., : self.num_value_columns]
 
-class SharedLayer:
-    """The keys and values of an earlier layer, which this layer reads and never writes."""
-
-    def __init__(self, source: DenseLayer | QuantizedLayer | CodecLayer):
-        self.source, self.group, self.traceable = source, source.group, source.traceable
-
-    def write(self, k: Tensor, v: Tensor, batch: TokenBatch, backend: Backend = Backend.EAGER) -> None:
-        """Do nothing: the earlier layer has written."""
-
-    def paged(self, batch: TokenBatch) -> PagedKV | QuantizedKV:
-        """Return the earlier layer's pages, with the page tables of a batch."""
-        return self.source.paged(batch)
-
-    def attend(self, q: Tensor, batch: TokenBatch, parameters: AttentionParameters, backend: Backend) -> Tensor:
-        """Return attention of queries [token, head, head_dim] over everything that the earlier layer has written."""
-        return self.source.attend(q, batch, parameters, backend)
-
-    def page_tensors(self, group: int) -> tuple[Tensor, ...]:
-        """Return nothing: the tensors are the earlier layer's."""
-        return ()
-
-    def move(self, put: Put) -> None:
-        """Do nothing: the tensors are the earlier layer's."""
-
-    @property
-    def bytes(self) -> int:
-        return 0
-
-
-AttentionCache = DenseLayer | QuantizedLayer | CodecLayer | SharedLayer  # of a layer that attends
-
-
-class HybridLayer:
-    """One layer's keys and values, and the states of what stands beside its attention."""
-
-    traceable = False
-
-    def __init__(self, attention: DenseLayer | QuantizedLayer | CodecLayer, states: StateLayer):
-        self.attention, self.states = attention, states
-
-    def page_tensors(self, group: int) -> tuple[Tensor, ...]:
-        """Return every tensor whose first axis is the pages of a cache group."""
-        return *self.attention.page_tensors(group), *self.states.page_tensors(group)
-
-    def move(self, put: Put) -> None:
-        """Replace each tensor by what `put` returns for it."""
-        self.attention.move(put)
-        self.states.move(put)
-
-    @property
-    def bytes(self) -> int:
-        return self.attention.bytes + self.states.bytes
-
-
-CacheLayer = AttentionCache | StateLayer | HybridLayer
-
-
-def _shared(layer: CacheLayer | None) -> SharedLayer:
-    """Return a layer that reads the keys and values of another."""
-    source = layer.attention if isinstance(layer, HybridLayer) else layer
-    return SharedLayer(cast("DenseLayer | QuantizedLayer | CodecLayer", source))
+    def encode(self, rows: Tensor, side: Side) -> tuple[Tensor, ...]:
+        """Return rows [slot, kv_head, dim] of keys or values as they are stored."""
+        return (rows,)
 
 
 def check_page_size(specs: Iterable[KVCacheSpec], page_size: int) -> None:
@@ -183,11 +111,11 @@ class KVStore:
         self.num_pages = num_pages
         self.page_size = page_size
         self.dtype = dtype
-        own = [None if shape.shared_with is not None else self._own_layer(shape, device) for shape in self.specs]
-        self.layers: tuple[CacheLayer, ...] = tuple(
-            _shared(own[shape.shared_with or 0]) if layer is None else layer
-            for shape, layer in zip(self.specs, own, strict=True)
-        )
+        layers: list[CacheLayer] = []
+        for shape in self.specs:
+            source = shape.shared_with
+            layers.append(self._own_layer(shape, device) if source is None else SharedLayer(layers[source]))
+        self.layers = tuple(layers)
 
     def _own_layer(self, shape: KVCacheSpec, device: str) -> CacheLayer:
         if shape.state is None:
@@ -195,7 +123,7 @@ class KVStore:
         states = StateLayer(shape.state, shape.state_group, self.num_pages[shape.state_group], self.dtype, device)
         return HybridLayer(self._attention_layer(shape, device), states) if shape.num_kv_heads else states
 
-    def _attention_layer(self, shape: KVCacheSpec, device: str) -> DenseLayer | QuantizedLayer | CodecLayer:
+    def _attention_layer(self, shape: KVCacheSpec, device: str) -> CacheLayer:
         sizes, pages = (self.page_size, self.dtype, device), self.num_pages[shape.group]
         if shape.keeps_residual:
             both = pages, self.num_pages[shape.residual_group]
@@ -217,7 +145,7 @@ class KVStore:
     @property
     def bytes(self) -> int:
         """Return the bytes that the tensors hold."""
-        return sum(layer.bytes for layer in self.layers)
+        return sum(tensor.nbytes for group in range(len(self.groups)) for tensor in self.page_tensors(group))
 
     @property
     def codec_tensors(self) -> tuple[Tensor, ...]:

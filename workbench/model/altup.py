@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu
 
 from compiled_kernels import Backend
-from workbench.model.layers import Angles, TransformerBlock
+from workbench.model.layers import TransformerBlock
 from workbench.model.linear import Linear, build_norm
+from workbench.model.mixer import Angles
 from workbench.model.quantized import WeightFormat
 from workbench.model.spec import AltUpSpec, LayerSpec, ModelSpec, NormSpec
 
@@ -48,9 +49,9 @@ class AltUpBlock(TransformerBlock):
         self.own_input_up = Linear(altup.input_columns, hidden_size, False, *stored)
         self.own_input_norm = build_norm(hidden_size, norm, backend)
 
-    def before_attention(self, x: Tensor, cos: Angles, sin: Angles) -> tuple[Tensor, Tensor, Tensor]:
+    def before_attention(self, x: Tensor, cos: Angles, sin: Angles) -> tuple[Tensor, ...]:
         active = self._predicted(self._streams(x))[:, self.altup.active]
-        return self.attention.qkv_proj(self.attention_norm(active), cos, sin)
+        return super().before_attention(active, cos, sin)
 
     def after_attention(self, x: Tensor, mixed: Tensor) -> Tensor:
         """Add attention's result to the active stream of the rows x and run the rest of the layer: rows."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from functools import reduce
-from typing import Any, cast
+from typing import Any
 
 from torch import nn
 
@@ -65,12 +65,12 @@ def load_mask(part: CustomPart, heads: int, first_head: int = 0) -> Mask:
     """Load the mask that `part` names, of `heads` heads; its third parameter, if it is called `head`, is the head of
     the query. Raises WorkbenchError where it cannot be one."""
     made = _callable(part, "mask", 2, "(query, key) or (query, key, head)")
-    return HeadMask(made, heads, first_head) if takes_head(made) else cast(Mask, made)
+    return HeadMask(made, heads, first_head) if takes_head(made) else made
 
 
 def load_score(part: CustomPart) -> Score:
     """Load the score function that `part` names. Raises WorkbenchError where it cannot be one."""
-    return cast(Score, _callable(part, "score", 4, "(score, head, query, key)"))
+    return _callable(part, "score", 4, "(score, head, query, key)")
 
 
 def load_pages(part: CustomPart) -> Any:
@@ -134,7 +134,7 @@ def load_module(part: CustomPart) -> type[nn.Module]:
     return found
 
 
-def _callable(part: CustomPart, kind: str, count: int, shape: str) -> Callable[..., Any]:
+def _callable(part: CustomPart, kind: str, count: int, shape: str) -> Any:
     made, name = load_custom(part), f"{kind} {part.path}"
     if not callable(made):
         raise WorkbenchError(f"{name}: not callable; it needs __call__(self, {shape[1:]}")

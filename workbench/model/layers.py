@@ -3,36 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, cast
+from typing import Literal
 
 import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-import compiled_kernels
 from compiled_kernels import Backend
-from compiled_kernels.attention import AttentionParameters
-from compiled_kernels.attention_rules import known_rules
 from workbench.batch import TokenBatch
 from workbench.custom import build_custom
 from workbench.errors import WorkbenchError
-from workbench.kv_cache.states import StateLayer
-from workbench.kv_cache.store import AttentionCache, CacheLayer, HybridLayer
+from workbench.kv_cache.layer import CacheLayer
 from workbench.model.attention_spec import AnyAttentionSpec, AttentionSpec, MLASpec, QKNormSpec
-from workbench.model.custom import build_mask, build_score, build_selection, load_module
+from workbench.model.custom import load_module
 from workbench.model.feedforward import build_feedforward
 from workbench.model.linear import LayerNorm, Linear, NoNorm, ResidualScale, RMSNorm, build_norm
+from workbench.model.mixer import Angles, AttentionMixer, Mixer
 from workbench.model.mla import MLA
 from workbench.model.quantized import WeightFormat
 from workbench.model.recurrent.delta_net import DeltaNet
 from workbench.model.recurrent.mamba2 import Mamba2
 from workbench.model.recurrent.short_conv import ShortConv
-from workbench.model.recurrent.spec import DeltaNetSpec, Mamba2Spec, RecurrentSpec, ShortConvSpec
+from workbench.model.recurrent.spec import DeltaNetSpec, Mamba2Spec, ShortConvSpec
 from workbench.model.spec import LayerSpec, NormSpec
 
 PLAIN_NORM = NormSpec()
 HEAD_COLUMNS = {"head": "(token head) dim", "projection": "token (head dim)"}
-Angles = Tensor | None  # [token, dim / 2]; None where heads are not rotated
 SumOverRanks = Callable[[Tensor], Tensor]  # what a rank's share of a layer's matrices gives, to the sum of all ranks
 STORED_PARAMETERS = (
     "qkv.",
@@ -43,8 +39,12 @@ STORED_PARAMETERS = (
 )  # parameters of attention that a state holds
 
 
-class Attention(nn.Module):
+class Attention(AttentionMixer[AttentionSpec]):
     """Grouped-query attention (Ainslie et al., 2023): project and rotate, attend to the cache, project back.
+
+    With `output_gate` its result is multiplied by the sigmoid of a gate (Qwen 3 Next), which goes with its head's
+    query: q is [token, head, query and gate]. With `kv_shared_with` the cache that it is given holds the keys and
+    values of an earlier layer (Brandon et al., 2024): its own k and v have no heads.
 
     A custom module extends this one. It is built with the same values and `arguments` of its own, may hold
     further parameters, and may give `q` any shape that its `attend` takes; `k` and `v` are what the cache holds.
@@ -59,12 +59,9 @@ class Attention(nn.Module):
         norm: NormSpec = PLAIN_NORM,
     ):
         """Build the module; norms of queries and keys are of the kind of `norm`."""
-        super().__init__()
-        self.spec = spec
-        self.backend = backend
-        self.scale = spec.head_dim**-0.5 if spec.scale is None else spec.scale
-        self.mask, self.score = build_mask(spec), build_score(spec)
-        self.rules, self.selection = known_rules(self.mask, self.score), build_selection(spec)
+        if spec.kv_shared_with is not None:
+            spec = spec.model_copy(update={"kv_shared_with": 0})  # any layer's: alike ones compile once
+        super().__init__(spec, spec.head_dim, backend)
         stored = backend, format.blocks, format.activations_of(format.blocks)
         self.qkv = Linear(hidden_size, spec.num_projected_heads * spec.head_dim, spec.qkv_bias, *stored)
         self.output = Linear(spec.num_heads * spec.head_dim, hidden_size, spec.o_proj_bias, *stored)
@@ -87,68 +84,34 @@ class Attention(nn.Module):
             q [token, head, head_dim], k and v [token, kv_head, head_dim]; q and k normed and rotated where the spec
                 says so.
         """
-        heads, groups = self.spec.num_heads, self.spec.num_kv_heads
-        q, k, v = rearrange(self.qkv(x), "token (head dim) -> token head dim", dim=self.spec.head_dim).split(
-            [heads, groups, groups], dim=1
+        spec, own = self.spec, self.spec.num_own_kv_heads
+        q, gate, k, v = rearrange(self.qkv(x), "token (head dim) -> token head dim", dim=spec.head_dim).split(
+            [spec.num_heads, spec.num_heads * spec.output_gate, own, own], dim=1
         )
         v = v if self.value_norm is None else self.value_norm(v)
+        q = self._placed(q, self.query_norm, cos, sin)
+        k = self._placed(k, self.key_norm, cos, sin) if own else k
+        return torch.cat([q, gate], dim=-1) if spec.output_gate else q, k, self._clipped(v)
+
+    def _placed(self, x: Tensor, norm: nn.Module | None, cos: Angles, sin: Angles) -> Tensor:
+        """Norm, clip and rotate queries or keys [token, head, head_dim], in the order of the spec."""
         late = self.spec.qk_norm is not None and self.spec.qk_norm.after_rotary
-        if late:
-            q, k = self.apply_rotary(q, cos, sin), self.apply_rotary(k, cos, sin)
-        if self.query_norm is not None and self.key_norm is not None:
-            q, k = self.query_norm(q), self.key_norm(k)
-        if self.spec.qkv_clip:
-            q, k, v = (part.clamp(-self.spec.qkv_clip, self.spec.qkv_clip) for part in (q, k, v))
-        return (q, k, v) if late else (self.apply_rotary(q, cos, sin), self.apply_rotary(k, cos, sin), v)
+        x = self.apply_rotary(x, cos, sin) if late else x
+        x = self._clipped(x if norm is None else norm(x))
+        return x if late else self.apply_rotary(x, cos, sin)
 
-    def apply_rotary(self, x: Tensor, cos: Angles, sin: Angles) -> Tensor:
-        return x if cos is None or sin is None else compiled_kernels.rotary(x, cos, sin, self.backend)
+    def _clipped(self, x: Tensor) -> Tensor:
+        return x.clamp(-self.spec.qkv_clip, self.spec.qkv_clip) if self.spec.qkv_clip else x
 
-    def attend(self, q: Tensor, batch: TokenBatch, cache: AttentionCache, backend: Backend | None = None) -> Tensor:
-        """Attend to everything written so far: [token, head, head_dim]; on the module's backend unless given."""
-        rules = self.spec.softcap, self.sink_logits, self.score, self.rules, self.selection
-        parameters = AttentionParameters(self.scale, self.mask, *rules)
-        return cache.attend(q, batch, parameters, backend or self.backend)
+    def attend(self, q: Tensor, batch: TokenBatch, cache: CacheLayer, backend: Backend | None = None) -> Tensor:
+        if not self.spec.output_gate:
+            return super().attend(q, batch, cache, backend)
+        query, gate = q.chunk(2, dim=-1)
+        return super().attend(query.contiguous(), batch, cache, backend) * torch.sigmoid(gate)
 
     def o_proj(self, mixed: Tensor) -> Tensor:
         """Project the result of attention back: [token, head, head_dim] -> [token, hidden]."""
         return self.output(rearrange(mixed, "token head dim -> token (head dim)"))
-
-
-class GatedAttention(Attention):
-    """Attention whose result is multiplied by the sigmoid of a gate (Qwen 3 Next). The gate of a head goes with its
-    query: q is [token, head, query and gate]."""
-
-    def qkv_proj(self, x: Tensor, cos: Angles, sin: Angles) -> tuple[Tensor, Tensor, Tensor]:
-        heads, groups = self.spec.num_heads, self.spec.num_kv_heads
-        q, gate, k, v = rearrange(self.qkv(x), "token (head dim) -> token head dim", dim=self.spec.head_dim).split(
-            [heads, heads, groups, groups], dim=1
-        )
-        if self.query_norm is not None and self.key_norm is not None:
-            q, k = self.query_norm(q), self.key_norm(k)
-        q, k = self.apply_rotary(q, cos, sin), self.apply_rotary(k, cos, sin)
-        return torch.cat([q, gate], dim=-1), k, v
-
-    def attend(self, q: Tensor, batch: TokenBatch, cache: AttentionCache, backend: Backend | None = None) -> Tensor:
-        query, gate = q.chunk(2, dim=-1)
-        return super().attend(query.contiguous(), batch, cache, backend) * torch.sigmoid(gate)
-
-
-class SharedKVAttention(Attention):
-    """Attention of its own queries to the keys and values of an earlier layer (Brandon et al., 2024), which the cache
-    that it is given holds. Its k and v have no heads."""
-
-    def __init__(self, spec: AttentionSpec, *built: Any):
-        super().__init__(spec.model_copy(update={"kv_shared_with": 0}), *built)  # any layer's: alike ones compile once
-
-    def qkv_proj(self, x: Tensor, cos: Angles, sin: Angles) -> tuple[Tensor, Tensor, Tensor]:
-        q = rearrange(self.qkv(x), "token (head dim) -> token head dim", dim=self.spec.head_dim)
-        none = q.new_empty((q.shape[0], 0, q.shape[2]))
-        late = self.spec.qk_norm is not None and self.spec.qk_norm.after_rotary
-        q = self.apply_rotary(q, cos, sin) if late else q
-        q = q if self.query_norm is None else self.query_norm(q)
-        q = q.clamp(-self.spec.qkv_clip, self.spec.qkv_clip) if self.spec.qkv_clip else q
-        return q if late else self.apply_rotary(q, cos, sin), none, none
 
 
 class HeadRMSNorm(RMSNorm):
@@ -197,35 +160,35 @@ def build_head_norm(spec: AttentionSpec, heads: int, norm: NormSpec, backend: Ba
     return HeadNorm(heads, spec, norm)
 
 
-def build_attention(
+def build_mixer(
     spec: AnyAttentionSpec, hidden_size: int, backend: Backend, format: WeightFormat, norm: NormSpec = PLAIN_NORM
-) -> Attention | MLA:
-    """Build the module of one layer's attention: built-in, or custom; of a `RecurrentBlock` what stands in its place.
-    Raises WorkbenchError where that cannot be built."""
+) -> Mixer:
+    """Build the mixer of one layer: attention, built-in or custom, or a recurrence. Raises WorkbenchError where that
+    cannot be built."""
     if isinstance(spec, ShortConvSpec):
-        return cast(Attention, ShortConv(spec, hidden_size, backend, format))
+        return ShortConv(spec, hidden_size, backend, format)
     if isinstance(spec, DeltaNetSpec):
-        return cast(Attention, DeltaNet(spec, hidden_size, backend, format))
+        return DeltaNet(spec, hidden_size, backend, format)
     if isinstance(spec, Mamba2Spec):
-        return cast(Attention, Mamba2(spec, hidden_size, backend, format))
+        return Mamba2(spec, hidden_size, backend, format)
     if isinstance(spec, MLASpec):
         return MLA(spec, hidden_size, backend, format)
     if spec.module is None:
-        built = GatedAttention if spec.output_gate else Attention
-        built = built if spec.kv_shared_with is None else SharedKVAttention
-        return built(spec, hidden_size, backend, format, norm)
+        return Attention(spec, hidden_size, backend, format, norm)
     found, name = load_module(spec.module), f"module {spec.module.path}"
-    arguments = (spec, hidden_size, backend, format, norm)
-    return cast(Attention, build_custom(found, spec.module.arguments, name, *arguments))
+    made = build_custom(found, spec.module.arguments, name, spec, hidden_size, backend, format, norm)
+    if not isinstance(made, Attention):
+        raise WorkbenchError(f"{name}: is no attention; extend workbench.model.layers.Attention")
+    return made
 
 
 def build_custom_attention(
     spec: AttentionSpec, hidden_size: int, backend: Backend, format: WeightFormat, norm: NormSpec, dtype: torch.dtype
-) -> Attention | MLA:
+) -> Mixer:
     """Build a custom module in memory: the random numbers that it draws are the same every time."""
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.manual_seed(0)
-        return build_attention(spec, hidden_size, backend, format, norm).to(dtype).requires_grad_(False)
+        return build_mixer(spec, hidden_size, backend, format, norm).to(dtype).requires_grad_(False)
 
 
 def one_rank(part: Tensor) -> Tensor:
@@ -234,10 +197,13 @@ def one_rank(part: Tensor) -> Tensor:
 
 
 class TransformerBlock(nn.Module):
-    """One layer, one part after the other: attention, then the feed-forward, each normed before, after, or both.
+    """One layer: attention or a recurrence, or both beside one another, then a feed-forward or none. Each is normed
+    before, after, or both; parallel ones all read the layer's input and are added together (GPT-J, 2021).
 
     `before_attention` and `after_attention` are the two sides of the read from the cache.
     """
+
+    recurrent: Mixer  # beside attention, where `beside` says so
 
     def __init__(
         self, kind: LayerSpec, hidden_size: int, backend: Backend, format: WeightFormat,
@@ -246,95 +212,58 @@ class TransformerBlock(nn.Module):
         """Build the block; `residual_scale` multiplies what each part adds, once `sum_over_ranks` has summed it."""
         super().__init__()
         self.sum_over_ranks = sum_over_ranks
+        self.parallel, self.has_feedforward = kind.parallel, kind.intermediate_size > 0
 
         def build(there: bool) -> RMSNorm | LayerNorm | NoNorm:
             return build_norm(hidden_size, norm, backend) if there else NoNorm()
 
-        def build_post(there: bool, scale: float = residual_scale) -> nn.Module:
-            return build(True) if there else nn.Identity() if scale == 1 else ResidualScale(scale)
+        def build_post(scale: float) -> nn.Module:
+            return build(True) if kind.norms != "pre" else nn.Identity() if scale == 1 else ResidualScale(scale)
 
         if kind.norms != "pre" and residual_scale != 1:
             raise WorkbenchError("residual_scale beside norms after a layer's parts is not carried out")
-        self.has_two_norms = kind.parallel != "one_norm"
         self.attention_norm = build(kind.norms != "post")
-        self.attention = build_attention(kind.attention, hidden_size, backend, format, norm)
-        self.feedforward_norm = build(kind.norms != "post" and self.has_two_norms and kind.intermediate_size > 0)
+        self.attention = build_mixer(kind.attention, hidden_size, backend, format, norm)
+        normed = kind.norms != "post" and self.parallel != "one_norm" and self.has_feedforward
+        self.feedforward_norm = build(normed)
         self.feedforward = build_feedforward(kind, hidden_size, backend, format)
-        self.attention_post_norm = build_post(kind.norms != "pre")
-        self.feedforward_post_norm = build_post(kind.norms != "pre", residual_scale * kind.feedforward_scale)
+        attention_scale = residual_scale
+        if kind.beside is not None:
+            self.recurrent = build_mixer(kind.beside.recurrent, hidden_size, backend, format)
+            self.recurrent_post_norm = build_post(residual_scale * kind.beside.recurrent_output_scale)
+            attention_scale *= kind.beside.attention_output_scale
+        self.beside = kind.beside
+        self.attention_post_norm = build_post(attention_scale)
+        self.feedforward_post_norm = build_post(residual_scale * kind.feedforward_scale)
 
     def forward(self, x: Tensor, cos: Angles, sin: Angles, batch: TokenBatch, cache: CacheLayer) -> Tensor:
-        q, k, v = self.before_attention(x, cos, sin)
-        pages = cast(AttentionCache, cache)
-        pages.write(k, v, batch, self.attention.backend)
-        return self.after_attention(x, self.attention.attend(q, batch, pages))
+        if self.beside is None:
+            projected = self.before_attention(x, cos, sin)
+        else:
+            normed = self.attention_norm(x)
+            entering = self.recurrent.project(normed * self.beside.recurrent_input_scale, cos, sin)
+            projected = self.attention.project(normed * self.beside.attention_input_scale, cos, sin)
+            state = self.recurrent.write_and_read(entering, batch, cache)
+            x = x + self.recurrent_post_norm(self.recurrent.o_proj(state))
+        return self.after_attention(x, self.attention.write_and_read(projected, batch, cache))
 
-    def before_attention(self, x: Tensor, cos: Angles, sin: Angles) -> tuple[Tensor, Tensor, Tensor]:
-        return self.attention.qkv_proj(self.attention_norm(x), cos, sin)
+    def before_attention(self, x: Tensor, cos: Angles, sin: Angles) -> tuple[Tensor, ...]:
+        return self.attention.project(self.attention_norm(x), cos, sin)
 
     def after_attention(self, x: Tensor, mixed: Tensor) -> Tensor:
-        """Add attention's result [token, head, head_dim] to x [token, hidden] and run the feed-forward: [token,
+        """Add what attention has read [token, head, head_dim] to x [token, hidden] and run the feed-forward: [token,
         hidden]."""
         read = self.attention_post_norm(self.sum_over_ranks(self.attention.o_proj(mixed)))
-        x, normed = self.feedforward_norm.add_and_norm(x, read)
-        return x + self.feedforward_post_norm(self.sum_over_ranks(self.feedforward(normed)))
+        if not self.has_feedforward:
+            return x + read
+        if self.parallel == "no":
+            total, normed = self.feedforward_norm.add_and_norm(x, read)
+        else:
+            total, normed = x + read, (self.attention_norm if self.parallel == "one_norm" else self.feedforward_norm)(x)
+        return total + self.feedforward_post_norm(self.sum_over_ranks(self.feedforward(normed)))
 
 
-class ParallelBlock(TransformerBlock):
-    """One layer whose attention and feed-forward both read its input and are added together (GPT-J, 2021)."""
-
-    def after_attention(self, x: Tensor, mixed: Tensor) -> Tensor:
-        normed = self.feedforward_norm(x) if self.has_two_norms else self.attention_norm(x)
-        read = self.attention_post_norm(self.sum_over_ranks(self.attention.o_proj(mixed)))
-        return x + read + self.feedforward_post_norm(self.sum_over_ranks(self.feedforward(normed)))
-
-
-class RecurrentBlock(TransformerBlock):
-    """One layer with a recurrent state in place of attention."""
-
-    def forward(self, x: Tensor, cos: Angles, sin: Angles, batch: TokenBatch, cache: CacheLayer) -> Tensor:
-        mixer = cast(ShortConv | DeltaNet | Mamba2, self.attention)
-        return self.after_attention(x, mixer.mix(self.attention_norm(x), batch, cast(StateLayer, cache)))
-
-
-class HybridBlock(TransformerBlock):
-    """One layer with a recurrent part beside attention (see `ParallelRecurrentSpec`)."""
-
-    def __init__(
-        self, kind: LayerSpec, hidden_size: int, backend: Backend, format: WeightFormat,
-        norm: NormSpec = PLAIN_NORM, residual_scale: float = 1.0,
-    ):  # fmt: skip
-        super().__init__(kind, hidden_size, backend, format, norm, residual_scale)
-        assert kind.beside is not None
-        self.beside = kind.beside
-        self.recurrent = build_attention(kind.beside.recurrent, hidden_size, backend, format)
-        self.recurrent_post_norm = ResidualScale(residual_scale * kind.beside.recurrent_output_scale)
-        self.attention_post_norm = ResidualScale(residual_scale * kind.beside.attention_output_scale)
-
-    def forward(self, x: Tensor, cos: Angles, sin: Angles, batch: TokenBatch, cache: CacheLayer) -> Tensor:
-        both, mixer, normed = cast(HybridLayer, cache), cast(Mamba2, self.recurrent), self.attention_norm(x)
-        state = mixer.mix(normed * self.beside.recurrent_input_scale, batch, both.states)
-        q, k, v = self.attention.qkv_proj(normed * self.beside.attention_input_scale, cos, sin)
-        both.attention.write(k, v, batch, self.attention.backend)
-        x = x + self.recurrent_post_norm(mixer.o_proj(state))
-        return self.after_attention(x, self.attention.attend(q, batch, both.attention))
-
-
-class MixerBlock(RecurrentBlock):
-    """One layer with a recurrent state, and no feed-forward (Mamba-2)."""
-
-    def after_attention(self, x: Tensor, mixed: Tensor) -> Tensor:
-        return x + self.attention_post_norm(self.attention.o_proj(mixed))
-
-
-def build_block(
-    kind: LayerSpec, hidden_size: int, backend: Backend, format: WeightFormat, norm: NormSpec, residual_scale: float,
-    sum_over_ranks: SumOverRanks = one_rank,
-) -> TransformerBlock:  # fmt: skip
-    """Build the block of one layer."""
-    built = kind, hidden_size, backend, format, norm, residual_scale
-    if isinstance(kind.attention, RecurrentSpec):
-        return (RecurrentBlock if kind.intermediate_size else MixerBlock)(*built)
-    if kind.beside is not None:
-        return HybridBlock(*built)
-    return (TransformerBlock if kind.parallel == "no" else ParallelBlock)(*built, sum_over_ranks)
+def attention_of(block: TransformerBlock) -> Attention:
+    """Return the grouped-query attention of a block of which a check has said that it has one."""
+    assert isinstance(block.attention, Attention)
+    return block.attention

@@ -11,30 +11,21 @@ import torch
 from einops import einsum, rearrange
 from torch import Tensor, nn
 
-import compiled_kernels
 from compiled_kernels import Backend
-from compiled_kernels.attention import AttentionParameters
-from compiled_kernels.attention_rules import known_rules
-from workbench.batch import TokenBatch
-from workbench.kv_cache.store import AttentionCache
 from workbench.model.attention_spec import MLASpec
-from workbench.model.custom import build_mask, build_score
 from workbench.model.linear import Linear, RMSNorm
+from workbench.model.mixer import Angles, AttentionMixer
 from workbench.model.quantized import WeightFormat
 
 
-class MLA(nn.Module):
+class MLA(AttentionMixer[MLASpec]):
     """Multi-head latent attention: project to latents, absorb, attend to the cache, project back. The cached head is
     the normed latent, then the rotated key; `up` holds U and V of each head, stays dense, and multiplies by torch's
     batched product on every backend."""
 
     def __init__(self, spec: MLASpec, hidden_size: int, backend: Backend, format: WeightFormat):
-        super().__init__()
-        self.spec = spec
-        self.backend = backend
-        self.scale = (spec.qk_nope_head_dim + spec.qk_rope_head_dim) ** -0.5 if spec.scale is None else spec.scale
-        self.mask, self.score = build_mask(spec), build_score(spec)
-        self.rules = known_rules(self.mask, self.score)
+        super().__init__(spec, spec.qk_nope_head_dim + spec.qk_rope_head_dim, backend)
+        self.sink_logits = None
         stored = backend, format.blocks, format.activations_of(format.blocks)
         self.down = Linear(hidden_size, spec.down_proj_columns, spec.qkv_bias, *stored)
         if spec.q_lora_rank is not None:
@@ -44,7 +35,7 @@ class MLA(nn.Module):
         self.up = nn.Parameter(torch.empty(spec.num_heads, spec.qk_nope_head_dim + spec.v_head_dim, spec.kv_lora_rank))
         self.output = Linear(spec.o_proj_inputs, hidden_size, spec.o_proj_bias, *stored)
 
-    def qkv_proj(self, x: Tensor, cos: Tensor | None, sin: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def qkv_proj(self, x: Tensor, cos: Angles, sin: Angles) -> tuple[Tensor, Tensor, Tensor]:
         """Project x [token, hidden] to q [token, head, head_dim] absorbed, k [token, 1, head_dim] as it is cached, and
         k's latent."""
         spec = self.spec
@@ -61,18 +52,12 @@ class MLA(nn.Module):
         k = torch.cat([latent, self.apply_rotary(key[:, None], cos, sin)], dim=2)
         return torch.cat([absorbed, self.apply_rotary(rotary_part, cos, sin)], dim=2), k, latent
 
-    def apply_rotary(self, x: Tensor, cos: Tensor | None, sin: Tensor | None) -> Tensor:
+    def apply_rotary(self, x: Tensor, cos: Angles, sin: Angles) -> Tensor:
         """Rotate x [token, head, dim] by the angles of its tokens; interleaved pairs are brought to halves first, for
         queries and keys alike."""
-        assert cos is not None and sin is not None
         if self.spec.rope_interleave:
             x = rearrange(x, "token head (pair two) -> token head (two pair)", two=2)
-        return compiled_kernels.rotary(x, cos, sin, self.backend)
-
-    def attend(self, q: Tensor, batch: TokenBatch, cache: AttentionCache, backend: Backend | None = None) -> Tensor:
-        """Attend to the cache: weighted sums of latents [token, head, latent]; on the module's backend unless given."""
-        parameters = AttentionParameters(self.scale, self.mask, self.spec.softcap, None, self.score, self.rules)
-        return cache.attend(q, batch, parameters, backend or self.backend)
+        return super().apply_rotary(x, cos, sin)
 
     def o_proj(self, mixed: Tensor) -> Tensor:
         """Project the result of attention back: [token, head, latent] -> [token, hidden]."""

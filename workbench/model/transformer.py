@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from typing import Self, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,27 +15,36 @@ from compiled_kernels.blocked import from_panels, shape_of
 from workbench.batch import TokenBatch
 from workbench.errors import WorkbenchError
 from workbench.kv_cache.format import CacheFormat, KVCacheSpec
+from workbench.kv_cache.layer import CacheLayer
 from workbench.kv_cache.pages import NULL_PAGE, build_cache_groups, pages_for
-from workbench.kv_cache.store import CacheLayer, KVStore
+from workbench.kv_cache.store import KVStore
 from workbench.model.altup import AltUpBlock, Streams
 from workbench.model.attention_spec import AttentionSpec
 from workbench.model.expert_use import ExpertUse
 from workbench.model.feedforward import MixtureOfExperts
 from workbench.model.layers import (
     STORED_PARAMETERS,
-    Angles,
     SumOverRanks,
     TransformerBlock,
-    build_block,
     build_custom_attention,
     one_rank,
 )
 from workbench.model.linear import Linear, build_norm
 from workbench.model.memory import cache_shapes
+from workbench.model.mixer import Angles
 from workbench.model.model_parameters import parameter_shapes
 from workbench.model.quantized import BESIDE, WeightFormat, dequantize, quantize, scales_of
-from workbench.model.rotary import RotaryKey, build_rotary_table, rotaries_of_model, rotary_of_layer
+from workbench.model.rotary import RotaryKey, RotaryTable, build_rotary_table, rotaries_of_model, rotary_of_layer
 from workbench.model.spec import ModelSpec
+
+if TYPE_CHECKING:
+    Item = TypeVar("Item", bound=nn.Module)
+
+    class ModulesOf(nn.ModuleList, Generic[Item]):
+        def __iter__(self) -> Iterator[Item]: ...
+        def __getitem__(self, index: int) -> Item: ...
+else:
+    ModulesOf = nn.ModuleList  # whose items have no type
 
 DENSE = WeightFormat()
 RunBlock = Callable[[TransformerBlock, Tensor, Angles, Angles, TokenBatch, CacheLayer], Tensor]
@@ -51,6 +60,9 @@ class Transformer(nn.Module):
     """A model of `spec` whose operators run on one backend. Weights come from a state (see `hf/weights.py`), stored as
     `format` says."""
 
+    blocks: ModulesOf[TransformerBlock]
+    rotary: ModulesOf[RotaryTable]
+
     def __init__(
         self,
         spec: ModelSpec,
@@ -65,8 +77,8 @@ class Transformer(nn.Module):
         self.expert_use: ExpertUse | None = None  # of mixtures, where it is recorded
         shared = spec.hidden_size, backend, format, spec.norm, spec.residual_scale
         altup = spec.altup
-        self.blocks = nn.ModuleList(
-            build_block(kind, *shared, sum_over_ranks) if altup is None else AltUpBlock(altup, kind, *shared[:-1])
+        self.blocks = ModulesOf(
+            TransformerBlock(kind, *shared, sum_over_ranks) if altup is None else AltUpBlock(altup, kind, *shared[:-1])
             for kind in spec.layers
         )
         self.streams = None if altup is None else Streams(spec, altup, backend, format)
@@ -81,7 +93,7 @@ class Transformer(nn.Module):
         sizes = spec.hidden_size, spec.vocab_size
         self.head = None if self._shared_embedding else Linear(*sizes, spec.head_bias, *stored)
         rotaries = rotaries_of_model(spec)
-        self.rotary = nn.ModuleList(map(build_rotary_table, rotaries))
+        self.rotary = ModulesOf(map(build_rotary_table, rotaries))
         places: dict[RotaryKey | None, int | None] = {rotary: place for place, rotary in enumerate(rotaries)}
         places[None] = None
         self.rotary_of_block = tuple(
@@ -104,7 +116,7 @@ class Transformer(nn.Module):
         if missing or extra:
             raise WorkbenchError(f"{spec.name}: a state of another model: missing {missing[:3]}, extra {extra[:3]}")
         # Not part of any state: computed here, in float64.
-        model.rotary = nn.ModuleList(map(build_rotary_table, rotaries_of_model(spec)))
+        model.rotary = ModulesOf(map(build_rotary_table, rotaries_of_model(spec)))
         return model.requires_grad_(False).to(model.device).eval()
 
     def set_backend(self, backend: Backend) -> None:
@@ -153,7 +165,10 @@ class Transformer(nn.Module):
     @property
     def _dense_parameter(self) -> Tensor:
         """Return a parameter that is never quantized; a norm may have none."""
-        return self.norm.weight if self.norm.weight is not None else cast(nn.Embedding, self.embedding).weight
+        if self.norm.weight is not None:
+            return self.norm.weight
+        assert self.embedding is not None
+        return self.embedding.weight
 
     @property
     def _plain_embedding(self) -> bool:
@@ -166,7 +181,10 @@ class Transformer(nn.Module):
     @property
     def head_tensors(self) -> tuple[Tensor, ...]:
         """Return the head's matrix, and its scales where it has such."""
-        return (cast(nn.Embedding, self.embedding).weight,) if self.head is None else self.head.tensors
+        if self.head is not None:
+            return self.head.tensors
+        assert self.embedding is not None  # the tied matrix
+        return (self.embedding.weight,)
 
     @property
     def weight_bytes(self) -> int:
@@ -208,7 +226,10 @@ class Transformer(nn.Module):
 
     def lookup(self, ids: Tensor) -> Tensor:
         """Look up token ids [token] in the embedding, as it is stored: [token, hidden]."""
-        return cast(Linear, self.head).lookup_rows(ids, self.dtype) if self.embedding is None else self.embedding(ids)
+        if self.embedding is not None:
+            return self.embedding(ids)
+        assert self.head is not None  # the tied matrix
+        return self.head.lookup_rows(ids, self.dtype)
 
     def dense_state(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """Return every parameter as numbers of `dtype`, under its name; a quantized one as it is multiplied with."""
@@ -247,7 +268,7 @@ class Transformer(nn.Module):
             zip(self.blocks, self.rotary_of_block, store.layers, strict=True)
         ):
             cos, sin = (None, None) if rotary is None else angles[rotary]
-            x = run(cast(TransformerBlock, block), x, cos, sin, batch, cache)
+            x = run(block, x, cos, sin, batch, cache)
             if store.on_layer is not None:
                 store.on_layer(layer)
         return x
@@ -328,7 +349,7 @@ def _own_modules(model: Transformer, dtype: torch.dtype) -> set[str]:
     """Build custom attention modules in memory and return the names of parameters that no state has: they keep the
     values of their construction, under a fixed seed."""
     names = set()
-    for index, block in enumerate(cast("list[TransformerBlock]", list(model.blocks))):
+    for index, block in enumerate(model.blocks):
         spec, attention = model.spec, model.spec.layers[index].attention
         if isinstance(attention, AttentionSpec) and attention.module is not None:
             built = attention, spec.hidden_size, model.backend, model.format, spec.norm, dtype

@@ -17,7 +17,6 @@ from torch import Tensor
 from workbench.batch import TokenBatch
 from workbench.executors.programs.inductor import InductorProgram
 from workbench.kv_cache.store import KVStore
-from workbench.model.layers import TransformerBlock
 from workbench.tensor_parallel.ranks import Ranks
 from workbench.tensor_parallel.transformer import TensorParallelTransformer
 
@@ -58,7 +57,7 @@ class RankGraphs(InductorProgram):
     def __init__(self, model: TensorParallelTransformer, store: KVStore):
         total = RankSum.of(model.ranks)
         for block in model.blocks:
-            cast(TransformerBlock, block).sum_over_ranks = total
+            block.sum_over_ranks = total
         super().__init__(model, store)
 
     @torch.inference_mode()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -16,8 +15,9 @@ from compiled_kernels.masks import Score, is_normalized
 from workbench.kv_cache.format import CacheFormat, KVCacheSpec
 from workbench.model.attention_spec import AnyAttentionSpec, AttentionSpec
 from workbench.model.custom import build_mask, build_score
-from workbench.model.layers import Attention, HeadRMSNorm
+from workbench.model.layers import HeadRMSNorm
 from workbench.model.memory import cache_shapes
+from workbench.model.mixer import AttentionMixer
 from workbench.model.quantized import WeightFormat
 from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
@@ -76,7 +76,8 @@ class TensorParallelTransformer(Transformer):
         model = cls.from_state(spec_of_rank(spec, ranks.rank, ranks.size), state, backend, format, ranks.all_reduce)
         model.ranks, model.rank_spec, model.spec = ranks, model.spec, spec
         for block, layer in zip(model.blocks, spec.layers, strict=True):
-            _see_all_heads(cast(Attention, block.attention), layer.attention, ranks)
+            assert isinstance(block.attention, AttentionMixer)  # see `cut.problem_of_ranks`
+            _see_all_heads(block.attention, layer.attention, ranks)
         return model
 
     def cache_shapes(self, format: CacheFormat | None = None) -> tuple[KVCacheSpec, ...]:
@@ -151,7 +152,7 @@ def _first_largest(rows: Tensor) -> Tensor:
     return torch.from_numpy(rows.numpy().argmax(-1)) if rows.is_cpu else rows.argmax(-1)
 
 
-def _see_all_heads(own: Attention, whole: AnyAttentionSpec, ranks: Ranks) -> None:
+def _see_all_heads(own: AttentionMixer, whole: AnyAttentionSpec, ranks: Ranks) -> None:
     """Let a rank's attention know what depends on all heads: the number of each, and norms over all of them."""
     heads = whole.num_heads // ranks.size
     own.mask = build_mask(whole, ranks.rank * heads, heads)

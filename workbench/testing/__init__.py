@@ -10,13 +10,14 @@ if TYPE_CHECKING:
     from workbench.testing.eviction import check_evict
     from workbench.testing.kv_format import check_kv_format
     from workbench.testing.policies import check_policy
+    from workbench.testing.programs import check_program
     from workbench.testing.proposers import check_proposer
     from workbench.testing.rankings import check_ranking, check_search
     from workbench.testing.samplers import check_sampler
 
 __all__ = [
-    "check_attention", "check_evict", "check_kv_format", "check_policy", "check_proposer", "check_ranking",
-    "check_sampler", "check_search",
+    "check_attention", "check_evict", "check_kv_format", "check_policy", "check_program", "check_proposer",
+    "check_ranking", "check_sampler", "check_search",
 ]  # fmt: skip
 
 _HOMES = {
@@ -24,6 +25,7 @@ _HOMES = {
     "check_evict": "workbench.testing.eviction",
     "check_kv_format": "workbench.testing.kv_format",
     "check_policy": "workbench.testing.policies",
+    "check_program": "workbench.testing.programs",
     "check_proposer": "workbench.testing.proposers",
     "check_ranking": "workbench.testing.rankings",
     "check_search": "workbench.testing.rankings",

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from workbench.kv_cache.budget import EvictionBudget
 from workbench.kv_cache.eviction import AnyPolicy, EvictionPolicy, LayerEvictionPolicy, LayerTokens
-from workbench.model.layers import Attention, TransformerBlock
+from workbench.model.mixer import AttentionMixer
 from workbench.model.transformer import Transformer
 
 Stored = Callable[[Tensor], Tensor]  # rows of keys or values [token, kv_head, head_dim] as the cache gives them back
@@ -112,10 +112,10 @@ def _row(
 ) -> Tensor:
     x = model.embed(torch.tensor([token]))
     for block, rotary, heads in zip(model.blocks, model.rotary_of_block, kept, strict=True):
-        block = cast(TransformerBlock, block)
         cos, sin = (None, None) if rotary is None else model.rotary[rotary](torch.tensor([position]))
         q, k, v = block.before_attention(x, cos, sin)
-        scale, shares = cast(Attention, block.attention).scale, q[0].chunk(len(heads))
+        assert isinstance(block.attention, AttentionMixer)
+        scale, shares = block.attention.scale, q[0].chunk(len(heads))
         k, v = (rows if rows is None or not len(rows[0]) else stored(rows) for rows in (k, v))
         for head, key, value in zip(heads, k[0], v[0], strict=False):  # none, where the heads are another layer's
             head.add(key, value)

@@ -59,10 +59,13 @@ class DraftScenario:
             Request(f"request {i}", tuple(tokenizer.encode(TEXTS[text])), greedy) for i, text in enumerate(self.texts)
         ]
 
-    def runner(self, speculate: Speculation, listener: Callable[[Event], None] | None = None) -> Runner:
+    def runner(
+        self, speculate: Speculation, listener: Callable[[Event], None] | None = None, program: Any = None
+    ) -> Runner:
         config = EngineConfig.build(
             self.model, dtype="float64", backend="eager", page_size=PAGE_SIZE, pages=self.pages, max_num_seqs=MAX_SEQS,
             max_num_batched_tokens=MAX_BATCHED_TOKENS, prefix="radix", speculate=speculate,
+            program=program,
         )  # fmt: skip
         return Runner(config, _target(self.model), listener=listener)
 
@@ -125,10 +128,11 @@ def _run(
         raise LawBroken(f"{objection}, on {scenario}") from None
     finally:
         runner.core.speculator.proposer = recorded.inner
-    return _tokens(events, scenario), recorded, events
+    return tokens_by_request(events, scenario), recorded, events
 
 
-def _tokens(events: list[Event], scenario: DraftScenario) -> dict[str, tuple[int, ...]]:
+def tokens_by_request(events: list[Event], scenario: DraftScenario) -> dict[str, tuple[int, ...]]:
+    """Return the tokens of each request of a scenario; LawBroken where one did not end by its length."""
     ends = [event for event in events if isinstance(event, Finished)]
     for end in ends:
         if end.reason != "length":
@@ -142,19 +146,19 @@ def _target(model: str) -> LoadedModel:
 
 
 @functools.lru_cache(maxsize=256)
-def _plain(scenario: DraftScenario) -> dict[str, tuple[int, ...]]:
+def plain_tokens(scenario: DraftScenario) -> dict[str, tuple[int, ...]]:
     """Return the tokens without drafts, of each request alone."""
     events: list[Event] = []
     for request in scenario.requests():
         runner = scenario.runner(NoSpeculation(), events.append)
         for _ in runner.stream([request]):
             pass
-    return _tokens(events, scenario)
+    return tokens_by_request(events, scenario)
 
 
 def _same_text(speculate: Speculation, scenario: DraftScenario) -> None:
     found, _, _ = _run(speculate, scenario)
-    wanted = _plain(scenario)
+    wanted = plain_tokens(scenario)
     for name, tokens in found.items():
         if tokens != wanted[name]:
             at = next(i for i, (a, b) in enumerate(zip(tokens, wanted[name], strict=True)) if a != b)
@@ -179,7 +183,7 @@ def _forgets(speculate: Speculation, scenario: DraftScenario) -> None:
         raise LawBroken(f"still keeps {', '.join(sorted(left))} when everything has ended, on {scenario}")
     others = tuple((text + 1) % len(TEXTS) for text in scenario.texts)
     other = replace(scenario, texts=others, output_tokens=6)
-    if _run(speculate, other, runner)[0] != _plain(other):
+    if _run(speculate, other, runner)[0] != plain_tokens(other):
         raise LawBroken(f"gives another text under an id that was used before, on {other}")
 
 

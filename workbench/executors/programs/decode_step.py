@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -33,8 +32,7 @@ from workbench.kv_cache.pages import NULL_PAGE, pages_for
 from workbench.kv_cache.quantized import QuantizedLayer
 from workbench.kv_cache.store import DenseLayer, KVStore
 from workbench.model.feedforward import GatedMLP, MixtureOfExperts
-from workbench.model.layers import Attention as AttentionModule
-from workbench.model.layers import TransformerBlock
+from workbench.model.layers import TransformerBlock, attention_of
 from workbench.model.linear import Linear, RMSNorm
 from workbench.model.transformer import Transformer
 from workbench.scheduler.plan import StepPlan
@@ -175,7 +173,7 @@ def step_shape(
 ) -> StepShape:
     """Return the compile-time shape of a step of `rows`, over a dense cache unless given."""
     cache_specs = cache_specs or model.cache_shapes()
-    blocks = [cast(TransformerBlock, block) for block in model.blocks]
+    blocks = list(model.blocks)
     threads = torch.get_num_threads()
     groups = min(kind.attention.num_kv_heads for kind in model.spec.layers)
     return StepShape(
@@ -195,7 +193,7 @@ def step_shape(
 
 
 def _layer(block: TransformerBlock, cache: KVCacheSpec, rotary: int | None) -> LayerShape:
-    attention, feedforward = cast(AttentionModule, block.attention), block.feedforward
+    attention, feedforward = attention_of(block), block.feedforward
     spec, experts = attention.spec, feedforward if isinstance(feedforward, MixtureOfExperts) else None
     rules = rules_of(attention.mask, attention.score, "decode_step", "mlir")
     if experts is not None:
@@ -203,8 +201,9 @@ def _layer(block: TransformerBlock, cache: KVCacheSpec, rotary: int | None) -> L
         down = _expert_layout(experts.down, experts.down_scales)
         width = stack_width(experts.down)
     else:
-        dense = cast(GatedMLP, feedforward)
-        gate_up, down, width = _stored(dense.gate_up), _stored(dense.down), dense.down.in_features
+        assert isinstance(feedforward, GatedMLP)
+        gate_up, down = _stored(feedforward.gate_up), _stored(feedforward.down)
+        width = feedforward.down.in_features
     return LayerShape(
         num_heads=spec.num_heads,
         num_kv_heads=spec.num_kv_heads,
@@ -275,13 +274,12 @@ def _weight(format: MatrixFormat, dtype: torch.dtype, bias: bool = False) -> Wei
 
 def step_tensors(model: Transformer, store: KVStore) -> dict[str, Tensor]:
     """Return weights and pages by their names in a step."""
-    blocks = [cast(TransformerBlock, block) for block in model.blocks]
     found: dict[str, Tensor] = {"norm": _norm_weight(model.norm)}
     found |= {f"head_{i}": tensor for i, tensor in enumerate(model.head_tensors)}
-    for index, (block, cache) in enumerate(zip(blocks, store.layers, strict=True)):
+    for index, (block, cache) in enumerate(zip(model.blocks, store.layers, strict=True)):
         found[f"attention_norm_{index}"] = _norm_weight(block.attention_norm)
         found[f"feedforward_norm_{index}"] = _norm_weight(block.feedforward_norm)
-        attention, feedforward = cast(AttentionModule, block.attention), block.feedforward
+        attention, feedforward = attention_of(block), block.feedforward
         products = {"qkv": attention.qkv, "output": attention.output}
         if isinstance(feedforward, MixtureOfExperts):
             products["router"] = feedforward.router
@@ -291,8 +289,8 @@ def step_tensors(model: Transformer, store: KVStore) -> dict[str, Tensor]:
                 if scales is not None:
                     found[f"{name}1_{index}"] = scales[..., 0].flatten(0, 1) if in_panels(scales) else scales.flatten()
         else:
-            dense = cast(GatedMLP, feedforward)
-            products |= {"gate_up": dense.gate_up, "down": dense.down}
+            assert isinstance(feedforward, GatedMLP)
+            products |= {"gate_up": feedforward.gate_up, "down": feedforward.down}
         for name, linear in products.items():
             found |= {f"{name}{i}_{index}": _stored_words(tensor) for i, tensor in enumerate(linear.tensors)}
         if attention.query_norm is not None and attention.key_norm is not None:
@@ -312,7 +310,8 @@ def step_tensors(model: Transformer, store: KVStore) -> dict[str, Tensor]:
 
 def _norm_weight(norm: Module) -> Tensor:
     """Return the weight of a norm of the compiled step: a root-mean-square norm."""
-    return cast(RMSNorm, norm).weight
+    assert isinstance(norm, RMSNorm)
+    return norm.weight
 
 
 def _stored_words(tensor: Tensor) -> Tensor:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -25,8 +24,10 @@ from workbench.executors.guards import compile_key
 from workbench.executors.packing import bucket_for
 from workbench.executors.programs.kernels import StepKernels, one_function, two_sides
 from workbench.executors.programs.program import StepProgram, Timed
-from workbench.kv_cache.store import AttentionCache, CacheLayer, KVStore
-from workbench.model.layers import Angles, TransformerBlock
+from workbench.kv_cache.layer import CacheLayer
+from workbench.kv_cache.store import KVStore
+from workbench.model.layers import TransformerBlock
+from workbench.model.mixer import Angles
 from workbench.model.transformer import RunBlock, Transformer
 from workbench.scheduler.plan import StepPlan
 
@@ -68,7 +69,7 @@ class InductorProgram(StepProgram):
         return graph_count() - self._before_this
 
     def reset(self) -> None:
-        self._sides = {block: _Sides.from_block(cast(TransformerBlock, block)) for block in self.model.blocks}
+        self._sides = {block: _Sides.from_block(block) for block in self.model.blocks}
 
     def accept(self, plan: StepPlan) -> StepPlan:
         return plan.as_decode_rows()
@@ -110,10 +111,8 @@ class InductorProgram(StepProgram):
         self, block: TransformerBlock, x: Tensor, cos: Angles, sin: Angles, batch: TokenBatch, cache: CacheLayer
     ) -> Tensor:
         sides, backend = self._sides[block], self.attention_backend
-        q, k, v = sides.before(block, x, cos, sin)
-        pages = cast(AttentionCache, cache)  # the capability table refuses recurrent layers
-        pages.write(k, v, batch, backend)
-        return sides.after(block, x, block.attention.attend(q, batch, pages, backend))
+        projected = sides.before(block, x, cos, sin)
+        return sides.after(block, x, block.attention.write_and_read(projected, batch, cache, backend))
 
     def kernels(self, length: int) -> StepKernels:
         attention = str(self.attention_backend)
@@ -144,7 +143,7 @@ class _Sides:
     """A block compiled whole, and as the two sides of its attention; shared by all blocks of the same structure."""
 
     whole: Callable[..., Tensor]
-    before: Callable[..., tuple[Tensor, Tensor, Tensor]]
+    before: Callable[..., tuple[Tensor, ...]]
     after: Callable[..., Tensor]
 
     @classmethod

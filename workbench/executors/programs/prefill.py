@@ -6,8 +6,6 @@ decodes alike, go through a side together. The residual stream is float32.
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 from torch import Tensor
 
@@ -22,9 +20,8 @@ from workbench.executors.programs.decode_step import check_mlir_step, step_shape
 from workbench.executors.programs.kernels import two_sides
 from workbench.executors.programs.program import StepProgram, Timed
 from workbench.executors.programs.rows import RowsProgram
-from workbench.kv_cache.store import AttentionCache, KVStore
+from workbench.kv_cache.store import KVStore
 from workbench.model.feedforward import MixtureOfExperts
-from workbench.model.layers import TransformerBlock
 from workbench.model.linear import Linear
 from workbench.model.transformer import Transformer
 from workbench.scheduler.plan import StepPlan
@@ -73,11 +70,7 @@ class PrefillProgram(StepProgram):
         x.copy_(model.embed(batch.token_ids))
         tap.note(0, x)
         for layer, (block, module, cache) in enumerate(zip(blocks, model.blocks, self.store.layers, strict=True)):
-            attention = cast(TransformerBlock, module).attention
-            q, k, v = block.before(rows)
-            pages = cast(AttentionCache, cache)  # the capability table refuses recurrent layers
-            pages.write(k, v, batch, Backend.MLIR)
-            block.after(attention.attend(q, batch, pages, Backend.MLIR))
+            block.after(module.attention.write_and_read(block.before(rows), batch, cache, Backend.MLIR))
             tap.note(layer + 1, x)
             if self.store.on_layer is not None:
                 self.store.on_layer(layer)

@@ -13,11 +13,10 @@ from torch import Tensor, nn
 from torch.nn.functional import silu, softplus
 
 from compiled_kernels import Backend
-from workbench.batch import TokenBatch
-from workbench.kv_cache.states import StateLayer
-from workbench.model.linear import Linear
+from workbench.kv_cache.layer import States
+from workbench.model.mixer import Angles
 from workbench.model.quantized import WeightFormat
-from workbench.model.recurrent.short_conv import CausalConv, rms_norm_rows
+from workbench.model.recurrent.mixer import RecurrentMixer, rms_norm_rows
 from workbench.model.recurrent.spec import DeltaNetSpec
 
 CHUNK_TOKENS = 32
@@ -73,36 +72,28 @@ def delta_rule_by_chunk(
     return torch.cat(outputs, dim=2).transpose(1, 2), state
 
 
-class DeltaNet(nn.Module):
+class DeltaNet(RecurrentMixer[DeltaNetSpec]):
     """Qwen 3 Next's layer: a convolution of queries, keys and values, the gated delta rule, a gated norm."""
 
     def __init__(self, spec: DeltaNetSpec, hidden_size: int, backend: Backend, format: WeightFormat):
-        super().__init__()
-        self.spec, self.backend = spec, backend
-        stored = backend, format.blocks, format.activations_of(format.blocks)
-        self.input = Linear(hidden_size, spec.input_columns, False, *stored)
-        self.conv = CausalConv(spec.channels, spec.kernel, False)
+        super().__init__(spec, hidden_size, backend, format)
         self.log_decay = nn.Parameter(torch.empty(spec.num_value_heads))
         self.decay_bias = nn.Parameter(torch.empty(spec.num_value_heads))
         self.norm_weight = nn.Parameter(torch.empty(spec.value_dim))
-        self.output = Linear(spec.o_proj_inputs, hidden_size, False, *stored)
 
-    def mix(self, x: Tensor, batch: TokenBatch, states: StateLayer) -> Tensor:
-        """Run the layer up to its output projection, and keep the states: [token, hidden] -> [token, head value]."""
-        heads, values = self.spec.num_value_heads, self.spec.o_proj_inputs
-        mixed, z, gates = self.input(x).split([self.spec.channels, values, 2 * heads], dim=-1)
-        y = states.scan(torch.cat([mixed, gates], dim=-1), batch, self._step)
-        by_head = (rearrange(part, "token (head dim) -> token head dim", head=heads) for part in (y, z))
-        return rearrange(self._norm(*by_head), "token head dim -> token (head dim)").to(x.dtype)
+    def project(self, x: Tensor, cos: Angles, sin: Angles) -> tuple[Tensor, ...]:
+        widths = [self.spec.channels, self.spec.o_proj_inputs, 2 * self.spec.num_value_heads]
+        mixed, z, gates = self.input(x).split(widths, dim=-1)
+        return torch.cat([mixed, gates], dim=-1), z
 
-    def o_proj(self, mixed: Tensor) -> Tensor:
-        """Project back: [token, head value] -> [token, hidden]."""
-        return self.output(mixed)
+    def gated(self, y: Tensor, gate: Tensor) -> Tensor:
+        y, z = (
+            rearrange(part, "token (head dim) -> token head dim", head=self.spec.num_value_heads) for part in (y, gate)
+        )
+        normed = rms_norm_rows(y, self.norm_weight, self.spec.eps) * silu(z.to(y.dtype))
+        return rearrange(normed, "token head dim -> token (head dim)")
 
-    def _norm(self, y: Tensor, z: Tensor) -> Tensor:
-        return rms_norm_rows(y, self.norm_weight, self.spec.eps) * silu(z.to(y.dtype))
-
-    def _step(self, rows: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def step(self, rows: Tensor, states: States) -> tuple[Tensor, States]:
         spec, (tail, state) = self.spec, states
         mixed, b, a = rows.split([spec.channels, spec.num_value_heads, spec.num_value_heads], dim=-1)
         mixed, tail = self.conv(mixed, tail)

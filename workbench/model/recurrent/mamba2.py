@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from torch.nn.functional import silu, softplus
 
 from compiled_kernels import Backend
-from workbench.batch import TokenBatch
-from workbench.kv_cache.states import StateLayer
-from workbench.model.linear import Linear
+from workbench.kv_cache.layer import States
+from workbench.model.mixer import Angles
 from workbench.model.quantized import WeightFormat
-from workbench.model.recurrent.short_conv import CausalConv, rms_norm_rows
+from workbench.model.recurrent.mixer import RecurrentMixer, rms_norm_rows
 from workbench.model.recurrent.spec import Mamba2Spec
 
 CHUNK_TOKENS = 64
@@ -55,29 +54,23 @@ def scan_by_chunk(x: Tensor, decay: Tensor, b: Tensor, c: Tensor, state: Tensor)
     return torch.cat(outputs, dim=2).transpose(1, 2), state
 
 
-class Mamba2(nn.Module):
+class Mamba2(RecurrentMixer[Mamba2Spec]):
     """Mamba-2's layer: a convolution of inputs and directions, the recurrence, a gate, and a norm by group."""
 
     def __init__(self, spec: Mamba2Spec, hidden_size: int, backend: Backend, format: WeightFormat):
-        super().__init__()
-        self.spec, self.backend = spec, backend
-        stored = backend, format.blocks, format.activations_of(format.blocks)
-        self.input = Linear(hidden_size, spec.input_columns, spec.bias, *stored)
-        self.conv = CausalConv(spec.channels, spec.kernel, spec.conv_bias)
+        super().__init__(spec, hidden_size, backend, format, (spec.bias, spec.conv_bias, spec.o_proj_has_bias))
         self.log_decay = nn.Parameter(torch.empty(spec.heads))
         self.step_bias = nn.Parameter(torch.empty(spec.heads))
         self.skip = nn.Parameter(torch.empty(spec.heads))
         self.norm_weight = None if spec.norm == "none" else nn.Parameter(torch.empty(spec.o_proj_inputs))
-        self.output = Linear(spec.o_proj_inputs, hidden_size, spec.o_proj_has_bias, *stored)
 
-    def mix(self, x: Tensor, batch: TokenBatch, states: StateLayer) -> Tensor:
-        """Run the layer up to its output projection, and keep the states: [token, hidden] -> [token, head dim]."""
-        spec = self.spec
-        z, rows = self._columns(x).split([spec.o_proj_inputs, spec.channels + spec.heads], dim=-1)
-        y = states.scan(rows, batch, self._step)
-        gate = silu(z.to(y.dtype))
-        y = self._norm(y) * gate if spec.norm == "before_gate" else self._norm(y * gate)
-        return y.to(x.dtype)
+    def project(self, x: Tensor, cos: Angles, sin: Angles) -> tuple[Tensor, ...]:
+        z, rows = self._columns(x).split([self.spec.o_proj_inputs, self.spec.channels + self.spec.heads], dim=-1)
+        return rows, z
+
+    def gated(self, y: Tensor, gate: Tensor) -> Tensor:
+        gate = silu(gate.to(y.dtype))
+        return self._norm(y) * gate if self.spec.norm == "before_gate" else self._norm(y * gate)
 
     def _columns(self, x: Tensor) -> Tensor:
         columns, spec = self.input(x), self.spec
@@ -93,11 +86,7 @@ class Mamba2(nn.Module):
         weight = rearrange(self.norm_weight, "(group dim) -> group dim", group=self.spec.groups)
         return rearrange(rms_norm_rows(y, weight, self.spec.eps), "token group dim -> token (group dim)")
 
-    def o_proj(self, mixed: Tensor) -> Tensor:
-        """Project back: [token, head dim] -> [token, hidden]."""
-        return self.output(mixed)
-
-    def _step(self, rows: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def step(self, rows: Tensor, states: States) -> tuple[Tensor, States]:
         spec, (tail, state) = self.spec, states
         mixed, steps = rows.split([spec.channels, spec.heads], dim=-1)
         mixed, tail = self.conv(mixed, tail)

@@ -86,6 +86,11 @@ class ShortConvSpec(RecurrentSpec):
     bias: bool = False  # on the convolution and both projections
 
     @property
+    def input_columns(self) -> int:
+        """Return the columns of the projection: b, c and x."""
+        return 3 * self.channels
+
+    @property
     def state_shapes(self) -> tuple[tuple[int, ...], ...]:
         return ((self.channels, self.kernel - 1),)
 

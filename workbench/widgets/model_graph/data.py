@@ -173,10 +173,10 @@ class _LayerOperators:
     def _mixer(self, spec: RecurrentSpec, module: str, prefix: str, side: Side) -> Iterator[ModelOperator]:
         hidden = self.spec.hidden_size
         output = hidden * spec.o_proj_inputs
-        timer = f"{module}.mix"
-        yield self._product(f"{prefix}input projection", timer, side, spec.matrix_parameters(hidden) - output)
-        flops, moved = spec.state_flops * self.step.length, 2.0 * spec.state_bytes
-        yield self._counted(f"{prefix}state", timer, side, flops, moved, f"{spec.kind}: read and written once")
+        entering = spec.matrix_parameters(hidden) - output
+        yield self._product(f"{prefix}input projection", f"{module}.project", side, entering)
+        flops, moved, note = spec.state_flops * self.step.length, 2.0 * spec.state_bytes, "read and written once"
+        yield self._counted(f"{prefix}state", f"{module}.write_and_read", side, flops, moved, f"{spec.kind}: {note}")
         yield self._product(f"{prefix}output projection", f"{module}.output", "after", output)
 
     def _feedforward(self) -> Iterator[ModelOperator]:

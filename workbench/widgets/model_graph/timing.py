@@ -18,7 +18,7 @@ from workbench.executors.contention import StepThreads
 from workbench.executors.programs.eager import EagerProgram
 from workbench.executors.reference import CacheLayout, single_decode_step
 from workbench.executors.step_runner import StepRunner
-from workbench.kv_cache.store import HybridLayer, KVStore
+from workbench.kv_cache.store import KVStore
 from workbench.model.transformer import Transformer
 from workbench.scheduler.plan import Span, StepPlan
 from workbench.widgets.model_graph.data import GraphStep
@@ -35,7 +35,8 @@ BLOCK_CALLS = (
     ("attention", "apply_rotary", "rotary"),
     ("attention", "attend", "attend"),
     ("attention", "o_proj", "o_proj"),
-    ("attention", "mix", "attention.mix"),
+    ("attention", "project", "attention.project"),
+    ("attention", "write_and_read", "attention.write_and_read"),
     ("attention.qkv", "forward", "qkv"),
     ("attention.down", "forward", "qkv"),
     ("attention.query_up", "forward", "query_up"),
@@ -44,7 +45,8 @@ BLOCK_CALLS = (
     ("attention.value_norm", "forward", "head_norms"),
     ("attention.latent_norm", "forward", "head_norms"),
     ("attention.output", "forward", "attention.output"),
-    ("recurrent", "mix", "recurrent.mix"),
+    ("recurrent", "project", "recurrent.project"),
+    ("recurrent", "write_and_read", "recurrent.write_and_read"),
     ("recurrent.output", "forward", "recurrent.output"),
     ("attention_post_norm", "forward", "attention_post_norm"),
     ("feedforward_norm", "forward", "feedforward_norm"),
@@ -199,5 +201,4 @@ def _attach(timers: CallTimers, model: Transformer, store: KVStore) -> None:
             for name in path.split(".") if path else ():
                 owner = getattr(owner, name, None)
             timers.wrap(owner, method, f"blocks.{index}.{timer}")
-        pages = cache.attention if isinstance(cache, HybridLayer) else cache
-        timers.wrap(pages, "write", f"blocks.{index}.write")
+        timers.wrap(cache, "write", f"blocks.{index}.write")
