@@ -302,6 +302,19 @@ def test_what_was_preempted_and_found_in_the_cache_is_so_again() -> None:
     assert f"{names[0]}: identical tokens" in str(alone) and "steps" in alone._repr_html_()
 
 
+def test_a_cut_beam_is_compared_as_it_was_then() -> None:
+    """A cancel in the midst of a step, at whose end a beam may go on with the other one's tokens, or have its text."""
+    settings = {"pages": 20, "max_num_batched_tokens": 16, "max_num_seqs": 3}
+    cut = 0
+    for number in range(6, 40):
+        traffic = Traffic(((0.0, 11, 9, {"beams": 2}),), settings, (number,), seed=1, quick=True)
+        before = record(traffic, Clock(1, 0.05))
+        found = replayed(traffic, before, "r0")
+        assert found.identical, str(found)
+        cut += any(each.is_cut and each.tokens for each in found.samples)
+    assert cut
+
+
 def test_what_was_not_answered_is_not_replayed() -> None:
     traffic = replace(busy(), quick=True)
     before = record(traffic, Clock(1, 0.2))

@@ -48,14 +48,7 @@ class TracedPrompt:
         cls, time: Seconds, prompt: Prompt, breakpoints: Sequence[int] = (), output: int = 0, tenant: str = ""
     ) -> TracedPrompt:
         """Return an assembled prompt with the ends of its parts."""
-        ends: dict[str, int] = {}
-        for segment in prompt.segments:
-            part = segment.name.split(" ")[0].rstrip(":")
-            if segment.turn is not None:
-                ends[f"turn {segment.turn}"] = segment.end
-            elif part in ("system", "tool"):
-                ends["tools" if part == "tool" else part] = segment.end
-        return cls(time, prompt.ids, ends, tuple(breakpoints), output, tenant)
+        return cls(time, prompt.ids, prompt.part_ends(), tuple(breakpoints), output, tenant)
 
 
 Placement = Callable[[TracedPrompt], Iterable[int]]  # the ends of the prefixes that it marks, in tokens

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from workbench.display import Displayable, Table
 from workbench.engine.config import EngineConfig
+from workbench.engine.inputs import sample_id
 from workbench.engine.loaded_model import LoadedModel
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
@@ -192,6 +193,9 @@ class ReplayWork:
         self._before: Counter[str] = Counter()  # tokens computed beforehand, by sequence
         self._otherwise: list[str] = []  # spans that are not as recorded
         self._ends: dict[tuple[str, int], Finished] = {}
+        cut = [(name, end) for name, each in self.served.items() for end in each.ends if end.reason not in OWN_END]
+        self._cuts = {sample_id(name, end.sample): len(end.token_ids) for name, end in cut}
+        self._as_cut: dict[str, tuple[int, ...]] = {}  # by sequence
         self._planned: deque[SpanRecord] = deque()
         self._queue: deque[Event] = deque()
         self.runner = self._build(model)
@@ -248,6 +252,7 @@ class ReplayWork:
                 self.runner.step()
             except WorkbenchError as error:
                 raise WorkbenchError(f"replay: step {ids} cannot be formed: {error}") from error
+            self._note_cuts()
             made = {span.sequence: span for span in self._planned}
             idle = 0 if any(each.sequence in made for each in left) else idle + 1
             steps_left -= 1
@@ -278,6 +283,12 @@ class ReplayWork:
             then, now = (f"{each.tokens} tokens from {each.start}" for each in (recorded, made))
             self._otherwise.append(f"step {step}: {recorded.sequence} had {then}, has {now}")
 
+    def _note_cuts(self) -> None:
+        """Note the tokens of samples that have as many as they had when they were ended from outside."""
+        for name, sequence in self.runner.tracker.sequences.items():
+            if self._cuts.get(name) == len(sequence.output_ids):
+                self._as_cut[name] = (*sequence.output_ids,)
+
     def _note(self, event: Event) -> None:
         if isinstance(event, StepPlanned):
             self._planned.extend(event.spans)
@@ -302,6 +313,8 @@ class ReplayWork:
         is_cut = recorded.reason not in OWN_END
         if is_cut:
             now = now[: len(was)]
+            # A beam was cut in the search, or as its result was handed out, which may be another beam's text.
+            now = now if now == was else self._as_cut.get(sample_id(name, recorded.sample), now)
         place = next((n for n, (one, two) in enumerate(zip(was, now, strict=False)) if one != two), None)
         if place is None and len(was) != len(now):
             place = min(len(was), len(now))

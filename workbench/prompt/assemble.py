@@ -120,6 +120,17 @@ class Prompt(Displayable):
     end_token_ids: tuple[int, ...] = ()
     decode: Callable[[Sequence[int]], str] = field(default=str, repr=False, compare=False)
 
+    def part_ends(self) -> dict[str, int]:
+        """Return the end in tokens of each part behind which a breakpoint may stand: `tools`, `system`, `turn 0`."""
+        ends: dict[str, int] = {}
+        for segment in self.segments:
+            part = segment.name.split(" ")[0].rstrip(":")
+            if segment.turn is not None:
+                ends[f"turn {segment.turn}"] = segment.end
+            elif part in ("system", "tool"):
+                ends["tools" if part == "tool" else part] = segment.end
+        return ends
+
     def divergence(self, previous: Prompt) -> Divergence | None:
         """Return where this prompt parts from `previous` and the answer to it; None if it begins with both."""
         expected = previous.ids

@@ -71,6 +71,11 @@ class Scheduler:
         self._padded_rows = 0
         self._queue.changed = True
 
+    @property
+    def seconds_per_prefill_token(self) -> float:
+        """Return the seconds of a step for each prompt token in it, decodes included; 0 while none is measured."""
+        return self._prefill_rate.seconds_per_token
+
     def set_limits(self, limits: SchedulerLimits) -> None:
         """Plan by `limits` from the next step on.
 
@@ -243,7 +248,7 @@ class Scheduler:
                 step.allocate_pages()
                 return step
             running = self.running, step.decodes, step.prefills
-            rate = self._prefill_rate.seconds_per_token
+            rate = self.seconds_per_prefill_token
             state = views.state(self._steps, running, step.reserved_pages, queue.by_id, now, rate)
             decision = call_policy(self.policy, state)
             step.serve(decision)

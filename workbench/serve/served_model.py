@@ -134,6 +134,11 @@ class ServedModel:
         return cache.page_size if isinstance(cache.prefix, RadixPrefixCache) else None
 
     @property
+    def seconds_per_prefill_token(self) -> float:
+        """Return what a token of a prompt takes; 0 while none is measured, and of a cluster, whose replicas differ."""
+        return self.runner.scheduler.seconds_per_prefill_token if isinstance(self.runner, Runner) else 0.0
+
+    @property
     def chat_template(self) -> ChatTemplate | None:
         """Return the template of chats; None where there is none that can be read."""
         try:

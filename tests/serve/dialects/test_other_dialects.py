@@ -12,7 +12,9 @@ import pytest
 from anthropic.resources.messages import Messages
 from openai.types.responses import ResponseFunctionToolCall
 
-from workbench.serve.server import Server
+from workbench.engine.load import load
+from workbench.prompt.cache_miss import BEHIND_WHAT_STAYS
+from workbench.serve.server import Server, serve
 
 MODEL = "demo-chat"
 QUESTION: list[Any] = [{"role": "user", "content": "What is 12 + 30?"}]
@@ -115,3 +117,38 @@ def test_a_response_that_is_cut_is_incomplete(client: openai.OpenAI) -> None:
     cut = client.responses.create(model=MODEL, input="hi", max_output_tokens=1)
     assert cut.status == "incomplete" and cut.incomplete_details is not None
     assert cut.incomplete_details.reason == "max_output_tokens"
+
+
+def test_both_protocols_and_the_trace_name_the_price_of_a_miss() -> None:
+    """A day at the front of a long system prompt, asked on Monday and on Sunday."""
+    one, two = (f"It is {day}. " + "Answer in one short sentence, and name your source. " * 4 for day in ("Mon", "Sun"))
+    runner = load("demo-chat", backend="eager", prefix="radix", page_size=8)
+    with (
+        serve(runner) as server,
+        anthropic.Anthropic(base_url=server.url, api_key="any", max_retries=0) as client,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as other,
+    ):
+        asked: dict[str, Any] = {"model": MODEL, "max_tokens": 2, "messages": QUESTION}
+        first = client.messages.create(**asked, system=one)
+        body = {"diagnostics": {"previous_message_id": first.id}}
+        message = client.messages.create(**asked, system=two, extra_body=body)
+        again = client.messages.create(
+            **asked, system=two, extra_body={"diagnostics": {"previous_message_id": message.id}}
+        )
+        notes = httpx.get(f"{server.url}/v1/traces/{message.id}").json()["notes"]["cache_miss"]
+        ask: dict[str, Any] = {"model": MODEL, "max_output_tokens": 16, "input": "What is 12 + 30?"}
+        kept = other.responses.create(**ask, instructions=two.replace("Sun", "Sat"))
+        options: Any = {"comparison_response_id": kept.id}
+        answer = other.responses.create(**ask, instructions=one.replace("Mon", "Fri"), prompt_cache_options=options)
+    assert message.diagnostics is not None and message.diagnostics.cache_miss_reason is not None
+    assert again.diagnostics is not None and again.diagnostics.cache_miss_reason is None  # a hit has no price
+    reason = message.diagnostics.cache_miss_reason.to_dict()
+    assert answer.prompt_cache_diagnostics is not None
+    for found in (reason, answer.prompt_cache_diagnostics.to_dict()):
+        price: Any = found["workbench"]
+        missed = found.get("cache_missed_input_tokens", found.get("cache_missed_tokens"))
+        assert price["missed_tokens"] == missed and price["elsewhere"] == BEHIND_WHAT_STAYS
+        assert 0 <= price["elsewhere_tokens"] < missed and price["missed_seconds"] > price["elsewhere_seconds"] >= 0
+    assert reason["workbench"]["missed_tokens"] <= message.usage.input_tokens
+    assert {name: notes[name] for name in reason["workbench"]} == reason["workbench"]  # type: ignore[attr-defined] (its own)
+    assert f"with {BEHIND_WHAT_STAYS} it had been" in notes["text"]

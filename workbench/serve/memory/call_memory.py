@@ -56,7 +56,8 @@ class CallRecorder:
     """A recorder of one call: it fills the memory, and gives notes to the call.
 
     `notes["prompt_cache"]` has, for each prompt that was read, its breakpoints with what is kept of them;
-    `notes["cache_miss"]` why the prompt of the earlier call that is named was not read from the cache.
+    `notes["cache_miss"]` why the prompt of the earlier call that is named was not read from the cache, and what
+    that cost.
     """
 
     def __init__(self, memory: CallMemory, call: Call, model: ServedModel, prepared: Sequence[PreparedPrompt]):
@@ -87,10 +88,12 @@ class CallRecorder:
             call.notes.setdefault("prompt_cache", []).append(done)
         if read.choice:  # of several prompts the first is compared, and kept under the id of the call
             return
-        tenant, seen = call.caller.tenant, PromptSeen(self._model.name, prepared.request.prompt_ids, prepared.prompt)
+        tenant, pinned = call.caller.tenant, max((each.kept for each in read.pinned), default=0)
+        seen = PromptSeen(self._model.name, prepared.request.prompt_ids, prepared.prompt, pinned)
         if call.previous:
             earlier = self._memory.prompt(tenant, call.previous)
-            miss = explain_miss(earlier, seen, read.cached_tokens, page_size)
+            pace = self._model.seconds_per_prefill_token
+            miss = explain_miss(earlier, seen, read.cached_tokens, page_size, pace)
             if miss is not None:
                 call.notes["cache_miss"] = miss
         self._memory.keep_prompt(tenant, call.id, seen)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from workbench.files import without_own_paths
+from workbench.prompt.cache_miss import CacheMiss
 from workbench.request import FinishReason
 from workbench.serve.call import ADMIN, Call, Caller
 from workbench.serve.gate import Outcome
@@ -254,6 +255,8 @@ def _outcome(outcome: Outcome | None) -> dict[str, Any] | None:
 
 def _plain(value: Any) -> Any:
     """Return a value as JSON can have it; what it cannot have as text."""
+    if isinstance(value, CacheMiss):
+        return _plain(value.as_values() | {"text": str(value)})
     if isinstance(value, Mapping):
         return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple | set | frozenset) and not isinstance(value, str):
