@@ -31,7 +31,7 @@ class Broken(EagerProgram):
         self.attempts += 1
         EagerProgram(self.model, self.written)(batch)
         for each in self.written.layers:
-            getattr(each, "layer", each).keys.mul_(0.5)  # pyright: ignore[reportAttributeAccessIssue]  # the cache here is dense
+            getattr(each, "source", each).keys.mul_(0.5)  # pyright: ignore[reportAttributeAccessIssue]  # the cache here is dense
         raise self.error
 
 

@@ -347,7 +347,9 @@ class ModelSpec(Displayable, Settings):
         rows: list[tuple[str, object]] = [("parameters", self.num_parameters), ("layers", len(self.layers))]
         for kind, indices in kinds:
             where = "each layer" if len(kinds) == 1 else f"layers {format_ranges(indices)}"
-            attention = [f"{name} {format_cell(value)}" for name, value in non_default_settings(kind.attention)]
+            sizes = {name for name, field in type(kind.attention).model_fields.items() if field.is_required()}
+            slots = sorted(non_default_settings(kind.attention), key=lambda slot: slot[0] not in sizes)  # sizes first
+            attention = [f"{name} {format_cell(value)}" for name, value in slots]
             others = [f"{k} {format_cell(v)}" for k, v in non_default_settings(kind) if not k.startswith("attention.")]
             rows.append((where, f"{kind.attention.kind} attention: {', '.join(attention)}; {', '.join(others)}"))
         rows += [(name, value) for name, value in non_default_settings(self) if name not in ("name", "layers")]
