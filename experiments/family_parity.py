@@ -29,7 +29,8 @@ from workbench import load
 from workbench.display import Table
 from workbench.errors import WorkbenchError
 from workbench.executors.build import build_step_runner
-from workbench.executors.capabilities import Requirements, unsupported
+from workbench.executors.capabilities import unsupported
+from workbench.executors.requirements import Requirements
 from workbench.executors.select import Backends
 from workbench.executors.step_runner import StepRunner
 from workbench.kv_cache.manager import KVCacheManager
@@ -80,7 +81,8 @@ class Texts:
         """Compute the next `length` tokens of each sequence; return logits of their last rows [sequence, vocab]."""
         spans = []
         for sequence in sequences:
-            start, known = sequence.num_computed_tokens, sequence.token_ids
+            start = sequence.num_computed_tokens
+            known = sequence.token_ids
             sequence.token_ids = known[: start + length]
             self.manager.allocate(sequence)
             self.manager.allocate_snapshots(sequence, start, start + length)

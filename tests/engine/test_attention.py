@@ -12,7 +12,7 @@ from compiled_kernels import Backend, backend_problems
 from tests.engine.tiny import Oracle, in_step, layer, spec_of
 from workbench.engine.load import load
 from workbench.engine.runner import generate
-from workbench.executors.capabilities import Requirements
+from workbench.executors.requirements import Requirements
 from workbench.executors.select import select_backends
 from workbench.request import CustomPart
 

@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
@@ -28,19 +28,12 @@ from tests.patience import limit
 from tests.thorough import THOROUGH
 from workbench.engine import load, loaded_model
 from workbench.errors import WorkbenchError
-from workbench.executors import capabilities, select
+from workbench.executors import capabilities, requirements, select
 from workbench.executors.build import build_step_runner
-from workbench.executors.capabilities import (
-    COLUMNS,
-    FEATURES,
-    Limit,
-    Requirements,
-    Role,
-    limits_of,
-    unsupported,
-)
+from workbench.executors.capabilities import COLUMNS, SUPPORTS, Role, limits_of, unsupported
 from workbench.executors.programs import inductor
 from workbench.executors.reference import CacheLayout, reference_logits, single_decode_step
+from workbench.executors.requirements import FEATURES, Limits, Requirements
 from workbench.executors.select import Backends, select_backends
 from workbench.kv_cache.format import CacheFormat
 from workbench.model.attention_spec import QKNormSpec, QueryTemperature, RotaryConfig, RotaryScaling
@@ -242,30 +235,31 @@ def test_what_the_table_allows_is_right_in_tritons_interpreter() -> None:
     assert "1 passed" in done.stdout, done.stdout[-6000:] + done.stderr[-2000:]
 
 
-@pytest.mark.parametrize("name, row", [(name, row) for name, feature in FEATURES.items() for row in feature.limits])
+@pytest.mark.parametrize("name, backend", [
+    (name, backend) for backend in Backend for name in SUPPORTS[backend]["blocks"] | SUPPORTS[backend]["drafts"]
+])  # fmt: skip
 def test_what_is_not_supported_is_refused_with_its_reason(
-    name: str, row: Limit, monkeypatch: pytest.MonkeyPatch
+    name: str, backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(select, "backend_problems", lambda: dict.fromkeys(Backend))
-    monkeypatch.setattr(capabilities, "STEP_SETTINGS", set())  # so that every setting is a new one
-    assert [each.backend for each in FEATURES[name].limits].count(row.backend) == 1
-    feature = replace(FEATURES[name], limits=(row,))
-    monkeypatch.setattr(capabilities, "FEATURES", {name: feature})
+    monkeypatch.setattr(requirements, "STEP_SETTINGS", set())  # so that every setting is a new one
+    feature, own = FEATURES[name], SUPPORTS[backend]
+    monkeypatch.setattr(requirements, "FEATURES", {name: feature})
+    monkeypatch.setattr(capabilities, "SUPPORTS", dict.fromkeys(Backend, dict.fromkeys(own, Limits())) | {backend: own})
     wanted = next(w for w in (*OTHERS.values(), *MODELS.values()) if feature.find(w) is not None)
-    for role in get_args(Role):
-        refusal = unsupported(row.backend, wanted, role)
-        assert (refusal is not None) == (role in row.roles)
-        assert refusal is None or refusal.reason.endswith(row.reason)
-    assert not any(unsupported(other, wanted) for other in Backend if other is not row.backend)
-    if row.roles == capabilities.OPERATORS:  # mlir's operators are no part of its batch-invariant step
+    reasons = {role: limits[name] for role, limits in own.items() if name in limits}
+    (reason,) = set(reasons.values())
+    for role in own:
+        assert str(unsupported(backend, wanted, role)).endswith(reasons.get(role, "None"))
+    if [*reasons] == ["attention", "blocks"]:  # mlir's operators are no part of its batch-invariant step
         assert select_backends("mlir", wanted).decode is Backend.MLIR
-    elif "blocks" in row.roles:
-        with pytest.raises(WorkbenchError, match=re.escape(row.reason)):
-            select_backends(row.backend, wanted)
-        assert select_backends("auto", wanted).blocks is not row.backend
-    elif "step" in row.roles:
-        chosen = select_backends(row.backend, wanted)
-        assert chosen.decodes_by_blocks and row.reason in chosen.reason
+    elif "blocks" in reasons:
+        with pytest.raises(WorkbenchError, match=re.escape(reason)):
+            select_backends(backend, wanted)
+        assert select_backends("auto", wanted).blocks is not backend
+    elif "step" in reasons:
+        chosen = select_backends(backend, wanted)
+        assert chosen.decodes_by_blocks and reason in chosen.reason
         assert select_backends("auto", wanted).decode is (Backend.INDUCTOR if wanted.ranks == 1 else Backend.EAGER)
 
 
@@ -290,4 +284,4 @@ def test_many_masks_are_each_traced() -> None:
                 return key <= query
 
         Mask.__name__ = f"Mask{number}"
-        assert capabilities._trace_problem(Mask(), query[:, None], query[None]) is None
+        assert requirements._trace_problem(Mask(), query[:, None], query[None]) is None

@@ -21,7 +21,7 @@ from tests.thorough import tries
 from workbench.custom import temporarily_registered
 from workbench.engine.runner import Runner, generate
 from workbench.errors import WorkbenchError
-from workbench.executors.select import Backends
+from workbench.executors.select import Backends, why_no_early_layers
 from workbench.model.transformer import Transformer
 from workbench.oracle import naive
 from workbench.request import SamplingParameters
@@ -119,17 +119,12 @@ def test_what_cannot_be_is_refused_with_the_reason() -> None:
     with temporarily_registered(Noted()) as path:
         backends = Backends(Backend.MLIR, Backend.MLIR, Backend.MLIR, "batch_invariant")
         runner = runner_of(model_of(spec_of(), backend=Backend.EAGER), backends=backends)
-        early = replace(runner.core.decoder.early_logits, problem=workbench_problem(backends))
+        assert why_no_early_layers(backends, False, 1) is None
+        assert "each rank has the head for its own tokens" in str(why_no_early_layers(backends, False, 2))
+        problem = why_no_early_layers(backends, True, 1)
+        early = replace(runner.core.decoder.early_logits, problem=problem)
         runner.core.decoder.early_logits = early
         assert "batch_invariant: backend 'mlir' cannot give what its filter combines" in refusal(runner, path)
         sampling = SamplingParameters.model_validate({"filters": [{"path": path}]})
         with pytest.raises(WorkbenchError, match="combines these logits with others"):
             workbench.trace_filters(torch.zeros(31), History(), sampling)
-
-
-def workbench_problem(backends: Backends) -> str:
-    from workbench.executors.select import early_layers_problem
-
-    assert early_layers_problem(backends, False, 1) == ""
-    assert "each rank has the head for its own tokens" in early_layers_problem(backends, False, 2)
-    return early_layers_problem(backends, True, 1)

@@ -25,7 +25,7 @@ from workbench.engine.load import load
 from workbench.engine.loaded_model import BUNDLED_MODELS
 from workbench.errors import WorkbenchError
 from workbench.executors import select as lanes_module
-from workbench.executors.capabilities import Requirements
+from workbench.executors.requirements import Requirements
 from workbench.executors.select import Backends, select_backends
 from workbench.model.attention_config import AttentionConfig
 from workbench.model.formats.gguf.checkpoint import GGUFStoredTensor

@@ -16,7 +16,7 @@ from tests.helpers.recorded import Changed
 from tests.thorough import tries
 from workbench.engine.runner import generate
 from workbench.errors import WorkbenchError
-from workbench.executors.capabilities import Requirements
+from workbench.executors.requirements import Requirements
 from workbench.executors.select import select_backends
 from workbench.request import Request
 

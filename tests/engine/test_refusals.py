@@ -22,7 +22,7 @@ from tests.engine.own_rules import BACKWARDS
 from tests.engine.tiny import CONTEXT, HERE, VOCAB, finals, layer, model_of, request, runner_of, spec_of
 from tests.helpers.events import of
 from tests.prompt.samples import byte_level
-from workbench.cluster.apart.page_layout import check_shareable
+from workbench.cluster.apart.page_layout import describe_layout
 from workbench.custom import register
 from workbench.engine.beam_search import beam_search
 from workbench.engine.config import EngineConfig
@@ -202,7 +202,7 @@ MADE: list[tuple[str, Callable[[], object]]] = [
     ("give it a plain name, without a colon", lambda: register("a:b")),
     ("uncached needs all pages: a recurrent state", lambda: disable_cache(runner_of(model_of(HYBRID)))),
     ("layer 0 has a recurrent state", lambda: TextAttention(model_of(HYBRID))),
-    ("a codec that is calibrated", lambda: check_shareable(
+    ("a codec that is calibrated", lambda: describe_layout(
         TINY, EngineConfig.build(cache={"codec": "tests.engine.test_calibration:ByHead"}))),
     ("tiny: no layer is a mixture of experts", lambda: runner_of(TINY).record_experts()),
     ("max_tokens: a Request brings its own", lambda: runner_of(TINY).stream(request("a", 3, 3), max_tokens=2)),

@@ -26,10 +26,11 @@ from tests.patience import limit
 from tests.thorough import THOROUGH, tries
 from workbench.engine.runner import Runner, generate
 from workbench.executors.build import CompileUnit
-from workbench.executors.capabilities import Requirements, unsupported
+from workbench.executors.capabilities import unsupported
 from workbench.executors.layout import choose_weight_layout
 from workbench.executors.programs import inductor
 from workbench.executors.reference import CacheLayout
+from workbench.executors.requirements import Requirements
 from workbench.executors.select import Backends
 from workbench.kv_cache.format import CacheFormat
 from workbench.model.attention_spec import QKNormSpec, RotaryConfig

@@ -34,7 +34,7 @@ from tests.model.families import (
 from tests.thorough import tries
 from workbench.errors import WorkbenchError
 from workbench.executors.build import build_step_runner
-from workbench.executors.capabilities import Requirements
+from workbench.executors.requirements import Requirements
 from workbench.executors.select import Backends
 from workbench.model.hf.families import FAMILIES, read_spec
 from workbench.model.hf.save import save_folder

@@ -28,7 +28,7 @@ from tests.helpers.recorded import Around
 from tests.speculative.parts import HERE
 from tests.thorough import tries
 from workbench.engine.cache import KVCache
-from workbench.executors.capabilities import Requirements
+from workbench.executors.requirements import Requirements
 from workbench.executors.select import select_backends
 from workbench.kv_cache.pages import pages_for
 from workbench.model.attention_spec import MLASpec

@@ -17,7 +17,7 @@ from tests.patience import limit
 from workbench.engine.config import EngineConfig, parse_dtype
 from workbench.engine.loaded_model import LoadedModel
 from workbench.engine.runner import Runner
-from workbench.executors.capabilities import Requirements
+from workbench.executors.requirements import Requirements
 from workbench.executors.select import Backends
 from workbench.kv_cache.store import KVStore
 from workbench.model.quantized import WeightFormat

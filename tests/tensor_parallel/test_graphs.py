@@ -20,8 +20,9 @@ from tests.tensor_parallel.specs import DENSE, models, weights
 from tests.thorough import tries
 from workbench.engine.config import EngineConfig
 from workbench.engine.runner import Runner
-from workbench.executors.capabilities import Requirements, unsupported
+from workbench.executors.capabilities import unsupported
 from workbench.executors.programs import inductor
+from workbench.executors.requirements import Requirements
 from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
 from workbench.request import Request, SamplingParameters

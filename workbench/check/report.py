@@ -15,7 +15,8 @@ from workbench.engine.cache import auto_num_pages
 from workbench.engine.config import DTYPES, CacheConfig, EngineConfig, ModelConfig
 from workbench.engine.loaded_model import describe_model, model_folder, weight_format
 from workbench.errors import WorkbenchError
-from workbench.executors.capabilities import COLUMNS, Requirements, Role, unsupported
+from workbench.executors.capabilities import COLUMNS, Role, unsupported
+from workbench.executors.requirements import Requirements
 from workbench.kv_cache.format import FORMATS
 from workbench.machine.ceilings import ceilings_for, gemm_dtypes
 from workbench.machine.processor import available_bytes, cpu_model
@@ -151,7 +152,7 @@ def _problem(backend: Backend, role: Role, wanted: Requirements) -> str | None:
     if problem := backend_problems()[backend]:
         return f"does not work here: {problem}"
     refusal = unsupported(backend, wanted, role)
-    return None if refusal is None else str(refusal)
+    return refusal and str(refusal)
 
 
 def memory_here(spec: ModelSpec, dtype: str) -> dict[str, Any]:

@@ -16,20 +16,20 @@ from workbench.sampling.combiners import NamedCombiner
 class EarlyLogits:
     """The early layers of a model of `num_layers`.
 
-    `compute_logits` returns logits [row, vocab] of states [row, hidden]; `problem` says why there are none here, or
-    nothing.
+    `compute_logits` returns logits [row, vocab] of states [row, hidden]; `problem` says why there are none here; None
+    where there are.
     """
 
     num_layers: int
     compute_logits: Callable[[Tensor], Tensor]
-    problem: str = ""
+    problem: str | None
 
     def check(self, combiners: Iterable[NamedCombiner]) -> None:
         """Refuse layers which there are not, or not here (WorkbenchError)."""
         for combiner in combiners:
             if combiner.layers and self.problem:
                 raise WorkbenchError(f"filter {combiner.path}: {self.problem}")
-            if combiner.layers and max(combiner.layers) >= self.num_layers:
+            if max(combiner.layers, default=0) >= self.num_layers:
                 raise WorkbenchError(
                     f"filter {combiner.path}: layers {combiner.layers}; the model has {self.num_layers}: give 0 to "
                     f"{self.num_layers - 1}"

@@ -11,7 +11,7 @@ import torch
 
 from workbench.engine.config import EngineConfig
 from workbench.errors import WorkbenchError
-from workbench.executors.evicting import Evictor, check_eviction
+from workbench.executors.evicting import Evictor, why_not_evictable
 from workbench.kv_cache.eviction import parse_eviction
 from workbench.kv_cache.format import KVCacheSpec
 from workbench.kv_cache.manager import KVCacheManager
@@ -91,7 +91,8 @@ class KVCache:
             index = RadixCache(pools, store.groups, prefix.ttl, clock, cpu_pools, *shares)
         policy, budget, evictor = parse_eviction(settings.evict), None, None
         if policy is not None:
-            check_eviction(model.spec, store, policy)
+            if why := why_not_evictable(model.spec, store, policy):
+                raise WorkbenchError(f"cache.evict: {why}")
             budget = policy.budget_for(page_size, sum(store.page_bytes(group) for group in range(len(groups))))
             evictor = Evictor(policy, store, budget)
         manager = KVCacheManager(

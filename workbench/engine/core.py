@@ -21,7 +21,7 @@ from workbench.engine.telemetry import StepTimestamps, Telemetry
 from workbench.errors import WorkbenchError
 from workbench.executors.build import build_step_runner
 from workbench.executors.contention import StepThreads
-from workbench.executors.select import Backends, early_layers_problem
+from workbench.executors.select import Backends, why_no_early_layers
 from workbench.executors.step_runner import StepRunner
 from workbench.executors.thread_waiting import THREADS
 from workbench.interrupts import DeferInterrupts
@@ -58,7 +58,7 @@ class EngineCore:
         self._thread_changes: list[tuple[int, str]] = []  # in the step under way
         self.executor = self._build_executor(config, loaded)
         self.telemetry = Telemetry(self.model, store, self.scheduler.pools, clock, listener)
-        problem = early_layers_problem(self.backends, config.batch_invariant, config.parallel.tensor)
+        problem = why_no_early_layers(self.backends, config.batch_invariant, config.parallel.tensor)
         early_logits = EarlyLogits(len(spec.layers), self._logits_of_states, problem)
         self.decoder = Decoder(Sampler(spec.vocab_size), early_logits, spec.vocab_size)
         emit = self.telemetry.emit

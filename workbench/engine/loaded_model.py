@@ -19,9 +19,9 @@ from compiled_kernels.backends import AUTO_BACKEND
 from workbench.engine.config import DTYPES, EngineConfig, ModelConfig, parse_dtype
 from workbench.errors import WorkbenchError, nearest
 from workbench.executors.autotune import autotune_backend, usual_seconds
-from workbench.executors.capabilities import Requirements
 from workbench.executors.layout import choose_weight_layout
 from workbench.executors.reference import CacheLayout
+from workbench.executors.requirements import Requirements
 from workbench.executors.select import Backends, select_backends
 from workbench.files import note_own
 from workbench.kv_cache.eviction import parse_eviction, policy_spread

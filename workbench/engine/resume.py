@@ -16,8 +16,8 @@ from workbench.errors import WorkbenchError
 from workbench.request import FinishReason, Request
 
 
-def why_not_resumable(request: Request) -> str:
-    """Return why a request cannot go on after some of its tokens; empty where it can.
+def why_not_resumable(request: Request) -> str | None:
+    """Return why a request cannot go on after some of its tokens; None where it can.
 
     Beams and the samples of best_of > n emit nothing before their end, so they can be submitted anew instead.
     """
@@ -29,14 +29,14 @@ def why_not_resumable(request: Request) -> str:
     if sampling.sampler is not None:
         path = sampling.sampler.path
         return f"sampler {path} cannot be resumed after some tokens: its state is its own, and was not kept"
-    return ""
+    return None
 
 
 def check_resumable(request: Request, vocab_size: int) -> None:
     """Refuse generated tokens that no sequence can go on after (WorkbenchError)."""
-    if not request.generated_ids:
+    ids = request.generated_ids
+    if not ids:
         return
-    name, ids = request.request_id, request.generated_ids
     why = why_not_resumable(request)
     if not why and request.sampling.n > 1:
         why = f"generated_ids are of one sample, and n is {request.sampling.n}: resume each sample alone"
@@ -44,7 +44,7 @@ def check_resumable(request: Request, vocab_size: int) -> None:
     if not why and wrong:
         why = f"generated_ids has token id {wrong[0]!r}, the vocabulary is 0..{vocab_size - 1}"
     if why:
-        raise WorkbenchError(f"request {name}: {why}")
+        raise WorkbenchError(f"request {request.request_id}: {why}")
 
 
 def resume(request: Request, output: StopChecker, constraint: Constraint | None) -> FinishReason | None:

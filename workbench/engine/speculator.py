@@ -12,7 +12,8 @@ from workbench.engine.core import EngineCore
 from workbench.engine.loaded_model import LoadedModel
 from workbench.engine.shared_layers import share_layers
 from workbench.errors import WorkbenchError
-from workbench.executors.capabilities import Requirements, unsupported
+from workbench.executors.capabilities import unsupported
+from workbench.executors.requirements import Requirements
 from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
 from workbench.prompt.tokenization.tokenizer import Tokenizer
@@ -57,9 +58,9 @@ def build_speculator(config: EngineConfig, target: LoadedModel, load: LoadDraft)
     if isinstance(settings, DraftModel):
         proposer = build_draft_model(settings)
     elif isinstance(settings, CustomProposer):
-        if settings.tree:
-            _check_trees(config, target, settings)
         name = f"speculate {settings.path}"
+        if settings.tree and (why := _why_no_trees(config, target)):
+            raise WorkbenchError(f"{name}: tree: {why}")
         proposer = load_proposer(settings, SpeculationTarget(spec, target.tokenizer, settings, build_draft_model))
     else:
         proposer = PromptLookupProposer(settings.min_ngram, settings.max_ngram)
@@ -69,14 +70,18 @@ def build_speculator(config: EngineConfig, target: LoadedModel, load: LoadDraft)
     )  # fmt: skip
 
 
-def _check_trees(config: EngineConfig, target: LoadedModel, settings: CustomProposer) -> None:
-    """Refuse trees of drafts where the target's backends, or its cache, cannot verify them (WorkbenchError)."""
-    model, backends = target.transformer, target.backends
-    shapes, ranks = model.cache_shapes(config.cache), config.parallel.tensor
-    requirements = Requirements(model.spec, cache=shapes, device=model.device.type, ranks=ranks, tree_drafts=True)
+def _why_no_trees(config: EngineConfig, target: LoadedModel) -> str | None:
+    """Return why the target's backends, or its cache, cannot verify trees of drafts; None where they can."""
+    model = target.transformer
+    backends = target.backends
+    requirements = Requirements(
+        model.spec, cache=model.cache_shapes(config.cache), device=model.device.type, ranks=config.parallel.tensor,
+        tree_drafts=True,
+    )  # fmt: skip
     for backend in {model.backend} if backends is None else {backends.decode, backends.blocks, backends.attention}:
         if refusal := unsupported(backend, requirements):
-            raise WorkbenchError(f"speculate {settings.path}: tree: backend {str(backend)!r} {refusal}")
+            return f"backend {str(backend)!r} {refusal}"
+    return None
 
 
 def _build_draft_model(

@@ -7,7 +7,7 @@ from typing import Literal
 
 from compiled_kernels import Backend
 from workbench.errors import WorkbenchError
-from workbench.executors.capabilities import Requirements, unsupported
+from workbench.executors.capabilities import unsupported
 from workbench.executors.contention import StepThreads
 from workbench.executors.evicting import EvictionObserver, Evictor
 from workbench.executors.programs.cuda_graph import CudaGraphProgram
@@ -18,6 +18,7 @@ from workbench.executors.programs.inductor import InductorProgram
 from workbench.executors.programs.prefill import PrefillProgram, weights_in_panels
 from workbench.executors.programs.program import StepProgram
 from workbench.executors.programs.rows import RowsProgram
+from workbench.executors.requirements import Requirements
 from workbench.executors.select import Backends
 from workbench.executors.step_runner import OBSERVED, StepRunner
 from workbench.kv_cache.store import KVStore

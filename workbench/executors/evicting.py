@@ -112,7 +112,7 @@ class Evictor:
         sources = [index if shape.shared_with is None else shape.shared_with for index, shape in enumerate(store.specs)]
         own = sorted(set(sources))
         layers = (store.layers[index] for index in own)
-        self._layers = tuple(layer for layer in layers if isinstance(layer, EvictableLayer))  # all: check_eviction
+        self._layers = tuple(layer for layer in layers if isinstance(layer, EvictableLayer))  # all: why_not_evictable
         self._read = tuple(own.index(index) for index in sources)  # by each layer, among those
         self._masses: WeakKeyDictionary[Sequence, tuple[int, list[Tensor]]] = WeakKeyDictionary()  # of so many queries
         self._visible: WeakKeyDictionary[Sequence, list[Tensor]] = WeakKeyDictionary()
@@ -236,8 +236,8 @@ class EvictionObserver:
         self.evictor.add_mass(plan, self.layers)
 
 
-def check_eviction(spec: ModelSpec, store: KVStore, policy: AnyPolicy) -> None:
-    """Refuse eviction where it cannot work (WorkbenchError): after it, slots are not positions."""
+def why_not_evictable(spec: ModelSpec, store: KVStore, policy: AnyPolicy) -> str | None:
+    """Return why eviction cannot work, None where it can: after it, slots are not positions."""
     merges = hasattr(policy, "merge")
     for index, (kind, shape) in enumerate(zip(spec.layers, store.specs, strict=True)):
         attention = kind.attention
@@ -266,7 +266,8 @@ def check_eviction(spec: ModelSpec, store: KVStore, policy: AnyPolicy) -> None:
             message = "looks by distance (ALiBi, or a custom mask, score or choice of pages), and distances are lost"
         else:
             continue
-        raise WorkbenchError(f"cache.evict: layer {index} {message}")
+        return f"layer {index} {message}"
+    return None
 
 
 def codes_heads_apart(codec: LoadedCodec, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> bool:

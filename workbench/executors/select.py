@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from compiled_kernels import Backend, backend_problems
 from compiled_kernels.backends import AUTO_BACKEND
 from workbench.errors import WorkbenchError, nearest
-from workbench.executors.capabilities import Requirements, Role, unsupported
+from workbench.executors.capabilities import Role, unsupported
+from workbench.executors.requirements import Requirements
 from workbench.kv_cache.store import KVStore
 from workbench.model.transformer import Transformer
 
@@ -113,13 +114,13 @@ def _problem(backend: Backend, requirements: Requirements, role: Role) -> str | 
     if problem := backend_problems()[backend]:
         return f"does not work here: {problem}"
     refusal = unsupported(backend, requirements, role)
-    return None if refusal is None else str(refusal)
+    return refusal and str(refusal)
 
 
-def early_layers_problem(backends: Backends, batch_invariant: bool, ranks: int) -> str:
-    """Return why no filter can have the logits of early layers here, or an empty string. Steps that need them run by
-    blocks, which `batch_invariant` has not."""
+def why_no_early_layers(backends: Backends, batch_invariant: bool, ranks: int) -> str | None:
+    """Return why no filter can have the logits of early layers here; None where one can. Steps that need them run
+    by blocks, which `batch_invariant` has not."""
     role: Role = "step" if batch_invariant else "blocks"
     refusal = unsupported(backends.blocks, Requirements(early_layers=True, ranks=ranks), role)
     setting = "batch_invariant: " if batch_invariant else ""
-    return "" if refusal is None else f"{setting}backend {str(backends.blocks)!r} {refusal}"
+    return refusal and f"{setting}backend {str(backends.blocks)!r} {refusal}"

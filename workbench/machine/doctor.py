@@ -14,9 +14,10 @@ from compiled_kernels.level import current_level, machine_level
 from workbench.display import Table
 from workbench.engine.loaded_model import BUNDLED_MODELS
 from workbench.executors.autotune import remembered_autotune_results
-from workbench.executors.capabilities import FEATURES, Requirements, capability_table, limits_of
+from workbench.executors.capabilities import capability_table, limits_of
 from workbench.executors.layout import remembered_layouts
 from workbench.executors.reference import CLEARLY_FASTER_RATIO
+from workbench.executors.requirements import FEATURES, Requirements
 from workbench.executors.select import select_backends
 from workbench.machine.environment import environment
 
@@ -120,8 +121,10 @@ def _chosen(trials: list[dict]) -> Table:
             if backend != each["chosen"]:
                 slower = eager < CLEARLY_FASTER_RATIO * seconds
                 others.append(f"{backend}: {'clearly slower than eager' if slower else 'not clearly quicker'}")
-        cells = (each["model"], each["weights"], each["cache"], str(each["threads"]), each["chosen"], times)
-        rows.append((*cells, "; ".join(others), _when(each)))
+        rows.append((
+            each["model"], each["weights"], each["cache"], str(each["threads"]), each["chosen"], times,
+            "; ".join(others), _when(each),
+        ))  # fmt: skip
     return Table(
         "", rows, ("model", "weights", "cache", "threads", "chosen", "a decode step", "not taken", "tried (UTC)")
     )

@@ -1,7 +1,7 @@
 """Compute a batch on a rank by blocks that Inductor compiled, each with its two sums over ranks in the graph.
 
 The sums are calls of an operator of their own, which no compiler looks into. They come in one order on all ranks, since
-each needs what the one before gave; a block whose two sums could change places is refused (see capabilities.py).
+each needs what the one before gave; a block whose two sums could change places is refused (see inductor.py).
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ from compiled_kernels.agreement import disagreement
 from compiled_kernels.cases import Case, CaseCost, suite_of
 from compiled_kernels.check import device_of, to_device
 from compiled_kernels.quantized_attention import dequantize, quantize
-from workbench.executors.capabilities import Requirements, unsupported
+from workbench.executors.capabilities import unsupported
+from workbench.executors.requirements import Requirements
 from workbench.kv_cache.codec import SIDES, stored_layout
 from workbench.kv_cache.format import CacheFormat, KVCacheSpec, build_cache_specs, parse_cache_format
 from workbench.kv_cache.pages import build_cache_groups
@@ -176,8 +177,10 @@ def backend_law(backend: Backend, format: CacheFormat, examples: int) -> Law:
     shapes = _test_specs(format)
     quantized = tuple({shape.format: shape for shape in shapes if shape.format.quantized}.values())
     if not quantized:
-        message = "not tried: dense and decoded pages are paged_attention's, which has cases of its own"
-        return Law(name, True, message, tried=False)
+        return Law(
+            name, True, "not tried: dense and decoded pages are paged_attention's, which has cases of its own",
+            tried=False,
+        )  # fmt: skip
     if refusal := unsupported(backend, Requirements(cache=shapes, device=device_of(backend)), "attention"):
         return Law(name, True, f"not claimed: {refusal.reason}", tried=False)
     return check_law(name, functools.partial(_agree, backend, quantized), examples, kv_scenarios(format))

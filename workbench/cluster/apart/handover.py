@@ -31,8 +31,8 @@ class Handover:
     handed: HandedPages
 
 
-def why_not_apart(request: Request) -> str:
-    """Return why one engine must compute a request from its prompt to its end; empty where two can."""
+def why_not_apart(request: Request) -> str | None:
+    """Return why one engine must compute a request from its prompt to its end; None where two can."""
     if request.sampling.num_sequences > 1:
         return "samples and beams share the pages of their prompt within one engine"
     return why_not_resumable(request)

@@ -94,25 +94,25 @@ def _words(tensor: PageTensor) -> str:
     return f"{list(tensor.shape)} {tensor.dtype} (group {tensor.group})"
 
 
-def check_shareable(model: Transformer, config: EngineConfig) -> None:
-    """Refuse a cache whose sequences cannot go over to another engine (WorkbenchError)."""
+def why_not_shareable(model: Transformer, config: EngineConfig) -> str | None:
+    """Return why sequences of a cache cannot go over to another engine; None where they can."""
     if config.cache.evict is not None:
-        message = "which tokens remain is known to the engine that chose them; leave out cache.evict"
-        raise WorkbenchError(f"prefill and decode apart with cache.evict: {message}")
+        return "with cache.evict: which tokens remain is known to the engine that chose them; leave out cache.evict"
     if any(shape.codec is not None and shape.codec.needs_calibration for shape in model.cache_shapes(config.cache)):
         message = "each engine would calibrate for itself, and none says how to the other; leave out cache.codec"
-        raise WorkbenchError(f"prefill and decode apart with a codec that is calibrated: {message}")
+        return f"with a codec that is calibrated: {message}"
     if isinstance(model, TensorParallelTransformer):
-        message = "its pages lie with its ranks; leave out parallel.tensor"
-        raise WorkbenchError(f"prefill and decode apart with parallel.tensor: {message}")
+        return "with parallel.tensor: its pages lie with its ranks; leave out parallel.tensor"
     if model.device.type != "cpu":
         message = "NIXL, NCCL or CUDA IPC would carry a GPU's pages, and is not built; set model.device: cpu"
-        raise WorkbenchError(f"prefill and decode apart on {model.device}: {message}")
+        return f"on {model.device}: {message}"
+    return None
 
 
 def describe_layout(model: Transformer, config: EngineConfig) -> PageLayout:
     """Describe the pages of `config`'s cache for `model`, to be compared with another engine's."""
-    check_shareable(model, config)
+    if why := why_not_shareable(model, config):
+        raise WorkbenchError(f"prefill and decode apart {why}")
     store = build_store(model, config, (1,) * len(cache_num_pages(model, config)), "meta")
     return PageLayout.describe(store, _model_digest(model))
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from compiled_kernels import Backend
 from compiled_kernels.attention_rules import rules_of
 from compiled_kernels.backends import BackendError
 from compiled_kernels.blocked import as_words, in_panels
@@ -22,11 +21,12 @@ from compiled_kernels.linear.mlir_codes import code_kind
 from compiled_kernels.mlir_text import MLIR_TYPES, Target
 from compiled_kernels.quantized_attention.mlir_tile import QUANTIZED_NAMES
 from workbench.errors import WorkbenchError
-from workbench.executors.capabilities import Requirements, unsupported
 from workbench.executors.contention import StepThreads
 from workbench.executors.packing import MIN_TABLE_WIDTH, bucket_for, pack_batch, verify_bucket_for
 from workbench.executors.programs.kernels import one_function
+from workbench.executors.programs.operators import MLIR
 from workbench.executors.programs.program import StepProgram
+from workbench.executors.requirements import Limits, Requirements
 from workbench.kv_cache.format import KVCacheSpec
 from workbench.kv_cache.pages import NULL_PAGE, pages_for
 from workbench.kv_cache.quantized import QuantizedLayer
@@ -44,6 +44,33 @@ KNOWN_MODULES = (
     "workbench.model.feedforward",
     "torch.nn.modules.linear",
 )
+NOT_IN_STEP = (
+    "norms of queries and keys without weights, by head, or after rotary", "keys and values of another layer",
+    "custom attention module", "latent attention", "heads of odd width",
+    "mixtures with groups, shared experts, biases or weighed inputs", "gates other than SiLU",
+    "norms after attention or feed-forward", "parallel attention and feed-forward", "offset of the norms' weights",
+    "settings of a model that are newer than this table",
+)  # fmt: skip
+AS_THEY_ARE, BETWEEN_DRAFTS = "tokens are embedded as they are", "tokens are quantized between steps"
+supports = Limits({
+    **MLIR, **dict.fromkeys(NOT_IN_STEP, "the compiled decode step has none"),
+    "mixture of experts on several ranks": "the compiled step's router names experts that another rank holds",
+    "norms over all heads on several ranks": "the compiled step has no sum over ranks within attention",
+    "logits of early layers": "the step is one kernel, which keeps the states between layers; blocks give them",
+    "experts in groups of no multiple of 8": "a word of a panel is of one group",
+    "rotary by a sequence's length": "its angles are a table by position",
+    "user-defined cache codec": "the compiled decode step cannot call it",
+    "rotated heads": "the compiled decode step does not rotate heads",
+})  # fmt: skip
+supports_drafts = Limits({  # several steps in one call, which draft tokens
+    **supports,
+    "several ranks (tensor parallelism)": "several steps in one call have no sum over ranks between them",
+    "scaled embedding": AS_THEY_ARE,
+    "quantized embedding": AS_THEY_ARE,
+    "INT8 keys or values": BETWEEN_DRAFTS,
+    "INT4 keys or values": BETWEEN_DRAFTS,
+    "FP8 keys or values": BETWEEN_DRAFTS,
+})  # fmt: skip
 MIN_ROWS_PER_THREAD = 8  # with fewer rows x KV heads per thread, the context is split among threads
 
 
@@ -156,7 +183,7 @@ class DecodeProgram(StepProgram):
 
 def check_mlir_step(model: Transformer, store: KVStore) -> None:
     """Check that a step can be compiled; raise WorkbenchError or BackendError otherwise."""
-    if refusal := unsupported(Backend.MLIR, Requirements.from_model(model, store), "step"):
+    if refusal := supports(Requirements.from_model(model, store)):
         raise WorkbenchError(f"backend mlir: decodes no step of {model.spec.name}: {refusal.reason}")
     for part in model.blocks.modules():
         if part is not model.blocks and type(part).__module__ not in KNOWN_MODULES:

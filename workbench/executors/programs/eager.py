@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from compiled_kernels import Backend
 from workbench.batch import TokenBatch
 from workbench.executors.early_layers import LayerTap
 from workbench.executors.programs.kernels import StepKernels, as_written
+from workbench.executors.programs.operators import limits_of_backend
 from workbench.executors.programs.program import StepProgram
+from workbench.executors.requirements import Limits
+
+supports = Limits({
+    **limits_of_backend(Backend.EAGER),
+    "trees of drafts over quantized or encoded keys, summaries of pages, or states":
+        "accepted tokens are moved within pages of dense keys and values",
+})  # fmt: skip
 
 
 class EagerProgram(StepProgram):

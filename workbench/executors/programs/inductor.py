@@ -23,13 +23,23 @@ from workbench.executors.early_layers import LayerTap
 from workbench.executors.guards import compile_key
 from workbench.executors.packing import bucket_for
 from workbench.executors.programs.kernels import StepKernels, one_function, two_sides
+from workbench.executors.programs.operators import COMPILED, limits_of_backend
 from workbench.executors.programs.program import StepProgram, Timed
+from workbench.executors.requirements import Limits
 from workbench.kv_cache.layer import CacheLayer
 from workbench.kv_cache.store import KVStore
 from workbench.model.layers import TransformerBlock
 from workbench.model.mixer import Angles
 from workbench.model.transformer import RunBlock, Transformer
 from workbench.scheduler.plan import StepPlan
+
+TWO_SUMS = "two sums over ranks in its graph could change places"
+supports = Limits({
+    **limits_of_backend(Backend.INDUCTOR), **COMPILED,
+    "parallel attention and feed-forward on several ranks": TWO_SUMS,
+    "norms over all heads on several ranks": TWO_SUMS,
+    "custom part that torch.compile cannot trace": "it is compiled into the attention",
+})  # fmt: skip
 
 
 class InductorProgram(StepProgram):

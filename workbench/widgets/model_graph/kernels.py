@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from workbench.executors.capabilities import COLUMNS, Requirements, unsupported
+from workbench.executors.capabilities import COLUMNS, unsupported
 from workbench.executors.programs.kernels import StepKernels
+from workbench.executors.requirements import Requirements
 from workbench.widgets.model_graph.data import GraphStep, ModelOperator
 
 if TYPE_CHECKING:
@@ -41,4 +42,4 @@ def capabilities(runner: Runner) -> list[tuple[str, str]]:
     empty reason where it can."""
     wanted = Requirements.from_model(runner.model, runner.store)
     refusals = ((name, unsupported(backend, wanted, role)) for name, (backend, role) in COLUMNS.items())
-    return [(name, "" if refusal is None else str(refusal)) for name, refusal in refusals]
+    return [(name, str(refusal or "")) for name, refusal in refusals]
