@@ -33,7 +33,7 @@ from workbench.executors.build import build_step_runner
 from workbench.executors.capabilities import COLUMNS, SUPPORTS, Role, limits_of, unsupported
 from workbench.executors.programs import inductor
 from workbench.executors.reference import CacheLayout, reference_logits, single_decode_step
-from workbench.executors.requirements import FEATURES, Limits, Requirements
+from workbench.executors.requirements import FEATURES, Requirements, Supports
 from workbench.executors.select import Backends, select_backends
 from workbench.kv_cache.format import CacheFormat
 from workbench.model.attention_spec import QKNormSpec, QueryTemperature, RotaryConfig, RotaryScaling
@@ -245,7 +245,9 @@ def test_what_is_not_supported_is_refused_with_its_reason(
     monkeypatch.setattr(requirements, "STEP_SETTINGS", set())  # so that every setting is a new one
     feature, own = FEATURES[name], SUPPORTS[backend]
     monkeypatch.setattr(requirements, "FEATURES", {name: feature})
-    monkeypatch.setattr(capabilities, "SUPPORTS", dict.fromkeys(Backend, dict.fromkeys(own, Limits())) | {backend: own})
+    monkeypatch.setattr(
+        capabilities, "SUPPORTS", dict.fromkeys(Backend, dict.fromkeys(own, Supports())) | {backend: own}
+    )
     wanted = next(w for w in (*OTHERS.values(), *MODELS.values()) if feature.find(w) is not None)
     reasons = {role: limits[name] for role, limits in own.items() if name in limits}
     (reason,) = set(reasons.values())

@@ -11,7 +11,7 @@ from typing import Literal
 from compiled_kernels import Backend
 from workbench.display import Table
 from workbench.executors.programs import decode_step, eager, inductor, operators
-from workbench.executors.requirements import FEATURES, Limits, Refusal, Requirements
+from workbench.executors.requirements import FEATURES, Refusal, Requirements, Supports
 
 # What a backend does: attention over the cache, all operators of the blocks, a decode step as one function, or several
 # such steps that draft tokens in one call. Each includes those before it; only mlir has the last two.
@@ -22,7 +22,7 @@ BLOCKS = {
     Backend.MLIR: operators.mlir_supports,
     Backend.TRITON: operators.triton_supports,
 }
-SUPPORTS: dict[Backend, dict[Role, Limits]] = {
+SUPPORTS: dict[Backend, dict[Role, Supports]] = {
     backend: {"attention": operators.within_attention(blocks), "blocks": blocks, "step": blocks, "drafts": blocks}
     for backend, blocks in BLOCKS.items()
 }

@@ -96,8 +96,8 @@ class Feature(NamedTuple):
         return _changed(wanted, lambda name: name == sought) if isinstance(sought, str) else sought(wanted)
 
 
-class Limits(dict[str, str]):
-    """What something cannot carry out: reasons by the name of a feature. Called, it is that thing's `supports`."""
+class Supports(dict[str, str]):
+    """Hold the reasons of what an operator or a program does not support, by feature."""
 
     def __call__(self, wanted: Requirements) -> Refusal | None:
         """Return the first reason against what is wanted, in the order of FEATURES; None where all is supported."""

@@ -26,7 +26,7 @@ from workbench.executors.packing import MIN_TABLE_WIDTH, bucket_for, pack_batch,
 from workbench.executors.programs.kernels import one_function
 from workbench.executors.programs.operators import MLIR
 from workbench.executors.programs.program import StepProgram
-from workbench.executors.requirements import Limits, Requirements
+from workbench.executors.requirements import Requirements, Supports
 from workbench.kv_cache.format import KVCacheSpec
 from workbench.kv_cache.pages import NULL_PAGE, pages_for
 from workbench.kv_cache.quantized import QuantizedLayer
@@ -52,7 +52,7 @@ NOT_IN_STEP = (
     "settings of a model that are newer than this table",
 )  # fmt: skip
 AS_THEY_ARE, BETWEEN_DRAFTS = "tokens are embedded as they are", "tokens are quantized between steps"
-supports = Limits({
+supports = Supports({
     **MLIR, **dict.fromkeys(NOT_IN_STEP, "the compiled decode step has none"),
     "mixture of experts on several ranks": "the compiled step's router names experts that another rank holds",
     "norms over all heads on several ranks": "the compiled step has no sum over ranks within attention",
@@ -62,7 +62,7 @@ supports = Limits({
     "user-defined cache codec": "the compiled decode step cannot call it",
     "rotated heads": "the compiled decode step does not rotate heads",
 })  # fmt: skip
-supports_drafts = Limits({  # several steps in one call, which draft tokens
+supports_drafts = Supports({  # several steps in one call, which draft tokens
     **supports,
     "several ranks (tensor parallelism)": "several steps in one call have no sum over ranks between them",
     "scaled embedding": AS_THEY_ARE,

@@ -10,9 +10,9 @@ from workbench.executors.early_layers import LayerTap
 from workbench.executors.programs.kernels import StepKernels, as_written
 from workbench.executors.programs.operators import limits_of_backend
 from workbench.executors.programs.program import StepProgram
-from workbench.executors.requirements import Limits
+from workbench.executors.requirements import Supports
 
-supports = Limits({
+supports = Supports({
     **limits_of_backend(Backend.EAGER),
     "trees of drafts over quantized or encoded keys, summaries of pages, or states":
         "accepted tokens are moved within pages of dense keys and values",

@@ -25,7 +25,7 @@ from workbench.executors.packing import bucket_for
 from workbench.executors.programs.kernels import StepKernels, one_function, two_sides
 from workbench.executors.programs.operators import COMPILED, limits_of_backend
 from workbench.executors.programs.program import StepProgram, Timed
-from workbench.executors.requirements import Limits
+from workbench.executors.requirements import Supports
 from workbench.kv_cache.layer import CacheLayer
 from workbench.kv_cache.store import KVStore
 from workbench.model.layers import TransformerBlock
@@ -34,7 +34,7 @@ from workbench.model.transformer import RunBlock, Transformer
 from workbench.scheduler.plan import StepPlan
 
 TWO_SUMS = "two sums over ranks in its graph could change places"
-supports = Limits({
+supports = Supports({
     **limits_of_backend(Backend.INDUCTOR), **COMPILED,
     "parallel attention and feed-forward on several ranks": TWO_SUMS,
     "norms over all heads on several ranks": TWO_SUMS,

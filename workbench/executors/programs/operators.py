@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from compiled_kernels import Backend
 from compiled_kernels.capabilities import DTYPES, batch_variance, known_gap
-from workbench.executors.requirements import FLOATS, Limits
+from workbench.executors.requirements import FLOATS, Supports
 
 NO_KERNEL, ON_CPU, POWER_OF_TWO = (
     "it has no kernel for it", "its kernels run on the CPU", "a group is a power of two columns",
@@ -49,12 +49,12 @@ def limits_of_backend(backend: Backend) -> dict[str, str]:
     }  # fmt: skip
 
 
-def within_attention(limits: Limits) -> Limits:
+def within_attention(limits: Supports) -> Supports:
     """Return those limits that attention alone has."""
-    return Limits({feature: reason for feature, reason in limits.items() if feature not in OUTSIDE_ATTENTION})
+    return Supports({feature: reason for feature, reason in limits.items() if feature not in OUTSIDE_ATTENTION})
 
 
-triton_supports = Limits({
+triton_supports = Supports({
     **limits_of_backend(Backend.TRITON), **KERNELS,
     "a CPU": "its kernels run on CUDA devices (TRITON_INTERPRET=1: in an interpreter)",
     "other devices": "its kernels run on CUDA devices",
@@ -67,7 +67,7 @@ MLIR = {
     "other devices": ON_CPU,
     "a cache in another type than the weights": "it reads both in one type",
 }  # fmt: skip
-mlir_supports = Limits({
+mlir_supports = Supports({
     **MLIR,
     "batch_invariant": f"paged_attention: {batch_variance('paged_attention', Backend.MLIR)}; its whole step keeps it",
 })  # fmt: skip
