@@ -99,7 +99,8 @@ def build_custom(found: Any, arguments: Mapping[str, Any], name: str, *given_by_
         try:
             return found(*given_by_us, **arguments)
         except Exception as error:
-            given = ", ".join(f"{key}={value!r}" for key, value in arguments.items()) or "no arguments"
+            ours = [f"a {type(value).__name__}" for value in given_by_us]
+            given = ", ".join([*ours, *(f"{key}={value!r}" for key, value in arguments.items())]) or "no arguments"
             raise WorkbenchError(f"{name}: could not be built with {given}: {_describe(error)}") from error
     if inspect.isroutine(found):
         return functools.partial(found, **arguments) if arguments else found

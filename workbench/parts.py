@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from workbench.sampling.samplers import TokenSampler, sample_categorical
     from workbench.sampling.verify import NO_DRAFT, Draft
     from workbench.scheduler.ordering import sorted_with_aging, with_aging
-    from workbench.scheduler.plan import StepPlan
+    from workbench.scheduler.plan import Span, StepPlan
     from workbench.scheduler.policies import BuiltInPolicy
     from workbench.scheduler.policy import RequestView, SchedulerDecision, SchedulerState, SchedulingPolicy, Turn
     from workbench.speculative.custom import SpeculationTarget
@@ -101,6 +101,7 @@ PARTS: dict[str, dict[str, str]] = {
     },
     "program": {
         "EagerProgram": "workbench.executors.programs.eager",
+        "Span": "workbench.scheduler.plan",
         "StepPlan": "workbench.scheduler.plan",
         "StepProgram": "workbench.executors.programs.program",
         "TokenBatch": "workbench.batch",
@@ -121,7 +122,7 @@ __all__ = [
     "ALiBi", "Attention", "Branch", "BuiltInPolicy", "Causal", "Chunked", "Codec", "CodecPair", "ContinuousEviction",
     "Draft", "EagerProgram", "EvictionBudget", "EvictionPolicy", "EvictionSettings", "Filter", "Finished", "History",
     "LayerCombiner", "LayerEvictionPolicy", "LayerTokens", "NO_DRAFT", "Proposer", "Ranking", "RequestView",
-    "SchedulerDecision", "SchedulerState", "SchedulingPolicy", "Search", "Sequence", "SlidingWindow",
+    "SchedulerDecision", "SchedulerState", "SchedulingPolicy", "Search", "Sequence", "SlidingWindow", "Span",
     "SpeculationTarget", "StepPlan", "StepProgram", "StreamCombiner", "TokenBatch", "TokenConstraint", "TokenSampler",
     "Turn", "Verification", "affine_codes", "affine_numbers", "hadamard_rotate", "nearest_levels", "pack_bits",
     "project", "sample_categorical", "select_recent_and_heaviest", "smooth_mass", "sorted_with_aging", "training_texts",

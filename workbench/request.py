@@ -33,7 +33,7 @@ class FinishReason(StrEnum):
 
 
 class CustomPart(Settings):
-    """A user-defined filter, sampler, mask, score or attention, by path.
+    """A user-defined filter, sampler, mask, score, attention, codec or program, by path.
 
     `path` is `package.module:Name`, `folder/file.py:Name`, or a name under which something was registered.
     """

@@ -109,3 +109,15 @@ def test_a_replay_is_for_administrators(runner: Runner, tmp_path: Path) -> None:
         replayed(server, name, 401)
         found = replayed(server, name, authorization=f"Bearer {admin}")
         assert found["identical"] and [each["request_id"] for each in found["requests"]] == [f"{name}.0", f"{name}.1"]
+
+
+def test_files_that_others_delete_or_leave_half_written(runner: Runner, tmp_path: Path) -> None:
+    """The folder is shared with other servers, each of which deletes the oldest files beyond the bound."""
+    (tmp_path / f"0-0{SUFFIX}").write_bytes(b"")
+    (tmp_path / f"0-1{SUFFIX}").write_bytes(b'{"server": "half')
+    with serve(runner, replay_folder=str(tmp_path)) as server:
+        ask(server, 1)
+        server.service.replays.write()
+        for each in tmp_path.iterdir():
+            each.unlink()
+        assert replayed(server, ask(server, 2))["identical"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -29,6 +30,27 @@ class Late(Decodes):
         return super().__call__(batch, layers)
 
 
+class Hot(EagerProgram):
+    """Double the logits: greedy tokens stay."""
+
+    def __call__(self, batch: TokenBatch, layers: tuple[int, ...] = ()) -> torch.Tensor:
+        return 2 * super().__call__(batch, layers)
+
+
+class Willing(EagerProgram):
+    def accept(self, plan: StepPlan) -> Any:
+        return True
+
+
+class Reversed(EagerProgram):
+    def accept(self, plan: StepPlan) -> StepPlan | None:
+        return replace(plan, spans=plan.spans[::-1])
+
+
+class InCalls(EagerProgram):
+    every_row = True
+
+
 class Never(EagerProgram):
     def accept(self, plan: StepPlan) -> StepPlan | None:
         return None
@@ -45,7 +67,7 @@ class Failing(EagerProgram):
 
 
 MODEL = model_of(spec_of())
-for each in (Whole, Decodes, Late, Never, Short, Failing):
+for each in (Whole, Decodes, Late, Hot, Willing, Reversed, InCalls, Never, Short, Failing):
     workbench.register(f"program {each.__name__}")(each)
 
 
@@ -58,6 +80,9 @@ def test_a_right_program_holds_every_law(name: str) -> None:
     ("name", "words"),
     [
         ("Late", "has another token"),
+        ("Hot", "the log-probability of token 0 is"),
+        ("Willing", "program program Willing: accept returned a bool, not a StepPlan or None"),
+        ("Reversed", "program program Reversed: accept returned other tokens"),
         ("Never", "accepts no step"),
         ("Short", r"program program Short: returned \[\d+, \d+\], not logits"),
         ("Failing", "program program Failing: KeyError: 'rows'"),
@@ -72,6 +97,7 @@ def test_the_law_that_a_wrong_program_breaks_is_named(name: str, words: str) -> 
 
 def test_what_is_no_program_is_refused() -> None:
     workbench.register("no program")(print)
+    refuses("calls and every_row are for programs of a backend", runner_of, MODEL, program="program InCalls")
     refuses("no program: must be a class that extends StepProgram", runner_of, MODEL, program="no program")
 
 

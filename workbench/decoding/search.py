@@ -96,7 +96,7 @@ class CustomSearch(Beams):
             return wrong
         state = row.states.get(self.layers[0])
         if state is None:
-            return f"search {self._name}: needs the states after the last layer, which this executor does not give"
+            return f"search {self._name}: needs the states after the last layer, which the step's program has not"
         before = self._before.get(sequence.request_id, Branch((), (), state[None][:0], row.logits))
         states = torch.cat([before.states, state[None]])
         self._branches[sequence.request_id] = replace(before, states=states, logits=row.logits.clone())

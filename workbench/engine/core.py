@@ -1,4 +1,4 @@
-"""Run one engine step at a time: propose, plan, forward (its programs pack), sample, commit, emit."""
+"""Run one engine step at a time: propose, plan, forward (a program packs and computes), sample, commit, emit."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MAX_IDLE_SECONDS = 0.05  # of a step in which every request waits for its gramma
 
 
 class EngineCore:
-    """The parts that a step goes through, and the step: scheduler, cache, executor, requests, speculator."""
+    """The parts that a step goes through, and the step: scheduler, cache, step runner, requests, speculator."""
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ steps. Under `batch_invariant` neither changes a bit, and what was done is liste
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -199,6 +199,7 @@ class ReplayWork:
         self._planned: deque[SpanRecord] = deque()
         self._queue: deque[Event] = deque()
         self.runner = self._build(model)
+        self._walk = self._walk_steps()
 
     def _build(self, model: LoadedModel) -> Runner:
         engine, context = self.config.engine, model.transformer.spec.max_position_embeddings
@@ -233,43 +234,45 @@ class ReplayWork:
         return most
 
     def step(self) -> bool:
-        """Walk the next recorded step; return whether one is left.
+        """Compute one step; return whether one may be left.
 
         Raises:
             WorkbenchError: for a step that cannot be formed.
         """
-        if not self._coming:
-            return False
-        recorded, spans = self._coming.popleft()
-        live, ids = self.runner.tracker.sequences, recorded.step
-        self._policy.spans = left = [span for span in spans if span.sequence in live]
-        self._otherwise += [f"step {ids}: {each.sequence} has ended" for each in spans if each.sequence not in live]
-        idle = 0  # steps in a row without any of them: one may preempt
-        steps_left = sum(each.start + 4 for each in left)  # each computes a token that was missing
-        while left:
-            self._planned.clear()
-            try:
-                self.runner.step()
-            except WorkbenchError as error:
-                raise WorkbenchError(f"replay: step {ids} cannot be formed: {error}") from error
-            self._note_cuts()
-            made = {span.sequence: span for span in self._planned}
-            idle = 0 if any(each.sequence in made for each in left) else idle + 1
-            steps_left -= 1
-            if not made or idle > 1 or not steps_left:
-                self._otherwise += [f"step {ids}: {each.sequence} could not be computed" for each in left]
-                for each in left:
-                    self._starts[each.sequence].popleft()
-                break
-            for span in left:
-                self._compare(ids, span, made.get(span.sequence))
-            self._policy.spans = left = [
-                each for each in left
-                if each.sequence in live and not _reaches(made.get(each.sequence), each)
-            ]  # fmt: skip
-        if not self._coming:
-            self.runner.cancel_all(self._queue)
-        return bool(self._coming)
+        return next(self._walk, False)
+
+    def _walk_steps(self) -> Iterator[bool]:
+        """Walk the recorded steps; yield after each step that is computed, of which a recorded one may need several."""
+        while self._coming:
+            recorded, spans = self._coming.popleft()
+            live, ids = self.runner.tracker.sequences, recorded.step
+            self._policy.spans = left = [span for span in spans if span.sequence in live]
+            self._otherwise += [f"step {ids}: {each.sequence} has ended" for each in spans if each.sequence not in live]
+            idle = 0  # steps in a row without any of them: one may preempt
+            steps_left = sum(each.start + 4 for each in left)  # each computes a token that was missing
+            while left:
+                self._planned.clear()
+                try:
+                    self.runner.step()
+                except WorkbenchError as error:
+                    raise WorkbenchError(f"replay: step {ids} cannot be formed: {error}") from error
+                self._note_cuts()
+                made = {span.sequence: span for span in self._planned}
+                idle = 0 if any(each.sequence in made for each in left) else idle + 1
+                steps_left -= 1
+                if not made or idle > 1 or not steps_left:
+                    self._otherwise += [f"step {ids}: {each.sequence} could not be computed" for each in left]
+                    for each in left:
+                        self._starts[each.sequence].popleft()
+                    break
+                for span in left:
+                    self._compare(ids, span, made.get(span.sequence))
+                self._policy.spans = left = [
+                    each for each in left
+                    if each.sequence in live and not _reaches(made.get(each.sequence), each)
+                ]  # fmt: skip
+                yield True
+        self.runner.cancel_all(self._queue)
 
     def _compare(self, step: int, recorded: SpanRecord, made: SpanRecord | None) -> None:
         """Note a span that is not as recorded; of one that is reached, what comes next begins elsewhere."""

@@ -34,7 +34,7 @@ from workbench.scheduler.plan import Span, StepPlan
 OBSERVED = "observed"  # the program of steps whose queries an evictor sees; no other step asks it
 MAX_MESSAGE_CHARACTERS = 300  # of a compiler's message
 Forward = Callable[[StepPlan], Tensor]
-StepHook = Callable[[Forward, StepPlan], Tensor]  # computes a plan by a call of what it is given, or changes either
+StepHook = Callable[[Forward, StepPlan], Tensor]  # calls `forward`, and may change the plan or the logits
 
 
 class StepRunner:

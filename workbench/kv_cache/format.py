@@ -96,7 +96,7 @@ class CacheFormat(LayerFormat):
     @property
     def codecs(self) -> tuple[CustomPart, ...]:
         """Return the user-defined codecs, those of single layers too."""
-        layers = (layer.model_dump().get("codec") for layer in self.layers.values())
+        layers = (getattr(layer, "codec", None) for layer in self.layers.values())
         return tuple(codec for codec in (self.codec, *layers) if codec is not None)
 
     def for_layer(self, layer: int) -> LayerFormat:

@@ -63,6 +63,7 @@ class LayerView(CacheLayer):
 
     def __init__(self, source: CacheLayer):
         self.source, self.group, self.num_value_columns = source, source.group, source.num_value_columns
+        self.rotates = source.rotates
 
     def write(self, k: Tensor, v: Tensor, batch: TokenBatch, backend: Backend = Backend.EAGER) -> None:
         self.source.write(k, v, batch, backend)
@@ -85,7 +86,7 @@ class SharedLayer(LayerView):
 
     def __init__(self, source: CacheLayer):
         super().__init__(source)
-        self.traceable, self.rotates = source.traceable, source.rotates
+        self.traceable = source.traceable
 
     def write(self, k: Tensor, v: Tensor, batch: TokenBatch, backend: Backend = Backend.EAGER) -> None:
         """Do nothing: the earlier layer has written."""

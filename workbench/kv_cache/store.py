@@ -92,7 +92,7 @@ def check_page_size(specs: Iterable[KVCacheSpec], page_size: int) -> None:
 class KVStore:
     """All layers' pages. Cache groups may have different numbers of pages.
 
-    `on_layer` is called with the number of each layer that was computed, by executors that call them one by one.
+    `on_layer` is called with the number of each layer that was computed, by programs that call them one by one.
     """
 
     on_layer: Callable[[int], None] | None = None

@@ -192,7 +192,7 @@ def summarize(requests: Rows, steps: Rows, tokens: Rows, verifications: Rows = (
         tokens: One row an output token.
         verifications: One row a verification of drafted tokens; none without speculation.
 
-    Example: `workbench.summarize(recorder.requests(), recorder.steps(), recorder.tokens())`
+    Example: `workbench.summarize(recorder.requests(), recorder.steps(), recorder.tokens(), recorder.verifications())`
     """
     figures = per_request(requests, tokens)
     served = [row for row in requests if row["finish_reason"] != "refused"]

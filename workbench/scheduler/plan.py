@@ -104,7 +104,7 @@ class StepPlan(Displayable):
     padding_rows: int = 0  # rows of a padded batch without a sequence
     policy_decisions: tuple[SchedulerDecision, ...] = ()  # one for each call of the policy, its order as far as walked
     layers: tuple[int, ...] = ()  # states after these layers are needed beside the logits (executors/early_layers.py)
-    only_largest: bool = False  # whether of each row of logits only the largest counts: no executor need give others
+    only_largest: bool = False  # whether of each row of logits only the largest counts: others may be left out
 
     def without(self, sequences: list[Sequence]) -> StepPlan:
         """Return the plan without the spans of `sequences`, which finished before it began."""

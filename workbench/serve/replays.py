@@ -42,10 +42,10 @@ class Replays:
             for each in prepared:
                 self._kept[model].enter(each.request)
 
-    def write(self) -> None:
-        """Write what was kept to the folder; not for the event loop."""
+    def write(self, wait: bool = True) -> None:
+        """Write what was kept to the folder (see `KeptRequests.write`); not for the event loop."""
         for each in self._kept.values():
-            each.write()
+            each.write(wait)
 
     async def run(self, call_id: str, in_thread: Callable[[Callable[[], Any]], Awaitable[Any]]) -> dict[str, Any]:
         """Run a call again on the model in memory, and return what came of it. Calls go on between its steps.
@@ -56,6 +56,10 @@ class Replays:
         if self._folder is None:
             words = "this server keeps no requests to replay: set server.replay_folder before they are served"
             raise ApiError("invalid_request_error", words)
+        async with self._turn:  # one replay at a time has its requests in memory
+            return await self._run(call_id, in_thread)
+
+    async def _run(self, call_id: str, in_thread: Callable[[Callable[[], Any]], Awaitable[Any]]) -> dict[str, Any]:
         call: KeptCall = await in_thread(lambda: self._read(call_id))
         name, fingerprint = call.head["model"], call.head["fingerprint"]
         model = self._models.get(name)
@@ -69,11 +73,10 @@ class Replays:
             return await asyncio.wrap_future(thread.submit_call(function))
 
         try:
-            async with self._turn:
-                work = await between_steps(lambda runner: call.work(runner.loaded_model))
-                while await between_steps(lambda _: work.step()):
-                    pass
-                return (await between_steps(lambda _: work.result())).as_dict()
+            work = await between_steps(lambda runner: call.work(runner.loaded_model))
+            while await between_steps(lambda _: work.step()):
+                pass
+            return (await between_steps(lambda _: work.result())).as_dict()
         except WorkbenchError as error:
             raise invalid(error) from None
 

@@ -364,7 +364,7 @@ class Service:
             now = time.perf_counter()
             self.traces.trim()
             if self.settings.replay_folder is not None:
-                self.spawn(self.in_thread(self.replays.write))
+                self.spawn(self.in_thread(lambda: self.replays.write(wait=False)))
             for run in list(self.runs):
                 if run.lease is not None and (why := self.stuck(run.call.model)):  # else the gate may choose another
                     run.fail(ApiError("unavailable_error", f"{why}; ask again later"))

@@ -5,6 +5,7 @@ The model is a demo model in float64 on the backend eager, so that only a wrong 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -16,45 +17,68 @@ from workbench.executors.programs.custom import CustomProgram
 from workbench.scheduler.plan import StepPlan
 from workbench.speculative.config import NoSpeculation, PromptLookup, Speculation
 from workbench.testing.law import ConformityReport, LawBroken, check_law
-from workbench.testing.proposers import (
-    PLENTY_OF_PAGES,
-    SCARCE_PAGES,
-    TEXTS,
-    DraftScenario,
-    plain_tokens,
-    tokens_by_request,
-)
-from workbench.trace.events import Event
+from workbench.testing.proposers import PLENTY_OF_PAGES, SCARCE_PAGES, TEXTS, DraftScenario
+from workbench.trace.events import Decoded, Finished
+
+MAX_ERROR = 1e-6  # between log-probabilities in float64: far above rounding, far below any change of a model
+
+Answers = dict[str, list[tuple[int, float]]]  # tokens and their log-probabilities by request
 
 
-def _same_tokens(program: Any, speculate: Speculation, scenario: DraftScenario) -> None:
-    events: list[Event] = []
-    for _ in scenario.runner(speculate, events.append, program).stream(scenario.requests()):
-        pass
-    found, wanted = tokens_by_request(events, scenario), plain_tokens(scenario)
-    for name, tokens in found.items():
-        if tokens != wanted[name]:
-            at = next(i for i, (a, b) in enumerate(zip(tokens, wanted[name], strict=True)) if a != b)
-            raise LawBroken(f"{name} has another token {at} than by the model's modules, on {scenario}")
+def _answers(runner: Runner, scenario: DraftScenario) -> Answers:
+    found: Answers = {}
+    asked = [replace(each, sampling=each.sampling.model_copy(update={"logprobs": 0})) for each in scenario.requests()]
+    for event in runner.stream(asked):
+        if isinstance(event, Decoded) and event.logprob is not None:
+            found.setdefault(event.request_id, []).append((event.token_id, event.logprob))
+        elif isinstance(event, Finished) and event.reason != "length":
+            raise LawBroken(f"{event.request_id} ended: {event.error or event.reason}, on {scenario}")
+    return found
+
+
+@functools.lru_cache(maxsize=256)
+def _plain(scenario: DraftScenario) -> Answers:
+    return _answers(scenario.runner(NoSpeculation()), scenario)
+
+
+def _compare(found: Answers, scenario: DraftScenario) -> None:
+    for name, wanted in _plain(scenario).items():
+        for at, ((token, logprob), (plain, exact)) in enumerate(zip(found[name], wanted, strict=True)):
+            if token != plain:
+                raise LawBroken(f"{name} has another token {at} than by the model's modules, on {scenario}")
+            if abs(logprob - exact) > MAX_ERROR:
+                raise LawBroken(
+                    f"{name}: the log-probability of token {at} is {logprob:.6f}, and {exact:.6f} by the model's "
+                    f"modules, on {scenario}"
+                )
+
+
+def _same_answers(program: Any, speculate: Speculation, scenario: DraftScenario) -> None:
+    _compare(_answers(scenario.runner(speculate, None, program), scenario), scenario)
 
 
 def _computes(program: Any, scenario: DraftScenario) -> None:
     runner = scenario.runner(NoSpeculation(), None, program)
     accepted = _accepted(runner)
-    for _ in runner.stream(scenario.requests()):
-        pass
+    _compare(_answers(runner, scenario), scenario)
+    if fault := next((each for each in accepted if isinstance(each, Exception)), None):
+        raise LawBroken(f"{fault}, on {scenario}")  # its spans were computed one by one then
     if not any(accepted):
-        raise LawBroken(f"accepts no step, on {scenario}")
+        raise LawBroken(f"accepts no step of these, on {scenario}")
 
 
-def _accepted(runner: Runner) -> list[bool]:
-    """Return a list that grows by whether the program accepts each step."""
-    found: list[bool] = []
+def _accepted(runner: Runner) -> list[bool | Exception]:
+    """Return a list that grows by whether the program accepts each step, or by its error."""
+    found: list[bool | Exception] = []
     custom = runner.core.executor.programs[CustomProgram.kind]
     accept = custom.accept
 
     def noted(plan: StepPlan) -> StepPlan | None:
-        rows = accept(plan)
+        try:
+            rows = accept(plan)
+        except Exception as error:
+            found.append(error)
+            raise
         found.append(rows is not None)
         return rows
 
@@ -63,11 +87,11 @@ def _accepted(runner: Runner) -> list[bool]:
 
 
 LAWS: dict[str, tuple[Speculation, st.SearchStrategy[DraftScenario]]] = {
-    "greedy tokens are those of the model's modules": (NoSpeculation(), PLENTY_OF_PAGES),
+    "greedy tokens and their log-probabilities are those of the model's modules": (NoSpeculation(), PLENTY_OF_PAGES),
     "so they are where pages run out and sequences are preempted": (NoSpeculation(), SCARCE_PAGES),
     "so they are where drafts are verified": (PromptLookup(), PLENTY_OF_PAGES),
 }
-COMPUTES_LAW = "computes something"
+COMPUTES_LAW = "computes something where several requests run, and that right"
 
 
 def check_program(program: Any, examples: int = 6, model: str = "demo-draft") -> ConformityReport:
@@ -85,7 +109,7 @@ def check_program(program: Any, examples: int = 6, model: str = "demo-draft") ->
     everything.runner(NoSpeculation(), None, program)  # the one clear error, if it cannot be built
 
     def tried(speculate: Speculation) -> Callable[[DraftScenario], None]:
-        return lambda scenario: _same_tokens(program, speculate, replace(scenario, model=model))
+        return lambda scenario: _same_answers(program, speculate, replace(scenario, model=model))
 
     laws = [check_law(law, tried(speculate), examples, drawn) for law, (speculate, drawn) in LAWS.items()]
     laws.append(check_law(COMPUTES_LAW, lambda scenario: _computes(program, scenario), 1, st.just(everything)))

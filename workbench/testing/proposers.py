@@ -128,11 +128,10 @@ def _run(
         raise LawBroken(f"{objection}, on {scenario}") from None
     finally:
         runner.core.speculator.proposer = recorded.inner
-    return tokens_by_request(events, scenario), recorded, events
+    return _tokens(events, scenario), recorded, events
 
 
-def tokens_by_request(events: list[Event], scenario: DraftScenario) -> dict[str, tuple[int, ...]]:
-    """Return the tokens of each request of a scenario; LawBroken where one did not end by its length."""
+def _tokens(events: list[Event], scenario: DraftScenario) -> dict[str, tuple[int, ...]]:
     ends = [event for event in events if isinstance(event, Finished)]
     for end in ends:
         if end.reason != "length":
@@ -146,19 +145,19 @@ def _target(model: str) -> LoadedModel:
 
 
 @functools.lru_cache(maxsize=256)
-def plain_tokens(scenario: DraftScenario) -> dict[str, tuple[int, ...]]:
+def _plain(scenario: DraftScenario) -> dict[str, tuple[int, ...]]:
     """Return the tokens without drafts, of each request alone."""
     events: list[Event] = []
     for request in scenario.requests():
         runner = scenario.runner(NoSpeculation(), events.append)
         for _ in runner.stream([request]):
             pass
-    return tokens_by_request(events, scenario)
+    return _tokens(events, scenario)
 
 
 def _same_text(speculate: Speculation, scenario: DraftScenario) -> None:
     found, _, _ = _run(speculate, scenario)
-    wanted = plain_tokens(scenario)
+    wanted = _plain(scenario)
     for name, tokens in found.items():
         if tokens != wanted[name]:
             at = next(i for i, (a, b) in enumerate(zip(tokens, wanted[name], strict=True)) if a != b)
@@ -183,7 +182,7 @@ def _forgets(speculate: Speculation, scenario: DraftScenario) -> None:
         raise LawBroken(f"still keeps {', '.join(sorted(left))} when everything has ended, on {scenario}")
     others = tuple((text + 1) % len(TEXTS) for text in scenario.texts)
     other = replace(scenario, texts=others, output_tokens=6)
-    if _run(speculate, other, runner)[0] != plain_tokens(other):
+    if _run(speculate, other, runner)[0] != _plain(other):
         raise LawBroken(f"gives another text under an id that was used before, on {other}")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -36,10 +36,17 @@ class CustomProgram(StepProgram):
         own = build_custom(resolve_path(part.path), part.arguments, self.name, model, store)
         if not isinstance(own, StepProgram):
             raise WorkbenchError(f"{self.name}: must be a class that extends StepProgram of workbench.parts")
+        if type(own).calls is not StepProgram.calls or own.every_row:
+            raise WorkbenchError(f"{self.name}: calls and every_row are for programs of a backend; leave them out")
         self.own = own
 
     def accept(self, plan: StepPlan) -> StepPlan | None:
-        return self._named(lambda: self.own.accept(plan))
+        rows = self._named(lambda: self.own.accept(plan))
+        if not isinstance(rows, StepPlan | None):
+            raise WorkbenchError(f"{self.name}: accept returned a {type(rows).__name__}, not a StepPlan or None")
+        if rows is not None and _computed(rows) != _computed(plan):
+            raise WorkbenchError(f"{self.name}: accept returned other tokens or rows of logits than the plan has")
+        return rows
 
     def pack(self, plan: StepPlan) -> Any:
         self._rows = sum(span.num_logits for span in plan.spans)
@@ -54,6 +61,18 @@ class CustomProgram(StepProgram):
             raise WorkbenchError(f"{self.name}: returned {given}, not logits {list(wanted)}")
         return logits
 
+    @property
+    def made(self) -> int:  # type: ignore[override] (the user's own)
+        return self.own.made
+
+    @property
+    def artifacts(self) -> Mapping[str, str]:  # type: ignore[override] (the user's own)
+        return self.own.artifacts
+
+    @property
+    def chosen(self) -> Mapping[int, Tensor] | None:  # type: ignore[override] (the user's own)
+        return self.own.chosen
+
     def reset(self) -> None:
         self._named(self.own.reset)
 
@@ -67,3 +86,10 @@ class CustomProgram(StepProgram):
             raise
         except Exception as error:
             raise WorkbenchError(f"{self.name}: {describe_error(error)}") from error
+
+
+def _computed(plan: StepPlan) -> tuple[list[tuple[str, int]], list[str]]:
+    """Return the tokens that a plan computes, as (sequence, position), and the sequence of each row of logits."""
+    names = [(span.sequence.request_id, span) for span in plan.spans]
+    tokens = [(name, position) for name, span in names for position in range(span.start, span.end)]
+    return tokens, [name for name, span in names for _ in range(span.num_logits)]

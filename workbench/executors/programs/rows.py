@@ -56,7 +56,7 @@ class RowsProgram(StepProgram):
                 the weights anew for each call is little beside multiplying with them.
             threads: runs compiled steps.
             angles: the model's angles, shared with other programs.
-            max_tokens: the most tokens of a plan; a plan of many small calls is not taken either, unless any is.
+            max_tokens: the most tokens of a plan; a bound leaves plans of many small calls to other programs too.
         """
         super().__init__(model, store)
         self.buckets, self.max_tokens = buckets, max_tokens

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,10 +78,12 @@ class KeptRequests:
         if isinstance(event, StepPlanned | Finished):
             self._lines.append(event)
 
-    def write(self) -> None:
+    def write(self, wait: bool = True) -> None:
         """Write what was kept; beyond the bound, delete the oldest files. What cannot be written is lost, and said
-        once."""
-        with self._writing:
+        once. Without `wait` nothing is done while another thread writes: its disk may be slow."""
+        if not self._writing.acquire(blocking=wait):
+            return
+        try:
             lines = [self._lines.popleft() for _ in range(len(self._lines))]
             if self._has_failed or not lines:
                 return
@@ -89,20 +92,23 @@ class KeptRequests:
             except OSError as error:
                 self._has_failed = True
                 LOG.error("%s: no more requests are kept: %s", self._folder, error)
+        finally:
+            self._writing.release()
 
     def _append(self, raw: bytes) -> None:
-        if self._size + len(raw) > self._max_bytes // FILES:
+        created = self._size + len(raw) > self._max_bytes // FILES or not self._path.exists()  # another may delete it
+        if created:
             self._path = self._folder / f"{self._began}-{self._number:08}{SUFFIX}"
             self._number, self._size = self._number + 1, 0
             raw = orjson.dumps(self._head()) + b"\n" + raw
-        opened = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        opened = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT * created, 0o600)
         with os.fdopen(opened, "ab") as file:
             file.write(raw)
         self._size += len(raw)
-        found = sorted(((each.stat().st_mtime_ns, each) for each in self._folder.glob(f"*{SUFFIX}")), reverse=True)
+        found = sorted(_ages_and_sizes(self._folder), reverse=True)
         left = self._max_bytes
-        for _, path in found:
-            left -= path.stat().st_size
+        for _, path, size in found:
+            left -= size
             if left < 0 and path != self._path:
                 path.unlink(missing_ok=True)
 
@@ -113,6 +119,14 @@ class KeptRequests:
             "config": runner.config.model_dump(mode="json"), "fingerprint": self._model.fingerprint,
             "software": describe_software(),
         }  # fmt: skip
+
+
+def _ages_and_sizes(folder: Path) -> Iterator[tuple[int, Path, int]]:
+    """Yield the time of change, the path and the bytes of each file; others may delete some meanwhile."""
+    for path in folder.glob(f"*{SUFFIX}"):
+        with suppress(FileNotFoundError):
+            found = path.stat()
+            yield found.st_mtime_ns, path, found.st_size
 
 
 def _values(kept: Request | Event) -> dict[str, Any]:
@@ -157,8 +171,9 @@ class KeptCall:
         """
         by_server: dict[str, list[dict[str, Any]]] = {}
         for path in sorted(folder.glob(f"*{SUFFIX}")):
-            head, *lines = _lines_of(path)
-            by_server.setdefault(head["server"], [head]).extend(lines)
+            head, *lines = _lines_of(path) or [{}]
+            if "server" in head:  # its first line was written whole
+                by_server.setdefault(head["server"], [head]).extend(lines)
         if not by_server:
             raise WorkbenchError(
                 f"replay: {folder} holds no served requests; name the `server.replay_folder` of a server"
@@ -183,7 +198,7 @@ def _lines_of(path: Path) -> list[dict[str, Any]]:
         raw = path.read_bytes()
         return [orjson.loads(line) for line in raw[: raw.rfind(b"\n") + 1].splitlines()]
     except FileNotFoundError:  # deleted meanwhile
-        return [{"server": ""}]
+        return []
     except (OSError, ValueError) as error:
         raise WorkbenchError(f"replay: {path} is damaged ({error}); delete it to read the others") from None
 
