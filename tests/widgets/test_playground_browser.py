@@ -131,6 +131,9 @@ def test_a_view_shown_by_two_cells_outlives_the_first_ones_next_run(lab: LabSess
     page.evaluate("globals().update(first=play)")
     page.run_cell(1)
     second = page.widget("wb-playground").last
+    second.get_by_label("max_tokens", exact=True).fill("900")  # so that there is something to stop on any machine
+    second.get_by_label("ignore_eos", exact=True).check()
+    page.settle()
     second.get_by_role("button", name="Run").click()
     until(lambda: page.evaluate("first.played.num_tokens > 5") == "True")
     second.locator(".wb-tokens b").nth(3).wait_for()
