@@ -17,7 +17,7 @@ from compiled_kernels.mlir_text import Named, call, memref
 from compiled_kernels.page_selection.mlir import summary_arguments
 from compiled_kernels.paged_attention.mlir_shape import DecodeAttention, HeadShape
 from compiled_kernels.quantized_attention.mlir_shape import QuantizedAttention
-from compiled_kernels.quantized_attention.mlir_tile import QUANTIZED_NAMES
+from compiled_kernels.quantized_attention.quantize import QUANTIZED_NAMES
 
 AnyProduct = Product | FewRows
 """A product of a step: with a weight row by row, or in panels."""

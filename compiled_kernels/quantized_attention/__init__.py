@@ -1,6 +1,7 @@
 from compiled_kernels.quantized_attention.api import QuantizedKV, quantized_attention
 from compiled_kernels.quantized_attention.pages import PageFormat, QuantizationRule, TokenGroups, quantize_pages
 from compiled_kernels.quantized_attention.quantize import (
+    QUANTIZED_NAMES,
     QuantFormat,
     QuantizedTensor,
     bits_per_number,
@@ -12,6 +13,7 @@ from compiled_kernels.quantized_attention.quantize import (
 )
 
 __all__ = [
+    "QUANTIZED_NAMES",
     "PageFormat",
     "QuantFormat",
     "QuantizationRule",

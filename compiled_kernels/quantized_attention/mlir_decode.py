@@ -23,7 +23,8 @@ from compiled_kernels.paged_attention.mlir_decode import empty, first_seen, for_
 from compiled_kernels.paged_attention.mlir_rules import seek_text
 from compiled_kernels.paged_attention.mlir_tile import tile
 from compiled_kernels.quantized_attention.mlir_shape import QuantizedAttention
-from compiled_kernels.quantized_attention.mlir_tile import QUANTIZED_NAMES, quantized_arguments, quantized_tile
+from compiled_kernels.quantized_attention.mlir_tile import quantized_arguments, quantized_tile
+from compiled_kernels.quantized_attention.quantize import QUANTIZED_NAMES
 
 _PACKED = ", ".join(f"%{name}" for name in QUANTIZED_NAMES)
 

@@ -8,8 +8,7 @@ from compiled_kernels.paged_attention.mlir_shape import HEADS_TOGETHER
 from compiled_kernels.paged_attention.mlir_tile import QueryHead, query_heads, weigh
 from compiled_kernels.quantized_attention.mlir_shape import QuantizedAttention
 from compiled_kernels.quantized_attention.mlir_sums import weighted_sums
-
-QUANTIZED_NAMES = ("kc", "ks", "km", "vc", "vs", "vm")  # codes, scales, minima: of keys, of values
+from compiled_kernels.quantized_attention.quantize import QUANTIZED_NAMES
 
 
 def quantized_arguments(shape: QuantizedAttention) -> str:

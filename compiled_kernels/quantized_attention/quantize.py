@@ -31,6 +31,7 @@ MAX_CODES = {"int8": 255, "int4": 15}  # the highest code
 SCALED_FORMATS: tuple[QuantFormat, ...] = ("int8", "int4", "fp8")  # codes with scales
 FLOAT16_MAX = torch.finfo(torch.float16).max
 E4M3_MAX = torch.finfo(torch.float8_e4m3fn).max
+QUANTIZED_NAMES = ("kc", "ks", "km", "vc", "vs", "vm")  # codes, scales, minima: of keys, of values
 
 
 class QuantizedTensor(NamedTuple):

@@ -12,8 +12,8 @@ from workbench.engine.runner import generate
 from workbench.executors.programs.cuda_graph import CudaGraphProgram
 from workbench.executors.programs.eager import EagerProgram
 from workbench.executors.step_runner import StepRunner
+from workbench.kv_cache.attention_layers import GroupedLayer
 from workbench.kv_cache.format import parse_cache_format
-from workbench.kv_cache.quantized import QuantizedLayer
 
 
 def replayed(runner, capture):
@@ -77,7 +77,7 @@ def test_packed_pages_are_quantized_before_the_replay_and_never_in_the_graph(for
         if captured:
             runner.core.executor = replayed(runner, capture)
             for each in runner.store.layers:
-                assert isinstance(each, QuantizedLayer)
+                assert isinstance(each, GroupedLayer)
                 each.groups_to_quantize = lambda batch, asked=each.groups_to_quantize: settled.append(1) or asked(batch)  # type: ignore
         found[captured] = finals(runner, [request("a", 5, 30), request("b", 19, 14), request("c", 33, 9)])
     assert found[True] == found[False]

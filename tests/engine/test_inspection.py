@@ -18,8 +18,9 @@ from tests.engine.tiny import VOCAB, finals, layer, model_of, request, runner_of
 from tests.thorough import tries
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
+from workbench.kv_cache.attention_layers import GroupedLayer
 from workbench.kv_cache.format import CacheFormat
-from workbench.kv_cache.quantized import QuantizedLayer
+from workbench.kv_cache.page_formats import QuantizedPages
 from workbench.model.attention_spec import AttentionSpec
 from workbench.model.hf.save import save_folder
 from workbench.model.hf.weights import random_weights
@@ -120,14 +121,14 @@ def test_quantized_keys_weigh_as_the_cache_reads_them(cache: str | dict) -> None
     (row,) = found.positions
     for number, block in enumerate(cast(list[TransformerBlock], list(runner.model.blocks))):
         layer = runner.store.layers[number]
-        assert isinstance(layer, QuantizedLayer)
+        assert isinstance(layer, GroupedLayer) and isinstance(layer.encoded, QuantizedPages)
         weights = found.weights[number]
         assert (weights.sum(-1) - 1).abs().max() < 1e-5
         tables = [
             torch.tensor(runner.tracker.sequences["a"].pages[table])[None]
             for table in (layer.group, layer.residual_group)
         ]
-        pages = layer.keys, layer.values, layer.residual_keys, layer.residual_values
+        pages = *layer.encoded.sides, layer.residual.keys, layer.residual.values
         context = QuantizedKV(*pages, *tables, rule=layer.quantization_rule).gather(0, row + 1, slice(0, 1))
         assert context.readable is not None
         kept = context.v * context.readable[0, :, None, None]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.engine.kinds import GEMMA, LATENT, MIXTURE, latent
 from tests.engine.tiny import Oracle, model_of, request, runner_of, spec_of, weights_of
 from workbench.engine.runner import generate
-from workbench.kv_cache.store import DenseLayer
+from workbench.kv_cache.page_formats import DensePages
 from workbench.model.attention_spec import MLASpec
 from workbench.model.spec import ActivationSpec, LayerSpec, NormSpec
 from workbench.model.transformer import Transformer
@@ -21,8 +21,8 @@ def test_a_token_of_latent_attention_leaves_one_head(attention: MLASpec, dtype: 
     model = model_of(spec_of(LayerSpec(attention=attention, intermediate_size=1)), dtype=dtype)
     store = runner_of(model).store
     assert store.bytes_per_token == (attention.kv_lora_rank + attention.qk_rope_head_dim) * dtype.itemsize
-    (cache,) = store.layers
-    assert isinstance(cache, DenseLayer) and store.bytes == store.expected_bytes == cache.keys.nbytes
+    (cache,) = store.layers[0].pages.values()
+    assert isinstance(cache, DensePages) and store.bytes == store.expected_bytes == cache.keys.nbytes
     assert cache.values.data_ptr() == cache.keys.data_ptr()
 
 

@@ -19,9 +19,9 @@ from tests.thorough import tries
 from workbench.batch import TokenBatch
 from workbench.custom import register
 from workbench.kv_cache.codec import CodecPair, load_codec, stored_bytes, stored_layout
-from workbench.kv_cache.codec_layers import CodecLayer, CodecPages, GroupedCodecLayer, shown_table
 from workbench.kv_cache.codes import affine_codes, affine_numbers
 from workbench.kv_cache.format import CacheFormat, KVCacheSpec, build_cache_specs, parse_cache_format
+from workbench.kv_cache.page_formats import CodecPages, shown_table
 from workbench.kv_cache.store import KVStore
 from workbench.model.spec import ModelSpec
 from workbench.request import CustomPart, Request
@@ -133,7 +133,7 @@ def test_a_code_with_a_rejected_draft_in_it_is_seen(monkeypatch: pytest.MonkeyPa
     known: set[tuple[int, int]] = set()
     write = CodecPages.write
 
-    def once(self: CodecPages, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor) -> None:
+    def once(self: CodecPages, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor, *_: object) -> None:
         fresh = torch.tensor([(id(self), slot) not in known for slot in slots.tolist()])
         known.update((id(self), slot) for slot in slots.tolist())
         write(self, keys[fresh], values[fresh], slots[fresh])
@@ -162,7 +162,6 @@ def _written(format: CacheFormat, tokens: int, page_size: int) -> tuple[Any, Any
         return TokenBatch(at[start:], at[start:], spans, lengths, tables, (slots[start:],) * 2, at[:1], False)
 
     (layer,) = store.layers
-    assert isinstance(layer, CodecLayer | GroupedCodecLayer)
     layer.write(k, v, batch(0))
     return layer, batch(tokens - 1), torch.randn(1, 4, 8, generator=generator).double()
 
@@ -181,7 +180,7 @@ def test_only_pages_that_the_mask_shows_are_decoded(format: CacheFormat, monkeyp
     found = layer.attend(q, batch, parameters, Backend.EAGER)
     grouped = layer.group != getattr(layer, "residual_group", layer.group)
     assert decoded == [2 + 2 if grouped else 8 + 8 + 5] * 2, "the first page and those of positions 55 to 60"
-    monkeypatch.setattr("workbench.kv_cache.codec_layers.shown_table", lambda table, *_: table)
+    monkeypatch.setattr("workbench.kv_cache.page_formats.shown_table", lambda table, *_: table)
     decoded.clear()
     assert torch.equal(found, layer.attend(q, batch, parameters, Backend.EAGER))
     assert decoded == [56 // 4 if grouped else 61] * 2

@@ -21,7 +21,6 @@ from tests.kv_cache.quantized_oracle import attended
 from tests.thorough import tries
 from workbench.batch import TokenBatch
 from workbench.kv_cache.format import CacheFormat, KVCacheSpec, LayerFormat, build_cache_specs, parse_cache_format
-from workbench.kv_cache.quantized import QuantizedLayer
 from workbench.kv_cache.store import KVStore
 
 Text = tuple[Tensor, Tensor, Tensor]  # queries, keys, values
@@ -69,7 +68,7 @@ class Cache:
         self.texts, self.size, self.backend, self.shape = texts, size, backend, shape
         each = max(len(q) for q, _, _ in texts) // size + 1
         pages = each * len(texts)
-        self.layer = QuantizedLayer(shape, (pages, pages), size, torch.float32, "cpu")
+        (self.layer,) = KVStore([shape], (pages, pages), size, torch.float32).layers
         for table in (0, 1):
             for tensor in self.layer.page_tensors(table):
                 tensor.view(torch.uint8).fill_(255)  # NaN, whatever the type of float

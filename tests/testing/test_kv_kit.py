@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from compiled_kernels.quantized_attention import QuantizationRule
 from workbench.errors import WorkbenchError
-from workbench.kv_cache import quantized
+from workbench.kv_cache import page_formats
 from workbench.kv_cache.format import CacheFormat
 from workbench.request import CustomPart
 from workbench.testing import check_kv_format, kv_format, kv_scenarios
@@ -44,7 +44,7 @@ def test_quantizing_by_the_batch_and_not_by_the_position_is_reported(monkeypatch
 
 
 def test_a_group_that_is_not_quantized_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantized, "quantize_pages", lambda *_: None)
+    monkeypatch.setattr(page_formats, "quantize_pages", lambda *_: None)
     only("batched = alone", monkeypatch)
     assert not check_kv_format(SMALL, examples=8, backends=()).passed
 
@@ -55,7 +55,7 @@ def test_a_layer_is_tried_whatever_its_number(monkeypatch: pytest.MonkeyPatch) -
     only("batched = alone", monkeypatch)
     sound = check_kv_format(format, examples=1, backends=("eager",))
     assert sound.passed and all(law.tried for law in sound.laws), str(sound)
-    monkeypatch.setattr(quantized, "quantize_pages", lambda *_: None)
+    monkeypatch.setattr(page_formats, "quantize_pages", lambda *_: None)
     assert not check_kv_format(format, examples=4, backends=()).passed
 
 

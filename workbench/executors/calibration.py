@@ -18,8 +18,7 @@ from workbench.errors import WorkbenchError
 from workbench.executors.reference import eager_copy
 from workbench.kv_cache.codec import LoadedCodec, stored_layout
 from workbench.kv_cache.format import CodecCalibration, KVCacheSpec
-from workbench.kv_cache.layer import CacheLayer, HybridLayer
-from workbench.kv_cache.store import DenseLayer
+from workbench.kv_cache.layer import CacheLayer
 from workbench.model.layers import TransformerBlock
 from workbench.model.mixer import Angles
 from workbench.model.transformer import Transformer
@@ -101,10 +100,9 @@ def keys_and_values(model: Transformer, windows: Sequence[Sequence[int]]) -> lis
     for ids in windows:
         batch, store = model.whole_text(ids, dtype)
         model.hidden_states(batch, store, run)
-        for layer, mine in zip(store.layers, found, strict=True):
-            cache = layer.source if isinstance(layer, HybridLayer) else layer
-            if isinstance(cache, DenseLayer):
-                pages = (each[1:] for each in (cache.keys, cache.values))
+        for layer, shape, mine in zip(store.layers, store.specs, found, strict=True):
+            if shape.num_kv_heads:
+                pages = layer.held([*range(1, store.num_pages[layer.group] + 1)], len(ids))
                 rows = (rearrange(each, "page kv_head offset dim -> (page offset) kv_head dim") for each in pages)
                 k, v = (each[: len(ids)].float() for each in rows)
                 mine.append((k, v))

@@ -21,20 +21,18 @@ from compiled_kernels import Backend
 from compiled_kernels.attention import AttentionParameters, attend, attention_weights
 from workbench.batch import TokenBatch
 from workbench.errors import WorkbenchError, describe_error
+from workbench.kv_cache.attention_layers import AttentionLayer
 from workbench.kv_cache.budget import EvictionBudget
 from workbench.kv_cache.codec import SIDES, LoadedCodec
-from workbench.kv_cache.codec_layers import CodecLayer
-from workbench.kv_cache.evicted_slots import EvictableLayer, SlotChange, move_slots, read_slots
+from workbench.kv_cache.evicted_slots import SlotChange, move_slots, read_slots
 from workbench.kv_cache.eviction import AnyPolicy, LayerTokens, select_slots
-from workbench.kv_cache.layer import CacheLayer, LayerView, SharedLayer
+from workbench.kv_cache.layer import CacheLayer, LayerView
 from workbench.kv_cache.pages import Eviction
-from workbench.kv_cache.store import DenseLayer, KVStore
+from workbench.kv_cache.store import KVStore
 from workbench.model.attention_spec import AttentionSpec
 from workbench.model.spec import ModelSpec
 from workbench.request import Sequence
 from workbench.scheduler.plan import Span, StepPlan
-
-Observable = DenseLayer | CodecLayer | SharedLayer  # layers whose pages are read as dense ones
 
 
 class AttentionCall(NamedTuple):
@@ -112,7 +110,7 @@ class Evictor:
         sources = [index if shape.shared_with is None else shape.shared_with for index, shape in enumerate(store.specs)]
         own = sorted(set(sources))
         layers = (store.layers[index] for index in own)
-        self._layers = tuple(layer for layer in layers if isinstance(layer, EvictableLayer))  # all: why_not_evictable
+        self._layers = tuple(layer for layer in layers if isinstance(layer, AttentionLayer))  # all: why_not_evictable
         self._read = tuple(own.index(index) for index in sources)  # by each layer, among those
         self._masses: WeakKeyDictionary[Sequence, tuple[int, list[Tensor]]] = WeakKeyDictionary()  # of so many queries
         self._visible: WeakKeyDictionary[Sequence, list[Tensor]] = WeakKeyDictionary()
@@ -143,8 +141,8 @@ class Evictor:
         for layer, mass, (keep, change) in zip(self._layers, masses, chosen, strict=True):
             # Kept tokens first, in text order; a head with fewer has others behind them, which it does not see.
             slots = (~keep).sort(dim=1, stable=True).indices[:, :kept]
-            change.apply(layer, pages[layer.group], size)
-            move_slots(layer.slot_tensors(), pages[layer.group], slots, size)
+            change.apply(layer.tokens, pages[layer.group], size)
+            move_slots(layer.tokens.slot_tensors(), pages[layer.group], slots, size)
             moved.append(mass.gather(1, slots))
             visible.append(keep.gather(1, slots))
         self._masses[sequence] = self._counted(sequence), moved
@@ -195,7 +193,7 @@ class Evictor:
     ) -> tuple[Tensor, SlotChange]:
         """Return which tokens of layer `number` each head keeps, and the keys and values that the policy changes."""
         layer = self._layers[number]
-        read = functools.partial(read_slots, layer, pages[layer.group], mass.shape[1])
+        read = functools.partial(read_slots, layer.tokens, pages[layer.group], mass.shape[1])
         tokens = LayerTokens(number, len(self._layers), mass.clone(), kept, read)
         keep = select_slots(self.policy, tokens, budget)
         merge = getattr(self.policy, "merge", None)
@@ -208,7 +206,7 @@ class Evictor:
         """Return the mass of the first `held` slots of each layer with its own, in float64."""
         _, masses = self._masses.get(sequence, (0, []))
         if not masses:
-            keys = (layer.slot_tensors()[0] for layer in self._layers)
+            keys = (layer.tokens.slot_tensors()[0] for layer in self._layers)
             masses = [torch.zeros(each.shape[1], 0, dtype=torch.float64, device=each.device) for each in keys]
         return [torch.nn.functional.pad(mass, (0, held - mass.shape[1])) for mass in masses]
 
@@ -218,7 +216,7 @@ class EvictionObserver:
     are observed."""
 
     def __init__(self, store: KVStore, evictor: Evictor):
-        self.layers = tuple(ObservedLayer(layer) for layer in store.layers if isinstance(layer, Observable))
+        self.layers = tuple(ObservedLayer(layer) for layer in store.layers)
         self.store, self.evictor = copy.copy(store), evictor
         self.store.layers = self.layers  # type: ignore[assignment] (the layers observed)
 

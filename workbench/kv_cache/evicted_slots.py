@@ -11,11 +11,10 @@ from torch import Tensor
 
 from workbench.errors import WorkbenchError
 from workbench.kv_cache.codec import SIDES
-from workbench.kv_cache.codec_layers import CodecLayer
 from workbench.kv_cache.eviction import LayerTokens
-from workbench.kv_cache.store import DenseLayer
+from workbench.kv_cache.page_formats import CodecPages, DensePages
 
-EvictableLayer = DenseLayer | CodecLayer
+Evictable = DensePages | CodecPages
 
 
 def move_slots(tensors: Iterable[Tensor], pages: list[int], slots: Tensor, size: int) -> None:
@@ -29,9 +28,9 @@ def move_slots(tensors: Iterable[Tensor], pages: list[int], slots: Tensor, size:
         tensor[held[targets // size], group, targets % size] = tensor[held[slots // size], group, slots % size]
 
 
-def read_slots(layer: EvictableLayer, pages: list[int], count: int) -> tuple[Tensor, Tensor]:
+def read_slots(tokens: Evictable, pages: list[int], count: int) -> tuple[Tensor, Tensor]:
     """Return the keys and values of the first `count` slots, as attention reads them: each [kv_head, slot, dim]."""
-    keys, values = (each.transpose(0, 1).flatten(1, 2)[:, :count] for each in layer.held(pages, count))
+    keys, values = (each.transpose(0, 1).flatten(1, 2)[:, :count] for each in tokens.held(pages, count))
     return keys, values
 
 
@@ -56,13 +55,13 @@ class SlotChange:
             raise WorkbenchError(f"cache.evict: merge(layer, keep) must return keys and values, {wanted}")
         return cls(tuple((keep & (new != was).any(-1), new) for was, new in zip(old, merged, strict=True)))
 
-    def apply(self, layer: EvictableLayer, pages: list[int], size: int) -> None:
+    def apply(self, tokens: Evictable, pages: list[int], size: int) -> None:
         """Write the rows into their slots of these pages of `size` tokens."""
-        tensors = layer.slot_tensors()
+        tensors = tokens.slot_tensors()
         held = torch.tensor(pages, device=tensors[0].device)
         first = 0
         for side, (changed, rows) in zip(SIDES, self.sides, strict=False):
-            stored = layer.encode(rows.transpose(0, 1), side)
+            stored = tokens.encode(rows.transpose(0, 1), side)
             heads, slots = changed.nonzero(as_tuple=True)
             for tensor, new in zip(tensors[first : first + len(stored)], stored, strict=True):
                 tensor[held[slots // size], heads, slots % size] = new[slots, heads].to(tensor.dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
@@ -12,8 +12,8 @@ from compiled_kernels.attention import AttentionParameters
 from compiled_kernels.paged_attention import PagedKV
 from compiled_kernels.quantized_attention import QuantizedKV
 from workbench.batch import TokenBatch
+from workbench.kv_cache.page_formats import Pages, Put
 
-Put = Callable[[Tensor], Tensor]  # returns a tensor of the same shape and type, elsewhere
 States = tuple[Tensor, ...]  # [seq, ...] each
 # Rows [seq, token, columns] after states [seq, ...] -> outputs [seq, token, columns] and the states after them.
 Recurrence = Callable[[Tensor, States], tuple[Tensor, States]]
@@ -27,6 +27,7 @@ class CacheLayer:
     rotates = False  # whether keys and values are stored rotated (see `hadamard_rotate`)
     num_value_columns: int | None = None  # of the keys, where values are columns of them
     group = 0  # whose pages hold keys and values
+    pages: Mapping[int, Pages] = {}  # of its own, by cache group
 
     def write(self, k: Tensor, v: Tensor, batch: TokenBatch, backend: Backend = Backend.EAGER) -> None:
         """Store k and v [token, kv_head, head_dim] of the batch's tokens in their slots."""
@@ -48,14 +49,23 @@ class CacheLayer:
         """Run `recurrence` over each span of rows [token, columns], from the state before it: [token, columns]."""
         raise NotImplementedError
 
+    def held(self, pages: list[int], count: int) -> tuple[Tensor, Tensor]:
+        """Return the keys and values of these pages, which hold `count` tokens: each [page, kv_head, offset, dim]."""
+        raise NotImplementedError
+
     def page_tensors(self, group: int) -> tuple[Tensor, ...]:
         """Return every tensor whose first axis is the pages of a cache group: what is copied, swapped or zeroed with a
         page."""
-        raise NotImplementedError
+        return self.pages[group].tensors if group in self.pages else ()
+
+    def kernel_tensors(self) -> dict[str, Tensor]:
+        """Return the tensors that a compiled step binds, by name."""
+        return {name: tensor for pages in self.pages.values() for name, tensor in pages.kernel_tensors().items()}
 
     def move(self, put: Put) -> None:
         """Replace each tensor by what `put` returns for it."""
-        raise NotImplementedError
+        for pages in self.pages.values():
+            pages.move(put)
 
 
 class LayerView(CacheLayer):
@@ -63,7 +73,7 @@ class LayerView(CacheLayer):
 
     def __init__(self, source: CacheLayer):
         self.source, self.group, self.num_value_columns = source, source.group, source.num_value_columns
-        self.rotates = source.rotates
+        self.pages, self.rotates = source.pages, source.rotates
 
     def write(self, k: Tensor, v: Tensor, batch: TokenBatch, backend: Backend = Backend.EAGER) -> None:
         self.source.write(k, v, batch, backend)
@@ -74,11 +84,8 @@ class LayerView(CacheLayer):
     def attend(self, q: Tensor, batch: TokenBatch, parameters: AttentionParameters, backend: Backend) -> Tensor:
         return self.source.attend(q, batch, parameters, backend)
 
-    def page_tensors(self, group: int) -> tuple[Tensor, ...]:
-        return self.source.page_tensors(group)
-
-    def move(self, put: Put) -> None:
-        self.source.move(put)
+    def held(self, pages: list[int], count: int) -> tuple[Tensor, Tensor]:
+        return self.source.held(pages, count)
 
 
 class SharedLayer(LayerView):
@@ -86,16 +93,10 @@ class SharedLayer(LayerView):
 
     def __init__(self, source: CacheLayer):
         super().__init__(source)
-        self.traceable = source.traceable
+        self.pages, self.traceable = {}, source.traceable
 
     def write(self, k: Tensor, v: Tensor, batch: TokenBatch, backend: Backend = Backend.EAGER) -> None:
         """Do nothing: the earlier layer has written."""
-
-    def page_tensors(self, group: int) -> tuple[Tensor, ...]:
-        return ()
-
-    def move(self, put: Put) -> None:
-        """Do nothing: the tensors are the earlier layer's."""
 
 
 class HybridLayer(LayerView):
@@ -103,14 +104,7 @@ class HybridLayer(LayerView):
 
     def __init__(self, attention: CacheLayer, states: CacheLayer):
         super().__init__(attention)
-        self.states = states
+        self.states, self.pages = states, {**attention.pages, **states.pages}
 
     def scan(self, rows: Tensor, batch: TokenBatch, recurrence: Recurrence) -> Tensor:
         return self.states.scan(rows, batch, recurrence)
-
-    def page_tensors(self, group: int) -> tuple[Tensor, ...]:
-        return *super().page_tensors(group), *self.states.page_tensors(group)
-
-    def move(self, put: Put) -> None:
-        super().move(put)
-        self.states.move(put)

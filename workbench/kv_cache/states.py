@@ -7,7 +7,8 @@ from torch import Tensor
 
 from workbench.batch import TokenBatch
 from workbench.kv_cache.format import StateShape
-from workbench.kv_cache.layer import CacheLayer, Put, Recurrence, States
+from workbench.kv_cache.layer import CacheLayer, Recurrence, States
+from workbench.kv_cache.page_formats import Pages
 
 
 class StateLayer(CacheLayer):
@@ -16,7 +17,9 @@ class StateLayer(CacheLayer):
     def __init__(self, shape: StateShape, group: int, pages: int, dtype: torch.dtype, device: str):
         self.group = group
         exact = torch.promote_types(dtype, torch.float32)
-        self.parts = tuple(torch.zeros((pages + 1, *part), dtype=exact, device=device) for part in shape.parts)
+        parts = (torch.zeros((pages + 1, *part), dtype=exact, device=device) for part in shape.parts)
+        self.stored = Pages(tuple(parts))
+        self.pages = {group: self.stored}
 
     def scan(self, rows: Tensor, batch: TokenBatch, recurrence: Recurrence) -> Tensor:
         """Run `recurrence` over each span of rows [token, columns], from the state before it: [token, columns].
@@ -26,7 +29,7 @@ class StateLayer(CacheLayer):
         starts, slots = batch.span_starts.tolist(), batch.slot_mapping[self.group].tolist()
         begins = batch.positions[batch.span_starts[:-1].long()] == 0
         pages = batch.page_tables[self.group][:, 0].long()
-        states = tuple(part[pages] for part in self.parts)
+        states = tuple(part[pages] for part in self.stored.tensors)
         for part in states:
             part[begins] = 0
         lengths = [end - start for start, end in zip(starts, starts[1:], strict=False)]
@@ -48,12 +51,6 @@ class StateLayer(CacheLayer):
 
     def _store(self, pages: list[int], states: States) -> None:
         """Store states [seq, ...] in `pages`; what goes to the null page is never read."""
-        index = torch.tensor(pages, device=self.parts[0].device)
-        for part, values in zip(self.parts, states, strict=True):
+        index = torch.tensor(pages, device=self.stored.tensors[0].device)
+        for part, values in zip(self.stored.tensors, states, strict=True):
             part[index] = values
-
-    def page_tensors(self, group: int) -> States:
-        return self.parts if group == self.group else ()
-
-    def move(self, put: Put) -> None:
-        self.parts = tuple(map(put, self.parts))

@@ -1,4 +1,4 @@
-"""Store keys and values in pages: dense layers, and the store of all layers."""
+"""Store the pages of all layers, each in its own format."""
 
 from __future__ import annotations
 
@@ -7,77 +7,14 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-import compiled_kernels
-from compiled_kernels import Backend
-from compiled_kernels.attention import AttentionParameters
-from compiled_kernels.page_selection.api import select_pages, summarize_pages
-from compiled_kernels.paged_attention import PagedKV
 from workbench.batch import TokenBatch
 from workbench.errors import WorkbenchError
-from workbench.kv_cache.codec import Side
-from workbench.kv_cache.codec_layers import CodecLayer, GroupedCodecLayer
+from workbench.kv_cache.attention_layers import AttentionLayer, GroupedLayer, quantize_layers
 from workbench.kv_cache.format import KVCacheSpec
-from workbench.kv_cache.layer import CacheLayer, HybridLayer, Put, SharedLayer
+from workbench.kv_cache.layer import CacheLayer, HybridLayer, SharedLayer
+from workbench.kv_cache.page_formats import CodecPages, DensePages, Put, QuantizedPages
 from workbench.kv_cache.pages import NULL_PAGE, build_cache_groups
-from workbench.kv_cache.quantized import QuantizedLayer, quantize_layers
 from workbench.kv_cache.states import StateLayer
-
-
-class DenseLayer(CacheLayer):
-    """One layer's keys and values, each [page, kv_head, offset, head_dim]; page 0 is the null page. A layer that
-    chooses pages has summaries of each page's keys, each [page, kv_head, head_dim].
-
-    With multi-head latent attention values are columns of the keys and both are one tensor: backends read it at equal
-    width, and the surplus is cut off.
-    """
-
-    traceable = True
-
-    def __init__(self, shape: KVCacheSpec, pages: int, page_size: int, dtype: torch.dtype, device: str):
-        size = (pages + 1, shape.num_kv_heads, page_size, shape.head_dim)
-        self.group, self.num_value_columns = shape.group, shape.num_value_columns
-        self.keys = torch.zeros(size, dtype=dtype, device=device)
-        self.values = torch.zeros(size, dtype=dtype, device=device) if self.num_value_columns is None else self.keys
-        self.summary_kinds = () if shape.summaries is None else shape.summaries.kinds
-        one = pages + 1, shape.num_kv_heads, shape.head_dim
-        self.summaries = tuple(torch.zeros(one, dtype=dtype, device=device) for _ in self.summary_kinds)
-
-    def write(self, k: Tensor, v: Tensor, batch: TokenBatch, backend: Backend = Backend.EAGER) -> None:
-        slots = batch.slot_mapping[self.group]
-        compiled_kernels.kv_write(self.keys, k, slots, backend)
-        if self.num_value_columns is None:
-            compiled_kernels.kv_write(self.values, v, slots, backend)
-        if self.summary_kinds:
-            summarize_pages(self.summaries, self.keys, slots, self.summary_kinds)
-
-    def read(self, q: Tensor, batch: TokenBatch, parameters: AttentionParameters) -> PagedKV:
-        """Return the layer's pages, and which of them the queries [token, head, head_dim] choose, where they do."""
-        kv, selection = PagedKV(self.keys, self.values, batch.page_tables[self.group]), parameters.selection
-        if selection is None:
-            return kv
-        return kv._replace(chosen=select_pages(q, self.summaries, kv.page_table, batch.spans, selection))
-
-    def page_tensors(self, group: int) -> tuple[Tensor, ...]:
-        if group != self.group:
-            return ()
-        return (self.keys, self.values, *self.summaries) if self.num_value_columns is None else (self.keys,)
-
-    def move(self, put: Put) -> None:
-        self.keys = put(self.keys)
-        self.values = put(self.values) if self.num_value_columns is None else self.keys
-        self.summaries = tuple(map(put, self.summaries))
-
-    def slot_tensors(self) -> tuple[Tensor, ...]:
-        """Return views [page, kv_head, offset, ...] of all that a slot holds of its token."""
-        return self.page_tensors(self.group)
-
-    def held(self, pages: list[int], count: int) -> tuple[Tensor, Tensor]:
-        """Return the keys and values of these pages, which hold `count` tokens: each [page, kv_head, offset, dim]."""
-        return self.keys[pages], self.values[pages][..., : self.num_value_columns]
-
-    def encode(self, rows: Tensor, side: Side) -> tuple[Tensor, ...]:
-        """Return rows [slot, kv_head, dim] of keys or values as they are stored."""
-        return (rows,)
 
 
 def check_page_size(specs: Iterable[KVCacheSpec], page_size: int) -> None:
@@ -111,6 +48,7 @@ class KVStore:
         self.num_pages = num_pages
         self.page_size = page_size
         self.dtype = dtype
+        self._grouped: dict[KVCacheSpec, list[GroupedLayer]] = {}
         layers: list[CacheLayer] = []
         for shape in self.specs:
             source = shape.shared_with
@@ -124,15 +62,15 @@ class KVStore:
         return HybridLayer(self._attention_layer(shape, device), states) if shape.num_kv_heads else states
 
     def _attention_layer(self, shape: KVCacheSpec, device: str) -> CacheLayer:
-        sizes, pages = (self.page_size, self.dtype, device), self.num_pages[shape.group]
-        if shape.keeps_residual:
-            both = pages, self.num_pages[shape.residual_group]
-            if shape.codec is not None:
-                return GroupedCodecLayer(shape, shape.codec, both, *sizes)
-            return QuantizedLayer(shape, both, *sizes)
-        if shape.codec is not None:
-            return CodecLayer(shape, shape.codec, pages, *sizes)
-        return DenseLayer(shape, pages, *sizes)
+        sizes = self.page_size, self.dtype, device
+        pages, codec = (self.num_pages[shape.group], *sizes), shape.codec
+        encoded = None if codec is None else CodecPages(shape, codec, *pages)
+        if not shape.keeps_residual:
+            return AttentionLayer(shape, encoded or DensePages(shape, *pages))
+        residual = DensePages(shape, self.num_pages[shape.residual_group], *sizes)
+        layer = GroupedLayer(shape, encoded or QuantizedPages(shape, *pages), residual, self.page_size)
+        self._grouped.setdefault(shape, []).append(layer)
+        return layer
 
     @property
     def residual_length(self) -> int | None:
@@ -193,11 +131,7 @@ class KVStore:
 
         A token is never quantized by its own step, so everything it needs lies in pages of earlier steps.
         """
-        alike: dict[KVCacheSpec, list[QuantizedLayer]] = {}
-        for layer in self.layers:
-            if isinstance(layer, QuantizedLayer):
-                alike.setdefault(layer.shape, []).append(layer)
-        for layers in alike.values():
+        for layers in self._grouped.values():
             quantize_layers(layers, batch)
 
     def page_tensors(self, group: int) -> tuple[Tensor, ...]:

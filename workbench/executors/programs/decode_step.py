@@ -19,7 +19,6 @@ from compiled_kernels.expert_linear.packed import stack_width
 from compiled_kernels.linear.matrix_format import CODE_DTYPES, MatrixFormat
 from compiled_kernels.linear.mlir_codes import code_kind
 from compiled_kernels.mlir_text import MLIR_TYPES, Target
-from compiled_kernels.quantized_attention.mlir_tile import QUANTIZED_NAMES
 from workbench.errors import WorkbenchError
 from workbench.executors.contention import StepThreads
 from workbench.executors.packing import MIN_TABLE_WIDTH, bucket_for, pack_batch, verify_bucket_for
@@ -29,8 +28,7 @@ from workbench.executors.programs.program import StepProgram
 from workbench.executors.requirements import Requirements, Supports
 from workbench.kv_cache.format import KVCacheSpec
 from workbench.kv_cache.pages import NULL_PAGE, pages_for
-from workbench.kv_cache.quantized import QuantizedLayer
-from workbench.kv_cache.store import DenseLayer, KVStore
+from workbench.kv_cache.store import KVStore
 from workbench.model.feedforward import GatedMLP, MixtureOfExperts
 from workbench.model.layers import TransformerBlock, attention_of
 from workbench.model.linear import Linear, RMSNorm
@@ -325,13 +323,7 @@ def step_tensors(model: Transformer, store: KVStore) -> dict[str, Tensor]:
             found[f"key_norm_{index}"] = _norm_weight(attention.key_norm)
         if attention.sink_logits is not None:
             found[f"sink_logits_{index}"] = attention.sink_logits.float()
-        if isinstance(cache, QuantizedLayer):
-            quantized = zip(QUANTIZED_NAMES, (*cache.keys.kernel_tensors, *cache.values.kernel_tensors), strict=True)
-            found |= {f"{name}_{index}": _words(tensor) for name, tensor in quantized}
-            found[f"keys_{index}"], found[f"values_{index}"] = cache.residual_keys, cache.residual_values
-        elif isinstance(cache, DenseLayer):
-            found[f"keys_{index}"], found[f"values_{index}"] = cache.keys, cache.values
-            found |= {f"summary{at}_{index}": summary for at, summary in enumerate(cache.summaries)}
+        found |= {f"{name}_{index}": _words(tensor) for name, tensor in cache.kernel_tensors().items()}
     return found
 
 
@@ -347,5 +339,5 @@ def _stored_words(tensor: Tensor) -> Tensor:
 
 
 def _words(part: Tensor) -> Tensor:
-    """Return codes, four consecutive bytes each, as the words that the step reads; scales and minima unchanged."""
+    """Return codes, four consecutive bytes each, as the words that the step reads; all others unchanged."""
     return part.view(torch.int32)[..., 0] if part.dtype == torch.uint8 else part
