@@ -99,9 +99,10 @@ def build_custom(found: Any, arguments: Mapping[str, Any], name: str, *given_by_
         try:
             return found(*given_by_us, **arguments)
         except Exception as error:
-            ours = [f"a {type(value).__name__}" for value in given_by_us]
-            given = ", ".join([*ours, *(f"{key}={value!r}" for key, value in arguments.items())]) or "no arguments"
-            raise WorkbenchError(f"{name}: could not be built with {given}: {_describe(error)}") from error
+            given = ", ".join(f"{key}={value!r}" for key, value in arguments.items()) or "no arguments"
+            ours = ", ".join(type(value).__name__ for value in given_by_us)
+            first = f"; a class takes {ours} first" if ours else ""
+            raise WorkbenchError(f"{name}: could not be built with {given}: {_describe(error)}{first}") from error
     if inspect.isroutine(found):
         return functools.partial(found, **arguments) if arguments else found
     if arguments:

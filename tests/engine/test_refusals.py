@@ -82,7 +82,7 @@ LOADED: list[tuple[str, dict[str, Any]]] = [
     ("module tests.engine.tiny:even: is no module; extend workbench.model.layers",
      {"attention": {"module": HERE + "even"}}),
     ("module torch.nn:Linear: has no qkv_proj", {"attention": {"module": {"path": "torch.nn:Linear"}}}),
-    ("module workbench.model.layers:Attention: could not be built with a AttentionSpec, .*, depth=2: TypeError",
+    ("module workbench.model.layers:Attention: could not be built with depth=2: .*; a class takes AttentionSpec, int, ",
      {"attention": {"module": {"path": LAYERS, "arguments": {"depth": 2}}}}),
     ("backend 'mlir' cannot carry out this model: layer 1 has .*:no_arithmetic: .*own_rules.py.*cumsum",
      {"backend": "mlir", "attention": {"layers": {1: {"mask": "tests.engine.own_rules:no_arithmetic"}}}}),
