@@ -207,11 +207,11 @@ def tasks_of(
         stores[number] = open_store(*layout)
 
     def forward(content: tuple[int, Mapping[str, Any], str, bool]) -> None:
-        number, values, *how = content
+        number, values, mode, only_largest = content
         if number not in programs:
             programs[number] = RankPrograms(model(), stores[number])
         with THREADS.step(model().device):
-            programs[number].compute(from_arrays(values, model().device), *how)
+            programs[number].compute(from_arrays(values, model().device), mode, only_largest)
 
     return {
         OPEN_CACHE: open_cache,

@@ -322,7 +322,7 @@ class PoolRequests:
                 served.num_scored = max(served.num_scored, served.num_scored_again)
                 event = replace(event, logprobs=logprobs[known:])
             case Decoded():
-                if why_not_apart(served.request) == "":
+                if why_not_apart(served.request) is None:
                     served.generated.append(event.token_id)
                 served.has_events = True
             case Finished(reason=FinishReason.MOVED):
