@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
 import workbench
 from compiled_kernels import Backend
@@ -22,7 +22,7 @@ from workbench.custom import temporarily_registered
 from workbench.engine.runner import Runner, generate
 from workbench.errors import WorkbenchError
 from workbench.executors.select import Backends, why_no_early_layers
-from workbench.model.transformer import Transformer
+from workbench.model.transformer import ModulesOf, Transformer
 from workbench.oracle import naive
 from workbench.request import SamplingParameters
 from workbench.sampling.filters import History
@@ -48,7 +48,7 @@ def cut(model: Transformer, layers: int) -> Transformer:
     """The model that ends after so many layers."""
     made = copy.deepcopy(model)
     made.spec = made.spec.model_copy(update={"layers": made.spec.layers[:layers]})
-    made.blocks = nn.ModuleList(list(made.blocks)[:layers])
+    made.blocks = ModulesOf(list(made.blocks)[:layers])
     return made
 
 

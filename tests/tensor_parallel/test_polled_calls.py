@@ -42,7 +42,8 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Ranks:
     """Give rank 0 of two, without a group, that looks after the others at each look at a call."""
     monkeypatch.setattr(module, "LOOK_SECONDS", -1.0)
     monkeypatch.setattr(module, "GRACE_SECONDS", -1.0)
-    return Ranks(ProcessGroup(0, 2), Store(), 999.0, NoPeers())
+    group = ProcessGroup(0, 2)  # pyright: ignore[reportCallIssue] (its stub has one of the two forms)
+    return Ranks(group, Store(), 999.0, NoPeers())
 
 
 @pytest.mark.parametrize("looks", [0, 1, 100])
