@@ -19,7 +19,7 @@ from workbench.executors.guards import compile_key
 from workbench.executors.select import Backends
 from workbench.model.feedforward import GatedMLP
 from workbench.model.hf.weights import random_weights
-from workbench.model.layers import Attention, TransformerBlock
+from workbench.model.layers import Attention, TransformerBlock, attention_of
 from workbench.model.quantized import WeightFormat
 from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
@@ -65,7 +65,7 @@ class Scaled(nn.Module):
 
 
 def windowed(model: Transformer) -> None:
-    cast(TransformerBlock, model.blocks[0]).attention.mask = SlidingWindow(5)
+    attention_of(model.blocks[0]).mask = SlidingWindow(5)
 
 
 def halved(model: Transformer) -> None:
@@ -82,7 +82,7 @@ def scaled(model: Transformer) -> None:
 
 
 def colder(model: Transformer) -> None:
-    cast(TransformerBlock, model.blocks[1]).attention.scale *= 3
+    attention_of(model.blocks[1]).scale *= 3
 
 
 def other_weights(model: Transformer) -> None:

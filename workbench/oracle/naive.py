@@ -270,7 +270,7 @@ def _own(h: Tensor, w: Weights, at: str, a: AttentionSpec, spec: ModelSpec) -> T
     """Return the output of a custom attention module, called with a plain cache and a plain batch."""
     if w.int8_rows:
         raise WorkbenchError("activations: int8 and a custom attention module: the oracle knows no such rows")
-    module = build_custom_attention(a, spec.hidden_size, Backend.EAGER, WeightFormat(), spec.norm, h.dtype)
+    module: Any = build_custom_attention(a, spec.hidden_size, Backend.EAGER, WeightFormat(), spec.norm, h.dtype)
     weights = {name.removeprefix(at): values for name, values in w.items() if name.startswith(at)}
     module.load_state_dict(weights, strict=False)
     cos = sin = None

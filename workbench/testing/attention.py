@@ -43,7 +43,7 @@ def check_attention(
     if isinstance(part, (dict, AttentionConfig)):
         composition = AttentionConfig.parse(part)
         change = composition.model_dump(exclude_defaults=True)
-        pages = composition.pages
+        pages = getattr(composition, "pages", None)
         kind, made = ("composition", None) if pages is None else ("pages", load_pages(pages))
         return ConformityReport(f"attention {change}", _laws(change, made, kind, examples, backends))
     name = part if isinstance(part, str) else getattr(part, "__qualname__", None) or repr(part)
