@@ -96,12 +96,18 @@ class KeptRequests:
             self._writing.release()
 
     def _append(self, raw: bytes) -> None:
-        created = self._size + len(raw) > self._max_bytes // FILES or not self._path.exists()  # another may delete it
+        created = self._size + len(raw) > self._max_bytes // FILES
         if created:
             self._path = self._folder / f"{self._began}-{self._number:08}{SUFFIX}"
             self._number, self._size = self._number + 1, 0
             raw = orjson.dumps(self._head()) + b"\n" + raw
-        opened = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT * created, 0o600)
+        try:
+            opened = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT * created, 0o600)
+        except FileNotFoundError:  # another has deleted it since
+            if created:
+                raise
+            self._size = self._max_bytes
+            return self._append(raw)
         with os.fdopen(opened, "ab") as file:
             file.write(raw)
         self._size += len(raw)
