@@ -47,7 +47,7 @@ class SubScales:
 
 @dataclass(frozen=True)
 class Words:
-    """How a block of a row is stored as words: the planes of its codes, the widest first, then its sub-scales.
+    """Describe a block of a row as words: the planes of its codes, the widest first, then its sub-scales.
 
     Args:
         planes: bits of each plane; the first has the lowest bits of a code.

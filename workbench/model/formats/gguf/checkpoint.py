@@ -69,7 +69,10 @@ class GGUFStoredTensor(StoredTensor):
         assert words is not None
         blocks = data.view(-1, type.bytes)
         scales = [blocks[:, at : at + 2].contiguous().view(torch.float16).float().view(rows, -1) for at in type.scales]
-        codes = lambda: unpack_codes(words, matrix_in_words(type, data, rows)[0]).to(torch.int8).view(self.shape)  # noqa: E731
+
+        def codes() -> Tensor:
+            return unpack_codes(words, matrix_in_words(type, data, rows)[0]).to(torch.int8).view(self.shape)
+
         return QuantizedMatrix(
             GROUPED_KINDS[type.name], codes, scales[0], size, minima=scales[1] if words.minima else None
         )
