@@ -83,6 +83,10 @@ class Words:
         """Return the words of a block."""
         return self.plane_words + (self.sub_scales.words if self.sub_scales else 0)
 
+    def row_words(self, columns: int) -> int:
+        """Return the words of a row of so many columns, a multiple of the block's."""
+        return columns // self.block * self.words
+
     @property
     def scale_columns(self) -> int:
         """Return the columns that share a number of the tensor of scales."""
