@@ -17,7 +17,7 @@ from compiled_kernels.decode_step import DecodeStep, LayerShape, MixtureShape, Q
 from compiled_kernels.expert_linear.mlir import stack_layout
 from compiled_kernels.expert_linear.packed import stack_width
 from compiled_kernels.linear.matrix_format import CODE_DTYPES, MatrixFormat
-from compiled_kernels.linear.mlir_codes import code_kind
+from compiled_kernels.linear.mlir import code_kind
 from compiled_kernels.mlir_text import MLIR_TYPES, Target
 from workbench.errors import WorkbenchError
 from workbench.executors.contention import StepThreads
