@@ -31,8 +31,6 @@ from compiled_kernels.blocked.many import ManyRows, many_text, store_sums
 from compiled_kernels.blocked.shape import TILE_ROWS
 from compiled_kernels.cases import Case
 from compiled_kernels.linear.matrix_format import CODE_DTYPES, SCALE_DTYPES, WORDS, MatrixFormat
-from compiled_kernels.linear.planes import pack_planes
-from compiled_kernels.linear.quantize import unpack_int4
 from compiled_kernels.linear.rows import MAX_ROWS_TOGETHER, RowByRow, rows_text
 from compiled_kernels.linear_w8a8.mlir_rows import TAIL, quantize_text
 from compiled_kernels.mlir import Kernel, compile_text
@@ -102,9 +100,9 @@ def linear_grouped(
 ) -> Tensor:
     name, width, out = "linear_grouped", x.shape[1], codes.shape[0]
     kind = code_kind(codes.dtype, minima is not None)
-    half = codes.dtype == torch.uint8
-    check_argument(name, "codes", codes, (out, width // (1 + half)), (codes.dtype,), contiguous=False)
-    per_word = 8 if half else 4
+    per_word = 8 if codes.dtype == torch.int32 else 4
+    stored = width // 8 if per_word == 8 else width
+    check_argument(name, "codes", codes, (out, stored), (codes.dtype,), contiguous=False)
     if group < 1 or math.gcd(group, width) % per_word:
         wanted = f"groups of whole words of {per_word} columns that divide {width} are wanted"
         raise BackendError(f"{name}: {wanted}, {group} given")
@@ -112,9 +110,7 @@ def linear_grouped(
     for part, tensor in (("scales", scales), ("minima", minima)):
         if tensor is not None:
             check_argument(name, part, tensor, groups, SCALE_DTYPES, contiguous=False)
-    if half:
-        codes = pack_planes(unpack_int4(codes, group, offset=0), (4,))
-    if groups[1] == 1 and minima is None and not half:
+    if groups[1] == 1 and minima is None and per_word == 4:
         return _multiply(name, x, Weight(kind, 0, (codes, scales[:, 0].float())), bias)
     tensors = codes, scales, *([] if minima is None else [minima])
     return _multiply(name, x, Weight(kind, min(group, width), tensors), bias)
@@ -122,9 +118,9 @@ def linear_grouped(
 
 def code_kind(codes: torch.dtype, with_minima: bool) -> str:
     """Return the kind of codes (see blocked/shape.py) that a tensor of this type holds, beside minima or without."""
-    kinds = {torch.uint8: "u4" if with_minima else "i4", torch.int8: "i8", torch.float8_e4m3fn: "f8"}
+    kinds = {torch.int32: "u4" if with_minima else "i4", torch.int8: "i8", torch.float8_e4m3fn: "f8"}
     if codes not in kinds:
-        known = "uint8, int8 or float8_e4m3fn"
+        known = "int32, int8 or float8_e4m3fn"
         raise BackendError(f"linear_grouped: backend mlir wants codes as {known}; {codes} given")
     return kinds[codes]
 

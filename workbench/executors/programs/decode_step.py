@@ -300,7 +300,7 @@ def _weight(format: MatrixFormat, dtype: torch.dtype, bias: bool = False) -> Wei
 def step_tensors(model: Transformer, store: KVStore) -> dict[str, Tensor]:
     """Return weights and pages by their names in a step."""
     found: dict[str, Tensor] = {"norm": _norm_weight(model.norm)}
-    found |= {f"head_{i}": tensor for i, tensor in enumerate(model.head_tensors)}
+    found |= {f"head_{i}": _stored_words(tensor) for i, tensor in enumerate(model.head_tensors)}
     for index, (block, cache) in enumerate(zip(model.blocks, store.layers, strict=True)):
         found[f"attention_norm_{index}"] = _norm_weight(block.attention_norm)
         found[f"feedforward_norm_{index}"] = _norm_weight(block.feedforward_norm)
@@ -317,7 +317,8 @@ def step_tensors(model: Transformer, store: KVStore) -> dict[str, Tensor]:
             assert isinstance(feedforward, GatedMLP)
             products |= {"gate_up": feedforward.gate_up, "down": feedforward.down}
         for name, linear in products.items():
-            found |= {f"{name}{i}_{index}": _stored_words(tensor) for i, tensor in enumerate(linear.tensors)}
+            stored = (_stored_words(tensor) for tensor in linear.tensors)
+            found |= {f"{name}{i}_{index}": tensor for i, tensor in enumerate(stored)}
         if attention.query_norm is not None and attention.key_norm is not None:
             found[f"query_norm_{index}"] = _norm_weight(attention.query_norm)
             found[f"key_norm_{index}"] = _norm_weight(attention.key_norm)
@@ -334,8 +335,10 @@ def _norm_weight(norm: Module) -> Tensor:
 
 
 def _stored_words(tensor: Tensor) -> Tensor:
-    """Return a weight in panels as the words that the step reads; all others unchanged."""
-    return as_words(tensor) if in_panels(tensor) else tensor
+    """Return a weight in panels as the words that the step reads, its scales likewise; all others unchanged."""
+    if not in_panels(tensor):
+        return tensor
+    return tensor[..., 0] if tensor.shape[-1] == 1 else as_words(tensor)
 
 
 def _words(part: Tensor) -> Tensor:
