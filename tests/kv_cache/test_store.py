@@ -1,4 +1,4 @@
-"""The bytes of a store of dense layers are the formula's. Scrubbing is `test_quantized.py`'s."""
+"""The bytes of a store of dense layers are the formula's, and resident once they are written. Scrubbing is `test_quantized.py`'s."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from workbench.kv_cache.format import KVCacheSpec
 from workbench.kv_cache.store import KVStore
+from workbench.machine.processor import resident_bytes
 
 SHAPES = st.lists(
     st.builds(KVCacheSpec, num_kv_heads=st.integers(1, 4), head_dim=st.integers(1, 16), group=st.integers(0, 1)),
@@ -23,3 +24,13 @@ def test_bytes_equal_the_formula(shapes: list[KVCacheSpec], pages: int, size: in
     by_hand = sum(2 * s.num_kv_heads * s.head_dim * dtype.itemsize for s in shapes)
     assert store.bytes_per_token == by_hand
     assert sum(store.page_bytes(table) for table in range(2)) == by_hand * size
+
+
+def test_pages_are_resident_once_they_are_written() -> None:
+    spec, before = KVCacheSpec(num_kv_heads=8, head_dim=64), resident_bytes()
+    store = KVStore([spec] * 8, (1023,), 16, torch.float32)
+    assert store.bytes == 2**29 and resident_bytes() - before < 2**25
+    pages = store.page_tensors(0)[0]
+    assert not pages[::512].any()
+    pages.fill_(1)
+    assert resident_bytes() - before > 0.8 * pages.nbytes
