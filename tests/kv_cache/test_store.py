@@ -26,11 +26,10 @@ def test_bytes_equal_the_formula(shapes: list[KVCacheSpec], pages: int, size: in
     assert sum(store.page_bytes(table) for table in range(2)) == by_hand * size
 
 
-def test_pages_are_resident_once_they_are_written() -> None:
-    spec, before = KVCacheSpec(num_kv_heads=8, head_dim=64), resident_bytes()
-    store = KVStore([spec] * 8, (1023,), 16, torch.float32)
-    assert store.bytes == 2**29 and resident_bytes() - before < 2**25
-    pages = store.page_tensors(0)[0]
-    assert not pages[::512].any()
+def test_pages_are_zeros_and_resident_once_they_are_written() -> None:
+    before = resident_bytes()
+    store = KVStore([KVCacheSpec(8, 64)], (8191,), 16, torch.float32)
+    pages, _ = store.page_tensors(0)
+    assert not pages[::512].any() and resident_bytes() - before < store.bytes / 16
     pages.fill_(1)
-    assert resident_bytes() - before > 0.8 * pages.nbytes
+    assert resident_bytes() - before > store.bytes / 3

@@ -28,7 +28,8 @@ from workbench.kv_cache.eviction import parse_eviction, policy_spread
 from workbench.model import shapes
 from workbench.model.attention_config import AttentionConfig
 from workbench.model.formats.checkpoint import Checkpoint
-from workbench.model.formats.open import is_quantized, open_checkpoint, read_config
+from workbench.model.formats.gguf.file import GGUFFile
+from workbench.model.formats.open import is_quantized, open_checkpoint, open_gguf_files, read_config
 from workbench.model.formats.texts import absent_token_ids, open_chat_template, open_tokenizer
 from workbench.model.hf import families
 from workbench.model.hf.generation import read_sampling_defaults
@@ -240,6 +241,7 @@ class _Source:
     attention: AttentionConfig
     folder: Path | None = None
     trained: ModelSpec | None = None
+    files: list[GGUFFile] = field(default_factory=list, repr=False)  # held open, if it has such
     read: list[StoredParameter] = field(default_factory=list, repr=False)  # threads add to it
 
     @cached_property
@@ -328,8 +330,8 @@ def _source(name: str, attention: AttentionConfig, context: int | None = None) -
         shape = change_spec(shapes.named_shape(name.removeprefix(SHAPE_PREFIX)), attention)
         return _Source(_with_context(shape, context), attention)
     folder = _folder(name)
-    trained = families.read_spec(folder)
-    return _Source(_with_context(change_spec(trained, attention), context), attention, folder, trained)
+    files, trained = open_gguf_files(folder), families.read_spec(folder)
+    return _Source(_with_context(change_spec(trained, attention), context), attention, folder, trained, files)
 
 
 def _with_context(spec: ModelSpec, context: int | None) -> ModelSpec:
