@@ -18,7 +18,6 @@ def empty_pages(shape: tuple[int, ...], dtype: torch.dtype, device: str | torch.
     What malloc has given to one thread and gets back it keeps for that thread; `torch.zeros` writes.
     """
     size = math.prod(shape) * dtype.itemsize
-    if size < MAPPED_BYTES or torch.device(device).type != "cpu":
+    if size < MAPPED_BYTES or str(device) != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return torch.frombuffer(pages, dtype=dtype).view(shape)
+    return torch.frombuffer(mmap.mmap(-1, size, mmap.MAP_PRIVATE), dtype=dtype).view(shape)
