@@ -98,8 +98,7 @@ def cpu_model() -> str:
 
 
 @functools.cache
-def own_code() -> str:
-    """Return the hash of this package's sources."""
+def own_code() -> str:  # the hash of this package's sources
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).resolve().parent.rglob("*.py")):
         digest.update(path.read_bytes())
