@@ -1,23 +1,31 @@
-"""Products of a few rows with a weight in panels as MLIR text: each panel is read once, for all rows, at memory's
-pace."""
+"""Products of a few rows with a weight in panels: each panel is read once, for all rows, at memory's pace.
+
+for each panel:  totals = 0
+  for each run of the width:  sums = products of the run, begun at zero
+                              totals += sums * scale [+ minimum * sum of x]
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from compiled_kernels.blocked.int8_rows import panel_sums, row_scale, scaled, unpacked
 from compiled_kernels.blocked.layout import PANEL
-from compiled_kernels.blocked.registers import InputRows, group_scales, step_sums
+from compiled_kernels.blocked.numbers import parts, scales_at, unit_words
+from compiled_kernels.blocked.registers import InputRows, step_sums
 from compiled_kernels.blocked.shape import TILE_ROWS, Panels, rows_type
-from compiled_kernels.linear_w8a8.mlir_rows import panel_sums, row_scale, scaled
-from compiled_kernels.linear_w8a8.mlir_rows import unpack as unpack_int8
-from compiled_kernels.mlir_text import Lines, Named, declare_arguments, largest_divisor, vector
+from compiled_kernels.builder.functions import function, loop, room, text_of
+from compiled_kernels.builder.values import Value, constant, fma
+from compiled_kernels.builder.vectors import total
+from compiled_kernels.mlir_text import Named, largest_divisor, memref
 
 MAX_WIDENED_BYTES = 1 << 19  # bytes of float32 that a thread may hold of bfloat16 rows, so as to widen them once
 # Bytes from what is read of a panel to what is fetched meanwhile. Of bfloat16, 1,024 read a tenth faster than 4,096 on
 # Zen 3 (medians of 40 rounds in turns); of INT8 they read no faster.
-PREFETCH_DISTANCE_BYTES = {"f32": 4096, "bf16": 1024, "i8": 4096, "i4": 4096, "f4": 4096}
+PREFETCH_DISTANCE_BYTES = {"bf16": 1024}
+OTHER_PREFETCH_DISTANCE_BYTES = 4096
 
 
 class PanelPass(NamedTuple):
@@ -30,13 +38,26 @@ class PanelPass(NamedTuple):
 ONLY_PASS = PanelPass()
 
 
+class Operands(NamedTuple):
+    """What a product works with: rows of x, the weight's words, scales, minima and bias, and where results go; the sums
+    of x of each group [row, group], where there are minima."""
+
+    x: Value
+    weights: Sequence[Value]
+    out: Value
+    x_sums: Value | None = None
+
+
 @dataclass(frozen=True)
 class FewRows(Panels):
-    """A product of exactly `rows` rows; with `accumulate` it adds to what `out` holds, which is float32 then."""
+    """A product of exactly `rows` rows; with `accumulate` it adds to what `out` holds, which is float32 then. `out` has
+    `columns` columns unless that is 0, of which those from `first_column` on are this weight's."""
 
     rows: int = 1
     accumulate: bool = False
     out_dtype: str = field(default="f32", kw_only=True)
+    columns: int = field(default=0, kw_only=True)
+    first_column: int = field(default=0, kw_only=True)
 
     @property
     def block(self) -> int:
@@ -56,70 +77,82 @@ class FewRows(Panels):
 
     @property
     def out_type(self) -> str:
-        return rows_type(self.out_features, self.out_dtype, self.rows)
+        return rows_type(self.columns or self.out_features, self.out_dtype, self.rows)
+
+
+def weight_names(product: Panels) -> list[Named]:
+    """Return the weight's arguments of a product's function."""
+    return [Named(f"w{i}", kind) for i, kind in enumerate(product.weight_types)]
 
 
 def few_text(product: FewRows) -> str:
-    """Emit @name(x [rows, width], words, scales, bias (see `weight_types`), out [rows, out] f32, begin, end): the
+    """Return @name(x [rows, width], words, scales, bias (see `weight_types`), out [rows, out] f32, begin, end): the
     output columns from begin to end, both multiples of a panel's."""
-    weights = (Named(f"w{i}", kind) for i, kind in enumerate(product.weight_types))
-    arguments = declare_arguments([Named("x", product.x_type), *weights, Named("out", product.out_type)])
-    lines = Lines()
-    x = _widened(lines, product)
-    lines.emit(f"scf.for %o = %begin to %end step {lines.index(PANEL)} {{")
-    panel = lines.let(f"arith.divui %o, {lines.index(PANEL)} : index")
-    firsts = range(0, product.rows, product.rows_per_pass)
-    for number, first in enumerate(firsts):
-        rows = [lines.index(row) for row in range(first, min(first + product.rows_per_pass, product.rows))]
-        panel_rows(lines, product, x._replace(rows=rows), panel, rows, passes=PanelPass(number, len(firsts)))
-    lines.emit("}")
-    head = f"func.func private @{product.name}({arguments}, %begin: index, %end: index) attributes {{no_inline}}"
-    return f"{head} {{\n{lines.text()}\nreturn\n}}"
+    return text_of(lambda: few(product))
 
 
-def _widened(lines: Lines, product: FewRows) -> InputRows:
-    """Name what sums of float32 read x from: itself, or bfloat16 widened beforehand where that is little memory."""
-    if (
-        product.w8a8
-        or product.uses_bf16_pairs
-        or product.x_dtype == "f32"
-        or product.rows * product.in_features * 4 > MAX_WIDENED_BYTES
-    ):
-        return InputRows("%x", product.x_type, product.x_dtype, ())
-    kind, lanes = (
-        rows_type(product.in_features, "f32", product.rows),
-        largest_divisor(product.in_features, product.lanes),
-    )
-    bounds = [lines.index(bound) for bound in (0, product.rows, 1, product.in_features, lanes)]
-    lines.emit(f"%wide = memref.alloca() {{alignment = 64 : i64}} : {kind}")
-    lines.emit(f"scf.for %wide_row = {bounds[0]} to {bounds[1]} step {bounds[2]} {{")
-    lines.emit(f"scf.for %wide_at = {bounds[0]} to {bounds[3]} step {bounds[4]} {{")
-    value = lines.extend(lines.load("%x", "%wide_row, %wide_at", product.x_type, lanes, "bf16"), lanes, "bf16")
-    lines.store(value, "%wide", "%wide_row, %wide_at", kind, lanes)
-    lines.emit("}\n}")
-    return InputRows("%wide", kind, "f32", ())
+def few(product: FewRows) -> None:
+    weights = weight_names(product)
+    bounds = Named("begin", "index"), Named("end", "index")
+    arguments = [Named("x", product.x_type), *weights, Named("out", product.out_type), *bounds]
+    with function(product.name, arguments, inline=False) as given:
+        operands = prepared(product, given, product.rows)
+        with loop(given["begin"], given["end"], PANEL) as turn:
+            firsts = range(0, product.rows, product.rows_per_pass)
+            for number, first in enumerate(firsts):
+                rows = range(first, min(first + product.rows_per_pass, product.rows))
+                places = [turn.index.like(row) for row in rows]
+                passes = PanelPass(number, len(firsts))
+                panel_rows(product, operands, turn.index, places, places, turn.index + product.first_column, passes)
+
+
+def prepared(product: FewRows, given: dict[str, Value], rows: int) -> Operands:
+    """Return a function's arguments as operands: x widened beforehand, where sums are of float32 and that is little
+    memory, and its sums."""
+    weights = [given[each.name] for each in weight_names(product)]
+    x = given["x"]
+    sums = _x_sums(product, x, rows) if product.has_minima else None
+    narrow = product.w8a8 or product.uses_bf16_pairs or product.x_dtype == "f32"
+    if not narrow and rows * product.in_features * 4 <= MAX_WIDENED_BYTES:
+        wide = room(rows_type(product.in_features, "f32", rows))
+        lanes = largest_divisor(product.in_features, product.lanes)
+        with loop(0, rows) as row, loop(0, product.in_features, lanes) as at:
+            wide.store(x.load(lanes, row.index, at.index).to("f32"), row.index, at.index)
+        x = wide
+    return Operands(x, weights, given["out"], sums)
+
+
+def _x_sums(product: Panels, x: Value, rows: int) -> Value:
+    """Return the sum of x of each group of each row."""
+    groups = product.in_features // product.group
+    found = room(memref((rows, groups), "f32"))
+    with loop(0, rows) as row, loop(0, groups) as group:
+        found[row.index, group.index] = group_sum(product, x, row.index, group.index * product.group)
+    return found
+
+
+def group_sum(product: Panels, x: Value, row: Value, at: Value) -> Value:
+    """Return the sum of a row's numbers of the group at `at`."""
+    lanes = largest_divisor(product.group, 16)
+    vectors = (x.load(lanes, row, at + i).to("f32") for i in range(0, product.group, lanes))
+    found = next(vectors)
+    for each in vectors:
+        found = found + each
+    return total(found)
 
 
 def panel_rows(
-    lines: Lines, product: FewRows, x: InputRows, panel: str, out_rows: Sequence[str], column: str = "%o",
-    passes: PanelPass = ONLY_PASS,
+    product: FewRows, operands: Operands, column: Value, rows: Sequence[Value], out_rows: Sequence[Value],
+    stored_from: Value, passes: PanelPass = ONLY_PASS,
 ) -> None:  # fmt: skip
-    """Emit some rows of x times the columns of a panel, the first of which is %o: to `out_rows`, from `column` on."""
-    wide = _vectors(product, len(x.rows))
+    """Multiply some rows of x with the columns of the panel that begins with `column`: to `out_rows`, from the column
+    `stored_from` on."""
+    panel, wide = column // PANEL, _vectors(product, len(rows))
     for at in range(0, PANEL, wide * product.lanes):
         columns = range(at, at + wide * product.lanes, product.lanes)
-        found = (
-            _integers(lines, product, x.rows, panel, columns, passes)
-            if product.w8a8
-            else _tile(lines, product, x, panel, columns, passes)
-        )
-        places = [lines.let(f"arith.addi %o, {lines.index(each)} : index") for each in columns]
-        stored = (
-            places
-            if column == "%o"
-            else [lines.let(f"arith.addi {column}, {lines.index(each)} : index") for each in columns]
-        )
-        _store(lines, product, x.rows, out_rows, places, stored, found)
+        sums = _integers if product.w8a8 else _totals
+        found = sums(product, operands, rows, panel, columns, passes)
+        _store(product, operands, rows, out_rows, [(column + each, stored_from + each) for each in columns], found)
 
 
 def _vectors(product: FewRows, rows: int) -> int:
@@ -129,121 +162,149 @@ def _vectors(product: FewRows, rows: int) -> int:
     return whole if rows * whole <= TILE_ROWS * product.vectors_per_tile else product.vectors_per_tile
 
 
-def _tile(lines: Lines, product: FewRows, x: InputRows, panel: str, columns: range, passes: PanelPass) -> list[str]:
-    """Emit the sums of rows of x with some columns of a panel, along the whole width: a block's sums are in
-    registers, and join their totals."""
-    lanes, mark, zero = product.lanes, lines.serial, lines.constant("0.0", product.lanes)
-    count, block, width = len(x.rows) * len(columns), lines.index(product.k_block), lines.index(product.in_features)
-    totals = [f"%t{mark}_{i}" for i in range(count)]
-    over = f"%from{mark} = {lines.index(0)} to {width} step {block}"
-    found = lines.begin_loop(f"%total{mark}", over, totals, [zero] * count, lanes)
-    after = lines.let(f"arith.addi %from{mark}, {block} : index")
-    to = lines.let(f"arith.minui {after}, {width} : index")
-    sums = _block(lines, product, x, panel, columns, passes, f"%from{mark}", to)
-    joined = (lines.let(f"arith.addf {a}, {b} : {vector(lanes)}") for a, b in zip(totals, sums, strict=True))
-    lines.end_loop(list(joined), lanes)
+def _totals(
+    product: FewRows, operands: Operands, rows: Sequence[Value], panel: Value, columns: range, passes: PanelPass
+) -> list[Value]:
+    """Return the sums of rows of x with some columns of a panel, along the whole width."""
+    zero = [constant(0.0, "f32", product.lanes)] * (len(rows) * len(columns))
+    x = InputRows(operands.x, rows)
+
+    def unit(at: Value) -> list[list[Value]]:
+        _fetch(product, operands.weights[0], panel, at, columns, passes)
+        words = [unit_words(product, operands.weights[0], panel, at, column) for column in columns]
+        return [parts(product, each) for each in words]
+
+    def scales(at: Value) -> list[list[Value]]:
+        return [scales_at(product, operands.weights, panel, at, each) for each in columns]
+
+    with loop(0, product.in_features, product.run, zero) as turn:
+        if not product.group:
+            end = (turn.index + product.run).least(product.in_features)
+            with loop(turn.index, end, product.unit, zero) as inner:
+                inner.carry(step_sums(unit(inner.index), x, inner.index, inner.carried))
+            turn.carry([a + b for a, b in zip(turn.carried, inner.results, strict=True)])
+        else:
+            of_x = Sums(x, operands.x_sums, rows, turn.index)
+            turn.carry(run_totals(product, Source(unit, scales), of_x, turn.index, turn.carried))
+    return turn.results
+
+
+class Source(NamedTuple):
+    """Where a run of the weight is read from: at a place of it the parts of a unit, and the scale (and minimum) of a
+    group, for each vector of columns."""
+
+    unit: Callable[[Value], list[list[Value]]]
+    scales: Callable[[Value], list[list[Value]]]
+
+
+class Sums(NamedTuple):
+    """Rows of x from a column on, and where the sums of x of their groups are, if these are wanted."""
+
+    x: InputRows
+    x_sums: Value | None
+    sum_rows: Sequence[Value]
+    column: Value
+
+
+def run_totals(product: Panels, source: Source, of: Sums, at: Value, totals: Sequence[Value]) -> list[Value]:
+    """Return `totals` and the products of a run of whole groups, which begins at `at` of the `source`."""
+    zero = [totals[0].like(0.0)] * len(totals)
+    if product.run > product.unit:
+        with loop(0, product.run, product.unit, zero) as inner:
+            inner.carry(step_sums(source.unit(at + inner.index), of.x, of.column + inner.index, inner.carried))
+        return _joined(product, inner.results, source.scales(at), of, totals)
+    whole, found = source.unit(at), list(totals)
+    each = len(whole[0]) * product.group // product.unit  # parts of a group
+    for i in range(product.unit // product.group):
+        here = of._replace(column=of.column + i * product.group)
+        sums = step_sums([parts[i * each : (i + 1) * each] for parts in whole], here.x, here.column, zero)
+        found = _joined(product, sums, source.scales(at + i * product.group), here, found)
     return found
 
 
-def _block(
-    lines: Lines, product: FewRows, x: InputRows, panel: str, columns: range, passes: PanelPass, begin: str, end: str
-) -> list[str]:
-    """Emit the sums along the width from `begin` to `end`."""
-    lanes, mark, zero = product.lanes, lines.serial, lines.constant("0.0", product.lanes)
-    names = [f"%s{mark}_{i}" for i in range(len(x.rows) * len(columns))]
-    over = f"%k{mark} = {begin} to {end} step {lines.index(product.values_per_word)}"
-    found = lines.begin_loop(f"%block{mark}", over, names, [zero] * len(names), lanes)
-    at = lines.let(f"arith.divui %k{mark}, {lines.index(product.values_per_word)} : index")
-    _fetch(lines, product, panel, at, columns, passes)
-    kind = product.weight_types[0]
-    words = [lines.load("%w0", f"{panel}, {at}, {lines.index(column)}", kind, lanes, "i32") for column in columns]
-    scales = scales_at(lines, product, panel, f"%k{mark}", columns)
-    pairs = product.uses_bf16_pairs
-    lines.end_loop(step_sums(lines, words, product.weight_dtype, x, f"%k{mark}", names, lanes, pairs, scales), lanes)
+def _joined(
+    product: Panels, sums: Sequence[Value], scales: Sequence[Sequence[Value]], of: Sums, totals: Sequence[Value]
+) -> list[Value]:
+    """Return `totals` and the sums of a group, times its scale, and its minimum times the sum of x."""
+    found = []
+    for row, place in enumerate(of.sum_rows):
+        of_x = None if of.x_sums is None else of.x_sums[place, of.column // product.group].spread(product.lanes)
+        for i, (scale, *minimum) in enumerate(scales):
+            at = row * len(scales) + i
+            value = fma(sums[at], scale, totals[at])
+            found.append(fma(of_x, minimum[0], value) if of_x is not None else value)
     return found
-
-
-def scales_at(lines: Lines, product: Panels, panel: str, k: str, columns: Iterable[int]) -> list[str]:
-    """Emit the scales of a panel's `columns` for the group in which `k` lies; none where groups have no scales."""
-    if not product.quant_group:
-        return []
-    group, kind = lines.let(f"arith.divui {k}, {lines.index(product.quant_group)} : index"), product.weight_types[1]
-    places = (f"{panel}, {group}, {lines.index(column)}" for column in columns)
-    return [group_scales(lines, "%w1", at, kind, product.weight_dtype, product.lanes) for at in places]
 
 
 def _integers(
-    lines: Lines, product: FewRows, rows: Sequence[str], panel: str, columns: range, passes: PanelPass
-) -> list[str]:
-    """Sums along the whole width of products of integers, which are exact: there are no blocks to keep apart."""
-    lanes, mark, int8 = product.lanes, lines.serial, product.int8_rows
-    names = [f"%s{mark}_{i}" for i in range(len(rows) * len(columns))]
-    over = (
-        f"%k{mark} = {lines.index(0)} to {lines.index(product.in_features)} step {lines.index(product.values_per_word)}"
-    )
-    found = lines.begin_loop(
-        f"%whole{mark}", over, names, [lines.constant("0", lanes, "i32")] * len(names), lanes, "i32"
-    )
-    at = lines.let(f"arith.divui %k{mark}, {lines.index(product.values_per_word)} : index")
-    _fetch(lines, product, panel, at, columns, passes)
-    kind = product.weight_types[0]
-    words = [lines.load("%w0", f"{panel}, {at}, {lines.index(column)}", kind, lanes, "i32") for column in columns]
-    word = lines.let(f"arith.divui %k{mark}, {lines.index(int8.values)} : index")
-    parts = [unpack_int8(lines, int8, each) for each in words]
-    moved = panel_sums(lines, int8, parts, Named("x", product.x_type), rows, word, names)
-    lines.end_loop(moved, lanes, "i32")
-    return found
+    product: FewRows, operands: Operands, rows: Sequence[Value], panel: Value, columns: range, passes: PanelPass
+) -> list[Value]:
+    """Return sums along the whole width of products of integers, which are exact: there are no runs to keep apart."""
+    int8, x = product.int8_rows, operands.x
+    zero = [constant(0, "i32", product.lanes)] * (len(rows) * len(columns))
+    with loop(0, product.in_features, product.unit, zero) as turn:
+        _fetch(product, operands.weights[0], panel, turn.index, columns, passes)
+        words = (unit_words(product, operands.weights[0], panel, turn.index, column)[0] for column in columns)
+        bytes_ = [unpacked(int8, each) for each in words]
+        turn.carry(panel_sums(int8, bytes_, x, rows, turn.index // int8.values, turn.carried))
+    return turn.results
 
 
-def _fetch(lines: Lines, product: FewRows, panel: str, at: str, columns: range, passes: PanelPass) -> None:
+def _fetch(product: FewRows, memory: Value, panel: Value, at: Value, columns: range, passes: PanelPass) -> None:
     """Ask for what is read soon: panels lie one behind the other, and the end of one is no end to the memory.
 
     With several passes the panel is in a cache after the first, and memory would wait for the others: each asks for its
     share of the next panel, from begin to end.
     """
+    words = -(-product.row_words * product.unit // product.in_features)  # of a unit
+    at = at // product.unit * words
+    nearest = 3
     if passes.count == 1:
-        distance = PREFETCH_DISTANCE_BYTES[product.weight_dtype]
-        later, nearest = lines.let(f"arith.addi {at}, {lines.index(distance // (4 * PANEL))} : index"), 3
+        distance = PREFETCH_DISTANCE_BYTES.get(product.weight_dtype, OTHER_PREFETCH_DISTANCE_BYTES)
+        later = at + distance // (4 * PANEL)
     else:
-        words = product.in_features // product.values_per_word
-        done = lines.let(f"arith.addi {at}, {lines.index(passes.number * words)} : index")
-        later = lines.let(f"arith.divui {done}, {lines.index(passes.count)} : index")
-        panel, nearest = lines.let(f"arith.addi {panel}, {lines.index(1)} : index"), 2
-    for column in range(columns.start, columns.stop, 16):
-        place, kind = f"{panel}, {later}, {lines.index(column)}", product.weight_types[0]
-        lines.emit(f"memref.prefetch %w0[{place}], read, locality<{nearest}>, data : {kind}")
+        later = (at + passes.number * product.row_words) // passes.count
+        panel, nearest = panel + 1, 2
+    for i in range(words):
+        for column in range(columns.start, columns.stop, 16):
+            memory.fetch(panel, later + i, column, nearest=nearest)
 
 
 def _store(
-    lines: Lines, product: FewRows, rows: Sequence[str], out_rows: Sequence[str], columns: Sequence[str],
-    stored: Sequence[str], totals: Sequence[str],
+    product: FewRows, operands: Operands, rows: Sequence[Value], out_rows: Sequence[Value],
+    places: Sequence[tuple[Value, Value]], totals: Sequence[Value],
 ) -> None:  # fmt: skip
-    """Emit out[out row, stored columns] = total of the weight's columns * scale + bias (+ what it held)."""
-    lanes, left = product.lanes, iter(totals)
+    """Store out[out row, stored columns] = total of the weight's columns * scale + bias (+ what it held)."""
+    out, left = operands.out, iter(totals)
     for row, out_row in zip(rows, out_rows, strict=True):
-        scale = row_scale(lines, product.int8_rows, Named("x", product.x_type), row) if product.w8a8 else None
-        for column, place in zip(columns, stored, strict=True):
-            value = finished(lines, product, next(left), column, scale)
+        scale = row_scale(product.int8_rows, operands.x, row) if product.w8a8 else None
+        for column, place in places:
+            mask = columns_there(product, column, PANEL)
+            value = finished(product, operands.weights, next(left), column, mask, scale)
             if product.accumulate:
-                before = lines.load("%out", f"{out_row}, {place}", product.out_type, lanes, "f32")
-                value = lines.let(f"arith.addf {before}, {value} : {vector(lanes)}")
-            value = lines.truncate(value, lanes, product.out_dtype)
-            lines.store(value, "%out", f"{out_row}, {place}", product.out_type, lanes, product.out_dtype)
+                value = out.load(product.lanes, out_row, place, mask=mask) + value
+            out.store(value.to(product.out_dtype), out_row, place, mask=mask)
 
 
-def finished(lines: Lines, product: Panels, sums: str, column: str, row: tuple[str, str] | None = None) -> str:
-    """Sums of the columns from `column` on, times their scales where there are such, and their bias added; with `w8a8`,
-    of a row with that scale and that added to its sums."""
-    lanes, types = product.lanes, product.weight_types
+def columns_there(product: Panels, column: Value, whole: int) -> Value | None:
+    """Return which columns of a vector from `column` on the weight has; None where all vectors are whole, as they are
+    of a multiple of `whole` columns."""
+    if product.out_features % whole == 0:
+        return None
+    here = column.to("i32").spread(product.lanes) + constant(range(product.lanes), "i32")
+    return here.below(product.out_features)
+
+
+def finished(
+    product: Panels, weights: Sequence[Value], sums: Value, column: Value, mask: Value | None,
+    row: tuple[Value, Value] | None = None,
+) -> Value:  # fmt: skip
+    """Return sums of the columns from `column` on that `mask` names, times their scales where rows have such, and their
+    bias added; with `w8a8`, of a row with that scale and that added to its sums."""
     if row:
-        sums = scaled(lines, sums, *row, lanes)
-    if product.weight_dtype == "i8" and not product.quant_group:
-        scales = lines.load("%w1", column, types[1], lanes, "f32")
-        sums = lines.let(f"arith.mulf {sums}, {scales} : {vector(lanes)}")
+        sums = scaled(sums, *row)
+    if product.weight_dtype == "i8" and not product.group:
+        sums = sums * weights[1].load(product.lanes, column, mask=mask)
     if product.bias:
-        place = len(types) - 1
-        bias = lines.extend(
-            lines.load(f"%w{place}", column, types[place], lanes, product.x_dtype), lanes, product.x_dtype
-        )
-        sums = lines.let(f"arith.addf {sums}, {bias} : {vector(lanes)}")
+        sums = sums + weights[-1].load(product.lanes, column, mask=mask).to("f32")
     return sums

@@ -1,7 +1,8 @@
 """A weight laid out in panels: one layout that products of few rows and of many read.
 
 A panel is 32 output columns. It is stored as rows of 32 words of 32 bits, one word a column; a word holds what that
-column has at consecutive positions along the width: 1 of float32, 2 of bfloat16, 4 of INT8, 8 of INT4.
+column has at consecutive positions along the width: 1 of float32, 2 of bfloat16, 4 of INT8, 8 of INT4. A matrix in
+words (see linear/planes.py) keeps them.
 
     weight [out, width]      panel p, row k, column c, place i  =  weight[32 p + c, (values a word) k + i]
 
@@ -20,19 +21,20 @@ from torch import Tensor
 PANEL = 32  # columns
 PANEL_PAIR = 2 * PANEL  # a weight's columns come in pairs of panels, which a tile of many rows reads side by side
 # Elements of a tensor in a word; a byte of uint8 is two codes of 4 bits.
-VALUES_PER_WORD = {torch.float32: 1, torch.bfloat16: 2, torch.int8: 4, torch.uint8: 4}
+VALUES_PER_WORD = {torch.float32: 1, torch.bfloat16: 2, torch.int8: 4, torch.uint8: 4, torch.int32: 1}
 
 
 def panels_problem(weight: Tensor) -> str | None:
     """Return why a plain weight cannot be laid out in panels; None where it can."""
     if weight.dtype not in VALUES_PER_WORD:
         given = str(weight.dtype).removeprefix("torch.")
-        return f"panels hold float32, bfloat16, int8 and bytes of 4-bit codes, not {given}"
+        return f"panels hold float32, bfloat16, int8, bytes of 4-bit codes and words, not {given}"
     if weight.ndim not in (2, 3):
         return f"panels are made of a matrix or a stack of such, not of {weight.ndim} dimensions"
-    (out, width), values = weight.shape[-2:], VALUES_PER_WORD[weight.dtype]
-    if out % PANEL_PAIR or width % (2 * values) or not out or not width:
-        wanted = f"columns in multiples of {PANEL_PAIR} and a width in multiples of {2 * values}"
+    out, width = weight.shape[-2:]
+    unit = 1 if weight.dtype == torch.int32 else 2 * VALUES_PER_WORD[weight.dtype]
+    if out % PANEL_PAIR or width % unit or not out or not width:
+        wanted = f"columns in multiples of {PANEL_PAIR} and a width in multiples of {unit}"
         return f"panels want {wanted}, not {out} x {width}"
     return None
 

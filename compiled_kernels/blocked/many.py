@@ -1,4 +1,4 @@
-"""Products of many rows with a weight in panels as MLIR text: sums of tiles in registers, blocks of weights in cache.
+"""Products of many rows with a weight in panels: sums of tiles in registers, blocks of weights in cache.
 
     for each run of rows (`MAX_RUN_ROWS` at most, a thread's own)
       for each pair of panels
@@ -9,23 +9,34 @@
         finish: what becomes of the pair's sums (see `Finish`)
 
 A block of the weight (two panels of `k_block`) stays in the nearest caches while all rows of the run go past it. Where
-the processor has no bfloat16 arithmetic, or the weight is INT8, the block is first unpacked into a scratch block of
-the thread's own, as the tile multiplies it: float32, or pairs of bfloat16. (Goto and van de Geijn, 2008, without
-packing what is in order already.)
+the weight is not stored as the tile multiplies it, the block is first unpacked into a scratch block of the thread's
+own: float32, or pairs of bfloat16, and of codes in groups the scales and minima beside them. (Goto and van de Geijn,
+2008, without packing what is in order already.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from compiled_kernels.blocked.few import finished, scales_at
+from compiled_kernels.blocked.few import (
+    Source,
+    Sums,
+    columns_there,
+    finished,
+    group_sum,
+    run_totals,
+    weight_names,
+)
+from compiled_kernels.blocked.int8_rows import panel_sums, row_scale, unpacked
 from compiled_kernels.blocked.layout import PANEL, PANEL_PAIR
-from compiled_kernels.blocked.registers import InputRows, scaled_parts, step_sums, unpack
+from compiled_kernels.blocked.numbers import half_floats, parts, scales_at, unit_words
+from compiled_kernels.blocked.registers import InputRows, step_sums
 from compiled_kernels.blocked.shape import TILE_ROWS, VALUES_PER_WORD, Panels, rows_type
-from compiled_kernels.linear_w8a8.mlir_rows import panel_sums, row_scale
-from compiled_kernels.linear_w8a8.mlir_rows import unpack as unpack_int8
-from compiled_kernels.mlir_text import SIZE_BOUND, Lines, Named, declare_arguments, memref, vector
+from compiled_kernels.builder.functions import call, function, loop, room, text_of, when
+from compiled_kernels.builder.values import Value, constant, index
+from compiled_kernels.mlir_text import SIZE_BOUND, Named, memref
 
 MAX_RUN_ROWS = 384  # a multiple of TILE_ROWS: sums of that many rows times a pair of panels are 96 KiB
 # %each: how many rows a run has, where [%begin, %end) is walked in runs of whole %tile rows, all about as long and of
@@ -36,6 +47,7 @@ EVEN_RUNS = """%mine = arith.subi %end, %begin : index
   %tiles_each = arith.ceildivui %even, %tile : index
   %each = arith.muli %tiles_each, %tile : index"""
 UNROLL = 4  # steps along the width between two branches, float32; pairs of bfloat16 take two columns a step
+ORDER_TYPE = memref((SIZE_BOUND,), "i64")
 
 
 @dataclass(frozen=True)
@@ -43,12 +55,19 @@ class ManyRows(Panels):
     """A product of any number of rows, at least `TILE_ROWS`. `out` is of `out_dtype` (f32, bf16), has `columns`
     columns unless that is 0, when it has those of the weight. `panel_distance`: the second panel of a pair is that
     many panels after the first, 0 where it is the next. `listed`: the rows of x and out are those that a list names,
-    and of the weight some pairs of panels are multiplied (see `listed_arguments`)."""
+    and of the weight some pairs of panels are multiplied (see `listed_arguments`). `first_column`: the column of out
+    that is the weight's first."""
 
     out_dtype: str = "f32"
     columns: int = 0
     panel_distance: int = 0
     listed: bool = False
+    first_column: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.panel_distance and self.out_features % PANEL_PAIR:
+            raise ValueError(f"{self.name}: {self.out_features} columns are no pairs of panels that stand apart")
 
     @property
     def multiplied_dtype(self) -> str:
@@ -79,20 +98,41 @@ class ManyRows(Panels):
     def in_place(self) -> bool:
         """Tell whether the weight is multiplied where it is stored. Tiles that hold but a part of a pair walk the block
         several times, and a line of cache has a row of words of each part: there a scratch block is quicker."""
+        if self.group:
+            return False
         stored = self.multiplied == self.values_per_word if self.w8a8 else self.weight_dtype == self.multiplied_dtype
         return stored and self.vectors_per_tile * self.lanes == PANEL_PAIR
 
     @property
-    def block_type(self) -> str:
-        """Return the memref type of what a tile reads its weights from: the weight, or a scratch block."""
+    def read(self) -> list[Named]:
+        """Return what a tile reads its weights from: the weight, or a scratch block with scales and minima beside it;
+        and the sums of x of each group, where there are minima."""
         if self.in_place:
-            return self.weight_types[0]
-        return memref((2, self.k_block // self.multiplied, PANEL), "i32")
+            return [Named("block", self.weight_types[0])]
+        found = [Named("block", memref((2, self.k_block // self.multiplied, PANEL), "i32"))]
+        if self.group:
+            beside = memref((2, self.k_block // self.group, PANEL), "f32")
+            found.append(Named("scales", beside))
+            if self.has_minima:
+                x_sums = memref((MAX_RUN_ROWS, self.in_features // self.group), "f32")
+                found += [Named("minima", beside), Named("x_sums", x_sums)]
+        return found
+
+    @property
+    def order(self) -> list[Named]:
+        """Return the list that names the rows of x and out, of a `listed` product."""
+        return [Named("order", ORDER_TYPE)] * self.listed
+
+    @property
+    def panels_apart(self) -> tuple[int, int, int]:
+        """Return how many pairs of panels there are, panels from one pair to the next, and from a pair's first to its
+        second."""
+        distance = self.panel_distance
+        return (distance, 1, distance) if distance else (self.panels // 2, 2, 1)
 
 
 # Arguments of a `listed` product: row i of x and of out is %order[i]; pairs of panels from first_pair to pair_end are
 # multiplied, and the weight's column %skipped_columns stands first in out.
-ORDER_TYPE = memref((SIZE_BOUND,), "i64")
 
 
 def listed_arguments(order: str = ORDER_TYPE) -> list[Named]:
@@ -100,317 +140,324 @@ def listed_arguments(order: str = ORDER_TYPE) -> list[Named]:
     return [Named("order", order), *(Named(name, "index") for name in ("first_pair", "pair_end", "skipped_columns"))]
 
 
-Finish = Callable[[Lines, ManyRows, str, str], None]
-"""Adds to a text what becomes of a row's sums of one pair of panels. Given are the lines, the product, and as MLIR
-names the row of x and out and the row of `%sums`; `%pair` counts pairs of panels, weights are `%w0`, `%w1`, ..."""
+class Done(NamedTuple):
+    """A row whose sums of one pair of panels are complete: the function's arguments by name, the sums, the row of x and
+    out, the row of the sums, the pair."""
+
+    given: dict[str, Value]
+    sums: Value
+    row: Value
+    kept: Value
+    pair: Value
+
+
+Finish = Callable[["ManyRows", Done], None]
+"""Makes what becomes of a row's sums of one pair of panels."""
 
 
 def many_text(product: ManyRows, finish: Finish) -> str:
-    """Emit @name(x [row, width], words, scales, bias, out [row, columns], begin, end, rows): the rows from begin to
+    """Return @name(x [row, width], words, scales, bias, out [row, columns], begin, end, rows): the rows from begin to
     end of `rows` in all; x may be read, but not written, beyond them."""
-    weights = tuple(Named(f"w{i}", kind) for i, kind in enumerate(product.weight_types))
-    listed = listed_arguments() if product.listed else []
-    given = declare_arguments([Named("x", product.x_type), *weights, Named("out", product.out_type), *listed])
-    head = f"func.func private @{product.name}({given}, %begin: index, %end: index, %rows: index)"
-    whole = (f"{head} attributes {{no_inline}} {{", _body(product, finish), "return\n}")
-    return "\n".join((_tile(product), _fetch(product), *whole))
+    return text_of(lambda: many(product, finish))
 
 
-def _body(product: ManyRows, finish: Finish) -> str:
-    """Emit the runs of rows, as equal as they can be: a last run of few rows would read the whole weight for them."""
-    scratch = "" if product.in_place else f"%block = memref.alloca() {{alignment = 64 : i64}} : {product.block_type}"
-    pairs = (product.panel_distance if product.panel_distance else product.out_features // PANEL) // (
-        1 if product.panel_distance else 2
-    )
-    walked = "%first_pair to %pair_end" if product.listed else "%zero to %pairs"
-    return f"""%zero = arith.constant 0 : index
-%one = arith.constant 1 : index
-%two = arith.constant 2 : index
-%panel = arith.constant {PANEL} : index
-%tile = arith.constant {TILE_ROWS} : index
-%longest = arith.constant {MAX_RUN_ROWS} : index
-%width = arith.constant {product.in_features} : index
-%k_block = arith.constant {product.k_block} : index
-%sums = memref.alloca() {{alignment = 64 : i64}} : {product.sums_type}
-{scratch}
-%some = arith.cmpi ugt, %end, %begin : index
-scf.if %some {{
-  {EVEN_RUNS}
-  %pairs = arith.constant {pairs} : index
-  %last_row = arith.subi %rows, %tile : index
-  scf.for %run = %begin to %end step %each {{
-    %run_after = arith.addi %run, %each : index
-    %run_end = arith.minui %run_after, %end : index
-    %count = arith.subi %run_end, %run : index
-    scf.for %pair = {walked} step %one {{
-{_pair(product)}
-{_finished(product, finish)}
-    }}
-  }}
-}}"""
+class Run(NamedTuple):
+    """A run of rows at work: the function's arguments by name, what the tiles read, the sums, the first row, how many
+    rows, and the last row with which a tile may begin."""
+
+    given: dict[str, Value]
+    read: dict[str, Value]
+    sums: Value
+    first: Value
+    rows: Value
+    last: Value
+
+    def named(self, row: Value) -> Value:
+        """Return the row of x and out that a row's place in the list names, where there is a list."""
+        return self.given["order"][row].to("index") if "order" in self.given else row
 
 
-def _pair(product: ManyRows) -> str:
-    """Emit sums of the run's rows with one pair of panels."""
-    if product.panel_distance:
-        panels = f"%first = arith.addi %pair, %zero : index\n%apart = arith.constant {product.panel_distance} : index"
-    else:
-        panels = "%first = arith.muli %pair, %two : index\n%apart = arith.addi %zero, %one : index"
-    if product.in_place:
-        unpacked = ""
-        block = "%w0, %sums, %row, %slot, %first, %second, %at, %k, %k_end, %zero, %later"
-    else:
-        unpacked = _unpacked(product)
-        block = "%block, %sums, %row, %slot, %zero, %one, %at, %zero, %length, %k, %later"
+def many(product: ManyRows, finish: Finish) -> None:
+    """Make the functions of `many_text`."""
+    _tile(product)
+    _fetch(product)
+    given = [Named("x", product.x_type), *weight_names(product), Named("out", product.out_type)]
+    given += listed_arguments() if product.listed else []
+    bounds = [Named(name, "index") for name in ("begin", "end", "rows")]
+    with function(product.name, [*given, *bounds], inline=False) as values:
+        sums = room(product.sums_type)
+        read = {name: room(kind) for name, kind in product.read} if not product.in_place else {"block": values["w0"]}
+        begin, end = values["begin"], values["end"]
+        with when(begin.below(end)):
+            each = even_runs(begin, end)
+            with loop(begin, end, each) as turn:
+                rows = (turn.index + each).least(end) - turn.index
+                run = Run(values, read, sums, turn.index, rows, values["rows"] - TILE_ROWS)
+                if "x_sums" in read:
+                    _sum_x(product, run)
+                some = (values["first_pair"], values["pair_end"]) if product.listed else (0, product.panels_apart[0])
+                with loop(*some) as pair:
+                    _pair(product, run, pair.index)
+                    _finish(product, run, pair.index, finish)
+
+
+def even_runs(begin: Value, end: Value) -> Value:
+    """Return how many rows a run has, where those from begin to end are walked in runs of whole tiles, all about as
+    long and of `MAX_RUN_ROWS` at most: a last run of few rows would read the whole weight for them."""
+    mine = end - begin
+    even = _ceil(mine, _ceil(mine, MAX_RUN_ROWS))
+    return _ceil(even, TILE_ROWS) * TILE_ROWS
+
+
+def _ceil(count: Value, each: Value | int) -> Value:
+    return (count + each - 1) // each
+
+
+def _sum_x(product: ManyRows, run: Run) -> None:
+    """Sum x of each group of the run's rows, as the tiles take them."""
+    with loop(0, run.rows, TILE_ROWS) as slot:
+        first = (run.first + slot.index).least(run.last)
+        with loop(0, TILE_ROWS) as i, loop(0, product.in_features // product.group) as group:
+            row = run.named(first + i.index)
+            found = group_sum(product, run.given["x"], row, group.index * product.group)
+            run.read["x_sums"][slot.index + i.index, group.index] = found
+
+
+def _pair(product: ManyRows, run: Run, pair: Value) -> None:
+    """Make sums of the run's rows with one pair of panels."""
+    zero, one = index(0), index(1)
+    _, between, apart = product.panels_apart
+    first = pair * between
+    second = first + apart
     step = product.vectors_per_tile * product.lanes
-    return f"""{panels}
-%second = arith.addi %first, %apart : index
-scf.for %k = %zero to %width step %k_block {{
-  %k_after = arith.addi %k, %k_block : index
-  %k_end = arith.minui %k_after, %width : index
-  %length = arith.subi %k_end, %k : index
-  %later = arith.cmpi ugt, %k, %zero : index
-  {unpacked}
-  {_next_block(product)}
-  %columns = arith.constant {PANEL_PAIR} : index
-  %step = arith.constant {step} : index
-  scf.for %at = %zero to %columns step %step {{
-    %walked = arith.cmpi ugt, %at, %zero : index
-    %fetched = arith.select %walked, %zero, %block_rows : index
-    scf.for %slot = %zero to %count step %tile {{
-      %next_row = arith.addi %run, %slot : index
-      %row = arith.minui %next_row, %last_row : index
-      func.call @{product.name}_tile(%x, {block}{", %order" if product.listed else ""}) : ({product.x_type},
-        {product.block_type}, {product.sums_type}, index, index, index, index, index, index, index, index, i1
-        {", " + ORDER_TYPE if product.listed else ""}) -> ()
-      %turn = arith.divui %slot, %tile : index
-      %fetch_from = arith.muli %turn, %fetched_each : index
-      %fetch_after = arith.addi %fetch_from, %fetched_each : index
-      %fetch_end = arith.minui %fetch_after, %fetched : index
-      func.call @{product.name}_fetch(%w0, %next_first, %next_second, %next_at, %fetch_from, %fetch_end)
-        : ({product.weight_types[0]}, index, index, index, index, index) -> ()
-    }}
-  }}
-}}"""
+    with loop(0, product.in_features, product.k_block) as block:
+        k = block.index
+        k_end = (k + product.k_block).least(product.in_features)
+        place = (first, second, k, k_end, zero) if product.in_place else (zero, one, zero, k_end - k, k)
+        if not product.in_place:
+            _unpack(product, run, (first, second), k, k_end)
+        *following, fetched_rows, each = _next_block(product, run, first, k_end)
+        with loop(0, PANEL_PAIR, step) as at:
+            fetched = zero.below(at.index).choose(zero, fetched_rows)
+            with loop(0, run.rows, TILE_ROWS) as slot:
+                row = (run.first + slot.index).least(run.last)
+                panels, (start, end, skipped) = place[:2], place[2:]
+                given = [*panels, at.index, start, end, skipped, zero.below(k)]
+                order = [run.given[name] for name, _ in product.order]
+                memories = [run.given["x"], *run.read.values(), run.sums, *order]
+                call(f"{product.name}_tile", [*memories, row, slot.index, *given])
+                begin = slot.index // TILE_ROWS * each
+                call(f"{product.name}_fetch", [run.given["w0"], *following, begin, (begin + each).least(fetched)])
 
 
-# No other expert's weights are asked for: after the last pair it is asked for again.
-LAST_PANELS = """%last_pair = arith.subi %pair_end, %one : index
-  %last_first = arith.muli %last_pair, %between : index
-  %beyond = arith.minui %after, %last_first : index"""
+def _next_block(product: ManyRows, run: Run, first: Value, k_after: Value) -> list[Value]:
+    """Return where the block after this one lies (its panels, its first row of words; after the last one any place will
+    do), how many rows of words it has, and how many of them are fetched beside each tile: in the first of the walks
+    over the tiles, none in the others."""
+    _, between, apart = product.panels_apart
+    more_here = k_after.below(product.in_features)
+    beyond = first + between
+    if product.listed:  # no other expert's weights are asked for: after the last pair it is asked for again
+        beyond = beyond.least((run.given["pair_end"] - 1) * between)
+    next_first = more_here.choose(first, beyond)
+    next_k = more_here.choose(k_after, index(0))
+    block_rows = index(-(-product.k_block * product.row_words // product.in_features))
+    at = next_k * product.row_words // product.in_features
+    return [next_first, next_first + apart, at, block_rows, _ceil(block_rows, _ceil(run.rows, TILE_ROWS))]
 
 
-def _next_block(product: ManyRows) -> str:
-    """Find where the block after this one lies (after the last one any place will do), and how many of its rows are
-    fetched beside each tile: in the first of the walks over the tiles, none in the others."""
-    between = 1 if product.panel_distance else 2
-    return f"""%more_here = arith.cmpi ult, %k_after, %width : index
-  %next_k = arith.select %more_here, %k_after, %zero : index
-  %values_a_word = arith.constant {product.values_per_word} : index
-  %next_at = arith.divui %next_k, %values_a_word : index
-  %between = arith.constant {between} : index
-  %{"after" if product.listed else "beyond"} = arith.addi %first, %between : index
-  {LAST_PANELS if product.listed else ""}
-  %next_first = arith.select %more_here, %first, %beyond : index
-  %next_second = arith.addi %next_first, %apart : index
-  %block_rows = arith.constant {product.k_block // product.values_per_word} : index
-  %tiles = arith.ceildivui %count, %tile : index
-  %fetched_each = arith.ceildivui %block_rows, %tiles : index"""
-
-
-def _fetch(product: ManyRows) -> str:
-    """Emit @{name}_fetch(words, first, second, at, from, to): asks for rows `from` to `to` of the block that begins
+def _fetch(product: ManyRows) -> None:
+    """Make @{name}_fetch(words, first, second, at, from, to): asks for rows `from` to `to` of the block that begins
     with row `at` of the panels `first` and `second`, for the second cache."""
-    lines = Lines()
-    for panel in ("%first", "%second"):
-        for column in range(0, PANEL, 16):
-            place = f"{panel}, %row, {lines.index(column)}"
-            lines.emit(f"memref.prefetch %w0[{place}], read, locality<2>, data : {product.weight_types[0]}")
-    numbers = ", ".join(f"%{name}: index" for name in ("first", "second", "at", "from", "to"))
-    return f"""func.func private @{product.name}_fetch(%w0: {product.weight_types[0]}, {numbers}) {{
-%one = arith.constant 1 : index
-scf.for %i = %from to %to step %one {{
-  %row = arith.addi %at, %i : index
-{lines.text()}
-}}
-return
-}}"""
+    numbers = [Named(name, "index") for name in ("first", "second", "at", "from", "to")]
+    named = function(f"{product.name}_fetch", [Named("w0", product.weight_types[0]), *numbers])
+    with named as given, loop(given["from"], given["to"]) as turn:
+        row = given["at"] + turn.index
+        for panel in (given["first"], given["second"]):
+            for column in range(0, PANEL, 16):
+                given["w0"].fetch(panel, row, column, nearest=2)
 
 
-def _unpacked(product: ManyRows) -> str:
-    """Both panels from %k to %k_end, as the tile multiplies them, in %block."""
-    lines, lanes = Lines("u"), product.lanes
-    values, entering = product.values_per_word, product.multiplied
-    row, parts = lines.let(f"arith.divui %in, {lines.index(values)} : index"), values // entering
-    at = lines.let("arith.subi %in, %k : index")
-    first = lines.let(f"arith.divui {at}, {lines.index(entering)} : index")
-    places = [lines.let(f"arith.addi {first}, {lines.index(part)} : index") for part in range(parts)]
-    for side, panel in enumerate(("%first", "%second")):
-        for column in range(0, PANEL, lanes):
-            where = lines.index(column)
-            words = lines.load("%w0", f"{panel}, {row}, {where}", product.weight_types[0], lanes, "i32")
-            scales = scales_at(lines, product, panel, "%in", [column])
-            for place, word in zip(places, _unpacked_words(lines, product, words, scales), strict=True):
-                lines.store(word, "%block", f"{lines.index(side)}, {place}, {where}", product.block_type, lanes, "i32")
-    return f"""%values = arith.constant {values} : index
-scf.for %in = %k to %k_end step %values {{
-{lines.text()}
-}}"""
+def _unpack(product: ManyRows, run: Run, panels: tuple[Value, Value], k: Value, k_end: Value) -> None:
+    """Store both panels from k to k_end, as the tile multiplies them, in the scratch block."""
+    weights, lanes = [run.given[each.name] for each in weight_names(product)], product.lanes
+    columns = [(side, panel, column) for side, panel in enumerate(panels) for column in range(0, PANEL, lanes)]
+    with loop(k, k_end, product.unit) as turn:
+        first = (turn.index - k) // product.multiplied
+        for side, panel, column in columns:
+            words = _as_multiplied(product, unit_words(product, weights[0], panel, turn.index, column))
+            for i, word in enumerate(words):
+                run.read["block"].store(word, side, first + i, column)
+    if product.group:
+        with loop(k, k_end, product.group) as turn:
+            group = (turn.index - k) // product.group
+            for side, panel, column in columns:
+                found = scales_at(product, weights, panel, turn.index, column)
+                for name, value in zip(("scales", "minima"), found, strict=False):
+                    run.read[name].store(value, side, group, column)
 
 
-def _unpacked_words(lines: Lines, product: ManyRows, words: str, scales: list[str]) -> list[str]:
-    """A vector of the weight's words as vectors of words that the tile multiplies."""
-    lanes, kind = product.lanes, vector(product.lanes, "i32")
+def _as_multiplied(product: ManyRows, words: list[Value]) -> list[Value]:
+    """Return a unit's words as vectors of words that the tile multiplies."""
     if product.w8a8:  # bytes are unpacked in the tile, where they are multiplied as they are
-        return unpack_int8(lines, product.int8_rows, words) if product.multiplied < product.values_per_word else [words]
-    given = vector(2 * lanes, "bf16") if product.uses_bf16_pairs else vector(lanes)
-    cast = "vector.bitcast" if product.uses_bf16_pairs else "arith.bitcast"
-    parts = unpack(lines, words, product.weight_dtype, lanes, product.uses_bf16_pairs)
-    parts = scaled_parts(lines, parts, scales[0], lanes) if scales else parts
-    return [lines.let(f"{cast} {part} : {given} to {kind}") for part in parts]
+        return unpacked(product.int8_rows, words[0]) if product.multiplied < product.values_per_word else words
+    return [part.bits("i32") for part in parts(product, words)]
 
 
-def _finished(product: ManyRows, finish: Finish) -> str:
+def _finish(product: ManyRows, run: Run, pair: Value, finish: Finish) -> None:
     """Finish the sums of every row of the run. A tile that would end beyond the last row of all begins so
     much earlier, and its rows stand that much later in the sums."""
-    lines = Lines("f")
-    done = lines.index_of("%order[%done]", ORDER_TYPE) if product.listed else "%done"
-    finish(lines, product, done, "%kept")
-    return f"""scf.for %done = %run to %run_end step %one {{
-  %in_run = arith.subi %done, %run : index
-  %in_tile = arith.remui %in_run, %tile : index
-  %tile_slot = arith.subi %in_run, %in_tile : index
-  %tile_row = arith.addi %run, %tile_slot : index
-  %tile_read = arith.minui %tile_row, %last_row : index
-  %shift = arith.subi %tile_row, %tile_read : index
-  %kept = arith.addi %in_run, %shift : index
-{lines.text()}
-}}"""
+    with loop(0, run.rows) as turn:
+        tile_row = run.first + (turn.index - turn.index % TILE_ROWS)
+        kept = turn.index + (tile_row - tile_row.least(run.last))
+        finish(product, Done(run.given, run.sums, run.named(run.first + turn.index), kept, pair))
 
 
-def _tile(product: ManyRows) -> str:
-    """Emit @{name}_tile(x, block, sums, row, slot, first, second, at, from, to, skipped, later).
+def _tile(product: ManyRows) -> None:
+    """Make @{name}_tile(x, block, [scales, minima, sums of x,] sums, [order,] row, slot, first, second, at, from, to,
+    skipped, later).
 
     It sums the tile of x that begins with `row` times as many vectors of columns as are kept, from column `at` of the
     pair of panels `first` and `second` of the block, along from..to of the block. The block begins at column `skipped`
     of x. The sums go to, or `later` join, those from `slot` on.
     """
-    lines, lanes = Lines(), product.lanes
-    values, kind = product.multiplied, product.sum_kind
-    rows = [lines.let(f"arith.addi %row, {lines.index(i)} : index") for i in range(TILE_ROWS)]
-    if product.listed:
-        rows = [lines.index_of(f"%order[{row}]", ORDER_TYPE) for row in rows]
-    places = _places(lines, product)
-    count, zero = TILE_ROWS * product.vectors_per_tile, lines.constant("0" if product.w8a8 else "0.0", lanes, kind)
-
-    def walk(label: str, begin: str, end: str, steps: int, initial: list[str]) -> list[str]:
-        names = [f"%{label}{i}" for i in range(count)]
-        step = lines.index(steps * values)
-        found = lines.begin_loop(f"%{label}", f"%k_{label} = {begin} to {end} step {step}", names, initial, lanes, kind)
-        sums = names
-        for i in range(steps):
-            in_block = lines.let(f"arith.addi %k_{label}, {lines.index(i * values)} : index")
-            column = lines.let(f"arith.addi {in_block}, %skipped : index")
-            at = lines.let(f"arith.divui {in_block}, {lines.index(values)} : index")
-            words = [
-                lines.load("%block", f"{panel}, {at}, {where}", product.block_type, lanes, "i32")
-                for panel, where in places
-            ]
-            sums = _step(lines, product, words, rows, column, sums)
-        lines.end_loop(sums, lanes, kind)
-        return found
-
-    unrolled = lines.index(UNROLL * values)
-    length = lines.let("arith.subi %to, %from : index")
-    odd = lines.let(f"arith.remui {length}, {unrolled} : index")
-    whole = lines.let(f"arith.subi %to, {odd} : index")
-    found = walk("s", "%from", whole, UNROLL, [zero] * count)
-    found = walk("r", whole, "%to", 1, found)
-    _kept(lines, product, found)
-    types = f"%x: {product.x_type}, %block: {product.block_type}, %sums: {product.sums_type}"
-    numbers = ", ".join(f"%{name}: index" for name in ("row", "slot", "first", "second", "at", "from", "to", "skipped"))
-    order = f", %order: {ORDER_TYPE}" if product.listed else ""
-    head = f"func.func private @{product.name}_tile({types}, {numbers}, %later: i1{order}) attributes {{no_inline}}"
-    return f"{head} {{\n{lines.text()}\nreturn\n}}"
+    numbers = ("row", "slot", "first", "second", "at", "from", "to", "skipped")
+    memories = [Named("x", product.x_type), *product.read, Named("sums", product.sums_type), *product.order]
+    bounds = [*(Named(name, "index") for name in numbers), Named("later", "i1")]
+    with function(f"{product.name}_tile", [*memories, *bounds], inline=False) as given:
+        rows = [given["row"] + i for i in range(TILE_ROWS)]
+        rows = [given["order"][row].to("index") for row in rows] if product.listed else rows
+        places = _places(product, given)
+        slots = [given["slot"] + i for i in range(TILE_ROWS)]
+        columns = [given["at"] + i * product.lanes for i in range(product.vectors_per_tile)]
+        kept = [(slot, column) for slot in slots for column in columns]
+        if product.group:
+            _grouped_tile(product, given, rows, places, slots, kept)
+        else:
+            _plain_tile(product, given, rows, places, kept)
 
 
-def _step(
-    lines: Lines, product: ManyRows, words: list[str], rows: list[str], column: str, sums: list[str]
-) -> list[str]:
-    """`sums` moved on by vectors of words of the block whose first values stand at `column` of x."""
+def _plain_tile(
+    product: ManyRows, given: dict[str, Value], rows: Sequence[Value], places: Sequence[tuple[Value, Value]],
+    kept: Sequence[tuple[Value, Value]],
+) -> None:  # fmt: skip
+    values, zero = product.multiplied, constant(0, product.sum_kind, product.lanes)
+
+    def walk(begin: Value, end: Value, steps: int, initial: Sequence[Value]) -> list[Value]:
+        with loop(begin, end, steps * values, initial) as turn:
+            sums = turn.carried
+            for i in range(steps):
+                at = turn.index + i * values
+                words = [given["block"].load(product.lanes, panel, at // values, where) for panel, where in places]
+                sums = _step(product, words, InputRows(given["x"], rows), at + given["skipped"], sums)
+            turn.carry(sums)
+        return turn.results
+
+    whole = given["to"] - (given["to"] - given["from"]) % (UNROLL * values)
+    found = walk(given["from"], whole, UNROLL, [zero] * len(kept))
+    found = walk(whole, given["to"], 1, found)
+    memory = given["sums"]
+    with when(given["later"]) as otherwise:
+        for place, value in zip(kept, found, strict=True):
+            memory.store(memory.load(product.lanes, *place) + value, *place)
+    with otherwise():
+        for place, value in zip(kept, found, strict=True):
+            memory.store(value, *place)
+
+
+def _grouped_tile(
+    product: ManyRows, given: dict[str, Value], rows: Sequence[Value], places: Sequence[tuple[Value, Value]],
+    slots: Sequence[Value], kept: Sequence[tuple[Value, Value]],
+) -> None:  # fmt: skip
+    """Each run of whole groups joins the sums in memory; before the first these are zero."""
+    memory, lanes, zero = given["sums"], product.lanes, constant(0.0, "f32", product.lanes)
+    with when(given["later"]) as otherwise:
+        pass
+    with otherwise():
+        for place in kept:
+            memory.store(zero, *place)
+
+    def unit(at: Value) -> list[list[Value]]:
+        words = range(product.unit // product.multiplied)
+        loaded = [
+            [given["block"].load(lanes, panel, at // product.multiplied + i, where) for i in words]
+            for panel, where in places
+        ]
+        return [[word.bits("bf16" if product.uses_bf16_pairs else "f32") for word in each] for each in loaded]
+
+    def scales(at: Value) -> list[list[Value]]:
+        names = [name for name in ("scales", "minima") if name in given]
+        return [
+            [given[name].load(lanes, panel, at // product.group, where) for name in names] for panel, where in places
+        ]
+
+    with loop(given["from"], given["to"], product.run) as turn:
+        column = turn.index + given["skipped"]
+        totals = [memory.load(lanes, *place) for place in kept]
+        of = Sums(InputRows(given["x"], rows), given.get("x_sums"), slots, column)
+        found = run_totals(product, Source(unit, scales), of, turn.index, totals)
+        for place, value in zip(kept, found, strict=True):
+            memory.store(value, *place)
+
+
+def _step(product: ManyRows, words: Sequence[Value], x: InputRows, column: Value, sums: Sequence[Value]) -> list[Value]:
+    """Return `sums` moved on by vectors of words of the block whose first values stand at `column` of x."""
     if not product.w8a8:
-        x = InputRows("%x", product.x_type, product.multiplied_dtype, rows)
-        return step_sums(
-            lines, words, product.multiplied_dtype, x, column, sums, product.lanes, product.uses_bf16_pairs
-        )
+        kind = product.multiplied_dtype
+        given = [[word.bits("f32")] if kind == "f32" else _numbers(product, word) for word in words]
+        return step_sums(given, x, column, sums)
     int8 = product.int8_rows
-    parts = [unpack_int8(lines, int8, each) if int8.values == product.values_per_word else [each] for each in words]
-    at = lines.let(f"arith.divui {column}, {lines.index(int8.values)} : index")
-    return panel_sums(lines, int8, parts, Named("x", product.x_type), rows, at, sums)
+    given = [unpacked(int8, each) if int8.values == product.values_per_word else [each] for each in words]
+    return panel_sums(int8, given, x.memory, x.rows, column // int8.values, sums)
 
 
-def _places(lines: Lines, product: ManyRows) -> list[tuple[str, str]]:
+def _numbers(product: ManyRows, word: Value) -> list[Value]:
+    return [word.bits("bf16")] if product.uses_bf16_pairs else half_floats(word)
+
+
+def _places(product: ManyRows, given: dict[str, Value]) -> list[tuple[Value, Value]]:
     """Return panel and column of each vector of words."""
     if product.vectors_per_tile * product.lanes == PANEL_PAIR:
         columns = range(0, PANEL, product.lanes)
-        return [(panel, lines.index(column)) for panel in ("%first", "%second") for column in columns]
-    half = lines.index(PANEL)
-    inside = lines.let(f"arith.remui %at, {half} : index")
-    second = lines.let(f"arith.cmpi uge, %at, {half} : index")
-    panel = lines.let(f"arith.select {second}, %second, %first : index")
-    columns = range(0, product.vectors_per_tile * product.lanes, product.lanes)
-    return [(panel, lines.let(f"arith.addi {inside}, {lines.index(column)} : index")) for column in columns]
+        return [(panel, index(column)) for panel in (given["first"], given["second"]) for column in columns]
+    inside = given["at"] % PANEL
+    panel = given["at"].below(PANEL).choose(given["first"], given["second"])
+    return [(panel, inside + i * product.lanes) for i in range(product.vectors_per_tile)]
 
 
-def _kept(lines: Lines, product: ManyRows, found: list[str]) -> None:
-    """sums[slot + row, at + columns] = found, or += found."""
-    lanes, kind = product.lanes, product.sum_kind
-    add = "arith.addi" if product.w8a8 else "arith.addf"
-    slots = [lines.let(f"arith.addi %slot, {lines.index(i)} : index") for i in range(TILE_ROWS)]
-    columns = [lines.let(f"arith.addi %at, {lines.index(i * lanes)} : index") for i in range(product.vectors_per_tile)]
-    places = [f"{slot}, {column}" for slot in slots for column in columns]
-    lines.emit("scf.if %later {")
-    for place, value in zip(places, found, strict=True):
-        before = lines.load("%sums", place, product.sums_type, lanes, kind)
-        joined = lines.let(f"{add} {before}, {value} : {vector(lanes, kind)}")
-        lines.store(joined, "%sums", place, product.sums_type, lanes, kind)
-    lines.emit("} else {")
-    for place, value in zip(places, found, strict=True):
-        lines.store(value, "%sums", place, product.sums_type, lanes, kind)
-    lines.emit("}")
+class Found(NamedTuple):
+    """A vector of a row's results: the weight's column with which it begins, its numbers, and which of these the weight
+    has (None: all)."""
+
+    column: Value
+    value: Value
+    mask: Value | None
 
 
-def pair_sums(lines: Lines, product: ManyRows, row: str, kept: str) -> list[tuple[str, str]]:
-    """A row's sums of one pair of panels, scaled and with their bias: each vector's first column, and the vector."""
-    scale = row_scale(lines, product.int8_rows, Named("x", product.x_type), row) if product.w8a8 else None
-    start = lines.let(f"arith.muli %pair, {lines.index(PANEL if product.panel_distance else PANEL_PAIR)} : index")
+def pair_sums(product: ManyRows, done: Done) -> list[Found]:
+    """Return a row's sums of one pair of panels, scaled and with their bias."""
+    weights = [done.given[each.name] for each in weight_names(product)]
+    scale = row_scale(product.int8_rows, done.given["x"], done.row) if product.w8a8 else None
+    start = done.pair * (PANEL if product.panel_distance else PANEL_PAIR)
     found = []
     for at in range(0, PANEL_PAIR, product.lanes):
         offset = at if not product.panel_distance or at < PANEL else at - PANEL + product.panel_distance * PANEL
-        column = lines.let(f"arith.addi {start}, {lines.index(offset)} : index")
-        sums = lines.load("%sums", f"{kept}, {lines.index(at)}", product.sums_type, product.lanes, product.sum_kind)
-        found.append((column, finished(lines, product, sums, column, scale)))
+        column = start + offset
+        mask = columns_there(product, column, PANEL_PAIR)
+        sums = done.sums.load(product.lanes, done.kept, at)
+        found.append(Found(column, finished(product, weights, sums, column, mask, scale), mask))
     return found
 
 
-def store_sums(lines: Lines, product: ManyRows, row: str, kept: str) -> None:
-    """`Finish`: out[row, columns] = the sums, rounded to the type of `out`."""
-    for column, value in pair_sums(lines, product, row, kept):
-        rounded = lines.truncate(value, product.lanes, product.out_dtype)
-        lines.store(rounded, "%out", f"{row}, {column}", product.out_type, product.lanes, product.out_dtype)
+def store_sums(product: ManyRows, done: Done) -> None:
+    """`Finish`: out[row, columns] = the sums, rounded to the type of `out`; of a list less the skipped columns."""
+    for column, value, mask in pair_sums(product, done):
+        place = column - done.given["skipped_columns"] if product.listed else column + product.first_column
+        done.given["out"].store(value.to(product.out_dtype), done.row, place, mask=mask)
 
 
-def store_listed(lines: Lines, product: ManyRows, row: str, kept: str) -> None:
-    """`Finish`: out[row, columns less the skipped ones] = the sums, rounded to the type of `out`."""
-    for column, value in pair_sums(lines, product, row, kept):
-        place = lines.let(f"arith.subi {column}, %skipped_columns : index")
-        rounded = lines.truncate(value, product.lanes, product.out_dtype)
-        lines.store(rounded, "%out", f"{row}, {place}", product.out_type, product.lanes, product.out_dtype)
-
-
-def add_sums(lines: Lines, product: ManyRows, row: str, kept: str) -> None:
+def add_sums(product: ManyRows, done: Done) -> None:
     """`Finish`: out[row, columns] += the sums; `out` is float32."""
-    for column, value in pair_sums(lines, product, row, kept):
-        before = lines.load("%out", f"{row}, {column}", product.out_type, product.lanes, "f32")
-        value = lines.let(f"arith.addf {before}, {value} : {vector(product.lanes)}")
-        lines.store(value, "%out", f"{row}, {column}", product.out_type, product.lanes)
+    out = done.given["out"]
+    for column, value, mask in pair_sums(product, done):
+        out.store(out.load(product.lanes, done.row, column, mask=mask) + value, done.row, column, mask=mask)

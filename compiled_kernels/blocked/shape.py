@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from compiled_kernels.blocked.layout import PANEL, PANEL_PAIR
+from compiled_kernels.linear.matrix_format import WORDS, Words
 from compiled_kernels.linear_w8a8.mlir_rows import Int8Rows
 from compiled_kernels.mlir_text import SIZE_BOUND, Target, memref
 
 VALUES_PER_WORD = {"f32": 1, "bf16": 2, "i8": 4, "i4": 8, "f4": 8}  # of a weight, in a word
+FP4_VALUES = tuple(sign * value for sign in (1.0, -1.0) for value in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0))
 TILE_ROWS = 6  # tokens whose sums are in registers at once: 6 x 4 vectors of 32 registers, 6 x 2 of 16
 MAX_K_BLOCK = (
     320  # of the width, walked in one go: a pair of panels of bfloat16 that long fills a cache of the first level
 )
+UNIT = 32  # columns of codes in words that are read together: a word of the narrowest plane
 
 
 @dataclass(frozen=True)
 class Panels:
     """x [rows, width] of type `x_dtype` (f32 or bf16) times a weight [out, width] in panels, of `weight_dtype` f32,
-    bf16 or i8 (one scale a column); or with a scale for each `quant_group` along the width, i8, i4 or f4 (see
-    linear/mlir_codes.py): scales are float16, those of f4 exponents e8m0, and a code times its scale is float32.
+    bf16 or i8 (one scale a column), or a format in words (see linear/planes.py); of experts also with a scale for each
+    `quant_group` along the width, i8, i4 or f4 (scales are float16, those of f4 exponents e8m0).
 
-    Sums are of blocks of `k_block` along the width, each begun at zero and added to those before it: the order in
-    which a row's products are added up is the same for every number of rows and threads. With `w8a8` x comes as rows
-    of INT8 (made of numbers of type `x`) and is multiplied as such with a weight of i8.
+    Sums are of runs of the width, each begun at zero and added to those before it, times its scale where it has one:
+    the order in which a row's products are added up is the same for every number of rows and threads. With `w8a8` x
+    comes as rows of INT8 (made of numbers of type `x`) and is multiplied as such with a weight of i8.
     """
 
     name: str
@@ -37,6 +41,20 @@ class Panels:
     quant_group: int = field(default=0, kw_only=True)
 
     @property
+    def words(self) -> Words | None:
+        """Return how words hold codes of several planes; None for numbers and codes that fill bytes or half bytes."""
+        return WORDS.get(self.weight_dtype)
+
+    @property
+    def group(self) -> int:
+        """Return the columns that share a scale; 0 where there is none, or one for a whole row."""
+        return self.words.group if self.words else self.quant_group
+
+    @property
+    def has_minima(self) -> bool:
+        return self.words is not None and self.words.minima
+
+    @property
     def int8_rows(self) -> Int8Rows:
         """Return the layout of quantized x with `w8a8`."""
         return Int8Rows(self.in_features, self.x_dtype, self.target, panels=True)
@@ -47,9 +65,9 @@ class Panels:
 
     @property
     def uses_bf16_pairs(self) -> bool:
-        """Tell whether sums are dot products of bfloat16 pairs; they are of float32 otherwise."""
-        fits = self.weight_dtype != "f32" and not self.w8a8 and not self.quant_group
-        return self.target.has_bf16_dot and self.x_dtype == "bf16" and fits
+        """Tell whether sums are dot products of bfloat16 pairs, which hold every code; they are of float32
+        otherwise."""
+        return self.target.has_bf16_dot and self.x_dtype == "bf16" and self.weight_dtype != "f32" and not self.w8a8
 
     @property
     def lanes(self) -> int:
@@ -64,36 +82,53 @@ class Panels:
 
     @property
     def values_per_word(self) -> int:
-        """Return the values of the weight in a word."""
-        return VALUES_PER_WORD[self.weight_dtype]
+        """Return the values of the weight in a word (of several planes: in the words of a unit, on average)."""
+        return 32 // self.words.bits if self.words else VALUES_PER_WORD[self.weight_dtype]
+
+    @property
+    def unit(self) -> int:
+        """Return the columns that are read together."""
+        return UNIT if self.words else self.values_per_word
+
+    @property
+    def run(self) -> int:
+        """Return the columns whose products are summed apart."""
+        return max(self.unit, self.group) if self.group else self.k_block
 
     @property
     def k_block(self) -> int:
-        """Return how much of the width is summed before it joins the sums of what came before."""
+        """Return how much of the width is walked before the next rows are: whole groups."""
+        whole = math.lcm(32, self.group or 1)
         blocks = -(-self.in_features // MAX_K_BLOCK)
-        return -(-self.in_features // (blocks * 32)) * 32
+        return -(-self.in_features // (blocks * whole)) * whole
+
+    @property
+    def panels(self) -> int:
+        """Return the panels of the weight, which come in pairs: columns beyond its last one are zeros."""
+        return 2 * -(-self.out_features // PANEL_PAIR)
+
+    @property
+    def row_words(self) -> int:
+        """Return the words of a row of the weight."""
+        return self.words.row_words(self.in_features) if self.words else self.in_features // self.values_per_word
 
     @property
     def weight_types(self) -> tuple[str, ...]:
-        """Return the memref types of the weight's words, of its scales and of its bias, as far as there are such."""
+        """Return the memref types of the weight's words, of its scales, minima and bias, as far as there are such."""
         scales = (memref((self.out_features,), "f32"),) if self.weight_dtype == "i8" else ()
-        if self.quant_group:
-            groups = self.out_features // PANEL, self.in_features // self.quant_group, PANEL
-            scales = (memref(groups, "i8" if self.weight_dtype == "f4" else "f16"),)
+        if self.group:
+            columns = self.words.scale_columns if self.words else self.group
+            kind = memref((self.panels, self.in_features // columns, PANEL), "i8" if self.weight_dtype == "f4" else "f16")
+            scales = (kind, kind) if self.has_minima else (kind,)
         bias = (memref((self.out_features,), self.x_dtype),) if self.bias else ()
-        return (
-            memref((self.out_features // PANEL, self.in_features // self.values_per_word, PANEL), "i32"),
-            *scales,
-            *bias,
-        )
+        return (memref((self.panels, self.row_words, PANEL), "i32"), *scales, *bias)
 
     def __post_init__(self) -> None:
         if self.w8a8 and self.weight_dtype != "i8":
             raise ValueError(f"{self.name}: rows of INT8 are multiplied with weights of i8, not of {self.weight_dtype}")
-        if self.out_features % PANEL_PAIR or self.in_features % (2 * self.values_per_word):
-            raise ValueError(
-                f"{self.name}: {self.out_features} x {self.in_features} {self.weight_dtype} is not for panels"
-            )
+        whole = self.words.block if self.words else 2 * self.values_per_word
+        if self.in_features % whole:
+            raise ValueError(f"{self.name}: a width of {self.in_features} {self.weight_dtype} is not for panels")
         if self.quant_group and (self.in_features % self.quant_group or self.quant_group % self.values_per_word):
             raise ValueError(f"{self.name}: groups of {self.quant_group} are not whole words of {self.in_features}")
         if self.weight_dtype in ("i4", "f4") and not self.quant_group:

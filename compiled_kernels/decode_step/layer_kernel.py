@@ -90,8 +90,7 @@ class LayerKernel:
     @property
     def expert_dtype(self) -> str:
         """Return the type of what experts multiply: bfloat16 where sums are of pairs of such, float32 otherwise."""
-        in_groups = self.shape.gate_up.quant_group or self.shape.down.quant_group
-        return self.step.dtype if self.step.target.has_bf16_dot and not in_groups else "f32"
+        return self.step.dtype if self.step.target.has_bf16_dot else "f32"
 
     @property
     def rows_per_token(self) -> int:

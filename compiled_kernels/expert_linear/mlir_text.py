@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from compiled_kernels.blocked.few import FewRows, panel_rows
+from compiled_kernels.blocked.few import FewRows, Operands, panel_rows, weight_names
 from compiled_kernels.blocked.layout import PANEL, PANEL_PAIR
-from compiled_kernels.blocked.many import ORDER_TYPE, ManyRows, listed_arguments, many_text, store_listed
-from compiled_kernels.blocked.registers import InputRows
+from compiled_kernels.blocked.many import ORDER_TYPE, ManyRows, listed_arguments, many_text, store_sums
 from compiled_kernels.blocked.shape import TILE_ROWS, rows_type
-from compiled_kernels.mlir_text import SIZE_BOUND, THREADS, Lines, Named, Target, call, declare_arguments, memref
+from compiled_kernels.builder.functions import function, loop, text_of, when
+from compiled_kernels.builder.values import Value, index
+from compiled_kernels.mlir_text import SIZE_BOUND, THREADS, Named, Target, call, declare_arguments, memref
 
 LAST_TILES = (1, 2, 4, TILE_ROWS)  # rows of an expert's last tile, each with code of its own
 
@@ -29,7 +30,6 @@ class ListedRows(FewRows):
     """A product of rows that a list names (see `listed_arguments`), with some panels of a stack of weights. `columns` are those
     of one weight; row i of out is made of row i // `reads` of x. `rows` are those of out."""
 
-    columns: int = 0
     reads: int = 1
 
     @property
@@ -123,7 +123,7 @@ def expert_text(product: ExpertProduct) -> str:
   {call(f"{product.name}_experts", _walked(product))}
   return
 }}"""
-    texts = THREADS, sort_text(product.name, product.experts), few_text(few), many_text(many, store_listed)
+    texts = THREADS, sort_text(product.name, product.experts), few_text(few), many_text(many, store_sums)
     return "\n".join((*texts, _experts_text(product), entry))
 
 
@@ -223,46 +223,30 @@ def sort_text(name: str, experts: int, order: str = ORDER_TYPE) -> str:
 
 
 def few_text(product: ListedRows) -> str:
-    """Emit @name(see `arguments`): rows `begin` to `end` of the list, panel by panel: tiles of `TILE_ROWS`, then one
+    """Return @name(see `arguments`): rows `begin` to `end` of the list, panel by panel: tiles of `TILE_ROWS`, then one
     of what is left, where the last row may be computed more than once."""
-    lines = Lines()
-    tile, one = lines.index(TILE_ROWS), lines.index(1)
-    count = lines.let("arith.subi %end, %begin : index")
-    left = lines.let(f"arith.remui {count}, {tile} : index")
-    whole = lines.let(f"arith.subi %end, {left} : index")
-    last = lines.let(f"arith.subi %end, {one} : index")
-    pair = lines.index(PANEL_PAIR)
-    columns = [lines.let(f"arith.muli {each}, {pair} : index") for each in ("%first_pair", "%pair_end")]
-    lines.emit(f"scf.for %o = {columns[0]} to {columns[1]} step {lines.index(PANEL)} {{")
-    panel = lines.let(f"arith.divui %o, {lines.index(PANEL)} : index")
-    column = lines.let("arith.subi %o, %skipped_columns : index")
-    lines.emit(f"scf.for %t = %begin to {whole} step {tile} {{")
-    _tile(
-        lines, product, panel, column, [lines.let(f"arith.addi %t, {lines.index(i)} : index") for i in range(TILE_ROWS)]
-    )
-    lines.emit("}")
-    fewer = 0
-    for size in LAST_TILES:
-        over, within = (
-            lines.let(f"arith.cmpi {how}, {left}, {lines.index(bound)} : index")
-            for how, bound in (("ugt", fewer), ("ule", size))
-        )
-        lines.emit(f"scf.if {lines.let(f'arith.andi {over}, {within} : i1')} {{")
-        places = [lines.let(f"arith.addi {whole}, {lines.index(i)} : index") for i in range(size)]
-        _tile(lines, product, panel, column, [lines.let(f"arith.minui {place}, {last} : index") for place in places])
-        lines.emit("}")
-        fewer = size
-    lines.emit("}")
-    head = f"func.func private @{product.name}({declare_arguments(product.arguments)})"
-    return f"{head} attributes {{no_inline}} {{\n{lines.text()}\nreturn\n}}"
+    return text_of(lambda: few(product))
 
 
-def _tile(lines: Lines, product: ListedRows, panel: str, column: str, places: list[str]) -> None:
-    """Emit the rows at these places of the list times a panel."""
-    rows = [lines.index_of(f"%order[{place}]", product.order_type) for place in places]
-    read = (
-        rows
-        if product.reads == 1
-        else [lines.let(f"arith.divui {row}, {lines.index(product.reads)} : index") for row in rows]
-    )
-    panel_rows(lines, product, InputRows("%x", product.x_type, product.x_dtype, read), panel, rows, column)
+def few(product: ListedRows) -> None:
+    with function(product.name, product.arguments, inline=False) as given:
+        begin, end = given["begin"], given["end"]
+        left = (end - begin) % TILE_ROWS
+        whole, last = end - left, end - 1
+        columns = [given[name] * PANEL_PAIR for name in ("first_pair", "pair_end")]
+        operands = Operands(given["x"], [given[each.name] for each in weight_names(product)], given["out"])
+
+        def tile(column: Value, places: list[Value]) -> None:
+            """Make the rows at these places of the list times a panel."""
+            rows = [given["order"][place].to("index") for place in places]
+            read = rows if product.reads == 1 else [row // product.reads for row in rows]
+            panel_rows(product, operands, column, read, rows, column - given["skipped_columns"])
+
+        with loop(*columns, PANEL) as panel:
+            with loop(begin, whole, TILE_ROWS) as turn:
+                tile(panel.index, [turn.index + i for i in range(TILE_ROWS)])
+            fewer = 0
+            for size in LAST_TILES:
+                with when(index(fewer).below(left) & left.below(size + 1)):
+                    tile(panel.index, [(whole + i).least(last) for i in range(size)])
+                fewer = size

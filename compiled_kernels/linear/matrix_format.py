@@ -1,16 +1,113 @@
-"""The ways in which a matrix is stored: dense, or as codes of few bits with scales, and minima where there are such."""
+"""The ways in which a matrix is stored: dense, or as codes of few bits with scales, and minima where there are such.
+
+Formats of GGUF files are words of 32 bits (see linear/planes.py), described by the table `WORDS`.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 
-Codes = Literal["dense", "int8", "int4", "fp8"]
+Codes = Literal[
+    "dense", "int8", "int4", "fp8",
+    "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k",
+]  # fmt: skip
 CODE_DTYPES = {"int8": torch.int8, "int4": torch.uint8, "fp8": torch.float8_e4m3fn}
 SCALE_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+WORD_BITS = 32
+
+
+@dataclass(frozen=True)
+class SubScales:
+    """Integers that multiply a block's scale and minimum, one a group, in words behind the block's codes.
+
+    Args:
+        words: words of a block that hold them.
+        scale: pairs (bits, first bit) whose fields make up a number, its lowest bits first: that of group g stands at
+            first bit + bits * g, counted through the words.
+        minimum: likewise; empty where there are no minima.
+        offset: what is subtracted of a scale.
+        sign_bit: a bit of a scale that is inverted before, for two's complement.
+    """
+
+    words: int
+    scale: tuple[tuple[int, int], ...]
+    minimum: tuple[tuple[int, int], ...] = ()
+    offset: int = 0
+    sign_bit: int = 0
+
+    @property
+    def largest(self) -> int:
+        """Return the largest number that multiplies a scale."""
+        return (1 << sum(bits for bits, _ in self.scale)) - 1 - self.offset
+
+
+@dataclass(frozen=True)
+class Words:
+    """Describe a block of a row as words: the planes of its codes, the widest first, then its sub-scales.
+
+    Args:
+        planes: bits of each plane; the first has the lowest bits of a code.
+        block: columns.
+        group: columns that share a scale.
+        offset: what is subtracted of a code.
+        sign_bit: a bit of a code that is inverted before, for two's complement.
+        values: the numbers that codes mean, in place of an offset.
+        minima: there are minima: added, and beside sub-scales subtracted.
+        sub_scales: of blocks with scales of two levels.
+    """
+
+    planes: tuple[int, ...]
+    block: int = 32
+    group: int = 32
+    offset: int = 0
+    sign_bit: int = 0
+    values: tuple[int, ...] = ()
+    minima: bool = False
+    sub_scales: SubScales | None = None
+
+    @property
+    def bits(self) -> int:
+        return sum(self.planes)
+
+    @property
+    def plane_words(self) -> int:
+        """Return the words of a block that hold codes."""
+        return self.bits * self.block // WORD_BITS
+
+    @property
+    def words(self) -> int:
+        """Return the words of a block."""
+        return self.plane_words + (self.sub_scales.words if self.sub_scales else 0)
+
+    def row_words(self, columns: int) -> int:
+        """Return the words of a row of so many columns, a multiple of the block's."""
+        return columns // self.block * self.words
+
+    @property
+    def scale_columns(self) -> int:
+        """Return the columns that share a number of the tensor of scales."""
+        return self.block if self.sub_scales else self.group
+
+
+IQ4_NL_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+SIX_BITS = SubScales(3, ((4, 0), (2, 64)), ((4, 32), (2, 80)))
+WORDS: dict[str, Words] = {
+    "q4_0": Words((4,), offset=8),
+    "q4_1": Words((4,), minima=True),
+    "q5_0": Words((4, 1), offset=16),
+    "q5_1": Words((4, 1), minima=True),
+    "q8_0": Words((8,), offset=128, sign_bit=128),
+    "iq4_nl": Words((4,), values=IQ4_NL_VALUES),
+    "q2_k": Words((2,), 256, 16, minima=True, sub_scales=SubScales(4, ((4, 0),), ((4, 64),))),
+    "q3_k": Words((2, 1), 256, 16, offset=4, sub_scales=SubScales(3, ((4, 0), (2, 64)), offset=32)),
+    "q4_k": Words((4,), 256, minima=True, sub_scales=SIX_BITS),
+    "q5_k": Words((4, 1), 256, minima=True, sub_scales=SIX_BITS),
+    "q6_k": Words((4, 2), 256, 16, offset=32, sub_scales=SubScales(4, ((8, 0),), offset=128, sign_bit=128)),
+}
 
 
 @dataclass(frozen=True)
@@ -19,7 +116,7 @@ class MatrixFormat:
 
     Args:
         codes: `dense`: in the model's type. `int8`: -128..127. `int4`: -8..7, beside minima 0..15; two a byte (see
-            `pack_int4`). `fp8`: float8_e4m3fn, without NaN.
+            `pack_int4`). `fp8`: float8_e4m3fn, without NaN. Others: words, as `WORDS` says (see `MatrixFormat.named`).
         group: columns that share a scale and a minimum; of the last group fewer may be left. 0 is a whole row.
         scales: their type: [out, group], of whole rows float32 [out].
         minima: their type, [out, group]; None where there are none.
@@ -31,6 +128,9 @@ class MatrixFormat:
     minima: torch.dtype | None = None
 
     def __post_init__(self) -> None:
+        words = self.words
+        if words is not None and (self.group, self.minima is not None) != (words.group, words.minima):
+            raise ValueError(f"{self} has groups of {words.group} {'with' if words.minima else 'without'} minima")
         by_row = not self.group
         if by_row and (self.codes == "int4" or self.minima is not None or self.scales != torch.float32):
             raise ValueError(f"{self}: a scale for a whole row is float32, of int8 or fp8, without a minimum")
@@ -39,9 +139,22 @@ class MatrixFormat:
         if self.codes == "fp8" and self.minima is not None:
             raise ValueError(f"{self}: there are no minima beside fp8")
 
+    @classmethod
+    def named(cls, name: str) -> MatrixFormat:
+        """Return the format of a name of `WORDS`; its scales are float16, as are its minima."""
+        words = WORDS[name]
+        return cls(cast(Codes, name), words.group, torch.float16, torch.float16 if words.minima else None)
+
     def __str__(self) -> str:
+        if self.words is not None:
+            return self.codes
         words = [self.codes, *([f"by {self.group}"] if self.group else [])]
         return " ".join([*words, *(["with minima"] if self.minima is not None else [])])
+
+    @property
+    def words(self) -> Words | None:
+        """Return how words hold the matrix; None where it is no matrix in words."""
+        return WORDS.get(self.codes)
 
     @property
     def is_dense(self) -> bool:
@@ -57,9 +170,13 @@ class MatrixFormat:
 
     def storage(self, rows: int, columns: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """Return shapes and types of codes, scales and minima, as far as there are such, of a matrix in few bits."""
-        groups = (rows, self.num_groups(columns)) if self.group else (rows,)
-        width = columns // 2 if self.codes == "int4" else columns
-        found = {"weight": ((rows, width), CODE_DTYPES[self.codes]), "scales": (groups, self.scales)}
+        if (words := self.words) is not None:
+            groups, width = (rows, columns // words.scale_columns), columns // words.block * words.words
+        else:
+            groups = (rows, self.num_groups(columns)) if self.group else (rows,)
+            width = columns // 2 if self.codes == "int4" else columns
+        dtype = CODE_DTYPES.get(self.codes, torch.int32)
+        found = {"weight": ((rows, width), dtype), "scales": (groups, self.scales)}
         return found if self.minima is None else {**found, "minima": (groups, self.minima)}
 
     def nbytes(self, rows: int, columns: int) -> int:
@@ -70,6 +187,8 @@ class MatrixFormat:
         """Return why a matrix of so many columns cannot be stored so; None where it can."""
         if self.codes == "int4" and columns % self.group:
             return f"INT4 groups of {self.group} do not divide"
+        if self.words is not None and columns % self.words.block:
+            return f"blocks of {self.words.block} ({self}) do not divide"
         return None
 
 

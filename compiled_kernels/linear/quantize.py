@@ -13,6 +13,7 @@ from jaxtyping import Float, Int8, UInt8
 from torch import Tensor
 
 from compiled_kernels.linear.matrix_format import INT8_MATRIX, MatrixFormat
+from compiled_kernels.linear.words import dequantize_words, quantize_words
 
 
 def quantize_int8(weight: Float[Tensor, "out width"]) -> tuple[Int8[Tensor, "out width"], Float[Tensor, " out"]]:
@@ -50,6 +51,10 @@ def quantize_matrix(weight: Float[Tensor, "out width"], format: MatrixFormat) ->
     a group's least to its largest number (without minima: to its largest either way), rounded to their type."""
     if format == INT8_MATRIX:
         return quantize_int8(weight)
+    if format.words is not None:
+        if problem := format.problem(weight.shape[1]):
+            raise ValueError(f"{problem} {weight.shape[1]} columns")
+        return quantize_words(weight, format.words)
     if format.codes == "int4" and format.scales == torch.float16 and format.minima is None:
         return quantize_int4(weight, format.group)
     rows, columns = weight.shape
@@ -79,6 +84,8 @@ def dequantize_matrix(
     """Return `codes * scales + minima` in float32; in float64 with scales of float64."""
     if format == INT8_MATRIX:
         return dequantize_int8(codes, scales)
+    if format.words is not None:
+        return dequantize_words(format.words, codes, scales, minima)
     group = format.group or codes.shape[1]
     return dequantize_grouped(codes, scales if format.group else scales[:, None], minima, group)
 

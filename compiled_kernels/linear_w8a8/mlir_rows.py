@@ -15,7 +15,6 @@ its even and its odd bytes are two pairs, and a row's words are in that order to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from compiled_kernels.mlir_text import Lines, Named, Target, declare_arguments, largest_divisor, memref, number, vector
@@ -128,18 +127,6 @@ def _packed(lines: Lines, rows: Int8Rows, value: str, lanes: int) -> tuple[str, 
     return lines.let(f"vector.bitcast {value} : {narrow} to {vector(count, 'i32')}"), count
 
 
-def unpack(lines: Lines, rows: Int8Rows, words: str) -> list[str]:
-    """A vector of a panel's words as vectors of what the words of a row are multiplied by."""
-    kind, lanes = vector(rows.lanes, "i32"), rows.lanes
-    if rows.values == 4:
-        return [lines.let(f"arith.xori {words}, {lines.constant('-2139062144', lanes, 'i32')} : {kind}")]  # 0x80808080
-    halves, eight = vector(2 * lanes, "i16"), lines.constant("8", 2 * lanes, "i16")
-    pairs = lines.let(f"vector.bitcast {words} : {kind} to {halves}")
-    even = lines.let(f"arith.shli {pairs}, {eight} : {halves}")
-    parts = (lines.let(f"arith.shrsi {each}, {eight} : {halves}") for each in (even, pairs))
-    return [lines.let(f"vector.bitcast {part} : {halves} to {kind}") for part in parts]
-
-
 def dot(lines: Lines, rows: Int8Rows, sums: str, weights: str, x: str) -> str:
     """`sums` and the products of vectors of words: of `weights` as `unpack` gives them (or, of one value a word, as
     they are), and of a row."""
@@ -151,29 +138,6 @@ def dot(lines: Lines, rows: Int8Rows, sums: str, weights: str, x: str) -> str:
     lanes = largest_divisor(rows.width, rows.lanes)
     product = lines.let(f"arith.muli {weights}, {x} : {vector(lanes, 'i32')}")
     return lines.let(f"arith.addi {sums}, {product} : {vector(lanes, 'i32')}")
-
-
-def panel_sums(
-    lines: Lines,
-    rows: Int8Rows,
-    parts: Sequence[Sequence[str]],
-    x: Named,
-    names: Sequence[str],
-    at: str,
-    sums: Sequence[str],
-) -> list[str]:
-    """`sums` (of row 0 for each vector of words, of row 1, ...) moved on by vectors of a panel's words, side by side and
-    unpacked into `parts`; each row's words are those from `at` on."""  # fmt: skip
-    sums, kind = list(sums), vector(rows.lanes, "i32")
-    places = [at, *(lines.let(f"arith.addi {at}, {lines.index(i)} : index") for i in range(1, len(parts[0])))]
-    for row, name in enumerate(names):
-        for part, place in enumerate(places):
-            word = lines.let(f"memref.load %{x.name}[{name}, {place}] : {x.type}")
-            factor = lines.let(f"vector.broadcast {word} : i32 to {kind}")
-            for i, weight in enumerate(parts):
-                here = row * len(parts) + i
-                sums[here] = dot(lines, rows, sums[here], weight[part], factor)
-    return sums
 
 
 def row_scale(lines: Lines, rows: Int8Rows, x: Named, row: str) -> tuple[str, str]:

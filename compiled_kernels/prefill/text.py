@@ -10,9 +10,19 @@ product finds in the nearest caches what the last one left there.
 from __future__ import annotations
 
 from compiled_kernels.blocked.layout import PANEL
-from compiled_kernels.blocked.many import EVEN_RUNS, MAX_RUN_ROWS, ManyRows, add_sums, many_text, pair_sums, store_sums
+from compiled_kernels.blocked.many import (
+    EVEN_RUNS,
+    MAX_RUN_ROWS,
+    Done,
+    ManyRows,
+    add_sums,
+    many_text,
+    pair_sums,
+    store_sums,
+)
 from compiled_kernels.blocked.shape import TILE_ROWS
-from compiled_kernels.decode_step.elementwise import norm_range_text, silu
+from compiled_kernels.builder.vectors import silu
+from compiled_kernels.decode_step.elementwise import norm_range_text
 from compiled_kernels.decode_step.layer_kernel import quantizers, taken, weight_arguments_of
 from compiled_kernels.decode_step.rotary import rotary_head
 from compiled_kernels.mlir_text import (
@@ -23,7 +33,6 @@ from compiled_kernels.mlir_text import (
     call,
     declare_arguments,
     largest_divisor,
-    vector,
 )
 from compiled_kernels.prefill.shape import BlockShape
 
@@ -155,17 +164,14 @@ return
 }}"""
 
 
-def _gated(lines: Lines, product: ManyRows, row: str, kept: str) -> None:
+def _gated(product: ManyRows, done: Done) -> None:
     """`Finish`: out[row, columns] = silu(gate) * up, rounded to what enters the next product. A pair of panels is one
     of the gate and one of up."""
-    found = pair_sums(lines, product, row, kept)
+    found = pair_sums(product, done)
     gate, up = found[: len(found) // 2], found[len(found) // 2 :]
     assert len(gate) * product.lanes == PANEL
-    for (column, value), (_, beside) in zip(gate, up, strict=True):
-        value = silu(lines, value, product.lanes)
-        value = lines.let(f"arith.mulf {value}, {beside} : {vector(product.lanes)}")
-        rounded = lines.truncate(value, product.lanes, product.out_dtype)
-        lines.store(rounded, "%out", f"{row}, {column}", product.out_type, product.lanes, product.out_dtype)
+    for (column, value, _), (_, beside, _) in zip(gate, up, strict=True):
+        done.given["out"].store((silu(value) * beside).to(product.out_dtype), done.row, column)
 
 
 def _widen(shape: BlockShape) -> str:

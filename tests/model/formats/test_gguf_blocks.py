@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.thorough import tries
 from workbench.model.formats.gguf import blocks as gguf_blocks
-from workbench.model.formats.gguf.blocks import BLOCK_TYPES, UNREAD_TYPES, BlockType, dequantize_blocks
+from workbench.model.formats.gguf.blocks import BLOCK_TYPES, UNREAD_TYPES, BlockType, dequantize_blocks, matrix_in_words
 
 gguf = pytest.importorskip("gguf", reason="the yardstick: pip install gguf")
 
@@ -43,6 +43,18 @@ def test_any_bytes_are_what_the_package_reads(type: BlockType, data: st.DataObje
 def test_many_random_blocks(type: BlockType) -> None:
     stored = np.random.default_rng(0).integers(0, 256, 4096 * type.bytes, dtype=np.uint8)
     assert_same_bits(dequantize_blocks(type, torch.from_numpy(stored)), reference(type, stored))
+
+
+@pytest.mark.parametrize("type", [type for type in BLOCK_TYPES.values() if type.format], ids=lambda type: type.name)
+def test_words_are_the_files_bits_in_another_order(type: BlockType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many bytes, and each bit of a block is one bit of its words or scales: of blocks with one bit set each."""
+    count = 8 * type.bytes
+    stored = np.packbits(np.eye(count, dtype=np.uint8), axis=1, bitorder="little")
+    monkeypatch.setattr(gguf_blocks, "CHUNK_BYTES", 7 * type.bytes)
+    parts = [part.view(torch.uint8).numpy() for part in matrix_in_words(type, torch.from_numpy(stored.ravel()), count)]
+    bits = np.unpackbits(np.concatenate(parts, axis=1), axis=1)
+    assert bits.shape == (count, count)
+    assert (bits.sum(0) == 1).all() and (bits.sum(1) == 1).all()
 
 
 def test_every_exponent_of_mxfp4() -> None:

@@ -1,194 +1,203 @@
-"""Blocks of GGUF tensors as numbers: each type's size, and its dequantization in float32.
+"""Blocks of GGUF tensors: each type's size, their words and scales (see compiled_kernels/linear/planes.py), and their
+numbers.
 
-Layouts: ggml-common.h of llama.cpp. Every result equals `gguf.dequantize` bit for bit; a NaN stays one.
+Layouts: ggml-common.h of llama.cpp. The numbers equal `gguf.dequantize` bit for bit; a NaN stays one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from compiled_kernels.expert_linear.packed import E2M1
+from compiled_kernels.linear.matrix_format import MatrixFormat
+from compiled_kernels.linear.planes import BYTE_OF_COLUMN
+from compiled_kernels.linear.quantize import dequantize_matrix
+from workbench.model.by_rows import empty_pages
 
-CHUNK_VALUES = 1 << 22  # numbers dequantized at once: temporaries of some 64 MiB
+Array = np.ndarray[Any, Any]
+CHUNK_VALUES = 1 << 20  # numbers dequantized at once: temporaries of some 32 MiB
+CHUNK_BYTES = 1 << 17  # of blocks that become words at once: they and their temporaries stay in a core's cache
 E2M1_TWICE = tuple(int(2 * value) for value in E2M1)  # as ggml has them: its zeros have no sign
 
 
-def _half(blocks: Tensor, start: int) -> Tensor:
-    """Return the float16 at `start` of each block as float32, [block, 1]."""
-    return blocks[:, start : start + 2].contiguous().view(torch.float16).float()
+class Plane(NamedTuple):
+    """A plane of a block's codes: `size` bytes from byte `start` on. All lowest fields of `bits` of a run of bytes are
+    consecutive columns, then all next ones; a run of 1 is a byte with the bits of 8 columns, the lowest first."""
+
+    start: int
+    size: int
+    bits: int
+    run: int
+
+    def fill(self, blocks: Array, words: Array) -> None:
+        """Write this plane's words, uint32 [block, word], of blocks, uint8 [block, byte]."""
+        if self.run == 1:
+            places = (blocks[:, self.start + place] for place in range(self.size))
+            np.bitwise_or.reduce([WORD_OF_BITS[place].take(each) for place, each in enumerate(places)], out=words[:, 0])
+            return
+        lanes = _bytes(blocks, self.start, self.size).view(np.uint64)
+        moved = (lanes ^ lanes >> np.uint64(8)) & _in_each(0xFF00, 32)  # bytes 1 and 2 of four change places
+        lanes = (lanes ^ moved ^ moved << np.uint64(8)).reshape(len(blocks), -1, self.run // 8)
+        width, first = self.run * self.bits // 32, 0
+        for run in range(lanes.shape[1]):
+            for shift in range(0, 8, self.bits):
+                codes = lanes[:, run] >> np.uint64(shift) & _in_each((1 << self.bits) - 1, 8)
+                bits = self.bits
+                while bits < 8:  # two neighbouring words become one, with twice as many bits in each byte
+                    codes = (codes.view(np.uint64) | codes.view(np.uint64) >> np.uint64(32 - bits)).astype(np.uint32)
+                    bits *= 2
+                _copy(codes.view(np.uint32), words[:, first : first + width])
+                first += width
 
 
-def _bits(bytes: Tensor, bits: int, run: int) -> Tensor:
-    """Unpack fields of `bits`: of each run of bytes first all lowest fields, then all next ones. [block, value]"""
-    shifts = torch.arange(0, 8, bits, dtype=torch.uint8)[:, None]
-    fields = bytes.reshape(len(bytes), -1, 1, run) >> shifts & (1 << bits) - 1
-    return fields.reshape(len(bytes), -1)
+def _in_each(bits: int, width: int) -> np.uint64:
+    """Return a mask that has `bits` in every `width` bits of 64."""
+    return np.uint64(sum(bits << at for at in range(0, 64, width)))
 
 
-def _single_bits(bytes: Tensor) -> Tensor:
-    """Unpack bits, the lowest of a byte first. [block, 8 * bytes]"""
-    return (bytes[:, :, None] >> torch.arange(8, dtype=torch.uint8) & 1).flatten(1)
+def _word_of_bits() -> Array:
+    """Return what a byte with the bits of 8 columns adds to the word of 32: uint32 [byte's place, byte]."""
+    column = np.arange(32).reshape(4, 1, 8)
+    at = column // 4 + 8 * np.array(BYTE_OF_COLUMN)[column % 4]
+    return ((np.arange(256)[:, None] >> np.arange(8) & 1) << at).sum(-1).astype(np.uint32)
 
 
-def _q4_0(blocks: Tensor) -> Tensor:
-    return _half(blocks, 0) * _q4_0_codes(blocks).float()
+WORD_OF_BITS = _word_of_bits()
 
 
-def _q4_0_codes(blocks: Tensor) -> Tensor:
-    return _bits(blocks[:, 2:], 4, 16).to(torch.int8) - 8
+def _copy(rows: Array, out: Array) -> None:
+    """Copy rows of bytes as one element each, which takes a third of the time."""
+    whole = f"V{rows.shape[1] * rows.itemsize}"
+    out.view(whole)[:] = rows.view(whole)
 
 
-def _q4_1(blocks: Tensor) -> Tensor:
-    return _half(blocks, 0) * _q4_1_codes(blocks).float() + _half(blocks, 2)
+def _bytes(blocks: Array, start: int, size: int) -> Array:
+    """Return `size` bytes of each block, contiguous."""
+    return np.ascontiguousarray(blocks[:, start : start + size].view(f"V{size}")).view(np.uint8)
 
 
-def _q4_1_codes(blocks: Tensor) -> Tensor:
-    return _bits(blocks[:, 4:], 4, 16).to(torch.int8)
+def _gathered(lanes: Array, bits: int) -> Array:
+    """Return fields of `bits`, one at the low end of each byte of uint64, side by side: those of byte 0 lowest."""
+    for span in (8, 16, 32):
+        lanes = (lanes | lanes >> np.uint64(span - bits)) & _in_each((1 << 2 * bits) - 1, 2 * span)
+        bits *= 2
+    return lanes.astype(np.uint32)
 
 
-def _q5_0(blocks: Tensor) -> Tensor:
-    values = _bits(blocks[:, 6:], 4, 16) | _single_bits(blocks[:, 2:6]) << 4
-    return _half(blocks, 0) * (values.float() - 16)
+def _fill_q2_k(blocks: Array, words: Array) -> None:
+    lanes = _bytes(blocks, 0, 16).view(np.uint64)
+    words[:, :2] = _gathered(lanes & _in_each(15, 8), 4)
+    words[:, 2:] = _gathered(lanes >> np.uint64(4) & _in_each(15, 8), 4)
 
 
-def _q5_1(blocks: Tensor) -> Tensor:
-    values = _bits(blocks[:, 8:], 4, 16) | _single_bits(blocks[:, 4:8]) << 4
-    return _half(blocks, 0) * values.float() + _half(blocks, 2)
+def _fill_q3_k(blocks: Array, words: Array) -> None:
+    low = _bytes(blocks, 96, 8).view(np.uint64) >> np.array([0, 4], np.uint64)
+    high = _bytes(blocks, 104, 4).view(np.uint32).astype(np.uint64)
+    pairs = high >> np.array([0, 4], np.uint64)
+    words[:, :2] = _gathered(low & _in_each(15, 8), 4)
+    high = _gathered((pairs | pairs >> np.uint64(2) << np.uint64(32)) & _in_each(3, 8), 2)
+    words[:, 2] = high[:, 0] | high[:, 1] << np.uint32(16)
 
 
-def _q8_0(blocks: Tensor) -> Tensor:
-    return _q8_0_codes(blocks).float() * _half(blocks, 0)
+def _fill_q4_k(blocks: Array, words: Array) -> None:
+    stored = _bytes(blocks, 4, 12).view(np.uint32).astype(np.uint64)
+    first, both = stored[:, :2], stored[:, 2:] >> np.array([0, 4], np.uint64)  # of scales, and of minima
+    words[:, :2] = _gathered((first & np.uint64(0xFFFFFFFF) | both << np.uint64(32)) & _in_each(15, 8), 4)
+    upper = first >> np.uint64(4)
+    high = _gathered((upper | upper >> np.uint64(2) << np.uint64(32)) & _in_each(3, 8), 2)
+    words[:, 2] = high[:, 0] | high[:, 1] << np.uint32(16)
 
 
-def _q8_0_codes(blocks: Tensor) -> Tensor:
-    return blocks[:, 2:].contiguous().view(torch.int8)
-
-
-def _q2_k(blocks: Tensor) -> Tensor:
-    scales = blocks[:, :16]
-    scale, least = _half(blocks, 80) * (scales & 15).float(), _half(blocks, 82) * (scales >> 4).float()
-    values = _bits(blocks[:, 16:80], 2, 32).float().view(-1, 16, 16)
-    return (scale[:, :, None] * values - least[:, :, None]).flatten(1)
-
-
-def _q3_k(blocks: Tensor) -> Tensor:
-    low, high = blocks[:, 96:104], blocks[:, 104:108]
-    scales = (_bits(low, 4, 8) | _bits(high, 2, 4) << 4).float() - 32
-    missing = _bits(blocks[:, :32], 1, 32) ^ 1  # a bit that is absent lowers its value by 4
-    values = _bits(blocks[:, 32:96], 2, 32).float() - 4 * missing.float()
-    return ((_half(blocks, 108) * scales)[:, :, None] * values.view(-1, 16, 16)).flatten(1)
-
-
-def _scales_and_minima(packed: Tensor) -> tuple[Tensor, Tensor]:
-    """Unpack the 8 scales and 8 minima of 6 bits in the 12 bytes of Q4_K and Q5_K."""
-    scale, least, both = packed.split(4, dim=1)
-    scales = torch.cat([scale & 63, both & 15 | scale >> 2 & 48], dim=1)
-    return scales.float(), torch.cat([least & 63, both >> 4 | least >> 2 & 48], dim=1).float()
-
-
-def _scaled_by_32(blocks: Tensor, values: Tensor) -> Tensor:
-    scales, minima = _scales_and_minima(blocks[:, 4:16])
-    scale, least = (_half(blocks, 0) * scales)[:, :, None], (_half(blocks, 2) * minima)[:, :, None]
-    return (scale * values.float().view(-1, 8, 32) - least).flatten(1)
-
-
-def _q4_k(blocks: Tensor) -> Tensor:
-    return _scaled_by_32(blocks, _bits(blocks[:, 16:], 4, 32))
-
-
-def _q5_k(blocks: Tensor) -> Tensor:
-    return _scaled_by_32(blocks, _bits(blocks[:, 48:], 4, 32) | _bits(blocks[:, 16:48], 1, 32) << 4)
-
-
-def _q6_k(blocks: Tensor) -> Tensor:
-    values = (_bits(blocks[:, :128], 4, 64) | _bits(blocks[:, 128:192], 2, 32) << 4).float() - 32
-    scales = blocks[:, 192:208].contiguous().view(torch.int8).float()
-    return ((_half(blocks, 208) * scales)[:, :, None] * values.view(-1, 16, 16)).flatten(1)
-
-
-def _mxfp4(blocks: Tensor) -> Tensor:
-    exponent = blocks[:, :1].int()
-    # Half of 2^(exponent - 127), since the table has doubled values; the two least are subnormal.
-    scale = torch.where(exponent < 2, 0x200000 << exponent.clamp(max=1), (exponent - 1) << 23).view(torch.float32)
-    return scale * torch.tensor(E2M1_TWICE, dtype=torch.float32)[_bits(blocks[:, 1:], 4, 16).int()]
-
-
-def mxfp4_codes(data: Tensor) -> Tensor:
-    """Return the codes of MXFP4 blocks, uint8 [block, 32]."""
-    return _bits(data.view(-1, 17)[:, 1:], 4, 16)
-
-
-def mxfp4_exponents(data: Tensor) -> Tensor:
-    """Return the exponents of MXFP4 blocks plus 127, uint8 [block]."""
-    return data.view(-1, 17)[:, 0]
+def _fill_q6_k(blocks: Array, words: Array) -> None:
+    _copy(_bytes(blocks, 192, 16), words)
 
 
 @dataclass(frozen=True)
 class BlockType:
-    """A type of GGUF tensors: `values` numbers stored in `bytes` bytes."""
+    """A type of GGUF tensors: `values` numbers stored in `bytes` bytes.
+
+    Args:
+        planes: of its codes, where they are a format of `compiled_kernels.linear.matrix_format.WORDS`.
+        scales: the bytes of a block where its scale stands, and its minimum where it has one.
+        fill_sub_scales: writes the words of sub-scales.
+    """
 
     name: str
     values: int
     bytes: int
-    unpack: Callable[[Tensor], Tensor]  # uint8 [block, bytes] -> float32 [block, values]
+    planes: tuple[Plane, ...] = ()
+    scales: tuple[int, ...] = (0,)
+    fill_sub_scales: Callable[[Array, Array], None] | None = None
 
-
-def _plain(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-    return lambda blocks: blocks.contiguous().view(dtype).float()
-
-
-class GroupedType(NamedTuple):
-    """A type whose block is integers times the float16 at its start, plus the one at `minimum_at` where it has such.
-
-    Args:
-        kind: of the integers.
-        codes: blocks -> int8 [block, value]; beside minima 0 to 15.
-        minimum_at: the byte of the minimum in a block.
-    """
-
-    kind: Literal["int4", "int8"]
-    codes: Callable[[Tensor], Tensor]
-    minimum_at: int | None = None
-
-    def scales(self, blocks: Tensor) -> Tensor:
-        return _half(blocks, 0)
-
-    def minima(self, blocks: Tensor) -> Tensor | None:
-        return None if self.minimum_at is None else _half(blocks, self.minimum_at)
+    @property
+    def format(self) -> MatrixFormat | None:
+        """Return the format of matrices that are stored so; None where it is not one in words."""
+        return MatrixFormat.named(self.name.lower()) if self.planes else None
 
 
 BLOCK_TYPES: dict[int, BlockType] = {
-    0: BlockType("F32", 1, 4, _plain(torch.float32)),
-    1: BlockType("F16", 1, 2, _plain(torch.float16)),
-    2: BlockType("Q4_0", 32, 18, _q4_0),
-    3: BlockType("Q4_1", 32, 20, _q4_1),
-    6: BlockType("Q5_0", 32, 22, _q5_0),
-    7: BlockType("Q5_1", 32, 24, _q5_1),
-    8: BlockType("Q8_0", 32, 34, _q8_0),
-    10: BlockType("Q2_K", 256, 84, _q2_k),
-    11: BlockType("Q3_K", 256, 110, _q3_k),
-    12: BlockType("Q4_K", 256, 144, _q4_k),
-    13: BlockType("Q5_K", 256, 176, _q5_k),
-    14: BlockType("Q6_K", 256, 210, _q6_k),
-    30: BlockType("BF16", 1, 2, _plain(torch.bfloat16)),
-    39: BlockType("MXFP4", 32, 17, _mxfp4),
-}
-GROUPED_TYPES: dict[str, GroupedType] = {
-    "Q4_0": GroupedType("int4", _q4_0_codes),
-    "Q4_1": GroupedType("int4", _q4_1_codes, minimum_at=2),
-    "Q8_0": GroupedType("int8", _q8_0_codes),
+    0: BlockType("F32", 1, 4),
+    1: BlockType("F16", 1, 2),
+    2: BlockType("Q4_0", 32, 18, (Plane(2, 16, 4, 16),)),
+    3: BlockType("Q4_1", 32, 20, (Plane(4, 16, 4, 16),), (0, 2)),
+    6: BlockType("Q5_0", 32, 22, (Plane(6, 16, 4, 16), Plane(2, 4, 1, 1))),
+    7: BlockType("Q5_1", 32, 24, (Plane(8, 16, 4, 16), Plane(4, 4, 1, 1)), (0, 2)),
+    8: BlockType("Q8_0", 32, 34, (Plane(2, 32, 8, 32),)),
+    10: BlockType("Q2_K", 256, 84, (Plane(16, 64, 2, 32),), (80, 82), _fill_q2_k),
+    11: BlockType("Q3_K", 256, 110, (Plane(32, 64, 2, 32), Plane(0, 32, 1, 32)), (108,), _fill_q3_k),
+    12: BlockType("Q4_K", 256, 144, (Plane(16, 128, 4, 32),), (0, 2), _fill_q4_k),
+    13: BlockType("Q5_K", 256, 176, (Plane(48, 128, 4, 32), Plane(16, 32, 1, 32)), (0, 2), _fill_q4_k),
+    14: BlockType("Q6_K", 256, 210, (Plane(0, 128, 4, 64), Plane(128, 64, 2, 32)), (208,), _fill_q6_k),
+    20: BlockType("IQ4_NL", 32, 18, (Plane(2, 16, 4, 16),)),
+    30: BlockType("BF16", 1, 2),
+    39: BlockType("MXFP4", 32, 17),
 }
 PLAIN_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 UNREAD_TYPES: dict[int, str] = {
-    9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S",
+    9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S",
     22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0",
     35: "TQ2_0", 40: "NVFP4", 41: "Q1_0",
 }  # fmt: skip
+
+
+def matrix_in_words(type: BlockType, data: Tensor, rows: int) -> tuple[Tensor, ...]:
+    """Return the words, scales, and minima where there are such, of a matrix in blocks of a type that has a format.
+    They have the blocks' bits, in torch's threads.
+
+    Args:
+        type: of the blocks.
+        data: uint8 [block * type.bytes].
+        rows: of the matrix.
+    """
+    format, blocks = type.format, data.numpy().reshape(-1, type.bytes)
+    assert format is not None and format.words is not None
+    columns = len(blocks) * type.values // rows
+    stored = tuple(empty_pages(shape, dtype) for shape, dtype in format.storage(rows, columns).values())
+    words, *scales = (each.numpy().reshape(len(blocks), -1) for each in stored)
+    words, planes, step = words.view(np.uint32), format.words, CHUNK_BYTES // type.bytes
+
+    def fill(first: int) -> None:
+        chunk, out, done = blocks[first : first + step], words[first : first + step], 0
+        for plane in type.planes:
+            width = plane.bits * planes.block // 32
+            plane.fill(chunk, out[:, done : done + width])
+            done += width
+        if type.fill_sub_scales is not None:
+            type.fill_sub_scales(chunk, out[:, done:])
+        for at, each in zip(type.scales, scales, strict=True):
+            each[first : first + step] = chunk[:, at : at + 2].view(np.float16)
+
+    threads = torch.get_num_threads()
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(fill, range(0, len(blocks), step)))
+    return stored
 
 
 def dequantize_blocks(type: BlockType, data: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -204,10 +213,32 @@ def dequantize_blocks(type: BlockType, data: Tensor, dtype: torch.dtype = torch.
     """
     if type.name in PLAIN_DTYPES:
         return data.view(PLAIN_DTYPES[type.name]).to(dtype)
-    blocks = data.view(-1, type.bytes)
-    values = torch.empty(len(blocks) * type.values, dtype=dtype)
-    step = max(1, CHUNK_VALUES // type.values)
-    for start in range(0, len(blocks), step):
-        chunk = type.unpack(blocks[start : start + step])
-        values[start * type.values : start * type.values + chunk.numel()] = chunk.flatten()
+    values = torch.empty(len(data) // type.bytes * type.values, dtype=dtype)
+    parts = data.split(CHUNK_VALUES // type.values * type.bytes)
+    for chunk, out in zip(parts, values.split(CHUNK_VALUES // type.values * type.values), strict=True):
+        count = len(chunk) // type.bytes
+        found = (
+            _mxfp4(chunk.view(count, -1))
+            if type.format is None
+            else dequantize_matrix(type.format, *matrix_in_words(type, chunk, count))
+        )
+        out.copy_(found.flatten())
     return values
+
+
+def _mxfp4(blocks: Tensor) -> Tensor:
+    exponent = blocks[:, :1].int()
+    # Half of 2^(exponent - 127), since the table has doubled values; the two least are subnormal.
+    scale = torch.where(exponent < 2, 0x200000 << exponent.clamp(max=1), (exponent - 1) << 23).view(torch.float32)
+    return scale * torch.tensor(E2M1_TWICE, dtype=torch.float32)[mxfp4_codes(blocks).int()]
+
+
+def mxfp4_codes(data: Tensor) -> Tensor:
+    """Return the codes of MXFP4 blocks, uint8 [block, 32]."""
+    codes = data.view(-1, 17)[:, 1:]
+    return torch.cat([codes & 15, codes >> 4], dim=1)
+
+
+def mxfp4_exponents(data: Tensor) -> Tensor:
+    """Return the exponents of MXFP4 blocks plus 127, uint8 [block]."""
+    return data.view(-1, 17)[:, 0]

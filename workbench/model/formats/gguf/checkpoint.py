@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from compiled_kernels.expert_linear.packed import exponents
+from compiled_kernels.linear.words import unpack_codes
 from workbench.errors import WorkbenchError
-from workbench.model.formats.checkpoint import Checkpoint, QuantizedMatrix, StoredTensor
+from workbench.model.formats.checkpoint import Checkpoint, QuantizedKind, QuantizedMatrix, StoredTensor
 from workbench.model.formats.gguf.blocks import (
-    GROUPED_TYPES,
     PLAIN_DTYPES,
     dequantize_blocks,
+    matrix_in_words,
     mxfp4_codes,
     mxfp4_exponents,
 )
@@ -25,6 +26,7 @@ from workbench.model.formats.mapped import release
 from workbench.model.hf.fields import ConfigFields
 
 MAX_PARTS = 1000
+GROUPED_KINDS: dict[str, QuantizedKind] = {"Q4_0": "int4", "Q4_1": "int4", "Q8_0": "int8"}
 # Tensors that say how rotary is scaled (see gguf_rotary.py), and tables that are computed here.
 NO_PARAMETERS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 
@@ -57,23 +59,26 @@ class GGUFStoredTensor(StoredTensor):
     def quantized(self) -> QuantizedMatrix | None:
         """Return Q4_0, Q4_1 and Q8_0 as integers in groups of 32 columns, and MXFP4, bit for bit; the others' groups
         are not of one scale."""
-        if self.info.type.name not in (*GROUPED_TYPES, "MXFP4") or len(self.shape) != 2:
+        type = self.info.type
+        if type.name not in (*GROUPED_KINDS, "MXFP4") or len(self.shape) != 2:
             return None
-        data, rows, size = self._blocks(), self.shape[0], self.info.type.values
-        if self.info.type.name == "MXFP4":
+        data, rows, size = self._blocks(), self.shape[0], type.values
+        if type.name == "MXFP4":
             stored = mxfp4_exponents(data)
             if bool((stored == 255).any()):  # a number here, and none in other formats
                 return None
             codes = lambda: mxfp4_codes(data).view(self.shape)  # noqa: E731 (as below)
             return QuantizedMatrix("mxfp4", codes, exponents(stored).view(rows, -1), size)
-        type, blocks = GROUPED_TYPES[self.info.type.name], data.view(-1, self.info.type.bytes)
-        minima = type.minima(blocks)
+        words = type.format and type.format.words
+        assert words is not None
+        blocks = data.view(-1, type.bytes)
+        scales = [blocks[:, at : at + 2].contiguous().view(torch.float16).float().view(rows, -1) for at in type.scales]
+
+        def codes() -> Tensor:
+            return unpack_codes(words, matrix_in_words(type, data, rows)[0]).to(torch.int8).view(self.shape)
+
         return QuantizedMatrix(
-            type.kind,
-            lambda: type.codes(blocks).view(self.shape),
-            type.scales(blocks).view(rows, -1),
-            size,
-            minima=None if minima is None else minima.view(rows, -1),
+            GROUPED_KINDS[type.name], codes, scales[0], size, minima=scales[1] if words.minima else None
         )
 
     def _blocks(self) -> Tensor:

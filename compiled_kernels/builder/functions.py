@@ -1,0 +1,119 @@
+"""Functions of a module under construction, and the loops and branches in them."""
+
+# pyright: reportAttributeAccessIssue=false
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from compiled_kernels.builder.values import Value, index, mlir, typed
+from compiled_kernels.mlir_text.functions import Named
+
+
+def text_of(emit: Callable[[], object]) -> str:
+    """Return the functions that `emit` makes, as MLIR text, for a module of more of them."""
+    ir = mlir().ir
+    with _context(), ir.Location.unknown():
+        module = ir.Module.create()
+        with ir.InsertionPoint(module.body):
+            emit()
+        return "\n".join(str(each) for each in module.body.operations)
+
+
+_of_thread = threading.local()
+
+
+def _context() -> Any:
+    """Return this thread's context: to make one takes longer than most functions."""
+    if not hasattr(_of_thread, "context"):
+        _of_thread.context = mlir().ir.Context()
+    return _of_thread.context
+
+
+@contextmanager
+def function(
+    name: str, arguments: Iterable[Named], *, results: Sequence[str] = (), inline: bool = True, private: bool = True
+) -> Iterator[dict[str, Value]]:
+    """Make a function, whose body is what is made in this context; gives its arguments by name.
+
+    One with `results` ends with `give`. `inline`: the compiler may copy it to where it is called.
+    """
+    ir, arguments = mlir().ir, tuple(arguments)
+    kind = ir.FunctionType.get([typed(each.type) for each in arguments], [typed(each) for each in results])
+    made = mlir().func.FuncOp(name, kind, visibility="private" if private else None)
+    if not inline:
+        made.attributes["no_inline"] = ir.UnitAttr.get()
+    given = made.add_entry_block().arguments
+    with ir.InsertionPoint(made.body.blocks[0]):
+        yield {each.name: Value(value) for each, value in zip(arguments, given, strict=True)}
+        if not results:
+            mlir().func.return_([])
+
+
+def give(*values: Value) -> None:
+    """End a function with results."""
+    mlir().func.return_([each.ir for each in values])
+
+
+def declare(name: str, arguments: Sequence[str], results: Sequence[str]) -> None:
+    """Make known a function that another library holds."""
+    kind = mlir().ir.FunctionType.get([typed(each) for each in arguments], [typed(each) for each in results])
+    mlir().func.FuncOp(name, kind, visibility="private")
+
+
+def call(name: str, given: Iterable[Value | int], results: Sequence[str] = ()) -> list[Value]:
+    """Call a function of the module, which may be made later."""
+    values = [(index(each) if isinstance(each, int) else each).ir for each in given]
+    made = mlir().func.CallOp([typed(each) for each in results], name, values)
+    return [Value(each) for each in made.operation.results]
+
+
+def room(kind: str) -> Value:
+    """Return memory of a memref type for as long as the function runs; what it holds at first is not defined."""
+    return Value(mlir().memref.alloca(typed(kind), [], [], alignment=64))
+
+
+@dataclass
+class Loop:
+    """A loop under construction: its `index`, what it carries from turn to turn, and after it the `results`."""
+
+    operation: Any
+    index: Value
+    carried: list[Value]
+    results: list[Value] = field(default_factory=list)
+
+    def carry(self, values: Sequence[Value]) -> None:
+        """End a turn with these values."""
+        mlir().scf.yield_([each.ir for each in values])
+        self.results = [Value(each) for each in self.operation.operation.results]
+
+
+@contextmanager
+def loop(begin: Value | int, end: Value | int, step: Value | int = 1, carried: Sequence[Value] = ()) -> Iterator[Loop]:
+    """Make a loop over `begin`, `begin + step`, ... below `end`; one that carries values ends with `carry`."""
+    bounds = [(index(each) if isinstance(each, int) else each).ir for each in (begin, end, step)]
+    made = mlir().scf.ForOp(*bounds, [each.ir for each in carried])
+    with mlir().ir.InsertionPoint(made.body):
+        yield Loop(made, Value(made.induction_variable), [Value(each) for each in made.inner_iter_args])
+        if not carried:
+            mlir().scf.yield_([])
+
+
+@contextmanager
+def when(condition: Value) -> Iterator[Callable[[], Any]]:
+    """Make what is done where `condition` holds; gives `otherwise`, a context for what is done where it does not."""
+    made = mlir().scf.IfOp(condition.ir, has_else=True)
+
+    @contextmanager
+    def otherwise() -> Iterator[None]:
+        with mlir().ir.InsertionPoint.at_block_begin(made.else_block):
+            yield
+
+    with mlir().ir.InsertionPoint(made.then_block):
+        yield otherwise
+        mlir().scf.yield_([])
+    with mlir().ir.InsertionPoint(made.else_block):
+        mlir().scf.yield_([])

@@ -1,0 +1,74 @@
+"""What kernels do with vectors beyond arithmetic: dot products of the processor's own, sums across a vector."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from compiled_kernels.builder.values import Value, constant, exp, intrinsic, negative, typed
+
+
+def dot_pairs(sums: Value, a: Value, b: Value) -> Value:
+    """Add to sums [16] the products of 16 pairs of bfloat16 (AVX512_BF16: VDPBF16PS)."""
+    return intrinsic("llvm.x86.avx512bf16.dpbf16ps.512", sums.type, sums, a, b)
+
+
+def dot_bytes(sums: Value, a: Value, b: Value) -> Value:
+    """Add to sums [16] the products of 16 times four bytes, those of `a` unsigned, those of `b` signed; all three
+    are 16 words of 32 bits (AVX512_VNNI: VPDPBUSD)."""
+    return intrinsic("llvm.x86.avx512.vpdpbusd.512", sums.type, sums, a.bits("i8"), b.bits("i8"))
+
+
+def dot_words(a: Value, b: Value) -> Value:
+    """Return the sums of products of pairs of int16, exact; all three are words of 32 bits (VPMADDWD)."""
+    name = "llvm.x86.avx512.pmaddw.d.512" if a.lanes == 16 else "llvm.x86.avx2.pmadd.wd"
+    return intrinsic(name, a.type, a.bits("i16"), b.bits("i16"))
+
+
+def spread_pair(pair: Value) -> Value:
+    """Return a vector of 16 times one pair of bfloat16: the partner of 16 pairs in `dot_pairs`."""
+    return pair.bits("i32").at(0).spread(16).bits("bf16")
+
+
+def look_up(table: Sequence[float], codes: Value) -> Value:
+    """Return numbers of a table of 16 or 32 (in a register) for the lowest bits of 32 times 16 bits, as bfloat16
+    (AVX512BW: VPERMW); of a table of 64 (VPERMI2W)."""
+    halves = codes.bits("i16")
+    if len(table) <= 32:
+        numbers = constant([*table] * (32 // len(table)), "bf16").bits("i16")
+        return intrinsic("llvm.x86.avx512.permvar.hi.512", halves.type, numbers, halves).bits("bf16")
+    low, high = (constant(part, "bf16").bits("i16") for part in (table[:32], table[32:]))
+    return intrinsic("llvm.x86.avx512.vpermi2var.hi.512", halves.type, low, halves, high).bits("bf16")
+
+
+def look_up_floats(table: Sequence[float], codes: Value) -> Value:
+    """Return numbers of a table of 16 for the lowest four bits of 16 words (AVX512F: VPERMPS)."""
+    return intrinsic("llvm.x86.avx512.permvar.sf.512", typed("f32", 16), constant(table, "f32"), codes)
+
+
+def total(value: Value) -> Value:
+    """Return the sum across a vector: halves are added until one number is left, in the order of `totals`."""
+    while value.lanes > 1:
+        half = value.lanes // 2
+        value = value.part(0, half) + value.part(half, half)
+    return value.at(0)
+
+
+def totals(vectors: Sequence[Value]) -> Value:
+    """Return the totals of as many vectors as each has numbers: in each round two are folded into one, so that the
+    whole takes that many additions less one in place of as many reductions."""
+    lanes = vectors[0].lanes
+    step = lanes // 2
+    while len(vectors) > 1:
+        half, folded = len(vectors) // 2, []
+        for a, b in zip(vectors[:half], vectors[half:], strict=True):
+            # element i of the sum: a's fold where bit `step` is clear, b's where it is set
+            low = [i if not i & step else lanes + (i ^ step) for i in range(lanes)]
+            high = [i | step if not i & step else lanes + i for i in range(lanes)]
+            folded.append(a.shuffle(b, low) + a.shuffle(b, high))
+        vectors, step = folded, step // 2
+    return vectors[0]
+
+
+def silu(value: Value) -> Value:
+    """Return x / (1 + exp(-x))."""
+    return value / (exp(negative(value)) + 1.0)

@@ -1,0 +1,71 @@
+"""Matrices in words of 32 bits (see matrix_format.WORDS): quantized, and as numbers again.
+
+Numbers are those of the `gguf` package to the last bit: `(scale * sub-scale) * code - minimum * sub-minimum`.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int8, Int32
+from torch import Tensor
+
+from compiled_kernels.linear.matrix_format import Words
+from compiled_kernels.linear.planes import pack_planes, pack_sub_scales, unpack_planes, unpack_sub_scales
+
+
+def dequantize_words(
+    words: Words, weight: Int32[Tensor, "out word"], scales: Float[Tensor, "out group"], minima: Tensor | None
+) -> Float[Tensor, "out width"]:
+    """Return the numbers of a matrix in float32; in float64 with scales of float64."""
+    exact = torch.promote_types(scales.dtype, torch.float32)
+    blocks, codes = weight.unflatten(-1, (-1, words.words)), unpack_codes(words, weight)
+    numbers = torch.tensor(words.values, device=weight.device)[codes.int()] if words.values else codes
+    step, least = (
+        None if each is None else each.to(exact).unflatten(-1, (blocks.shape[1], -1)) for each in (scales, minima)
+    )
+    assert step is not None
+    if (sub := words.sub_scales) is not None:
+        held, groups = blocks[..., words.plane_words :], words.block // words.group
+        step = step * ((unpack_sub_scales(held, sub.scale, groups) ^ sub.sign_bit) - sub.offset).to(exact)
+        least = None if least is None else -least * unpack_sub_scales(held, sub.minimum, groups).to(exact)
+    found = numbers.to(exact).unflatten(-1, (-1, words.group)).mul_(step[..., None])
+    return (found if least is None else found.add_(least[..., None])).flatten(1)
+
+
+def unpack_codes(words: Words, weight: Int32[Tensor, "out word"]) -> Int8[Tensor, "out block column"]:
+    """Return the integers that codes mean, or their places in the table of values."""
+    blocks = weight.unflatten(-1, (-1, words.words))
+    codes = unpack_planes(blocks[..., : words.plane_words], words.planes)
+    return (codes if words.sign_bit else codes - words.offset).view(torch.int8)  # two's complement is read as it is
+
+
+def quantize_words(weight: Float[Tensor, "out width"], words: Words) -> tuple[Tensor, ...]:
+    """Quantize to words, scales, and minima where there are such: the nearest codes of scales that reach from a group's
+    least to its largest number (without minima: to its largest either way), rounded to their types."""
+    grouped = weight.float().unflatten(-1, (-1, words.block // words.group, words.group))  # [out, block, group, column]
+    values = torch.tensor(words.values or range(-words.offset, (1 << words.bits) - words.offset), dtype=torch.float32)
+    low, high = grouped.amin(-1), grouped.amax(-1)
+    if (sub := words.sub_scales) is None:
+        step = ((high - low if words.minima else torch.maximum(-low, high)) / values[-1]).half()
+        scales, minima, held = step, low.half(), None
+        step, least = step.float(), minima.float()
+    else:
+        low = low.clamp(max=0)
+        step = (high - low if words.minima else torch.maximum(-low, high)) / values[-1]
+        scales, integers = _two_levels(step, sub.largest)
+        minima, subtracted = _two_levels(-low, sub.largest)
+        held = pack_sub_scales((integers + sub.offset) ^ sub.sign_bit, subtracted if words.minima else None, sub)
+        step, least = scales.float() * integers, -minima.float() * subtracted
+    away = grouped - least[..., None] if words.minima else grouped
+    away = torch.where(step[..., None] == 0, 0.0, away / step[..., None])
+    middles = (values[1:] + values[:-1]) / 2
+    codes = (torch.bucketize(away, middles).int() ^ words.sign_bit).flatten(-2)
+    packed = pack_planes(codes, words.planes)
+    packed = packed if held is None else torch.cat([packed, held], -1)
+    return tuple(each.flatten(1) for each in ((packed, scales, minima) if words.minima else (packed, scales)))
+
+
+def _two_levels(numbers: Tensor, largest: int) -> tuple[Tensor, Tensor]:
+    """Return float16 scales [..., 1] and integers [..., group] up to `largest` whose products are near `numbers`."""
+    scales = (numbers.amax(-1, keepdim=True) / largest).half()
+    return scales, torch.where(scales == 0, 0.0, numbers / scales.float()).round().clamp(0, largest).int()

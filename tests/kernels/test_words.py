@@ -1,0 +1,85 @@
+"""Matrices in words: where a code's bits stand, nothing lost either way, and panels of the same words."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compiled_kernels.blocked import from_panels, to_panels
+from compiled_kernels.linear.matrix_format import WORDS, MatrixFormat
+from compiled_kernels.linear.planes import pack_planes, pack_sub_scales, unpack_planes, unpack_sub_scales
+from compiled_kernels.linear.quantize import dequantize_matrix, quantize_matrix
+from tests.thorough import tries
+
+SEEDS = st.integers(0, 2**31)
+NAMES = st.sampled_from(list(WORDS))
+
+
+def drawn(seed: int, high: int, *shape: int) -> torch.Tensor:
+    return torch.randint(0, high, shape, generator=torch.Generator().manual_seed(seed), dtype=torch.int32)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_columns_of_a_word_stand_where_the_layout_says(bits: int) -> None:
+    """Column 4 r + o at bits b r + 8 (0, 2, 1, 3)[o]."""
+    for column in range(32 // bits):
+        codes = torch.zeros(32 // bits, dtype=torch.int32)
+        codes[column] = (1 << bits) - 1
+        word = int(pack_planes(codes, (bits,))) & 0xFFFFFFFF
+        assert word == codes[column] << bits * (column // 4) + 8 * (0, 2, 1, 3)[column % 4]
+
+
+@settings(max_examples=tries(30))
+@given(SEEDS, NAMES, st.integers(1, 3))
+def test_words_hold_every_code_and_sub_scale(seed: int, name: str, blocks: int) -> None:
+    words = WORDS[name]
+    codes = drawn(seed, 1 << words.bits, 2, blocks, words.block)
+    packed = pack_planes(codes, words.planes)
+    assert packed.shape[-1] == words.plane_words
+    assert torch.equal(unpack_planes(packed, words.planes).int(), codes)
+    if (sub := words.sub_scales) is not None:
+        groups = words.block // words.group
+        scales, minima = (drawn(seed + i, 1 << sum(bits for bits, _ in sub.scale), 2, groups) for i in (1, 2))
+        held = pack_sub_scales(scales, minima if words.minima else None, sub)
+        assert held.shape[-1] == sub.words and torch.equal(unpack_sub_scales(held, sub.scale, groups), scales)
+        assert not words.minima or torch.equal(unpack_sub_scales(held, sub.minimum, groups), minima)
+
+
+@settings(max_examples=tries(30))
+@given(SEEDS, NAMES, st.integers(1, 3), st.integers(1, 2), st.sampled_from([1e-3, 1.0, 50.0]))
+def test_a_matrix_stays_within_half_a_step(seed: int, name: str, out: int, blocks: int, size: float) -> None:
+    """Half a step of a code, wider in a table; and what scales lose in float16, and in a second level's integers."""
+    format, words = MatrixFormat.named(name), WORDS[name]
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(out, blocks * words.block, generator=generator) * size + size / 3
+    stored = quantize_matrix(weight, format)
+    for tensor, (shape, dtype) in zip(stored, format.storage(*weight.shape).values(), strict=True):
+        assert tensor.shape == shape and tensor.dtype == dtype
+    grouped = weight.view(out, -1, words.group)
+    reach = torch.stack([grouped.abs().amax(-1), grouped.amax(-1) - grouped.amin(-1).clamp(max=0)]).amax(0)
+    reach = reach.view(out, blocks, -1)
+    steps = (1 << words.bits) - 1 if words.minima else (1 << words.bits - 1) - 1
+    lost = 2**-10 + (0 if words.sub_scales is None else 1 / words.sub_scales.largest)
+    step = reach * (0.15 if words.values else 0.51 / steps) + lost * reach.amax(-1, keepdim=True)
+    away = (dequantize_matrix(format, *stored) - weight).abs().view(out, blocks, -1, words.group)
+    assert (away <= 1.01 * step[..., None]).all()
+
+
+@settings(max_examples=tries(10))
+@given(SEEDS, NAMES, st.integers(1, 2))
+def test_panels_are_the_same_words(seed: int, name: str, blocks: int) -> None:
+    """Column c of panel p is row 32 p + c; a panel's step is one word, their number may be odd."""
+    weight = drawn(seed, 1 << 30, 64, blocks * WORDS[name].words)
+    panels = to_panels(weight)
+    assert panels.shape == (2, weight.shape[1], 32, 1)
+    assert torch.equal(panels[1, :, 5, 0], weight[37]) and torch.equal(from_panels(panels), weight)
+
+
+def test_other_groups_and_minima_are_refused() -> None:
+    with pytest.raises(ValueError, match="q4_k has groups of 32 with minima"):
+        MatrixFormat("q4_k", 32, torch.float16)
+    assert MatrixFormat.named("q6_k").problem(640) == "blocks of 256 (q6_k) do not divide"
+    with pytest.raises(ValueError, match="blocks of 32"):
+        quantize_matrix(torch.ones(1, 40), MatrixFormat.named("q8_0"))
