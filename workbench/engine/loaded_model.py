@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -146,7 +147,11 @@ class LoadedModel:
         if ranks is not None and device.type == "cuda":
             device = torch.device("cuda", ranks.rank % torch.cuda.device_count())
         source = _source(name, config.attention, config.model.context)
-        with report_if_slow(f"loading the weights of {name}", report, again=LOADING_AGAIN, share=source.share_read):
+        with (
+            ThreadPoolExecutor(1) as beside,  # a large vocabulary takes as long as the weights
+            report_if_slow(f"loading the weights of {name}", report, again=LOADING_AGAIN, share=source.share_read),
+        ):
+            tokenizer = beside.submit(source.tokenizer)
             format, reason = source.weight_format(config.model)
             requirements = _requirements(config, source, format, device, 1 if ranks is None else ranks.size)
             dtype, shapes, cache_dtype = requirements.dtype, requirements.cache, config.cache_dtype(requirements.dtype)
@@ -179,7 +184,7 @@ class LoadedModel:
         trim_heap()
         if absent := source.absent_token_ids():
             report(f"{name}: {', '.join(absent)}: no row of the vocabulary has it; taken as absent")
-        return cls(model, source.tokenizer(), backends, source.folder)
+        return cls(model, tokenizer.result(), backends, source.folder)
 
 
 def check_settings(config: EngineConfig) -> Backends:

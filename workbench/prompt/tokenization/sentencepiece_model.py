@@ -99,15 +99,23 @@ class SentencePieces:
         Among equal scores, which runs of spaces have, sentencepiece merges the leftmost pair: a run grows from its
         left end. So the pair with the longest left piece goes first.
         """
-        vocab, merges = {piece: id for id, piece in enumerate(self.pieces)}, []
+        ids = {piece: id for id, piece in enumerate(self.pieces)}
+        of_score: dict[float, list[str]] = {}
         for piece, score, kind in zip(self.pieces, self.scores, self.kinds, strict=True):
-            if kind == NORMAL and len(piece) > 1:
-                for cut in range(1, len(piece)):
-                    left, right = vocab.get(piece[:cut]), vocab.get(piece[cut:])
-                    if left is not None and right is not None:
-                        merges.append((-score, -cut, left, right))
-        merges.sort()
-        return [(self.pieces[left], self.pieces[right]) for _, _, left, right in merges]
+            if kind == NORMAL:
+                of_score.setdefault(score, []).append(piece)
+        merges: list[tuple[str, str]] = []
+        for _, pieces in sorted(of_score.items(), reverse=True):
+            pairs = [
+                (left, right)
+                for piece in pieces
+                for cut in range(len(piece) - 1, 0, -1)
+                if (left := piece[:cut]) in ids and (right := piece[cut:]) in ids
+            ]
+            if len(pieces) > 1:
+                pairs.sort(key=lambda pair: (-len(pair[0]), *map(ids.__getitem__, pair)))
+            merges += pairs
+        return merges
 
     def _cuts(self, defined: list[int]) -> Iterator[Any]:
         if defined:
