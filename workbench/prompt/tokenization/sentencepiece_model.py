@@ -9,6 +9,7 @@ import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
@@ -99,22 +100,17 @@ class SentencePieces:
         Among equal scores, which runs of spaces have, sentencepiece merges the leftmost pair: a run grows from its
         left end. So the pair with the longest left piece goes first.
         """
-        ids = {piece: id for id, piece in enumerate(self.pieces)}
-        of_score: dict[float, list[str]] = {}
-        for piece, score, kind in zip(self.pieces, self.scores, self.kinds, strict=True):
-            if kind == NORMAL:
-                of_score.setdefault(score, []).append(piece)
+        ids, score = {piece: id for id, piece in enumerate(self.pieces)}, self.scores.__getitem__
+        normal = [id for id, kind in enumerate(self.kinds) if kind == NORMAL]
         merges: list[tuple[str, str]] = []
-        for _, pieces in sorted(of_score.items(), reverse=True):
-            pairs = [
-                (left, right)
-                for piece in pieces
-                for cut in range(len(piece) - 1, 0, -1)
-                if (left := piece[:cut]) in ids and (right := piece[cut:]) in ids
-            ]
-            if len(pieces) > 1:
-                pairs.sort(key=lambda pair: (-len(pair[0]), *map(ids.__getitem__, pair)))
-            merges += pairs
+        for _, group in groupby(sorted(normal, key=score, reverse=True), score):
+            before, equal = len(merges), [self.pieces[id] for id in group]
+            for piece in equal:
+                for cut in range(len(piece) - 1, 0, -1):
+                    if (left := piece[:cut]) in ids and (right := piece[cut:]) in ids:
+                        merges.append((left, right))
+            if len(equal) > 1:
+                merges[before:] = sorted(merges[before:], key=lambda pair: (-len(pair[0]), *map(ids.get, pair)))
         return merges
 
     def _cuts(self, defined: list[int]) -> Iterator[Any]:
