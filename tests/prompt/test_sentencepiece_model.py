@@ -65,7 +65,7 @@ def test_any_text(folder: Path, kind: str) -> None:
 
 def test_of_equal_scores_the_longest_left_piece_goes_first() -> None:
     pieces = SentencePieces(["_", "___", "__"], [0.0] * 3, [NORMAL] * 3)
-    assert pieces.merges() == [("__", "_"), ("_", "_"), ("_", "__")]
+    assert pieces.merges({"_": 0, "___": 1, "__": 2}) == [("__", "_"), ("_", "_"), ("_", "__")]
 
 
 def test_the_begin_token_goes_before_a_text_and_controls_are_not_read(folder: Path) -> None:

@@ -87,20 +87,20 @@ class SentencePieces:
         token = None if unknown is None else self.pieces[unknown]
         return models.BPE(
             vocab,
-            self.merges(),
+            self.merges(vocab),
             unk_token=token,
             fuse_unk=True,
             byte_fallback=self.byte_fallback,
             ignore_merges=isolated,
         )
 
-    def merges(self) -> list[tuple[str, str]]:
-        """Return all pairs of pieces that make a piece, those of highest score first.
+    def merges(self, ids: dict[str, int]) -> list[tuple[str, str]]:
+        """Return all pairs of pieces that make a piece, those of highest score first; `ids` are those of the pieces.
 
         Among equal scores, which runs of spaces have, sentencepiece merges the leftmost pair: a run grows from its
         left end. So the pair with the longest left piece goes first.
         """
-        ids, score = {piece: id for id, piece in enumerate(self.pieces)}, self.scores.__getitem__
+        score = self.scores.__getitem__
         normal = [id for id, kind in enumerate(self.kinds) if kind == NORMAL]
         merges: list[tuple[str, str]] = []
         for _, group in groupby(sorted(normal, key=score, reverse=True), score):
