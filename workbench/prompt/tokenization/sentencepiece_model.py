@@ -104,7 +104,8 @@ class SentencePieces:
         normal = [id for id, kind in enumerate(self.kinds) if kind == NORMAL]
         merges: list[tuple[str, str]] = []
         for _, group in groupby(sorted(normal, key=score, reverse=True), score):
-            before, equal = len(merges), [self.pieces[id] for id in group]
+            before = len(merges)
+            equal = [self.pieces[id] for id in group]
             for piece in equal:
                 for cut in range(len(piece) - 1, 0, -1):
                     if (left := piece[:cut]) in ids and (right := piece[cut:]) in ids:
