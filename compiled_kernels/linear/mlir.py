@@ -98,19 +98,22 @@ def _int8(name: str, x: Tensor, values: Tensor, scales: Tensor) -> Weight:
 def linear_grouped(
     x: Tensor, codes: Tensor, scales: Tensor, minima: Tensor | None, bias: Tensor | None, group: int
 ) -> Tensor:
-    name, width, out = "linear_grouped", x.shape[1], codes.shape[0]
+    name, width, panels = "linear_grouped", x.shape[1], in_panels(codes)
     kind = code_kind(codes.dtype, minima is not None)
     per_word = 8 if codes.dtype == torch.int32 else 4
-    stored = width // 8 if per_word == 8 else width
-    check_argument(name, "codes", codes, (out, stored), (codes.dtype,), contiguous=False)
     if group < 1 or math.gcd(group, width) % per_word:
         wanted = f"groups of whole words of {per_word} columns that divide {width} are wanted"
         raise BackendError(f"{name}: {wanted}, {group} given")
-    groups = (out, -(-width // group))
+    values = 1 if per_word == 8 else 4  # of a word, as the tensor has it
+    stored = width // 8 if per_word == 8 else width
+    sizes = (len(codes), stored // values, PANEL, values) if panels else (len(codes), stored)
+    check_argument(name, "codes", codes, sizes, (codes.dtype,), contiguous=panels)
+    groups = (len(scales), -(-width // group))
     for part, tensor in (("scales", scales), ("minima", minima)):
         if tensor is not None:
-            check_argument(name, part, tensor, groups, SCALE_DTYPES, contiguous=False)
-    if groups[1] == 1 and minima is None and per_word == 4:
+            wanted = (len(codes), groups[1], PANEL, 1) if tensor.ndim == 4 else groups
+            check_argument(name, part, tensor, wanted, SCALE_DTYPES, contiguous=False)
+    if scales.ndim == 2 and groups[1] == 1 and minima is None and per_word == 4:
         return _multiply(name, x, Weight(kind, 0, (codes, scales[:, 0].float())), bias)
     tensors = codes, scales, *([] if minima is None else [minima])
     return _multiply(name, x, Weight(kind, min(group, width), tensors), bias)

@@ -184,7 +184,7 @@ def agrees(wanted: Requirements, backend: Backend) -> None:
     """A decode and a prefill are as near exact logits as arithmetic in this precision is."""
     assert wanted.spec is not None and wanted.cache_dtype is not None
     made = Transformer.from_state(wanted.spec, weights_of(wanted.spec, wanted.dtype, 0), backend, wanted.weights)
-    made.use_expert_panels(backend is Backend.MLIR)
+    made.use_code_panels(backend is Backend.MLIR)
     held = CacheLayout(wanted.cache, PAGE_SIZE, wanted.cache_dtype)
     (store, decode), (own, _) = (single_decode_step(made, held, CONTEXT) for _ in range(2))
     executor = build_step_runner(made, own, Backends.uniform(backend, "asked for", wanted))

@@ -120,7 +120,7 @@ def build(
     spec = (LAYERS[layers] if isinstance(layers, str) else layers).model_copy(update={"tie_word_embeddings": tied})
     chosen, (dtype, format) = BACKENDS[backend], WEIGHTS[weights]
     model = Transformer.from_state(spec, weights_of(spec, dtype, 5), chosen, format)
-    model.use_expert_panels(chosen is Backend.MLIR)
+    model.use_code_panels(chosen is Backend.MLIR)
     kept = CacheFormat(**CACHES[cache])
     backends = Backends(Backend.MLIR, chosen, Backend.MLIR, "as auto has it") if backend == "auto" else None
     if backend == "mlir, panels":

@@ -62,7 +62,7 @@ def choose_weight_layout(
     """
     if backends.decode is not Backend.MLIR:
         return backends
-    if model.use_expert_panels() and not backends.decodes_by_blocks:
+    if model.use_code_panels() and not backends.decodes_by_blocks:
         model.set_backend(Backend.MLIR)  # what reads experts in panels is mlir's
         backends = replace(backends, blocks=Backend.MLIR, checked=True)
     if backends.decodes_by_blocks or panels_refusal(model):
@@ -80,7 +80,7 @@ def choose_weight_layout(
         if quiet:
             remembered.add(key, {**found._asdict(), **tried_of(model, layout)})
     if found.problem:
-        model.use_expert_panels()
+        model.use_code_panels()
         return replace(backends, reason=f"{backends.reason}; weights row by row: {found}")
     _take(model, True, Backend.MLIR)
     return replace(in_panels, reason=f"{backends.reason}; then weights were laid out in panels: {found}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import mmap
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
@@ -13,9 +12,9 @@ from torch import Tensor
 from compiled_kernels.expert_linear.packed import pack_pairs
 from compiled_kernels.linear.matrix_format import INT8_MATRIX, MatrixFormat
 from compiled_kernels.linear.quantize import int4_codes, quantize_matrix
+from compiled_kernels.memory import empty_pages
 
 BLOCK_VALUES = 1 << 16  # numbers of a block: they stay in a core's cache, and calls cost little beside them
-MAPPED_BYTES = 1 << 20  # a larger parameter has pages of its own
 
 
 def row_blocks(tensor: Tensor) -> Iterator[Tensor]:
@@ -75,15 +74,3 @@ def store_quantized_stack(
         quantized = (int4_codes(block, group) for block in rows)
         codes, scales = _joined(storage, ((pack_pairs(codes), scales) for codes, scales in quantized))
     return codes.view(experts, out, -1), scales.view(experts, out, *scales.shape[1:])
-
-
-def empty_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return a tensor to be filled whose memory goes back to the system as soon as it is freed, where it is large.
-
-    What malloc has given to one thread and gets back it keeps for that thread.
-    """
-    size = math.prod(shape) * dtype.itemsize
-    if size < MAPPED_BYTES:
-        return torch.empty(shape, dtype=dtype)
-    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return torch.frombuffer(pages, dtype=dtype).view(shape)
