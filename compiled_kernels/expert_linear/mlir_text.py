@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from compiled_kernels.blocked.few import FewRows, Operands, panel_rows, weight_names
 from compiled_kernels.blocked.layout import PANEL, PANEL_PAIR
-from compiled_kernels.blocked.many import ORDER_TYPE, ManyRows, listed_arguments, many_text, store_listed
+from compiled_kernels.blocked.many import ORDER_TYPE, ManyRows, listed_arguments, many_text, store_sums
 from compiled_kernels.blocked.shape import TILE_ROWS, rows_type
 from compiled_kernels.builder.functions import function, loop, text_of, when
 from compiled_kernels.builder.values import Value, index
@@ -30,7 +30,6 @@ class ListedRows(FewRows):
     """A product of rows that a list names (see `listed_arguments`), with some panels of a stack of weights. `columns` are those
     of one weight; row i of out is made of row i // `reads` of x. `rows` are those of out."""
 
-    columns: int = 0
     reads: int = 1
 
     @property
@@ -124,7 +123,7 @@ def expert_text(product: ExpertProduct) -> str:
   {call(f"{product.name}_experts", _walked(product))}
   return
 }}"""
-    texts = THREADS, sort_text(product.name, product.experts), few_text(few), many_text(many, store_listed)
+    texts = THREADS, sort_text(product.name, product.experts), few_text(few), many_text(many, store_sums)
     return "\n".join((*texts, _experts_text(product), entry))
 
 
