@@ -109,16 +109,23 @@ class Value:
         operation = getattr(mlir().arith, of_floats if self.is_float else of_integers)
         return Value(operation(self.ir, self.like(other).ir))
 
+    def divided_up(self, other: Value | int) -> Value:
+        """Return the quotient of unsigned integers, rounded up."""
+        return self._with(other, "", "ceildivui")
+
     def below(self, other: Value | int) -> Value:
         """Return whether it is less than `other`, both unsigned."""
-        return self._compared("ult", other)
+        return self.compared("ult", other)
 
-    def equals(self, other: Value | int) -> Value:
-        return self._compared("eq", other)
+    def equals(self, other: Value | Number) -> Value:
+        return self.compared("oeq" if self.is_float else "eq", other)
 
-    def _compared(self, how: str, other: Value | int) -> Value:
-        of_integers = mlir().arith.CmpIPredicate
-        return Value(mlir().arith.cmpi(getattr(of_integers, how), self.ir, self.like(other).ir))
+    def compared(self, how: str, other: Value | Number) -> Value:
+        """Compare integers (`eq`, `ult`, `slt`, ...) or floats (`oeq`, `olt`, `une`, ...)."""
+        arith, other = mlir().arith, self.like(other)
+        if self.is_float:
+            return Value(arith.cmpf(getattr(arith.CmpFPredicate, how.upper()), self.ir, other.ir))
+        return Value(arith.cmpi(getattr(arith.CmpIPredicate, how), self.ir, other.ir))
 
     def choose(self, one: Value, other: Value) -> Value:
         """Return `one` where this truth value holds, `other` where it does not."""
@@ -155,6 +162,10 @@ class Value:
     def at(self, place: int) -> Value:
         """Return one number of a vector."""
         return Value(mlir().vector.extract(self.ir, [], [place]))
+
+    def put(self, place: int, number: Value) -> Value:
+        """Return the vector with one number replaced."""
+        return Value(mlir().vector.insert(number.ir, self.ir, [], [place]))
 
     def part(self, start: int, count: int) -> Value:
         """Return `count` neighbours of a vector."""
@@ -214,17 +225,26 @@ def index(value: int) -> Value:
 
 def constant(value: Number | Sequence[Number], element: str, lanes: int = 0) -> Value:
     """Return a constant; of several numbers the vector of them."""
-    ir, numbers = mlir().ir, value if isinstance(value, Sequence) else (value,)
-    kind = typed(element)
-    make = ir.FloatAttr.get if "f" in element else ir.IntegerAttr.get
-    given = [make(kind, float(each) if "f" in element else _wrapped(int(each), element)) for each in numbers]
+    dense = mlir().ir.DenseElementsAttr
     if isinstance(value, Sequence):
-        attribute = ir.DenseElementsAttr.get(given, typed(element, len(numbers)))
-    elif lanes:
-        attribute = ir.DenseElementsAttr.get_splat(typed(element, lanes), given[0])
+        attribute = dense.get(attributes(value, element), typed(element, len(value)))
     else:
-        attribute = given[0]
+        (attribute,) = attributes((value,), element)
+        attribute = dense.get_splat(typed(element, lanes), attribute) if lanes else attribute
     return Value(mlir().arith.constant(attribute.type, attribute))
+
+
+def attributes(numbers: Sequence[Number], element: str) -> list[Any]:
+    """Return numbers of Python as attributes of MLIR."""
+    ir, kind = mlir().ir, typed(element)
+    if "f" in element:
+        return [ir.FloatAttr.get(kind, float(each)) for each in numbers]
+    return [ir.IntegerAttr.get(kind, _wrapped(int(each), element)) for each in numbers]
+
+
+def counted(lanes: int) -> Value:
+    """Return the indices 0, 1, ... as a vector."""
+    return Value(mlir().vector.step(typed("index", lanes)))
 
 
 def _wrapped(value: int, element: str) -> int:

@@ -72,3 +72,8 @@ def totals(vectors: Sequence[Value]) -> Value:
 def silu(value: Value) -> Value:
     """Return x / (1 + exp(-x))."""
     return value / (exp(negative(value)) + 1.0)
+
+
+def tanh(doubled: Value) -> Value:
+    """Return tanh x = 1 - 2 / (exp(2x) + 1), of 2x."""
+    return doubled.like(1.0) - doubled.like(2.0) / (exp(doubled) + 1.0)
