@@ -74,7 +74,7 @@ def rows_of_panels(weight: Tensor, index: Tensor) -> Tensor:
 
 def _paired(weight: Tensor, apart: bool) -> Tensor:
     """Return words of bytes or half bytes as planes.py has them: neighbours `apart` by 16 bits; or back again."""
-    if weight.dtype == torch.uint8:
+    if weight.dtype == torch.uint8 and weight.shape[-1] == 4:  # scales of experts are bytes too, alone
         words, order = weight.view(torch.int32), [8 * (0, 2, 1, 3)[i % 4] + 4 * (i // 4) for i in range(8)]
         moves = ((at, to) if apart else (to, at) for at, to in zip(range(0, 32, 4), order, strict=True))
         fields = ((words >> at & 15) << to for at, to in moves)

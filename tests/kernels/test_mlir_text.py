@@ -34,7 +34,7 @@ def test_new_numbers_of_rows_stop_compiling(operator: str) -> None:
         assert kernel_problem(operator, Backend.MLIR, row | {"tokens": tokens}, tokens) is None, tokens
     assert compiled.cache_info().misses - before == (4 if operator == "linear" else TILE_ROWS + 1)
     shown = mlir.stages(Case("chosen", row | {"tokens": 513}, CaseCost(0, 0)), operator)
-    assert shown["vector"].count("\n") < 1200
+    assert shown["vector"].count("\n") < 2000
 
 
 @given(st.integers(1, 4096), st.sampled_from([1, 2, 4, 8, 16, 32, 64]))

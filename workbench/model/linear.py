@@ -183,7 +183,7 @@ class Linear(nn.Module):
         """Return why the matrix cannot lie in panels; None if it can."""
         group = self.format.group
         if self.format.codes in ("int8", "fp8") and group and (self.in_features % group or group % 4):
-            return f"panels hold groups of whole words of four columns that divide a row, not {group} of {self.in_features}"
+            return f"panels hold groups of whole words that divide a row, not of {group} of {self.in_features} columns"
         return panels_problem(self.weight)
 
     @property

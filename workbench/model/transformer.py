@@ -137,8 +137,8 @@ class Transformer(nn.Module):
                 part.use_panels(panels)
 
     def use_code_panels(self, panels: bool = True) -> bool:
-        """Do so with what the backend mlir reads only in panels, the experts of mixtures and all that is in few bits, the
-        head too; return whether there is any in the blocks."""
+        """Do so with what the backend mlir reads only in panels, the experts of mixtures and all that is in few bits,
+        the head too; return whether there is any in the blocks."""
         coded = [part for part in self.modules() if isinstance(part, Linear) and not part.format.is_dense]
         mixtures = [part for part in self.blocks.modules() if isinstance(part, MixtureOfExperts)]
         for part in (*mixtures, *coded):

@@ -280,6 +280,8 @@ def _layout(cache: KVCacheSpec) -> QuantizedLayout:
 
 
 def _stored(linear: Linear) -> WeightLayout:
+    if not linear.format.is_dense and not in_panels(linear.weight):
+        raise BackendError(f"backend mlir: decodes no step with a matrix in {linear.format}: {linear.panels_refusal}")
     weight = _weight(linear.format, linear.weight.dtype, linear.bias is not None)
     return replace(weight, panels=in_panels(linear.weight), w8a8=linear.activations == "int8")
 
