@@ -12,6 +12,9 @@ from typing import Any
 from compiled_kernels.builder.values import Value, index, mlir, typed
 from compiled_kernels.mlir_text.functions import Named
 
+Given = dict[str, Value]
+"""A function's values at hand, by name."""
+
 
 def text_of(emit: Callable[[], object]) -> str:
     """Return the functions that `emit` makes, as MLIR text, for a module of more of them."""
@@ -36,7 +39,7 @@ def _context() -> Any:
 @contextmanager
 def function(
     name: str, arguments: Iterable[Named], *, results: Sequence[str] = (), inline: bool = True, private: bool = True
-) -> Iterator[dict[str, Value]]:
+) -> Iterator[Given]:
     """Make a function, whose body is what is made in this context; gives its arguments by name.
 
     One with `results` ends with `give`. `inline`: the compiler may copy it to where it is called.
@@ -117,3 +120,12 @@ def when(condition: Value) -> Iterator[Callable[[], Any]]:
         mlir().scf.yield_([])
     with mlir().ir.InsertionPoint(made.else_block):
         mlir().scf.yield_([])
+
+
+def either(condition: Value, one: Callable[[], Value], other: Callable[[], Value], kind: str = "i1") -> Value:
+    """Return what `one` makes where `condition` holds, else what `other` makes; the other is not computed."""
+    made = mlir().scf.IfOp(condition.ir, [typed(kind)], has_else=True)
+    for block, make in ((made.then_block, one), (made.else_block, other)):
+        with mlir().ir.InsertionPoint(block):
+            mlir().scf.yield_([make().ir])
+    return Value(made.operation.result)

@@ -109,16 +109,23 @@ class Value:
         operation = getattr(mlir().arith, of_floats if self.is_float else of_integers)
         return Value(operation(self.ir, self.like(other).ir))
 
+    def divided_up(self, other: Value | int) -> Value:
+        """Return the quotient of unsigned integers, rounded up."""
+        return self._with(other, "", "ceildivui")
+
     def below(self, other: Value | int) -> Value:
         """Return whether it is less than `other`, both unsigned."""
-        return self._compared("ult", other)
+        return self.compared("ult", other)
 
-    def equals(self, other: Value | int) -> Value:
-        return self._compared("eq", other)
+    def equals(self, other: Value | Number) -> Value:
+        return self.compared("oeq" if self.is_float else "eq", other)
 
-    def _compared(self, how: str, other: Value | int) -> Value:
-        of_integers = mlir().arith.CmpIPredicate
-        return Value(mlir().arith.cmpi(getattr(of_integers, how), self.ir, self.like(other).ir))
+    def compared(self, how: str, other: Value | Number) -> Value:
+        """Compare integers (`eq`, `ult`, `slt`, ...) or floats (`oeq`, `olt`, `une`, ...)."""
+        arith, other = mlir().arith, self.like(other)
+        if self.is_float:
+            return Value(arith.cmpf(getattr(arith.CmpFPredicate, how.upper()), self.ir, other.ir))
+        return Value(arith.cmpi(getattr(arith.CmpIPredicate, how), self.ir, other.ir))
 
     def choose(self, one: Value, other: Value) -> Value:
         """Return `one` where this truth value holds, `other` where it does not."""
@@ -190,6 +197,12 @@ class Value:
     def store_some(self, value: Value, mask: Value, *place: Value | int) -> None:
         mlir().vector.maskedstore(self.ir, _place(place), mask.ir, value.ir)
 
+    def flat(self) -> Value:
+        """Return a memory of two dimensions, row after row, as one of one."""
+        rows, columns = self.type.shape
+        kind = typed(f"memref<{rows * columns}x{self.element}>")
+        return Value(mlir().memref.collapse_shape(kind, self.ir, [[0, 1]]))
+
     def fetch(self, *place: Value | int, nearest: int = 3) -> None:
         """Ask memory for what lies there: 3 for the nearest cache, 2 for the next one."""
         mlir().memref.prefetch(self.ir, _place(place), False, nearest, True)
@@ -244,6 +257,11 @@ def fma(a: Value, b: Value, c: Value) -> Value:
 def exp(value: Value) -> Value:
     """Return e to the x (see `expand_exp`)."""
     return Value(mlir().math.exp(value.ir))
+
+
+def root(value: Value) -> Value:
+    """Return the square root."""
+    return Value(mlir().math.sqrt(value.ir))
 
 
 def negative(value: Value) -> Value:

@@ -56,7 +56,7 @@ def tensors() -> Tensors:
 def test_other_tensors_are_refused_before_anything_is_compiled(
     change: Callable[[Tensors], object], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("compiled_kernels.decode_step.step.compile_text", None)
+    monkeypatch.setattr("compiled_kernels.decode_step.step.step_text", None)
     wrong = tensors()
     change(wrong)
     kernel_refuses(f"decode step: .*{words}", DecodeStep, SHAPE, wrong)
