@@ -38,6 +38,10 @@ BF16_DOTS = "Triton's interpreter multiplies bfloat16 as if its bits were intege
 DOTS = "compiled_kernels/triton_code/dots.py"
 
 GAPS: tuple[Gap, ...] = (
+    *(
+        Gap("linear_quantized", backend, "*", "not written yet; formats in words run on eager and inductor")
+        for backend in (Backend.TRITON, Backend.MLIR)
+    ),
     Gap("linear_w8a8", Backend.TRITON, "*", "not written; INT8 activations run on eager, inductor and mlir"),
     Gap("quantized_attention", Backend.MLIR, "*dense keys*", "keys and values are both read as integers, or neither"),
     Gap("quantized_attention", Backend.MLIR, "* dense [bf]*", "old tokens are read as codes, never decoded"),
@@ -74,7 +78,7 @@ SPLIT = "walks over the context are split by how many programs there are"
 BATCH_VARIANT: tuple[BatchVariance, ...] = (
     *(
         BatchVariance(name, Backend.EAGER, BY_ROWS)
-        for name in ("linear", "linear_int8", "linear_grouped", "expert_linear")
+        for name in ("linear", "linear_int8", "linear_grouped", "linear_quantized", "expert_linear")
     ),
     *(
         BatchVariance(name, Backend.EAGER, "torch cuts sums over the context by the shape of the whole span")
@@ -85,6 +89,7 @@ BATCH_VARIANT: tuple[BatchVariance, ...] = (
         BatchVariance(name, Backend.INDUCTOR, f"one row is a multiply-reduce; of more rows {BY_ROWS}")
         for name in ("linear", "linear_int8", "linear_grouped", "expert_linear")
     ),
+    BatchVariance("linear_quantized", Backend.INDUCTOR, BY_ROWS),
     *(
         BatchVariance(
             name, Backend.INDUCTOR, "decodes and longer spans are different code, each with its own order of sums"

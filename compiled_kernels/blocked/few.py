@@ -50,11 +50,14 @@ class Operands(NamedTuple):
 
 @dataclass(frozen=True)
 class FewRows(Panels):
-    """A product of exactly `rows` rows; with `accumulate` it adds to what `out` holds, which is float32 then."""
+    """A product of exactly `rows` rows; with `accumulate` it adds to what `out` holds, which is float32 then. `out` has
+    `columns` columns unless that is 0, of which those from `first_column` on are this weight's."""
 
     rows: int = 1
     accumulate: bool = False
     out_dtype: str = field(default="f32", kw_only=True)
+    columns: int = field(default=0, kw_only=True)
+    first_column: int = field(default=0, kw_only=True)
 
     @property
     def block(self) -> int:
@@ -74,7 +77,7 @@ class FewRows(Panels):
 
     @property
     def out_type(self) -> str:
-        return rows_type(self.out_features, self.out_dtype, self.rows)
+        return rows_type(self.columns or self.out_features, self.out_dtype, self.rows)
 
 
 def weight_names(product: Panels) -> list[Named]:
@@ -100,7 +103,7 @@ def few(product: FewRows) -> None:
                 rows = range(first, min(first + product.rows_per_pass, product.rows))
                 places = [turn.index.like(row) for row in rows]
                 passes = PanelPass(number, len(firsts))
-                panel_rows(product, operands, turn.index, places, places, turn.index, passes)
+                panel_rows(product, operands, turn.index, places, places, turn.index + product.first_column, passes)
 
 
 def prepared(product: FewRows, given: dict[str, Value], rows: int) -> Operands:
@@ -276,21 +279,32 @@ def _store(
     for row, out_row in zip(rows, out_rows, strict=True):
         scale = row_scale(product.int8_rows, operands.x, row) if product.w8a8 else None
         for column, place in places:
-            value = finished(product, operands.weights, next(left), column, scale)
+            mask = columns_there(product, column, PANEL)
+            value = finished(product, operands.weights, next(left), column, mask, scale)
             if product.accumulate:
-                value = out.load(product.lanes, out_row, place) + value
-            out.store(value.to(product.out_dtype), out_row, place)
+                value = out.load(product.lanes, out_row, place, mask=mask) + value
+            out.store(value.to(product.out_dtype), out_row, place, mask=mask)
+
+
+def columns_there(product: Panels, column: Value, whole: int) -> Value | None:
+    """Return which columns of a vector from `column` on the weight has; None where all vectors are whole, as they are
+    of a multiple of `whole` columns."""
+    if product.out_features % whole == 0:
+        return None
+    here = column.to("i32").spread(product.lanes) + constant(range(product.lanes), "i32")
+    return here.below(product.out_features)
 
 
 def finished(
-    product: Panels, weights: Sequence[Value], sums: Value, column: Value, row: tuple[Value, Value] | None = None
-) -> Value:
-    """Return sums of the columns from `column` on, times their scales where rows have such, and their bias added; with
-    `w8a8`, of a row with that scale and that added to its sums."""
+    product: Panels, weights: Sequence[Value], sums: Value, column: Value, mask: Value | None,
+    row: tuple[Value, Value] | None = None,
+) -> Value:  # fmt: skip
+    """Return sums of the columns from `column` on that `mask` names, times their scales where rows have such, and their
+    bias added; with `w8a8`, of a row with that scale and that added to its sums."""
     if row:
         sums = scaled(sums, *row)
     if product.weight_dtype == "i8" and not product.group:
-        sums = sums * weights[1].load(product.lanes, column)
+        sums = sums * weights[1].load(product.lanes, column, mask=mask)
     if product.bias:
-        sums = sums + weights[-1].load(product.lanes, column).to("f32")
+        sums = sums + weights[-1].load(product.lanes, column, mask=mask).to("f32")
     return sums

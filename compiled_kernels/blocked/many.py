@@ -20,7 +20,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from compiled_kernels.blocked.few import Source, Sums, finished, group_sum, run_totals, weight_names
+from compiled_kernels.blocked.few import (
+    Source,
+    Sums,
+    columns_there,
+    finished,
+    group_sum,
+    run_totals,
+    weight_names,
+)
 from compiled_kernels.blocked.int8_rows import panel_sums, row_scale, unpacked
 from compiled_kernels.blocked.layout import PANEL, PANEL_PAIR
 from compiled_kernels.blocked.numbers import half_floats, parts, scales_at, unit_words
@@ -40,12 +48,19 @@ class ManyRows(Panels):
     """A product of any number of rows, at least `TILE_ROWS`. `out` is of `out_dtype` (f32, bf16), has `columns`
     columns unless that is 0, when it has those of the weight. `panel_distance`: the second panel of a pair is that
     many panels after the first, 0 where it is the next. `listed`: the rows of x and out are those that a list names,
-    and of the weight some pairs of panels are multiplied (see `listed_arguments`)."""
+    and of the weight some pairs of panels are multiplied (see `listed_arguments`). `first_column`: the column of out
+    that is the weight's first."""
 
     out_dtype: str = "f32"
     columns: int = 0
     panel_distance: int = 0
     listed: bool = False
+    first_column: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.panel_distance and self.out_features % PANEL_PAIR:
+            raise ValueError(f"{self.name}: {self.out_features} columns are no pairs of panels that stand apart")
 
     @property
     def multiplied_dtype(self) -> str:
@@ -106,7 +121,7 @@ class ManyRows(Panels):
         """Return how many pairs of panels there are, panels from one pair to the next, and from a pair's first to its
         second."""
         distance = self.panel_distance
-        return (distance, 1, distance) if distance else (self.out_features // PANEL_PAIR, 2, 1)
+        return (distance, 1, distance) if distance else (self.panels // 2, 2, 1)
 
 
 # Arguments of a `listed` product: row i of x and of out is %order[i]; pairs of panels from first_pair to pair_end are
@@ -403,9 +418,17 @@ def _places(product: ManyRows, given: dict[str, Value]) -> list[tuple[Value, Val
     return [(panel, inside + i * product.lanes) for i in range(product.vectors_per_tile)]
 
 
-def pair_sums(product: ManyRows, done: Done) -> list[tuple[Value, Value]]:
-    """Return a row's sums of one pair of panels, scaled and with their bias: each vector's first column, and the
-    vector."""
+class Found(NamedTuple):
+    """A vector of a row's results: the weight's column with which it begins, its numbers, and which of these the weight
+    has (None: all)."""
+
+    column: Value
+    value: Value
+    mask: Value | None
+
+
+def pair_sums(product: ManyRows, done: Done) -> list[Found]:
+    """Return a row's sums of one pair of panels, scaled and with their bias."""
     weights = [done.given[each.name] for each in weight_names(product)]
     scale = row_scale(product.int8_rows, done.given["x"], done.row) if product.w8a8 else None
     start = done.pair * (PANEL if product.panel_distance else PANEL_PAIR)
@@ -413,25 +436,21 @@ def pair_sums(product: ManyRows, done: Done) -> list[tuple[Value, Value]]:
     for at in range(0, PANEL_PAIR, product.lanes):
         offset = at if not product.panel_distance or at < PANEL else at - PANEL + product.panel_distance * PANEL
         column = start + offset
+        mask = columns_there(product, column, PANEL_PAIR)
         sums = done.sums.load(product.lanes, done.kept, at)
-        found.append((column, finished(product, weights, sums, column, scale)))
+        found.append(Found(column, finished(product, weights, sums, column, mask, scale), mask))
     return found
 
 
 def store_sums(product: ManyRows, done: Done) -> None:
-    """`Finish`: out[row, columns] = the sums, rounded to the type of `out`."""
-    for column, value in pair_sums(product, done):
-        done.given["out"].store(value.to(product.out_dtype), done.row, column)
-
-
-def store_listed(product: ManyRows, done: Done) -> None:
-    """`Finish`: out[row, columns less the skipped ones] = the sums, rounded to the type of `out`."""
-    for column, value in pair_sums(product, done):
-        done.given["out"].store(value.to(product.out_dtype), done.row, column - done.given["skipped_columns"])
+    """`Finish`: out[row, columns] = the sums, rounded to the type of `out`; of a list less the skipped columns."""
+    for column, value, mask in pair_sums(product, done):
+        place = column - done.given["skipped_columns"] if product.listed else column + product.first_column
+        done.given["out"].store(value.to(product.out_dtype), done.row, place, mask=mask)
 
 
 def add_sums(product: ManyRows, done: Done) -> None:
     """`Finish`: out[row, columns] += the sums; `out` is float32."""
-    for column, value in pair_sums(product, done):
-        out = done.given["out"]
-        out.store(out.load(product.lanes, done.row, column) + value, done.row, column)
+    out = done.given["out"]
+    for column, value, mask in pair_sums(product, done):
+        out.store(out.load(product.lanes, done.row, column, mask=mask) + value, done.row, column, mask=mask)

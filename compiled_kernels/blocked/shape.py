@@ -103,6 +103,11 @@ class Panels:
         return -(-self.in_features // (blocks * whole)) * whole
 
     @property
+    def panels(self) -> int:
+        """Return the panels of the weight, which come in pairs: columns beyond its last one are zeros."""
+        return 2 * -(-self.out_features // PANEL_PAIR)
+
+    @property
     def row_words(self) -> int:
         """Return the words of a row of the weight."""
         return self.words.row_words(self.in_features) if self.words else self.in_features // self.values_per_word
@@ -110,23 +115,20 @@ class Panels:
     @property
     def weight_types(self) -> tuple[str, ...]:
         """Return the memref types of the weight's words, of its scales, minima and bias, as far as there are such."""
-        panels = self.out_features // PANEL
         scales = (memref((self.out_features,), "f32"),) if self.weight_dtype == "i8" else ()
         if self.group:
             columns = self.words.scale_columns if self.words else self.group
-            kind = memref((panels, self.in_features // columns, PANEL), "i8" if self.weight_dtype == "f4" else "f16")
+            kind = memref((self.panels, self.in_features // columns, PANEL), "i8" if self.weight_dtype == "f4" else "f16")
             scales = (kind, kind) if self.has_minima else (kind,)
         bias = (memref((self.out_features,), self.x_dtype),) if self.bias else ()
-        return (memref((panels, self.row_words, PANEL), "i32"), *scales, *bias)
+        return (memref((self.panels, self.row_words, PANEL), "i32"), *scales, *bias)
 
     def __post_init__(self) -> None:
         if self.w8a8 and self.weight_dtype != "i8":
             raise ValueError(f"{self.name}: rows of INT8 are multiplied with weights of i8, not of {self.weight_dtype}")
         whole = self.words.block if self.words else 2 * self.values_per_word
-        if self.out_features % PANEL_PAIR or self.in_features % whole:
-            raise ValueError(
-                f"{self.name}: {self.out_features} x {self.in_features} {self.weight_dtype} is not for panels"
-            )
+        if self.in_features % whole:
+            raise ValueError(f"{self.name}: a width of {self.in_features} {self.weight_dtype} is not for panels")
         if self.quant_group and (self.in_features % self.quant_group or self.quant_group % self.values_per_word):
             raise ValueError(f"{self.name}: groups of {self.quant_group} are not whole words of {self.in_features}")
         if self.weight_dtype in ("i4", "f4") and not self.quant_group:

@@ -182,20 +182,19 @@ class Value:
     def __setitem__(self, place: Value | int | tuple[Value | int, ...], value: Value) -> None:
         mlir().memref.store(value.ir, self.ir, _place(place))
 
-    def load(self, lanes: int, *place: Value | int) -> Value:
-        """Return `lanes` neighbours of a memory, from `place` on."""
-        return Value(mlir().vector.load(typed(self.element, lanes), self.ir, _place(place)))
-
-    def store(self, value: Value, *place: Value | int) -> None:
-        mlir().vector.store(value.ir, self.ir, _place(place))
-
-    def load_some(self, mask: Value, *place: Value | int) -> Value:
-        """Return neighbours of a memory where `mask` holds, zeros elsewhere, where nothing is read."""
-        zeros = constant(0, self.element, mask.lanes)
+    def load(self, lanes: int, *place: Value | int, mask: Value | None = None) -> Value:
+        """Return `lanes` neighbours of a memory, from `place` on; where `mask` does not hold zeros, nothing is read."""
+        if mask is None:
+            return Value(mlir().vector.load(typed(self.element, lanes), self.ir, _place(place)))
+        zeros = constant(0, self.element, lanes)
         return Value(mlir().vector.maskedload(zeros.type, self.ir, _place(place), mask.ir, zeros.ir))
 
-    def store_some(self, value: Value, mask: Value, *place: Value | int) -> None:
-        mlir().vector.maskedstore(self.ir, _place(place), mask.ir, value.ir)
+    def store(self, value: Value, *place: Value | int, mask: Value | None = None) -> None:
+        """Store a vector from `place` on, only where `mask` holds if it is given."""
+        if mask is None:
+            mlir().vector.store(value.ir, self.ir, _place(place))
+        else:
+            mlir().vector.maskedstore(self.ir, _place(place), mask.ir, value.ir)
 
     def flat(self) -> Value:
         """Return a memory of two dimensions, row after row, as one of one."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from compiled_kernels.blocked.few import FewRows, Operands, panel_rows, weight_names
 from compiled_kernels.blocked.layout import PANEL, PANEL_PAIR
-from compiled_kernels.blocked.many import ORDER_TYPE, ManyRows, listed_arguments, many, store_listed
+from compiled_kernels.blocked.many import ORDER_TYPE, ManyRows, listed_arguments, many, store_sums
 from compiled_kernels.blocked.shape import TILE_ROWS, rows_type
 from compiled_kernels.builder.functions import Given, call, function, loop, text_of, when
 from compiled_kernels.builder.threads import entry, share, wait
@@ -33,7 +33,6 @@ class ListedRows(FewRows):
     """A product of rows that a list names (see `listed_arguments`), with some panels of a stack of weights. `columns` are those
     of one weight; row i of out is made of row i // `reads` of x. `rows` are those of out."""
 
-    columns: int = 0
     reads: int = 1
 
     @property
@@ -118,7 +117,7 @@ def expert_text(product: ExpertProduct) -> str:
 
 def _experts(product: ExpertProduct) -> None:
     few(product.few)
-    many(product.many, store_listed)
+    many(product.many, store_sums)
     with entry(product.name, product.arguments) as given:
         pairs = product.out_features // PANEL_PAIR
         given["rows"], own = given["sizes"][0].to("index"), share(given, pairs, 1)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import torch.nn.functional as F
 from einops import einsum
-from jaxtyping import Float, Int8
+from jaxtyping import Float, Int8, Int32
 from torch import Tensor
 
 from compiled_kernels.backends import Backend
 from compiled_kernels.blocked.layout import from_panels, shape_of
 from compiled_kernels.linear import inductor as traced
+from compiled_kernels.linear.by_blocks import linear_quantized as quantized_by_blocks
+from compiled_kernels.linear.by_blocks import multiply_by_blocks
 from compiled_kernels.linear.quantize import dequantize_grouped, dequantize_int8
 from compiled_kernels.operators import define_operator
 
@@ -17,16 +19,6 @@ from compiled_kernels.operators import define_operator
 def linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     out = einsum(x, weight, "token width, out width -> token out")
     return out if bias is None else out + bias
-
-
-def linear_int8_reference(x: Tensor, values: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
-    return linear_reference(x, dequantize_int8(values, scales).to(x.dtype), bias)
-
-
-def linear_grouped_reference(
-    x: Tensor, codes: Tensor, scales: Tensor, minima: Tensor | None, bias: Tensor | None, group: int
-) -> Tensor:
-    return linear_reference(x, dequantize_grouped(codes, scales, minima, group).to(x.dtype), bias)
 
 
 def _fake(x: Tensor, weight: Tensor, *_: Tensor | int | None) -> Tensor:
@@ -56,6 +48,12 @@ LINEAR_GROUPED = define_operator(
         Backend.TRITON: "compiled_kernels.linear.triton:linear_grouped",
         Backend.MLIR: "compiled_kernels.linear.mlir:linear_grouped",
     },
+)
+LINEAR_QUANTIZED = define_operator(
+    "linear_quantized",
+    "(Tensor x, Tensor weight, Tensor scales, Tensor? minima, Tensor? bias, str format) -> Tensor",
+    _fake,
+    {Backend.INDUCTOR: "compiled_kernels.linear.by_blocks:linear_quantized"},
 )
 
 
@@ -88,7 +86,7 @@ def linear_int8(
     """Compute x @ (values * scales).T + bias, one scale an output channel, in the type of `x`."""
     values = values if backend is Backend.MLIR else from_panels(values)
     if backend is Backend.EAGER:
-        return linear_int8_reference(x, values, scales, bias)
+        return multiply_by_blocks(x, (values, scales), dequantize_int8, bias)
     if backend is Backend.INDUCTOR:
         return traced.linear_int8(x, values, scales, bias)
     return LINEAR_INT8.implementation(backend)(x, values, scales, bias)
@@ -116,7 +114,32 @@ def linear_grouped(
         backend: what computes it.
     """
     if backend is Backend.EAGER:
-        return linear_grouped_reference(x, codes, scales, minima, bias, group)
+        return multiply_by_blocks(x, (codes, scales, minima), lambda *parts: dequantize_grouped(*parts, group), bias)
     if backend is Backend.INDUCTOR:
         return traced.linear_grouped(x, codes, scales, minima, bias, group)
     return LINEAR_GROUPED.implementation(backend)(x, codes, scales, minima, bias, group)
+
+
+def linear_quantized(
+    x: Float[Tensor, "token width"],
+    weight: Int32[Tensor, "out word"] | Int32[Tensor, "panel word column value"],
+    scales: Float[Tensor, "out column_group"],
+    minima: Float[Tensor, "out column_group"] | None,
+    bias: Tensor | None,
+    format: str,
+    backend: Backend = Backend.EAGER,
+) -> Float[Tensor, "token out"]:
+    """Compute x @ weight.T + bias, in the type of `x`, of a matrix in words.
+
+    Args:
+        x: the rows.
+        weight: words of the matrix (see linear/planes.py), row by row or in panels.
+        scales: float16.
+        minima: float16; None where the format has none.
+        bias: [out].
+        format: the name of a format of `matrix_format.WORDS`: "q4_k", ...
+        backend: what computes it.
+    """
+    weight = weight if backend is Backend.MLIR else from_panels(weight)
+    run = quantized_by_blocks if backend is Backend.EAGER else LINEAR_QUANTIZED.implementation(backend)
+    return run(x, weight, scales, minima, bias, format)

@@ -8,13 +8,20 @@ import compiled_kernels
 from compiled_kernels.blocked import from_panels, to_panels
 from compiled_kernels.cases import Case, CaseCost, Suite, random_normal
 from compiled_kernels.linear.api import linear_reference
-from compiled_kernels.linear.matrix_format import Codes, MatrixFormat
-from compiled_kernels.linear.quantize import dequantize_grouped, dequantize_int8, quantize_int8, quantize_matrix
+from compiled_kernels.linear.matrix_format import WORDS, Codes, MatrixFormat
+from compiled_kernels.linear.quantize import (
+    dequantize_grouped,
+    dequantize_int8,
+    dequantize_matrix,
+    quantize_int8,
+    quantize_matrix,
+)
 
 # (rows, width, out): one row and 16 through the matrices of SmolLM2 and TinyLlama; many rows; ragged ones.
 DECODE = [(1, 576, 3072), (1, 2048, 11264), (1, 5632, 2048), (16, 576, 3072), (16, 2048, 2048)]
 PREFILL = [(512, 576, 3072)]
 PANELS = [(1, 576, 3072), (16, 576, 3072), (512, 576, 3072), (4, 96, 128), (6, 352, 64), (7, 64, 64), (385, 704, 192)]
+IN_WORDS = [(1, 256, 40), (2, 256, 40), (3, 512, 7), (5, 768, 33), (33, 256, 17), (1, 2048, 11264), (16, 2048, 2048)]
 SMALL = [(1, 64, 40), (2, 64, 40), (3, 128, 7), (5, 192, 33), (33, 64, 17)]
 # Formats in few bits beside INT8 by row, by what stores so: our INT4, Q4_0; AWQ and GPTQ; Q4_1; Q8_0; GPTQ in 8 bits;
 # FP8 by block, and by row (its group is any number of columns from the width on).
@@ -60,6 +67,15 @@ def grouped_inputs(
     return x, *stored, *([] if len(stored) == 3 else [None]), added, min(group, width)
 
 
+def words_inputs(
+    generator: torch.Generator, tokens: int, width: int, out: int, dtype: torch.dtype, bias: bool, format: str
+) -> tuple:
+    x, weight, added = dense_inputs(generator, tokens, width, out, dtype, bias)
+    weight = weight + random_normal(generator, dtype, (out, 1)) * width**-0.5
+    stored = quantize_matrix(weight, MatrixFormat.named(format))
+    return x, *stored, *([] if len(stored) == 3 else [None]), added, format
+
+
 def cases(bits: int) -> tuple[Case, ...]:
     """Make the cases of INT8 by row, and with `bits` 0 those of dense weights; row by row, and in panels."""
     found = []
@@ -101,6 +117,24 @@ def grouped_cases() -> tuple[Case, ...]:
     return tuple(found)
 
 
+def words_cases() -> tuple[Case, ...]:
+    """Make the cases of each format in words."""
+    return tuple(
+        Case(
+            f"{tokens}x{width}x{out} {name}",
+            {"tokens": tokens, "width": width, "out": out, "dtype": dtype, "bias": out % 2 == 1, "format": name},
+            CaseCost(
+                MatrixFormat.named(name).nbytes(out, width) + tokens * (width + out) * dtype.itemsize,
+                2 * tokens * width * out,
+            ),
+            timed=width > 1000 and dtype == torch.bfloat16,
+        )
+        for name in WORDS
+        for tokens, width, out in IN_WORDS
+        for dtype in (torch.float32, torch.bfloat16)
+    )
+
+
 def terms(width: int, **_: object) -> float:
     return 4 + math.sqrt(width)
 
@@ -127,6 +161,15 @@ def _grouped(
     return x, dequantize_grouped(codes, scales.double(), None if minima is None else minima.double(), group), bias
 
 
+def _words(
+    x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, minima: torch.Tensor | None,
+    bias: torch.Tensor | None, format: str,
+) -> tuple:  # fmt: skip
+    found = MatrixFormat.named(format)
+    exact = dequantize_matrix(found, from_panels(words), scales.double(), None if minima is None else minima.double())
+    return x, exact, bias
+
+
 def _exact(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     return linear_reference(x.double(), weight, None if bias is None else bias.double())
 
@@ -143,5 +186,9 @@ SUITES = (
     Suite(
         "linear_grouped", grouped_inputs, compiled_kernels.linear_grouped, grouped_cases(), terms,
         exact=lambda *inputs: _exact(*_grouped(*inputs)), scale=lambda *inputs: _size(*_grouped(*inputs)),
+    ),
+    Suite(
+        "linear_quantized", words_inputs, compiled_kernels.linear_quantized, words_cases(), terms,
+        exact=lambda *inputs: _exact(*_words(*inputs)), scale=lambda *inputs: _size(*_words(*inputs)),
     ),
 )  # fmt: skip

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 
@@ -140,10 +140,10 @@ class MatrixFormat:
             raise ValueError(f"{self}: there are no minima beside fp8")
 
     @classmethod
-    def named(cls, name: Codes) -> MatrixFormat:
+    def named(cls, name: str) -> MatrixFormat:
         """Return the format of a name of `WORDS`; its scales are float16, as are its minima."""
         words = WORDS[name]
-        return cls(name, words.group, torch.float16, torch.float16 if words.minima else None)
+        return cls(cast(Codes, name), words.group, torch.float16, torch.float16 if words.minima else None)
 
     def __str__(self) -> str:
         if self.words is not None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 from einops import rearrange
-from jaxtyping import Int32
+from jaxtyping import Int32, UInt8
 from torch import Tensor
 
 from compiled_kernels.linear.matrix_format import WORD_BITS, SubScales
@@ -30,12 +30,15 @@ def pack_planes(codes: Tensor, planes: tuple[int, ...]) -> Int32[Tensor, "... wo
     return torch.cat(words, -1)
 
 
-def unpack_planes(words: Int32[Tensor, "... word"], planes: tuple[int, ...]) -> Int32[Tensor, "... column"]:
+def unpack_planes(words: Int32[Tensor, "... word"], planes: tuple[int, ...]) -> UInt8[Tensor, "... column"]:
     """Return the codes that `pack_planes` packed."""
     columns, done, codes = words.shape[-1] * WORD_BITS // sum(planes), 0, None
-    for bits, part in zip(planes, words.split([bits * columns // WORD_BITS for bits in planes], -1), strict=True):
-        plane = (part[..., None] >> _first_bits(bits, words.device) & (1 << bits) - 1).flatten(-2) << done
-        codes = plane if codes is None else codes | plane
+    for bits, plane in zip(planes, words.split([bits * columns // WORD_BITS for bits in planes], -1), strict=True):
+        moved = (plane ^ plane >> 8) & 0xFF00  # bytes 1 and 2 change places, and are in the order of columns
+        plane, mask = plane ^ moved ^ moved << 8, ((1 << bits) - 1) * 0x01010101
+        rows = [plane] if bits == 8 else [plane >> first & mask for first in range(0, 8, bits)]
+        part = torch.stack(rows, -1).view(torch.uint8).flatten(-2)
+        codes = part if codes is None else codes | part << done
         done += bits
     assert codes is not None
     return codes

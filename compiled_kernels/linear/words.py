@@ -6,7 +6,7 @@ Numbers are those of the `gguf` package to the last bit: `(scale * sub-scale) * 
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Int32
+from jaxtyping import Float, Int8, Int32
 from torch import Tensor
 
 from compiled_kernels.linear.matrix_format import Words
@@ -19,7 +19,7 @@ def dequantize_words(
     """Return the numbers of a matrix in float32; in float64 with scales of float64."""
     exact = torch.promote_types(scales.dtype, torch.float32)
     blocks, codes = weight.unflatten(-1, (-1, words.words)), unpack_codes(words, weight)
-    numbers = torch.tensor(words.values, device=weight.device)[codes] if words.values else codes
+    numbers = torch.tensor(words.values, device=weight.device)[codes.int()] if words.values else codes
     step, least = (
         None if each is None else each.to(exact).unflatten(-1, (blocks.shape[1], -1)) for each in (scales, minima)
     )
@@ -28,14 +28,15 @@ def dequantize_words(
         held, groups = blocks[..., words.plane_words :], words.block // words.group
         step = step * ((unpack_sub_scales(held, sub.scale, groups) ^ sub.sign_bit) - sub.offset).to(exact)
         least = None if least is None else -least * unpack_sub_scales(held, sub.minimum, groups).to(exact)
-    found = numbers.to(exact).unflatten(-1, (-1, words.group)) * step[..., None]
-    return (found if least is None else found + least[..., None]).flatten(1)
+    found = numbers.to(exact).unflatten(-1, (-1, words.group)).mul_(step[..., None])
+    return (found if least is None else found.add_(least[..., None])).flatten(1)
 
 
-def unpack_codes(words: Words, weight: Int32[Tensor, "out word"]) -> Int32[Tensor, "out block column"]:
+def unpack_codes(words: Words, weight: Int32[Tensor, "out word"]) -> Int8[Tensor, "out block column"]:
     """Return the integers that codes mean, or their places in the table of values."""
     blocks = weight.unflatten(-1, (-1, words.words))
-    return (unpack_planes(blocks[..., : words.plane_words], words.planes) ^ words.sign_bit) - words.offset
+    codes = unpack_planes(blocks[..., : words.plane_words], words.planes)
+    return (codes if words.sign_bit else codes - words.offset).view(torch.int8)  # two's complement is read as it is
 
 
 def quantize_words(weight: Float[Tensor, "out width"], words: Words) -> tuple[Tensor, ...]:

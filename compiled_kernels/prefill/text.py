@@ -99,7 +99,7 @@ def _gated(product: ManyRows, done: Done) -> None:
     found = pair_sums(product, done)
     gate, up = found[: len(found) // 2], found[len(found) // 2 :]
     assert len(gate) * product.lanes == PANEL
-    for (column, value), (_, beside) in zip(gate, up, strict=True):
+    for (column, value, _), (_, beside, _) in zip(gate, up, strict=True):
         done.given["out"].store((silu(value) * beside).to(product.out_dtype), done.row, column)
 
 

@@ -38,7 +38,7 @@ def test_words_hold_every_code_and_sub_scale(seed: int, name: str, blocks: int) 
     codes = drawn(seed, 1 << words.bits, 2, blocks, words.block)
     packed = pack_planes(codes, words.planes)
     assert packed.shape[-1] == words.plane_words
-    assert torch.equal(unpack_planes(packed, words.planes), codes)
+    assert torch.equal(unpack_planes(packed, words.planes).int(), codes)
     if (sub := words.sub_scales) is not None:
         groups = words.block // words.group
         scales, minima = (drawn(seed + i, 1 << sum(bits for bits, _ in sub.scale), 2, groups) for i in (1, 2))
@@ -51,7 +51,7 @@ def test_words_hold_every_code_and_sub_scale(seed: int, name: str, blocks: int) 
 @given(SEEDS, NAMES, st.integers(1, 3), st.integers(1, 2), st.sampled_from([1e-3, 1.0, 50.0]))
 def test_a_matrix_stays_within_half_a_step(seed: int, name: str, out: int, blocks: int, size: float) -> None:
     """Half a step of a code, wider in a table; and what scales lose in float16, and in a second level's integers."""
-    format, words = MatrixFormat.named(name), WORDS[name]  # type: ignore[arg-type] (its names are those codes)
+    format, words = MatrixFormat.named(name), WORDS[name]
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(out, blocks * words.block, generator=generator) * size + size / 3
     stored = quantize_matrix(weight, format)

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from compiled_kernels.expert_linear.packed import E2M1
-from compiled_kernels.linear.matrix_format import Codes, MatrixFormat
+from compiled_kernels.linear.matrix_format import MatrixFormat
 from compiled_kernels.linear.planes import BYTE_OF_COLUMN
 from compiled_kernels.linear.quantize import dequantize_matrix
 from workbench.model.by_rows import empty_pages
@@ -139,7 +139,7 @@ class BlockType:
     @property
     def format(self) -> MatrixFormat | None:
         """Return the format of matrices that are stored so; None where it is not one in words."""
-        return MatrixFormat.named(cast(Codes, self.name.lower())) if self.planes else None
+        return MatrixFormat.named(self.name.lower()) if self.planes else None
 
 
 BLOCK_TYPES: dict[int, BlockType] = {
