@@ -3,13 +3,14 @@
 # pyright: reportAttributeAccessIssue=false
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from compiled_kernels.builder.values import Value, index, mlir, typed
+from compiled_kernels.builder.values import Number, Value, attributes, index, mlir, typed
 from compiled_kernels.mlir_text.functions import Named
 
 Given = dict[str, Value]
@@ -79,6 +80,21 @@ def room(kind: str) -> Value:
     return Value(mlir().memref.alloca(typed(kind), [], [], alignment=64))
 
 
+def table(numbers: Sequence[Number], element: str) -> Value:
+    """Return a memory of the module that holds these numbers; the function at hand has its name to itself."""
+    ir, shape = mlir().ir, f"{len(numbers)}x{element}"
+    holder = ir.InsertionPoint.current.block.owner
+    while holder.parent.parent is not None:
+        holder = holder.parent
+    digest = hashlib.blake2b(f"{element}{numbers}".encode(), digest_size=6).hexdigest()
+    name, kind = f"{ir.StringAttr(holder.attributes['sym_name']).value}_table_{digest}", typed(f"memref<{shape}>")
+    if name not in ir.SymbolTable(holder.parent.operation):
+        given = ir.DenseElementsAttr.get(attributes(numbers, element), typed(f"tensor<{shape}>"))
+        with ir.InsertionPoint(holder):
+            mlir().memref.GlobalOp(name, kind, sym_visibility="private", initial_value=given, constant=True)
+    return Value(mlir().memref.get_global(kind, name))
+
+
 @dataclass
 class Loop:
     """A loop under construction: its `index`, what it carries from turn to turn, and after it the `results`."""
@@ -120,6 +136,19 @@ def when(condition: Value) -> Iterator[Callable[[], Any]]:
         mlir().scf.yield_([])
     with mlir().ir.InsertionPoint(made.else_block):
         mlir().scf.yield_([])
+
+
+@contextmanager
+def repeat(begin: Value, goes_on: Callable[[Value], Value]) -> Iterator[Loop]:
+    """Make a loop from `begin` on, while `goes_on` holds of its value; a turn ends with `carry` of the next one."""
+    ir = mlir().ir
+    made = mlir().scf.WhileOp([begin.type], [begin.ir])
+    before, after = (each.blocks.append(begin.type) for each in (made.before, made.after))
+    with ir.InsertionPoint(before):
+        mlir().scf.condition(goes_on(Value(before.arguments[0])).ir, before.arguments)
+    with ir.InsertionPoint(after):
+        value = Value(after.arguments[0])
+        yield Loop(made, value, [value])
 
 
 def either(condition: Value, one: Callable[[], Value], other: Callable[[], Value], kind: str = "i1") -> Value:

@@ -163,6 +163,10 @@ class Value:
         """Return one number of a vector."""
         return Value(mlir().vector.extract(self.ir, [], [place]))
 
+    def put(self, place: int, number: Value) -> Value:
+        """Return the vector with one number replaced."""
+        return Value(mlir().vector.insert(number.ir, self.ir, [], [place]))
+
     def part(self, start: int, count: int) -> Value:
         """Return `count` neighbours of a vector."""
         return Value(mlir().vector.extract_strided_slice(typed(self.element, count), self.ir, [start], [count], [1]))
@@ -227,17 +231,26 @@ def index(value: int) -> Value:
 
 def constant(value: Number | Sequence[Number], element: str, lanes: int = 0) -> Value:
     """Return a constant; of several numbers the vector of them."""
-    ir, numbers = mlir().ir, value if isinstance(value, Sequence) else (value,)
-    kind = typed(element)
-    make = ir.FloatAttr.get if "f" in element else ir.IntegerAttr.get
-    given = [make(kind, float(each) if "f" in element else _wrapped(int(each), element)) for each in numbers]
+    dense = mlir().ir.DenseElementsAttr
     if isinstance(value, Sequence):
-        attribute = ir.DenseElementsAttr.get(given, typed(element, len(numbers)))
-    elif lanes:
-        attribute = ir.DenseElementsAttr.get_splat(typed(element, lanes), given[0])
+        attribute = dense.get(attributes(value, element), typed(element, len(value)))
     else:
-        attribute = given[0]
+        (attribute,) = attributes((value,), element)
+        attribute = dense.get_splat(typed(element, lanes), attribute) if lanes else attribute
     return Value(mlir().arith.constant(attribute.type, attribute))
+
+
+def attributes(numbers: Sequence[Number], element: str) -> list[Any]:
+    """Return numbers of Python as attributes of MLIR."""
+    ir, kind = mlir().ir, typed(element)
+    if "f" in element:
+        return [ir.FloatAttr.get(kind, float(each)) for each in numbers]
+    return [ir.IntegerAttr.get(kind, _wrapped(int(each), element)) for each in numbers]
+
+
+def counted(lanes: int) -> Value:
+    """Return the indices 0, 1, ... as a vector."""
+    return Value(mlir().vector.step(typed("index", lanes)))
 
 
 def _wrapped(value: int, element: str) -> int:

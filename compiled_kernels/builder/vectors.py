@@ -92,3 +92,8 @@ def norm_factor(x: Value, row: Value, first: Value | int, width: int, eps: float
         turn.carry([fma(value, value, turn.carried[0])])
     mean = total(turn.results[0]) / width
     return (mean.like(1.0) / root(mean + eps)).spread(lanes)
+
+
+def tanh(doubled: Value) -> Value:
+    """Return tanh x = 1 - 2 / (exp(2x) + 1), of 2x."""
+    return doubled.like(1.0) - doubled.like(2.0) / (exp(doubled) + 1.0)

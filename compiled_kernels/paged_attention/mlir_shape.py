@@ -37,7 +37,7 @@ class HeadShape:
         sliding_window: positions that a query sees, all where it is 0.
         num_sink_tokens: first positions that are always seen.
         sink_logits: whether each head has one logit more in its softmax, without a value.
-        mask: text of a program (see `scalar_code`) that gives of (query, key, head) whether a key is seen too, or empty.
+        mask: text of a program (see `scalar_code`) that gives of (query, key, head) whether a key is seen, or empty.
         score: text of one that gives of (score, head, query, key) what is put in the score's place, or empty.
         normalized: whether weights are divided by their sum; else they are exp(score).
         selected: whether each query reads chosen pages only (see `page_selection`).
@@ -174,8 +174,8 @@ class SpanAttention(PagedHeads):
 
     @property
     def types(self) -> dict[str, str]:
-        """Return memref types by name: `sizes` are the numbers of tokens, of positions and of pages; `chosen` which pages
-        each token reads for each key/value head, one after another; `keys` and `values` the new
+        """Return memref types by name: `sizes` are the numbers of tokens, of positions and of pages; `chosen` which
+        pages each token reads for each key/value head, one after another; `keys` and `values` the new
         layout, block by block of each key/value head; `sums`, `peaks` (and totals) one tile's, by slot; `weights`
         those of one block for a few slots."""
         return {

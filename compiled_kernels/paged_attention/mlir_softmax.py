@@ -1,98 +1,126 @@
-"""The running softmax of both attention kernels: scores of one query's next keys become weights."""
+"""What attention means, for every walk: which keys a query sees, their logits, the running softmax, and what is left of
+the sums at last."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
-from compiled_kernels.mlir_text import Lines, number, vector
-from compiled_kernels.paged_attention.mlir_rules import KeyRun, Rules
-from compiled_kernels.paged_attention.mlir_shape import PagedHeads
+from compiled_kernels.builder.values import Value, constant, exp, fma, index
+from compiled_kernels.builder.vectors import tanh, total
+from compiled_kernels.paged_attention.mlir_shape import HeadShape, PagedHeads
+from compiled_kernels.scalar_code.intervals import reach
+from compiled_kernels.scalar_code.mlir import scalar_code
+from compiled_kernels.scalar_code.program import Program
+
+Spot = tuple[Value, tuple[Value | int, ...]]  # a memory, and a place in it
 
 
-@dataclass(frozen=True)
-class Softmax:
-    """One query over its next keys: vectors of scores come in, vectors of weights go out.
+class Query(NamedTuple):
+    """A query at work.
 
-    What the query has found so far lies in memory, its peak (the highest logit) and its total (the sum of weights):
-    a `place` is where, with its type, as MLIR writes both (`%peaks[%slot] : memref<64xf32>`). `scale`, `none` and
-    `zero` name vectors of constants.
+    Attributes:
+        position: its position.
+        head: the number of its head among all.
+        slot: its number among those that are at work together.
+        place: where its numbers lie in the memory of queries.
+        sums, peak, total: where what it has found so far lies: weighted values, highest logit, sum of weights.
     """
 
-    lines: Lines
-    shape: PagedHeads
-    scale: str
-    none: str
-    zero: str
+    position: Value
+    head: Value
+    slot: int
+    place: tuple[Value | int, ...]
+    sums: Spot
+    peak: Spot
+    total: Spot
 
-    @classmethod
-    def begin(cls, lines: Lines, shape: PagedHeads) -> Softmax:
-        scale, none, zero = (lines.constant(value, shape.lanes) for value in (number(shape.scale), "0xFF800000", "0.0"))
-        return cls(lines, shape, scale, none, zero)
 
-    @property
-    def _kind(self) -> str:
-        return vector(self.shape.lanes)
+class Keys(NamedTuple):
+    """A vector of keys for one query: their scores, their positions, and which are in reach."""
 
-    def scaled(self, score: str) -> str:
-        """Emit scores, scaled and capped."""
-        score = self.lines.let(f"arith.mulf {score}, {self.scale} : {self._kind}")
-        return self._capped(score) if self.shape.softcap else score
+    scores: Value
+    positions: Value
+    visible: Value
 
-    def logits(self, score: str, visible: str, rules: Rules, run: KeyRun) -> tuple[str, str]:
-        """Emit the logits of a run of keys, minus infinity where one is not visible, and which are: of those that come
-        so far, what the mask shows and the score function does not hide."""
-        score = rules.scored(self.lines, run, self.scaled(score))
-        visible = rules.visible(self.lines, run, visible)
-        if self.shape.score:
-            bits = vector(self.shape.lanes, "i1")
-            shown = self.lines.let(f"arith.cmpf une, {score}, {self.none} : {self._kind}")
-            visible = self.lines.let(f"arith.andi {visible}, {shown} : {bits}")
-        return visible, self._where(visible, score, self.none)
 
-    def highest(self, logits: list[str]) -> str:
-        """Emit the highest of vectors of logits, as one number."""
-        found = logits[0]
-        for each in logits[1:]:
-            found = self.lines.let(f"arith.maximumf {found}, {each} : {self._kind}")
-        return self.lines.let(f"vector.reduction <maximumf>, {found} : {self._kind} into f32")
+def in_window(shape: HeadShape, keys: Value, position: Value) -> Value:
+    """Return which positions a query sees: all up to its own, of these the window and the sinks."""
+    here = position.spread(keys.lanes)
+    visible = keys.compared("ule", here)
+    if not shape.sliding_window:
+        return visible
+    near = here.below(keys + shape.sliding_window)
+    if shape.num_sink_tokens:
+        near = near | keys.below(shape.num_sink_tokens)
+    return visible & near
 
-    def raise_peak(self, place: str, highest: str) -> tuple[str, str]:
-        """Emit the peak before, and the peak from now on as a vector."""
-        before = self.lines.let(f"memref.load {place}")
-        peak = self.lines.let(f"arith.maximumf {before}, {highest} : f32")
-        self.lines.emit(f"memref.store {peak}, {place}")
-        return before, self.lines.splat(peak, self.shape.lanes)
 
-    def weight(self, logits: str, visible: str, peaks: str) -> str:
-        """Emit exp(logit - peak); 0 where a key is not visible."""
-        fallen = self.lines.let(f"arith.subf {logits}, {peaks} : {self._kind}")
-        return self._where(visible, self.lines.exp(fallen, self.shape.lanes), self.zero)
+def first_seen(shape: HeadShape, length: Value) -> Value:
+    """Return the first position in the window of the last of `length` positions."""
+    return length - length.least(shape.sliding_window) if shape.sliding_window else index(0)
 
-    def move_total(self, place: str, before: str, peaks: str, weights: str) -> str:
-        """Emit total * factor + the sum of `weights`; return the factor, exp(earlier peak - peak), which earlier sums
-        need too.
 
-        It is 1 where the peak has not moved, and that of a query that has seen nothing yet is minus infinity still.
-        """
-        lines, lanes = self.lines, self.shape.lanes
-        earlier = lines.splat(before, lanes)
-        same = lines.let(f"arith.cmpf oeq, {earlier}, {peaks} : {self._kind}")
-        fallen = self._where(same, self.zero, lines.let(f"arith.subf {earlier}, {peaks} : {self._kind}"))
-        factor = lines.let(f"vector.extract {lines.exp(fallen, lanes)}[0] : f32 from {self._kind}")
-        total = lines.let(f"memref.load {place}")
-        total = lines.let(f"arith.mulf {total}, {factor} : f32")
-        total = lines.let(f"arith.addf {total}, {lines.hsum(weights, lanes)} : f32")
-        lines.emit(f"memref.store {total}, {place}")
-        return factor
+def logits(shape: PagedHeads, query: Query, keys: Keys) -> tuple[Value, Value]:
+    """Return which keys are visible: in reach, shown by the mask, and not hidden by the score function; and the logits,
+    minus infinity where a key is not visible."""
+    inputs = {"query": query.position, "key": keys.positions, "head": query.head}
+    score, visible = keys.scores * shape.scale, keys.visible
+    none = score.like(-math.inf)
+    if shape.softcap:
+        score = tanh(score * (2 / shape.softcap)) * shape.softcap
+    if shape.score:
+        score = scalar_code(Program.parse(shape.score), {"score": score, **inputs}, shape.lanes)
+        visible = visible & score.compared("une", none)
+    if shape.mask:
+        visible = visible & scalar_code(Program.parse(shape.mask), inputs, shape.lanes)
+    return visible, visible.choose(score, none)
 
-    def _where(self, visible: str, value: str, otherwise: str) -> str:
-        bits = vector(self.shape.lanes, "i1")
-        return self.lines.let(f"arith.select {visible}, {value}, {otherwise} : {bits}, {self._kind}")
 
-    def _capped(self, score: str) -> str:
-        """Emit c tanh(score / c), with tanh x = 1 - 2 / (exp(2x) + 1)."""
-        lines, kind, cap = self.lines, self._kind, self.shape.softcap
-        double, one, two, most = (lines.constant(number(v), self.shape.lanes) for v in (2 / cap, 1.0, 2.0, cap))
-        power = lines.exp(lines.let(f"arith.mulf {score}, {double} : {kind}"), self.shape.lanes)
-        part = lines.let(f"arith.divf {two}, {lines.let(f'arith.addf {power}, {one} : {kind}')} : {kind}")
-        return lines.let(f"arith.mulf {most}, {lines.let(f'arith.subf {one}, {part} : {kind}')} : {kind}")
+def weigh(shape: PagedHeads, query: Query, keys: Sequence[Keys]) -> tuple[list[Value], Value]:
+    """Return the weights of vectors of keys, exp(logit - peak), and the factor of earlier sums, exp(earlier peak -
+    peak): it is 1 where the peak has not moved; that of a query that has seen nothing yet is minus infinity still."""
+    found = [logits(shape, query, each) for each in keys]
+    (memory, place), (totals, total_place) = query.peak, query.total
+    before = memory[place]
+    peak = before.most(functools.reduce(Value.most, (logit for _, logit in found)).reduce("maximumf"))
+    memory[place] = peak
+    peaks, earlier = peak.spread(shape.lanes), before.spread(shape.lanes)
+    zero = peaks.like(0.0)
+    weights = [visible.choose(exp(logit - peaks), zero) for visible, logit in found]
+    factor = exp(earlier.equals(peaks).choose(zero, earlier - peaks)).at(0)
+    totals[total_place] = totals[total_place] * factor + total(functools.reduce(Value.__add__, weights))
+    return weights, factor
+
+
+def shares(shape: HeadShape, peaks: Sequence[Value], totals: Sequence[Value], sink: Value | None) -> list[Value]:
+    """Return the factors of the sums of one query, found in parts with these peaks and totals, in its result: weights
+    of all parts have one peak then, and are divided by their sum, which the sink logit joins; 0 for a query that has
+    seen nothing."""
+    if not shape.normalized:
+        return [exp(peak) for peak in peaks]
+    ends = [*peaks, sink] if sink else peaks
+    highest = functools.reduce(Value.most, ends, constant(-3.0e38, "f32"))  # a peak of nothing is no number
+    factors = [exp(each - highest) for each in ends]
+    whole = constant(0.0, "f32")
+    for each, factor in zip(totals, factors, strict=False):
+        whole = whole + each * factor
+    whole = whole + factors[-1] if sink else whole
+    whole = whole.equals(0.0).choose(whole.like(1.0), whole)
+    return [factor / whole for factor in factors[: len(totals)]]
+
+
+def mixed(sums: Sequence[Value], parts: Sequence[Value]) -> Value:
+    """Return the sum of sums, each times its share."""
+    return functools.reduce(lambda found, each: fma(*each, found), zip(sums, parts, strict=True), sums[0].like(0.0))
+
+
+def may_see(shape: HeadShape, queries: tuple[Value, Value], keys: tuple[Value, Value], group: Value) -> Value:
+    """Return whether any query of an interval (first, last) may see any key of another, as the mask has it for the
+    heads of a group."""
+    low = group * shape.queries_per_kv
+    ends = {"query": queries, "key": keys, "head": (low, low + shape.queries_per_kv - 1)}
+    inputs = {f"{name}_{end}": pair[at] for name, pair in ends.items() for at, end in enumerate(("low", "high"))}
+    return scalar_code(reach(Program.parse(shape.mask)), inputs)

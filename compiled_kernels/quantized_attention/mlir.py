@@ -1,4 +1,4 @@
-"""The backend mlir of attention over quantized pages: INT8, INT4 and FP8, decodes and longer spans alike, token by token."""
+"""The backend mlir of attention over quantized pages: INT8, INT4 and FP8, decodes and spans alike, token by token."""
 
 from __future__ import annotations
 

@@ -1,262 +1,193 @@
-"""Weighted sums of codes as MLIR text: scores (queries over dim) and mixtures (weights over offsets).
+"""Quantized pages as an operand of attention: weighted sums of codes are scores (queries over dim) and mixtures
+(weights over offsets).
 
 Scales are folded into the weights: both are multiplied once a run, not once a code.
 """
 
+# pyright: reportAttributeAccessIssue=false
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Self
 
-from compiled_kernels.mlir_text import Lines, number, vector
-from compiled_kernels.paged_attention.mlir_tile import QueryHead
-from compiled_kernels.quantized_attention.mlir_shape import QuantizedOperand
+from compiled_kernels.builder.functions import loop, room
+from compiled_kernels.builder.values import Value, constant, fma, mlir
+from compiled_kernels.builder.vectors import dot_bytes, total
+from compiled_kernels.mlir_text import Named
+from compiled_kernels.paged_attention.mlir_softmax import Query
+from compiled_kernels.paged_attention.mlir_tile import DecodePages, products
+from compiled_kernels.quantized_attention.mlir_shape import QuantizedAttention, QuantizedOperand
+from compiled_kernels.quantized_attention.quantize import QUANTIZED_NAMES
 
 LARGEST = 32639  # 127 * 256 + 127: the largest fixed-point number whose halves are both signed bytes
 # Bits of e4m3 numbers read as those of float32 are 2**120 too small: weights make up for half of it, sums for the rest,
 # so that neither is ever too small or too large.
 HALF_WAY = 2.0**60
 TINY = 1e-30  # weights below it are zero, where their reciprocal would be none
-
-Weight = Callable[[str], str]  # the column's index -> a vector of float32 weights, `folds` long
 ACCUMULATOR_SHARE = 3 / 4  # of the registers: those of sums kept at once
-NIBBLES = str(0x0F0F0F0F)
-Take = Callable[
-    [QueryHead, str, str], None
-]  # a head, the index of a run's first number, and the run's sums as a vector
+NIBBLES = 0x0F0F0F0F
+
+Weight = Callable[[Query, int], Value]  # of a query from a column on: a vector of float32, `folds` long
+Take = Callable[[Query, Value, Value], None]  # takes a query, the place of a run's first number, and the run's sums
 
 
-def fold_scales(
-    lines: Lines, side: QuantizedOperand, memories: tuple[str, str], part: str, slot: str, weight: Weight, given: bool
-) -> tuple[str, str]:
-    """Emit folded[slot] = weights times the scales of a part of the page.
+class QuantizedPages(DecodePages):
+    """Keys and values as codes with scales and minima (see quantize.py). Every offset of a page is scored; those
+    outside [from, to) weigh nothing, whatever lies there."""
 
-    Returns (unit, bias), two numbers: sum of weight * number = unit * sum of folded * code + bias. With `given`,
-    columns of weight zero are left out, whatever their scale is.
-    """
-    lanes, kind = side.folds, vector(side.folds)
-    bias = lines.constant("0.0", lanes)
-    products, columns = [], [lines.index(column) for column in range(0, side.summed, lanes)]
-    read = memories[:1] if side.format == "fp8" else memories
-    for column in columns:
-        for memory in read:
-            fetch(lines, memory, f"{part}, {column}", side.scales)
-        weights = weight(column)
-        run = [
-            lines.extend(
-                lines.load(memory, f"%page, %group, {part}, {column}", side.scales, lanes, "f16"), lanes, "f16"
-            )
-            for memory in read
-        ]
-        if given:
-            zero = lines.constant("0.0", lanes)
-            counts = lines.let(f"arith.cmpf une, {weights}, {zero} : {kind}")
-            bits = vector(lanes, "i1")
-            run = [lines.let(f"arith.select {counts}, {each}, {zero} : {bits}, {kind}") for each in run]
-        if side.format == "fp8":
-            weights = lines.let(f"arith.mulf {weights}, {lines.constant(number(HALF_WAY), lanes)} : {kind}")
-        products.append(lines.let(f"arith.mulf {weights}, {run[0]} : {kind}"))
-        if len(run) > 1:
-            bias = lines.fma(weights, run[1], bias, lanes)
-    total = lines.hsum(bias, lanes)
-    if not side.uses_int8_dot:
-        for column, product in zip(columns, products, strict=True):
-            lines.store(product, "%folded_" + _name(memories), f"{slot}, {column}", side.folded, lanes)
-        unit = HALF_WAY if side.format == "fp8" else 1.0
-        return lines.let(f"arith.constant {number(unit)} : f32"), total
-    return _fixed(lines, side, "%folded_" + _name(memories), slot, products), total
+    shape: QuantizedAttention
+    kind = "quantized"
 
+    @property
+    def memories(self) -> list[Named]:
+        return [Named(name, kind) for name, kind in zip(QUANTIZED_NAMES, self.shape.quantized_types, strict=True)]
 
-def fetch(lines: Lines, memory: str, at: str, kind: str) -> None:
-    """Ask for what the next page holds there: between two pages the processor would have nothing under way."""
-    lines.emit(f"memref.prefetch {memory}[%next, %group, {at}], read, locality<3>, data : {kind}")
+    @property
+    def queries_type(self) -> str:
+        return self.shape.float_queries_type
 
+    @property
+    def _sides(self) -> dict[str, QuantizedOperand]:
+        return {"k": self.shape.key_operand, "v": self.shape.value_operand}
 
-def _name(memories: tuple[str, str]) -> str:
-    return memories[0][1]  # %ks -> k
+    def bound(self, given: dict[str, Value]) -> Self:
+        return super().bound(given | {f"{name}_folded": room(side.folded) for name, side in self._sides.items()})
 
+    def score(self, queries: Sequence[Query]) -> None:
+        q, scores, folds = self.given["q"], self.given["scores"], self.shape.key_operand.folds
 
-def _fixed(lines: Lines, side: QuantizedOperand, memory: str, slot: str, products: list[str]) -> str:
-    """Emit the products as fixed-point numbers of 16 bits, their high and low bytes apart; return the unit they count
-    in."""
-    lanes, whole = side.folds, vector(side.folds, "i32")
-    unit, inverse = _unit(lines, lanes, products)
-    half, eight = lines.constant("128", lanes, "i32"), lines.constant("8", lanes, "i32")
-    for index, product in enumerate(products):
-        scaled = lines.let(f"arith.mulf {product}, {lines.splat(inverse, lanes)} : {vector(lanes)}")
-        nearest = lines.let(f"math.roundeven {scaled} : {vector(lanes)}")
-        integer = lines.let(f"arith.fptosi {nearest} : {vector(lanes)} to {whole}")
-        high = lines.let(f"arith.shrsi {lines.let(f'arith.addi {integer}, {half} : {whole}')}, {eight} : {whole}")
-        low = lines.let(f"arith.subi {integer}, {lines.let(f'arith.shli {high}, {eight} : {whole}')} : {whole}")
-        place = lines.index(index * lanes // 4)
-        for number_of_side, part in enumerate((high, low)):
-            octets = lines.let(f"arith.trunci {part} : {whole} to {vector(lanes, 'i8')}")
-            words = lines.let(f"vector.bitcast {octets} : {vector(lanes, 'i8')} to {vector(lanes // 4, 'i32')}")
-            lines.store(
-                words, memory, f"{slot}, {lines.index(number_of_side)}, {place}", side.folded, lanes // 4, "i32"
-            )
-    return unit
+        def keep(query: Query, offset: Value, found: Value) -> None:
+            scores.store(found, query.slot, offset)
 
+        self._weighted_sums("k", queries, lambda query, column: q.load(folds, *query.place, column), keep)
 
-def _unit(lines: Lines, lanes: int, products: list[str]) -> tuple[str, str]:
-    """Emit the unit, in which the largest of the products becomes LARGEST, and its reciprocal."""
-    whole = vector(lanes, "i32")
-    sign = lines.constant(str(0x7FFFFFFF), lanes, "i32")
-    most = lines.constant("0", lanes, "i32")
-    for product in products:  # without their signs, floats are in the order of their bits
-        bits = lines.let(f"arith.bitcast {product} : {vector(lanes)} to {whole}")
-        most = lines.let(f"arith.maxui {most}, {lines.let(f'arith.andi {bits}, {sign} : {whole}')} : {whole}")
-    bits = lines.let(f"vector.reduction <maxui>, {most} : {whole} into i32")
-    largest = lines.let(f"arith.bitcast {bits} : i32 to f32")
-    limit, tiny = (lines.let(f"arith.constant {number(value)} : f32") for value in (float(LARGEST), TINY))
-    part = lines.let(f"arith.constant {number(1 / LARGEST)} : f32")
-    nothing = lines.let("arith.constant 0.0 : f32")
-    vanishes = lines.let(f"arith.cmpf olt, {largest}, {tiny} : f32")
-    inverse = lines.let(f"arith.divf {limit}, {largest} : f32")
-    inverse = lines.let(f"arith.select {vanishes}, {nothing}, {inverse} : f32")
-    return lines.let(f"arith.mulf {largest}, {part} : f32"), inverse
+    def add_values(self, queries: Sequence[Query], factors: Sequence[Value]) -> None:
+        side, scores, of_slot = self.shape.value_operand, self.given["scores"], list(factors)
 
+        def join(query: Query, column: Value, found: Value) -> None:
+            memory, place = query.sums
+            before = memory.load(side.lanes, *place, column)
+            memory.store(fma(before, of_slot[query.slot].spread(side.lanes), found), *place, column)
 
-def weighted_sums(
-    lines: Lines,
-    side: QuantizedOperand,
-    name: str,
-    heads: list[QueryHead],
-    weight: Callable[[QueryHead, str], str],
-    given: bool,
-    take: Take,
-) -> None:
-    """Emit for every head and every number kept the sum of weight * (minimum + scale * code) over all that is summed.
+        self._weighted_sums("v", queries, lambda query, at: scores.load(side.folds, query.slot, at), join)
 
-    Codes, scales and minima lie in %{name}c, %{name}s and %{name}m, at %page and %group; %next is the next page.
-    """
-    mark = lines.serial
-    part, zero, one, parts = (
-        f"%part{mark}",
-        lines.index(0),
-        lines.index(1),
-        lines.index(side.kept // side.numbers_per_scale),
-    )
-    lines.emit(f"scf.for {part} = {zero} to {parts} step {one} {{")
-    memories = f"%{name}s", f"%{name}m"
-    found = [
-        fold_scales(lines, side, memories, part, head.slot, lambda column, head=head: weight(head, column), given)
-        for head in heads
-    ]
-    base = lines.let(f"arith.muli {part}, {lines.index(side.numbers_per_scale)} : index")
-    most = max(1, int(ACCUMULATOR_SHARE * side.target.registers) // (len(heads) * (2 if side.uses_int8_dot else 1)))
-    starts = range(0, side.numbers_per_scale, side.lanes)
-    for first in range(0, len(starts), most):
-        kept = [lines.let(f"arith.addi {base}, {lines.index(start)} : index") for start in starts[first : first + most]]
-        totals = iter((_fixed_sums if side.uses_int8_dot else _exact_sums)(lines, side, name, heads, kept))
-        for head, (unit, bias) in zip(heads, found, strict=True):
-            units, biases = lines.splat(unit, side.lanes), lines.splat(bias, side.lanes)
-            for place in kept:
-                take(head, place, lines.fma(next(totals), units, biases, side.lanes))
-    lines.emit("}")
+    def added(self, queries: Sequence[Query], columns: Sequence[int], sums: list[Value]) -> list[Value]:
+        raise NotImplementedError("columns of quantized values come in runs of one scale: see `add_values`")
 
+    def _weighted_sums(self, name: str, queries: Sequence[Query], weight: Weight, take: Take) -> None:
+        """Make for every query and every number kept the sum of weight * (minimum + scale * code) over all that is
+        summed. Codes, scales and minima lie in {name}c, {name}s and {name}m, at `page` and `group`; `next` is the next
+        page."""
+        side = self._sides[name]
+        each = len(queries) * (2 if side.uses_int8_dot else 1)
+        most = max(1, int(ACCUMULATOR_SHARE * side.target.registers) // each)
+        starts = range(0, side.numbers_per_scale, side.lanes)
+        with loop(0, side.kept // side.numbers_per_scale) as part:
+            folded = [self._fold_scales(name, part.index, query, weight) for query in queries]
+            for first in range(0, len(starts), most):
+                kept = [part.index * side.numbers_per_scale + start for start in starts[first : first + most]]
+                sums = iter((self._fixed_sums if side.uses_int8_dot else self._exact_sums)(name, queries, kept))
+                for query, (unit, bias) in zip(queries, folded, strict=True):
+                    for place in kept:
+                        take(query, place, fma(next(sums), unit.spread(side.lanes), bias.spread(side.lanes)))
 
-def _words(lines: Lines, side: QuantizedOperand, name: str, kept: list[str], word: str) -> list[str]:
-    """Emit the loads of one word of codes; the same of the next page is prefetched."""
-    memory = f"%{name}c"
-    for at in kept:
-        fetch(lines, memory, f"{word}, {at}", side.codes)
-    return [lines.load(memory, f"%page, %group, {word}, {at}", side.codes, side.lanes, "i32") for at in kept]
+    def _fetched(self, memory: str, lanes: int, *place: Value | int) -> Value:
+        """Return what lies at a place of the page, and ask for the same of the next one: between two pages the
+        processor would have nothing under way."""
+        group, values = self.given["group"], self.given[memory]
+        values.fetch(self.given["next"], group, *place)
+        return values.load(lanes, self.given["page"], group, *place)
+
+    def _fold_scales(self, name: str, part: Value, query: Query, weight: Weight) -> tuple[Value, Value]:
+        """Make folded[slot] = weights times the scales of a part of the page.
+
+        Returns (unit, bias), two numbers: sum of weight * number = unit * sum of folded * code + bias. Values of
+        weight zero are left out, whatever their scale is.
+        """
+        side, (scales, minima), folded = self._sides[name], (f"{name}s", f"{name}m"), self.given[f"{name}_folded"]
+        lanes, fp8, numbers = side.folds, side.format == "fp8", []
+        zero = bias = constant(0.0, "f32", lanes)
+        for column in range(0, side.summed, lanes):
+            weights = weight(query, column)
+            of_part = [self._fetched(each, lanes, part, column).to("f32") for each in (scales, *[minima] * (not fp8))]
+            if name == "v":
+                counts = weights.compared("une", 0.0)
+                of_part = [counts.choose(each, zero) for each in of_part]
+            numbers.append((weights * HALF_WAY if fp8 else weights) * of_part[0])
+            bias = bias if fp8 else fma(weights, of_part[1], bias)
+        if side.uses_int8_dot:
+            return _fixed(folded, query.slot, numbers), total(bias)
+        for at, each in enumerate(numbers):
+            folded.store(each, query.slot, at * lanes)
+        return constant(HALF_WAY if fp8 else 1.0, "f32"), total(bias)
+
+    def _words(self, name: str, kept: Sequence[Value], word: Value) -> list[Value]:
+        return [self._fetched(f"{name}c", self._sides[name].lanes, word, at) for at in kept]
+
+    def _fixed_sums(self, name: str, queries: Sequence[Query], kept: Sequence[Value]) -> list[Value]:
+        """Return sums of four codes at a time times four high bytes, and four low bytes, of the weights: 256 times
+        those of high bytes plus those of low bytes."""
+        side, folded = self._sides[name], self.given[f"{name}_folded"]
+
+        def steps(word: Value) -> Iterable[tuple[list[Value], list[Value]]]:
+            loaded, quads = self._words(name, kept, word), [word]
+            codes = [loaded]
+            if side.format != "int8":
+                codes = [[each & NIBBLES for each in loaded], [(each >> 4) & NIBBLES for each in loaded]]
+                quads = [word * 2, word * 2 + 1]
+            for quad, vectors in zip(quads, codes, strict=True):
+                yield vectors, [folded[query.slot, half, quad].spread(16) for query in queries for half in (0, 1)]
+
+        zero, count = constant(0, "i32", 16), len(kept)
+        sums = products((0, side.words, 1), [zero] * (2 * len(queries) * count), steps, dot_bytes)
+        found = []
+        for at in range(0, len(sums), 2 * count):
+            halves = zip(sums[at : at + count], sums[at + count : at + 2 * count], strict=True)
+            found += [fma(high.to("f32"), constant(256.0, "f32", 16), low.to("f32")) for high, low in halves]
+        return found
+
+    def _exact_sums(self, name: str, queries: Sequence[Query], kept: Sequence[Value]) -> list[Value]:
+        """Return sums of one code at a time, as float32."""
+        side, folded = self._sides[name], self.given[f"{name}_folded"]
+        number = _e4m3 if side.format == "fp8" else _integer
+
+        def steps(word: Value) -> Iterable[tuple[list[Value], list[Value]]]:
+            loaded, first = self._words(name, kept, word), word * side.codes_per_word
+            for code in range(side.codes_per_word):
+                numbers = [number(side, each, code) for each in loaded]
+                yield numbers, [folded[query.slot, first + code].spread(side.lanes) for query in queries]
+
+        zero = constant(0.0, "f32", side.lanes)
+        return products((0, side.words, 1), [zero] * (len(queries) * len(kept)), steps)
 
 
-def _fixed_sums(lines: Lines, side: QuantizedOperand, name: str, heads: list[QueryHead], kept: list[str]) -> list[str]:
-    """Emit four codes at a time against four high bytes, and four low bytes, of the weights."""
-    mark, words = lines.serial, vector(16, "i32")
-    zero = lines.constant("0", 16, "i32")
-    names = [f"%s{mark}_{i}" for i in range(2 * len(heads) * len(kept))]
-    word, over = f"%w{mark}", (lines.index(0), lines.index(side.words), lines.index(1))
-    loop = f"{word} = {over[0]} to {over[1]} step {over[2]}"
-    after = lines.begin_loop(f"%f{mark}", loop, names, [zero] * len(names), 16, "i32")
-    moved = list(names)
-    loaded = _words(lines, side, name, kept, word)
-    for quad, codes in _quads(lines, side, loaded, word):
-        carried = 0
-        for head in heads:
-            for half in (lines.index(0), lines.index(1)):
-                bits = lines.let(f"memref.load %folded_{name}[{head.slot}, {half}, {quad}] : {side.folded}")
-                weights = lines.let(f"vector.broadcast {bits} : i32 to {words}")
-                for each in codes:
-                    moved[carried] = lines.dot_bytes(moved[carried], each, weights)
-                    carried += 1
-    lines.end_loop(moved, 16, "i32")
-    return _joined(lines, after, len(heads), len(kept))
+def _fixed(memory: Value, slot: int, numbers: Sequence[Value]) -> Value:
+    """Store numbers as fixed-point numbers of 16 bits, their high and low bytes apart; return the unit they count in,
+    in which the largest of them is LARGEST."""
+    lanes = numbers[0].lanes
+    most = constant(0, "i32", lanes)
+    for each in numbers:  # without their signs, floats are in the order of their bits
+        most = most.most(each.bits("i32") & 0x7FFFFFFF)
+    largest = most.reduce("maxui").bits("f32")
+    inverse = largest.compared("olt", TINY).choose(largest.like(0.0), largest.like(LARGEST) / largest)
+    for at, each in enumerate(numbers):
+        integer = Value(mlir().math.roundeven((each * inverse.spread(lanes)).ir)).to("i32")
+        high = (integer + 128).signed_shift(8)
+        for half, part in enumerate((high, integer - (high << 8))):
+            memory.store(part.to("i8").bits("i32"), slot, half, at * lanes // 4)
+    return largest * (1 / LARGEST)
 
 
-def _quads(lines: Lines, side: QuantizedOperand, loaded: list[str], word: str) -> list[tuple[str, list[str]]]:
-    """Emit the quads of weights of a word, each with its codes as bytes."""
-    if side.format == "int8":
-        return [(word, loaded)]
-    words = vector(16, "i32")
-    low_half, four = lines.constant(NIBBLES, 16, "i32"), lines.constant("4", 16, "i32")
-    first = lines.let(f"arith.muli {word}, {lines.index(2)} : index")
-    second = lines.let(f"arith.addi {first}, {lines.index(1)} : index")
-    above = [lines.let(f"arith.shrui {each}, {four} : {words}") for each in loaded]
-    return [
-        (quad, [lines.let(f"arith.andi {each}, {low_half} : {words}") for each in half])
-        for quad, half in ((first, loaded), (second, above))
-    ]
+def _integer(side: QuantizedOperand, word: Value, code: int) -> Value:
+    """Return the code of that number in every word, as float32."""
+    return ((word >> (8 * (code % 4) + 4 * (code // 4))) & (255 if side.format == "int8" else 15)).to("f32")
 
 
-def _joined(lines: Lines, after: list[str], heads: int, kept: int) -> list[str]:
-    """Emit 256 times the sums of high bytes plus those of low bytes, as float32; for each head, each vector."""
-    words, floats = vector(16, "i32"), vector(16)
-    shift = lines.constant("256.0", 16)
-    found = []
-    for head in range(heads):
-        high, low = (after[(2 * head + half) * kept : (2 * head + half + 1) * kept] for half in (0, 1))
-        for pair in zip(high, low, strict=True):
-            above, below = (lines.let(f"arith.sitofp {each} : {words} to {floats}") for each in pair)
-            found.append(lines.fma(above, shift, below, 16))
-    return found
-
-
-def _exact_sums(lines: Lines, side: QuantizedOperand, name: str, heads: list[QueryHead], kept: list[str]) -> list[str]:
-    """Emit one code at a time, as float32."""
-    mark, lanes = lines.serial, side.lanes
-    zero = lines.constant("0.0", lanes)
-    names = [f"%s{mark}_{i}" for i in range(len(heads) * len(kept))]
-    word, over = f"%w{mark}", (lines.index(0), lines.index(side.words), lines.index(1))
-    loop = f"{word} = {over[0]} to {over[1]} step {over[2]}"
-    after = lines.begin_loop(f"%f{mark}", loop, names, [zero] * len(names), lanes)
-    moved = list(names)
-    loaded = _words(lines, side, name, kept, word)
-    first = lines.let(f"arith.muli {word}, {lines.index(side.codes_per_word)} : index")
-    for code in range(side.codes_per_word):
-        at = lines.let(f"arith.addi {first}, {lines.index(code)} : index")
-        numbers = [(_e4m3 if side.format == "fp8" else _integer)(lines, side, each, code) for each in loaded]
-        carried = 0
-        for head in heads:
-            scalar = lines.let(f"memref.load %folded_{name}[{head.slot}, {at}] : {side.folded}")
-            weights = lines.splat(scalar, lanes)
-            for each in numbers:
-                moved[carried] = lines.fma(each, weights, moved[carried], lanes)
-                carried += 1
-    lines.end_loop(moved, lanes)
-    return after
-
-
-def _integer(lines: Lines, side: QuantizedOperand, word: str, code: int) -> str:
-    """Emit the code of that number in every word, as float32."""
-    words = vector(side.lanes, "i32")
-    shift = lines.constant(str(8 * (code % 4) + 4 * (code // 4)), side.lanes, "i32")
-    mask = lines.constant("255" if side.format == "int8" else "15", side.lanes, "i32")
-    bits = lines.let(f"arith.andi {lines.let(f'arith.shrui {word}, {shift} : {words}')}, {mask} : {words}")
-    return lines.let(f"arith.sitofp {bits} : {words} to {vector(side.lanes)}")
-
-
-def _e4m3(lines: Lines, side: QuantizedOperand, word: str, code: int) -> str:
-    """Emit the byte of that number in every word, as a float32 that is 2**120 times too small: sign, exponent and
+def _e4m3(_side: QuantizedOperand, word: Value, code: int) -> Value:
+    """Return the byte of that number in every word, as a float32 that is 2**120 times too small: sign, exponent and
     fraction are moved to their places in float32."""
-    words = vector(side.lanes, "i32")
 
-    def moved(bits: int, by: int) -> str:
-        way, shift = ("arith.shli", by) if by >= 0 else ("arith.shrui", -by)
-        there = lines.let(f"{way} {word}, {lines.constant(str(shift), side.lanes, 'i32')} : {words}")
-        return lines.let(f"arith.andi {there}, {lines.constant(str(bits), side.lanes, 'i32')} : {words}")
+    def moved(bits: int, by: int) -> Value:
+        return (word << by if by >= 0 else word >> -by) & bits
 
-    both = lines.let(f"arith.ori {moved(-(2**31), 24 - 8 * code)}, {moved(0x7F << 20, 20 - 8 * code)} : {words}")
-    return lines.let(f"arith.bitcast {both} : {words} to {vector(side.lanes)}")
+    return (moved(-(2**31), 24 - 8 * code) | moved(0x7F << 20, 20 - 8 * code)).bits("f32")

@@ -15,13 +15,15 @@ from torch import Tensor
 
 from compiled_kernels.attention_rules import MASK_INPUTS as MASK_INPUTS_OF_HEADS
 from compiled_kernels.attention_rules import SCORE_INPUTS, known_rules, rules_of
+from compiled_kernels.builder.functions import function, loop, text_of
+from compiled_kernels.builder.values import counted
 from compiled_kernels.masks import ALiBi, AndMask, Causal, ChainedScore, Chunked, ScoreTemperature, SlidingWindow
 from compiled_kernels.mlir import compile_text
 from compiled_kernels.mlir.invoke import BoundCall
-from compiled_kernels.mlir_text import Lines, Target
+from compiled_kernels.mlir_text import Named, Target
 from compiled_kernels.scalar_code.intervals import ranges, reach
 from compiled_kernels.scalar_code.lower import lowered
-from compiled_kernels.scalar_code.mlir import ScalarCode
+from compiled_kernels.scalar_code.mlir import scalar_code
 from compiled_kernels.scalar_code.program import Builder, Program
 from compiled_kernels.scalar_code.trace import Untraceable, trace
 from tests.helpers.kernels import needs_mlir
@@ -154,33 +156,23 @@ def test_mlir_gives_what_the_function_gives(mask: Drawn) -> None:
 
 def by_mlir(program: Program, lanes: int) -> Tensor:
     """Compute a mask by one compiled function, number by number or in vectors."""
-    step, lines = max(1, lanes), Lines()
-    code = ScalarCode(lines, "mask", lanes)
-    keys = "%k"
-    if lanes:
-        kind = f"vector<{lanes}xindex>"
-        steps = lines.let(f"vector.step : {kind}")
-        keys = lines.let(f"arith.addi {lines.let(f'vector.broadcast %k : index to {kind}')}, {steps} : {kind}")
-    seen = code.emit(program, {"query": "%q", "key": keys}, single=("query",))
-    of = f"vector<{lanes}x{{}}>" if lanes else "{}"
-    wide = lines.let(f"arith.extui {seen} : {of.format('i1')} to {of.format('i32')}")
-    store = "vector.store" if lanes else "memref.store"
-    memory = f"memref<{POSITIONS}x{POSITIONS}xi32>"
-    lines.emit(f"{store} {wide}, %out[%q, %k] : {memory}" + (f", {of.format('i32')}" if lanes else ""))
-    declared = "\n".join(code.declarations.values())
-    text = f"""{declared}
-func.func @mask(%out: {memory}) {{
-%zero = arith.constant 0 : index
-%one = arith.constant 1 : index
-%step = arith.constant {step} : index
-%end = arith.constant {POSITIONS} : index
-scf.for %q = %zero to %end step %one {{
-scf.for %k = %zero to %end step %step {{
-{lines.text()}
-}}
-}}
-return
-}}"""
+    step = max(1, lanes)
+
+    def emit() -> None:
+        arguments = [Named("out", f"memref<{POSITIONS}x{POSITIONS}xi32>")]
+        with (
+            function("mask", arguments, private=False) as given,
+            loop(0, POSITIONS) as query,
+            loop(0, POSITIONS, step) as key,
+        ):
+            keys = key.index.spread(lanes) + counted(lanes) if lanes else key.index
+            seen = scalar_code(program, {"query": query.index, "key": keys}, lanes).to("i32", signed=False)
+            if lanes:
+                given["out"].store(seen, query.index, key.index)
+            else:
+                given["out"][query.index, key.index] = seen
+
+    text = text_of(emit)
     out = torch.full((POSITIONS, POSITIONS), 7, dtype=torch.int32)
     kernel = compile_text(text, "mask", level=Target.current().level)
     BoundCall(kernel.address, (out,))()
