@@ -75,6 +75,11 @@ def call(name: str, given: Iterable[Value | int], results: Sequence[str] = ()) -
     return [Value(each) for each in made.operation.results]
 
 
+def call_with(name: str, arguments: Iterable[Named], given: Given) -> None:
+    """Call a function without results with the values of these names."""
+    call(name, [given[each.name] for each in arguments])
+
+
 def room(kind: str) -> Value:
     """Return memory of a memref type for as long as the function runs; what it holds at first is not defined."""
     return Value(mlir().memref.alloca(typed(kind), [], [], alignment=64))

@@ -22,9 +22,9 @@ from compiled_kernels.decode_step.layer_kernel import (
 from compiled_kernels.decode_step.mixture import mixture, mixture_buffers, mixture_functions
 from compiled_kernels.decode_step.rotary import keep, rotate_queries
 from compiled_kernels.mlir_text import Named, indices, memref
-from compiled_kernels.page_selection.mlir import select_text, summarize_text
-from compiled_kernels.paged_attention.mlir_decode import attention_text
-from compiled_kernels.quantized_attention.mlir_decode import attention_text as quantized_text
+from compiled_kernels.page_selection.mlir import select, summarize
+from compiled_kernels.paged_attention.mlir_decode import attention
+from compiled_kernels.quantized_attention.mlir_decode import quantized_attention
 from compiled_kernels.quantized_attention.mlir_shape import QuantizedAttention
 
 
@@ -32,12 +32,13 @@ def layer_text(layer: LayerKernel) -> str:
     """Return @{name}(see `layer_arguments`; thread, threads): the layer's part of x, row by row, and the rows' keys and
     values."""
     called = [*map(product_text_of, layer.products), *quantizers(layer.name, layer.products, layer.step.rows)]
-    called += [_attention_text(layer)] * layer.step.has("attention")
     return "\n".join((*called, text_of(lambda: _layer(layer))))
 
 
 def _layer(layer: LayerKernel) -> None:
     mixed = layer.step.has("feedforward") and layer.shape.experts
+    if layer.step.has("attention"):
+        _attention(layer)
     if mixed:
         mixture_functions(layer)
     with function(layer.name, [*layer_arguments(layer), *indices("thread", "threads")], inline=False) as given:
@@ -55,14 +56,15 @@ def _layer(layer: LayerKernel) -> None:
             (mixture if mixed else _feedforward)(layer, given)
 
 
-def _attention_text(layer: LayerKernel) -> str:
-    attention = layer.attention
-    quantized = isinstance(attention, QuantizedAttention)
-    text = quantized_text(attention, layer.name) if quantized else attention_text(attention, layer.name)
-    if (selection := layer.shape.selection) is None:
-        return text
-    choice = select_text(attention, selection, layer.name), summarize_text(attention, selection, layer.name)
-    return "\n".join((text, *choice))
+def _attention(layer: LayerKernel) -> None:
+    shape, selection = layer.attention, layer.shape.selection
+    if isinstance(shape, QuantizedAttention):
+        quantized_attention(shape, layer.name)
+    else:
+        attention(shape, layer.name)
+    if selection is not None:
+        select(shape, selection, layer.name)
+        summarize(shape, selection, layer.name)
 
 
 def layer_arguments(layer: LayerKernel) -> list[Named]:

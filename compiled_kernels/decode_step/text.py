@@ -40,7 +40,7 @@ def step_text(shape: StepShape) -> str:
 
 def step_functions(shape: StepShape) -> list[str]:
     """Return all that a step calls."""
-    called = [span_function(), text_of(lambda: norm(shape, shape.dtype))]
+    called = [text_of(span_function), text_of(lambda: norm(shape, shape.dtype))]
     called += [product_text_of(last), *quantizers("head", [last], shape.rows)] if (last := head_product(shape)) else []
     return [*called, *(layer_text(layer) for layer in _kinds(shape).values())]
 
