@@ -76,11 +76,11 @@ def nan_filled_memory() -> Iterator[None]:
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of operations that are not deterministic: that is not what is asked here
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch._C._set_deterministic_algorithms(True, warn_only=True)  # the public one imports Inductor, in 2 s
         try:
             yield
         finally:
-            torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+            torch._C._set_deterministic_algorithms(before[0], warn_only=before[1])
 
 
 def _outputs(outputs: Any) -> tuple[Tensor, ...]:

@@ -87,7 +87,7 @@ def machine_key() -> dict[str, str]:
         "cpu": f"{cpu_model()} x {os.cpu_count()}",
         "level": str(current_level()),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "",
-        "code": _own_code(),
+        "code": own_code(),
         **{name: _version(name) for name in VERSIONS},
     }
 
@@ -98,7 +98,7 @@ def cpu_model() -> str:
 
 
 @functools.cache
-def _own_code() -> str:
+def own_code() -> str:  # the hash of this package's sources
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).resolve().parent.rglob("*.py")):
         digest.update(path.read_bytes())

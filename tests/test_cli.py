@@ -16,7 +16,7 @@ import pytest
 
 import workbench
 import workbench.machine.doctor as doctor
-import workbench.measure.run as generation_module
+import workbench.measure.generate as generation_module
 from compiled_kernels import Backend
 from compiled_kernels.level import Level
 from compiled_kernels.result_cache import ResultCache, machine_key

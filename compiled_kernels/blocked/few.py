@@ -256,8 +256,8 @@ def _fetch(product: FewRows, memory: Value, panel: Value, at: Value, columns: ra
     With several passes the panel is in a cache after the first, and memory would wait for the others: each asks for its
     share of the next panel, from begin to end.
     """
-    words = -(-product.row_words * product.unit // product.in_features)  # of a unit
-    at = at // product.unit * words
+    words = product.unit_words
+    at = at // product.unit * words  # about: words of sub-scales stand between
     nearest = 3
     if passes.count == 1:
         distance = PREFETCH_DISTANCE_BYTES.get(product.weight_dtype, OTHER_PREFETCH_DISTANCE_BYTES)
@@ -280,7 +280,7 @@ def _store(
         scale = row_scale(product.int8_rows, operands.x, row) if product.w8a8 else None
         for column, place in places:
             mask = columns_there(product, column, PANEL)
-            value = finished(product, operands.weights, next(left), column, mask, scale)
+            value = finished(product, operands.weights, next(left), column, scale)
             if product.accumulate:
                 value = out.load(product.lanes, out_row, place, mask=mask) + value
             out.store(value.to(product.out_dtype), out_row, place, mask=mask)
@@ -296,15 +296,14 @@ def columns_there(product: Panels, column: Value, whole: int) -> Value | None:
 
 
 def finished(
-    product: Panels, weights: Sequence[Value], sums: Value, column: Value, mask: Value | None,
-    row: tuple[Value, Value] | None = None,
-) -> Value:  # fmt: skip
-    """Return sums of the columns from `column` on that `mask` names, times their scales where rows have such, and their
-    bias added; with `w8a8`, of a row with that scale and that added to its sums."""
+    product: Panels, weights: Sequence[Value], sums: Value, column: Value, row: tuple[Value, Value] | None = None
+) -> Value:
+    """Return sums of the columns from `column` on, times their scales where rows have such, and their bias added; with
+    `w8a8`, of a row with that scale and that added to its sums."""
     if row:
         sums = scaled(sums, *row)
-    if product.weight_dtype == "i8" and not product.group:
-        sums = sums * weights[1].load(product.lanes, column, mask=mask)
+    if product.scales_rows:
+        sums = sums * weights[1].load(product.lanes, column)
     if product.bias:
-        sums = sums + weights[-1].load(product.lanes, column, mask=mask).to("f32")
+        sums = sums + weights[-1].load(product.lanes, column).to("f32")
     return sums

@@ -21,21 +21,23 @@ from torch import Tensor
 PANEL = 32  # columns
 PANEL_PAIR = 2 * PANEL  # a weight's columns come in pairs of panels, which a tile of many rows reads side by side
 # Elements of a tensor in a word; a byte of uint8 is two codes of 4 bits.
-VALUES_PER_WORD = {torch.float32: 1, torch.bfloat16: 2, torch.int8: 4, torch.uint8: 4, torch.int32: 1}
+VALUES_PER_WORD = {
+    torch.float32: 1, torch.bfloat16: 2, torch.int8: 4, torch.float8_e4m3fn: 4, torch.uint8: 4, torch.int32: 1,
+}  # fmt: skip
 
 
 def panels_problem(weight: Tensor) -> str | None:
     """Return why a plain weight cannot be laid out in panels; None where it can."""
     if weight.dtype not in VALUES_PER_WORD:
         given = str(weight.dtype).removeprefix("torch.")
-        return f"panels hold float32, bfloat16, int8, bytes of 4-bit codes and words, not {given}"
+        return f"panels hold float32, bfloat16, int8, float8, bytes of 4-bit codes and words, not {given}"
     if weight.ndim not in (2, 3):
         return f"panels are made of a matrix or a stack of such, not of {weight.ndim} dimensions"
     out, width = weight.shape[-2:]
-    unit = 1 if weight.dtype == torch.int32 else 2 * VALUES_PER_WORD[weight.dtype]
-    if out % PANEL_PAIR or width % unit or not out or not width:
-        wanted = f"columns in multiples of {PANEL_PAIR} and a width in multiples of {unit}"
-        return f"panels want {wanted}, not {out} x {width}"
+    if width % VALUES_PER_WORD[weight.dtype] or not out or not width:
+        return f"panels want a width in multiples of {VALUES_PER_WORD[weight.dtype]}, not {out} x {width}"
+    if weight.ndim == 3 and out % PANEL_PAIR:
+        return f"panels of a stack want columns in multiples of {PANEL_PAIR}, not {out} x {width}"
     return None
 
 
@@ -45,27 +47,56 @@ def in_panels(weight: Tensor) -> bool:
 
 
 def to_panels(weight: Tensor) -> Tensor:
-    """Lay a weight [..., out, width] out as [..., panel, row, 32, values a word], contiguous. Raises ValueError where
-    `panels_problem` has a reason."""
+    """Lay a weight [..., out, width] out as [..., panel, row, 32, values a word], contiguous; a pair of panels is
+    filled up with zeros. Raises ValueError where `panels_problem` has a reason."""
     if problem := panels_problem(weight):
         raise ValueError(problem)
-    return rearrange(
-        weight,
-        "... (panel column) (row value) -> ... panel row column value",
-        column=PANEL,
-        value=VALUES_PER_WORD[weight.dtype],
-    ).contiguous()
+    dtype, values = weight.dtype, VALUES_PER_WORD[weight.dtype]
+    weight = weight.view(torch.int8) if dtype == torch.float8_e4m3fn else weight
+    if missing := -weight.shape[-2] % PANEL_PAIR:
+        weight = torch.cat([weight, weight.new_zeros(missing, weight.shape[-1])])
+    axes = "... (panel column) (row value) -> ... panel row column value"
+    return _paired(rearrange(weight, axes, column=PANEL, value=values).contiguous(), apart=True).view(dtype)
 
 
 def from_panels(weight: Tensor) -> Tensor:
-    """Return the plain weight [..., out, width] of either layout."""
+    """Return the plain weight [..., out, width] of either layout, the zeros that fill a pair of panels among it."""
     if not in_panels(weight):
         return weight
-    return rearrange(weight, "... panel row column value -> ... (panel column) (row value)")
+    return rearrange(_paired(weight, apart=False), "... panel row column value -> ... (panel column) (row value)")
+
+
+def rows_of_panels(weight: Tensor, index: Tensor) -> Tensor:
+    """Return rows [token] of a weight in panels as a plain weight has them: [token, width]."""
+    rows = weight[index // PANEL, :, index % PANEL]  # [token, row, value]
+    return _paired(rows, apart=False).flatten(1)
+
+
+def _paired(weight: Tensor, apart: bool) -> Tensor:
+    """Return words of bytes or half bytes as planes.py has them: neighbours `apart` by 16 bits; or back again."""
+    if weight.dtype == torch.uint8 and weight.shape[-1] == 4:  # scales of experts are bytes too, alone
+        words, order = weight.view(torch.int32), [8 * (0, 2, 1, 3)[i % 4] + 4 * (i // 4) for i in range(8)]
+        moves = ((at, to) if apart else (to, at) for at, to in zip(range(0, 32, 4), order, strict=True))
+        fields = ((words >> at & 15) << to for at, to in moves)
+        found = next(fields)
+        for each in fields:
+            found = found | each
+        return found.view(torch.uint8)
+    if weight.dtype in (torch.int8, torch.float8_e4m3fn):
+        return weight.view(torch.int8)[..., [0, 2, 1, 3]].view(weight.dtype)
+    return weight
+
+
+def whole_panels(vector: Tensor) -> Tensor:
+    """Return numbers of a weight's columns [out], filled up with zeros to those of whole pairs of panels."""
+    missing = -len(vector) % PANEL_PAIR
+    return torch.cat([vector, vector.new_zeros(missing)]) if missing else vector
 
 
 def scales_to_panels(scales: Tensor) -> Tensor:
     """Lay scales of groups [..., out, group] out as [..., panel, group, 32, 1], which `from_panels` reads."""
+    if missing := -scales.shape[-2] % PANEL_PAIR:
+        scales = torch.cat([scales, scales.new_zeros(missing, scales.shape[-1])])
     return rearrange(scales, "... (panel column) group -> ... panel group column 1", column=PANEL).contiguous()
 
 

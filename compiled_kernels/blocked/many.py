@@ -93,7 +93,7 @@ class ManyRows(Panels):
         several times, and a line of cache has a row of words of each part: there a scratch block is quicker."""
         if self.group:
             return False
-        stored = self.multiplied == self.values_per_word if self.w8a8 else self.weight_dtype == self.multiplied_dtype
+        stored = self.multiplied == 4 if self.w8a8 else self.weight_dtype == self.multiplied_dtype
         return stored and self.vectors_per_tile * self.lanes == PANEL_PAIR
 
     @property
@@ -293,7 +293,7 @@ def _unpack(product: ManyRows, run: Run, panels: tuple[Value, Value], k: Value, 
 def _as_multiplied(product: ManyRows, words: list[Value]) -> list[Value]:
     """Return a unit's words as vectors of words that the tile multiplies."""
     if product.w8a8:  # bytes are unpacked in the tile, where they are multiplied as they are
-        return unpacked(product.int8_rows, words[0]) if product.multiplied < product.values_per_word else words
+        return unpacked(product.int8_rows, words[0]) if product.multiplied < 4 else words
     return [part.bits("i32") for part in parts(product, words)]
 
 
@@ -400,7 +400,7 @@ def _step(product: ManyRows, words: Sequence[Value], x: InputRows, column: Value
         given = [[word.bits("f32")] if kind == "f32" else _numbers(product, word) for word in words]
         return step_sums(given, x, column, sums)
     int8 = product.int8_rows
-    given = [unpacked(int8, each) if int8.values == product.values_per_word else [each] for each in words]
+    given = [unpacked(int8, each) if int8.values == 4 else [each] for each in words]
     return panel_sums(int8, given, x.memory, x.rows, column // int8.values, sums)
 
 
@@ -438,7 +438,7 @@ def pair_sums(product: ManyRows, done: Done) -> list[Found]:
         column = start + offset
         mask = columns_there(product, column, PANEL_PAIR)
         sums = done.sums.load(product.lanes, done.kept, at)
-        found.append(Found(column, finished(product, weights, sums, column, mask, scale), mask))
+        found.append(Found(column, finished(product, weights, sums, column, scale), mask))
     return found
 
 

@@ -12,49 +12,51 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compiled_kernels.blocked.shape import FP4_VALUES, UNIT, Panels
+from compiled_kernels.blocked.shape import Panels
 from compiled_kernels.builder.values import Value, constant, intrinsic, negative
 from compiled_kernels.builder.vectors import look_up, look_up_floats
-from compiled_kernels.linear.matrix_format import SubScales
 
-Fields = Sequence[tuple[int, Sequence[Value]]]  # of each plane its bits, and the words of a unit
-NATURAL, PAIRED = (0, 8, 16, 24), (0, 16, 8, 24)  # first bits of four columns in a word: in order, and as pairs
+Planes = Sequence[tuple[int, Sequence[Value]]]  # of each plane its bits, and the words of a unit
+FIRST_BITS = (0, 16, 8, 24)  # of four columns in a word: pairs of neighbours stand 16 bits apart
+E4M3_UNIT = 2.0**8  # what numbers of E4M3 are too small by, moved to their places in float16
 
 
 def unit_words(product: Panels, memory: Value, panel: Value, at: Value, column: int) -> list[Value]:
     """Load the words that hold the unit at `at` of the width, of a vector of a panel's columns from `column` on."""
     words = product.words
     if words is None:
-        return [memory.load(product.lanes, panel, at // product.values_per_word, column)]
+        return [memory.load(product.lanes, panel, at // product.unit, column)]
     inside = at % words.block
     start, found = at // words.block * words.words, []
     for bits in words.planes:
         first = start + inside // (32 // bits)
-        found += [memory.load(product.lanes, panel, first + i, column) for i in range(bits * UNIT // 32)]
+        found += [memory.load(product.lanes, panel, first + i, column) for i in range(bits * product.unit // 32)]
         start += bits * words.block // 32
     return found
 
 
 def parts(product: Panels, words: Sequence[Value]) -> list[Value]:
     """Return the numbers of a unit in the order of the width, without their scales."""
-    pairs, kind = product.uses_bf16_pairs, product.weight_dtype
-    if (format := product.words) is not None:
-        planes, left = [], list(words)
-        for bits in format.planes:
-            planes.append((bits, left[:bits]))
-            left = left[bits:]
-        if format.sign_bit:
-            return _signed(words, PAIRED, pairs)
-        values = format.values or range(-format.offset, (1 << format.bits) - format.offset)
-        return _numbers(planes, values, PAIRED, UNIT, pairs)
-    (word,) = words
-    if kind == "f32":
-        return [word.bits("f32")]
-    if kind == "bf16":
-        return [word.bits("bf16")] if pairs else half_floats(word)
-    if kind == "i8":
-        return _signed([word], NATURAL, pairs)
-    return _numbers([(4, [word])], FP4_VALUES if kind == "f4" else range(-8, 8), None, 8, pairs)
+    pairs, format = product.uses_bf16_pairs, product.words
+    if format is None:
+        (word,) = words
+        if pairs or product.weight_dtype == "f32":
+            return [word.bits(product.weight_dtype)]
+        return half_floats(word)
+    if product.weight_dtype == "f8":
+        return _in_pairs([_e4m3(word >> first) for word in words for first in FIRST_BITS], pairs)
+    if format.sign_bit:
+        signed = [(word << (24 - first)).signed_shift(24).to("f32") for word in words for first in FIRST_BITS]
+        return _in_pairs(signed, pairs)
+    planes, left = [], list(words)
+    for bits in format.planes:
+        count = bits * product.unit // 32
+        planes.append((bits, left[:count]))
+        left = left[count:]
+    values = format.values or range(-format.offset, (1 << format.bits) - format.offset)
+    if pairs:
+        return [look_up(values, _field(planes, column, 16)) for column in range(0, product.unit, 2)]
+    return [_float(_field(planes, column, 32), values, format.bits) for column in range(product.unit)]
 
 
 def half_floats(word: Value) -> list[Value]:
@@ -62,47 +64,36 @@ def half_floats(word: Value) -> list[Value]:
     return [(word << 16).bits("f32"), (word & -65536).bits("f32")]
 
 
-def _signed(words: Sequence[Value], order: Sequence[int], pairs: bool) -> list[Value]:
-    """Return bytes with a sign."""
-    floats = [(word << (24 - first)).signed_shift(24).to("f32") for word in words for first in order]
+def _in_pairs(floats: list[Value], pairs: bool) -> list[Value]:
+    """Return float32 that bfloat16 holds exactly, where `pairs` as pairs of such."""
     if not pairs:
         return floats
-    return [_joined(floats[at], floats[at + 1]) for at in range(0, len(floats), 2)]
+    words = [each.bits("i32") for each in floats]
+    return [((words[at] >> 16) | words[at + 1]).bits("bf16") for at in range(0, len(words), 2)]
 
 
-def _joined(first: Value, second: Value) -> Value:
-    """Return float32 that bfloat16 holds exactly, as pairs of such."""
-    return ((first.bits("i32") >> 16) | second.bits("i32")).bits("bf16")
+def _e4m3(bytes_: Value) -> Value:
+    """Return the lowest bytes of words, E4M3, as float32: s eeee mmm becomes s 0eeee mmm0000000 of float16, whose
+    subnormal numbers are converted at full speed and whatever the processor's mode for such numbers is."""
+    halves = ((bytes_ & 0x7F) << 7) | ((bytes_ & 0x80) << 8)
+    return halves.to("i16").bits("f16").to("f32") * E4M3_UNIT
 
 
-def _numbers(
-    planes: Fields, values: Sequence[float], order: Sequence[int] | None, columns: int, pairs: bool
-) -> list[Value]:
-    """Return the numbers of a unit, whose codes are places in `values`."""
-    if pairs and order is not None:
-        return [look_up(values, _field(planes, column, order, 16)) for column in range(0, columns, 2)]
-    bits = sum(each for each, _ in planes)
-    floats = [_float(_field(planes, column, order, 32), values, bits) for column in range(columns)]
-    if not pairs:
-        return floats
-    return [_joined(floats[at], floats[at + 1]) for at in range(0, columns, 2)]
-
-
-def _field(planes: Fields, column: int, order: Sequence[int] | None, spacing: int) -> Value:
+def _field(planes: Planes, column: int, spacing: int) -> Value:
     """Return the codes of a column at the lowest bits of each `spacing` bits; other bits stand above them."""
     (bits, words), *above = planes
-    found = _moved(words, bits, column, order)
+    found = _moved(words, bits, column)
     for more, others in above:
         keep = sum(((1 << bits) - 1) << at for at in range(0, 32, spacing))
-        found = (found & keep) | (_moved(others, more, column, order, bits) & ~keep)
+        found = (found & keep) | (_moved(others, more, column, bits) & ~keep)
         bits += more
     return found
 
 
-def _moved(words: Sequence[Value], bits: int, column: int, order: Sequence[int] | None, to: int = 0) -> Value:
+def _moved(words: Sequence[Value], bits: int, column: int, to: int = 0) -> Value:
     """Return the word of a column with its field moved down to the bit `to`."""
     inside = column % (32 // bits)
-    down = (bits * inside if order is None else bits * (inside // 4) + order[inside % 4]) - to
+    down = bits * (inside // 4) + FIRST_BITS[inside % 4] - to
     word = words[column // (32 // bits)]
     return word >> down if down >= 0 else word << -down
 
@@ -124,17 +115,16 @@ def scales_at(product: Panels, weights: Sequence[Value], panel: Value, at: Value
     """Return scales of the group at `at`, of a vector of a panel's columns, in float32; and its minima where there are
     such."""
     lanes, words = product.lanes, product.words
-    if words is None:
-        given = weights[1].load(lanes, panel, at // product.group, column)
-        return [_exponents(given) if product.weight_dtype == "f4" else given.to("f32")]
-    places = weights[1 : 3 if words.minima else 2]
-    found = [each.load(lanes, panel, at // words.scale_columns, column).to("f32") for each in places]
-    if words.sub_scales is None:
+    assert words is not None
+    columns = words.scale_columns if words.group == product.group else product.group
+    places = weights[1 : 3 if product.has_minima else 2]
+    loaded = [each.load(lanes, panel, at // columns, column) for each in places]
+    found = [_exponents(each) if each.element == "i8" else each.to("f32") for each in loaded]
+    if (sub := words.sub_scales) is None:
         return found
-    sub, group = words.sub_scales, at % words.block // words.group
-    start = at // words.block * words.words + words.plane_words
+    group, start = at % words.block // words.group, at // words.block * words.words + words.plane_words
     fields = (sub.scale, sub.minimum)[: len(found)]
-    numbers = [_sub_scale(weights[0], sub, each, lanes, panel, start, group, column) for each in fields]
+    numbers = [_sub_scale(weights[0], each, lanes, panel, start, group, column) for each in fields]
     scale = numbers[0] ^ sub.sign_bit if sub.sign_bit else numbers[0]
     scale = scale - sub.offset if sub.offset else scale
     taken_off = [negative(each * m.to("f32")) for each, m in zip(found[1:], numbers[1:], strict=True)]
@@ -142,8 +132,7 @@ def scales_at(product: Panels, weights: Sequence[Value], panel: Value, at: Value
 
 
 def _sub_scale(
-    memory: Value, sub: SubScales, fields: Sequence[tuple[int, int]], lanes: int, panel: Value, start: Value,
-    group: Value, column: int,
+    memory: Value, fields: Sequence[tuple[int, int]], lanes: int, panel: Value, start: Value, group: Value, column: int
 ) -> Value:  # fmt: skip
     """Return a number of a group from the words behind a block's codes."""
     found, known = None, 0

@@ -10,20 +10,27 @@ from compiled_kernels.linear.matrix_format import WORDS, Words
 from compiled_kernels.linear_w8a8.mlir_rows import Int8Rows
 from compiled_kernels.mlir_text import SIZE_BOUND, Target, memref
 
-VALUES_PER_WORD = {"f32": 1, "bf16": 2, "i8": 4, "i4": 8, "f4": 8}  # of a weight, in a word
+VALUES_PER_WORD = {"f32": 1, "bf16": 2}  # of dense numbers
 FP4_VALUES = tuple(sign * value for sign in (1.0, -1.0) for value in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0))
+BYTES = Words((8,), block=4, offset=128, sign_bit=128)
+# Codes of one plane, in groups of any number of columns: INT8; INT4, and beside minima; FP8 (E4M3); FP4 (E2M1).
+CODES = {
+    "i8": BYTES, "f8": BYTES, "i4": Words((4,), block=8, offset=8), "u4": Words((4,), block=8),
+    "f4": Words((4,), block=8, values=FP4_VALUES),
+}  # fmt: skip
 TILE_ROWS = 6  # tokens whose sums are in registers at once: 6 x 4 vectors of 32 registers, 6 x 2 of 16
 MAX_K_BLOCK = (
     320  # of the width, walked in one go: a pair of panels of bfloat16 that long fills a cache of the first level
 )
-UNIT = 32  # columns of codes in words that are read together: a word of the narrowest plane
+UNIT = 32  # columns of codes that are read together at most: a word of the narrowest plane
 
 
 @dataclass(frozen=True)
 class Panels:
     """x [rows, width] of type `x_dtype` (f32 or bf16) times a weight [out, width] in panels, of `weight_dtype` f32,
-    bf16 or i8 (one scale a column), or a format in words (see linear/planes.py); of experts also with a scale for each
-    `quant_group` along the width, i8, i4 or f4 (scales are float16, those of f4 exponents e8m0).
+    bf16, a format of `WORDS`, or codes of `CODES`: these with scales of type `scales` (of f4: exponents e8m0) and
+    minima, where that is a type, for each `quant_group` along the width; or where that is 0 with a float32 scale for
+    each column.
 
     Sums are of runs of the width, each begun at zero and added to those before it, times its scale where it has one:
     the order in which a row's products are added up is the same for every number of rows and threads. With `w8a8` x
@@ -39,20 +46,27 @@ class Panels:
     bias: bool = False
     w8a8: bool = field(default=False, kw_only=True)
     quant_group: int = field(default=0, kw_only=True)
+    scales: str = field(default="f16", kw_only=True)
+    minima: str = field(default="", kw_only=True)
 
     @property
     def words(self) -> Words | None:
-        """Return how words hold codes of several planes; None for numbers and codes that fill bytes or half bytes."""
-        return WORDS.get(self.weight_dtype)
+        """Return how words hold codes; None for dense numbers."""
+        return WORDS.get(self.weight_dtype) or CODES.get(self.weight_dtype)
 
     @property
     def group(self) -> int:
         """Return the columns that share a scale; 0 where there is none, or one for a whole row."""
-        return self.words.group if self.words else self.quant_group
+        return self.words.group if self.words and self.weight_dtype in WORDS else self.quant_group
+
+    @property
+    def scales_rows(self) -> bool:
+        """Return whether a row of codes has one scale, which multiplies its sum."""
+        return self.words is not None and not self.group
 
     @property
     def has_minima(self) -> bool:
-        return self.words is not None and self.words.minima
+        return bool(self.minima) or self.words is not None and self.words.minima
 
     @property
     def int8_rows(self) -> Int8Rows:
@@ -81,14 +95,18 @@ class Panels:
         return self.target.registers // 8
 
     @property
-    def values_per_word(self) -> int:
-        """Return the values of the weight in a word (of several planes: in the words of a unit, on average)."""
-        return 32 // self.words.bits if self.words else VALUES_PER_WORD[self.weight_dtype]
-
-    @property
     def unit(self) -> int:
         """Return the columns that are read together."""
-        return UNIT if self.words else self.values_per_word
+        if self.words is None:
+            return VALUES_PER_WORD[self.weight_dtype]
+        if self.weight_dtype in WORDS:
+            return UNIT
+        return 4 if self.w8a8 else math.gcd(UNIT, self.in_features, self.group)
+
+    @property
+    def unit_words(self) -> int:
+        """Return the words of a unit that hold its numbers or codes."""
+        return self.unit * self.words.bits // 32 if self.words else 1
 
     @property
     def run(self) -> int:
@@ -110,28 +128,30 @@ class Panels:
     @property
     def row_words(self) -> int:
         """Return the words of a row of the weight."""
-        return self.words.row_words(self.in_features) if self.words else self.in_features // self.values_per_word
+        return self.words.row_words(self.in_features) if self.words else self.in_features // self.unit
 
     @property
     def weight_types(self) -> tuple[str, ...]:
         """Return the memref types of the weight's words, of its scales, minima and bias, as far as there are such."""
-        scales = (memref((self.out_features,), "f32"),) if self.weight_dtype == "i8" else ()
+        found = [memref((self.panels, self.row_words, PANEL), "i32")]
+        if self.scales_rows:
+            found.append(memref((self.panels * PANEL,), "f32"))
         if self.group:
-            columns = self.words.scale_columns if self.words else self.group
-            kind = memref((self.panels, self.in_features // columns, PANEL), "i8" if self.weight_dtype == "f4" else "f16")
-            scales = (kind, kind) if self.has_minima else (kind,)
-        bias = (memref((self.out_features,), self.x_dtype),) if self.bias else ()
-        return (memref((self.panels, self.row_words, PANEL), "i32"), *scales, *bias)
+            columns = self.words.scale_columns if self.words and self.weight_dtype in WORDS else self.group
+            scales = "i8" if self.weight_dtype == "f4" else self.scales  # exponents
+            kinds = (scales, self.minima or "f16") if self.has_minima else (scales,)
+            found += [memref((self.panels, self.in_features // columns, PANEL), kind) for kind in kinds]
+        return (*found, *([memref((self.panels * PANEL,), self.x_dtype)] if self.bias else []))
 
     def __post_init__(self) -> None:
-        if self.w8a8 and self.weight_dtype != "i8":
+        if self.w8a8 and (self.weight_dtype != "i8" or self.group):
             raise ValueError(f"{self.name}: rows of INT8 are multiplied with weights of i8, not of {self.weight_dtype}")
-        whole = self.words.block if self.words else 2 * self.values_per_word
+        whole = self.words.block if self.words else VALUES_PER_WORD[self.weight_dtype]
         if self.in_features % whole:
             raise ValueError(f"{self.name}: a width of {self.in_features} {self.weight_dtype} is not for panels")
-        if self.quant_group and (self.in_features % self.quant_group or self.quant_group % self.values_per_word):
+        if self.quant_group and (self.in_features % self.quant_group or self.quant_group % whole):
             raise ValueError(f"{self.name}: groups of {self.quant_group} are not whole words of {self.in_features}")
-        if self.weight_dtype in ("i4", "f4") and not self.quant_group:
+        if self.scales_rows and self.weight_dtype not in ("i8", "f8"):
             raise ValueError(f"{self.name}: codes of {self.weight_dtype} have a scale for a group")
 
 

@@ -12,8 +12,7 @@ from compiled_kernels.builder.functions import Given, call
 from compiled_kernels.builder.values import Value
 from compiled_kernels.decode_step.shape import LayerShape, MixtureShape, StepShape, WeightLayout
 from compiled_kernels.expert_linear.mlir_text import ListedRows
-from compiled_kernels.linear.mlir_shape import Product
-from compiled_kernels.linear.mlir_text import product_text
+from compiled_kernels.linear.rows import RowByRow, rows_text
 from compiled_kernels.linear_w8a8.mlir_rows import quantize_text
 from compiled_kernels.mlir_text import Named, memref
 from compiled_kernels.page_selection.mlir import summary_arguments
@@ -21,9 +20,9 @@ from compiled_kernels.paged_attention.mlir_shape import DecodeAttention, HeadSha
 from compiled_kernels.quantized_attention.mlir_shape import QuantizedAttention
 from compiled_kernels.quantized_attention.quantize import QUANTIZED_NAMES
 
-AnyProduct = Product | FewRows
+AnyProduct = RowByRow | FewRows
 """A product of a step: with a weight row by row, or in panels."""
-Sized = Product | Panels
+Sized = RowByRow | Panels
 """A product of a step, or one of any number of rows."""
 
 
@@ -280,15 +279,15 @@ def layer_product(
 ) -> AnyProduct:
     if weight.panels:
         panels = weight.dtype, step.dtype, step.target, weight.bias
-        return FewRows(name, width, out, *panels, step.rows, accumulate, w8a8=weight.w8a8)
-    stored = weight.dtype, step.dtype, step.target, weight.quant_group, weight.bias
-    codes = {"w8a8": weight.w8a8, "scales": weight.scales, "minima": weight.minima}
-    return Product(name, step.rows, width, out, *stored, accumulate, segments, **codes)
+        codes = {"quant_group": weight.quant_group, "scales": weight.scales, "minima": weight.minima}
+        return FewRows(name, width, out, *panels, step.rows, accumulate, w8a8=weight.w8a8, **codes)
+    stored = weight.dtype, step.dtype, step.target, weight.bias
+    return RowByRow(name, step.rows, width, out, *stored, accumulate, segments)
 
 
 def product_text_of(product: AnyProduct) -> str:
     """Return the product's function: @name(x, weights, out, begin, end)."""
-    return few_text(product) if isinstance(product, FewRows) else product_text(product)
+    return few_text(product) if isinstance(product, FewRows) else rows_text(product)
 
 
 def quantizers(prefix: str, products: Iterable[Sized], rows: int) -> list[str]:
@@ -322,6 +321,6 @@ def multiply(
         call(product.name, [entering, *(given[name] for name, _ in stored), given[out], *each])
 
 
-def weight_arguments_of(name: str, of: Product | Panels) -> list[Named]:
+def weight_arguments_of(name: str, of: Sized) -> list[Named]:
     """Return a product's weight, scales and bias as arguments."""
     return [Named(f"{name}{i}", kind) for i, kind in enumerate(of.weight_types)]

@@ -15,8 +15,8 @@ from compiled_kernels.decode_step.draw import MAX_THREADS
 from compiled_kernels.decode_step.multi_step import loop_buffers, loop_inputs, steps_text
 from compiled_kernels.decode_step.shape import StepShape
 from compiled_kernels.decode_step.text import buffers, step_inputs, step_text
-from compiled_kernels.mlir import compile_text
-from compiled_kernels.mlir.invoke import BoundCall, check_argument, libgomp_path
+from compiled_kernels.mlir import compile_shape
+from compiled_kernels.mlir.invoke import BoundCall, check_argument
 from compiled_kernels.mlir_text import MLIR_TYPES, SIZE_BOUND, Named
 
 
@@ -34,9 +34,7 @@ class DecodeStep:
     def __init__(self, shape: StepShape, tensors: Mapping[str, Tensor], pool: dict[str, Tensor] | None = None):
         check_tensors(tensors, step_inputs(shape))
         self.shape = shape
-        self.kernel = compile_text(
-            step_text(shape), "decode_step", level=shape.target.level, libraries=(libgomp_path(),)
-        )
+        self.kernel = compile_shape(step_text, shape, entry="decode_step", level=shape.target.level)
         self._own = allocate(buffers(shape), pool)
         self._call = BoundCall(
             self.kernel.address, [*self._own.values(), *(tensors[name] for name, _ in step_inputs(shape))]
@@ -122,11 +120,8 @@ class DecodeSteps:
     ):
         check_tensors(tensors, [*loop_inputs(shape, context), *step_inputs(shape)])
         self.shape, self.max_steps, self.weighs = shape, max_steps, weigh
-        self.kernel = compile_text(
-            steps_text(shape, max_steps, context, weigh),
-            "decode_steps",
-            level=shape.target.level,
-            libraries=(libgomp_path(),),
+        self.kernel = compile_shape(
+            steps_text, shape, max_steps, context, weigh, entry="decode_steps", level=shape.target.level
         )
         loop, own = allocate(loop_buffers(shape, max_steps, weigh)), allocate(buffers(shape))
         weights = [tensors[name] for name, _ in (*loop_inputs(shape, context), *step_inputs(shape))]

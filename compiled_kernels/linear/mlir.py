@@ -1,136 +1,262 @@
-"""The backend mlir of the products, run on torch's threads: one compiled function for each matrix shape and each number
-of rows below `MAX_ROWS_TOGETHER`, and one for all other numbers. A weight in panels has products of its own
-(compiled_kernels/blocked)."""
+"""The backend mlir of the products, run on torch's threads.
+
+A weight in panels (one that is not is laid out so at each call, unless it is dense) has a compiled function for each
+number of rows up to `TILE_ROWS`, whose columns the threads share, and one for all others, whose rows they share. A
+dense weight row by row has one for each number of rows below `MAX_ROWS_TOGETHER`, and one for all others.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from compiled_kernels.backends import BackendError
-from compiled_kernels.blocked import in_panels
-from compiled_kernels.blocked import mlir as blocked
+from compiled_kernels.blocked.few import FewRows, few_text
+from compiled_kernels.blocked.layout import (
+    PANEL,
+    VALUES_PER_WORD,
+    as_words,
+    in_panels,
+    scales_to_panels,
+    to_panels,
+    whole_panels,
+)
+from compiled_kernels.blocked.many import ManyRows, many_text, store_sums
 from compiled_kernels.blocked.shape import TILE_ROWS
 from compiled_kernels.cases import Case
-from compiled_kernels.linear.matrix_format import CODE_DTYPES, SCALE_DTYPES
-from compiled_kernels.linear.mlir_codes import CODE_BITS, code_kind
-from compiled_kernels.linear.mlir_shape import MAX_ROWS_TOGETHER, Product
-from compiled_kernels.linear.mlir_text import product_text
+from compiled_kernels.linear.matrix_format import CODE_DTYPES, SCALE_DTYPES, WORDS, MatrixFormat
+from compiled_kernels.linear.rows import MAX_ROWS_TOGETHER, RowByRow, rows_text
+from compiled_kernels.linear_w8a8.mlir_rows import TAIL, quantize_text
 from compiled_kernels.mlir import Kernel, compile_text
 from compiled_kernels.mlir.invoke import COMPUTE_DTYPES, BoundCall, check_argument, libgomp_path
-from compiled_kernels.mlir_text import MLIR_TYPES, THREADS, Named, Target, call, declare_arguments
+from compiled_kernels.mlir_text import MLIR_TYPES, SIZE_BOUND, THREADS, Named, Target, call, declare_arguments, memref
+
+Product = FewRows | ManyRows | RowByRow
+INT8_ROWS = "linear_w8a8"
+
+
+class Weight(NamedTuple):
+    """A weight of a product: its kind as `Panels` has it and the columns that share a scale (0: all), then its tensors:
+    the matrix, its scales, its minima."""
+
+    kind: str
+    group: int
+    tensors: Sequence[Tensor]
+
+    def in_panels(self, width: int) -> Weight:
+        """Return it laid out in panels: a last group that is not whole becomes one of as many as divide all."""
+        matrix, *beside = self.tensors
+        if not in_panels(matrix):
+            beside = [
+                each if each.ndim == 1 else scales_to_panels(_of_groups(each, self.group, width)) for each in beside
+            ]
+            matrix = to_panels(matrix)
+        beside = [whole_panels(each) if each.ndim == 1 else each for each in beside]
+        return Weight(self.kind, self.group and math.gcd(self.group, width), (matrix, *beside))
+
+
+def _of_groups(scales: Tensor, group: int, width: int) -> Tensor:
+    """Return scales of groups of `group` columns, of the last of which fewer are left, as those of groups that divide
+    the width."""
+    if width % group == 0:
+        return scales
+    each = math.gcd(group, width)
+    return scales[:, torch.arange(0, width, each) // group]
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if in_panels(weight) and weight.dtype != x.dtype:
+        raise BackendError(f"linear: backend mlir reads a weight in panels of {x.dtype}, not of {weight.dtype}")
+    dense = MLIR_TYPES.get(weight.dtype, "")
     if in_panels(weight):
-        return blocked.linear("linear", x, weight, None, bias)
-    tokens, width = x.shape
-    check_argument("linear", "x", x, (tokens, width), COMPUTE_DTYPES, contiguous=False)
-    check_argument("linear", "weight", weight, (weight.shape[0], width), COMPUTE_DTYPES, contiguous=False)
-    return _run(x, "linear", MLIR_TYPES[weight.dtype], (weight,), bias)
+        return _multiply("linear", x, Weight(dense, 0, (weight,)), bias)
+    check_argument("linear", "weight", weight, (weight.shape[0], x.shape[1]), COMPUTE_DTYPES, contiguous=False)
+    return _multiply("linear", x, Weight(dense, 0, (weight,)), bias, row_by_row=True)
 
 
 def linear_int8(x: Tensor, values: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
-    if in_panels(values):
-        return blocked.linear("linear_int8", x, values, scales, bias)
-    tokens, width = x.shape
-    check_argument("linear_int8", "x", x, (tokens, width), COMPUTE_DTYPES, contiguous=False)
-    check_argument("linear_int8", "values", values, (values.shape[0], width), (torch.int8,), contiguous=False)
-    check_argument("linear_int8", "scales", scales, (values.shape[0],), (torch.float32,), contiguous=False)
-    return _run(x, "linear_int8", "i8", (values, scales), bias)
+    return _multiply("linear_int8", x, _int8("linear_int8", x, values, scales), bias)
+
+
+def linear_w8a8(x: Tensor, values: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+    return _multiply(INT8_ROWS, x, _int8(INT8_ROWS, x, values, scales), bias)
+
+
+def _int8(name: str, x: Tensor, values: Tensor, scales: Tensor) -> Weight:
+    sizes = (*values.shape[:2], PANEL, 4) if in_panels(values) else (values.shape[0], x.shape[1])
+    check_argument(name, "values", values, sizes, (torch.int8,), contiguous=in_panels(values))
+    check_argument(name, "scales", scales, (len(scales),), (torch.float32,), contiguous=False)
+    return Weight("i8", 0, (values, scales))
 
 
 def linear_grouped(
     x: Tensor, codes: Tensor, scales: Tensor, minima: Tensor | None, bias: Tensor | None, group: int
 ) -> Tensor:
-    name, (tokens, width), out = "linear_grouped", x.shape, codes.shape[0]
+    name, width, panels = "linear_grouped", x.shape[1], in_panels(codes)
     kind = code_kind(codes.dtype, minima is not None)
+    per_word = 8 if codes.dtype == torch.int32 else 4
+    if group < 1 or math.gcd(group, width) % per_word:
+        wanted = f"groups of whole words of {per_word} columns that divide {width} are wanted"
+        raise BackendError(f"{name}: {wanted}, {group} given")
+    values = 1 if per_word == 8 else 4  # of a word, as the tensor has it
+    stored = width // 8 if per_word == 8 else width
+    sizes = (len(codes), stored // values, PANEL, values) if panels else (len(codes), stored)
+    check_argument(name, "codes", codes, sizes, (codes.dtype,), contiguous=panels)
+    groups = (len(scales), -(-width // group))
+    for part, tensor in (("scales", scales), ("minima", minima)):
+        if tensor is not None:
+            wanted = (len(codes), groups[1], PANEL, 1) if tensor.ndim == 4 else groups
+            check_argument(name, part, tensor, wanted, SCALE_DTYPES, contiguous=False)
+    if scales.ndim == 2 and groups[1] == 1 and minima is None and per_word == 4:
+        return _multiply(name, x, Weight(kind, 0, (codes, scales[:, 0].float())), bias)
+    tensors = codes, scales, *([] if minima is None else [minima])
+    return _multiply(name, x, Weight(kind, min(group, width), tensors), bias)
+
+
+def code_kind(codes: torch.dtype, with_minima: bool) -> str:
+    """Return the kind of codes (see blocked/shape.py) that a tensor of this type holds, beside minima or without."""
+    kinds = {torch.int32: "u4" if with_minima else "i4", torch.int8: "i8", torch.float8_e4m3fn: "f8"}
+    if codes not in kinds:
+        known = "int32, int8 or float8_e4m3fn"
+        raise BackendError(f"linear_grouped: backend mlir wants codes as {known}; {codes} given")
+    return kinds[codes]
+
+
+def linear_quantized(
+    x: Tensor, weight: Tensor, scales: Tensor, minima: Tensor | None, bias: Tensor | None, format: str
+) -> Tensor:
+    name, width, words = "linear_quantized", x.shape[1], WORDS[format]
+    if problem := MatrixFormat.named(format).problem(width):
+        raise BackendError(f"{name}: {problem} {width} columns")
+    row, panels = words.row_words(width), in_panels(weight)
+    sizes = (len(weight), row, PANEL, 1) if panels else (len(weight), row)
+    check_argument(name, "weight", weight, sizes, (torch.int32,), contiguous=panels)
+    groups = width // words.scale_columns
+    tensors = [weight, scales, *([] if minima is None else [minima])]
+    for part, tensor in zip(("scales", "minima"), tensors[1:], strict=False):
+        sizes = (len(weight), groups, PANEL, 1) if panels else (len(weight), groups)
+        check_argument(name, part, tensor, sizes, (torch.float16,), contiguous=panels)
+    return _multiply(name, x, Weight(format, words.group, tensors), bias)
+
+
+def _multiply(name: str, x: Tensor, weight: Weight, bias: Tensor | None, row_by_row: bool = False) -> Tensor:
+    """Multiply x [token, width] by a weight, in the type of x."""
+    tokens, width = x.shape
     check_argument(name, "x", x, (tokens, width), COMPUTE_DTYPES, contiguous=False)
-    check_argument(name, "codes", codes, (out, width * CODE_BITS[kind] // 8), (codes.dtype,), contiguous=False)
-    groups = -(-width // max(1, group))
-    if group < 1 or (CODE_BITS[kind] == 4 and (group % 2 or width % group)):
-        raise BackendError(f"{name}: even groups that divide {width} columns are wanted, {group} given")
-    check_argument(name, "scales", scales, (out, groups), SCALE_DTYPES, contiguous=False)
-    if minima is not None:
-        check_argument(name, "minima", minima, (out, groups), SCALE_DTYPES, contiguous=False)
-    by_row = groups == 1 and minima is None and CODE_BITS[kind] == 8
-    weights = (codes, scales[:, 0].float() if by_row else scales, *([] if minima is None else [minima]))
-    types = MLIR_TYPES[scales.dtype], "" if minima is None else MLIR_TYPES[minima.dtype]
-    return _run(x, name, kind, weights, bias, *([] if by_row else [group, *types]))
+    matrix, *beside = weight.tensors
+    by_row = [each for each in beside if each.ndim == 1]
+    out = len(matrix) if not in_panels(matrix) else len(by_row[0]) if by_row else len(matrix) * PANEL
+    if bias is not None:
+        out = min(out, len(bias)) if in_panels(matrix) else out
+        check_argument(name, "bias", bias, (out,), (bias.dtype,), contiguous=False)
+        bias = bias.to(x.dtype)
+    if not tokens or not out:
+        return x.new_empty(tokens, out)
+    if not row_by_row:
+        if missing := 0 if in_panels(matrix) else -width % VALUES_PER_WORD[matrix.dtype]:  # half a word is filled up
+            x, matrix, width = F.pad(x, (0, missing)), F.pad(matrix, (0, missing)), width + missing
+        weight = weight._replace(tensors=(matrix, *beside)).in_panels(width)
+        matrix, *beside = weight.tensors
+        bias = None if bias is None else whole_panels(bias)
+    scales = [MLIR_TYPES[each.dtype] for each in beside]
+    of = (name, width, out, weight.kind, MLIR_TYPES[x.dtype], bias is not None, weight.group if scales else 0, *scales)
+    kernel, product = _compiled(Target.current(), rows_compiled(tokens, row_by_row), row_by_row, *of)
+    words = matrix.contiguous() if row_by_row else as_words(matrix)
+    given = [words, *(each.contiguous() for each in beside), *([] if bias is None else [bias.contiguous()])]
+    room = [torch.empty(tokens, product.int8_rows.words + TAIL, dtype=torch.int32)] if product.w8a8 else []
+    many = isinstance(product, ManyRows)
+    entering = x.to(torch.float32) if many and product.multiplied_dtype == "f32" else x
+    found = torch.empty(tokens, out, dtype=x.dtype if many else torch.float32)
+    BoundCall(kernel.address, (entering.contiguous(), *room, *given, found, torch.tensor([tokens])))()
+    return found.to(x.dtype)
+
+
+def rows_compiled(tokens: int, row_by_row: bool) -> int:
+    """Return the number of rows that code is compiled for: 0 stands for any number from where one function serves
+    all."""
+    return tokens if tokens <= (MAX_ROWS_TOGETHER - 1 if row_by_row else TILE_ROWS) else 0
+
+
+@functools.lru_cache(maxsize=512)
+def _compiled(
+    target: Target, tokens: int, row_by_row: bool, name: str, width: int, out: int, kind: str, x: str, bias: bool,
+    group: int, scales: str = "f16", minima: str = "",
+) -> tuple[Kernel, Product]:  # fmt: skip
+    """Compile @{name}(x, [x in INT8,] weight, scales, minima, bias, out, (rows))."""
+    if row_by_row:
+        product: Product = RowByRow(
+            "product", tokens or MAX_ROWS_TOGETHER, width, out, kind, x, target, bias, any_rows=not tokens
+        )
+        text = rows_text(product)
+    else:
+        beside = {"quant_group": 0 if kind in WORDS else group, "scales": scales, "minima": minima}
+        sizes = ("product", width, out, kind, x, target, bias)
+        beside = {**beside, "w8a8": name == INT8_ROWS, "minima": "" if kind in WORDS else minima}
+        if tokens:
+            product = FewRows(*sizes, tokens, **beside)
+            text = few_text(product)
+        else:
+            product = ManyRows(*sizes, out_dtype=x, **beside)
+            text = many_text(product, store_sums)
+    quantized = quantize_text("quantize", product.int8_rows, tokens or SIZE_BOUND) if product.w8a8 else ""
+    text = "\n".join((THREADS, quantized, text, _entry(product, name, tokens)))
+    return compile_text(text, name, level=target.level, libraries=(libgomp_path(),)), product
+
+
+def _entry(product: Product, name: str, tokens: int) -> str:
+    """Emit the entry, run by all threads at once: they share the rows to quantize, wait for one another, and share the
+    columns or (many, in panels) the rows of the product."""
+    weights = (Named(f"w{i}", kind) for i, kind in enumerate(product.weight_types))
+    passed = [Named("x", product.x_type), *weights, Named("out", product.out_type)]
+    many = isinstance(product, ManyRows)
+    bounds = [Named("begin", "index"), Named("end", "index"), *([] if tokens else [Named("rows", "index")])]
+    share = "call @share({}, %{}, %thread, %threads) : (index, index, index, index) -> (index, index)".format
+    given, quantize = [], ""
+    if product.w8a8:
+        given = [Named("given", memref((tokens or SIZE_BOUND, product.in_features), product.x_dtype))]
+        quantize = f"""%from, %to = {share("%rows", "one")}
+  {call("quantize", [*given, passed[0], Named("from", "index"), Named("to", "index")])}
+  call @GOMP_barrier() : () -> ()"""
+    return f"""func.func @{name}({declare_arguments([*given, *passed, Named("sizes", "memref<1xi64>")])}) {{
+  %zero = arith.constant 0 : index
+  %one = arith.constant 1 : index
+  %rows64 = memref.load %sizes[%zero] : memref<1xi64>
+  %rows = arith.index_cast %rows64 : i64 to index
+  %thread, %threads = call @thread() : () -> (index, index)
+  {quantize}
+  %columns = arith.constant {product.out_features} : index
+  %unit = arith.constant {TILE_ROWS if many else product.block} : index
+  %begin, %end = {share("%rows" if many else "%columns", "unit")}
+  {call("product", [*passed, *bounds])}
+  return
+}}"""
 
 
 def stages(case: Case, operator: str = "linear") -> Mapping[str, str]:
     """Return every stage of the function that runs for `case`."""
     of = case.arguments
-    kind = {"linear_int8": "i8"}.get(operator, MLIR_TYPES[of["dtype"]])
-    if of.get("panels"):
-        shape = of["width"], of["out"], kind, MLIR_TYPES[of["dtype"]], of["bias"]
-        few = of["tokens"] <= TILE_ROWS
-        return (
-            blocked.few_rows(Target.current(), operator, of["tokens"], *shape)
-            if few
-            else blocked.many_rows(Target.current(), operator, *shape)[0]
-        ).stages
-    shape = (min(of["tokens"], MAX_ROWS_TOGETHER), of["width"], of["out"])
-    codes: tuple[str | int, ...] = ()
-    if operator == "linear_grouped":
+    dense = MLIR_TYPES[of["dtype"]]
+    row_by_row = operator == "linear" and not of.get("panels")
+    kind, group, beside = dense, 0, []
+    if operator in ("linear_int8", INT8_ROWS):
+        kind, beside = "i8", ["f32"]
+    elif operator == "linear_quantized":
+        kind, group = of["format"], WORDS[of["format"]].group
+        beside = ["f16"] * (1 + WORDS[kind].minima)
+    elif operator == "linear_grouped":
         minima = of["minima"]
         kind = code_kind(CODE_DTYPES[of["codes"]], minima is not None)
-        if of["group"] < of["width"] or minima is not None or CODE_BITS[kind] == 4:
-            types = MLIR_TYPES[of["scales"]], "" if minima is None else MLIR_TYPES[minima]
-            codes = (min(of["group"], of["width"]), *types)
-    return _compiled(Target.current(), operator, *shape, kind, MLIR_TYPES[of["dtype"]], of["bias"], *codes).stages
-
-
-def _run(
-    x: Tensor, name: str, kind: str, weights: tuple[Tensor, ...], bias: Tensor | None, *codes: str | int
-) -> Tensor:
-    """Multiply by `weights`, a matrix and what is beside it; `codes` are group and types of scales
-    and minima, unless rows are scaled."""
-    (tokens, width), outs = x.shape, weights[0].shape[0]
-    out = torch.empty(tokens, outs)
-    if not out.numel():
-        return out.to(x.dtype)
-    if bias is not None:
-        check_argument(name, "bias", bias, (outs,), (bias.dtype,), contiguous=False)
-        weights = (*weights, bias.to(x.dtype))
-    rows = min(tokens, MAX_ROWS_TOGETHER)
-    kernel = _compiled(Target.current(), name, rows, width, outs, kind, MLIR_TYPES[x.dtype], bias is not None, *codes)
-    sizes = torch.tensor([tokens])
-    BoundCall(kernel.address, (x.contiguous(), *(weight.contiguous() for weight in weights), out, sizes))()
-    return out.to(x.dtype)
-
-
-@functools.lru_cache(maxsize=512)
-def _compiled(
-    target: Target, name: str, rows: int, width: int, out: int, kind: str, x: str, bias: bool,
-    group: int = 0, scales: str = "f32", minima: str = "",
-) -> Kernel:  # fmt: skip
-    product = Product(
-        "product", rows, width, out, kind, x, target, group, bias, any_rows=rows == MAX_ROWS_TOGETHER,
-        scales=scales, minima=minima,
-    )  # fmt: skip
-    text = "\n".join((THREADS, product_text(product), _entry(product, name)))
-    return compile_text(text, name, level=target.level, libraries=(libgomp_path(),))
-
-
-def _entry(product: Product, name: str) -> str:
-    """Emit @{name}(x, weight, scales, bias, out, (rows)): run by all threads at once, each of which takes a share of
-    the columns."""
-    weights = (Named(f"w{i}", kind) for i, kind in enumerate(product.weight_types))
-    arguments = [Named("x", product.x_type), *weights, Named("out", product.out_type)]
-    bounds = [Named("begin", "index"), Named("end", "index"), *([Named("rows", "index")] if product.any_rows else [])]
-    return f"""func.func @{name}({declare_arguments([*arguments, Named("sizes", "memref<1xi64>")])}) {{
-  %zero = arith.constant 0 : index
-  %rows64 = memref.load %sizes[%zero] : memref<1xi64>
-  %rows = arith.index_cast %rows64 : i64 to index
-  %thread, %threads = call @thread() : () -> (index, index)
-  %count = arith.constant {product.out_features} : index
-  %unit = arith.constant {product.block} : index
-  %begin, %end = call @share(%count, %unit, %thread, %threads) : (index, index, index, index) -> (index, index)
-  {call("product", [*arguments, *bounds])}
-  return
-}}"""
+        if of["group"] < of["width"] or minima is not None or kind in ("i4", "u4"):
+            group = min(of["group"], of["width"])
+            beside = [MLIR_TYPES[each] for each in (of["scales"], minima) if each is not None]
+        else:
+            beside = ["f32"]
+    tokens = rows_compiled(of["tokens"], row_by_row)
+    shape = operator, of["width"], of["out"], kind, dense, of["bias"], group, *beside
+    return _compiled(Target.current(), tokens, row_by_row, *shape)[0].stages

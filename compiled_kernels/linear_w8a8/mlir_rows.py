@@ -121,7 +121,7 @@ def _packed(lines: Lines, rows: Int8Rows, value: str, lanes: int) -> tuple[str, 
         return value, lanes
     narrow, count = vector(lanes, "i8" if rows.values == 4 else "i16"), lanes // rows.values
     value = lines.let(f"arith.trunci {value} : {vector(lanes, 'i32')} to {narrow}")
-    if rows.panels and rows.values == 2:
+    if rows.panels and rows.values == 4:
         order = [4 * (i // 4) + (0, 2, 1, 3)[i % 4] for i in range(lanes)]
         value = lines.let(f"vector.shuffle {value}, {value} {order} : {narrow}, {narrow}")
     return lines.let(f"vector.bitcast {value} : {narrow} to {vector(count, 'i32')}"), count

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,12 @@ from torch import Tensor
 from compiled_kernels.backends import UNSUPPORTED_CPU, BackendError
 from compiled_kernels.level import Level, current_level
 from compiled_kernels.mlir.artifacts import ArtifactCache, cache_directory, key_of
-from compiled_kernels.mlir.execute import Code, JITCode, Kernel, SharedObject, capture_native_errors, open_globally
+from compiled_kernels.mlir.execute import JITCode, Kernel, SharedObject, capture_native_errors, open_globally
+from compiled_kernels.mlir.invoke import libgomp_path
 from compiled_kernels.mlir.lower import lower, sources
 from compiled_kernels.mlir.pipeline import Processor, passes_to_llvm, processor_of, run_pipeline, target_level
 from compiled_kernels.mlir.rewrites import expand_exp
+from compiled_kernels.result_cache import own_code
 
 OPT_LEVEL = 3
 
@@ -86,25 +88,47 @@ def compile_function(
     """
     examples = tuple(examples)
     shapes = [(list(each.shape), str(each.dtype)) for each in examples]
-    artifacts = ArtifactCache(directory or cache_directory())
-    level = _level()
-    made = {
-        "lanes": lanes,
-        **_features(level),
-        "sources": sources(),
-        "opt_level": OPT_LEVEL,
-        "linked": linker() is not None,
-    }
-    cooked = key_of(recipe=dict(recipe), name=name, shapes=shapes, **made)
-    if (key := artifacts.key_of_recipe(cooked)) and (paths := artifacts.load(key)):
-        return Kernel(name, key, _loaded(paths, ()), paths.get("library"), paths["stages"])
-    stages = lower(function, examples, name, lanes)
-    text = stages.pop("bufferized")
-    kernel = compile_text(
-        text, name, lowered_from="bufferized", level=level, directory=artifacts.directory, before=stages
-    )
+    directory, level = directory or cache_directory(), _level()
+    made = key_of(recipe=dict(recipe), name=name, shapes=shapes, lanes=lanes, sources=sources(), **_content(level))
+
+    def build() -> Kernel:
+        stages = lower(function, examples, name, lanes)
+        text = stages.pop("bufferized")
+        return compile_text(text, name, lowered_from="bufferized", level=level, directory=directory, before=stages)
+
+    return _by_recipe(made, name, build, directory)
+
+
+@cache
+def compile_shape(
+    write: Callable[..., str], *shape: Hashable, entry: str, level: Level | None = None, directory: Path | None = None
+) -> Kernel:
+    """Compile the function `entry` of the module that `write(*shape)` returns, as `compile_text` does; it may call
+    OpenMP's.
+
+    The module depends on nothing but the shape and the sources of this package: where it was compiled before, on this
+    machine and from these sources, it is not even written, and torch-mlir not imported.
+    """
+    level, libraries, directory = level or _level(), (libgomp_path(),), directory or cache_directory()
+    recipe = f"{write.__module__}.{write.__qualname__}{shape!r}"
+    made = key_of(recipe=recipe, name=entry, sources=own_code(), **_content(level))
+
+    def build() -> Kernel:
+        return compile_text(write(*shape), entry, level=level, libraries=libraries, directory=directory)
+
+    return _by_recipe(made, entry, build, directory, libraries)
+
+
+def _by_recipe(
+    recipe: str, entry: str, build: Callable[[], Kernel], directory: Path, libraries: tuple[str, ...] = ()
+) -> Kernel:
+    """Return the kernel that a recipe led to before; where there is none, build it, and note that it leads there."""
+    artifacts = ArtifactCache(directory)
+    if (key := artifacts.key_of_recipe(recipe)) and (paths := artifacts.load(key)):
+        return _kernel(entry, key, paths, libraries)
+    kernel = build()
     try:
-        artifacts.link_recipe(cooked, kernel.digest)
+        artifacts.link_recipe(recipe, kernel.digest)
     except OSError as error:
         _not_kept(error)
     return kernel
@@ -120,14 +144,11 @@ def _compiled(
     directory: Path,
     before: tuple[tuple[str, str], ...],
 ) -> Kernel:
-    pipeline = passes_to_llvm(lowered_from, level)
-    content = {"text": text, "before": before, "passes": pipeline, "linked": linker() is not None, **_features(level)}
-    code = [Path(function.__code__.co_filename).read_text() for function in (target_level, expand_exp)]
-    key = key_of(**content, opt_level=OPT_LEVEL, code=code)
+    key = key_of(text=text, before=before, **_content(level, lowered_from))
     artifacts = ArtifactCache(directory)
     if paths := artifacts.load(key):
-        return Kernel(entry, key, _loaded(paths, libraries), paths.get("library"), paths["stages"])
-    llvm = run_passes(text, pipeline, processor_of(level))
+        return _kernel(entry, key, paths, libraries)
+    llvm = run_passes(text, passes_to_llvm(lowered_from, level), processor_of(level))
     engine = engine_of(llvm, libraries)
     stages = {**dict(before), lowered_from: text, "llvm": llvm}
     files = {"stages": (json.dumps(stages).encode(), ".json")}
@@ -137,24 +158,36 @@ def _compiled(
         paths = artifacts.store(key, files)
     except OSError as error:
         _not_kept(error)
-        return Kernel(entry, key, JITCode(engine), None, stages)
-    code = _loaded(paths, libraries) if library is not None else JITCode(engine)
-    return Kernel(entry, key, code, paths.get("library"), paths["stages"])
+        paths = {}
+    if "library" in paths:
+        return _kernel(entry, key, paths, libraries)
+    return Kernel(entry, key, JITCode(engine), None, paths.get("stages", stages))
 
 
-def _features(level: Level) -> dict[str, Any]:
-    """Return what the level means to LLVM: part of the name under which code is kept."""
-    return {"level": level, "cpu": level.llvm_cpu, "features": level.llvm_features}
+def _content(level: Level, lowered_from: str = "bufferized") -> dict[str, Any]:
+    """Return what decides the code of a module beside its text."""
+    code = [Path(function.__code__.co_filename).read_text() for function in (target_level, expand_exp)]
+    return {
+        "level": level,
+        "cpu": level.llvm_cpu,
+        "features": level.llvm_features,
+        "passes": passes_to_llvm(lowered_from, level),
+        "linked": linker() is not None,
+        "opt_level": OPT_LEVEL,
+        "code": code,
+    }
 
 
 def _not_kept(error: OSError) -> None:
     warnings.warn(f"mlir: compiled code is not kept on disk ({error})", stacklevel=3)
 
 
-def _loaded(paths: Mapping[str, Path], libraries: tuple[str, ...]) -> Code:
-    if "library" in paths:
-        return SharedObject(paths["library"], libraries)
-    return JITCode(engine_of(json.loads(paths["stages"].read_text())["llvm"], libraries))
+def _kernel(entry: str, key: str, paths: Mapping[str, Path], libraries: tuple[str, ...]) -> Kernel:
+    if (library := paths.get("library")) is not None:
+        code = SharedObject(library, libraries)
+    else:
+        code = JITCode(engine_of(json.loads(paths["stages"].read_text())["llvm"], libraries))
+    return Kernel(entry, key, code, library, paths["stages"])
 
 
 def run_passes(text: str, pipeline: str, processor: Processor) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -11,8 +10,8 @@ from torch import Tensor
 from compiled_kernels.backends import BackendError
 from compiled_kernels.blocked.shape import TILE_ROWS
 from compiled_kernels.decode_step.step import check_tensors
-from compiled_kernels.mlir import Kernel, compile_text
-from compiled_kernels.mlir.invoke import BoundCall, check_argument, libgomp_path
+from compiled_kernels.mlir import Kernel, compile_shape
+from compiled_kernels.mlir.invoke import BoundCall, check_argument
 from compiled_kernels.mlir_text import MLIR_TYPES, Named
 from compiled_kernels.prefill.shape import BlockShape
 from compiled_kernels.prefill.text import after_text, before_text
@@ -51,10 +50,12 @@ class PrefillBlock:
         wanted = {named.name: named for named in (*shape.before, *shape.after) if named.name not in own}
         check_tensors(weights, list(wanted.values()))
         self.shape, self.buffers, self._rows = shape, buffers, 0
-        self.kernels = _compiled(shape.code_key)
-        tensors = {**weights, **own}
-        self._before = _bound(self.kernels[0], shape.before, tensors, buffers)
-        self._after = _bound(self.kernels[1], shape.after, tensors, buffers)
+        level, tensors = shape.target.level, {**weights, **own}
+        before = compile_shape(before_text, shape.code_key, entry="before", level=level)
+        after = compile_shape(after_text, shape.code_key, entry="after", level=level)
+        self.kernels = before, after
+        self._before = _bound(before, shape.before, tensors, buffers)
+        self._after = _bound(after, shape.after, tensors, buffers)
         self.angles = [own[named.name] for named in shape.layer_kernel.angles]
         self._heads = [own[name] for name, _ in shape.heads]
         self.x, self._mixed = own["x"], own["mixed"]
@@ -79,10 +80,3 @@ def _bound(
     kernel: Kernel, arguments: Sequence[Named], tensors: Mapping[str, Tensor], buffers: PrefillBuffers
 ) -> BoundCall:
     return BoundCall(kernel.address, [*(tensors[name] for name, _ in arguments), buffers.sizes])
-
-
-@functools.lru_cache(maxsize=64)
-def _compiled(shape: BlockShape) -> tuple[Kernel, Kernel]:
-    level = shape.target.level
-    before = compile_text(before_text(shape), "before", level=level, libraries=(libgomp_path(),))
-    return before, compile_text(after_text(shape), "after", level=level, libraries=(libgomp_path(),))

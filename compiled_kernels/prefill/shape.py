@@ -159,4 +159,5 @@ def _product(sizes: Iterable[int]) -> int:
 def _many(product: AnyProduct) -> ManyRows:
     assert isinstance(product, FewRows)  # its weight is in panels
     stored = product.weight_dtype, product.x_dtype, product.target, product.bias
-    return ManyRows(product.name, product.in_features, product.out_features, *stored, w8a8=product.w8a8)
+    codes = {"quant_group": product.quant_group, "scales": product.scales, "minima": product.minima}
+    return ManyRows(product.name, product.in_features, product.out_features, *stored, w8a8=product.w8a8, **codes)

@@ -57,7 +57,7 @@ ROW_BUCKETS = (1, 3, 8)  # buckets of rows, for the sake of fewer compilations: 
 def model_of(kind: str) -> Transformer:
     spec, dtype, format, _ = KINDS[kind]
     model = Transformer.from_state(spec, weights_of(spec, dtype, 0), format=format)
-    model.use_expert_panels()
+    model.use_code_panels()
     return model
 
 

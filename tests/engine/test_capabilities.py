@@ -90,7 +90,7 @@ class Bounded:
         return torch.maximum(query * low, query * high)
 
 
-WIDE = layer(2, 1, dim=8)
+WIDE = layer(2, 1, dim=8).model_copy(update={"intermediate_size": 16})
 LAYERS = {"format": "int8", "layers": {1: {"format": "int4"}, 2: {"format": "fp8"}}}
 MODELS: dict[str, Requirements] = {
     "attention": model(
@@ -141,8 +141,11 @@ MODELS: dict[str, Requirements] = {
     "float64": model(WIDE, dtype=torch.float64),
     "INT8": model(WIDE, WIDE, WIDE, weights=WeightFormat.parse("int8"), cache=LAYERS),
     "INT8 activations": model(WIDE, weights=WeightFormat.parse("int8", activations="int8")),
-    "INT4": model(WIDE, weights=WeightFormat.parse("int4", quant_group=4), cache={"format": "int4", "rotate": True}),
-    "INT4 by six": model(layer(2, 1, dim=6), weights=WeightFormat.parse("int4", quant_group=6), hidden_size=12),
+    "INT4": model(WIDE, weights=WeightFormat.parse("int4", quant_group=8), cache={"format": "int4", "rotate": True}),
+    "INT4 by 24": model(
+        layer(2, 1, dim=12).model_copy(update={"intermediate_size": 24}), hidden_size=24,
+        weights=WeightFormat.parse("int4", quant_group=24),
+    ),
     **{name: model(WIDE, weights=format) for name, format in FORMATS.items()},
     "dense keys": model(WIDE, cache={"values": "int8"}),
     "own codec": model(WIDE, layer(sliding_window=9), cache={"codec": HERE + "Halved"}),
@@ -181,7 +184,7 @@ def agrees(wanted: Requirements, backend: Backend) -> None:
     """A decode and a prefill are as near exact logits as arithmetic in this precision is."""
     assert wanted.spec is not None and wanted.cache_dtype is not None
     made = Transformer.from_state(wanted.spec, weights_of(wanted.spec, wanted.dtype, 0), backend, wanted.weights)
-    made.use_expert_panels(backend is Backend.MLIR)
+    made.use_code_panels(backend is Backend.MLIR)
     held = CacheLayout(wanted.cache, PAGE_SIZE, wanted.cache_dtype)
     (store, decode), (own, _) = (single_decode_step(made, held, CONTEXT) for _ in range(2))
     executor = build_step_runner(made, own, Backends.uniform(backend, "asked for", wanted))

@@ -122,7 +122,7 @@ def test_a_number_in_the_models_own_type_is_near(name: str) -> None:
 
 def test_experts_in_panels_are_read_as_well() -> None:
     model = model_of(mixture_of(), backend=Backend.EAGER)
-    assert model.use_expert_panels()
+    assert model.use_code_panels()
     assert_sums(model, 2, tolerance=1e-4)
 
 

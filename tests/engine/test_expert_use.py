@@ -20,7 +20,7 @@ HERE = [each for each in (Backend.EAGER, Backend.MLIR) if backend_problems()[eac
 
 def runner(backend: Backend, **settings) -> Runner:
     model = model_of(mixture_of(5, 2), backend=backend)
-    model.use_expert_panels(backend is Backend.MLIR)
+    model.use_code_panels(backend is Backend.MLIR)
     return runner_of(model, backends=Backends(backend, backend, backend, "x"), pages=80, page_size=8, **settings)
 
 

@@ -35,8 +35,7 @@ def written(model: Any, folder: Path, kind: str) -> Path:
     return writing.write_gguf(model, folder / "model.gguf", folder / "hf", kind, changed=VOCABULARY)
 
 
-def text_of(path: Path, lines: list[str] | None = None, **settings: Any) -> str:
-    report = [].append if lines is None else lines.append
+def text_of(path: Path, report: Any = [].append, **settings: Any) -> str:
     runner = workbench.load(str(path), backend="eager", report=report, **settings)
     return "".join(event.text for event in runner.stream(PROMPT, max_tokens=8, temperature=0))
 
@@ -55,17 +54,16 @@ def test_integers_stay_and_give_the_tokens_of_their_numbers(
     """Widened to float32 the same file has the same greedy tokens."""
     path = written(model, tmp_path, kind)
     lines: list[str] = []
-    kept = text_of(path, lines, dtype="float32")
     runner = workbench.load(str(path), backend="eager", dtype="float32", report=lines.append)
     product: Any = runner.model.blocks[0].attention
     assert product.qkv.format == format
-    assert kept == text_of(path, dtype="float32", weights="dense")
+    assert text_of(path, dtype="float32") == text_of(path, dtype="float32", weights="dense")
     assert any(f"GGUF {kind}, 1 of " in line and "token_embd.weight" in line for line in lines)
 
 
 def test_what_no_product_multiplies_from_is_widened_with_a_line(tmp_path: Path, model: Any) -> None:
     lines: list[str] = []
-    text_of(written(model, tmp_path, "Q4_K"), lines)
+    text_of(written(model, tmp_path, "Q4_K"), lines.append)
     cost = r"GGUF Q4_K, (\d+) of \1 quantized tensors are widened to bfloat16, 2.3 MB for 0.7 MB in the files"
     assert any(re.search(cost, line) for line in lines)
 

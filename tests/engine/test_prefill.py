@@ -81,7 +81,6 @@ def test_the_plain_weights_are_still_there() -> None:
 
 @pytest.mark.parametrize(("spec", "format"), [
     (NARROW.model_copy(update={"hidden_size": 48}), "dense"), (NARROW.model_copy(update={"hidden_size": 64}), "dense"),
-    (WIDE, "int4"),
 ])  # fmt: skip
 def test_what_does_not_fit_stays_row_by_row(spec: ModelSpec, format: str) -> None:
     model = model_of(spec, torch.float32, format)

@@ -10,7 +10,7 @@ from compiled_kernels.decode_step import DecodeStep, LayerShape, StepShape, Weig
 from compiled_kernels.decode_step.step import allocate
 from compiled_kernels.decode_step.text import step_inputs
 from compiled_kernels.level import Level
-from compiled_kernels.mlir import Kernel, compile, compile_text
+from compiled_kernels.mlir import Kernel, compile, compile_shape
 from compiled_kernels.mlir_text import SIZE_BOUND, Target
 
 CALLS_MISSING_FUNCTION = """
@@ -61,7 +61,12 @@ def small_step(level: Level) -> DecodeStep:
 def compiled_scale(directory: Path, factor: float = 3.0) -> Kernel:
     """As another process would: nothing is remembered."""
     compile._compiled.cache_clear()
-    return compile_text(SCALE.replace("FACTOR", str(factor)), "scale", directory=directory)
+    compile_shape.cache_clear()
+    return compile_shape(scale_text, factor, entry="scale", directory=directory)
+
+
+def scale_text(factor: float) -> str:
+    return SCALE.replace("FACTOR", str(factor))
 
 
 def scales_by(kernel: Kernel, factor: float) -> bool:

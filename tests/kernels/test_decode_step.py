@@ -14,7 +14,8 @@ from compiled_kernels.level import Level
 from compiled_kernels.mlir_text import SIZE_BOUND, Target
 from tests.helpers.refusals import kernel_refuses
 
-DENSE, INT8, INT4 = WeightLayout("bf16", bias=True), WeightLayout("i8"), WeightLayout("i4", quant_group=4)
+DENSE, INT8 = WeightLayout("bf16", bias=True), WeightLayout("i8", panels=True)
+INT4 = WeightLayout("i4", quant_group=8, panels=True)
 LAYER = LayerShape(
     num_heads=2,
     num_kv_heads=1,
@@ -48,7 +49,7 @@ def tensors() -> Tensors:
         (lambda each: each.pop("down0_0"), "lacks down0_0 .1 of 1"),
         (lambda each: each.update(bias_0=torch.zeros(3)), "has no place for bias_0"),
         (lambda each: each.update(qkv0_0=torch.zeros(16, 8)), "qkv0_0 as .16, 8. bfloat16 .* .16, 8. float32"),
-        (lambda each: each.update(output1_0=torch.zeros(7)), "output1_0 as .8. float32"),
+        (lambda each: each.update(output1_0=torch.zeros(7)), "output1_0 as .64. float32"),
         (lambda each: each.update(keys_0=each["keys_0"].mT.contiguous().mT), "keys_0 as .* not contiguous given"),
         (lambda each: each.update(values_0=torch.zeros(3, 2, 4, 4).bfloat16()), "values_0 as .3, 1, 4, 4."),
     ],
@@ -56,7 +57,7 @@ def tensors() -> Tensors:
 def test_other_tensors_are_refused_before_anything_is_compiled(
     change: Callable[[Tensors], object], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("compiled_kernels.decode_step.step.step_text", None)
+    monkeypatch.setattr("compiled_kernels.decode_step.step.compile_shape", None)
     wrong = tensors()
     change(wrong)
     kernel_refuses(f"decode step: .*{words}", DecodeStep, SHAPE, wrong)

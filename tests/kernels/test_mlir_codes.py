@@ -1,72 +1,59 @@
-"""Codes in few bits become the numbers that they stand for, all of them and exactly."""
+"""Codes in few bits become the numbers that they stand for, all of them and exactly: a row of x that is one at one
+column and zero elsewhere picks the numbers of that column."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
-from compiled_kernels.level import Level
-from compiled_kernels.linear.mlir_codes import CODE_BITS, TABLES, code_unit, code_vectors
-from compiled_kernels.mlir import compile_text
-from compiled_kernels.mlir.invoke import BoundCall, libgomp_path
-from compiled_kernels.mlir_text import THREADS, Lines, vector
+import compiled_kernels
+from compiled_kernels import Backend
+from compiled_kernels.blocked.shape import TILE_ROWS
+from compiled_kernels.level import Level, limited_to
+from compiled_kernels.linear.matrix_format import WORDS, MatrixFormat
+from compiled_kernels.linear.quantize import dequantize_matrix
 from tests.helpers.kernels import needs_mlir
 from tests.helpers.levels import at_every_level
-from tests.helpers.rows import rows
 
-OCTETS = torch.arange(256, dtype=torch.uint8)
-E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
-VALUES = {
-    "i8": OCTETS.view(torch.int8).float(), "f8": OCTETS.view(torch.float8_e4m3fn).float(),
-    "i4": torch.arange(-8.0, 8.0), "u4": torch.arange(16.0), "f4": torch.cat([E2M1, -E2M1]),
-}  # fmt: skip
+WIDTH, OUT = 256, 64
+GROUPED = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
-def decoder(kind: str, count: int, joined: bool, element: str = "f32") -> str:
-    """Emit @decode(bytes, numbers): every byte as its numbers, `count` bytes at a time."""
-    values = 8 // CODE_BITS[kind]  # in a byte
-    vectors = 1 if joined else values
-    lanes = count * values // vectors
-    out = f"memref<{vectors}x{256 * values // vectors}x{element}>"
-    lines = Lines()
-    lines.emit(f"scf.for %at = {lines.index(0)} to {lines.index(256)} step {lines.index(count)} {{")
-    loaded = lines.load("%codes", "%at", "memref<256xi8>", count, "i8")
-    place = lines.let(f"arith.muli %at, {lines.index(lanes // count)} : index")
-    for number, found in enumerate(code_vectors(lines, kind, loaded, count, element, joined)):
-        lines.emit(f"vector.store {found}, %out[{lines.index(number)}, {place}] : {out}, {vector(lanes, element)}")
-    lines.emit("}")
-    return f"{THREADS}\nfunc.func @decode(%codes: memref<256xi8>, %out: {out}) {{\n{lines.text()}\nreturn\n}}"
+def numbers_of(picked: Tensor, product: Tensor) -> bool:
+    return torch.equal(product.T.float(), picked.to(product.dtype).float())
 
 
 @needs_mlir
 @at_every_level
-@rows({"kind": list(VALUES), "count": [1, 4, 8, 16, 32]})
-def test_every_code_is_its_value(kind: str, count: int, level: Level) -> None:
-    four = CODE_BITS[kind] == 4
-    for joined in (False, True) if four else (False,):
-        kernel = compile_text(decoder(kind, count, joined), "decode", level=level, libraries=(libgomp_path(),))
-        found = torch.full((512 if four else 256,), torch.nan)
-        BoundCall(kernel.address, (OCTETS, found))(1)
-        low, high = VALUES[kind][OCTETS.long() & 15], VALUES[kind][OCTETS.long() >> 4]
-        expected = VALUES[kind]
-        if four:
-            runs = torch.stack([low.view(-1, count), high.view(-1, count)], dim=1 if joined else 0)
-            expected = runs.flatten()
-        right = (found * code_unit(kind) == expected) | expected.isnan()
-        assert right.all(), (joined, found * code_unit(kind), expected)
-        assert torch.equal(found.signbit()[right], expected.signbit()[right]) or expected.isnan().any()
-
-
-@pytest.mark.parametrize("kind", TABLES)
-def test_tables_are_exact_in_bfloat16(kind: str) -> None:
-    table = torch.tensor(TABLES[kind], dtype=torch.bfloat16)
-    assert torch.equal(table.float() * code_unit(kind), VALUES[kind])
+@pytest.mark.parametrize("name", WORDS)
+def test_every_code_of_a_format_is_its_number(name: str, level: Level) -> None:
+    """Words of drawn bits hold every code; scales of one and minima of a quarter keep the numbers exact."""
+    format = MatrixFormat.named(name)
+    generator = torch.Generator().manual_seed(5)
+    parts = {
+        part: torch.randint(-(2**31), 2**31 - 1, shape, generator=generator).int() if part == "weight" else
+        torch.full(shape, 1.0 if part == "scales" else 0.25, dtype=dtype)
+        for part, (shape, dtype) in format.storage(OUT, WIDTH).items()
+    }  # fmt: skip
+    picked = dequantize_matrix(format, *parts.values())
+    with limited_to(level):
+        for dtype, count in ((torch.float32, TILE_ROWS), (torch.bfloat16, WIDTH)):  # of few rows, and of many
+            rows = torch.eye(WIDTH, dtype=dtype)[-count:]
+            given = rows, parts["weight"], parts["scales"], parts.get("minima"), None, name
+            assert numbers_of(picked[:, -count:], compiled_kernels.linear_quantized(*given, Backend.MLIR)), dtype
 
 
 @needs_mlir
-@pytest.mark.parametrize("kind", CODE_BITS)
-@pytest.mark.parametrize("count", [16, 32])
-def test_pairs_of_bfloat16_compile(kind: str, count: int) -> None:
-    joined = count == 16 and CODE_BITS[kind] == 4
-    text = decoder(kind, count if joined else 32, joined, "bf16")
-    assert compile_text(text, "decode", level=Level.V4_BF16, libraries=(libgomp_path(),)).digest
+@at_every_level
+@pytest.mark.parametrize("codes", GROUPED)
+def test_every_byte_is_its_number(codes: str, level: Level) -> None:
+    octets = torch.arange(WIDTH, dtype=torch.uint8).expand(OUT, WIDTH).contiguous()
+    if codes == "fp8":
+        octets[:, [0x7F, 0xFF]] = 0  # NaN, which is not for these kernels
+    weight = octets.view(GROUPED[codes])
+    with limited_to(level):
+        for group in (64, WIDTH):
+            scales = torch.ones(OUT, WIDTH // group)
+            found = compiled_kernels.linear_grouped(torch.eye(WIDTH), weight, scales, None, None, group, Backend.MLIR)
+            assert numbers_of(weight.float(), found), group

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from compiled_kernels.blocked import as_words, from_panels, panels_problem, to_panels
-from compiled_kernels.blocked import mlir as blocked
 from compiled_kernels.blocked.shape import TILE_ROWS
 from compiled_kernels.cases import random_normal
 from compiled_kernels.level import Level, limited_to
+from compiled_kernels.linear import mlir
 from compiled_kernels.linear.quantize import quantize_int8
 from compiled_kernels.mlir.invoke import BoundCall
 from compiled_kernels.mlir_text import MLIR_TYPES, Target
@@ -44,7 +44,7 @@ def test_the_layout_is_a_rearrangement(panels: int, words_long: int, dtype: torc
 
 @pytest.mark.parametrize(
     ("weight", "reason"),
-    [(torch.zeros(63, 64), "multiples of 64"), (torch.zeros(64, 63), "multiples of 2"),
+    [(torch.zeros(2, 63, 64), "multiples of 64"), (torch.zeros(64, 63, dtype=torch.bfloat16), "multiples of 2"),
      (torch.zeros(64, 64, dtype=torch.float64), "not float64"), (torch.zeros(64), "not of 1 dim")],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused(weight: Tensor, reason: str) -> None:
@@ -70,11 +70,14 @@ def test_rows_of_a_decode_step_have_the_bits_of_a_row_alone(kind: str, level: Le
     """A step's products are of few rows whatever their number: in one pass over each panel, or in several."""
     x, weight, *added = inputs(kind)
     rest = [as_words(weight), *added]
+    name = {"int8": "linear_int8"}.get(kind, "linear")
+    codes = (0, "f32") if kind == "int8" else (0,)
 
     def product(rows: Tensor) -> Tensor:
-        sizes, types = (len(rows), WIDTH, OUT), (MLIR_TYPES[weight.dtype], MLIR_TYPES[x.dtype])
+        kinds = MLIR_TYPES[weight.dtype], MLIR_TYPES[x.dtype], True, *codes
+        kernel, _ = mlir._compiled(Target.current(), len(rows), False, name, WIDTH, OUT, *kinds)
         found = torch.full((len(rows), OUT), torch.nan)
-        BoundCall(blocked.few_rows(Target.current(), "step", *sizes, *types, True).address, (rows, *rest, found))()
+        BoundCall(kernel.address, (rows, *rest, found, torch.tensor([len(rows)])))()
         return found
 
     with limited_to(level):

@@ -16,7 +16,7 @@ from compiled_kernels import Backend
 from compiled_kernels.blocked import to_panels
 from compiled_kernels.cases import Case, CaseCost
 from compiled_kernels.level import Level, limited_to
-from compiled_kernels.linear_w8a8 import mlir
+from compiled_kernels.linear import mlir
 from compiled_kernels.linear_w8a8.api import MAX_EXACT_COLUMNS, linear_w8a8_reference, quantize_rows
 from tests.helpers.kernels import needs_mlir
 from tests.helpers.levels import at_every_level
@@ -136,6 +136,6 @@ def test_it_is_multiplied_as_the_level_does(level: Level, tokens: int, panels: b
     """Bytes where there are dot products of bytes, pairs elsewhere; never by VPMADDUBSW, whose sums saturate."""
     arguments = {"tokens": tokens, "width": 128, "out": 64, "dtype": torch.bfloat16, "bias": False, "panels": panels}
     with limited_to(level):
-        asm = mlir.stages(Case("shown", arguments, CaseCost(0, 0)))["asm"]
+        asm = mlir.stages(Case("shown", arguments, CaseCost(0, 0)), "linear_w8a8")["asm"]
     found = set(re.findall(r"vpdpbusd|vpmaddwd|vpmaddubsw|vpmulld", asm))
     assert found == {MULTIPLIED[level]}

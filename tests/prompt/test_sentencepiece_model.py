@@ -14,7 +14,7 @@ from tests.prompt.hard_strings import HARD, TEXTS, TRAINING
 from tests.prompt.vocabularies import PIECE_KINDS, trained_pieces
 from tests.thorough import tries
 from workbench.errors import WorkbenchError
-from workbench.prompt.tokenization.sentencepiece_model import read_model_file
+from workbench.prompt.tokenization.sentencepiece_model import NORMAL, SentencePieces, read_model_file
 from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.prompt.tokenization.tokenizer_files import read_tokenizer
 
@@ -61,6 +61,11 @@ def test_any_text(folder: Path, kind: str) -> None:
         assert_equal(theirs, ours, text)
 
     law()
+
+
+def test_of_equal_scores_the_longest_left_piece_goes_first() -> None:
+    pieces = SentencePieces(["_", "___", "__"], [0.0] * 3, [NORMAL] * 3)
+    assert pieces.merges({"_": 0, "___": 1, "__": 2}) == [("__", "_"), ("_", "_"), ("_", "__")]
 
 
 def test_the_begin_token_goes_before_a_text_and_controls_are_not_read(folder: Path) -> None:

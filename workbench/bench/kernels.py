@@ -181,8 +181,7 @@ def decode_step_stages(
     if problem := backend_problems()[Backend.MLIR]:
         raise BackendError(f"backend mlir does not work here: {problem}")
     from compiled_kernels.decode_step.text import step_text
-    from compiled_kernels.mlir import compile_text
-    from compiled_kernels.mlir.invoke import libgomp_path
+    from compiled_kernels.mlir import compile_shape
     from workbench.executors.layout import panels_refusal
     from workbench.executors.programs.decode_step import step_shape
 
@@ -199,6 +198,6 @@ def decode_step_stages(
         # As the mlir backend does; `auto` leaves weights row by row where torch's product is quicker.
         shapes.use_panels()
     shape = step_shape(shapes, page_size, bucket_for(rows))
-    kernel = compile_text(step_text(shape), "decode_step", level=shape.target.level, libraries=(libgomp_path(),))
+    kernel = compile_shape(step_text, shape, entry="decode_step", level=shape.target.level)
     texts = {name: CompilerStage(text) for name, text in kernel.stages.items()}
     return CompilerStages(kernel.digest, "the entry in the cache of artifacts that runs", texts)

@@ -172,7 +172,7 @@ def generate(
     as_json: AsJson = False,
 ) -> None:
     """Continue a text, as it is generated."""
-    from workbench.measure.run import generate_text
+    from workbench.measure.generate import generate_text
     from workbench.progress import discard, to_stderr
 
     sampling = {

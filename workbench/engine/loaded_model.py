@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +29,8 @@ from workbench.kv_cache.eviction import parse_eviction, policy_spread
 from workbench.model import shapes
 from workbench.model.attention_config import AttentionConfig
 from workbench.model.formats.checkpoint import Checkpoint
-from workbench.model.formats.open import is_quantized, open_checkpoint, read_config
+from workbench.model.formats.gguf.file import GGUFFile
+from workbench.model.formats.open import is_quantized, open_checkpoint, open_gguf_files, read_config
 from workbench.model.formats.texts import absent_token_ids, open_chat_template, open_tokenizer
 from workbench.model.hf import families
 from workbench.model.hf.generation import read_sampling_defaults
@@ -145,7 +147,11 @@ class LoadedModel:
         if ranks is not None and device.type == "cuda":
             device = torch.device("cuda", ranks.rank % torch.cuda.device_count())
         source = _source(name, config.attention, config.model.context)
-        with report_if_slow(f"loading the weights of {name}", report, again=LOADING_AGAIN, share=source.share_read):
+        with (
+            ThreadPoolExecutor(1) as beside,  # a large vocabulary takes as long as the weights
+            report_if_slow(f"loading the weights of {name}", report, again=LOADING_AGAIN, share=source.share_read),
+        ):
+            tokenizer = beside.submit(source.tokenizer)
             format, reason = source.weight_format(config.model)
             requirements = _requirements(config, source, format, device, 1 if ranks is None else ranks.size)
             dtype, shapes, cache_dtype = requirements.dtype, requirements.cache, config.cache_dtype(requirements.dtype)
@@ -178,7 +184,7 @@ class LoadedModel:
         trim_heap()
         if absent := source.absent_token_ids():
             report(f"{name}: {', '.join(absent)}: no row of the vocabulary has it; taken as absent")
-        return cls(model, source.tokenizer(), backends, source.folder)
+        return cls(model, tokenizer.result(), backends, source.folder)
 
 
 def check_settings(config: EngineConfig) -> Backends:
@@ -240,6 +246,7 @@ class _Source:
     attention: AttentionConfig
     folder: Path | None = None
     trained: ModelSpec | None = None
+    files: list[GGUFFile] = field(default_factory=list, repr=False)  # held open, if it has such
     read: list[StoredParameter] = field(default_factory=list, repr=False)  # threads add to it
 
     @cached_property
@@ -328,8 +335,8 @@ def _source(name: str, attention: AttentionConfig, context: int | None = None) -
         shape = change_spec(shapes.named_shape(name.removeprefix(SHAPE_PREFIX)), attention)
         return _Source(_with_context(shape, context), attention)
     folder = _folder(name)
-    trained = families.read_spec(folder)
-    return _Source(_with_context(change_spec(trained, attention), context), attention, folder, trained)
+    files, trained = open_gguf_files(folder), families.read_spec(folder)
+    return _Source(_with_context(change_spec(trained, attention), context), attention, folder, trained, files)
 
 
 def _with_context(spec: ModelSpec, context: int | None) -> ModelSpec:

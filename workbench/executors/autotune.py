@@ -105,7 +105,7 @@ def autotune_backend(
     key = _key(model, backends, held, compile_unit)
     found = _trial(remembered.load().get(key))
     if backends.decode is Backend.MLIR:
-        model.use_expert_panels()  # a step reads them so
+        model.use_code_panels()  # a step reads them so
     if found is None:
         began = time.perf_counter()
         found = _tried(backends, model, held, compile_unit)
@@ -113,7 +113,7 @@ def autotune_backend(
             took = time.perf_counter() - began
             remembered.add(key, {**_entry(found, model, held, compile_unit), TOOK: took})
     if found.chosen is not Backend.MLIR:
-        model.use_expert_panels(False)
+        model.use_code_panels(False)
     parts = [str(found)]
     if backends.blocks in found.refused:  # a backend that cannot decode is not used for prefill either
         backends = replace(backends, blocks=Backend.EAGER, attention=Backend.EAGER)

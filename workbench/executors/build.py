@@ -94,7 +94,7 @@ def _programs(
         DecodeProgram(model, store, angles, threads),
         DecodeProgram(model, store, angles, threads, verifies=True),
         rows,
-        PrefillProgram(model, store, rows) if in_panels else _modules(model, store, backends, unit),
+        PrefillProgram(model, store, rows, backends.attention) if in_panels else _modules(model, store, backends, unit),
     )
 
 

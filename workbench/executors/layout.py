@@ -17,6 +17,7 @@ from compiled_kernels.result_cache import ResultCache, machine_key
 from compiled_kernels.rounds import time_in_rounds
 from workbench.executors.autotune import trial_key, tried_of
 from workbench.executors.build import build_step_runner
+from workbench.executors.programs.prefill import pairs_problem, weights_in_panels
 from workbench.executors.reference import (
     CLEARLY_FASTER_RATIO,
     CacheLayout,
@@ -56,16 +57,16 @@ def choose_weight_layout(
     """Convert the block weights to panels if the backend mlir decodes and can prefill from them; return the backends
     then.
 
-    The experts of a mixture are in panels wherever mlir decodes. Under `auto` all else is not where torch's product is
-    clearly faster (AMX), where the backend mlir was refused for attention, or where results are further from exact
-    logits than arithmetic in this precision is. The decision is remembered.
+    The experts of a mixture and all that is in few bits are in panels wherever mlir decodes. Under `auto` all else is
+    not where torch's product is clearly faster (AMX), where the backend mlir was refused for attention, or where
+    results are further from exact logits than arithmetic in this precision is. The decision is remembered.
     """
     if backends.decode is not Backend.MLIR:
         return backends
-    if model.use_expert_panels() and not backends.decodes_by_blocks:
-        model.set_backend(Backend.MLIR)  # what reads experts in panels is mlir's
+    if model.use_code_panels() and not backends.decodes_by_blocks:
+        model.set_backend(Backend.MLIR)  # what reads such panels is mlir's
         backends = replace(backends, blocks=Backend.MLIR, checked=True)
-    if backends.decodes_by_blocks or panels_refusal(model):
+    if backends.decodes_by_blocks or panels_refusal(model) or weights_in_panels(model):
         return backends
     in_panels = replace(backends, blocks=Backend.MLIR, attention=Backend.MLIR, checked=True)
     if not auto:
@@ -80,7 +81,6 @@ def choose_weight_layout(
         if quiet:
             remembered.add(key, {**found._asdict(), **tried_of(model, layout)})
     if found.problem:
-        model.use_expert_panels()
         return replace(backends, reason=f"{backends.reason}; weights row by row: {found}")
     _take(model, True, Backend.MLIR)
     return replace(in_panels, reason=f"{backends.reason}; then weights were laid out in panels: {found}")
@@ -91,7 +91,7 @@ def panels_refusal(model: Transformer) -> str | None:
     for part in model.blocks.modules():
         if isinstance(part, Linear) and (problem := part.panels_refusal):
             return problem
-    return None
+    return pairs_problem(model)
 
 
 def _take(model: Transformer, panels: bool, backend: Backend) -> None:
@@ -105,7 +105,7 @@ def _tried(model: Transformer, backends: Backends, held: CacheLayout, blocks: Ba
 
     The model is row by row again afterwards, on `blocks`.
     """
-    linears = [part for part in model.blocks.modules() if isinstance(part, Linear)]
+    linears = [part for part in model.blocks.modules() if isinstance(part, Linear) and part.format.is_dense]
     largest = max(linears, key=lambda part: part.weight.numel())
     try:
         ours, torchs, quiet = _seconds(largest, model.dtype)
@@ -118,24 +118,19 @@ def _tried(model: Transformer, backends: Backends, held: CacheLayout, blocks: Ba
         problem = _wrong(model, backends, held)
     finally:
         _take(model, False, blocks)
+        model.use_code_panels()
     return PanelTrial(ours, torchs, problem), quiet
 
 
 @torch.inference_mode()
 def _seconds(linear: Linear, dtype: torch.dtype) -> tuple[float, float, bool]:
     """Time the product with `PRODUCT_TOKENS` rows from panels and by torch; return whether the rounds agreed, too."""
-    out, width = linear.weight.shape
+    out, width = linear.out_features, linear.in_features
     generator = torch.Generator().manual_seed(0)
     x, weight = (torch.randn(rows, width, generator=generator).to(dtype) for rows in (PRODUCT_TOKENS, out))
-    if not linear.format.is_dense:
-        values, scales = torch.zeros(out, width, dtype=torch.int8), torch.ones(out)
-        panels = to_panels(values)
-        ours = lambda: linear.int8_product(x, panels, scales, None, Backend.MLIR)  # noqa: E731 (a pair to time)
-        torchs = lambda: linear.int8_product(x, values, scales, None, Backend.EAGER)  # noqa: E731 (a pair to time)
-    else:
-        panels = to_panels(weight)
-        ours = lambda: compiled_kernels.linear(x, panels, None, Backend.MLIR)  # noqa: E731 (a pair to time)
-        torchs = lambda: F.linear(x, weight)  # noqa: E731 (a pair to time)
+    panels = to_panels(weight)
+    ours = lambda: compiled_kernels.linear(x, panels, None, Backend.MLIR)  # noqa: E731 (a pair to time)
+    torchs = lambda: F.linear(x, weight)  # noqa: E731 (a pair to time)
     found = time_in_rounds({Backend.MLIR: ours, Backend.EAGER: torchs})
     return found.seconds[Backend.MLIR], found.seconds[Backend.EAGER], found.is_stable
 

@@ -1,16 +1,13 @@
-"""Run an experiment: from its value to a run folder, or one prompt to its metrics."""
+"""Run an experiment: from its value to a run folder."""
 
 from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from compiled_kernels import Backend, backend_problems
-from workbench.engine.load import load
 from workbench.engine.replay import ReplayDiverged
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
@@ -32,7 +29,6 @@ from workbench.runs.folder import RunFolder, writing
 from workbench.runs.metrics import summarize
 from workbench.runs.record import Record
 from workbench.simulate.executor_settings import SimulatedExecutor
-from workbench.trace.events import Finished, Scheduled
 from workbench.trace.perfetto import chrome_trace
 from workbench.trace.recorder import Recorder
 from workbench.trace.script import StepScript
@@ -208,59 +204,3 @@ def _shares(summary: dict, ceilings: MachineCeilings, dtype: str, working_set: i
     shares = [(name, figures[name]["share_of_roofline"]) for name in ("prefill", "decode") if name in figures]
     figures["faults"] = [fault for each in shares if (fault := bound_fault(*each))]
     return figures
-
-
-def generate_text(
-    prompt: str,
-    model: str,
-    backend: str,
-    dtype: str,
-    sampling: dict[str, Any],
-    on_text: Callable[[str], None],
-    on_progress: Callable[[str], None] = to_stderr,
-    speculate: Any = "none",
-    custom: str | None = None,
-) -> dict:
-    """Continue one prompt and return text, ids, finish reason, usage and metrics.
-
-    Args:
-        prompt: Text to continue.
-        model, backend, dtype, speculate, custom: As in `workbench.load`.
-        sampling: Fields of `SamplingParameters`.
-        on_text: Called with the prompt once it is known to run, then with each piece of text.
-        on_progress: Called with a line of text at each stage of loading.
-    """
-    recorder = Recorder()
-    runner = load(
-        model,
-        backend=backend,
-        dtype=dtype,
-        max_num_seqs=1,
-        listener=recorder.record,
-        report=on_progress,
-        speculate=speculate,
-        custom=custom,
-    )
-    finished = Finished(0.0)
-    for event in runner.stream(prompt, **sampling):
-        admitted = isinstance(event, Scheduled) and event.action == "admitted"
-        on_text(prompt if admitted else event.text)
-        if isinstance(event, Finished):
-            finished = event
-    summary = summarize(recorder.requests(), recorder.steps(), recorder.tokens(), recorder.verifications())
-    metrics = {key: summary[key]["mean"] for key in ("ttft_s", "tpot_s", "e2el_s")}
-    metrics["output_tokens_per_s"] = summary["output_tokens_per_s"]
-    metrics["backend"] = str(runner.core.backends)
-    metrics["speculation"] = summary["speculation"]
-    return {
-        "text": finished.output_text,
-        "token_ids": list(finished.token_ids),
-        "finish_reason": finished.reason,
-        "error": finished.error or None,
-        "usage": {
-            "prompt_tokens": finished.prompt_tokens,
-            "completion_tokens": len(finished.token_ids),
-            "total_tokens": finished.prompt_tokens + len(finished.token_ids),
-        },
-        "metrics": metrics,
-    }

@@ -9,7 +9,14 @@ from torch import Tensor, nn
 
 import compiled_kernels
 from compiled_kernels import Backend
-from compiled_kernels.blocked import from_panels, in_panels, panels_problem, to_panels
+from compiled_kernels.blocked.layout import (
+    from_panels,
+    in_panels,
+    panels_problem,
+    rows_of_panels,
+    scales_to_panels,
+    to_panels,
+)
 from compiled_kernels.linear.matrix_format import DENSE_MATRIX, INT8_MATRIX, MatrixFormat
 from compiled_kernels.linear.quantize import dequantize_matrix
 from workbench.errors import WorkbenchError
@@ -115,7 +122,8 @@ class Linear(nn.Module):
     ):
         super().__init__()
         self.activations: Activations = activations
-        self.in_features, self.format, self.backend = in_features, format, backend
+        self.in_features, self.out_features = in_features, out_features
+        self.format, self.backend = format, backend
         if format.is_dense:
             parts = {"weight": torch.empty(out_features, in_features)}
         else:
@@ -127,13 +135,28 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.scales is None:
-            return compiled_kernels.linear(x, self.weight, self.bias, self.backend)
-        if self.format == INT8_MATRIX:
-            return self.int8_product(x, self.weight, self.scales, self.bias, self.backend)
-        by_row = self.format.scales_rows
-        scales, group = (self.scales[:, None], self.in_features) if by_row else (self.scales, self.format.group)
-        return compiled_kernels.linear_grouped(x, self.weight, scales, self.minima, self.bias, group, self.backend)
+        weight, scales, minima = self._read
+        if scales is None:
+            found = compiled_kernels.linear(x, weight, self.bias, self.backend)
+        elif self.format == INT8_MATRIX:
+            found = self.int8_product(x, weight, scales, self.bias, self.backend)
+        else:
+            by_row = self.format.scales_rows
+            scales, group = (scales[:, None], self.in_features) if by_row else (scales, self.format.group)
+            found = compiled_kernels.linear_grouped(x, weight, scales, minima, self.bias, group, self.backend)
+        return found if found.shape[1] == self.out_features else found[:, : self.out_features]
+
+    @property
+    def _read(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return matrix, scales and minima as the backend reads them: panels are mlir's alone."""
+        if self.backend is Backend.MLIR or not in_panels(self.weight):
+            return self.weight, self.scales, self.minima
+        weight, scales, minima = (
+            None if part is None else from_panels(part)[: self.out_features] if part.ndim > 1 else part
+            for part in (self.weight, self.scales, self.minima)
+        )
+        assert weight is not None
+        return weight, scales, minima
 
     @property
     def int8_product(self) -> Callable[..., Tensor]:
@@ -141,19 +164,26 @@ class Linear(nn.Module):
         return compiled_kernels.linear_w8a8 if self.activations == "int8" else compiled_kernels.linear_int8
 
     def use_panels(self, panels: bool) -> None:
-        """Keep the matrix in panels from now on, where its size and format allow that, or row by row again."""
-        if in_panels(self.weight):
+        """Keep the matrix in panels from now on, where its size allows that, or row by row again."""
+        if panels == in_panels(self.weight) or (panels and self.panels_refusal is not None):
+            return
+        for name in ("weight", *BESIDE):
+            part = getattr(self, name)
+            if part is None or part.ndim == 1:
+                continue
             if not panels:
-                self.weight = nn.Parameter(from_panels(self.weight), requires_grad=False)
-        elif panels and self.panels_refusal is None:
-            plain, self.weight = self.weight, nn.Parameter(to_panels(self.weight), requires_grad=False)
-            release(plain)  # where it is a view of a file: the panels are a copy
+                found = from_panels(part)[: self.out_features].contiguous()
+            else:
+                found = to_panels(part) if name == "weight" else scales_to_panels(part)
+            setattr(self, name, nn.Parameter(found, requires_grad=False))
+            release(part)  # where it is a view of a file: the panels are a copy
 
     @property
     def panels_refusal(self) -> str | None:
         """Return why the matrix cannot lie in panels; None if it can."""
-        if self.format not in (DENSE_MATRIX, INT8_MATRIX):
-            return f"weights of {self.format} are not laid out in panels"
+        group = self.format.group
+        if self.format.codes in ("int8", "fp8") and group and (self.in_features % group or group % 4):
+            return f"panels hold groups of whole words that divide a row, not of {group} of {self.in_features} columns"
         return panels_problem(self.weight)
 
     @property
@@ -168,8 +198,10 @@ class Linear(nn.Module):
 
     def lookup_rows(self, index: Tensor | slice, dtype: torch.dtype) -> Tensor:
         """Look up rows of the matrix as numbers, for a tied embedding: [token] -> [token, in_features]."""
-        weight = from_panels(self.weight)[index]
-        if self.scales is None:
-            return weight.to(dtype)
-        minima = None if self.minima is None else self.minima[index]
-        return dequantize_matrix(self.format, weight, self.scales[index], minima).to(dtype)
+        index = torch.arange(self.out_features)[index] if isinstance(index, slice) else index
+        weight, scales, minima = (
+            None if part is None else rows_of_panels(part, index) if in_panels(part) else part[index]
+            for part in (self.weight, self.scales, self.minima)
+        )
+        assert weight is not None
+        return weight.to(dtype) if scales is None else dequantize_matrix(self.format, weight, scales, minima).to(dtype)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import compiled_kernels
 from compiled_kernels import Backend
-from compiled_kernels.blocked import from_panels, shape_of
+from compiled_kernels.blocked import from_panels
 from workbench.batch import TokenBatch
 from workbench.errors import WorkbenchError
 from workbench.kv_cache.format import CacheFormat, KVCacheSpec
@@ -129,19 +129,21 @@ class Transformer(nn.Module):
         """Keep the matrices of the blocks in panels from now on, which the products of the backend mlir read at decode
         and prefill alike, or row by row again.
 
-        The head, which is multiplied with few rows, and matrices that do not fit stay row by row. It works a matrix at
-        a time: there is never a second copy of more than one.
+        A dense head, which is multiplied with few rows, and matrices that do not fit stay row by row. It works a matrix
+        at a time: there is never a second copy of more than one.
         """
         for part in self.blocks.modules():
             if isinstance(part, Linear | MixtureOfExperts):
                 part.use_panels(panels)
 
-    def use_expert_panels(self, panels: bool = True) -> bool:
-        """Do so with the experts of mixtures alone; return whether there are any."""
+    def use_code_panels(self, panels: bool = True) -> bool:
+        """Do so with what the backend mlir reads only in panels, the experts of mixtures and all that is in few bits,
+        the head too; return whether there is any in the blocks."""
+        coded = [part for part in self.modules() if isinstance(part, Linear) and not part.format.is_dense]
         mixtures = [part for part in self.blocks.modules() if isinstance(part, MixtureOfExperts)]
-        for part in mixtures:
+        for part in (*mixtures, *coded):
             part.use_panels(panels)
-        return bool(mixtures)
+        return bool(mixtures) or any(part is not self.head for part in coded)
 
     def record_experts(self, max_rows: int | None) -> None:
         """Count which experts up to `max_rows` rows of a step choose, in `expert_use`; None ends that."""
@@ -208,7 +210,7 @@ class Transformer(nn.Module):
         stacks = {name: shape for name, shape in shapes.items() if len(shape) == 3 and name in there}
         stored = sum(linear.matrix_bytes for linear in linears)
         stored += sum(there[each].nbytes for name in stacks for each in (name, scales_of(name)) if each in there)
-        values = sum(linear.in_features * shape_of(linear.weight)[0] for linear in linears)
+        values = sum(linear.in_features * linear.out_features for linear in linears)
         values += sum(map(math.prod, stacks.values()))
         return stored / values, self.head_bytes / (self.spec.vocab_size * self.spec.hidden_size)
 

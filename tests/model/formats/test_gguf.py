@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tests.calls import calls_of
 from tests.thorough import tries
 from workbench.errors import WorkbenchError
-from workbench.model.formats.gguf.file import GGUFArray, GGUFFile
+from workbench.model.formats.gguf.file import GGUFArray, GGUFFile, open_gguf
 
 gguf = pytest.importorskip("gguf", reason="the yardstick: pip install gguf")
 
@@ -228,6 +228,14 @@ def test_a_large_vocabulary_takes_a_call_a_text(tmp_path: Path) -> None:
     tokens = files[0].metadata["tokenizer.ggml.tokens"]
     assert calls_of(tokens.values) < 2 * count + 1000
     assert tokens.values() == words
+
+
+def test_a_file_is_open_once_and_anew_when_it_changed(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.gguf", {"token_embd.weight": random(3, 64)})
+    file = open_gguf(path)
+    assert open_gguf(path) is file
+    write(path, {"a": random(3, 32)})
+    assert open_gguf(path).tensors.keys() == {"a"}
 
 
 def test_a_mistyped_tensor(tmp_path: Path) -> None:

@@ -12,12 +12,12 @@ from torch.nn import Module
 
 from compiled_kernels.attention_rules import rules_of
 from compiled_kernels.backends import BackendError
-from compiled_kernels.blocked import as_words, in_panels
+from compiled_kernels.blocked.layout import as_words, in_panels, whole_panels
 from compiled_kernels.decode_step import DecodeStep, LayerShape, MixtureShape, QuantizedLayout, StepShape, WeightLayout
 from compiled_kernels.expert_linear.mlir import stack_layout
 from compiled_kernels.expert_linear.packed import stack_width
 from compiled_kernels.linear.matrix_format import CODE_DTYPES, MatrixFormat
-from compiled_kernels.linear.mlir_codes import code_kind
+from compiled_kernels.linear.mlir import code_kind
 from compiled_kernels.mlir_text import MLIR_TYPES, Target
 from workbench.errors import WorkbenchError
 from workbench.executors.contention import StepThreads
@@ -154,6 +154,7 @@ class DecodeProgram(StepProgram):
 
     def reset(self) -> None:
         check_mlir_step(self.model, self.store)
+        self.model.use_code_panels()
         self.steps, self.artifacts = dict[int, MlirStep](), {}
         self.angles.reset()
 
@@ -279,6 +280,8 @@ def _layout(cache: KVCacheSpec) -> QuantizedLayout:
 
 
 def _stored(linear: Linear) -> WeightLayout:
+    if not linear.format.is_dense and not in_panels(linear.weight):
+        raise BackendError(f"backend mlir: decodes no step with a matrix in {linear.format}: {linear.panels_refusal}")
     weight = _weight(linear.format, linear.weight.dtype, linear.bias is not None)
     return replace(weight, panels=in_panels(linear.weight), w8a8=linear.activations == "int8")
 
@@ -286,7 +289,8 @@ def _stored(linear: Linear) -> WeightLayout:
 def _head(model: Transformer) -> WeightLayout:
     format = model.format
     weight = _weight(format.head, model.dtype)
-    return replace(weight, w8a8=format.activations_of(format.head) == "int8")
+    panels = model.head is not None and in_panels(model.head.weight)
+    return replace(weight, panels=panels, w8a8=format.activations_of(format.head) == "int8")
 
 
 def _weight(format: MatrixFormat, dtype: torch.dtype, bias: bool = False) -> WeightLayout:
@@ -300,7 +304,8 @@ def _weight(format: MatrixFormat, dtype: torch.dtype, bias: bool = False) -> Wei
 def step_tensors(model: Transformer, store: KVStore) -> dict[str, Tensor]:
     """Return weights and pages by their names in a step."""
     found: dict[str, Tensor] = {"norm": _norm_weight(model.norm)}
-    found |= {f"head_{i}": tensor for i, tensor in enumerate(model.head_tensors)}
+    head = model.head_tensors if model.head is None else _stored_tensors(model.head)
+    found |= {f"head_{i}": tensor for i, tensor in enumerate(head)}
     for index, (block, cache) in enumerate(zip(model.blocks, store.layers, strict=True)):
         found[f"attention_norm_{index}"] = _norm_weight(block.attention_norm)
         found[f"feedforward_norm_{index}"] = _norm_weight(block.feedforward_norm)
@@ -317,7 +322,7 @@ def step_tensors(model: Transformer, store: KVStore) -> dict[str, Tensor]:
             assert isinstance(feedforward, GatedMLP)
             products |= {"gate_up": feedforward.gate_up, "down": feedforward.down}
         for name, linear in products.items():
-            found |= {f"{name}{i}_{index}": _stored_words(tensor) for i, tensor in enumerate(linear.tensors)}
+            found |= {f"{name}{i}_{index}": tensor for i, tensor in enumerate(_stored_tensors(linear))}
         if attention.query_norm is not None and attention.key_norm is not None:
             found[f"query_norm_{index}"] = _norm_weight(attention.query_norm)
             found[f"key_norm_{index}"] = _norm_weight(attention.key_norm)
@@ -333,9 +338,13 @@ def _norm_weight(norm: Module) -> Tensor:
     return norm.weight
 
 
-def _stored_words(tensor: Tensor) -> Tensor:
-    """Return a weight in panels as the words that the step reads; all others unchanged."""
-    return as_words(tensor) if in_panels(tensor) else tensor
+def _stored_tensors(linear: Linear) -> list[Tensor]:
+    """Return a product's tensors as the step reads them: in panels the words, and what is beside them for whole pairs
+    of panels; dense row by row as they are."""
+    if not in_panels(linear.weight):
+        return list(linear.tensors)
+    words, *beside = linear.tensors
+    return [as_words(words), *(each[..., 0] if in_panels(each) else whole_panels(each) for each in beside)]
 
 
 def _words(part: Tensor) -> Tensor:

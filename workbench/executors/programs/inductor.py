@@ -67,19 +67,22 @@ class InductorProgram(StepProgram):
         self.attention_backend, self._traceable = attention_backend, all(layer.traceable for layer in store.layers)
         self.compile_unit = compile_unit if self._traceable else "block"
         self._before_this = graph_count()
-        self._step = compile_once(_step, dynamic=False)
-        self.reset()
-        self.head = compile_once(Transformer.compute_logits, dynamic=False)
-        for table in range(len(store.groups)):
-            for pages in store.page_tensors(table):
-                torch._dynamo.mark_dynamic(pages, 0)  # the pool's size is no reason to compile again
+        self._sides: dict[TransformerBlock, _Sides] = {}  # empty until the first call: Dynamo takes seconds to import
 
     @property
     def made(self) -> int:  # type: ignore[override] (counted in one place for the whole process)
         return graph_count() - self._before_this
 
     def reset(self) -> None:
+        self._sides = {}
+
+    def _compile(self) -> None:
+        self._step = compile_once(_step, dynamic=False)
         self._sides = {block: _Sides.from_block(block) for block in self.model.blocks}
+        self.head = compile_once(Transformer.compute_logits, dynamic=False)
+        for table in range(len(self.store.groups)):
+            for pages in self.store.page_tensors(table):
+                torch._dynamo.mark_dynamic(pages, 0)  # the pool's size is no reason to compile again
 
     def accept(self, plan: StepPlan) -> StepPlan:
         return plan.as_decode_rows()
@@ -88,6 +91,8 @@ class InductorProgram(StepProgram):
         return bucket_for(len(plan.spans) + plan.padding_rows) if plan.decode_only else None
 
     def __call__(self, batch: TokenBatch, layers: tuple[int, ...] = ()) -> Tensor:
+        if not self._sides:
+            self._compile()
         self.mark_dynamic(batch)
         with torch.inference_mode():
             if batch.decode_only and self.compile_unit == "step" and not layers:
@@ -137,6 +142,7 @@ class InductorProgram(StepProgram):
         return one_function("inductor: each block is one graph", "block {layer}", "inductor")
 
     def time_functions(self, timed: Timed, tokens: int) -> None:
+        self._compile()
         self.head = timed(self.head, "head")
         self._step = timed(self._step, "whole step")
         for layer, (block, sides) in enumerate(tuple(self._sides.items())):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from compiled_kernels import Backend
-from compiled_kernels.blocked import in_panels
+from compiled_kernels.blocked.layout import PANEL, in_panels
 from compiled_kernels.mlir_text import Target
 from compiled_kernels.prefill import BlockShape, PrefillBlock
 from compiled_kernels.prefill.block import PrefillBuffers
@@ -21,7 +21,7 @@ from workbench.executors.programs.kernels import two_sides
 from workbench.executors.programs.program import StepProgram, Timed
 from workbench.executors.programs.rows import RowsProgram
 from workbench.kv_cache.store import KVStore
-from workbench.model.feedforward import MixtureOfExperts
+from workbench.model.feedforward import GatedMLP, MixtureOfExperts
 from workbench.model.linear import Linear
 from workbench.model.transformer import Transformer
 from workbench.scheduler.plan import StepPlan
@@ -31,14 +31,14 @@ INITIAL_ROWS = 512  # rows that buffers are made for at first; they double
 
 
 class PrefillProgram(StepProgram):
-    """Compute any batch of a model with weights in panels; `rows` computes its logits."""
+    """Compute any batch of a model with weights in panels; `rows` computes its logits, `attention` reads the cache."""
 
     kind, resets = "prefill", True
     described = two_sides("mlir: a compiled function for each side of a block's attention", "mlir", "mlir")
 
-    def __init__(self, model: Transformer, store: KVStore, rows: RowsProgram):
+    def __init__(self, model: Transformer, store: KVStore, rows: RowsProgram, attention: Backend = Backend.MLIR):
         super().__init__(model, store)
-        self.rows, self._max_rows = rows, 0
+        self.rows, self.attention, self._max_rows = rows, attention, 0
         self.reset()
 
     def reset(self) -> None:
@@ -70,7 +70,7 @@ class PrefillProgram(StepProgram):
         x.copy_(model.embed(batch.token_ids))
         tap.note(0, x)
         for layer, (block, module, cache) in enumerate(zip(blocks, model.blocks, self.store.layers, strict=True)):
-            block.after(module.attention.write_and_read(block.before(rows), batch, cache, Backend.MLIR))
+            block.after(module.attention.write_and_read(block.before(rows), batch, cache, self.attention))
             tap.note(layer + 1, x)
             if self.store.on_layer is not None:
                 self.store.on_layer(layer)
@@ -104,5 +104,13 @@ class PrefillProgram(StepProgram):
 def weights_in_panels(model: Transformer) -> bool:
     """Return whether every product of the model's blocks has its weight in panels, and none is of a mixture."""
     parts = tuple(model.blocks.modules())
-    dense = all(in_panels(part.weight) for part in parts if isinstance(part, Linear))
-    return dense and not any(isinstance(part, MixtureOfExperts) for part in parts)
+    laid_out = all(in_panels(part.weight) for part in parts if isinstance(part, Linear))
+    return laid_out and pairs_problem(model) is None and not any(isinstance(part, MixtureOfExperts) for part in parts)
+
+
+def pairs_problem(model: Transformer) -> str | None:
+    """Return why a panel of a gate and one of its up do not stand side by side in a compiled block; None if they can."""
+    for part in model.blocks.modules():
+        if isinstance(part, GatedMLP) and part.down.in_features % PANEL:
+            return f"panels want a feed-forward in multiples of {PANEL} columns, not of {part.down.in_features}"
+    return None

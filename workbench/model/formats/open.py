@@ -6,7 +6,8 @@ from pathlib import Path
 
 from workbench.errors import WorkbenchError
 from workbench.model.formats.checkpoint import Checkpoint
-from workbench.model.formats.gguf.checkpoint import gguf_config, read_gguf
+from workbench.model.formats.gguf.checkpoint import gguf_config, open_parts, read_gguf
+from workbench.model.formats.gguf.file import GGUFFile
 from workbench.model.formats.quantization import unpacked
 from workbench.model.formats.safetensors_files import INDEX_FILE, SINGLE_FILE, stored_tensors
 from workbench.model.formats.torch_files import SINGLE_TORCH_FILE, TORCH_INDEX_FILE, torch_tensors
@@ -31,6 +32,12 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     if quantization is None:
         return Checkpoint(path, config, stored, format)
     return Checkpoint(path, config, *unpacked(quantization, stored))
+
+
+def open_gguf_files(path: str | Path) -> list[GGUFFile]:
+    """Open the GGUF files of the model at `path`, if it has such: while they are held, their headers are read once."""
+    file = gguf_file(Path(path))
+    return [] if file is None else open_parts(file)
 
 
 def is_quantized(path: str | Path) -> bool:

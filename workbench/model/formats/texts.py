@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from workbench.files import write_atomically
-from workbench.model.formats.gguf.file import GGUFFile
+from workbench.model.formats.gguf.file import open_gguf
 from workbench.model.formats.open import gguf_file
 from workbench.prompt.templates import CONFIG, FOLDER, ChatTemplate
 from workbench.prompt.templates import FILE as TEMPLATE_FILE
@@ -64,4 +64,4 @@ def save_texts(source: str | Path, target: Path) -> None:
 
 
 def _vocabulary(file: Path) -> GGUFVocabulary:
-    return GGUFVocabulary(GGUFFile(file).metadata, str(file))
+    return GGUFVocabulary(open_gguf(file).metadata, str(file))

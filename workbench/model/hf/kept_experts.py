@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from compiled_kernels.expert_linear.packed import MX_GROUP, pack_pairs
-from workbench.model.by_rows import empty_pages
+from compiled_kernels.memory import empty_pages
 from workbench.model.formats.checkpoint import Checkpoint, QuantizedMatrix
 from workbench.model.formats.mapped import release
 from workbench.model.formats.safetensors_files import FLOAT_DTYPES

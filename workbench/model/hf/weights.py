@@ -12,8 +12,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from compiled_kernels.memory import empty_pages
 from workbench.errors import WorkbenchError
-from workbench.model.by_rows import BLOCK_VALUES, empty_pages, row_blocks, store_dense, whole_rows
+from workbench.model.by_rows import BLOCK_VALUES, row_blocks, store_dense, whole_rows
 from workbench.model.formats.checkpoint import Checkpoint, StoredTensor
 from workbench.model.formats.mapped import release
 from workbench.model.formats.open import open_checkpoint
@@ -76,6 +77,8 @@ def read_weights(
 
     def stored_and_kept(name: str) -> dict[str, Tensor]:
         found = keep(store(name))
+        for part in wanted[name].parts:
+            checkpoint.tensors[part.name].release()
         done(wanted[name])
         return found
 

@@ -80,7 +80,7 @@ class GGUFVocabulary:
             raise
         except Exception as error:  # the library raises bare Exception
             raise WorkbenchError(f"{self._where}: its tokenizer cannot be built ({error})") from None
-        return Tokenizer(inner)
+        return Tokenizer(inner, len(entries))
 
     def chat_template(self, tokenizer: Tokenizer) -> ChatTemplate | None:
         """Return the chat templates, the default one and those by name (`tool_use`); None where the file has none."""
@@ -141,13 +141,13 @@ class GGUFVocabulary:
             inner.post_processor = begin_with(entries[begin], begin)
         return inner
 
-    def _array(self, key: str, type: type) -> list[Any]:
+    def _array(self, key: str, kind: type) -> list[Any]:
         array = self._metadata.get(f"{KEYS}.{key}")
         if array is None:
             return []
         values = array.values() if isinstance(array, StoredArray) else array
-        if not isinstance(values, list) or not all(isinstance(each, type) for each in values):
-            raise WorkbenchError(f"{self._where}: {KEYS}.{key} must be an array of {type.__name__}")
+        if not isinstance(values, list) or not all(issubclass(each, kind) for each in set(map(type, values))):
+            raise WorkbenchError(f"{self._where}: {KEYS}.{key} must be an array of {kind.__name__}")
         return values
 
     def _flag(self, key: str, default: bool) -> bool:

@@ -193,7 +193,7 @@ def _scores(entries: list[str], kinds: Sequence[int], merges: list[tuple[str, st
             level += 1
         until = max(until, last[left + right])
         scores[ids[left + right]] = -float(level)
-    again = SentencePieces(entries, scores, list(kinds)).merges()
+    again = SentencePieces(entries, scores, list(kinds)).merges(ids)
     if set(again) != set(spelled):
         pair = next(iter(set(again) ^ set(spelled)))
         raise WorkbenchError(f"its merges are not those of a score for each piece: {' + '.join(pair)!r}")

@@ -9,6 +9,7 @@ import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
@@ -86,28 +87,32 @@ class SentencePieces:
         token = None if unknown is None else self.pieces[unknown]
         return models.BPE(
             vocab,
-            self.merges(),
+            self.merges(vocab),
             unk_token=token,
             fuse_unk=True,
             byte_fallback=self.byte_fallback,
             ignore_merges=isolated,
         )
 
-    def merges(self) -> list[tuple[str, str]]:
-        """Return all pairs of pieces that make a piece, those of highest score first.
+    def merges(self, ids: dict[str, int]) -> list[tuple[str, str]]:
+        """Return all pairs of pieces that make a piece, those of highest score first; `ids` are those of the pieces.
 
         Among equal scores, which runs of spaces have, sentencepiece merges the leftmost pair: a run grows from its
         left end. So the pair with the longest left piece goes first.
         """
-        vocab, merges = {piece: id for id, piece in enumerate(self.pieces)}, []
-        for piece, score, kind in zip(self.pieces, self.scores, self.kinds, strict=True):
-            if kind == NORMAL and len(piece) > 1:
-                for cut in range(1, len(piece)):
-                    left, right = vocab.get(piece[:cut]), vocab.get(piece[cut:])
-                    if left is not None and right is not None:
-                        merges.append((-score, -cut, left, right))
-        merges.sort()
-        return [(self.pieces[left], self.pieces[right]) for _, _, left, right in merges]
+        score = self.scores.__getitem__
+        normal = [id for id, kind in enumerate(self.kinds) if kind == NORMAL]
+        merges: list[tuple[str, str]] = []
+        for _, group in groupby(sorted(normal, key=score, reverse=True), score):
+            before = len(merges)
+            equal = [self.pieces[id] for id in group]
+            for piece in equal:
+                for cut in range(len(piece) - 1, 0, -1):
+                    if (left := piece[:cut]) in ids and (right := piece[cut:]) in ids:
+                        merges.append((left, right))
+            if len(equal) > 1:
+                merges[before:] = sorted(merges[before:], key=lambda pair: (-len(pair[0]), *map(ids.get, pair)))
+        return merges
 
     def _cuts(self, defined: list[int]) -> Iterator[Any]:
         if defined:

@@ -112,7 +112,7 @@ class Tokenizer:
     tokenizer is handed over: its settings are changed, and no one else may use it.
     """
 
-    def __init__(self, inner: tokenizers.Tokenizer):
+    def __init__(self, inner: tokenizers.Tokenizer, vocab_size: int | None = None):
         inner.no_truncation()  # files carry the settings of their training
         inner.no_padding()
         inner.encode_special_tokens = True
@@ -126,7 +126,7 @@ class Tokenizer:
         self._controls = {id: token.content for id, token in added.items() if token.special}
         self._bytes: dict[int, bytes] = {}  # bytes of tokens met so far; computing them again takes far longer
         self.special_token_ids = {name: id for id, name in sorted(self._controls.items())}
-        self.vocab_size = max(inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self.vocab_size = vocab_size or max(inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         decoder = json.loads(inner.decoder.__getstate__()) if inner.decoder else None
         self.byte_rule: ByteRule | None = parse_byte_rule(decoder)
         self.bos_token_ids = self._template_before()

@@ -21,7 +21,8 @@ from workbench.model.formats.gguf.blocks import (
     mxfp4_exponents,
 )
 from workbench.model.formats.gguf.families import SHARED, architecture_of, config_of, names_of
-from workbench.model.formats.gguf.file import GGUFFile, GGUFTensor
+from workbench.model.formats.gguf.file import GGUFFile, GGUFTensor, open_gguf
+from workbench.model.formats.mapped import release
 from workbench.model.hf.fields import ConfigFields
 
 MAX_PARTS = 1000
@@ -51,6 +52,9 @@ class GGUFStoredTensor(StoredTensor):
         dtype = PLAIN_DTYPES.get(type.name, torch.float32)
         numbers = dequantize_blocks(type, self._blocks(), dtype).view(self.shape)
         return numbers - self.offset if self.offset else numbers
+
+    def release(self) -> None:
+        release(self._blocks())
 
     def quantized(self) -> QuantizedMatrix | None:
         """Return Q4_0, Q4_1 and Q8_0 as integers in groups of 32 columns, and MXFP4, bit for bit; the others' groups
@@ -110,7 +114,7 @@ def gguf_config(path: Path) -> ConfigFields:
 
 def open_parts(path: Path) -> list[GGUFFile]:
     """Open the file, and the other parts of its model: NAME-00001-of-00003.gguf, ..."""
-    first = GGUFFile(path)
+    first = open_gguf(path)
     count = first.metadata.get("split.count", 0)
     if not isinstance(count, int) or count < 2:
         return [first]
@@ -122,7 +126,7 @@ def open_parts(path: Path) -> list[GGUFFile]:
     missing = [each.name for each in paths if not each.is_file()]
     if missing:
         raise WorkbenchError(f"{path}: {len(missing)} of its {count} parts are missing: {', '.join(missing[:3])}")
-    return [first, *map(GGUFFile, paths)]
+    return [first, *map(open_gguf, paths)]
 
 
 def _named(file: GGUFFile, info: GGUFTensor, offset: float) -> dict[str, StoredTensor]:

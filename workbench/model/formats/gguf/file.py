@@ -12,14 +12,17 @@ import math
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
 from workbench.errors import WorkbenchError, nearest
 from workbench.model.formats.gguf.blocks import BLOCK_TYPES, UNREAD_TYPES, BlockType, dequantize_blocks
+from workbench.model.formats.mapped import MappedFile
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -49,34 +52,44 @@ class GGUFTensor:
         return math.prod(self.shape) // self.type.values * self.type.bytes
 
 
+@dataclass(frozen=True)
 class GGUFArray:
-    """An array of the metadata that is not read until it is asked for."""
+    """An array of the metadata: `count` values of one kind that begin at byte `start`, read when they are asked for."""
 
-    def __init__(self, file: GGUFFile, key: str, kind: int, count: int, start: int):
-        self._file, self._key, self._kind, self._count, self._start = file, key, kind, count, start
+    path: Path
+    bytes: memoryview
+    key: str
+    kind: int
+    count: int
+    start: int
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
     def values(self) -> list[Any]:
-        """Return its values: str for strings.
+        """Return its values: str for strings. They are read once.
 
         Raises:
             WorkbenchError: for a string that is no UTF-8.
         """
-        if self._kind != STRING:
-            return self._file.scalars(self._kind, self._count, self._start)
-        return list(self._strings())
+        return self._values
+
+    @cached_property
+    def _values(self) -> list[Any]:
+        if self.kind == STRING:
+            return list(self._strings())
+        values = list(struct.unpack_from(f"<{self.count}{SCALARS[self.kind]}", self.bytes, self.start))
+        return [bool(value) for value in values] if self.kind == BOOL else values
 
     def _strings(self) -> Iterator[str]:
-        view, at, length_at = self._file.bytes, self._start, struct.Struct("<Q").unpack_from
-        for index in range(self._count):
+        view, at, length_at = self.bytes, self.start, struct.Struct("<Q").unpack_from
+        for index in range(self.count):
             start = at + 8
             at = start + length_at(view, at)[0]
             try:
                 yield str(view[start:at], "utf-8")
             except UnicodeDecodeError as error:
-                raise self._file.damaged(f"{self._key}, entry {index}: is no UTF-8 ({error.reason})") from None
+                raise damaged(self.path, f"{self.key}, entry {index}: is no UTF-8 ({error.reason})") from None
 
 
 class GGUFFile:
@@ -123,25 +136,17 @@ class GGUFFile:
         info = self._tensor(name)
         return dequantize_blocks(info.type, self.blocks(name), dtype).view(info.shape)
 
-    def scalars(self, kind: int, count: int, start: int) -> list[Any]:
-        """Return `count` numbers or truth values of type `kind` that begin at `start`."""
-        values = list(struct.unpack_from(f"<{count}{SCALARS[kind]}", self.bytes, start))
-        return [bool(value) for value in values] if kind == BOOL else values
-
     def damaged(self, reason: str) -> WorkbenchError:
-        return WorkbenchError(
-            f"{self.path}: {reason if len(reason) < 400 else reason[:400] + '...'}; fetch the file again"
-        )
+        return damaged(self.path, reason)
 
     def _map(self) -> Tensor:
         try:
             size = self.path.stat().st_size
             if size < 24:
                 raise self.damaged(f"is no GGUF file ({size} bytes)")
-            return torch.from_file(str(self.path), shared=False, size=size, dtype=torch.uint8)
-        except (OSError, RuntimeError) as error:
-            reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
-            raise WorkbenchError(f"{self.path}: cannot be read ({reason})") from None
+            return MappedFile(self.path).tensor(0, torch.uint8, (size,))
+        except OSError as error:
+            raise WorkbenchError(f"{self.path}: cannot be read ({error.strerror})") from None
 
     def _header(self) -> int:
         start = bytes(self.bytes[:8])
@@ -219,7 +224,7 @@ class GGUFFile:
             self._at = self._end_of_strings(key, count)
         else:
             self._at += count * struct.calcsize(SCALARS[kind])
-        return GGUFArray(self, key, kind, count, start)
+        return GGUFArray(self.path, self.bytes, key, kind, count, start)
 
     def _end_of_strings(self, key: str, count: int) -> int:
         view, at, length_at = self.bytes, self._at, struct.Struct("<Q").unpack_from
@@ -277,3 +282,22 @@ class GGUFFile:
         if name not in self.tensors:
             raise WorkbenchError(f"{self.path}: has no tensor {name!r}{nearest(name, self.tensors)}")
         return self.tensors[name]
+
+
+_open: WeakValueDictionary[tuple[object, ...], GGUFFile] = WeakValueDictionary()
+
+
+def open_gguf(path: Path) -> GGUFFile:
+    """Open a file, or return it as it is open already: the header of a large vocabulary takes long to read."""
+    try:
+        now = path.stat()
+    except OSError:
+        return GGUFFile(path)  # it says why it cannot be read
+    state = path, now.st_ino, now.st_size, now.st_mtime_ns
+    if (file := _open.get(state)) is None:
+        file = _open[state] = GGUFFile(path)
+    return file
+
+
+def damaged(path: Path, reason: str) -> WorkbenchError:
+    return WorkbenchError(f"{path}: {reason if len(reason) < 400 else reason[:400] + '...'}; fetch the file again")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
+from itertools import compress, count
 from typing import Any
 
 from workbench.errors import WorkbenchError
@@ -85,7 +86,7 @@ class GGUFValues:
         entries = self._file.metadata.get("tokenizer.ggml.tokens")
         names = entries.values() if isinstance(entries, GGUFArray) else entries if isinstance(entries, list) else []
         ends = END_NAMES - ({"<|end|>"} if "<|return|>" in names else set())  # there it ends a channel
-        found += [id for id, name in enumerate(names) if isinstance(name, str) and name in ends]
+        found += compress(count(), map(ends.__contains__, names))
         return list(dict.fromkeys(each for each in found if isinstance(each, int)))
 
     def has(self, tensor: str) -> bool:

@@ -1,0 +1,68 @@
+"""Continue one prompt, and return its text and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from workbench.engine.load import load
+from workbench.progress import to_stderr
+from workbench.runs.metrics import summarize
+from workbench.trace.events import Finished, Scheduled
+from workbench.trace.recorder import Recorder
+
+
+def generate_text(
+    prompt: str,
+    model: str,
+    backend: str,
+    dtype: str,
+    sampling: dict[str, Any],
+    on_text: Callable[[str], None],
+    on_progress: Callable[[str], None] = to_stderr,
+    speculate: Any = "none",
+    custom: str | None = None,
+) -> dict:
+    """Continue one prompt and return text, ids, finish reason, usage and metrics.
+
+    Args:
+        prompt: Text to continue.
+        model, backend, dtype, speculate, custom: As in `workbench.load`.
+        sampling: Fields of `SamplingParameters`.
+        on_text: Called with the prompt once it is known to run, then with each piece of text.
+        on_progress: Called with a line of text at each stage of loading.
+    """
+    recorder = Recorder()
+    runner = load(
+        model,
+        backend=backend,
+        dtype=dtype,
+        max_num_seqs=1,
+        listener=recorder.record,
+        report=on_progress,
+        speculate=speculate,
+        custom=custom,
+    )
+    finished = Finished(0.0)
+    for event in runner.stream(prompt, **sampling):
+        admitted = isinstance(event, Scheduled) and event.action == "admitted"
+        on_text(prompt if admitted else event.text)
+        if isinstance(event, Finished):
+            finished = event
+    summary = summarize(recorder.requests(), recorder.steps(), recorder.tokens(), recorder.verifications())
+    metrics = {key: summary[key]["mean"] for key in ("ttft_s", "tpot_s", "e2el_s")}
+    metrics["output_tokens_per_s"] = summary["output_tokens_per_s"]
+    metrics["backend"] = str(runner.core.backends)
+    metrics["speculation"] = summary["speculation"]
+    return {
+        "text": finished.output_text,
+        "token_ids": list(finished.token_ids),
+        "finish_reason": finished.reason,
+        "error": finished.error or None,
+        "usage": {
+            "prompt_tokens": finished.prompt_tokens,
+            "completion_tokens": len(finished.token_ids),
+            "total_tokens": finished.prompt_tokens + len(finished.token_ids),
+        },
+        "metrics": metrics,
+    }
