@@ -39,13 +39,6 @@ from compiled_kernels.builder.values import Value, constant, index
 from compiled_kernels.mlir_text import SIZE_BOUND, Named, memref
 
 MAX_RUN_ROWS = 384  # a multiple of TILE_ROWS: sums of that many rows times a pair of panels are 96 KiB
-# %each: how many rows a run has, where [%begin, %end) is walked in runs of whole %tile rows, all about as long and of
-# %longest at most.
-EVEN_RUNS = """%mine = arith.subi %end, %begin : index
-  %runs = arith.ceildivui %mine, %longest : index
-  %even = arith.ceildivui %mine, %runs : index
-  %tiles_each = arith.ceildivui %even, %tile : index
-  %each = arith.muli %tiles_each, %tile : index"""
 UNROLL = 4  # steps along the width between two branches, float32; pairs of bfloat16 take two columns a step
 ORDER_TYPE = memref((SIZE_BOUND,), "i64")
 

@@ -13,6 +13,9 @@ from typing import Any
 from compiled_kernels.builder.values import Number, Value, attributes, index, mlir, typed
 from compiled_kernels.mlir_text.functions import Named
 
+Given = dict[str, Value]
+"""A function's values at hand, by name."""
+
 
 def text_of(emit: Callable[[], object]) -> str:
     """Return the functions that `emit` makes, as MLIR text, for a module of more of them."""
@@ -37,7 +40,7 @@ def _context() -> Any:
 @contextmanager
 def function(
     name: str, arguments: Iterable[Named], *, results: Sequence[str] = (), inline: bool = True, private: bool = True
-) -> Iterator[dict[str, Value]]:
+) -> Iterator[Given]:
     """Make a function, whose body is what is made in this context; gives its arguments by name.
 
     One with `results` ends with `give`. `inline`: the compiler may copy it to where it is called.
@@ -70,6 +73,11 @@ def call(name: str, given: Iterable[Value | int], results: Sequence[str] = ()) -
     values = [(index(each) if isinstance(each, int) else each).ir for each in given]
     made = mlir().func.CallOp([typed(each) for each in results], name, values)
     return [Value(each) for each in made.operation.results]
+
+
+def call_with(name: str, arguments: Iterable[Named], given: Given) -> None:
+    """Call a function without results with the values of these names."""
+    call(name, [given[each.name] for each in arguments])
 
 
 def room(kind: str) -> Value:

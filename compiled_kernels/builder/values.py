@@ -200,6 +200,12 @@ class Value:
         else:
             mlir().vector.maskedstore(self.ir, _place(place), mask.ir, value.ir)
 
+    def flat(self) -> Value:
+        """Return a memory of two dimensions, row after row, as one of one."""
+        rows, columns = self.type.shape
+        kind = typed(f"memref<{rows * columns}x{self.element}>")
+        return Value(mlir().memref.collapse_shape(kind, self.ir, [[0, 1]]))
+
     def fetch(self, *place: Value | int, nearest: int = 3) -> None:
         """Ask memory for what lies there: 3 for the nearest cache, 2 for the next one."""
         mlir().memref.prefetch(self.ir, _place(place), False, nearest, True)
@@ -263,6 +269,11 @@ def fma(a: Value, b: Value, c: Value) -> Value:
 def exp(value: Value) -> Value:
     """Return e to the x (see `expand_exp`)."""
     return Value(mlir().math.exp(value.ir))
+
+
+def root(value: Value) -> Value:
+    """Return the square root."""
+    return Value(mlir().math.sqrt(value.ir))
 
 
 def negative(value: Value) -> Value:

@@ -1,10 +1,12 @@
-"""What kernels do with vectors beyond arithmetic: dot products of the processor's own, sums across a vector."""
+"""Compute with vectors beyond arithmetic: dot products of the processor's own, sums across a vector, and
+rows of memory that are walked a vector at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compiled_kernels.builder.values import Value, constant, exp, intrinsic, negative, typed
+from compiled_kernels.builder.functions import loop
+from compiled_kernels.builder.values import Value, constant, exp, fma, intrinsic, negative, root, typed
 
 
 def dot_pairs(sums: Value, a: Value, b: Value) -> Value:
@@ -72,6 +74,24 @@ def totals(vectors: Sequence[Value]) -> Value:
 def silu(value: Value) -> Value:
     """Return x / (1 + exp(-x))."""
     return value / (exp(negative(value)) + 1.0)
+
+
+def copy(
+    source: Value, taken: Sequence[Value | int], out: Value, place: Sequence[Value | int], width: int, lanes: int
+) -> None:
+    """Make out[*place, ...] = source[*taken, ...]: `width` numbers, in the type of `out`, from the last index on."""
+    with loop(0, width, lanes) as turn:
+        value = source.load(lanes, *taken[:-1], turn.index + taken[-1])
+        out.store(value.to(out.element), *place[:-1], turn.index + place[-1])
+
+
+def norm_factor(x: Value, row: Value, first: Value | int, width: int, eps: float, lanes: int) -> Value:
+    """Return 1 / sqrt(mean(x²) + eps) of `width` columns of a row, from `first` on, as a vector."""
+    with loop(0, width, lanes, [constant(0.0, "f32", lanes)]) as turn:
+        value = x.load(lanes, row, turn.index + first)
+        turn.carry([fma(value, value, turn.carried[0])])
+    mean = total(turn.results[0]) / width
+    return (mean.like(1.0) / root(mean + eps)).spread(lanes)
 
 
 def tanh(doubled: Value) -> Value:

@@ -8,11 +8,13 @@ from typing import Any
 
 from compiled_kernels.blocked.few import FewRows, few_text
 from compiled_kernels.blocked.shape import Panels
-from compiled_kernels.decode_step.shape import LayerShape, StepShape, WeightLayout
+from compiled_kernels.builder.functions import Given, call
+from compiled_kernels.builder.values import Value
+from compiled_kernels.decode_step.shape import LayerShape, MixtureShape, StepShape, WeightLayout
 from compiled_kernels.expert_linear.mlir_text import ListedRows
 from compiled_kernels.linear.rows import RowByRow, rows_text
 from compiled_kernels.linear_w8a8.mlir_rows import quantize_text
-from compiled_kernels.mlir_text import Named, call, memref
+from compiled_kernels.mlir_text import Named, memref
 from compiled_kernels.page_selection.mlir import summary_arguments
 from compiled_kernels.paged_attention.mlir_shape import DecodeAttention, HeadShape
 from compiled_kernels.quantized_attention.mlir_shape import QuantizedAttention
@@ -63,10 +65,15 @@ class LayerKernel:
         )
 
     @property
+    def experts(self) -> MixtureShape:
+        """Return the mixture of a layer that has one."""
+        assert self.shape.experts is not None
+        return self.shape.experts
+
+    @property
     def router(self) -> AnyProduct:
         """Return the product that gives each row's logits of the experts, from what the experts read."""
-        assert self.shape.experts is not None
-        experts, step = self.shape.experts, replace(self.step, dtype=self.expert_dtype)
+        experts, step = self.experts, replace(self.step, dtype=self.expert_dtype)
         return layer_product(step, f"{self.name}_router", step.hidden_size, experts.num_experts, experts.router)
 
     @property
@@ -81,8 +88,7 @@ class LayerKernel:
         return self._by_experts("down", self.shape.intermediate_size, self.step.hidden_size, self.shape.down, 1)
 
     def _by_experts(self, name: str, width: int, out: int, weight: WeightLayout, reads: int) -> ListedRows:
-        assert self.shape.experts is not None
-        stack = width, self.shape.experts.num_experts * out, weight.dtype, self.expert_dtype, self.step.target
+        stack = width, self.experts.num_experts * out, weight.dtype, self.expert_dtype, self.step.target
         rows, group = self.feedforward_rows, weight.quant_group
         return ListedRows(f"{self.name}_{name}", *stack, rows=rows, columns=out, reads=reads, quant_group=group)
 
@@ -229,8 +235,7 @@ class LayerKernel:
 
     @property
     def router_logits(self) -> Named:
-        assert self.shape.experts is not None
-        count = self.shape.experts.num_experts
+        count = self.experts.num_experts
         return Named(f"router_logits_{count}", memref((self.step.rows, count), "f32"))
 
     @property
@@ -281,12 +286,12 @@ def layer_product(
 
 
 def product_text_of(product: AnyProduct) -> str:
-    """Emit the product's function: @name(x, weights, out, begin, end)."""
+    """Return the product's function: @name(x, weights, out, begin, end)."""
     return few_text(product) if isinstance(product, FewRows) else rows_text(product)
 
 
 def quantizers(prefix: str, products: Iterable[Sized], rows: int) -> list[str]:
-    """The functions that make rows of INT8 for those of `products` that take such."""
+    """Return the functions that make rows of INT8 for those of `products` that take such."""
     made = dict.fromkeys(each.int8_rows for each in products if each.w8a8)
     return [quantize_text(f"{prefix}_{int8.named(rows).name}", int8, rows) for int8 in made]
 
@@ -296,20 +301,24 @@ def int8_buffers(products: Iterable[Sized], rows: int) -> list[Named]:
     return list(dict.fromkeys(each.int8_rows.named(rows) for each in products if each.w8a8))
 
 
-def taken(product: Sized, x: Named, rows: int) -> Named:
-    """Return the input of `product`: `x`, or its INT8 rows."""
-    return product.int8_rows.named(rows) if product.w8a8 else x
+def multiply(
+    product: Sized, given: Given, x: str, out: str, *bounds: Iterable[Value | int], prefix: str,
+    rows: tuple[Value | int, Value | int], weights: str = "",
+) -> None:  # fmt: skip
+    """Make out = (or, of products that add, +=) x times the product's weight, for each of these `bounds`.
 
-
-def quantize(prefix: str, product: AnyProduct, x: Named, rows: int) -> list[str]:
-    """The call that makes what `product` takes of `x`, if that is not `x`: each thread makes all of it for itself, in
-    place of waiting for the others."""
-    if not product.w8a8:
-        return []
-    made, bounds = taken(product, x, rows), [Named(f"{product.name}_{end}", "index") for end in ("from", "to")]
-    numbers = zip(bounds, (0, rows), strict=True)
-    constants = (f"%{name} = arith.constant {number} : index" for (name, _), number in numbers)
-    return [*constants, call(f"{prefix}_{made.name}", [x, made, *bounds])]
+    What the product takes in place of x is made first, of the rows from one to the other, by the function that begins
+    with `prefix`: each thread makes all of it for itself rather than wait for the others. The weight's arguments begin
+    with `weights`, or the product's name.
+    """
+    entering = given[x]
+    if product.w8a8:
+        made = product.int8_rows.named(1).name
+        call(f"{prefix}_{made}", [entering, given[made], *rows])
+        entering = given[made]
+    stored = weight_arguments_of(weights or product.name.removeprefix(f"{prefix}_"), product)
+    for each in bounds:
+        call(product.name, [entering, *(given[name] for name, _ in stored), given[out], *each])
 
 
 def weight_arguments_of(name: str, of: Sized) -> list[Named]:

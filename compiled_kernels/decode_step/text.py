@@ -7,48 +7,51 @@ What is small (norms, merging, angles) every thread computes for itself rather t
 
 from __future__ import annotations
 
-from compiled_kernels.decode_step.elementwise import norm_text
+from compiled_kernels.builder.functions import Given, call, room, text_of
+from compiled_kernels.builder.threads import entry, share
+from compiled_kernels.builder.values import Value
+from compiled_kernels.decode_step.elementwise import norm
 from compiled_kernels.decode_step.layer import layer_arguments, layer_text
 from compiled_kernels.decode_step.layer_kernel import (
     AnyProduct,
     LayerKernel,
     head_product,
     int8_buffers,
+    multiply,
     product_text_of,
-    quantize,
     quantizers,
     rotary_arguments,
-    taken,
     weight_arguments_of,
 )
 from compiled_kernels.decode_step.shape import LayerShape, StepShape
-from compiled_kernels.mlir_text import THREADS, Named, call, declare_arguments, memref, thread_share
+from compiled_kernels.mlir_text import Named, memref
 from compiled_kernels.quantized_attention.mlir_decode import span_function
 
 
 def step_text(shape: StepShape) -> str:
-    """Emit @decode_step(see `arguments`), with all it calls; layers of one shape are one function."""
-    step = f"""func.func @decode_step({declare_arguments(arguments(shape))}) {{
-%thread, %threads = call @thread() : () -> (index, index)
-{step_body(shape, last.block if (last := head_product(shape)) else 1)}
-return
-}}"""
-    return "\n".join([*step_functions(shape), step])
+    """Return @decode_step(see `arguments`), with all it calls; layers of one shape are one function."""
+
+    def step() -> None:
+        with entry("decode_step", arguments(shape)) as given:
+            make_step(shape, given, head.block if (head := head_product(shape)) else 1)
+
+    return "\n".join([*step_functions(shape), text_of(step)])
 
 
 def step_functions(shape: StepShape) -> list[str]:
-    """Emit all that a step calls."""
-    called = [THREADS, span_function(), norm_text(shape)]
+    """Return all that a step calls."""
+    called = [text_of(span_function), text_of(lambda: norm(shape, shape.dtype))]
     called += [product_text_of(last), *quantizers("head", [last], shape.rows)] if (last := head_product(shape)) else []
     return [*called, *(layer_text(layer) for layer in _kinds(shape).values())]
 
 
-def step_body(shape: StepShape, unit: int) -> str:
-    """Emit the way from x to logits, where there is a head, of which each thread has a share [%vocab_begin,
-    %vocab_end) in multiples of `unit`."""
+def make_step(shape: StepShape, given: Given, unit: int) -> list[Value]:
+    """Make the way from x to logits, where there is a head; return begin and end of this thread's share of them, in
+    multiples of `unit`."""
     kinds, last = _kinds(shape), head_product(shape)
-    calls = [_layer_call(kinds[each], index) for index, each in enumerate(shape.layers)]
-    return "\n".join([*calls, *([_logits(shape, last, unit)] if last else [])])
+    for number, each in enumerate(shape.layers):
+        _call_layer(kinds[each], number, given)
+    return _logits(shape, last, given, unit) if last else []
 
 
 def _kinds(shape: StepShape) -> dict[LayerShape, LayerKernel]:
@@ -56,7 +59,7 @@ def _kinds(shape: StepShape) -> dict[LayerShape, LayerKernel]:
 
 
 def arguments(shape: StepShape) -> list[Named]:
-    """Emit the step's arguments in order: its own buffers, then what it is given."""
+    """Return the step's arguments in order: its own buffers, then what it is given."""
     return [*buffers(shape), *step_inputs(shape)]
 
 
@@ -78,7 +81,7 @@ def buffers(shape: StepShape) -> list[Named]:
 
 
 def step_inputs(shape: StepShape) -> list[Named]:
-    """Emit all weights and pages."""
+    """Return all weights and pages."""
     found = []
     if last := head_product(shape):
         found += [Named("norm", memref((shape.hidden_size,), shape.dtype)), *weight_arguments_of("head_", last)]
@@ -87,32 +90,21 @@ def step_inputs(shape: StepShape) -> list[Named]:
     return found
 
 
-def _layer_call(layer: LayerKernel, index: int) -> str:
-    """Emit the layer of this index: its function, with the step's arguments for the layer's."""
+def _call_layer(layer: LayerKernel, number: int, given: Given) -> None:
+    """Call the layer's function, with the step's arguments for the layer's."""
     rotary = layer.shape.rotary_index
     called = {"quantized_table": f"table_{layer.shape.quantized_page_table}"}
     called |= {"table": f"table_{layer.shape.page_table}", "cos": f"cos_{rotary}", "sin": f"sin_{rotary}"}
-    called |= {name: f"{name}_{index}" for name, _ in (*layer.own_arguments, *layer.chosen)}
-    given = [Named(called.get(name, name), kind) for name, kind in layer_arguments(layer)]
-    return call(layer.name, [*given, Named("thread", "index"), Named("threads", "index")])
+    called |= {name: f"{name}_{number}" for name, _ in (*layer.own_arguments, *layer.chosen)}
+    names = [*(name for name, _ in layer_arguments(layer)), "thread", "threads"]
+    call(layer.name, [given[called.get(name, name)] for name in names])
 
 
-def _logits(shape: StepShape, head: AnyProduct, unit: int) -> str:
-    """Emit logits = the norm of x times the head's weight; this thread's columns."""
-    x, weight = (
-        Named("x", memref((shape.rows, shape.hidden_size), "f32")),
-        Named("norm", memref((shape.hidden_size,), shape.dtype)),
-    )
-    normed = Named("normed", memref((shape.rows, shape.hidden_size), shape.dtype))
-    logits = Named("logits", memref((shape.rows, shape.vocab_size), "f32"))
-    columns = [Named("vocab_begin", "index"), Named("vocab_end", "index")]
-    buffers = [normed, *int8_buffers([head], shape.rows)]
-    return "\n".join(
-        (
-            *(f"%{name} = memref.alloca() {{alignment = 64 : i64}} : {kind}" for name, kind in buffers),
-            call("norm", [x, weight, normed]),
-            *quantize("head", head, normed, shape.rows),
-            thread_share("vocab", shape.vocab_size, unit),
-            call("head", [taken(head, normed, shape.rows), *weight_arguments_of("head_", head), logits, *columns]),
-        )
-    )
+def _logits(shape: StepShape, head: AnyProduct, given: Given, unit: int) -> list[Value]:
+    """Make logits = the norm of x times the head's weight; this thread's columns, which are returned."""
+    normed, rows = Named("normed", memref((shape.rows, shape.hidden_size), shape.dtype)), (0, shape.rows)
+    given = given | {name: room(kind) for name, kind in (normed, *int8_buffers([head], shape.rows))}
+    call("norm", [given["x"], given["norm"], given["normed"], *rows])
+    columns = share(given, shape.vocab_size, unit)
+    multiply(head, given, "normed", "logits", columns, prefix="head", rows=rows, weights="head_")
+    return columns

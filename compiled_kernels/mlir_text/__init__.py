@@ -6,7 +6,7 @@ level has an instruction that no dialect names (bfloat16 dot products, table loo
 intrinsic; without it the same function is written in plain vector arithmetic.
 """
 
-from compiled_kernels.mlir_text.functions import THREADS, Named, call, declare_arguments, thread_share
+from compiled_kernels.mlir_text.functions import THREADS, Named, call, declare_arguments, indices
 from compiled_kernels.mlir_text.lines import Lines
 from compiled_kernels.mlir_text.target import MLIR_TYPES, SIZE_BOUND, Target, largest_divisor, memref, number, vector
 
@@ -19,9 +19,9 @@ __all__ = [
     "Target",
     "call",
     "declare_arguments",
+    "indices",
     "largest_divisor",
     "memref",
     "number",
-    "thread_share",
     "vector",
 ]

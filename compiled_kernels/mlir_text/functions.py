@@ -37,6 +37,11 @@ class Named(NamedTuple):
     type: str
 
 
+def indices(*names: str) -> list[Named]:
+    """Return arguments that are indices."""
+    return [Named(name, "index") for name in names]
+
+
 def declare_arguments(arguments: Iterable[Named]) -> str:
     """Return arguments as a function's head lists them."""
     return ", ".join(f"%{name}: {kind}" for name, kind in arguments)
@@ -47,15 +52,3 @@ def call(function: str, given: Iterable[Named]) -> str:
     given = tuple(given)
     names = ", ".join(f"%{name}" for name, _ in given)
     return f"call @{function}({names}) : ({', '.join(kind for _, kind in given)}) -> ()"
-
-
-def thread_share(name: str, count: int, unit: int) -> str:
-    """Return %{name}_begin and %{name}_end: this thread's share of `count` things, in whole multiples of `unit`."""
-    return "\n".join(
-        (
-            f"%{name}_count = arith.constant {count} : index",
-            f"%{name}_unit = arith.constant {unit} : index",
-            f"%{name}_begin, %{name}_end = call @share(%{name}_count, %{name}_unit, %thread, %threads)"
-            " : (index, index, index, index) -> (index, index)",
-        )
-    )

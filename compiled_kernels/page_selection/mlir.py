@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 
-from compiled_kernels.builder.functions import function, loop, room, text_of, when
+from compiled_kernels.builder.functions import function, loop, room, when
 from compiled_kernels.builder.values import Value, constant
 from compiled_kernels.builder.vectors import total
 from compiled_kernels.mlir_text import SIZE_BOUND, Named, memref
@@ -27,13 +27,9 @@ def _places(shape: DecodeAttention) -> list[Named]:
     return [*tables, Named("row", "index"), Named("group", "index")]
 
 
-def summarize_text(shape: DecodeAttention, selection: PageSelection, name: str) -> str:
-    """Return @{name}_summarize(keys, summaries, table, lengths, row, group): where the row's last position is the last
-    of its page, the summaries of that page."""
-    return text_of(lambda: _summarize(shape, selection, name))
-
-
-def _summarize(shape: DecodeAttention, selection: PageSelection, name: str) -> None:
+def summarize(shape: DecodeAttention, selection: PageSelection, name: str) -> None:
+    """Make @{name}_summarize(keys, summaries, table, lengths, row, group): where the row's last position is the last of
+    its page, the summaries of that page."""
     lanes, size, summaries = shape.columns, shape.page_size, summary_arguments(shape, selection)
     with function(f"{name}_summarize", [Named("keys", shape.pages), *summaries, *_places(shape)]) as given:
         length = given["lengths"][given["row"]].to("index")
@@ -53,13 +49,9 @@ def _summarize(shape: DecodeAttention, selection: PageSelection, name: str) -> N
                     given[summary.name].store(value.to(shape.dtype), page, given["group"], column)
 
 
-def select_text(shape: DecodeAttention, selection: PageSelection, name: str) -> str:
-    """Return @{name}_select(q [share, dim], summaries, table, lengths, row, group, chosen): which pages of its table
-    the row reads for the group, up to its own."""
-    return text_of(lambda: _select(shape, selection, name))
-
-
-def _select(shape: DecodeAttention, selection: PageSelection, name: str) -> None:
+def select(shape: DecodeAttention, selection: PageSelection, name: str) -> None:
+    """Make @{name}_select(q [share, dim], summaries, table, lengths, row, group, chosen): which pages of its table the
+    row reads for the group, up to its own."""
     queries, chosen = Named("q", shape.types["queries"]), Named("chosen", shape.types["chosen"])
     first = selection.first
     arguments = [queries, *summary_arguments(shape, selection), *_places(shape), chosen]

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
 from compiled_kernels.attention import AttentionParameters, Spans
 from compiled_kernels.backends import BackendError
+from compiled_kernels.builder.functions import text_of
 from compiled_kernels.cases import Case, suite_of
 from compiled_kernels.mlir import Kernel, compile_text
 from compiled_kernels.mlir.invoke import COMPUTE_DTYPES, INDEX_DTYPES, BoundCall, check_argument, libgomp_path
-from compiled_kernels.mlir_text import THREADS
 from compiled_kernels.paged_attention.api import PagedKV
-from compiled_kernels.paged_attention.mlir_decode import attention_text, entry_text
+from compiled_kernels.paged_attention.mlir_decode import attend_pages
 from compiled_kernels.paged_attention.mlir_shape import (
     BLOCK_POSITIONS,
     DecodeAttention,
@@ -23,7 +23,7 @@ from compiled_kernels.paged_attention.mlir_shape import (
     SpanAttention,
     num_chunks,
 )
-from compiled_kernels.paged_attention.mlir_spans import span_text
+from compiled_kernels.paged_attention.mlir_spans import attend_spans
 
 NAME = "paged_attention"
 
@@ -136,14 +136,13 @@ def _selections(chosen: Tensor, shape: DecodeAttention) -> Tensor:
 
 @functools.lru_cache(maxsize=512)
 def _compiled_spans(shape: SpanAttention) -> Kernel:
-    return _compile(shape, span_text(shape))
+    return _compile(shape, lambda: attend_spans(shape))
 
 
 @functools.lru_cache(maxsize=512)
 def _compiled(shape: DecodeAttention) -> Kernel:
-    return _compile(shape, attention_text(shape, "attend"), entry_text(shape))
+    return _compile(shape, lambda: attend_pages(shape))
 
 
-def _compile(shape: PagedHeads, *functions: str) -> Kernel:
-    text = "\n".join((THREADS, *functions))
-    return compile_text(text, NAME, level=shape.target.level, libraries=(libgomp_path(),))
+def _compile(shape: PagedHeads, emit: Callable[[], None]) -> Kernel:
+    return compile_text(text_of(emit), NAME, level=shape.target.level, libraries=(libgomp_path(),))

@@ -14,17 +14,13 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
 
-from compiled_kernels.builder.functions import call, either, function, give, loop, repeat, room, text_of
+from compiled_kernels.builder.functions import call, call_with, either, function, give, loop, repeat, room
+from compiled_kernels.builder.threads import entry, share, wait
 from compiled_kernels.builder.values import Value, constant, index
-from compiled_kernels.mlir_text import Named
+from compiled_kernels.mlir_text import Named, indices
 from compiled_kernels.paged_attention.mlir_shape import DecodeAttention
 from compiled_kernels.paged_attention.mlir_softmax import first_seen, may_see, mixed, shares
-from compiled_kernels.paged_attention.mlir_tile import DecodePages, DensePages, indices, tile, tile_arguments, work
-
-
-def call_with(name: str, arguments: Iterable[Named], given: Mapping[str, Value]) -> None:
-    """Call a function without results with the values of these names."""
-    call(name, [given[each.name] for each in arguments])
+from compiled_kernels.paged_attention.mlir_tile import DecodePages, DensePages, tile, tile_arguments, work
 
 
 def seek(shape: DecodeAttention, name: str) -> None:
@@ -164,16 +160,12 @@ def merge(shape: DecodeAttention, name: str) -> None:
             given["mixed"].store(mixed(sums, parts).to(shape.dtype), row.index, head.index * dim + column)
 
 
-def attention_text(shape: DecodeAttention, name: str) -> str:
-    """Return @{name}_item(queries, keys, values, table, lengths, partial, row, group, chunk[, chosen]) and
+def attention(shape: DecodeAttention, name: str) -> None:
+    """Make @{name}_item(queries, keys, values, table, lengths, partial, row, group, chunk[, chosen]) and
     @{name}_merge(partial[, sink logits], mixed, begin, end), with what they call."""
-
-    def emit() -> None:
-        walks(shape, name, [(DensePages(shape), shape.types["table"])])
-        item(shape, name)
-        merge(shape, name)
-
-    return text_of(emit)
+    walks(shape, name, [(DensePages(shape), shape.types["table"])])
+    item(shape, name)
+    merge(shape, name)
 
 
 def walks(shape: DecodeAttention, name: str, kinds: Iterable[tuple[DecodePages, str]]) -> None:
@@ -185,9 +177,9 @@ def walks(shape: DecodeAttention, name: str, kinds: Iterable[tuple[DecodePages, 
         walk(pages, table, name)
 
 
-def entry_text(shape: DecodeAttention) -> str:
-    """Return @paged_attention(q [row, head, dim], keys, values, table, lengths[, selections], partial[, sink logits],
-    mixed [row, head * dim]), run by all threads at once over the functions named `attend`."""
+def attend_pages(shape: DecodeAttention) -> None:
+    """Make @paged_attention(q [row, head, dim], keys, values, table, lengths[, selections], partial[, sink logits],
+    mixed [row, head * dim]), run by all threads at once, with what it calls."""
     t = shape.types
     selections = [Named("selections", t["selections"])] * shape.selected
     places = [Named("table", t["table"]), Named("lengths", t["lengths"]), *selections]
@@ -199,28 +191,27 @@ def entry_text(shape: DecodeAttention) -> str:
                 given["chosen"][page.index] = given["selections"][given["row"], given["group"], page.index]
         call_with("attend_item", _item_arguments(shape), given)
 
-    return text_of(lambda: entry(shape, "paged_attention", arguments, _chosen(shape), attend))
+    attention(shape, "attend")
+    attention_entry(shape, "paged_attention", arguments, _chosen(shape), attend)
 
 
-def entry(
+def attention_entry(
     shape: DecodeAttention, name: str, arguments: Iterable[Named], rooms: Iterable[Named],
     attend: Callable[[dict[str, Value]], None],
 ) -> None:  # fmt: skip
     """Make @{name}(queries [row, head, dim], arguments, partial[, sink logits], mixed): every item, whose values
     `attend` takes by name, then every row merged, by the functions named `attend`. With `sizes` there are as many rows
     as its first number says. The threads have `rooms` of their own, and `q` for an item's queries."""
-    t, share, lanes = shape.types, shape.queries_per_kv, shape.columns
-    with function(name, [Named("all", t["q"]), *arguments, *_results(shape)], private=False) as given:
+    t, each_group, lanes = shape.types, shape.queries_per_kv, shape.columns
+    with entry(name, [Named("all", t["q"]), *arguments, *_results(shape)]) as given:
         own = {each.name: room(each.type) for each in (Named("q", t["queries"]), *rooms)}
-        thread, threads = call("thread", [], ["index", "index"])
         rows = given["sizes"][0].to("index") if "sizes" in given else index(shape.rows)
-        with loop(thread, rows * (shape.num_kv_heads * shape.chunks), threads) as turn:
+        with loop(given["thread"], rows * (shape.num_kv_heads * shape.chunks), given["threads"]) as turn:
             pair = turn.index // shape.chunks
             group, row = pair % shape.num_kv_heads, pair // shape.num_kv_heads
-            with loop(0, share) as head, loop(0, shape.head_dim, lanes) as at:
-                query = given["all"].load(lanes, row, group * share + head.index, at.index)
+            with loop(0, each_group) as head, loop(0, shape.head_dim, lanes) as at:
+                query = given["all"].load(lanes, row, group * each_group + head.index, at.index)
                 own["q"].store(query, head.index, at.index)
             attend(given | own | {"chunk": turn.index % shape.chunks, "group": group, "row": row})
-        call("GOMP_barrier", [])
-        begin, end = call("share", [rows, 1, thread, threads], ["index", "index"])
-        call("attend_merge", [*(given[each.name] for each in _results(shape)), begin, end])
+        wait()
+        call("attend_merge", [*(given[each.name] for each in _results(shape)), *share(given, rows, 1)])

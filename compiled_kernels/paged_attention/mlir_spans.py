@@ -14,10 +14,10 @@ import functools
 import math
 from collections.abc import Sequence
 
-from compiled_kernels.builder.functions import call, function, loop, room, text_of, when
+from compiled_kernels.builder.functions import call_with, function, loop, room, when
+from compiled_kernels.builder.threads import entry, wait
 from compiled_kernels.builder.values import Value, constant
-from compiled_kernels.mlir_text import Named, largest_divisor
-from compiled_kernels.paged_attention.mlir_decode import call_with
+from compiled_kernels.mlir_text import Named, indices, largest_divisor
 from compiled_kernels.paged_attention.mlir_shape import BLOCK_POSITIONS, QUERIES_TOGETHER, SpanAttention
 from compiled_kernels.paged_attention.mlir_softmax import first_seen, may_see
 from compiled_kernels.paged_attention.mlir_span_tile import (
@@ -27,7 +27,6 @@ from compiled_kernels.paged_attention.mlir_span_tile import (
     rows,
     rows_arguments,
 )
-from compiled_kernels.paged_attention.mlir_tile import indices
 
 
 def _named(shape: SpanAttention, *names: str) -> list[Named]:
@@ -71,15 +70,11 @@ def pack(shape: SpanAttention) -> None:
                     values.store(loaded.to(shape.element_type), at, row, column)
 
 
-def span_text(shape: SpanAttention) -> str:
-    """Return @paged_attention(q [token, head, dim], k, v, table, (tokens, context, held)[, chosen], keys and values in
+def attend_spans(shape: SpanAttention) -> None:
+    """Make @paged_attention(q [token, head, dim], k, v, table, (tokens, context, held)[, chosen], keys and values in
     the new layout[, sink logits], out), run by all threads at once, with what it calls."""
-
-    def emit() -> None:
-        for make in (pack, rows, finish, _entry):
-            make(shape)
-
-    return text_of(emit)
+    for make in (pack, rows, finish, _entry):
+        make(shape)
 
 
 def _entry(shape: SpanAttention) -> None:
@@ -87,22 +82,21 @@ def _entry(shape: SpanAttention) -> None:
     groups, tile = shape.num_kv_heads, shape.tile_tokens
     sinks, chosen = ["sinks"] * shape.sink_logits, ["chosen"] * shape.selected
     named = _named(shape, "q", "k", "v", "table", "sizes", *chosen, "keys", "values", *sinks)
-    with function("paged_attention", [*named, Named("out", shape.types["q"])], private=False) as given:
-        thread, threads = call("thread", [], ["index", "index"])
+    with entry("paged_attention", [*named, Named("out", shape.types["q"])]) as given:
         tokens, context, held = (given["sizes"][at].to("index") for at in range(3))
         before, blocks = context - tokens, context.divided_up(BLOCK_POSITIONS)
         given |= {"context": context, "held": held, "before": before, "blocks": blocks}
-        with loop(thread, blocks * groups, threads) as item:
+        with loop(given["thread"], blocks * groups, given["threads"]) as item:
             group, block = item.index // blocks, item.index % blocks
             first, needed = block * BLOCK_POSITIONS, constant(1, "i1")
             if shape.mask:
                 needed = may_see(shape, (before, context - 1), (first, first + BLOCK_POSITIONS - 1), group)
             with when(needed):
                 call_with("pack", pack_arguments(shape), given | {"group": group, "block": block})
-        call("GOMP_barrier", [])
+        wait()
         found, none, zero = found_arguments(shape), constant(-math.inf, "f32"), constant(0.0, "f32")
         given |= {each.name: room(each.type) for each in (*found, *_named(shape, "weights"))}
-        with loop(thread, tokens.divided_up(tile) * groups, threads) as item:
+        with loop(given["thread"], tokens.divided_up(tile) * groups, given["threads"]) as item:
             group, token = item.index % groups, item.index // groups * tile
             count = (tokens - token).least(tile)
             here = given | {"group": group, "token": token, "queries": count * shape.queries_per_kv}

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 from compiled_kernels.builder.functions import function, loop
 from compiled_kernels.builder.values import Value, constant, counted, fma
 from compiled_kernels.builder.vectors import dot_pairs, spread_pair, total, totals
-from compiled_kernels.mlir_text import Named
+from compiled_kernels.mlir_text import Named, indices
 from compiled_kernels.paged_attention.mlir_shape import HEADS_TOGETHER, DecodeAttention
 from compiled_kernels.paged_attention.mlir_softmax import Keys, Query, weigh
 
@@ -130,10 +130,6 @@ def work(shape: DecodeAttention, queries: str) -> list[Named]:
     scores and weights."""
     memories = [Named(name, shape.types[name]) for name in ("partial", "scores", "weights")]
     return [Named("q", queries), *memories, *indices("row", "group", "chunk", "position")]
-
-
-def indices(*names: str) -> list[Named]:
-    return [Named(name, "index") for name in names]
 
 
 def tile_arguments(pages: DecodePages) -> list[Named]:

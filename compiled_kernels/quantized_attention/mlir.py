@@ -10,13 +10,13 @@ from torch import Tensor
 
 from compiled_kernels.attention import AttentionParameters, Spans
 from compiled_kernels.backends import BackendError
+from compiled_kernels.builder.functions import text_of
 from compiled_kernels.cases import Case, suite_of
 from compiled_kernels.mlir import Kernel, compile_text
 from compiled_kernels.mlir.invoke import BoundCall, libgomp_path
-from compiled_kernels.mlir_text import THREADS
 from compiled_kernels.paged_attention.mlir_shape import num_chunks
 from compiled_kernels.quantized_attention.api import QuantizedKV, check_sinks
-from compiled_kernels.quantized_attention.mlir_decode import attention_text, entry_text
+from compiled_kernels.quantized_attention.mlir_decode import attend_quantized
 from compiled_kernels.quantized_attention.mlir_shape import QuantizedAttention, QuantizedLayout
 from compiled_kernels.quantized_attention.quantize import SCALED_FORMATS, QuantizedTensor
 
@@ -76,5 +76,5 @@ def stages(case: Case, operator: str = NAME) -> Mapping[str, str]:
 
 @functools.lru_cache(maxsize=512)
 def _compiled(shape: QuantizedAttention) -> Kernel:
-    text = "\n".join((THREADS, attention_text(shape, "attend"), entry_text(shape)))
+    text = text_of(lambda: attend_quantized(shape))
     return compile_text(text, NAME, level=shape.target.level, libraries=(libgomp_path(),))

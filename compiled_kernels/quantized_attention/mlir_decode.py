@@ -16,26 +16,22 @@ are still seen.
 
 from __future__ import annotations
 
-from compiled_kernels.builder.functions import call, function, give, loop, text_of, when
+from compiled_kernels.builder.functions import call, call_with, function, give, loop, when
 from compiled_kernels.builder.values import Value, index
-from compiled_kernels.mlir_text import Named
-from compiled_kernels.paged_attention.mlir_decode import begin_item, call_with, entry, merge, run, walks
+from compiled_kernels.mlir_text import Named, indices
+from compiled_kernels.paged_attention.mlir_decode import attention_entry, begin_item, merge, run, walks
 from compiled_kernels.paged_attention.mlir_softmax import first_seen
-from compiled_kernels.paged_attention.mlir_tile import DensePages, indices
+from compiled_kernels.paged_attention.mlir_tile import DensePages
 from compiled_kernels.quantized_attention.mlir_shape import QuantizedAttention
 from compiled_kernels.quantized_attention.mlir_sums import QuantizedPages
 
 
-def span_function() -> str:
-    """Return @span(first, last, size): the pages from begin to end that positions from first to last lie in."""
-
-    def emit() -> None:
-        with function("span", indices("first", "last", "size"), results=("index", "index")) as given:
-            first, last, size = given.values()
-            begin = first // size
-            give(begin, first.below(last).choose(last.divided_up(size), begin))
-
-    return text_of(emit)
+def span_function() -> None:
+    """Make @span(first, last, size): the pages from begin to end that positions from first to last lie in."""
+    with function("span", indices("first", "last", "size"), results=("index", "index")) as given:
+        first, last, size = given.values()
+        begin = first // size
+        give(begin, first.below(last).choose(last.divided_up(size), begin))
 
 
 def _memories(shape: QuantizedAttention) -> list[Named]:
@@ -100,21 +96,17 @@ def widen(shape: QuantizedAttention, name: str) -> None:
             given["floats"].store(given["queries"].load(shape.columns, head.index, at).to("f32"), head.index, at)
 
 
-def attention_text(shape: QuantizedAttention, name: str) -> str:
-    """Return @{name}_item, @{name}_merge and @{name}_widen, with what they call but for @span."""
-
-    def emit() -> None:
-        walks(shape, name, [(kind(shape), shape.flat_type) for kind in (DensePages, QuantizedPages)])
-        for make in (item, merge, widen):
-            make(shape, name)
-
-    return text_of(emit)
+def quantized_attention(shape: QuantizedAttention, name: str) -> None:
+    """Make @{name}_item, @{name}_merge and @{name}_widen, with what they call but for @span."""
+    walks(shape, name, [(kind(shape), shape.flat_type) for kind in (DensePages, QuantizedPages)])
+    for make in (item, merge, widen):
+        make(shape, name)
 
 
-def entry_text(shape: QuantizedAttention) -> str:
-    """Return @quantized_attention(q [row, head, dim], quantized keys and values, residual keys and values, quantized
+def attend_quantized(shape: QuantizedAttention) -> None:
+    """Make @quantized_attention(q [row, head, dim], quantized keys and values, residual keys and values, quantized
     table, residual table, owner of each row, length of each row, (rows, pages of a line of the first table, of the
-    second), partial[, sink logits], mixed), run by all threads at once over the functions named `attend`; `owners` say
+    second), partial[, sink logits], mixed), run by all threads at once, with what it calls; `owners` say
     which lines of the tables a row reads."""
     places = [Named(name, shape.flat_type) for name in ("owners", "lengths")]
     arguments = [*_memories(shape), *_tables(shape), *places, Named("sizes", "memref<3xi32>")]
@@ -127,5 +119,6 @@ def entry_text(shape: QuantizedAttention) -> str:
         call_with("attend_item", _item_arguments(shape), given | {"length": length})
 
     rooms = [Named("floats", shape.float_queries_type)]
-    text = text_of(lambda: entry(shape, "quantized_attention", arguments, rooms, attend))
-    return f"{span_function()}\n{text}"
+    span_function()
+    quantized_attention(shape, "attend")
+    attention_entry(shape, "quantized_attention", arguments, rooms, attend)

@@ -82,8 +82,8 @@ BUGS = (
     PlantedBug(
         "kernels: the compiled step rotates heads the wrong way",
         "compiled_kernels/decode_step/rotary.py",
-        '((first, second, "arith.subf"), (second, first, "arith.addf"))',
-        '((first, second, "arith.addf"), (second, first, "arith.subf"))',
+        "[a * cos - b * sin, b * cos + a * sin]",
+        "[a * cos + b * sin, b * cos - a * sin]",
     ),
     PlantedBug(
         "kernels: attention in MLIR forgets to rescale its total when a higher score comes",
