@@ -14,6 +14,8 @@ four. A stack of weights (one an expert) has one dimension more, the first, in e
 
 from __future__ import annotations
 
+import math
+
 import torch
 from einops import rearrange
 from torch import Tensor
@@ -68,8 +70,9 @@ def from_panels(weight: Tensor) -> Tensor:
 
 def rows_of_panels(weight: Tensor, index: Tensor) -> Tensor:
     """Return rows [token] of a weight in panels as a plain weight has them: [token, width]."""
-    rows = weight[index // PANEL, :, index % PANEL]  # [token, row, value]
-    return _paired(rows, apart=False).flatten(1)
+    stored = weight.view(torch.int8) if weight.dtype == torch.float8_e4m3fn else weight
+    rows = stored[index // PANEL, :, index % PANEL]  # [token, row, value]
+    return _paired(rows.view(weight.dtype), apart=False).flatten(1)
 
 
 def _paired(weight: Tensor, apart: bool) -> Tensor:
@@ -91,6 +94,14 @@ def whole_panels(vector: Tensor) -> Tensor:
     """Return numbers of a weight's columns [out], filled up with zeros to those of whole pairs of panels."""
     missing = -len(vector) % PANEL_PAIR
     return torch.cat([vector, vector.new_zeros(missing)]) if missing else vector
+
+
+def regrouped(scales: Tensor, group: int, width: int) -> Tensor:
+    """Return scales of groups of `group` columns, of the last of which fewer may be left, as those of the largest
+    groups that divide the width too."""
+    if width % group == 0:
+        return scales
+    return scales[:, torch.arange(0, width, math.gcd(group, width), device=scales.device) // group]
 
 
 def scales_to_panels(scales: Tensor) -> Tensor:

@@ -145,11 +145,14 @@ def _attend(layer: LayerKernel, given: Given) -> None:
 
 def _feedforward(layer: LayerKernel, given: Given) -> None:
     """Make x += (silu(gate) * up) times the down weight. A thread multiplies the same columns of gate and of up, so that
-    it can gate them without waiting."""
+    it can gate them without waiting; where a panel holds columns of both, all wait in between."""
     hidden, rows = layer.shape.intermediate_size, (0, layer.step.rows)
     own = share(given, hidden, max(layer.gate_up.block, layer.attention.lanes))
-    both = own, [each + hidden for each in own]
-    multiply(layer.gate_up, given, "normed", layer.gate_up_out.name, *both, prefix=layer.name, rows=rows)
+    apart = hidden % layer.gate_up.block == 0
+    columns = (own, [each + hidden for each in own]) if apart else (share(given, 2 * hidden, layer.gate_up.block),)
+    multiply(layer.gate_up, given, "normed", layer.gate_up_out.name, *columns, prefix=layer.name, rows=rows)
+    if not apart:
+        wait()
     gate(layer, given, *own)
     wait()
     _multiply(layer, layer.down, given, layer.gated.name, layer.added)

@@ -23,6 +23,7 @@ from compiled_kernels.blocked.layout import (
     VALUES_PER_WORD,
     as_words,
     in_panels,
+    regrouped,
     scales_to_panels,
     to_panels,
     whole_panels,
@@ -54,20 +55,11 @@ class Weight(NamedTuple):
         matrix, *beside = self.tensors
         if not in_panels(matrix):
             beside = [
-                each if each.ndim == 1 else scales_to_panels(_of_groups(each, self.group, width)) for each in beside
+                each if each.ndim == 1 else scales_to_panels(regrouped(each, self.group, width)) for each in beside
             ]
             matrix = to_panels(matrix)
         beside = [whole_panels(each) if each.ndim == 1 else each for each in beside]
         return Weight(self.kind, self.group and math.gcd(self.group, width), (matrix, *beside))
-
-
-def _of_groups(scales: Tensor, group: int, width: int) -> Tensor:
-    """Return scales of groups of `group` columns, of the last of which fewer are left, as those of groups that divide
-    the width."""
-    if width % group == 0:
-        return scales
-    each = math.gcd(group, width)
-    return scales[:, torch.arange(0, width, each) // group]
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

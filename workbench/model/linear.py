@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -13,6 +14,7 @@ from compiled_kernels.blocked.layout import (
     from_panels,
     in_panels,
     panels_problem,
+    regrouped,
     rows_of_panels,
     scales_to_panels,
     to_panels,
@@ -142,21 +144,27 @@ class Linear(nn.Module):
             found = self.int8_product(x, weight, scales, self.bias, self.backend)
         else:
             by_row = self.format.scales_rows
-            scales, group = (scales[:, None], self.in_features) if by_row else (scales, self.format.group)
+            group = self.panel_group if in_panels(weight) else self.format.group
+            scales, group = (scales[:, None], self.in_features) if by_row else (scales, group)
             found = compiled_kernels.linear_grouped(x, weight, scales, minima, self.bias, group, self.backend)
         return found if found.shape[1] == self.out_features else found[:, : self.out_features]
 
     @property
     def _read(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return matrix, scales and minima as the backend reads them: panels are mlir's alone."""
-        if self.backend is Backend.MLIR or not in_panels(self.weight):
+        if self.backend is Backend.MLIR:
             return self.weight, self.scales, self.minima
-        weight, scales, minima = (
-            None if part is None else from_panels(part)[: self.out_features] if part.ndim > 1 else part
-            for part in (self.weight, self.scales, self.minima)
-        )
-        assert weight is not None
-        return weight, scales, minima
+        return self._rows("weight"), self._rows("scales"), self._rows("minima")  # type: ignore[return-value]
+
+    def _rows(self, name: str, index: Tensor | None = None) -> Tensor | None:
+        """Return the matrix, its scales or its minima as they are row by row: all rows unless some are named."""
+        part = getattr(self, name)
+        if part is None or not in_panels(part):
+            return part if part is None or index is None else part[index]
+        found = from_panels(part)[: self.out_features] if index is None else rows_of_panels(part, index)
+        if name == "weight" or self.format.words is not None:
+            return found
+        return found[:, :: max(1, min(self.format.group, self.in_features) // self.panel_group)]
 
     @property
     def int8_product(self) -> Callable[..., Tensor]:
@@ -172,19 +180,27 @@ class Linear(nn.Module):
             if part is None or part.ndim == 1:
                 continue
             if not panels:
-                found = from_panels(part)[: self.out_features].contiguous()
+                found = self._rows(name).contiguous()  # type: ignore[union-attr] (it is there)
+            elif name == "weight":
+                found = to_panels(part)
             else:
-                found = to_panels(part) if name == "weight" else scales_to_panels(part)
+                plain = part if self.format.words else regrouped(part, self.format.group, self.in_features)
+                found = scales_to_panels(plain)
             setattr(self, name, nn.Parameter(found, requires_grad=False))
             release(part)  # where it is a view of a file: the panels are a copy
 
     @property
     def panels_refusal(self) -> str | None:
         """Return why the matrix cannot lie in panels; None if it can."""
-        group = self.format.group
-        if self.format.codes in ("int8", "fp8") and group and (self.in_features % group or group % 4):
-            return f"panels hold groups of whole words that divide a row, not of {group} of {self.in_features} columns"
+        if self.format.codes in ("int8", "fp8") and self.panel_group % 4:
+            group = self.format.group
+            return f"panels hold groups of whole words of four columns, not of {group} of {self.in_features}"
         return panels_problem(self.weight)
+
+    @property
+    def panel_group(self) -> int:
+        """Return the columns that share a scale in panels: of groups that do not divide the width a part."""
+        return math.gcd(self.format.group, self.in_features) if self.format.group else 0
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -199,9 +215,6 @@ class Linear(nn.Module):
     def lookup_rows(self, index: Tensor | slice, dtype: torch.dtype) -> Tensor:
         """Look up rows of the matrix as numbers, for a tied embedding: [token] -> [token, in_features]."""
         index = torch.arange(self.out_features)[index] if isinstance(index, slice) else index
-        weight, scales, minima = (
-            None if part is None else rows_of_panels(part, index) if in_panels(part) else part[index]
-            for part in (self.weight, self.scales, self.minima)
-        )
+        weight, scales, minima = (self._rows(name, index) for name in ("weight", *BESIDE))
         assert weight is not None
         return weight.to(dtype) if scales is None else dequantize_matrix(self.format, weight, scales, minima).to(dtype)

@@ -283,14 +283,12 @@ def _stored(linear: Linear) -> WeightLayout:
     if not linear.format.is_dense and not in_panels(linear.weight):
         raise BackendError(f"backend mlir: decodes no step with a matrix in {linear.format}: {linear.panels_refusal}")
     weight = _weight(linear.format, linear.weight.dtype, linear.bias is not None)
-    return replace(weight, panels=in_panels(linear.weight), w8a8=linear.activations == "int8")
+    group = linear.panel_group if weight.quant_group else 0
+    return replace(weight, quant_group=group, panels=in_panels(linear.weight), w8a8=linear.activations == "int8")
 
 
 def _head(model: Transformer) -> WeightLayout:
-    format = model.format
-    weight = _weight(format.head, model.dtype)
-    panels = model.head is not None and in_panels(model.head.weight)
-    return replace(weight, panels=panels, w8a8=format.activations_of(format.head) == "int8")
+    return WeightLayout(MLIR_TYPES[model.dtype]) if model.head is None else _stored(model.head)
 
 
 def _weight(format: MatrixFormat, dtype: torch.dtype, bias: bool = False) -> WeightLayout:
