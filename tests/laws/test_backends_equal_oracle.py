@@ -28,6 +28,7 @@ from workbench.executors.build import CompileUnit
 from workbench.executors.capabilities import unsupported
 from workbench.executors.layout import choose_weight_layout
 from workbench.executors.programs import inductor
+from workbench.executors.programs.prefill import weights_in_panels
 from workbench.executors.reference import CacheLayout
 from workbench.executors.requirements import Requirements
 from workbench.executors.select import Backends
@@ -130,7 +131,8 @@ def build(
     runner = runner_of(model, backends=backends, cache=kept, page_size=page_size, **given)
     if backend in ("auto", "mlir, blocks", "mlir, panels"):
         programs = runner.core.executor.programs
-        assert ("prefill" in programs) == (backend == "mlir, panels")
+        few_bits = backend == "mlir, blocks" and weights_in_panels(model)  # such lie in panels wherever mlir decodes
+        assert ("prefill" in programs) == (backend == "mlir, panels" or few_bits)
         programs["rows"].max_tokens = 0  # type: ignore[attr-defined]
     return runner
 

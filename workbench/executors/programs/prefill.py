@@ -109,7 +109,8 @@ def weights_in_panels(model: Transformer) -> bool:
 
 
 def pairs_problem(model: Transformer) -> str | None:
-    """Return why a panel of a gate and one of its up do not stand side by side in a compiled block; None if they can."""
+    """Return why a panel of a gate and one of its up cannot stand side by side in a compiled block; None if they can.
+    """
     for part in model.blocks.modules():
         if isinstance(part, GatedMLP) and part.down.in_features % PANEL:
             return f"panels want a feed-forward in multiples of {PANEL} columns, not of {part.down.in_features}"
