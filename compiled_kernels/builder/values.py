@@ -276,6 +276,11 @@ def root(value: Value) -> Value:
     return Value(mlir().math.sqrt(value.ir))
 
 
+def rounded(value: Value) -> Value:
+    """Return floats rounded to whole numbers, ties to even."""
+    return Value(mlir().math.roundeven(value.ir))
+
+
 def negative(value: Value) -> Value:
     """Return -x of floats."""
     return Value(mlir().arith.negf(value.ir))
