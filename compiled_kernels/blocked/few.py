@@ -67,8 +67,8 @@ class FewRows(Panels):
     @property
     def rows_per_pass(self) -> int:
         """Return the rows that a panel is multiplied with at once: as many as the registers hold sums for all its
-        columns, or `TILE_ROWS` for some of them; passes of about the same number."""
-        most = max(TILE_ROWS, TILE_ROWS * self.vectors_per_tile * self.lanes // PANEL)
+        columns (and totals, of groups), or `TILE_ROWS` for some of them; passes of about the same number."""
+        most = max(TILE_ROWS, TILE_ROWS * self.vectors_per_tile * self.lanes // PANEL // (2 if self.group else 1))
         return -(-self.rows // -(-self.rows // most))
 
     @property
