@@ -15,15 +15,18 @@ import torch
 
 from compiled_kernels.mlir import Kernel, compile_text
 from compiled_kernels.mlir.invoke import BoundCall, libgomp_path
-from compiled_kernels.mlir_text import THREADS
 
 ROUND_TRIPS = 100  # there and back again, in one sample
 SAMPLES = 101
 BUDGET_SECONDS = 0.5  # with other work on the cores a trip can take a turn of the scheduler
 
-_TEXT = f"""{THREADS}
+_TEXT = f"""func.func private @omp_get_thread_num() -> i32
+func.func private @omp_get_num_threads() -> i32
 func.func @hand_over(%line: memref<16xi64>) {{
-  %thread, %threads = call @thread() : () -> (index, index)
+  %id = call @omp_get_thread_num() : () -> i32
+  %of = call @omp_get_num_threads() : () -> i32
+  %thread = arith.index_cast %id : i32 to index
+  %threads = arith.index_cast %of : i32 to index
   %zero = arith.constant 0 : index
   %one = arith.constant 1 : index
   %trips = arith.constant {ROUND_TRIPS} : index

@@ -16,7 +16,7 @@ from compiled_kernels.blocked.layout import PANEL
 from compiled_kernels.blocked.numbers import parts, scales_at, unit_words
 from compiled_kernels.blocked.registers import InputRows, step_sums
 from compiled_kernels.blocked.shape import TILE_ROWS, Panels, rows_type
-from compiled_kernels.builder.functions import function, loop, room, text_of
+from compiled_kernels.builder.functions import function, loop, room
 from compiled_kernels.builder.values import Value, constant, fma
 from compiled_kernels.builder.vectors import total
 from compiled_kernels.mlir_text import Named, largest_divisor, memref
@@ -85,13 +85,9 @@ def weight_names(product: Panels) -> list[Named]:
     return [Named(f"w{i}", kind) for i, kind in enumerate(product.weight_types)]
 
 
-def few_text(product: FewRows) -> str:
-    """Return @name(x [rows, width], words, scales, bias (see `weight_types`), out [rows, out] f32, begin, end): the
-    output columns from begin to end, both multiples of a panel's."""
-    return text_of(lambda: few(product))
-
-
 def few(product: FewRows) -> None:
+    """Make @name(x [rows, width], words, scales, bias (see `weight_types`), out [rows, out] f32, begin, end): the
+    output columns from begin to end, both multiples of a panel's."""
     weights = weight_names(product)
     bounds = Named("begin", "index"), Named("end", "index")
     arguments = [Named("x", product.x_type), *weights, Named("out", product.out_type), *bounds]

@@ -34,7 +34,7 @@ from compiled_kernels.blocked.layout import PANEL, PANEL_PAIR
 from compiled_kernels.blocked.numbers import half_floats, parts, scales_at, unit_words
 from compiled_kernels.blocked.registers import InputRows, step_sums
 from compiled_kernels.blocked.shape import TILE_ROWS, VALUES_PER_WORD, Panels, rows_type
-from compiled_kernels.builder.functions import call, function, loop, room, text_of, when
+from compiled_kernels.builder.functions import call, function, loop, room, when
 from compiled_kernels.builder.values import Value, constant, index
 from compiled_kernels.mlir_text import SIZE_BOUND, Named, memref
 
@@ -148,12 +148,6 @@ Finish = Callable[["ManyRows", Done], None]
 """Makes what becomes of a row's sums of one pair of panels."""
 
 
-def many_text(product: ManyRows, finish: Finish) -> str:
-    """Return @name(x [row, width], words, scales, bias, out [row, columns], begin, end, rows): the rows from begin to
-    end of `rows` in all; x may be read, but not written, beyond them."""
-    return text_of(lambda: many(product, finish))
-
-
 class Run(NamedTuple):
     """A run of rows at work: the function's arguments by name, what the tiles read, the sums, the first row, how many
     rows, and the last row with which a tile may begin."""
@@ -171,7 +165,8 @@ class Run(NamedTuple):
 
 
 def many(product: ManyRows, finish: Finish) -> None:
-    """Make the functions of `many_text`."""
+    """Make @name(x [row, width], words, scales, bias, out [row, columns], begin, end, rows): the rows from begin to
+    end of `rows` in all; x may be read, but not written, beyond them."""
     _tile(product)
     _fetch(product)
     given = [Named("x", product.x_type), *weight_names(product), Named("out", product.out_type)]

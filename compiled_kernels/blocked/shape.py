@@ -71,7 +71,7 @@ class Panels:
     @property
     def int8_rows(self) -> Int8Rows:
         """Return the layout of quantized x with `w8a8`."""
-        return Int8Rows(self.in_features, self.x_dtype, self.target, panels=True)
+        return Int8Rows(self.in_features, self.x_dtype, self.target)
 
     @property
     def sum_kind(self) -> str:

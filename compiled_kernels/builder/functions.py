@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from compiled_kernels.builder.values import Number, Value, attributes, index, mlir, typed
+from compiled_kernels.builder.values import Number, Value, attributes, constants_at, index, mlir, typed
 from compiled_kernels.mlir_text.functions import Named
 
 Given = dict[str, Value]
@@ -24,7 +24,9 @@ def text_of(emit: Callable[[], object]) -> str:
         module = ir.Module.create()
         with ir.InsertionPoint(module.body):
             emit()
-        return "\n".join(str(each) for each in module.body.operations)
+        # verified by its reader: by itself it lacks the functions of others that it calls
+        text = module.operation.get_asm(assume_verified=True, use_local_scope=True)
+        return text[text.index("{") + 1 : text.rindex("}")]
 
 
 _of_thread = threading.local()
@@ -51,6 +53,7 @@ def function(
     if not inline:
         made.attributes["no_inline"] = ir.UnitAttr.get()
     given = made.add_entry_block().arguments
+    constants_at(made.body.blocks[0])
     with ir.InsertionPoint(made.body.blocks[0]):
         yield {each.name: Value(value) for each, value in zip(arguments, given, strict=True)}
         if not results:

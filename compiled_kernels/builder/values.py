@@ -8,6 +8,7 @@ its type. torch_mlir is imported when the first value is made: code that is comp
 # pyright: reportAttributeAccessIssue=false, reportMissingImports=false
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -24,6 +25,18 @@ def mlir() -> Any:
 
     dialects.ir = ir
     return dialects
+
+
+class _OfThread(threading.local):
+    """What a thread knows: the block of the function under construction with its constants, and types' names."""
+
+    function: tuple[Any, dict[Any, Value]]
+
+    def __init__(self) -> None:
+        self.names: dict[Any, str] = {}
+
+
+_of_thread = _OfThread()
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -43,7 +56,10 @@ class Value:
     @property
     def element(self) -> str:
         """Return the type of its numbers, as MLIR spells it: `f32`, `i8`, `index`."""
-        return str(getattr(self.type, "element_type", self.type))
+        kind, names = self.type, _of_thread.names
+        if kind not in names:
+            names[kind] = str(getattr(kind, "element_type", kind))
+        return names[kind]
 
     @property
     def lanes(self) -> int:
@@ -230,7 +246,21 @@ def index(value: int) -> Value:
 
 
 def constant(value: Number | Sequence[Number], element: str, lanes: int = 0) -> Value:
-    """Return a constant; of several numbers the vector of them."""
+    """Return a constant; of several numbers the vector of them. A function has each once, at its begin."""
+    block, kept = _of_thread.function
+    key = str(value), element, lanes
+    if key not in kept:
+        with mlir().ir.InsertionPoint.at_block_begin(block):
+            kept[key] = _constant(value, element, lanes)
+    return kept[key]
+
+
+def constants_at(block: Any) -> None:
+    """Make constants at the begin of this block, which is a function's, from now on."""
+    _of_thread.function = block, {}
+
+
+def _constant(value: Number | Sequence[Number], element: str, lanes: int) -> Value:
     dense = mlir().ir.DenseElementsAttr
     if isinstance(value, Sequence):
         attribute = dense.get(attributes(value, element), typed(element, len(value)))
@@ -274,6 +304,11 @@ def exp(value: Value) -> Value:
 def root(value: Value) -> Value:
     """Return the square root."""
     return Value(mlir().math.sqrt(value.ir))
+
+
+def rounded(value: Value) -> Value:
+    """Return floats rounded to whole numbers, ties to even."""
+    return Value(mlir().math.roundeven(value.ir))
 
 
 def negative(value: Value) -> Value:

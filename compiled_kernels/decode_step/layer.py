@@ -7,7 +7,7 @@ At a bar all threads wait for one another; where rows are of one sequence, after
 
 from __future__ import annotations
 
-from compiled_kernels.builder.functions import Given, call, function, loop, room, text_of, when
+from compiled_kernels.builder.functions import Given, call, function, loop, room, when
 from compiled_kernels.builder.threads import share, wait
 from compiled_kernels.builder.values import Value
 from compiled_kernels.decode_step.elementwise import gate
@@ -15,9 +15,8 @@ from compiled_kernels.decode_step.layer_kernel import (
     AnyProduct,
     LayerKernel,
     int8_buffers,
+    make_products,
     multiply,
-    product_text_of,
-    quantizers,
 )
 from compiled_kernels.decode_step.mixture import mixture, mixture_buffers, mixture_functions
 from compiled_kernels.decode_step.rotary import keep, rotate_queries
@@ -28,14 +27,10 @@ from compiled_kernels.quantized_attention.mlir_decode import quantized_attention
 from compiled_kernels.quantized_attention.mlir_shape import QuantizedAttention
 
 
-def layer_text(layer: LayerKernel) -> str:
-    """Return @{name}(see `layer_arguments`; thread, threads): the layer's part of x, row by row, and the rows' keys and
-    values."""
-    called = [*map(product_text_of, layer.products), *quantizers(layer.name, layer.products, layer.step.rows)]
-    return "\n".join((*called, text_of(lambda: _layer(layer))))
-
-
-def _layer(layer: LayerKernel) -> None:
+def make_layer(layer: LayerKernel) -> None:
+    """Make @{name}(see `layer_arguments`; thread, threads), with what it calls: the layer's part of x, row by row, and
+    the rows' keys and values."""
+    make_products(layer.name, layer.products, layer.step.rows)
     mixed = layer.step.has("feedforward") and layer.shape.experts
     if layer.step.has("attention"):
         _attention(layer)

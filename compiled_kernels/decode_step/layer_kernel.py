@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from compiled_kernels.blocked.few import FewRows, few_text
+from compiled_kernels.blocked.few import FewRows, few
 from compiled_kernels.blocked.shape import Panels
 from compiled_kernels.builder.functions import Given, call
 from compiled_kernels.builder.values import Value
 from compiled_kernels.decode_step.shape import LayerShape, MixtureShape, StepShape, WeightLayout
 from compiled_kernels.expert_linear.mlir_text import ListedRows
-from compiled_kernels.linear.rows import RowByRow, rows_text
-from compiled_kernels.linear_w8a8.mlir_rows import quantize_text
+from compiled_kernels.linear.rows import RowByRow, by_row
+from compiled_kernels.linear_w8a8.mlir_rows import quantize
 from compiled_kernels.mlir_text import Named, memref
 from compiled_kernels.page_selection.mlir import summary_arguments
 from compiled_kernels.paged_attention.mlir_shape import DecodeAttention, HeadShape
@@ -285,15 +285,17 @@ def layer_product(
     return RowByRow(name, step.rows, width, out, *stored, accumulate, segments)
 
 
-def product_text_of(product: AnyProduct) -> str:
-    """Return the product's function: @name(x, weights, out, begin, end)."""
-    return few_text(product) if isinstance(product, FewRows) else rows_text(product)
+def make_products(prefix: str, products: Iterable[AnyProduct], rows: int) -> None:
+    """Make the functions of these products, @name(x, weights, out, begin, end)."""
+    for product in products:
+        few(product) if isinstance(product, FewRows) else by_row(product)
+    make_quantizers(prefix, products, rows)
 
 
-def quantizers(prefix: str, products: Iterable[Sized], rows: int) -> list[str]:
-    """Return the functions that make rows of INT8 for those of `products` that take such."""
-    made = dict.fromkeys(each.int8_rows for each in products if each.w8a8)
-    return [quantize_text(f"{prefix}_{int8.named(rows).name}", int8, rows) for int8 in made]
+def make_quantizers(prefix: str, products: Iterable[Sized], rows: int) -> None:
+    """Make the functions that make rows of INT8 for those of `products` that take such."""
+    for int8 in dict.fromkeys(each.int8_rows for each in products if each.w8a8):
+        quantize(f"{prefix}_{int8.named(rows).name}", int8, rows)
 
 
 def int8_buffers(products: Iterable[Sized], rows: int) -> list[Named]:

@@ -25,10 +25,11 @@ from compiled_kernels.mlir_text import Named, indices, largest_divisor, memref
 def steps_text(shape: StepShape, max_steps: int, context: int, weighs: bool = False) -> str:
     """Return @decode_steps(see `steps_arguments`): as many steps as `count` says, at most `max_steps`."""
     arguments = steps_arguments(shape, max_steps, context, weighs)
-    return "\n".join([*step_functions(shape), text_of(lambda: _loop(shape, arguments, weighs))])
+    return text_of(lambda: _loop(shape, arguments, weighs))
 
 
 def _loop(shape: StepShape, arguments: list[Named], weighs: bool) -> None:
+    step_functions(shape)
     shared = [*arguments, *indices("at", "thread", "threads")]
     for name, make in (("embed", _embed), ("one_step", _step), ("choose", _choose)):
         with function(name, shared, inline=False) as given:

@@ -11,15 +11,14 @@ from compiled_kernels.builder.functions import Given, call, room, text_of
 from compiled_kernels.builder.threads import entry, share
 from compiled_kernels.builder.values import Value
 from compiled_kernels.decode_step.elementwise import norm
-from compiled_kernels.decode_step.layer import layer_arguments, layer_text
+from compiled_kernels.decode_step.layer import layer_arguments, make_layer
 from compiled_kernels.decode_step.layer_kernel import (
     AnyProduct,
     LayerKernel,
     head_product,
     int8_buffers,
+    make_products,
     multiply,
-    product_text_of,
-    quantizers,
     rotary_arguments,
     weight_arguments_of,
 )
@@ -32,17 +31,20 @@ def step_text(shape: StepShape) -> str:
     """Return @decode_step(see `arguments`), with all it calls; layers of one shape are one function."""
 
     def step() -> None:
+        step_functions(shape)
         with entry("decode_step", arguments(shape)) as given:
             make_step(shape, given, head.block if (head := head_product(shape)) else 1)
 
-    return "\n".join([*step_functions(shape), text_of(step)])
+    return text_of(step)
 
 
-def step_functions(shape: StepShape) -> list[str]:
-    """Return all that a step calls."""
-    called = [text_of(span_function), text_of(lambda: norm(shape, shape.dtype))]
-    called += [product_text_of(last), *quantizers("head", [last], shape.rows)] if (last := head_product(shape)) else []
-    return [*called, *(layer_text(layer) for layer in _kinds(shape).values())]
+def step_functions(shape: StepShape) -> None:
+    """Make all that a step calls."""
+    span_function()
+    norm(shape, shape.dtype)
+    make_products("head", [last] if (last := head_product(shape)) else [], shape.rows)
+    for layer in _kinds(shape).values():
+        make_layer(layer)
 
 
 def make_step(shape: StepShape, given: Given, unit: int) -> list[Value]:

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from compiled_kernels.backends import BackendError
-from compiled_kernels.blocked.few import FewRows, few_text
+from compiled_kernels.blocked.few import FewRows, few, weight_names
 from compiled_kernels.blocked.layout import (
     PANEL,
     VALUES_PER_WORD,
@@ -28,15 +28,17 @@ from compiled_kernels.blocked.layout import (
     to_panels,
     whole_panels,
 )
-from compiled_kernels.blocked.many import ManyRows, many_text, store_sums
+from compiled_kernels.blocked.many import ManyRows, many, store_sums
 from compiled_kernels.blocked.shape import TILE_ROWS
+from compiled_kernels.builder.functions import call, text_of
+from compiled_kernels.builder.threads import entry, share, wait
 from compiled_kernels.cases import Case
 from compiled_kernels.linear.matrix_format import CODE_DTYPES, SCALE_DTYPES, WORDS, MatrixFormat
-from compiled_kernels.linear.rows import MAX_ROWS_TOGETHER, RowByRow, rows_text
-from compiled_kernels.linear_w8a8.mlir_rows import TAIL, quantize_text
+from compiled_kernels.linear.rows import MAX_ROWS_TOGETHER, RowByRow, by_row
+from compiled_kernels.linear_w8a8.mlir_rows import TAIL, quantize
 from compiled_kernels.mlir import Kernel, compile_text
 from compiled_kernels.mlir.invoke import COMPUTE_DTYPES, BoundCall, check_argument, libgomp_path
-from compiled_kernels.mlir_text import MLIR_TYPES, SIZE_BOUND, THREADS, Named, Target, call, declare_arguments, memref
+from compiled_kernels.mlir_text import MLIR_TYPES, SIZE_BOUND, Named, Target, memref
 
 Product = FewRows | ManyRows | RowByRow
 INT8_ROWS = "linear_w8a8"
@@ -181,53 +183,41 @@ def _compiled(
     group: int, scales: str = "f16", minima: str = "",
 ) -> tuple[Kernel, Product]:  # fmt: skip
     """Compile @{name}(x, [x in INT8,] weight, scales, minima, bias, out, (rows))."""
+    sizes = ("product", width, out, kind, x, target, bias)
+    beside = {"quant_group": 0 if kind in WORDS else group, "scales": scales, "minima": "" if kind in WORDS else minima}
+    beside |= {"w8a8": name == INT8_ROWS}
     if row_by_row:
         product: Product = RowByRow(
             "product", tokens or MAX_ROWS_TOGETHER, width, out, kind, x, target, bias, any_rows=not tokens
         )
-        text = rows_text(product)
     else:
-        beside = {"quant_group": 0 if kind in WORDS else group, "scales": scales, "minima": minima}
-        sizes = ("product", width, out, kind, x, target, bias)
-        beside = {**beside, "w8a8": name == INT8_ROWS, "minima": "" if kind in WORDS else minima}
-        if tokens:
-            product = FewRows(*sizes, tokens, **beside)
-            text = few_text(product)
-        else:
-            product = ManyRows(*sizes, out_dtype=x, **beside)
-            text = many_text(product, store_sums)
-    quantized = quantize_text("quantize", product.int8_rows, tokens or SIZE_BOUND) if product.w8a8 else ""
-    text = "\n".join((THREADS, quantized, text, _entry(product, name, tokens)))
+        product = FewRows(*sizes, tokens, **beside) if tokens else ManyRows(*sizes, out_dtype=x, **beside)
+    text = text_of(lambda: _kernel(product, name, tokens))
     return compile_text(text, name, level=target.level, libraries=(libgomp_path(),)), product
 
 
-def _entry(product: Product, name: str, tokens: int) -> str:
-    """Emit the entry, run by all threads at once: they share the rows to quantize, wait for one another, and share the
-    columns or (many, in panels) the rows of the product."""
-    weights = (Named(f"w{i}", kind) for i, kind in enumerate(product.weight_types))
-    passed = [Named("x", product.x_type), *weights, Named("out", product.out_type)]
-    many = isinstance(product, ManyRows)
-    bounds = [Named("begin", "index"), Named("end", "index"), *([] if tokens else [Named("rows", "index")])]
-    share = "call @share({}, %{}, %thread, %threads) : (index, index, index, index) -> (index, index)".format
-    given, quantize = [], ""
+def _kernel(product: Product, name: str, tokens: int) -> None:
+    """Make the product's functions and the entry, run by all threads at once: they share the rows to quantize, wait for
+    one another, and share the columns or (many, in panels) the rows of the product."""
+    if isinstance(product, ManyRows):
+        many(product, store_sums)
+    elif isinstance(product, FewRows):
+        few(product)
+    else:
+        by_row(product)
+    passed = [Named("x", product.x_type), *weight_names(product), Named("out", product.out_type)]
+    floats = Named("floats", memref((tokens or SIZE_BOUND, product.in_features), product.x_dtype))
     if product.w8a8:
-        given = [Named("given", memref((tokens or SIZE_BOUND, product.in_features), product.x_dtype))]
-        quantize = f"""%from, %to = {share("%rows", "one")}
-  {call("quantize", [*given, passed[0], Named("from", "index"), Named("to", "index")])}
-  call @GOMP_barrier() : () -> ()"""
-    return f"""func.func @{name}({declare_arguments([*given, *passed, Named("sizes", "memref<1xi64>")])}) {{
-  %zero = arith.constant 0 : index
-  %one = arith.constant 1 : index
-  %rows64 = memref.load %sizes[%zero] : memref<1xi64>
-  %rows = arith.index_cast %rows64 : i64 to index
-  %thread, %threads = call @thread() : () -> (index, index)
-  {quantize}
-  %columns = arith.constant {product.out_features} : index
-  %unit = arith.constant {TILE_ROWS if many else product.block} : index
-  %begin, %end = {share("%rows" if many else "%columns", "unit")}
-  {call("product", [*passed, *bounds])}
-  return
-}}"""
+        quantize("quantize", product.int8_rows, tokens or SIZE_BOUND)
+    with entry(name, [*[floats] * product.w8a8, *passed, Named("sizes", "memref<1xi64>")]) as given:
+        rows = given["sizes"][0].to("index")
+        if product.w8a8:
+            call("quantize", [given["floats"], given["x"], *share(given, rows, 1)])
+            wait()
+        by_rows = isinstance(product, ManyRows)
+        divided = (rows, TILE_ROWS) if by_rows else (product.out_features, product.block)
+        bounds = [*share(given, *divided), *[rows] * (not tokens)]
+        call("product", [*(given[each.name] for each in passed), *bounds])
 
 
 def stages(case: Case, operator: str = "linear") -> Mapping[str, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from compiled_kernels.builder.functions import function, loop, text_of
+from compiled_kernels.builder.functions import function, loop
 from compiled_kernels.builder.values import Value, constant, fma
 from compiled_kernels.builder.vectors import dot_pairs, total, totals
 from compiled_kernels.mlir_text import SIZE_BOUND, Named, Target, largest_divisor, memref
@@ -88,19 +88,16 @@ class RowByRow:
         return memref((SIZE_BOUND if self.any_rows else self.rows, self.out_features), "f32")
 
 
-def rows_text(product: RowByRow) -> str:
-    """Return @name(x [rows, width], weight, bias (see `weight_types`), out [rows, out] f32, begin, end[, rows]): the
+def by_row(product: RowByRow) -> None:
+    """Make @name(x [rows, width], weight, bias (see `weight_types`), out [rows, out] f32, begin, end[, rows]): the
     output columns from begin to end, both multiples of `block`."""
-    return text_of(lambda: _product(product))
-
-
-def _product(product: RowByRow) -> None:
     weights = [Named(f"w{i}", kind) for i, kind in enumerate(product.weight_types)]
     bounds = [Named(name, "index") for name in ("begin", "end", *["rows"] * product.any_rows)]
     arguments = [Named("x", product.x_type), *weights, Named("out", product.out_type), *bounds]
-    with function(product.name, arguments, inline=False) as given, loop(
-        given["begin"], given["end"], product.block
-    ) as turn:
+    with (
+        function(product.name, arguments, inline=False) as given,
+        loop(given["begin"], given["end"], product.block) as turn,
+    ):
         if product.any_rows:  # a run at a time; the last one begins early enough to be whole
             with loop(0, given["rows"], product.rows) as run:
                 first = run.index.least(given["rows"] - product.rows)

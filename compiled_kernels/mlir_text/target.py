@@ -1,4 +1,4 @@
-"""The processor that kernels are written for: its vectors, and how MLIR spells types and numbers."""
+"""The processor that kernels are written for: its vectors, and how MLIR spells types."""
 
 from __future__ import annotations
 
@@ -74,12 +74,3 @@ def largest_divisor(count: int, most: int) -> int:
 
 def memref(shape: Iterable[int], kind: str) -> str:
     return f"memref<{'x'.join(map(str, shape))}x{kind}>"
-
-
-def vector(lanes: int, kind: str = "f32") -> str:
-    return f"vector<{lanes}x{kind}>"
-
-
-def number(value: float) -> str:
-    """Return a float32 constant as MLIR reads it: always with a point."""
-    return f"{value:.9e}"

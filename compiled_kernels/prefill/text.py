@@ -19,7 +19,7 @@ from compiled_kernels.builder.functions import Given, call, loop, text_of, when
 from compiled_kernels.builder.threads import entry, share
 from compiled_kernels.builder.vectors import copy, silu
 from compiled_kernels.decode_step.elementwise import norm
-from compiled_kernels.decode_step.layer_kernel import LayerKernel, multiply, quantizers
+from compiled_kernels.decode_step.layer_kernel import LayerKernel, make_quantizers, multiply
 from compiled_kernels.decode_step.rotary import copy_value, rotated_head
 from compiled_kernels.mlir_text import SIZE_BOUND, Named, largest_divisor
 from compiled_kernels.prefill.shape import BlockShape
@@ -27,18 +27,19 @@ from compiled_kernels.prefill.shape import BlockShape
 
 def before_text(shape: BlockShape) -> str:
     """Return @before(see `BlockShape.before`, (rows)), run by all threads at once."""
-    return "\n".join((*quantizers("rows", [shape.qkv], SIZE_BOUND), text_of(lambda: _before(shape))))
+    return text_of(lambda: _before(shape))
 
 
 def after_text(shape: BlockShape) -> str:
     """Return @after(see `BlockShape.after`, (rows)), run by all threads at once."""
-    return "\n".join((*quantizers("rows", shape.products[1:], SIZE_BOUND), text_of(lambda: _after(shape))))
+    return text_of(lambda: _after(shape))
 
 
 def _before(shape: BlockShape) -> None:
     layer = shape.layer_kernel
     norm(layer.step, shape.qkv.multiplied_dtype)
     many(shape.qkv, store_sums)
+    make_quantizers("rows", [shape.qkv], SIZE_BOUND)
     with _runs("before", shape.before) as given:
         _norm(given, "attention_norm")
         _multiply(shape.qkv, "qkv", given, "normed", layer.qkv_out.name)
@@ -49,6 +50,7 @@ def _after(shape: BlockShape) -> None:
     norm(shape.layer_kernel.step, shape.gate_up.multiplied_dtype)
     for product, finish in ((shape.output, add_sums), (shape.gate_up, _gated), (shape.down, add_sums)):
         many(product, finish)
+    make_quantizers("rows", shape.products[1:], SIZE_BOUND)
     with _runs("after", shape.after) as given:
         if shape.widened:
             _widen(shape, given)

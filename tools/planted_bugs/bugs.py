@@ -368,9 +368,9 @@ BUGS = (
     ),
     PlantedBug(
         "kernels: activations in INT8 are rounded away from zero at ties",
-        "compiled_kernels/linear_w8a8/mlir_rows.py",
-        "math.roundeven {value}",
-        "math.round {value}",
+        "compiled_kernels/builder/values.py",
+        "math.roundeven(",
+        "math.round(",
     ),
     PlantedBug(
         "kernels: the Triton top log-probabilities order -0.0 below 0.0",
