@@ -105,12 +105,13 @@ def linear_grouped(
 
     Args:
         x: the rows.
-        codes: int8 or float8_e4m3fn (without NaN) [out, width]; or uint8 [out, width / 2], 4-bit codes as in
-            `pack_int4`: -8..7, beside minima 0..15.
+        codes: int8 or float8_e4m3fn (without NaN) [out, width]; or int32 [out, width / 8], words of 4-bit codes (see
+            linear/planes.py): -8..7 as code + 8, beside minima 0..15.
         scales: float16, bfloat16 or float32.
         minima: of any of these types; not beside float8_e4m3fn.
         bias: [out].
-        group: columns that share a scale and a minimum; the last group may have fewer, but not of 4-bit codes.
+        group: columns that share a scale and a minimum; the last group may have fewer; of 4-bit codes
+            they are multiples of 8, and whole.
         backend: what computes it.
     """
     if backend is Backend.EAGER:

@@ -15,7 +15,7 @@ Codes = Literal[
     "dense", "int8", "int4", "fp8",
     "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k",
 ]  # fmt: skip
-CODE_DTYPES = {"int8": torch.int8, "int4": torch.uint8, "fp8": torch.float8_e4m3fn}
+CODE_DTYPES = {"int8": torch.int8, "int4": torch.int32, "fp8": torch.float8_e4m3fn}
 SCALE_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 WORD_BITS = 32
 
@@ -115,8 +115,9 @@ class MatrixFormat:
     """Describe how a matrix [out, in] is stored. In few bits a value is `code * scale + minimum`.
 
     Args:
-        codes: `dense`: in the model's type. `int8`: -128..127. `int4`: -8..7, beside minima 0..15; two a byte (see
-            `pack_int4`). `fp8`: float8_e4m3fn, without NaN. Others: words, as `WORDS` says (see `MatrixFormat.named`).
+        codes: `dense`: in the model's type. `int8`: -128..127. `int4`: -8..7, as words of code + 8; beside minima
+            0..15, as words of the code (see linear/planes.py). `fp8`: float8_e4m3fn, without NaN. Others: words, as
+            `WORDS` says (see `MatrixFormat.named`).
         group: columns that share a scale and a minimum; of the last group fewer may be left. 0 is a whole row.
         scales: their type: [out, group], of whole rows float32 [out].
         minima: their type, [out, group]; None where there are none.
@@ -134,8 +135,8 @@ class MatrixFormat:
         by_row = not self.group
         if by_row and (self.codes == "int4" or self.minima is not None or self.scales != torch.float32):
             raise ValueError(f"{self}: a scale for a whole row is float32, of int8 or fp8, without a minimum")
-        if self.codes == "int4" and self.group % 2:
-            raise ValueError(f"{self}: groups of 4 bits are even")
+        if self.codes == "int4" and self.group % (WORD_BITS // 4):
+            raise ValueError(f"{self}: groups of INT4 are whole words, multiples of 8 columns")
         if self.codes == "fp8" and self.minima is not None:
             raise ValueError(f"{self}: there are no minima beside fp8")
 
@@ -174,7 +175,7 @@ class MatrixFormat:
             groups, width = (rows, columns // words.scale_columns), columns // words.block * words.words
         else:
             groups = (rows, self.num_groups(columns)) if self.group else (rows,)
-            width = columns // 2 if self.codes == "int4" else columns
+            width = columns // 8 if self.codes == "int4" else columns
         dtype = CODE_DTYPES.get(self.codes, torch.int32)
         found = {"weight": ((rows, width), dtype), "scales": (groups, self.scales)}
         return found if self.minima is None else {**found, "minima": (groups, self.minima)}

@@ -19,6 +19,7 @@ from compiled_kernels.linear.matrix_format import CODE_DTYPES, SCALE_DTYPES
 from compiled_kernels.linear.mlir_codes import CODE_BITS, code_kind
 from compiled_kernels.linear.mlir_shape import MAX_ROWS_TOGETHER, Product
 from compiled_kernels.linear.mlir_text import product_text
+from compiled_kernels.linear.planes import unpack_planes
 from compiled_kernels.mlir import Kernel, compile_text
 from compiled_kernels.mlir.invoke import COMPUTE_DTYPES, BoundCall, check_argument, libgomp_path
 from compiled_kernels.mlir_text import MLIR_TYPES, THREADS, Named, Target, call, declare_arguments
@@ -47,19 +48,27 @@ def linear_grouped(
     x: Tensor, codes: Tensor, scales: Tensor, minima: Tensor | None, bias: Tensor | None, group: int
 ) -> Tensor:
     name, (tokens, width), out = "linear_grouped", x.shape, codes.shape[0]
-    kind = code_kind(codes.dtype, minima is not None)
+    kind, four = code_kind(codes.dtype, minima is not None), codes.dtype == torch.int32
     check_argument(name, "x", x, (tokens, width), COMPUTE_DTYPES, contiguous=False)
-    check_argument(name, "codes", codes, (out, width * CODE_BITS[kind] // 8), (codes.dtype,), contiguous=False)
+    check_argument(name, "codes", codes, (out, width // 8 if four else width), (codes.dtype,), contiguous=False)
     groups = -(-width // max(1, group))
-    if group < 1 or (CODE_BITS[kind] == 4 and (group % 2 or width % group)):
-        raise BackendError(f"{name}: even groups that divide {width} columns are wanted, {group} given")
+    if group < 1 or (four and (group % 8 or width % group)):
+        raise BackendError(f"{name}: groups of whole words that divide {width} columns are wanted, {group} given")
     check_argument(name, "scales", scales, (out, groups), SCALE_DTYPES, contiguous=False)
     if minima is not None:
         check_argument(name, "minima", minima, (out, groups), SCALE_DTYPES, contiguous=False)
-    by_row = groups == 1 and minima is None and CODE_BITS[kind] == 8
+    by_row = groups == 1 and minima is None and not four
+    codes = halves(codes, group) if four else codes
     weights = (codes, scales[:, 0].float() if by_row else scales, *([] if minima is None else [minima]))
     types = MLIR_TYPES[scales.dtype], "" if minima is None else MLIR_TYPES[minima.dtype]
     return _run(x, name, kind, weights, bias, *([] if by_row else [group, *types]))
+
+
+def halves(words: Tensor, group: int) -> Tensor:
+    """Return words of INT4 as bytes of a column of a group's first half and one of its second: until panels hold them,
+    these kernels read such."""
+    low, high = unpack_planes(words, (4,)).unflatten(-1, (-1, 2, group // 2)).unbind(-2)
+    return (low | high << 4).flatten(1)
 
 
 def stages(case: Case, operator: str = "linear") -> Mapping[str, str]:

@@ -30,9 +30,9 @@ TABLES: dict[str, Sequence[float]] = {
 
 def code_kind(codes: torch.dtype, with_minima: bool) -> str:
     """Return the kind of codes (see mlir_codes.py) that a tensor of this type holds, beside minima or without."""
-    kinds = {torch.uint8: "u4" if with_minima else "i4", torch.int8: "i8", torch.float8_e4m3fn: "f8"}
+    kinds = {torch.int32: "u4" if with_minima else "i4", torch.int8: "i8", torch.float8_e4m3fn: "f8"}
     if codes not in kinds:
-        known = "uint8, int8 or float8_e4m3fn"
+        known = "int32, int8 or float8_e4m3fn"
         raise BackendError(f"linear_grouped: backend mlir wants codes as {known}; {codes} given")
     return kinds[codes]
 

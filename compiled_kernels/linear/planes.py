@@ -23,9 +23,11 @@ def pack_planes(codes: Tensor, planes: tuple[int, ...]) -> Int32[Tensor, "... wo
     """Pack codes, integers below 2**sum(planes), as words: the first plane's, then the next one's. [..., column]"""
     words, done = [], 0
     for bits in planes:
-        plane = codes.to(torch.int64) >> done & (1 << bits) - 1
-        columns = rearrange(plane, "... (word column) -> ... word column", column=WORD_BITS // bits)
-        words.append((columns << _first_bits(bits, codes.device)).sum(-1).to(torch.int32))
+        plane = (codes >> done).to(torch.uint8) & (1 << bits) - 1
+        rows = rearrange(plane, "... (word row column) -> ... word row column", row=8 // bits, column=4)
+        shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=codes.device)
+        octets = (rows << shifts[:, None]).sum(-2, dtype=torch.uint8)
+        words.append(octets[..., BYTE_OF_COLUMN].view(torch.int32)[..., 0])
         done += bits
     return torch.cat(words, -1)
 
@@ -66,9 +68,3 @@ def unpack_sub_scales(words: Int32[Tensor, "... word"], fields: tuple[tuple[int,
         every = (words[..., None] >> shifts & (1 << bits) - 1).flatten(-2)
         found, done = found | every[..., first // bits : first // bits + groups] << done, done + bits
     return found
-
-
-def _first_bits(bits: int, device: torch.device) -> Tensor:
-    """Return the first bit in a word of each of its columns in a plane of `bits` bits."""
-    places = [bits * row + 8 * byte for row in range(8 // bits) for byte in BYTE_OF_COLUMN]
-    return torch.tensor(places, dtype=torch.int32, device=device)

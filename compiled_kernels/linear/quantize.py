@@ -1,18 +1,17 @@
 """Weights in few bits: quantized, packed, and as numbers again.
 
-INT4 in a group of `g` columns: byte i holds column i in its low half and column i + g/2 in its high half, each as
-value + 8 (beside minima as it is), so that unpacking a run of bytes gives two runs of columns (the layout of
-llama.cpp's Q4_0 and Q4_1).
+INT4 is words of eight columns (see planes.py), each code as value + 8, beside minima as it is.
 """
 
 from __future__ import annotations
 
 import torch
 from einops import rearrange, repeat
-from jaxtyping import Float, Int8, UInt8
+from jaxtyping import Float, Int8, Int32, UInt8
 from torch import Tensor
 
 from compiled_kernels.linear.matrix_format import INT8_MATRIX, MatrixFormat
+from compiled_kernels.linear.planes import pack_planes, unpack_planes
 from compiled_kernels.linear.words import dequantize_words, quantize_words
 
 
@@ -29,11 +28,19 @@ def dequantize_int8(values: Int8[Tensor, "out width"], scales: Float[Tensor, " o
 
 def quantize_int4(
     weight: Float[Tensor, "out width"], group: int = 64
-) -> tuple[UInt8[Tensor, "out half"], Float[Tensor, "out column_group"]]:
-    """Quantize to values in -8..7, two a byte, and float16 scales: the largest of a group becomes -8 or 7, whichever
+) -> tuple[Int32[Tensor, "out word"], Float[Tensor, "out column_group"]]:
+    """Quantize to words of values in -8..7, and float16 scales: see `int4_codes`."""
+    if weight.shape[1] % group or group % 8:
+        raise ValueError(f"INT4 groups of {group} do not divide {weight.shape[1]} columns, or are no multiple of 8")
+    codes, scales = int4_codes(weight, group)
+    return pack_planes(codes, (4,)), scales
+
+
+def int4_codes(
+    weight: Float[Tensor, "out width"], group: int
+) -> tuple[UInt8[Tensor, "out width"], Float[Tensor, "out column_group"]]:
+    """Quantize to values in -8..7, as value + 8, and float16 scales: the largest of a group becomes -8 or 7, whichever
     its sign allows."""
-    if weight.shape[1] % group or group % 2:
-        raise ValueError(f"INT4 groups of {group} do not divide {weight.shape[1]} columns; the group must be even")
     columns = rearrange(weight.float(), "out (column_group column) -> out column_group column", column=group)
     low, high = columns.amin(dim=-1, keepdim=True), columns.amax(dim=-1, keepdim=True)
     largest = torch.where(high > -low, high, low)
@@ -43,7 +50,7 @@ def quantize_int4(
     scales = (largest / -8).half()
     exact = scales.float()
     values = (columns / exact.masked_fill(exact == 0, torch.inf)).round_().clamp_(-8, 7).add_(8)
-    return _packed_halves(values.to(torch.uint8)), scales[..., 0]
+    return values.to(torch.uint8).flatten(1), scales[..., 0]
 
 
 def quantize_matrix(weight: Float[Tensor, "out width"], format: MatrixFormat) -> tuple[Tensor, ...]:
@@ -73,7 +80,7 @@ def quantize_matrix(weight: Float[Tensor, "out width"], format: MatrixFormat) ->
     numbers = rearrange(numbers, "out column_group column -> out (column_group column)")[:, :columns]
     codes = numbers.to(torch.float8_e4m3fn) if format.codes == "fp8" else numbers.round().to(torch.int8)
     if format.codes == "int4":
-        codes = pack_int4(codes, group, offset=0 if least == 0 else 8)
+        codes = pack_planes(codes - least, (4,))
     found = [codes, scales[..., 0] if format.group else scales[:, 0, 0]]
     return tuple(found if minima is None else [*found, minima[..., 0]])
 
@@ -96,11 +103,11 @@ def dequantize_grouped(
     minima: Float[Tensor, "out column_group"] | None,
     group: int,
 ) -> Float[Tensor, "out width"]:
-    """Return codes (int8, E4M3, or uint8 as in `pack_int4`) times scales plus minima of groups of `group` columns; in
-    float32, or in float64 with scales of float64."""
+    """Return codes (int8, E4M3, or words of INT4) times scales plus minima of groups of `group` columns; in float32, or
+    in float64 with scales of float64."""
     exact = torch.promote_types(scales.dtype, torch.float32)
-    if codes.dtype == torch.uint8:
-        codes = unpack_int4(codes, group, offset=8 if minima is None else 0)
+    if codes.dtype == torch.int32:
+        codes = unpack_planes(codes, (4,)).view(torch.int8) - (8 if minima is None else 0)
     columns = codes.shape[1]
 
     def spread(each: Tensor) -> Tensor:
@@ -112,21 +119,3 @@ def dequantize_grouped(
 
     values = codes.to(exact) * spread(scales)
     return values if minima is None else values + spread(minima)
-
-
-def pack_int4(codes: Int8[Tensor, "out width"], group: int, offset: int = 8) -> UInt8[Tensor, "out half"]:
-    """Pack codes from -offset to 15 - offset, two a byte, as `quantize_int4` does."""
-    values = (codes + offset).view(torch.uint8)
-    return _packed_halves(rearrange(values, "out (column_group column) -> out column_group column", column=group))
-
-
-def unpack_int4(packed: UInt8[Tensor, "out half"], group: int, offset: int = 8) -> Int8[Tensor, "out width"]:
-    """Return the codes of a matrix that `quantize_int4` or `pack_int4` packed."""
-    halves = rearrange(packed, "out (column_group half) -> out column_group half", half=group // 2)
-    values = torch.cat([halves & 15, halves >> 4], dim=-1).to(torch.int8) - offset
-    return rearrange(values, "out column_group column -> out (column_group column)")
-
-
-def _packed_halves(values: UInt8[Tensor, "out column_group column"]) -> UInt8[Tensor, "out half"]:
-    low, high = values.chunk(2, dim=-1)
-    return rearrange(low | high << 4, "out column_group half -> out (column_group half)")

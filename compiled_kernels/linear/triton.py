@@ -32,20 +32,20 @@ from compiled_kernels.triton_code.launch import (
     run,
 )
 
-ROW_BYTES = 8192  # of weights, half of 4-bit ones, that a program has under way in the one-row kernels
+ROW_COLUMNS = 8192  # columns of weights, of all its rows, that a program has under way in the one-row kernels
 PROGRAMS_FOR_WIDE_TILES = (
     4 * 8
 )  # programs a processor from which a program takes twice the rows, and reads x half as often
 MEMORY_BOUND_ROWS = 32  # rows up to which a product waits for memory
 MIN_DOT_SIZE = 16
 NUMBERS_PER_PROGRAM = 1024  # numbers a program of `add_parts`
-INVARIANT_TILE = (64, 64, 64, 4)  # outputs, tokens, bytes of a step, warps
+INVARIANT_TILE = (64, 64, 64, 4)  # outputs, tokens, columns of a step, warps
 INVARIANT_FLOAT32_TILE = (32, 32, 16, 4)  # float32 has no tensor cores here, and its tiles must fit the registers
 
 
 class StoredWeights(NamedTuple):
-    """A matrix as the kernels take it: bytes [out, ...] (or dense numbers), scales, minima, and the bytes that share a
-    scale (0: all of a row)."""
+    """A matrix as the kernels take it: bytes, words of 4-bit codes or dense numbers [out, ...], scales, minima, and the
+    columns that share a scale (0: all of a row)."""
 
     codes: Tensor
     scales: Tensor
@@ -54,14 +54,14 @@ class StoredWeights(NamedTuple):
 
     @property
     def has_four_bits(self) -> bool:
-        return self.codes.dtype == torch.uint8
+        return self.codes.dtype == torch.int32
 
     @property
     def is_fp8(self) -> bool:
         return self.codes.dtype == torch.float8_e4m3fn
 
     @property
-    def octets(self) -> Tensor:
+    def loaded(self) -> Tensor:
         """Return the codes as the kernels load them: E4M3 as bytes."""
         return (self.codes.view(torch.uint8) if self.is_fp8 else self.codes).contiguous()
 
@@ -69,7 +69,7 @@ class StoredWeights(NamedTuple):
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of `product` that describe the matrix."""
         return {
-            "weights": self.octets, "scales": self.scales,
+            "weights": self.loaded, "scales": self.scales,
             "minima": self.scales if self.minima is None else self.minima,
             "GROUP": self.group, "FOUR": self.has_four_bits, "FP8": self.is_fp8, "MINIMA": self.minima is not None,
         }  # fmt: skip
@@ -91,14 +91,15 @@ def plan_grouped(
 
 
 def _grouped(x: Tensor, codes: Tensor, scales: Tensor, minima: Tensor | None, group: int) -> StoredWeights:
-    if group >= x.shape[1] and codes.dtype != torch.uint8:
+    four = codes.dtype == torch.int32
+    if group >= x.shape[1] and not four:
         if minima is None:
             return StoredWeights(codes, scales[:, 0].contiguous())
         group = power_of_two(group)
-    if group != power_of_two(group):
-        raise BackendError(f"linear_grouped: backend triton knows groups of a power of two columns, not {group}")
-    size = group // 2 if codes.dtype == torch.uint8 else group
-    return StoredWeights(codes, scales.contiguous(), None if minima is None else minima.contiguous(), size)
+    if group != power_of_two(group, least := 8 if four else 1):
+        known = f"groups of a power of two columns, {least} or more"
+        raise BackendError(f"linear_grouped: backend triton knows {known}, not {group}")
+    return StoredWeights(codes, scales.contiguous(), None if minima is None else minima.contiguous(), group)
 
 
 def _plan(
@@ -114,14 +115,14 @@ def _plan(
     rows = _rows(outs, x.device)
     grid = (ceil_div(outs, rows),)
     if not group:
-        columns = min(ROW_BYTES // rows, power_of_two(width))
-        arguments |= {"values": weights.octets, "scales": weights.scales, "FP8": weights.is_fp8}
+        columns = min(ROW_COLUMNS // rows, power_of_two(width))
+        arguments |= {"values": weights.loaded, "scales": weights.scales, "FP8": weights.is_fp8}
         arguments |= {"OUTS": rows, "COLUMNS": columns, "EVEN": width % columns == 0}
         return [KernelLaunch(one_row, grid, arguments)], out
-    groups, under_way = weights.scales.shape[1], ROW_BYTES // 2 if weights.has_four_bits else ROW_BYTES
-    together = max(1, min(under_way // rows // group, power_of_two(groups)))
+    groups = weights.scales.shape[1]
+    together = max(1, min(ROW_COLUMNS // rows // group, power_of_two(groups)))
     arguments |= {"groups": groups, "OUTS": rows, "GROUPS": together}
-    arguments |= {**weights.arguments, "EVEN": weights.codes.shape[1] % (together * group) == 0}
+    arguments |= {**weights.arguments, "EVEN": width % (together * group) == 0}
     return [KernelLaunch(one_row_grouped, grid, arguments)], out
 
 
@@ -132,15 +133,15 @@ def _rows(outs: int, device: torch.device) -> int:
 
 def _products(arguments: dict[str, Any], weights: StoredWeights, splits: int | None) -> list[KernelLaunch]:
     x, out, outs = arguments["x"], arguments["out"], arguments["outs"]
-    tokens, octets = x.shape[0], weights.codes.shape[1]  # of a row
+    tokens, width = x.shape
     few, narrow = tokens <= MEMORY_BOUND_ROWS, x.dtype.itemsize == 2
     # Few rows: small tiles of long reads. Many: two warp groups of 64 outputs by up to 128 rows. float32 has no tensor
     # cores here, and its tiles must fit the registers of plain arithmetic.
     tensor_cores = (64, MEMORY_BOUND_ROWS, 128, 4) if few else (128, 128, 64, 8)
     block_outs, most_tokens, size, warps = tensor_cores if narrow else (32, MEMORY_BOUND_ROWS, 16, 4)
     block_tokens = min(most_tokens, power_of_two(tokens, MIN_DOT_SIZE))
-    size = max(weights.group, MIN_DOT_SIZE, min(size, power_of_two(octets)))
-    steps = ceil_div(octets, size)
+    size = max(weights.group, MIN_DOT_SIZE, min(size, power_of_two(width)))
+    steps = ceil_div(width, size)
     tiles = ceil_div(tokens, block_tokens) * ceil_div(outs, block_outs)
     wanted = 2 * num_processors(x.device) if few else num_processors(x.device)
     parts = splits or min(8, floor_power_of_two(wanted // tiles), floor_power_of_two(steps // 4))
@@ -150,7 +151,7 @@ def _products(arguments: dict[str, Any], weights: StoredWeights, splits: int | N
     arguments |= {
         "tokens": tokens, "x_stride": x.stride(0), "steps": each,
         "parts": x.new_empty((parts, numbers), dtype=torch.float32) if split else out,
-        "OUTS": block_outs, "TOKENS": block_tokens, "BYTES": size, "EVEN": octets % (size * parts) == 0,
+        "OUTS": block_outs, "TOKENS": block_tokens, "COLUMNS": size, "EVEN": width % (size * parts) == 0,
         "SPLIT": split, **weights.arguments,
     }  # fmt: skip
     grid = (ceil_div(tokens, block_tokens), ceil_div(outs, block_outs), parts)
@@ -186,7 +187,7 @@ def plan_batch_invariant(
     """Plan x times codes: dense without `scales`, with a scale a row and a `group` of 0, or for each group of columns
     (see `linear_grouped`)."""
     check("linear", x, scales, minima, bias)
-    outs, octets = codes.shape
+    outs, width = codes.shape[0], x.shape[1]
     if group:
         assert scales is not None
         weights = _grouped(x, codes, scales, minima, group)
@@ -195,11 +196,11 @@ def plan_batch_invariant(
     x = x if x.stride(1) == 1 else x.contiguous()
     out = x.new_empty(x.shape[0], outs)
     block_outs, block_tokens, size, warps = INVARIANT_TILE if x.dtype.itemsize == 2 else INVARIANT_FLOAT32_TILE
-    size = max(weights.group, MIN_DOT_SIZE, min(size, power_of_two(octets)))
+    size = max(weights.group, MIN_DOT_SIZE, min(size, power_of_two(width)))
     arguments = {
         "x": x, "bias": x if bias is None else bias, "out": out, "parts": out, "tokens": x.shape[0],
-        "width": x.shape[1], "outs": outs, "x_stride": x.stride(0), "steps": ceil_div(octets, size),
-        "OUTS": block_outs, "TOKENS": block_tokens, "BYTES": size, "EVEN": octets % size == 0,
+        "width": width, "outs": outs, "x_stride": x.stride(0), "steps": ceil_div(width, size),
+        "OUTS": block_outs, "TOKENS": block_tokens, "COLUMNS": size, "EVEN": width % size == 0,
         "BIAS": bias is not None, "SPLIT": False, **weights.arguments,
     }  # fmt: skip
     grid = (ceil_div(x.shape[0], block_tokens), ceil_div(outs, block_outs), 1)

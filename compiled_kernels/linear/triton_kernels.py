@@ -19,6 +19,30 @@ def widened(codes, FP8: tl.constexpr):
 
 
 @triton.jit
+def columns_in(words, BITS: tl.constexpr):
+    """Return the columns of words [row, word] of a plane of `BITS` bits (see linear/planes.py): [row, column]."""
+    found = words
+    if BITS <= 4:
+        found = tl.join(found, found >> 4)
+    if BITS <= 2:
+        found = tl.join(found, found >> 2)
+    if BITS == 1:
+        found = tl.join(found, found >> 1)
+    found = tl.join(found, found >> 8)
+    found = tl.join(found, found >> 16)
+    return tl.reshape(found & (1 << BITS) - 1, [words.shape[0], words.shape[1] * (32 // BITS)])
+
+
+@triton.jit
+def four_bits(words, line, first, width, COLUMNS: tl.constexpr, EVEN: tl.constexpr):
+    """Load 4-bit codes of `COLUMNS` columns of these rows, from column `first`: [row, column]."""
+    word = first // 8 + tl.arange(0, COLUMNS // 8)
+    at = words + line[:, None] * (width // 8) + word[None, :]
+    found = tl.load(at) if EVEN else tl.load(at, mask=(word < width // 8)[None, :], other=0)
+    return columns_in(found, 4)
+
+
+@triton.jit
 def one_row(
     x, values, scales, bias, out, width, outs, OUTS: tl.constexpr, COLUMNS: tl.constexpr, FP8: tl.constexpr,
     EVEN: tl.constexpr, BIAS: tl.constexpr,
@@ -48,41 +72,37 @@ def one_row_grouped(
     OUTS: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr, FOUR: tl.constexpr, FP8: tl.constexpr,
     MINIMA: tl.constexpr, EVEN: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
-    """Multiply one row by codes with a scale for each group of `GROUP` bytes. With `FOUR` a byte of a group holds
-    columns i and i + GROUP of it. Such codes are 8 too large where there are no minima, which x pays back once for all
-    rows: sum((code - 8) x) = sum(code x) - sum(8 x)."""
+    """Multiply one row by codes with a scale for each group of `GROUP` columns. `FOUR`: words of 4-bit codes, which are
+    8 too large where there are no minima. x pays that back once for all rows: sum((code - 8) x) = sum(code x) -
+    sum(8 x)."""
     o = tl.program_id(0) * OUTS + tl.arange(0, OUTS)
     line = tl.minimum(o, outs - 1).to(tl.int64)
-    stride = width // 2 if FOUR else width
     sums = tl.zeros([OUTS, GROUPS, GROUP], tl.float32)
     for begin in range(0, groups, GROUPS):
         group = begin + tl.arange(0, GROUPS)
-        byte = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-        column = group[:, None] * (2 * GROUP) + tl.arange(0, GROUP)[None, :] if FOUR else byte
-        at = weights + line[:, None, None] * stride + byte[None, :, :]
+        column = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
         scale_at = line[:, None] * groups + group[None, :]
-        if EVEN:
-            loaded, scale, low = tl.load(at), tl.load(scales + scale_at), tl.load(x + column)
-        else:
-            inside, known = byte < stride, (group < groups)[None, :]
-            loaded = tl.load(at, mask=inside[None, :, :], other=0)
-            scale = tl.load(scales + scale_at, mask=known, other=0.0)
-            low = tl.load(x + column, mask=inside, other=0.0)
-        low = low.to(tl.float32)
-        added = low
+        known = (group < groups)[None, :]
+        row = tl.load(x + column) if EVEN else tl.load(x + column, mask=column < width, other=0.0)
+        row = row.to(tl.float32)
         if FOUR:
-            high = tl.load(x + column + GROUP) if EVEN else tl.load(x + column + GROUP, mask=byte < stride, other=0.0)
-            high = high.to(tl.float32)
-            added = low + high
-            part = (loaded & 15).to(tl.float32) * low[None, :, :] + (loaded >> 4).to(tl.float32) * high[None, :, :]
+            part = (
+                tl.reshape(
+                    four_bits(weights, line, begin * GROUP, width, GROUPS * GROUP, EVEN), [OUTS, GROUPS, GROUP]
+                ).to(tl.float32)
+                * row[None, :, :]
+            )
             if not MINIMA:
-                part -= (8.0 * added)[None, :, :]
+                part -= (8.0 * row)[None, :, :]
         else:
-            part = widened(loaded, FP8) * low[None, :, :]
+            at = weights + line[:, None, None] * width + column[None, :, :]
+            loaded = tl.load(at) if EVEN else tl.load(at, mask=(column < width)[None, :, :], other=0)
+            part = widened(loaded, FP8) * row[None, :, :]
+        scale = tl.load(scales + scale_at) if EVEN else tl.load(scales + scale_at, mask=known, other=0.0)
         sums += part * scale.to(tl.float32)[:, :, None]
         if MINIMA:
             least = tl.load(minima + scale_at) if EVEN else tl.load(minima + scale_at, mask=known, other=0.0)
-            sums += added[None, :, :] * least.to(tl.float32)[:, :, None]
+            sums += row[None, :, :] * least.to(tl.float32)[:, :, None]
     result = tl.sum(tl.sum(sums, axis=2), axis=1)
     if BIAS:
         result += tl.load(bias + line).to(tl.float32)
@@ -98,57 +118,46 @@ def columns_of(x, token, column, width, x_stride, EVEN: tl.constexpr):
 
 @triton.jit
 def of_groups(
-    each, line, step, stride, BYTES: tl.constexpr, GROUP: tl.constexpr, OUTS: tl.constexpr, EVEN: tl.constexpr
+    each, line, step, width, COLUMNS: tl.constexpr, GROUP: tl.constexpr, OUTS: tl.constexpr, EVEN: tl.constexpr
 ):
-    """Load the scale or minimum of each byte of a tile, of groups of `GROUP` bytes: [out, byte]."""
-    group = step * (BYTES // GROUP) + tl.arange(0, BYTES // GROUP)
-    at = each + line[:, None] * ((stride + GROUP - 1) // GROUP) + group[None, :]
-    found = tl.load(at) if EVEN else tl.load(at, mask=(group * GROUP < stride)[None, :], other=0.0)
-    wide = tl.broadcast_to(found.to(tl.float32)[:, :, None], [OUTS, BYTES // GROUP, GROUP])
-    return tl.reshape(wide, [OUTS, BYTES])
+    """Load the scale or minimum of each column of a tile, of groups of `GROUP` columns: [out, column]."""
+    group = step * (COLUMNS // GROUP) + tl.arange(0, COLUMNS // GROUP)
+    at = each + line[:, None] * ((width + GROUP - 1) // GROUP) + group[None, :]
+    found = tl.load(at) if EVEN else tl.load(at, mask=(group * GROUP < width)[None, :], other=0.0)
+    wide = tl.broadcast_to(found.to(tl.float32)[:, :, None], [OUTS, COLUMNS // GROUP, GROUP])
+    return tl.reshape(wide, [OUTS, COLUMNS])
 
 
 @triton.jit(do_not_specialize=["tokens", "steps"])  # one kernel for all numbers of rows
 def product(
     x, weights, scales, minima, bias, out, parts, tokens, width, outs, x_stride, steps,
-    OUTS: tl.constexpr, TOKENS: tl.constexpr, BYTES: tl.constexpr, GROUP: tl.constexpr, FOUR: tl.constexpr,
+    OUTS: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr, FOUR: tl.constexpr,
     FP8: tl.constexpr, MINIMA: tl.constexpr, EVEN: tl.constexpr, BIAS: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """Multiply a tile of out.T over `steps` tiles of `BYTES` weight bytes a row; `GROUP` bytes share a scale, with 0
-    all of a row. A byte of `FOUR`, 4-bit codes, holds columns i and i + GROUP of a group."""
+    """Multiply a tile of out.T over `steps` tiles of `COLUMNS` weights a row; `GROUP` of them share a scale, with 0 all
+    of a row. `FOUR`: words of 4-bit codes."""
     t = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)  # neighbours share the weights
     o = tl.program_id(1) * OUTS + tl.arange(0, OUTS)
     split = tl.program_id(2)
     token = tl.minimum(t, tokens - 1).to(tl.int64)
     line = tl.minimum(o, outs - 1).to(tl.int64)
-    stride = width // 2 if FOUR else width  # bytes a row of weights
     sums = tl.zeros([OUTS, TOKENS], tl.float32)
     for step in range(split * steps, (split + 1) * steps):
-        byte = step * BYTES + tl.arange(0, BYTES)
-        at = weights + line[:, None] * stride + byte[None, :]
-        codes = tl.load(at) if EVEN else tl.load(at, mask=(byte < stride)[None, :], other=0)
-        if GROUP:
-            wide = of_groups(scales, line, step, stride, BYTES, GROUP, OUTS, EVEN)
-            if FOUR:
-                if MINIMA:
-                    least = of_groups(minima, line, step, stride, BYTES, GROUP, OUTS, EVEN)
-                    low, high = (codes & 15).to(tl.float32) * wide + least, (codes >> 4).to(tl.float32) * wide + least
-                else:
-                    low = ((codes & 15).to(tl.float32) - 8.0) * wide
-                    high = ((codes >> 4).to(tl.float32) - 8.0) * wide
-                column = byte // GROUP * (2 * GROUP) + byte % GROUP
-                at_high = columns_of(x, token, column + GROUP, width, x_stride, EVEN)
-                sums = dot(operand(low, x.dtype.element_ty), columns_of(x, token, column, width, x_stride, EVEN), sums)
-                sums = dot(operand(high, x.dtype.element_ty), at_high, sums)
-            else:
-                values = widened(codes, FP8) * wide
-                if MINIMA:
-                    values += of_groups(minima, line, step, stride, BYTES, GROUP, OUTS, EVEN)
-                values = operand(values, x.dtype.element_ty)
-                sums = dot(values, columns_of(x, token, byte, width, x_stride, EVEN), sums)
+        column = step * COLUMNS + tl.arange(0, COLUMNS)
+        if FOUR:
+            codes = four_bits(weights, line, step * COLUMNS, width, COLUMNS, EVEN)
+            codes = codes if MINIMA else codes - 8
         else:
-            values = operand(widened(codes, FP8) if FP8 else codes, x.dtype.element_ty)
-            sums = dot(values, columns_of(x, token, byte, width, x_stride, EVEN), sums)
+            at = weights + line[:, None] * width + column[None, :]
+            codes = tl.load(at) if EVEN else tl.load(at, mask=(column < width)[None, :], other=0)
+        if GROUP:
+            values = widened(codes, FP8) * of_groups(scales, line, step, width, COLUMNS, GROUP, OUTS, EVEN)
+            if MINIMA:
+                values += of_groups(minima, line, step, width, COLUMNS, GROUP, OUTS, EVEN)
+        else:
+            values = widened(codes, FP8) if FP8 else codes
+        at_columns = columns_of(x, token, column, width, x_stride, EVEN)
+        sums = dot(operand(values, x.dtype.element_ty), at_columns, sums)
     if not GROUP:
         sums *= tl.load(scales + line).to(tl.float32)[:, None]
     at = token[None, :] * outs + line[:, None]

@@ -154,8 +154,8 @@ def fixed_product() -> Examples:
     weights = {
         "dense": (meta(WIDTH, WIDTH), None, None),
         "int8": (meta(WIDTH, WIDTH, dtype=torch.int8), meta(WIDTH, dtype=torch.float32), None),
-        "int4": (*_grouped(torch.uint8, 64), None, None, 64),
-        "int4, minima": (*_grouped(torch.uint8, 128), None, _groups(128, torch.float32), 128),
+        "int4": (*_grouped(torch.int32, 64), None, None, 64),
+        "int4, minima": (*_grouped(torch.int32, 128), None, _groups(128, torch.float32), 128),
     }
     return {
         f"{name}, one order of sums": plan_batch_invariant(meta(16, WIDTH), codes, scales, *rest)[0]
@@ -169,7 +169,7 @@ def _groups(group: int, dtype: torch.dtype = torch.float16) -> Tensor:
 
 def _grouped(codes: torch.dtype, group: int, scales: torch.dtype = torch.float16) -> tuple[Tensor, Tensor]:
     """Return codes and scales of a square matrix."""
-    return meta(WIDTH, WIDTH // 2 if codes == torch.uint8 else WIDTH, dtype=codes), _groups(group, scales)
+    return meta(WIDTH, WIDTH // 8 if codes == torch.int32 else WIDTH, dtype=codes), _groups(group, scales)
 
 
 def int8() -> Examples:
@@ -183,8 +183,8 @@ def grouped() -> Examples:
     from compiled_kernels.linear.triton import plan_grouped
 
     weights = {
-        "int4": (*_grouped(torch.uint8, 64), None, None, 64),
-        "int4, minima": (*_grouped(torch.uint8, 128), _groups(128, torch.float32), None, 128),
+        "int4": (*_grouped(torch.int32, 64), None, None, 64),
+        "int4, minima": (*_grouped(torch.int32, 128), _groups(128, torch.float32), None, 128),
         "int8": (*_grouped(torch.int8, 32), None, None, 32),
         "int8, minima": (*_grouped(torch.int8, 128), _groups(128, torch.float32), None, 128),
         "fp8 by block": (*_grouped(torch.float8_e4m3fn, 128, torch.float32), None, None, 128),

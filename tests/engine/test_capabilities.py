@@ -90,7 +90,7 @@ class Bounded:
         return torch.maximum(query * low, query * high)
 
 
-WIDE = layer(2, 1, dim=8)
+WIDE = layer(2, 1, dim=8).model_copy(update={"intermediate_size": 16})
 LAYERS = {"format": "int8", "layers": {1: {"format": "int4"}, 2: {"format": "fp8"}}}
 MODELS: dict[str, Requirements] = {
     "attention": model(
@@ -141,8 +141,11 @@ MODELS: dict[str, Requirements] = {
     "float64": model(WIDE, dtype=torch.float64),
     "INT8": model(WIDE, WIDE, WIDE, weights=WeightFormat.parse("int8"), cache=LAYERS),
     "INT8 activations": model(WIDE, weights=WeightFormat.parse("int8", activations="int8")),
-    "INT4": model(WIDE, weights=WeightFormat.parse("int4", quant_group=4), cache={"format": "int4", "rotate": True}),
-    "INT4 by six": model(layer(2, 1, dim=6), weights=WeightFormat.parse("int4", quant_group=6), hidden_size=12),
+    "INT4": model(WIDE, weights=WeightFormat.parse("int4", quant_group=8), cache={"format": "int4", "rotate": True}),
+    "INT4 by 24": model(
+        layer(2, 1, dim=12).model_copy(update={"intermediate_size": 24}), hidden_size=24,
+        weights=WeightFormat.parse("int4", quant_group=24),
+    ),
     **{name: model(WIDE, weights=format) for name, format in FORMATS.items()},
     "dense keys": model(WIDE, cache={"values": "int8"}),
     "own codec": model(WIDE, layer(sliding_window=9), cache={"codec": HERE + "Halved"}),

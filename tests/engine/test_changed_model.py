@@ -12,7 +12,7 @@ from torch import nn
 
 from compiled_kernels import Backend, backend_problems
 from compiled_kernels.masks import SlidingWindow
-from tests.engine.tiny import layer, model_of, request, runner_of, spec_of
+from tests.engine.tiny import in_eights, layer, model_of, request, runner_of, spec_of
 from tests.thorough import THOROUGH
 from workbench.engine.runner import Runner, generate
 from workbench.executors.guards import compile_key
@@ -144,7 +144,7 @@ def test_what_may_share_a_graph() -> None:
 
     def kind(spec: ModelSpec, format: str = "dense", dtype: torch.dtype = torch.float32) -> Hashable:
         model = Transformer.from_state(
-            spec, random_weights(spec, dtype), format=WeightFormat.parse(format, quant_group=4)
+            in_eights(spec), random_weights(in_eights(spec), dtype), format=WeightFormat.parse(format, quant_group=8)
         )
         found = compile_key(model.blocks[0])
         hash(found)

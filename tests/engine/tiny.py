@@ -59,6 +59,14 @@ def spec_of(*layers: LayerSpec, tied: bool = True, eos_token_ids: tuple[int, ...
     )
 
 
+def in_eights(spec: ModelSpec) -> ModelSpec:
+    """Return a model whose feed-forwards have whole words of INT4."""
+    sizes = (kind.intermediate_size + -kind.intermediate_size % 8 for kind in spec.layers)
+    kinds = zip(spec.layers, sizes, strict=True)
+    layers = tuple(kind.model_copy(update={"intermediate_size": size}) for kind, size in kinds)
+    return spec.model_copy(update={"layers": layers})
+
+
 class Whole(EagerProgram):
     """A user's program that computes all steps."""
 

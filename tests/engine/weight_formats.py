@@ -8,7 +8,7 @@ from compiled_kernels.linear.matrix_format import DENSE_MATRIX, MatrixFormat
 from workbench.model.quantized import WeightFormat
 
 GROUPED = {
-    "int4 with minima": MatrixFormat("int4", 4, torch.float16, torch.float32),
+    "int4 with minima": MatrixFormat("int4", 8, torch.float16, torch.float32),
     "int8 by group": MatrixFormat("int8", 8, torch.float16),
     "int8 with minima": MatrixFormat("int8", 4, torch.bfloat16, torch.float32),
     "fp8 by row": MatrixFormat("fp8"),

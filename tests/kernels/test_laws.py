@@ -96,11 +96,10 @@ def test_products_are_torchs_on_the_numbers_that_are_stored(seed: int, tokens: i
     torch.testing.assert_close(ours, F.linear(x, dense, bias), rtol=1e-5, atol=1e-5)
     packed, steps = quantize_int4(weight.float(), group=16)
     dense = torch.zeros(out, 64, dtype=torch.float64)
-    for group in range(4):
-        for byte in range(8):
-            codes, scale = packed[:, 8 * group + byte].long(), steps[:, group].double()
-            dense[:, 16 * group + byte] = (codes % 16 - 8) * scale
-            dense[:, 16 * group + byte + 8] = (codes // 16 - 8) * scale
+    for column in range(64):
+        row, place = divmod(column % 8, 4)
+        codes = packed[:, column // 8].long() >> 4 * row + 8 * (0, 2, 1, 3)[place] & 15
+        dense[:, column] = (codes - 8) * steps[:, column // 16].double()
     ours = compiled_kernels.linear_grouped(x, packed, steps, None, bias, 16)
     torch.testing.assert_close(ours, F.linear(x, dense, bias), rtol=1e-5, atol=1e-5)
 

@@ -25,7 +25,7 @@ def formats(draw: st.DrawFn) -> MatrixFormat:
     types = st.sampled_from([torch.float16, torch.bfloat16, torch.float32])
     if codes == "int8" and draw(st.booleans()):
         return INT8_MATRIX
-    group = draw(st.sampled_from([2, 4, 16] if codes == "int4" else [4, 16, 32, 64]))
+    group = draw(st.sampled_from([8, 16, 24] if codes == "int4" else [4, 16, 32, 64]))
     return MatrixFormat(codes, group, draw(types), None if codes == "fp8" else draw(st.none() | types))
 
 
@@ -37,7 +37,7 @@ def test_any_format_stays_within_half_a_step(
     """Half a step of a code, or of E4M3 its 4 binary digits, and what scales and minima lose in their types; the last
     group may be partial."""
     codes, group = format.codes, format.group or width
-    width = 16 * width if codes == "int4" else width
+    width = 48 * width if codes == "int4" else width
     weight = torch.randn(out, width, generator=torch.Generator().manual_seed(seed)) * size + size / 3
     stored = quantize_matrix(weight, format)
     for tensor, (shape, dtype) in zip(stored, format.storage(out, width).values(), strict=True):
@@ -65,7 +65,7 @@ def test_hostile_scales(codes: str, dtype: torch.dtype, backend: Backend) -> Non
     """Zero, the least and the largest: and all codes."""
     octets = torch.arange(256, dtype=torch.uint8)[None].repeat(len(HOSTILE[dtype]), 1)
     octets[:, (octets[0] & 127) == 127] = 0  # NaN of E4M3
-    stored = octets if codes == "int4" else octets.view({"int8": torch.int8, "fp8": torch.float8_e4m3fn}[codes])
+    stored = octets.view({"int4": torch.int32, "int8": torch.int8, "fp8": torch.float8_e4m3fn}[codes])
     scales = torch.tensor(HOSTILE[dtype], dtype=dtype)[:, None].repeat(1, 4)
     width = 512 if codes == "int4" else 256
     x = torch.eye(width)[:: width // 64]  # single columns: each output is one code times its scale

@@ -80,6 +80,8 @@ def test_panels_are_the_same_words(seed: int, name: str, blocks: int) -> None:
 def test_other_groups_and_minima_are_refused() -> None:
     with pytest.raises(ValueError, match="q4_k has groups of 32 with minima"):
         MatrixFormat("q4_k", 32, torch.float16)
+    with pytest.raises(ValueError, match="int4 by 12: groups of INT4 are whole words, multiples of 8 columns"):
+        MatrixFormat("int4", 12, torch.float16)
     assert MatrixFormat.named("q6_k").problem(640) == "blocks of 256 (q6_k) do not divide"
     with pytest.raises(ValueError, match="blocks of 32"):
         quantize_matrix(torch.ones(1, 40), MatrixFormat.named("q8_0"))

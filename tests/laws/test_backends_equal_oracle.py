@@ -5,7 +5,6 @@ To add a kind of layer, of weights or of cache, add a line to its table; the row
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from compiled_kernels.level import Level, available_levels, limited_to
 from compiled_kernels.paged_attention import inductor as paged_inductor
 from tests.engine import own_rules
 from tests.engine.kinds import GEMMA, LATENT, MIXTURE, WIDE
-from tests.engine.tiny import HERE, Oracle, layer, mixture_of, request, runner_of, spec_of, specs, weights_of
+from tests.engine.tiny import HERE, Oracle, in_eights, layer, mixture_of, request, runner_of, spec_of, specs, weights_of
 from tests.engine.weight_formats import FORMATS
 from tests.helpers.recorded import rows_of
 from tests.helpers.rows import rows
@@ -50,7 +49,7 @@ LAYERS: dict[str, ModelSpec] = {
         layer(4, 2, bias=True, sliding_window=9, num_sink_tokens=3, softcap=1.5, sink_logits=True),
         layer(4, 2, bias=True, scale=0.3),
     ).model_copy(update={"final_logit_softcapping": 3.0, "embedding_scale": 2.5}),
-    "norms": spec_of(layer(6, 2, 6, qk_norm=True), layer(4, 1, rotary=RotaryConfig(rope_theta=50.0), qk_norm=True),
+    "norms": spec_of(layer(12, 4, 6, qk_norm=True), layer(4, 1, rotary=RotaryConfig(rope_theta=50.0), qk_norm=True),
                      layer(position="none", sliding_window=5)),
     "own rules": spec_of(
         layer(4, 2, position="alibi"), layer(4, 2, mask=own("even"), score=own("farther"), sliding_window=30),
@@ -58,13 +57,14 @@ LAYERS: dict[str, ModelSpec] = {
     ),
     "chosen pages": spec_of(layer(4, 2, pages=own("Bounds", first=2, keep=1)), layer(pages=own("Bounds"))),
     "latent": spec_of(
-        GEMMA.model_copy(update={"attention": LATENT}),
-        layer(4, 2, 6, qk_norm=QKNormSpec(after_rotary=True)), layer(2, 2, 6, kv_shared_with=1),
+        GEMMA.model_copy(update={"attention": LATENT.model_copy(update={"v_head_dim": 8, "q_lora_rank": 8})}),
+        layer(4, 2, 6, qk_norm=QKNormSpec(after_rotary=True)), layer(4, 2, 6, kv_shared_with=1),
         layer().model_copy(update={"parallel": "two_norms"}),
     ).model_copy(update={"norm": NormSpec(offset=1.0)}),
     "wide": WIDE,
     "mixture": mixture_of(),
 }  # fmt: skip
+LAYERS = {name: in_eights(spec) for name, spec in LAYERS.items()}
 WITHOUT_STEP = {"latent", "rotated", "codec"}  # what has no whole step of MLIR, and runs by its blocks
 WEIGHTS: dict[str, tuple[torch.dtype, WeightFormat]] = {
     "float32": (torch.float32, WeightFormat()),
@@ -74,7 +74,7 @@ WEIGHTS: dict[str, tuple[torch.dtype, WeightFormat]] = {
     "int8 rows": (torch.float32, WeightFormat.parse("int8", activations="int8")),
     # Of seventeen rows some have a number between two codes, and its last bit is worth a code.
     "int8 rows, bfloat16": (torch.bfloat16, WeightFormat.parse("int8", activations="int8")),
-    "int4": (torch.float32, replace(WeightFormat.parse("int4", "int8", 4), expert_group=8)),
+    "int4": (torch.float32, WeightFormat.parse("int4", "int8", 8)),
     **{name: (torch.float32, format) for name, format in FORMATS.items()},
 }
 CROSSED = "float32", "bfloat16", "int8", "int8 rows", "int4", "int4 with minima", "fp8 by block"  # with all layers
@@ -222,7 +222,7 @@ COMPILED: list[tuple[str | ModelSpec, str, str, str, CompileUnit]] = [  # few: e
     (spec_of(EVERY_RULE), "float32", "dense", "inductor", "block"),
     (spec_of(GEMMA.model_copy(update={"attention": LATENT, "experts": MIXTURE.experts}), layer(4, 2),
              layer(2, 2, kv_shared_with=1)), "float64", "dense", "inductor", "block"),
-    (spec_of(layer(4, 2, bias=True, sliding_window=9)), "int4", "int8, int4", "inductor", "block"),
+    (in_eights(spec_of(layer(4, 2, bias=True, sliding_window=9))), "int4", "int8, int4", "inductor", "block"),
     (spec_of(layer(4, 2, bias=True)), "float32", "dense", "auto", "block"),
     *([(name, weights, "dense", "inductor", unit) for name in LAYERS for weights in WEIGHTS
        for unit in ("block", "step")] if THOROUGH else []),

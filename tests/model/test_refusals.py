@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.calls import refusal_of
-from tests.engine.tiny import layer, spec_of, weights_of
+from tests.engine.tiny import in_eights, layer, spec_of, weights_of
 from tests.model.families import Changes, spec_of_config
 from workbench.memory.report import parse_bytes, report_for
 from workbench.model.attention_config import AttentionConfig
@@ -175,9 +175,7 @@ UNCOUNTED = [
 
 
 @pytest.mark.parametrize(("changes", "words"), UNCOUNTED)
-def test_a_config_of_no_known_family_that_cannot_be_counted(
-    tmp_path: Path, changes: Changes, words: str
-) -> None:
+def test_a_config_of_no_known_family_that_cannot_be_counted(tmp_path: Path, changes: Changes, words: str) -> None:
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "x", **sizes, **changes}))
     assert words in refused(spec_from_any_config, tmp_path / "config.json")
@@ -253,12 +251,13 @@ def test_a_composition_that_a_trained_model_cannot_become(values: Changes, words
 
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_groups_that_divide_no_layers_matrices(place: int) -> None:
-    """One layer of three has a feed-forward that groups of 4 do not divide, or heads."""
-    format, kinds = WeightFormat.parse("int4", quant_group=4), [layer()] * 3
+    """One layer of three has a feed-forward that groups of 8 do not divide, or heads."""
+    fitting = in_eights(spec_of()).layers[0]
+    format, kinds = WeightFormat.parse("int4", quant_group=8), [fitting] * 3
     format.check(spec_of(*kinds))
     for wrong, words in (
-        (layer().model_copy(update={"intermediate_size": 14}), "do not divide its intermediate_size of 14"),
-        (layer(3, 1, 2), "do not divide its heads x dim of 6"),
+        (fitting.model_copy(update={"intermediate_size": 12}), "do not divide its intermediate_size of 12"),
+        (fitting.model_copy(update={"attention": layer(3, 1, 2).attention}), "do not divide its heads x dim of 6"),
     ):
         assert words in refused(format.check, spec_of(*kinds[:place], wrong, *kinds[place + 1 :]))
 

@@ -48,7 +48,7 @@ class ModelConfig(Settings):
     weights: WeightSetting = "auto"  # format of matrices; auto: the files' where a product has it, else dense
     head_weights: WeightDtype | None = None  # format of the output head; None: as `weights`
     expert_weights: WeightDtype | None = None  # format of a mixture's experts; None: as `weights`
-    weight_group: Annotated[int, Field(ge=2, multiple_of=2)] = 64  # columns that share a scale in int4
+    weight_group: Annotated[int, Field(ge=8, multiple_of=8)] = 64  # columns that share a scale in int4
     activations: Activations = (
         WeightFormat.activations
     )  # what int8 weights multiply; int8: each row, quantized as it comes

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from compiled_kernels.expert_linear.packed import pack_pairs
 from compiled_kernels.linear.matrix_format import INT8_MATRIX, MatrixFormat
-from compiled_kernels.linear.quantize import quantize_matrix, unpack_int4
+from compiled_kernels.linear.quantize import int4_codes, quantize_matrix
 
 BLOCK_VALUES = 1 << 16  # numbers of a block: they stay in a core's cache, and calls cost little beside them
 MAPPED_BYTES = 1 << 20  # a larger parameter has pages of its own
@@ -45,13 +45,19 @@ def store_dense(shape: tuple[int, ...], dtype: torch.dtype, blocks: Iterable[Ten
 
 def store_quantized(shape: tuple[int, ...], format: MatrixFormat, blocks: Iterable[Tensor]) -> tuple[Tensor, ...]:
     """Quantize a matrix [row, column] that comes in blocks of rows: codes, scales, and minima where there are such."""
-    rows, columns = shape
-    stored = tuple(empty_pages(*each) for each in format.storage(rows, columns).values())
-    start = 0
+    return _joined(format.storage(*shape).values(), (quantize_matrix(block, format) for block in blocks))
+
+
+def _joined(
+    storage: Iterable[tuple[tuple[int, ...], torch.dtype]], blocks: Iterable[tuple[Tensor, ...]]
+) -> tuple[Tensor, ...]:
+    """Store tensors of these shapes and types whose rows come in blocks."""
+    stored, start = tuple(empty_pages(*each) for each in storage), 0
     for block in blocks:
-        for whole, part in zip(stored, quantize_matrix(block, format), strict=True):
-            whole[start : start + len(block)] = part
-        start += len(block)
+        end = start + len(block[0])
+        for whole, part in zip(stored, block, strict=True):
+            whole[start:end] = part
+        start = end
     return stored
 
 
@@ -61,12 +67,13 @@ def store_quantized_stack(
     """Quantize a stack [expert, row, column] that comes in blocks of rows: codes and scales (see
     compiled_kernels/expert_linear/packed.py)."""
     experts, out, columns = shape
-    rows = (block.reshape(-1, columns) for block in blocks)
-    format = INT8_MATRIX if kind == "int8" else MatrixFormat(kind, group, torch.float16)
-    codes, scales = store_quantized((experts * out, columns), format, rows)
-    if kind == "int4":  # halves of a group become neighbours
-        for block in row_blocks(codes):
-            block.copy_(pack_pairs((unpack_int4(block, group) + 8).view(torch.uint8)))
+    rows, count = (block.reshape(-1, columns) for block in blocks), experts * out
+    if kind == "int8":
+        codes, scales = store_quantized((count, columns), INT8_MATRIX, rows)
+    else:
+        storage = ((count, columns // 2), torch.uint8), ((count, columns // group), torch.float16)
+        quantized = (int4_codes(block, group) for block in rows)
+        codes, scales = _joined(storage, ((pack_pairs(codes), scales) for codes, scales in quantized))
     return codes.view(experts, out, -1), scales.view(experts, out, *scales.shape[1:])
 
 

@@ -37,8 +37,8 @@ def matrix_format(name: str, quant_group: int = 64) -> MatrixFormat:
     `quant_group` columns. Raises WorkbenchError for other names."""
     if name not in WEIGHT_DTYPES:
         raise WorkbenchError(f"unknown weight format {name!r}; known: {', '.join(WEIGHT_DTYPES)}")
-    if quant_group < 2 or quant_group % 2:
-        raise WorkbenchError(f"weight group of {quant_group}: INT4 groups are even, 32 or 64 as a rule")
+    if quant_group < 8 or quant_group % 8:
+        raise WorkbenchError(f"weight group of {quant_group}: INT4 groups are multiples of 8, 32 or 64 as a rule")
     return {
         "dense": DENSE_MATRIX,
         "int8": INT8_MATRIX,

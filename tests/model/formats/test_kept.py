@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 import workbench
 from compiled_kernels.linear.matrix_format import MatrixFormat
-from compiled_kernels.linear.quantize import dequantize_grouped, dequantize_matrix, pack_int4, quantize_int4
+from compiled_kernels.linear.planes import pack_planes
+from compiled_kernels.linear.quantize import dequantize_grouped, dequantize_matrix, quantize_int4
 from tests.model.formats.folders import PACKERS, TINY, same, write_quantized
 from tests.thorough import tries
 from workbench.engine.config import EngineConfig
@@ -164,9 +165,10 @@ def test_every_backend_generates_what_the_dense_model_does(tmp_path: Path, name:
 def matrices(draw: st.DrawFn) -> QuantizedMatrix:
     """Random codes, scales by group of columns (the last of which may be partial) and rows, zeros or minima."""
     kind = draw(st.sampled_from(["int8", "int4", "int3", "fp8"]))
-    rows, group = draw(st.integers(1, 9)), draw(st.sampled_from([2, 16, 48, 256, 1 << 16]))
-    columns = draw(st.sampled_from([1, 3, 40, 96, 300])) if kind in ("int8", "fp8") else 96
-    group = group if kind in ("int8", "fp8") or 96 % group == 0 else 96
+    whole = kind in ("int8", "fp8")
+    groups = [2, 16, 48, 256, 1 << 16] if whole else [8, 16, 48, 96]
+    rows, group = draw(st.integers(1, 9)), draw(st.sampled_from(groups))
+    columns = draw(st.sampled_from([1, 3, 40, 96, 300])) if whole else 96
     own_rows = draw(st.sampled_from([1, 1, 4, 128]))
     make = torch.Generator().manual_seed(draw(st.integers(0, 2**30)))
     shape = -(-rows // own_rows), -(-columns // group)
@@ -212,6 +214,11 @@ def test_codes_are_kept_bit_for_bit(one: QuantizedMatrix, other: QuantizedMatrix
         assert torch.equal(found, one.dequantize()), format
 
 
+def test_groups_of_no_whole_words_are_widened() -> None:
+    matrix = QuantizedMatrix("int4", lambda: torch.zeros(2, 96, dtype=torch.int8), torch.ones(2, 8), 12)
+    assert kept_of(matrix) == "groups of 12 do not divide 96 columns, or are no multiple of 8"
+
+
 @pytest.mark.parametrize("bad", [torch.inf, torch.nan])
 def test_scales_that_are_not_finite_are_refused(bad: float) -> None:
     scales = torch.ones(2, 2)
@@ -231,13 +238,13 @@ def test_nan_in_fp8_is_refused(code: int) -> None:
 
 
 @settings(max_examples=tries(40))
-@given(st.integers(1, 5), st.integers(1, 4), st.sampled_from([2, 6, 32, 64]), st.integers(0, 2**30))
+@given(st.integers(1, 5), st.integers(1, 4), st.sampled_from([8, 24, 32, 64]), st.integers(0, 2**30))
 def test_packed_codes_are_those_of_the_quantizer(rows: int, groups: int, group: int, seed: int) -> None:
     weight = torch.randn(rows, groups * group, generator=torch.Generator().manual_seed(seed))
     packed, scales = quantize_int4(weight, group)
     ones = torch.ones_like(scales)
     codes = dequantize_grouped(packed, ones, None, group).to(torch.int8)
-    assert torch.equal(pack_int4(codes, group), packed)
+    assert torch.equal(pack_planes(codes + 8, (4,)), packed)
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])

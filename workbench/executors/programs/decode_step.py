@@ -17,6 +17,7 @@ from compiled_kernels.decode_step import DecodeStep, LayerShape, MixtureShape, Q
 from compiled_kernels.expert_linear.mlir import stack_layout
 from compiled_kernels.expert_linear.packed import stack_width
 from compiled_kernels.linear.matrix_format import CODE_DTYPES, MatrixFormat
+from compiled_kernels.linear.mlir import halves
 from compiled_kernels.linear.mlir_codes import code_kind
 from compiled_kernels.mlir_text import MLIR_TYPES, Target
 from workbench.errors import WorkbenchError
@@ -300,7 +301,7 @@ def _weight(format: MatrixFormat, dtype: torch.dtype, bias: bool = False) -> Wei
 def step_tensors(model: Transformer, store: KVStore) -> dict[str, Tensor]:
     """Return weights and pages by their names in a step."""
     found: dict[str, Tensor] = {"norm": _norm_weight(model.norm)}
-    found |= {f"head_{i}": tensor for i, tensor in enumerate(model.head_tensors)}
+    found |= {f"head_{i}": _stored_words(tensor, model.format.head) for i, tensor in enumerate(model.head_tensors)}
     for index, (block, cache) in enumerate(zip(model.blocks, store.layers, strict=True)):
         found[f"attention_norm_{index}"] = _norm_weight(block.attention_norm)
         found[f"feedforward_norm_{index}"] = _norm_weight(block.feedforward_norm)
@@ -317,7 +318,8 @@ def step_tensors(model: Transformer, store: KVStore) -> dict[str, Tensor]:
             assert isinstance(feedforward, GatedMLP)
             products |= {"gate_up": feedforward.gate_up, "down": feedforward.down}
         for name, linear in products.items():
-            found |= {f"{name}{i}_{index}": _stored_words(tensor) for i, tensor in enumerate(linear.tensors)}
+            stored = (_stored_words(tensor, linear.format) for tensor in linear.tensors)
+            found |= {f"{name}{i}_{index}": tensor for i, tensor in enumerate(stored)}
         if attention.query_norm is not None and attention.key_norm is not None:
             found[f"query_norm_{index}"] = _norm_weight(attention.query_norm)
             found[f"key_norm_{index}"] = _norm_weight(attention.key_norm)
@@ -333,8 +335,11 @@ def _norm_weight(norm: Module) -> Tensor:
     return norm.weight
 
 
-def _stored_words(tensor: Tensor) -> Tensor:
-    """Return a weight in panels as the words that the step reads; all others unchanged."""
+def _stored_words(tensor: Tensor, format: MatrixFormat) -> Tensor:
+    """Return a weight in panels as the words that the step reads, and until panels hold INT4 its words as halves; all
+    others unchanged."""
+    if format.codes == "int4" and tensor.dtype == torch.int32:
+        return halves(tensor, format.group)
     return as_words(tensor) if in_panels(tensor) else tensor
 
 

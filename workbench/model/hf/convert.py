@@ -14,7 +14,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from compiled_kernels.linear.matrix_format import DENSE_MATRIX, INT8_MATRIX, Codes
-from compiled_kernels.linear.quantize import quantize_matrix, unpack_int4
+from compiled_kernels.linear.planes import unpack_planes
+from compiled_kernels.linear.quantize import quantize_matrix
 from workbench.errors import WorkbenchError
 from workbench.model.formats.compressed_tensors import PACKED
 from workbench.model.formats.open import gguf_file, open_checkpoint
@@ -89,7 +90,7 @@ def convert_model(
                 codes, scales = kept[name].tensors()
             else:
                 codes, scales = quantize_matrix(read_parameter(checkpoint, parameter, dtype), kind)
-            codes = codes if kind == INT8_MATRIX else unpack_int4(codes, kind.group)
+            codes = codes if kind == INT8_MATRIX else unpack_planes(codes, (4,)).view(torch.int8) - 8
             parts = zip(stored[name].to_stored(codes), stored[name].to_stored(scales), strict=True)
             for (part, own), (_, own_scales) in parts:
                 module = part.name.removesuffix(".weight")

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from compiled_kernels.linear.matrix_format import DENSE_MATRIX, SCALE_DTYPES, MatrixFormat
-from compiled_kernels.linear.quantize import pack_int4
+from compiled_kernels.linear.planes import pack_planes
 from workbench.errors import WorkbenchError
 from workbench.model.formats.checkpoint import Checkpoint, QuantizedMatrix
 from workbench.model.formats.safetensors_files import FLOAT_DTYPES
@@ -59,7 +59,7 @@ class KeptPart:
             found.append(-of_zero * found[1] if matrix.minima is None else spread(matrix.minima))
         layout = self.part.layout
         codes, *others = (each if layout is None else layout.from_stored(each) for each in found)
-        codes = pack_int4(codes, format.group, offset) if format.codes == "int4" else codes
+        codes = pack_planes(codes + offset, (4,)) if format.codes == "int4" else codes
         others = [others[0][:, 0]] if format.scales_rows else others
         dtypes = (format.scales, format.minima or format.scales)
         return codes, *(each.to(dtype) for each, dtype in zip(others, dtypes, strict=False))
@@ -217,15 +217,15 @@ def _format_of(kept: KeptPart) -> MatrixFormat | str:
     group = min(matrix.group, columns)
     if group == columns and codes != "int4" and not with_minima:
         return MatrixFormat(codes)
-    if codes == "int4" and (group % 2 or columns % group):
-        return f"groups of {group} do not divide {columns} columns, or are odd"
+    if codes == "int4" and (group % 8 or columns % group):
+        return f"groups of {group} do not divide {columns} columns, or are no multiple of 8"
     minima = _exact_dtype(matrix.minima) if matrix.minima is not None else torch.float32 if with_minima else None
     return MatrixFormat(codes, _walked(group), scales, minima)
 
 
 def _walked(group: int) -> int:
     """Return the columns of the groups into which one of `group` columns is split, if it is."""
-    while group > MAX_GROUP and group % 4 == 0:
+    while group > MAX_GROUP and group % 16 == 0:
         group //= 2
     return group
 
