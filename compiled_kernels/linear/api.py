@@ -53,7 +53,10 @@ LINEAR_QUANTIZED = define_operator(
     "linear_quantized",
     "(Tensor x, Tensor weight, Tensor scales, Tensor? minima, Tensor? bias, str format) -> Tensor",
     _fake,
-    {Backend.INDUCTOR: "compiled_kernels.linear.by_blocks:linear_quantized"},
+    {
+        Backend.INDUCTOR: "compiled_kernels.linear.by_blocks:linear_quantized",
+        Backend.TRITON: "compiled_kernels.linear.triton:linear_quantized",
+    },
 )
 
 
