@@ -38,7 +38,6 @@ BF16_DOTS = "Triton's interpreter multiplies bfloat16 as if its bits were intege
 DOTS = "compiled_kernels/triton_code/dots.py"
 
 GAPS: tuple[Gap, ...] = (
-    Gap("linear_quantized", Backend.TRITON, "*", "not written yet; formats in words run on eager, inductor and mlir"),
     Gap("linear_w8a8", Backend.TRITON, "*", "not written; INT8 activations run on eager, inductor and mlir"),
     Gap("quantized_attention", Backend.MLIR, "*dense keys*", "keys and values are both read as integers, or neither"),
     Gap("quantized_attention", Backend.MLIR, "* dense [bf]*", "old tokens are read as codes, never decoded"),
@@ -46,6 +45,7 @@ GAPS: tuple[Gap, ...] = (
     Gap("top_logprobs", Backend.MLIR, "*", "selection has no vector form; log_softmax has"),
     Gap("linear_int8", Backend.TRITON, "* bfloat16", BF16_DOTS, DOTS),
     Gap("linear_grouped", Backend.TRITON, "* bfloat16", BF16_DOTS, DOTS),
+    Gap("linear_quantized", Backend.TRITON, "* bfloat16", BF16_DOTS, DOTS),
     Gap("expert_linear", Backend.TRITON, "* bfloat16", BF16_DOTS, DOTS),
     Gap("paged_attention", Backend.TRITON, "* bfloat16", BF16_DOTS, DOTS),
     Gap("quantized_attention", Backend.TRITON, "* bfloat16", BF16_DOTS, DOTS),
@@ -95,7 +95,7 @@ BATCH_VARIANT: tuple[BatchVariance, ...] = (
     ),
     BatchVariance("rms_norm", Backend.INDUCTOR, LOWERED),
     BatchVariance("linear", Backend.TRITON, VENDOR),
-    *(BatchVariance(name, Backend.TRITON, ONE_ROW) for name in ("linear_int8", "linear_grouped")),
+    *(BatchVariance(name, Backend.TRITON, ONE_ROW) for name in ("linear_int8", "linear_grouped", "linear_quantized")),
     *(BatchVariance(name, Backend.TRITON, SPLIT) for name in ("paged_attention", "quantized_attention")),
     *(
         BatchVariance(name, Backend.MLIR, "decodes and longer spans are different code, split by rows and threads")

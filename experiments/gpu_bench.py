@@ -24,7 +24,7 @@ HERE = Path(__file__).resolve().parent
 SECONDS = 570  # of the whole
 CHECKED = (
     "rms_norm", "add_rms_norm", "rotary", "gated_silu", "gated_gelu", "gated_clamped", "linear_int8", "linear_grouped",
-    "kv_write", "paged_attention", "quantized_attention", "top_logprobs", "expert_linear",
+    "linear_quantized", "kv_write", "paged_attention", "quantized_attention", "top_logprobs", "expert_linear",
 )  # fmt: skip
 # Seconds each part may take: together all of them. Checks compile at once and time nothing.
 CHECK_SECONDS = 110

@@ -14,12 +14,14 @@ from compiled_kernels import Backend, cases
 from compiled_kernels.agreement import disagreement
 from compiled_kernels.cases import Case, CaseCost, Suite, suite_of
 from compiled_kernels.check import check, to_device
-from compiled_kernels.linear.quantize import dequantize_grouped, dequantize_int8
+from compiled_kernels.linear.matrix_format import MatrixFormat
+from compiled_kernels.linear.quantize import dequantize_grouped, dequantize_int8, dequantize_matrix
 from compiled_kernels.paged_attention import cases as attention_cases
 from experiments.gpu_timing import Form, Row, ceilings, or_error, spread, timed
 
 # (output features, input features) of Llama 3.1 8B: QKV, output, gate and up, down.
 MATRICES = [(6144, 4096), (4096, 4096), (28_672, 4096), (4096, 14_336)]
+IN_WORDS = "q4_k", "q6_k", "q8_0"
 CONTEXTS = [(1, 4096), (1, 32_768), (16, 4096), (64, 4096)]
 
 
@@ -74,6 +76,14 @@ def llama_cases(quick: bool) -> Iterator[tuple[Suite, Case]]:
                 rows = 2 * tokens * (width + out)
                 work = CaseCost(out * width * bits // 8 + rows, 2 * tokens * width * out)
                 yield suite_of(operator), Case(f"{tokens}x{width}x{out}", {**arguments, **more}, work)
+    for name in IN_WORDS:
+        for tokens in (1, 512) if quick else (1, 16, 512):
+            for out, width in MATRICES[:2]:
+                arguments = {"tokens": tokens, "width": width, "out": out, "dtype": torch.bfloat16, "bias": False}
+                stored = MatrixFormat.named(name).nbytes(out, width)
+                work = CaseCost(stored + 2 * tokens * (width + out), 2 * tokens * width * out)
+                case = Case(f"{tokens}x{width}x{out} {name}", {**arguments, "format": name}, work)
+                yield suite_of("linear_quantized"), case
     heads: dict[str, Any] = {"num_kv_heads": 8, "queries_per_kv": 4, "dim": 128}
     attention = suite_of("paged_attention")
     for seqs, context in CONTEXTS[:2] if quick else CONTEXTS:
@@ -101,6 +111,10 @@ def torch_form(operator: str, inputs: tuple) -> Form | None:
         codes, scales, minima, bias, group = rest
         widened = dequantize_grouped(codes, scales, minima, group).to(x.dtype)
         return lambda: F.linear(x, widened, bias)
+    if operator == "linear_quantized":
+        *stored, bias, format = rest
+        numbers = dequantize_matrix(MatrixFormat.named(format), *stored).to(x.dtype)
+        return lambda: F.linear(x, numbers, bias)
     if operator == "top_logprobs":
         return lambda: torch.log_softmax(x, dim=-1).topk(rest[0])
     return dense_attention(inputs) if operator == "paged_attention" else None

@@ -56,6 +56,7 @@ LINEAR_QUANTIZED = define_operator(
     {
         Backend.INDUCTOR: "compiled_kernels.linear.by_blocks:linear_quantized",
         Backend.MLIR: "compiled_kernels.linear.mlir:linear_quantized",
+        Backend.TRITON: "compiled_kernels.linear.triton:linear_quantized",
     },
 )
 

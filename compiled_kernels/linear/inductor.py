@@ -39,8 +39,8 @@ def linear_grouped(
     columns = row[: whole * group].view(whole, group)
     if codes.dtype == torch.int32:
         octets, offset = codes.view(torch.uint8).view(codes.shape[0], whole, -1), 0 if minima is not None else 8
-        # A word's bytes hold columns 0 and 4, 2 and 6, 1 and 5, 3 and 7. Joined by `cat`, x in that order is a tensor of
-        # its own, which Inductor reads in whole vectors; else it permutes x anew for each row.
+        # A word's bytes hold columns 0 and 4, 2 and 6, 1 and 5, 3 and 7. Joined by `cat`, x in that order is a tensor
+        # of its own, which Inductor reads in whole vectors; else it permutes x anew for each row.
         low, high = torch.cat([*row.view(-1, 2, 2, 2).permute(1, 0, 3, 2).flatten(1)]).view(2, whole, -1)
         sums = ((octets & 15).to(exact) - offset) * low + ((octets >> 4).to(exact) - offset) * high
     else:

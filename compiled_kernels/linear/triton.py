@@ -21,7 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from compiled_kernels.backends import BackendError
+from compiled_kernels.linear.matrix_format import WORDS, Words
 from compiled_kernels.linear.triton_kernels import add_parts, one_row, one_row_grouped, product
+from compiled_kernels.linear.triton_words import one_row_words
 from compiled_kernels.triton_code.launch import (
     KernelLaunch,
     ceil_div,
@@ -44,17 +46,18 @@ INVARIANT_FLOAT32_TILE = (32, 32, 16, 4)  # float32 has no tensor cores here, an
 
 
 class StoredWeights(NamedTuple):
-    """A matrix as the kernels take it: bytes, words of 4-bit codes or dense numbers [out, ...], scales, minima, and the
-    columns that share a scale (0: all of a row)."""
+    """A matrix as the kernels take it: bytes, words or dense numbers [out, ...], scales, minima, the columns that share
+    a scale (0: all of a row), and the format of words that are no INT4 by group."""
 
     codes: Tensor
     scales: Tensor
     minima: Tensor | None = None
     group: int = 0
+    format: Words | None = None
 
     @property
     def has_four_bits(self) -> bool:
-        return self.codes.dtype == torch.int32
+        return self.codes.dtype == torch.int32 and self.format is None
 
     @property
     def is_fp8(self) -> bool:
@@ -72,6 +75,7 @@ class StoredWeights(NamedTuple):
             "weights": self.loaded, "scales": self.scales,
             "minima": self.scales if self.minima is None else self.minima,
             "GROUP": self.group, "FOUR": self.has_four_bits, "FP8": self.is_fp8, "MINIMA": self.minima is not None,
+            "FORMAT": self.format,
         }  # fmt: skip
 
 
@@ -88,6 +92,15 @@ def plan_grouped(
 ) -> tuple[list[KernelLaunch], Tensor]:  # fmt: skip
     check("linear_grouped", x, scales, minima, bias)
     return _plan(x, _grouped(x, codes, scales, minima, group), bias, splits)
+
+
+def plan_quantized(
+    x: Tensor, weight: Tensor, scales: Tensor, minima: Tensor | None, bias: Tensor | None, format: str,
+    splits: int | None = None,
+) -> tuple[list[KernelLaunch], Tensor]:  # fmt: skip
+    check("linear_quantized", x, scales, minima, bias)
+    words = WORDS[format]
+    return _plan(x, StoredWeights(weight, scales, minima, words.group, words), bias, splits)
 
 
 def _grouped(x: Tensor, codes: Tensor, scales: Tensor, minima: Tensor | None, group: int) -> StoredWeights:
@@ -113,9 +126,11 @@ def _plan(
     if tokens > 1 or splits:
         return _products(arguments, weights, splits), out
     rows = _rows(outs, x.device)
-    grid = (ceil_div(outs, rows),)
+    grid, columns = (ceil_div(outs, rows),), min(ROW_COLUMNS // rows, power_of_two(width))
+    if weights.format is not None:
+        arguments |= {"OUTS": rows, "COLUMNS": columns, **weights.arguments, "EVEN": width % columns == 0}
+        return [KernelLaunch(one_row_words, grid, arguments)], out
     if not group:
-        columns = min(ROW_COLUMNS // rows, power_of_two(width))
         arguments |= {"values": weights.loaded, "scales": weights.scales, "FP8": weights.is_fp8}
         arguments |= {"OUTS": rows, "COLUMNS": columns, "EVEN": width % columns == 0}
         return [KernelLaunch(one_row, grid, arguments)], out
@@ -140,7 +155,7 @@ def _products(arguments: dict[str, Any], weights: StoredWeights, splits: int | N
     tensor_cores = (64, MEMORY_BOUND_ROWS, 128, 4) if few else (128, 128, 64, 8)
     block_outs, most_tokens, size, warps = tensor_cores if narrow else (32, MEMORY_BOUND_ROWS, 16, 4)
     block_tokens = min(most_tokens, power_of_two(tokens, MIN_DOT_SIZE))
-    size = max(weights.group, MIN_DOT_SIZE, min(size, power_of_two(width)))
+    size = max(weights.group, MIN_DOT_SIZE, min(size, power_of_two(width)), 32 if weights.format else 0)
     steps = ceil_div(width, size)
     tiles = ceil_div(tokens, block_tokens) * ceil_div(outs, block_outs)
     wanted = 2 * num_processors(x.device) if few else num_processors(x.device)
@@ -179,6 +194,12 @@ def linear_grouped(
     x: Tensor, codes: Tensor, scales: Tensor, minima: Tensor | None, bias: Tensor | None, group: int
 ) -> Tensor:
     return run(*plan_grouped(x, codes, scales, minima, bias, group))
+
+
+def linear_quantized(
+    x: Tensor, weight: Tensor, scales: Tensor, minima: Tensor | None, bias: Tensor | None, format: str
+) -> Tensor:
+    return run(*plan_quantized(x, weight, scales, minima, bias, format))
 
 
 def plan_batch_invariant(

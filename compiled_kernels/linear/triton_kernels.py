@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from compiled_kernels.linear.triton_words import columns_in, numbers_of, spread
 from compiled_kernels.triton_code.dots import dot, operand
 
 
@@ -16,21 +17,6 @@ def widened(codes, FP8: tl.constexpr):
         halves = (codes & 127).to(tl.uint16) << 7 | (codes & 128).to(tl.uint16) << 8
         return halves.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
     return codes.to(tl.float32)
-
-
-@triton.jit
-def columns_in(words, BITS: tl.constexpr):
-    """Return the columns of words [row, word] of a plane of `BITS` bits (see linear/planes.py): [row, column]."""
-    found = words
-    if BITS <= 4:
-        found = tl.join(found, found >> 4)
-    if BITS <= 2:
-        found = tl.join(found, found >> 2)
-    if BITS == 1:
-        found = tl.join(found, found >> 1)
-    found = tl.join(found, found >> 8)
-    found = tl.join(found, found >> 16)
-    return tl.reshape(found & (1 << BITS) - 1, [words.shape[0], words.shape[1] * (32 // BITS)])
 
 
 @triton.jit
@@ -117,25 +103,23 @@ def columns_of(x, token, column, width, x_stride, EVEN: tl.constexpr):
 
 
 @triton.jit
-def of_groups(
-    each, line, step, width, COLUMNS: tl.constexpr, GROUP: tl.constexpr, OUTS: tl.constexpr, EVEN: tl.constexpr
-):
+def of_groups(each, line, step, width, COLUMNS: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr):
     """Load the scale or minimum of each column of a tile, of groups of `GROUP` columns: [out, column]."""
     group = step * (COLUMNS // GROUP) + tl.arange(0, COLUMNS // GROUP)
     at = each + line[:, None] * ((width + GROUP - 1) // GROUP) + group[None, :]
     found = tl.load(at) if EVEN else tl.load(at, mask=(group * GROUP < width)[None, :], other=0.0)
-    wide = tl.broadcast_to(found.to(tl.float32)[:, :, None], [OUTS, COLUMNS // GROUP, GROUP])
-    return tl.reshape(wide, [OUTS, COLUMNS])
+    return spread(found.to(tl.float32), GROUP)
 
 
 @triton.jit(do_not_specialize=["tokens", "steps"])  # one kernel for all numbers of rows
 def product(
     x, weights, scales, minima, bias, out, parts, tokens, width, outs, x_stride, steps,
     OUTS: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr, FOUR: tl.constexpr,
-    FP8: tl.constexpr, MINIMA: tl.constexpr, EVEN: tl.constexpr, BIAS: tl.constexpr, SPLIT: tl.constexpr,
+    FP8: tl.constexpr, MINIMA: tl.constexpr, FORMAT: tl.constexpr, EVEN: tl.constexpr, BIAS: tl.constexpr,
+    SPLIT: tl.constexpr,
 ):  # fmt: skip
     """Multiply a tile of out.T over `steps` tiles of `COLUMNS` weights a row; `GROUP` of them share a scale, with 0 all
-    of a row. `FOUR`: words of 4-bit codes."""
+    of a row. `FOUR`: words of 4-bit codes. `FORMAT`: words of a format of `WORDS`."""
     t = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)  # neighbours share the weights
     o = tl.program_id(1) * OUTS + tl.arange(0, OUTS)
     split = tl.program_id(2)
@@ -144,18 +128,21 @@ def product(
     sums = tl.zeros([OUTS, TOKENS], tl.float32)
     for step in range(split * steps, (split + 1) * steps):
         column = step * COLUMNS + tl.arange(0, COLUMNS)
-        if FOUR:
-            codes = four_bits(weights, line, step * COLUMNS, width, COLUMNS, EVEN)
-            codes = codes if MINIMA else codes - 8
+        if FORMAT is not None:
+            values = numbers_of(weights, scales, minima, line, step * COLUMNS, width, COLUMNS, FORMAT, EVEN)
         else:
-            at = weights + line[:, None] * width + column[None, :]
-            codes = tl.load(at) if EVEN else tl.load(at, mask=(column < width)[None, :], other=0)
-        if GROUP:
-            values = widened(codes, FP8) * of_groups(scales, line, step, width, COLUMNS, GROUP, OUTS, EVEN)
-            if MINIMA:
-                values += of_groups(minima, line, step, width, COLUMNS, GROUP, OUTS, EVEN)
-        else:
-            values = widened(codes, FP8) if FP8 else codes
+            if FOUR:
+                codes = four_bits(weights, line, step * COLUMNS, width, COLUMNS, EVEN)
+                codes = codes if MINIMA else codes - 8
+            else:
+                at = weights + line[:, None] * width + column[None, :]
+                codes = tl.load(at) if EVEN else tl.load(at, mask=(column < width)[None, :], other=0)
+            if GROUP:
+                values = widened(codes, FP8) * of_groups(scales, line, step, width, COLUMNS, GROUP, EVEN)
+                if MINIMA:
+                    values += of_groups(minima, line, step, width, COLUMNS, GROUP, EVEN)
+            else:
+                values = widened(codes, FP8) if FP8 else codes
         at_columns = columns_of(x, token, column, width, x_stride, EVEN)
         sums = dot(operand(values, x.dtype.element_ty), at_columns, sums)
     if not GROUP:

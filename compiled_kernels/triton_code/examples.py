@@ -17,6 +17,7 @@ from compiled_kernels.triton_code.launch import KernelLaunch
 WIDTH, HIDDEN, HEADS, GROUPS, DIM, VOCAB = 4096, 14_336, 32, 8, 128, 128_256
 SIZE = 16  # tokens a page
 ROWS = {"decode": 1, "batch": 16, "prefill": 512}
+STORED = "weight", "scales", "minima"
 Examples = dict[str, list[KernelLaunch]]
 
 
@@ -197,6 +198,23 @@ def grouped() -> Examples:
     }
 
 
+def quantized() -> Examples:
+    """Multiply by K-quants and Q8_0 in every way; by other formats in words a row and many rows."""
+    from compiled_kernels.linear.matrix_format import WORDS, MatrixFormat
+    from compiled_kernels.linear.triton import plan_quantized
+
+    def stored(name: str) -> list[Tensor | None]:
+        found = MatrixFormat.named(name).storage(WIDTH, WIDTH)
+        return [meta(*found[part][0], dtype=found[part][1]) if part in found else None for part in STORED]
+
+    return {
+        f"{when} {name}": plan_quantized(meta(rows, WIDTH), *stored(name), None, name)[0]
+        for name in WORDS
+        for when, rows in ROWS.items()
+        if when != "batch" or name in ("q4_k", "q6_k", "q8_0")
+    }
+
+
 def experts() -> Examples:
     """Multiply at the shape of OLMoE 1B 7B: 64 experts, of which a token uses 8."""
     from compiled_kernels.expert_linear.triton import plan
@@ -235,6 +253,7 @@ EXAMPLES: dict[str, Callable[[], Examples]] = {
     "linear": fixed_product,
     "linear_int8": int8,
     "linear_grouped": grouped,
+    "linear_quantized": quantized,
     "expert_linear": experts,
     "kv_write": kv_write,
     "paged_attention": attention,

@@ -121,7 +121,7 @@ KERNELS: dict[str, KernelRows] = {
     ),
     "linear_quantized": KernelRows(
         {
-            "tokens": [1, 3, 17], "width": [512, 256], "out": [9, 1030], "bias": [True, False], "dtype": DTYPES,
+            "tokens": [1, 3, 17], "width": [512, 256], "out": [9, 530], "bias": [True, False], "dtype": DTYPES,
             "format": list(WORDS),
         }
     ),

@@ -26,6 +26,7 @@ KERNELS = {
     "linear": {"product"},
     "linear_int8": {"one_row", "product", "add_parts"},
     "linear_grouped": {"one_row", "one_row_grouped", "product", "add_parts"},
+    "linear_quantized": {"one_row_words", "product", "add_parts"},
     "expert_linear": {"expert_product"},
     "paged_attention": {"attend", "merge"},
     "top_logprobs": {"survey", "gather"},
@@ -60,10 +61,12 @@ def test_kernels_compile_for_ampere(operator: str) -> None:
 
 
 def test_long_spans_and_many_rows_use_hoppers_own_matrix_instruction() -> None:
-    for operator, kernel in (("paged_attention", "attend"), ("linear_int8", "product"), ("linear_grouped", "product")):
+    few_bits = "linear_grouped", "linear_quantized"
+    products = ((name, "product") for name in ("linear_int8", *few_bits))
+    for operator, kernel in (("paged_attention", "attend"), *products):
         made = [each for each in artifacts(operator) if each.name.startswith("prefill") and each.name.endswith(kernel)]
         assert made
-        for prefill in made if operator == "linear_grouped" else made[:1]:
+        for prefill in made if operator in few_bits else made[:1]:
             assert "wgmma.mma_async" in prefill.stages["ptx"], prefill.name
 
 

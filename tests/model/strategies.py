@@ -32,25 +32,26 @@ _scalings = st.one_of(
 
 
 @st.composite
-def llama_specs(draw: st.DrawFn) -> ModelSpec:
+def llama_specs(draw: st.DrawFn, multiple: int = 1) -> ModelSpec:
+    """Draw a model whose sizes are multiples of `multiple`."""
     groups = draw(st.integers(1, 3))
     biased = draw(st.booleans())
     layer = LayerSpec(
         attention=AttentionSpec(
             num_heads=groups * draw(st.integers(1, 3)),
             num_kv_heads=groups,
-            head_dim=2 * draw(st.integers(1, 8)),
+            head_dim=max(2, multiple) * draw(st.integers(1, 16 // max(2, multiple))),
             qkv_bias=biased,
             o_proj_bias=biased,
         ),
-        intermediate_size=draw(st.integers(1, 40)),
+        intermediate_size=multiple * draw(st.integers(1, 40 // multiple)),
         mlp_bias=draw(st.booleans()),
     )
     vocab_size = draw(st.integers(1, 50))
     return ModelSpec(
         name=draw(st.sampled_from(["one", "two"])),
         vocab_size=vocab_size,
-        hidden_size=draw(st.integers(1, 40)),
+        hidden_size=multiple * draw(st.integers(1, 40 // multiple)),
         layers=(layer,) * draw(st.integers(1, 3)),
         max_position_embeddings=draw(st.integers(1, 100_000)),
         rotary=RotaryConfig(rope_theta=draw(st.floats(1.5, 1e7)), scaling=draw(_scalings)),

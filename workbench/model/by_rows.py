@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -34,12 +34,8 @@ def whole_rows(pieces: Iterable[Tensor], shape: tuple[int, ...]) -> Iterator[Ten
 
 def store_dense(shape: tuple[int, ...], dtype: torch.dtype, blocks: Iterable[Tensor]) -> Tensor:
     """Store a parameter of `shape` as `dtype`; blocks are its rows, in any shape."""
-    whole = empty_pages(shape, dtype)
-    place = whole.view(-1)
-    for block in blocks:
-        place[: block.numel()].view(block.shape).copy_(block)
-        place = place[block.numel() :]
-    return whole
+    (whole,) = _joined([((math.prod(shape),), dtype)], ((block.flatten(),) for block in blocks))
+    return whole.view(shape)
 
 
 def store_quantized(shape: tuple[int, ...], format: MatrixFormat, blocks: Iterable[Tensor]) -> tuple[Tensor, ...]:
@@ -47,30 +43,28 @@ def store_quantized(shape: tuple[int, ...], format: MatrixFormat, blocks: Iterab
     return _joined(format.storage(*shape).values(), (quantize_matrix(block, format) for block in blocks))
 
 
-def _joined(
-    storage: Iterable[tuple[tuple[int, ...], torch.dtype]], blocks: Iterable[tuple[Tensor, ...]]
-) -> tuple[Tensor, ...]:
+def _joined(storage: Iterable[Any], blocks: Iterable[Any]) -> tuple[Tensor, ...]:
     """Store tensors of these shapes and types whose rows come in blocks."""
     stored, start = tuple(empty_pages(*each) for each in storage), 0
     for block in blocks:
-        end = start + len(block[0])
         for whole, part in zip(stored, block, strict=True):
-            whole[start:end] = part
-        start = end
+            whole[start : start + len(part)] = part
+        start += len(block[0])
     return stored
 
 
 def store_quantized_stack(
     shape: tuple[int, ...], kind: Literal["int8", "int4"], group: int, blocks: Iterable[Tensor]
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """Quantize a stack [expert, row, column] that comes in blocks of rows: codes and scales (see
     compiled_kernels/expert_linear/packed.py)."""
-    experts, out, columns = shape
-    rows, count = (block.reshape(-1, columns) for block in blocks), experts * out
+    count, columns = math.prod(shape[:-1]), shape[-1]
+    rows = (block.reshape(-1, columns) for block in blocks)
     if kind == "int8":
-        codes, scales = store_quantized((count, columns), INT8_MATRIX, rows)
+        stored = store_quantized((count, columns), INT8_MATRIX, rows)
     else:
         storage = ((count, columns // 2), torch.uint8), ((count, columns // group), torch.float16)
-        quantized = (int4_codes(block, group) for block in rows)
-        codes, scales = _joined(storage, ((pack_pairs(codes), scales) for codes, scales in quantized))
-    return codes.view(experts, out, -1), scales.view(experts, out, *scales.shape[1:])
+        stored = _joined(
+            storage, ((pack_pairs(codes), scales) for codes, scales in (int4_codes(block, group) for block in rows))
+        )
+    return tuple(part.unflatten(0, shape[:-1]) for part in stored)

@@ -100,8 +100,8 @@ def _feedforward(layer: LayerSpec, ranks: int) -> dict[str, Cut]:
 def cut_tensor(tensor: Tensor, cut: Cut, rank: int, ranks: int) -> Tensor:
     """Return a rank's shard of a stored tensor: of numbers, of codes, or of the scales and minima beside these.
 
-    Codes and scales have fewer places on the cut axis than the matrix has columns: two codes to a byte, one scale to a
-    group. A scale for a whole row is every rank's.
+    Codes and scales have fewer places on the cut axis than the matrix has columns: eight codes of four bits to a word,
+    one scale to a group. A scale for a whole row is every rank's.
     """
     if cut.added_once:
         return tensor if rank == 0 else torch.zeros_like(tensor)

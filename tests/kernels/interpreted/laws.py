@@ -75,6 +75,7 @@ def test_every_gap_is_still_open_or_mended(gap: Gap) -> None:
 # Contexts of several tiles of 16 keys: of one, of one less and one more; fewer parts than tiles, and more.
 LONGER = {
     "paged_attention": [{"contexts": (15, 16, 17, 90), "spans": (1, 1, 1, 1)}, AT_TILES],
+    "linear_quantized": [{"out": 40}],  # two tiles of outputs
     "quantized_attention": [{"contexts": (60, 16), "spans": (1, 1)}, {"contexts": (24, 17), "spans": (20, 17)}],
 }
 
@@ -92,6 +93,7 @@ PLANS = {
     "quantized_attention": packed_attention.plan,
     "linear_int8": products.plan_int8,
     "linear_grouped": products.plan_grouped,
+    "linear_quantized": products.plan_quantized,
 }
 
 
@@ -202,7 +204,8 @@ def test_interpreter_is_still_wrong_in_bfloat16() -> None:
     """The day this fails, what `UPCAST` in compiled_kernels/triton_code/dots.py is for has gone, or a part of it, and
     the mended rows go from the table of gaps."""
     mended = {gap.operator for gap in GAPS if gap.reason == BF16_DOTS}
-    assert mended == {"linear_int8", "linear_grouped", "expert_linear", "paged_attention", "quantized_attention"}
+    products_mended = {"linear_int8", "linear_grouped", "linear_quantized", "expert_linear"}
+    assert mended == products_mended | {"paged_attention", "quantized_attention"}
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(16, 16, generator=generator) for _ in range(2))
     for dtype, right in ((torch.float32, True), (torch.bfloat16, False)):

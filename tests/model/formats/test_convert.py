@@ -74,12 +74,12 @@ def test_the_demo_keeps_its_tokenizer_and_its_logits(tmp_path: Path) -> None:
 
 
 @settings(max_examples=tries(25))
-@given(llama_specs(), st.sampled_from(["int4", "int8"]), st.sampled_from([2000, 10**9]))
+@given(llama_specs() | llama_specs(8), st.sampled_from(["int4", "int8"]), st.sampled_from([2000, 10**9]))
 def test_any_model_is_converted(
     tmp_path_factory: pytest.TempPathFactory, spec: ModelSpec, kind: str, shard_bytes: int
 ) -> None:
     folder = tmp_path_factory.mktemp("m")
-    format = WeightFormat.parse(kind, "dense", 2)
+    format = WeightFormat.parse(kind, "dense", 8)
     save_folder(folder / "m", spec, random_weights(spec, torch.float32), torch.float32)
     try:
         convert_model(folder / "m", folder / "q", format, torch.float32, shard_bytes)

@@ -90,7 +90,7 @@ def convert_model(
                 codes, scales = kept[name].tensors()
             else:
                 codes, scales = quantize_matrix(read_parameter(checkpoint, parameter, dtype), kind)
-            codes = codes if kind == INT8_MATRIX else unpack_planes(codes, (4,)).view(torch.int8) - 8
+            codes = codes if kind == INT8_MATRIX else unpack_planes(codes, (4,))
             parts = zip(stored[name].to_stored(codes), stored[name].to_stored(scales), strict=True)
             for (part, own), (_, own_scales) in parts:
                 module = part.name.removesuffix(".weight")
@@ -133,9 +133,10 @@ def _check_rows(parameter: StoredParameter) -> None:
 
 
 def _packed(module: str, kind: Codes, codes: Tensor, scales: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of a quantized matrix [out, in]: int8 codes, and scales [out] or [out, group]."""
+    """Yield the tensors of a quantized matrix [out, in]: codes of int8, or of INT4 plus 8, and scales [out] or [out,
+    group]."""
     bits = 8 if kind == "int8" else 4
-    unsigned = (codes.to(torch.int16) + (1 << bits - 1)).to(torch.uint8)
+    unsigned = codes.view(torch.uint8) ^ 128 if bits == 8 else codes
     yield f"{module}.weight_packed", pack_bits(unsigned, bits)
     yield f"{module}.weight_scale", scales[:, None] if kind == "int8" else scales
     yield f"{module}.weight_shape", torch.tensor(codes.shape)
