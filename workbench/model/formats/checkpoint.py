@@ -90,6 +90,7 @@ class StoredTensor(ABC):
 
     def release(self) -> None:
         """Give back the memory of its file's pages, where they are mapped and known."""
+        return
 
     def problem(self) -> str | None:
         """Return why its numbers cannot be read, from what the header says; None where they can."""
