@@ -1,4 +1,4 @@
-"""Pages of a store have the bytes of a formula, and are resident once they are written. `test_quantized.py` scrubs them."""
+"""Pages of a store have the bytes of a formula, and are resident once they are written."""
 
 from __future__ import annotations
 
