@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import inspect
-import io
-import textwrap
+import sys
 import tokenize
 from collections.abc import Collection, Iterator
 from typing import Annotated, Any
@@ -94,18 +92,20 @@ def field_comments(model: type[BaseModel]) -> dict[str, str]:
 
 def _source_comments(model: type[BaseModel]) -> dict[str, str]:
     try:
-        source = textwrap.dedent(inspect.getsource(model))
-    except (OSError, TypeError):  # made in a session that keeps no source
+        lines = inspect.findsource(sys.modules[model.__module__])[0]  # that of a class parses its whole file
+        first = next(at for at, line in enumerate(lines) if line.lstrip().startswith(f"class {model.__name__}("))
+    except (OSError, KeyError, StopIteration):  # made in a session that keeps no source
         return {}
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    comments = {each.start[0]: each for each in tokens if each.type == tokenize.COMMENT}
-    (body,) = (node.body for node in ast.parse(source).body if isinstance(node, ast.ClassDef))
-    comments_of = {}
-    for node in body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            first = node.lineno
-            while first - 1 in comments and comments[first - 1].line.lstrip().startswith("#"):
-                first -= 1
-            lines = range(first, (node.end_lineno or first) + 1)
-            comments_of[node.target.id] = " ".join(comments[n].string.lstrip("# ") for n in lines if n in comments)
-    return {name: words for name, words in comments_of.items() if words}
+    found, line, words = {}, [], []
+    depth = -lines[first].startswith(" ")
+    for token in tokenize.generate_tokens(iter(inspect.getblock(lines[first:])).__next__):
+        depth += (token.type == tokenize.INDENT) - (token.type == tokenize.DEDENT)
+        if token.type == tokenize.COMMENT:
+            words.append(token.string.lstrip("# "))
+        elif token.type == tokenize.NEWLINE:
+            if depth == 1 and line[1:2] == [":"] and words:
+                found[line[0]] = " ".join(words)
+            line, words = [], []
+        elif token.string.strip():
+            line.append(token.string)
+    return found

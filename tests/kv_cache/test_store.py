@@ -1,4 +1,4 @@
-"""The bytes of a store of dense layers are the formula's, and resident once they are written. Scrubbing is `test_quantized.py`'s."""
+"""Pages of a store have the bytes of a formula, and are resident once they are written."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class RankGraphs(InductorProgram):
     @torch.inference_mode()
     def __call__(self, batch: TokenBatch, layers: tuple[int, ...] = ()) -> Tensor:
         """Return the logits of a batch's sampled rows, as `TensorParallelTransformer.compute_logits` does."""
-        self.mark_dynamic(batch)
+        self.prepare(batch)
         run, samples = self._whole if batch.decode_only else self._mixed, len(batch.logits_indices)
         x = self.sampled_rows(batch, run)
         self.model.ranks.record([x[:samples]])

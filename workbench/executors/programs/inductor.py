@@ -91,9 +91,7 @@ class InductorProgram(StepProgram):
         return bucket_for(len(plan.spans) + plan.padding_rows) if plan.decode_only else None
 
     def __call__(self, batch: TokenBatch, layers: tuple[int, ...] = ()) -> Tensor:
-        if not self._sides:
-            self._compile()
-        self.mark_dynamic(batch)
+        self.prepare(batch)
         with torch.inference_mode():
             if batch.decode_only and self.compile_unit == "step" and not layers:
                 return self._step(self.model, batch, self.store)[batch.logits_indices]
@@ -102,8 +100,11 @@ class InductorProgram(StepProgram):
             logits = self.head(self.model, self.sampled_rows(batch, tap or run))[: len(batch.logits_indices)]
             return logits if tap is None else tap.beside(logits)
 
-    def mark_dynamic(self, batch: TokenBatch) -> None:
-        """Let the pages that sequences hold be of any number without compiling again."""
+    def prepare(self, batch: TokenBatch) -> None:
+        """Make what is compiled, if that is to be done, and let a batch's sequences hold any number of pages without
+        compiling again."""
+        if not self._sides:
+            self._compile()
         for table in batch.page_tables:
             torch._dynamo.mark_dynamic(table, 1)
 

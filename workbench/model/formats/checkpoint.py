@@ -88,9 +88,6 @@ class StoredTensor(ABC):
         """Read the tensor into a contiguous one of its shape, cast to its type."""
         out.copy_(self.read())
 
-    def release(self) -> None:
-        """Give back the memory of its file's pages, where they are mapped and known."""
-
     def problem(self) -> str | None:
         """Return why its numbers cannot be read, from what the header says; None where they can."""
         return None

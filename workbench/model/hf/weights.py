@@ -77,8 +77,6 @@ def read_weights(
 
     def stored_and_kept(name: str) -> dict[str, Tensor]:
         found = keep(store(name))
-        for part in wanted[name].parts:
-            checkpoint.tensors[part.name].release()
         done(wanted[name])
         return found
 

@@ -22,7 +22,6 @@ from workbench.model.formats.gguf.blocks import (
 )
 from workbench.model.formats.gguf.families import SHARED, architecture_of, config_of, names_of
 from workbench.model.formats.gguf.file import GGUFFile, GGUFTensor, open_gguf
-from workbench.model.formats.mapped import release
 from workbench.model.hf.fields import ConfigFields
 
 MAX_PARTS = 1000
@@ -52,9 +51,6 @@ class GGUFStoredTensor(StoredTensor):
         dtype = PLAIN_DTYPES.get(type.name, torch.float32)
         numbers = dequantize_blocks(type, self._blocks(), dtype).view(self.shape)
         return numbers - self.offset if self.offset else numbers
-
-    def release(self) -> None:
-        release(self._blocks())
 
     def quantized(self) -> QuantizedMatrix | None:
         """Return Q4_0, Q4_1 and Q8_0 as integers in groups of 32 columns, and MXFP4, bit for bit; the others' groups

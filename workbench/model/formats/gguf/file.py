@@ -89,7 +89,8 @@ class GGUFArray:
             try:
                 yield str(view[start:at], "utf-8")
             except UnicodeDecodeError as error:
-                raise damaged(self.path, f"{self.key}, entry {index}: is no UTF-8 ({error.reason})") from None
+                fault = f"{self.key[:300]}, entry {index}: is no UTF-8 ({error.reason}); fetch the file again"
+                raise WorkbenchError(f"{self.path}: {fault}") from None
 
 
 class GGUFFile:
@@ -137,7 +138,9 @@ class GGUFFile:
         return dequantize_blocks(info.type, self.blocks(name), dtype).view(info.shape)
 
     def damaged(self, reason: str) -> WorkbenchError:
-        return damaged(self.path, reason)
+        return WorkbenchError(
+            f"{self.path}: {reason if len(reason) < 400 else reason[:400] + '...'}; fetch the file again"
+        )
 
     def _map(self) -> Tensor:
         try:
@@ -297,7 +300,3 @@ def open_gguf(path: Path) -> GGUFFile:
     if (file := _open.get(state)) is None:
         file = _open[state] = GGUFFile(path)
     return file
-
-
-def damaged(path: Path, reason: str) -> WorkbenchError:
-    return WorkbenchError(f"{path}: {reason if len(reason) < 400 else reason[:400] + '...'}; fetch the file again")
