@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from compiled_kernels import Backend
+from compiled_kernels import Backend, backend_problems
 from compiled_kernels.backends import AUTO_BACKEND
-from compiled_kernels.linear.matrix_format import MatrixFormat
+from compiled_kernels.linear.matrix_format import DENSE_MATRIX, INT8_MATRIX
 from workbench.engine.config import DTYPES, EngineConfig, ModelConfig, parse_dtype
 from workbench.errors import WorkbenchError, nearest
 from workbench.executors.autotune import autotune_backend, usual_seconds
-from workbench.executors.capabilities import unsupported
+from workbench.executors.capabilities import Role, unsupported
 from workbench.executors.layout import choose_weight_layout
 from workbench.executors.reference import CacheLayout
 from workbench.executors.requirements import Requirements
@@ -34,7 +34,7 @@ from workbench.model.formats.open import is_quantized, open_checkpoint, read_con
 from workbench.model.formats.texts import absent_token_ids, open_chat_template, open_tokenizer
 from workbench.model.hf import families
 from workbench.model.hf.generation import read_sampling_defaults
-from workbench.model.hf.kept import Refuses, cost_of_widening, stored_format
+from workbench.model.hf.kept import Refuses, bytes_of_kept, cost_of_widening, kept_matrices, stored_format
 from workbench.model.hf.weights import Keep, keep_all, random_weights, read_weights, wanted_parameters
 from workbench.model.memory import cache_shapes
 from workbench.model.parameters import StoredParameter
@@ -231,6 +231,21 @@ def weight_format(
     return _source(model.name, config.attention).weight_format(config)[0]
 
 
+def weight_storage(model: ModelConfig, backend: str = AUTO_BACKEND) -> dict[str, Any]:
+    """Return how a model's weights are kept for a backend: formats of blocks and head, bytes of the matrices in few
+    bits in memory and in the files, and a line for each reason why others are widened."""
+    config = EngineConfig(model=model, backend=backend)
+    source = _source(model.name, config.attention)
+    format, reasons = source.weight_format(config)
+    found = {"blocks": str(format), "head": str(format.head), "bytes": 0, "file_bytes": 0, "widened": list[str]()}
+    if source.trained is not None:
+        files, tied = (source.checkpoint, source.wanted), source.trained.tie_word_embeddings
+        dtype = source.stored_dtype if model.dtype == "auto" else parse_dtype(model.dtype)
+        found["bytes"], found["file_bytes"] = bytes_of_kept(files[0], kept_matrices(*files, tied, format).values())
+        found["widened"] = cost_of_widening(*files, tied, format, dtype, reasons)
+    return found
+
+
 def _device(name: str) -> torch.device:
     try:
         return torch.empty(0, device=name).device
@@ -285,8 +300,8 @@ class _Source:
             return setting, {}
         if not self.attention.is_unchanged:
             return setting, {"": "its attention is changed"}
-        refuses = self._refusals(config)
-        format, reasons = stored_format(self.checkpoint, self.wanted, self.trained.tie_word_embeddings, refuses)
+        tied = self.trained.tie_word_embeddings
+        format, reasons = stored_format(self.checkpoint, self.wanted, tied, *self._refusals(config))
         group = format.blocks.group if format.blocks.codes == "int4" else settings.weight_group
         if settings.head_weights is not None:
             format = replace(format, head=matrix_format(settings.head_weights, group))
@@ -295,17 +310,23 @@ class _Source:
             format = replace(format, experts=settings.expert_weights, expert_group=columns)
         return format, reasons
 
-    def _refusals(self, config: EngineConfig) -> Refuses:
-        """Return why no product of the backend that will decode multiplies from a format: the one that is asked for,
-        or that `auto` names for dense weights."""
+    def _refusals(self, config: EngineConfig) -> tuple[Refuses, str | None]:
+        """Return why the backend that will decode does not multiply from a format, and why not from a fused matrix in
+        several formats. Under `auto` a format is kept where mlir has a product for it: in plain torch one in words
+        takes longer than a dense one."""
         device, ranks = _device(config.model.device), config.parallel.tensor
-        backend = select_backends(config.backend, _requirements(config, self, WeightFormat(), device, ranks)).decode
+        backends = select_backends(config.backend, _requirements(config, self, WeightFormat(), device, ranks))
+        quick = config.backend == AUTO_BACKEND and device.type == "cpu" and not backend_problems()[Backend.MLIR]
 
-        def refusal(format: MatrixFormat) -> str | None:
-            found = unsupported(backend, Requirements(weights=WeightFormat(format), device=device.type))
+        def refusal(backend: Backend, role: Role, weights: WeightFormat) -> str | None:
+            found = unsupported(backend, Requirements(weights=weights, device=device.type), role)
             return found and f"backend {backend}: {found.reason}"
 
-        return refusal
+        several = WeightFormat(own=(("a fused matrix", ((1, INT8_MATRIX), (1, DENSE_MATRIX))),))
+        return (
+            lambda format: refusal(Backend.MLIR if quick else backends.decode, "blocks", WeightFormat(format)),
+            refusal(backends.decode, "step" if backends.has_step else "blocks", several),
+        )
 
     def state(
         self,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -133,8 +133,11 @@ def no_refusal(format: MatrixFormat) -> str | None:
     """Refuse no format."""
 
 
-def kept_matrix(parameter: StoredParameter, checkpoint: Checkpoint, refuses: Refuses = no_refusal) -> KeptMatrix:
-    """Return a parameter as its file stores it, as far as a product multiplies from that."""
+def kept_matrix(
+    parameter: StoredParameter, checkpoint: Checkpoint, refuses: Refuses = no_refusal, one_format: str | None = None
+) -> KeptMatrix:
+    """Return a parameter as its file stores it, as far as a product multiplies from that; dense where it has several
+    formats, and `one_format` is why it may not."""
     parts = [_kept_part(part, checkpoint, refuses) for part in parameter.parts]
     if parameter.viewed_as is not None:
         parts = [replace(each, format=DENSE_MATRIX, reason=_packed(each.tensor) and NO_MATRIX) for each in parts]
@@ -145,6 +148,9 @@ def kept_matrix(parameter: StoredParameter, checkpoint: Checkpoint, refuses: Ref
             runs.append(KeptRun(part.format, (part,)))
         else:
             runs[-1] = KeptRun(together, (*runs[-1].parts, part))
+    if one_format is not None and len(runs) > 1:
+        dense = (replace(each, format=DENSE_MATRIX, reason=each.reason or one_format) for each in parts)
+        runs = [KeptRun(DENSE_MATRIX, tuple(dense))]
     return KeptMatrix(tuple(runs))
 
 
@@ -184,7 +190,7 @@ def _kept_part(part: StoredPart, checkpoint: Checkpoint, refuses: Refuses) -> Ke
 
 
 def stored_format(
-    checkpoint: Checkpoint, wanted: Wanted, tied: bool, refuses: Refuses = no_refusal
+    checkpoint: Checkpoint, wanted: Wanted, tied: bool, refuses: Refuses = no_refusal, one_format: str | None = None
 ) -> tuple[WeightFormat, dict[str, str]]:
     """Return the format in which each matrix of a checkpoint can stay, and why others are widened, by stored tensor.
 
@@ -193,6 +199,7 @@ def stored_format(
         wanted: its parameters.
         tied: the head is the embedding.
         refuses: why no product of the backend multiplies from a format.
+        one_format: why parts of a fused matrix may not differ; None where they may.
     """
     rows: dict[str, Rows] = {}
     head = DENSE_MATRIX
@@ -210,8 +217,8 @@ def stored_format(
         if (len(parameter.shape) != 2 or name.endswith(DENSE_MATRICES)) and not is_head:
             reasons |= dict.fromkeys(packed, NO_MATRIX)
             continue
-        kept = kept_matrix(parameter, checkpoint, refuses)
-        reasons |= {part.part.name: part.reason for part in kept.parts if part.reason}
+        kept = kept_matrix(parameter, checkpoint, refuses, one_format)
+        reasons |= {each.part.name: each.reason for each in kept.parts if each.part.name in packed and each.reason}
         if is_head:
             head = kept.runs[0].format
         else:
@@ -287,6 +294,13 @@ def cost_of_widening(
         reason = f" ({which}{reason})" if reason else ""
         lines.append(f"{line}, {memory:,.1f} MB for {files:,.1f} MB in the files{reason}")
     return lines
+
+
+def bytes_of_kept(checkpoint: Checkpoint, kept: Iterable[KeptMatrix | KeptStack]) -> tuple[int, int]:
+    """Return the bytes of matrices in few bits in memory, and of the same in the files; without stacks of experts."""
+    runs = [run for each in kept if isinstance(each, KeptMatrix) for run in each.runs if not run.format.is_dense]
+    memory = sum(run.format.nbytes(run.rows, run.parts[0].part.shape_here[1]) for run in runs)
+    return memory, sum(part.tensor.nbytes for run in runs for part in run.parts)
 
 
 def _format_of(part: StoredPart, matrix: QuantizedMatrix, tensor: StoredTensor) -> MatrixFormat | str:
