@@ -147,7 +147,7 @@ MODELS: dict[str, Requirements] = {
     "INT4": model(WIDE, weights=WeightFormat.parse("int4", quant_group=4), cache={"format": "int4", "rotate": True}),
     "INT4 by six": model(layer(2, 1, dim=6), weights=WeightFormat.parse("int4", quant_group=6), hidden_size=12),
     **{name: model(WIDE, weights=format) for name, format in FORMATS.items()},
-    **{name: model(WIDEST, weights=WeightFormat(*[MatrixFormat.named(name)] * 2), hidden_size=256) for name in WORDS},
+    **{str(own): model(WIDEST, weights=WeightFormat(own, own), hidden_size=256) for own in map(MatrixFormat.named, WORDS)},
     "rows in several formats": model(WIDE, weights=WeightFormat(own=(("blocks.0.attention.qkv.weight", STACKED),))),
     "dense keys": model(WIDE, cache={"values": "int8"}),
     "own codec": model(WIDE, layer(sliding_window=9), cache={"codec": HERE + "Halved"}),

@@ -61,7 +61,7 @@ def test_integers_stay_and_give_the_tokens_of_their_numbers(tmp_path: Path, mode
 def test_what_a_backend_refuses_is_widened_with_a_line(
     tmp_path: Path, model: Any, kind: str, kept: MatrixFormat | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which, why, and what it costs; Q4_0 is then kept in groups of a scale, where products multiply from these."""
+    """A line says which, why, and what it costs; Q4_0 is then kept in groups of columns with a scale."""
 
     def refuse(backend: Backend, wanted: Requirements) -> Refusal | None:
         return Refusal("cannot", f"none for {wanted.weights}") if wanted.weights.blocks.words else None

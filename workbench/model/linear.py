@@ -186,6 +186,8 @@ class StackedLinear(nn.ModuleList):
     """[token, width] -> [token, out] by a matrix whose rows are stored in several formats: a product for each run of
     rows in one of them."""
 
+    bias: Tensor | None
+
     def __init__(self, whole: Linear, rows: Rows):
         super().__init__(
             Linear(whole.in_features, count, False, whole.backend, format, whole.activations) for count, format in rows
@@ -193,20 +195,23 @@ class StackedLinear(nn.ModuleList):
         self.sizes = [count for count, _ in rows]
         self.register_parameter("bias", whole.bias)
 
+    @property
+    def parts(self) -> list[Linear]:
+        return [part for part in self if isinstance(part, Linear)]
+
     def forward(self, x: Tensor) -> Tensor:
         biases = [None] * len(self.sizes) if self.bias is None else self.bias.split(self.sizes)
-        return torch.cat([part.multiply(x, bias) for part, bias in zip(self, biases, strict=True)], -1)
+        return torch.cat([part.multiply(x, bias) for part, bias in zip(self.parts, biases, strict=True)], -1)
 
     def lookup_rows(self, index: Tensor | slice, dtype: torch.dtype) -> Tensor:
         """Look up rows of the matrix as numbers: [token] -> [token, in_features]."""
-        return torch.cat([part.lookup_rows(slice(None), dtype) for part in self])[index]
+        return torch.cat([part.lookup_rows(slice(None), dtype) for part in self.parts])[index]
 
 
 def stored_as(linear: Linear, rows: Rows) -> Linear | StackedLinear:
     """Return the module of the same product whose matrix is stored so."""
-    if len(rows) > 1:
-        return StackedLinear(linear, rows)
-    ((count, format),) = rows
-    made = Linear(linear.in_features, count, False, linear.backend, format, linear.activations)
-    made.bias = linear.bias
-    return made
+    if len(rows) == 1:
+        made = Linear(linear.in_features, rows[0][0], False, linear.backend, rows[0][1], linear.activations)
+        made.bias = linear.bias
+        return made
+    return StackedLinear(linear, rows)

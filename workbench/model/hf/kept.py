@@ -183,8 +183,9 @@ def _kept_part(part: StoredPart, checkpoint: Checkpoint, refuses: Refuses) -> Ke
     matrix, format = checkpoint.kept[part]
     if matrix is None:
         return KeptPart(part, tensor, DENSE_MATRIX, reason)
-    problem = format if isinstance(format, str) else refuses(format)
-    if problem is not None:
+    if isinstance(format, str):
+        return KeptPart(part, tensor, DENSE_MATRIX, format)
+    if (problem := refuses(format)) is not None:
         return KeptPart(part, tensor, DENSE_MATRIX, problem)
     return KeptPart(part, tensor, format, matrix=matrix)
 
@@ -225,7 +226,7 @@ def stored_format(
             rows[name] = kept.rows
     whole = Counter(each[0][1] for each in rows.values() if len(each) == 1)
     blocks = whole.most_common(1)[0][0] if whole else DENSE_MATRIX
-    own = tuple((name, each) for name, each in rows.items() if len(each) > 1 or each[0][1] != blocks)
+    own = tuple((name, each) for name, each in rows.items() if {format for _, format in each} != {blocks})
     format = WeightFormat(blocks, head, own=own)
     if experts:
         of_experts, group = next(iter(experts)) if len(experts) == 1 else ("dense", 0)
