@@ -93,6 +93,7 @@ class Bounded:
 
 WIDE = layer(2, 1, dim=8)
 WIDEST = layer(4, 2, dim=64).model_copy(update={"intermediate_size": 256})
+IN_WORDS = {name: MatrixFormat.named(name) for name in WORDS}
 STACKED: Rows = ((16, INT8_MATRIX), (8, DENSE_MATRIX), (8, INT8_MATRIX))
 LAYERS = {"format": "int8", "layers": {1: {"format": "int4"}, 2: {"format": "fp8"}}}
 MODELS: dict[str, Requirements] = {
@@ -147,7 +148,7 @@ MODELS: dict[str, Requirements] = {
     "INT4": model(WIDE, weights=WeightFormat.parse("int4", quant_group=4), cache={"format": "int4", "rotate": True}),
     "INT4 by six": model(layer(2, 1, dim=6), weights=WeightFormat.parse("int4", quant_group=6), hidden_size=12),
     **{name: model(WIDE, weights=format) for name, format in FORMATS.items()},
-    **{str(own): model(WIDEST, weights=WeightFormat(own, own), hidden_size=256) for own in map(MatrixFormat.named, WORDS)},
+    **{name: model(WIDEST, weights=WeightFormat(own, own), hidden_size=256) for name, own in IN_WORDS.items()},
     "rows in several formats": model(WIDE, weights=WeightFormat(own=(("blocks.0.attention.qkv.weight", STACKED),))),
     "dense keys": model(WIDE, cache={"values": "int8"}),
     "own codec": model(WIDE, layer(sliding_window=9), cache={"codec": HERE + "Halved"}),

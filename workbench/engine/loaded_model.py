@@ -325,7 +325,9 @@ class _Source:
         several = WeightFormat(own=(("a fused matrix", ((1, INT8_MATRIX), (1, DENSE_MATRIX))),))
         return (
             lambda format: refusal(Backend.MLIR if quick else backends.decode, "blocks", WeightFormat(format)),
-            refusal(backends.decode, "step" if backends.has_step else "blocks", several),
+            "ranks share a fused matrix in one format"
+            if ranks > 1
+            else refusal(backends.decode, "step" if backends.has_step else "blocks", several),
         )
 
     def state(

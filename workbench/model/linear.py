@@ -211,7 +211,8 @@ class StackedLinear(nn.ModuleList):
 def stored_as(linear: Linear, rows: Rows) -> Linear | StackedLinear:
     """Return the module of the same product whose matrix is stored so."""
     if len(rows) == 1:
-        made = Linear(linear.in_features, rows[0][0], False, linear.backend, rows[0][1], linear.activations)
+        out, format = len(linear.weight), rows[0][1]  # a rank has fewer rows
+        made = Linear(linear.in_features, out, False, linear.backend, format, linear.activations)
         made.bias = linear.bias
         return made
     return StackedLinear(linear, rows)

@@ -126,7 +126,8 @@ class WeightFormat:
 
     def rows_of(self, name: str, shape: tuple[int, ...]) -> Rows:
         """Return how the rows of a parameter that is no stack of experts are stored."""
-        return dict(self.own).get(name) or ((shape[0], self.of(name, len(shape))),)
+        rows = dict(self.own).get(name, ())
+        return rows if len(rows) > 1 else ((shape[0], self.of(name, len(shape))),)
 
     @cached_property
     def _own_parts(self) -> dict[str, MatrixFormat]:
