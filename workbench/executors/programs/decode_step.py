@@ -294,6 +294,8 @@ def _head(model: Transformer) -> WeightLayout:
 def _weight(format: MatrixFormat, dtype: torch.dtype, bias: bool = False) -> WeightLayout:
     if format.is_dense:
         return WeightLayout(MLIR_TYPES[dtype], bias=bias)
+    if format.words is not None:
+        return WeightLayout(format.codes, bias=bias)
     kind = code_kind(CODE_DTYPES[format.codes], format.minima is not None)
     minima = "" if format.minima is None else MLIR_TYPES[format.minima]
     return WeightLayout(kind, format.group, bias, scales=MLIR_TYPES[format.scales], minima=minima)
