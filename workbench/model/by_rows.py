@@ -58,7 +58,7 @@ def store_quantized_stack(
 ) -> tuple[Tensor, ...]:
     """Quantize a stack [expert, row, column] that comes in blocks of rows: codes and scales (see
     compiled_kernels/expert_linear/packed.py)."""
-    count, columns = math.prod(shape[:-1]), shape[-1]
+    count, columns = shape[0] * shape[1], shape[2]
     rows = (block.reshape(-1, columns) for block in blocks)
     if kind == "int8":
         stored = store_quantized((count, columns), INT8_MATRIX, rows)
@@ -67,4 +67,4 @@ def store_quantized_stack(
         stored = _joined(
             storage, ((pack_pairs(codes), scales) for codes, scales in (int4_codes(block, group) for block in rows))
         )
-    return tuple(part.unflatten(0, shape[:-1]) for part in stored)
+    return tuple(part.unflatten(0, shape[:2]) for part in stored)
