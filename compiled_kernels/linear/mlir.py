@@ -25,6 +25,7 @@ from compiled_kernels.blocked.layout import (
     in_panels,
     regrouped,
     scales_to_panels,
+    shape_of,
     to_panels,
     whole_panels,
 )
@@ -65,13 +66,15 @@ class Weight(NamedTuple):
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    if in_panels(weight) and weight.dtype != x.dtype:
-        raise BackendError(f"linear: backend mlir reads a weight in panels of {x.dtype}, not of {weight.dtype}")
-    dense = MLIR_TYPES.get(weight.dtype, "")
+    out, width = shape_of(weight)
+    check_argument("linear", "x", x, (len(x), width), COMPUTE_DTYPES, contiguous=False)
     if in_panels(weight):
-        return _multiply("linear", x, Weight(dense, 0, (weight,)), bias)
-    check_argument("linear", "weight", weight, (weight.shape[0], x.shape[1]), COMPUTE_DTYPES, contiguous=False)
-    return _multiply("linear", x, Weight(dense, 0, (weight,)), bias, row_by_row=True)
+        if weight.dtype != x.dtype:
+            raise BackendError(f"linear: backend mlir reads a weight in panels of {x.dtype}, not of {weight.dtype}")
+    else:
+        check_argument("linear", "weight", weight, (out, width), COMPUTE_DTYPES, contiguous=False)
+    weights = Weight(MLIR_TYPES[weight.dtype], 0, (weight,))
+    return _multiply("linear", x, weights, bias, row_by_row=not in_panels(weight))
 
 
 def linear_int8(x: Tensor, values: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
@@ -83,9 +86,11 @@ def linear_w8a8(x: Tensor, values: Tensor, scales: Tensor, bias: Tensor | None) 
 
 
 def _int8(name: str, x: Tensor, values: Tensor, scales: Tensor) -> Weight:
-    sizes = (*values.shape[:2], PANEL, 4) if in_panels(values) else (values.shape[0], x.shape[1])
+    out, width = shape_of(values)
+    check_argument(name, "x", x, (len(x), width), COMPUTE_DTYPES, contiguous=False)
+    sizes = (*values.shape[:2], PANEL, 4) if in_panels(values) else (out, width)
     check_argument(name, "values", values, sizes, (torch.int8,), contiguous=in_panels(values))
-    check_argument(name, "scales", scales, (len(scales),), (torch.float32,), contiguous=False)
+    check_argument(name, "scales", scales, (out,), (torch.float32,), contiguous=False)
     return Weight("i8", 0, (values, scales))
 
 
@@ -95,8 +100,8 @@ def linear_grouped(
     name, width, panels = "linear_grouped", x.shape[1], in_panels(codes)
     kind = code_kind(codes.dtype, minima is not None)
     per_word = 8 if codes.dtype == torch.int32 else 4
-    if group < 1 or math.gcd(group, width) % per_word:
-        wanted = f"groups of whole words of {per_word} columns that divide {width} are wanted"
+    if group < 1 or math.gcd(group, width) % per_word or (per_word == 8 and width % group):
+        wanted = f"groups of whole words that divide {width} columns are wanted"
         raise BackendError(f"{name}: {wanted}, {group} given")
     values = 1 if per_word == 8 else 4  # of a word, as the tensor has it
     stored = width // 8 if per_word == 8 else width
@@ -144,10 +149,8 @@ def _multiply(name: str, x: Tensor, weight: Weight, bias: Tensor | None, row_by_
     tokens, width = x.shape
     check_argument(name, "x", x, (tokens, width), COMPUTE_DTYPES, contiguous=False)
     matrix, *beside = weight.tensors
-    by_row = [each for each in beside if each.ndim == 1]
-    out = len(matrix) if not in_panels(matrix) else len(by_row[0]) if by_row else len(matrix) * PANEL
+    out = len(matrix) * (PANEL if in_panels(matrix) else 1)
     if bias is not None:
-        out = min(out, len(bias)) if in_panels(matrix) else out
         check_argument(name, "bias", bias, (out,), (bias.dtype,), contiguous=False)
         bias = bias.to(x.dtype)
     if not tokens or not out:

@@ -14,6 +14,7 @@ from compiled_kernels import Backend
 from compiled_kernels.linear.matrix_format import MatrixFormat
 from tests.model.families import WIDE
 from tests.prompt.vocabularies import gguf_byte_level
+from workbench.engine import loaded_model
 from workbench.engine.loaded_model import BUNDLED_MODELS
 from workbench.executors.requirements import Refusal, Requirements
 from workbench.memory.report import read_spec_and_remarks
@@ -64,6 +65,7 @@ def test_what_a_backend_refuses_is_widened_with_a_line(
         return Refusal("cannot", f"none for {wanted.weights}") if wanted.weights.blocks.words else None
 
     lines: list[str] = []
+    monkeypatch.setattr(loaded_model, "unsupported", refuse)
     text_of(written(model, tmp_path, kind), lines.append)
     cost = rf"GGUF {kind}, (\d+) of (\d+) quantized tensors are widened to bfloat16, (2.1|0.2) MB for 0.\d MB in "
     found = [match for line in lines if (match := re.search(cost + r"the files \((.*)\)$", line))]

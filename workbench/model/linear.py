@@ -18,6 +18,7 @@ from compiled_kernels.blocked.layout import (
     rows_of_panels,
     scales_to_panels,
     to_panels,
+    whole_panels,
 )
 from compiled_kernels.linear.matrix_format import DENSE_MATRIX, INT8_MATRIX, MatrixFormat
 from compiled_kernels.linear.quantize import dequantize_matrix
@@ -142,6 +143,8 @@ class Linear(nn.Module):
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Return x @ matrix.T + bias."""
         weight, scales, minima = self._read
+        if in_panels(weight):  # which are whole pairs, and so is what is beside them
+            bias, scales = (each if each is None or each.ndim > 1 else whole_panels(each) for each in (bias, scales))
         if scales is None:
             found = compiled_kernels.linear(x, weight, bias, self.backend)
         elif self.format == INT8_MATRIX:
