@@ -16,6 +16,7 @@ from tests.model.families import WIDE
 from tests.prompt.vocabularies import gguf_byte_level
 from workbench.engine import loaded_model
 from workbench.engine.loaded_model import BUNDLED_MODELS
+from workbench.executors.capabilities import Role
 from workbench.executors.requirements import Refusal, Requirements
 from workbench.memory.report import read_spec_and_remarks
 from workbench.model.formats.open import open_checkpoint
@@ -61,7 +62,7 @@ def test_what_a_backend_refuses_is_widened_with_a_line(
 ) -> None:
     """A line says which, why, and what it costs; Q4_0 is then kept in groups of columns with a scale."""
 
-    def refuse(backend: Backend, wanted: Requirements) -> Refusal | None:
+    def refuse(backend: Backend, wanted: Requirements, role: Role) -> Refusal | None:
         return Refusal("cannot", f"none for {wanted.weights}") if wanted.weights.blocks.words else None
 
     lines: list[str] = []

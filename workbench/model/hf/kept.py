@@ -353,6 +353,6 @@ def joined(one: MatrixFormat, other: MatrixFormat) -> MatrixFormat | None:
 
 def _holds(format: MatrixFormat, own: MatrixFormat) -> bool:
     """Return whether a format holds exactly what has its own one: a scale for 128 columns is two for 64."""
-    if own.words or not format.group or own.group % format.group:
+    if own.words or own.codes != format.codes or not format.group or own.group % format.group:
         return joined(format, own) == format
     return joined(format, replace(own, group=format.group)) == format
