@@ -107,7 +107,7 @@ def measure(
                 "format": name,
                 "file_bytes": sum(file.stat().st_size for file in folders[name].glob("*.safetensors")),
                 "memory_bytes": runner.model.weight_bytes,
-                "in_memory": str(runner.model.format.blocks),
+                "in_memory": str(runner.model.format),
                 "widened": [line for line in lines[name] if "widened" in line],
                 "kl": statistics.fmean(found.kl),
                 "same_top": statistics.fmean(found.same_top),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch.nn.functional as F
 from einops import einsum
 from jaxtyping import Float, Int8, Int32
@@ -114,7 +116,7 @@ def linear_grouped(
         backend: what computes it.
     """
     if backend is Backend.EAGER:
-        return multiply_by_blocks(x, (codes, scales, minima), lambda *parts: dequantize_grouped(*parts, group), bias)
+        return multiply_by_blocks(x, (codes, scales, minima), partial(dequantize_grouped, group=group), bias)
     if backend is Backend.INDUCTOR:
         return traced.linear_grouped(x, codes, scales, minima, bias, group)
     return LINEAR_GROUPED.implementation(backend)(x, codes, scales, minima, bias, group)

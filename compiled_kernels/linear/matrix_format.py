@@ -157,6 +157,11 @@ class MatrixFormat:
         return WORDS.get(self.codes)
 
     @property
+    def unit(self) -> int:
+        """Return the columns that are only stored together; 0 where any number is."""
+        return self.group if self.words is None else self.words.block
+
+    @property
     def is_dense(self) -> bool:
         return self.codes == "dense"
 

@@ -73,6 +73,9 @@ def test_a_bound_counts_the_bytes_that_are_read(tmp_path: Path, monkeypatch: pyt
     assert found["speed"]["weight_bytes"] == pytest.approx(found["files"]["bytes"], rel=0.1)
     assert found["speed"]["decode_tokens_per_s"] > 2 * dense["speed"]["decode_tokens_per_s"]
     assert found["speed"]["measured_beside_work"]
+    kept = found["stored"]
+    assert kept["widened"] == [] and kept["bytes"] == kept["file_bytes"] > 0.9 * found["files"]["bytes"]
+    assert dense["stored"]["bytes"] == dense["stored"]["file_bytes"] == 0
 
 
 def test_a_gguf_file_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ import torch
 
 from compiled_kernels import Backend, backend_problems
 from compiled_kernels.backends import triton_interpreted
+from compiled_kernels.linear.matrix_format import DENSE_MATRIX, INT8_MATRIX, WORDS, MatrixFormat
 from compiled_kernels.paged_attention import inductor as paged_inductor
 from tests.engine.kinds import GEMMA, LATENT, MIXTURE
 from tests.engine.tiny import HERE, layer, mixture_of, spec_of, weights_of
@@ -39,7 +40,7 @@ from workbench.kv_cache.format import CacheFormat
 from workbench.model.attention_spec import QKNormSpec, QueryTemperature, RotaryConfig, RotaryScaling
 from workbench.model.layers import Attention
 from workbench.model.memory import cache_shapes
-from workbench.model.quantized import WeightFormat
+from workbench.model.quantized import Rows, WeightFormat
 from workbench.model.recurrent.spec import ParallelRecurrentSpec, ShortConvSpec
 from workbench.model.spec import ActivationSpec, AltUpSpec, LayerSpec, NormSpec
 from workbench.model.transformer import Transformer
@@ -91,6 +92,9 @@ class Bounded:
 
 
 WIDE = layer(2, 1, dim=8)
+WIDEST = layer(4, 2, dim=64).model_copy(update={"intermediate_size": 256})
+IN_WORDS = {name: MatrixFormat.named(name) for name in WORDS}
+STACKED: Rows = ((16, INT8_MATRIX), (8, DENSE_MATRIX), (8, INT8_MATRIX))
 LAYERS = {"format": "int8", "layers": {1: {"format": "int4"}, 2: {"format": "fp8"}}}
 MODELS: dict[str, Requirements] = {
     "attention": model(
@@ -144,6 +148,8 @@ MODELS: dict[str, Requirements] = {
     "INT4": model(WIDE, weights=WeightFormat.parse("int4", quant_group=4), cache={"format": "int4", "rotate": True}),
     "INT4 by six": model(layer(2, 1, dim=6), weights=WeightFormat.parse("int4", quant_group=6), hidden_size=12),
     **{name: model(WIDE, weights=format) for name, format in FORMATS.items()},
+    **{name: model(WIDEST, weights=WeightFormat(own, own), hidden_size=256) for name, own in IN_WORDS.items()},
+    "rows in several formats": model(WIDE, weights=WeightFormat(own=(("blocks.0.attention.qkv.weight", STACKED),))),
     "dense keys": model(WIDE, cache={"values": "int8"}),
     "own codec": model(WIDE, layer(sliding_window=9), cache={"codec": HERE + "Halved"}),
     "own codec of groups": model(WIDE, layer(sliding_window=9), cache={"codec": HERE + "HalvedGroups"}),

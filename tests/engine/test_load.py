@@ -20,7 +20,7 @@ from tests.helpers.events import of
 from tests.patience import limit
 from workbench import progress
 from workbench.engine import loaded_model as load_module
-from workbench.engine.config import ModelConfig
+from workbench.engine.config import EngineConfig, ModelConfig
 from workbench.engine.load import load
 from workbench.engine.loaded_model import BUNDLED_MODELS
 from workbench.errors import WorkbenchError
@@ -236,21 +236,26 @@ def test_a_long_wait_says_again_and_again_how_long_it_has_gone_on_and_how_long_s
     assert messages[0] == "loading" and all("s so far, about " in each for each in messages[1:])
 
 
-@pytest.mark.parametrize("stored", ["q8_0", "dense"])
+@pytest.mark.parametrize(("stored", "words"), [("q8_0", False), ("q8_0", True), ("dense", True)])
 def test_a_load_knows_its_share_of_the_weights_and_reads_scales_once(
-    stored: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stored: str, words: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Of matrices that stay in words no scale is looked at before they are read."""
+    if not words:
+        monkeypatch.setattr(GGUFStoredTensor, "words_format", lambda self: None)
     path, scales, shares = tmp_path / "model.gguf", Counter[str](), list[float]()
     convert_to_gguf(BUNDLED_MODELS["demo-draft"], path, stored, torch.float32)
     read = GGUFStoredTensor.quantized
     monkeypatch.setattr(GGUFStoredTensor, "quantized", lambda self: scales.update([self.info.name]) or read(self))
     source, settings = load_module._source(str(path), AttentionConfig()), ModelConfig(name=str(path))
     shares.append(source.share_read())
-    format = source.weight_format(settings)[0]
+    format = source.weight_format(EngineConfig(model=settings, backend="eager"))[0]
     shares.append(source.share_read())
-    state = source.state(torch.float32, 0, format, discard, lambda each: shares.append(source.share_read()) or each)
-    assert shares == sorted(shares) and shares[0] == 0 < shares[1] < 1 and source.share_read() == 1
-    assert len(shares) == 2 + len(source.wanted) and state and set(scales.values()) == {1}
+    state = source.state(torch.float32, 0, format, {}, discard, lambda each: shares.append(source.share_read()) or each)
+    looked_at = not words or stored == "dense"
+    assert shares == sorted(shares) and shares[0] == 0 and 0 <= shares[1] < 1 and source.share_read() == 1
+    assert (shares[1] > 0) == looked_at
+    assert len(shares) == 2 + len(source.wanted) and state and set(scales.values()) == ({1} if looked_at else set())
     assert source.checkpoint.kept == {}, "scales take memory"
 
 

@@ -10,10 +10,14 @@ import pytest
 import torch
 
 import workbench
+from compiled_kernels import Backend
 from compiled_kernels.linear.matrix_format import MatrixFormat
 from tests.model.families import WIDE
 from tests.prompt.vocabularies import gguf_byte_level
+from workbench.engine import loaded_model
 from workbench.engine.loaded_model import BUNDLED_MODELS
+from workbench.executors.capabilities import Role
+from workbench.executors.requirements import Refusal, Requirements
 from workbench.memory.report import read_spec_and_remarks
 from workbench.model.formats.open import open_checkpoint
 from workbench.model.hf.convert_gguf import convert_to_gguf
@@ -41,33 +45,37 @@ def text_of(path: Path, lines: list[str] | None = None, **settings: Any) -> str:
     return "".join(event.text for event in runner.stream(PROMPT, max_tokens=8, temperature=0))
 
 
-@pytest.mark.parametrize(
-    ("kind", "format"),
-    [
-        ("Q4_0", MatrixFormat("int4", 32, torch.float16)),
-        ("Q4_1", MatrixFormat("int4", 32, torch.float16, torch.float16)),
-        ("Q8_0", MatrixFormat("int8", 32, torch.float16)),
-    ],
-)
-def test_integers_stay_and_give_the_tokens_of_their_numbers(
-    tmp_path: Path, model: Any, kind: str, format: MatrixFormat
-) -> None:
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q4_K", "Q6_K"])
+def test_integers_stay_and_give_the_tokens_of_their_numbers(tmp_path: Path, model: Any, kind: str) -> None:
     """Widened to float32 the same file has the same greedy tokens."""
     path = written(model, tmp_path, kind)
     lines: list[str] = []
     kept = text_of(path, lines, dtype="float32")
     runner = workbench.load(str(path), backend="eager", dtype="float32", report=lines.append)
     product: Any = runner.model.blocks[0].attention
-    assert product.qkv.format == format
+    assert product.qkv.format == MatrixFormat.named(kind.lower())
     assert kept == text_of(path, dtype="float32", weights="dense")
     assert any(f"GGUF {kind}, 1 of " in line and "token_embd.weight" in line for line in lines)
 
 
-def test_what_no_product_multiplies_from_is_widened_with_a_line(tmp_path: Path, model: Any) -> None:
+@pytest.mark.parametrize(("kind", "kept"), [("Q4_K", None), ("Q4_0", MatrixFormat("int4", 32, torch.float16))])
+def test_what_a_backend_refuses_is_widened_with_a_line(
+    tmp_path: Path, model: Any, kind: str, kept: MatrixFormat | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line says which, why, and what it costs; Q4_0 is then kept in groups of columns with a scale."""
+
+    def refuse(backend: Backend, wanted: Requirements, role: Role) -> Refusal | None:
+        return Refusal("cannot", f"none for {wanted.weights}") if wanted.weights.blocks.words else None
+
     lines: list[str] = []
-    text_of(written(model, tmp_path, "Q4_K"), lines)
-    cost = r"GGUF Q4_K, (\d+) of \1 quantized tensors are widened to bfloat16, 2.3 MB for 0.7 MB in the files"
-    assert any(re.search(cost, line) for line in lines)
+    monkeypatch.setattr(loaded_model, "unsupported", refuse)
+    text_of(written(model, tmp_path, kind), lines)
+    cost = rf"GGUF {kind}, (\d+) of (\d+) quantized tensors are widened to bfloat16, (2.1|0.2) MB for 0.\d MB in "
+    found = [match for line in lines if (match := re.search(cost + r"the files \((.*)\)$", line))]
+    whole = [match[4] for match in found if match[1] != "1"]
+    named = "blk.0.attn_q.weight and 14 more: backend eager: none for q4_k"
+    assert whole == ([] if kept else [named])
+    assert [match[4] for match in found if match[1] == "1"] == ["token_embd.weight: it is no matrix of a product"]
 
 
 def test_a_folder_with_one_file_and_the_memory_report(tmp_path: Path, model: Any) -> None:

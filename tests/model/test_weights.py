@@ -13,6 +13,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from compiled_kernels import Backend
+from compiled_kernels.linear.matrix_format import DENSE_MATRIX, INT8_MATRIX, MatrixFormat
+from compiled_kernels.linear.quantize import dequantize_matrix, quantize_matrix
 from tests.helpers.refusals import refuses
 from tests.model.formats.folders import same
 from tests.model.strategies import llama_specs
@@ -22,11 +25,13 @@ from workbench.model.hf import weights
 from workbench.model.hf.families import read_spec
 from workbench.model.hf.save import save_folder
 from workbench.model.hf.weights import load_weights, random_weights
+from workbench.model.linear import Linear, stored_as
 from workbench.model.model_parameters import parameter_shapes
+from workbench.model.quantized import WeightFormat, quantize
 from workbench.model.shapes import named_shape
 from workbench.model.spec import ModelSpec
 
-TINY = named_shape("tiny")
+TINY, SEEDS = named_shape("tiny"), st.integers(0, 2**31)
 EXACT = torch.float32
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 INDEX = "model.safetensors.index.json"
@@ -280,3 +285,36 @@ def test_known_harmless_extras_are_ignored(tmp_path: Path) -> None:
     extras = {"lm_head.weight": torch.ones(257, 64), f"{LAYER}.rotary_emb.inv_freq": torch.ones(8)}
     _edit(lambda stored: stored.update(extras))(tmp_path)
     assert same(load_weights(tmp_path, spec, EXACT), state)
+
+
+FORMATS = [
+    DENSE_MATRIX,
+    INT8_MATRIX,
+    MatrixFormat("int4", 32, torch.float16),
+    *map(MatrixFormat.named, ("q5_0", "q8_0")),
+]
+
+
+@settings(max_examples=tries(30))
+@given(st.lists(st.tuples(st.integers(1, 9), st.sampled_from(FORMATS)), min_size=1, max_size=4), st.booleans(), SEEDS)
+def test_a_matrix_in_several_formats_is_the_product_of_its_rows(
+    rows: list[tuple[int, MatrixFormat]], bias: bool, seed: int
+) -> None:
+    """Each run of rows is quantized by itself, under names of its own, and its outputs get its part of the bias."""
+    generator = torch.Generator().manual_seed(seed)
+    state = {"a.weight": torch.randn(sum(count for count, _ in rows), 64, generator=generator)}
+    format = WeightFormat(own=(("a.weight", tuple(rows)),))
+    stored = quantize(dict(state), TINY, format)
+    linear = stored_as(Linear(64, len(state["a.weight"]), bias, Backend.EAGER), tuple(rows))
+    names = {name.removeprefix("a."): tensor for name, tensor in stored.items()}
+    if bias:
+        names["bias"] = torch.randn(len(state["a.weight"]), generator=generator)
+    linear.load_state_dict(names, assign=True)
+    dense = linear.lookup_rows(slice(None), torch.float32)
+    counts = [count for count, _ in rows]
+    for own, part, (_, each) in zip(dense.split(counts), state["a.weight"].split(counts), rows, strict=True):
+        exact = part if each.is_dense else dequantize_matrix(each, *quantize_matrix(part, each))
+        assert torch.equal(own, exact)
+    x = torch.randn(3, 64, generator=generator)
+    right = torch.nn.functional.linear(x, dense, names.get("bias"))
+    torch.testing.assert_close(linear(x), right, rtol=1e-4, atol=1e-4)

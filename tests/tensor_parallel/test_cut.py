@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from compiled_kernels.linear.matrix_format import MatrixFormat
 from tests.tensor_parallel.bound import allowed
 from tests.tensor_parallel.in_threads import logits_of_ranks
 from tests.tensor_parallel.specs import DENSE, SHARED, TEXT, weights
@@ -91,11 +92,16 @@ def test_ranks_give_the_logits_of_one_process(shared: tuple[int, ModelSpec]) -> 
     assert torch.equal(together.argmax(-1)[clear], alone.argmax(-1)[clear])
 
 
-@pytest.mark.parametrize("kind", ["int8", "int4"])
-@pytest.mark.parametrize("size", [2, 4])
-def test_quantized_weights_are_cut_as_they_are_stored(kind: str, size: int) -> None:
+WORDS, OTHERS = MatrixFormat.named("q5_1"), MatrixFormat.named("q8_0")
+IN_WORDS = WeightFormat(WORDS, OTHERS, own=(("blocks.1.feedforward.gate_up.weight", ((256, OTHERS),)),))
+
+
+BY_16 = [WeightFormat.parse(kind, quant_group=16) for kind in ("int8", "int4")]
+
+
+@pytest.mark.parametrize(("format", "size"), [*((each, size) for each in BY_16 for size in (2, 4)), (IN_WORDS, 2)])
+def test_quantized_weights_are_cut_as_they_are_stored(format: WeightFormat, size: int) -> None:
     spec = named_shape("tiny")
-    format = WeightFormat.parse(kind, quant_group=16)
     state = quantize(weights(spec, torch.float32), spec, format)
     model = Transformer.from_state(spec, dict(state), format=format)
     alone = model.logits(TEXT)
@@ -131,6 +137,11 @@ def test_a_group_of_quantized_weights_is_never_cut() -> None:
     check_ranks(spec, format, 2)
     with pytest.raises(WorkbenchError, match=r"16 columns of its heads x dim are no whole groups of 32 .* fit: 2$"):
         check_ranks(spec, format, 4)
+    with pytest.raises(WorkbenchError, match=r"16 columns of its heads x dim are no whole groups of 32 \(q8_0\)"):
+        check_ranks(spec, IN_WORDS, 4)
+    several = WeightFormat(own=(("blocks.0.attention.qkv.weight", ((64, WORDS), (64, OTHERS))),))
+    with pytest.raises(WorkbenchError, match="parts of blocks.0.attention.qkv.weight are stored in several formats"):
+        check_ranks(spec, several, 2)
     state = quantize(weights(spec, torch.float32), spec, format)
     with pytest.raises(WorkbenchError, match="no whole groups"):
         cut_state(state, spec, 1, 4)

@@ -13,7 +13,7 @@ from workbench.check.transformers_model import compare_with_transformers, compar
 from workbench.custom import load_registrations
 from workbench.engine.cache import auto_num_pages
 from workbench.engine.config import DTYPES, CacheConfig, EngineConfig, ModelConfig
-from workbench.engine.loaded_model import describe_model, model_folder, weight_format
+from workbench.engine.loaded_model import describe_model, model_folder, weight_format, weight_storage
 from workbench.errors import WorkbenchError
 from workbench.executors.capabilities import COLUMNS, Role, unsupported
 from workbench.executors.requirements import Requirements
@@ -63,7 +63,7 @@ def check_model(
     found |= _of_spec(spec) | {"dtype": dtype, "family": None, "files": None, "tokenizer": None}
     try:
         if folder is not None:
-            found |= _of_files(folder, spec)
+            found |= _of_files(folder, spec) | {"stored": weight_storage(ModelConfig(name=name))}
     except WorkbenchError as error:
         found["problem"] = str(error)
     found["carried_out"] = carried_out(spec, dtype)

@@ -49,6 +49,10 @@ def _model(found: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [("family", found["family"])] if found.get("family") else []
     if files := found.get("files"):
         rows.append(("files", f"{files['format']}, {files['tensors']:,} tensors, {_bytes(files['bytes'])}"))
+    if (stored := found.get("stored")) and (stored["file_bytes"] or stored["widened"]):
+        sizes = f"{_bytes(stored['bytes'])} in few bits, {_bytes(stored['file_bytes'])} in the files"
+        rows.append(("stored as", f"{stored['blocks']}, head {stored['head']}: {sizes}"))
+        rows += [("widened", line) for line in stored["widened"] or ["nothing"]]
     rows += [("tokenizer", found["tokenizer"])] if found.get("tokenizer") else []
     if sizes := found.get("sizes"):
         words = f"{sizes['parameters']:,} parameters, {sizes['layers']} layers of {sizes['hidden_size']:,}"

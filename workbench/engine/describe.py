@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from compiled_kernels.linear.matrix_format import DENSE_MATRIX
 from workbench.display import Table, format_cell
 from workbench.executors.select import Backends
 from workbench.kv_cache.store import KVStore
@@ -26,8 +27,8 @@ def runner_table(
     """Return a table of a runner's parts."""
     limits = scheduler.limits
     weights = str(model.dtype).removeprefix("torch.")
-    if not model.format.blocks.is_dense:
-        weights += f", {model.format.blocks} in its products"
+    if model.format.of_blocks != (DENSE_MATRIX,):
+        weights += f", {model.format} in its products"
     if model.spec.has_experts and model.format.expert_dtype != model.format.blocks.codes:
         weights += f", {model.format.expert_dtype} in its experts"
     if model.format.activations != "float":

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,11 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from compiled_kernels import Backend
+from compiled_kernels import Backend, backend_problems
 from compiled_kernels.backends import AUTO_BACKEND
+from compiled_kernels.linear.matrix_format import DENSE_MATRIX, INT8_MATRIX
 from workbench.engine.config import DTYPES, EngineConfig, ModelConfig, parse_dtype
 from workbench.errors import WorkbenchError, nearest
 from workbench.executors.autotune import autotune_backend, usual_seconds
+from workbench.executors.capabilities import Role, unsupported
 from workbench.executors.layout import choose_weight_layout
 from workbench.executors.reference import CacheLayout
 from workbench.executors.requirements import Requirements
@@ -32,7 +34,7 @@ from workbench.model.formats.open import is_quantized, open_checkpoint, read_con
 from workbench.model.formats.texts import absent_token_ids, open_chat_template, open_tokenizer
 from workbench.model.hf import families
 from workbench.model.hf.generation import read_sampling_defaults
-from workbench.model.hf.kept import cost_of_widening, stored_format
+from workbench.model.hf.kept import Refuses, bytes_of_kept, cost_of_widening, kept_matrices, stored_format
 from workbench.model.hf.weights import Keep, keep_all, random_weights, read_weights, wanted_parameters
 from workbench.model.memory import cache_shapes
 from workbench.model.parameters import StoredParameter
@@ -121,7 +123,7 @@ class LoadedModel:
         if problem := transport_problem(config.parallel.transport, size):
             raise WorkbenchError(f"parallel.tensor: {problem}")
         source = _source(config.model.name, config.attention, config.model.context)
-        check_ranks(source.spec, source.weight_format(config.model)[0], size)
+        check_ranks(source.spec, source.weight_format(config)[0], size)
         select_backends(config.backend, Requirements(source.spec, ranks=size, batch_invariant=config.batch_invariant))
         processes = open_ranks(size, config.parallel.rank_timeout, RANK_MODULE, config.parallel.transport)
         settings = config.engine.model_dump(mode="json", include=RANK_SECTIONS)
@@ -146,7 +148,7 @@ class LoadedModel:
             device = torch.device("cuda", ranks.rank % torch.cuda.device_count())
         source = _source(name, config.attention, config.model.context)
         with report_if_slow(f"loading the weights of {name}", report, again=LOADING_AGAIN, share=source.share_read):
-            format, reason = source.weight_format(config.model)
+            format, reasons = source.weight_format(config)
             requirements = _requirements(config, source, format, device, 1 if ranks is None else ranks.size)
             dtype, shapes, cache_dtype = requirements.dtype, requirements.cache, config.cache_dtype(requirements.dtype)
             backends = select_backends(config.backend, requirements)
@@ -154,8 +156,9 @@ class LoadedModel:
                 backends = Backends.uniform(backends.blocks, backends.reason, requirements)
 
             def state(each: Keep = keep_all) -> dict[str, Tensor]:
-                line = f"{name}: {{}}{reason}"
-                return source.state(dtype, config.model.seed, format, lambda cost: report(line.format(cost)), each)
+                return source.state(
+                    dtype, config.model.seed, format, reasons, lambda cost: report(f"{name}: {cost}"), each
+                )
 
             # The state has no name: what is laid out anew later is then freed matrix by matrix.
             if ranks is None:
@@ -188,7 +191,7 @@ def check_settings(config: EngineConfig) -> Backends:
         WorkbenchError: for a model that is not there, and for settings that the model or this machine cannot carry out.
     """
     source = _source(config.model.name, config.attention, config.model.context)
-    format, device = source.weight_format(config.model)[0], _device(config.model.device)
+    format, device = source.weight_format(config)[0], _device(config.model.device)
     return select_backends(config.backend, _requirements(config, source, format, device, config.parallel.tensor))
 
 
@@ -219,9 +222,28 @@ def describe_model(
     return source.spec, str(source.stored_dtype).removeprefix("torch.")
 
 
-def weight_format(model: ModelConfig, attention: AttentionConfig | None = None) -> WeightFormat:
-    """Return the format in which `LoadedModel.load` keeps a model's weights; of a quantized folder it reads scales."""
-    return _source(model.name, attention or AttentionConfig()).weight_format(model)[0]
+def weight_format(
+    model: ModelConfig, attention: AttentionConfig | None = None, backend: str = AUTO_BACKEND
+) -> WeightFormat:
+    """Return the format in which `LoadedModel.load` keeps a model's weights for a backend; of a quantized folder it
+    reads scales."""
+    config = EngineConfig(model=model, attention=attention or AttentionConfig(), backend=backend)
+    return _source(model.name, config.attention).weight_format(config)[0]
+
+
+def weight_storage(model: ModelConfig, backend: str = AUTO_BACKEND) -> dict[str, Any]:
+    """Return how a model's weights are kept for a backend: formats of blocks and head, bytes of the matrices in few
+    bits in memory and in the files, and a line for each reason why others are widened."""
+    config = EngineConfig(model=model, backend=backend)
+    source = _source(model.name, config.attention)
+    format, reasons = source.weight_format(config)
+    found = {"blocks": str(format), "head": str(format.head), "bytes": 0, "file_bytes": 0, "widened": list[str]()}
+    if source.trained is not None:
+        files, tied = (source.checkpoint, source.wanted), source.trained.tie_word_embeddings
+        dtype = source.stored_dtype if model.dtype == "auto" else parse_dtype(model.dtype)
+        found["bytes"], found["file_bytes"] = bytes_of_kept(files[0], kept_matrices(*files, tied, format).values())
+        found["widened"] = cost_of_widening(*files, tied, format, dtype, reasons)
+    return found
 
 
 def _device(name: str) -> torch.device:
@@ -262,35 +284,58 @@ class _Source:
         whole = sum(math.prod(each.shape) for each in self.wanted.values()) * (2 if looked_at else 1)
         return numbers / whole if whole else 0.0
 
-    @property
+    @cached_property
     def stored_dtype(self) -> torch.dtype:
         """Return the dtype that `auto` means: the files' own, bfloat16 for shapes."""
         return torch.bfloat16 if self.folder is None else stored_dtype(self.folder)
 
-    def weight_format(self, settings: ModelConfig) -> tuple[WeightFormat, str]:
-        """Return the format of the weights in memory; for auto it is the files' own where products multiply from it.
-        And why it is not, in brackets."""
+    def weight_format(self, config: EngineConfig) -> tuple[WeightFormat, dict[str, str]]:
+        """Return the format of the weights in memory; for auto it is the files' own where products of the backend
+        multiply from it. And why it is not, by stored tensor (see `cost_of_widening`)."""
+        settings = config.model
         setting = settings.format
         if settings.weights != "auto":
-            return setting, f" (weights: {settings.weights} is set)"
+            return setting, {"": f"weights: {settings.weights} is set"}
         if self.folder is None or self.trained is None or not is_quantized(self.folder):
-            return setting, ""
+            return setting, {}
         if not self.attention.is_unchanged:
-            return setting, " (its attention is changed)"
-        format, reason = stored_format(self.checkpoint, self.wanted, self.trained.tie_word_embeddings)
+            return setting, {"": "its attention is changed"}
+        tied = self.trained.tie_word_embeddings
+        format, reasons = stored_format(self.checkpoint, self.wanted, tied, *self._refusals(config))
         group = format.blocks.group if format.blocks.codes == "int4" else settings.weight_group
         if settings.head_weights is not None:
             format = replace(format, head=matrix_format(settings.head_weights, group))
         if settings.expert_weights is not None:
             columns = group if settings.expert_weights == "int4" else 0
             format = replace(format, experts=settings.expert_weights, expert_group=columns)
-        return format, f" ({reason})" if reason else ""
+        return format, reasons
+
+    def _refusals(self, config: EngineConfig) -> tuple[Refuses, str | None]:
+        """Return why the backend that will decode does not multiply from a format, and why not from a fused matrix in
+        several formats. Under `auto` a format is kept where mlir has a product for it: in plain torch one in words
+        takes longer than a dense one."""
+        device, ranks = _device(config.model.device), config.parallel.tensor
+        backends = select_backends(config.backend, _requirements(config, self, WeightFormat(), device, ranks))
+        quick = config.backend == AUTO_BACKEND and device.type == "cpu" and not backend_problems()[Backend.MLIR]
+
+        def refusal(backend: Backend, role: Role, weights: WeightFormat) -> str | None:
+            found = unsupported(backend, Requirements(weights=weights, device=device.type), role)
+            return found and f"backend {backend}: {found.reason}"
+
+        several = WeightFormat(own=(("a fused matrix", ((1, INT8_MATRIX), (1, DENSE_MATRIX))),))
+        return (
+            lambda format: refusal(Backend.MLIR if quick else backends.decode, "blocks", WeightFormat(format)),
+            "ranks share a fused matrix in one format"
+            if ranks > 1
+            else refusal(backends.decode, "step" if backends.has_step else "blocks", several),
+        )
 
     def state(
         self,
         dtype: torch.dtype,
         seed: int,
         format: WeightFormat,
+        reasons: Mapping[str, str],
         report: Callable[[str], None],
         keep: Keep = keep_all,
     ) -> dict[str, Tensor]:
@@ -300,9 +345,8 @@ class _Source:
             return random_weights(self.spec, dtype, seed, format, keep)
         checkpoint, names, unchanged = self.checkpoint, self.wanted, self.attention.is_unchanged
         kept_as, format = format, format if unchanged else WeightFormat()
-        if cost := cost_of_widening(checkpoint, names, self.trained.tie_word_embeddings, format, dtype):
+        for cost in cost_of_widening(checkpoint, names, self.trained.tie_word_embeddings, format, dtype, reasons):
             report(cost)
-
         keep_own = keep if unchanged else keep_all
         stored = read_weights(checkpoint, self.trained, names, dtype, format, keep_own, self.read.append)
         checkpoint.kept.clear()  # scales, which take memory

@@ -260,7 +260,7 @@ def tried_of(model: Transformer, held: CacheLayout) -> dict[str, Any]:
     kinds = dict.fromkeys(str(shape.format) for shape in held.specs)
     return {
         "model": model.spec.name,
-        "weights": f"{model.format.blocks} {str(model.dtype).removeprefix('torch.')}{_activations(model)}",
+        "weights": f"{model.format} {str(model.dtype).removeprefix('torch.')}{_activations(model)}",
         "cache": f"{', '.join(kinds)} {str(held.dtype).removeprefix('torch.')}",
         "threads": torch.get_num_threads(),
         "cpu": cpu_model(),

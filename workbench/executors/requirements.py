@@ -18,7 +18,7 @@ from compiled_kernels import BackendError
 from compiled_kernels.attention_rules import rules_of
 from compiled_kernels.backends import triton_interpreted
 from compiled_kernels.blocked.layout import PANEL_PAIR
-from compiled_kernels.linear.matrix_format import INT8_MATRIX, MatrixFormat
+from compiled_kernels.linear.matrix_format import INT8_MATRIX, WORDS, MatrixFormat
 from compiled_kernels.masks import seen_by_head
 from workbench.kv_cache.format import KVCacheSpec
 from workbench.kv_cache.store import KVStore
@@ -166,10 +166,18 @@ def _cache_dtype(wanted: Requirements) -> str | None:
 
 
 def _weights(are_such: Callable[[MatrixFormat], Any]) -> Finder:
-    """Find the blocks' or the head's format, where it is such a one."""
+    """Find a format of the blocks or the head that is such a one."""
     return lambda wanted: next(
-        (f"weights of {own}" for own in (wanted.weights.blocks, wanted.weights.head) if are_such(own)), None
+        (f"weights of {own}" for own in (*wanted.weights.of_blocks, wanted.weights.head) if are_such(own)), None
     )
+
+
+def _stacked(wanted: Requirements) -> str | None:
+    return next((f"{name} in several formats" for name, rows in wanted.weights.own if len(rows) > 1), None)
+
+
+def _in_words(name: str) -> Finder:
+    return _weights(lambda own: own.codes == name)
 
 
 def _quantized_embedding(wanted: Requirements) -> str | None:
@@ -323,6 +331,8 @@ FEATURES: dict[str, Feature] = {
     "INT4 weights": Feature("model", _weights(lambda own: own.codes == "int4" and own.minima is None)),
     "INT4 weights with minima": Feature("model", _weights(lambda own: own.codes == "int4" and own.minima is not None)),
     "FP8 weights": Feature("model", _weights(lambda own: own.codes == "fp8")),
+    **{f"{name.upper()} weights": Feature("model", _in_words(name)) for name in WORDS},
+    "parts of a fused matrix in several formats": Feature("model", _stacked),
     "weights in groups of no power of two": Feature("model", _weights(lambda own: own.group.bit_count() > 1)),
     "experts in groups of no multiple of 8": Feature("model", _experts_in_groups(lambda group: group % 8)),
     "experts in groups of no power of two": Feature("model", _experts_in_groups(lambda group: group.bit_count() > 1)),

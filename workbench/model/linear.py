@@ -14,7 +14,7 @@ from compiled_kernels.linear.matrix_format import DENSE_MATRIX, INT8_MATRIX, Mat
 from compiled_kernels.linear.quantize import dequantize_matrix
 from workbench.errors import WorkbenchError
 from workbench.model.formats.mapped import release
-from workbench.model.quantized import BESIDE, Activations
+from workbench.model.quantized import BESIDE, Activations, Rows
 from workbench.model.spec import NormSpec
 
 
@@ -127,13 +127,20 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
+        return self.multiply(x, self.bias)
+
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Return x @ matrix.T + bias."""
         if self.scales is None:
-            return compiled_kernels.linear(x, self.weight, self.bias, self.backend)
+            return compiled_kernels.linear(x, self.weight, bias, self.backend)
         if self.format == INT8_MATRIX:
-            return self.int8_product(x, self.weight, self.scales, self.bias, self.backend)
+            return self.int8_product(x, self.weight, self.scales, bias, self.backend)
+        if self.format.words is not None:
+            parts = self.weight, self.scales, self.minima
+            return compiled_kernels.linear_quantized(x, *parts, bias, str(self.format), self.backend)
         by_row = self.format.scales_rows
         scales, group = (self.scales[:, None], self.in_features) if by_row else (self.scales, self.format.group)
-        return compiled_kernels.linear_grouped(x, self.weight, scales, self.minima, self.bias, group, self.backend)
+        return compiled_kernels.linear_grouped(x, self.weight, scales, self.minima, bias, group, self.backend)
 
     @property
     def int8_product(self) -> Callable[..., Tensor]:
@@ -173,3 +180,39 @@ class Linear(nn.Module):
             return weight.to(dtype)
         minima = None if self.minima is None else self.minima[index]
         return dequantize_matrix(self.format, weight, self.scales[index], minima).to(dtype)
+
+
+class StackedLinear(nn.ModuleList):
+    """[token, width] -> [token, out] by a matrix whose rows are stored in several formats: a product for each run of
+    rows in one of them."""
+
+    bias: Tensor | None
+
+    def __init__(self, whole: Linear, rows: Rows):
+        super().__init__(
+            Linear(whole.in_features, count, False, whole.backend, format, whole.activations) for count, format in rows
+        )
+        self.sizes = [count for count, _ in rows]
+        self.register_parameter("bias", whole.bias)
+
+    @property
+    def parts(self) -> list[Linear]:
+        return [part for part in self if isinstance(part, Linear)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        biases = [None] * len(self.sizes) if self.bias is None else self.bias.split(self.sizes)
+        return torch.cat([part.multiply(x, bias) for part, bias in zip(self.parts, biases, strict=True)], -1)
+
+    def lookup_rows(self, index: Tensor | slice, dtype: torch.dtype) -> Tensor:
+        """Look up rows of the matrix as numbers: [token] -> [token, in_features]."""
+        return torch.cat([part.lookup_rows(slice(None), dtype) for part in self.parts])[index]
+
+
+def stored_as(linear: Linear, rows: Rows) -> Linear | StackedLinear:
+    """Return the module of the same product whose matrix is stored so."""
+    if len(rows) == 1:
+        out, format = len(linear.weight), rows[0][1]  # a rank has fewer rows
+        made = Linear(linear.in_features, out, False, linear.backend, format, linear.activations)
+        made.bias = linear.bias
+        return made
+    return StackedLinear(linear, rows)

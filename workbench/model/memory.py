@@ -198,12 +198,12 @@ def _weight_bytes(spec: Any, itemsize: int, format: WeightFormat) -> tuple[tuple
 def _stored_bytes(spec: ModelSpec, name: str, shape: tuple[int, ...], itemsize: int, format: WeightFormat) -> int:
     if name == "embedding.weight" and spec.tie_word_embeddings and not format.head.is_dense:
         name = "head.weight"  # the one matrix of a tied model is stored as the head is
-    kind = format.of(name, len(shape))
     group, values = format.columns_per_expert_scale, math.prod(shape)
     if format.is_dense(name, len(shape)):
         return values * itemsize
     if not is_expert_stack(name, len(shape)):
-        return kind.nbytes(shape[0], shape[1])
+        rows = format.rows_of(name, shape)
+        return sum(n * shape[1] * itemsize if own.is_dense else own.nbytes(n, shape[1]) for n, own in rows)
     scale = MXFP4_SCALE if format.expert_dtype == "mxfp4" else GROUP_SCALE
     codes = values if format.expert_dtype == "int8" else values // 2
     return codes + (values // group * scale if group else math.prod(shape[:-1]) * ROW_SCALE)

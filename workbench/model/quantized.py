@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -23,6 +24,7 @@ WEIGHT_DTYPES: tuple[WeightDtype, ...] = ("dense", "int8", "int4")
 StoredDtype = Literal["dense", "int8", "int4", "mxfp4"]  # of experts: MXFP4 comes from files
 Activations = Literal["float", "int8"]
 ACTIVATIONS: tuple[Activations, ...] = ("float", "int8")
+Rows = tuple[tuple[int, MatrixFormat], ...]  # of a matrix, in order: so many, and how they are stored
 BESIDE = ("scales", "minima")  # of a matrix in few bits
 # Matrices by shape that are looked up, that multiply element by element, or that choose.
 EXPERT_STACKS = ".feedforward.gate_up", ".feedforward.down"
@@ -54,13 +56,17 @@ class WeightFormat:
     these `expert_group` columns share a scale: unless given `quant_group` with int4, and all of a row with int8.
 
     `activations` are what is multiplied with them: `float` in the model's type, or `int8`, each row quantized as it
-    comes and multiplied as integers, wherever the matrix is int8 by row (see compiled_kernels/linear_w8a8)."""
+    comes and multiplied as integers, wherever the matrix is int8 by row (see compiled_kernels/linear_w8a8).
+
+    `own` has those matrices of the blocks that are stored otherwise than `blocks` says, by name: their rows. Parts of
+    a fused matrix that are stored in several formats are X.0.weight, X.1.weight, ..."""
 
     blocks: MatrixFormat = DENSE_MATRIX
     head: MatrixFormat = DENSE_MATRIX
     activations: Activations = "float"
     experts: StoredDtype | None = None
     expert_group: int | None = None
+    own: tuple[tuple[str, Rows], ...] = ()
 
     @classmethod
     def parse(
@@ -105,28 +111,52 @@ class WeightFormat:
 
     def is_dense(self, name: str, axes: int) -> bool:
         """Return whether a parameter, a stack of experts or any other, is dense."""
-        return self.expert_dtype == "dense" if is_expert_stack(name, axes) else self.of(name, axes).is_dense
+        if is_expert_stack(name, axes):
+            return self.expert_dtype == "dense"
+        rows = dict(self.own).get(name, ())
+        return all(format.is_dense for _, format in rows) if len(rows) > 1 else self.of(name, axes).is_dense
 
     def of(self, name: str, axes: int) -> MatrixFormat:
         """Return the stored format of a parameter that is no stack of experts: routers, norms and biases are dense."""
         if axes != 2 or name.endswith(DENSE_MATRICES):
             return DENSE_MATRIX
+        if name in self._own_parts:
+            return self._own_parts[name]
         return self.head if name == "head.weight" else self.blocks
+
+    def rows_of(self, name: str, shape: tuple[int, ...]) -> Rows:
+        """Return how the rows of a parameter that is no stack of experts are stored."""
+        rows = dict(self.own).get(name, ())
+        return rows if len(rows) > 1 else ((shape[0], self.of(name, len(shape))),)
+
+    @cached_property
+    def _own_parts(self) -> dict[str, MatrixFormat]:
+        """Return the formats of `own`, by the names under which parts are stored."""
+        return {part_name(name, i, rows): format for name, rows in self.own for i, (_, format) in enumerate(rows)}
+
+    @property
+    def of_blocks(self) -> tuple[MatrixFormat, ...]:
+        """Return every format that matrices of the blocks have."""
+        return tuple(dict.fromkeys((self.blocks, *self._own_parts.values())))
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self.of_blocks))
 
     @property
     def named(self) -> tuple[str, ...]:
         """Return the parts of this format's key in stored results."""
         activations = () if self.activations == "float" else (f"activations {self.activations}",)
         experts = () if self.experts is None else (f"experts {self.experts} {self.columns_per_expert_scale}",)
-        return repr(self.blocks), repr(self.head), *activations, *experts
+        own = (repr(self.own),) if self.own else ()
+        return repr(self.blocks), repr(self.head), *activations, *experts, *own
 
     def check(self, spec: ModelSpec) -> None:
-        """Raise WorkbenchError where groups do not divide a matrix's columns."""
+        """Raise WorkbenchError where groups do not divide a matrix's columns. Words come from files, where they do."""
         inner = [each for kind in spec.layers for each in _columns(kind).items()]
         if spec.altup is not None:
             inner += [("altup low_rank", spec.altup.low_rank), ("altup input_columns", spec.altup.input_columns)]
         for format, widths in ((self.head, []), (self.blocks, inner)):
-            for name, columns in [("hidden_size", spec.hidden_size), *widths]:
+            for name, columns in [("hidden_size", spec.hidden_size), *widths] if format.words is None else ():
                 if problem := format.problem(columns):
                     raise WorkbenchError(f"{spec.name}: {problem} its {name} of {columns}; set weight_group")
         group = self.columns_per_expert_scale
@@ -169,9 +199,14 @@ def quantize(state: dict[str, Tensor], spec: ModelSpec, format: WeightFormat) ->
         tensor, ours = state.pop(name), stored_name(name, spec, format)
         if format.is_dense(ours, tensor.ndim) or name in done or name.endswith(BESIDE):
             found[ours] = tensor
-        else:
-            found |= named_parts(ours, store_as(ours, tuple(tensor.shape), format, row_blocks(tensor)))
-            release(tensor)
+            continue
+        rows = format.rows_of(ours, tuple(tensor.shape))
+        for index, part in enumerate(tensor.split([count for count, _ in rows])):
+            own = part_name(ours, index, rows)
+            dense = format.is_dense(own, part.ndim)
+            tensors = (part,) if dense else store_as(own, tuple(part.shape), format, row_blocks(part))
+            found |= named_parts(own, tensors)
+        release(tensor)
     return found
 
 
@@ -199,6 +234,11 @@ def _beside(name: str, part: str) -> str:
     if part == "weight":
         return name
     return name.removesuffix("weight") + part if name.endswith("weight") else f"{name}_{part}"
+
+
+def part_name(name: str, index: int, rows: Rows) -> str:
+    """Return the name under which a part of a matrix `X.weight` is stored: its own where it is the only one."""
+    return name if len(rows) == 1 else f"{name.removesuffix('weight')}{index}.weight"
 
 
 def named_parts(name: str, tensors: Sequence[Tensor]) -> dict[str, Tensor]:

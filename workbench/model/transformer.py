@@ -29,11 +29,11 @@ from workbench.model.layers import (
     build_custom_attention,
     one_rank,
 )
-from workbench.model.linear import Linear, build_norm
+from workbench.model.linear import Linear, StackedLinear, build_norm, stored_as
 from workbench.model.memory import cache_shapes
 from workbench.model.mixer import Angles
 from workbench.model.model_parameters import parameter_shapes
-from workbench.model.quantized import BESIDE, WeightFormat, dequantize, quantize, scales_of
+from workbench.model.quantized import BESIDE, WeightFormat, dequantize, part_name, quantize, scales_of
 from workbench.model.rotary import RotaryKey, RotaryTable, build_rotary_table, rotaries_of_model, rotary_of_layer
 from workbench.model.spec import ModelSpec
 
@@ -82,6 +82,9 @@ class Transformer(nn.Module):
             for kind in spec.layers
         )
         self.streams = None if altup is None else Streams(spec, altup, backend, format)
+        for name, matrix in format.own:
+            parent, _, child = name.removesuffix(".weight").rpartition(".")
+            setattr(self.get_submodule(parent), child, stored_as(getattr(self.get_submodule(parent), child), matrix))
         self.norm = build_norm(spec.hidden_size, spec.norm, backend)
         self.embedding_norm = build_norm(spec.hidden_size, spec.norm, backend) if spec.embedding_norm else None
         first = spec.learned_positions
@@ -234,13 +237,15 @@ class Transformer(nn.Module):
     def dense_state(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """Return every parameter as numbers of `dtype`, under its name; a quantized one as it is multiplied with."""
         stored = {name: from_panels(tensor) for name, tensor in self.named_parameters()}
-        products = {f"{name}.weight": part for name, part in self.named_modules() if isinstance(part, Linear)}
-        dense = {
-            name: products[name].lookup_rows(slice(None), dtype)
-            if name in products
-            else dequantize(tensor, stored.get(scales_of(name)), dtype)
+        products = {
+            f"{name}.weight": part for name, part in self.named_modules() if isinstance(part, Linear | StackedLinear)
+        }
+        inner = {part_name(name, i, rows) for name, rows in self.format.own for i in range(len(rows)) if len(rows) > 1}
+        dense = {name: part.lookup_rows(slice(None), dtype) for name, part in products.items() if name not in inner}
+        dense |= {
+            name: dequantize(tensor, stored.get(scales_of(name)), dtype)
             for name, tensor in stored.items()
-            if not name.endswith(BESIDE)
+            if name not in products and not name.endswith(BESIDE)
         }
         return dense if self.embedding is not None else {**dense, "embedding.weight": dense["head.weight"]}
 

@@ -181,6 +181,8 @@ def problem_of_ranks(spec: ModelSpec, format: WeightFormat, ranks: int) -> str |
     """Return why `ranks` cannot share a model; None where they can."""
     if spec.altup is not None:
         return "residual streams are not cut"
+    if stacked := next((name for name, rows in format.own if len(rows) > 1), None):
+        return f"parts of {stacked} are stored in several formats; model.weights: dense widens them"
     for index, layer in enumerate(spec.layers):
         if problem := _problem_of_layer(layer, format, ranks):
             return f"layer {index}: {problem}"
@@ -206,12 +208,12 @@ def _problem_of_layer(layer: LayerSpec, format: WeightFormat, ranks: int) -> str
     kv_heads = a.num_kv_heads
     if isinstance(a, AttentionSpec) and kv_heads % ranks and ranks % kv_heads:
         return f"its num_kv_heads of {kv_heads} is neither a multiple nor a divisor of {ranks}"
-    quant_group = format.blocks.group
+    unit, widest = max((each.unit, str(each)) for each in format.of_blocks)
     columns = {"heads x dim": a.o_proj_inputs}
     columns |= {"intermediate_size": layer.intermediate_size} if experts is None else {}
     columns |= {"shared_intermediate_size": shared} if experts and (shared := experts.shared_intermediate_size) else {}
     for name, size in columns.items():
-        if quant_group and size // ranks % quant_group:
+        if unit and size // ranks % unit:
             held = f"a rank's {size // ranks} columns of its {name}"
-            return f"{held} are no whole groups of {quant_group} ({format.blocks})"
+            return f"{held} are no whole groups of {unit} ({widest})"
     return None

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compiled_kernels.linear.matrix_format import MatrixFormat
 from tests.helpers.command_line import cli, refused
 from tests.model.families import draw_ids, logits_of
 from tests.model.formats.folders import TINY, same, write_quantized
@@ -220,7 +221,7 @@ def test_the_tokenizer_and_template_of_a_gguf_file_are_kept(tmp_path: Path, as_f
 
 
 def test_gguf_keeps_its_codes_in_memory_and_when_converted(tmp_path: Path) -> None:
-    """Q4_0 is INT4 in groups of 32, whatever order its rows have; the embedding alone is widened."""
+    """As it is stored, and as INT4 in groups of 32, whatever order its rows have; the embedding alone is widened."""
     pytest.importorskip("gguf", reason="the writer of the files: pip install gguf")
     pytest.importorskip("transformers", reason="pip install 'transformers>=5'")
     from tests.model.formats.gguf_of_transformers import write_gguf
@@ -232,13 +233,16 @@ def test_gguf_keeps_its_codes_in_memory_and_when_converted(tmp_path: Path) -> No
     file = write_gguf(random_checkpoint("llama", sizes), tmp_path / "a.gguf", tmp_path / "hf", "Q4_0")
     spec, checkpoint = read_spec(file), open_checkpoint(file)
     wanted = wanted_parameters(checkpoint, spec)
-    format, reason = stored_format(checkpoint, wanted, spec.tie_word_embeddings)
-    assert format == WeightFormat.parse("int4", "int4", 32) and "token_embd" in reason
-    said = cost_of_widening(checkpoint, wanted, False, format, torch.float32)
-    assert said.startswith("GGUF Q4_0, 1 of 16 quantized tensors are widened to float32, ")
-    kept = Transformer.from_state(spec, load_weights(file, spec, torch.float32, format), format=format)
+    own, reasons = stored_format(checkpoint, wanted, spec.tie_word_embeddings)
+    format = WeightFormat.parse("int4", "int4", 32)
+    assert own.blocks == own.head == MatrixFormat.named("q4_0") and not own.own
+    assert list(reasons) == ["token_embd.weight"]
     dense = Transformer.from_state(spec, load_weights(file, spec, torch.float32))
-    assert same(kept.dense_state(torch.float32), dense.dense_state(torch.float32))
+    for each in (own, format):
+        (said,) = cost_of_widening(checkpoint, wanted, False, each, torch.float32, reasons)
+        assert said.startswith("GGUF Q4_0, 1 of 16 quantized tensors are widened to float32, ")
+        kept = Transformer.from_state(spec, load_weights(file, spec, torch.float32, each), format=each)
+        assert same(kept.dense_state(torch.float32), dense.dense_state(torch.float32))
     convert_model(file, tmp_path / "q", format, torch.float32)
     assert same(
         load_weights(tmp_path / "q", spec, torch.float32, format), load_weights(file, spec, torch.float32, format)

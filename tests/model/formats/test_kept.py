@@ -24,9 +24,10 @@ from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.model.formats.checkpoint import Checkpoint, QuantizedMatrix, StoredTensor
 from workbench.model.hf.fields import ConfigFields
-from workbench.model.hf.kept import KeptMatrix, common_format, kept_matrix
+from workbench.model.hf.kept import KeptMatrix, kept_matrix
 from workbench.model.hf.weights import load_weights, random_weights
 from workbench.model.linear import Linear
+from workbench.model.memory import weight_bytes
 from workbench.model.parameters import StoredParameter, StoredPart
 from workbench.model.quantized import WeightFormat
 from workbench.model.transformer import Transformer
@@ -34,13 +35,16 @@ from workbench.testing import packers
 from workbench.testing.packers import Packer
 from workbench.trace.events import Finished
 
-INT4, BY_64 = (WeightFormat(MatrixFormat("int4", group, torch.float16)) for group in (32, 64))
+INT4, BY_64, BY_128 = (WeightFormat(MatrixFormat("int4", group, torch.float16)) for group in (32, 64, 128))
+BY_ROW = replace(
+    BY_64, own=tuple((f"blocks.{i}.feedforward.down.weight", ((64, BY_128.blocks),)) for i in range(len(TINY.layers)))
+)
 ZEROS = WeightFormat(MatrixFormat("int4", 32, torch.float16, torch.float32))
 FP8, FP8_BLOCKS = WeightFormat(MatrixFormat("fp8")), WeightFormat(MatrixFormat("fp8", 40))
 # What a folder of each packer becomes in memory, or why it is widened.
 KEPT = {
     "gptq 4 bits": INT4, "gptq 3 bits": INT4, "gptq 2 bits": INT4, "gptq without g_idx": INT4, "awq, symmetric": INT4,
-    "int4": INT4, "int3": INT4, "gptq, one group": BY_64, "int4 by row": BY_64,
+    "int4": INT4, "int3": INT4, "gptq, one group": BY_ROW, "int4 by row": BY_ROW,
     "gptq with zeros": ZEROS, "gptq v2": ZEROS, "awq": ZEROS, "int4 with zeros": ZEROS,
     "int8": WeightFormat.parse("int8", "dense"), "bitsandbytes int8": WeightFormat.parse("int8", "dense"),
     "gptq 8 bits": WeightFormat(MatrixFormat("int8", 32, torch.float16)),
@@ -109,18 +113,19 @@ def test_settings_outrank_the_files(tmp_path: Path) -> None:
     assert same(*blocks)  # the files' own codes, not new ones
 
 
-def test_a_dense_layer_widens_the_others(tmp_path: Path) -> None:
-    pack(tmp_path / "m", packers.pack_quantized, skip=("layers.1.mlp.down",))
-    lines: list[str] = []
-    assert load(tmp_path / "m", lines).format == WeightFormat()
-    assert "matrices of the blocks differ" in lines[0]
-
-
-def test_a_part_of_a_fused_matrix_is_dense(tmp_path: Path) -> None:
-    dense = pack(tmp_path / "m", packers.pack_quantized, skip=("k_proj",))
-    lines: list[str] = []
-    assert same(*(load(each, lines).dense_state(torch.float32) for each in (tmp_path / "m", dense)))
-    assert "k_proj.weight is dense beside quantized ones" in lines[0]
+@pytest.mark.parametrize("skip", ["layers.1.mlp.down", "k_proj", "gate_proj"])
+def test_a_dense_matrix_leaves_others_as_they_are(tmp_path: Path, skip: str) -> None:
+    """A matrix of its own, or a part of a fused one: rows of qkv and gate_up are then products of their own."""
+    dense, lines = pack(tmp_path / "m", packers.pack_quantized, skip=(skip,)), []
+    model, right = load(tmp_path / "m", lines), load(dense, [])
+    assert model.format.blocks == INT4.blocks and not lines
+    name = {"k_proj": "attention.qkv", "gate_proj": "feedforward.gate_up"}.get(skip, "feedforward.down")
+    expected = [(name, 1)] if skip.startswith("layers") else [(name, i) for i in range(len(TINY.layers))]
+    assert {each for each, _ in model.format.own} == {f"blocks.{i}.{part}.weight" for part, i in expected}
+    assert same(*(each.dense_state(torch.float32) for each in (model, right)))
+    torch.testing.assert_close(model.logits(range(30)), right.logits(range(30)), rtol=1e-4, atol=1e-4)
+    stored = sum(parameter.nbytes for parameter in model.parameters())
+    assert weight_bytes(model.spec, 4, model.format) == stored
 
 
 @pytest.mark.parametrize("zero", [False, True])
@@ -182,7 +187,7 @@ def matrices(draw: st.DrawFn) -> QuantizedMatrix:
     return QuantizedMatrix(kind, lambda: codes, scales, group, own_rows, zeros=zeros, minima=minima)  # type: ignore[arg-type]
 
 
-def kept_of(matrix: QuantizedMatrix) -> KeptMatrix | str:
+def kept_of(matrix: QuantizedMatrix) -> KeptMatrix:
     shape = tuple(matrix.codes().shape)
     stored = Held(Path("m"), "Q", shape, 0, matrix)
     part = StoredPart("x", shape)
@@ -203,13 +208,12 @@ class Held(StoredTensor):
 @settings(max_examples=tries(150), deadline=None)
 @given(matrices(), matrices())
 def test_codes_are_kept_bit_for_bit(one: QuantizedMatrix, other: QuantizedMatrix) -> None:
-    """In their own format, and in the one that they share with another matrix, if they do."""
+    """In their own format, and in the one of another matrix, where that holds them."""
     kept, beside = kept_of(one), kept_of(other)
-    assert isinstance(kept, KeptMatrix) and isinstance(beside, KeptMatrix)
-    joined = common_format(kept.format, beside.format)
-    for format in {kept.format, *([joined] if joined and joined.problem(one.codes().shape[1]) is None else [])}:
-        found = dequantize_matrix(format, *replace(kept, format=format).tensors())
-        assert torch.equal(found, one.dequantize()), format
+    for rows in {kept.rows, tuple((kept.rows[0][0], format) for _, format in beside.rows)}:
+        held = kept.held_as(rows)
+        if held is not None and rows[0][1].problem(one.codes().shape[1]) is None:
+            assert torch.equal(dequantize_matrix(rows[0][1], *held.runs[0].tensors()), one.dequantize()), rows
 
 
 @pytest.mark.parametrize("bad", [torch.inf, torch.nan])
@@ -225,9 +229,8 @@ def test_nan_in_fp8_is_refused(code: int) -> None:
     octets = torch.zeros(2, 64, dtype=torch.uint8)
     octets[1, 63] = code
     kept = kept_of(QuantizedMatrix("fp8", lambda: octets.view(torch.float8_e4m3fn), torch.ones(2, 1), 64))
-    assert isinstance(kept, KeptMatrix)
     with pytest.raises(WorkbenchError, match="m: x holds NaN"):
-        kept.tensors()
+        kept.runs[0].tensors()
 
 
 @settings(max_examples=tries(40))

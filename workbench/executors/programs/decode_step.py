@@ -47,7 +47,7 @@ NOT_IN_STEP = (
     "custom attention module", "latent attention", "heads of odd width",
     "mixtures with groups, shared experts, biases or weighed inputs", "gates other than SiLU",
     "norms after attention or feed-forward", "parallel attention and feed-forward", "offset of the norms' weights",
-    "settings of a model that are newer than this table",
+    "settings of a model that are newer than this table", "parts of a fused matrix in several formats",
 )  # fmt: skip
 AS_THEY_ARE, BETWEEN_DRAFTS = "tokens are embedded as they are", "tokens are quantized between steps"
 supports = Supports({

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from compiled_kernels import Backend
 from compiled_kernels.capabilities import DTYPES, batch_variance, known_gap
+from compiled_kernels.linear.matrix_format import WORDS
 from workbench.executors.requirements import FLOATS, Supports
 
 NO_KERNEL, ON_CPU, POWER_OF_TWO = (
@@ -11,6 +12,7 @@ NO_KERNEL, ON_CPU, POWER_OF_TWO = (
 )  # fmt: skip
 GAPS = {
     "INT8 activations": ("linear_w8a8", ""),
+    **{f"{name.upper()} weights": ("linear_quantized", f"1x256x40 {name} float32") for name in WORDS},
     "user-defined cache codec of groups of tokens": ("quantized_attention", "decode dense float32"),  # at each step
     "quantized keys with dense values, or the other way": ("quantized_attention", "dense keys"),
 }
@@ -31,6 +33,7 @@ KERNELS = {
 OUTSIDE_ATTENTION = {
     "INT8 activations", "gates other than SiLU, GELU by its tanh, clamped", "LayerNorm",
     "weights in groups of no power of two", "experts in groups of no power of two",
+    *(f"{name.upper()} weights" for name in WORDS),
 }  # fmt: skip
 
 

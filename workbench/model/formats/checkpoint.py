@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from compiled_kernels.expert_linear.packed import E2M1
+from compiled_kernels.linear.matrix_format import MatrixFormat
 from workbench.model.checkpoint_names import CheckpointNames
 from workbench.model.hf.fields import ConfigFields
 
@@ -96,6 +97,14 @@ class StoredTensor(ABC):
         """Return the matrix in its few bits, where it is stored so: scales are read, codes when they are asked for.
         None where the tensor is dense, or its format is none of these kinds."""
         return None
+
+    def words_format(self) -> MatrixFormat | None:
+        """Return the format in words that a matrix is stored in, bit for bit; None where it is in none."""
+        return None
+
+    def fill_words(self, stored: Sequence[Tensor]) -> None:
+        """Write words, scales and minima, as `words_format` stores them."""
+        raise NotImplementedError
 
     def stacked(self) -> tuple[QuantizedMatrix, ...] | None:
         """Return the matrix of each expert, in its few bits, where the tensor is a stack that is stored so."""

@@ -21,7 +21,7 @@ from workbench.model.formats.open import gguf_file, open_checkpoint
 from workbench.model.formats.packed import pack_bits
 from workbench.model.formats.texts import save_texts
 from workbench.model.hf.families import read_names, read_spec
-from workbench.model.hf.kept import kept_matrices
+from workbench.model.hf.kept import KeptMatrix, kept_matrices
 from workbench.model.hf.shards import SHARD_BYTES, write_json, write_shards
 from workbench.model.hf.weights import read_parameter, wanted_parameters
 from workbench.model.model_parameters import stored_parameters
@@ -85,8 +85,8 @@ def convert_model(
                     yield part.name, own
                 continue
             _check_rows(stored[name])
-            if name in kept:
-                codes, scales = kept[name].tensors()
+            if isinstance(matrix := kept.get(name), KeptMatrix):
+                codes, scales = matrix.runs[0].tensors()
             else:
                 codes, scales = quantize_matrix(read_parameter(checkpoint, parameter, dtype), kind)
             codes = codes if kind == INT8_MATRIX else unpack_int4(codes, kind.group)

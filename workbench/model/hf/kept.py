@@ -1,17 +1,16 @@
 """Matrices that stay in the few bits of their files: those that a product of ours can multiply from, bit for bit.
 
-The blocks' products have one format, and the head's one (see model/quantized.py). Matrices of other groups, types of
-scales, or without zeros beside others with them, come under one format where that loses nothing: a scale for 128
-columns is two for 64, and a code without a zero has a minimum too. Experts have a format of their own (see
-kept_experts.py). What fits none is widened, and a line says so.
+Each matrix has its own format (see model/quantized.py), and so have the parts of a fused one. Experts have a format of
+their own (see kept_experts.py). What no product multiplies from is widened, and a line says which, why, and what it
+costs.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -19,143 +18,224 @@ from torch import Tensor
 from compiled_kernels.linear.matrix_format import DENSE_MATRIX, SCALE_DTYPES, MatrixFormat
 from compiled_kernels.linear.quantize import pack_int4
 from workbench.errors import WorkbenchError
-from workbench.model.formats.checkpoint import Checkpoint, QuantizedMatrix
+from workbench.model.by_rows import empty_pages
+from workbench.model.formats.checkpoint import Checkpoint, QuantizedMatrix, StoredTensor
 from workbench.model.formats.safetensors_files import FLOAT_DTYPES
 from workbench.model.hf.kept_experts import KeptStack, kept_stack
 from workbench.model.parameters import RowLayout, StoredParameter, StoredPart
-from workbench.model.quantized import DENSE_MATRICES, StoredDtype, WeightFormat, is_expert_stack
+from workbench.model.quantized import DENSE_MATRICES, Rows, StoredDtype, WeightFormat, is_expert_stack
 
 Wanted = Mapping[str, StoredParameter]
+Refuses = Callable[[MatrixFormat], str | None]  # why no product multiplies from a format; None where one does
 ORDERED = "its columns are in the order of activations"
-MAX_GROUP, MIN_GROUP = 128, 16  # columns: of a group that a kernel walks at once, and of one that others are split into
+MAX_GROUP = 128  # columns of a group that a kernel walks at once; larger ones are split
 
 
 @dataclass(frozen=True)
 class KeptPart:
-    """A part of a parameter, its matrix, and the file that holds it."""
+    """A part of a parameter: its stored tensor, a format that holds it exactly, and why that is dense, where the file
+    has fewer bits. `matrix` has its codes, where the format is not in words."""
 
     part: StoredPart
-    matrix: QuantizedMatrix
-    file: Path
+    tensor: StoredTensor
+    format: MatrixFormat
+    reason: str = ""
+    matrix: QuantizedMatrix | None = None
 
-    def tensors(self, format: MatrixFormat) -> tuple[Tensor, ...]:
-        """Return codes, scales and minima in a format that holds them exactly."""
+    def fill(self, format: MatrixFormat, stored: list[Tensor]) -> None:
+        """Write codes, scales and minima in a format that holds them exactly to these rows."""
+        layout = self.part.layout
+        if self.matrix is None and layout is None:
+            self.tensor.fill_words(stored)
+        else:
+            read = [torch.empty_like(each) for each in stored] if self.matrix is None else [*self._codes(format)]
+            if self.matrix is None:
+                self.tensor.fill_words(read)
+            for out, each in zip(stored, read, strict=True):
+                octets = each.view(torch.uint8) if each.dtype == torch.float8_e4m3fn else each
+                out.view(octets.dtype).copy_(octets if layout is None else layout.from_stored(octets))
+        if self.matrix is None and not bool(stored[1].isfinite().all()):
+            raise not_finite(self.part, self.tensor)
+
+    def _codes(self, format: MatrixFormat) -> Iterator[Tensor]:
+        """Yield codes, scales and minima in the file's order of rows."""
         matrix, (rows, columns) = self.matrix, self.part.shape
+        assert matrix is not None
         codes, offset = matrix.codes(), 8 if matrix.minima is None else 0
-        if format.codes == "fp8":
-            codes = codes.view(torch.uint8)
-            if bool(((codes & 127) == 127).any()):
-                raise WorkbenchError(f"{self.file}: {self.part.name} holds NaN; fetch the file again")
+        if format.codes == "fp8" and bool(((codes.view(torch.uint8) & 127) == 127).any()):
+            raise WorkbenchError(f"{self.tensor.file}: {self.part.name} holds NaN; fetch the file again")
         starts = torch.arange(format.num_groups(columns)) * format.group
         by_row = torch.arange(rows) // min(matrix.rows, rows)
 
         def spread(each: Tensor) -> Tensor:
             return each.float()[by_row][:, starts // min(matrix.group, columns)]
 
-        found = [codes, spread(matrix.scales)]
+        yield pack_int4(codes, format.group, offset) if format.codes == "int4" else codes
+        scales = spread(matrix.scales)
+        yield (scales[:, 0] if format.scales_rows else scales).to(format.scales)
         if format.minima is not None:
             zeros = 0.0 if matrix.zeros is None else spread(matrix.zeros)
             of_zero = zeros + (offset if format.codes == "int4" else 0)
-            found.append(-of_zero * found[1] if matrix.minima is None else spread(matrix.minima))
-        layout = self.part.layout
-        codes, *others = (each if layout is None else layout.from_stored(each) for each in found)
-        codes = pack_int4(codes, format.group, offset) if format.codes == "int4" else codes
-        others = [others[0][:, 0]] if format.scales_rows else others
-        dtypes = (format.scales, format.minima or format.scales)
-        return codes, *(each.to(dtype) for each, dtype in zip(others, dtypes, strict=False))
+            yield (-of_zero * scales if matrix.minima is None else spread(matrix.minima)).to(format.minima)
 
 
 @dataclass(frozen=True)
-class KeptMatrix:
-    """A parameter's parts, and a format that holds them exactly."""
+class KeptRun:
+    """Parts of a parameter, one below the other, in one format that holds them exactly."""
 
     format: MatrixFormat
     parts: tuple[KeptPart, ...]
 
+    @property
+    def rows(self) -> int:
+        return sum(part.part.shape_here[0] for part in self.parts)
+
     def tensors(self) -> tuple[Tensor, ...]:
         """Return codes, scales and minima as a product of ours stores them."""
-        parts = [part.tensors(self.format) for part in self.parts]
-        codes, *others = (torch.cat(each) for each in zip(*parts, strict=True))
-        return codes.view(torch.float8_e4m3fn) if self.format.codes == "fp8" else codes, *others
+        shape = self.rows, self.parts[0].part.shape_here[1]
+        stored = [empty_pages(*each) for each in self.format.storage(*shape).values()]
+        start = 0
+        for part in self.parts:
+            end = start + part.part.shape_here[0]
+            part.fill(self.format, [each[start:end] for each in stored])
+            start = end
+        return tuple(stored)
 
 
-def kept_matrix(parameter: StoredParameter, checkpoint: Checkpoint) -> KeptMatrix | str:
-    """Return a parameter as its file stores it, or why no product multiplies from that: "" where it is dense there.
+@dataclass(frozen=True)
+class KeptMatrix:
+    """A parameter in runs of rows, each in the bits of its file, or dense."""
 
-    Its scales are read once: the checkpoint remembers them.
-    """
-    if parameter not in checkpoint.kept:
-        checkpoint.kept[parameter] = _kept_matrix(parameter, checkpoint)
-    return checkpoint.kept[parameter]
+    runs: tuple[KeptRun, ...]
 
+    @property
+    def rows(self) -> Rows:
+        return tuple((run.rows, run.format) for run in self.runs)
 
-def _kept_matrix(parameter: StoredParameter, checkpoint: Checkpoint) -> KeptMatrix | str:
-    parts = [(part, checkpoint.tensors[part.name]) for part in parameter.parts]
-    matrices = [(part, tensor.quantized(), tensor.file) for part, tensor in parts]
-    if all(matrix is None for _, matrix, _ in matrices):
-        packed = next((tensor.dtype for _, tensor in parts if tensor.dtype not in FLOAT_DTYPES), "")
-        return packed and f"no product multiplies from {packed}"
-    found: list[KeptPart] = []
-    common: MatrixFormat | str = DENSE_MATRIX
-    for part, matrix, file in matrices:
-        if matrix is None or parameter.viewed_as is not None:
-            return f"{part.name} is dense beside quantized ones" if matrix is None else f"{part.name} is no matrix"
-        own = _format_of(KeptPart(part, matrix, file))
-        if isinstance(own, str):
-            return own
-        joined = own if not found else common_format(common, own)
-        if joined is None:
-            return f"{found[0].part.name} and {part.name} have other bits or groups"
-        common = joined
-        found.append(KeptPart(part, matrix, file))
-    return KeptMatrix(common, tuple(found))
+    @property
+    def is_dense(self) -> bool:
+        return all(run.format.is_dense for run in self.runs)
+
+    @property
+    def parts(self) -> tuple[KeptPart, ...]:
+        return tuple(part for run in self.runs for part in run.parts)
+
+    def held_as(self, rows: Rows) -> KeptMatrix | None:
+        """Return the same matrix in formats that hold it exactly; None where these do not."""
+        if len(rows) != len(self.runs):
+            return None
+        runs = [replace(run, format=format) for run, (_, format) in zip(self.runs, rows, strict=True)]
+        hold = all(_holds(run.format, own.format) for run, own in zip(runs, self.runs, strict=True))
+        return KeptMatrix(tuple(runs)) if hold else None
 
 
-def stored_format(checkpoint: Checkpoint, wanted: Wanted, tied: bool) -> tuple[WeightFormat, str]:
-    """Return the format in which a checkpoint's matrices can stay, and why others are widened: "" where all stay, or
-    all are dense.
+def no_refusal(format: MatrixFormat) -> str | None:
+    """Refuse no format."""
+
+
+def kept_matrix(
+    parameter: StoredParameter, checkpoint: Checkpoint, refuses: Refuses = no_refusal, one_format: str | None = None
+) -> KeptMatrix:
+    """Return a parameter as its file stores it, as far as a product multiplies from that; dense where it has several
+    formats, and `one_format` is why it may not."""
+    parts = [_kept_part(part, checkpoint, refuses) for part in parameter.parts]
+    if parameter.viewed_as is not None:
+        parts = [replace(each, format=DENSE_MATRIX, reason=_packed(each.tensor) and NO_MATRIX) for each in parts]
+    runs: list[KeptRun] = []
+    for part in parts:
+        together = joined(runs[-1].format, part.format) if runs else None
+        if together is None:
+            runs.append(KeptRun(part.format, (part,)))
+        else:
+            runs[-1] = KeptRun(together, (*runs[-1].parts, part))
+    if one_format is not None and len(runs) > 1:
+        dense = (replace(each, format=DENSE_MATRIX, reason=each.reason or one_format) for each in parts)
+        runs = [KeptRun(DENSE_MATRIX, tuple(dense))]
+    return KeptMatrix(tuple(runs))
+
+
+NO_MATRIX = "it is no matrix of a product"
+
+
+def not_finite(part: StoredPart, tensor: StoredTensor) -> WorkbenchError:
+    """Return the error of scales that are infinite or no numbers."""
+    return WorkbenchError(f"{tensor.file}: {part.name} has scales that are not finite; fetch the file again")
+
+
+def _packed(tensor: StoredTensor) -> str:
+    """Return the type of a tensor that its file stores in few bits; "" of others."""
+    return "" if tensor.dtype in FLOAT_DTYPES else tensor.dtype
+
+
+def _kept_part(part: StoredPart, checkpoint: Checkpoint, refuses: Refuses) -> KeptPart:
+    """Return a part in the first of its formats that is not refused: in words, then in groups, then dense."""
+    tensor = checkpoint.tensors[part.name]
+    ordered = part.layout is not None and not (isinstance(part.layout, RowLayout) and not part.layout.transposed)
+    words, reason = tensor.words_format(), f"no product multiplies from {tensor.dtype}" if _packed(tensor) else ""
+    if words is not None and not ordered:
+        if (problem := refuses(words)) is None:
+            return KeptPart(part, tensor, words)
+        reason = problem
+    if part not in checkpoint.kept:  # its scales are read once
+        matrix = tensor.quantized()
+        found = "it is stored in another order" if ordered or matrix is None else _format_of(part, matrix, tensor)
+        checkpoint.kept[part] = matrix, found
+    matrix, format = checkpoint.kept[part]
+    if matrix is None:
+        return KeptPart(part, tensor, DENSE_MATRIX, reason)
+    if isinstance(format, str):
+        return KeptPart(part, tensor, DENSE_MATRIX, format)
+    if (problem := refuses(format)) is not None:
+        return KeptPart(part, tensor, DENSE_MATRIX, problem)
+    return KeptPart(part, tensor, format, matrix=matrix)
+
+
+def stored_format(
+    checkpoint: Checkpoint, wanted: Wanted, tied: bool, refuses: Refuses = no_refusal, one_format: str | None = None
+) -> tuple[WeightFormat, dict[str, str]]:
+    """Return the format in which each matrix of a checkpoint can stay, and why others are widened, by stored tensor.
 
     Args:
         checkpoint: the model on disk.
         wanted: its parameters.
         tied: the head is the embedding.
+        refuses: why no product of the backend multiplies from a format.
+        one_format: why parts of a fused matrix may not differ; None where they may.
     """
-    blocks: dict[MatrixFormat, str] = {}
+    rows: dict[str, Rows] = {}
     head = DENSE_MATRIX
     experts: dict[tuple[StoredDtype, int], str] = {}
-    reasons: list[str] = []
+    reasons: dict[str, str] = {}
     for name, parameter in wanted.items():
+        packed = [part.name for part in parameter.parts if _packed(checkpoint.tensors[part.name])]
         if is_expert_stack(name, len(parameter.shape)):
             stack = kept_stack(parameter, checkpoint)
             if isinstance(stack, str):
-                reasons += [stack] if stack else []
+                reasons |= dict.fromkeys(packed, stack)
             experts[("dense", 0) if isinstance(stack, str) else (stack.kind, stack.group)] = parameter.parts[0].name
             continue
         is_head = name == ("embedding.weight" if tied else "head.weight")
         if (len(parameter.shape) != 2 or name.endswith(DENSE_MATRICES)) and not is_head:
-            if any(checkpoint.tensors[part.name].dtype not in FLOAT_DTYPES for part in parameter.parts):
-                reasons.append(f"{parameter.parts[0].name} is no matrix of a product")
+            reasons |= dict.fromkeys(packed, NO_MATRIX)
             continue
-        kept = kept_matrix(parameter, checkpoint)
-        if isinstance(kept, str):
-            reasons += [kept] if kept else []
-        found = DENSE_MATRIX if isinstance(kept, str) else kept.format
+        kept = kept_matrix(parameter, checkpoint, refuses, one_format)
+        reasons |= {each.part.name: each.reason for each in kept.parts if each.part.name in packed and each.reason}
         if is_head:
-            head = found
+            head = kept.runs[0].format
         else:
-            blocks.setdefault(found, parameter.parts[0].name)
-    common: MatrixFormat | None = next(iter(blocks), DENSE_MATRIX)
-    for each in blocks:
-        common = common and common_format(common, each)
-    if common is None:
-        reasons.append(f"matrices of the blocks differ: {' and '.join(list(blocks.values())[:2])}")
-    format = WeightFormat(common or DENSE_MATRIX, head)
-    if len(experts) > 1:
-        reasons.append(f"experts differ: {' and '.join(list(experts.values())[:2])}")
+            rows[name] = kept.rows
+    whole = Counter(each[0][1] for each in rows.values() if len(each) == 1)
+    blocks = whole.most_common(1)[0][0] if whole else DENSE_MATRIX
+    own = tuple((name, each) for name, each in rows.items() if {format for _, format in each} != {blocks})
+    format = WeightFormat(blocks, head, own=own)
     if experts:
         of_experts, group = next(iter(experts)) if len(experts) == 1 else ("dense", 0)
         format = replace(format, experts=of_experts, expert_group=group)
-    return format, reasons[0] if reasons else ""
+    if len(experts) > 1:
+        differ = f"experts differ: {' and '.join(list(experts.values())[:2])}"
+        stacks = (each for name, each in wanted.items() if is_expert_stack(name, len(each.shape)))
+        reasons |= {part.name: differ for each in stacks for part in each.parts if part.name not in reasons}
+    return format, reasons
 
 
 def kept_matrices(
@@ -165,50 +245,74 @@ def kept_matrices(
     found: dict[str, KeptMatrix | KeptStack] = {}
     for name, parameter in wanted.items():
         ours, axes = "head.weight" if tied and name == "embedding.weight" else name, len(parameter.shape)
-        if format.is_dense(ours, axes):
-            continue
         if is_expert_stack(name, axes):
-            stack = kept_stack(parameter, checkpoint)
+            stack = None if format.is_dense(ours, axes) else kept_stack(parameter, checkpoint)
             own = format.expert_dtype, format.columns_per_expert_scale
             if isinstance(stack, KeptStack) and (stack.kind, stack.group) == own:
                 found[name] = stack
             continue
-        kept, kind = kept_matrix(parameter, checkpoint), format.of(ours, axes)
-        if isinstance(kept, KeptMatrix) and common_format(kept.format, kind) == kind:
-            found[name] = replace(kept, format=kind)
+        rows = format.rows_of(ours, parameter.shape)
+        if all(each.is_dense for _, each in rows):
+            continue
+        codes = {each.codes for _, each in rows}
+        kept = kept_matrix(parameter, checkpoint, lambda each, codes=codes: None if each.codes in codes else "")
+        held = kept.held_as(rows)
+        if held is not None:
+            found[name] = held
     return found
 
 
 def cost_of_widening(
-    checkpoint: Checkpoint, wanted: Wanted, tied: bool, format: WeightFormat, dtype: torch.dtype
-) -> str:
-    """Return what is said of tensors that are quantized in the files and dense in memory; "" where there are none."""
+    checkpoint: Checkpoint, wanted: Wanted, tied: bool, format: WeightFormat, dtype: torch.dtype,
+    reasons: Mapping[str, str],
+) -> list[str]:  # fmt: skip
+    """Return a line for each reason why tensors that are quantized in the files are dense in memory: which, and what
+    that costs. `reasons` are by stored tensor; that of "" is of all others."""
     kept = kept_matrices(checkpoint, wanted, tied, format)
-    parts = [part for name, parameter in wanted.items() if name not in kept for part in parameter.parts]
-    packed = [tensor for part in parts if (tensor := checkpoint.tensors[part.name]).dtype not in FLOAT_DTYPES]
-    if not packed:
-        return ""
-    files = sum(tensor.nbytes for tensor in packed) / 1e6
-    memory = sum(math.prod(tensor.shape) for tensor in packed) * dtype.itemsize / 1e6
-    all_packed = len(packed) + sum(len(matrix.parts) for matrix in kept.values())
-    widened = f"{checkpoint.format}, {len(packed)} of {all_packed} quantized tensors are widened"
-    widened += f" to {str(dtype).removeprefix('torch.')}"
-    if not format.blocks.is_dense and not kept:
-        widened += f" and quantized again as {format.blocks.codes}"
-    return f"{widened}, {memory:,.1f} MB for {files:,.1f} MB in the files"
+    in_few_bits = {
+        part.name
+        for name, matrix in kept.items()
+        for part in (
+            wanted[name].parts
+            if isinstance(matrix, KeptStack)
+            else [each.part for each in matrix.parts if not each.format.is_dense]
+        )
+    }
+    packed = [p for each in wanted.values() for p in each.parts if _packed(checkpoint.tensors[p.name])]
+    widened: dict[str, list[str]] = {}
+    for part in packed:
+        if part.name not in in_few_bits:
+            widened.setdefault(reasons.get(part.name, reasons.get("", "")), []).append(part.name)
+    lines = []
+    for reason, names in widened.items():
+        files = sum(checkpoint.tensors[name].nbytes for name in names) / 1e6
+        memory = sum(math.prod(checkpoint.tensors[name].shape) for name in names) * dtype.itemsize / 1e6
+        line = f"{checkpoint.format}, {len(names)} of {len(packed)} quantized tensors are widened"
+        line += f" to {str(dtype).removeprefix('torch.')}"
+        if not format.blocks.is_dense and not in_few_bits:
+            line += f" and quantized again as {format.blocks.codes}"
+        which = f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: " if names[0] in reasons else ""
+        reason = f" ({which}{reason})" if reason else ""
+        lines.append(f"{line}, {memory:,.1f} MB for {files:,.1f} MB in the files{reason}")
+    return lines
 
 
-def _format_of(kept: KeptPart) -> MatrixFormat | str:
+def bytes_of_kept(checkpoint: Checkpoint, kept: Iterable[KeptMatrix | KeptStack]) -> tuple[int, int]:
+    """Return the bytes of matrices in few bits in memory, and of the same in the files; without stacks of experts."""
+    runs = [run for each in kept if isinstance(each, KeptMatrix) for run in each.runs if not run.format.is_dense]
+    memory = sum(run.format.nbytes(run.rows, run.parts[0].part.shape_here[1]) for run in runs)
+    return memory, sum(part.tensor.nbytes for run in runs for part in run.parts)
+
+
+def _format_of(part: StoredPart, matrix: QuantizedMatrix, tensor: StoredTensor) -> MatrixFormat | str:
     """Return the format that holds a matrix exactly, or why no product of ours multiplies from it."""
-    part, matrix, columns = kept.part, kept.matrix, kept.part.shape[1]
+    columns = part.shape[1]
     if not bool(matrix.scales.float().isfinite().all()):
-        raise WorkbenchError(f"{kept.file}: {part.name} has scales that are not finite; fetch the file again")
+        raise not_finite(part, tensor)
     if matrix.kind == "mxfp4":
         return "no product multiplies from MXFP4"
     if matrix.group_index is not None:
         return ORDERED
-    if part.layout is not None and not (isinstance(part.layout, RowLayout) and not part.layout.transposed):
-        return f"{part.name} is stored in another order"
     codes = matrix.kind if matrix.kind in ("int8", "fp8") else "int4"
     with_minima = matrix.zeros is not None or matrix.minima is not None
     scales = _exact_dtype(matrix.scales)
@@ -235,15 +339,20 @@ def _exact_dtype(values: Tensor) -> torch.dtype:
     return next(dtype for dtype in SCALE_DTYPES if torch.equal(values.to(dtype).double(), values.double()))
 
 
-def common_format(one: MatrixFormat, other: MatrixFormat) -> MatrixFormat | None:
-    """Return the smallest format that holds matrices of both exactly; None where there is none."""
+def joined(one: MatrixFormat, other: MatrixFormat) -> MatrixFormat | None:
+    """Return the format that holds matrices of both exactly, which differ in the types of scales at most; None where
+    there is none."""
     if one == other:
         return one
-    if one.codes != other.codes or one.is_dense:
+    added = one.minima, other.minima
+    if one.words or one.codes != other.codes or one.group != other.group or (None in added and added != (None, None)):
         return None
-    group = math.gcd(one.group, other.group)
-    if group < min(MIN_GROUP, max(one.group, other.group)):
-        return None
-    scales = one.scales if one.scales == other.scales else torch.float32
-    minima = one.minima if one.minima == other.minima else torch.float32
-    return MatrixFormat(one.codes, group, scales, minima)
+    minima = None if one.minima is None or other.minima is None else torch.promote_types(one.minima, other.minima)
+    return replace(one, scales=torch.promote_types(one.scales, other.scales), minima=minima)
+
+
+def _holds(format: MatrixFormat, own: MatrixFormat) -> bool:
+    """Return whether a format holds exactly what has its own one: a scale for 128 columns is two for 64."""
+    if own.words or own.codes != format.codes or not format.group or own.group % format.group:
+        return joined(format, own) == format
+    return joined(format, replace(own, group=format.group)) == format

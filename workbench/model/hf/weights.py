@@ -19,10 +19,11 @@ from workbench.model.formats.mapped import release
 from workbench.model.formats.open import open_checkpoint
 from workbench.model.formats.safetensors_files import FLOAT_DTYPES
 from workbench.model.hf.families import read_names
-from workbench.model.hf.kept import kept_matrices
+from workbench.model.hf.kept import KeptMatrix, kept_matrices
+from workbench.model.hf.kept_experts import KeptStack
 from workbench.model.model_parameters import parameter_shapes, stored_parameters
 from workbench.model.parameters import StoredParameter, StoredPart
-from workbench.model.quantized import WeightFormat, named_parts, store_as, stored_name
+from workbench.model.quantized import WeightFormat, named_parts, part_name, store_as, stored_name
 from workbench.model.spec import ModelSpec
 
 IGNORED_TENSORS = ("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias", "attention.bias", "attention.masked_bias")
@@ -68,11 +69,22 @@ def read_weights(
     def store(name: str) -> dict[str, Tensor]:
         ours = stored_name(name, spec, format)
         if name in kept:
-            return named_parts(ours, kept[name].tensors())
+            return read_kept(ours, kept[name])
         if format.is_dense(ours, len(wanted[name].shape)):
             return {ours: read_parameter(checkpoint, wanted[name], dtype)}
         blocks = (block.to(dtype) for block in _blocks(checkpoint, wanted[name]))
         return _stored(ours, wanted[name].shape, dtype, format, blocks)
+
+    def read_kept(ours: str, matrix: KeptMatrix | KeptStack) -> dict[str, Tensor]:
+        if isinstance(matrix, KeptStack):
+            return named_parts(ours, matrix.tensors())
+        found: dict[str, Tensor] = {}
+        for index, run in enumerate(matrix.runs):
+            own, parts = part_name(ours, index, matrix.rows), tuple(each.part for each in run.parts)
+            dense = run.format.is_dense
+            tensors = (read_parameter(checkpoint, StoredParameter(parts), dtype),) if dense else run.tensors()
+            found |= named_parts(own, tensors)
+        return found
 
     def stored_and_kept(name: str) -> dict[str, Tensor]:
         found = keep(store(name))

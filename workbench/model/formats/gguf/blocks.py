@@ -6,7 +6,7 @@ Layouts: ggml-common.h of llama.cpp. The numbers equal `gguf.dequantize` bit for
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -19,7 +19,6 @@ from compiled_kernels.expert_linear.packed import E2M1
 from compiled_kernels.linear.matrix_format import MatrixFormat
 from compiled_kernels.linear.planes import BYTE_OF_COLUMN
 from compiled_kernels.linear.quantize import dequantize_matrix
-from workbench.model.by_rows import empty_pages
 
 Array = np.ndarray[Any, Any]
 CHUNK_VALUES = 1 << 20  # numbers dequantized at once: temporaries of some 32 MiB
@@ -167,26 +166,24 @@ UNREAD_TYPES: dict[int, str] = {
 }  # fmt: skip
 
 
-def matrix_in_words(type: BlockType, data: Tensor, rows: int) -> tuple[Tensor, ...]:
-    """Return the words, scales, and minima where there are such, of a matrix in blocks of a type that has a format.
-    They have the blocks' bits, in torch's threads.
+def fill_words(type: BlockType, data: Tensor, stored: Sequence[Tensor]) -> None:
+    """Write the words, scales, and minima where there are such, of a matrix in blocks of a type that has a format. They
+    have the blocks' bits, in torch's threads.
 
     Args:
         type: of the blocks.
         data: uint8 [block * type.bytes].
-        rows: of the matrix.
+        stored: contiguous tensors as the format's `storage` has them, to be written.
     """
     format, blocks = type.format, data.numpy().reshape(-1, type.bytes)
     assert format is not None and format.words is not None
-    columns = len(blocks) * type.values // rows
-    stored = tuple(empty_pages(shape, dtype) for shape, dtype in format.storage(rows, columns).values())
     words, *scales = (each.numpy().reshape(len(blocks), -1) for each in stored)
-    words, planes, step = words.view(np.uint32), format.words, CHUNK_BYTES // type.bytes
+    words, step = words.view(np.uint32), CHUNK_BYTES // type.bytes
+    planes = [plane.bits * format.words.block // 32 for plane in type.planes]
 
     def fill(first: int) -> None:
         chunk, out, done = blocks[first : first + step], words[first : first + step], 0
-        for plane in type.planes:
-            width = plane.bits * planes.block // 32
+        for plane, width in zip(type.planes, planes, strict=True):
             plane.fill(chunk, out[:, done : done + width])
             done += width
         if type.fill_sub_scales is not None:
@@ -194,9 +191,17 @@ def matrix_in_words(type: BlockType, data: Tensor, rows: int) -> tuple[Tensor, .
         for at, each in zip(type.scales, scales, strict=True):
             each[first : first + step] = chunk[:, at : at + 2].view(np.float16)
 
-    threads = torch.get_num_threads()
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(fill, range(0, len(blocks), step)))
+    starts = range(0, len(blocks), step)
+    with ThreadPoolExecutor(max(1, min(torch.get_num_threads(), len(starts)))) as pool:
+        list(pool.map(fill, starts))
+
+
+def matrix_in_words(type: BlockType, data: Tensor, rows: int) -> tuple[Tensor, ...]:
+    """Return the words, scales and minima of a matrix [rows, column] in blocks, as `fill_words` writes them."""
+    assert type.format is not None
+    storage = type.format.storage(rows, len(data) // type.bytes * type.values // rows)
+    stored = tuple(torch.empty(shape, dtype=dtype) for shape, dtype in storage.values())
+    fill_words(type, data, stored)
     return stored
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,18 +11,21 @@ import torch
 from torch import Tensor
 
 from compiled_kernels.expert_linear.packed import exponents
+from compiled_kernels.linear.matrix_format import MatrixFormat
 from compiled_kernels.linear.words import unpack_codes
 from workbench.errors import WorkbenchError
 from workbench.model.formats.checkpoint import Checkpoint, QuantizedKind, QuantizedMatrix, StoredTensor
 from workbench.model.formats.gguf.blocks import (
     PLAIN_DTYPES,
     dequantize_blocks,
+    fill_words,
     matrix_in_words,
     mxfp4_codes,
     mxfp4_exponents,
 )
 from workbench.model.formats.gguf.families import SHARED, architecture_of, config_of, names_of
 from workbench.model.formats.gguf.file import GGUFFile, GGUFTensor
+from workbench.model.formats.mapped import release
 from workbench.model.hf.fields import ConfigFields
 
 MAX_PARTS = 1000
@@ -51,6 +55,14 @@ class GGUFStoredTensor(StoredTensor):
         dtype = PLAIN_DTYPES.get(type.name, torch.float32)
         numbers = dequantize_blocks(type, self._blocks(), dtype).view(self.shape)
         return numbers - self.offset if self.offset else numbers
+
+    def words_format(self) -> MatrixFormat | None:
+        return self.info.type.format if len(self.shape) == 2 else None
+
+    def fill_words(self, stored: Sequence[Tensor]) -> None:
+        data = self._blocks()
+        fill_words(self.info.type, data, stored)
+        release(data)
 
     def quantized(self) -> QuantizedMatrix | None:
         """Return Q4_0, Q4_1 and Q8_0 as integers in groups of 32 columns, and MXFP4, bit for bit; the others' groups
