@@ -126,6 +126,6 @@ def entry_text(shape: QuantizedAttention) -> str:
         call("attend_widen", [given["q"], given["floats"]])
         call_with("attend_item", _item_arguments(shape), given | {"length": length})
 
-    rooms = [Named("floats", shape.float_queries_type)]
-    text = text_of(lambda: entry(shape, "quantized_attention", arguments, rooms, attend))
+    buffers = [Named("floats", shape.float_queries_type)]
+    text = text_of(lambda: entry(shape, "quantized_attention", arguments, buffers, attend))
     return f"{span_function()}\n{text}"
