@@ -28,7 +28,7 @@ def mlir() -> Any:
 
 
 class _OfThread(threading.local):
-    """What a thread knows: the block of the function under construction with its constants, and types' names."""
+    """Hold what a thread knows: the block of the function under construction with its constants, and types' names."""
 
     function: tuple[Any, dict[Any, Value]]
 

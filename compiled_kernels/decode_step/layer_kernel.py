@@ -294,13 +294,15 @@ def make_products(prefix: str, products: Iterable[AnyProduct], rows: int) -> Non
 
 def make_quantizers(prefix: str, products: Iterable[Sized], rows: int) -> None:
     """Make the functions that make rows of INT8 for those of `products` that take such."""
-    for int8 in dict.fromkeys(each.int8_rows for each in products if each.w8a8):
+    for int8 in dict.fromkeys(each.int8_rows for each in products if isinstance(each, Panels) and each.w8a8):
         quantize(f"{prefix}_{int8.named(rows).name}", int8, rows)
 
 
 def int8_buffers(products: Iterable[Sized], rows: int) -> list[Named]:
     """Return the buffers of INT8 rows: one for all products of one width."""
-    return list(dict.fromkeys(each.int8_rows.named(rows) for each in products if each.w8a8))
+    return list(
+        dict.fromkeys(each.int8_rows.named(rows) for each in products if isinstance(each, Panels) and each.w8a8)
+    )
 
 
 def multiply(
@@ -314,7 +316,7 @@ def multiply(
     with `weights`, or the product's name.
     """
     entering = given[x]
-    if product.w8a8:
+    if isinstance(product, Panels) and product.w8a8:
         made = product.int8_rows.named(1).name
         call(f"{prefix}_{made}", [entering, given[made], *rows])
         entering = given[made]

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from compiled_kernels.backends import BackendError
-from compiled_kernels.blocked.few import FewRows, few, weight_names
+from compiled_kernels.blocked.few import FewRows, few
 from compiled_kernels.blocked.layout import (
     PANEL,
     VALUES_PER_WORD,
@@ -208,9 +208,10 @@ def _kernel(product: Product, name: str, tokens: int) -> None:
         few(product)
     else:
         by_row(product)
-    passed = [Named("x", product.x_type), *weight_names(product), Named("out", product.out_type)]
+    weights = (Named(f"w{i}", kind) for i, kind in enumerate(product.weight_types))
+    passed = [Named("x", product.x_type), *weights, Named("out", product.out_type)]
     floats = Named("floats", memref((tokens or SIZE_BOUND, product.in_features), product.x_dtype))
-    if product.w8a8:
+    if not isinstance(product, RowByRow) and product.w8a8:
         quantize("quantize", product.int8_rows, tokens or SIZE_BOUND)
     with entry(name, [*[floats] * product.w8a8, *passed, Named("sizes", "memref<1xi64>")]) as given:
         rows = given["sizes"][0].to("index")

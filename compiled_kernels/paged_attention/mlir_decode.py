@@ -102,13 +102,13 @@ def begin_item(shape: DecodeAttention, given: dict[str, Value], length: Value) -
     """Return an item's values by name, with room for its scores; its state is that before any key: sums 0, peak minus
     infinity, total 0."""
     partial, row, chunk = given["partial"], given["row"], given["chunk"]
-    rooms = {name: room(shape.types[name]) for name in ("scores", "weights")}
+    buffers = {name: room(shape.types[name]) for name in ("scores", "weights")}
     first, zero = given["group"] * shape.queries_per_kv, constant(0.0, "f32")
     with loop(first, first + shape.queries_per_kv) as head:
         with loop(0, shape.head_dim + 2) as at:
             partial[row, head.index, chunk, at.index] = zero
         partial[row, head.index, chunk, shape.head_dim] = constant(-math.inf, "f32")
-    return given | rooms | {"position": length - 1}
+    return given | buffers | {"position": length - 1}
 
 
 def item(shape: DecodeAttention, name: str) -> None:
@@ -196,15 +196,15 @@ def attend_pages(shape: DecodeAttention) -> None:
 
 
 def attention_entry(
-    shape: DecodeAttention, name: str, arguments: Iterable[Named], rooms: Iterable[Named],
+    shape: DecodeAttention, name: str, arguments: Iterable[Named], buffers: Iterable[Named],
     attend: Callable[[dict[str, Value]], None],
 ) -> None:  # fmt: skip
     """Make @{name}(queries [row, head, dim], arguments, partial[, sink logits], mixed): every item, whose values
     `attend` takes by name, then every row merged, by the functions named `attend`. With `sizes` there are as many rows
-    as its first number says. The threads have `rooms` of their own, and `q` for an item's queries."""
+    as its first number says. The threads have `buffers` of their own, and `q` for an item's queries."""
     t, each_group, lanes = shape.types, shape.queries_per_kv, shape.columns
     with entry(name, [Named("all", t["q"]), *arguments, *_results(shape)]) as given:
-        own = {each.name: room(each.type) for each in (Named("q", t["queries"]), *rooms)}
+        own = {each.name: room(each.type) for each in (Named("q", t["queries"]), *buffers)}
         rows = given["sizes"][0].to("index") if "sizes" in given else index(shape.rows)
         with loop(given["thread"], rows * (shape.num_kv_heads * shape.chunks), given["threads"]) as turn:
             pair = turn.index // shape.chunks

@@ -1,5 +1,5 @@
-"""What attention means, for every walk: which keys a query sees, their logits, the running softmax, and what is left of
-the sums at last."""
+"""Define what attention means, for every walk: which keys a query sees, their logits, the running softmax, and what is
+left of the sums at last."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def attend_quantized(shape: QuantizedAttention) -> None:
         call("attend_widen", [given["q"], given["floats"]])
         call_with("attend_item", _item_arguments(shape), given | {"length": length})
 
-    rooms = [Named("floats", shape.float_queries_type)]
+    buffers = [Named("floats", shape.float_queries_type)]
     span_function()
     quantized_attention(shape, "attend")
-    attention_entry(shape, "quantized_attention", arguments, rooms, attend)
+    attention_entry(shape, "quantized_attention", arguments, buffers, attend)

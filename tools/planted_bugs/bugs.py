@@ -88,8 +88,8 @@ BUGS = (
     PlantedBug(
         "kernels: attention in MLIR forgets to rescale its total when a higher score comes",
         "compiled_kernels/paged_attention/mlir_softmax.py",
-        'f"arith.mulf {total}, {factor} : f32"',
-        'f"arith.mulf {total}, {total} : f32"',
+        "totals[total_place] * factor",
+        "totals[total_place] * totals[total_place]",
     ),
     PlantedBug(
         "kernels: the Triton norm divides by its padded width",
@@ -142,8 +142,8 @@ BUGS = (
     PlantedBug(
         "kernels: decode attention in MLIR does not read a page that sinks fill in part",
         "compiled_kernels/paged_attention/mlir_decode.py",
-        "%sink_pages = arith.ceildivui %sink_end, %size",
-        "%sink_pages = arith.divui %sink_end, %size",
+        "(zero, end.divided_up(shape.page_size))",
+        "(zero, end // shape.page_size)",
     ),
     PlantedBug(
         "kernels: queries of a span in Triton see later keys of their tile",
@@ -363,8 +363,8 @@ BUGS = (
     PlantedBug(
         "kernels: decode attention in MLIR leaves pages to no part of a split context",
         "compiled_kernels/paged_attention/mlir_decode.py",
-        "%each = arith.ceildivui %pages, %chunks",
-        "%each = arith.divui %pages, %chunks",
+        "each = count.divided_up(shape.chunks)",
+        "each = count // shape.chunks",
     ),
     PlantedBug(
         "kernels: activations in INT8 are rounded away from zero at ties",
