@@ -5,7 +5,8 @@ The tensors lie on torch's meta device: a plan reads shapes, never numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -203,12 +204,12 @@ def quantized() -> Examples:
     from compiled_kernels.linear.matrix_format import WORDS, MatrixFormat
     from compiled_kernels.linear.triton import plan_quantized
 
-    def stored(name: str) -> list[Tensor | None]:
+    def stored(name: str) -> Iterator[Any]:
         found = MatrixFormat.named(name).storage(WIDTH, WIDTH)
-        return [meta(*found[part][0], dtype=found[part][1]) if part in found else None for part in STORED]
+        return (meta(*found[part][0], dtype=found[part][1]) if part in found else None for part in STORED)
 
     return {
-        f"{when} {name}": plan_quantized(meta(rows, WIDTH), *stored(name), None, name)[0]
+        f"{when} {name}": plan_quantized(meta(rows, WIDTH), *stored(name), bias=None, format=name)[0]
         for name in WORDS
         for when, rows in ROWS.items()
         if when != "batch" or name in ("q4_k", "q6_k", "q8_0")
