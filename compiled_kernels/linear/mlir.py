@@ -66,15 +66,16 @@ class Weight(NamedTuple):
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    out, width = shape_of(weight)
+    (out, width), panels = shape_of(weight), in_panels(weight)
+    width = width if panels else x.shape[1]
     check_argument("linear", "x", x, (len(x), width), COMPUTE_DTYPES, contiguous=False)
-    if in_panels(weight):
+    if panels:
         if weight.dtype != x.dtype:
             raise BackendError(f"linear: backend mlir reads a weight in panels of {x.dtype}, not of {weight.dtype}")
     else:
         check_argument("linear", "weight", weight, (out, width), COMPUTE_DTYPES, contiguous=False)
     weights = Weight(MLIR_TYPES[weight.dtype], 0, (weight,))
-    return _multiply("linear", x, weights, bias, row_by_row=not in_panels(weight))
+    return _multiply("linear", x, weights, bias, row_by_row=not panels)
 
 
 def linear_int8(x: Tensor, values: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
@@ -87,6 +88,7 @@ def linear_w8a8(x: Tensor, values: Tensor, scales: Tensor, bias: Tensor | None) 
 
 def _int8(name: str, x: Tensor, values: Tensor, scales: Tensor) -> Weight:
     out, width = shape_of(values)
+    width = width if in_panels(values) else x.shape[1]
     check_argument(name, "x", x, (len(x), width), COMPUTE_DTYPES, contiguous=False)
     sizes = (*values.shape[:2], PANEL, 4) if in_panels(values) else (out, width)
     check_argument(name, "values", values, sizes, (torch.int8,), contiguous=in_panels(values))

@@ -34,7 +34,7 @@ LINEAR_W8A8 = define_operator(
     "linear_w8a8",
     "(Tensor x, Tensor values, Tensor scales, Tensor? bias) -> Tensor",
     _fake,
-    {Backend.MLIR: "compiled_kernels.linear.mlir:linear_w8a8"},
+    {Backend.MLIR: "compiled_kernels.linear_w8a8.mlir:linear_w8a8"},
 )
 
 
