@@ -3,18 +3,17 @@
 The table is a constant of the kernel: each format is compiled code of its own, and has no branch in it.
 """
 
-from __future__ import annotations
+# A constant of a kernel is a table with fields here, which no type checker sees in `tl.constexpr`.
+# pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false, reportArgumentType=false
 
-from typing import Any
+from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-constexpr = Any  # as Triton reads the name; for a type checker a table has fields, which `tl.constexpr` has not
-
 
 @triton.jit
-def columns_in(words, BITS: constexpr):
+def columns_in(words, BITS: tl.constexpr):
     """Return the columns of words [row, word] of a plane of `BITS` bits (see linear/planes.py): [row, column]."""
     found = words
     if BITS <= 4:
@@ -29,14 +28,16 @@ def columns_in(words, BITS: constexpr):
 
 
 @triton.jit
-def spread(each, GROUP: constexpr):
+def spread(each, GROUP: tl.constexpr):
     """Return what columns share for each of them: [row, group] -> [row, column]."""
     wide = tl.broadcast_to(each[:, :, None], [each.shape[0], each.shape[1], GROUP])
     return tl.reshape(wide, [each.shape[0], each.shape[1] * GROUP])
 
 
 @triton.jit
-def numbers_of(weights, scales, minima, line, first, width, COLUMNS: constexpr, FORMAT: constexpr, EVEN: constexpr):
+def numbers_of(
+    weights, scales, minima, line, first, width, COLUMNS: tl.constexpr, FORMAT: tl.constexpr, EVEN: tl.constexpr
+):
     """Return `COLUMNS` columns, at least 32, of these rows from column `first`, in float32; past `width` zeros."""
     rows = weights + line[:, None] * (width // FORMAT.block * FORMAT.words)
     codes = _plane(rows, first, width, 0, FORMAT.planes[0], COLUMNS, FORMAT, EVEN)
@@ -67,8 +68,8 @@ def numbers_of(weights, scales, minima, line, first, width, COLUMNS: constexpr, 
 
 @triton.jit
 def _plane(
-    rows, first, width, BELOW: constexpr, BITS: constexpr, COLUMNS: constexpr, FORMAT: constexpr,
-    EVEN: constexpr,
+    rows, first, width, BELOW: tl.constexpr, BITS: tl.constexpr, COLUMNS: tl.constexpr, FORMAT: tl.constexpr,
+    EVEN: tl.constexpr,
 ):  # fmt: skip
     """Load the plane of `BITS` bits that stands above `BELOW` bits of each code: [row, column]."""
     column = first + tl.arange(0, COLUMNS * BITS // 32) * (32 // BITS)
@@ -78,7 +79,7 @@ def _plane(
 
 
 @triton.jit
-def _integers(rows, column, known, FIELDS: constexpr, FORMAT: constexpr, EVEN: constexpr):
+def _integers(rows, column, known, FIELDS: tl.constexpr, FORMAT: tl.constexpr, EVEN: tl.constexpr):
     """Load the integers that `FIELDS` of the sub-scales make up, of the groups that begin at these columns."""
     first = column // FORMAT.block * FORMAT.words + FORMAT.plane_words
     for i in tl.static_range(len(FIELDS)):  # type: ignore[misc] (unrolled by Triton)
@@ -101,8 +102,8 @@ def _table(values, first):
 
 @triton.jit
 def one_row_words(
-    x, weights, scales, minima, bias, out, width, outs, OUTS: constexpr, COLUMNS: constexpr,
-    FORMAT: constexpr, EVEN: constexpr, BIAS: constexpr,
+    x, weights, scales, minima, bias, out, width, outs, OUTS: tl.constexpr, COLUMNS: tl.constexpr,
+    FORMAT: tl.constexpr, EVEN: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
     """Multiply one row by a matrix in words."""
     o = tl.program_id(0) * OUTS + tl.arange(0, OUTS)
