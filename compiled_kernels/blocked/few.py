@@ -39,8 +39,8 @@ ONLY_PASS = PanelPass()
 
 
 class Operands(NamedTuple):
-    """What a product works with: rows of x, the weight's words, scales, minima and bias, and where results go; the sums
-    of x of each group [row, group], where there are minima."""
+    """Hold what a product works with: rows of x, the weight's words, scales, minima and bias, and where results go; the
+    sums of x of each group [row, group], where there are minima."""
 
     x: Value
     weights: Sequence[Value]
@@ -186,8 +186,8 @@ def _totals(
 
 
 class Source(NamedTuple):
-    """Where a run of the weight is read from: at a place of it the parts of a unit, and the scale (and minimum) of a
-    group, for each vector of columns."""
+    """Give what a run of the weight is read from: at a place of it the parts of a unit, and the scale (and minimum) of
+    a group, for each vector of columns."""
 
     unit: Callable[[Value], list[list[Value]]]
     scales: Callable[[Value], list[list[Value]]]

@@ -170,7 +170,7 @@ def _multiply(name: str, x: Tensor, weight: Weight, bias: Tensor | None, row_by_
     given = [words, *(each.contiguous() for each in beside), *([] if bias is None else [bias.contiguous()])]
     room = [torch.empty(tokens, product.int8_rows.words + TAIL, dtype=torch.int32)] if product.w8a8 else []
     many = isinstance(product, ManyRows)
-    entering = x.to(torch.float32) if many and product.multiplied_dtype == "f32" else x
+    entering = x.to(torch.float32) if isinstance(product, ManyRows) and product.multiplied_dtype == "f32" else x
     found = torch.empty(tokens, out, dtype=x.dtype if many else torch.float32)
     BoundCall(kernel.address, (entering.contiguous(), *room, *given, found, torch.tensor([tokens])))()
     return found.to(x.dtype)

@@ -164,7 +164,9 @@ class Linear(nn.Module):
         """Return matrix, scales and minima as the backend reads them: panels are mlir's alone."""
         if self.backend is Backend.MLIR:
             return self.weight, self.scales, self.minima
-        return self._rows("weight"), self._rows("scales"), self._rows("minima")  # type: ignore[return-value]
+        weight = self._rows("weight")
+        assert weight is not None
+        return weight, self._rows("scales"), self._rows("minima")
 
     def _rows(self, name: str, index: Tensor | None = None) -> Tensor | None:
         """Return the matrix, its scales or its minima as they are row by row: all rows unless some are named."""
