@@ -132,9 +132,10 @@ def code_kind(codes: torch.dtype, with_minima: bool) -> str:
 def linear_quantized(
     x: Tensor, weight: Tensor, scales: Tensor, minima: Tensor | None, bias: Tensor | None, format: str
 ) -> Tensor:
-    name, width, words = "linear_quantized", x.shape[1], WORDS[format]
+    name, width = "linear_quantized", x.shape[1]
     if problem := MatrixFormat.named(format).problem(width):
         raise BackendError(f"{name}: {problem} {width} columns")
+    words = WORDS[format]
     row, panels = words.row_words(width), in_panels(weight)
     sizes = (len(weight), row, PANEL, 1) if panels else (len(weight), row)
     check_argument(name, "weight", weight, sizes, (torch.int32,), contiguous=panels)
