@@ -246,6 +246,7 @@ def stages(case: Case, operator: str = "linear") -> Mapping[str, str]:
             beside = [MLIR_TYPES[each] for each in (of["scales"], minima) if each is not None]
         else:
             beside = ["f32"]
-    tokens = rows_compiled(of["tokens"], row_by_row)
-    shape = operator, of["width"], of["out"], kind, dense, of["bias"], group, *beside
+    tokens, width = rows_compiled(of["tokens"], row_by_row), of["width"]
+    width += -width % 4 if kind in ("i8", "f8") else 0  # as in panels
+    shape = operator, width, of["out"], kind, dense, of["bias"], math.gcd(group, width) if group else 0, *beside
     return _compiled(Target.current(), tokens, row_by_row, *shape)[0].stages
