@@ -60,7 +60,7 @@ class Words:
     group: int = 32
     offset: int = 0
     sign_bit: int = 0
-    values: tuple[int, ...] = ()
+    values: tuple[float, ...] = ()
     minima: bool = False
     sub_scales: SubScales | None = None
 

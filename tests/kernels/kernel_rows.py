@@ -80,8 +80,6 @@ AT_GROUPS = {"contexts": (7, 8, 9, 24), "spans": (1, 1, 1, 1)}  # of eight token
 WIDTHS = {"width": [64, 1, 70]}
 SHORT_ROWS = {"tokens": [3, 1], **WIDTHS, "dtype": DTYPES}
 GATES = KernelRows({"tokens": [3, 1], "hidden": [64, 1, 70], "dtype": DTYPES})
-# One row, rows of one function, rows of the next, more than a tile; outs that are no multiple of lanes.
-PRODUCTS = {"tokens": [1, 3, 4, 17], "width": [48, 16], "out": [33, 8], "bias": [True, False], "dtype": DTYPES}
 PANELS = [
     {"width": 48, "out": 33, "panels": False},
     {"width": 352, "out": 64, "panels": True},  # blocks along the width, of which the last is shorter

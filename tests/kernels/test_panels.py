@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from compiled_kernels.blocked import as_words, from_panels, panels_problem, to_panels
+from compiled_kernels.blocked.layout import VALUES_PER_WORD
 from compiled_kernels.blocked.shape import TILE_ROWS
 from compiled_kernels.cases import random_normal
 from compiled_kernels.level import Level, limited_to
@@ -27,10 +28,13 @@ WIDTH, OUT = 352, 192  # two blocks along the width, of which the second is shor
 
 
 @given(
-    panels=st.integers(1, 3), words_long=st.integers(1, 9), dtype=st.sampled_from([torch.float32, torch.bfloat16])
+    panels=st.integers(1, 3), words_long=st.integers(1, 9),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.int32]),
 )  # fmt: skip
 def test_the_layout_is_a_rearrangement(panels: int, words_long: int, dtype: torch.dtype) -> None:
-    weight = torch.arange(64 * panels * 4 * words_long).view(64 * panels, -1).to(dtype)
+    """Column c of panel p is row 32 p + c of the weight; a matrix in words keeps them."""
+    numbers = torch.arange(64 * panels * words_long * VALUES_PER_WORD[dtype])
+    weight = numbers.view(64 * panels, -1).to(dtype)
     laid_out = to_panels(weight)
     assert torch.equal(from_panels(laid_out), weight) and laid_out.nbytes == weight.nbytes
     assert from_panels(weight) is weight  # a plain one is left alone

@@ -1,15 +1,12 @@
-"""Matrices in words: where a code's bits stand, nothing lost either way, and panels of the same words."""
+"""Matrices in words: where a code's bits stand, and nothing lost either way."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiled_kernels.blocked import from_panels, to_panels
 from compiled_kernels.linear.matrix_format import WORDS, MatrixFormat, Words
 from compiled_kernels.linear.planes import pack_planes, pack_sub_scales, unpack_planes, unpack_sub_scales
 from compiled_kernels.linear.quantize import dequantize_matrix, quantize_matrix
@@ -69,39 +66,24 @@ def test_a_matrix_stays_within_half_a_step(seed: int, name: str, out: int, block
     assert (away <= 1.01 * step[..., None]).all()
 
 
-@settings(max_examples=tries(10))
-@given(SEEDS, NAMES, st.integers(1, 2))
-def test_panels_are_the_same_words(seed: int, name: str, blocks: int) -> None:
-    """Column c of panel p is row 32 p + c; a panel's step is one word, their number may be odd."""
-    weight = drawn(seed, 1 << 30, 64, blocks * WORDS[name].words)
-    panels = to_panels(weight)
-    assert panels.shape == (2, weight.shape[1], 32, 1)
-    assert torch.equal(panels[1, :, 5, 0], weight[37]) and torch.equal(from_panels(panels), weight)
-
-
-def test_other_groups_and_minima_are_refused() -> None:
+def test_what_no_product_loads_is_refused() -> None:
     with pytest.raises(ValueError, match="q4_k has groups of 32 with minima"):
         MatrixFormat("q4_k", 32, torch.float16)
     with pytest.raises(ValueError, match="int4 by 12: groups of INT4 are whole words, multiples of 8 columns"):
         MatrixFormat("int4", 12, torch.float16)
-    for unknown in (lambda: MatrixFormat("q9", 32, torch.float16), lambda: MatrixFormat.named("q9")):
+    for make in (MatrixFormat, MatrixFormat.named):
         with pytest.raises(ValueError, match="is called 'q9'; known: .*q6_k"):
-            unknown()
+            make("q9")
     assert MatrixFormat.named("q6_k").problem(640) == "blocks of 256 (q6_k) do not divide"
     with pytest.raises(ValueError, match="blocks of 32"):
         quantize_matrix(torch.ones(1, 40), MatrixFormat.named("q8_0"))
-
-
-@pytest.mark.parametrize(
-    ("words", "problem"),
-    [
-        ({"planes": (4, 2, 1)}, "more than 6 bits are bytes with an offset and a sign bit"),
-        ({"planes": (8,), "minima": True}, "more than 6 bits are bytes with an offset and a sign bit"),
-        ({"planes": (2,), "values": (-9, -1, 3, 11)}, "a table of values is one of 16, for one plane of 4 bits"),
-        ({"planes": (2, 1, 1)}, "one or two planes are wanted"),
-        ({"planes": (4, 1), "block": 16}, "each of whole words"),
-    ],
-)
-def test_words_that_no_product_loads_are_refused(words: dict[str, Any], problem: str) -> None:
-    with pytest.raises(ValueError, match=problem):
-        Words(**words)
+    refused = {
+        ((4, 2, 1), 32, ()): "more than 6 bits are bytes with an offset and a sign bit",
+        ((8,), 32, ()): "more than 6 bits are bytes with an offset and a sign bit",
+        ((2,), 32, (-9, -1, 3, 11)): "a table of values is one of 16, for one plane of 4 bits",
+        ((2, 1, 1), 32, ()): "one or two planes are wanted",
+        ((4, 1), 16, ()): "each of whole words",
+    }
+    for (planes, block, values), problem in refused.items():
+        with pytest.raises(ValueError, match=problem):
+            Words(planes, block, values=values)

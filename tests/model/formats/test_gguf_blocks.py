@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import compiled_kernels
-from compiled_kernels import Backend, backend_problems
+from compiled_kernels import Backend
 from compiled_kernels.linear.matrix_format import WORDS, Words
+from tests.helpers.kernels import needs_mlir
 from tests.thorough import tries
+from tools.lint.tree import ROOT, pages
 from workbench.model.formats.gguf import blocks as gguf_blocks
 from workbench.model.formats.gguf.blocks import (
     BLOCK_TYPES,
@@ -54,6 +55,7 @@ def test_any_bytes_are_what_the_package_reads(type: BlockType, data: st.DataObje
 
 @pytest.mark.parametrize("type", BLOCK_TYPES.values(), ids=lambda type: type.name)
 def test_many_random_blocks(type: BlockType) -> None:
+    """Of MXFP4 they hold every code with every exponent."""
     stored = np.random.default_rng(0).integers(0, 256, 4096 * type.bytes, dtype=np.uint8)
     assert_same_bits(dequantize_blocks(type, torch.from_numpy(stored)), reference(type, stored))
 
@@ -70,29 +72,22 @@ def test_words_are_the_files_bits_in_another_order(type: BlockType, monkeypatch:
     assert (bits.sum(0) == 1).all() and (bits.sum(1) == 1).all()
 
 
+@needs_mlir
 def test_a_format_is_the_two_lines_that_the_guide_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any bytes are what the package reads, and products of eager and mlir are those of these numbers."""
-    page = (Path(__file__).parents[3] / "docs" / "guide" / "backends.md").read_text()
+    """Any codes are what the package reads, and products of eager and mlir are those of these numbers."""
     known = {"Words": Words, "BlockType": BlockType, "Plane": Plane}
-    words, type = (eval(line, known) for line in re.findall(r"`[^`:]*: (\w+\([^`]*\)),`", page))
+    lines = re.findall(r"`[^`:]*: (\w+\([^`]*\)),`", pages(ROOT)["docs/guide/backends.md"])
+    words, type = (eval(line, known) for line in lines)
     monkeypatch.setitem(WORDS, type.name.lower(), words)
-    stored = np.random.default_rng(0).integers(0, 256, 64 * type.bytes, dtype=np.uint8)
-    stored.reshape(64, -1)[:, type.scales[0] : type.scales[0] + 2] = np.array([1.0], np.float16).view(np.uint8)
-    data, x = torch.from_numpy(stored), torch.eye(type.values)[::17]
-    numbers = dequantize_blocks(type, data)
+    stored = np.random.default_rng(0).integers(0, 256, (64, type.bytes), dtype=np.uint8)
+    stored[:, -2:] = 0, 60  # a scale of one
+    numbers = dequantize_blocks(type, torch.from_numpy(stored).flatten())
     assert_same_bits(numbers, reference(type, stored))
-    parts = (*matrix_in_words(type, data, 64), None)[:3]
-    for backend in (Backend.EAGER, *[Backend.MLIR] * (backend_problems()[Backend.MLIR] is None)):
-        found = compiled_kernels.linear_quantized(x, *parts, None, type.name.lower(), backend)
+    x = torch.eye(type.values)[::17]
+    codes, scales = matrix_in_words(type, torch.from_numpy(stored).flatten(), 64)
+    for backend in (Backend.EAGER, Backend.MLIR):
+        found = compiled_kernels.linear_quantized(x, codes, scales, None, None, type.name.lower(), backend)
         assert torch.equal(found, x @ numbers.view(64, -1).T), backend
-
-
-def test_every_exponent_of_mxfp4() -> None:
-    type = next(each for each in BLOCK_TYPES.values() if each.name == "MXFP4")
-    stored = np.stack([np.full(256, byte, np.uint8) for byte in range(0, 256, 17)] + [np.arange(256, dtype=np.uint8)])
-    stored = np.concatenate([stored[-1:], np.repeat(np.arange(0, 256, 16, dtype=np.uint8)[:, None], 256, 1)]).T.copy()
-    assert stored.shape == (256, 17)
-    assert_same_bits(dequantize_blocks(type, torch.from_numpy(stored).flatten()), reference(type, stored))
 
 
 @pytest.mark.parametrize("type", BLOCK_TYPES.values(), ids=lambda type: type.name)

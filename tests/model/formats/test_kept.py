@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 import workbench
 from compiled_kernels.linear.matrix_format import MatrixFormat
-from compiled_kernels.linear.planes import pack_planes
-from compiled_kernels.linear.quantize import dequantize_grouped, dequantize_matrix, quantize_int4
+from compiled_kernels.linear.quantize import dequantize_matrix
 from tests.model.formats.folders import PACKERS, TINY, same, write_quantized
 from tests.thorough import tries
 from workbench.engine.config import EngineConfig
@@ -238,16 +237,6 @@ def test_nan_in_fp8_is_refused(code: int) -> None:
     kept = kept_of(QuantizedMatrix("fp8", lambda: octets.view(torch.float8_e4m3fn), torch.ones(2, 1), 64))
     with pytest.raises(WorkbenchError, match="m: x holds NaN"):
         kept.runs[0].tensors()
-
-
-@settings(max_examples=tries(40))
-@given(st.integers(1, 5), st.integers(1, 4), st.sampled_from([8, 24, 32, 64]), st.integers(0, 2**30))
-def test_packed_codes_are_those_of_the_quantizer(rows: int, groups: int, group: int, seed: int) -> None:
-    weight = torch.randn(rows, groups * group, generator=torch.Generator().manual_seed(seed))
-    packed, scales = quantize_int4(weight, group)
-    ones = torch.ones_like(scales)
-    codes = dequantize_grouped(packed, ones, None, group).to(torch.int8)
-    assert torch.equal(pack_planes(codes + 8, (4,)), packed)
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])
