@@ -52,8 +52,9 @@ def _after(shape: BlockShape) -> None:
     norm(shape.layer_kernel.step, shape.gate_up.multiplied_dtype)
     layer = shape.layer_kernel
     added = add_sums if layer.adds else store_sums
-    for product, finish in ((shape.output, added), (shape.gate_up, _gated(layer.shape.activation)), (shape.down, added)):
-        many(product, finish)
+    many(shape.output, added)
+    many(shape.gate_up, _gated(layer.shape.activation))
+    many(shape.down, added)
     make_quantizers("rows", shape.products[-3:], SIZE_BOUND)
     with _runs("after", shape.after) as given:
         if shape.widened:

@@ -36,7 +36,7 @@ from workbench.kv_cache.format import CacheFormat
 from workbench.model.attention_spec import QKNormSpec, RotaryConfig
 from workbench.model.memory import cache_shapes
 from workbench.model.quantized import WeightFormat
-from workbench.model.spec import ModelSpec, NormSpec
+from workbench.model.spec import ActivationSpec, ModelSpec, NormSpec
 from workbench.model.transformer import Transformer
 from workbench.request import CustomPart, Request
 
@@ -51,7 +51,9 @@ LAYERS: dict[str, ModelSpec] = {
         layer(4, 2, bias=True, scale=0.3),
     ).model_copy(update={"final_logit_softcapping": 3.0, "embedding_scale": 2.5}),
     "norms": spec_of(layer(12, 4, 6, qk_norm=True), layer(4, 1, rotary=RotaryConfig(rope_theta=50.0), qk_norm=True),
-                     layer(position="none", sliding_window=5)),
+                     layer(position="none", sliding_window=5).model_copy(update={"norms": "both"}),
+                     layer().model_copy(update={"activation": ActivationSpec(kind="gelu_tanh")}),
+                     ).model_copy(update={"norm": NormSpec(offset=1.0)}),
     "own rules": spec_of(
         layer(4, 2, position="alibi"), layer(4, 2, mask=own("even"), score=own("farther"), sliding_window=30),
         *(layer(mask=own(name)) for name in ("near_by_root", "near_by_logarithm", "near_before")),
