@@ -156,7 +156,6 @@ class DecodeProgram(StepProgram):
 
     def reset(self) -> None:
         check_mlir_step(self.model, self.store)
-        self.model.use_code_panels()
         self.steps, self.artifacts = dict[int, MlirStep](), {}
         self.angles.reset()
 
@@ -183,13 +182,15 @@ class DecodeProgram(StepProgram):
 
 
 def check_mlir_step(model: Transformer, store: KVStore) -> None:
-    """Check that a step can be compiled; raise WorkbenchError or BackendError otherwise."""
+    """Check that a step can be compiled; raise WorkbenchError or BackendError otherwise. What a step reads only in
+    panels is laid out so."""
     if refusal := supports(Requirements.from_model(model, store)):
         raise WorkbenchError(f"backend mlir: decodes no step of {model.spec.name}: {refusal.reason}")
     for part in model.blocks.modules():
         if part is not model.blocks and type(part).__module__ not in KNOWN_MODULES:
             remedy = "load the model on backend inductor or eager"
             raise BackendError(f"backend mlir: does not know how to decode with a {type(part).__name__}; {remedy}")
+    model.use_code_panels()
 
 
 def step_shape(
