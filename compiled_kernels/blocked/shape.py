@@ -19,9 +19,8 @@ CODES = {
     "f4": WordLayout((4,), block=8, values=FP4_VALUES),
 }  # fmt: skip
 TILE_ROWS = 6  # tokens whose sums are in registers at once: 6 x 4 vectors of 32 registers, 6 x 2 of 16
-MAX_K_BLOCK = (
-    320  # of the width, walked in one go: a pair of panels of bfloat16 that long fills a cache of the first level
-)
+# Columns of the width walked in one go: a pair of panels of bfloat16 that long fills a cache of the first level.
+MAX_K_BLOCK = 320
 UNIT = 32  # columns of codes that are read together at most: a word of the narrowest plane
 
 
@@ -34,7 +33,7 @@ class Panels:
 
     Sums are of runs of the width, each begun at zero and added to those before it, times its scale where it has one:
     the order in which a row's products are added up is the same for every number of rows and threads. With `w8a8` x
-    comes as rows of INT8 (made of numbers of type `x`) and is multiplied as such with a weight of i8.
+    comes as rows of INT8 (made of numbers of type `x_dtype`) and is multiplied as such with a weight of i8.
     """
 
     name: str
@@ -149,6 +148,8 @@ class Panels:
         whole = self.words.block if self.words else VALUES_PER_WORD[self.weight_dtype]
         if self.in_features % whole:
             raise ValueError(f"{self.name}: a width of {self.in_features} {self.weight_dtype} is not for panels")
+        if self.weight_dtype in WORDS and whole % UNIT:
+            raise ValueError(f"{self.name}: blocks of {whole} columns are no multiple of {UNIT}")
         if self.quant_group and (self.in_features % self.quant_group or self.quant_group % whole):
             raise ValueError(f"{self.name}: groups of {self.quant_group} are not whole words of {self.in_features}")
         if self.scales_rows and self.weight_dtype not in ("i8", "f8"):

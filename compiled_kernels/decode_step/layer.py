@@ -151,8 +151,8 @@ def _attend(layer: LayerKernel, given: Given) -> None:
 
 
 def _feedforward(layer: LayerKernel, given: Given) -> None:
-    """Make x += (silu(gate) * up) times the down weight. A thread multiplies the same columns of gate and of up, so that
-    it can gate them without waiting; where a panel holds columns of both, all wait in between."""
+    """Make x += (silu(gate) * up) times the down weight. A thread multiplies the same columns of gate and of up, so
+    that it can gate them without waiting; where a panel holds columns of both, all wait in between."""
     hidden, rows = layer.shape.intermediate_size, (0, layer.step.rows)
     own = share(given, hidden, max(layer.gate_up.block, layer.attention.lanes))
     apart = hidden % layer.gate_up.block == 0

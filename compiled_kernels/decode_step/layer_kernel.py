@@ -42,9 +42,11 @@ class LayerKernel:
         if not more:
             return (layer_product(self.step, f"{self.name}_qkv", width, columns, first),)
         begins = itertools.accumulate((each.rows for each in self.shape.qkv), initial=0)
+        runs = enumerate(zip(self.shape.qkv, begins, strict=False))
+        named = ((f"{self.name}_qkv_{i}", run, begin) for i, (run, begin) in runs)
         return tuple(
-            layer_product(self.step, f"{self.name}_qkv_{i}", width, each.rows, each, columns=columns, first_column=begin)
-            for i, (each, begin) in enumerate(zip(self.shape.qkv, begins, strict=False))
+            layer_product(self.step, name, width, run.rows, run, columns=columns, first_column=begin)
+            for name, run, begin in named
         )
 
     @property
@@ -191,7 +193,8 @@ class LayerKernel:
         """Return the weights of the norms of queries and keys, if there are such."""
         heads = {"query": self.shape.num_heads, "key": self.shape.num_kv_heads}
         widths = {of: self.shape.head_dim * (count if self.shape.whole_qk_norm else 1) for of, count in heads.items()}
-        norms = {of: Named(f"{of}_norm", memref((width,), self.step.norm_dtype or self.step.dtype)) for of, width in widths.items()}
+        kind = self.step.norm_dtype or self.step.dtype
+        norms = {of: Named(f"{of}_norm", memref((width,), kind)) for of, width in widths.items()}
         return norms if self.shape.qk_norm else {}
 
     @property
@@ -294,14 +297,16 @@ def rotary_arguments(step: StepShape, dim: int, suffix: str = "") -> list[Named]
 
 def layer_product(
     step: StepShape, name: str, width: int, out: int, weight: WeightLayout, accumulate: bool = False,
-    segments: int = 1, **place: int,
+    segments: int = 1, columns: int = 0, first_column: int = 0,
 ) -> AnyProduct:  # fmt: skip
-    """Return the product with a weight of `out` rows; of one whose rows are a part of a matrix, in panels, `place` says
-    where in the result (see `FewRows`)."""
+    """Return the product with a weight of `out` rows; of one whose rows are a part of a matrix, in panels, `columns`
+    and `first_column` say where in the result (see `FewRows`)."""
     if weight.panels:
         panels = weight.dtype, step.dtype, step.target, weight.bias
-        codes = {"quant_group": weight.quant_group, "scales": weight.scales, "minima": weight.minima}
-        return FewRows(name, width, out, *panels, step.rows, accumulate, w8a8=weight.w8a8, **codes, **place)
+        return FewRows(
+            name, width, out, *panels, step.rows, accumulate, w8a8=weight.w8a8, quant_group=weight.quant_group,
+            scales=weight.scales, minima=weight.minima, columns=columns, first_column=first_column,
+        )  # fmt: skip
     stored = weight.dtype, step.dtype, step.target, weight.bias
     return RowByRow(name, step.rows, width, out, *stored, accumulate, segments)
 

@@ -85,7 +85,7 @@ def products(
 
 
 class DecodePages(ReadPages):
-    """ReadPages that the query heads of one key/value head read together, each a query at the end of its own context."""
+    """Pages that the query heads of one key/value head read together, each a query at the end of its own context."""
 
     shape: DecodeAttention
     kind: ClassVar[str]  # in names of functions

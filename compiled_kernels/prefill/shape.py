@@ -167,7 +167,8 @@ def _product(sizes: Iterable[int]) -> int:
 def _many(product: AnyProduct) -> ManyRows:
     assert isinstance(product, FewRows)  # its weight is in panels
     stored = product.weight_dtype, product.x_dtype, product.target, product.bias
-    codes = {"quant_group": product.quant_group, "scales": product.scales, "minima": product.minima}
-    place = {"columns": product.columns, "first_column": product.first_column}
-    sizes = product.name, product.in_features, product.out_features
-    return ManyRows(*sizes, *stored, w8a8=product.w8a8, **codes, **place)
+    return ManyRows(
+        product.name, product.in_features, product.out_features, *stored, w8a8=product.w8a8,
+        quant_group=product.quant_group, scales=product.scales, minima=product.minima, columns=product.columns,
+        first_column=product.first_column,
+    )  # fmt: skip

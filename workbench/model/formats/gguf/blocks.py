@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from compiled_kernels.blocked.layout import BYTE_OF_COLUMN
 from compiled_kernels.expert_linear.packed import E2M1
 from compiled_kernels.linear.matrix_format import MatrixFormat
-from compiled_kernels.linear.planes import BYTE_OF_COLUMN
 from compiled_kernels.linear.quantize import dequantize_matrix
 
 Array = np.ndarray[Any, Any]
