@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compiled_kernels.blocked import from_panels, to_panels
-from compiled_kernels.linear.matrix_format import WORDS, MatrixFormat, Words
+from compiled_kernels.linear.matrix_format import WORDS, MatrixFormat, WordLayout
 from compiled_kernels.linear.planes import pack_planes, pack_sub_scales, unpack_planes, unpack_sub_scales
 from compiled_kernels.linear.quantize import dequantize_matrix, quantize_matrix
 from tests.thorough import tries
@@ -104,4 +104,4 @@ def test_other_groups_and_minima_are_refused() -> None:
 )
 def test_words_that_no_product_loads_are_refused(words: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
-        Words(**words)
+        WordLayout(**words)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import compiled_kernels
 from compiled_kernels import Backend, backend_problems
-from compiled_kernels.linear.matrix_format import WORDS, Words
+from compiled_kernels.linear.matrix_format import WORDS, WordLayout
 from tests.thorough import tries
 from workbench.model.formats.gguf import blocks as gguf_blocks
 from workbench.model.formats.gguf.blocks import (
@@ -73,7 +73,7 @@ def test_words_are_the_files_bits_in_another_order(type: BlockType, monkeypatch:
 def test_a_format_is_the_two_lines_that_the_guide_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any bytes are what the package reads, and products of eager and mlir are those of these numbers."""
     page = (Path(__file__).parents[3] / "docs" / "guide" / "backends.md").read_text()
-    known = {"Words": Words, "BlockType": BlockType, "Plane": Plane}
+    known = {"WordLayout": WordLayout, "BlockType": BlockType, "Plane": Plane}
     words, type = (eval(line, known) for line in re.findall(r"`[^`:]*: (\w+\([^`]*\)),`", page))
     monkeypatch.setitem(WORDS, type.name.lower(), words)
     stored = np.random.default_rng(0).integers(0, 256, 64 * type.bytes, dtype=np.uint8)
