@@ -1,4 +1,4 @@
-"""Words of a weight as numbers, in registers: what a product multiplies with x.
+"""WordLayout of a weight as numbers, in registers: what a product multiplies with x.
 
 | arithmetic | a part is | of |
 |---|---|---|

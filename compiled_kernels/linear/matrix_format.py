@@ -41,7 +41,7 @@ class SubScales:
 
 
 @dataclass(frozen=True)
-class Words:
+class WordLayout:
     """Describe a block of a row as words: the planes of its codes, the widest first, then its sub-scales.
 
     Args:
@@ -99,18 +99,18 @@ class Words:
 
 IQ4_NL_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 SIX_BITS = SubScales(3, ((4, 0), (2, 64)), ((4, 32), (2, 80)))
-WORDS: dict[str, Words] = {
-    "q4_0": Words((4,), offset=8),
-    "q4_1": Words((4,), minima=True),
-    "q5_0": Words((4, 1), offset=16),
-    "q5_1": Words((4, 1), minima=True),
-    "q8_0": Words((8,), offset=128, sign_bit=128),
-    "iq4_nl": Words((4,), values=IQ4_NL_VALUES),
-    "q2_k": Words((2,), 256, 16, minima=True, sub_scales=SubScales(4, ((4, 0),), ((4, 64),))),
-    "q3_k": Words((2, 1), 256, 16, offset=4, sub_scales=SubScales(3, ((4, 0), (2, 64)), offset=32)),
-    "q4_k": Words((4,), 256, minima=True, sub_scales=SIX_BITS),
-    "q5_k": Words((4, 1), 256, minima=True, sub_scales=SIX_BITS),
-    "q6_k": Words((4, 2), 256, 16, offset=32, sub_scales=SubScales(4, ((8, 0),), offset=128, sign_bit=128)),
+WORDS: dict[str, WordLayout] = {
+    "q4_0": WordLayout((4,), offset=8),
+    "q4_1": WordLayout((4,), minima=True),
+    "q5_0": WordLayout((4, 1), offset=16),
+    "q5_1": WordLayout((4, 1), minima=True),
+    "q8_0": WordLayout((8,), offset=128, sign_bit=128),
+    "iq4_nl": WordLayout((4,), values=IQ4_NL_VALUES),
+    "q2_k": WordLayout((2,), 256, 16, minima=True, sub_scales=SubScales(4, ((4, 0),), ((4, 64),))),
+    "q3_k": WordLayout((2, 1), 256, 16, offset=4, sub_scales=SubScales(3, ((4, 0), (2, 64)), offset=32)),
+    "q4_k": WordLayout((4,), 256, minima=True, sub_scales=SIX_BITS),
+    "q5_k": WordLayout((4, 1), 256, minima=True, sub_scales=SIX_BITS),
+    "q6_k": WordLayout((4, 2), 256, 16, offset=32, sub_scales=SubScales(4, ((8, 0),), offset=128, sign_bit=128)),
 }
 
 
@@ -161,7 +161,7 @@ class MatrixFormat:
         return " ".join([*words, *(["with minima"] if self.minima is not None else [])])
 
     @property
-    def words(self) -> Words | None:
+    def words(self) -> WordLayout | None:
         """Return how words hold the matrix; None where it is no matrix in words."""
         return WORDS.get(self.codes)
 

@@ -30,7 +30,7 @@ from compiled_kernels.blocked.layout import (
     whole_panels,
 )
 from compiled_kernels.blocked.many import ManyRows, many, store_sums
-from compiled_kernels.blocked.shape import TILE_ROWS
+from compiled_kernels.blocked.shape import TILE_ROWS, Panels
 from compiled_kernels.builder.functions import call, text_of
 from compiled_kernels.builder.threads import entry, share, wait
 from compiled_kernels.cases import Case
@@ -169,8 +169,9 @@ def _multiply(name: str, x: Tensor, weight: Weight, bias: Tensor | None, row_by_
     kernel, product = _compiled(Target.current(), rows_compiled(tokens, row_by_row), row_by_row, *of)
     words = matrix.contiguous() if row_by_row else as_words(matrix)
     given = [words, *(each.contiguous() for each in beside), *([] if bias is None else [bias.contiguous()])]
-    quantized = not isinstance(product, RowByRow) and product.w8a8
-    room = [torch.empty(tokens, product.int8_rows.words + TAIL, dtype=torch.int32)] if quantized else []
+    room = []
+    if isinstance(product, Panels) and product.w8a8:
+        room.append(torch.empty(tokens, product.int8_rows.words + TAIL, dtype=torch.int32))
     many = isinstance(product, ManyRows)
     entering = x.to(torch.float32) if isinstance(product, ManyRows) and product.multiplied_dtype == "f32" else x
     found = torch.empty(tokens, out, dtype=x.dtype if many else torch.float32)

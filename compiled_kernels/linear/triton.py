@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from compiled_kernels.backends import BackendError
-from compiled_kernels.linear.matrix_format import WORDS, MatrixFormat, Words
+from compiled_kernels.linear.matrix_format import WORDS, MatrixFormat, WordLayout
 from compiled_kernels.linear.triton_kernels import add_parts, one_row, one_row_grouped, product
 from compiled_kernels.linear.triton_words import one_row_words
 from compiled_kernels.triton_code.launch import (
@@ -52,7 +52,7 @@ class StoredWeights(NamedTuple):
     scales: Tensor
     minima: Tensor | None = None
     group: int = 0
-    format: Words | None = None
+    format: WordLayout | None = None
 
     @property
     def has_four_bits(self) -> bool:

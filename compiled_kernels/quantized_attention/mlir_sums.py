@@ -30,7 +30,7 @@ Weight = Callable[[Query, int], Value]  # of a query from a column on: a vector 
 Take = Callable[[Query, Value, Value], None]  # takes a query, the place of a run's first number, and the run's sums
 
 
-class QuantizedPages(DecodePages):
+class ReadQuantizedPages(DecodePages):
     """Keys and values as codes with scales and minima (see quantize.py). Every offset of a page is scored; those
     outside [from, to) weigh nothing, whatever lies there."""
 

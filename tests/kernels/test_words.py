@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiled_kernels.linear.matrix_format import WORDS, MatrixFormat, Words
+from compiled_kernels.linear.matrix_format import WORDS, MatrixFormat, WordLayout
 from compiled_kernels.linear.planes import pack_planes, pack_sub_scales, unpack_planes, unpack_sub_scales
 from compiled_kernels.linear.quantize import dequantize_matrix, quantize_matrix
 from tests.thorough import tries
@@ -86,4 +86,4 @@ def test_what_no_product_loads_is_refused() -> None:
     }
     for (planes, block, values), problem in refused.items():
         with pytest.raises(ValueError, match=problem):
-            Words(planes, block, values=values)
+            WordLayout(planes, block, values=values)

@@ -142,7 +142,8 @@ class Transformer(nn.Module):
     def use_code_panels(self, panels: bool = True) -> bool:
         """Do so with what the backend mlir reads only in panels, the experts of mixtures and all that is in few bits,
         the head too; return whether there is any in the blocks."""
-        coded = [part for part in self.modules() if isinstance(part, Linear) and not part.format.is_dense]
+        stacked = [part for whole in self.modules() if isinstance(whole, StackedLinear) for part in whole.parts]
+        coded = [part for part in self.modules() if isinstance(part, Linear) and not part.format.is_dense] + stacked
         mixtures = [part for part in self.blocks.modules() if isinstance(part, MixtureOfExperts)]
         for part in (*mixtures, *coded):
             part.use_panels(panels)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import compiled_kernels
 from compiled_kernels import Backend
-from compiled_kernels.linear.matrix_format import WORDS, Words
+from compiled_kernels.linear.matrix_format import WORDS, WordLayout
 from tests.helpers.kernels import needs_mlir
 from tests.thorough import tries
 from tools.lint.tree import ROOT, pages
@@ -75,7 +75,7 @@ def test_words_are_the_files_bits_in_another_order(type: BlockType, monkeypatch:
 @needs_mlir
 def test_a_format_is_the_two_lines_that_the_guide_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any codes are what the package reads, and products of eager and mlir are those of these numbers."""
-    known = {"Words": Words, "BlockType": BlockType, "Plane": Plane}
+    known = {"WordLayout": WordLayout, "BlockType": BlockType, "Plane": Plane}
     lines = re.findall(r"`[^`:]*: (\w+\([^`]*\)),`", pages(ROOT)["docs/guide/backends.md"])
     words, type = (eval(line, known) for line in lines)
     monkeypatch.setitem(WORDS, type.name.lower(), words)
