@@ -15,6 +15,7 @@ four. A stack of weights (one an expert) has one dimension more, the first, in e
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from einops import rearrange
@@ -22,6 +23,7 @@ from torch import Tensor
 
 PANEL = 32  # columns
 PANEL_PAIR = 2 * PANEL  # a weight's columns come in pairs of panels, which a tile of many rows reads side by side
+CHUNK_BYTES = 1 << 18  # of rows that are laid out at once: they and their panels stay in a core's cache
 # Elements of a tensor in a word; a byte of uint8 is two codes of 4 bits.
 VALUES_PER_WORD = {
     torch.float32: 1, torch.bfloat16: 2, torch.int8: 4, torch.float8_e4m3fn: 4, torch.uint8: 4, torch.int32: 1,
@@ -59,6 +61,23 @@ def to_panels(weight: Tensor) -> Tensor:
         weight = torch.cat([weight, weight.new_zeros(missing, weight.shape[-1])])
     axes = "... (panel column) (row value) -> ... panel row column value"
     return _paired(rearrange(weight, axes, column=PANEL, value=values).contiguous(), apart=True).view(dtype)
+
+
+def over_rows(rows: Tensor, lay: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return `lay(rows)`, some pairs of panels at a time over the rows themselves, which no one else may read: a pair
+    takes the bytes of its rows. Rows that are no whole pairs are copied.
+
+    Args:
+        rows: a matrix, or what stands beside one: [out, word or group].
+        lay: `to_panels` or `scales_to_panels`.
+    """
+    if rows.shape[0] % PANEL_PAIR or not rows.is_contiguous():
+        return lay(rows)
+    pairs = max(1, CHUNK_BYTES // (PANEL_PAIR * rows[0].nbytes))
+    for chunk in rows.split(pairs * PANEL_PAIR):
+        found = lay(chunk)
+        chunk.view(found.shape).copy_(found)
+    return rows.view(-1, *found.shape[1:])
 
 
 def from_panels(weight: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import compiled_kernels
 from compiled_kernels import Backend
 from compiled_kernels.blocked import from_panels
+from compiled_kernels.memory import in_threads
 from workbench.batch import TokenBatch
 from workbench.errors import WorkbenchError
 from workbench.kv_cache.format import CacheFormat, KVCacheSpec
@@ -139,13 +140,15 @@ class Transformer(nn.Module):
             if isinstance(part, Linear | MixtureOfExperts):
                 part.use_panels(panels)
 
-    def use_code_panels(self, panels: bool = True) -> bool:
+    def use_code_panels(self, panels: bool = True, in_place: bool = False) -> bool:
         """Do so with what the backend mlir reads only in panels, the experts of mixtures and all that is in few bits,
-        the head too; return whether there is any in the blocks."""
+        the head too; return whether there is any in the blocks. `in_place` lays matrices out over their rows, which no
+        one else may read."""
         coded = [part for part in self.modules() if isinstance(part, Linear) and not part.format.is_dense]
         mixtures = [part for part in self.blocks.modules() if isinstance(part, MixtureOfExperts)]
-        for part in (*mixtures, *coded):
+        for part in mixtures:
             part.use_panels(panels)
+        in_threads(lambda part: part.use_panels(panels, in_place), sorted(coded, key=lambda part: -part.matrix_bytes))
         return bool(mixtures) or any(part is not self.head for part in coded)
 
     def record_experts(self, max_rows: int | None) -> None:
