@@ -11,7 +11,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-In, Out = TypeVar("In"), TypeVar("Out")
+In = TypeVar("In")
+Out = TypeVar("Out")
 MAPPED_BYTES = 1 << 20  # a larger tensor has pages of its own
 
 
