@@ -1,10 +1,12 @@
 """A weight laid out in panels: one layout that products of few rows and of many read.
 
 A panel is 32 output columns. It is stored as rows of 32 words of 32 bits, one word a column; a word holds what that
-column has at consecutive positions along the width: 1 of float32, 2 of bfloat16, 4 of INT8, 8 of INT4. A matrix in
-words (see linear/planes.py) keeps them.
+column has at neighbouring positions of the width: 1 of float32, 2 of bfloat16, 4 of INT8 and FP8, 8 of 4-bit codes. A
+matrix in words (see linear/planes.py) keeps them, and bytes and half bytes are put in their order.
 
-    weight [out, width]      panel p, row k, column c, place i  =  weight[32 p + c, (values a word) k + i]
+    weight [out, width]      panel p, row k, column c, place i  =  weight[32 p + c, (values a word) k + j]
+
+    j = i of numbers;  of bytes i is at 0, 2, 1, 3 for j = 0, 1, 2, 3
 
 A vector register then holds one step along the width for 16 (or 8) columns, so that a product keeps one sum an element
 and no sum goes across lanes; and a panel is one run of memory from its first byte to its last. It takes exactly the
@@ -23,7 +25,7 @@ from torch import Tensor
 
 PANEL = 32  # columns
 PANEL_PAIR = 2 * PANEL  # a weight's columns come in pairs of panels, which a tile of many rows reads side by side
-CHUNK_BYTES = 1 << 18  # of rows that are laid out at once: they and their panels stay in a core's cache
+BYTE_OF_COLUMN = (0, 2, 1, 3)  # of four columns in a word: pairs of neighbours stand 16 bits apart
 # Elements of a tensor in a word; a byte of uint8 is two codes of 4 bits.
 VALUES_PER_WORD = {
     torch.float32: 1, torch.bfloat16: 2, torch.int8: 4, torch.float8_e4m3fn: 4, torch.uint8: 4, torch.int32: 1,
@@ -73,8 +75,7 @@ def over_rows(rows: Tensor, lay: Callable[[Tensor], Tensor]) -> Tensor:
     """
     if rows.shape[0] % PANEL_PAIR or not rows.is_contiguous():
         return lay(rows)
-    pairs = max(1, CHUNK_BYTES // (PANEL_PAIR * rows[0].nbytes))
-    for chunk in rows.split(pairs * PANEL_PAIR):
+    for chunk in rows.split(4 * PANEL_PAIR):  # they and their panels stay in a core's cache
         found = lay(chunk)
         chunk.view(found.shape).copy_(found)
     return rows.view(-1, *found.shape[1:])
@@ -97,7 +98,7 @@ def rows_of_panels(weight: Tensor, index: Tensor) -> Tensor:
 def _paired(weight: Tensor, apart: bool) -> Tensor:
     """Return words of bytes or half bytes as planes.py has them: neighbours `apart` by 16 bits; or back again."""
     if weight.dtype == torch.uint8 and weight.shape[-1] == 4:  # scales of experts are bytes too, alone
-        words, order = weight.view(torch.int32), [8 * (0, 2, 1, 3)[i % 4] + 4 * (i // 4) for i in range(8)]
+        words, order = weight.view(torch.int32), [8 * BYTE_OF_COLUMN[i % 4] + 4 * (i // 4) for i in range(8)]
         moves = ((at, to) if apart else (to, at) for at, to in zip(range(0, 32, 4), order, strict=True))
         fields = ((words >> at & 15) << to for at, to in moves)
         found = next(fields)
@@ -105,7 +106,7 @@ def _paired(weight: Tensor, apart: bool) -> Tensor:
             found = found | each
         return found.view(torch.uint8)
     if weight.dtype in (torch.int8, torch.float8_e4m3fn):
-        return weight.view(torch.int8)[..., [0, 2, 1, 3]].view(weight.dtype)
+        return weight.view(torch.int8)[..., BYTE_OF_COLUMN].view(weight.dtype)
     return weight
 
 

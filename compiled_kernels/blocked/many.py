@@ -148,7 +148,7 @@ Finish = Callable[["ManyRows", Done], None]
 """Makes what becomes of a row's sums of one pair of panels."""
 
 
-class Run(NamedTuple):
+class RowRun(NamedTuple):
     """A run of rows at work: the function's arguments by name, what the tiles read, the sums, the first row, how many
     rows, and the last row with which a tile may begin."""
 
@@ -180,7 +180,7 @@ def many(product: ManyRows, finish: Finish) -> None:
             each = even_runs(begin, end)
             with loop(begin, end, each) as turn:
                 rows = (turn.index + each).least(end) - turn.index
-                run = Run(values, read, sums, turn.index, rows, values["rows"] - TILE_ROWS)
+                run = RowRun(values, read, sums, turn.index, rows, values["rows"] - TILE_ROWS)
                 if "x_sums" in read:
                     _sum_x(product, run)
                 some = (values["first_pair"], values["pair_end"]) if product.listed else (0, product.panels_apart[0])
@@ -201,7 +201,7 @@ def _ceil(count: Value, each: Value | int) -> Value:
     return (count + each - 1) // each
 
 
-def _sum_x(product: ManyRows, run: Run) -> None:
+def _sum_x(product: ManyRows, run: RowRun) -> None:
     """Sum x of each group of the run's rows, as the tiles take them."""
     with loop(0, run.rows, TILE_ROWS) as slot:
         first = (run.first + slot.index).least(run.last)
@@ -211,7 +211,7 @@ def _sum_x(product: ManyRows, run: Run) -> None:
             run.read["x_sums"][slot.index + i.index, group.index] = found
 
 
-def _pair(product: ManyRows, run: Run, pair: Value) -> None:
+def _pair(product: ManyRows, run: RowRun, pair: Value) -> None:
     """Make sums of the run's rows with one pair of panels."""
     zero, one = index(0), index(1)
     _, between, apart = product.panels_apart
@@ -238,7 +238,7 @@ def _pair(product: ManyRows, run: Run, pair: Value) -> None:
                 call(f"{product.name}_fetch", [run.given["w0"], *following, begin, (begin + each).least(fetched)])
 
 
-def _next_block(product: ManyRows, run: Run, first: Value, k_after: Value) -> list[Value]:
+def _next_block(product: ManyRows, run: RowRun, first: Value, k_after: Value) -> list[Value]:
     """Return where the block after this one lies (its panels, its first row of words; after the last one any place will
     do), how many rows of words it has, and how many of them are fetched beside each tile: in the first of the walks
     over the tiles, none in the others."""
@@ -266,7 +266,7 @@ def _fetch(product: ManyRows) -> None:
                 given["w0"].fetch(panel, row, column, nearest=2)
 
 
-def _unpack(product: ManyRows, run: Run, panels: tuple[Value, Value], k: Value, k_end: Value) -> None:
+def _unpack(product: ManyRows, run: RowRun, panels: tuple[Value, Value], k: Value, k_end: Value) -> None:
     """Store both panels from k to k_end, as the tile multiplies them, in the scratch block."""
     weights, lanes = [run.given[each.name] for each in weight_names(product)], product.lanes
     columns = [(side, panel, column) for side, panel in enumerate(panels) for column in range(0, PANEL, lanes)]
@@ -292,7 +292,7 @@ def _as_multiplied(product: ManyRows, words: list[Value]) -> list[Value]:
     return [part.bits("i32") for part in parts(product, words)]
 
 
-def _finish(product: ManyRows, run: Run, pair: Value, finish: Finish) -> None:
+def _finish(product: ManyRows, run: RowRun, pair: Value, finish: Finish) -> None:
     """Finish the sums of every row of the run. A tile that would end beyond the last row of all begins so
     much earlier, and its rows stand that much later in the sums."""
     with loop(0, run.rows) as turn:

@@ -1,4 +1,4 @@
-"""Words of a weight as numbers, in registers: what a product multiplies with x.
+"""WordLayout of a weight as numbers, in registers: what a product multiplies with x.
 
 | arithmetic | a part is | of |
 |---|---|---|
@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from compiled_kernels.blocked.layout import BYTE_OF_COLUMN
 from compiled_kernels.blocked.shape import Panels
 from compiled_kernels.builder.values import Value, constant, intrinsic, negative
 from compiled_kernels.builder.vectors import look_up, look_up_floats
 
 Planes = Sequence[tuple[int, Sequence[Value]]]  # of each plane its bits, and the words of a unit
-FIRST_BITS = (0, 16, 8, 24)  # of four columns in a word: pairs of neighbours stand 16 bits apart
+FIRST_BITS = tuple(8 * byte for byte in BYTE_OF_COLUMN)
 E4M3_UNIT = 2.0**8  # what numbers of E4M3 are too small by, moved to their places in float16
 
 

@@ -6,22 +6,21 @@ import math
 from dataclasses import dataclass, field
 
 from compiled_kernels.blocked.layout import PANEL, PANEL_PAIR
-from compiled_kernels.linear.matrix_format import WORDS, Words
+from compiled_kernels.linear.matrix_format import WORDS, WordLayout
 from compiled_kernels.linear_w8a8.mlir_rows import Int8Rows
 from compiled_kernels.mlir_text import SIZE_BOUND, Target, memref
 
 VALUES_PER_WORD = {"f32": 1, "bf16": 2}  # of dense numbers
 FP4_VALUES = tuple(sign * value for sign in (1.0, -1.0) for value in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0))
-BYTES = Words((8,), block=4, offset=128, sign_bit=128)
+BYTES = WordLayout((8,), block=4, offset=128, sign_bit=128)
 # Codes of one plane, in groups of any number of columns: INT8; INT4, and beside minima; FP8 (E4M3); FP4 (E2M1).
 CODES = {
-    "i8": BYTES, "f8": BYTES, "i4": Words((4,), block=8, offset=8), "u4": Words((4,), block=8),
-    "f4": Words((4,), block=8, values=FP4_VALUES),
+    "i8": BYTES, "f8": BYTES, "i4": WordLayout((4,), block=8, offset=8), "u4": WordLayout((4,), block=8),
+    "f4": WordLayout((4,), block=8, values=FP4_VALUES),
 }  # fmt: skip
 TILE_ROWS = 6  # tokens whose sums are in registers at once: 6 x 4 vectors of 32 registers, 6 x 2 of 16
-MAX_K_BLOCK = (
-    320  # of the width, walked in one go: a pair of panels of bfloat16 that long fills a cache of the first level
-)
+# Columns of the width walked in one go: a pair of panels of bfloat16 that long fills a cache of the first level.
+MAX_K_BLOCK = 320
 UNIT = 32  # columns of codes that are read together at most: a word of the narrowest plane
 
 
@@ -34,7 +33,7 @@ class Panels:
 
     Sums are of runs of the width, each begun at zero and added to those before it, times its scale where it has one:
     the order in which a row's products are added up is the same for every number of rows and threads. With `w8a8` x
-    comes as rows of INT8 (made of numbers of type `x`) and is multiplied as such with a weight of i8.
+    comes as rows of INT8 (made of numbers of type `x_dtype`) and is multiplied as such with a weight of i8.
     """
 
     name: str
@@ -50,7 +49,7 @@ class Panels:
     minima: str = field(default="", kw_only=True)
 
     @property
-    def words(self) -> Words | None:
+    def words(self) -> WordLayout | None:
         """Return how words hold codes; None for dense numbers."""
         return WORDS.get(self.weight_dtype) or CODES.get(self.weight_dtype)
 
@@ -149,6 +148,8 @@ class Panels:
         whole = self.words.block if self.words else VALUES_PER_WORD[self.weight_dtype]
         if self.in_features % whole:
             raise ValueError(f"{self.name}: a width of {self.in_features} {self.weight_dtype} is not for panels")
+        if self.weight_dtype in WORDS and whole % UNIT:
+            raise ValueError(f"{self.name}: blocks of {whole} columns are no multiple of {UNIT}")
         if self.quant_group and (self.in_features % self.quant_group or self.quant_group % whole):
             raise ValueError(f"{self.name}: groups of {self.quant_group} are not whole words of {self.in_features}")
         if self.scales_rows and self.weight_dtype not in ("i8", "f8"):

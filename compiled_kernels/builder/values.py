@@ -43,8 +43,8 @@ _of_thread = _OfThread()
 class Value:
     """A value: a number or an index, a vector of numbers, or a memory (memref) of such.
 
-    `+ - * // % & | ^ << >>` are those of floats or of integers, as its type says; `//`, `%` and `>>` take integers as
-    unsigned. Of a memory `x[i, j]` is one number, `x.load(lanes, i, j)` a vector of them.
+    `+ - * / // % & | ^ << >>` are those of floats or of integers, as its type says: `/` of floats alone; `//`, `%` and
+    `>>` take integers as unsigned. Of a memory `x[i, j]` is one number, `x.load(lanes, i, j)` a vector of them.
     """
 
     ir: Any
@@ -88,10 +88,10 @@ class Value:
         return self._with(other, "mulf", "muli")
 
     def __truediv__(self, other: Value | Number) -> Value:
-        return self._with(other, "divf", "divui")
+        return self._with(other, "divf", "")
 
     def __floordiv__(self, other: Value | int) -> Value:
-        return self._with(other, "divf", "divui")
+        return self._with(other, "", "divui")
 
     def __mod__(self, other: Value | int) -> Value:
         return self._with(other, "remf", "remui")

@@ -1,7 +1,7 @@
 """Probabilities in a loop of steps: tokens drawn by them, and rows that end where they are low.
 
 A loop that `weighs` adds, in each step, the exponentials of a thread's share of each row's logits; the thread that
-chooses then has the softmax's total, draws by inverting the distribution function (thread's share, vector, backend), and
+chooses then has the softmax's total, draws by inverting the distribution function (thread's share, vector, token), and
 ends a row before the first token of its own whose row's likeliest is less likely than the threshold. float32.
 """
 
@@ -20,9 +20,9 @@ MAX_THREADS = 256
 
 
 def sampling_buffers(shape: StepShape, most: int) -> list[Named]:
-    """Given: the `threshold`; each row's `scale`, that its logits are multiplied by; for each step and row a number from
-    [0, 1) to draw by, or one below 0 where the largest is taken (`uniforms`). Found: each step's logits, how many of a
-    row's tokens are `kept` (given: how many are wanted), and how many rows are `left`."""
+    """Return what is given: the `threshold`; each row's `scale`, that its logits are multiplied by; for each step and
+    row a number from [0, 1) to draw by, or one below 0 where the largest is taken (`uniforms`). And what is found: each
+    step's logits, how many of a row's tokens are `kept` (given: how many are wanted), how many rows are `left`."""
     rows = shape.rows
     return [
         Named("threshold", memref((1,), "f32")),
@@ -79,9 +79,9 @@ def draw(shape: StepShape, given: Given, row: Value, likeliest: tuple[Value, Val
 def _crossing(
     goal: Value, before: Value, places: tuple[Value, Value, int], weight: Callable[[Value], Value]
 ) -> list[Value]:
-    """Return the last of the places (begin, end, step), with the sum before it, that weighs anything and before which the
-    sum, at first `before`, is not above `goal`: the place at which the sum crosses it; where rounding lets none cross,
-    the last that weighs anything."""
+    """Return the last of the places (begin, end, step), with the sum before it, that weighs anything and before which
+    the sum, at first `before`, is not above `goal`: the place at which the sum crosses it; where rounding lets none
+    cross, the last that weighs anything."""
     with loop(*places, [before, places[0], before]) as turn:
         (summed, *found), more = turn.carried, weight(turn.index)
         reached = summed.compared("ole", goal) & more.compared("ogt", 0.0)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 from compiled_kernels.builder.functions import Given, function, loop
-from compiled_kernels.builder.values import Value
+from compiled_kernels.builder.values import Value, exp
 from compiled_kernels.builder.vectors import norm_factor, silu
 from compiled_kernels.decode_step.layer_kernel import LayerKernel
 from compiled_kernels.decode_step.shape import StepShape
@@ -15,7 +17,7 @@ def norm(shape: StepShape, kind: str) -> None:
     weight of the rows from..to."""
     width, lanes = shape.hidden_size, largest_divisor(shape.hidden_size, shape.target.lanes)
     x, out = (Named(name, memref((shape.rows, width), each)) for name, each in (("x", "f32"), ("out", kind)))
-    weight = Named("weight", memref((width,), shape.dtype))
+    weight = Named("weight", shape.norm_type)
     with function("norm", [x, weight, out, *indices("from", "to")]) as given, loop(given["from"], given["to"]) as row:
         factor = norm_factor(given["x"], row.index, 0, width, shape.eps, lanes)
         with loop(0, width, lanes) as turn:
@@ -24,10 +26,33 @@ def norm(shape: StepShape, kind: str) -> None:
             given["out"].store(value.to(kind), *place)
 
 
+Range = tuple[Value | int, Value | int]
+
+
+def add_normed(layer: LayerKernel, given: Given, weight: str, rows: Range, columns: Range) -> None:
+    """Make x += the norm of what was added up apart: these columns of these rows."""
+    width, eps, added, x = layer.step.hidden_size, layer.step.eps, given[layer.added.name], given["x"]
+    lanes = largest_divisor(width, layer.step.target.lanes)
+    with loop(*rows) as row:
+        factor = norm_factor(added, row.index, 0, width, eps, lanes)
+        with loop(*columns, lanes) as turn:
+            place = row.index, turn.index
+            value = added.load(lanes, *place) * factor * given[weight].load(lanes, turn.index).to("f32")
+            x.store(x.load(lanes, *place) + value, *place)
+
+
+def activated(kind: str, value: Value) -> Value:
+    """Return SiLU, or GELU by its tanh: 0.5 (1 + tanh u) is 1 / (1 + exp(-2u))."""
+    if kind == "silu":
+        return silu(value)
+    doubled = (value * value * 0.044715 + 1.0) * value * -(2.0 * math.sqrt(2.0 / math.pi))
+    return value / (exp(doubled) + 1.0)
+
+
 def gate(layer: LayerKernel, given: Given, begin: Value, end: Value) -> None:
-    """Make silu(gate) * up of hidden columns from begin to end, for every row, in the type that enters products."""
+    """Make f(gate) * up of hidden columns from begin to end, for every row, in the type that enters products."""
     hidden, gate_up, out = layer.shape.intermediate_size, given[layer.gate_up_out.name], given[layer.gated.name]
     lanes = largest_divisor(hidden, layer.step.target.lanes)
     with loop(0, layer.feedforward_rows) as row, loop(begin, end, lanes) as turn:
         value, up = (gate_up.load(lanes, row.index, turn.index + skipped) for skipped in (0, hidden))
-        out.store((silu(value) * up).to(out.element), row.index, turn.index)
+        out.store((activated(layer.shape.activation, value) * up).to(out.element), row.index, turn.index)

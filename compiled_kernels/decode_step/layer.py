@@ -10,7 +10,7 @@ from __future__ import annotations
 from compiled_kernels.builder.functions import Given, call, function, loop, room, when
 from compiled_kernels.builder.threads import share, wait
 from compiled_kernels.builder.values import Value
-from compiled_kernels.decode_step.elementwise import gate
+from compiled_kernels.decode_step.elementwise import add_normed, gate
 from compiled_kernels.decode_step.layer_kernel import (
     AnyProduct,
     LayerKernel,
@@ -20,7 +20,7 @@ from compiled_kernels.decode_step.layer_kernel import (
 )
 from compiled_kernels.decode_step.mixture import mixture, mixture_buffers, mixture_functions
 from compiled_kernels.decode_step.rotary import keep, rotate_queries
-from compiled_kernels.mlir_text import Named, indices, memref
+from compiled_kernels.mlir_text import Named, indices, largest_divisor, memref
 from compiled_kernels.page_selection.mlir import select, summarize
 from compiled_kernels.paged_attention.mlir_decode import attention
 from compiled_kernels.quantized_attention.mlir_decode import quantized_attention
@@ -40,15 +40,17 @@ def make_layer(layer: LayerKernel) -> None:
         given |= {name: room(kind) for name, kind in _own_buffers(layer)}
         if layer.step.has("attention"):
             _norm(layer, given, "attention_norm")
-            _multiply(layer, layer.qkv, given, "normed", layer.qkv_out)
+            _multiply(layer, given, "normed", layer.qkv_out, *layer.qkv)
             _attend(layer, given)
             # Every thread merges all rows, and adds its columns.
             merged = [given[name] for name, _ in (layer.partial, *layer.sink_logits)]
             call(f"{layer.name}_merge", [*merged, given["mixed"], 0, layer.step.rows])
-            _multiply(layer, layer.output, given, "mixed", layer.added)
+            _multiply(layer, given, "mixed", layer.added, layer.output)
+            _post_norm(layer, given, "attention")
         if layer.step.has("feedforward"):
             _norm(layer, given, "feedforward_norm")
             (mixture if mixed else _feedforward)(layer, given)
+            _post_norm(layer, given, "feedforward")
 
 
 def _attention(layer: LayerKernel) -> None:
@@ -85,11 +87,21 @@ def _norm(layer: LayerKernel, given: Given, name: str) -> None:
     call("norm", [given["x"], given[name], given["normed"], 0, layer.step.rows])
 
 
-def _multiply(layer: LayerKernel, product: AnyProduct, given: Given, x: str, out: Named) -> None:
-    """Multiply this thread's columns, and wait for the others'."""
-    columns, rows = share(given, product.out_features, product.block), (0, layer.step.rows)
-    multiply(product, given, x, out.name, columns, prefix=layer.name, rows=rows)
+def _multiply(layer: LayerKernel, given: Given, x: str, out: Named, *products: AnyProduct) -> None:
+    """Multiply this thread's columns of each product, and wait for the others'."""
+    for product in products:
+        columns, rows = share(given, product.out_features, product.block), (0, layer.step.rows)
+        multiply(product, given, x, out.name, columns, prefix=layer.name, rows=rows)
     wait()
+
+
+def _post_norm(layer: LayerKernel, given: Given, part: str) -> None:
+    """Add the norm of what a part gave to x, this thread's columns, where the layer has such norms."""
+    for weight, _ in layer.post_norm(part):
+        width = layer.step.hidden_size
+        begin, end = share(given, width, largest_divisor(width, layer.step.target.lanes))
+        add_normed(layer, given, weight, (0, layer.step.rows), (begin, end))
+        wait()
 
 
 def _attend(layer: LayerKernel, given: Given) -> None:
@@ -139,8 +151,8 @@ def _attend(layer: LayerKernel, given: Given) -> None:
 
 
 def _feedforward(layer: LayerKernel, given: Given) -> None:
-    """Make x += (silu(gate) * up) times the down weight. A thread multiplies the same columns of gate and of up, so that
-    it can gate them without waiting; where a panel holds columns of both, all wait in between."""
+    """Make x += (silu(gate) * up) times the down weight. A thread multiplies the same columns of gate and of up, so
+    that it can gate them without waiting; where a panel holds columns of both, all wait in between."""
     hidden, rows = layer.shape.intermediate_size, (0, layer.step.rows)
     own = share(given, hidden, max(layer.gate_up.block, layer.attention.lanes))
     apart = hidden % layer.gate_up.block == 0
@@ -150,4 +162,4 @@ def _feedforward(layer: LayerKernel, given: Given) -> None:
         wait()
     gate(layer, given, *own)
     wait()
-    _multiply(layer, layer.down, given, layer.gated.name, layer.added)
+    _multiply(layer, given, layer.gated.name, layer.added, layer.down)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -35,16 +36,30 @@ class LayerKernel:
     name: str = "layer"
 
     @property
-    def qkv(self) -> AnyProduct:
-        return layer_product(self.step, f"{self.name}_qkv", self.step.hidden_size, self._qkv_columns, self.shape.qkv)
+    def qkv(self) -> tuple[AnyProduct, ...]:
+        """Return the product of each run of rows; together they give queries, keys and values."""
+        (first, *more), width, columns = self.shape.qkv, self.step.hidden_size, self._qkv_columns
+        if not more:
+            return (layer_product(self.step, f"{self.name}_qkv", width, columns, first),)
+        begins = itertools.accumulate((each.rows for each in self.shape.qkv), initial=0)
+        runs = enumerate(zip(self.shape.qkv, begins, strict=False))
+        named = ((f"{self.name}_qkv_{i}", run, begin) for i, (run, begin) in runs)
+        return tuple(
+            layer_product(self.step, name, width, run.rows, run, columns=columns, first_column=begin)
+            for name, run, begin in named
+        )
 
     @property
     def output(self) -> AnyProduct:
         width = self.shape.num_heads * self.shape.head_dim
-        adds = self.step.half is None
         return layer_product(
-            self.step, f"{self.name}_output", width, self.step.hidden_size, self.shape.output, accumulate=adds
+            self.step, f"{self.name}_output", width, self.step.hidden_size, self.shape.output, accumulate=self.adds
         )
+
+    @property
+    def adds(self) -> bool:
+        """Return whether products add what they give to the residual stream themselves."""
+        return self.step.half is None and not self.shape.post_norms
 
     @property
     def gate_up(self) -> AnyProduct:
@@ -61,7 +76,7 @@ class LayerKernel:
             self.shape.intermediate_size,
             self.step.hidden_size,
             self.shape.down,
-            accumulate=self.step.half is None,
+            accumulate=self.adds,
         )
 
     @property
@@ -110,7 +125,7 @@ class LayerKernel:
     def products(self) -> tuple[AnyProduct, ...]:
         """Return the products that all rows go through."""
         feedforward = (self.gate_up, self.down) if self.shape.experts is None else (self.router,)
-        return (self.qkv, self.output) * self.step.has("attention") + feedforward * self.step.has("feedforward")
+        return (*self.qkv, self.output) * self.step.has("attention") + feedforward * self.step.has("feedforward")
 
     @property
     def attention(self) -> DecodeAttention:
@@ -150,10 +165,15 @@ class LayerKernel:
     def weights(self) -> list[Named]:
         """Return the weights in the order in which they are passed."""
         attention, feedforward = self.step.has("attention"), self.step.has("feedforward")
-        products = [*weight_arguments_of("qkv", self.qkv), *weight_arguments_of("output", self.output)]
+        named = [(product.name.removeprefix(f"{self.name}_"), product) for product in (*self.qkv, self.output)]
+        products = [each for name, product in named for each in weight_arguments_of(name, product)]
         return [
-            *[Named("attention_norm", self.norm_type), *products] * attention,
-            *[Named("feedforward_norm", self.norm_type), *self._feedforward_weights] * feedforward,
+            *[Named("attention_norm", self.step.norm_type), *products, *self.post_norm("attention")] * attention,
+            *[
+                Named("feedforward_norm", self.step.norm_type),
+                *self._feedforward_weights,
+                *self.post_norm("feedforward"),
+            ] * feedforward,
             *[*self.head_norms.values(), *self.sink_logits] * attention,
         ]
 
@@ -164,12 +184,17 @@ class LayerKernel:
         experts = weight_arguments_of("gate_up", self.expert_gate_up), weight_arguments_of("down", self.expert_down)
         return [*weight_arguments_of("router", self.router), *experts[0], *experts[1]]
 
+    def post_norm(self, part: str) -> list[Named]:
+        """Return the weight of the norm of what a part gives, where there is one."""
+        return [Named(f"{part}_post_norm", self.step.norm_type)] if self.shape.post_norms else []
+
     @property
     def head_norms(self) -> dict[str, Named]:
         """Return the weights of the norms of queries and keys, if there are such."""
         heads = {"query": self.shape.num_heads, "key": self.shape.num_kv_heads}
         widths = {of: self.shape.head_dim * (count if self.shape.whole_qk_norm else 1) for of, count in heads.items()}
-        norms = {of: Named(f"{of}_norm", memref((width,), self.step.dtype)) for of, width in widths.items()}
+        kind = self.step.norm_dtype or self.step.dtype
+        norms = {of: Named(f"{of}_norm", memref((width,), kind)) for of, width in widths.items()}
         return norms if self.shape.qk_norm else {}
 
     @property
@@ -191,7 +216,7 @@ class LayerKernel:
     @property
     def added(self) -> Named:
         """Return where the layer's results go: to the residual stream, or of a half to a buffer of its own."""
-        return self.x if self.step.half is None else Named("added", self.x.type)
+        return self.x if self.adds else Named("added", self.x.type)
 
     @property
     def qkv_out(self) -> Named:
@@ -246,7 +271,7 @@ class LayerKernel:
     def shared_buffers(self) -> list[Named]:
         """Return the buffers that all threads see; they are named after their sizes, so that layers of one size share
         them."""
-        found = [self.x] if self.step.half is None else [self.x, self.added]
+        found = [self.x] if self.adds else [self.x, self.added]
         if self.step.has("attention"):
             found += [Named("lengths", self.attention.types["lengths"]), self.qkv_out, self.partial]
         return found + ([self.gate_up_out, self.gated, *self.expert_buffers] if self.step.has("feedforward") else [])
@@ -260,10 +285,6 @@ class LayerKernel:
     def _qkv_columns(self) -> int:
         return (self.shape.num_heads + 2 * self.shape.num_kv_heads) * self.shape.head_dim
 
-    @property
-    def norm_type(self) -> str:
-        return memref((self.step.hidden_size,), self.step.dtype)
-
 
 def head_product(step: StepShape) -> AnyProduct | None:
     """Return the product from the last norm to logits; None where the step has no head."""
@@ -275,12 +296,17 @@ def rotary_arguments(step: StepShape, dim: int, suffix: str = "") -> list[Named]
 
 
 def layer_product(
-    step: StepShape, name: str, width: int, out: int, weight: WeightLayout, accumulate: bool = False, segments: int = 1
-) -> AnyProduct:
+    step: StepShape, name: str, width: int, out: int, weight: WeightLayout, accumulate: bool = False,
+    segments: int = 1, columns: int = 0, first_column: int = 0,
+) -> AnyProduct:  # fmt: skip
+    """Return the product with a weight of `out` rows; of one whose rows are a part of a matrix, in panels, `columns`
+    and `first_column` say where in the result (see `FewRows`)."""
     if weight.panels:
         panels = weight.dtype, step.dtype, step.target, weight.bias
-        codes = {"quant_group": weight.quant_group, "scales": weight.scales, "minima": weight.minima}
-        return FewRows(name, width, out, *panels, step.rows, accumulate, w8a8=weight.w8a8, **codes)
+        return FewRows(
+            name, width, out, *panels, step.rows, accumulate, w8a8=weight.w8a8, quant_group=weight.quant_group,
+            scales=weight.scales, minima=weight.minima, columns=columns, first_column=first_column,
+        )  # fmt: skip
     stored = weight.dtype, step.dtype, step.target, weight.bias
     return RowByRow(name, step.rows, width, out, *stored, accumulate, segments)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from compiled_kernels.mlir_text import Target
+from compiled_kernels.mlir_text import Target, memref
 from compiled_kernels.page_selection.selection import PageSelection
 from compiled_kernels.paged_attention.mlir_shape import HeadShape
 from compiled_kernels.quantized_attention.mlir_shape import QuantizedLayout
@@ -15,10 +15,11 @@ Half = Literal["attention", "feedforward"]
 
 @dataclass(frozen=True)
 class WeightLayout:
-    """The stored layout of a product's matrix: `f32`, `bf16` or a kind of codes (see linear/mlir_codes.py), whose scales
-    are of `quant_group` columns (0: a row) and of type `scales`, with minima beside them where `minima` is a type; row
-    by row, or in `panels` (see blocked/layout.py). Experts may be i4, f4 or i8 with groups, in panels. With `w8a8` it
-    is i8 and what is multiplied with it is quantized too, row by row (see linear_w8a8)."""
+    """The stored layout of a product's matrix: `f32` or `bf16`, row by row or in `panels` (see blocked/layout.py); in
+    panels a format of `WORDS`, or a kind of codes (see blocked/shape.py), whose scales are of `quant_group` columns (0:
+    a row) and of type `scales`, with minima beside them where `minima` is a type. Experts may be i4, f4 or i8 with
+    groups. With `w8a8` it is i8 and what is multiplied with it is quantized too, row by row (see linear_w8a8). `rows`:
+    how many rows of the matrix are stored so; 0 for all."""
 
     dtype: str
     quant_group: int = 0
@@ -27,6 +28,7 @@ class WeightLayout:
     w8a8: bool = False
     scales: str = "f16"
     minima: str = ""
+    rows: int = 0
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,9 @@ class LayerShape(HeadShape):
 
     Attributes:
         intermediate_size: width of the feed-forward.
+        qkv: the runs of rows in which the matrix of queries, keys and values is stored, one as a rule.
+        activation: of the gate, `silu` or `gelu_tanh`.
+        post_norms: whether what attention and the feed-forward give is normed before it is added.
         page_table: index of its page table (with `quantized`, of the residual tokens).
         rotary_index: index of its table of angles; None where heads are not rotated.
         qk_norm: whether queries and keys are normed first: each head, or with `whole_qk_norm` all heads of a row.
@@ -62,10 +67,12 @@ class LayerShape(HeadShape):
     """
 
     intermediate_size: int
-    qkv: WeightLayout
+    qkv: tuple[WeightLayout, ...]
     output: WeightLayout
     gate_up: WeightLayout
     down: WeightLayout
+    activation: str = "silu"
+    post_norms: bool = False
     qk_norm: bool = False
     whole_qk_norm: bool = False
     experts: MixtureShape | None = None
@@ -82,6 +89,7 @@ class StepShape:
 
     Attributes:
         dtype: f32 or bf16, the type of the cache and of what enters a product; the residual stream is float32.
+        norm_dtype: type of the norms' weights, `dtype` unless given.
         page_size: tokens of a page.
         max_pages: pages of a sequence at most.
         chunks: parts into which a context is split.
@@ -106,6 +114,12 @@ class StepShape:
     target: Target
     same_sequence: bool = False
     half: Half | None = None
+    norm_dtype: str = ""
+
+    @property
+    def norm_type(self) -> str:
+        """Return the memref type of a norm's weight."""
+        return memref((self.hidden_size,), self.norm_dtype or self.dtype)
 
     def has(self, half: Half) -> bool:
         """Return whether this half of each layer is computed."""

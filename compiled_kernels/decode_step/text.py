@@ -86,7 +86,7 @@ def step_inputs(shape: StepShape) -> list[Named]:
     """Return all weights and pages."""
     found = []
     if last := head_product(shape):
-        found += [Named("norm", memref((shape.hidden_size,), shape.dtype)), *weight_arguments_of("head_", last)]
+        found += [Named("norm", shape.norm_type), *weight_arguments_of("head_", last)]
     for index, kind in enumerate(shape.layers):
         found += [Named(f"{name}_{index}", stored) for name, stored in LayerKernel(shape, kind).own_arguments]
     return found

@@ -111,5 +111,6 @@ def stages(case: Case) -> Mapping[str, str]:
         one = {"tokens": 1, "width": of["width"], "out": of["out"], "bias": of["bias"], "dtype": of["dtype"]}
         return dense.stages(Case(case.shape, one, case.cost))
     kind = MLIR_TYPES[of["dtype"]]
-    result = "f32" if of["bias"] else kind
-    return compiled(Target.current(), of["experts"], of["width"], of["out"], kind, kind, result)[0].stages
+    stored, result = CODE_KINDS.get(of.get("kind", ""), kind), "f32" if of["bias"] else kind
+    sizes, group = (of["experts"], of["width"], of["out"]), of.get("group", 0)
+    return compiled(Target.current(), *sizes, stored, kind, result, group)[0].stages

@@ -30,8 +30,8 @@ LAST_TILES = (1, 2, 4, TILE_ROWS)  # rows of an expert's last tile, each with co
 
 @dataclass(frozen=True)
 class ListedRows(FewRows):
-    """A product of rows that a list names (see `listed_arguments`), with some panels of a stack of weights. `columns` are those
-    of one weight; row i of out is made of row i // `reads` of x. `rows` are those of out."""
+    """A product of rows that a list names (see `listed_arguments`), with some panels of a stack of weights. `columns`
+    are those of one weight; row i of out is made of row i // `reads` of x. `rows` are those of out."""
 
     reads: int = 1
 

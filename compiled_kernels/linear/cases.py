@@ -8,7 +8,7 @@ import compiled_kernels
 from compiled_kernels.blocked import from_panels, to_panels
 from compiled_kernels.cases import Case, CaseCost, Suite, random_normal
 from compiled_kernels.linear.api import linear_reference
-from compiled_kernels.linear.matrix_format import WORDS, Codes, MatrixFormat
+from compiled_kernels.linear.matrix_format import WORDS, MatrixFormat
 from compiled_kernels.linear.quantize import (
     dequantize_grouped,
     dequantize_int8,
@@ -58,7 +58,7 @@ def int8_inputs(
 
 def grouped_inputs(
     generator: torch.Generator, tokens: int, width: int, out: int, dtype: torch.dtype, bias: bool,
-    codes: Codes = "int4", group: int = 64, scales: torch.dtype = torch.float16, minima: torch.dtype | None = None,
+    codes: str = "int4", group: int = 64, scales: torch.dtype = torch.float16, minima: torch.dtype | None = None,
 ) -> tuple:  # fmt: skip
     x, weight, added = dense_inputs(generator, tokens, width, out, dtype, bias)
     if minima is not None:

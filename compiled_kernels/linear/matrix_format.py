@@ -7,14 +7,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, cast
 
 import torch
 
-Codes = Literal[
-    "dense", "int8", "int4", "fp8",
-    "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k",
-]  # fmt: skip
 CODE_DTYPES = {"int8": torch.int8, "int4": torch.int32, "fp8": torch.float8_e4m3fn}
 SCALE_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 WORD_BITS = 32
@@ -46,7 +41,7 @@ class SubScales:
 
 
 @dataclass(frozen=True)
-class Words:
+class WordLayout:
     """Describe a block of a row as words: the planes of its codes, the widest first, then its sub-scales.
 
     Args:
@@ -65,9 +60,18 @@ class Words:
     group: int = 32
     offset: int = 0
     sign_bit: int = 0
-    values: tuple[int, ...] = ()
+    values: tuple[float, ...] = ()
     minima: bool = False
     sub_scales: SubScales | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what no product loads (see blocked/numbers.py, triton_words.py)."""
+        if self.bits > 6 and (self.planes, self.offset, self.sign_bit) != ((8,), 128, 128):
+            raise ValueError(f"{self}: codes of more than 6 bits are bytes with an offset and a sign bit of 128")
+        if self.values and (self.planes, len(self.values)) != ((4,), 16):
+            raise ValueError(f"{self}: a table of values is one of 16, for one plane of 4 bits")
+        if len(self.planes) > 2 or any(bits * self.block % WORD_BITS for bits in self.planes):
+            raise ValueError(f"{self}: one or two planes are wanted, each of whole words")
 
     @property
     def bits(self) -> int:
@@ -95,18 +99,18 @@ class Words:
 
 IQ4_NL_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 SIX_BITS = SubScales(3, ((4, 0), (2, 64)), ((4, 32), (2, 80)))
-WORDS: dict[str, Words] = {
-    "q4_0": Words((4,), offset=8),
-    "q4_1": Words((4,), minima=True),
-    "q5_0": Words((4, 1), offset=16),
-    "q5_1": Words((4, 1), minima=True),
-    "q8_0": Words((8,), offset=128, sign_bit=128),
-    "iq4_nl": Words((4,), values=IQ4_NL_VALUES),
-    "q2_k": Words((2,), 256, 16, minima=True, sub_scales=SubScales(4, ((4, 0),), ((4, 64),))),
-    "q3_k": Words((2, 1), 256, 16, offset=4, sub_scales=SubScales(3, ((4, 0), (2, 64)), offset=32)),
-    "q4_k": Words((4,), 256, minima=True, sub_scales=SIX_BITS),
-    "q5_k": Words((4, 1), 256, minima=True, sub_scales=SIX_BITS),
-    "q6_k": Words((4, 2), 256, 16, offset=32, sub_scales=SubScales(4, ((8, 0),), offset=128, sign_bit=128)),
+WORDS: dict[str, WordLayout] = {
+    "q4_0": WordLayout((4,), offset=8),
+    "q4_1": WordLayout((4,), minima=True),
+    "q5_0": WordLayout((4, 1), offset=16),
+    "q5_1": WordLayout((4, 1), minima=True),
+    "q8_0": WordLayout((8,), offset=128, sign_bit=128),
+    "iq4_nl": WordLayout((4,), values=IQ4_NL_VALUES),
+    "q2_k": WordLayout((2,), 256, 16, minima=True, sub_scales=SubScales(4, ((4, 0),), ((4, 64),))),
+    "q3_k": WordLayout((2, 1), 256, 16, offset=4, sub_scales=SubScales(3, ((4, 0), (2, 64)), offset=32)),
+    "q4_k": WordLayout((4,), 256, minima=True, sub_scales=SIX_BITS),
+    "q5_k": WordLayout((4, 1), 256, minima=True, sub_scales=SIX_BITS),
+    "q6_k": WordLayout((4, 2), 256, 16, offset=32, sub_scales=SubScales(4, ((8, 0),), offset=128, sign_bit=128)),
 }
 
 
@@ -123,13 +127,15 @@ class MatrixFormat:
         minima: their type, [out, group]; None where there are none.
     """
 
-    codes: Codes = "dense"
+    codes: str = "dense"
     group: int = 0
     scales: torch.dtype = torch.float32
     minima: torch.dtype | None = None
 
     def __post_init__(self) -> None:
         words = self.words
+        if words is None and not self.is_dense and self.codes not in CODE_DTYPES:
+            raise ValueError(f"no format is called {self.codes!r}; known: dense, {', '.join((*CODE_DTYPES, *WORDS))}")
         if words is not None and (self.group, self.minima is not None) != (words.group, words.minima):
             raise ValueError(f"{self} has groups of {words.group} {'with' if words.minima else 'without'} minima")
         by_row = not self.group
@@ -143,8 +149,10 @@ class MatrixFormat:
     @classmethod
     def named(cls, name: str) -> MatrixFormat:
         """Return the format of a name of `WORDS`; its scales are float16, as are its minima."""
-        words = WORDS[name]
-        return cls(cast(Codes, name), words.group, torch.float16, torch.float16 if words.minima else None)
+        words = WORDS.get(name)
+        if words is None:
+            raise ValueError(f"no matrix in words is called {name!r}; known: {', '.join(WORDS)}")
+        return cls(name, words.group, torch.float16, torch.float16 if words.minima else None)
 
     def __str__(self) -> str:
         if self.words is not None:
@@ -153,7 +161,7 @@ class MatrixFormat:
         return " ".join([*words, *(["with minima"] if self.minima is not None else [])])
 
     @property
-    def words(self) -> Words | None:
+    def words(self) -> WordLayout | None:
         """Return how words hold the matrix; None where it is no matrix in words."""
         return WORDS.get(self.codes)
 

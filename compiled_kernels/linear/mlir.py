@@ -30,7 +30,7 @@ from compiled_kernels.blocked.layout import (
     whole_panels,
 )
 from compiled_kernels.blocked.many import ManyRows, many, store_sums
-from compiled_kernels.blocked.shape import TILE_ROWS
+from compiled_kernels.blocked.shape import TILE_ROWS, Panels
 from compiled_kernels.builder.functions import call, text_of
 from compiled_kernels.builder.threads import entry, share, wait
 from compiled_kernels.cases import Case
@@ -132,9 +132,10 @@ def code_kind(codes: torch.dtype, with_minima: bool) -> str:
 def linear_quantized(
     x: Tensor, weight: Tensor, scales: Tensor, minima: Tensor | None, bias: Tensor | None, format: str
 ) -> Tensor:
-    name, width, words = "linear_quantized", x.shape[1], WORDS[format]
+    name, width = "linear_quantized", x.shape[1]
     if problem := MatrixFormat.named(format).problem(width):
         raise BackendError(f"{name}: {problem} {width} columns")
+    words = WORDS[format]
     row, panels = words.row_words(width), in_panels(weight)
     sizes = (len(weight), row, PANEL, 1) if panels else (len(weight), row)
     check_argument(name, "weight", weight, sizes, (torch.int32,), contiguous=panels)
@@ -168,7 +169,9 @@ def _multiply(name: str, x: Tensor, weight: Weight, bias: Tensor | None, row_by_
     kernel, product = _compiled(Target.current(), rows_compiled(tokens, row_by_row), row_by_row, *of)
     words = matrix.contiguous() if row_by_row else as_words(matrix)
     given = [words, *(each.contiguous() for each in beside), *([] if bias is None else [bias.contiguous()])]
-    room = [torch.empty(tokens, product.int8_rows.words + TAIL, dtype=torch.int32)] if product.w8a8 else []
+    room = []
+    if isinstance(product, Panels) and product.w8a8:
+        room.append(torch.empty(tokens, product.int8_rows.words + TAIL, dtype=torch.int32))
     many = isinstance(product, ManyRows)
     entering = x.to(torch.float32) if isinstance(product, ManyRows) and product.multiplied_dtype == "f32" else x
     found = torch.empty(tokens, out, dtype=x.dtype if many else torch.float32)
@@ -245,6 +248,7 @@ def stages(case: Case, operator: str = "linear") -> Mapping[str, str]:
             beside = [MLIR_TYPES[each] for each in (of["scales"], minima) if each is not None]
         else:
             beside = ["f32"]
-    tokens = rows_compiled(of["tokens"], row_by_row)
-    shape = operator, of["width"], of["out"], kind, dense, of["bias"], group, *beside
+    tokens, width = rows_compiled(of["tokens"], row_by_row), of["width"]
+    width += -width % 4 if kind in ("i8", "f8") else 0  # as in panels
+    shape = operator, width, of["out"], kind, dense, of["bias"], math.gcd(group, width) if group else 0, *beside
     return _compiled(Target.current(), tokens, row_by_row, *shape)[0].stages

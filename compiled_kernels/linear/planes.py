@@ -14,9 +14,8 @@ from einops import rearrange
 from jaxtyping import Int32, UInt8
 from torch import Tensor
 
+from compiled_kernels.blocked.layout import BYTE_OF_COLUMN
 from compiled_kernels.linear.matrix_format import WORD_BITS, SubScales
-
-BYTE_OF_COLUMN = (0, 2, 1, 3)
 
 
 def pack_planes(codes: Tensor, planes: tuple[int, ...]) -> Int32[Tensor, "... word"]:

@@ -111,9 +111,7 @@ def dequantize_grouped(
     columns = codes.shape[1]
 
     def spread(each: Tensor) -> Tensor:
-        if (
-            columns % group
-        ):  # by index: Inductor of torch 2.13 multiplies a product with a slice of a repetition wrongly
+        if columns % group:  # Inductor of torch 2.13 multiplies a product with a slice of a repetition wrongly
             return each.to(exact)[:, torch.arange(columns, device=each.device) // group]
         return repeat(each.to(exact), "out column_group -> out (column_group column)", column=group)
 

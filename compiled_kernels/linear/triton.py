@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from compiled_kernels.backends import BackendError
-from compiled_kernels.linear.matrix_format import WORDS, Words
+from compiled_kernels.linear.matrix_format import WORDS, MatrixFormat, WordLayout
 from compiled_kernels.linear.triton_kernels import add_parts, one_row, one_row_grouped, product
 from compiled_kernels.linear.triton_words import one_row_words
 from compiled_kernels.triton_code.launch import (
@@ -35,9 +35,8 @@ from compiled_kernels.triton_code.launch import (
 )
 
 ROW_COLUMNS = 8192  # columns of weights, of all its rows, that a program has under way in the one-row kernels
-PROGRAMS_FOR_WIDE_TILES = (
-    4 * 8
-)  # programs a processor from which a program takes twice the rows, and reads x half as often
+# Programs a processor from which a program takes twice the rows, and reads x half as often.
+PROGRAMS_FOR_WIDE_TILES = 4 * 8
 MEMORY_BOUND_ROWS = 32  # rows up to which a product waits for memory
 MIN_DOT_SIZE = 16
 NUMBERS_PER_PROGRAM = 1024  # numbers a program of `add_parts`
@@ -53,7 +52,7 @@ class StoredWeights(NamedTuple):
     scales: Tensor
     minima: Tensor | None = None
     group: int = 0
-    format: Words | None = None
+    format: WordLayout | None = None
 
     @property
     def has_four_bits(self) -> bool:
@@ -99,6 +98,8 @@ def plan_quantized(
     splits: int | None = None,
 ) -> tuple[list[KernelLaunch], Tensor]:  # fmt: skip
     check("linear_quantized", x, scales, minima, bias)
+    if problem := MatrixFormat.named(format).problem(x.shape[1]):
+        raise BackendError(f"linear_quantized: {problem} {x.shape[1]} columns")
     words = WORDS[format]
     return _plan(x, StoredWeights(weight, scales, minima, words.group, words), bias, splits)
 

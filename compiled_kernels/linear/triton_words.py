@@ -42,9 +42,8 @@ def numbers_of(
     rows = weights + line[:, None] * (width // FORMAT.block * FORMAT.words)
     codes = _plane(rows, first, width, 0, FORMAT.planes[0], COLUMNS, FORMAT, EVEN)
     if len(FORMAT.planes) > 1:
-        codes |= (
-            _plane(rows, first, width, FORMAT.planes[0], FORMAT.planes[1], COLUMNS, FORMAT, EVEN) << (FORMAT.planes[0])
-        )
+        above = _plane(rows, first, width, FORMAT.planes[0], FORMAT.planes[1], COLUMNS, FORMAT, EVEN)
+        codes |= above << FORMAT.planes[0]
     if len(FORMAT.values) > 0:
         table = tl.where(codes < 8, _table(FORMAT.values, 0), _table(FORMAT.values, 8))
         numbers = (table >> ((codes & 7) * 8)).to(tl.int8)

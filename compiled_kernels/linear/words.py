@@ -9,12 +9,12 @@ import torch
 from jaxtyping import Float, Int8, Int32
 from torch import Tensor
 
-from compiled_kernels.linear.matrix_format import Words
+from compiled_kernels.linear.matrix_format import WordLayout
 from compiled_kernels.linear.planes import pack_planes, pack_sub_scales, unpack_planes, unpack_sub_scales
 
 
 def dequantize_words(
-    words: Words, weight: Int32[Tensor, "out word"], scales: Float[Tensor, "out group"], minima: Tensor | None
+    words: WordLayout, weight: Int32[Tensor, "out word"], scales: Float[Tensor, "out group"], minima: Tensor | None
 ) -> Float[Tensor, "out width"]:
     """Return the numbers of a matrix in float32; in float64 with scales of float64."""
     exact = torch.promote_types(scales.dtype, torch.float32)
@@ -32,14 +32,14 @@ def dequantize_words(
     return (found if least is None else found.add_(least[..., None])).flatten(1)
 
 
-def unpack_codes(words: Words, weight: Int32[Tensor, "out word"]) -> Int8[Tensor, "out block column"]:
+def unpack_codes(words: WordLayout, weight: Int32[Tensor, "out word"]) -> Int8[Tensor, "out block column"]:
     """Return the integers that codes mean, or their places in the table of values."""
     blocks = weight.unflatten(-1, (-1, words.words))
     codes = unpack_planes(blocks[..., : words.plane_words], words.planes)
     return (codes if words.sign_bit else codes - words.offset).view(torch.int8)  # two's complement is read as it is
 
 
-def quantize_words(weight: Float[Tensor, "out width"], words: Words) -> tuple[Tensor, ...]:
+def quantize_words(weight: Float[Tensor, "out width"], words: WordLayout) -> tuple[Tensor, ...]:
     """Quantize to words, scales, and minima where there are such: the nearest codes of scales that reach from a group's
     least to its largest number (without minima: to its largest either way), rounded to their types."""
     grouped = weight.float().unflatten(-1, (-1, words.block // words.group, words.group))  # [out, block, group, column]

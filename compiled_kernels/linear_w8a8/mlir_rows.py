@@ -5,7 +5,7 @@ a word holds depends on the instruction that multiplies it, each with int32 sums
 
 | values a word | multiplied by | at |
 |---|---|---|
-| 4 of INT8 | VPDPBUSD, with 4 bytes of the weight plus 128; 128 times the row's sum is taken off at the end | v4+vnni and above |
+| 4 of INT8 | VPDPBUSD, with 4 bytes of the weight plus 128; 128 times the row's sum is taken off | v4+vnni and above |
 | 2 of INT16 | VPMADDWD | v3, v4 |
 
 A weight's word (see blocked/layout.py) has columns 0, 2, 1, 3 of four as bytes: without byte dots its even and its odd
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from compiled_kernels.blocked.layout import BYTE_OF_COLUMN
 from compiled_kernels.builder.functions import function, loop
 from compiled_kernels.builder.values import Value, constant, rounded
 from compiled_kernels.mlir_text import Named, Target, indices, largest_divisor, memref
@@ -56,9 +57,9 @@ class Int8Rows:
 
 
 def quantize(name: str, rows: Int8Rows, count: int) -> None:
-    """Make @name(x [count, width], out [count, words and tail], from, to): the rows from..to in INT8. (Two passes over a
-    row that lies in the nearest cache; the largest is found among the bits of the numbers without their signs, so that
-    a NaN is larger than all.)"""
+    """Make @name(x [count, width], out [count, words and tail], from, to): the rows from..to in INT8. (Two passes over
+    a row that lies in the nearest cache; the largest is found among the bits of the numbers without their signs, so
+    that a NaN is larger than all.)"""
     lanes, out = largest_divisor(rows.width, rows.lanes), Named("out", rows.type(count))
     arguments = [Named("x", memref((count, rows.width), rows.x)), out, *indices("from", "to")]
     with function(name, arguments, inline=False) as given, loop(given["from"], given["to"]) as row:
@@ -82,4 +83,4 @@ def _packed(rows: Int8Rows, value: Value) -> Value:
     if rows.values == 2:
         return value.to("i16").bits("i32")
     narrow = value.to("i8")
-    return narrow.shuffle(narrow, [4 * (i // 4) + (0, 2, 1, 3)[i % 4] for i in range(value.lanes)]).bits("i32")
+    return narrow.shuffle(narrow, [i // 4 * 4 + BYTE_OF_COLUMN[i % 4] for i in range(value.lanes)]).bits("i32")

@@ -120,8 +120,8 @@ def unavailable_reason() -> str | None:
 
 
 def portable_kernels(operator: str | None = None, target: str = "aarch64") -> Iterator[PortableKernel]:
-    """A row for each operator that has kernels on backend mlir, each of its types, and each level whose text this machine
-    makes. Raises BackendError for an unknown operator, and where nothing can be compiled here."""
+    """A row for each operator that has kernels on backend mlir, each of its types, and each level whose text this
+    machine makes. Raises BackendError for an unknown operator, and where nothing can be compiled here."""
     if wrong := unavailable_reason():
         raise BackendError(f"ahead of time: {wrong}")
     for suite in suites() if operator is None else (suite_of(operator),):

@@ -137,8 +137,8 @@ def _writes_input(node: Node) -> bool:
 
 
 def _split_off_writes(graph: GraphModule) -> list[int]:
-    """Let the graph give what it would write into its inputs as further results; gives the inputs' places. The graph then
-    has no operation whose order matters."""
+    """Let the graph give what it would write into its inputs as further results; gives the inputs' places. The graph
+    then has no operation whose order matters."""
     places = {node: place for place, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
     writes = [node for node in graph.graph.nodes if node.op == "call_function" and _writes_input(node)]
     (output,) = graph.graph.find_nodes(op="output")

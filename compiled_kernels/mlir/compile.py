@@ -53,7 +53,7 @@ def compile_text(
         before: stages the text came through, kept with it.
 
     Raises:
-        BackendError: with MLIR's message where the text does not compile, and where its code calls what nothing provides.
+        BackendError: with MLIR's message where the text does not compile; where its code calls what nothing provides.
     """
     earlier = tuple((before or {}).items())
     return _compiled(text, entry, lowered_from, level or _level(), libraries, directory or cache_directory(), earlier)
@@ -191,7 +191,8 @@ def _kernel(entry: str, key: str, paths: Mapping[str, Path], libraries: tuple[st
 
 
 def run_passes(text: str, pipeline: str, processor: Processor) -> str:
-    """The module of `text` after `pipeline`, in the LLVM dialect, for `processor`; raises BackendError with MLIR's message."""
+    """Return the module of `text` after `pipeline`, in the LLVM dialect, for `processor`; raises BackendError with
+    MLIR's message."""
     from torch_mlir.ir import Context, Location, MLIRError, Module
 
     with Context(), Location.unknown():

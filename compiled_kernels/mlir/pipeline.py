@@ -23,7 +23,8 @@ FUSE = (
 SIMPLER_MATH = "func.func(math-expand-ops{ops=fpowi,rsqrt})"
 # Results are arguments already (see rewrites.py), so nothing is allocated but what lies between two loops.
 BUFFERIZE = (
-    "eliminate-empty-tensors,one-shot-bufferize{bufferize-function-boundaries=1 function-boundary-type-conversion=identity-layout-map},"
+    "eliminate-empty-tensors,one-shot-bufferize{bufferize-function-boundaries=1 "
+    "function-boundary-type-conversion=identity-layout-map},"
     "canonicalize,cse,drop-equivalent-buffer-results{modify-public-functions=1},func.func(buffer-loop-hoisting),"
     "buffer-deallocation-pipeline,canonicalize,cse"
 )
@@ -83,8 +84,8 @@ def target_level(module: Any, processor: Processor) -> None:
     """Name `processor` on every function of `module`, in place, and add @packed_NAME(void **arguments) for
     every public function NAME: each argument is a pointer to its value.
 
-    MLIR's execution engine adds such functions itself (`_mlir_NAME`), but for the machine: with many arguments they hold
-    AVX-512 on a machine that has it. They are not called, and nothing may be inlined into them.
+    MLIR's execution engine adds such functions itself (`_mlir_NAME`), but for the machine: with many arguments they
+    hold AVX-512 on a machine that has it. They are not called, and nothing may be inlined into them.
     """
     from torch_mlir.ir import Attribute, InsertionPoint, Module, StringAttr, UnitAttr  # type: ignore[attr-defined] (not in its stubs)
 

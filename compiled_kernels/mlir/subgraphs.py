@@ -107,7 +107,7 @@ def compile_subgraph(graph: GraphModule, part: Sequence[Node], name: str) -> Pla
 def replace_subgraph(
     graph: GraphModule, part: Sequence[Node], placed: PlacedSubgraph, standing: dict[Node, Node]
 ) -> None:
-    """Let a kernel take the place of its part; `standing` maps nodes that other kernels replaced to their replacements."""
+    """Let a kernel take the place of its part; `standing` maps nodes that other kernels replaced to what they are."""
     graph.add_submodule(placed.name, placed.kernel)
     with graph.graph.inserting_before(part[0]):
         called = graph.graph.call_module(placed.name, tuple(standing.get(node, node) for node in placed.inputs))

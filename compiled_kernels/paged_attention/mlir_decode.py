@@ -20,7 +20,7 @@ from compiled_kernels.builder.values import Value, constant, index
 from compiled_kernels.mlir_text import Named, indices
 from compiled_kernels.paged_attention.mlir_shape import DecodeAttention
 from compiled_kernels.paged_attention.mlir_softmax import first_seen, may_see, mixed, shares
-from compiled_kernels.paged_attention.mlir_tile import DecodePages, DensePages, tile, tile_arguments, work
+from compiled_kernels.paged_attention.mlir_tile import DecodePages, ReadDensePages, tile, tile_arguments, work
 
 
 def seek(shape: DecodeAttention, name: str) -> None:
@@ -114,7 +114,7 @@ def begin_item(shape: DecodeAttention, given: dict[str, Value], length: Value) -
 def item(shape: DecodeAttention, name: str) -> None:
     """Make @{name}_item(q [share, dim], k, v, table, lengths, partial, row, group, chunk[, chosen]): the chunk's part
     of the row's context, for all query heads of the group, into `partial`."""
-    pages = DensePages(shape)
+    pages = ReadDensePages(shape)
     with function(f"{name}_item", _item_arguments(shape)) as given:
         length = given["lengths"][given["row"]].to("index")
         values = begin_item(shape, given | {"line": given["row"]}, length)
@@ -131,7 +131,7 @@ def item(shape: DecodeAttention, name: str) -> None:
 
 
 def _item_arguments(shape: DecodeAttention) -> list[Named]:
-    t, pages = shape.types, DensePages(shape)
+    t, pages = shape.types, ReadDensePages(shape)
     places = [Named(each, t[each]) for each in ("table", "lengths", "partial")]
     return [Named("q", t["queries"]), *pages.memories, *places, *indices("row", "group", "chunk"), *_chosen(shape)]
 
@@ -163,7 +163,7 @@ def merge(shape: DecodeAttention, name: str) -> None:
 def attention(shape: DecodeAttention, name: str) -> None:
     """Make @{name}_item(queries, keys, values, table, lengths, partial, row, group, chunk[, chosen]) and
     @{name}_merge(partial[, sink logits], mixed, begin, end), with what they call."""
-    walks(shape, name, [(DensePages(shape), shape.types["table"])])
+    walks(shape, name, [(ReadDensePages(shape), shape.types["table"])])
     item(shape, name)
     merge(shape, name)
 
@@ -183,7 +183,7 @@ def attend_pages(shape: DecodeAttention) -> None:
     t = shape.types
     selections = [Named("selections", t["selections"])] * shape.selected
     places = [Named("table", t["table"]), Named("lengths", t["lengths"]), *selections]
-    arguments = [*DensePages(shape).memories, *places]
+    arguments = [*ReadDensePages(shape).memories, *places]
 
     def attend(given: dict[str, Value]) -> None:
         if shape.selected:

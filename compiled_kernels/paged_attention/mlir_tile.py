@@ -21,7 +21,7 @@ Steps = Callable[[Value], Iterable[tuple[Sequence[Value], Sequence[Value]]]]  # 
 
 
 @dataclass(frozen=True)
-class Pages(ABC):
+class ReadPages(ABC):
     """Keys and values as a tile of queries reads them; `given` are the values at hand in the function, by name."""
 
     shape: Any
@@ -55,7 +55,7 @@ class Pages(ABC):
                     query.sums[0].store(next(found), *query.sums[1], column)
 
 
-def attend(pages: Pages, queries: Sequence[Query]) -> None:
+def attend(pages: ReadPages, queries: Sequence[Query]) -> None:
     """Move on what the queries have found by all keys of a page that they see."""
     factors = []
     for query, keys in zip(queries, pages.keys(queries), strict=True):
@@ -84,7 +84,7 @@ def products(
     return turn.results
 
 
-class DecodePages(Pages):
+class DecodePages(ReadPages):
     """Pages that the query heads of one key/value head read together, each a query at the end of its own context."""
 
     shape: DecodeAttention
@@ -154,7 +154,7 @@ def tile(pages: DecodePages, name: str) -> None:
             attend(bound, queries)
 
 
-class DensePages(DecodePages):
+class ReadDensePages(DecodePages):
     """Keys and values as they were computed: pools [page, group, offset, dim] `k` and `v`."""
 
     kind = "dense"

@@ -26,9 +26,10 @@ class BlockShape:
     eps: float
     dtype: str
     target: Target
+    norm_dtype: str = ""
 
     def __post_init__(self) -> None:
-        products = self.layer.qkv, self.layer.output, self.layer.gate_up, self.layer.down
+        products = *self.layer.qkv, self.layer.output, self.layer.gate_up, self.layer.down
         if not all(weight.panels for weight in products):
             raise ValueError("a block of a prefill reads all of its weights in panels")
 
@@ -56,12 +57,12 @@ class BlockShape:
     @cached_property
     def layer_kernel(self) -> LayerKernel:
         """Return the layer with rows of any number, as the compiled step has it with a fixed one."""
-        step = StepShape(SIZE_BOUND, self.hidden_size, 1, self.eps, self.dtype, (), None, 1, 1, 1, self.target)
-        return LayerKernel(step, self.layer, "block")
+        sizes = SIZE_BOUND, self.hidden_size, 1, self.eps, self.dtype, (), None, 1, 1, 1
+        return LayerKernel(StepShape(*sizes, self.target, norm_dtype=self.norm_dtype), self.layer, "block")
 
     @cached_property
-    def qkv(self) -> ManyRows:
-        return _many(self.layer_kernel.qkv)
+    def qkv(self) -> tuple[ManyRows, ...]:
+        return tuple(map(_many, self.layer_kernel.qkv))
 
     @cached_property
     def output(self) -> ManyRows:
@@ -90,11 +91,11 @@ class BlockShape:
 
     @property
     def normed(self) -> Named:
-        return Named("normed", memref((SIZE_BOUND, self.hidden_size), self.qkv.multiplied_dtype))
+        return Named("normed", memref((SIZE_BOUND, self.hidden_size), self.qkv[0].multiplied_dtype))
 
     @property
     def products(self) -> tuple[ManyRows, ...]:
-        return self.qkv, self.output, self.gate_up, self.down
+        return *self.qkv, self.output, self.gate_up, self.down
 
     @property
     def mixed(self) -> Named:
@@ -124,20 +125,27 @@ class BlockShape:
     @property
     def before(self) -> list[Named]:
         """Return the arguments of the side before attention, but for the number of rows."""
-        norm = Named("attention_norm", self.layer_kernel.norm_type)
+        norm = Named("attention_norm", self.layer_kernel.step.norm_type)
         head_norms = self.layer_kernel.head_norms.values()
-        weights = [norm, *weight_arguments_of("qkv", self.qkv), *head_norms]
-        between = [self.normed, *self.int8(self.qkv), self.layer_kernel.qkv_out]
+        products = [named for product in self.qkv for named in weight_arguments_of(self.name_of(product), product)]
+        weights = [norm, *products, *head_norms]
+        between = [self.normed, *self.int8(*self.qkv), self.layer_kernel.qkv_out]
         return [*weights, self.x, *self.layer_kernel.angles, *between, *self.heads]
 
     @property
     def after(self) -> list[Named]:
         """Return the arguments of the side after attention, but for the number of rows."""
-        norm = Named("feedforward_norm", self.layer_kernel.norm_type)
+        norm = Named("feedforward_norm", self.layer_kernel.step.norm_type)
+        post = [each for part in ("attention", "feedforward") for each in self.layer_kernel.post_norm(part)]
         products = (("output", self.output), ("gate_up", self.gate_up), ("down", self.down))
-        weights = [norm, *(named for name, product in products for named in weight_arguments_of(name, product))]
+        weights = [norm, *post, *(named for name, product in products for named in weight_arguments_of(name, product))]
         rows = self.int8(self.output, self.gate_up, self.down)
-        return [*weights, self.x, self.mixed, *self.widened, self.normed, self.gated, *rows]
+        added = [] if self.layer_kernel.adds else [self.layer_kernel.added]
+        return [*weights, self.x, *added, self.mixed, *self.widened, self.normed, self.gated, *rows]
+
+    def name_of(self, product: ManyRows) -> str:
+        """Return what a product's weights are called."""
+        return product.name.removeprefix(f"{self.layer_kernel.name}_")
 
     def buffers(self) -> dict[str, tuple[int, str]]:
         """Return columns and type of what lies between: of each argument that holds a row for each token."""
@@ -159,5 +167,8 @@ def _product(sizes: Iterable[int]) -> int:
 def _many(product: AnyProduct) -> ManyRows:
     assert isinstance(product, FewRows)  # its weight is in panels
     stored = product.weight_dtype, product.x_dtype, product.target, product.bias
-    codes = {"quant_group": product.quant_group, "scales": product.scales, "minima": product.minima}
-    return ManyRows(product.name, product.in_features, product.out_features, *stored, w8a8=product.w8a8, **codes)
+    return ManyRows(
+        product.name, product.in_features, product.out_features, *stored, w8a8=product.w8a8,
+        quant_group=product.quant_group, scales=product.scales, minima=product.minima, columns=product.columns,
+        first_column=product.first_column,
+    )  # fmt: skip

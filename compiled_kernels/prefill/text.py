@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from compiled_kernels.blocked.layout import PANEL
-from compiled_kernels.blocked.many import Done, ManyRows, add_sums, even_runs, many, pair_sums, store_sums
+from compiled_kernels.blocked.many import Done, Finish, ManyRows, add_sums, even_runs, many, pair_sums, store_sums
 from compiled_kernels.blocked.shape import TILE_ROWS
 from compiled_kernels.builder.functions import Given, call, loop, text_of, when
 from compiled_kernels.builder.threads import entry, share
-from compiled_kernels.builder.vectors import copy, silu
-from compiled_kernels.decode_step.elementwise import norm
+from compiled_kernels.builder.vectors import copy
+from compiled_kernels.decode_step.elementwise import activated, add_normed, norm
 from compiled_kernels.decode_step.layer_kernel import LayerKernel, make_quantizers, multiply
 from compiled_kernels.decode_step.rotary import copy_value, rotated_head
 from compiled_kernels.mlir_text import SIZE_BOUND, Named, largest_divisor
@@ -37,27 +37,34 @@ def after_text(shape: BlockShape) -> str:
 
 def _before(shape: BlockShape) -> None:
     layer = shape.layer_kernel
-    norm(layer.step, shape.qkv.multiplied_dtype)
-    many(shape.qkv, store_sums)
-    make_quantizers("rows", [shape.qkv], SIZE_BOUND)
+    norm(layer.step, shape.qkv[0].multiplied_dtype)
+    for product in shape.qkv:
+        many(product, store_sums)
+    make_quantizers("rows", shape.qkv, SIZE_BOUND)
     with _runs("before", shape.before) as given:
         _norm(given, "attention_norm")
-        _multiply(shape.qkv, "qkv", given, "normed", layer.qkv_out.name)
+        for product in shape.qkv:
+            _multiply(product, shape.name_of(product), given, "normed", layer.qkv_out.name)
         _turn(layer, given)
 
 
 def _after(shape: BlockShape) -> None:
     norm(shape.layer_kernel.step, shape.gate_up.multiplied_dtype)
-    for product, finish in ((shape.output, add_sums), (shape.gate_up, _gated), (shape.down, add_sums)):
-        many(product, finish)
-    make_quantizers("rows", shape.products[1:], SIZE_BOUND)
+    layer = shape.layer_kernel
+    added = add_sums if layer.adds else store_sums
+    many(shape.output, added)
+    many(shape.gate_up, _gated(layer.shape.activation))
+    many(shape.down, added)
+    make_quantizers("rows", shape.products[-3:], SIZE_BOUND)
     with _runs("after", shape.after) as given:
         if shape.widened:
             _widen(shape, given)
-        _multiply(shape.output, "output", given, "widened" if shape.widened else "mixed", "x")
+        _multiply(shape.output, "output", given, "widened" if shape.widened else "mixed", layer.added.name)
+        _post_norm(layer, given, "attention")
         _norm(given, "feedforward_norm")
         _multiply(shape.gate_up, "gate_up", given, "normed", "gated")
-        _multiply(shape.down, "down", given, "gated", "x")
+        _multiply(shape.down, "down", given, "gated", layer.added.name)
+        _post_norm(layer, given, "feedforward")
 
 
 @contextmanager
@@ -95,14 +102,25 @@ def _turn(layer: LayerKernel, given: Given) -> None:
             copy_value(layer, given, head, given["v"], head)
 
 
-def _gated(product: ManyRows, done: Done) -> None:
-    """`Finish`: out[row, columns] = silu(gate) * up, rounded to what enters the next product. A pair of panels is one
-    of the gate and one of up."""
-    found = pair_sums(product, done)
-    gate, up = found[: len(found) // 2], found[len(found) // 2 :]
-    assert len(gate) * product.lanes == PANEL
-    for (column, value, _), (_, beside, _) in zip(gate, up, strict=True):
-        done.given["out"].store((silu(value) * beside).to(product.out_dtype), done.row, column)
+def _post_norm(layer: LayerKernel, given: Given, part: str) -> None:
+    """Add the norm of what a part gave to x, of the run's rows, where the layer has such norms."""
+    for weight, _ in layer.post_norm(part):
+        add_normed(layer, given, weight, (given["begin"], given["end"]), (0, layer.step.hidden_size))
+
+
+def _gated(activation: str) -> Finish:
+    """Return the `Finish` out[row, columns] = f(gate) * up, rounded to what enters the next product. A pair of panels
+    is one of the gate and one of up."""
+
+    def finish(product: ManyRows, done: Done) -> None:
+        found = pair_sums(product, done)
+        gate, up = found[: len(found) // 2], found[len(found) // 2 :]
+        assert len(gate) * product.lanes == PANEL
+        for (column, value, _), (_, beside, _) in zip(gate, up, strict=True):
+            gated = activated(activation, value) * beside
+            done.given["out"].store(gated.to(product.out_dtype), done.row, column)
+
+    return finish
 
 
 def _widen(shape: BlockShape, given: Given) -> None:

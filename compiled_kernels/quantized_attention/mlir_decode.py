@@ -21,9 +21,9 @@ from compiled_kernels.builder.values import Value, index
 from compiled_kernels.mlir_text import Named, indices
 from compiled_kernels.paged_attention.mlir_decode import attention_entry, begin_item, merge, run, walks
 from compiled_kernels.paged_attention.mlir_softmax import first_seen
-from compiled_kernels.paged_attention.mlir_tile import DensePages
+from compiled_kernels.paged_attention.mlir_tile import ReadDensePages
 from compiled_kernels.quantized_attention.mlir_shape import QuantizedAttention
-from compiled_kernels.quantized_attention.mlir_sums import QuantizedPages
+from compiled_kernels.quantized_attention.mlir_sums import ReadQuantizedPages
 
 
 def span_function() -> None:
@@ -35,7 +35,7 @@ def span_function() -> None:
 
 
 def _memories(shape: QuantizedAttention) -> list[Named]:
-    return [*QuantizedPages(shape).memories, *DensePages(shape).memories]
+    return [*ReadQuantizedPages(shape).memories, *ReadDensePages(shape).memories]
 
 
 def _tables(shape: QuantizedAttention) -> list[Named]:
@@ -65,7 +65,7 @@ def item(shape: QuantizedAttention, name: str) -> None:
         def walk(kind: str, pages: tuple[Value, Value], first: Value, last: Value) -> None:
             own = {"table": given[f"{kind}_table"], "line": given[f"{kind}_line"]}
             own |= {"q": given["floats"]} if kind == "quantized" else {}
-            walked = QuantizedPages(shape) if kind == "quantized" else DensePages(shape)
+            walked = ReadQuantizedPages(shape) if kind == "quantized" else ReadDensePages(shape)
             run(walked, name, values | own, pages, first, last)
 
         # where quantized positions end and begin: both 0 if nothing is quantized
@@ -98,7 +98,7 @@ def widen(shape: QuantizedAttention, name: str) -> None:
 
 def quantized_attention(shape: QuantizedAttention, name: str) -> None:
     """Make @{name}_item, @{name}_merge and @{name}_widen, with what they call but for @span."""
-    walks(shape, name, [(kind(shape), shape.flat_type) for kind in (DensePages, QuantizedPages)])
+    walks(shape, name, [(kind(shape), shape.flat_type) for kind in (ReadDensePages, ReadQuantizedPages)])
     for make in (item, merge, widen):
         make(shape, name)
 

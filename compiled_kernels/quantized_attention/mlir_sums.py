@@ -4,14 +4,13 @@
 Scales are folded into the weights: both are multiplied once a run, not once a code.
 """
 
-# pyright: reportAttributeAccessIssue=false
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Self
 
 from compiled_kernels.builder.functions import loop, room
-from compiled_kernels.builder.values import Value, constant, fma, mlir
+from compiled_kernels.builder.values import Value, constant, fma, rounded
 from compiled_kernels.builder.vectors import dot_bytes, total
 from compiled_kernels.mlir_text import Named
 from compiled_kernels.paged_attention.mlir_softmax import Query
@@ -31,7 +30,7 @@ Weight = Callable[[Query, int], Value]  # of a query from a column on: a vector 
 Take = Callable[[Query, Value, Value], None]  # takes a query, the place of a run's first number, and the run's sums
 
 
-class QuantizedPages(DecodePages):
+class ReadQuantizedPages(DecodePages):
     """Keys and values as codes with scales and minima (see quantize.py). Every offset of a page is scored; those
     outside [from, to) weigh nothing, whatever lies there."""
 
@@ -171,7 +170,7 @@ def _fixed(memory: Value, slot: int, numbers: Sequence[Value]) -> Value:
     largest = most.reduce("maxui").bits("f32")
     inverse = largest.compared("olt", TINY).choose(largest.like(0.0), largest.like(LARGEST) / largest)
     for at, each in enumerate(numbers):
-        integer = Value(mlir().math.roundeven((each * inverse.spread(lanes)).ir)).to("i32")
+        integer = rounded(each * inverse.spread(lanes)).to("i32")
         high = (integer + 128).signed_shift(8)
         for half, part in enumerate((high, integer - (high << 8))):
             memory.store(part.to("i8").bits("i32"), slot, half, at * lanes // 4)

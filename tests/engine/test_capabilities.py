@@ -34,7 +34,7 @@ from workbench.executors.build import build_step_runner
 from workbench.executors.capabilities import COLUMNS, SUPPORTS, Role, limits_of, unsupported
 from workbench.executors.programs import inductor
 from workbench.executors.reference import CacheLayout, reference_logits, single_decode_step
-from workbench.executors.requirements import FEATURES, Requirements, Supports
+from workbench.executors.requirements import FEATURES, GELU, Requirements, Supports
 from workbench.executors.select import Backends, select_backends
 from workbench.kv_cache.format import CacheFormat
 from workbench.model.attention_spec import QKNormSpec, QueryTemperature, RotaryConfig, RotaryScaling
@@ -114,6 +114,9 @@ MODELS: dict[str, Requirements] = {
         altup=AltUpSpec(streams=3, low_rank=2, input_columns=4, input_vocab_size=20),
     ),
     "partly rotated": model(layer(rotated_columns=2)),
+    "both norms": model(layer().model_copy(update={"norms": "both", "activation": GELU}), norm=NormSpec(offset=1.0)),
+    "clamped": model(layer().model_copy(update={"activation": ActivationSpec(kind="clamped")})),
+    "GELU of experts": model(MIXTURE.model_copy(update={"activation": GELU})),
     "plain feed-forward": model(layer().model_copy(update={"activation": ActivationSpec(kind="relu2", gated=False)})),
     "LayerNorm": model(layer(), norm=NormSpec(kind="layer", weight=False)),
     "odd": model(layer(dim=3, position="none"), layer(module=CustomPart(path=ME + "OwnAttention"))),
@@ -153,6 +156,9 @@ MODELS: dict[str, Requirements] = {
     **{name: model(WIDE, weights=format) for name, format in FORMATS.items()},
     **{name: model(WIDEST, weights=WeightFormat(own, own), hidden_size=256) for name, own in IN_WORDS.items()},
     "rows in several formats": model(WIDE, weights=WeightFormat(own=(("blocks.0.attention.qkv.weight", STACKED),))),
+    "gate and up in two formats": model(
+        WIDE, weights=WeightFormat(own=(("blocks.0.feedforward.gate_up.weight", STACKED),))
+    ),
     "dense keys": model(WIDE, cache={"values": "int8"}),
     "own codec": model(WIDE, layer(sliding_window=9), cache={"codec": HERE + "Halved"}),
     "own codec of groups": model(WIDE, layer(sliding_window=9), cache={"codec": HERE + "HalvedGroups"}),
@@ -166,6 +172,9 @@ OTHERS = {  # what no model has: settings of a run, and of the machine
         ranks=2
     ),  # tests/tensor_parallel/test_shared_model.py, as the next three
     "mixture of experts on several ranks": replace(model(MIXTURE), ranks=2),
+    "norms of a layer's parts on several ranks": replace(
+        model(layer().model_copy(update={"norms": "both"})), ranks=2
+    ),
     "norms over all heads on several ranks": replace(
         model(layer(4, 2, qk_norm=QKNormSpec(over="projection"))), ranks=2
     ),

@@ -9,7 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from experiments import formats_table
-from workbench.model.hf.kept import KeptMatrix
+from workbench.model.hf.kept import KeptRun
 
 APP = typer.Typer()
 APP.command()(formats_table.main)
@@ -26,6 +26,6 @@ def test_a_format_is_measured() -> None:
 
 
 def test_a_wrong_scale_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = KeptMatrix.tensors
-    monkeypatch.setattr(KeptMatrix, "tensors", lambda self: (right(self)[0], 1.01 * right(self)[1]))
+    right = KeptRun.tensors
+    monkeypatch.setattr(KeptRun, "tensors", lambda self: (right(self)[0], 1.01 * right(self)[1]))
     assert CliRunner().invoke(APP, WORDS).exit_code == 1

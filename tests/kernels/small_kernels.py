@@ -47,7 +47,7 @@ func.func @negate(%a: memref<16xf32>) {
 def small_step(level: Level) -> DecodeStep:
     weight = WeightLayout("bf16")
     layer = LayerShape(
-        num_heads=4, num_kv_heads=2, head_dim=64, scale=0.125, intermediate_size=128, qkv=weight, output=weight,
+        num_heads=4, num_kv_heads=2, head_dim=64, scale=0.125, intermediate_size=128, qkv=(weight,), output=weight,
         gate_up=weight, down=weight,
     )  # fmt: skip
     shape = StepShape(

@@ -3,6 +3,8 @@ they equal float64 is `test_agreement.py`'s."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given
@@ -12,8 +14,10 @@ from compiled_kernels import Backend
 from compiled_kernels.blocked.shape import TILE_ROWS
 from compiled_kernels.builder.functions import function, text_of
 from compiled_kernels.builder.vectors import totals
-from compiled_kernels.cases import Case, CaseCost
+from compiled_kernels.cases import Case, CaseCost, Suite
 from compiled_kernels.linear import mlir
+from compiled_kernels.linear.cases import SUITES
+from compiled_kernels.linear_w8a8.cases import SUITES as W8A8_SUITES
 from compiled_kernels.mlir import compile_text
 from compiled_kernels.mlir.invoke import BoundCall
 from compiled_kernels.mlir_text import Named, largest_divisor
@@ -35,6 +39,17 @@ def test_new_numbers_of_rows_stop_compiling(operator: str) -> None:
     assert compiled.cache_info().misses - before == (4 if operator == "linear" else TILE_ROWS + 1)
     shown = mlir.stages(Case("chosen", row | {"tokens": 513}, CaseCost(0, 0)), operator)
     assert shown["vector"].count("\n") < 2000
+
+
+@needs_mlir
+@pytest.mark.parametrize("suite", [*SUITES, *W8A8_SUITES], ids=lambda suite: suite.operator)
+def test_every_small_case_of_a_product_is_shown(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of widths that are no whole words, and of groups that do not divide them. Nothing is compiled."""
+    monkeypatch.setattr(mlir, "_compiled", mlir._compiled.__wrapped__)
+    monkeypatch.setattr(mlir, "compile_text", lambda text, *_, **__: SimpleNamespace(stages={"vector": text}))
+    for case in suite.cases:
+        if case.arguments["tokens"] == 5 and case.arguments["dtype"] == torch.float32:
+            assert f"@{suite.operator}(" in mlir.stages(case, suite.operator)["vector"], case.shape
 
 
 @given(st.integers(1, 4096), st.sampled_from([1, 2, 4, 8, 16, 32, 64]))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import compiled_kernels
 from compiled_kernels import Backend
-from compiled_kernels.linear.matrix_format import INT8_MATRIX, Codes, MatrixFormat
+from compiled_kernels.linear.matrix_format import INT8_MATRIX, MatrixFormat
 from compiled_kernels.linear.quantize import dequantize_grouped, dequantize_matrix, quantize_int4, quantize_matrix
 from tests.helpers.kernels import needs_mlir
 from tests.thorough import tries
@@ -21,7 +21,7 @@ SIZES = st.sampled_from([1e-3, 1.0, 50.0])
 @st.composite
 def formats(draw: st.DrawFn) -> MatrixFormat:
     """Every kind of codes in groups of any size, beside minima or without."""
-    codes: Codes = draw(st.sampled_from(["int4", "int8", "fp8"]))
+    codes = draw(st.sampled_from(["int4", "int8", "fp8"]))
     types = st.sampled_from([torch.float16, torch.bfloat16, torch.float32])
     if codes == "int8" and draw(st.booleans()):
         return INT8_MATRIX

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compiled_kernels.blocked import from_panels, to_panels
-from compiled_kernels.linear.matrix_format import WORDS, MatrixFormat
+from compiled_kernels.linear.matrix_format import WORDS, MatrixFormat, WordLayout
 from compiled_kernels.linear.planes import pack_planes, pack_sub_scales, unpack_planes, unpack_sub_scales
 from compiled_kernels.linear.quantize import dequantize_matrix, quantize_matrix
 from tests.thorough import tries
@@ -82,6 +84,24 @@ def test_other_groups_and_minima_are_refused() -> None:
         MatrixFormat("q4_k", 32, torch.float16)
     with pytest.raises(ValueError, match="int4 by 12: groups of INT4 are whole words, multiples of 8 columns"):
         MatrixFormat("int4", 12, torch.float16)
+    for unknown in (lambda: MatrixFormat("q9", 32, torch.float16), lambda: MatrixFormat.named("q9")):
+        with pytest.raises(ValueError, match="is called 'q9'; known: .*q6_k"):
+            unknown()
     assert MatrixFormat.named("q6_k").problem(640) == "blocks of 256 (q6_k) do not divide"
     with pytest.raises(ValueError, match="blocks of 32"):
         quantize_matrix(torch.ones(1, 40), MatrixFormat.named("q8_0"))
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ({"planes": (4, 2, 1)}, "more than 6 bits are bytes with an offset and a sign bit"),
+        ({"planes": (8,), "minima": True}, "more than 6 bits are bytes with an offset and a sign bit"),
+        ({"planes": (2,), "values": (-9, -1, 3, 11)}, "a table of values is one of 16, for one plane of 4 bits"),
+        ({"planes": (2, 1, 1)}, "one or two planes are wanted"),
+        ({"planes": (4, 1), "block": 16}, "each of whole words"),
+    ],
+)
+def test_words_that_no_product_loads_are_refused(words: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        WordLayout(**words)

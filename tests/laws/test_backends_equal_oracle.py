@@ -36,7 +36,7 @@ from workbench.kv_cache.format import CacheFormat
 from workbench.model.attention_spec import QKNormSpec, RotaryConfig
 from workbench.model.memory import cache_shapes
 from workbench.model.quantized import WeightFormat
-from workbench.model.spec import ModelSpec, NormSpec
+from workbench.model.spec import ActivationSpec, ModelSpec, NormSpec
 from workbench.model.transformer import Transformer
 from workbench.request import CustomPart, Request
 
@@ -63,8 +63,15 @@ LAYERS: dict[str, ModelSpec] = {
         layer().model_copy(update={"parallel": "two_norms"}),
     ).model_copy(update={"norm": NormSpec(offset=1.0)}),
     "wide": WIDE,
+    "as Gemma": spec_of(layer(4, 2, 16, qk_norm=True, sliding_window=9), layer(4, 2, 16, qk_norm=True)).model_copy(
+        update={"hidden_size": 64, "norm": NormSpec(offset=1.0), "embedding_scale": 8.0}
+    ),
     "mixture": mixture_of(),
 }  # fmt: skip
+AS_GEMMA = {"norms": "both", "activation": ActivationSpec(kind="gelu_tanh"), "intermediate_size": 64}
+LAYERS["as Gemma"] = LAYERS["as Gemma"].model_copy(
+    update={"layers": tuple(each.model_copy(update=AS_GEMMA) for each in LAYERS["as Gemma"].layers)}
+)
 LAYERS = {name: in_eights(spec) for name, spec in LAYERS.items()}
 WITHOUT_STEP = {"latent", "rotated", "codec"}  # what has no whole step of MLIR, and runs by its blocks
 WEIGHTS: dict[str, tuple[torch.dtype, WeightFormat]] = {
@@ -107,7 +114,9 @@ REQUESTS = [request("budget", 8, 11), request("less", 7, 10), request("long", 41
 def possible(layers: str, weights: str, backend: str, page_size: int, cache: str = "dense", **others: Any) -> bool:
     """Return whether a row makes sense; that the product's table says so too is tested below."""
     by_step = not {layers, cache} & WITHOUT_STEP
-    in_panels = by_step and layers == "wide" and weights in ("float32", "bfloat16", "int8", "int8 rows")
+    if layers == "as Gemma" and weights.startswith("int8 rows"):  # a last bit before its norms may be worth a code
+        return False
+    in_panels = by_step and layers in ("wide", "as Gemma") and weights in ("float32", "bfloat16", "int8", "int8 rows")
     by_auto = by_step and layers != "mixture"  # experts are in panels, and all blocks then on MLIR
     if layers == "chosen pages" and page_size != 8 or cache == "rotated" and layers == "windows":  # heads of 4 columns
         return False

@@ -248,7 +248,7 @@ def weight_storage(model: ModelConfig, backend: str = AUTO_BACKEND) -> dict[str,
     if source.trained is not None:
         files, tied = (source.checkpoint, source.wanted), source.trained.tie_word_embeddings
         dtype = source.stored_dtype if model.dtype == "auto" else parse_dtype(model.dtype)
-        found["bytes"], found["file_bytes"] = bytes_of_kept(files[0], kept_matrices(*files, tied, format).values())
+        found["bytes"], found["file_bytes"] = bytes_of_kept(kept_matrices(*files, tied, format).values())
         found["widened"] = cost_of_widening(*files, tied, format, dtype, reasons)
     return found
 

@@ -25,7 +25,7 @@ from workbench.kv_cache.store import KVStore
 from workbench.model.attention_spec import AttentionSpec, MLASpec, QKNormSpec
 from workbench.model.custom import build_mask, build_score
 from workbench.model.quantized import WeightFormat
-from workbench.model.spec import LayerSpec, ModelSpec, NormSpec
+from workbench.model.spec import ActivationSpec, LayerSpec, ModelSpec, NormSpec
 from workbench.model.transformer import DENSE, Transformer
 
 REFUSALS = {
@@ -41,7 +41,7 @@ FLOATS = "float32", "bfloat16", "float16", "float64"
 STEP_QK_NORMS = None, QKNormSpec(), QKNormSpec(over="projection")
 # Settings that the whole step of mlir reads, or whose values are features: with those of FEATURES, all that it knows.
 STEP_SETTINGS = {"kind", "scale", "position", "rotary", "mask", "score", "pages", "module", "qkv_bias", "o_proj_bias",
-                 "mlp_bias", "norm", "tie_word_embeddings", "eos_token_ids"}  # fmt: skip
+                 "mlp_bias", "norm", "norms", "activation", "tie_word_embeddings", "eos_token_ids"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,9 @@ class Refusal(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.verdict}: {self.reason}"
+
+
+GELU = ActivationSpec(kind="gelu_tanh")
 
 
 class Feature(NamedTuple):
@@ -172,8 +175,9 @@ def _weights(are_such: Callable[[MatrixFormat], Any]) -> Finder:
     )
 
 
-def _stacked(wanted: Requirements) -> str | None:
-    return next((f"{name} in several formats" for name, rows in wanted.weights.own if len(rows) > 1), None)
+def _gate_and_up(wanted: Requirements) -> str | None:
+    runs = (name for name, rows in wanted.weights.own if len(rows) > 1 and name.endswith("gate_up.weight"))
+    return next((f"{name} in several formats" for name in runs), None)
 
 
 def _in_words(name: str) -> Finder:
@@ -313,6 +317,9 @@ FEATURES: dict[str, Feature] = {
     "norms over all heads on several ranks": Feature("parallel.tensor", _on_ranks(_attention(
         lambda own: isinstance(own, AttentionSpec) and own.qk_norm is not None and own.qk_norm.over == "projection"
     ))),
+    "norms of a layer's parts on several ranks": Feature("parallel.tensor", _on_ranks(_layer(
+        lambda kind: kind.norms == "both" and "norms of a layer's parts"
+    ))),
     "trees of drafts": Feature("speculate", _demand("tree_drafts")),
     "trees of drafts over quantized or encoded keys, summaries of pages, or states": Feature(
         "speculate", _trees_beside_other_caches
@@ -332,7 +339,7 @@ FEATURES: dict[str, Feature] = {
     "INT4 weights with minima": Feature("model", _weights(lambda own: own.codes == "int4" and own.minima is not None)),
     "FP8 weights": Feature("model", _weights(lambda own: own.codes == "fp8")),
     **{f"{name.upper()} weights": Feature("model", _in_words(name)) for name in WORDS},
-    "parts of a fused matrix in several formats": Feature("model", _stacked),
+    "gate and up in several formats": Feature("model", _gate_and_up),
     "weights in groups of no power of two": Feature("model", _weights(lambda own: own.group.bit_count() > 1)),
     "experts in groups of no multiple of 8": Feature("model", _experts_in_groups(lambda group: group % 8)),
     "experts in groups of no power of two": Feature("model", _experts_in_groups(lambda group: group.bit_count() > 1)),
@@ -381,11 +388,17 @@ FEATURES: dict[str, Feature] = {
         )
         and f"activation {kind.activation}"
     )),
-    "gates other than SiLU": Feature("model", "activation"),
-    "norms after attention or feed-forward": Feature("model", "norms"),
+    "gates other than SiLU and GELU by its tanh": Feature("model", _layer(
+        lambda kind: kind.activation not in (ActivationSpec(), GELU) and f"activation {kind.activation}"
+    )),
+    "GELU in a mixture of experts": Feature("model", _layer(
+        lambda kind: kind.experts is not None and kind.activation == GELU and "GELU of experts"
+    )),
+    "norms only after attention and feed-forward": Feature("model", _layer(
+        lambda kind: kind.norms == "post" and "norms only after a layer's parts"
+    )),
     "parallel attention and feed-forward": Feature("model", "parallel"),
     "LayerNorm": Feature("model", lambda wanted: "LayerNorm" if wanted.norm.kind == "layer" else None),
-    "offset of the norms' weights": Feature("model", lambda wanted: "an offset" if wanted.norm.offset else None),
     "scaled embedding": Feature("model", "embedding_scale"),
     "quantized embedding": Feature("model", _quantized_embedding),
     "soft-capped logits": Feature("model", "final_logit_softcapping"),

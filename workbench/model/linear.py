@@ -186,7 +186,7 @@ class Linear(nn.Module):
 
     def use_panels(self, panels: bool, in_place: bool = False) -> None:
         """Keep the matrix in panels from now on, where its size allows that, or row by row again; `in_place` over its
-        rows, which no one else may read."""
+        rows, which no one else may read, if it is in few bits."""
         if panels == in_panels(self.weight) or (panels and self.panels_refusal is not None):
             return
         for name in ("weight", *BESIDE):
@@ -199,7 +199,8 @@ class Linear(nn.Module):
                 scales = name != "weight" and not self.format.words
                 plain = regrouped(part, self.format.group, self.in_features) if scales else part
                 lay = to_panels if name == "weight" else scales_to_panels
-                found = over_rows(plain, lay) if in_place else lay(plain)
+                own = in_place and not self.format.is_dense  # a dense one may be a view of its file
+                found = over_rows(plain, lay) if own else lay(plain)
             setattr(self, name, nn.Parameter(found, requires_grad=False))
             release(part)  # where it is a view of a file: the panels are a copy
 

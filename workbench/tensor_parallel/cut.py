@@ -208,12 +208,13 @@ def _problem_of_layer(layer: LayerSpec, format: WeightFormat, ranks: int) -> str
     kv_heads = a.num_kv_heads
     if isinstance(a, AttentionSpec) and kv_heads % ranks and ranks % kv_heads:
         return f"its num_kv_heads of {kv_heads} is neither a multiple nor a divisor of {ranks}"
-    unit, widest = max((each.unit, str(each)) for each in format.of_blocks)
     columns = {"heads x dim": a.o_proj_inputs}
     columns |= {"intermediate_size": layer.intermediate_size} if experts is None else {}
     columns |= {"shared_intermediate_size": shared} if experts and (shared := experts.shared_intermediate_size) else {}
+    units = sorted(((each.unit, str(each)) for each in format.of_blocks if each.unit), reverse=True)
     for name, size in columns.items():
-        if unit and size // ranks % unit:
+        if found := next(((unit, stored) for unit, stored in units if size // ranks % unit), None):
+            unit, stored = found
             held = f"a rank's {size // ranks} columns of its {name}"
-            return f"{held} are no whole groups of {unit} ({widest})"
+            return f"{held} are no whole groups of {unit} ({stored})"
     return None

@@ -16,6 +16,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from workbench.model.formats.gguf.blocks import BLOCK_TYPES
+
 ARCHITECTURES = {
     "llama": "LLAMA", "mistral": "LLAMA", "mixtral": "LLAMA", "qwen2": "QWEN2", "qwen2_moe": "QWEN2MOE",
     "qwen3": "QWEN3", "qwen3_moe": "QWEN3MOE", "gemma": "GEMMA", "gemma2": "GEMMA2", "gemma3_text": "GEMMA3",
@@ -90,17 +92,17 @@ def write_gguf(
 
 
 type_of = builtins.type
-SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}  # bytes of float16
 
 
 def _blocks(values: np.ndarray, type: Any) -> np.ndarray:
-    """Return `values` as blocks; for K-quants, which the package does not write, random ones with small scales."""
-    if type.name not in SCALES:
+    """Return `values` as blocks; of a type that the package does not write, random ones with small scales."""
+    try:
         return gguf.quants.quantize(values, type)
-    size, nbytes = gguf.GGML_QUANT_SIZES[type]
+    except NotImplementedError:
+        size, nbytes = gguf.GGML_QUANT_SIZES[type]
     random = np.random.default_rng(values.size)
     blocks = random.integers(0, 256, (values.size // size, nbytes), dtype=np.uint8)
-    for at in SCALES[type.name]:
+    for at in BLOCK_TYPES[type.value].scales:
         scales = random.uniform(1e-5, 1e-4, (len(blocks), 1)).astype(np.float16)
         blocks[:, at : at + 2] = scales.view(np.uint8)
     return blocks.reshape(*values.shape[:-1], -1)

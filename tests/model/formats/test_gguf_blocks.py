@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import compiled_kernels
+from compiled_kernels import Backend, backend_problems
+from compiled_kernels.linear.matrix_format import WORDS, WordLayout
 from tests.thorough import tries
 from workbench.model.formats.gguf import blocks as gguf_blocks
-from workbench.model.formats.gguf.blocks import BLOCK_TYPES, UNREAD_TYPES, BlockType, dequantize_blocks, matrix_in_words
+from workbench.model.formats.gguf.blocks import (
+    BLOCK_TYPES,
+    UNREAD_TYPES,
+    BlockType,
+    Plane,
+    dequantize_blocks,
+    matrix_in_words,
+)
 
 gguf = pytest.importorskip("gguf", reason="the yardstick: pip install gguf")
 
@@ -55,6 +68,23 @@ def test_words_are_the_files_bits_in_another_order(type: BlockType, monkeypatch:
     bits = np.unpackbits(np.concatenate(parts, axis=1), axis=1)
     assert bits.shape == (count, count)
     assert (bits.sum(0) == 1).all() and (bits.sum(1) == 1).all()
+
+
+def test_a_format_is_the_two_lines_that_the_guide_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any bytes are what the package reads, and products of eager and mlir are those of these numbers."""
+    page = (Path(__file__).parents[3] / "docs" / "guide" / "backends.md").read_text()
+    known = {"WordLayout": WordLayout, "BlockType": BlockType, "Plane": Plane}
+    words, type = (eval(line, known) for line in re.findall(r"`[^`:]*: (\w+\([^`]*\)),`", page))
+    monkeypatch.setitem(WORDS, type.name.lower(), words)
+    stored = np.random.default_rng(0).integers(0, 256, 64 * type.bytes, dtype=np.uint8)
+    stored.reshape(64, -1)[:, type.scales[0] : type.scales[0] + 2] = np.array([1.0], np.float16).view(np.uint8)
+    data, x = torch.from_numpy(stored), torch.eye(type.values)[::17]
+    numbers = dequantize_blocks(type, data)
+    assert_same_bits(numbers, reference(type, stored))
+    parts = (*matrix_in_words(type, data, 64), None)[:3]
+    for backend in (Backend.EAGER, *[Backend.MLIR] * (backend_problems()[Backend.MLIR] is None)):
+        found = compiled_kernels.linear_quantized(x, *parts, None, type.name.lower(), backend)
+        assert torch.equal(found, x @ numbers.view(64, -1).T), backend
 
 
 def test_every_exponent_of_mxfp4() -> None:

@@ -22,6 +22,7 @@ from tests.model.families import (
     read_model,
 )
 from workbench.errors import WorkbenchError
+from workbench.model.formats.gguf.blocks import BLOCK_TYPES
 from workbench.model.formats.gguf.families import ARCHITECTURES
 from workbench.model.formats.gguf.file import GGUFFile
 from workbench.model.formats.open import open_checkpoint, read_config
@@ -36,7 +37,7 @@ pytestmark = NEEDS_TRANSFORMERS
 from tests.model.formats import gguf_of_transformers as writing  # noqa: E402
 
 EVERY = [(family, changes) for family, cases in GGUF_CASES.items() for changes in cases]
-KINDS = ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "MXFP4"]
+KINDS = [type.name for type in BLOCK_TYPES.values() if type.name != "F32"]
 
 
 def test_every_architecture_has_a_case() -> None:

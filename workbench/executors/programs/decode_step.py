@@ -31,7 +31,7 @@ from workbench.kv_cache.pages import NULL_PAGE, pages_for
 from workbench.kv_cache.store import KVStore
 from workbench.model.feedforward import GatedMLP, MixtureOfExperts
 from workbench.model.layers import TransformerBlock, attention_of
-from workbench.model.linear import Linear, RMSNorm
+from workbench.model.linear import Linear, RMSNorm, StackedLinear
 from workbench.model.transformer import Transformer
 from workbench.scheduler.plan import StepPlan
 
@@ -45,15 +45,17 @@ KNOWN_MODULES = (
 NOT_IN_STEP = (
     "norms of queries and keys without weights, by head, or after rotary", "keys and values of another layer",
     "custom attention module", "latent attention", "heads of odd width",
-    "mixtures with groups, shared experts, biases or weighed inputs", "gates other than SiLU",
-    "norms after attention or feed-forward", "parallel attention and feed-forward", "offset of the norms' weights",
-    "settings of a model that are newer than this table", "parts of a fused matrix in several formats",
+    "mixtures with groups, shared experts, biases or weighed inputs", "gates other than SiLU and GELU by its tanh",
+    "norms only after attention and feed-forward", "parallel attention and feed-forward",
+    "settings of a model that are newer than this table", "gate and up in several formats",
 )  # fmt: skip
 AS_THEY_ARE, BETWEEN_DRAFTS = "tokens are embedded as they are", "tokens are quantized between steps"
 supports = Supports({
     **MLIR, **dict.fromkeys(NOT_IN_STEP, "the compiled decode step has none"),
     "mixture of experts on several ranks": "the compiled step's router names experts that another rank holds",
     "norms over all heads on several ranks": "the compiled step has no sum over ranks within attention",
+    "norms of a layer's parts on several ranks": "the compiled step norms what is not summed over ranks yet",
+    "GELU in a mixture of experts": "the compiled step's experts have SiLU",
     "logits of early layers": "the step is one kernel, which keeps the states between layers; blocks give them",
     "experts in groups of no multiple of 8": "a word of a panel is of one group",
     "rotary by a sequence's length": "its angles are a table by position",
@@ -154,7 +156,6 @@ class DecodeProgram(StepProgram):
 
     def reset(self) -> None:
         check_mlir_step(self.model, self.store)
-        self.model.use_code_panels()
         self.steps, self.artifacts = dict[int, MlirStep](), {}
         self.angles.reset()
 
@@ -181,13 +182,15 @@ class DecodeProgram(StepProgram):
 
 
 def check_mlir_step(model: Transformer, store: KVStore) -> None:
-    """Check that a step can be compiled; raise WorkbenchError or BackendError otherwise."""
+    """Check that a step can be compiled; raise WorkbenchError or BackendError otherwise. What a step reads only in
+    panels is laid out so."""
     if refusal := supports(Requirements.from_model(model, store)):
         raise WorkbenchError(f"backend mlir: decodes no step of {model.spec.name}: {refusal.reason}")
     for part in model.blocks.modules():
         if part is not model.blocks and type(part).__module__ not in KNOWN_MODULES:
             remedy = "load the model on backend inductor or eager"
             raise BackendError(f"backend mlir: does not know how to decode with a {type(part).__name__}; {remedy}")
+    model.use_code_panels()
 
 
 def step_shape(
@@ -215,12 +218,14 @@ def step_shape(
         chunks=threads if rows * groups < MIN_ROWS_PER_THREAD * threads else 1,
         target=Target.current(),
         same_sequence=rows_share_sequences,
+        norm_dtype="f32" if model.spec.norm.offset else "",
     )
 
 
 def _layer(block: TransformerBlock, cache: KVCacheSpec, rotary: int | None) -> LayerShape:
     attention, feedforward = attention_of(block), block.feedforward
     spec, experts = attention.spec, feedforward if isinstance(feedforward, MixtureOfExperts) else None
+    runs = _runs(attention.qkv)
     rules = rules_of(attention.mask, attention.score, "decode_step", "mlir")
     if experts is not None:
         gate_up = _expert_layout(experts.gate_up, experts.gate_up_scales)
@@ -236,10 +241,12 @@ def _layer(block: TransformerBlock, cache: KVCacheSpec, rotary: int | None) -> L
         head_dim=spec.head_dim,
         intermediate_size=width,
         scale=attention.scale,
-        qkv=_stored(attention.qkv),
+        qkv=tuple(_stored(part, bias is not None, len(runs) > 1) for part, bias in runs),
         output=_stored(attention.output),
         gate_up=gate_up,
         down=down,
+        activation=feedforward.activation.kind if isinstance(feedforward, GatedMLP) else "silu",
+        post_norms=isinstance(block.attention_post_norm, RMSNorm),
         **rules._asdict(),
         selected=attention.selection is not None,
         selection=attention.selection,
@@ -279,12 +286,24 @@ def _layout(cache: KVCacheSpec) -> QuantizedLayout:
     return QuantizedLayout(*cache.format.key_value_formats, columns, cache.quantization_rule)
 
 
-def _stored(linear: Linear) -> WeightLayout:
+def _runs(linear: Linear | StackedLinear) -> list[tuple[Linear, Tensor | None]]:
+    """Return the runs of rows in which a matrix is stored, and their biases."""
+    if isinstance(linear, Linear):
+        return [(linear, linear.bias)]
+    biases = [None] * len(linear.sizes) if linear.bias is None else linear.bias.split(linear.sizes)
+    return list(zip(linear.parts, biases, strict=True))
+
+
+def _stored(linear: Linear, bias: bool | None = None, is_part: bool = False) -> WeightLayout:
     if not linear.format.is_dense and not in_panels(linear.weight):
         raise BackendError(f"backend mlir: decodes no step with a matrix in {linear.format}: {linear.panels_refusal}")
-    weight = _weight(linear.format, linear.weight.dtype, linear.bias is not None)
+    weight = _weight(linear.format, linear.weight.dtype, linear.bias is not None if bias is None else bias)
+    if is_part and not in_panels(linear.weight):
+        raise BackendError("backend mlir: decodes with parts of a matrix in several formats only from panels")
     group = linear.panel_group if weight.quant_group else 0
-    return replace(weight, quant_group=group, panels=in_panels(linear.weight), w8a8=linear.activations == "int8")
+    rows = linear.out_features if is_part else 0
+    panels, int8 = in_panels(linear.weight), linear.activations == "int8"
+    return replace(weight, quant_group=group, panels=panels, w8a8=int8, rows=rows)
 
 
 def _head(model: Transformer) -> WeightLayout:
@@ -310,7 +329,14 @@ def step_tensors(model: Transformer, store: KVStore) -> dict[str, Tensor]:
         found[f"attention_norm_{index}"] = _norm_weight(block.attention_norm)
         found[f"feedforward_norm_{index}"] = _norm_weight(block.feedforward_norm)
         attention, feedforward = attention_of(block), block.feedforward
-        products = {"qkv": attention.qkv, "output": attention.output}
+        if isinstance(block.attention_post_norm, RMSNorm):
+            for part in ("attention", "feedforward"):
+                found[f"{part}_post_norm_{index}"] = _norm_weight(getattr(block, f"{part}_post_norm"))
+        runs = _runs(attention.qkv)
+        for number, (part, bias) in enumerate(runs if len(runs) > 1 else ()):
+            stored = _stored_tensors(part, bias)
+            found |= {f"qkv_{number}{i}_{index}": tensor for i, tensor in enumerate(stored)}
+        products = {"output": attention.output} | ({"qkv": attention.qkv} if len(runs) == 1 else {})
         if isinstance(feedforward, MixtureOfExperts):
             products["router"] = feedforward.router
             for name in ("gate_up", "down"):
@@ -335,15 +361,16 @@ def step_tensors(model: Transformer, store: KVStore) -> dict[str, Tensor]:
 def _norm_weight(norm: Module) -> Tensor:
     """Return the weight of a norm of the compiled step: a root-mean-square norm."""
     assert isinstance(norm, RMSNorm)
-    return norm.weight
+    return norm.multiplier
 
 
-def _stored_tensors(linear: Linear) -> list[Tensor]:
+def _stored_tensors(linear: Linear, bias: Tensor | None = None) -> list[Tensor]:
     """Return a product's tensors as the step reads them: in panels the words, and what is beside them for whole pairs
     of panels; dense row by row as they are."""
+    tensors = [*linear.tensors, *([] if bias is None else [bias])]
     if not in_panels(linear.weight):
-        return list(linear.tensors)
-    words, *beside = linear.tensors
+        return tensors
+    words, *beside = tensors
     return [as_words(words), *(each[..., 0] if in_panels(each) else whole_panels(each) for each in beside)]
 
 

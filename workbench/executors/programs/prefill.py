@@ -86,7 +86,8 @@ class PrefillProgram(StepProgram):
             grown, self._blocks = bool(self._blocks), []
             for index, layer in enumerate(step.layers):
                 shape = BlockShape(
-                    layer, self.model.spec.hidden_size, self.model.spec.norm.eps, step.dtype, Target.current()
+                    layer, self.model.spec.hidden_size, self.model.spec.norm.eps, step.dtype, Target.current(),
+                    step.norm_dtype,
                 )
                 names = {named.name for named in (*shape.before, *shape.after)} - shape.buffers().keys()
                 own = {name: tensors[f"{name}_{index}"] for name in names}

@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from compiled_kernels.linear.matrix_format import DENSE_MATRIX, INT8_MATRIX, Codes
+from compiled_kernels.linear.matrix_format import DENSE_MATRIX, INT8_MATRIX
 from compiled_kernels.linear.planes import unpack_planes
 from compiled_kernels.linear.quantize import quantize_matrix
 from workbench.errors import WorkbenchError
@@ -132,7 +132,7 @@ def _check_rows(parameter: StoredParameter) -> None:
             raise WorkbenchError(f"{part.name} is stored transposed: no reader understands it quantized")
 
 
-def _packed(module: str, kind: Codes, codes: Tensor, scales: Tensor) -> Iterator[tuple[str, Tensor]]:
+def _packed(module: str, kind: str, codes: Tensor, scales: Tensor) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of a quantized matrix [out, in]: codes of int8, or of INT4 plus 8, and scales [out] or [out,
     group]."""
     bits = 8 if kind == "int8" else 4

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from compiled_kernels.linear.matrix_format import DENSE_MATRIX, SCALE_DTYPES, MatrixFormat
 from compiled_kernels.linear.planes import pack_planes
+from compiled_kernels.memory import empty_pages
 from workbench.errors import WorkbenchError
-from workbench.model.by_rows import empty_pages
 from workbench.model.formats.checkpoint import Checkpoint, QuantizedMatrix, StoredTensor
 from workbench.model.formats.safetensors_files import FLOAT_DTYPES
 from workbench.model.hf.kept_experts import KeptStack, kept_stack
@@ -297,7 +297,7 @@ def cost_of_widening(
     return lines
 
 
-def bytes_of_kept(checkpoint: Checkpoint, kept: Iterable[KeptMatrix | KeptStack]) -> tuple[int, int]:
+def bytes_of_kept(kept: Iterable[KeptMatrix | KeptStack]) -> tuple[int, int]:
     """Return the bytes of matrices in few bits in memory, and of the same in the files; without stacks of experts."""
     runs = [run for each in kept if isinstance(each, KeptMatrix) for run in each.runs if not run.format.is_dense]
     memory = sum(run.format.nbytes(run.rows, run.parts[0].part.shape_here[1]) for run in runs)

@@ -6,12 +6,13 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from compiled_kernels.memory import empty_pages, in_threads
+from compiled_kernels.memory import empty_pages
 from workbench.errors import WorkbenchError
 from workbench.model.by_rows import BLOCK_VALUES, row_blocks, store_dense, whole_rows
 from workbench.model.formats.checkpoint import Checkpoint, StoredTensor
@@ -95,8 +96,13 @@ def read_weights(
 
 
 def _in_threads(store: Callable[[str], dict[str, Tensor]], names: Iterable[str]) -> dict[str, Tensor]:
-    """Store several parameters at once."""
-    return {name: tensor for found in in_threads(store, names) for name, tensor in found.items()}
+    """Store several parameters at once, each in one thread: the results do not depend on their number."""
+    count = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as threads:
+            return {name: tensor for found in threads.map(store, names) for name, tensor in found.items()}
+    finally:
+        torch.set_num_threads(count)  # of threads that come after
 
 
 def _view(checkpoint: Checkpoint, parameter: StoredParameter, dtype: torch.dtype) -> Tensor | None:

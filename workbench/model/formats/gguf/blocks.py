@@ -7,6 +7,7 @@ Layouts: ggml-common.h of llama.cpp. The numbers equal `gguf.dequantize` bit for
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,11 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from compiled_kernels.blocked.layout import BYTE_OF_COLUMN
 from compiled_kernels.expert_linear.packed import E2M1
 from compiled_kernels.linear.matrix_format import MatrixFormat
-from compiled_kernels.linear.planes import BYTE_OF_COLUMN
 from compiled_kernels.linear.quantize import dequantize_matrix
-from compiled_kernels.memory import in_threads
 
 Array = np.ndarray[Any, Any]
 CHUNK_VALUES = 1 << 20  # numbers dequantized at once: temporaries of some 32 MiB
@@ -191,7 +191,9 @@ def fill_words(type: BlockType, data: Tensor, stored: Sequence[Tensor]) -> None:
         for at, each in zip(type.scales, scales, strict=True):
             each[first : first + step] = chunk[:, at : at + 2].view(np.float16)
 
-    in_threads(fill, range(0, len(blocks), step))
+    starts = range(0, len(blocks), step)
+    with ThreadPoolExecutor(max(1, min(torch.get_num_threads(), len(starts)))) as pool:
+        list(pool.map(fill, starts))
 
 
 def matrix_in_words(type: BlockType, data: Tensor, rows: int) -> tuple[Tensor, ...]:

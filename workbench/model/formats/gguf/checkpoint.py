@@ -83,7 +83,7 @@ class GGUFStoredTensor(StoredTensor):
         scales = [blocks[:, at : at + 2].contiguous().view(torch.float16).float().view(rows, -1) for at in type.scales]
 
         def codes() -> Tensor:
-            return unpack_codes(words, matrix_in_words(type, data, rows)[0]).to(torch.int8).view(self.shape)
+            return unpack_codes(words, matrix_in_words(type, data, rows)[0]).view(self.shape)
 
         return QuantizedMatrix(
             GROUPED_KINDS[type.name], codes, scales[0], size, minima=scales[1] if words.minima else None
