@@ -17,6 +17,7 @@ four. A stack of weights (one an expert) has one dimension more, the first, in e
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from einops import rearrange
@@ -62,6 +63,22 @@ def to_panels(weight: Tensor) -> Tensor:
         weight = torch.cat([weight, weight.new_zeros(missing, weight.shape[-1])])
     axes = "... (panel column) (row value) -> ... panel row column value"
     return _paired(rearrange(weight, axes, column=PANEL, value=values).contiguous(), apart=True).view(dtype)
+
+
+def over_rows(rows: Tensor, lay: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return `lay(rows)`, some pairs of panels at a time over the rows themselves, which no one else may read: a pair
+    takes the bytes of its rows. Rows that are no whole pairs are copied.
+
+    Args:
+        rows: a matrix, or what stands beside one: [out, word or group].
+        lay: `to_panels` or `scales_to_panels`.
+    """
+    if rows.shape[0] % PANEL_PAIR or not rows.is_contiguous():
+        return lay(rows)
+    for chunk in rows.split(4 * PANEL_PAIR):  # they and their panels stay in a core's cache
+        found = lay(chunk)
+        chunk.view(found.shape).copy_(found)
+    return rows.view(-1, *found.shape[1:])
 
 
 def from_panels(weight: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from compiled_kernels.blocked import as_words, from_panels, panels_problem, to_panels
-from compiled_kernels.blocked.layout import VALUES_PER_WORD
+from compiled_kernels.blocked.layout import VALUES_PER_WORD, over_rows
 from compiled_kernels.blocked.shape import TILE_ROWS
 from compiled_kernels.cases import random_normal
 from compiled_kernels.level import Level, limited_to
@@ -44,6 +44,13 @@ def test_the_layout_is_a_rearrangement(panels: int, words_long: int, dtype: torc
     assert torch.equal(from_panels(to_panels(stack)), stack)
     values = laid_out.shape[-1]
     assert torch.equal(laid_out[-1, 0, 5], weight[64 * panels - 32 + 5, :values])
+
+
+def test_rows_become_panels_where_they_stand() -> None:
+    rows = torch.arange(320.0).diag()  # more than are laid out at once
+    expected = to_panels(rows)
+    over_rows(rows, to_panels)
+    assert torch.equal(rows.view_as(expected), expected)
 
 
 @pytest.mark.parametrize(

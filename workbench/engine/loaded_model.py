@@ -180,7 +180,8 @@ class LoadedModel:
                 )
             model.set_backend(backends.blocks)
         with report_if_slow(f"laying out the weights of {name}", report):
-            backends = choose_weight_layout(model, backends, CacheLayout(shapes, page_size, cache_dtype), auto=auto)
+            held = CacheLayout(shapes, page_size, cache_dtype)
+            backends = choose_weight_layout(model, backends, held, auto=auto, in_place=True)
         if config.compile == "step" and backends.decode is not Backend.INDUCTOR:
             why = f"{backends.reason}; compile: step has no effect, since {backends.decode} decodes"
             backends = replace(backends, reason=why)

@@ -52,7 +52,12 @@ class PanelTrial(NamedTuple):
 
 
 def choose_weight_layout(
-    model: Transformer, backends: Backends, layout: CacheLayout, auto: bool, remembered: ResultCache | None = None
+    model: Transformer,
+    backends: Backends,
+    layout: CacheLayout,
+    auto: bool,
+    remembered: ResultCache | None = None,
+    in_place: bool = False,
 ) -> Backends:
     """Convert the block weights to panels if the backend mlir decodes and can prefill from them; return the backends
     then.
@@ -60,10 +65,11 @@ def choose_weight_layout(
     The experts of a mixture and all that is in few bits are in panels wherever mlir decodes. Under `auto` all else is
     not where torch's product is clearly faster (AMX), where the backend mlir was refused for attention, or where
     results are further from exact logits than arithmetic in this precision is. The decision is remembered.
+    What is in few bits is laid out `in_place` if no one else reads it.
     """
     if backends.decode is not Backend.MLIR:
         return backends
-    if model.use_code_panels() and not backends.decodes_by_blocks:
+    if model.use_code_panels(in_place=in_place) and not backends.decodes_by_blocks:
         model.set_backend(Backend.MLIR)  # what reads such panels is mlir's
         backends = replace(backends, blocks=Backend.MLIR, checked=True)
     if backends.decodes_by_blocks or panels_refusal(model) or weights_in_panels(model):

@@ -13,6 +13,7 @@ from compiled_kernels import Backend
 from compiled_kernels.blocked.layout import (
     from_panels,
     in_panels,
+    over_rows,
     panels_problem,
     regrouped,
     rows_of_panels,
@@ -183,8 +184,9 @@ class Linear(nn.Module):
         """The operator of a matrix that is int8 by row."""
         return compiled_kernels.linear_w8a8 if self.activations == "int8" else compiled_kernels.linear_int8
 
-    def use_panels(self, panels: bool) -> None:
-        """Keep the matrix in panels from now on, where its size allows that, or row by row again."""
+    def use_panels(self, panels: bool, in_place: bool = False) -> None:
+        """Keep the matrix in panels from now on, where its size allows that, or row by row again; `in_place` over its
+        rows, which no one else may read, if it is in few bits."""
         if panels == in_panels(self.weight) or (panels and self.panels_refusal is not None):
             return
         for name in ("weight", *BESIDE):
@@ -193,11 +195,12 @@ class Linear(nn.Module):
                 continue
             if not panels:
                 found = self._rows(name).contiguous()  # type: ignore[union-attr] (it is there)
-            elif name == "weight":
-                found = to_panels(part)
             else:
-                plain = part if self.format.words else regrouped(part, self.format.group, self.in_features)
-                found = scales_to_panels(plain)
+                scales = name != "weight" and not self.format.words
+                plain = regrouped(part, self.format.group, self.in_features) if scales else part
+                lay = to_panels if name == "weight" else scales_to_panels
+                own = in_place and not self.format.is_dense  # a dense one may be a view of its file
+                found = over_rows(plain, lay) if own else lay(plain)
             setattr(self, name, nn.Parameter(found, requires_grad=False))
             release(part)  # where it is a view of a file: the panels are a copy
 

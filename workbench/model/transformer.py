@@ -139,14 +139,17 @@ class Transformer(nn.Module):
             if isinstance(part, Linear | MixtureOfExperts):
                 part.use_panels(panels)
 
-    def use_code_panels(self, panels: bool = True) -> bool:
+    def use_code_panels(self, panels: bool = True, in_place: bool = False) -> bool:
         """Do so with what the backend mlir reads only in panels, the experts of mixtures and all that is in few bits,
-        the head too; return whether there is any in the blocks."""
+        the head too; return whether there is any in the blocks. `in_place` lays what is in few bits out over its rows,
+        which no one else may read."""
         stacked = [part for whole in self.modules() if isinstance(whole, StackedLinear) for part in whole.parts]
         coded = [part for part in self.modules() if isinstance(part, Linear) and not part.format.is_dense] + stacked
         mixtures = [part for part in self.blocks.modules() if isinstance(part, MixtureOfExperts)]
-        for part in (*mixtures, *coded):
+        for part in mixtures:
             part.use_panels(panels)
+        for part in coded:
+            part.use_panels(panels, in_place)
         return bool(mixtures) or any(part is not self.head for part in coded)
 
     def record_experts(self, max_rows: int | None) -> None:

@@ -218,7 +218,7 @@ def test_codes_are_kept_bit_for_bit(one: QuantizedMatrix, other: QuantizedMatrix
 
 
 def test_groups_of_no_whole_words_are_widened() -> None:
-    matrix = QuantizedMatrix("int4", lambda: torch.zeros(2, 96, dtype=torch.int8), torch.ones(2, 8), 12)
+    matrix = QuantizedMatrix("int4", lambda: torch.zeros(2, 96), torch.ones(2, 8), 12)
     (run,) = kept_of(matrix).runs
     assert run.format.is_dense
     assert run.parts[0].reason == "groups of 12 do not divide 96 columns, or are no multiple of 8"
