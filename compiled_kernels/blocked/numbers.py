@@ -101,10 +101,10 @@ def _moved(words: Sequence[Value], bits: int, column: int, to: int = 0) -> Value
 
 def _float(codes: Value, values: Sequence[float], bits: int) -> Value:
     """Return numbers by their place in `values`, given by the lowest bits of each word."""
-    if bits == 4 and codes.lanes == 16:
-        return look_up_floats(values, codes)
     if isinstance(values, range):
         return (codes & ((1 << bits) - 1)).to("f32") + float(values[0])
+    if codes.lanes == 16:
+        return look_up_floats(values, codes)
     low, high = (  # AVX2: VPERMPS reads the lowest three bits of an index
         intrinsic("llvm.x86.avx2.permps", half.type, half, codes)
         for half in (constant(values[:8], "f32"), constant(values[8:], "f32"))
