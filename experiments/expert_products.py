@@ -147,7 +147,7 @@ def products(model: Transformer) -> dict[str, Callable[[int], float]]:
         return amount / (time.perf_counter() - began)
 
     def by_experts(x: Tensor, expert: Tensor, backend: Backend = Backend.MLIR) -> Callable[[], object]:
-        return lambda: compiled_kernels.expert_linear(x, expert, weight, None, None, backend)
+        return lambda: compiled_kernels.expert_linear(x, expert, weight, backend=backend)
 
     def few(_: int) -> float:
         return statistics.median(rate(rows[8], by_experts(one, torch.randperm(experts)[:8])) for _ in range(15))

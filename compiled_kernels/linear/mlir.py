@@ -34,7 +34,7 @@ from compiled_kernels.blocked.shape import TILE_ROWS, Panels
 from compiled_kernels.builder.functions import call, text_of
 from compiled_kernels.builder.threads import entry, share, wait
 from compiled_kernels.cases import Case
-from compiled_kernels.linear.matrix_format import CODE_DTYPES, SCALE_DTYPES, WORDS, MatrixFormat
+from compiled_kernels.linear.matrix_format import SCALE_DTYPES, WORDS, MatrixFormat
 from compiled_kernels.linear.rows import MAX_ROWS_TOGETHER, RowByRow, by_row
 from compiled_kernels.linear_w8a8.mlir_rows import TAIL, quantize
 from compiled_kernels.mlir import Kernel, compile_text
@@ -75,15 +75,15 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     else:
         check_argument("linear", "weight", weight, (out, width), COMPUTE_DTYPES, contiguous=False)
     weights = Weight(MLIR_TYPES[weight.dtype], 0, (weight,))
-    return _multiply("linear", x, weights, bias, row_by_row=not panels)
+    return multiply("linear", x, weights, bias, row_by_row=not panels)
 
 
 def linear_int8(x: Tensor, values: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
-    return _multiply("linear_int8", x, _int8("linear_int8", x, values, scales), bias)
+    return multiply("linear_int8", x, _int8("linear_int8", x, values, scales), bias)
 
 
 def linear_w8a8(x: Tensor, values: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
-    return _multiply(INT8_ROWS, x, _int8(INT8_ROWS, x, values, scales), bias)
+    return multiply(INT8_ROWS, x, _int8(INT8_ROWS, x, values, scales), bias)
 
 
 def _int8(name: str, x: Tensor, values: Tensor, scales: Tensor) -> Weight:
@@ -100,7 +100,9 @@ def linear_grouped(
     x: Tensor, codes: Tensor, scales: Tensor, minima: Tensor | None, bias: Tensor | None, group: int
 ) -> Tensor:
     name, width, panels = "linear_grouped", x.shape[1], in_panels(codes)
-    kind = code_kind(codes.dtype, minima is not None)
+    kinds = {torch.int32: "i4" if minima is None else "u4", torch.int8: "i8", torch.float8_e4m3fn: "f8"}
+    if (kind := kinds.get(codes.dtype)) is None:
+        raise BackendError(f"{name}: backend mlir wants codes as int32, int8 or float8_e4m3fn; {codes.dtype} given")
     per_word = 8 if codes.dtype == torch.int32 else 4
     if group < 1 or math.gcd(group, width) % per_word or (per_word == 8 and width % group):
         wanted = f"groups of whole words that divide {width} columns are wanted"
@@ -115,18 +117,16 @@ def linear_grouped(
             wanted = (len(codes), groups[1], PANEL, 1) if tensor.ndim == 4 else groups
             check_argument(name, part, tensor, wanted, SCALE_DTYPES, contiguous=False)
     if scales.ndim == 2 and groups[1] == 1 and minima is None and per_word == 4:
-        return _multiply(name, x, Weight(kind, 0, (codes, scales[:, 0].float())), bias)
+        return multiply(name, x, Weight(kind, 0, (codes, scales[:, 0].float())), bias)
     tensors = codes, scales, *([] if minima is None else [minima])
-    return _multiply(name, x, Weight(kind, min(group, width), tensors), bias)
+    return multiply(name, x, Weight(kind, min(group, width), tensors), bias)
 
 
-def code_kind(codes: torch.dtype, with_minima: bool) -> str:
-    """Return the kind of codes (see blocked/shape.py) that a tensor of this type holds, beside minima or without."""
-    kinds = {torch.int32: "u4" if with_minima else "i4", torch.int8: "i8", torch.float8_e4m3fn: "f8"}
-    if codes not in kinds:
-        known = "int32, int8 or float8_e4m3fn"
-        raise BackendError(f"linear_grouped: backend mlir wants codes as {known}; {codes} given")
-    return kinds[codes]
+def weight_kind(format: MatrixFormat, dtype: torch.dtype) -> str:
+    """Return the kind of a weight (see blocked/shape.py) that is stored so; of a dense one that of its `dtype`."""
+    if format.is_dense:
+        return MLIR_TYPES[dtype]
+    return {"int8": "i8", "fp8": "f8", "int4": "i4" if format.minima is None else "u4"}.get(format.codes, format.codes)
 
 
 def linear_quantized(
@@ -140,14 +140,14 @@ def linear_quantized(
     sizes = (len(weight), row, PANEL, 1) if panels else (len(weight), row)
     check_argument(name, "weight", weight, sizes, (torch.int32,), contiguous=panels)
     groups = width // words.scale_columns
-    tensors = [weight, scales, *([] if minima is None else [minima])]
-    for part, tensor in zip(("scales", "minima"), tensors[1:], strict=False):
+    tensors, dtypes = [weight, scales, *([] if minima is None else [minima])], (words.scales, torch.float16)
+    for part, tensor, dtype in zip(("scales", "minima"), tensors[1:], dtypes, strict=False):
         sizes = (len(weight), groups, PANEL, 1) if panels else (len(weight), groups)
-        check_argument(name, part, tensor, sizes, (torch.float16,), contiguous=panels)
-    return _multiply(name, x, Weight(format, words.group, tensors), bias)
+        check_argument(name, part, tensor, sizes, (dtype,), contiguous=panels)
+    return multiply(name, x, Weight(format, words.group, tensors), bias)
 
 
-def _multiply(name: str, x: Tensor, weight: Weight, bias: Tensor | None, row_by_row: bool = False) -> Tensor:
+def multiply(name: str, x: Tensor, weight: Weight, bias: Tensor | None, row_by_row: bool = False) -> Tensor:
     """Multiply x [token, width] by a weight, in the type of x."""
     tokens, width = x.shape
     check_argument(name, "x", x, (tokens, width), COMPUTE_DTYPES, contiguous=False)
@@ -239,10 +239,10 @@ def stages(case: Case, operator: str = "linear") -> Mapping[str, str]:
         kind, beside = "i8", ["f32"]
     elif operator == "linear_quantized":
         kind, group = of["format"], WORDS[of["format"]].group
-        beside = ["f16"] * (1 + WORDS[kind].minima)
+        beside = [MLIR_TYPES[WORDS[kind].scales], *["f16"] * WORDS[kind].minima]
     elif operator == "linear_grouped":
         minima = of["minima"]
-        kind = code_kind(CODE_DTYPES[of["codes"]], minima is not None)
+        kind = weight_kind(MatrixFormat(of["codes"], of["group"], of["scales"], minima), of["dtype"])
         if of["group"] < of["width"] or minima is not None or kind in ("i4", "u4"):
             group = min(of["group"], of["width"])
             beside = [MLIR_TYPES[each] for each in (of["scales"], minima) if each is not None]
