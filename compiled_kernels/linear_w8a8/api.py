@@ -132,12 +132,10 @@ def by_groups(
     for start in range(0, len(weight), step):
         some = slice(start, start + step)
         numbers, *beside = _integers(codes, weight[some], scales[some], None if minima is None else minima[some])
-        scale, least = (None if each is None else each.T[first // (columns or width), None] for each in beside)
-        terms = _exact_sums(rows, numbers.unflatten(1, (-1, shared))).to(of_x.dtype) * of_x * scale
-        total, *terms = terms if least is None else (
-            each for pair in zip(terms, sums_of_x * least, strict=True) for each in pair
-        )  # fmt: skip
-        total = reduce(torch.add, terms, total)
+        scale, *least = (each.T[first // (columns or width), None] for each in beside if each is not None)
+        terms = [_exact_sums(rows, numbers.unflatten(1, (-1, shared))).to(of_x.dtype) * of_x * scale]
+        terms += [sums_of_x * each for each in least]
+        total = reduce(torch.add, (each for group in zip(*terms, strict=True) for each in group))
         out[:, some] = total if bias is None else total + bias[some].to(total.dtype)
     return out
 
