@@ -270,8 +270,9 @@ MAX_TIES = 4
 
 
 def nearest_coding(model: Transformer, text: list[int], row: Tensor) -> tuple[Tensor, float]:
-    """Return the last row of the oracle that is nearest to `row`, and how far it is away, where numbers that lie between
-    two INT8 codes may have been given either. There are `MAX_TIES` such at most."""
+    """Return the oracle's last row that is nearest to `row`, and how far it is away.
+
+    Numbers that lie between two INT8 codes, `MAX_TIES` at most, may have been given either."""
     ties: list[tuple[int, tuple[int, ...]]] = []  # (call of quantize_rows, place in its values)
     calls, flipped = itertools.count(), set[tuple[int, tuple[int, ...]]]()
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compiled_kernels import Backend, backend_problems
-from compiled_kernels.level import Level, available_levels, limited_to
+from compiled_kernels.level import Level, current_level, limited_to
 from compiled_kernels.paged_attention import inductor as paged_inductor
 from tests.engine import own_rules
 from tests.engine.kinds import GEMMA, LATENT, MIXTURE, WIDE
@@ -202,7 +202,7 @@ SEVENTEEN = [request(f"r{i}", 3 + i, 5) for i in range(17)]  # more than one run
 
 
 @pytest.mark.levels
-@rows({"level": available_levels()[:-1] or available_levels(), "layers": ["wide", "mixture", "windows"],
+@rows({"level": sorted(Level, key=lambda level: level == current_level()), "layers": ["wide", "mixture", "windows"],
        "weights": [name for name in WEIGHTS if name != "float64"],
        "backend": ["mlir", "mlir, blocks"]},
       # In so few bits a row's last bit may choose another expert.
