@@ -27,7 +27,7 @@ from compiled_kernels.linear_w8a8.api import MAX_EXACT_COLUMNS, linear_w8a8_refe
 from compiled_kernels.linear_w8a8.cases import FORMATS
 from compiled_kernels.mlir_text import Target
 from tests.helpers.kernels import needs_mlir
-from tests.helpers.levels import at_every_level
+from tests.helpers.levels import at_every_level, at_executed_levels
 from tests.thorough import run_seed, tries
 
 needs_objdump = pytest.mark.skipif(shutil.which("objdump") is None, reason="objdump is missing: apt install binutils")
@@ -222,12 +222,12 @@ BELOW_VNNI = {"int8": INT16, "q8_0": INT16, "iq4_nl": INT16, "q4_1": WIDENED, "q
 
 @needs_mlir
 @needs_objdump
-@pytest.mark.parametrize("level", list(Level))
+@at_executed_levels
 @pytest.mark.parametrize("tokens", [1, 4, 0])
 @pytest.mark.parametrize("name", list(BELOW_VNNI))
 def test_it_is_multiplied_as_the_level_does(level: Level, tokens: int, name: str) -> None:
     """Bytes where there are dot products of bytes; elsewhere pairs of int16, or of bytes that VPMADDUBSW multiplies
-    without saturation. Also for levels that this machine lacks."""
+    without saturation."""
     format = FORMATS[name]
     beside = ["f16"] * (1 + bool(format.minima)) if format.group else ["f32"]
     kind, shape = "i8" if name == "int8" else name, ("linear_w8a8", 512, 70)
