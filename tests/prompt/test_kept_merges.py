@@ -1,4 +1,4 @@
-"""Merges kept on disk are those that are found, whatever lies on the disk and whoever else writes there."""
+"""Merges kept on disk are those that are found, whatever lies on the disk and whatever other processes write there."""
 
 from __future__ import annotations
 
