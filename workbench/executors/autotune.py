@@ -14,6 +14,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -49,6 +50,7 @@ CONTEXT_TOKENS = 256  # tokens before the one that is decoded
 PREFILL_TOKENS = 128  # tokens of the prefill whose attention is checked
 MAX_TRIALS = 3  # the modules as written are taken only if all of them say so
 BEYOND_CONTENTION = 4.0  # other processes do not slow each round of one backend so many times, and none of another
+HOPELESS_RATIO = 25.0  # modules over matrices in few bits take a hundred times as long as compiled code: run once
 MAX_REASON_CHARACTERS = 300  # of a reason
 
 
@@ -151,7 +153,8 @@ def _reads(backends: Backends, model: Transformer, held: CacheLayout) -> tuple[B
 
 def _tried(backends: Backends, model: Transformer, held: CacheLayout, unit: CompileUnit) -> AutotuneResult:
     """Try the candidates in order, each beside the eager modules, until one is taken."""
-    (store, plan), (plain_store, _) = (single_decode_step(model, held, CONTEXT_TOKENS) for _ in range(2))
+    with in_one_thread():
+        (store, plan), (plain_store, _) = (single_decode_step(model, held, CONTEXT_TOKENS) for _ in range(2))
     plain = StepRunner(EagerProgram(_as_written(model), plain_store))
     refused: dict[Backend, str] = {}
     seconds: dict[Backend, float] = {}
@@ -160,11 +163,13 @@ def _tried(backends: Backends, model: Transformer, held: CacheLayout, unit: Comp
         backend for backend in dict.fromkeys((backends.decode, backends.blocks)) if backend is not Backend.EAGER
     ]
     with torch.inference_mode():
-        exact, bound = reference_logits(model, store, plan)
+        with in_one_thread():
+            exact, bound = reference_logits(model, store, plan)
         for number, backend in enumerate(candidates):
             try:
                 # A store of its own: what one candidate writes, another must not find there.
-                own, _ = single_decode_step(model, held, CONTEXT_TOKENS)
+                with in_one_thread():
+                    own, _ = single_decode_step(model, held, CONTEXT_TOKENS)
                 step = build_step_runner(model, own, replace(backends, decode=backend), unit).forward
                 away = (step(plan).double() - exact).abs().max().item()
             except (BackendError, WorkbenchError, *COMPILER_ERRORS) as error:
@@ -188,12 +193,25 @@ def _tried(backends: Backends, model: Transformer, held: CacheLayout, unit: Comp
     return AutotuneResult(Backend.EAGER, seconds, refused, {}, quiet)
 
 
+@contextmanager
+def in_one_thread() -> Iterator[None]:
+    """Compute in the calling thread alone: many small operations, after each of which torch's threads would wait for
+    one another, take far longer in several on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def _trials(
     backend: Backend, step: Callable[[StepPlan], Tensor], plain: Callable[[StepPlan], Tensor], plan: StepPlan
 ) -> Iterator[RoundTimes]:
     """Yield trials of `backend` beside the eager modules: one, and more as long as `backend` is clearly slower."""
     for _ in range(MAX_TRIALS):
-        found = time_in_rounds({backend: lambda: step(plan), Backend.EAGER: lambda: plain(plan)})
+        steps = {backend: lambda: step(plan), Backend.EAGER: lambda: plain(plan)}
+        found = time_in_rounds(steps, hopeless=HOPELESS_RATIO)
         yield found
         if not _slower(backend, found):
             return
