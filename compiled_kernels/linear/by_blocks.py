@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from compiled_kernels.linear.matrix_format import MatrixFormat
 from compiled_kernels.linear.quantize import dequantize_matrix
+from compiled_kernels.threads import in_threads
 
 BLOCK_VALUES = 1 << 18  # numbers of a block: they and their codes stay in a core's cache
 
@@ -29,28 +29,9 @@ def multiply_by_blocks(
         out[:, rows] = F.linear(x, block, None if bias is None else bias[rows])
 
     starts = range(0, outs, step)
-    if torch.is_inference_mode_enabled() and x.device.type == "cpu" and not torch.compiler.is_compiling():
-        _in_threads(multiply, starts)
-    else:
-        for start in starts:
-            multiply(start)
+    plain = torch.compiler.is_compiling() or torch.is_grad_enabled() or x.device.type != "cpu" or len(starts) < 2
+    list((map if plain else in_threads)(multiply, starts))
     return out
-
-
-def _in_threads(multiply: Callable[[int], None], starts: range) -> None:
-    """Multiply several blocks at once, each in one thread. The threads of torch wait for one another after each of the
-    many small operations of a block, which on a busy machine takes a hundred times as long."""
-    before = torch.get_num_threads()
-    count = min(before, len(starts))
-    if count < 2:
-        for start in starts:
-            multiply(start)
-        return
-    try:
-        with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as threads:
-            list(threads.map(torch.inference_mode()(multiply), starts))
-    finally:
-        torch.set_num_threads(before)  # of threads that come after
 
 
 def linear_quantized(

@@ -14,9 +14,9 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from compiled_kernels import Backend, BackendError
 from compiled_kernels.correct_backend import COMPILER_ERRORS, TRANSIENT_ERRORS, first_correct_backend
 from compiled_kernels.result_cache import ResultCache, cpu_model, machine_key
 from compiled_kernels.rounds import RoundTimes, time_in_rounds
+from compiled_kernels.threads import in_threads
 from workbench.errors import WorkbenchError
 from workbench.executors.build import CompileUnit, build_step_runner
 from workbench.executors.programs.eager import EagerProgram
@@ -153,8 +154,8 @@ def _reads(backends: Backends, model: Transformer, held: CacheLayout) -> tuple[B
 
 def _tried(backends: Backends, model: Transformer, held: CacheLayout, unit: CompileUnit) -> AutotuneResult:
     """Try the candidates in order, each beside the eager modules, until one is taken."""
-    with in_one_thread():
-        (store, plan), (plain_store, _) = (single_decode_step(model, held, CONTEXT_TOKENS) for _ in range(2))
+    fresh_step = partial(single_decode_step, model, held, CONTEXT_TOKENS)
+    (store, plan), (plain_store, _) = in_threads(fresh_step, (0, 0))  # the seed
     plain = StepRunner(EagerProgram(_as_written(model), plain_store))
     refused: dict[Backend, str] = {}
     seconds: dict[Backend, float] = {}
@@ -163,13 +164,11 @@ def _tried(backends: Backends, model: Transformer, held: CacheLayout, unit: Comp
         backend for backend in dict.fromkeys((backends.decode, backends.blocks)) if backend is not Backend.EAGER
     ]
     with torch.inference_mode():
-        with in_one_thread():
-            exact, bound = reference_logits(model, store, plan)
+        ((exact, bound),) = in_threads(partial(reference_logits, model, store), (plan,))
         for number, backend in enumerate(candidates):
             try:
                 # A store of its own: what one candidate writes, another must not find there.
-                with in_one_thread():
-                    own, _ = single_decode_step(model, held, CONTEXT_TOKENS)
+                ((own, _),) = in_threads(fresh_step, (0,))
                 step = build_step_runner(model, own, replace(backends, decode=backend), unit).forward
                 away = (step(plan).double() - exact).abs().max().item()
             except (BackendError, WorkbenchError, *COMPILER_ERRORS) as error:
@@ -191,18 +190,6 @@ def _tried(backends: Backends, model: Transformer, held: CacheLayout, unit: Comp
         if not seconds:
             seconds = dict(time_in_rounds({Backend.EAGER: lambda: plain.forward(plan)}).seconds)
     return AutotuneResult(Backend.EAGER, seconds, refused, {}, quiet)
-
-
-@contextmanager
-def in_one_thread() -> Iterator[None]:
-    """Compute in the calling thread alone: many small operations, after each of which torch's threads would wait for
-    one another, take far longer in several on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _trials(

@@ -14,8 +14,7 @@ import numpy as np
 
 from workbench.files import cache_directory, write_atomically
 
-FOLDER = "merges"
-RULE = 1  # raised when other merges follow from the same vocabulary
+FOLDER = "merges-1"  # another number when other merges follow from the same vocabulary
 LARGE = 1 << 16  # pieces from which on merges are kept
 DIGEST_BYTES = 32
 
@@ -34,11 +33,8 @@ def keep_merges(
     """
     if len(pieces) < LARGE:
         return find()
-    texts = "".join(pieces).encode("utf-8", "surrogatepass")
-    sizes, all_kinds = (np.fromiter(each, np.int64, len(pieces)) for each in (map(len, pieces), kinds))
-    key = _digest(
-        str(RULE).encode(), texts, sizes.tobytes(), np.array(scores, np.float64).tobytes(), all_kinds.tobytes()
-    )
+    numbers = np.array([[*map(len, pieces)], kinds, scores])
+    key = _digest("".join(pieces).encode("utf-8", "surrogatepass") + numbers.tobytes())
     path = cache_directory() / FOLDER / key.hex()
     with suppress(OSError):
         stored = path.read_bytes()
@@ -54,8 +50,5 @@ def keep_merges(
     return merges
 
 
-def _digest(*parts: bytes) -> bytes:
-    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    for part in parts:
-        digest.update(part)
-    return digest.digest()
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest()
