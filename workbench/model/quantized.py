@@ -12,6 +12,7 @@ from torch import Tensor
 
 from compiled_kernels.expert_linear.stacks import stack_problem
 from compiled_kernels.linear.matrix_format import DENSE_MATRIX, INT8_MATRIX, MatrixFormat
+from compiled_kernels.linear_w8a8.api import int8_problem
 from workbench.errors import WorkbenchError
 from workbench.model.attention_spec import MLASpec
 from workbench.model.by_rows import row_blocks, store_quantized
@@ -53,8 +54,8 @@ class WeightFormat:
 
     `experts` is the format of a mixture's experts, that of the blocks unless given.
 
-    `activations` are what is multiplied with them: `float` in the model's type, or `int8`, each row quantized as it
-    comes and multiplied as integers, wherever the matrix is int8 by row (see compiled_kernels/linear_w8a8).
+    `activations` are what is multiplied with them: `float` in the model's type, or `int8`, quantized as it comes and
+    multiplied as integers, wherever codes are integers (see compiled_kernels/linear_w8a8).
 
     `own` has those matrices of the blocks, and stacks of experts, that are stored otherwise, by name: their rows. Parts
     of a fused matrix that are stored in several formats are X.0.weight, X.1.weight, ..."""
@@ -75,18 +76,21 @@ class WeightFormat:
         experts: str | None = None,
     ) -> WeightFormat:
         """`head` and `experts` are as the blocks unless given. Raises WorkbenchError for a format that is not known,
-        and for activations in INT8 where the blocks' weights are not."""
+        and for activations in INT8 where the blocks' weights have no integer codes."""
         formats = [matrix_format(name, quant_group) for name in (blocks, blocks if head is None else head)]
         if activations not in ACTIVATIONS:
             raise WorkbenchError(f"unknown activations {activations!r}; known: {', '.join(ACTIVATIONS)}")
-        if activations == "int8" and blocks != "int8":
-            raise WorkbenchError(f"activations: int8 want weights in int8, not {blocks}; set weights: int8 too")
         of_experts = None if experts is None else matrix_format(experts, quant_group)
-        return cls(formats[0], formats[1], activations, of_experts)  # type: ignore[arg-type] (checked above)
+        return cls(*formats, experts=of_experts).with_activations(activations)  # type: ignore[arg-type] (checked above)
 
-    def activations_of(self, matrix: MatrixFormat) -> Activations:
-        """Return the type of the activations that a matrix stored so is multiplied with."""
-        return self.activations if matrix == INT8_MATRIX else "float"
+    def with_activations(self, activations: Activations) -> WeightFormat:
+        """Return the same weights, multiplied with these. Raises WorkbenchError for INT8 where no matrix of the blocks
+        has integer codes."""
+        if activations == "int8" and all(int8_problem(each.codes, each.group, 0) for each in self.of_blocks):
+            raise WorkbenchError(
+                f"activations: int8 want weights in integer codes, not {self}; set weights: int8, int4"
+            )
+        return replace(self, activations=activations)
 
     @property
     def of_experts(self) -> MatrixFormat:
