@@ -315,8 +315,11 @@ class _Source:
         if settings.head_weights is not None:
             format = replace(format, head=matrix_format(settings.head_weights, group))
         if settings.expert_weights is not None:
-            group = group if settings.expert_weights == "int4" else 0
-            format = replace(format, experts=settings.expert_weights, expert_group=group)
+            format = replace(
+                format,
+                experts=settings.expert_weights,
+                expert_group=group if settings.expert_weights == "int4" else 0,
+            )
         return format, reasons
 
     def _refusals(self, config: EngineConfig) -> tuple[Refuses, str | None]:
