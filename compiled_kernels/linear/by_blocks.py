@@ -20,17 +20,25 @@ def multiply_by_blocks(
 ) -> Tensor:
     """Return x @ numbers(*parts).T + bias, in the type of `x`. `parts` are tensors whose first axis is that of the
     outputs: codes, scales and minima, as far as there are such."""
+
+    def multiply(*some: Tensor) -> Tensor:
+        return F.linear(x, numbers(*some[:-1]).to(x.dtype), some[-1])
+
+    return by_blocks(x, (*parts, bias), multiply)
+
+
+def by_blocks(x: Tensor, parts: tuple[Tensor | None, ...], multiply: Callable[..., Tensor]) -> Tensor:
+    """Return the outputs [token, out] that `multiply` gives, in the type of `x`: of some rows of `parts` at a time."""
     outs = next(len(part) for part in parts if part is not None)
     out, step = x.new_empty(len(x), outs), max(1, BLOCK_VALUES // max(1, x.shape[1]))
 
-    def multiply(start: int) -> None:
+    def fill(start: int) -> None:
         rows = slice(start, start + step)
-        block = numbers(*(None if part is None else part[rows] for part in parts)).to(x.dtype)
-        out[:, rows] = F.linear(x, block, None if bias is None else bias[rows])
+        out[:, rows] = multiply(*(None if part is None else part[rows] for part in parts))
 
     starts = range(0, outs, step)
     plain = torch.compiler.is_compiling() or torch.is_grad_enabled() or x.device.type != "cpu" or len(starts) < 2
-    list((map if plain else in_threads)(multiply, starts))
+    list((map if plain else in_threads)(fill, starts))
     return out
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from compiled_kernels.backends import Backend, BackendError
 from compiled_kernels.blocked.layout import PANEL, from_panels, in_panels
-from compiled_kernels.linear.by_blocks import BLOCK_VALUES
+from compiled_kernels.linear.by_blocks import by_blocks
 from compiled_kernels.linear.matrix_format import CODE_DTYPES, WORDS
 from compiled_kernels.linear.planes import unpack_planes
 from compiled_kernels.linear.words import codes_of_words
@@ -128,16 +128,16 @@ def by_groups(
     rows, first = values.unflatten(1, (-1, shared)), torch.arange(0, width, shared, device=x.device)
     of_x = of_x.T[first // block, :, None]  # [group, token, 1]
     sums_of_x = rows.sum(-1, dtype=torch.int32).T[..., None].to(of_x.dtype) * of_x
-    out, step = x.new_empty(len(x), len(weight)), max(1, BLOCK_VALUES // width)
-    for start in range(0, len(weight), step):
-        some = slice(start, start + step)
-        numbers, *beside = _integers(codes, weight[some], scales[some], None if minima is None else minima[some])
+
+    def multiply(weight: Tensor, scales: Tensor, minima: Tensor | None, bias: Tensor | None) -> Tensor:
+        numbers, *beside = _integers(codes, weight, scales, minima)
         scale, *least = (each.T[first // (columns or width), None] for each in beside if each is not None)
         terms = [_exact_sums(rows, numbers.unflatten(1, (-1, shared))).to(of_x.dtype) * of_x * scale]
         terms += [sums_of_x * each for each in least]
         total = reduce(torch.add, (each for group in zip(*terms, strict=True) for each in group))
-        out[:, some] = total if bias is None else total + bias[some].to(total.dtype)
-    return out
+        return total if bias is None else total + bias.to(total.dtype)
+
+    return by_blocks(x, (weight, scales, minima, bias), multiply)
 
 
 def _integers(

@@ -170,22 +170,30 @@ def in_panels(given: list[Any]) -> list[Any]:
 
 
 @needs_mlir
-@at_every_level
 @settings(max_examples=tries(40))
 @given(panels=st.booleans(), **SHAPES_BY_GROUP)
-def test_sums_of_groups_have_the_bits_of_the_plain_form(
-    level: Level, format: MatrixFormat, tokens: int, blocks: int, out: int, dtype: torch.dtype, panels: bool
-) -> None:  # fmt: skip
+def test_sums_of_groups_have_the_bits_of_the_plain_form(panels: bool, **shape: Any) -> None:
     """Sums of a group are exact, and what follows is rounded alike: the bits of a row depend on neither the instruction
     nor the number of rows."""
-    given = operands_by_group(format, tokens, blocks, out, dtype)
-    expected = compiled_kernels.linear_w8a8(*given)
+    given = operands_by_group(**shape)
+    expected, out = compiled_kernels.linear_w8a8(*given), shape["out"]
     assert expected.isfinite().all()
-    with limited_to(level), nan_filled_memory():
+    with nan_filled_memory():
         stored = in_panels(given) if panels else given
         found = compiled_kernels.linear_w8a8(*stored, backend=Backend.MLIR)
         alone = compiled_kernels.linear_w8a8(given[0][-1:], *stored[1:], backend=Backend.MLIR)
     assert torch.equal(found[:, :out], expected) and torch.equal(alone[:, :out], expected[-1:])
+
+
+@needs_mlir
+@at_every_level
+@pytest.mark.parametrize("name", ["q4_1", "q6_k", "iq4_nl"])
+def test_sums_of_groups_have_these_bits_at_every_level(name: str, level: Level) -> None:
+    for tokens in (2, 7):
+        given = operands_by_group(BY_GROUP[name], tokens, 1, 70, torch.bfloat16)
+        with limited_to(level):
+            found = compiled_kernels.linear_w8a8(*given, backend=Backend.MLIR)
+        assert torch.equal(found[:, :70], compiled_kernels.linear_w8a8(*given))
 
 
 @given(**SHAPES_BY_GROUP)

@@ -59,9 +59,9 @@ class ModelConfig(Settings):
 
     @property
     def format(self) -> WeightFormat:
-        """Return the format of the weights; for auto that of a dense model, whose activations are float."""
-        kinds = ("dense", "float") if self.weights == "auto" else (self.weights, self.activations)
-        return WeightFormat.parse(kinds[0], self.head_weights, self.weight_group, kinds[1], self.expert_weights)
+        """Return the format of the weights; for auto that of a dense model."""
+        weights = "dense" if self.weights == "auto" else self.weights
+        return WeightFormat.parse(weights, self.head_weights, self.weight_group, self.activations, self.expert_weights)
 
     @field_validator("custom")
     @classmethod
@@ -71,7 +71,7 @@ class ModelConfig(Settings):
         return path
 
     @model_validator(mode="after")
-    def _activations_are_for_int8(self) -> Self:
+    def _format_is_known(self) -> Self:
         try:
             assert self.format
         except WorkbenchError as error:

@@ -300,10 +300,6 @@ class _Source:
     def weight_format(self, config: EngineConfig) -> tuple[WeightFormat, dict[str, str]]:
         """Return the format of the weights in memory; for auto it is the files' own where products of the backend
         multiply from it. And why it is not, by stored tensor (see `cost_of_widening`)."""
-        format, reasons = self._weights(config)
-        return format.with_activations(config.model.activations), reasons
-
-    def _weights(self, config: EngineConfig) -> tuple[WeightFormat, dict[str, str]]:
         settings = config.model
         setting = settings.format
         if settings.weights != "auto":
@@ -314,6 +310,7 @@ class _Source:
             return setting, {"": "its attention is changed"}
         tied = self.trained.tie_word_embeddings
         format, reasons = stored_format(self.checkpoint, self.wanted, tied, *self._refusals(config))
+        format = replace(format, activations=settings.activations)
         group = format.blocks.group if format.blocks.codes == "int4" else settings.weight_group
         if settings.head_weights is not None:
             format = replace(format, head=matrix_format(settings.head_weights, group))

@@ -146,21 +146,19 @@ class Linear(nn.Module):
         weight, scales, minima = self._read
         if in_panels(weight):  # which are whole pairs, and so is what is beside them
             bias, scales = (each if each is None or each.ndim > 1 else whole_panels(each) for each in (bias, scales))
+        group = self.panel_group if in_panels(weight) else self.format.group
         if scales is None:
             found = compiled_kernels.linear(x, weight, bias, self.backend)
         elif self.quantizes_x:
-            group = self.panel_group if in_panels(weight) else self.format.group
-            given = bias, minima, self.format.codes, group
-            found = compiled_kernels.linear_w8a8(x, weight, scales, *given, self.backend)
+            parts = weight, scales, bias, minima
+            found = compiled_kernels.linear_w8a8(x, *parts, self.format.codes, group, self.backend)
         elif self.format == INT8_MATRIX:
             found = compiled_kernels.linear_int8(x, weight, scales, bias, self.backend)
         elif self.format.words is not None:
             parts = weight, scales, minima
             found = compiled_kernels.linear_quantized(x, *parts, bias, str(self.format), self.backend)
         else:
-            by_row = self.format.scales_rows
-            group = self.panel_group if in_panels(weight) else self.format.group
-            scales, group = (scales[:, None], self.in_features) if by_row else (scales, group)
+            scales, group = (scales[:, None], self.in_features) if self.format.scales_rows else (scales, group)
             found = compiled_kernels.linear_grouped(x, weight, scales, minima, bias, group, self.backend)
         return found if found.shape[1] == self.out_features else found[:, : self.out_features]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
@@ -75,22 +75,12 @@ class WeightFormat:
         activations: str = "float",
         experts: str | None = None,
     ) -> WeightFormat:
-        """`head` and `experts` are as the blocks unless given. Raises WorkbenchError for a format that is not known,
-        and for activations in INT8 where the blocks' weights have no integer codes."""
+        """`head` and `experts` are as the blocks unless given. Raises WorkbenchError for what is not known."""
         formats = [matrix_format(name, quant_group) for name in (blocks, blocks if head is None else head)]
         if activations not in ACTIVATIONS:
             raise WorkbenchError(f"unknown activations {activations!r}; known: {', '.join(ACTIVATIONS)}")
         of_experts = None if experts is None else matrix_format(experts, quant_group)
-        return cls(*formats, experts=of_experts).with_activations(activations)  # type: ignore[arg-type] (checked above)
-
-    def with_activations(self, activations: Activations) -> WeightFormat:
-        """Return the same weights, multiplied with these. Raises WorkbenchError for INT8 where no matrix of the blocks
-        has integer codes."""
-        if activations == "int8" and all(int8_problem(each.codes, each.group, 0) for each in self.of_blocks):
-            raise WorkbenchError(
-                f"activations: int8 want weights in integer codes, not {self}; set weights: int8, int4"
-            )
-        return replace(self, activations=activations)
+        return cls(*formats, activations, of_experts)  # type: ignore[arg-type] (checked above)
 
     @property
     def of_experts(self) -> MatrixFormat:
@@ -143,7 +133,10 @@ class WeightFormat:
         return repr(self.blocks), repr(self.head), *activations, *experts, *own
 
     def check(self, spec: ModelSpec) -> None:
-        """Raise WorkbenchError where groups do not divide a matrix's columns. Words come from files, where they do."""
+        """Raise WorkbenchError where groups do not divide a matrix's columns, which words of files do, and for INT8
+        activations where no matrix of the blocks has integer codes."""
+        if self.activations == "int8" and all(int8_problem(each.codes, each.group, 0) for each in self.of_blocks):
+            raise WorkbenchError(f"activations: int8 want weights in integers, not {self}; set weights: int8 or int4")
         inner = [each for kind in spec.layers for each in _columns(kind).items()]
         if spec.altup is not None:
             inner += [("altup low_rank", spec.altup.low_rank), ("altup input_columns", spec.altup.input_columns)]
