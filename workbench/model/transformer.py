@@ -93,7 +93,7 @@ class Transformer(nn.Module):
         self.positions = None if first is None else _unfilled(rows, spec.hidden_size)
         # A tied model has one matrix: the embedding where it is dense, the head where it is quantized.
         self.embedding = _unfilled(spec.vocab_size, spec.hidden_size) if self._plain_embedding else None
-        stored = backend, format.head, format.activations_of(format.head)
+        stored = backend, format.head, format.activations
         sizes = spec.hidden_size, spec.vocab_size
         self.head = None if self._shared_embedding else Linear(*sizes, spec.head_bias, *stored)
         rotaries = rotaries_of_model(spec)
