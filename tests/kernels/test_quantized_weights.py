@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 import compiled_kernels
 from compiled_kernels import Backend
+from compiled_kernels.linear.by_blocks import multiply_by_blocks
 from compiled_kernels.linear.matrix_format import INT8_MATRIX, MatrixFormat
 from compiled_kernels.linear.quantize import dequantize_grouped, dequantize_matrix, quantize_int4, quantize_matrix
 from tests.helpers.kernels import needs_mlir
@@ -73,6 +76,20 @@ def test_hostile_scales(codes: str, dtype: torch.dtype, backend: Backend) -> Non
     found = compiled_kernels.linear_grouped(*inputs, backend=backend)
     exact = compiled_kernels.linear_grouped(x.double(), stored, scales.double(), *inputs[3:])
     torch.testing.assert_close(found.double(), exact, rtol=1e-6, atol=2.0**-126)
+
+
+def test_blocks_in_threads_have_the_bits_of_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[multiply_by_blocks.__module__], "BLOCK_VALUES", 256)
+    x, count = torch.randn(3, 64), torch.get_num_threads()
+    parts = quantize_matrix(torch.randn(50, 64), MatrixFormat.named("q4_1"))
+    plain = compiled_kernels.linear_quantized(x, *parts, None, "q4_1")
+    torch.set_num_threads(4)
+    try:
+        with torch.inference_mode():
+            assert torch.equal(compiled_kernels.linear_quantized(x, *parts, None, "q4_1"), plain)
+        assert torch.get_num_threads() == 4
+    finally:
+        torch.set_num_threads(count)
 
 
 def test_int4_packing_is_exact() -> None:
