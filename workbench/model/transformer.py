@@ -154,7 +154,7 @@ class Transformer(nn.Module):
         for part in mixtures:
             part.use_panels(panels)
         if any(in_panels(part.weight) != panels for part in coded):
-            in_threads(lambda part: part.use_panels(panels, in_place), coded)
+            in_threads(lambda part: part.use_panels(panels, in_place), dict.fromkeys(coded))  # each by one thread
         return bool(mixtures) or any(part is not self.head for part in coded)
 
     def record_experts(self, max_rows: int | None) -> None:
