@@ -54,9 +54,9 @@ def amortised(rows: VariantRows) -> Verdict:
         ),
         outcome="holds" if holds else "holds-with-limits" if times >= SOME else "refuted",
         reason=(
-            f"{_list(rates, ',.0f')} tokens/s, {times:.1f} times, predicted at best "
+            f"{listed(rates, ',.0f')} tokens/s, {times:.1f} times, predicted at best "
             f"{_predicted(rows, RATE, '64') / _predicted(rows, RATE, '1'):.1f}; the last doubling that gives {LAST:g} "
-            f"times or more leads to {last}; TPOT p50 {_list([t * 1e3 for t in tokens], '.1f')} ms, {slower:.1f} times"
+            f"times or more leads to {last}; TPOT p50 {listed([t * 1e3 for t in tokens], '.1f')} ms, {slower:.1f} times"
         ),
         limits=f"{times:.1f} times in all, {'growing' if grows else 'not growing'} with every doubling",
         figures={"times the tokens a second, 64 at once": times, "times a token's latency": slower},
@@ -82,10 +82,10 @@ def trade(rows: VariantRows) -> Verdict:
         outcome=outcome,
         reason=(
             f"over clients {'so' if parted[0] else 'not so'}: TTFT p50 "
-            f"{_list([row[TTFT] * 1e3 for row in load], '.0f')} ms, most tokens/s with {best['variant']}; over the "
+            f"{listed([row[TTFT] * 1e3 for row in load], '.0f')} ms, most tokens/s with {best['variant']}; over the "
             f"limit {'so' if parted[1] else 'not so'}: at most 64 and 16 at once give "
-            f"{_list([row[RATE] for row in limit], ',.0f')} tokens/s and TTFT "
-            f"{_list([row[TTFT] * 1e3 for row in limit], ',.0f')} ms"
+            f"{listed([row[RATE] for row in limit], ',.0f')} tokens/s and TTFT "
+            f"{listed([row[TTFT] * 1e3 for row in limit], ',.0f')} ms"
         ),
         limits=f"over {'the number of clients' if parted[0] else 'the limit of the batch'}, not over "
         f"{'the limit of the batch' if parted[0] else 'the number of clients'}",
@@ -102,5 +102,5 @@ def _predicted(rows: VariantRows, key: str, name: str) -> float:
     return variant_row(rows, name)["predicted"][key]
 
 
-def _list(values: list[float], form: str) -> str:
+def listed(values: list[float], form: str) -> str:
     return ", ".join(format(value, form) for value in values)

@@ -36,8 +36,8 @@ def chunks(rows: VariantRows) -> Verdict:
         ),
         outcome="holds" if times >= STALL else "holds-with-limits" if times >= SOME else "refuted",
         reason=(
-            f"{_ms(whole, GAP)} against {_ms(cut, GAP)} with {cut['variant']}: {times:.1f} times "
-            f"({_ms(without, GAP)} where no long prompt comes); "
+            f"{ms(whole, GAP)} against {ms(cut, GAP)} with {cut['variant']}: {times:.1f} times "
+            f"({ms(without, GAP)} where no long prompt comes); "
             + "; ".join(f"{row['variant']}: {_price(row)}" for row in (whole, *(variant_row(rows, n) for n in CHUNKED)))
         ),
         limits=f"the longest gap is {times:.1f} times shorter, not {STALL:g}",
@@ -46,8 +46,8 @@ def chunks(rows: VariantRows) -> Verdict:
 
 
 def _price(row: Mapping[str, Any]) -> str:
-    return f"TTFT {_ms(row, 'ttft_s')}, of the one behind {_ms(row, 'behind_ttft_s')}, all in {row['seconds']:.2f} s"
+    return f"TTFT {ms(row, 'ttft_s')}, of the one behind {ms(row, 'behind_ttft_s')}, all in {row['seconds']:.2f} s"
 
 
-def _ms(row: Mapping[str, Any], name: str) -> str:
+def ms(row: Mapping[str, Any], name: str) -> str:
     return f"{row[name] * 1e3:.0f} ms"

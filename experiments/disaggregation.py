@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from experiments.chunked_prefill import ms
 from workbench.experiment.verdict import RuleChange, VariantRows, Verdict, variant_row
 
 STALL, SOME = 3.0, 1.2  # times as long a gap
@@ -42,8 +43,8 @@ def chunks(rows: VariantRows) -> Verdict:
         ),
         outcome="holds" if times >= STALL else "holds-with-limits" if times >= SOME else "refuted",
         reason=(
-            f"{_ms(whole, GAP)} against {_ms(cut, GAP)}: {times:.1f} times; TTFT p50 {_ms(whole, 'ttft_s_p50')} "
-            f"against {_ms(cut, 'ttft_s_p50')}"
+            f"{ms(whole, GAP)} against {ms(cut, GAP)}: {times:.1f} times; TTFT p50 {ms(whole, 'ttft_s_p50')} "
+            f"against {ms(cut, 'ttft_s_p50')}"
         ),
         limits=f"the longest gap is {times:.1f} times shorter, not {STALL:g}",
         figures={"times the longest gap, prompts computed whole": times},
@@ -67,7 +68,7 @@ def separate(rows: VariantRows) -> Verdict:
         ),
         outcome="refuted" if times < STALL else "holds" if worth else "holds-with-limits",
         reason=(
-            f"{_ms(whole, GAP)} against {_ms(split, GAP)} with {split['variant']}: {times:.1f} times; "
+            f"{ms(whole, GAP)} against {ms(split, GAP)} with {split['variant']}: {times:.1f} times; "
             f"{SLO_ATTAINMENT:.0%} kept up to {highest_load_within_slo(split):g} requests/s, "
             f"against {highest_load_within_slo(whole):g} with whole prompts and "
             f"{highest_load_within_slo(cut):g} with chunks of 512 in one pool of 8"
@@ -89,7 +90,3 @@ def highest_load_within_slo(row: Mapping[str, Any]) -> float:
             break
         most = float(point["value"])
     return most
-
-
-def _ms(row: Mapping[str, Any], name: str) -> str:
-    return f"{row[name] * 1e3:.0f} ms"

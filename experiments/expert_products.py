@@ -25,6 +25,7 @@ from torch import Tensor
 import compiled_kernels
 from compiled_kernels import Backend
 from compiled_kernels.blocked import from_panels, to_panels
+from workbench.bench.model import BenchCase, run_repetition
 from workbench.engine.config import EngineConfig
 from workbench.engine.loaded_model import LoadedModel
 from workbench.engine.runner import Runner
@@ -35,8 +36,6 @@ from workbench.model.feedforward import MixtureOfExperts
 from workbench.model.hf.weights import random_weights
 from workbench.model.shapes import named_shape
 from workbench.model.transformer import Transformer
-from workbench.request import Request, SamplingParameters
-from workbench.trace.events import Stepped
 
 SHAPE, CONTEXT, PROMPT, DECODED = "olmoe-1b-7b", 128, 512, 16  # tokens: before decodes, of a prefill, decoded a round
 READ_BYTES = 512 * 2**20
@@ -67,10 +66,11 @@ def measured(model: Transformer, rounds: int, llama: Llama | None) -> Row:
     backends = Backends(Backend.MLIR, Backend.MLIR, Backend.MLIR, "all on mlir")
     runner = Runner(EngineConfig.build("unused", **limits), LoadedModel(model, None, backends))
     tokens = torch.randint(model.spec.vocab_size, (64, PROMPT)).tolist()
+    decode, prefill = BenchCase("decode", 1, 0, CONTEXT, DECODED), BenchCase("prefill", 1, 0, PROMPT)
     things: dict[str, Callable[[int], Any]] = {
         "read": lambda n: measure_read_bandwidth(READ_BYTES, compiled=True).value,
-        "decode": lambda n: decode(runner, tokens[n][:CONTEXT]),
-        "prefill": lambda n: prefill(runner, tokens[n]),
+        "decode": lambda n: run_repetition(runner, decode, n).forward_seconds / DECODED,
+        "prefill": lambda n: run_repetition(runner, prefill, n).forward_seconds,
         **products(model),
     }
     if llama is not None:
@@ -114,22 +114,6 @@ def prefill_flops(model: Transformer) -> float:
     return 2.0 * PROMPT * used + 2.0 * spec.vocab_size * spec.hidden_size
 
 
-def decode(runner: Runner, prompt: list[int]) -> float:
-    """Return the median seconds of a decode step, from its plan to its logits."""
-    steps = _steps(runner, prompt, DECODED)
-    return statistics.median(step.forward_seconds for step in steps if step.phase == "decode")
-
-
-def prefill(runner: Runner, prompt: list[int]) -> float:
-    return sum(step.forward_seconds for step in _steps(runner, prompt, 1))
-
-
-def _steps(runner: Runner, prompt: list[int], tokens: int) -> list[Stepped]:
-    sampling = SamplingParameters(max_tokens=tokens, temperature=0)
-    events = runner.stream([Request("r", tuple(prompt), sampling)])
-    return [event for event in events if isinstance(event, Stepped)]
-
-
 def products(model: Transformer) -> dict[str, Callable[[int], float]]:
     """Return the first layer's gate and up alone, in bytes/s of 8 experts' weights or FLOP/s, and dense products."""
     weight = cast(MixtureOfExperts, model.blocks[0].feedforward).gate_up
@@ -147,7 +131,7 @@ def products(model: Transformer) -> dict[str, Callable[[int], float]]:
         return amount / (time.perf_counter() - began)
 
     def by_experts(x: Tensor, expert: Tensor, backend: Backend = Backend.MLIR) -> Callable[[], object]:
-        return lambda: compiled_kernels.expert_linear(x, expert, weight, None, None, backend)
+        return lambda: compiled_kernels.expert_linear(x, expert, weight, backend=backend)
 
     def few(_: int) -> float:
         return statistics.median(rate(rows[8], by_experts(one, torch.randperm(experts)[:8])) for _ in range(15))

@@ -3,12 +3,14 @@
 (a) Every kernel against its specification in float64, (b) each timed case beside torch's own form and the card's
 measured ceilings, (c) decode and prefill of `shape:llama-3.1-8b` beside transformers. Every part is a process of its
 own, so that one that breaks, hangs or spoils the device leaves the others their results. It takes at most ten minutes
-and needs no network.
+and needs no network. With TRITON_INTERPRET=1 it is rehearsed without a GPU, and leaves no record: every part on small
+shapes in Triton's interpreter, and every kernel compiled to PTX.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -20,8 +22,10 @@ from typing import Annotated, Any
 
 import typer
 
+from experiments.gpu_timing import REHEARSED
+
 HERE = Path(__file__).resolve().parent
-SECONDS = 570  # of the whole
+SECONDS = 7200 if REHEARSED else 570  # of the whole
 CHECKED = (
     "rms_norm", "add_rms_norm", "rotary", "gated_silu", "gated_gelu", "gated_clamped", "linear_int8", "linear_grouped",
     "linear_quantized", "kv_write", "paged_attention", "quantized_attention", "top_logprobs", "expert_linear",
@@ -29,6 +33,7 @@ CHECKED = (
 # Seconds each part may take: together all of them. Checks compile at once and time nothing.
 CHECK_SECONDS = 110
 PARTS = {"kernels": 110, "model dense": 160, "model int8": 95, "model int4": 95}
+REHEARSAL = dict.fromkeys([*(f"check {operator}" for operator in CHECKED), *PARTS, "ptx"], 1200)  # one after another
 
 
 def rows_of(part: str, quick: bool) -> Iterator[dict[str, Any]]:
@@ -40,6 +45,8 @@ def rows_of(part: str, quick: bool) -> Iterator[dict[str, Any]]:
         yield from gpu_kernels.checked(what)
     elif kind == "model":
         yield from gpu_models.models(what, what == "dense", quick)
+    elif kind == "ptx":
+        yield from gpu_kernels.compiled()
     else:
         yield from gpu_kernels.kernels(quick)
 
@@ -51,9 +58,10 @@ class BenchmarkPart:
         self.name, self.began = name, time.monotonic()
         self._rows, self._words = folder / f"{name}.jsonl", folder / f"{name}.txt"
         command = [sys.executable, "-m", "experiments.gpu_bench", "--part", name, "--rows", str(self._rows)]
+        environment = os.environ | ({"TRITON_INTERPRET": "0"} if name == "ptx" else {})
         with self._words.open("w") as words:
             self._process = subprocess.Popen(
-                command + ["--quick"] * quick, cwd=HERE.parent, stdout=words, stderr=subprocess.STDOUT
+                command + ["--quick"] * quick, cwd=HERE.parent, env=environment, stdout=words, stderr=subprocess.STDOUT
             )
 
     def finished(self, seconds: float) -> dict[str, Any]:
@@ -77,11 +85,11 @@ def play(quick: bool, tell=print) -> list[dict[str, Any]]:
     began = time.monotonic()
     found = []
     with tempfile.TemporaryDirectory() as folder:
-        checks = [BenchmarkPart(f"check {operator}", quick, Path(folder)) for operator in CHECKED]
+        checks = [] if REHEARSED else [BenchmarkPart(f"check {each}", quick, Path(folder)) for each in CHECKED]
         for part in checks:
             found.append(part.finished(CHECK_SECONDS - (time.monotonic() - began)))
             tell(summarize_part(found[-1]))
-        for name, most in PARTS.items():
+        for name, most in (REHEARSAL if REHEARSED else PARTS).items():
             left = SECONDS - (time.monotonic() - began)
             if left < 20:
                 found.append({"part": name, "rows": [], "error": "no time was left for it"})
@@ -117,7 +125,7 @@ def main(
     """Check and measure backend triton on the GPU of this machine, and record it."""
     import torch
 
-    if not torch.cuda.is_available():
+    if not (torch.cuda.is_available() or REHEARSED or part == "ptx"):
         raise typer.BadParameter("gpu_bench needs a CUDA device, and there is none here")
     if part is not None and rows is not None:
         with rows.open("w", buffering=1) as lines:
@@ -136,7 +144,8 @@ def main(
         "environment": current_environment,
         "parts": parts,
     }
-    print(write_dated_record(record, out, "gpu_bench"))
+    if not REHEARSED:
+        print(write_dated_record(record, out, "gpu_bench"))
     raise typer.Exit(1 if any(failures(part) for part in parts) else 0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
@@ -17,18 +18,32 @@ from compiled_kernels.check import check, to_device
 from compiled_kernels.linear.matrix_format import MatrixFormat
 from compiled_kernels.linear.quantize import dequantize_grouped, dequantize_int8, dequantize_matrix
 from compiled_kernels.paged_attention import cases as attention_cases
-from experiments.gpu_timing import Form, Row, ceilings, or_error, spread, timed
+from compiled_kernels.triton_code import artifacts
+from compiled_kernels.triton_code.examples import EXAMPLES
+from experiments.gpu_timing import DEVICE, REHEARSED, Form, Row, ceilings, or_error, spread, timed
 
 # (output features, input features) of Llama 3.1 8B: QKV, output, gate and up, down.
-MATRICES = [(6144, 4096), (4096, 4096), (28_672, 4096), (4096, 14_336)]
+MATRICES = [(256, 256)] if REHEARSED else [(6144, 4096), (4096, 4096), (28_672, 4096), (4096, 14_336)]
 IN_WORDS = "q4_k", "q6_k", "q8_0"
-CONTEXTS = [(1, 4096), (1, 32_768), (16, 4096), (64, 4096)]
+CONTEXTS = [(1, 64), (2, 64)] if REHEARSED else [(1, 4096), (1, 32_768), (16, 4096), (64, 4096)]
+PROMPTS, VOCAB = ((64,), 1000) if REHEARSED else ((512, 2048), 128_256)
 
 
 def checked(operator: str) -> Iterator[Row]:
     """Check every case of one operator on the device against the specification in float64 (part a)."""
     for row in check((Backend.TRITON,), operator):
         yield asdict(row)
+
+
+def compiled() -> Iterator[Row]:
+    """Compile every kernel of every operator for sm_90, which needs no GPU and no interpreter."""
+    for operator in EXAMPLES:
+        yield from or_error({"part": "ptx", "operator": operator}, _figures, operator)
+
+
+def _figures(operator: str) -> Iterator[Row]:
+    for one in artifacts(operator):
+        yield {"case": one.name, "registers": one.registers, "spill_bytes": one.spill_bytes}
 
 
 def kernels(quick: bool) -> Iterator[Row]:
@@ -42,7 +57,7 @@ def kernels(quick: bool) -> Iterator[Row]:
 
 
 def measured(suite: Suite, case: Case, limits: Row, repetitions: int) -> Iterator[Row]:
-    inputs = to_device(suite.make_inputs(case), "cuda")
+    inputs = to_device(suite.make_inputs(case), DEVICE)
     if wrong := disagreement(suite, case, inputs, Backend.TRITON):
         raise RuntimeError(f"not timed, since it is not correct: {wrong}")
     call = suite.benchmark_call or suite.call
@@ -69,21 +84,16 @@ def timed_cases(quick: bool) -> Iterator[tuple[Suite, Case]]:
 
 def llama_cases(quick: bool) -> Iterator[tuple[Suite, Case]]:
     """Yield products, attention and token selection at the shapes of Llama 3.1 8B."""
-    for operator, bits, more in (("linear_int8", 8, {}), ("linear_grouped", 4, {"group": 64})):
-        for tokens in (1, 512) if quick else (1, 4, 16, 64, 512, 2048):
-            for out, width in MATRICES:
-                arguments = {"tokens": tokens, "width": width, "out": out, "dtype": torch.bfloat16, "bias": False}
-                rows = 2 * tokens * (width + out)
-                work = CaseCost(out * width * bits // 8 + rows, 2 * tokens * width * out)
-                yield suite_of(operator), Case(f"{tokens}x{width}x{out}", {**arguments, **more}, work)
-    for name in IN_WORDS:
-        for tokens in (1, 512) if quick else (1, 16, 512):
-            for out, width in MATRICES[:2]:
-                arguments = {"tokens": tokens, "width": width, "out": out, "dtype": torch.bfloat16, "bias": False}
-                stored = MatrixFormat.named(name).nbytes(out, width)
-                work = CaseCost(stored + 2 * tokens * (width + out), 2 * tokens * width * out)
-                case = Case(f"{tokens}x{width}x{out} {name}", {**arguments, "format": name}, work)
-                yield suite_of("linear_quantized"), case
+    kinds = [("linear_int8", 8, {}), ("linear_grouped", 4, {"group": 64})]
+    kinds += [("linear_quantized", 0, {"format": name}) for name in IN_WORDS]
+    for operator, bits, more in kinds:
+        rows = (1, 512) if quick else (1, 4, 16, 64, 512, 2048) if bits else (1, 16, 512)
+        for tokens, (out, width) in itertools.product(rows, MATRICES if bits else MATRICES[:2]):
+            arguments = {"tokens": tokens, "width": width, "out": out, "dtype": torch.bfloat16, "bias": False, **more}
+            stored = out * width * bits // 8 if bits else MatrixFormat.named(more["format"]).nbytes(out, width)
+            work = CaseCost(stored + 2 * tokens * (width + out), 2 * tokens * width * out)
+            name = f"{tokens}x{width}x{out} {more.get('format', '')}".strip()
+            yield suite_of(operator), Case(name, arguments, work)
     heads: dict[str, Any] = {"num_kv_heads": 8, "queries_per_kv": 4, "dim": 128}
     attention = suite_of("paged_attention")
     for seqs, context in CONTEXTS[:2] if quick else CONTEXTS:
@@ -91,10 +101,10 @@ def llama_cases(quick: bool) -> Iterator[tuple[Suite, Case]]:
             name = f"decode {seqs} at {context}, pages of {size}"
             shape = heads | {"size": size}
             yield attention, attention_cases.case(name, (context,) * seqs, (1,) * seqs, torch.bfloat16, **shape)
-    for tokens in (512, 2048):
+    for tokens in PROMPTS:
         yield attention, attention_cases.case(f"prefill {tokens}, 8B", (tokens,), (tokens,), torch.bfloat16, **heads)
-    arguments = {"samples": 16, "vocab": 128_256, "count": 5, "dtype": torch.float32}
-    yield suite_of("top_logprobs"), Case("16x128256 top 5", arguments, CaseCost(16 * 128_256 * 4, 4 * 16 * 128_256))
+    arguments = {"samples": 16, "vocab": VOCAB, "count": 5, "dtype": torch.float32}
+    yield suite_of("top_logprobs"), Case("16 rows, top 5", arguments, CaseCost(16 * VOCAB * 4, 4 * 16 * VOCAB))
 
 
 def torch_form(operator: str, inputs: tuple) -> Form | None:

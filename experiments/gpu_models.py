@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from experiments.gpu_timing import Row, ceilings, or_error, spread
+from experiments.gpu_timing import DEVICE, REHEARSED, Row, ceilings, elapsed, or_error, spread
 
-MODEL = "shape:llama-3.1-8b"
-PROMPT, OUTPUT, LONG_PROMPT = 128, 64, 2048
-TURNS = 3  # of each engine, in turn
+MODEL = "shape:tiny" if REHEARSED else "shape:llama-3.1-8b"
+PROMPT, OUTPUT, LONG_PROMPT = (8, 2, 32) if REHEARSED else (128, 64, 2048)
+TURNS = 1 if REHEARSED else 3  # of each engine, in turn
 Turn = Callable[[int], Row]  # one run, by its number: tokens, seconds and further figures
 
 
@@ -62,15 +62,15 @@ def rated(runs: list[Row], limits: Row) -> Row:
     """Return medians and spread over an engine's runs, and shares of the card's ceilings where bytes and FLOPs are
     known.
     """
-    rates = [run["tokens"] / run["seconds"] for run in runs]
+    rates = [run["tokens"] / run["wall_seconds"] for run in runs]
     row: Row = {"tokens_per_s": statistics.median(rates), "spread": [min(rates), max(rates)], "runs": len(runs)}
     if "bytes" in runs[0]:
-        read = statistics.median(run["bytes"] / run["seconds"] for run in runs)
+        read = statistics.median(run["bytes"] / run["wall_seconds"] for run in runs)
         row["share_of_read"] = read / limits["read_bytes_per_s"]
-        flops = statistics.median(run["flops"] / run["seconds"] for run in runs)
+        flops = statistics.median(run["flops"] / run["wall_seconds"] for run in runs)
         row["share_of_matrix"] = flops / limits["matrix_flops_per_s"]
-        row["forward_share"] = statistics.median(run["forward_seconds"] / run["seconds"] for run in runs)
-        row["step_seconds"] = spread([step for run in runs for step in run["steps"]])
+        row["forward_share"] = statistics.median(run["forward_seconds"] / run["wall_seconds"] for run in runs)
+        row["step_seconds"] = spread([step for run in runs for step in run["step_seconds"]])
     return row
 
 
@@ -82,7 +82,7 @@ class WorkbenchEngine:
 
         most = max(batches(quick))
         self.runner = workbench.load(
-            MODEL, device="cuda", backend="triton", weights=weights, max_num_seqs=most,
+            MODEL, device=DEVICE, backend="triton", weights=weights, max_num_seqs=most,
             max_num_batched_tokens=LONG_PROMPT, page_size=16,
             pages=most * (PROMPT + 4 * OUTPUT) // 16 + LONG_PROMPT // 16,
         )  # fmt: skip
@@ -97,15 +97,7 @@ class WorkbenchEngine:
         )
 
         def turn(number: int) -> Row:
-            figures = run_repetition(self.runner, bench_work, number)
-            return {
-                "tokens": figures.tokens,
-                "seconds": figures.wall_seconds,
-                "forward_seconds": figures.forward_seconds,
-                "bytes": figures.bytes,
-                "flops": figures.flops,
-                "steps": figures.step_seconds,
-            }
+            return vars(run_repetition(self.runner, bench_work, number))
 
         return turn
 
@@ -129,7 +121,7 @@ class TransformersEngine:
         before = torch.get_default_dtype()
         torch.set_default_dtype(torch.bfloat16)
         try:
-            with torch.device("cuda"), torch.no_grad():
+            with torch.device(DEVICE), torch.no_grad():
                 self.model: Any = LlamaForCausalLM(config).eval()
         finally:
             torch.set_default_dtype(before)
@@ -137,24 +129,20 @@ class TransformersEngine:
     def work(self, work: str, batch: int) -> Turn:
         def decode(number: int) -> Row:
             first, whole = self._seconds(batch, PROMPT, 1), self._seconds(batch, PROMPT, OUTPUT)
-            return {"tokens": batch * (OUTPUT - 1), "seconds": whole - first}
+            return {"tokens": batch * (OUTPUT - 1), "wall_seconds": whole - first}
 
         def prefill(number: int) -> Row:
-            return {"tokens": LONG_PROMPT, "seconds": self._seconds(1, LONG_PROMPT, 1)}
+            return {"tokens": LONG_PROMPT, "wall_seconds": self._seconds(1, LONG_PROMPT, 1)}
 
         return decode if work == "decode" else prefill
 
     def _seconds(self, batch: int, prompt: int, output: int) -> float:
-        ids = torch.randint(1, self.vocab, (batch, prompt), device="cuda")
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        self.model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=output, min_new_tokens=output, do_sample=False
+        ids = torch.randint(1, self.vocab, (batch, prompt), device=DEVICE)
+        lengths = {"max_new_tokens": output, "min_new_tokens": output}
+        return elapsed(
+            lambda: self.model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, **lengths)
         )
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end) / 1e3
 
 
 def batches(quick: bool) -> tuple[int, ...]:
-    return (1, 16) if quick else (1, 4, 16, 64, 256)
+    return (1, 2) if REHEARSED else (1, 16) if quick else (1, 4, 16, 64, 256)

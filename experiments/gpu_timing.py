@@ -1,38 +1,57 @@
-"""Time on a GPU: forms in turn, each replayed as a CUDA graph with cold caches, and the card's ceilings."""
+"""Time on a GPU: forms in turn, each replayed as a CUDA graph with cold caches, and the card's ceilings.
+
+Under TRITON_INTERPRET=1 it is a rehearsal without a GPU: small shapes, called once each, whose times say nothing.
+"""
 
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
+from compiled_kernels.backends import triton_interpreted
+from workbench.runs.metrics import percentile
+
+REHEARSED = triton_interpreted()
+DEVICE = "cpu" if REHEARSED else "cuda"
 Row = dict[str, Any]
 Form = Callable[[], Any]
-FLUSH_BYTES = 2**28  # written between repetitions: past the 50 MiB of an H100's second-level cache
-READ_BYTES = 2**31
-MATRIX = 8192
+# Bytes written between repetitions: past the 50 MiB of an H100's second-level cache; read; and a matrix's sides.
+FLUSH_BYTES, READ_BYTES, MATRIX = (2**10, 2**13, 64) if REHEARSED else (2**28, 2**31, 8192)
 
 
 def timed(forms: Mapping[str, Form], repetitions: int) -> dict[str, list[float]]:
     """Return seconds of each form, run in turn; each is replayed as a CUDA graph with cold caches."""
-    flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+    flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=DEVICE)
     graphs = {name: captured(form) for name, form in forms.items()}
     seconds: dict[str, list[float]] = {name: [] for name in forms}
-    for _ in range(repetitions):
+    for _ in range(1 if REHEARSED else repetitions):
         for name, graph in graphs.items():
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             flush.zero_()
-            start.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            seconds[name].append(start.elapsed_time(end) / 1e3)
+            seconds[name].append(elapsed(graph))
     return seconds
 
 
-def captured(form: Form) -> Any:
+def elapsed(form: Form) -> float:
+    """Return the seconds of one call, as the device's clock counts them."""
+    if REHEARSED:
+        began = time.perf_counter()
+        form()
+        return time.perf_counter() - began
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    form()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1e3
+
+
+def captured(form: Form) -> Form:
+    if REHEARSED:
+        return form
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -42,23 +61,21 @@ def captured(form: Form) -> Any:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         form()
-    return graph
+    return graph.replay
 
 
 def spread(seconds: list[float]) -> Row:
     """Return the median and the 10th and 90th percentile."""
-    ordered = sorted(seconds)
-    last = len(ordered) - 1
-    low, high = ordered[round(0.1 * last)], ordered[round(0.9 * last)]
-    return {"seconds": statistics.median(ordered), "p10": low, "p90": high, "repetitions": len(ordered)}
+    figures = {name: percentile(seconds, q) for name, q in (("seconds", 50), ("p10", 10), ("p90", 90))}
+    return {**figures, "repetitions": len(seconds)}
 
 
 def ceilings(repetitions: int) -> Row:
     """Measure this card's ceilings in this process: bytes/s read and copied, FLOP/s of a bfloat16 product."""
-    data = torch.ones(READ_BYTES // 4, device="cuda")
+    data = torch.ones(READ_BYTES // 4, device=DEVICE)
     half = data[: len(data) // 2]
     other = torch.empty_like(half)
-    a, b = (torch.randn(MATRIX, MATRIX, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    a, b = (torch.randn(MATRIX, MATRIX, dtype=torch.bfloat16, device=DEVICE) for _ in range(2))
     found = timed({"read": data.sum, "copy": lambda: other.copy_(half), "matrix": lambda: a @ b}, repetitions)
     median = {name: statistics.median(values) for name, values in found.items()}
     return {

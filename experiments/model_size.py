@@ -9,6 +9,7 @@ import math
 from itertools import pairwise
 from typing import Any
 
+from experiments.batch_size import listed
 from experiments.prefill_decode_length import BOUND, TRIVIAL
 from workbench.experiment.verdict import Outcome, RuleChange, VariantRows, Verdict
 
@@ -51,10 +52,10 @@ def latency(rows: VariantRows) -> Verdict:
         ),
         outcome=outcome,
         reason=(
-            f"from {_list(sizes, ',')} parameters {_list([1e3 * r['curve'][0]['e2el_s'] for r in found], ',.0f')} "
-            f"ms: powers {_list(measured, '.2f')}, in all {whole:.2f}; predicted from the bytes and products alone "
-            f"{_list(powers['predicted_e2el_s'], '.2f')}; of a decode step "
-            f"{_list(powers['decode_step_s'], '.2f')}, at {_list(reads, '.0%')} of the read ceiling"
+            f"from {listed(sizes, ',')} parameters {listed([1e3 * r['curve'][0]['e2el_s'] for r in found], ',.0f')} "
+            f"ms: powers {listed(measured, '.2f')}, in all {whole:.2f}; predicted from the bytes and products alone "
+            f"{listed(powers['predicted_e2el_s'], '.2f')}; of a decode step "
+            f"{listed(powers['decode_step_s'], '.2f')}, at {listed(reads, '.0%')} of the read ceiling"
         ),
         limits="small models, whose steps are overhead more than reading; large ones grow as their bytes do",
         figures={"power of the parameters, in all": whole},
@@ -90,10 +91,6 @@ def _powers(sizes: list[float], times: list[float]) -> list[float]:
 
 def _power(small: float, large: float, soon: float, late: float) -> float:
     return math.log(late / soon) / math.log(large / small)
-
-
-def _list(values: list[float], form: str) -> str:
-    return ", ".join(format(value, form) for value in values)
 
 
 def example_rows(power: float, reads: tuple[float, ...] = (0.5, 0.5, 0.5, 0.5)) -> list[dict[str, Any]]:

@@ -40,12 +40,13 @@ ONLY_PASS = PanelPass()
 
 class Operands(NamedTuple):
     """Hold what a product works with: rows of x, the weight's words, scales, minima and bias, and where results go; the
-    sums of x of each group [row, group], where there are minima."""
+    sums of x of each group [row, group], where there are minima, and their rows, where they are others than x's."""
 
     x: Value
     weights: Sequence[Value]
     out: Value
     x_sums: Value | None = None
+    sum_rows: Sequence[Value] | None = None
 
 
 @dataclass(frozen=True)
@@ -179,7 +180,7 @@ def _totals(
                 inner.carry(step_sums(unit(inner.index), x, inner.index, inner.carried))
             turn.carry([a + b for a, b in zip(turn.carried, inner.results, strict=True)])
         else:
-            of_x = Sums(x, operands.x_sums, rows, turn.index)
+            of_x = Sums(x, operands.x_sums, operands.sum_rows or rows, turn.index)
             turn.carry(run_totals(product, Source(unit, scales), of_x, turn.index, turn.carried))
     return turn.results
 

@@ -131,6 +131,7 @@ def _float(codes: Value, values: Sequence[float], bits: int) -> Value:
     """Return numbers by their place in `values`, given by the lowest bits of each word."""
     if isinstance(values, range):
         return (codes & ((1 << bits) - 1)).to("f32") + float(values[0])
+    values = [float(each) for each in values]
     if codes.lanes == 16:
         return look_up_floats(values, codes)
     low, high = (  # AVX2: VPERMPS reads the lowest three bits of an index
@@ -177,8 +178,6 @@ def _sub_scale(
 
 
 def _exponents(given: Value) -> Value:
-    """Return bytes e8m0 as float32: two to their value less 127; 255 is not a number."""
+    """Return two to the power of bytes less 128 as float32, of which the two least are subnormal."""
     wide = given.to("i32", signed=False)
-    special = wide.equals(0) | wide.equals(255)  # subnormal, and not a number
-    none = wide.like(0)
-    return ((wide << 23) | special.choose(none.like(1 << 22), none)).bits("f32")
+    return wide.below(2).choose((wide + 1) << 21, (wide - 1) << 23).bits("f32")

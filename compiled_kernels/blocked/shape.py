@@ -12,12 +12,10 @@ from compiled_kernels.linear_w8a8.mlir_rows import Int8Rows
 from compiled_kernels.mlir_text import SIZE_BOUND, Target, memref
 
 VALUES_PER_WORD = {"f32": 1, "bf16": 2}  # of dense numbers
-FP4_VALUES = tuple(sign * value for sign in (1.0, -1.0) for value in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0))
 BYTES = WordLayout((8,), block=4, offset=128, sign_bit=128)
-# Codes of one plane, in groups of any number of columns: INT8; INT4, and beside minima; FP8 (E4M3); FP4 (E2M1).
+# Codes of one plane, in groups of any number of columns: INT8; INT4, and beside minima; FP8 (E4M3).
 CODES = {
     "i8": BYTES, "f8": BYTES, "i4": WordLayout((4,), block=8, offset=8), "u4": WordLayout((4,), block=8),
-    "f4": WordLayout((4,), block=8, values=FP4_VALUES),
 }  # fmt: skip
 TILE_ROWS = 6  # tokens whose sums are in registers at once: 6 x 4 vectors of 32 registers, 6 x 2 of 16
 # Columns of the width walked in one go: a pair of panels of bfloat16 that long fills a cache of the first level.
@@ -28,9 +26,8 @@ UNIT = 32  # columns of codes that are read together at most: a word of the narr
 @dataclass(frozen=True)
 class Panels:
     """x [rows, width] of type `x_dtype` (f32 or bf16) times a weight [out, width] in panels, of `weight_dtype` f32,
-    bf16, a format of `WORDS`, or codes of `CODES`: these with scales of type `scales` (of f4: exponents e8m0) and
-    minima, where that is a type, for each `quant_group` along the width; or where that is 0 with a float32 scale for
-    each column.
+    bf16, a format of `WORDS`, or codes of `CODES`: these with scales of type `scales` and minima, where that is a type,
+    for each `quant_group` along the width; or where that is 0 with a float32 scale for each column.
 
     Sums are of runs of the width, each begun at zero and added to those before it, times its scale where it has one:
     the order in which a row's products are added up is the same for every number of rows and threads. With `w8a8` x
@@ -154,13 +151,13 @@ class Panels:
             found.append(memref((self.panels * PANEL,), "f32"))
         if self.group:
             columns = self.words.scale_columns if self.words and self.weight_dtype in WORDS else self.group
-            scales = "i8" if self.weight_dtype == "f4" else self.scales  # exponents
+            scales = "i8" if self.words and self.words.exponents else self.scales
             kinds = (scales, self.minima or "f16") if self.has_minima else (scales,)
             found += [memref((self.panels, self.in_features // columns, PANEL), kind) for kind in kinds]
         return (*found, *([memref((self.panels * PANEL,), self.x_dtype)] if self.bias else []))
 
     def __post_init__(self) -> None:
-        if self.w8a8 and (self.weight_dtype in ("f8", "f4") or not self.words or self.sum_group % 8):
+        if self.w8a8 and (self.weight_dtype == "f8" or not self.words or self.sum_group % 8):
             grouped = f" by {self.group}" if self.group else ""
             raise ValueError(f"{self.name}: rows of INT8 are not multiplied with {self.weight_dtype}{grouped}")
         whole = self.words.block if self.words else VALUES_PER_WORD[self.weight_dtype]

@@ -104,8 +104,8 @@ class LayerKernel:
 
     def _by_experts(self, name: str, width: int, out: int, weight: WeightLayout, reads: int) -> ListedRows:
         stack = width, self.experts.num_experts * out, weight.dtype, self.expert_dtype, self.step.target
-        rows, group = self.feedforward_rows, weight.quant_group
-        return ListedRows(f"{self.name}_{name}", *stack, rows=rows, columns=out, reads=reads, quant_group=group)
+        beside = {"quant_group": weight.quant_group, "scales": weight.scales, "minima": weight.minima}
+        return ListedRows(f"{self.name}_{name}", *stack, rows=self.feedforward_rows, columns=out, reads=reads, **beside)
 
     @property
     def expert_dtype(self) -> str:
@@ -173,7 +173,8 @@ class LayerKernel:
                 Named("feedforward_norm", self.step.norm_type),
                 *self._feedforward_weights,
                 *self.post_norm("feedforward"),
-            ] * feedforward,
+            ]
+            * feedforward,
             *[*self.head_norms.values(), *self.sink_logits] * attention,
         ]
 

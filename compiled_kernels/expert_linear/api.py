@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int, Shaped
@@ -9,14 +11,17 @@ from torch import Tensor
 
 from compiled_kernels.backends import Backend
 from compiled_kernels.blocked.layout import in_panels, shape_of
-from compiled_kernels.expert_linear.packed import e2m1_values, expert_matrix, exponents, stack_kind
+from compiled_kernels.expert_linear.stacks import of_expert, stack_format
+from compiled_kernels.linear.by_blocks import multiply_by_blocks
+from compiled_kernels.linear.quantize import dequantize_matrix
 from compiled_kernels.operators import define_operator
 
 MAX_TRACED_ROWS = 8  # rows; a matrix that several rows name is read for each of them
+TRACED = ("dense", "int8")  # codes that a graph reads as they are
 EXPERT_LINEAR = define_operator(
     "expert_linear",
-    "(Tensor x, Tensor expert, Tensor weight, Tensor? bias, Tensor? scales) -> Tensor",
-    lambda x, expert, weight, bias, scales: x.new_empty(x.shape[0], shape_of(weight)[0]),
+    "(Tensor x, Tensor expert, Tensor weight, Tensor? bias, Tensor? scales, Tensor? minima, str codes) -> Tensor",
+    lambda x, expert, weight, *_: x.new_empty(x.shape[0], shape_of(weight)[0]),
     {
         Backend.INDUCTOR: "compiled_kernels.expert_linear.api:expert_linear_reference",
         Backend.MLIR: "compiled_kernels.expert_linear.mlir:expert_linear",
@@ -26,22 +31,30 @@ EXPERT_LINEAR = define_operator(
 
 
 def expert_linear_reference(
-    x: Tensor, expert: Tensor, weight: Tensor, bias: Tensor | None, scales: Tensor | None
-) -> Tensor:
+    x: Tensor, expert: Tensor, weight: Tensor, bias: Tensor | None, scales: Tensor | None, minima: Tensor | None,
+    codes: str,
+) -> Tensor:  # fmt: skip
+    format = stack_format(codes, x.shape[1], scales, minima)
     out = x.new_empty(x.shape[0], shape_of(weight)[0])
     for number in torch.unique(expert).tolist():
         rows = (expert == number).nonzero()[:, 0]
-        matrix = expert_matrix(weight, scales, number).to(x.dtype)
-        out[rows] = F.linear(x[rows], matrix, None if bias is None else bias[number])
+        matrix = of_expert((weight, scales, minima), number)
+        shift = None if bias is None else bias[number]
+        if format.is_dense:
+            out[rows] = F.linear(x[rows], matrix[0].to(x.dtype), shift)
+        else:
+            out[rows] = multiply_by_blocks(x[rows], matrix, partial(dequantize_matrix, format), shift)
     return out
 
 
 def expert_linear(
     x: Float[Tensor, "row width"],
     expert: Int[Tensor, " row"],
-    weight: Float[Tensor, "expert out width"] | Int[Tensor, "expert out stored"] | Shaped[Tensor, "e panel step 32 v"],
+    weight: Shaped[Tensor, "expert out stored"] | Shaped[Tensor, "e panel step 32 v"],
     bias: Float[Tensor, "expert out"] | None = None,
     scales: Shaped[Tensor, "..."] | None = None,
+    minima: Shaped[Tensor, "..."] | None = None,
+    codes: str = "dense",
     backend: Backend = Backend.EAGER,
 ) -> Float[Tensor, "row out"]:
     """Compute x[r] @ weight[expert[r]].T + bias[expert[r]], in the type of `x`. Only the experts that are named are
@@ -53,48 +66,36 @@ def expert_linear(
         weight: the matrices of all experts, row by row or in panels (see blocked/layout.py), which the backend mlir
             reads in place; elsewhere those that are named are made plain at each call.
         bias: their biases.
-        scales: with codes in place of numbers, their scales (see packed.py). Eager and mlir row by row widen the
-            experts that are named at each call; mlir from panels, triton and graphs of few rows widen in registers.
+        scales: of matrices in few bits, as those of one matrix have them, for each expert.
+        minima: likewise; None where there are none.
+        codes: what the matrices hold: `MatrixFormat.codes`. Eager and inductor dequantize some rows of a named expert
+            at a time; the others in registers.
         backend: the backend.
     """
     if backend is Backend.EAGER:
-        return expert_linear_reference(x, expert, weight, bias, scales)
+        return expert_linear_reference(x, expert, weight, bias, scales, minima, codes)
     # Which experts are named no graph can read: inside one, products of many rows are opaque.
     if (
         backend is Backend.INDUCTOR
         and torch.compiler.is_compiling()
         and x.shape[0] <= MAX_TRACED_ROWS
         and x.device.type == "cpu"
+        and codes in TRACED
+        and minima is None
         and not in_panels(weight)
     ):
         return traced(x, expert, weight, bias, scales)
-    return EXPERT_LINEAR.implementation(backend)(x, expert, weight, bias, scales)
+    return EXPERT_LINEAR.implementation(backend)(x, expert, weight, bias, scales, minima, codes)
 
 
 def traced(x: Tensor, expert: Tensor, weight: Tensor, bias: Tensor | None, scales: Tensor | None) -> Tensor:
     """Multiply few rows in a graph: each matrix is read in place, inside the sum over its columns."""
     exact = torch.promote_types(x.dtype, torch.float32)
-    wide, matrices = x.to(exact)[:, None], weight[expert]
-    if scales is None or scales.ndim == 2:
-        out = (matrices.to(exact) * wide).sum(dim=-1)
+    products = weight[expert].to(exact) * x.to(exact)[:, None]
+    if scales is not None and scales.ndim > 2:
+        groups = products.unflatten(-1, (scales.shape[-1], -1))
+        out = (groups * scales[expert].to(exact)[..., None]).sum(dim=(-1, -2))
+    else:
+        out = products.sum(dim=-1)
         out = out if scales is None else out * scales[expert].to(exact)
-    else:
-        out = _of_groups(wide, matrices, scales[expert], stack_kind(weight, scales))
     return (out if bias is None else out + bias[expert].to(exact)).to(x.dtype)
-
-
-def _of_groups(x: Tensor, codes: Tensor, scales: Tensor, kind: str) -> Tensor:
-    """Sum x [row, 1, width] times codes [row, out, stored]: each group's products, times its scale."""
-    exact, groups = x.dtype, scales.shape[-1]
-    codes, columns = (each.unflatten(-1, (groups, -1)) for each in (codes, x))
-    if kind == "int8":
-        sums = codes.to(exact) * columns
-    else:
-        low, high = columns.unflatten(-1, (-1, 2)).unbind(-1)
-        sums = _values(codes & 15, kind, exact) * low + _values(codes >> 4, kind, exact) * high
-    wide = exponents(scales) if kind == "mxfp4" else scales
-    return (sums * wide.to(exact)[..., None]).sum(dim=(-1, -2))
-
-
-def _values(codes: Tensor, kind: str, dtype: torch.dtype) -> Tensor:
-    return codes.to(dtype) - 8 if kind == "int4" else e2m1_values(codes, dtype)

@@ -1,71 +1,83 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 import compiled_kernels
-from compiled_kernels.blocked import from_panels
 from compiled_kernels.cases import Case, CaseCost, Suite, in_float64, random_normal
-from compiled_kernels.expert_linear.packed import dequantize_stack, stack_to_panels
+from compiled_kernels.expert_linear.stacks import stack_format, stack_from_panels, stack_to_panels
+from compiled_kernels.linear.matrix_format import DENSE_MATRIX, INT8_MATRIX, WORDS, MatrixFormat
+from compiled_kernels.linear.quantize import dequantize_matrix, quantize_matrix
 
 
 def inputs(
     generator: torch.Generator, rows: int, experts: int, width: int, out: int, bias: bool, dtype: torch.dtype,
-    panels: bool = False, named: int | None = None, kind: str = "dense", group: int = 0,
+    panels: bool = False, named: int | None = None, format: MatrixFormat = DENSE_MATRIX,
 ) -> tuple:  # fmt: skip
     """Draw inputs; rows name the first `named` experts, all unless given, and experts that no row names are NaN."""
     expert = torch.randint(named or experts, (rows,), generator=generator)
     shift = random_normal(generator, dtype, (experts, out))
-    weight, scales = random_stack(generator, kind, group, (experts, out, width), dtype)
+    stack = random_stack(generator, format, (experts, out, width), dtype)
     unnamed = torch.ones(experts, dtype=torch.bool)
     unnamed[expert] = False
     shift[unnamed] = torch.nan
-    (weight if scales is None else scales)[unnamed] = 255 if kind == "mxfp4" else torch.nan
-    weight, scales = stack_to_panels(weight, scales) if panels else (weight, scales)
-    return random_normal(generator, dtype, (rows, width)), expert, weight, shift if bias else None, scales
+    spoil(stack, unnamed)
+    weight, scales, minima = stack_to_panels(*stack) if panels else stack
+    x = random_normal(generator, dtype, (rows, width))
+    return x, expert, weight, shift if bias else None, scales, minima, format.codes
 
 
 def random_stack(
-    generator: torch.Generator, kind: str, group: int, shape: tuple[int, int, int], dtype: torch.dtype
-) -> tuple[Tensor, Tensor | None]:
-    """Draw a stack [expert, out, width] of `kind` (see packed.py) whose numbers are near 1: `dtype`, or codes with a
-    scale for each `group` columns, of int8 for a row where that is 0."""
-    experts, out, width = shape
-    if kind == "dense":
-        return random_normal(generator, dtype, shape), None
-    groups = (experts, out, width // group) if group else (experts, out)
-    if kind == "mxfp4":
-        scales = torch.randint(123, 129, groups, generator=generator, dtype=torch.uint8)
-    else:
-        near = 1 / 64 if kind == "int8" else 1 / 4
-        scales = near * (0.5 + torch.rand(groups, generator=generator)).to(torch.float16 if group else torch.float32)
-    if kind == "int8":
-        return torch.randint(-127, 128, shape, generator=generator, dtype=torch.int8), scales
-    return torch.randint(256, (experts, out, width // 2), generator=generator, dtype=torch.uint8), scales
+    generator: torch.Generator, format: MatrixFormat, shape: tuple[int, int, int], dtype: torch.dtype
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Draw a stack [expert, out, width] of numbers near 1: its weight, of `dtype` where it is dense, scales and
+    minima."""
+    dense = random_normal(generator, dtype, shape)
+    if format.is_dense:
+        return dense, None, None
+    parts = [part.unflatten(0, shape[:2]) for part in quantize_matrix(dense.flatten(0, 1), format)]
+    return parts[0], parts[1], parts[2] if len(parts) > 2 else None
 
 
-def plain(weight: Tensor, scales: Tensor | None) -> Tensor:
+def spoil(stack: tuple[Tensor, Tensor | None, Tensor | None], experts: Tensor | list[int]) -> None:
+    """Make experts of a stack NaN, or where scales are exponents as large as can be."""
+    weight, scales, _ = stack
+    spoilt = weight if scales is None else scales
+    spoilt[experts] = torch.nan if spoilt.is_floating_point() else 255
+
+
+def plain(width: int, weight: Tensor, scales: Tensor | None, minima: Tensor | None, codes: str) -> Tensor:
     """Return a stack's numbers, row by row, in float64."""
-    rows = from_panels(weight)
-    return (rows if scales is None else dequantize_stack(rows, from_panels(scales))).double()
+    format = stack_format(codes, width, scales, minima)
+    parts = stack_from_panels(weight, scales, minima)
+    weight, *beside = (each for each in parts if each is not None)
+    if not beside:
+        return weight.double()
+    beside = [each.double() if each.is_floating_point() else each for each in beside]
+    matrix = dequantize_matrix(format, *(each.flatten(0, 1) for each in (weight, *beside)))
+    return matrix.double().unflatten(0, weight.shape[:2])
 
 
 def terms(width: int, **_: object) -> float:
     return 4 + math.sqrt(width)
 
 
-def scale(x: Tensor, expert: Tensor, weight: Tensor, bias: Tensor | None, scales: Tensor | None = None) -> Tensor:
+def scale(
+    x: Tensor, expert: Tensor, weight: Tensor, bias: Tensor | None, scales: Tensor | None = None, *rest: Any
+) -> Tensor:
     """Return the typical size of a sum of products of either sign: the root of the sum of their squares; of a row the
     largest."""
-    shift = None if bias is None else bias.double().square()
-    squares = compiled_kernels.expert_linear(x.double().square(), expert, plain(weight, scales).square(), shift)
+    shift, matrices = None if bias is None else bias.double().square(), plain(x.shape[1], weight, scales, *rest)
+    squares = compiled_kernels.expert_linear(x.double().square(), expert, matrices.square(), shift)
     return squares.sqrt().amax(-1, keepdim=True)
 
 
-def exact(x: Tensor, expert: Tensor, weight: Tensor, bias: Tensor | None, scales: Tensor | None = None) -> Tensor:
-    return compiled_kernels.expert_linear(*in_float64((x, expert, plain(weight, scales), bias)))
+def exact(x: Tensor, expert: Tensor, weight: Tensor, bias: Tensor | None, *stored: Any) -> Tensor:
+    return compiled_kernels.expert_linear(*in_float64((x, expert, plain(x.shape[1], weight, *stored), bias)))
 
 
 # (rows, experts, width, out, whether in panels, experts named): decode and prefill of OLMoE's kind, ragged ones, one
@@ -76,14 +88,18 @@ SHAPES = [
     (256, 16, 576, 1536, True, None), (5, 3, 64, 64, True, None), (40, 4, 352, 192, True, 1),
     (64, 3, 96, 128, True, None),
 ]  # fmt: skip
-# Codes: (rows, experts, width, out, whether in panels, kind, columns that share a scale).
-CODES = [
-    (4, 32, 576, 1536, False, "int4", 32), (8, 16, 576, 1536, True, "int4", 32), (256, 16, 576, 1536, True, "int4", 32),
-    (8, 16, 576, 1536, True, "mxfp4", 32), (256, 16, 576, 1536, True, "mxfp4", 32), (5, 3, 64, 7, False, "mxfp4", 32),
-    (8, 16, 576, 1536, True, "int8", 0), (5, 3, 33, 7, False, "int8", 0), (8, 3, 96, 64, True, "int8", 32),
-    (5, 3, 48, 7, False, "int4", 8), (7, 4, 48, 40, False, "int8", 16),
+INT4, MXFP4 = MatrixFormat("int4", 32, torch.float16), MatrixFormat.named("mxfp4")
+# Matrices in few bits: (rows, experts, width, out, whether in panels, format).
+CODES: list[tuple[int, int, int, int, bool, MatrixFormat]] = [
+    (4, 32, 576, 1536, False, INT4), (8, 16, 576, 1536, True, INT4), (256, 16, 576, 1536, True, INT4),
+    (8, 16, 576, 1536, True, MXFP4), (256, 16, 576, 1536, True, MXFP4), (5, 3, 64, 7, False, MXFP4),
+    (8, 16, 576, 1536, True, INT8_MATRIX), (5, 3, 33, 7, False, INT8_MATRIX),
+    (8, 3, 96, 64, True, MatrixFormat("int8", 32, torch.float16)), (5, 3, 48, 7, False, replace(INT4, group=8)),
+    (5, 3, 64, 64, True, replace(INT4, minima=torch.float32)), (5, 3, 48, 7, False, MatrixFormat("fp8")),
+    (7, 4, 48, 40, False, MatrixFormat("int8", 16, torch.bfloat16)),
+    (5, 3, 64, 64, True, MatrixFormat("fp8", 32, torch.float32)),
+    *((rows, 3, 256, 64, rows > 4, MatrixFormat.named(name)) for name in WORDS for rows in (4, 9)),
 ]  # fmt: skip
-BITS = {"int8": 8, "int4": 4, "mxfp4": 4}
 
 SUITES = (
     Suite(
@@ -94,7 +110,7 @@ SUITES = (
             Case(
                 f"{rows} of {named or experts} {width}x{out}" + " panels" * panels + " one takes all" * (named == 1),
                 {"rows": rows, "experts": experts, "width": width, "out": out, "bias": True, "dtype": dtype}
-                | {"panels": panels, "named": named},
+                | {"panels": panels, "named": named, "format": DENSE_MATRIX},
                 CaseCost(min(rows, named or experts) * width * out * dtype.itemsize, 2 * rows * width * out),
                 timed=width > 500,
             )
@@ -103,13 +119,13 @@ SUITES = (
         )
         + tuple(
             Case(
-                f"{rows} of {experts} {width}x{out} {kind}" + f" by {group}" * (group > 0) + " panels" * panels,
+                f"{rows} of {experts} {width}x{out} {format}" + " panels" * panels,
                 {"rows": rows, "experts": experts, "width": width, "out": out, "bias": True, "dtype": dtype}
-                | {"panels": panels, "kind": kind, "group": group},
-                CaseCost(min(rows, experts) * width * out * BITS[kind] // 8, 2 * rows * width * out),
+                | {"panels": panels, "format": format},
+                CaseCost(min(rows, experts) * format.nbytes(out, width), 2 * rows * width * out),
                 timed=width > 500,
             )
-            for rows, experts, width, out, panels, kind, group in CODES
+            for rows, experts, width, out, panels, format in CODES
             for dtype in (torch.float32, torch.bfloat16)
         ),
         rounding_terms=terms,

@@ -1,5 +1,5 @@
 """The backend mlir of products by experts, run on torch's threads: one kernel for any number of rows where the weights
-lie in panels; where they lie row by row, each named expert's rows go through the product of a dense weight."""
+lie in panels; where they lie row by row, each named expert's rows go through the product of its matrix."""
 
 from __future__ import annotations
 
@@ -13,104 +13,108 @@ from compiled_kernels.backends import BackendError
 from compiled_kernels.blocked.layout import PANEL, VALUES_PER_WORD, as_words, in_panels, shape_of
 from compiled_kernels.cases import Case
 from compiled_kernels.expert_linear.mlir_text import ExpertProduct, expert_text
-from compiled_kernels.expert_linear.packed import expert_matrix, stack_group, stack_kind, stack_width
-from compiled_kernels.linear import mlir as dense
+from compiled_kernels.expert_linear.stacks import stack_format
+from compiled_kernels.linear import mlir as of_matrix
+from compiled_kernels.linear.matrix_format import WORDS, MatrixFormat
+from compiled_kernels.linear.mlir import Weight, weight_kind
 from compiled_kernels.mlir import Kernel, compile_text
 from compiled_kernels.mlir.invoke import COMPUTE_DTYPES, INDEX_DTYPES, BoundCall, check_argument, libgomp_path
 from compiled_kernels.mlir_text import MLIR_TYPES, Target
 
-CODE_DTYPES = torch.int8, torch.uint8
-CODE_KINDS = {"int8": "i8", "int4": "i4", "mxfp4": "f4"}
+NAME = "expert_linear"
 
 
 def expert_linear(
-    x: Tensor, expert: Tensor, weight: Tensor, bias: Tensor | None, scales: Tensor | None = None
-) -> Tensor:
+    x: Tensor, expert: Tensor, weight: Tensor, bias: Tensor | None, scales: Tensor | None = None,
+    minima: Tensor | None = None, codes: str = "dense",
+) -> Tensor:  # fmt: skip
     """Compute as the api says. Raises BackendError for an expert that there is not."""
-    rows, out, width, experts = len(x), shape_of(weight)[0], stack_width(weight), len(weight)
-    check_argument("expert_linear", "x", x, (rows, width), COMPUTE_DTYPES, contiguous=False)
-    check_argument("expert_linear", "expert", expert, (rows,), INDEX_DTYPES, contiguous=False)
-    check_argument(
-        "expert_linear", "weight", weight, tuple(weight.shape), COMPUTE_DTYPES if scales is None else CODE_DTYPES
-    )
+    rows, width, out, experts = len(x), x.shape[1], shape_of(weight)[0], len(weight)
+    check_argument(NAME, "x", x, (rows, width), COMPUTE_DTYPES, contiguous=False)
+    check_argument(NAME, "expert", expert, (rows,), INDEX_DTYPES, contiguous=False)
+    try:
+        format = stack_format(codes, width, scales, minima)
+    except ValueError as error:
+        raise BackendError(f"{NAME}: {error}") from None
+    if format.words is None and format.group % 4:
+        raise BackendError(f"{NAME}: groups of {format.group} are no whole words")
+    tensors = [each for each in (weight, scales, minima) if each is not None]
+    _check_stack(format, tensors, out, width)
     if bias is not None:
-        check_argument("expert_linear", "bias", bias, (experts, out), (bias.dtype,), contiguous=False)
+        check_argument(NAME, "bias", bias, (experts, out), (bias.dtype,), contiguous=False)
     if not rows:
         return x.new_empty(0, out)
     least, most = (int(each) for each in expert.aminmax())
     if least < 0 or most >= experts:
-        raise BackendError(f"expert_linear: rows name experts {least} to {most}; there are 0 to {experts - 1}")
+        raise BackendError(f"{NAME}: rows name experts {least} to {most}; there are 0 to {experts - 1}")
+    stack = Weight(weight_kind(format, weight.dtype), format.group, tensors)
     if not in_panels(weight):
-        return _one_by_one(x, expert, weight, bias, scales)
+        return _one_by_one(x, expert, stack, bias, format.is_dense)
     if bias is None:
-        return _from_panels(x, expert, weight, scales, x.dtype)
-    return (_from_panels(x, expert, weight, scales, torch.float32) + bias[expert]).to(x.dtype)
+        return _from_panels(x, expert, stack, out, x.dtype)
+    return (_from_panels(x, expert, stack, out, torch.float32) + bias[expert]).to(x.dtype)
 
 
-def _one_by_one(x: Tensor, expert: Tensor, weight: Tensor, bias: Tensor | None, scales: Tensor | None) -> Tensor:
-    out = x.new_empty(len(x), weight.shape[1])
+def _check_stack(format: MatrixFormat, tensors: list[Tensor], out: int, width: int) -> None:
+    (weight, *_), panels = tensors, in_panels(tensors[0])
+    dense = {"weight": ((out, width), weight.dtype if weight.dtype in COMPUTE_DTYPES else torch.float32)}
+    storage = dense if format.is_dense else format.storage(out, width)
+    for tensor, (name, (shape, dtype)) in zip(tensors, storage.items(), strict=True):
+        if panels and len(shape) == 2:
+            values = VALUES_PER_WORD[dtype] if name == "weight" else 1
+            shape = (out // PANEL, shape[1] // values, PANEL, values)
+        check_argument(NAME, name, tensor, (len(weight), *shape), (dtype,))
+
+
+def _one_by_one(x: Tensor, expert: Tensor, stack: Weight, bias: Tensor | None, row_by_row: bool) -> Tensor:
+    out = x.new_empty(len(x), stack.tensors[0].shape[1])
     for number in expert.unique().tolist():
         rows = (expert == number).nonzero()[:, 0]
-        matrix = expert_matrix(weight, scales, number)
-        out[rows] = dense.linear(x[rows], matrix, None if bias is None else bias[number])
+        matrix = stack._replace(tensors=[each[number] for each in stack.tensors])
+        out[rows] = of_matrix.multiply(NAME, x[rows], matrix, None if bias is None else bias[number], row_by_row)
     return out
 
 
-def _from_panels(x: Tensor, expert: Tensor, weight: Tensor, scales: Tensor | None, dtype: torch.dtype) -> Tensor:
+def _from_panels(x: Tensor, expert: Tensor, stack: Weight, out: int, dtype: torch.dtype) -> Tensor:
     """Return the products in `dtype`."""
-    (experts, panels, steps, *_), out, width = weight.shape, shape_of(weight)[0], stack_width(weight)
-    if scales is None and weight.dtype != x.dtype:
-        raise BackendError(f"expert_linear: backend mlir reads weights in panels of {x.dtype}, not of {weight.dtype}")
-    check_argument(
-        "expert_linear",
-        "weight",
-        weight,
-        (experts, panels, steps, PANEL, VALUES_PER_WORD[weight.dtype]),
-        (weight.dtype,),
-    )
-    group, codes = stack_group(weight, scales), []
-    if scales is not None:
-        if group and (width % group or group % (8 if weight.dtype == torch.uint8 else 4)):
-            groups = scales.shape[-3]
-            raise BackendError(f"expert_linear: {groups} scales a row are no groups of whole words of {width} columns")
-        grouped = (experts, panels, width // group, PANEL, 1) if group else (experts, out)
-        check_argument("expert_linear", "scales", scales, grouped, (scales.dtype,))
-        codes = [scales]
-    kinds = stack_layout(weight, scales)[0], MLIR_TYPES[x.dtype], MLIR_TYPES[dtype]
-    kernel, entering = compiled(Target.current(), experts, width, out, *kinds, group)
+    (weight, *beside), experts = stack.tensors, len(stack.tensors[0])
+    if not beside and weight.dtype != x.dtype:
+        raise BackendError(f"{NAME}: backend mlir reads weights in panels of {x.dtype}, not of {weight.dtype}")
+    kinds = stack.kind, MLIR_TYPES[x.dtype], MLIR_TYPES[dtype], stack.group
+    sizes = experts, x.shape[1], out
+    kernel, entering = compiled(Target.current(), *sizes, *kinds, *(MLIR_TYPES[each.dtype] for each in beside))
     found, order, ends = (
         torch.empty(len(x), out, dtype=dtype),
         torch.empty(len(x), dtype=torch.long),
         torch.empty(experts, dtype=torch.long),
     )
-    given = [x.to(entering).contiguous(), as_words(weight), *codes, found, expert.long().contiguous(), order, ends]
+    given = [x.to(entering).contiguous(), as_words(weight), *beside, found, expert.long().contiguous(), order, ends]
     BoundCall(kernel.address, [*given, torch.tensor([len(x)])])()
     return found
 
 
-def stack_layout(weight: Tensor, scales: Tensor | None) -> tuple[str, int]:
-    """Return the type of a stack as products in panels have it, and how many columns share a scale."""
-    return CODE_KINDS.get(stack_kind(weight, scales), MLIR_TYPES[weight.dtype]), stack_group(weight, scales)
-
-
 @functools.lru_cache(maxsize=512)
 def compiled(
-    target: Target, experts: int, width: int, out: int, weight: str, x: str, result: str, group: int = 0
-) -> tuple[Kernel, torch.dtype]:
+    target: Target, experts: int, width: int, out: int, weight: str, x: str, result: str, group: int = 0,
+    scales: str = "f16", minima: str = "",
+) -> tuple[Kernel, torch.dtype]:  # fmt: skip
     """Compile the product; return it, and the type that x must have."""
-    product = ExpertProduct("expert_linear", experts, width, out, weight, x, target, result, group)
+    sizes = NAME, experts, width, out, weight, x, target, result
+    product = ExpertProduct(*sizes, 0 if weight in WORDS else group, scales, "" if weight in WORDS else minima)
     kernel = compile_text(expert_text(product), product.name, level=target.level, libraries=(libgomp_path(),))
     return kernel, torch.bfloat16 if product.many.multiplied_dtype == "bf16" else torch.float32
 
 
 def stages(case: Case) -> Mapping[str, str]:
     """Return every stage of the function that runs for `case`: with weights in panels that of all experts, otherwise
-    that of one expert's rows."""
+    that of one dense expert's rows."""
     of = case.arguments
+    format: MatrixFormat = of["format"]
     if not of["panels"]:
         one = {"tokens": 1, "width": of["width"], "out": of["out"], "bias": of["bias"], "dtype": of["dtype"]}
-        return dense.stages(Case(case.shape, one, case.cost))
+        return of_matrix.stages(Case(case.shape, one, case.cost))
     kind = MLIR_TYPES[of["dtype"]]
-    stored, result = CODE_KINDS.get(of.get("kind", ""), kind), "f32" if of["bias"] else kind
-    sizes, group = (of["experts"], of["width"], of["out"]), of.get("group", 0)
-    return compiled(Target.current(), *sizes, stored, kind, result, group)[0].stages
+    beside = [] if format.is_dense else [MLIR_TYPES[each] for each in (format.scales, format.minima) if each]
+    sizes = of["experts"], of["width"], of["out"], weight_kind(format, of["dtype"])
+    result = "f32" if of["bias"] else kind
+    return compiled(Target.current(), *sizes, kind, result, format.group, *beside)[0].stages

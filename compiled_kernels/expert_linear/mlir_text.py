@@ -15,12 +15,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
-from compiled_kernels.blocked.few import FewRows, Operands, panel_rows, weight_names
+from compiled_kernels.blocked.few import FewRows, Operands, group_sum, panel_rows, weight_names
 from compiled_kernels.blocked.layout import PANEL, PANEL_PAIR
 from compiled_kernels.blocked.many import ORDER_TYPE, ManyRows, listed_arguments, many, store_sums
 from compiled_kernels.blocked.shape import TILE_ROWS, rows_type
-from compiled_kernels.builder.functions import Given, call, function, loop, text_of, when
+from compiled_kernels.builder.functions import Given, call, function, loop, room, text_of, when
 from compiled_kernels.builder.threads import entry, share, wait
 from compiled_kernels.builder.values import Value, constant, index
 from compiled_kernels.mlir_text import SIZE_BOUND, Named, Target, indices, memref
@@ -48,8 +49,15 @@ class ListedRows(FewRows):
         return memref((self.rows,), "i64")
 
     @property
+    def x_sums_type(self) -> str:
+        """Return the memref type of the sums of x of each group of an expert's rows, where there are minima."""
+        rows = TILE_ROWS if self.rows == SIZE_BOUND else self.rows
+        return memref((rows, self.in_features // self.group), "f32")
+
+    @property
     def arguments(self) -> list[Named]:
-        """Return the arguments of the product's function; the last say which rows of the list are an expert's."""
+        """Return the arguments of the product's function; the last say which rows of the list are an expert's. Of any
+        number of rows there are `TILE_ROWS` at most."""
         listed = listed_arguments(self.order_type)
         return [
             Named("x", self.x_type),
@@ -62,8 +70,9 @@ class ListedRows(FewRows):
 
 @dataclass(frozen=True)
 class ExpertProduct:
-    """x [row, width] of type `x_dtype` times one of `experts` weights [out, width] in panels, of `weight_dtype` (and
-    `quant_group`) as `Panels` has it, into `out` of `out_dtype`; x comes as `many.multiplied_dtype`."""
+    """x [row, width] of type `x_dtype` times one of `experts` weights [out, width] in panels, of `weight_dtype`,
+    `quant_group`, `scales` and `minima` as `Panels` has them, into `out` of `out_dtype`; x comes as
+    `many.multiplied_dtype`."""
 
     name: str
     experts: int
@@ -74,18 +83,18 @@ class ExpertProduct:
     target: Target
     out_dtype: str = "f32"
     quant_group: int = 0
+    scales: str = "f16"
+    minima: str = ""
 
     @property
     def many(self) -> ManyRows:
-        to = {"columns": self.out_features, "out_dtype": self.out_dtype, "quant_group": self.quant_group}
-        return ManyRows(f"{self.name}_many", *self._stack, **to, listed=True)
+        return ManyRows(f"{self.name}_many", *self._stack, **self._sizes, listed=True)
 
     @property
     def few(self) -> ListedRows:
         width, out, weight, _, target = self._stack
-        to = {"columns": self.out_features, "out_dtype": self.out_dtype, "quant_group": self.quant_group}
         entering = self.many.multiplied_dtype
-        return ListedRows(f"{self.name}_few", width, out, weight, entering, target, rows=SIZE_BOUND, **to)
+        return ListedRows(f"{self.name}_few", width, out, weight, entering, target, rows=SIZE_BOUND, **self._sizes)
 
     @property
     def arguments(self) -> list[Named]:
@@ -108,6 +117,11 @@ class ExpertProduct:
     @property
     def _stack(self) -> tuple[int, int, str, str, Target]:
         return self.in_features, self.experts * self.out_features, self.weight_dtype, self.x_dtype, self.target
+
+    @property
+    def _sizes(self) -> dict[str, Any]:
+        beside = {"quant_group": self.quant_group, "scales": self.scales, "minima": self.minima}
+        return {"columns": self.out_features, "out_dtype": self.out_dtype, **beside}
 
 
 def expert_text(product: ExpertProduct) -> str:
@@ -173,13 +187,14 @@ def few(product: ListedRows) -> None:
         left = (end - begin) % TILE_ROWS
         whole, last = end - left, end - 1
         first, column_end = (given[name] * PANEL_PAIR for name in ("first_pair", "pair_end"))
-        operands = Operands(given["x"], [given[each.name] for each in weight_names(product)], given["out"])
+        sums = _x_sums(product, given) if product.has_minima else None
+        operands = Operands(given["x"], [given[each.name] for each in weight_names(product)], given["out"], sums)
 
         def tile(column: Value, places: list[Value]) -> None:
             """Make the rows at these places of the list times a panel."""
             rows = [given["order"][place].to("index") for place in places]
-            read = rows if product.reads == 1 else [row // product.reads for row in rows]
-            panel_rows(product, operands, column, read, rows, column - given["skipped_columns"])
+            own = operands._replace(sum_rows=[place - begin for place in places])
+            panel_rows(product, own, column, _read(product, rows), rows, column - given["skipped_columns"])
 
         with loop(first, column_end, PANEL) as panel:
             with loop(begin, whole, TILE_ROWS) as turn:
@@ -189,3 +204,18 @@ def few(product: ListedRows) -> None:
                 with when(index(fewer).below(left) & left.below(size + 1)):
                     tile(panel.index, [(whole + i).least(last) for i in range(size)])
                 fewer = size
+
+
+def _read(product: ListedRows, rows: list[Value]) -> list[Value]:
+    """Return the rows of x that these rows of out are made of."""
+    return rows if product.reads == 1 else [row // product.reads for row in rows]
+
+
+def _x_sums(product: ListedRows, given: Given) -> Value:
+    """Return the sums of x of each group of the rows from `begin` to `end` of the list."""
+    found, begin = room(product.x_sums_type), given["begin"]
+    with loop(begin, given["end"]) as place, loop(0, product.in_features // product.group) as group:
+        (row,) = _read(product, [given["order"][place.index].to("index")])
+        sums = group_sum(product, given["x"], row, group.index * product.group)
+        found[place.index - begin, group.index] = sums
+    return found

@@ -141,7 +141,7 @@ def linear_quantized(
     Args:
         x: the rows.
         weight: words of the matrix (see linear/planes.py), row by row or in panels.
-        scales: float16.
+        scales: float16, or exponents in uint8.
         minima: float16; None where the format has none.
         bias: [out].
         format: the name of a format of `matrix_format.WORDS`: "q4_k", ...

@@ -166,7 +166,8 @@ def _words(
     bias: torch.Tensor | None, format: str,
 ) -> tuple:  # fmt: skip
     found = MatrixFormat.named(format)
-    exact = dequantize_matrix(found, from_panels(words), scales.double(), None if minima is None else minima.double())
+    scales = scales if scales.dtype == torch.uint8 else scales.double()
+    exact = dequantize_matrix(found, from_panels(words), scales, None if minima is None else minima.double()).double()
     return x, exact, bias
 
 

@@ -50,9 +50,11 @@ class WordLayout:
         group: columns that share a scale.
         offset: what is subtracted of a code.
         sign_bit: a bit of a code that is inverted before, for two's complement.
-        values: the numbers that codes mean, in place of an offset.
+        values: the integers that codes mean, in place of an offset.
         minima: there are minima: added, and beside sub-scales subtracted.
         sub_scales: of blocks with scales of two levels.
+        exponents: scales are bytes that stand for two to the power of the byte less 128: half of what e8m0 says, since
+            values are doubled.
     """
 
     planes: tuple[int, ...]
@@ -60,9 +62,10 @@ class WordLayout:
     group: int = 32
     offset: int = 0
     sign_bit: int = 0
-    values: tuple[float, ...] = ()
+    values: tuple[int, ...] = ()
     minima: bool = False
     sub_scales: SubScales | None = None
+    exponents: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what no product loads (see blocked/numbers.py, triton_words.py)."""
@@ -96,8 +99,14 @@ class WordLayout:
         """Return the columns that share a number of the tensor of scales."""
         return self.block if self.sub_scales else self.group
 
+    @property
+    def scales(self) -> torch.dtype:
+        """Return the type of a format's scales."""
+        return torch.uint8 if self.exponents else torch.float16
+
 
 IQ4_NL_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+E2M1_TWICE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 SIX_BITS = SubScales(3, ((4, 0), (2, 64)), ((4, 32), (2, 80)))
 WORDS: dict[str, WordLayout] = {
     "q4_0": WordLayout((4,), offset=8),
@@ -106,6 +115,7 @@ WORDS: dict[str, WordLayout] = {
     "q5_1": WordLayout((4, 1), minima=True),
     "q8_0": WordLayout((8,), offset=128, sign_bit=128),
     "iq4_nl": WordLayout((4,), values=IQ4_NL_VALUES),
+    "mxfp4": WordLayout((4,), values=E2M1_TWICE, exponents=True),
     "q2_k": WordLayout((2,), 256, 16, minima=True, sub_scales=SubScales(4, ((4, 0),), ((4, 64),))),
     "q3_k": WordLayout((2, 1), 256, 16, offset=4, sub_scales=SubScales(3, ((4, 0), (2, 64)), offset=32)),
     "q4_k": WordLayout((4,), 256, minima=True, sub_scales=SIX_BITS),
@@ -148,11 +158,11 @@ class MatrixFormat:
 
     @classmethod
     def named(cls, name: str) -> MatrixFormat:
-        """Return the format of a name of `WORDS`; its scales are float16, as are its minima."""
+        """Return the format of a name of `WORDS`; its scales are float16, or exponents; its minima float16."""
         words = WORDS.get(name)
         if words is None:
             raise ValueError(f"no matrix in words is called {name!r}; known: {', '.join(WORDS)}")
-        return cls(name, words.group, torch.float16, torch.float16 if words.minima else None)
+        return cls(name, words.group, words.scales, torch.float16 if words.minima else None)
 
     def __str__(self) -> str:
         if self.words is not None:

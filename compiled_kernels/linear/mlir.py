@@ -34,7 +34,7 @@ from compiled_kernels.blocked.shape import TILE_ROWS, Panels
 from compiled_kernels.builder.functions import call, text_of
 from compiled_kernels.builder.threads import entry, share, wait
 from compiled_kernels.cases import Case
-from compiled_kernels.linear.matrix_format import CODE_DTYPES, SCALE_DTYPES, WORDS, MatrixFormat
+from compiled_kernels.linear.matrix_format import SCALE_DTYPES, WORDS, MatrixFormat
 from compiled_kernels.linear.rows import MAX_ROWS_TOGETHER, RowByRow, by_row
 from compiled_kernels.linear_w8a8.mlir_rows import quantize
 from compiled_kernels.mlir import Kernel, compile_text
@@ -75,11 +75,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     else:
         check_argument("linear", "weight", weight, (out, width), COMPUTE_DTYPES, contiguous=False)
     weights = Weight(MLIR_TYPES[weight.dtype], 0, (weight,))
-    return _multiply("linear", x, weights, bias, row_by_row=not panels)
+    return multiply("linear", x, weights, bias, row_by_row=not panels)
 
 
 def linear_int8(x: Tensor, values: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
-    return _multiply("linear_int8", x, _int8("linear_int8", x, values, scales), bias)
+    return multiply("linear_int8", x, _int8("linear_int8", x, values, scales), bias)
 
 
 def linear_w8a8(
@@ -91,7 +91,7 @@ def linear_w8a8(
         weights = _grouped(INT8_ROWS, x, weight, scales, minima, group)
     else:
         weights = _int8(INT8_ROWS, x, weight, scales)
-    return _multiply(INT8_ROWS, x, weights, bias)
+    return multiply(INT8_ROWS, x, weights, bias)
 
 
 def _int8(name: str, x: Tensor, values: Tensor, scales: Tensor) -> Weight:
@@ -110,12 +110,14 @@ def linear_grouped(
     weight = _grouped("linear_grouped", x, codes, scales, minima, group)
     if scales.ndim == 2 and scales.shape[1] == 1 and minima is None and codes.dtype != torch.int32:
         weight = Weight(weight.kind, 0, (codes, scales[:, 0].float()))
-    return _multiply("linear_grouped", x, weight, bias)
+    return multiply("linear_grouped", x, weight, bias)
 
 
 def _grouped(name: str, x: Tensor, codes: Tensor, scales: Tensor, minima: Tensor | None, group: int) -> Weight:
     width, panels = x.shape[1], in_panels(codes)
-    kind = code_kind(codes.dtype, minima is not None)
+    kinds = {torch.int32: "i4" if minima is None else "u4", torch.int8: "i8", torch.float8_e4m3fn: "f8"}
+    if (kind := kinds.get(codes.dtype)) is None:
+        raise BackendError(f"{name}: backend mlir wants codes as int32, int8 or float8_e4m3fn; {codes.dtype} given")
     per_word = 8 if codes.dtype == torch.int32 else 4
     if group < 1 or math.gcd(group, width) % per_word or (per_word == 8 and width % group):
         wanted = f"groups of whole words that divide {width} columns are wanted"
@@ -132,19 +134,17 @@ def _grouped(name: str, x: Tensor, codes: Tensor, scales: Tensor, minima: Tensor
     return Weight(kind, min(group, width), (codes, scales, *([] if minima is None else [minima])))
 
 
-def code_kind(codes: torch.dtype, with_minima: bool) -> str:
-    """Return the kind of codes (see blocked/shape.py) that a tensor of this type holds, beside minima or without."""
-    kinds = {torch.int32: "u4" if with_minima else "i4", torch.int8: "i8", torch.float8_e4m3fn: "f8"}
-    if codes not in kinds:
-        known = "int32, int8 or float8_e4m3fn"
-        raise BackendError(f"linear_grouped: backend mlir wants codes as {known}; {codes} given")
-    return kinds[codes]
+def weight_kind(format: MatrixFormat, dtype: torch.dtype) -> str:
+    """Return the kind of a weight (see blocked/shape.py) that is stored so; of a dense one that of its `dtype`."""
+    if format.is_dense:
+        return MLIR_TYPES[dtype]
+    return {"int8": "i8", "fp8": "f8", "int4": "i4" if format.minima is None else "u4"}.get(format.codes, format.codes)
 
 
 def linear_quantized(
     x: Tensor, weight: Tensor, scales: Tensor, minima: Tensor | None, bias: Tensor | None, format: str
 ) -> Tensor:
-    return _multiply("linear_quantized", x, _in_words("linear_quantized", x, weight, scales, minima, format), bias)
+    return multiply("linear_quantized", x, _in_words("linear_quantized", x, weight, scales, minima, format), bias)
 
 
 def _in_words(name: str, x: Tensor, weight: Tensor, scales: Tensor, minima: Tensor | None, format: str) -> Weight:
@@ -156,14 +156,14 @@ def _in_words(name: str, x: Tensor, weight: Tensor, scales: Tensor, minima: Tens
     sizes = (len(weight), row, PANEL, 1) if panels else (len(weight), row)
     check_argument(name, "weight", weight, sizes, (torch.int32,), contiguous=panels)
     groups = width // words.scale_columns
-    tensors = [weight, scales, *([] if minima is None else [minima])]
-    for part, tensor in zip(("scales", "minima"), tensors[1:], strict=False):
+    tensors, dtypes = [weight, scales, *([] if minima is None else [minima])], (words.scales, torch.float16)
+    for part, tensor, dtype in zip(("scales", "minima"), tensors[1:], dtypes, strict=False):
         sizes = (len(weight), groups, PANEL, 1) if panels else (len(weight), groups)
-        check_argument(name, part, tensor, sizes, (torch.float16,), contiguous=panels)
+        check_argument(name, part, tensor, sizes, (dtype,), contiguous=panels)
     return Weight(format, words.group, tensors)
 
 
-def _multiply(name: str, x: Tensor, weight: Weight, bias: Tensor | None, row_by_row: bool = False) -> Tensor:
+def multiply(name: str, x: Tensor, weight: Weight, bias: Tensor | None, row_by_row: bool = False) -> Tensor:
     """Multiply x [token, width] by a weight, in the type of x."""
     tokens, width = x.shape
     check_argument(name, "x", x, (tokens, width), COMPUTE_DTYPES, contiguous=False)
@@ -253,14 +253,14 @@ def stages(case: Case, operator: str = "linear") -> Mapping[str, str]:
     kind, group, beside = dense, 0, []
     if of.get("format") in WORDS:
         kind, group = of["format"], WORDS[of["format"]].group
-        beside = ["f16"] * (1 + WORDS[kind].minima)
+        beside = [MLIR_TYPES[WORDS[kind].scales], *["f16"] * WORDS[kind].minima]
     elif of.get("format") == "int4":
         kind, group, beside = "i4", 64, ["f16"]
     elif operator in ("linear_int8", INT8_ROWS):
         kind, beside = "i8", ["f32"]
     elif operator == "linear_grouped":
         minima = of["minima"]
-        kind = code_kind(CODE_DTYPES[of["codes"]], minima is not None)
+        kind = weight_kind(MatrixFormat(of["codes"], of["group"], of["scales"], minima), of["dtype"])
         if of["group"] < of["width"] or minima is not None or kind in ("i4", "u4"):
             group = min(of["group"], of["width"])
             beside = [MLIR_TYPES[each] for each in (of["scales"], minima) if each is not None]

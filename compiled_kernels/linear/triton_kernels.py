@@ -111,6 +111,34 @@ def of_groups(each, line, step, width, COLUMNS: tl.constexpr, GROUP: tl.constexp
     return spread(found.to(tl.float32), GROUP)
 
 
+@triton.jit
+def weights_of(
+    weights, scales, minima, line, step, width, COLUMNS: tl.constexpr, GROUP: tl.constexpr, FOUR: tl.constexpr,
+    FP8: tl.constexpr, MINIMA: tl.constexpr, FORMAT: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """Load the numbers of these rows in the columns of a step, but for the scale of a whole row: [out, column].
+
+    `GROUP` columns share a scale, with 0 all of a row. `FOUR`: words of 4-bit codes. `FORMAT`: words of a format of
+    `WORDS`."""
+    if FORMAT is not None:
+        values = numbers_of(weights, scales, minima, line, step * COLUMNS, width, COLUMNS, FORMAT, EVEN)
+    else:
+        if FOUR:
+            codes = four_bits(weights, line, step * COLUMNS, width, COLUMNS, EVEN)
+            codes = codes if MINIMA else codes - 8
+        else:
+            column = step * COLUMNS + tl.arange(0, COLUMNS)
+            at = weights + line[:, None] * width + column[None, :]
+            codes = tl.load(at) if EVEN else tl.load(at, mask=(column < width)[None, :], other=0)
+        if GROUP:
+            values = widened(codes, FP8) * of_groups(scales, line, step, width, COLUMNS, GROUP, EVEN)
+            if MINIMA:
+                values += of_groups(minima, line, step, width, COLUMNS, GROUP, EVEN)
+        else:
+            values = widened(codes, FP8) if FP8 else codes
+    return values
+
+
 @triton.jit(do_not_specialize=["tokens", "steps"])  # one kernel for all numbers of rows
 def product(
     x, weights, scales, minima, bias, out, parts, tokens, width, outs, x_stride, steps,
@@ -118,8 +146,7 @@ def product(
     FP8: tl.constexpr, MINIMA: tl.constexpr, FORMAT: tl.constexpr, EVEN: tl.constexpr, BIAS: tl.constexpr,
     SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """Multiply a tile of out.T over `steps` tiles of `COLUMNS` weights a row; `GROUP` of them share a scale, with 0 all
-    of a row. `FOUR`: words of 4-bit codes. `FORMAT`: words of a format of `WORDS`."""
+    """Multiply a tile of out.T over `steps` tiles of `COLUMNS` weights a row (see `weights_of`)."""
     t = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)  # neighbours share the weights
     o = tl.program_id(1) * OUTS + tl.arange(0, OUTS)
     split = tl.program_id(2)
@@ -128,21 +155,9 @@ def product(
     sums = tl.zeros([OUTS, TOKENS], tl.float32)
     for step in range(split * steps, (split + 1) * steps):
         column = step * COLUMNS + tl.arange(0, COLUMNS)
-        if FORMAT is not None:
-            values = numbers_of(weights, scales, minima, line, step * COLUMNS, width, COLUMNS, FORMAT, EVEN)
-        else:
-            if FOUR:
-                codes = four_bits(weights, line, step * COLUMNS, width, COLUMNS, EVEN)
-                codes = codes if MINIMA else codes - 8
-            else:
-                at = weights + line[:, None] * width + column[None, :]
-                codes = tl.load(at) if EVEN else tl.load(at, mask=(column < width)[None, :], other=0)
-            if GROUP:
-                values = widened(codes, FP8) * of_groups(scales, line, step, width, COLUMNS, GROUP, EVEN)
-                if MINIMA:
-                    values += of_groups(minima, line, step, width, COLUMNS, GROUP, EVEN)
-            else:
-                values = widened(codes, FP8) if FP8 else codes
+        values = weights_of(
+            weights, scales, minima, line, step, width, COLUMNS, GROUP, FOUR, FP8, MINIMA, FORMAT, EVEN
+        )  # fmt: skip
         at_columns = columns_of(x, token, column, width, x_stride, EVEN)
         sums = dot(operand(values, x.dtype.element_ty), at_columns, sums)
     if not GROUP:

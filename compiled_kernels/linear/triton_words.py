@@ -52,7 +52,12 @@ def numbers_of(
     column = first + tl.arange(0, COLUMNS // FORMAT.group) * FORMAT.group
     place = line[:, None] * (width // FORMAT.scale_columns) + (column // FORMAT.scale_columns)[None, :]
     known = (column < width)[None, :]
-    scale = (tl.load(scales + place) if EVEN else tl.load(scales + place, mask=known, other=0.0)).to(tl.float32)
+    stored = tl.load(scales + place) if EVEN else tl.load(scales + place, mask=known, other=0)
+    if FORMAT.exponents:
+        wide = stored.to(tl.int32)
+        scale = tl.where(wide < 2, (wide + 1) << 21, (wide - 1) << 23).to(tl.float32, bitcast=True)
+    else:
+        scale = stored.to(tl.float32)
     if FORMAT.sub_scales is not None:
         factor = _integers(rows, column, known, FORMAT.sub_scales.scale, FORMAT, EVEN)
         scale *= ((factor ^ FORMAT.sub_scales.sign_bit) - FORMAT.sub_scales.offset).to(tl.float32)

@@ -1,12 +1,13 @@
 """Matrices in words of 32 bits (see matrix_format.WORDS): quantized, and as numbers again.
 
-Numbers are those of the `gguf` package to the last bit: `(scale * sub-scale) * code - minimum * sub-minimum`.
+Numbers are those of the `gguf` package to the last bit: `(scale * sub-scale) * code - minimum * sub-minimum`. MXFP4 is
+that of OCP Microscaling Formats v1.0, sections 5.3 and 5.4, without its NaN.
 """
 
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Int8, Int32
+from jaxtyping import Float, Int8, Int32, UInt8
 from torch import Tensor
 
 from compiled_kernels.linear.matrix_format import WordLayout
@@ -30,6 +31,7 @@ def codes_of_words(
     exact = torch.promote_types(scales.dtype, torch.float32)
     blocks, codes = weight.unflatten(-1, (-1, words.words)), unpack_codes(words, weight)
     numbers = torch.tensor(words.values, device=weight.device)[codes.int()] if words.values else codes
+    scales = powers_of_two(scales) if words.exponents else scales
     step, least = (
         None if each is None else each.to(exact).unflatten(-1, (blocks.shape[1], -1)) for each in (scales, minima)
     )
@@ -39,6 +41,12 @@ def codes_of_words(
         step = step * ((unpack_sub_scales(held, sub.scale, groups) ^ sub.sign_bit) - sub.offset).to(exact)
         least = None if least is None else -least * unpack_sub_scales(held, sub.minimum, groups).to(exact)
     return numbers.flatten(1), step.flatten(1), None if least is None else least.flatten(1)
+
+
+def powers_of_two(exponents: UInt8[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """Return 2^(exponent - 128) in float32, of which the two least are subnormal."""
+    wide = exponents.int()
+    return torch.where(wide < 2, wide + 1 << 21, wide - 1 << 23).view(torch.float32)
 
 
 def unpack_codes(words: WordLayout, weight: Int32[Tensor, "out word"]) -> Int8[Tensor, "out block column"]:
@@ -53,11 +61,13 @@ def quantize_words(weight: Float[Tensor, "out width"], words: WordLayout) -> tup
     least to its largest number (without minima: to its largest either way), rounded to their types."""
     grouped = weight.float().unflatten(-1, (-1, words.block // words.group, words.group))  # [out, block, group, column]
     values = torch.tensor(words.values or range(-words.offset, (1 << words.bits) - words.offset), dtype=torch.float32)
+    values, code_of = values.sort(stable=True)
     low, high = grouped.amin(-1), grouped.amax(-1)
     if (sub := words.sub_scales) is None:
-        step = ((high - low if words.minima else torch.maximum(-low, high)) / values[-1]).half()
-        scales, minima, held = step, low.half(), None
-        step, least = step.float(), minima.float()
+        step = (high - low if words.minima else torch.maximum(-low, high)) / values[-1]
+        scales = (step.log2().ceil() + 128).clamp(0, 255).to(torch.uint8) if words.exponents else step.half()
+        minima, held = low.half(), None
+        step, least = powers_of_two(scales) if words.exponents else scales.float(), minima.float()
     else:
         low = low.clamp(max=0)
         step = (high - low if words.minima else torch.maximum(-low, high)) / values[-1]
@@ -68,7 +78,7 @@ def quantize_words(weight: Float[Tensor, "out width"], words: WordLayout) -> tup
     away = grouped - least[..., None] if words.minima else grouped
     away = torch.where(step[..., None] == 0, 0.0, away / step[..., None])
     middles = (values[1:] + values[:-1]) / 2
-    codes = (torch.bucketize(away, middles).int() ^ words.sign_bit).flatten(-2)
+    codes = (code_of.int()[torch.bucketize(away, middles)] ^ words.sign_bit).flatten(-2)
     packed = pack_planes(codes, words.planes)
     packed = packed if held is None else torch.cat([packed, held], -1)
     return tuple(each.flatten(1) for each in ((packed, scales, minima) if words.minima else (packed, scales)))

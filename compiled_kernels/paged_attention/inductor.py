@@ -100,7 +100,7 @@ class _Remembered(NamedTuple):
     def matches(self, mask: Mask, layout: tuple[Any, ...], key_tensors: tuple[Tensor, ...]) -> bool:
         """Return whether the same was asked: the same mask, and equal tables and lengths."""
         own = self.key_tensors
-        alike = self.mask is mask and self.layout == layout and len(own) == len(key_tensors)
+        alike = self.mask == mask and self.layout == layout and len(own) == len(key_tensors)
         return alike and own[0].device == key_tensors[0].device and all(map(torch.equal, own, key_tensors))
 
 
@@ -156,7 +156,7 @@ def by_spans(q: Tensor, kv: KVPages, spans: Spans, parameters: AttentionParamete
         # Copies: of a view torch would compile once more for whether it is all of its base.
         first, queries, lengths = kv.first(decodes), q[:decodes].clone(), spans.context_lengths[:decodes].clone()
         seen, decode_parameters = None, parameters
-        if kv.chosen is not None or not isinstance(parameters.mask, Causal | SlidingWindow):
+        if kv.chosen is not None or _leaves_pages_out(parameters.mask, first):
             # The mask of known rules is one object for all layers, and a value.
             known = parameters.rules is not None
             mask = parameters.rules.as_mask(q.shape[1]) if parameters.rules else parameters.mask
@@ -175,6 +175,14 @@ def by_spans(q: Tensor, kv: KVPages, spans: Spans, parameters: AttentionParamete
         read = kv.gather(seq, context, rows, q.dtype, mask)
         out[rows] = (attend if changed or read.k.dtype != q.dtype else _fused)(q[rows], read, parameters)
     return out
+
+
+def _leaves_pages_out(mask: Mask, kv: KVPages) -> bool:
+    """Return whether to look which pages a mask shows: not where the table is hardly longer than a window, since the
+    look costs a few tenths of a millisecond a layer."""
+    if isinstance(mask, SlidingWindow):
+        return kv.tables[0].shape[1] * kv.layout[0] > 2 * (mask.sliding_window + mask.num_sink_tokens)
+    return not isinstance(mask, Causal)
 
 
 def _fused(q: Tensor, context: SpanContext, parameters: AttentionParameters) -> Tensor:

@@ -219,6 +219,7 @@ def quantized() -> Examples:
 def experts() -> Examples:
     """Multiply at the shape of OLMoE 1B 7B: 64 experts, of which a token uses 8."""
     from compiled_kernels.expert_linear.triton import plan
+    from compiled_kernels.linear.matrix_format import INT8_MATRIX, MatrixFormat
 
     weights = meta(64, 2048, 2048)
     rows = {"decode": 8, "prefill": 4096}
@@ -226,14 +227,16 @@ def experts() -> Examples:
         name: plan(meta(each, 2048), meta(each, dtype=torch.int64), weights, None)[0] for name, each in rows.items()
     }
     biased = plan(meta(8, 2880), meta(8, dtype=torch.int64), meta(32, 5760, 2880), meta(32, 5760))[0]
-    codes = {
-        "int8": (meta(64, 2048, 2048, dtype=torch.int8), meta(64, 2048, dtype=torch.float32)),
-        "int8 in groups": (meta(64, 2048, 2048, dtype=torch.int8), meta(64, 2048, 64, dtype=torch.float16)),
-        "int4": (meta(64, 2048, 1024, dtype=torch.uint8), meta(64, 2048, 32, dtype=torch.float16)),
-        "mxfp4": (meta(64, 2048, 1024, dtype=torch.uint8), meta(64, 2048, 64, dtype=torch.uint8)),
-    }
-    for kind, (weight, scales) in codes.items():
-        found[f"decode, {kind}"] = plan(meta(8, 2048), meta(8, dtype=torch.int64), weight, None, scales)[0]
+    formats = {
+        "int8": INT8_MATRIX, "int8 in groups": MatrixFormat("int8", 32, torch.float16),
+        "int4": MatrixFormat("int4", 64, torch.float16), "mxfp4": MatrixFormat.named("mxfp4"),
+        "q4_k": MatrixFormat.named("q4_k"),
+    }  # fmt: skip
+    for kind, format in formats.items():
+        weight, *beside = (meta(64, *shape, dtype=dtype) for shape, dtype in format.storage(2048, 2048).values())
+        scales, minima = (*beside, None)[:2]
+        rows = meta(8, 2048), meta(8, dtype=torch.int64)
+        found[f"decode, {kind}"] = plan(*rows, weight, None, scales, minima, format.codes)[0]
     return found | {"decode with biases": biased}
 
 

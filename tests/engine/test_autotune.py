@@ -272,7 +272,8 @@ def test_on_a_quiet_machine_a_trial_is_short_and_exact(one: float, other: float)
 
 @given(seconds, st.floats(1.0, 1000.0))
 def test_a_hopeless_step_runs_once_and_its_time_is_its_own(one: float, ratio: float) -> None:
-    now, calls = [0.0], dict.fromkeys((Backend.MLIR, Backend.EAGER), 0)
+    now = [0.0]
+    calls: dict[Backend, int] = {Backend.MLIR: 0, Backend.EAGER: 0}
 
     def step(backend: Backend, takes: float) -> Callable[[], None]:
         def run() -> None:

@@ -122,12 +122,12 @@ MODELS: dict[str, Requirements] = {
     "odd": model(layer(dim=3, position="none"), layer(module=CustomPart(path=ME + "OwnAttention"))),
     "mixture": model(MIXTURE),
     "wide mixture": model(*mixture_of(6, 2).layers, hidden_size=64),
-    "experts by four": model(
-        *mixture_of(6, 2).layers, hidden_size=64, weights=WeightFormat(experts="int4", expert_group=4)
+    "experts by two": model(
+        *mixture_of(6, 2).layers, hidden_size=64, weights=WeightFormat(experts=MatrixFormat("int8", 2, torch.float16))
     ),
     "experts by 24": model(
         mixture_of(6, 2).layers[0].model_copy(update={"intermediate_size": 192}), hidden_size=192,
-        weights=WeightFormat(experts="int4", expert_group=24),
+        weights=WeightFormat(experts=MatrixFormat("int4", 24, torch.float16)),
     ),
     "own": model(
         layer(position="alibi"), layer(mask=CustomPart(path=HERE + "even"), score=CustomPart(path=HERE + "farther")),
@@ -172,9 +172,7 @@ OTHERS = {  # what no model has: settings of a run, and of the machine
         ranks=2
     ),  # tests/tensor_parallel/test_shared_model.py, as the next three
     "mixture of experts on several ranks": replace(model(MIXTURE), ranks=2),
-    "norms of a layer's parts on several ranks": replace(
-        model(layer().model_copy(update={"norms": "both"})), ranks=2
-    ),
+    "norms of a layer's parts on several ranks": replace(model(layer().model_copy(update={"norms": "both"})), ranks=2),
     "norms over all heads on several ranks": replace(
         model(layer(4, 2, qk_norm=QKNormSpec(over="projection"))), ranks=2
     ),

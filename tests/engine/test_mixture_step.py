@@ -11,7 +11,7 @@ from compiled_kernels import Backend, backend_problems
 from tests.engine.tiny import Oracle, in_step, mixture_of, runner_of, weights_of
 from tests.helpers.events import of
 from tests.helpers.rows import rows
-from tests.model.packed_experts import FORMATS, pack_experts
+from tests.model.packed_experts import FORMATS
 from workbench.engine.runner import generate
 from workbench.executors.programs.decode_step import DecodeProgram, MlirStep
 from workbench.executors.reference import CacheLayout, single_decode_step
@@ -29,7 +29,6 @@ WEIGHTS = {"dense": DENSE, **FORMATS}
 
 def model_of(spec: ModelSpec, format: WeightFormat) -> Transformer:
     state = weights_of(spec, torch.float32, 0)
-    state = state if format == DENSE else pack_experts(state, format, 0)
     model = Transformer.from_state(spec, state, Backend.MLIR, format)
     model.use_panels()
     return model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,15 @@ def test_a_part_that_breaks_says_so_and_keeps_its_rows(tmp_path: Path) -> None:
     assert "not done after" in slow.finished(0)["error"]
 
 
+@pytest.mark.interpreter
+@pytest.mark.skipif(find_spec("triton") is None, reason="pip install 'inference-workbench[triton]'")
+@pytest.mark.parametrize("part", ["check rotary", "kernels", "model dense", "model int8", "model int4", "ptx"])
+def test_a_rehearsal_without_a_gpu_plays_every_part(part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    played = gpu_bench.BenchmarkPart(part, True, tmp_path).finished(1200)
+    assert played["rows"] and not gpu_bench.failures(played)
+
+
 def test_the_parts_fit_into_the_time_of_the_whole() -> None:
     assert gpu_bench.CHECK_SECONDS + sum(gpu_bench.PARTS.values()) <= gpu_bench.SECONDS
 
@@ -90,7 +100,7 @@ def test_engines_take_turns_and_their_medians_are_reported() -> None:
             order.append((name, number))
             if fails:
                 raise RuntimeError("out of\n memory")
-            return {"tokens": 8, "seconds": seconds[number]}
+            return {"tokens": 8, "wall_seconds": seconds[number]}
 
         return lambda work, batch: turn
 

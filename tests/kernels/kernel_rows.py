@@ -15,7 +15,7 @@ from torch import Tensor
 from compiled_kernels import Backend
 from compiled_kernels.capabilities import known_gap
 from compiled_kernels.linear.cases import GROUPED
-from compiled_kernels.linear.matrix_format import WORDS
+from compiled_kernels.linear.matrix_format import DENSE_MATRIX, INT8_MATRIX, WORDS, MatrixFormat
 from compiled_kernels.masks import AndMask, Causal, HeadMask, SlidingWindow
 from compiled_kernels.paged_attention.cases import even, later_for_later_heads
 from tests.helpers.kernels import needs
@@ -88,10 +88,13 @@ PANELS = [
 DENSE = {"tokens": [1, 3, 6, 7, 33], "weight": PANELS, "bias": [True, False], "dtype": DTYPES}
 MANY = ({"tokens": 397, "weight": PANELS[1]}, {"tokens": 397, "weight": PANELS[1], "dtype": BF16})
 STACKS = [
-    {"kind": kind, "group": group, "width": width, "out": 128 if panels else 7, "panels": panels}
-    for kind, group, width, panels in (
-        ("dense", 0, 352, True), ("dense", 0, 33, False), ("int8", 0, 352, True), ("int8", 16, 48, False),
-        ("int4", 8, 352, True), ("int4", 4, 48, False), ("mxfp4", 32, 352, True), ("mxfp4", 32, 64, False),
+    {"format": format, "width": width, "out": 128 if panels else 7, "panels": panels}
+    for format, width, panels in (
+        (DENSE_MATRIX, 352, True), (DENSE_MATRIX, 33, False), (INT8_MATRIX, 352, True),
+        (MatrixFormat("int8", 16, torch.float16), 48, False), (MatrixFormat("int4", 8, torch.float16), 352, True),
+        (MatrixFormat("int4", 8, torch.bfloat16, torch.float32), 48, False),
+        (MatrixFormat.named("mxfp4"), 352, True), (MatrixFormat.named("q4_1"), 64, False),
+        (MatrixFormat.named("q4_k"), 512, True), (MatrixFormat.named("q6_k"), 256, False),
     )
 ]  # fmt: skip
 

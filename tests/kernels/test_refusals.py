@@ -13,7 +13,8 @@ from compiled_kernels import Backend
 from compiled_kernels.cases import case_of, suite_of
 from compiled_kernels.check import check
 from compiled_kernels.expert_linear.cases import random_stack
-from compiled_kernels.expert_linear.packed import stack_to_panels
+from compiled_kernels.expert_linear.stacks import stack_to_panels
+from compiled_kernels.linear.matrix_format import MatrixFormat
 from compiled_kernels.mlir import stages
 from compiled_kernels.mlir.invoke import check_argument
 from compiled_kernels.mlir.leaf import LeafOperator
@@ -82,10 +83,12 @@ WRONG: list[tuple[str, int | str, Change, str]] = [
 
 def packed_experts(change: Change) -> None:
     """Call two experts of INT4 by 32 in panels, with other scales."""
-    codes, scales = random_stack(torch.Generator().manual_seed(0), "int4", 32, (2, 64, 352), torch.float32)
-    codes, scales = stack_to_panels(codes, scales)
+    format = MatrixFormat("int4", 32, torch.float16)
+    stack = random_stack(torch.Generator().manual_seed(0), format, (2, 64, 352), torch.float32)
+    codes, scales, _ = stack_to_panels(*stack)
+    rows = torch.ones(2, 352), torch.tensor([0, 1])
     scales = cast(Any, change(scales))
-    compiled_kernels.expert_linear(torch.ones(2, 352), torch.tensor([0, 1]), codes, None, scales, Backend.MLIR)
+    compiled_kernels.expert_linear(*rows, cast(Any, codes), None, scales, None, "int4", Backend.MLIR)
 
 
 def argument(part: torch.Tensor, shape: tuple[int, ...], **more: bool) -> None:

@@ -61,7 +61,10 @@ def test_a_matrix_stays_within_half_a_step(seed: int, name: str, out: int, block
     reach = reach.view(out, blocks, -1)
     steps = (1 << words.bits) - 1 if words.minima else (1 << words.bits - 1) - 1
     lost = 2**-10 + (0 if words.sub_scales is None else 1 / words.sub_scales.largest)
-    step = reach * (0.15 if words.values else 0.51 / steps) + lost * reach.amax(-1, keepdim=True)
+    values = torch.tensor(words.values or range(steps + 1)).sort().values
+    gaps = values.diff().max().item() / values[-1].item()
+    half = gaps / 2 * (2 if words.exponents else 1.02)  # a power of two is up to twice the scale that is wanted
+    step = reach * half + lost * reach.amax(-1, keepdim=True)
     away = (dequantize_matrix(format, *stored) - weight).abs().view(out, blocks, -1, words.group)
     assert (away <= 1.01 * step[..., None]).all()
 

@@ -1,34 +1,16 @@
-"""Random codes in place of a dense state's experts."""
+"""Formats of experts in few bits, for tests of mixtures."""
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
-from compiled_kernels.expert_linear.cases import random_stack
-from workbench.model.quantized import WeightFormat, scales_of
+from compiled_kernels.linear.matrix_format import INT8_MATRIX, MatrixFormat
+from workbench.model.quantized import WeightFormat
 
 FORMATS = {
-    "int8": WeightFormat(experts="int8", expert_group=0),
-    "int8 by 32": WeightFormat(experts="int8", expert_group=32),
-    "int4 by 16": WeightFormat(experts="int4", expert_group=16),
-    "mxfp4": WeightFormat(experts="mxfp4"),
+    "int8": WeightFormat(experts=INT8_MATRIX),
+    "int8 by 32": WeightFormat(experts=MatrixFormat("int8", 32, torch.float16)),
+    "int4 by 16": WeightFormat(experts=MatrixFormat("int4", 16, torch.float16)),
+    "mxfp4": WeightFormat(experts=MatrixFormat.named("mxfp4")),
+    "q4_1": WeightFormat(experts=MatrixFormat.named("q4_1")),
 }
-
-
-def pack_experts(state: dict[str, Tensor], format: WeightFormat, seed: int) -> dict[str, Tensor]:
-    """Return a state whose stacks `gate_up` and `down` are random codes of `format`, with scales beside them, about as
-    large as the numbers that were there."""
-    generator, found = torch.Generator().manual_seed(seed), dict(state)
-    for name, dense in state.items():
-        if not name.endswith(("gate_up", "down")) or dense.ndim != 3:
-            continue
-        shape = (dense.shape[0], dense.shape[1], dense.shape[2])
-        kind, group = format.expert_dtype, format.columns_per_expert_scale
-        codes, scales = random_stack(generator, kind, group, shape, torch.float32)
-        assert scales is not None
-        # Numbers of a stack are near 2: scaled by a power of two, exponents by its logarithm.
-        power = round(float(dense.float().nan_to_num().std().clamp_min(1e-3).log2())) - 1
-        scales = (scales.int() + power).to(torch.uint8) if kind == "mxfp4" else scales * 2.0**power
-        found[name], found[scales_of(name)] = codes, scales
-    return found

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from compiled_kernels import Backend, backend_problems
-from tests.model.packed_experts import FORMATS, pack_experts
+from compiled_kernels.expert_linear.cases import spoil
+from tests.model.packed_experts import FORMATS
 from tests.thorough import THOROUGH, tries
 from workbench.model.attention_spec import AttentionSpec
-from workbench.model.feedforward import MixtureOfExperts
-from workbench.model.quantized import WeightFormat, dequantize, scales_of
+from workbench.model.feedforward import STACKS, MixtureOfExperts
+from workbench.model.quantized import WeightFormat, named_parts, store_as
 from workbench.model.spec import ActivationSpec, LayerSpec, MoESpec, RouterSpec
 from workbench.oracle.naive import Weights
 from workbench.oracle.naive import _mixture as plain_loop
@@ -121,13 +122,13 @@ def check_packed(
     format, dtype = FORMATS[kind], exact_dtype(backend, panels)
     x = torch.randn(tokens, HIDDEN, generator=torch.Generator().manual_seed(seed)).to(dtype)
     dense = filled(layer, x, takes_all, seed)
-    state = pack_experts(dense, format, seed)
+    state, wide = dict(dense), {name: tensor.double() for name, tensor in dense.items()}
     for name in ("gate_up", "down"):
-        unused = dense[name].isnan().flatten(1).any(1)
-        state[scales_of(name)][unused] = 255 if format.expert_dtype == "mxfp4" else torch.nan
+        stored = store_as(f".feedforward.{name}", tuple(dense[name].shape), format, [dense[name].nan_to_num()])
+        spoil((*stored, None)[:3], dense[name].isnan().flatten(1).any(1))
+        state |= named_parts(name, stored)
     part = built(layer, state, backend, panels, format)
-    stored = {name: tensor for name, tensor in state.items() if not name.endswith("scales")}
-    wide = {name: dequantize(tensor, state.get(scales_of(name)), torch.float64) for name, tensor in stored.items()}
+    wide |= {name: torch.stack([part.matrix(name, i) for i in range(len(dense[name]))]).double() for name in STACKS}
     assert_plain_loop(part(x), plain_loop(x.double(), Weights(wide), "", layer))
     dense_bytes = dense["gate_up"].nbytes + dense["down"].nbytes
     assert sum(each.nbytes for each in part.stacks) < dense_bytes * (0.33 if dtype is torch.float32 else 0.17)

@@ -11,6 +11,7 @@ from transformers.generation import logits_process as theirs
 from tests.helpers.refusals import refuses
 from tests.thorough import tries
 from workbench.request import SamplingParameters
+from workbench.sampling import filters
 from workbench.sampling.filters import (
     FrequencyPenalty,
     History,
@@ -108,10 +109,17 @@ def test_top_1_is_greedy_up_to_ties(batch):
     assert left.argmax(-1).tolist() == Greedy().choose_rows(logits, [0.5] * len(batch))
 
 
+@pytest.mark.parametrize("large", [filters.LARGE_VOCAB, filters.LIKELIEST])  # by all tokens, and by the likeliest
 @given(batches(), PROBABILITIES)
-def test_top_p_keeps_the_smallest_set_that_holds_p(batch, p):
+def test_top_p_keeps_the_smallest_set_that_holds_p(large, batch, p):
     logits = stacked(batch)
-    kept = TopP(p)(logits) > -INF
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(filters, "LARGE_VOCAB", large)
+        filtered = TopP(p)(logits)
+        if large < logits.shape[-1]:
+            assert torch.equal(filtered, torch.cat([TopP(p)(row) for row in logits.split(1)]))
+    kept = filtered > -INF
+    assert torch.equal(filtered[kept], logits[kept])
     mass = logits.double().softmax(-1)
     for row_kept, row_mass in zip(kept, mass, strict=True):
         held = row_mass[row_kept]

@@ -29,8 +29,8 @@ def runner_table(
     weights = str(model.dtype).removeprefix("torch.")
     if model.format.of_blocks != (DENSE_MATRIX,):
         weights += f", {model.format} in its products"
-    if model.spec.has_experts and model.format.expert_dtype != model.format.blocks.codes:
-        weights += f", {model.format.expert_dtype} in its experts"
+    if model.spec.has_experts and model.format.of_experts.codes != model.format.blocks.codes:
+        weights += f", {model.format.of_experts.codes} in its experts"
     if model.format.activations != "float":
         weights += f", with activations in {model.format.activations}"
     pages = [f"{pool.num_used} of {pool.num_pages}" for pool in scheduler.pools]

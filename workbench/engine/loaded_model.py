@@ -315,11 +315,7 @@ class _Source:
         if settings.head_weights is not None:
             format = replace(format, head=matrix_format(settings.head_weights, group))
         if settings.expert_weights is not None:
-            format = replace(
-                format,
-                experts=settings.expert_weights,
-                expert_group=group if settings.expert_weights == "int4" else 0,
-            )
+            format = format.with_experts(matrix_format(settings.expert_weights, group))
         return format, reasons
 
     def _refusals(self, config: EngineConfig) -> tuple[Refuses, str | None]:

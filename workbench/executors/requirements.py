@@ -280,7 +280,7 @@ def _experts_in_groups(odd: Callable[[int], Any]) -> Finder:
     """Find experts whose scales are of groups of so many columns."""
 
     def find(wanted: Requirements) -> str | None:
-        group = wanted.weights.columns_per_expert_scale
+        group = wanted.weights.of_experts.group
         there = wanted.spec is not None and wanted.spec.has_experts and odd(group)
         return f"experts in groups of {group}" if there else None
 
@@ -341,7 +341,7 @@ FEATURES: dict[str, Feature] = {
     **{f"{name.upper()} weights": Feature("model", _in_words(name)) for name in WORDS},
     "gate and up in several formats": Feature("model", _gate_and_up),
     "weights in groups of no power of two": Feature("model", _weights(lambda own: own.group.bit_count() > 1)),
-    "experts in groups of no multiple of 8": Feature("model", _experts_in_groups(lambda group: group % 8)),
+    "experts in groups of no multiple of 4": Feature("model", _experts_in_groups(lambda group: group % 4)),
     "experts in groups of no power of two": Feature("model", _experts_in_groups(lambda group: group.bit_count() > 1)),
     "INT8 activations": Feature(
         "model", lambda wanted: "INT8 activations" if wanted.weights.activations == "int8" else None

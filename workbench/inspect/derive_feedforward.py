@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from compiled_kernels import Backend
-from compiled_kernels.expert_linear.packed import expert_matrix
 from workbench.inspect.derivation import Derivation, DerivationTerm
 from workbench.inspect.number_place import NumberPlace, matrix_row, product_terms
 from workbench.model.feedforward import GatedMLP, MixtureOfExperts, PlainMLP, Router, apply_gate
@@ -38,7 +37,7 @@ def of_gate_up(at: NumberPlace) -> Derivation:
 def of_expert_gate_up(at: NumberPlace) -> Derivation:
     part = _mixture(at)
     number, expert, column = _expert_of(at, at.stage("expert_gate_up"))
-    row = expert_matrix(part.gate_up, part.gate_up_scales, expert)[column]
+    row = part.matrix("gate_up", expert)[column]
     factors, names = [at.feedforward_input(), row], ["normed", "weight"]
     if part.weighs_input:
         factors.insert(0, torch.full_like(factors[0], float(at.row_of("router")[expert])))
@@ -102,7 +101,7 @@ def _of_experts(at: NumberPlace, part: MixtureOfExperts) -> Derivation:
     rows = at.row_of("expert_activation").unflatten(-1, (len(chosen), -1))
     for expert, neurons in zip(chosen, rows, strict=True):
         weight = 1.0 if part.weighs_input else float(at.row_of("router")[expert])
-        matrix = expert_matrix(part.down, part.down_scales, expert)[column]
+        matrix = part.matrix("down", expert)[column]
         terms += product_terms(f"expert {expert}, neuron", torch.full_like(neurons, weight).double(), neurons, matrix)
         if part.down_bias is not None:
             terms.append(DerivationTerm(f"expert {expert}, bias", (weight, float(part.down_bias[expert, column]), 1.0)))

@@ -14,7 +14,6 @@ import torch
 from einops import einsum, rearrange, repeat
 from torch import Tensor, nn
 
-import compiled_kernels
 from workbench.batch import TokenBatch
 from workbench.errors import WorkbenchError
 from workbench.inspect.whole_text import TOKENS_PER_CHUNK, TextAttention
@@ -271,9 +270,7 @@ def _record_experts(part: MixtureOfExperts, x: Tensor, record: Record) -> None:
     rows = repeat(x, "token width -> (token used) width", used=part.num_experts_per_tok)
     if part.weighs_input:
         rows = (rows * rearrange(weights, "token used -> (token used) 1")).to(x.dtype)
-    stack = part.gate_up, part.gate_up_bias, part.gate_up_scales
-    experts = rearrange(chosen, "token used -> (token used)")
-    gate_up = compiled_kernels.expert_linear(rows, experts, *stack, part.backend)
+    gate_up = part.multiply("gate_up", rows, rearrange(chosen, "token used -> (token used)"))
     for name, made in (("gate_up", gate_up), ("activation", apply_gate(gate_up, part.activation, part.backend))):
         columns = rearrange(made, "(token used) width -> token (used width)", used=part.num_experts_per_tok)
         record(f"expert_{name}", columns)

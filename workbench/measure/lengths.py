@@ -112,22 +112,23 @@ def chart(rows: Rows, title: str) -> Any:
     altair = import_altair()
     if all(len(row["curve"]) == 1 for row in rows):
         return _by_size(altair, rows).properties(title=title)
-    panels = [_panel(altair, rows, *panel) for panel in PANELS]
+    panels = [panel(altair, rows, *each) for each in PANELS]
     return altair.hconcat(*panels).properties(title=title)
 
 
-def _panel(altair: Any, rows: Rows, key: str, title: str) -> Any:
+def panel(altair: Any, rows: Rows, key: str, title: str) -> Any:
+    """Draw the seconds `key` of every curve against what its points vary (their `path`), measured and predicted."""
     names = [row["variant"] for row in rows]
     points = [
-        {"variant": row["variant"], "tokens": point["prompt_tokens"], "ms": 1e3 * point[front + key], "kind": kind}
+        {"variant": row["variant"], "x": point["value"], "ms": 1e3 * point[front + key], "kind": kind}
         for row in rows
         for point in row["curve"]
         for kind, front in zip(SERIES_NAMES, ("", "predicted_"), strict=True)
     ]
-    ends = min(point["tokens"] for point in points), max(point["tokens"] for point in points)
+    ends = min(point["x"] for point in points), max(point["x"] for point in points)
     ticks = [2**power for power in range(ends[0].bit_length() - 1, ends[1].bit_length() + 1) if 2**power <= ends[1]]
     x = altair.X(
-        "tokens:Q", title="prompt tokens", axis=altair.Axis(values=ticks, format="d"),
+        "x:Q", title=rows[0]["curve"][0]["path"], axis=altair.Axis(values=ticks, format="d"),
         scale=altair.Scale(type="log", base=2, domain=[0.9 * ends[0], 1.1 * ends[1]], nice=False),
     )  # fmt: skip
     times = [point["ms"] for point in points]

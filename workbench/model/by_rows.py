@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from compiled_kernels.expert_linear.packed import pack_pairs
-from compiled_kernels.linear.matrix_format import INT8_MATRIX, MatrixFormat
-from compiled_kernels.linear.quantize import int4_codes, quantize_matrix
+from compiled_kernels.linear.matrix_format import MatrixFormat
+from compiled_kernels.linear.quantize import quantize_matrix
 from compiled_kernels.memory import empty_pages
 
 BLOCK_VALUES = 1 << 16  # numbers of a block: they stay in a core's cache, and calls cost little beside them
@@ -39,8 +38,12 @@ def store_dense(shape: tuple[int, ...], dtype: torch.dtype, blocks: Iterable[Ten
 
 
 def store_quantized(shape: tuple[int, ...], format: MatrixFormat, blocks: Iterable[Tensor]) -> tuple[Tensor, ...]:
-    """Quantize a matrix [row, column] that comes in blocks of rows: codes, scales, and minima where there are such."""
-    return _joined(format.storage(*shape).values(), (quantize_matrix(block, format) for block in blocks))
+    """Quantize a matrix [row, column], or a stack of such, that comes in blocks of rows: codes, scales, and minima if
+    there are such."""
+    *outer, columns = shape
+    rows = (quantize_matrix(block.reshape(-1, columns), format) for block in blocks)
+    stored = _joined(format.storage(math.prod(outer), columns).values(), rows)
+    return tuple(part.unflatten(0, outer) for part in stored)
 
 
 def _joined(storage: Iterable[Any], blocks: Iterable[Any]) -> tuple[Tensor, ...]:
@@ -51,20 +54,3 @@ def _joined(storage: Iterable[Any], blocks: Iterable[Any]) -> tuple[Tensor, ...]
             whole[start : start + len(part)] = part
         start += len(block[0])
     return stored
-
-
-def store_quantized_stack(
-    shape: tuple[int, ...], kind: Literal["int8", "int4"], group: int, blocks: Iterable[Tensor]
-) -> tuple[Tensor, ...]:
-    """Quantize a stack [expert, row, column] that comes in blocks of rows: codes and scales (see
-    compiled_kernels/expert_linear/packed.py)."""
-    count, columns = shape[0] * shape[1], shape[2]
-    rows = (block.reshape(-1, columns) for block in blocks)
-    if kind == "int8":
-        stored = store_quantized((count, columns), INT8_MATRIX, rows)
-    else:
-        storage = ((count, columns // 2), torch.uint8), ((count, columns // group), torch.float16)
-        stored = _joined(
-            storage, ((pack_pairs(codes), scales) for codes, scales in (int4_codes(block, group) for block in rows))
-        )
-    return tuple(part.unflatten(0, shape[:2]) for part in stored)

@@ -12,10 +12,18 @@ from torch import Tensor, nn
 import compiled_kernels
 from compiled_kernels import Backend
 from compiled_kernels.blocked import in_panels
-from compiled_kernels.expert_linear.packed import stack_from_panels, stack_panels_problem, stack_to_panels
+from compiled_kernels.expert_linear.stacks import (
+    Stack,
+    of_expert,
+    stack_from_panels,
+    stack_panels_problem,
+    stack_to_panels,
+)
+from compiled_kernels.linear.matrix_format import MatrixFormat
+from compiled_kernels.linear.quantize import dequantize_matrix
 from workbench.errors import WorkbenchError
 from workbench.model.linear import Linear
-from workbench.model.quantized import WeightFormat
+from workbench.model.quantized import BESIDE, WeightFormat
 from workbench.model.spec import ActivationSpec, LayerSpec, MoESpec
 
 
@@ -171,14 +179,19 @@ class Router(Linear):
         return rearrange(left, "token group expert -> token (group expert)")
 
 
+STACKS = ("gate_up", "down")
+
+
 class MixtureOfExperts(nn.Module):
     """A mixture of experts: a router chooses the experts of each token and weighs them (Shazeer et al., 2017).
 
-    The router stays dense. The experts' matrices lie in stacks, dense or as codes with scales beside them (see
-    compiled_kernels/expert_linear/packed.py).
+    The router stays dense. The experts' matrices lie in two stacks, dense or in few bits (see
+    compiled_kernels/expert_linear/stacks.py); `formats` says how each is stored.
     """
 
     chosen: Tensor | None
+    gate_up: Tensor
+    down: Tensor
 
     def __init__(self, kind: LayerSpec, experts: MoESpec, hidden_size: int, backend: Backend, format: WeightFormat):
         super().__init__()
@@ -188,9 +201,11 @@ class MixtureOfExperts(nn.Module):
         if not kind.activation.gated:
             raise WorkbenchError("experts without a gate are not carried out")
         self.router, self.weighs_input = Router(experts, hidden_size, backend), experts.router.weighs_input
-        self.gate_up, self.gate_up_scales = _empty_stack(count, 2 * hidden, hidden_size, format)
+        self.formats: dict[str, MatrixFormat] = {}
+        self.sizes = {"gate_up": (count, 2 * hidden, hidden_size), "down": (count, hidden_size, hidden)}
+        for name in STACKS:
+            self.store_as(name, format.of_experts)
         self.gate_up_bias = nn.Parameter(torch.empty(count, 2 * hidden)) if bias else None
-        self.down, self.down_scales = _empty_stack(count, hidden_size, hidden, format)
         self.down_bias = nn.Parameter(torch.empty(count, hidden_size)) if bias else None
         self.register_buffer("chosen", None, persistent=False)  # [row, expert's place], where it is recorded
         self.shared = self.shared_gate = None
@@ -200,16 +215,38 @@ class MixtureOfExperts(nn.Module):
 
     def use_panels(self, panels: bool) -> None:
         """Keep the experts' matrices in panels from now on, where their size allows that, or row by row again."""
-        for name in ("gate_up", "down"):
-            stack: tuple[Tensor, Tensor | None] = getattr(self, name), getattr(self, f"{name}_scales")
-            if in_panels(stack[0]) and not panels:
-                stack = stack_from_panels(*stack)
-            elif panels and not in_panels(stack[0]) and stack_panels_problem(*stack) is None:
-                stack = stack_to_panels(*stack)
+        for name in STACKS:
+            stack = weight, *_ = self.stack(name)
+            if in_panels(weight) and not panels:
+                found = stack_from_panels(*stack)
+            elif panels and not in_panels(weight) and stack_panels_problem(self.formats[name], weight) is None:
+                found = stack_to_panels(*stack)
             else:
                 continue
-            for end, tensor in zip(("", "_scales"), stack, strict=True):
-                setattr(self, name + end, None if tensor is None else nn.Parameter(tensor, requires_grad=False))
+            self._set(name, found)
+
+    def stack(self, name: str) -> Stack:
+        """Return the matrices of `gate_up` or `down` of all experts, their scales and minima."""
+        scales, minima = (getattr(self, f"{name}_{part}") for part in BESIDE)
+        return getattr(self, name), scales, minima
+
+    def store_as(self, name: str, format: MatrixFormat) -> None:
+        """Make room for a stack that is stored so, to be filled."""
+        experts, out, columns = self.sizes[name]
+        dense = {"weight": ((out, columns), torch.get_default_dtype())}
+        storage = dense if format.is_dense else format.storage(out, columns)
+        parts = {part: torch.empty(experts, *shape, dtype=dtype) for part, (shape, dtype) in storage.items()}
+        self.formats[name] = format
+        self._set(name, tuple(parts.get(part) for part in ("weight", *BESIDE)))
+
+    def _set(self, name: str, tensors: tuple[Tensor | None, ...]) -> None:
+        for end, tensor in zip(("", *(f"_{part}" for part in BESIDE)), tensors, strict=True):
+            self.register_parameter(name + end, None if tensor is None else nn.Parameter(tensor, requires_grad=False))
+
+    def matrix(self, name: str, expert: int) -> Tensor:
+        """Return the numbers of an expert's matrix [out, width], in float32 where it is stored in few bits."""
+        weight, scales, minima = of_expert(self.stack(name), expert)
+        return weight if scales is None else dequantize_matrix(self.formats[name], weight, scales, minima)
 
     @property
     def unread_bytes(self) -> int:
@@ -223,8 +260,7 @@ class MixtureOfExperts(nn.Module):
     @property
     def stacks(self) -> list[Tensor]:
         """Return the experts' matrices, and their scales where they have such."""
-        every = self.gate_up, self.gate_up_scales, self.down, self.down_scales
-        return [each for each in every if each is not None]
+        return [each for name in STACKS for each in self.stack(name) if each is not None]
 
     def forward(self, x: Tensor) -> Tensor:
         weights, chosen = self.router.choose(x)
@@ -245,13 +281,14 @@ class MixtureOfExperts(nn.Module):
 
     def _products(self, rows: Tensor, experts: Tensor) -> Tensor:
         """Return for each row [row, hidden] what its expert's feed-forward gives."""
-        gate_up, down = (
-            (self.gate_up, self.gate_up_bias, self.gate_up_scales),
-            (self.down, self.down_bias, self.down_scales),
-        )
-        hidden = compiled_kernels.expert_linear(rows, experts, *gate_up, self.backend)
-        hidden = apply_gate(hidden, self.activation, self.backend)
-        return compiled_kernels.expert_linear(hidden, experts, *down, self.backend)
+        hidden = self.multiply("gate_up", rows, experts)
+        return self.multiply("down", apply_gate(hidden, self.activation, self.backend), experts)
+
+    def multiply(self, name: str, rows: Tensor, experts: Tensor) -> Tensor:
+        """Return the product of each row with its expert's matrix of a stack."""
+        (weight, scales, minima), bias = self.stack(name), getattr(self, f"{name}_bias")
+        stored = weight, bias, scales, minima, self.formats[name].codes
+        return compiled_kernels.expert_linear(rows, experts, *stored, self.backend)
 
     def _held_products(self, rows: Tensor, experts: Tensor, held: range) -> Tensor:
         """Return the products of the experts of this rank, and zeros for rows of the others."""
@@ -260,15 +297,3 @@ class MixtureOfExperts(nn.Module):
         if len(mine):
             out[mine] = self._products(rows[mine], experts[mine] - held.start)
         return out
-
-
-def _empty_stack(experts: int, out: int, width: int, format: WeightFormat) -> tuple[nn.Parameter, nn.Parameter | None]:
-    """Return a stack [expert, out, width] to be filled, as `format` stores experts, and its scales if it has such."""
-    kind, group = format.expert_dtype, format.columns_per_expert_scale
-    if kind == "dense":
-        return nn.Parameter(torch.empty(experts, out, width)), None
-    codes = (width, torch.int8) if kind == "int8" else (width // 2, torch.uint8)
-    scale = torch.float32 if not group else torch.uint8 if kind == "mxfp4" else torch.float16
-    scales = torch.empty(experts, out, *([width // group] if group else []), dtype=scale)
-    stack = torch.empty(experts, out, codes[0], dtype=codes[1])
-    return nn.Parameter(stack, requires_grad=False), nn.Parameter(scales, requires_grad=False)

@@ -15,11 +15,10 @@ from workbench.kv_cache.pages import KVCacheGroup
 from workbench.model.attention_spec import AnyAttentionSpec, MLASpec
 from workbench.model.custom import page_summaries
 from workbench.model.model_parameters import parameter_shapes
-from workbench.model.quantized import WeightFormat, is_expert_stack
+from workbench.model.quantized import WeightFormat
 from workbench.model.recurrent.spec import RecurrentSpec
 from workbench.model.spec import LayerSpec, ModelSpec
 
-ROW_SCALE, GROUP_SCALE, MXFP4_SCALE = 4, 2, 1  # bytes of a scale of experts: of a row, of a group, an exponent
 UNLIMITED_TOKENS = 2**50  # tokens
 
 
@@ -198,15 +197,11 @@ def _weight_bytes(spec: Any, itemsize: int, format: WeightFormat) -> tuple[tuple
 def _stored_bytes(spec: ModelSpec, name: str, shape: tuple[int, ...], itemsize: int, format: WeightFormat) -> int:
     if name == "embedding.weight" and spec.tie_word_embeddings and not format.head.is_dense:
         name = "head.weight"  # the one matrix of a tied model is stored as the head is
-    group, values = format.columns_per_expert_scale, math.prod(shape)
     if format.is_dense(name, len(shape)):
-        return values * itemsize
-    if not is_expert_stack(name, len(shape)):
-        rows = format.rows_of(name, shape)
-        return sum(n * shape[1] * itemsize if own.is_dense else own.nbytes(n, shape[1]) for n, own in rows)
-    scale = MXFP4_SCALE if format.expert_dtype == "mxfp4" else GROUP_SCALE
-    codes = values if format.expert_dtype == "int8" else values // 2
-    return codes + (values // group * scale if group else math.prod(shape[:-1]) * ROW_SCALE)
+        return math.prod(shape) * itemsize
+    *inner, columns = shape[1:]
+    rows = ((n * math.prod(inner), own) for n, own in format.rows_of(name, shape))
+    return sum(n * columns * itemsize if own.is_dense else own.nbytes(n, columns) for n, own in rows)
 
 
 def activation_bytes(spec: ModelSpec, rows: int, itemsize: int, samples: int | None = None) -> int:

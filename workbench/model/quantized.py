@@ -10,19 +10,18 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from compiled_kernels.expert_linear.packed import MX_GROUP, dequantize_stack
+from compiled_kernels.expert_linear.stacks import stack_problem
 from compiled_kernels.linear.matrix_format import DENSE_MATRIX, INT8_MATRIX, MatrixFormat
 from compiled_kernels.linear_w8a8.api import int8_problem
 from workbench.errors import WorkbenchError
 from workbench.model.attention_spec import MLASpec
-from workbench.model.by_rows import row_blocks, store_quantized, store_quantized_stack
+from workbench.model.by_rows import row_blocks, store_quantized
 from workbench.model.formats.mapped import release
 from workbench.model.recurrent.spec import RecurrentSpec
 from workbench.model.spec import LayerSpec, ModelSpec
 
 WeightDtype = Literal["dense", "int8", "int4"]
 WEIGHT_DTYPES: tuple[WeightDtype, ...] = ("dense", "int8", "int4")
-StoredDtype = Literal["dense", "int8", "int4", "mxfp4"]  # of experts: MXFP4 comes from files
 Activations = Literal["float", "int8"]
 ACTIVATIONS: tuple[Activations, ...] = ("float", "int8")
 Rows = tuple[tuple[int, MatrixFormat], ...]  # of a matrix, in order: so many, and how they are stored
@@ -53,20 +52,18 @@ def matrix_format(name: str, quant_group: int = 64) -> MatrixFormat:
 class WeightFormat:
     """The stored formats of the matrices of blocks and head. A tied embedding is stored as the head is.
 
-    `experts` is the format of a mixture's experts, that of the blocks unless given: also `mxfp4`, as files have it. Of
-    these `expert_group` columns share a scale: unless given `quant_group` with int4, and all of a row with int8.
+    `experts` is the format of a mixture's experts, that of the blocks unless given.
 
     `activations` are what is multiplied with them: `float` in the model's type, or `int8`, quantized as it comes and
     multiplied as integers, wherever codes are integers (see compiled_kernels/linear_w8a8).
 
-    `own` has those matrices of the blocks that are stored otherwise than `blocks` says, by name: their rows. Parts of
-    a fused matrix that are stored in several formats are X.0.weight, X.1.weight, ..."""
+    `own` has those matrices of the blocks, and stacks of experts, that are stored otherwise, by name: their rows. Parts
+    of a fused matrix that are stored in several formats are X.0.weight, X.1.weight, ..."""
 
     blocks: MatrixFormat = DENSE_MATRIX
     head: MatrixFormat = DENSE_MATRIX
     activations: Activations = "float"
-    experts: StoredDtype | None = None
-    expert_group: int | None = None
+    experts: MatrixFormat | None = None
     own: tuple[tuple[str, Rows], ...] = ()
 
     @classmethod
@@ -80,46 +77,37 @@ class WeightFormat:
     ) -> WeightFormat:
         """`head` and `experts` are as the blocks unless given. Raises WorkbenchError for what is not known."""
         formats = [matrix_format(name, quant_group) for name in (blocks, blocks if head is None else head)]
-        expert_group = None if experts is None else matrix_format(experts, quant_group).group
         if activations not in ACTIVATIONS:
             raise WorkbenchError(f"unknown activations {activations!r}; known: {', '.join(ACTIVATIONS)}")
-        return cls(formats[0], formats[1], activations, experts, expert_group)  # type: ignore[arg-type] (checked above)
+        of_experts = None if experts is None else matrix_format(experts, quant_group)
+        return cls(*formats, activations, of_experts)  # type: ignore[arg-type] (checked above)
 
     @property
-    def expert_dtype(self) -> StoredDtype:
-        """Return the format of experts: unless given that of the blocks, where experts have it, or dense."""
-        if self.experts is not None:
-            return self.experts
-        if self.blocks == INT8_MATRIX:
-            return "int8"
-        return "int4" if self.blocks.codes == "int4" and self.blocks.minima is None else "dense"
+    def of_experts(self) -> MatrixFormat:
+        """Return the format of experts that have none of their own."""
+        return self.blocks if self.experts is None else self.experts
 
-    @property
-    def columns_per_expert_scale(self) -> int:
-        """Return how many columns of an expert's matrix share a scale; 0 where a row has one, or there are none."""
-        if self.expert_dtype == "mxfp4":
-            return MX_GROUP
-        if self.expert_group is not None:
-            return self.expert_group
-        return self.blocks.group if self.expert_dtype == "int4" else 0
+    def with_experts(self, experts: MatrixFormat) -> WeightFormat:
+        """Return the same format with every stack of experts stored so."""
+        return replace(self, experts=experts, own=tuple(x for x in self.own if not x[0].endswith(EXPERT_STACKS)))
 
     def is_dense(self, name: str, axes: int) -> bool:
-        """Return whether a parameter, a stack of experts or any other, is dense."""
-        if is_expert_stack(name, axes):
-            return self.expert_dtype == "dense"
+        """Return whether a parameter is dense."""
         rows = dict(self.own).get(name, ())
         return all(format.is_dense for _, format in rows) if len(rows) > 1 else self.of(name, axes).is_dense
 
     def of(self, name: str, axes: int) -> MatrixFormat:
-        """Return the stored format of a parameter that is no stack of experts: routers, norms and biases are dense."""
-        if axes != 2 or name.endswith(DENSE_MATRICES):
-            return DENSE_MATRIX
+        """Return the stored format of a parameter: routers, norms and biases are dense."""
         if name in self._own_parts:
             return self._own_parts[name]
+        if is_expert_stack(name, axes):
+            return self.of_experts
+        if axes != 2 or name.endswith(DENSE_MATRICES):
+            return DENSE_MATRIX
         return self.head if name == "head.weight" else self.blocks
 
     def rows_of(self, name: str, shape: tuple[int, ...]) -> Rows:
-        """Return how the rows of a parameter that is no stack of experts are stored."""
+        """Return how the rows of a parameter, or the experts of a stack, are stored."""
         rows = dict(self.own).get(name, ())
         return rows if len(rows) > 1 else ((shape[0], self.of(name, len(shape))),)
 
@@ -140,7 +128,7 @@ class WeightFormat:
     def named(self) -> tuple[str, ...]:
         """Return the parts of this format's key in stored results."""
         activations = () if self.activations == "float" else (f"activations {self.activations}",)
-        experts = () if self.experts is None else (f"experts {self.experts} {self.columns_per_expert_scale}",)
+        experts = () if self.experts is None else (f"experts {self.experts!r}",)
         own = (repr(self.own),) if self.own else ()
         return repr(self.blocks), repr(self.head), *activations, *experts, *own
 
@@ -156,12 +144,12 @@ class WeightFormat:
             for name, columns in [("hidden_size", spec.hidden_size), *widths] if format.words is None else ():
                 if problem := format.problem(columns):
                     raise WorkbenchError(f"{spec.name}: {problem} its {name} of {columns}; set weight_group")
-        group = self.columns_per_expert_scale
-        for kind in spec.layers if group else ():
+        format = self.of_experts
+        for kind in spec.layers if format.words is None else ():
             for name, columns in (("hidden_size", spec.hidden_size), ("intermediate_size", kind.intermediate_size)):
-                if kind.experts is not None and columns % group:
+                if kind.experts is not None and stack_problem(format, columns):
                     raise WorkbenchError(
-                        f"{spec.name}: groups of {group} do not divide its experts' {name} of {columns}; set "
+                        f"{spec.name}: groups of {format.group} do not divide its experts' {name} of {columns}; set "
                         "weight_group, or expert_weights: dense"
                     )
 
@@ -214,12 +202,7 @@ def is_expert_stack(name: str, axes: int) -> bool:
 
 def store_as(name: str, shape: tuple[int, ...], format: WeightFormat, blocks: Iterable[Tensor]) -> tuple[Tensor, ...]:
     """Quantize a matrix, or a stack of such, that comes in blocks of rows: codes, scales, and minima if it has such."""
-    if not is_expert_stack(name, len(shape)):
-        return store_quantized(shape, format.of(name, len(shape)), blocks)
-    kind = format.expert_dtype
-    if kind not in ("int8", "int4"):
-        raise WorkbenchError(f"weights are not quantized as {kind} here; files that are so keep their codes")
-    return store_quantized_stack(shape, kind, format.columns_per_expert_scale, blocks)
+    return store_quantized(shape, format.of(name, len(shape)), blocks)
 
 
 def scales_of(name: str) -> str:
@@ -247,8 +230,3 @@ def stored_name(name: str, spec: ModelSpec, format: WeightFormat) -> str:
     """Return the name under which a parameter is stored: a tied embedding that is not dense is the head."""
     tied = name == "embedding.weight" and spec.tie_word_embeddings and not format.head.is_dense
     return "head.weight" if tied else name
-
-
-def dequantize(values: Tensor, scales: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Return a stack of experts' matrices, or a parameter without scales, as numbers of `dtype`."""
-    return values.to(dtype) if scales is None else dequantize_stack(values, scales).to(dtype)

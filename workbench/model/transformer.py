@@ -22,7 +22,7 @@ from workbench.kv_cache.store import KVStore
 from workbench.model.altup import AltUpBlock, Streams
 from workbench.model.attention_spec import AttentionSpec
 from workbench.model.expert_use import ExpertUse
-from workbench.model.feedforward import MixtureOfExperts
+from workbench.model.feedforward import STACKS, MixtureOfExperts
 from workbench.model.layers import (
     STORED_PARAMETERS,
     SumOverRanks,
@@ -34,7 +34,7 @@ from workbench.model.linear import Linear, StackedLinear, build_norm, stored_as
 from workbench.model.memory import cache_shapes
 from workbench.model.mixer import Angles
 from workbench.model.model_parameters import parameter_shapes
-from workbench.model.quantized import BESIDE, WeightFormat, dequantize, part_name, quantize, scales_of
+from workbench.model.quantized import BESIDE, WeightFormat, part_name, quantize
 from workbench.model.rotary import RotaryKey, RotaryTable, build_rotary_table, rotaries_of_model, rotary_of_layer
 from workbench.model.spec import ModelSpec
 
@@ -85,7 +85,11 @@ class Transformer(nn.Module):
         self.streams = None if altup is None else Streams(spec, altup, backend, format)
         for name, matrix in format.own:
             parent, _, child = name.removesuffix(".weight").rpartition(".")
-            setattr(self.get_submodule(parent), child, stored_as(getattr(self.get_submodule(parent), child), matrix))
+            module = self.get_submodule(parent)
+            if isinstance(module, MixtureOfExperts) and child in STACKS:
+                module.store_as(child, matrix[0][1])
+            else:
+                setattr(module, child, stored_as(getattr(module, child), matrix))
         self.norm = build_norm(spec.hidden_size, spec.norm, backend)
         self.embedding_norm = build_norm(spec.hidden_size, spec.norm, backend) if spec.embedding_norm else None
         first = spec.learned_positions
@@ -217,7 +221,8 @@ class Transformer(nn.Module):
         there = dict(self.named_parameters())
         stacks = {name: shape for name, shape in shapes.items() if len(shape) == 3 and name in there}
         stored = sum(linear.matrix_bytes for linear in linears)
-        stored += sum(there[each].nbytes for name in stacks for each in (name, scales_of(name)) if each in there)
+        parts = (f"{name}{end}" for name in stacks for end in ("", *(f"_{part}" for part in BESIDE)))
+        stored += sum(there[each].nbytes for each in parts if each in there)
         values = sum(linear.in_features * linear.out_features for linear in linears)
         values += sum(map(math.prod, stacks.values()))
         return stored / values, self.head_bytes / (self.spec.vocab_size * self.spec.hidden_size)
@@ -249,10 +254,16 @@ class Transformer(nn.Module):
         }
         inner = {part_name(name, i, rows) for name, rows in self.format.own for i in range(len(rows)) if len(rows) > 1}
         dense = {name: part.lookup_rows(slice(None), dtype) for name, part in products.items() if name not in inner}
+        mixtures = {name: part for name, part in self.named_modules() if isinstance(part, MixtureOfExperts)}
         dense |= {
-            name: dequantize(tensor, stored.get(scales_of(name)), dtype)
+            f"{name}.{stack}": torch.stack([part.matrix(stack, each).to(dtype) for each in range(part.sizes[stack][0])])
+            for name, part in mixtures.items()
+            for stack in STACKS
+        }
+        dense |= {
+            name: tensor.to(dtype)
             for name, tensor in stored.items()
-            if name not in products and not name.endswith(BESIDE)
+            if name not in products and name not in dense and not name.endswith(BESIDE)
         }
         return dense if self.embedding is not None else {**dense, "embedding.weight": dense["head.weight"]}
 

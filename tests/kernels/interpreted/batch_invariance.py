@@ -137,9 +137,9 @@ def test_row_of_an_expert_is_the_same_whichever_others_there_are(count: int, nam
     weight, expert = torch.randn(4, 40, 48, generator=generator), torch.randint(named, (count,), generator=generator)
     weight[[each for each in range(4) if each not in expert]] = torch.nan
     x, place = torch.randn(count, 48, generator=generator), run_seed() % count
-    alone = compiled_kernels.expert_linear(x[[place]], expert[[place]], weight, None, None, Backend.TRITON)
+    alone = compiled_kernels.expert_linear(x[[place]], expert[[place]], weight, backend=Backend.TRITON)
     bad = (place - 1) % count
     x[bad] = torch.nan
-    among = compiled_kernels.expert_linear(x, expert, weight, None, None, Backend.TRITON)
+    among = compiled_kernels.expert_linear(x, expert, weight, backend=Backend.TRITON)
     assert torch.equal(among[[place]], alone)
     assert among[torch.arange(count) != bad].isfinite().all()

@@ -8,16 +8,18 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 import workbench
 from compiled_kernels import Backend, backend_problems
-from compiled_kernels.expert_linear.packed import dequantize_stack
+from compiled_kernels.linear.matrix_format import INT8_MATRIX, MatrixFormat
 from tests.model.families import NEEDS_TRANSFORMERS, read_model
 from tests.model.formats.folders import same, write_gpt_oss
 from workbench.engine.config import EngineConfig
 from workbench.engine.loaded_model import LoadedModel, weight_format
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
+from workbench.model.formats.gguf.blocks import BLOCK_TYPES
 from workbench.model.memory import weight_bytes
 from workbench.model.quantized import WeightFormat, matrix_format
 from workbench.model.transformer import Transformer
@@ -27,6 +29,7 @@ from workbench.testing.packers import pack_folder
 from workbench.trace.events import Finished
 
 pytestmark = NEEDS_TRANSFORMERS
+INT4, MXFP4 = matrix_format("int4", 32), MatrixFormat.named("mxfp4")
 HERE = [each for each in (Backend.EAGER, Backend.INDUCTOR, Backend.MLIR) if backend_problems()[each] is None]
 SIZES = {"hidden_size": 64, "moe_intermediate_size": 64, "intermediate_size": 64, "num_experts": 5,
          "num_experts_per_tok": 2, "vocab_size": 266}  # fmt: skip
@@ -42,8 +45,14 @@ def add_tokenizer(*folders: Path) -> None:
         shutil.copy(Path(workbench.__file__).parent / "demo" / "bytes" / "tokenizer.json", folder)
 
 
+def widened(pairs: Tensor, scales: Tensor) -> Tensor:
+    values = torch.tensor(packers.E2M1)[torch.stack([pairs & 15, pairs >> 4], -1).flatten(-2).int()]
+    numbers = values.unflatten(-1, (-1, 32)) * 2.0 ** (scales.float() - 127)[..., None]
+    return numbers.flatten(-2).transpose(1, 2).bfloat16().contiguous()
+
+
 def gpt_oss(folder: Path) -> Path:
-    dense = write_gpt_oss(folder, lambda *stored: dequantize_stack(*stored).transpose(1, 2).bfloat16().contiguous())
+    dense = write_gpt_oss(folder, widened)
     add_tokenizer(folder, dense)
     return dense
 
@@ -57,7 +66,7 @@ def test_gpt_oss_keeps_mxfp4(tmp_path: Path, backend: Backend) -> None:
     """Gate and up are woven in the file. The widened model's numbers are the codes', bit for bit."""
     dense, lines = gpt_oss(tmp_path / "m"), []
     model, expected = load(tmp_path / "m", lines, str(backend)), load(dense, lines)
-    assert model.format == WeightFormat(experts="mxfp4", expert_group=32) and not lines
+    assert model.format == WeightFormat(experts=MXFP4) and not lines
     assert same(model.dense_state(torch.float32), expected.dense_state(torch.float32))
     assert parameter_bytes(model) == weight_bytes(model.spec, 4, model.format)
     assert weight_format(EngineConfig.build(tmp_path / "m").model) == model.format
@@ -79,10 +88,10 @@ def test_gpt_oss_generates_what_the_widened_model_does(tmp_path: Path, backend: 
 
 
 PACKED = {
-    "int4": (packers.pack_quantized, WeightFormat(matrix_format("int4", 32), experts="int4", expert_group=32)),
-    "int8": (packers.int_quantized, WeightFormat(matrix_format("int8"), experts="int8", expert_group=0)),
-    "gptq": (packers.gptq, WeightFormat(matrix_format("int4", 32), experts="int4", expert_group=32)),
-    "mxfp4": (packers.mxfp4_pack, WeightFormat(experts="mxfp4", expert_group=32)),
+    "int4": (packers.pack_quantized, WeightFormat(INT4, experts=INT4)),
+    "int8": (packers.int_quantized, WeightFormat(INT8_MATRIX, experts=INT8_MATRIX)),
+    "gptq": (packers.gptq, WeightFormat(INT4, experts=INT4)),
+    "mxfp4": (packers.mxfp4_pack, WeightFormat(MXFP4, experts=MXFP4)),
 }
 
 
@@ -99,17 +108,16 @@ def test_experts_of_packed_folders_stay_packed(tmp_path: Path, name: str) -> Non
     add_tokenizer(tmp_path / "m", tmp_path / "plain")
     lines: list[str] = []
     model, expected = load(tmp_path / "m", lines), load(tmp_path / "plain", [])
-    assert model.format.expert_dtype == format.expert_dtype
-    assert model.format.columns_per_expert_scale == format.columns_per_expert_scale
+    assert model.format.of_experts == format.of_experts
     assert same(model.dense_state(torch.float32), expected.dense_state(torch.float32))
     assert not any("expert" in line.removeprefix(str(tmp_path)) for line in lines)
     assert parameter_bytes(model) == weight_bytes(model.spec, 4, model.format)
     torch.testing.assert_close(model.logits(range(30)), expected.logits(range(30)), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("kind", "experts", "group"), [("Q4_0", "int4", 32), ("MXFP4", "mxfp4", 32)])
-def test_experts_of_gguf_stay_packed(tmp_path: Path, kind: str, experts: str, group: int) -> None:
-    """Its nibbles are in another order, its codes and scales are ours."""
+@pytest.mark.parametrize("kind", [type.name for type in BLOCK_TYPES.values() if type.format is not None])
+def test_experts_of_gguf_stay_packed(tmp_path: Path, kind: str) -> None:
+    """Its bits are in another order, its codes and scales are ours; nothing is widened."""
     writing = pytest.importorskip("tests.model.formats.gguf_of_transformers", reason="gguf is not installed")
     changes = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4,
                "head_dim": 64, "num_local_experts": 3, "num_experts_per_tok": 2, "sliding_window": None}  # fmt: skip
@@ -123,7 +131,7 @@ def test_experts_of_gguf_stay_packed(tmp_path: Path, kind: str, experts: str, gr
 
     spec, checkpoint = read_spec(stored), open_checkpoint(stored)
     format, _ = stored_format(checkpoint, wanted_parameters(checkpoint, spec), spec.tie_word_embeddings)
-    assert (format.expert_dtype, format.columns_per_expert_scale) == (experts, group)
+    assert format.of_experts == MatrixFormat.named(kind.lower())
     model = Transformer.from_state(spec, load_weights(stored, spec, torch.float32, format), format=format)
     assert same(model.dense_state(torch.float32), read_model(widened).dense_state(torch.float32))
 
@@ -138,7 +146,7 @@ def test_settings_quantize_experts(tmp_path: Path) -> None:
     sizes = {}
     for weights, experts in (("int4", None), ("int4", "dense"), ("dense", "int4"), ("int8", None), ("auto", "int8")):
         model = load(tmp_path / "m", [], weight_group=16, weights=weights, expert_weights=experts)
-        kind = model.format.expert_dtype
+        kind = model.format.of_experts.codes
         assert kind == (experts or weights)
         stored = model.dense_state(torch.float32)
         away = float((stored[name] - exact).norm() / exact.norm())
@@ -159,10 +167,12 @@ def test_groups_must_divide_experts(tmp_path: Path) -> None:
     assert load(tmp_path / "m", [], weights="int4", weight_group=32, expert_weights="dense")
 
 
-def test_experts_that_are_stored_in_two_ways_are_widened(tmp_path: Path) -> None:
+def test_a_stack_that_is_stored_in_two_ways_is_widened(tmp_path: Path) -> None:
     random_checkpoint("qwen3_moe", SIZES).save_pretrained(tmp_path / "plain")
     pack_folder(tmp_path / "plain", tmp_path / "m", packers.pack_quantized, skip=("experts.3.down_proj",))
     add_tokenizer(tmp_path / "m")
     lines: list[str] = []
-    assert load(tmp_path / "m", lines).format.expert_dtype == "dense"
-    assert any("beside experts that are dense" in line for line in lines)
+    format = load(tmp_path / "m", lines).format
+    for part, dense in (("gate_up", False), ("down", True)):
+        assert format.is_dense(f"blocks.0.feedforward.{part}", 3) == dense
+    assert any("several formats" in line for line in lines)

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from compiled_kernels.expert_linear.packed import exponents
 from tests.model.formats.folders import read_packed, same, write_gpt_oss
 from tests.thorough import tries
 from workbench.model.hf.families import read_spec
@@ -110,9 +109,3 @@ def test_experts_of_gpt_oss_are_the_dense_ones(tmp_path: Path) -> None:
     dense = write_gpt_oss(tmp_path / "m", widen)
     spec = read_spec(tmp_path / "m")
     assert same(*(load_weights(folder, spec, torch.float32) for folder in (tmp_path / "m", dense)))
-
-
-def test_exponents_are_powers_of_two() -> None:
-    """The first is below float32's normal numbers, the last is no number."""
-    found = exponents(torch.arange(256).to(torch.uint8))
-    assert found[:255].double().tolist() == [2.0 ** (each - 127) for each in range(255)] and found[255].isnan()

@@ -14,10 +14,8 @@ from compiled_kernels.attention_rules import rules_of
 from compiled_kernels.backends import BackendError
 from compiled_kernels.blocked.layout import as_words, in_panels, whole_panels
 from compiled_kernels.decode_step import DecodeStep, LayerShape, MixtureShape, QuantizedLayout, StepShape, WeightLayout
-from compiled_kernels.expert_linear.mlir import stack_layout
-from compiled_kernels.expert_linear.packed import stack_width
-from compiled_kernels.linear.matrix_format import CODE_DTYPES, MatrixFormat
-from compiled_kernels.linear.mlir import code_kind
+from compiled_kernels.linear.matrix_format import MatrixFormat
+from compiled_kernels.linear.mlir import weight_kind
 from compiled_kernels.mlir_text import MLIR_TYPES, Target
 from workbench.errors import WorkbenchError
 from workbench.executors.contention import StepThreads
@@ -29,7 +27,7 @@ from workbench.executors.requirements import Requirements, Supports
 from workbench.kv_cache.format import KVCacheSpec
 from workbench.kv_cache.pages import NULL_PAGE, pages_for
 from workbench.kv_cache.store import KVStore
-from workbench.model.feedforward import GatedMLP, MixtureOfExperts
+from workbench.model.feedforward import STACKS, GatedMLP, MixtureOfExperts
 from workbench.model.layers import TransformerBlock, attention_of
 from workbench.model.linear import Linear, RMSNorm, StackedLinear
 from workbench.model.transformer import Transformer
@@ -57,7 +55,7 @@ supports = Supports({
     "norms of a layer's parts on several ranks": "the compiled step norms what is not summed over ranks yet",
     "GELU in a mixture of experts": "the compiled step's experts have SiLU",
     "logits of early layers": "the step is one kernel, which keeps the states between layers; blocks give them",
-    "experts in groups of no multiple of 8": "a word of a panel is of one group",
+    "experts in groups of no multiple of 4": "a word of a panel is of one group",
     "rotary by a sequence's length": "its angles are a table by position",
     "user-defined cache codec": "the compiled decode step cannot call it",
     "rotated heads": "the compiled decode step does not rotate heads",
@@ -228,9 +226,8 @@ def _layer(block: TransformerBlock, cache: KVCacheSpec, rotary: int | None) -> L
     runs = _runs(attention.qkv)
     rules = rules_of(attention.mask, attention.score, "decode_step", "mlir")
     if experts is not None:
-        gate_up = _expert_layout(experts.gate_up, experts.gate_up_scales)
-        down = _expert_layout(experts.down, experts.down_scales)
-        width = stack_width(experts.down)
+        gate_up, down = (_expert_layout(experts, name) for name in STACKS)
+        width = experts.sizes["down"][-1]
     else:
         assert isinstance(feedforward, GatedMLP)
         gate_up, down = _stored(feedforward.gate_up), _stored(feedforward.down)
@@ -275,10 +272,11 @@ def _mixture(experts: MixtureOfExperts) -> MixtureShape:
     )
 
 
-def _expert_layout(stack: Tensor, scales: Tensor | None) -> WeightLayout:
-    if not in_panels(stack):
+def _expert_layout(experts: MixtureOfExperts, name: str) -> WeightLayout:
+    weight, *_ = experts.stack(name)
+    if not in_panels(weight):
         raise BackendError("backend mlir: decodes a mixture whose experts lie in panels; see Transformer.use_panels")
-    return WeightLayout(*stack_layout(stack, scales), panels=True)
+    return replace(_weight(experts.formats[name], weight.dtype), panels=True)
 
 
 def _layout(cache: KVCacheSpec) -> QuantizedLayout:
@@ -315,9 +313,8 @@ def _weight(format: MatrixFormat, dtype: torch.dtype, bias: bool = False) -> Wei
         return WeightLayout(MLIR_TYPES[dtype], bias=bias)
     if format.words is not None:
         return WeightLayout(format.codes, bias=bias)
-    kind = code_kind(CODE_DTYPES[format.codes], format.minima is not None)
     minima = "" if format.minima is None else MLIR_TYPES[format.minima]
-    return WeightLayout(kind, format.group, bias, scales=MLIR_TYPES[format.scales], minima=minima)
+    return WeightLayout(weight_kind(format, dtype), format.group, bias, scales=MLIR_TYPES[format.scales], minima=minima)
 
 
 def step_tensors(model: Transformer, store: KVStore) -> dict[str, Tensor]:
@@ -339,11 +336,11 @@ def step_tensors(model: Transformer, store: KVStore) -> dict[str, Tensor]:
         products = {"output": attention.output} | ({"qkv": attention.qkv} if len(runs) == 1 else {})
         if isinstance(feedforward, MixtureOfExperts):
             products["router"] = feedforward.router
-            for name in ("gate_up", "down"):
-                stack, scales = getattr(feedforward, name), getattr(feedforward, f"{name}_scales")
-                found[f"{name}0_{index}"] = as_words(stack).flatten(0, 1)
-                if scales is not None:
-                    found[f"{name}1_{index}"] = scales[..., 0].flatten(0, 1) if in_panels(scales) else scales.flatten()
+            for name in STACKS:
+                weight, *beside = feedforward.stack(name)
+                there = (each for each in beside if each is not None)
+                parts = [as_words(weight), *(each[..., 0] if in_panels(each) else each for each in there)]
+                found |= {f"{name}{i}_{index}": part.flatten(0, 1) for i, part in enumerate(parts)}
         else:
             assert isinstance(feedforward, GatedMLP)
             products |= {"gate_up": feedforward.gate_up, "down": feedforward.down}

@@ -11,8 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from compiled_kernels.expert_linear.packed import E2M1
-from compiled_kernels.linear.matrix_format import MatrixFormat
+from compiled_kernels.linear.matrix_format import E2M1_TWICE, MatrixFormat
 from workbench.model.checkpoint_names import CheckpointNames
 from workbench.model.hf.fields import ConfigFields
 
@@ -32,8 +31,6 @@ class QuantizedMatrix:
         zeros: int8 or int16, as the scales, in units of a code; None where all are 0.
         minima: as the scales, floats, in place of zeros: 4-bit codes are 0 to 15 then. None where there are none.
         group_index: the group of each column, int32, where groups are not runs of columns.
-        pairs: returns codes of 4 bits as they are stored, where files hold them two neighbours a byte, the lower
-            nibble first: mxfp4, and int4 plus 8. uint8 [row, column / 2].
     """
 
     kind: QuantizedKind
@@ -44,12 +41,11 @@ class QuantizedMatrix:
     zeros: Tensor | None = None
     minima: Tensor | None = None
     group_index: Tensor | None = None
-    pairs: Callable[[], Tensor] | None = None
 
     def dequantize(self) -> Tensor:
         """Return the matrix in float32. An integer of up to 8 bits times a scale of float16 or bfloat16 is exact."""
         codes = self.codes()
-        values = torch.tensor(E2M1)[codes.int()] if self.kind == "mxfp4" else codes.float()
+        values = torch.tensor(E2M1_TWICE)[codes.int()] / 2 if self.kind == "mxfp4" else codes.float()
         if self.zeros is not None:
             values -= self._spread(self.zeros, values)
         values.mul_(self._spread(self.scales, values))
@@ -94,8 +90,8 @@ class StoredTensor(ABC):
         return None
 
     def quantized(self) -> QuantizedMatrix | None:
-        """Return the matrix in its few bits, where it is stored so: scales are read, codes when they are asked for.
-        None where the tensor is dense, or its format is none of these kinds."""
+        """Return the matrix, or those of a stack one below the other, in its few bits, where it is stored so: scales
+        are read, codes when they are asked for. None where it is dense, or its format is none of these kinds."""
         return None
 
     def words_format(self) -> MatrixFormat | None:
@@ -105,10 +101,6 @@ class StoredTensor(ABC):
     def fill_words(self, stored: Sequence[Tensor]) -> None:
         """Write words, scales and minima, as `words_format` stores them."""
         raise NotImplementedError
-
-    def stacked(self) -> tuple[QuantizedMatrix, ...] | None:
-        """Return the matrix of each expert, in its few bits, where the tensor is a stack that is stored so."""
-        return None
 
 
 @dataclass(frozen=True)

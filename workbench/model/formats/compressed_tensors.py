@@ -25,7 +25,6 @@ from typing import Any
 
 import torch
 
-from compiled_kernels.expert_linear.packed import exponents
 from workbench.errors import WorkbenchError
 from workbench.model.formats.checkpoint import QuantizedKind, QuantizedMatrix, StoredTensor
 from workbench.model.formats.fp8 import FP8Tensor
@@ -113,9 +112,8 @@ class CompressedMXFP4(PackedTensor):
         return QuantizedMatrix(
             "mxfp4",
             lambda: unpack_bits(packed.read(), 4, self.shape[1]),
-            exponents(self.parts["weight_scale"].read().view(torch.uint8)),
+            self.parts["weight_scale"].read().view(torch.float8_e8m0fnu).float(),
             BLOCK,
-            pairs=packed.read,
         )
 
 

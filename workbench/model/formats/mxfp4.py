@@ -9,18 +9,17 @@ https://github.com/openai/gpt-oss: gpt_oss/torch/weights.py; OCP Microscaling Fo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
-from compiled_kernels.expert_linear.packed import MX_GROUP, dequantize_stack, exponents, unpack_pairs
 from workbench.errors import WorkbenchError
 from workbench.model.formats.checkpoint import QuantizedMatrix, StoredTensor
 from workbench.model.formats.packed import Stored
 from workbench.model.hf.fields import ConfigFields
 
-BLOCK, PAIRS = MX_GROUP, MX_GROUP // 2  # values and bytes of a block
+BLOCK, PAIRS = 32, 16  # values and bytes of a block
 
 
 @dataclass(frozen=True)
@@ -31,20 +30,15 @@ class MXFP4Experts(StoredTensor):
     scales: StoredTensor
 
     def read(self) -> Tensor:
-        return dequantize_stack(self.blocks.read().flatten(2), self.scales.read()).transpose(1, 2)
+        return self.quantized().dequantize().unflatten(0, self.blocks.shape[:2]).transpose(1, 2)
 
-    def stacked(self) -> tuple[QuantizedMatrix, ...]:
-        """Return each expert's matrix [out, in]; its codes are a view of the file."""
-        return tuple(
-            QuantizedMatrix(
-                "mxfp4", partial(unpack_pairs, pairs), exponents(scales), BLOCK, pairs=partial(_same, pairs)
-            )
-            for pairs, scales in zip(self.blocks.read().flatten(2), self.scales.read(), strict=True)
-        )
+    def quantized(self) -> QuantizedMatrix:
+        scales = self.scales.read().view(torch.float8_e8m0fnu).float().flatten(0, 1)
+        return QuantizedMatrix("mxfp4", self._codes, scales, BLOCK)
 
-
-def _same(pairs: Tensor) -> Tensor:
-    return pairs
+    def _codes(self) -> Tensor:
+        pairs = self.blocks.read().flatten(2).flatten(0, 1)
+        return torch.stack([pairs & 15, pairs >> 4], -1).flatten(1)
 
 
 def mxfp4_tensors(config: ConfigFields, stored: Stored) -> tuple[dict[str, StoredTensor], str]:

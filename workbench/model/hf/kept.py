@@ -1,8 +1,7 @@
 """Matrices that stay in the few bits of their files: those that a product of ours can multiply from, bit for bit.
 
-Each matrix has its own format (see model/quantized.py), and so have the parts of a fused one. Experts have a format of
-their own (see kept_experts.py). What no product multiplies from is widened, and a line says which, why, and what it
-costs.
+Each matrix has its own format (see model/quantized.py), and so have the parts of a fused one; a stack of experts has
+one. What no product multiplies from is widened, and a line says which, why, and what it costs.
 """
 
 from __future__ import annotations
@@ -21,9 +20,8 @@ from compiled_kernels.memory import empty_pages
 from workbench.errors import WorkbenchError
 from workbench.model.formats.checkpoint import Checkpoint, QuantizedMatrix, StoredTensor
 from workbench.model.formats.safetensors_files import FLOAT_DTYPES
-from workbench.model.hf.kept_experts import KeptStack, kept_stack
-from workbench.model.parameters import RowLayout, StoredParameter, StoredPart
-from workbench.model.quantized import DENSE_MATRICES, Rows, StoredDtype, WeightFormat, is_expert_stack
+from workbench.model.parameters import Layout, RowLayout, StoredParameter, StoredPart
+from workbench.model.quantized import DENSE_MATRICES, Rows, WeightFormat, is_expert_stack
 
 Wanted = Mapping[str, StoredParameter]
 Refuses = Callable[[MatrixFormat], str | None]  # why no product multiplies from a format; None where one does
@@ -42,6 +40,11 @@ class KeptPart:
     reason: str = ""
     matrix: QuantizedMatrix | None = None
 
+    @property
+    def rows(self) -> int:
+        """Return the rows here, of all experts of a stack."""
+        return math.prod(self.part.shape_here[:-1])
+
     def fill(self, format: MatrixFormat, stored: list[Tensor]) -> None:
         """Write codes, scales and minima in a format that holds them exactly to these rows."""
         layout = self.part.layout
@@ -53,30 +56,39 @@ class KeptPart:
                 self.tensor.fill_words(read)
             for out, each in zip(stored, read, strict=True):
                 octets = each.view(torch.uint8) if each.dtype == torch.float8_e4m3fn else each
-                out.view(octets.dtype).copy_(octets if layout is None else layout.from_stored(octets))
+                out.view(octets.dtype).copy_(octets if layout is None else self._ordered(layout, octets))
         if self.matrix is None and not bool(stored[1].isfinite().all()):
             raise not_finite(self.part, self.tensor)
 
+    def _ordered(self, layout: Layout, rows: Tensor) -> Tensor:
+        """Return stored rows of a matrix, or of all experts of a stack, whose columns stay, in our order."""
+        if len(self.part.shape) == 2:
+            return layout.from_stored(rows)
+        order = layout.from_stored(torch.arange(self.part.shape[-1]).expand(1, 1, -1)).flatten()
+        return rows.unflatten(0, (self.part.shape[0], -1))[:, order].flatten(0, 1)
+
     def _codes(self, format: MatrixFormat) -> Iterator[Tensor]:
         """Yield codes, scales and minima in the file's order of rows."""
-        matrix, (rows, columns) = self.matrix, self.part.shape
+        matrix, columns = self.matrix, self.part.shape_here[-1]
         assert matrix is not None
-        codes, offset = matrix.codes(), 8 if matrix.minima is None else 0
+        codes, offset = matrix.codes(), 8 if matrix.minima is None and format.codes == "int4" else 0
         if format.codes == "fp8" and bool(((codes.view(torch.uint8) & 127) == 127).any()):
             raise WorkbenchError(f"{self.tensor.file}: {self.part.name} holds NaN; fetch the file again")
         starts = torch.arange(format.num_groups(columns)) * format.group
-        by_row = torch.arange(rows) // min(matrix.rows, rows)
+        by_row = torch.arange(len(codes)) // min(matrix.rows, len(codes))
 
         def spread(each: Tensor) -> Tensor:
             return each.float()[by_row][:, starts // min(matrix.group, columns)]
 
-        yield pack_planes(codes + offset, (4,)) if format.codes == "int4" else codes
+        yield pack_planes(codes + offset, (4,)) if format.codes in ("int4", "mxfp4") else codes
         scales = spread(matrix.scales)
-        yield (scales[:, 0] if format.scales_rows else scales).to(format.scales)
+        if format.codes == "mxfp4":
+            yield scales.to(torch.float8_e8m0fnu).view(torch.uint8)
+        else:
+            yield (scales[:, 0] if format.scales_rows else scales).to(format.scales)
         if format.minima is not None:
             zeros = 0.0 if matrix.zeros is None else spread(matrix.zeros)
-            of_zero = zeros + (offset if format.codes == "int4" else 0)
-            yield (-of_zero * scales if matrix.minima is None else spread(matrix.minima)).to(format.minima)
+            yield (-(zeros + offset) * scales if matrix.minima is None else spread(matrix.minima)).to(format.minima)
 
 
 @dataclass(frozen=True)
@@ -88,15 +100,15 @@ class KeptRun:
 
     @property
     def rows(self) -> int:
-        return sum(part.part.shape_here[0] for part in self.parts)
+        return sum(part.rows for part in self.parts)
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Return codes, scales and minima as a product of ours stores them."""
-        shape = self.rows, self.parts[0].part.shape_here[1]
+        shape = self.rows, self.parts[0].part.shape_here[-1]
         stored = [empty_pages(*each) for each in self.format.storage(*shape).values()]
         start = 0
         for part in self.parts:
-            end = start + part.part.shape_here[0]
+            end = start + part.rows
             part.fill(self.format, [each[start:end] for each in stored])
             start = end
         return tuple(stored)
@@ -134,12 +146,15 @@ def no_refusal(format: MatrixFormat) -> str | None:
 
 
 def kept_matrix(
-    parameter: StoredParameter, checkpoint: Checkpoint, refuses: Refuses = no_refusal, one_format: str | None = None
-) -> KeptMatrix:
-    """Return a parameter as its file stores it, as far as a product multiplies from that; dense where it has several
-    formats, and `one_format` is why it may not."""
+    parameter: StoredParameter, checkpoint: Checkpoint, refuses: Refuses = no_refusal, one_format: str | None = None,
+    stack: bool = False,
+) -> KeptMatrix:  # fmt: skip
+    """Return a parameter, a matrix or a stack of experts', as its file stores it, as far as a product multiplies from
+    that; dense where it has several formats, and `one_format` is why it may not."""
+    if stack:
+        one_format = "its stack of experts is stored in several formats"
     parts = [_kept_part(part, checkpoint, refuses) for part in parameter.parts]
-    if parameter.viewed_as is not None:
+    if parameter.viewed_as is not None and not stack:
         parts = [replace(each, format=DENSE_MATRIX, reason=_packed(each.tensor) and NO_MATRIX) for each in parts]
     runs: list[KeptRun] = []
     for part in parts:
@@ -170,7 +185,8 @@ def _packed(tensor: StoredTensor) -> str:
 def _kept_part(part: StoredPart, checkpoint: Checkpoint, refuses: Refuses) -> KeptPart:
     """Return a part in the first of its formats that is not refused: in words, then in groups, then dense."""
     tensor = checkpoint.tensors[part.name]
-    ordered = part.layout is not None and not (isinstance(part.layout, RowLayout) and not part.layout.transposed)
+    of_rows = len(part.shape) == 3 or (isinstance(part.layout, RowLayout) and not part.layout.transposed)
+    ordered = part.layout is not None and not of_rows
     words, reason = tensor.words_format(), f"no product multiplies from {tensor.dtype}" if _packed(tensor) else ""
     if words is not None and not ordered:
         if (problem := refuses(words)) is None:
@@ -204,58 +220,42 @@ def stored_format(
     """
     rows: dict[str, Rows] = {}
     head = DENSE_MATRIX
-    experts: dict[tuple[StoredDtype, int], str] = {}
+    experts: dict[str, MatrixFormat] = {}
     reasons: dict[str, str] = {}
     for name, parameter in wanted.items():
         packed = [part.name for part in parameter.parts if _packed(checkpoint.tensors[part.name])]
-        if is_expert_stack(name, len(parameter.shape)):
-            stack = kept_stack(parameter, checkpoint)
-            if isinstance(stack, str):
-                reasons |= dict.fromkeys(packed, stack)
-            experts[("dense", 0) if isinstance(stack, str) else (stack.kind, stack.group)] = parameter.parts[0].name
-            continue
+        stack = is_expert_stack(name, len(parameter.shape))
         is_head = name == ("embedding.weight" if tied else "head.weight")
-        if (len(parameter.shape) != 2 or name.endswith(DENSE_MATRICES)) and not is_head:
+        if (len(parameter.shape) != 2 or name.endswith(DENSE_MATRICES)) and not is_head and not stack:
             reasons |= dict.fromkeys(packed, NO_MATRIX)
             continue
-        kept = kept_matrix(parameter, checkpoint, refuses, one_format)
+        kept = kept_matrix(parameter, checkpoint, refuses, one_format, stack)
         reasons |= {each.part.name: each.reason for each in kept.parts if each.part.name in packed and each.reason}
         if is_head:
             head = kept.runs[0].format
+        elif stack:
+            experts[name] = kept.runs[0].format
         else:
             rows[name] = kept.rows
     whole = Counter(each[0][1] for each in rows.values() if len(each) == 1)
     blocks = whole.most_common(1)[0][0] if whole else DENSE_MATRIX
     own = tuple((name, each) for name, each in rows.items() if {format for _, format in each} != {blocks})
-    format = WeightFormat(blocks, head, own=own)
-    if experts:
-        of_experts, group = next(iter(experts)) if len(experts) == 1 else ("dense", 0)
-        format = replace(format, experts=of_experts, expert_group=group)
-    if len(experts) > 1:
-        differ = f"experts differ: {' and '.join(list(experts.values())[:2])}"
-        stacks = (each for name, each in wanted.items() if is_expert_stack(name, len(each.shape)))
-        reasons |= {part.name: differ for each in stacks for part in each.parts if part.name not in reasons}
-    return format, reasons
+    of_experts = Counter(experts.values()).most_common(1)[0][0] if experts else None
+    own += tuple((name, ((wanted[name].shape[0], each),)) for name, each in experts.items() if each != of_experts)
+    return WeightFormat(blocks, head, experts=of_experts, own=own), reasons
 
 
-def kept_matrices(
-    checkpoint: Checkpoint, wanted: Wanted, tied: bool, format: WeightFormat
-) -> dict[str, KeptMatrix | KeptStack]:
+def kept_matrices(checkpoint: Checkpoint, wanted: Wanted, tied: bool, format: WeightFormat) -> dict[str, KeptMatrix]:
     """Return the parameters whose codes `format` holds exactly, in that format, by our names."""
-    found: dict[str, KeptMatrix | KeptStack] = {}
+    found: dict[str, KeptMatrix] = {}
     for name, parameter in wanted.items():
         ours, axes = "head.weight" if tied and name == "embedding.weight" else name, len(parameter.shape)
-        if is_expert_stack(name, axes):
-            stack = None if format.is_dense(ours, axes) else kept_stack(parameter, checkpoint)
-            own = format.expert_dtype, format.columns_per_expert_scale
-            if isinstance(stack, KeptStack) and (stack.kind, stack.group) == own:
-                found[name] = stack
-            continue
         rows = format.rows_of(ours, parameter.shape)
         if all(each.is_dense for _, each in rows):
             continue
         codes = {each.codes for _, each in rows}
-        kept = kept_matrix(parameter, checkpoint, lambda each, codes=codes: None if each.codes in codes else "")
+        refuses: Refuses = lambda each, codes=codes: None if each.codes in codes else ""  # noqa: E731 (bound here)
+        kept = kept_matrix(parameter, checkpoint, refuses, stack=is_expert_stack(name, axes))
         held = kept.held_as(rows)
         if held is not None:
             found[name] = held
@@ -269,15 +269,7 @@ def cost_of_widening(
     """Return a line for each reason why tensors that are quantized in the files are dense in memory: which, and what
     that costs. `reasons` are by stored tensor; that of "" is of all others."""
     kept = kept_matrices(checkpoint, wanted, tied, format)
-    in_few_bits = {
-        part.name
-        for name, matrix in kept.items()
-        for part in (
-            wanted[name].parts
-            if isinstance(matrix, KeptStack)
-            else [each.part for each in matrix.parts if not each.format.is_dense]
-        )
-    }
+    in_few_bits = {each.part.name for matrix in kept.values() for each in matrix.parts if not each.format.is_dense}
     packed = [p for each in wanted.values() for p in each.parts if _packed(checkpoint.tensors[p.name])]
     widened: dict[str, list[str]] = {}
     for part in packed:
@@ -297,20 +289,21 @@ def cost_of_widening(
     return lines
 
 
-def bytes_of_kept(kept: Iterable[KeptMatrix | KeptStack]) -> tuple[int, int]:
-    """Return the bytes of matrices in few bits in memory, and of the same in the files; without stacks of experts."""
-    runs = [run for each in kept if isinstance(each, KeptMatrix) for run in each.runs if not run.format.is_dense]
-    memory = sum(run.format.nbytes(run.rows, run.parts[0].part.shape_here[1]) for run in runs)
+def bytes_of_kept(kept: Iterable[KeptMatrix]) -> tuple[int, int]:
+    """Return the bytes of matrices in few bits in memory, and of the same in the files."""
+    runs = [run for each in kept for run in each.runs if not run.format.is_dense]
+    memory = sum(run.format.nbytes(run.rows, run.parts[0].part.shape_here[-1]) for run in runs)
     return memory, sum(part.tensor.nbytes for run in runs for part in run.parts)
 
 
 def _format_of(part: StoredPart, matrix: QuantizedMatrix, tensor: StoredTensor) -> MatrixFormat | str:
     """Return the format that holds a matrix exactly, or why no product of ours multiplies from it."""
-    columns = part.shape[1]
+    columns = part.shape_here[-1]
     if not bool(matrix.scales.float().isfinite().all()):
         raise not_finite(part, tensor)
     if matrix.kind == "mxfp4":
-        return "no product multiplies from MXFP4"
+        exact = matrix.group == 32 and torch.equal(matrix.scales.to(torch.float8_e8m0fnu).float(), matrix.scales)
+        return MatrixFormat.named("mxfp4") if exact else "scales of MXFP4 are no powers of two for 32 columns"
     if matrix.group_index is not None:
         return ORDERED
     codes = matrix.kind if matrix.kind in ("int8", "fp8") else "int4"

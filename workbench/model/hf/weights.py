@@ -21,7 +21,6 @@ from workbench.model.formats.open import open_checkpoint
 from workbench.model.formats.safetensors_files import FLOAT_DTYPES
 from workbench.model.hf.families import read_names
 from workbench.model.hf.kept import KeptMatrix, kept_matrices
-from workbench.model.hf.kept_experts import KeptStack
 from workbench.model.model_parameters import parameter_shapes, stored_parameters
 from workbench.model.parameters import StoredParameter, StoredPart
 from workbench.model.quantized import WeightFormat, named_parts, part_name, store_as, stored_name
@@ -70,16 +69,16 @@ def read_weights(
     def store(name: str) -> dict[str, Tensor]:
         ours = stored_name(name, spec, format)
         if name in kept:
-            return read_kept(ours, kept[name])
+            return read_kept(ours, kept[name], wanted[name].shape)
         if format.is_dense(ours, len(wanted[name].shape)):
             return {ours: read_parameter(checkpoint, wanted[name], dtype)}
         blocks = (block.to(dtype) for block in _blocks(checkpoint, wanted[name]))
         return _stored(ours, wanted[name].shape, dtype, format, blocks)
 
-    def read_kept(ours: str, matrix: KeptMatrix | KeptStack) -> dict[str, Tensor]:
-        if isinstance(matrix, KeptStack):
-            return named_parts(ours, matrix.tensors())
+    def read_kept(ours: str, matrix: KeptMatrix, shape: tuple[int, ...]) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
+        if len(shape) == 3:
+            return named_parts(ours, [each.unflatten(0, shape[:2]) for each in matrix.runs[0].tensors()])
         for index, run in enumerate(matrix.runs):
             own, parts = part_name(ours, index, matrix.rows), tuple(each.part for each in run.parts)
             dense = run.format.is_dense

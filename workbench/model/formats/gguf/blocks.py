@@ -16,14 +16,12 @@ import torch
 from torch import Tensor
 
 from compiled_kernels.blocked.layout import BYTE_OF_COLUMN
-from compiled_kernels.expert_linear.packed import E2M1
 from compiled_kernels.linear.matrix_format import MatrixFormat
 from compiled_kernels.linear.quantize import dequantize_matrix
 
 Array = np.ndarray[Any, Any]
 CHUNK_VALUES = 1 << 20  # numbers dequantized at once: temporaries of some 32 MiB
 CHUNK_BYTES = 1 << 17  # of blocks that become words at once: they and their temporaries stay in a core's cache
-E2M1_TWICE = tuple(int(2 * value) for value in E2M1)  # as ggml has them: its zeros have no sign
 
 
 class Plane(NamedTuple):
@@ -156,7 +154,7 @@ BLOCK_TYPES: dict[int, BlockType] = {
     14: BlockType("Q6_K", 256, 210, (Plane(0, 128, 4, 64), Plane(128, 64, 2, 32)), (208,), _fill_q6_k),
     20: BlockType("IQ4_NL", 32, 18, (Plane(2, 16, 4, 16),)),
     30: BlockType("BF16", 1, 2),
-    39: BlockType("MXFP4", 32, 17),
+    39: BlockType("MXFP4", 32, 17, (Plane(1, 16, 4, 16),)),
 }
 PLAIN_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 UNREAD_TYPES: dict[int, str] = {
@@ -189,7 +187,7 @@ def fill_words(type: BlockType, data: Tensor, stored: Sequence[Tensor]) -> None:
         if type.fill_sub_scales is not None:
             type.fill_sub_scales(chunk, out[:, done:])
         for at, each in zip(type.scales, scales, strict=True):
-            each[first : first + step] = chunk[:, at : at + 2].view(np.float16)
+            each[first : first + step] = chunk[:, at : at + each.itemsize].view(each.dtype)
 
     starts = range(0, len(blocks), step)
     with ThreadPoolExecutor(max(1, min(torch.get_num_threads(), len(starts)))) as pool:
@@ -221,29 +219,7 @@ def dequantize_blocks(type: BlockType, data: Tensor, dtype: torch.dtype = torch.
     values = torch.empty(len(data) // type.bytes * type.values, dtype=dtype)
     parts = data.split(CHUNK_VALUES // type.values * type.bytes)
     for chunk, out in zip(parts, values.split(CHUNK_VALUES // type.values * type.values), strict=True):
-        count = len(chunk) // type.bytes
-        found = (
-            _mxfp4(chunk.view(count, -1))
-            if type.format is None
-            else dequantize_matrix(type.format, *matrix_in_words(type, chunk, count))
-        )
+        assert type.format is not None
+        found = dequantize_matrix(type.format, *matrix_in_words(type, chunk, len(chunk) // type.bytes))
         out.copy_(found.flatten())
     return values
-
-
-def _mxfp4(blocks: Tensor) -> Tensor:
-    exponent = blocks[:, :1].int()
-    # Half of 2^(exponent - 127), since the table has doubled values; the two least are subnormal.
-    scale = torch.where(exponent < 2, 0x200000 << exponent.clamp(max=1), (exponent - 1) << 23).view(torch.float32)
-    return scale * torch.tensor(E2M1_TWICE, dtype=torch.float32)[mxfp4_codes(blocks).int()]
-
-
-def mxfp4_codes(data: Tensor) -> Tensor:
-    """Return the codes of MXFP4 blocks, uint8 [block, 32]."""
-    codes = data.view(-1, 17)[:, 1:]
-    return torch.cat([codes & 15, codes >> 4], dim=1)
-
-
-def mxfp4_exponents(data: Tensor) -> Tensor:
-    """Return the exponents of MXFP4 blocks plus 127, uint8 [block]."""
-    return data.view(-1, 17)[:, 0]

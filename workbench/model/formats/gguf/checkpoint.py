@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from compiled_kernels.expert_linear.packed import exponents
 from compiled_kernels.linear.matrix_format import MatrixFormat
 from compiled_kernels.linear.words import unpack_codes
 from workbench.errors import WorkbenchError
@@ -20,8 +19,6 @@ from workbench.model.formats.gguf.blocks import (
     dequantize_blocks,
     fill_words,
     matrix_in_words,
-    mxfp4_codes,
-    mxfp4_exponents,
 )
 from workbench.model.formats.gguf.families import SHARED, architecture_of, config_of, names_of
 from workbench.model.formats.gguf.file import GGUFFile, GGUFTensor, open_gguf
@@ -65,18 +62,12 @@ class GGUFStoredTensor(StoredTensor):
         release(data)
 
     def quantized(self) -> QuantizedMatrix | None:
-        """Return Q4_0, Q4_1 and Q8_0 as integers in groups of 32 columns, and MXFP4, bit for bit; the others' groups
-        are not of one scale."""
+        """Return Q4_0, Q4_1 and Q8_0 as integers in groups of 32 columns, bit for bit; others' groups are not of one
+        scale, or they are no integers."""
         type = self.info.type
-        if type.name not in (*GROUPED_KINDS, "MXFP4") or len(self.shape) != 2:
+        if type.name not in GROUPED_KINDS or len(self.shape) != 2:
             return None
         data, rows, size = self._blocks(), self.shape[0], type.values
-        if type.name == "MXFP4":
-            stored = mxfp4_exponents(data)
-            if bool((stored == 255).any()):  # a number here, and none in other formats
-                return None
-            codes = lambda: mxfp4_codes(data).view(self.shape)  # noqa: E731 (as below)
-            return QuantizedMatrix("mxfp4", codes, exponents(stored).view(rows, -1), size)
         words = type.format and type.format.words
         assert words is not None
         blocks = data.view(-1, type.bytes)

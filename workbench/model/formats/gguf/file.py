@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -77,20 +76,22 @@ class GGUFArray:
     @cached_property
     def _values(self) -> list[Any]:
         if self.kind == STRING:
-            return list(self._strings())
+            return self._strings()
         values = list(struct.unpack_from(f"<{self.count}{SCALARS[self.kind]}", self.bytes, self.start))
         return [bool(value) for value in values] if self.kind == BOOL else values
 
-    def _strings(self) -> Iterator[str]:
+    def _strings(self) -> list[str]:
         view, at, length_at = self.bytes, self.start, struct.Struct("<Q").unpack_from
-        for index in range(self.count):
-            start = at + 8
-            at = start + length_at(view, at)[0]
-            try:
-                yield str(view[start:at], "utf-8")
-            except UnicodeDecodeError as error:
-                fault = f"{self.key[:300]}, entry {index}: is no UTF-8 ({error.reason}); fetch the file again"
-                raise WorkbenchError(f"{self.path}: {fault}") from None
+        values: list[str] = []
+        try:
+            for _ in range(self.count):
+                start = at + 8
+                at = start + length_at(view, at)[0]
+                values.append(str(view[start:at], "utf-8"))
+        except UnicodeDecodeError as error:
+            fault = f"{self.key[:300]}, entry {len(values)}: is no UTF-8 ({error.reason}); fetch the file again"
+            raise WorkbenchError(f"{self.path}: {fault}") from None
+        return values
 
 
 class GGUFFile:

@@ -1,0 +1,29 @@
+"""Decode steps that grow along one axis: context, batch, layers or vocabulary."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import nn
+
+from workbench.bench.model import BenchCase
+from workbench.engine.config import EngineConfig
+from workbench.engine.loaded_model import LoadedModel
+from workbench.engine.runner import Runner
+from workbench.engine.shared_layers import share_layers
+
+AXES = {"context": (256, 1024, 2048, 4096), "batch": (1, 2, 4, 8), "layers": (30, 20, 10, 5),
+        "vocabulary": (49_152, 24_576, 12_288, 6_144)}  # fmt: skip
+
+
+def grown(config: EngineConfig, loaded: LoadedModel, axis: str, value: int, steps: int) -> tuple[BenchCase, Runner]:
+    """Return `steps` decode steps of one sequence at a context of 256 tokens, with `value` in place of the model's own
+    size or of one of these, and their runner. A dense model is shortened to its first layers, or to the first rows of
+    a vocabulary that is its head too."""
+    made = share_layers(replace(loaded, tokenizer=None), range(value) if axis == "layers" else None)
+    model = made.transformer
+    if axis == "vocabulary" and model.embedding is not None:
+        model.spec = model.spec.model_copy(update={"vocab_size": value})
+        model.embedding = nn.Embedding.from_pretrained(model.embedding.weight[:value])
+    sizes = {"batch": 1, "context": 256, axis: value}
+    return BenchCase("decode", sizes["batch"], 0, sizes["context"], steps), Runner(config, made)
