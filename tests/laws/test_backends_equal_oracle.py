@@ -83,7 +83,6 @@ WEIGHTS: dict[str, tuple[torch.dtype, WeightFormat]] = {
     # Of seventeen rows some have a number between two codes, and its last bit is worth a code.
     "int8 rows, bfloat16": (torch.bfloat16, WeightFormat.parse("int8", activations="int8")),
     "int4": (torch.float32, WeightFormat.parse("int4", "int8", 8)),
-    "int4, int8 activations": (torch.float32, WeightFormat.parse("int4", "int8", 8, "int8")),
     **{name: (torch.float32, format) for name, format in FORMATS.items()},
 }
 CROSSED = "float32", "bfloat16", "int8", "int8 rows", "int4", "int4 with minima", "fp8 by block"  # with all layers
