@@ -47,7 +47,7 @@ def main(out: Path, rounds: int = 5) -> None:
     for turn, key in interleaved(works, rounds, print, str, rotate=True):
         case, runner = works[key]
         found[key] += [run_repetition(runner, case, turn)] * bool(turn)
-    ceilings = ceilings_for(2**28, dtypes=("float32",), compiled=True, refresh=True)
+    ceilings = ceilings_for(2**28, compiled=True, refresh=True)
     curves = defaultdict(list)
     for key, (case, runner) in works.items():
         row = bench_row(case, found[key], runner, ceilings)
