@@ -10,6 +10,7 @@ from torch import Tensor
 
 from compiled_kernels.backends import Backend, BackendError
 from compiled_kernels.blocked.layout import from_panels, shape_of
+from compiled_kernels.linear.by_blocks import by_blocks
 from compiled_kernels.operators import define_operator
 
 COLUMNS = 1024  # of INT8 products, each at most 127 x 128, that sum to no more than float32 holds exactly: 2^24
@@ -34,7 +35,10 @@ LINEAR_W8A8 = define_operator(
     "linear_w8a8",
     "(Tensor x, Tensor values, Tensor scales, Tensor? bias) -> Tensor",
     _fake,
-    {Backend.MLIR: "compiled_kernels.linear_w8a8.mlir:linear_w8a8"},
+    {
+        Backend.INDUCTOR: "compiled_kernels.linear_w8a8.api:linear_w8a8_by_blocks",
+        Backend.MLIR: "compiled_kernels.linear_w8a8.mlir:linear_w8a8",
+    },
 )
 
 
@@ -54,24 +58,33 @@ def linear_w8a8(
     width = shape_of(values)[1]
     if width > MAX_EXACT_COLUMNS:
         raise BackendError(f"linear_w8a8: int32 sums are exact up to {MAX_EXACT_COLUMNS:,} columns, not for {width:,}")
-    if backend in (Backend.EAGER, Backend.INDUCTOR):
-        return traced(x, from_panels(values), scales, bias)
-    return LINEAR_W8A8.implementation(backend)(x, values, scales, bias)
+    values = values if backend is Backend.MLIR else from_panels(values)
+    run = linear_w8a8_by_blocks if backend is Backend.EAGER else LINEAR_W8A8.implementation(backend)
+    return run(x, values, scales, bias)
 
 
-def traced(x: Tensor, values: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+def linear_w8a8_by_blocks(x: Tensor, values: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
     """Multiply by torch's own operations. Float32 products of `COLUMNS` columns are exact whatever the order of their
     sums, so a library may make them; their sums are joined as integers."""
     rows, row_scales = quantize_rows(x)
-    parts = zip(rows.split(COLUMNS, dim=1), values.split(COLUMNS, dim=1), strict=True)
-    sums = sum((F.linear(row.float(), value.float()).to(torch.int32) for row, value in parts), start=torch.tensor(0))
-    out = sums.to(row_scales.dtype) * row_scales[:, None] * scales.to(row_scales.dtype)
-    return (out if bias is None else out + bias.to(out.dtype)).to(x.dtype)
+
+    def multiply(values: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+        parts = zip(rows.split(COLUMNS, dim=1), values.split(COLUMNS, dim=1), strict=True)
+        sums = sum(
+            (F.linear(row.float(), value.float()).to(torch.int32) for row, value in parts), start=torch.tensor(0)
+        )
+        return _scaled(sums, row_scales, scales, bias)
+
+    return by_blocks(x, (values, scales, bias), multiply)
 
 
 def linear_w8a8_reference(x: Tensor, values: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
     """Float64 holds every sum of products of INT8 exactly, in whatever order it is added up."""
     rows, row_scales = quantize_rows(x)
     sums = einsum(rows.double(), values.double(), "token width, out width -> token out").to(torch.int64)
+    return _scaled(sums, row_scales, scales, bias).to(x.dtype)
+
+
+def _scaled(sums: Tensor, row_scales: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
     out = sums.to(row_scales.dtype) * row_scales[:, None] * scales.to(row_scales.dtype)
-    return (out if bias is None else out + bias.to(out.dtype)).to(x.dtype)
+    return out if bias is None else out + bias.to(out.dtype)
