@@ -43,7 +43,7 @@ def parts(product: Panels, words: Sequence[Value]) -> list[Value]:
         (word,) = words
         if pairs or product.weight_dtype == "f32":
             return [word.bits(product.weight_dtype)]
-        return half_floats(word)
+        return [word.to("f32")] if product.weight_dtype == "f16" else half_floats(word)
     if product.weight_dtype == "f8":
         return _in_pairs([_e4m3(word >> first) for word in words for first in FIRST_BITS], pairs)
     if format.sign_bit:

@@ -27,7 +27,11 @@ LINEAR = define_operator(
     "linear",
     "(Tensor x, Tensor weight, Tensor? bias) -> Tensor",
     _fake,
-    {Backend.TRITON: "compiled_kernels.linear.triton:linear", Backend.MLIR: "compiled_kernels.linear.mlir:linear"},
+    {
+        Backend.INDUCTOR: "compiled_kernels.linear.by_blocks:linear",
+        Backend.TRITON: "compiled_kernels.linear.triton:linear",
+        Backend.MLIR: "compiled_kernels.linear.mlir:linear",
+    },
 )
 LINEAR_INT8 = define_operator(
     "linear_int8",
@@ -67,7 +71,8 @@ def linear(
     bias: Tensor | None = None,
     backend: Backend = Backend.EAGER,
 ) -> Float[Tensor, "token out"]:
-    """Compute x @ weight.T + bias, in the type of `x`. On the backend triton this is the vendor's matrix product.
+    """Compute x @ weight.T + bias, in the type of `x`; a weight may be float16 beside any. On the backend triton this
+    is the vendor's matrix product.
 
     Here and below a weight may be in panels (see blocked/layout.py), which the backend mlir reads in place; on any
     other backend the plain weight is made of it at each call.
@@ -77,7 +82,9 @@ def linear(
         return LINEAR.implementation(backend)(x, weight, bias)
     if backend is Backend.INDUCTOR and traced.reduces(x):
         return traced.linear(x, weight, bias)
-    return F.linear(x, weight, bias)
+    if weight.dtype == x.dtype:
+        return F.linear(x, weight, bias)
+    return (by_blocks.linear if backend is Backend.EAGER else LINEAR.implementation(backend))(x, weight, bias)
 
 
 def linear_int8(

@@ -1,4 +1,5 @@
-"""Products in plain torch with matrices in few bits: some rows at a time are numbers, and never the whole matrix.
+"""Products in plain torch with matrices in few bits, or of another type than x: some rows at a time are numbers of that
+type, and never the whole matrix.
 
 On eager a product runs these functions; on inductor they are opaque operators of a graph (see operators.py)."""
 
@@ -26,6 +27,10 @@ def by_blocks(x: Tensor, parts: tuple[Tensor | None, ...], multiply: Callable[..
         rows = slice(start, start + step)
         out[:, rows] = multiply(*(None if part is None else part[rows] for part in parts))
     return out
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return by_blocks(x, (weight, bias), lambda weight, bias: F.linear(x, weight.to(x.dtype), bias))
 
 
 def linear_int8(x: Tensor, values: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:

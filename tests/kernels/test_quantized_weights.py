@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -114,5 +115,6 @@ def test_a_product_dequantizes_by_block(backend: Backend, monkeypatch: pytest.Mo
         multiply()
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
             multiply()
-    sizes = [each.nbytes() for each in seen.profiler.kineto_results.events() if each.name() == "[memory]"]
+    trace: Any = seen.profiler
+    sizes = [each.nbytes() for each in trace.kineto_results.events() if each.name() == "[memory]"]
     assert 4 * by_blocks.BLOCK_VALUES <= max(sizes) <= 8 * by_blocks.BLOCK_VALUES < 2 * weight.numel()
