@@ -103,14 +103,22 @@ def available_levels() -> tuple[Level, ...]:
 
 @contextmanager
 def limited_to(level: Level) -> Iterator[None]:
-    """Make this package's kernels for `level` meanwhile, in all threads: for checks that go through the levels."""
-    if level not in available_levels():
-        raise LevelError(f"level {level}: this machine executes {', '.join(available_levels()) or 'none'}")
+    """Make this package's kernels for `level` meanwhile, in all threads: for checks that go through the levels.
+
+    Instructions of that level which the machine lacks are emulated (see mlir/emulate.py)."""
+    if not available_levels():
+        raise LevelError(f"level {level}: this machine executes none of the levels")
     _held.append(level)
     try:
         yield
     finally:
         _held.pop()
+
+
+def executed_as(level: Level) -> Level:
+    """Return the level whose instructions are in the code of kernels for `level`: its own, or where `limited_to` holds
+    them to more than the machine has, the machine's."""
+    return min(level, available_levels()[-1], key=lambda each: each.rank) if level in _held[-1:] else level
 
 
 def limit_libraries() -> None:

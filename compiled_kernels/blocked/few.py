@@ -279,7 +279,7 @@ def _store(
             value = finished(product, operands.weights, next(left), column, scale)
             if product.accumulate:
                 value = out.load(product.lanes, out_row, place, mask=mask) + value
-            out.store(value.to(product.out_dtype), out_row, place, mask=mask)
+            out.store(value, out_row, place, mask=mask)
 
 
 def columns_there(product: Panels, column: Value, whole: int) -> Value | None:

@@ -441,7 +441,7 @@ def store_sums(product: ManyRows, done: Done) -> None:
     """`Finish`: out[row, columns] = the sums, rounded to the type of `out`; of a list less the skipped columns."""
     for column, value, mask in pair_sums(product, done):
         place = column - done.given["skipped_columns"] if product.listed else column + product.first_column
-        done.given["out"].store(value.to(product.out_dtype), done.row, place, mask=mask)
+        done.given["out"].store(value, done.row, place, mask=mask)
 
 
 def add_sums(product: ManyRows, done: Done) -> None:

@@ -210,11 +210,16 @@ class Value:
         return Value(mlir().vector.maskedload(zeros.type, self.ir, _place(place), mask.ir, zeros.ir))
 
     def store(self, value: Value, *place: Value | int, mask: Value | None = None) -> None:
-        """Store a vector from `place` on, only where `mask` holds if it is given."""
+        """Store a vector from `place` on, in the memory's type, only where `mask` holds if it is given."""
         if mask is None:
-            mlir().vector.store(value.ir, self.ir, _place(place))
-        else:
-            mlir().vector.maskedstore(self.ir, _place(place), mask.ir, value.ir)
+            mlir().vector.store(value.to(self.element).ir, self.ir, _place(place))
+            return
+        memory, whole = self, value.to(self.element)
+        if self.element == "bf16":  # below AVX-512 LLVM takes a masked store apart, and rounds each number by a library
+            kind = typed(str(self.type).replace("bf16", "i16"))
+            cast = mlir().ir.Operation.create("builtin.unrealized_conversion_cast", [kind], [self.ir])
+            memory, whole = Value(cast.result), whole.bits("i16")
+        mlir().vector.maskedstore(memory.ir, _place(place), mask.ir, whole.ir)
 
     def flat(self) -> Value:
         """Return a memory of two dimensions, row after row, as one of one."""

@@ -18,8 +18,9 @@ from typing import Any
 from torch import Tensor
 
 from compiled_kernels.backends import UNSUPPORTED_CPU, BackendError
-from compiled_kernels.level import Level, current_level
+from compiled_kernels.level import Level, current_level, executed_as
 from compiled_kernels.mlir.artifacts import ArtifactCache, cache_directory, key_of
+from compiled_kernels.mlir.emulate import emulate_instructions
 from compiled_kernels.mlir.execute import JITCode, Kernel, SharedObject, capture_native_errors, open_globally
 from compiled_kernels.mlir.invoke import libgomp_path
 from compiled_kernels.mlir.lower import lower, sources
@@ -57,7 +58,9 @@ def compile_text(
         BackendError: with MLIR's message where the text does not compile; where its code calls what nothing provides.
     """
     earlier = tuple((before or {}).items())
-    return _compiled(text, entry, lowered_from, level or _level(), libraries, directory or cache_directory(), earlier)
+    level = level or _level()
+    kept = directory or cache_directory()
+    return _compiled(text, entry, lowered_from, level, executed_as(level), libraries, kept, earlier)
 
 
 def _level() -> Level:
@@ -154,6 +157,7 @@ def _compiled(
     entry: str,
     lowered_from: str,
     level: Level,
+    executed: Level,
     libraries: tuple[str, ...],
     directory: Path,
     before: tuple[tuple[str, str], ...],
@@ -162,7 +166,8 @@ def _compiled(
     artifacts = ArtifactCache(directory)
     if paths := artifacts.load(key):
         return _kernel(entry, key, paths, libraries)
-    llvm = run_passes(text, passes_to_llvm(lowered_from, level), processor_of(level))
+    passes = passes_to_llvm(lowered_from, executed)
+    llvm = run_passes(text, passes, processor_of(executed), emulated=executed != level)
     engine = engine_of(llvm, libraries)
     stages = {**dict(before), lowered_from: text, "llvm": llvm}
     files = {"stages": (json.dumps(stages).encode(), ".json")}
@@ -180,7 +185,8 @@ def _compiled(
 
 def _content(level: Level, lowered_from: str = "bufferized") -> dict[str, Any]:
     """Return what decides the code of a module beside its text."""
-    code = [Path(function.__code__.co_filename).read_text() for function in (target_level, expand_exp)]
+    functions = target_level, expand_exp, emulate_instructions
+    code, level = [Path(function.__code__.co_filename).read_text() for function in functions], executed_as(level)
     return {
         "level": level,
         "cpu": level.llvm_cpu,
@@ -204,9 +210,9 @@ def _kernel(entry: str, key: str, paths: Mapping[str, Path], libraries: tuple[st
     return Kernel(entry, key, code, library, paths["stages"])
 
 
-def run_passes(text: str, pipeline: str, processor: Processor) -> str:
-    """Return the module of `text` after `pipeline`, in the LLVM dialect, for `processor`; raises BackendError with
-    MLIR's message."""
+def run_passes(text: str, pipeline: str, processor: Processor, emulated: bool = False) -> str:
+    """Return the module of `text` after `pipeline`, in the LLVM dialect, for `processor`, which where `emulated` lacks
+    instructions that it names; raises BackendError with MLIR's message."""
     from torch_mlir.ir import Context, Location, MLIRError, Module
 
     with Context(), Location.unknown():
@@ -215,6 +221,8 @@ def run_passes(text: str, pipeline: str, processor: Processor) -> str:
         except MLIRError as error:
             raise BackendError(f"mlir: {' '.join(str(error).split())[:600]}") from None
         expand_exp(module)
+        if emulated:
+            emulate_instructions(module)
         run_pipeline(module, pipeline)
         target_level(module, processor)
         return str(module)

@@ -53,6 +53,18 @@ def test_rows_become_panels_where_they_stand() -> None:
     assert torch.equal(rows.view_as(expected), expected)
 
 
+@needs_mlir
+@pytest.mark.parametrize("level", list(Level))
+@pytest.mark.parametrize("kind", ["bf16", "q4_1", "q6_k"])
+def test_products_compile_for_every_level(level: Level, kind: str) -> None:
+    """Also for those that this machine lacks, of columns that are no whole panels: code there calls no library."""
+    scales = {"bf16": (), "q4_1": ("f16", "f16"), "q6_k": ("f16",)}[kind]
+    for tokens in (1, 0):
+        shape = "multiply", 512, 530, kind, "bf16", True, 16 if kind == "q6_k" else 32 * bool(scales)
+        kernel, _ = mlir._compiled.__wrapped__(Target(level), tokens, False, *shape, *scales)
+        assert kernel.stages
+
+
 @pytest.mark.parametrize(
     ("weight", "reason"),
     [(torch.zeros(2, 63, 64), "multiples of 64"), (torch.zeros(64, 63, dtype=torch.bfloat16), "multiples of 2"),

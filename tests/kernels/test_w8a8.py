@@ -19,7 +19,7 @@ from compiled_kernels.level import Level, limited_to
 from compiled_kernels.linear import mlir
 from compiled_kernels.linear_w8a8.api import MAX_EXACT_COLUMNS, linear_w8a8_reference, quantize_rows
 from tests.helpers.kernels import needs_mlir
-from tests.helpers.levels import at_every_level
+from tests.helpers.levels import at_every_level, at_executed_levels
 from tests.thorough import run_seed, tries
 
 needs_objdump = pytest.mark.skipif(shutil.which("objdump") is None, reason="objdump is missing: apt install binutils")
@@ -129,7 +129,7 @@ MULTIPLIED = {Level.V3: "vpmaddwd", Level.V4: "vpmaddwd", Level.V4_VNNI: "vpdpbu
 
 @needs_mlir
 @needs_objdump
-@at_every_level
+@at_executed_levels
 @pytest.mark.parametrize("tokens", [1, 4, 40])
 @pytest.mark.parametrize("panels", [False, True], ids=["rows", "panels"])
 def test_it_is_multiplied_as_the_level_does(level: Level, tokens: int, panels: bool) -> None:

@@ -1,0 +1,72 @@
+"""Instructions that the machine lacks, as arithmetic that it has: so any machine checks the kernels of every level.
+
+Only what `builder/vectors.py` names by an instruction is replaced; vectors that are longer than the machine's are
+divided by LLVM. Slow, and for checks alone (see `limited_to`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from compiled_kernels.builder.values import Value, constants_at, mlir
+from compiled_kernels.mlir.rewrites import find_operations
+
+
+def emulate_instructions(module: Any) -> None:
+    """Replace every instruction of AVX-512 in `module`, in place."""
+    with module.context, mlir().ir.Location.unknown():
+        for function in find_operations(module, "func.func"):
+            calls = find_operations(function, "llvm.call_intrinsic")
+            if calls:
+                constants_at(function.regions[0].blocks[0])
+            for call in calls:
+                name = str(call.attributes["intrin"]).strip('"')
+                if (emulated := EMULATED.get(name.removeprefix("llvm.x86."))) is None:
+                    continue
+                with mlir().ir.InsertionPoint(call):
+                    found = emulated(*(Value(each) for each in call.operands))
+                call.results[0].replace_all_uses_with(found.ir)
+                call.erase()
+
+
+def _dot_pairs(sums: Value, a: Value, b: Value) -> Value:
+    """VDPBF16PS: the odd numbers of the pairs, then the even ones."""
+    a, b = a.bits("i32"), b.bits("i32")
+    sums = sums + (a & -65536).bits("f32") * (b & -65536).bits("f32")
+    return sums + (a << 16).bits("f32") * (b << 16).bits("f32")
+
+
+def _dot_bytes(sums: Value, a: Value, b: Value) -> Value:
+    """VPDPBUSD: bytes without a sign by bytes with one."""
+    a, b = a.bits("i32"), b.bits("i32")
+    for first in (0, 8, 16, 24):
+        sums = sums + ((a >> first) & 0xFF) * (b << (24 - first)).signed_shift(24)
+    return sums
+
+
+def _dot_words(a: Value, b: Value) -> Value:
+    """VPMADDWD: pairs of int16."""
+    a, b = a.bits("i32"), b.bits("i32")
+    low = (a << 16).signed_shift(16) * (b << 16).signed_shift(16)
+    return low + a.signed_shift(16) * b.signed_shift(16)
+
+
+def _look_up(codes: Value, *tables: Value) -> Value:
+    """VPERMW, VPERMPS, VPERMI2W: the numbers of a table at places whose upper bits do not count."""
+    numbers = [table.at(place) for table in tables for place in range(table.lanes)]
+    places = codes & (len(numbers) - 1)
+    found = numbers[0].spread(codes.lanes)
+    for place, number in enumerate(numbers):
+        found = places.equals(place).choose(number.spread(codes.lanes), found)
+    return found
+
+
+EMULATED: dict[str, Callable[..., Value]] = {
+    "avx512bf16.dpbf16ps.512": _dot_pairs,
+    "avx512.vpdpbusd.512": _dot_bytes,
+    "avx512.pmaddw.d.512": _dot_words,
+    "avx512.permvar.hi.512": lambda table, codes: _look_up(codes, table),
+    "avx512.permvar.sf.512": lambda table, codes: _look_up(codes, table),
+    "avx512.vpermi2var.hi.512": lambda low, codes, high: _look_up(codes, low, high),
+}
