@@ -105,6 +105,7 @@ def own_code() -> str:  # the hash of this package's sources
     return digest.hexdigest()
 
 
+@functools.cache
 def _version(name: str) -> str:
     try:
         return metadata.version(name)

@@ -7,6 +7,7 @@ rounds go on while the quick ones disagree, and the quickest rounds are compared
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -58,6 +59,7 @@ def time_in_rounds(
     steps: Mapping[Backend, Callable[[], object]],
     budget_seconds: float = BUDGET_SECONDS,
     clock: Callable[[], float] | None = None,
+    hopeless: float = math.inf,
 ) -> RoundTimes:
     """Run `steps` in turns until the quickest rounds of each agree or the budget is spent; each runs once before,
     untimed.
@@ -66,17 +68,25 @@ def time_in_rounds(
         steps: functions to time, by backend.
         budget_seconds: time limit per backend.
         clock: returns seconds.
+        hopeless: a step that takes so many times as long as the quickest when it first runs does not run again.
     """
     clock = clock or time.perf_counter
+
+    def timed(backend: Backend) -> float:
+        start = clock()
+        steps[backend]()
+        return clock() - start
+
+    first = {backend: timed(backend) for backend in steps}
+    quickest = min(first, key=lambda backend: first[backend])
+    if all(seconds > hopeless * first[quickest] for backend, seconds in first.items() if backend is not quickest):
+        again = (timed(quickest) for _ in range(MIN_AGREEING_ROUNDS))
+        return RoundTimes({**first, quickest: min(again)}, 1, False)
     samples: dict[Backend, list[float]] = {backend: [] for backend in steps}
-    for step in steps.values():
-        step()
     began, rounds = clock(), 0
     for order in itertools.islice(rotations(steps), MAX_ROUNDS):
         for backend in order:
-            start = clock()
-            steps[backend]()
-            samples[backend].append(clock() - start)
+            samples[backend].append(timed(backend))
         rounds += 1
         spent = clock() - began >= budget_seconds * len(order)
         if (rounds >= MIN_ROUNDS and all(map(_agree, samples.values()))) or (spent and rounds >= MIN_AGREEING_ROUNDS):

@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from compiled_kernels.blocked.int8_rows import panel_sums, row_scale, scaled, unpacked
+from compiled_kernels.blocked.int8_rows import scale_at, sum_at
 from compiled_kernels.blocked.layout import PANEL
 from compiled_kernels.blocked.numbers import parts, scales_at, unit_words
 from compiled_kernels.blocked.registers import InputRows, step_sums
 from compiled_kernels.blocked.shape import TILE_ROWS, Panels, rows_type
 from compiled_kernels.builder.functions import function, loop, room
-from compiled_kernels.builder.values import Value, constant, fma
+from compiled_kernels.builder.values import Value, constant, fma, index
 from compiled_kernels.builder.vectors import total
 from compiled_kernels.mlir_text import Named, largest_divisor, memref
 
@@ -107,7 +107,7 @@ def prepared(product: FewRows, given: dict[str, Value], rows: int) -> Operands:
     memory, and its sums."""
     weights = [given[each.name] for each in weight_names(product)]
     x = given["x"]
-    sums = _x_sums(product, x, rows) if product.has_minima else None
+    sums = _x_sums(product, x, rows) if product.has_minima and not product.w8a8 else None
     narrow = product.w8a8 or product.uses_bf16_pairs or product.x_dtype == "f32"
     if not narrow and rows * product.in_features * 4 <= MAX_WIDENED_BYTES:
         wide = room(rows_type(product.in_features, "f32", rows))
@@ -146,8 +146,7 @@ def panel_rows(
     panel, wide = column // PANEL, _vectors(product, len(rows))
     for at in range(0, PANEL, wide * product.lanes):
         columns = range(at, at + wide * product.lanes, product.lanes)
-        sums = _integers if product.w8a8 else _totals
-        found = sums(product, operands, rows, panel, columns, passes)
+        found = _totals(product, operands, rows, panel, columns, passes)
         _store(product, operands, rows, out_rows, [(column + each, stored_from + each) for each in columns], found)
 
 
@@ -162,8 +161,8 @@ def _totals(
     product: FewRows, operands: Operands, rows: Sequence[Value], panel: Value, columns: range, passes: PanelPass
 ) -> list[Value]:
     """Return the sums of rows of x with some columns of a panel, along the whole width."""
-    zero = [constant(0.0, "f32", product.lanes)] * (len(rows) * len(columns))
-    x = InputRows(operands.x, rows)
+    zero = [constant(0, product.sum_kind, product.lanes)] * (len(rows) * len(columns))
+    x = input_rows(product, operands.x, rows)
 
     def unit(at: Value) -> list[list[Value]]:
         _fetch(product, operands.weights[0], panel, at, columns, passes)
@@ -204,17 +203,18 @@ class Sums(NamedTuple):
 
 def run_totals(product: Panels, source: Source, of: Sums, at: Value, totals: Sequence[Value]) -> list[Value]:
     """Return `totals` and the products of a run of whole groups, which begins at `at` of the `source`."""
-    zero = [totals[0].like(0.0)] * len(totals)
+    zero = [constant(0, "i32" if product.w8a8 else "f32", product.lanes)] * len(totals)
     if product.run > product.unit:
         with loop(0, product.run, product.unit, zero) as inner:
             inner.carry(step_sums(source.unit(at + inner.index), of.x, of.column + inner.index, inner.carried))
         return _joined(product, inner.results, source.scales(at), of, totals)
     whole, found = source.unit(at), list(totals)
-    each = len(whole[0]) * product.group // product.unit  # parts of a group
-    for i in range(product.unit // product.group):
-        here = of._replace(column=of.column + i * product.group)
+    group = product.sum_group
+    each = len(whole[0]) * group // product.unit  # parts of a group
+    for i in range(product.unit // group):
+        here = of._replace(column=of.column + i * group)
         sums = step_sums([parts[i * each : (i + 1) * each] for parts in whole], here.x, here.column, zero)
-        found = _joined(product, sums, source.scales(at + i * product.group), here, found)
+        found = _joined(product, sums, source.scales(at + i * group), here, found)
     return found
 
 
@@ -222,6 +222,8 @@ def _joined(
     product: Panels, sums: Sequence[Value], scales: Sequence[Sequence[Value]], of: Sums, totals: Sequence[Value]
 ) -> list[Value]:
     """Return `totals` and the sums of a group, times its scale, and its minimum times the sum of x."""
+    if product.w8a8:
+        return _joined_integers(product, sums, scales, of, totals)
     found = []
     for row, place in enumerate(of.sum_rows):
         of_x = None if of.x_sums is None else of.x_sums[place, of.column // product.group].spread(product.lanes)
@@ -232,18 +234,33 @@ def _joined(
     return found
 
 
-def _integers(
-    product: FewRows, operands: Operands, rows: Sequence[Value], panel: Value, columns: range, passes: PanelPass
+def _joined_integers(
+    product: Panels, sums: Sequence[Value], scales: Sequence[Sequence[Value]], of: Sums, totals: Sequence[Value]
 ) -> list[Value]:
-    """Return sums along the whole width of products of integers, which are exact: there are no runs to keep apart."""
-    int8, x = product.int8_rows, operands.x
-    zero = [constant(0, "i32", product.lanes)] * (len(rows) * len(columns))
-    with loop(0, product.in_features, product.unit, zero) as turn:
-        _fetch(product, operands.weights[0], panel, turn.index, columns, passes)
-        words = (unit_words(product, operands.weights[0], panel, turn.index, column)[0] for column in columns)
-        bytes_ = [unpacked(int8, each) for each in words]
-        turn.carry(panel_sums(int8, bytes_, x, rows, turn.index // int8.values, turn.carried))
-    return turn.results
+    """Do as `_joined` does with sums of integers, each operation rounded by itself."""
+    found, rows = [], product.int8_rows
+    for row, place in enumerate(of.x.rows):
+        for i, (scale, *minimum) in enumerate(scales):
+            at = row * len(scales) + i
+            value = totals[at] + scaled(product, sums[at], of.x.memory, place, of.column) * scale
+            if minimum:
+                whole = sum_at(rows, of.x.memory, place, of.column).spread(product.lanes).to("f32")
+                value = value + whole * scale_at(rows, of.x.memory, place, of.column).spread(product.lanes) * minimum[0]
+            found.append(value)
+    return found
+
+
+def scaled(product: Panels, sums: Value, x: Value, row: Value, column: Value) -> Value:
+    """Return a vector of a row's int32 sums of the group that begins with this column as float32, times x's scale."""
+    rows, lanes = product.int8_rows, product.lanes
+    if product.added_to_codes:
+        sums = sums + (sum_at(rows, x, row, column) * -product.added_to_codes).spread(lanes)
+    return sums.to("f32") * scale_at(rows, x, row, column).spread(lanes)
+
+
+def input_rows(product: Panels, x: Value, rows: Sequence[Value]) -> InputRows:
+    """Return these rows of x, which with `w8a8` are in INT8."""
+    return InputRows(x, rows, product.int8_rows if product.w8a8 else None)
 
 
 def _fetch(product: FewRows, memory: Value, panel: Value, at: Value, columns: range, passes: PanelPass) -> None:
@@ -273,10 +290,9 @@ def _store(
     """Store out[out row, stored columns] = total of the weight's columns * scale + bias (+ what it held)."""
     out, left = operands.out, iter(totals)
     for row, out_row in zip(rows, out_rows, strict=True):
-        scale = row_scale(product.int8_rows, operands.x, row) if product.w8a8 else None
         for column, place in places:
             mask = columns_there(product, column, PANEL)
-            value = finished(product, operands.weights, next(left), column, scale)
+            value = finished(product, operands.weights, next(left), column, operands.x, row)
             if product.accumulate:
                 value = out.load(product.lanes, out_row, place, mask=mask) + value
             out.store(value, out_row, place, mask=mask)
@@ -291,13 +307,11 @@ def columns_there(product: Panels, column: Value, whole: int) -> Value | None:
     return here.below(product.out_features)
 
 
-def finished(
-    product: Panels, weights: Sequence[Value], sums: Value, column: Value, row: tuple[Value, Value] | None = None
-) -> Value:
-    """Return sums of the columns from `column` on, times their scales where rows have such, and their bias added; with
-    `w8a8`, of a row with that scale and that added to its sums."""
-    if row:
-        sums = scaled(sums, *row)
+def finished(product: Panels, weights: Sequence[Value], sums: Value, column: Value, x: Value, row: Value) -> Value:
+    """Return sums of a row of x, of the columns from `column` on, times their scales (and that of a row of INT8) where
+    rows have such, and their bias added."""
+    if product.w8a8 and product.scales_rows:
+        sums = scaled(product, sums, x, row, index(0))
     if product.scales_rows:
         sums = sums * weights[1].load(product.lanes, column)
     if product.bias:

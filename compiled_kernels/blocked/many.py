@@ -26,13 +26,13 @@ from compiled_kernels.blocked.few import (
     columns_there,
     finished,
     group_sum,
+    input_rows,
     run_totals,
     weight_names,
 )
-from compiled_kernels.blocked.int8_rows import panel_sums, row_scale, unpacked
 from compiled_kernels.blocked.layout import PANEL, PANEL_PAIR
 from compiled_kernels.blocked.numbers import half_floats, parts, scales_at, unit_words
-from compiled_kernels.blocked.registers import InputRows, step_sums
+from compiled_kernels.blocked.registers import step_sums
 from compiled_kernels.blocked.shape import TILE_ROWS, VALUES_PER_WORD, Panels, rows_type
 from compiled_kernels.builder.functions import call, function, loop, room, when
 from compiled_kernels.builder.values import Value, constant, index
@@ -107,8 +107,10 @@ class ManyRows(Panels):
             beside = memref((2, self.k_block // self.group, PANEL), "f32")
             found.append(Named("scales", beside))
             if self.has_minima:
+                found.append(Named("minima", beside))
+            if self.has_minima and not self.w8a8:
                 x_sums = memref((MAX_RUN_ROWS, self.in_features // self.group), "f32")
-                found += [Named("minima", beside), Named("x_sums", x_sums)]
+                found.append(Named("x_sums", x_sums))
         return found
 
     @property
@@ -287,8 +289,6 @@ def _unpack(product: ManyRows, run: RowRun, panels: tuple[Value, Value], k: Valu
 
 def _as_multiplied(product: ManyRows, words: list[Value]) -> list[Value]:
     """Return a unit's words as vectors of words that the tile multiplies."""
-    if product.w8a8:  # bytes are unpacked in the tile, where they are multiplied as they are
-        return unpacked(product.int8_rows, words[0]) if product.multiplied < 4 else words
     return [part.bits("i32") for part in parts(product, words)]
 
 
@@ -337,7 +337,8 @@ def _plain_tile(
             for i in range(steps):
                 at = turn.index + i * values
                 words = [given["block"].load(product.lanes, panel, at // values, where) for panel, where in places]
-                sums = _step(product, words, InputRows(given["x"], rows), at + given["skipped"], sums)
+                numbers = [_as_numbers(product, word) for word in words]
+                sums = step_sums(numbers, input_rows(product, given["x"], rows), at + given["skipped"], sums)
             turn.carry(sums)
         return turn.results
 
@@ -371,7 +372,8 @@ def _grouped_tile(
             [given["block"].load(lanes, panel, at // product.multiplied + i, where) for i in words]
             for panel, where in places
         ]
-        return [[word.bits("bf16" if product.uses_bf16_pairs else "f32") for word in each] for each in loaded]
+        kind = "i32" if product.w8a8 else "bf16" if product.uses_bf16_pairs else "f32"
+        return [[word.bits(kind) for word in each] for each in loaded]
 
     def scales(at: Value) -> list[list[Value]]:
         names = [name for name in ("scales", "minima") if name in given]
@@ -382,24 +384,18 @@ def _grouped_tile(
     with loop(given["from"], given["to"], product.run) as turn:
         column = turn.index + given["skipped"]
         totals = [memory.load(lanes, *place) for place in kept]
-        of = Sums(InputRows(given["x"], rows), given.get("x_sums"), slots, column)
+        of = Sums(input_rows(product, given["x"], rows), given.get("x_sums"), slots, column)
         found = run_totals(product, Source(unit, scales), of, turn.index, totals)
         for place, value in zip(kept, found, strict=True):
             memory.store(value, *place)
 
 
-def _step(product: ManyRows, words: Sequence[Value], x: InputRows, column: Value, sums: Sequence[Value]) -> list[Value]:
-    """Return `sums` moved on by vectors of words of the block whose first values stand at `column` of x."""
-    if not product.w8a8:
-        kind = product.multiplied_dtype
-        given = [[word.bits("f32")] if kind == "f32" else _numbers(product, word) for word in words]
-        return step_sums(given, x, column, sums)
-    int8 = product.int8_rows
-    given = [unpacked(int8, each) if int8.values == 4 else [each] for each in words]
-    return panel_sums(int8, given, x.memory, x.rows, column // int8.values, sums)
-
-
-def _numbers(product: ManyRows, word: Value) -> list[Value]:
+def _as_numbers(product: ManyRows, word: Value) -> list[Value]:
+    """Return a vector of words of the block as parts (see numbers.py)."""
+    if product.w8a8:
+        return parts(product, [word]) if product.in_place else [word]
+    if product.multiplied_dtype == "f32":
+        return [word.bits("f32")]
     return [word.bits("bf16")] if product.uses_bf16_pairs else half_floats(word)
 
 
@@ -425,7 +421,6 @@ class Found(NamedTuple):
 def pair_sums(product: ManyRows, done: Done) -> list[Found]:
     """Return a row's sums of one pair of panels, scaled and with their bias."""
     weights = [done.given[each.name] for each in weight_names(product)]
-    scale = row_scale(product.int8_rows, done.given["x"], done.row) if product.w8a8 else None
     start = done.pair * (PANEL if product.panel_distance else PANEL_PAIR)
     found = []
     for at in range(0, PANEL_PAIR, product.lanes):
@@ -433,7 +428,8 @@ def pair_sums(product: ManyRows, done: Done) -> list[Found]:
         column = start + offset
         mask = columns_there(product, column, PANEL_PAIR)
         sums = done.sums.load(product.lanes, done.kept, at)
-        found.append(Found(column, finished(product, weights, sums, column, scale), mask))
+        value = finished(product, weights, sums, column, done.given["x"], done.row)
+        found.append(Found(column, value, mask))
     return found
 
 

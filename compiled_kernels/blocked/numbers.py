@@ -4,6 +4,7 @@
 |---|---|---|
 | pairs of bfloat16 | a vector of pairs, of two columns of the width | bfloat16, and codes, all of which are exact |
 | float32 | a vector of numbers, of one column | all |
+| integers | a vector of words: four bytes, or two int16 (see linear_w8a8/mlir_rows.py) | codes, beside x in INT8 |
 
 Codes in planes (see linear/planes.py) are looked up in a table in a register, where the level has such a table.
 """
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 from compiled_kernels.blocked.layout import BYTE_OF_COLUMN
 from compiled_kernels.blocked.shape import Panels
 from compiled_kernels.builder.values import Value, constant, intrinsic, negative
-from compiled_kernels.builder.vectors import look_up, look_up_floats
+from compiled_kernels.builder.vectors import look_up, look_up_bytes, look_up_floats
 
 Planes = Sequence[tuple[int, Sequence[Value]]]  # of each plane its bits, and the words of a unit
 FIRST_BITS = tuple(8 * byte for byte in BYTE_OF_COLUMN)
@@ -44,20 +45,47 @@ def parts(product: Panels, words: Sequence[Value]) -> list[Value]:
         if pairs or product.weight_dtype == "f32":
             return [word.bits(product.weight_dtype)]
         return [word.to("f32")] if product.weight_dtype == "f16" else half_floats(word)
+    if product.w8a8:
+        return _integers(product, words)
     if product.weight_dtype == "f8":
         return _in_pairs([_e4m3(word >> first) for word in words for first in FIRST_BITS], pairs)
     if format.sign_bit:
         signed = [(word << (24 - first)).signed_shift(24).to("f32") for word in words for first in FIRST_BITS]
         return _in_pairs(signed, pairs)
-    planes, left = [], list(words)
-    for bits in format.planes:
-        count = bits * product.unit // 32
-        planes.append((bits, left[:count]))
-        left = left[count:]
+    planes = _planes(product, words)
     values = format.values or range(-format.offset, (1 << format.bits) - format.offset)
     if pairs:
         return [look_up(values, _field(planes, column, 16)) for column in range(0, product.unit, 2)]
     return [_float(_field(planes, column, 32), values, format.bits) for column in range(product.unit)]
+
+
+def _planes(product: Panels, words: Sequence[Value]) -> Planes:
+    """Return a unit's words by planes."""
+    assert product.words is not None
+    planes, left = [], list(words)
+    for bits in product.words.planes:
+        count = bits * product.unit // 32
+        planes.append((bits, left[:count]))
+        left = left[count:]
+    return planes
+
+
+def _integers(product: Panels, words: Sequence[Value]) -> list[Value]:
+    """Return the codes of a unit as the words that INT8 is multiplied with: bytes without a sign, larger than the codes
+    by `added_to_codes`, or int16."""
+    format = product.words
+    assert format is not None
+    signed = words
+    if not format.sign_bit:
+        planes, each = _planes(product, words), ((1 << format.bits) - 1) * 0x01010101
+        codes = [_field(planes, column, 8) & each for column in range(0, product.unit, 4)]
+        if not format.values:
+            return codes
+        signed = [look_up_bytes([int(value) for value in format.values], each) for each in codes]
+    if product.int8_rows.values == 4:
+        return [word ^ 0x80808080 for word in signed]
+    halves = [word.bits("i16") for word in signed]
+    return [each.signed_shift(8).bits("i32") for pair in halves for each in (pair << 8, pair)]
 
 
 def half_floats(word: Value) -> list[Value]:

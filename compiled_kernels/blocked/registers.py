@@ -5,21 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from compiled_kernels.blocked.int8_rows import integer_sums
 from compiled_kernels.blocked.numbers import half_floats
 from compiled_kernels.builder.values import Value, fma
 from compiled_kernels.builder.vectors import dot_pairs, spread_pair
+from compiled_kernels.linear_w8a8.mlir_rows import Int8Rows
 
 
 class InputRows(NamedTuple):
-    """Some rows of x at work: a memory, and which of its rows."""
+    """Some rows of x at work: a memory, which of its rows, and how these lie if they are in INT8."""
 
     memory: Value
     rows: Sequence[Value]
+    int8: Int8Rows | None = None
 
 
 def step_sums(parts: Sequence[Sequence[Value]], x: InputRows, column: Value, sums: Sequence[Value]) -> list[Value]:
     """Return `sums` (of row 0 for each vector of columns, of row 1, ...) moved on by the `parts` of these vectors,
     whose first values stand at `column` of x."""
+    if x.int8:
+        return integer_sums(x.int8, parts, x.memory, x.rows, column // x.int8.values, sums)
     sums, lanes, pairs = list(sums), sums[0].lanes, parts[0][0].element == "bf16"
     for row, place in enumerate(x.rows):
         for part, factor in enumerate(_factors(x.memory, place, column, len(parts[0]), lanes, pairs)):

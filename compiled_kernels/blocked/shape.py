@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from compiled_kernels.blocked.layout import PANEL, PANEL_PAIR
 from compiled_kernels.linear.matrix_format import WORDS, WordLayout
+from compiled_kernels.linear_w8a8.api import BLOCK
 from compiled_kernels.linear_w8a8.mlir_rows import Int8Rows
 from compiled_kernels.mlir_text import SIZE_BOUND, Target, memref
 
@@ -33,7 +34,8 @@ class Panels:
 
     Sums are of runs of the width, each begun at zero and added to those before it, times its scale where it has one:
     the order in which a row's products are added up is the same for every number of rows and threads. With `w8a8` x
-    comes as rows of INT8 (made of numbers of type `x_dtype`) and is multiplied as such with a weight of i8.
+    comes as rows of INT8 (made of numbers of type `x_dtype`; a scale for each `BLOCK` of columns, or where the weight
+    has one for a row also one) and is multiplied as such with codes that are integers.
     """
 
     name: str
@@ -68,13 +70,28 @@ class Panels:
         return bool(self.minima) or self.words is not None and self.words.minima
 
     @property
+    def sum_group(self) -> int:
+        """Return the columns of a group whose products are summed apart: with `w8a8` they share a scale of x too."""
+        return math.gcd(BLOCK, self.group) if self.w8a8 and self.group else self.group
+
+    @property
     def int8_rows(self) -> Int8Rows:
         """Return the layout of quantized x with `w8a8`."""
-        return Int8Rows(self.in_features, self.x_dtype, self.target)
+        assert self.words is not None
+        block, group = (BLOCK, self.sum_group) if self.group else (self.in_features, self.in_features)
+        bits = 8 if self.words.values else self.words.bits
+        return Int8Rows(self.in_features, self.x_dtype, self.target, block, group, bits)
+
+    @property
+    def added_to_codes(self) -> int:
+        """Return what the bytes that are multiplied with INT8 are larger by than the codes."""
+        assert self.words is not None
+        return 0 if self.int8_rows.values == 2 else 128 if self.words.values else self.words.offset
 
     @property
     def sum_kind(self) -> str:
-        return "i32" if self.w8a8 else "f32"
+        """Return the type of sums along the width: of integers where these have one scale."""
+        return "i32" if self.w8a8 and not self.group else "f32"
 
     @property
     def uses_bf16_pairs(self) -> bool:
@@ -101,7 +118,7 @@ class Panels:
             return VALUES_PER_WORD[self.weight_dtype]
         if self.weight_dtype in WORDS:
             return UNIT
-        return 4 if self.w8a8 else math.gcd(UNIT, self.in_features, self.group)
+        return math.gcd(UNIT, self.in_features, self.group)
 
     @property
     def unit_words(self) -> int:
@@ -111,7 +128,7 @@ class Panels:
     @property
     def run(self) -> int:
         """Return the columns whose products are summed apart."""
-        return max(self.unit, self.group) if self.group else self.k_block
+        return max(self.unit, self.sum_group) if self.group else self.k_block
 
     @property
     def k_block(self) -> int:
@@ -144,8 +161,9 @@ class Panels:
         return (*found, *([memref((self.panels * PANEL,), self.x_dtype)] if self.bias else []))
 
     def __post_init__(self) -> None:
-        if self.w8a8 and (self.weight_dtype != "i8" or self.group):
-            raise ValueError(f"{self.name}: rows of INT8 are multiplied with weights of i8, not of {self.weight_dtype}")
+        if self.w8a8 and (self.weight_dtype in ("f8", "f4") or not self.words or self.sum_group % 8):
+            grouped = f" by {self.group}" if self.group else ""
+            raise ValueError(f"{self.name}: rows of INT8 are not multiplied with {self.weight_dtype}{grouped}")
         whole = self.words.block if self.words else VALUES_PER_WORD[self.weight_dtype]
         if self.in_features % whole:
             raise ValueError(f"{self.name}: a width of {self.in_features} {self.weight_dtype} is not for panels")

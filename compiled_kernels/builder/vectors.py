@@ -20,10 +20,18 @@ def dot_bytes(sums: Value, a: Value, b: Value) -> Value:
     return intrinsic("llvm.x86.avx512.vpdpbusd.512", sums.type, sums, a.bits("i8"), b.bits("i8"))
 
 
+def dot_bytes_in_pairs(a: Value, b: Value) -> Value:
+    """Return as int16 the sums of products of pairs of bytes, those of `a` unsigned, those of `b` signed, both words of
+    32 bits; what int16 does not hold saturates (VPMADDUBSW)."""
+    name = "llvm.x86.avx512.pmaddubs.w.512" if a.lanes == 16 else "llvm.x86.avx2.pmadd.ub.sw"
+    return intrinsic(name, typed("i16", 2 * a.lanes), a.bits("i8"), b.bits("i8"))
+
+
 def dot_words(a: Value, b: Value) -> Value:
-    """Return the sums of products of pairs of int16, exact; all three are words of 32 bits (VPMADDWD)."""
-    name = "llvm.x86.avx512.pmaddw.d.512" if a.lanes == 16 else "llvm.x86.avx2.pmadd.wd"
-    return intrinsic(name, a.type, a.bits("i16"), b.bits("i16"))
+    """Return the sums of products of pairs of int16, exact; words of 32 bits (VPMADDWD)."""
+    a, b = a.bits("i16"), b.bits("i16")
+    name = "llvm.x86.avx512.pmaddw.d.512" if a.lanes == 32 else "llvm.x86.avx2.pmadd.wd"
+    return intrinsic(name, typed("i32", a.lanes // 2), a, b)
 
 
 def spread_pair(pair: Value) -> Value:
@@ -45,6 +53,13 @@ def look_up(table: Sequence[float], codes: Value) -> Value:
 def look_up_floats(table: Sequence[float], codes: Value) -> Value:
     """Return numbers of a table of 16 for the lowest four bits of 16 words (AVX512F: VPERMPS)."""
     return intrinsic("llvm.x86.avx512.permvar.sf.512", typed("f32", 16), constant(table, "f32"), codes)
+
+
+def look_up_bytes(table: Sequence[int], codes: Value) -> Value:
+    """Return numbers of a table of 16 for bytes below 16, as bytes (VPSHUFB)."""
+    name = "llvm.x86.avx512.pshuf.b.512" if codes.lanes == 16 else "llvm.x86.avx2.pshuf.b"
+    places = codes.bits("i8")
+    return intrinsic(name, places.type, constant([*table] * (places.lanes // 16), "i8"), places).bits("i32")
 
 
 def total(value: Value) -> Value:

@@ -18,7 +18,7 @@ class WeightLayout:
     """The stored layout of a product's matrix: `f32` or `bf16`, row by row or in `panels` (see blocked/layout.py); in
     panels a format of `WORDS`, or a kind of codes (see blocked/shape.py), whose scales are of `quant_group` columns (0:
     a row) and of type `scales`, with minima beside them where `minima` is a type. Experts may be i4, f4 or i8 with
-    groups. With `w8a8` it is i8 and what is multiplied with it is quantized too, row by row (see linear_w8a8). `rows`:
+    groups. With `w8a8` codes are integers, and what is multiplied with them is quantized too (see linear_w8a8). `rows`:
     how many rows of the matrix are stored so; 0 for all."""
 
     dtype: str

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from compiled_kernels.linear.matrix_format import MatrixFormat
 from compiled_kernels.linear.quantize import dequantize_grouped, dequantize_int8, dequantize_matrix
+from compiled_kernels.threads import in_threads
 
 BLOCK_VALUES = 1 << 18  # numbers of a block: they and their codes stay in a core's cache
 GPU_BLOCK_VALUES = 1 << 24  # there a block costs some launches, and its numbers leave the cache either way
@@ -23,9 +25,14 @@ def by_blocks(x: Tensor, parts: tuple[Tensor | None, ...], multiply: Callable[..
     outs = next(len(part) for part in parts if part is not None)
     values = BLOCK_VALUES if x.device.type == "cpu" else GPU_BLOCK_VALUES
     out, step = x.new_empty(len(x), outs), max(1, values // max(1, x.shape[1]))
-    for start in range(0, outs, step):
+
+    def multiply_from(start: int) -> None:
         rows = slice(start, start + step)
         out[:, rows] = multiply(*(None if part is None else part[rows] for part in parts))
+
+    starts = range(0, outs, step)
+    plain = torch.compiler.is_compiling() or torch.is_grad_enabled() or x.device.type != "cpu" or len(starts) < 2
+    list((map if plain else in_threads)(multiply_from, starts))
     return out
 
 

@@ -37,7 +37,7 @@ from compiled_kernels.builder.threads import entry, share, wait
 from compiled_kernels.cases import Case
 from compiled_kernels.linear.matrix_format import CODE_DTYPES, SCALE_DTYPES, WORDS, MatrixFormat
 from compiled_kernels.linear.rows import MAX_ROWS_TOGETHER, RowByRow, by_row
-from compiled_kernels.linear_w8a8.mlir_rows import TAIL, quantize
+from compiled_kernels.linear_w8a8.mlir_rows import quantize
 from compiled_kernels.mlir import Kernel, compile_text
 from compiled_kernels.mlir.invoke import COMPUTE_DTYPES, BoundCall, check_argument, libgomp_path
 from compiled_kernels.mlir_text import MLIR_TYPES, SIZE_BOUND, Named, Target, memref
@@ -83,8 +83,16 @@ def linear_int8(x: Tensor, values: Tensor, scales: Tensor, bias: Tensor | None) 
     return _multiply("linear_int8", x, _int8("linear_int8", x, values, scales), bias)
 
 
-def linear_w8a8(x: Tensor, values: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
-    return _multiply(INT8_ROWS, x, _int8(INT8_ROWS, x, values, scales), bias)
+def linear_w8a8(
+    x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, minima: Tensor | None, codes: str, group: int
+) -> Tensor:
+    if codes in WORDS:
+        weights = _in_words(INT8_ROWS, x, weight, scales, minima, codes)
+    elif group:
+        weights = _grouped(INT8_ROWS, x, weight, scales, minima, group)
+    else:
+        weights = _int8(INT8_ROWS, x, weight, scales)
+    return _multiply(INT8_ROWS, x, weights, bias)
 
 
 def _int8(name: str, x: Tensor, values: Tensor, scales: Tensor) -> Weight:
@@ -100,7 +108,14 @@ def _int8(name: str, x: Tensor, values: Tensor, scales: Tensor) -> Weight:
 def linear_grouped(
     x: Tensor, codes: Tensor, scales: Tensor, minima: Tensor | None, bias: Tensor | None, group: int
 ) -> Tensor:
-    name, width, panels = "linear_grouped", x.shape[1], in_panels(codes)
+    weight = _grouped("linear_grouped", x, codes, scales, minima, group)
+    if scales.ndim == 2 and scales.shape[1] == 1 and minima is None and codes.dtype != torch.int32:
+        weight = Weight(weight.kind, 0, (codes, scales[:, 0].float()))
+    return _multiply("linear_grouped", x, weight, bias)
+
+
+def _grouped(name: str, x: Tensor, codes: Tensor, scales: Tensor, minima: Tensor | None, group: int) -> Weight:
+    width, panels = x.shape[1], in_panels(codes)
     kind = code_kind(codes.dtype, minima is not None)
     per_word = 8 if codes.dtype == torch.int32 else 4
     if group < 1 or math.gcd(group, width) % per_word or (per_word == 8 and width % group):
@@ -115,10 +130,7 @@ def linear_grouped(
         if tensor is not None:
             wanted = (len(codes), groups[1], PANEL, 1) if tensor.ndim == 4 else groups
             check_argument(name, part, tensor, wanted, SCALE_DTYPES, contiguous=False)
-    if scales.ndim == 2 and groups[1] == 1 and minima is None and per_word == 4:
-        return _multiply(name, x, Weight(kind, 0, (codes, scales[:, 0].float())), bias)
-    tensors = codes, scales, *([] if minima is None else [minima])
-    return _multiply(name, x, Weight(kind, min(group, width), tensors), bias)
+    return Weight(kind, min(group, width), (codes, scales, *([] if minima is None else [minima])))
 
 
 def code_kind(codes: torch.dtype, with_minima: bool) -> str:
@@ -133,7 +145,11 @@ def code_kind(codes: torch.dtype, with_minima: bool) -> str:
 def linear_quantized(
     x: Tensor, weight: Tensor, scales: Tensor, minima: Tensor | None, bias: Tensor | None, format: str
 ) -> Tensor:
-    name, width = "linear_quantized", x.shape[1]
+    return _multiply("linear_quantized", x, _in_words("linear_quantized", x, weight, scales, minima, format), bias)
+
+
+def _in_words(name: str, x: Tensor, weight: Tensor, scales: Tensor, minima: Tensor | None, format: str) -> Weight:
+    width = x.shape[1]
     if problem := MatrixFormat.named(format).problem(width):
         raise BackendError(f"{name}: {problem} {width} columns")
     words = WORDS[format]
@@ -145,7 +161,7 @@ def linear_quantized(
     for part, tensor in zip(("scales", "minima"), tensors[1:], strict=False):
         sizes = (len(weight), groups, PANEL, 1) if panels else (len(weight), groups)
         check_argument(name, part, tensor, sizes, (torch.float16,), contiguous=panels)
-    return _multiply(name, x, Weight(format, words.group, tensors), bias)
+    return Weight(format, words.group, tensors)
 
 
 def _multiply(name: str, x: Tensor, weight: Weight, bias: Tensor | None, row_by_row: bool = False) -> Tensor:
@@ -172,7 +188,7 @@ def _multiply(name: str, x: Tensor, weight: Weight, bias: Tensor | None, row_by_
     given = [words, *(each.contiguous() for each in beside), *([] if bias is None else [bias.contiguous()])]
     room = []
     if isinstance(product, Panels) and product.w8a8:
-        room.append(torch.empty(tokens, product.int8_rows.words + TAIL, dtype=torch.int32))
+        room.append(torch.empty(tokens, product.int8_rows.row, dtype=torch.int32))
     many = isinstance(product, ManyRows)
     entering = x.to(torch.float32) if isinstance(product, ManyRows) and product.multiplied_dtype == "f32" else x
     found = torch.empty(tokens, out, dtype=x.dtype if many else torch.float32)
@@ -237,11 +253,13 @@ def stages(case: Case, operator: str = "linear") -> Mapping[str, str]:
     stored = of.get("weight_dtype", of["dtype"])
     row_by_row = operator == "linear" and not of.get("panels") and stored in COMPUTE_DTYPES
     kind, group, beside = MLIR_TYPES[stored], 0, []
-    if operator in ("linear_int8", INT8_ROWS):
-        kind, beside = "i8", ["f32"]
-    elif operator == "linear_quantized":
+    if of.get("format") in WORDS:
         kind, group = of["format"], WORDS[of["format"]].group
         beside = ["f16"] * (1 + WORDS[kind].minima)
+    elif of.get("format") == "int4":
+        kind, group, beside = "i4", 64, ["f16"]
+    elif operator in ("linear_int8", INT8_ROWS):
+        kind, beside = "i8", ["f32"]
     elif operator == "linear_grouped":
         minima = of["minima"]
         kind = code_kind(CODE_DTYPES[of["codes"]], minima is not None)

@@ -17,6 +17,16 @@ def dequantize_words(
     words: WordLayout, weight: Int32[Tensor, "out word"], scales: Float[Tensor, "out group"], minima: Tensor | None
 ) -> Float[Tensor, "out width"]:
     """Return the numbers of a matrix in float32; in float64 with scales of float64."""
+    codes, step, least = codes_of_words(words, weight, scales, minima)
+    found = codes.to(step.dtype).unflatten(-1, (-1, words.group)).mul_(step[..., None])
+    return (found if least is None else found.add_(least[..., None])).flatten(1)
+
+
+def codes_of_words(
+    words: WordLayout, weight: Int32[Tensor, "out word"], scales: Float[Tensor, "out group"], minima: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the numbers that a matrix's codes mean [out, width], and for each group of columns what multiplies them
+    and what is then added [out, group], in float32; in float64 with scales of float64."""
     exact = torch.promote_types(scales.dtype, torch.float32)
     blocks, codes = weight.unflatten(-1, (-1, words.words)), unpack_codes(words, weight)
     numbers = torch.tensor(words.values, device=weight.device)[codes.int()] if words.values else codes
@@ -28,8 +38,7 @@ def dequantize_words(
         held, groups = blocks[..., words.plane_words :], words.block // words.group
         step = step * ((unpack_sub_scales(held, sub.scale, groups) ^ sub.sign_bit) - sub.offset).to(exact)
         least = None if least is None else -least * unpack_sub_scales(held, sub.minimum, groups).to(exact)
-    found = numbers.to(exact).unflatten(-1, (-1, words.group)).mul_(step[..., None])
-    return (found if least is None else found.add_(least[..., None])).flatten(1)
+    return numbers.flatten(1), step.flatten(1), None if least is None else least.flatten(1)
 
 
 def unpack_codes(words: WordLayout, weight: Int32[Tensor, "out word"]) -> Int8[Tensor, "out block column"]:

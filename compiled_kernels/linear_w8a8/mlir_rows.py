@@ -1,12 +1,15 @@
 """Rows of activations in INT8: how they lie in memory, and how they are made.
 
-A row is words of 32 bits, then a tail: the scale's bits, then what is added to every sum of the row, then padding. What
-a word holds depends on the instruction that multiplies it, each with int32 sums that never saturate:
+A row is words of 32 bits, then a tail: the bits of each block's scale, then the sum of each group's values, then
+padding. What a word holds depends on the instruction that multiplies it; int32 sums never saturate:
 
-| values a word | multiplied by | at |
-|---|---|---|
-| 4 of INT8 | VPDPBUSD, with 4 bytes of the weight plus 128; 128 times the row's sum is taken off | v4+vnni and above |
-| 2 of INT16 | VPMADDWD | v3, v4 |
+| values a word | multiplied by | of codes | at |
+|---|---|---|---|
+| 4 of INT8 | VPDPBUSD, with 4 bytes of the weight | all | v4+vnni and above |
+| 4 of INT8 | VPMADDUBSW, whose sums of int16 are widened in time | of up to 6 bits | v3, v4 |
+| 2 of INT16 | VPMADDWD | of 8 bits | v3, v4 |
+
+Bytes of the weight have no sign: what was added to its codes for that, times the sum of a group's values, is taken off.
 
 A weight's word (see blocked/layout.py) has columns 0, 2, 1, 3 of four as bytes: without byte dots its even and its odd
 bytes are two pairs of neighbours; with them a row's words are in that order too.
@@ -21,23 +24,27 @@ from compiled_kernels.builder.functions import function, loop
 from compiled_kernels.builder.values import Value, constant, rounded
 from compiled_kernels.mlir_text import Named, Target, indices, largest_divisor, memref
 
-TAIL = 16  # words; so many that rows of whole cache lines stay such
-SCALE, ADDED = 0, 1  # of the tail
+LINE = 16  # words of a line of cache
 SMALLEST = 1.1754943508222875e-38  # the smallest normal float32: quantize_rows' least scale
 
 
 @dataclass(frozen=True)
 class Int8Rows:
-    """Rows of `width` numbers of type `x` (f32 or bf16) in INT8, for weights in panels."""
+    """Rows of `width` numbers of type `x` (f32 or bf16) in INT8, for weights in panels: `block` columns share a scale,
+    of the last block fewer may be left, and the values of `group` columns, which divide a block, are summed. `bits`:
+    of a code of the weight."""
 
     width: int
     x: str
     target: Target
+    block: int
+    group: int
+    bits: int
 
     @property
     def values(self) -> int:
         """Return the values of a row in a word."""
-        return 4 if self.target.has_int8_dot else 2
+        return 4 if self.target.has_int8_dot or self.bits < 8 else 2
 
     @property
     def lanes(self) -> int:
@@ -48,34 +55,47 @@ class Int8Rows:
     def words(self) -> int:
         return self.width // self.values
 
+    @property
+    def first_sum(self) -> int:
+        """Return the word of the first group's sum: the scales are before it."""
+        return self.words + -(-self.width // self.block)
+
+    @property
+    def row(self) -> int:
+        """Return the words of a row with its tail: rows of whole cache lines stay such."""
+        end = self.first_sum + self.width // self.group
+        return self.words + -(-(end - self.words) // LINE) * LINE
+
     def type(self, rows: int) -> str:
-        return memref((rows, self.words + TAIL), "i32")
+        return memref((rows, self.row), "i32")
 
     def named(self, rows: int) -> Named:
         """Return a buffer for `rows` such rows, named after what it holds."""
-        return Named(f"int8_{self.width}x{self.values}", self.type(rows))
+        return Named("_".join(map(str, ("int8", self.width, self.values, self.block, self.group))), self.type(rows))
 
 
 def quantize(name: str, rows: Int8Rows, count: int) -> None:
     """Make @name(x [count, width], out [count, words and tail], from, to): the rows from..to in INT8. (Two passes over
-    a row that lies in the nearest cache; the largest is found among the bits of the numbers without their signs, so
+    a block that lies in the nearest cache; the largest is found among the bits of the numbers without their signs, so
     that a NaN is larger than all.)"""
-    lanes, out = largest_divisor(rows.width, rows.lanes), Named("out", rows.type(count))
+    lanes, out = largest_divisor(rows.group, rows.lanes), Named("out", rows.type(count))
     arguments = [Named("x", memref((count, rows.width), rows.x)), out, *indices("from", "to")]
-    with function(name, arguments, inline=False) as given, loop(given["from"], given["to"]) as row:
-        x, out, nothing = given["x"], given["out"], [constant(0, "i32", lanes)]
-        with loop(0, rows.width, lanes, nothing) as turn:
-            bits = x.load(lanes, row.index, turn.index).to("f32").bits("i32")
-            turn.carry([(bits & 0x7FFFFFFF).most(turn.carried[0])])
-        scale = (turn.results[0].reduce("maxui").bits("f32") / 127.0).most(SMALLEST)
-        with loop(0, rows.width, lanes, nothing) as turn:
-            value = x.load(lanes, row.index, turn.index).to("f32")
-            whole = rounded(value / scale.spread(lanes)).to("i32")
-            out.store(_packed(rows, whole), row.index, turn.index // rows.values)
-            turn.carry([whole + turn.carried[0]])
-        added = turn.results[0].reduce("add") * -128 if rows.values == 4 else constant(0, "i32")
-        for offset, word in ((SCALE, scale.bits("i32")), (ADDED, added)):
-            out[row.index, rows.words + offset] = word
+    with function(name, arguments, inline=False) as given, loop(given["from"], given["to"]) as turn:
+        x, out, row, nothing = given["x"], given["out"], turn.index, [constant(0, "i32", lanes)]
+        with loop(0, rows.width, rows.block) as block:
+            end = (block.index + rows.block).least(rows.width) if rows.width % rows.block else block.index + rows.block
+            with loop(block.index, end, lanes, nothing) as turn:
+                bits = x.load(lanes, row, turn.index).to("f32").bits("i32")
+                turn.carry([(bits & 0x7FFFFFFF).most(turn.carried[0])])
+            scale = (turn.results[0].reduce("maxui").bits("f32") / 127.0).most(SMALLEST)
+            out[row, block.index // rows.block + rows.words] = scale.bits("i32")
+            with loop(block.index, end, rows.group) as group:
+                with loop(group.index, group.index + rows.group, lanes, nothing) as turn:
+                    value = x.load(lanes, row, turn.index).to("f32")
+                    whole = rounded(value / scale.spread(lanes)).to("i32")
+                    out.store(_packed(rows, whole), row, turn.index // rows.values)
+                    turn.carry([whole + turn.carried[0]])
+                out[row, group.index // rows.group + rows.first_sum] = turn.results[0].reduce("add")
 
 
 def _packed(rows: Int8Rows, value: Value) -> Value:

@@ -52,6 +52,16 @@ def _dot_words(a: Value, b: Value) -> Value:
     return low + a.signed_shift(16) * b.signed_shift(16)
 
 
+def _dot_bytes_in_pairs(a: Value, b: Value) -> Value:
+    """VPMADDUBSW: pairs of bytes without a sign by bytes with one, to int16, which saturates."""
+    a, b = a.bits("i16"), b.bits("i16")
+    sums = (a & 0xFF).to("i32") * (b << 8).signed_shift(8).to("i32")
+    sums = sums + (a >> 8).to("i32") * b.signed_shift(8).to("i32")
+    for how, most in (("slt", (1 << 15) - 1), ("sgt", -(1 << 15))):
+        sums = sums.compared(how, most).choose(sums, sums.like(most))
+    return sums.to("i16")
+
+
 def _look_up(codes: Value, *tables: Value) -> Value:
     """VPERMW, VPERMPS, VPERMI2W: the numbers of a table at places whose upper bits do not count."""
     numbers = [table.at(place) for table in tables for place in range(table.lanes)]
@@ -66,6 +76,8 @@ EMULATED: dict[str, Callable[..., Value]] = {
     "avx512bf16.dpbf16ps.512": _dot_pairs,
     "avx512.vpdpbusd.512": _dot_bytes,
     "avx512.pmaddw.d.512": _dot_words,
+    "avx512.pmaddubs.w.512": _dot_bytes_in_pairs,
+    "avx512.pshuf.b.512": lambda table, codes: _look_up(codes, table.part(0, 16)),  # all parts of the table are alike
     "avx512.permvar.hi.512": lambda table, codes: _look_up(codes, table),
     "avx512.permvar.sf.512": lambda table, codes: _look_up(codes, table),
     "avx512.vpermi2var.hi.512": lambda low, codes, high: _look_up(codes, low, high),

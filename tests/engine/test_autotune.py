@@ -270,6 +270,26 @@ def test_on_a_quiet_machine_a_trial_is_short_and_exact(one: float, other: float)
     assert found.seconds == {Backend.MLIR: pytest.approx(one), Backend.EAGER: pytest.approx(other)}
 
 
+@given(seconds, st.floats(1.0, 1000.0))
+def test_a_hopeless_step_runs_once_and_its_time_is_its_own(one: float, ratio: float) -> None:
+    now, calls = [0.0], dict.fromkeys((Backend.MLIR, Backend.EAGER), 0)
+
+    def step(backend: Backend, takes: float) -> Callable[[], None]:
+        def run() -> None:
+            calls[backend] += 1
+            now[0] += takes
+
+        return run
+
+    steps = {backend: step(backend, takes) for backend, takes in zip(calls, (one, ratio * one), strict=True)}
+    found = rounds.time_in_rounds(steps, clock=lambda: now[0], hopeless=trial.HOPELESS_RATIO)
+    assert found.seconds == {Backend.MLIR: pytest.approx(one), Backend.EAGER: pytest.approx(ratio * one)}
+    if ratio > trial.HOPELESS_RATIO * 1.01:
+        assert calls[Backend.EAGER] == 1 and not found.is_stable and trial._far_faster(Backend.MLIR, found)
+    elif ratio < trial.HOPELESS_RATIO * 0.99:
+        assert calls[Backend.EAGER] > rounds.MIN_AGREEING_ROUNDS and found.is_stable
+
+
 @given(seconds, st.permutations([0.0] * 3 + [0.15] * 4))
 def test_three_quiet_rounds_are_enough_whichever_they_are(quick: float, delays: list[float]) -> None:
     of_steps = iter([0.0, 0.0, *(delay for delay in delays for _ in range(2))])  # first the untimed ones

@@ -14,7 +14,15 @@ from torch import Tensor
 
 from compiled_kernels.builder.functions import function, text_of
 from compiled_kernels.builder.values import Value
-from compiled_kernels.builder.vectors import dot_bytes, dot_pairs, dot_words, look_up, look_up_floats
+from compiled_kernels.builder.vectors import (
+    dot_bytes,
+    dot_bytes_in_pairs,
+    dot_pairs,
+    dot_words,
+    look_up,
+    look_up_bytes,
+    look_up_floats,
+)
 from compiled_kernels.level import Level, available_levels
 from compiled_kernels.mlir import Kernel, compile_text
 from compiled_kernels.mlir import compile as compiling
@@ -42,6 +50,15 @@ def byte_sums(sums: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return (sums + (parts(a, torch.uint8).long() * parts(b, torch.int8).long()).sum(-1)).int()
 
 
+def saturated_byte_sums(_: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    products = a.view(torch.uint8).int() * b.view(torch.int8).int()
+    return products.view(-1, 2).sum(-1).clamp(-(1 << 15), (1 << 15) - 1).to(torch.int16).view(torch.int32)
+
+
+def bytes_looked_up(_: Tensor, codes: Tensor, __: Tensor) -> Tensor:
+    return torch.tensor(TABLES[16]).to(torch.int8)[codes.view(torch.uint8).int() & 15].view(torch.int32)
+
+
 def looked_up(count: int) -> Callable[..., Tensor]:
     def plain(_: Tensor, codes: Tensor, __: Tensor) -> Tensor:
         numbers = torch.tensor(TABLES[count]).bfloat16()[parts(codes, torch.int16).int() & (count - 1)]
@@ -57,6 +74,12 @@ def floats_looked_up(_: Tensor, codes: Tensor, __: Tensor) -> Tensor:
 INSTRUCTIONS: dict[str, tuple[Level, Callable[[Value, Value, Value], Value], Callable[..., Tensor]]] = {
     "VPMADDWD": (Level.V4, lambda sums, a, b: sums + dot_words(a, b), pair_sums),
     "VPDPBUSD": (Level.V4_VNNI, dot_bytes, byte_sums),
+    "VPMADDUBSW": (Level.V4, lambda sums, a, b: dot_bytes_in_pairs(a, b).bits("i32"), saturated_byte_sums),
+    "VPSHUFB": (
+        Level.V4,
+        lambda sums, a, b: look_up_bytes([int(each) for each in TABLES[16]], a & 0x0F0F0F0F),
+        bytes_looked_up,
+    ),
     "VPERMW, 16": (Level.V4, lambda sums, a, b: look_up(TABLES[16], a).bits("i32"), looked_up(16)),
     "VPERMW, 32": (Level.V4, lambda sums, a, b: look_up(TABLES[32], a).bits("i32"), looked_up(32)),
     "VPERMI2W": (Level.V4, lambda sums, a, b: look_up(TABLES[64], a).bits("i32"), looked_up(64)),

@@ -94,7 +94,7 @@ def argument(part: torch.Tensor, shape: tuple[int, ...], **more: bool) -> None:
 
 def w8a8(width: int, backend: Backend) -> None:
     x, values = torch.ones(1, width), torch.ones(1, width, dtype=torch.int8)
-    compiled_kernels.linear_w8a8(x, values, torch.ones(1), None, backend)
+    compiled_kernels.linear_w8a8(x, values, torch.ones(1), backend=backend)
 
 
 CALLS: list[tuple[Callable[[], object], str]] = [

@@ -1,9 +1,11 @@
-"""Activations in INT8 times weights in INT8: one rule, exact sums, the same bits wherever they are computed."""
+"""Activations in INT8 times integer codes: one rule, exact sums, the same bits wherever they are computed."""
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
+from typing import Any
 
 import pytest
 import torch
@@ -13,11 +15,17 @@ from torch import Tensor
 
 import compiled_kernels
 from compiled_kernels import Backend
+from compiled_kernels.agreement import nan_filled_memory
 from compiled_kernels.blocked import to_panels
-from compiled_kernels.cases import Case, CaseCost
+from compiled_kernels.blocked.layout import regrouped, scales_to_panels, whole_panels
 from compiled_kernels.level import Level, limited_to
 from compiled_kernels.linear import mlir
-from compiled_kernels.linear_w8a8.api import MAX_EXACT_COLUMNS, linear_w8a8_reference, quantize_rows
+from compiled_kernels.linear.api import linear_reference
+from compiled_kernels.linear.matrix_format import MatrixFormat
+from compiled_kernels.linear.quantize import dequantize_matrix
+from compiled_kernels.linear_w8a8.api import MAX_EXACT_COLUMNS, linear_w8a8_reference, quantize_rows, rounded_to_int8
+from compiled_kernels.linear_w8a8.cases import FORMATS
+from compiled_kernels.mlir_text import Target
 from tests.helpers.kernels import needs_mlir
 from tests.helpers.levels import at_every_level, at_executed_levels
 from tests.thorough import run_seed, tries
@@ -59,16 +67,14 @@ SHAPES = [
 @needs_mlir
 @at_every_level
 @pytest.mark.parametrize(("width", "out", "panels", "count"), SHAPES)
-def test_bits_equal_reference_at_every_level(
-    width: int, out: int, panels: bool, count: int, level: Level
-) -> None:
+def test_bits_equal_reference_at_every_level(width: int, out: int, panels: bool, count: int, level: Level) -> None:
     """Integer sums are exact: the bits of a row depend on neither the instruction nor the number of rows."""
     x, values, scales, bias = operands(count, width, out, DTYPES[count % 2], biased=count % 3 == 0)
     expected = linear_w8a8_reference(x, values, scales, bias)
     with limited_to(level):
         stored = to_panels(values) if panels else values
-        found = compiled_kernels.linear_w8a8(x, stored, scales, bias, Backend.MLIR)
-        alone = compiled_kernels.linear_w8a8(x[-1:], stored, scales, bias, Backend.MLIR)
+        found = compiled_kernels.linear_w8a8(x, stored, scales, bias, backend=Backend.MLIR)
+        alone = compiled_kernels.linear_w8a8(x[-1:], stored, scales, bias, backend=Backend.MLIR)
     assert found.dtype == x.dtype and torch.equal(bits(found), bits(expected))
     assert torch.equal(bits(alone), bits(expected[-1:]))
 
@@ -83,7 +89,7 @@ def test_torchs_own_products_are_exact_too(dtype: torch.dtype, backend: Backend,
     row = x[:, :1] * torch.linspace(0.5, 1, columns).to(dtype)  # of one sign: sums as large as can be
     values = values[:, :1].repeat(1, columns)
     expected = linear_w8a8_reference(row, values, scales, bias)
-    assert torch.equal(bits(compiled_kernels.linear_w8a8(row, values, scales, bias, backend)), bits(expected))
+    assert torch.equal(bits(compiled_kernels.linear_w8a8(row, values, scales, bias, backend=backend)), bits(expected))
 
 
 @given(
@@ -120,22 +126,111 @@ def test_the_widest_row_of_the_largest_numbers(level: Level, weight: int) -> Non
     x = torch.full((1, MAX_EXACT_COLUMNS), 127.0)
     with limited_to(level):
         for stored in (values, to_panels(values)):
-            out = compiled_kernels.linear_w8a8(x, stored, torch.ones(64), None, Backend.MLIR)
+            out = compiled_kernels.linear_w8a8(x, stored, torch.ones(64), backend=Backend.MLIR)
             assert out.unique().tolist() == [float(127 * weight * MAX_EXACT_COLUMNS)]
 
 
-MULTIPLIED = {Level.V3: "vpmaddwd", Level.V4: "vpmaddwd", Level.V4_VNNI: "vpdpbusd", Level.V4_BF16: "vpdpbusd"}
+BY_GROUP = {name: format for name, format in FORMATS.items() if format.group} | {
+    "int4 by 24": MatrixFormat("int4", 24, torch.float16),
+    "int4 by 32, minima": MatrixFormat("int4", 32, torch.float16, torch.float32),
+    "int8 by 64": MatrixFormat("int8", 64, torch.bfloat16),
+    "int8 by 16, minima": MatrixFormat("int8", 16, torch.float32, torch.float16),
+}
+SHAPES_BY_GROUP = {
+    "format": st.sampled_from(list(BY_GROUP.values())), "tokens": st.sampled_from([1, 2, 6, 7, 13]),
+    "blocks": st.integers(1, 3), "out": st.integers(1, 130), "dtype": st.sampled_from(DTYPES),
+}  # fmt: skip
+
+
+def operands_by_group(format: MatrixFormat, tokens: int, blocks: int, out: int, dtype: torch.dtype) -> list[Any]:
+    """Codes, sub-scales among them, of any bits, of some rows as large as can be; x of one number in the first row."""
+    generator = torch.Generator().manual_seed(run_seed())
+    width = blocks * (format.words.block if format.words else 48 if format.group == 24 else 32)
+    parts: dict[str, Tensor] = {}
+    for name, (shape, kind) in format.storage(out, width).items():
+        if kind.is_floating_point:
+            parts[name] = torch.randn(shape, generator=generator).to(kind)
+        else:
+            parts[name] = torch.randint(-(1 << 31), 1 << 31, shape, generator=generator).to(torch.int32).to(kind)
+            parts[name][::3], parts[name][1::3] = -1, 0x7F7F7F7F if kind == torch.int32 else -128
+    x = torch.randn(tokens, width, generator=generator) * torch.tensor((SIZES * tokens)[:tokens])[:, None]
+    x[0] = 0.5
+    bias = torch.randn(out, generator=generator).to(dtype) if out % 2 else None
+    return [x.to(dtype), parts["weight"], parts["scales"], bias, parts.get("minima"), format.codes, format.group]
+
+
+def in_panels(given: list[Any]) -> list[Any]:
+    """Lay out what `operands_by_group` made as a model does."""
+    x, weight, scales, bias, minima, codes, group = given
+    scales, minima = (
+        each if each is None else scales_to_panels(regrouped(each, group, x.shape[1])) for each in (scales, minima)
+    )
+    bias = None if bias is None else whole_panels(bias)
+    return [x, to_panels(weight), scales, bias, minima, codes, math.gcd(group, x.shape[1])]
+
+
+@needs_mlir
+@at_every_level
+@settings(max_examples=tries(40))
+@given(panels=st.booleans(), **SHAPES_BY_GROUP)
+def test_sums_of_groups_have_the_bits_of_the_plain_form(
+    level: Level, format: MatrixFormat, tokens: int, blocks: int, out: int, dtype: torch.dtype, panels: bool
+) -> None:  # fmt: skip
+    """Sums of a group are exact, and what follows is rounded alike: the bits of a row depend on neither the instruction
+    nor the number of rows."""
+    given = operands_by_group(format, tokens, blocks, out, dtype)
+    expected = compiled_kernels.linear_w8a8(*given)
+    assert expected.isfinite().all()
+    with limited_to(level), nan_filled_memory():
+        stored = in_panels(given) if panels else given
+        found = compiled_kernels.linear_w8a8(*stored, backend=Backend.MLIR)
+        alone = compiled_kernels.linear_w8a8(given[0][-1:], *stored[1:], backend=Backend.MLIR)
+    assert torch.equal(found[:, :out], expected) and torch.equal(alone[:, :out], expected[-1:])
+
+
+@given(**SHAPES_BY_GROUP)
+def test_the_plain_form_is_the_product_of_x_rounded_by_blocks(
+    format: MatrixFormat, tokens: int, blocks: int, out: int, dtype: torch.dtype
+) -> None:
+    x, weight, scales, bias, minima, codes, group = operands_by_group(format, tokens, blocks, out, dtype)
+    x, scales = x.double(), scales.double()
+    bias, minima = (None if each is None else each.double() for each in (bias, minima))
+    found = compiled_kernels.linear_w8a8(x, weight, scales, bias, minima, codes, group)
+    rounded, matrix = rounded_to_int8(x, by_row=False), dequantize_matrix(format, weight, scales, minima)
+    torch.testing.assert_close(found, linear_reference(rounded, matrix, bias), rtol=1e-9, atol=1e-9)
+    for start in range(0, x.shape[1], 32):
+        block, exact = rounded[:, start : start + 32], x[:, start : start + 32]
+        scale = (exact.abs().amax(1, keepdim=True) / 127).clamp_min(torch.finfo(torch.float32).tiny)
+        assert ((block - exact).abs() <= scale * (0.5 + 1e-9)).all()
+
+
+@pytest.mark.parametrize("backend", [Backend.EAGER, pytest.param(Backend.MLIR, marks=needs_mlir)])
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+@pytest.mark.parametrize("tokens", [2, 9])
+def test_a_number_that_is_not_finite_spoils_its_row_alone(backend: Backend, number: float, tokens: int) -> None:
+    given = operands_by_group(BY_GROUP["q4_1"], tokens, 3, 7, torch.float32)
+    expected = compiled_kernels.linear_w8a8(*given)
+    given[0][1, 40] = number
+    found = compiled_kernels.linear_w8a8(*given, backend=backend)
+    assert not found[1].isfinite().any()
+    assert torch.equal(found[[0, *range(2, tokens)]], expected[[0, *range(2, tokens)]])
+
+
+BYTE_DOTS, INT16, WIDENED = {"vpdpbusd"}, {"vpmaddwd"}, {"vpmaddubsw", "vpmaddwd"}
+BELOW_VNNI = {"int8": INT16, "q8_0": INT16, "iq4_nl": INT16, "q4_1": WIDENED, "q6_k": WIDENED}
 
 
 @needs_mlir
 @needs_objdump
 @at_executed_levels
-@pytest.mark.parametrize("tokens", [1, 4, 40])
-@pytest.mark.parametrize("panels", [False, True], ids=["rows", "panels"])
-def test_it_is_multiplied_as_the_level_does(level: Level, tokens: int, panels: bool) -> None:
-    """Bytes where there are dot products of bytes, pairs elsewhere; never by VPMADDUBSW, whose sums saturate."""
-    arguments = {"tokens": tokens, "width": 128, "out": 64, "dtype": torch.bfloat16, "bias": False, "panels": panels}
-    with limited_to(level):
-        asm = mlir.stages(Case("shown", arguments, CaseCost(0, 0)), "linear_w8a8")["asm"]
-    found = set(re.findall(r"vpdpbusd|vpmaddwd|vpmaddubsw|vpmulld", asm))
-    assert found == {MULTIPLIED[level]}
+@pytest.mark.parametrize("tokens", [1, 4, 0])
+@pytest.mark.parametrize("name", list(BELOW_VNNI))
+def test_it_is_multiplied_as_the_level_does(level: Level, tokens: int, name: str) -> None:
+    """Bytes where there are dot products of bytes; elsewhere pairs of int16, or of bytes that VPMADDUBSW multiplies
+    without saturation."""
+    format = FORMATS[name]
+    beside = ["f16"] * (1 + bool(format.minima)) if format.group else ["f32"]
+    kind, shape = "i8" if name == "int8" else name, ("linear_w8a8", 512, 70)
+    kernel, _ = mlir._compiled(Target(level), tokens, False, *shape, kind, "bf16", False, format.group, *beside)
+    found = set(re.findall(r"vpdpbusd|vpmaddwd|vpmaddubsw|vpmulld", kernel.stages["asm"]))
+    assert found == (BYTE_DOTS if Target(level).has_int8_dot else BELOW_VNNI[name])

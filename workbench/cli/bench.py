@@ -38,7 +38,7 @@ def bench(
             help="auto, dense, int8, int4; beside peers int4-head too, as under int4 a tool keeps its own head"
         ),
     ] = "auto",
-    activations: Annotated[str, typer.Option(help="float; with weights int8 also int8, row by row")] = "float",
+    activations: Annotated[str, typer.Option(help="float; with weights in integer codes also int8")] = "float",
     backend: Annotated[str, typer.Option(help="auto, eager, inductor, triton or mlir")] = "auto",
     custom: Custom = None,
     threads: Annotated[int | None, typer.Option(help="torch's present ones unless given")] = None,

@@ -102,7 +102,7 @@ def show(
     dtype: Annotated[str, typer.Option(help="decode_step's: auto, float32 or bfloat16")] = "auto",
     weights: Annotated[str, typer.Option(help="decode_step's: dense, int8 or int4")] = "dense",
     head_weights: Annotated[str | None, typer.Option(help="decode_step's: as the weights unless given")] = None,
-    activations: Annotated[str, typer.Option(help="decode_step's: float; with weights int8 also int8")] = "float",
+    activations: Annotated[str, typer.Option(help="decode_step's: float; with int8 or int4 also int8")] = "float",
     rows: Annotated[int, typer.Option(help="decode_step's: sequences that decode, 1, 2, 4, ...")] = 1,
     page_size: Annotated[int, typer.Option(help="decode_step's: tokens a page")] = 64,
     as_json: AsJson = False,

@@ -51,7 +51,7 @@ class ModelConfig(Settings):
     weight_group: Annotated[int, Field(ge=8, multiple_of=8)] = 64  # columns that share a scale in int4
     activations: Activations = (
         WeightFormat.activations
-    )  # what int8 weights multiply; int8: each row, quantized as it comes
+    )  # what integer codes of weights multiply; int8: x, quantized as it comes
     device: str = "cpu"  # where weights and cache are: cpu, cuda or cuda:N
     context: Count | None = None  # tokens that a text may have; None is the model's own (see attention.rotary)
     seed: Seed = 0  # random seed of random weights
@@ -59,9 +59,9 @@ class ModelConfig(Settings):
 
     @property
     def format(self) -> WeightFormat:
-        """Return the format of the weights; for auto that of a dense model."""
-        weights = "dense" if self.weights == "auto" else self.weights
-        return WeightFormat.parse(weights, self.head_weights, self.weight_group, self.activations, self.expert_weights)
+        """Return the format of the weights; for auto that of a dense model, whose activations are float."""
+        kinds = ("dense", "float") if self.weights == "auto" else (self.weights, self.activations)
+        return WeightFormat.parse(kinds[0], self.head_weights, self.weight_group, kinds[1], self.expert_weights)
 
     @field_validator("custom")
     @classmethod

@@ -300,6 +300,10 @@ class _Source:
     def weight_format(self, config: EngineConfig) -> tuple[WeightFormat, dict[str, str]]:
         """Return the format of the weights in memory; for auto it is the files' own where products of the backend
         multiply from it. And why it is not, by stored tensor (see `cost_of_widening`)."""
+        format, reasons = self._weights(config)
+        return format.with_activations(config.model.activations), reasons
+
+    def _weights(self, config: EngineConfig) -> tuple[WeightFormat, dict[str, str]]:
         settings = config.model
         setting = settings.format
         if settings.weights != "auto":

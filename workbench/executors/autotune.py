@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from compiled_kernels import Backend, BackendError
 from compiled_kernels.correct_backend import COMPILER_ERRORS, TRANSIENT_ERRORS, first_correct_backend
 from compiled_kernels.result_cache import ResultCache, cpu_model, machine_key
 from compiled_kernels.rounds import RoundTimes, time_in_rounds
+from compiled_kernels.threads import in_threads
 from workbench.errors import WorkbenchError
 from workbench.executors.build import CompileUnit, build_step_runner
 from workbench.executors.programs.eager import EagerProgram
@@ -49,6 +51,7 @@ CONTEXT_TOKENS = 256  # tokens before the one that is decoded
 PREFILL_TOKENS = 128  # tokens of the prefill whose attention is checked
 MAX_TRIALS = 3  # the modules as written are taken only if all of them say so
 BEYOND_CONTENTION = 4.0  # other processes do not slow each round of one backend so many times, and none of another
+HOPELESS_RATIO = 25.0  # modules over matrices in few bits take a hundred times as long as compiled code: run once
 MAX_REASON_CHARACTERS = 300  # of a reason
 
 
@@ -151,7 +154,8 @@ def _reads(backends: Backends, model: Transformer, held: CacheLayout) -> tuple[B
 
 def _tried(backends: Backends, model: Transformer, held: CacheLayout, unit: CompileUnit) -> AutotuneResult:
     """Try the candidates in order, each beside the eager modules, until one is taken."""
-    (store, plan), (plain_store, _) = (single_decode_step(model, held, CONTEXT_TOKENS) for _ in range(2))
+    fresh_step = partial(single_decode_step, model, held, CONTEXT_TOKENS)
+    (store, plan), (plain_store, _) = in_threads(fresh_step, (0, 0))  # the seed
     plain = StepRunner(EagerProgram(_as_written(model), plain_store))
     refused: dict[Backend, str] = {}
     seconds: dict[Backend, float] = {}
@@ -160,11 +164,11 @@ def _tried(backends: Backends, model: Transformer, held: CacheLayout, unit: Comp
         backend for backend in dict.fromkeys((backends.decode, backends.blocks)) if backend is not Backend.EAGER
     ]
     with torch.inference_mode():
-        exact, bound = reference_logits(model, store, plan)
+        ((exact, bound),) = in_threads(partial(reference_logits, model, store), (plan,))
         for number, backend in enumerate(candidates):
             try:
                 # A store of its own: what one candidate writes, another must not find there.
-                own, _ = single_decode_step(model, held, CONTEXT_TOKENS)
+                ((own, _),) = in_threads(fresh_step, (0,))
                 step = build_step_runner(model, own, replace(backends, decode=backend), unit).forward
                 away = (step(plan).double() - exact).abs().max().item()
             except (BackendError, WorkbenchError, *COMPILER_ERRORS) as error:
@@ -193,7 +197,8 @@ def _trials(
 ) -> Iterator[RoundTimes]:
     """Yield trials of `backend` beside the eager modules: one, and more as long as `backend` is clearly slower."""
     for _ in range(MAX_TRIALS):
-        found = time_in_rounds({backend: lambda: step(plan), Backend.EAGER: lambda: plain(plan)})
+        steps = {backend: lambda: step(plan), Backend.EAGER: lambda: plain(plan)}
+        found = time_in_rounds(steps, hopeless=HOPELESS_RATIO)
         yield found
         if not _slower(backend, found):
             return

@@ -84,7 +84,7 @@ class NumberPlace:
         terms = product_terms("column", x, matrix_row(matrix, self.column))
         if matrix.bias is not None:
             terms += (DerivationTerm("bias", (float(matrix.bias[self.column]), 1.0)),)
-        note = "the row is rounded to INT8 first" if matrix.activations == "int8" else ""
+        note = "the row is rounded to INT8 first" if matrix.quantizes_x else ""
         return self.explain(f"dot product of the row before it with row {self.column} of the matrix",
                             (name, "weight"), terms, note)  # fmt: skip
 

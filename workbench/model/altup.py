@@ -36,7 +36,7 @@ class AltUpBlock(TransformerBlock):
     ):  # fmt: skip
         super().__init__(kind, hidden_size, backend, format, norm)
         self.altup, self.hidden_size, count = altup, hidden_size, altup.streams
-        stored = backend, format.blocks, format.activations_of(format.blocks)
+        stored = backend, format.blocks, format.activations
         self.stream_norm = build_norm(hidden_size, norm, backend)
         self.stream_router = Linear(hidden_size, count, False, backend)
         self.prediction_coefficients = Linear(count, count * count, False, backend)
@@ -96,7 +96,7 @@ class Streams(nn.Module):
         columns, vocab = len(spec.layers) * altup.input_columns, altup.input_vocab_size
         others = altup.streams - 1
         self.input_embedding = nn.Embedding(vocab, columns, _weight=torch.empty(vocab, columns))
-        stored = backend, format.blocks, format.activations_of(format.blocks)
+        stored = backend, format.blocks, format.activations
         self.input_proj = Linear(spec.hidden_size, columns, False, *stored)
         self.input_norm = build_norm(altup.input_columns, spec.norm, backend)
         self.expand = nn.Parameter(torch.empty(others, spec.hidden_size, spec.hidden_size))

@@ -78,7 +78,7 @@ class GatedMLP(nn.Module):
     ):  # fmt: skip
         super().__init__()
         self.backend, self.activation = backend, activation
-        stored = backend, format.blocks, format.activations_of(format.blocks)
+        stored = backend, format.blocks, format.activations
         self.gate_up = Linear(hidden_size, 2 * width, bias, *stored)
         self.down = Linear(width, hidden_size, bias, *stored)
 
@@ -111,7 +111,7 @@ class PlainMLP(nn.Module):
     ):  # fmt: skip
         super().__init__()
         self.activation = XIELU() if activation.kind == "xielu" else partial(activate, activation=activation)
-        stored = backend, format.blocks, format.activations_of(format.blocks)
+        stored = backend, format.blocks, format.activations
         self.up = Linear(hidden_size, width, bias, *stored)
         self.down = Linear(width, hidden_size, bias, *stored)
 

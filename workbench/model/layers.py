@@ -62,7 +62,7 @@ class Attention(AttentionMixer[AttentionSpec]):
         if spec.kv_shared_with is not None:
             spec = spec.model_copy(update={"kv_shared_with": 0})  # any layer's: alike ones compile once
         super().__init__(spec, spec.head_dim, backend)
-        stored = backend, format.blocks, format.activations_of(format.blocks)
+        stored = backend, format.blocks, format.activations
         self.qkv = Linear(hidden_size, spec.num_projected_heads * spec.head_dim, spec.qkv_bias, *stored)
         self.output = Linear(spec.num_heads * spec.head_dim, hidden_size, spec.o_proj_bias, *stored)
         self.query_norm = build_head_norm(spec, spec.num_heads, norm, backend)

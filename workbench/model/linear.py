@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +22,7 @@ from compiled_kernels.blocked.layout import (
 )
 from compiled_kernels.linear.matrix_format import DENSE_MATRIX, INT8_MATRIX, MatrixFormat
 from compiled_kernels.linear.quantize import dequantize_matrix
+from compiled_kernels.linear_w8a8.api import int8_problem
 from workbench.errors import WorkbenchError
 from workbench.model.formats.mapped import release
 from workbench.model.quantized import BESIDE, Activations, Rows
@@ -108,8 +108,8 @@ def build_norm(hidden_size: int, norm: NormSpec, backend: Backend, bias: bool | 
 
 class Linear(nn.Module):
     """[token, width] -> [token, out]. The matrix is stored as `format` says, row by row or, after `use_panels`, in
-    panels (see compiled_kernels/blocked/layout.py). With `activations` of int8, which wants a matrix of int8 by row,
-    rows of x are quantized as they come."""
+    panels (see compiled_kernels/blocked/layout.py). With `activations` of int8 x is quantized as it comes, if the
+    matrix has integer codes."""
 
     weight: Tensor
     scales: Tensor | None
@@ -148,8 +148,12 @@ class Linear(nn.Module):
             bias, scales = (each if each is None or each.ndim > 1 else whole_panels(each) for each in (bias, scales))
         if scales is None:
             found = compiled_kernels.linear(x, weight, bias, self.backend)
+        elif self.quantizes_x:
+            group = self.panel_group if in_panels(weight) else self.format.group
+            given = bias, minima, self.format.codes, group
+            found = compiled_kernels.linear_w8a8(x, weight, scales, *given, self.backend)
         elif self.format == INT8_MATRIX:
-            found = self.int8_product(x, weight, scales, bias, self.backend)
+            found = compiled_kernels.linear_int8(x, weight, scales, bias, self.backend)
         elif self.format.words is not None:
             parts = weight, scales, minima
             found = compiled_kernels.linear_quantized(x, *parts, bias, str(self.format), self.backend)
@@ -180,9 +184,10 @@ class Linear(nn.Module):
         return found[:, :: max(1, min(self.format.group, self.in_features) // self.panel_group)]
 
     @property
-    def int8_product(self) -> Callable[..., Tensor]:
-        """The operator of a matrix that is int8 by row."""
-        return compiled_kernels.linear_w8a8 if self.activations == "int8" else compiled_kernels.linear_int8
+    def quantizes_x(self) -> bool:
+        """Return whether rows of x are multiplied in INT8."""
+        problem = int8_problem(self.format.codes, self.format.group, self.in_features)
+        return self.activations == "int8" and problem is None
 
     def use_panels(self, panels: bool, in_place: bool = False) -> None:
         """Keep the matrix in panels from now on, where its size allows that, or row by row again; `in_place` over its

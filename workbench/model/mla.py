@@ -26,7 +26,7 @@ class MLA(AttentionMixer[MLASpec]):
     def __init__(self, spec: MLASpec, hidden_size: int, backend: Backend, format: WeightFormat):
         super().__init__(spec, spec.qk_nope_head_dim + spec.qk_rope_head_dim, backend)
         self.sink_logits = None
-        stored = backend, format.blocks, format.activations_of(format.blocks)
+        stored = backend, format.blocks, format.activations
         self.down = Linear(hidden_size, spec.down_proj_columns, spec.qkv_bias, *stored)
         if spec.q_lora_rank is not None:
             self.query_norm = RMSNorm(spec.q_lora_rank, spec.rms_norm_eps, backend)

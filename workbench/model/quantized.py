@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from compiled_kernels.expert_linear.packed import MX_GROUP, dequantize_stack
 from compiled_kernels.linear.matrix_format import DENSE_MATRIX, INT8_MATRIX, MatrixFormat
+from compiled_kernels.linear_w8a8.api import int8_problem
 from workbench.errors import WorkbenchError
 from workbench.model.attention_spec import MLASpec
 from workbench.model.by_rows import row_blocks, store_quantized, store_quantized_stack
@@ -55,8 +56,8 @@ class WeightFormat:
     `experts` is the format of a mixture's experts, that of the blocks unless given: also `mxfp4`, as files have it. Of
     these `expert_group` columns share a scale: unless given `quant_group` with int4, and all of a row with int8.
 
-    `activations` are what is multiplied with them: `float` in the model's type, or `int8`, each row quantized as it
-    comes and multiplied as integers, wherever the matrix is int8 by row (see compiled_kernels/linear_w8a8).
+    `activations` are what is multiplied with them: `float` in the model's type, or `int8`, quantized as it comes and
+    multiplied as integers, wherever codes are integers (see compiled_kernels/linear_w8a8).
 
     `own` has those matrices of the blocks that are stored otherwise than `blocks` says, by name: their rows. Parts of
     a fused matrix that are stored in several formats are X.0.weight, X.1.weight, ..."""
@@ -78,18 +79,22 @@ class WeightFormat:
         experts: str | None = None,
     ) -> WeightFormat:
         """`head` and `experts` are as the blocks unless given. Raises WorkbenchError for a format that is not known,
-        and for activations in INT8 where the blocks' weights are not."""
+        and for activations in INT8 where the blocks' weights have no integer codes."""
         formats = [matrix_format(name, quant_group) for name in (blocks, blocks if head is None else head)]
         expert_group = None if experts is None else matrix_format(experts, quant_group).group
         if activations not in ACTIVATIONS:
             raise WorkbenchError(f"unknown activations {activations!r}; known: {', '.join(ACTIVATIONS)}")
-        if activations == "int8" and blocks != "int8":
-            raise WorkbenchError(f"activations: int8 want weights in int8, not {blocks}; set weights: int8 too")
-        return cls(formats[0], formats[1], activations, experts, expert_group)  # type: ignore[arg-type] (checked above)
+        found = cls(formats[0], formats[1], experts=experts, expert_group=expert_group)  # type: ignore[arg-type] (checked)
+        return found.with_activations(activations)  # type: ignore[arg-type] (checked above)
 
-    def activations_of(self, matrix: MatrixFormat) -> Activations:
-        """Return the type of the activations that a matrix stored so is multiplied with."""
-        return self.activations if matrix == INT8_MATRIX else "float"
+    def with_activations(self, activations: Activations) -> WeightFormat:
+        """Return the same weights, multiplied with these. Raises WorkbenchError for INT8 where no matrix of the blocks
+        has integer codes."""
+        if activations == "int8" and all(int8_problem(each.codes, each.group, 0) for each in self.of_blocks):
+            raise WorkbenchError(
+                f"activations: int8 want weights in integer codes, not {self}; set weights: int8, int4"
+            )
+        return replace(self, activations=activations)
 
     @property
     def expert_dtype(self) -> StoredDtype:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 import compiled_kernels
 from compiled_kernels import Backend
-from compiled_kernels.blocked import from_panels
+from compiled_kernels.blocked import from_panels, in_panels
+from compiled_kernels.threads import in_threads
 from workbench.batch import TokenBatch
 from workbench.errors import WorkbenchError
 from workbench.kv_cache.format import CacheFormat, KVCacheSpec
@@ -92,7 +93,7 @@ class Transformer(nn.Module):
         self.positions = None if first is None else _unfilled(rows, spec.hidden_size)
         # A tied model has one matrix: the embedding where it is dense, the head where it is quantized.
         self.embedding = _unfilled(spec.vocab_size, spec.hidden_size) if self._plain_embedding else None
-        stored = backend, format.head, format.activations_of(format.head)
+        stored = backend, format.head, format.activations
         sizes = spec.hidden_size, spec.vocab_size
         self.head = None if self._shared_embedding else Linear(*sizes, spec.head_bias, *stored)
         rotaries = rotaries_of_model(spec)
@@ -148,8 +149,8 @@ class Transformer(nn.Module):
         mixtures = [part for part in self.blocks.modules() if isinstance(part, MixtureOfExperts)]
         for part in mixtures:
             part.use_panels(panels)
-        for part in coded:
-            part.use_panels(panels, in_place)
+        if any(in_panels(part.weight) != panels for part in coded):
+            in_threads(lambda part: part.use_panels(panels, in_place), coded)
         return bool(mixtures) or any(part is not self.head for part in coded)
 
     def record_experts(self, max_rows: int | None) -> None:

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from compiled_kernels import Backend
 from compiled_kernels.attention import AttentionParameters, SpanContext, attend
-from compiled_kernels.linear_w8a8.api import quantize_rows
+from compiled_kernels.linear.matrix_format import MatrixFormat
+from compiled_kernels.linear_w8a8.api import int8_problem, rounded_to_int8
 from workbench.batch import TokenBatch
 from workbench.custom import load_custom
 from workbench.errors import WorkbenchError
@@ -33,15 +34,21 @@ KeysAndValues = tuple[Tensor, Tensor] | None  # [token, kv_head, head_dim] each
 
 
 class Weights(dict[str, Tensor]):
-    """A model's dense state, and whether rows that enter its products are rounded to INT8 first."""
+    """A model's dense state, and the format in which it is stored."""
 
-    int8_rows = False
+    format = WeightFormat()
 
-    def entering(self, x: Tensor) -> Tensor:
-        if not self.int8_rows:
+    def entering(self, x: Tensor, matrix: MatrixFormat) -> Tensor:
+        """Return rows as they are multiplied with a matrix stored so: rounded to INT8 with such activations."""
+        if self.format.activations == "float" or int8_problem(matrix.codes, matrix.group, x.shape[1]):
             return x
-        values, scales = quantize_rows(x)
-        return values * scales[:, None].to(x.dtype)
+        return rounded_to_int8(x, by_row=not matrix.group)
+
+    def product(self, x: Tensor, name: str) -> Tensor:
+        """Return x @ matrix.T, whose rows may be stored in several formats."""
+        rows = self.format.rows_of(name, tuple(self[name].shape))
+        parts = zip(self[name].split([count for count, _ in rows]), rows, strict=True)
+        return torch.cat([self.entering(x, format) @ part.T for part, (_, format) in parts], -1)
 
 
 @torch.inference_mode()
@@ -50,7 +57,7 @@ def logits(model: Transformer, ids: Tensor, dtype: torch.dtype | None = None) ->
     vocab]."""
     spec = model.spec
     w = Weights(model.dense_state(dtype or model.dtype))
-    w.int8_rows = model.format.activations == "int8"
+    w.format = model.format
     x = w["embedding.weight"][ids]
     if spec.embedding_scale != 1:  # the scale in the model's type, as the model rounds it
         x = x * torch.tensor(spec.embedding_scale, dtype=model.dtype).to(x.dtype)
@@ -88,8 +95,7 @@ def logits(model: Transformer, ids: Tensor, dtype: torch.dtype | None = None) ->
         if streams is not None:
             streams.leave(x, at, _gelu)
     x = _norm(x if streams is None else streams.hidden(), w, "norm", spec.norm)
-    x = w.entering(x) if model.format.activations_of(model.format.head) == "int8" else x
-    logits = x @ w["embedding.weight" if spec.tie_word_embeddings else "head.weight"].T
+    logits = w.entering(x, model.format.head) @ w["embedding.weight" if spec.tie_word_embeddings else "head.weight"].T
     logits = spec.logit_scale * (logits + w["head.bias"] if spec.head_bias else logits)
     return (
         spec.final_logit_softcapping * torch.tanh(logits / spec.final_logit_softcapping)
@@ -268,7 +274,7 @@ class _WholeText:
 
 def _own(h: Tensor, w: Weights, at: str, a: AttentionSpec, spec: ModelSpec) -> Tensor:
     """Return the output of a custom attention module, called with a plain cache and a plain batch."""
-    if w.int8_rows:
+    if w.format.activations == "int8":
         raise WorkbenchError("activations: int8 and a custom attention module: the oracle knows no such rows")
     module: Any = build_custom_attention(a, spec.hidden_size, Backend.EAGER, WeightFormat(), spec.norm, h.dtype)
     weights = {name.removeprefix(at): values for name, values in w.items() if name.startswith(at)}
@@ -407,8 +413,7 @@ def _norm(x: Tensor, w: Weights, name: str, norm: NormSpec) -> Tensor:
 
 
 def _linear(x: Tensor, w: Weights, name: str) -> Tensor:
-    x = x if name.endswith("router") else w.entering(x)  # a router stays dense
-    out = x @ w[name + ".weight"].T
+    out = w.product(x, name + ".weight")
     return out + w[name + ".bias"] if name + ".bias" in w else out
 
 

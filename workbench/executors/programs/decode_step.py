@@ -302,8 +302,8 @@ def _stored(linear: Linear, bias: bool | None = None, is_part: bool = False) -> 
         raise BackendError("backend mlir: decodes with parts of a matrix in several formats only from panels")
     group = linear.panel_group if weight.quant_group else 0
     rows = linear.out_features if is_part else 0
-    panels, int8 = in_panels(linear.weight), linear.activations == "int8"
-    return replace(weight, quant_group=group, panels=panels, w8a8=int8, rows=rows)
+    panels = in_panels(linear.weight)
+    return replace(weight, quant_group=group, panels=panels, w8a8=linear.quantizes_x, rows=rows)
 
 
 def _head(model: Transformer) -> WeightLayout:

@@ -6,13 +6,13 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from compiled_kernels.memory import empty_pages
+from compiled_kernels.threads import in_threads
 from workbench.errors import WorkbenchError
 from workbench.model.by_rows import BLOCK_VALUES, row_blocks, store_dense, whole_rows
 from workbench.model.formats.checkpoint import Checkpoint, StoredTensor
@@ -92,17 +92,11 @@ def read_weights(
         done(wanted[name])
         return found
 
-    return _in_threads(stored_and_kept, wanted)
+    return _together(in_threads(stored_and_kept, wanted))
 
 
-def _in_threads(store: Callable[[str], dict[str, Tensor]], names: Iterable[str]) -> dict[str, Tensor]:
-    """Store several parameters at once, each in one thread: the results do not depend on their number."""
-    count = torch.get_num_threads()
-    try:
-        with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as threads:
-            return {name: tensor for found in threads.map(store, names) for name, tensor in found.items()}
-    finally:
-        torch.set_num_threads(count)  # of threads that come after
+def _together(found: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: tensor for each in found for name, tensor in each.items()}
 
 
 def _view(checkpoint: Checkpoint, parameter: StoredParameter, dtype: torch.dtype) -> Tensor | None:
@@ -162,7 +156,7 @@ def random_weights(
         ours, blocks = stored_name(name, spec, format), _drawn(name, shapes[name], spec, dtype, seed)
         return _stored(ours, shapes[name], dtype, format, blocks)
 
-    return _in_threads(lambda name: keep(store(name)), shapes)
+    return _together(in_threads(lambda name: keep(store(name)), shapes))
 
 
 def _stored(

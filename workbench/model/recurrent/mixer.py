@@ -53,7 +53,7 @@ class RecurrentMixer(Mixer, Generic[Spec]):
         """Build the module; `biases` are those of the input projection, the convolution and the output projection."""
         super().__init__()
         self.spec, self.backend = spec, backend
-        stored = backend, format.blocks, format.activations_of(format.blocks)
+        stored = backend, format.blocks, format.activations
         self.input = Linear(hidden_size, spec.input_columns, biases[0], *stored)
         self.conv = CausalConv(spec.channels, spec.kernel, biases[1])
         self.output = Linear(spec.o_proj_inputs, hidden_size, biases[2], *stored)

@@ -18,6 +18,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from workbench.errors import WorkbenchError
 from workbench.files import read_bytes
+from workbench.prompt.tokenization.kept_merges import keep_merges
 
 MODEL_FILE = "tokenizer.model"
 MAX_MODEL_BYTES = 256 << 20
@@ -87,7 +88,7 @@ class SentencePieces:
         token = None if unknown is None else self.pieces[unknown]
         return models.BPE(
             vocab,
-            self.merges(vocab),
+            keep_merges(self.pieces, self.scores, self.kinds, lambda: self.merges(vocab)),
             unk_token=token,
             fuse_unk=True,
             byte_fallback=self.byte_fallback,
@@ -150,11 +151,12 @@ def begin_with(token: str, id: int) -> processors.TemplateProcessing:
 
 def check_lengths(pieces: list[str], where: Path | str) -> None:
     """Raise WorkbenchError for a piece that is longer than any vocabulary's."""
-    for id, piece in enumerate(pieces):
-        if len(piece) > MAX_PIECE_CHARACTERS:
-            raise WorkbenchError(
-                f"{where}: token {id} has {len(piece):,} characters; at most {MAX_PIECE_CHARACTERS:,} are read"
-            )
+    longest = max(map(len, pieces), default=0)
+    if longest > MAX_PIECE_CHARACTERS:
+        id = next(id for id, piece in enumerate(pieces) if len(piece) == longest)
+        raise WorkbenchError(
+            f"{where}: token {id} has {longest:,} characters; at most {MAX_PIECE_CHARACTERS:,} are read"
+        )
 
 
 def read_model_file(path: Path | str) -> SentencePieces:
