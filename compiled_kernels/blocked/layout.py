@@ -2,7 +2,8 @@
 
 A panel is 32 output columns. It is stored as rows of 32 words of 32 bits, one word a column; a word holds what that
 column has at neighbouring positions of the width: 1 of float32, 2 of bfloat16, 4 of INT8 and FP8, 8 of 4-bit codes. A
-matrix in words (see linear/planes.py) keeps them, and bytes and half bytes are put in their order.
+matrix in words (see linear/planes.py) keeps them, and bytes and half bytes are put in their order. Words of float16 are
+its numbers, of 16 bits: one instruction widens those of neighbouring columns.
 
     weight [out, width]      panel p, row k, column c, place i  =  weight[32 p + c, (values a word) k + j]
 
@@ -28,7 +29,8 @@ PANEL_PAIR = 2 * PANEL  # a weight's columns come in pairs of panels, which a ti
 BYTE_OF_COLUMN = (0, 2, 1, 3)  # of four columns in a word: pairs of neighbours stand 16 bits apart
 # Elements of a tensor in a word; a byte of uint8 is two codes of 4 bits.
 VALUES_PER_WORD = {
-    torch.float32: 1, torch.bfloat16: 2, torch.int8: 4, torch.float8_e4m3fn: 4, torch.uint8: 4, torch.int32: 1,
+    torch.float32: 1, torch.float16: 1, torch.bfloat16: 2, torch.int8: 4, torch.float8_e4m3fn: 4, torch.uint8: 4,
+    torch.int32: 1,
 }  # fmt: skip
 
 
@@ -36,7 +38,7 @@ def panels_problem(weight: Tensor) -> str | None:
     """Return why a plain weight cannot be laid out in panels; None where it can."""
     if weight.dtype not in VALUES_PER_WORD:
         given = str(weight.dtype).removeprefix("torch.")
-        return f"panels hold float32, bfloat16, int8, float8, bytes of 4-bit codes and words, not {given}"
+        return f"panels hold float32, bfloat16, float16, int8, float8, bytes of 4-bit codes and words, not {given}"
     if weight.ndim not in (2, 3):
         return f"panels are made of a matrix or a stack of such, not of {weight.ndim} dimensions"
     out, width = weight.shape[-2:]
@@ -140,5 +142,6 @@ def shape_of(weight: Tensor) -> tuple[int, int]:
 
 
 def as_words(weight: Tensor) -> Tensor:
-    """View a weight in panels as the words that compiled code reads: [..., panel, row, 32] of int32, in place."""
-    return weight.view(torch.int32)[..., 0]
+    """View a weight in panels as the words that compiled code reads: [..., panel, row, 32] of int32 (or float16), in
+    place."""
+    return (weight if weight.dtype == torch.float16 else weight.view(torch.int32))[..., 0]

@@ -44,7 +44,7 @@ def parts(product: Panels, words: Sequence[Value]) -> list[Value]:
         (word,) = words
         if pairs or product.weight_dtype == "f32":
             return [word.bits(product.weight_dtype)]
-        return half_floats(word)
+        return [word.to("f32")] if product.weight_dtype == "f16" else half_floats(word)
     if product.w8a8:
         return _integers(product, words)
     if product.weight_dtype == "f8":

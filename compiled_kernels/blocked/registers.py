@@ -43,7 +43,7 @@ def _factors(x: Value, row: Value, column: Value, parts: int, lanes: int, pairs:
     """Spread the factors of each part over every element of a vector: numbers of one row of x from `column` on."""
     if pairs:
         return [spread_pair(x.load(2, row, column + at)) for at in range(0, 2 * parts, 2)]
-    if x.element == "f32":
-        return [x[row, column + at].spread(lanes) for at in range(parts)]
+    if x.element == "f32" or parts % 2:
+        return [x[row, column + at].to("f32").spread(lanes) for at in range(parts)]
     words = [x.load(2, row, column + at).bits("i32").at(0).spread(lanes) for at in range(0, parts, 2)]
-    return [value for word in words for value in half_floats(word)][:parts]
+    return [value for word in words for value in half_floats(word)]

@@ -11,7 +11,7 @@ from compiled_kernels.linear_w8a8.api import BLOCK
 from compiled_kernels.linear_w8a8.mlir_rows import Int8Rows
 from compiled_kernels.mlir_text import SIZE_BOUND, Target, memref
 
-VALUES_PER_WORD = {"f32": 1, "bf16": 2}  # of dense numbers
+VALUES_PER_WORD = {"f32": 1, "f16": 1, "bf16": 2}  # of dense numbers
 BYTES = WordLayout((8,), block=4, offset=128, sign_bit=128)
 # Codes of one plane, in groups of any number of columns: INT8; INT4, and beside minima; FP8 (E4M3).
 CODES = {
@@ -26,8 +26,8 @@ UNIT = 32  # columns of codes that are read together at most: a word of the narr
 @dataclass(frozen=True)
 class Panels:
     """x [rows, width] of type `x_dtype` (f32 or bf16) times a weight [out, width] in panels, of `weight_dtype` f32,
-    bf16, a format of `WORDS`, or codes of `CODES`: these with scales of type `scales` and minima, where that is a type,
-    for each `quant_group` along the width; or where that is 0 with a float32 scale for each column.
+    bf16, f16, a format of `WORDS`, or codes of `CODES`: these with scales of type `scales` and minima, where that is a
+    type, for each `quant_group` along the width; or where that is 0 with a float32 scale for each column.
 
     Sums are of runs of the width, each begun at zero and added to those before it, times its scale where it has one:
     the order in which a row's products are added up is the same for every number of rows and threads. With `w8a8` x
@@ -94,7 +94,8 @@ class Panels:
     def uses_bf16_pairs(self) -> bool:
         """Tell whether sums are dot products of bfloat16 pairs, which hold every code; they are of float32
         otherwise."""
-        return self.target.has_bf16_dot and self.x_dtype == "bf16" and self.weight_dtype != "f32" and not self.w8a8
+        exact = self.weight_dtype not in ("f32", "f16")
+        return self.target.has_bf16_dot and self.x_dtype == "bf16" and exact and not self.w8a8
 
     @property
     def lanes(self) -> int:
@@ -146,7 +147,7 @@ class Panels:
     @property
     def weight_types(self) -> tuple[str, ...]:
         """Return the memref types of the weight's words, of its scales, minima and bias, as far as there are such."""
-        found = [memref((self.panels, self.row_words, PANEL), "i32")]
+        found = [memref((self.panels, self.row_words, PANEL), "f16" if self.weight_dtype == "f16" else "i32")]
         if self.scales_rows:
             found.append(memref((self.panels * PANEL,), "f32"))
         if self.group:

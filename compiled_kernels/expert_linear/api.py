@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int, Shaped
@@ -12,8 +10,7 @@ from torch import Tensor
 from compiled_kernels.backends import Backend
 from compiled_kernels.blocked.layout import in_panels, shape_of
 from compiled_kernels.expert_linear.stacks import of_expert, stack_format
-from compiled_kernels.linear.by_blocks import multiply_by_blocks
-from compiled_kernels.linear.quantize import dequantize_matrix
+from compiled_kernels.linear.by_blocks import linear_stored
 from compiled_kernels.operators import define_operator
 
 MAX_TRACED_ROWS = 8  # rows; a matrix that several rows name is read for each of them
@@ -43,7 +40,7 @@ def expert_linear_reference(
         if format.is_dense:
             out[rows] = F.linear(x[rows], matrix[0].to(x.dtype), shift)
         else:
-            out[rows] = multiply_by_blocks(x[rows], matrix, partial(dequantize_matrix, format), shift)
+            out[rows] = linear_stored(x[rows], format, matrix, shift)
     return out
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch.nn.functional as F
 from einops import einsum
 from jaxtyping import Float, Int8, Int32
@@ -11,10 +9,8 @@ from torch import Tensor
 
 from compiled_kernels.backends import Backend
 from compiled_kernels.blocked.layout import from_panels, shape_of
+from compiled_kernels.linear import by_blocks
 from compiled_kernels.linear import inductor as traced
-from compiled_kernels.linear.by_blocks import linear_quantized as quantized_by_blocks
-from compiled_kernels.linear.by_blocks import multiply_by_blocks
-from compiled_kernels.linear.quantize import dequantize_grouped, dequantize_int8
 from compiled_kernels.operators import define_operator
 
 
@@ -31,13 +27,18 @@ LINEAR = define_operator(
     "linear",
     "(Tensor x, Tensor weight, Tensor? bias) -> Tensor",
     _fake,
-    {Backend.TRITON: "compiled_kernels.linear.triton:linear", Backend.MLIR: "compiled_kernels.linear.mlir:linear"},
+    {
+        Backend.INDUCTOR: "compiled_kernels.linear.by_blocks:linear",
+        Backend.TRITON: "compiled_kernels.linear.triton:linear",
+        Backend.MLIR: "compiled_kernels.linear.mlir:linear",
+    },
 )
 LINEAR_INT8 = define_operator(
     "linear_int8",
     "(Tensor x, Tensor values, Tensor scales, Tensor? bias) -> Tensor",
     _fake,
     {
+        Backend.INDUCTOR: "compiled_kernels.linear.by_blocks:linear_int8",
         Backend.TRITON: "compiled_kernels.linear.triton:linear_int8",
         Backend.MLIR: "compiled_kernels.linear.mlir:linear_int8",
     },
@@ -47,6 +48,7 @@ LINEAR_GROUPED = define_operator(
     "(Tensor x, Tensor codes, Tensor scales, Tensor? minima, Tensor? bias, int group) -> Tensor",
     _fake,
     {
+        Backend.INDUCTOR: "compiled_kernels.linear.by_blocks:linear_grouped",
         Backend.TRITON: "compiled_kernels.linear.triton:linear_grouped",
         Backend.MLIR: "compiled_kernels.linear.mlir:linear_grouped",
     },
@@ -69,7 +71,8 @@ def linear(
     bias: Tensor | None = None,
     backend: Backend = Backend.EAGER,
 ) -> Float[Tensor, "token out"]:
-    """Compute x @ weight.T + bias, in the type of `x`. On the backend triton this is the vendor's matrix product.
+    """Compute x @ weight.T + bias, in the type of `x`; a weight may be float16 beside any. On the backend triton this
+    is the vendor's matrix product.
 
     Here and below a weight may be in panels (see blocked/layout.py), which the backend mlir reads in place; on any
     other backend the plain weight is made of it at each call.
@@ -79,7 +82,9 @@ def linear(
         return LINEAR.implementation(backend)(x, weight, bias)
     if backend is Backend.INDUCTOR and traced.reduces(x):
         return traced.linear(x, weight, bias)
-    return F.linear(x, weight, bias)
+    if weight.dtype == x.dtype:
+        return F.linear(x, weight, bias)
+    return (by_blocks.linear if backend is Backend.EAGER else LINEAR.implementation(backend))(x, weight, bias)
 
 
 def linear_int8(
@@ -91,11 +96,10 @@ def linear_int8(
 ) -> Float[Tensor, "token out"]:
     """Compute x @ (values * scales).T + bias, one scale an output channel, in the type of `x`."""
     values = values if backend is Backend.MLIR else from_panels(values)
-    if backend is Backend.EAGER:
-        return multiply_by_blocks(x, (values, scales), dequantize_int8, bias)
-    if backend is Backend.INDUCTOR:
+    if backend is Backend.INDUCTOR and traced.reduces(x):
         return traced.linear_int8(x, values, scales, bias)
-    return LINEAR_INT8.implementation(backend)(x, values, scales, bias)
+    run = by_blocks.linear_int8 if backend is Backend.EAGER else LINEAR_INT8.implementation(backend)
+    return run(x, values, scales, bias)
 
 
 def linear_grouped(
@@ -120,11 +124,10 @@ def linear_grouped(
             they are multiples of 8, and whole.
         backend: what computes it.
     """
-    if backend is Backend.EAGER:
-        return multiply_by_blocks(x, (codes, scales, minima), partial(dequantize_grouped, group=group), bias)
-    if backend is Backend.INDUCTOR:
+    if backend is Backend.INDUCTOR and traced.reduces(x):
         return traced.linear_grouped(x, codes, scales, minima, bias, group)
-    return LINEAR_GROUPED.implementation(backend)(x, codes, scales, minima, bias, group)
+    run = by_blocks.linear_grouped if backend is Backend.EAGER else LINEAR_GROUPED.implementation(backend)
+    return run(x, codes, scales, minima, bias, group)
 
 
 def linear_quantized(
@@ -148,5 +151,5 @@ def linear_quantized(
         backend: what computes it.
     """
     weight = weight if backend is Backend.MLIR else from_panels(weight)
-    run = quantized_by_blocks if backend is Backend.EAGER else LINEAR_QUANTIZED.implementation(backend)
+    run = by_blocks.linear_quantized if backend is Backend.EAGER else LINEAR_QUANTIZED.implementation(backend)
     return run(x, weight, scales, minima, bias, format)

@@ -1,4 +1,7 @@
-"""Products in plain torch with matrices in few bits: some rows at a time are numbers, and never the whole matrix."""
+"""Products in plain torch with matrices in few bits, or of another type than x: some rows at a time are numbers of that
+type, and never the whole matrix.
+
+On eager a product runs these functions; on inductor they are opaque operators of a graph (see operators.py)."""
 
 from __future__ import annotations
 
@@ -9,41 +12,61 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from compiled_kernels.linear.matrix_format import MatrixFormat
-from compiled_kernels.linear.quantize import dequantize_matrix
+from compiled_kernels.linear.quantize import dequantize_grouped, dequantize_int8, dequantize_matrix
 from compiled_kernels.threads import in_threads
 
 BLOCK_VALUES = 1 << 18  # numbers of a block: they and their codes stay in a core's cache
-
-
-def multiply_by_blocks(
-    x: Tensor, parts: tuple[Tensor | None, ...], numbers: Callable[..., Tensor], bias: Tensor | None
-) -> Tensor:
-    """Return x @ numbers(*parts).T + bias, in the type of `x`. `parts` are tensors whose first axis is that of the
-    outputs: codes, scales and minima, as far as there are such."""
-
-    def multiply(*some: Tensor) -> Tensor:
-        return F.linear(x, numbers(*some[:-1]).to(x.dtype), some[-1])
-
-    return by_blocks(x, (*parts, bias), multiply)
+GPU_BLOCK_VALUES = 1 << 24  # there a block costs some launches, and its numbers leave the cache either way
 
 
 def by_blocks(x: Tensor, parts: tuple[Tensor | None, ...], multiply: Callable[..., Tensor]) -> Tensor:
-    """Return the outputs [token, out] that `multiply` gives, in the type of `x`: of some rows of `parts` at a time."""
+    """Return `multiply(*parts)` [token, out], in the type of `x`, made of some outputs at a time. `parts` are tensors
+    whose first axis is that of the outputs: codes, scales, minima and bias, as far as there are such."""
     outs = next(len(part) for part in parts if part is not None)
-    out, step = x.new_empty(len(x), outs), max(1, BLOCK_VALUES // max(1, x.shape[1]))
+    values = BLOCK_VALUES if x.device.type == "cpu" else GPU_BLOCK_VALUES
+    out, step = x.new_empty(len(x), outs), max(1, values // max(1, x.shape[1]))
 
-    def fill(start: int) -> None:
+    def multiply_from(start: int) -> None:
         rows = slice(start, start + step)
         out[:, rows] = multiply(*(None if part is None else part[rows] for part in parts))
 
     starts = range(0, outs, step)
     plain = torch.compiler.is_compiling() or torch.is_grad_enabled() or x.device.type != "cpu" or len(starts) < 2
-    list((map if plain else in_threads)(fill, starts))
+    list((map if plain else in_threads)(multiply_from, starts))
     return out
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return by_blocks(x, (weight, bias), lambda weight, bias: F.linear(x, weight.to(x.dtype), bias))
+
+
+def linear_int8(x: Tensor, values: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+    def multiply(values: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(x, dequantize_int8(values, scales).to(x.dtype), bias)
+
+    return by_blocks(x, (values, scales, bias), multiply)
+
+
+def linear_grouped(
+    x: Tensor, codes: Tensor, scales: Tensor, minima: Tensor | None, bias: Tensor | None, group: int
+) -> Tensor:
+    def multiply(codes: Tensor, scales: Tensor, minima: Tensor | None, bias: Tensor | None) -> Tensor:
+        return F.linear(x, dequantize_grouped(codes, scales, minima, group).to(x.dtype), bias)
+
+    return by_blocks(x, (codes, scales, minima, bias), multiply)
 
 
 def linear_quantized(
     x: Tensor, weight: Tensor, scales: Tensor, minima: Tensor | None, bias: Tensor | None, format: str
 ) -> Tensor:
-    found = MatrixFormat.named(format)
-    return multiply_by_blocks(x, (weight, scales, minima), lambda *parts: dequantize_matrix(found, *parts), bias)
+    return linear_stored(x, MatrixFormat.named(format), (weight, scales, minima), bias)
+
+
+def linear_stored(x: Tensor, format: MatrixFormat, matrix: tuple[Tensor | None, ...], bias: Tensor | None) -> Tensor:
+    """Multiply by a matrix of any format: its codes, scales and minima."""
+
+    def multiply(*parts: Tensor) -> Tensor:
+        *stored, shift = parts
+        return F.linear(x, dequantize_matrix(format, *stored).to(x.dtype), shift)
+
+    return by_blocks(x, (*matrix, bias), multiply)

@@ -38,9 +38,10 @@ GROUPED: dict[str, MatrixFormat] = {
 
 
 def dense_inputs(
-    generator: torch.Generator, tokens: int, width: int, out: int, dtype: torch.dtype, bias: bool, panels: bool = False
-) -> tuple:
-    weight = random_normal(generator, dtype, (out, width)) * width**-0.5
+    generator: torch.Generator, tokens: int, width: int, out: int, dtype: torch.dtype, bias: bool, panels: bool = False,
+    weight_dtype: torch.dtype | None = None,
+) -> tuple:  # fmt: skip
+    weight = random_normal(generator, weight_dtype or dtype, (out, width)) * width**-0.5
     return (
         random_normal(generator, dtype, (tokens, width)),
         to_panels(weight) if panels else weight,
@@ -77,18 +78,22 @@ def words_inputs(
 
 
 def cases(bits: int) -> tuple[Case, ...]:
-    """Make the cases of INT8 by row, and with `bits` 0 those of dense weights; row by row, and in panels."""
+    """Make the cases of INT8 by row, and with `bits` 0 those of dense weights; row by row, and in panels, of float16
+    too."""
     found = []
-    plain = [(*shape, False) for shape in DECODE + PREFILL + SMALL]
-    for tokens, width, out, panels in plain + [(*shape, True) for shape in PANELS]:
+    shapes = [(*shape, {}) for shape in DECODE + PREFILL + SMALL] + [(*shape, {"panels": True}) for shape in PANELS]
+    if not bits:
+        shapes += [(*shape, {"panels": True, "weight_dtype": torch.float16}) for shape in PANELS[:2]]
+    for tokens, width, out, layout in shapes:
         for dtype in (torch.float32, torch.bfloat16):
-            stored = out * width * (bits or 8 * dtype.itemsize) // 8 + out * 4 * (bits == 8)
+            bits_of_weight = bits or 8 * layout.get("weight_dtype", dtype).itemsize
+            stored = out * width * bits_of_weight // 8 + out * 4 * (bits == 8)
             rows = tokens * (width + out) * dtype.itemsize
             found.append(
                 Case(
-                    f"{tokens}x{width}x{out}" + (" panels" if panels else ""),
-                    {"tokens": tokens, "width": width, "out": out, "dtype": dtype, "bias": out % 2 == 1 or panels}
-                    | ({"panels": True} if panels else {}),
+                    f"{tokens}x{width}x{out}" + " float16" * ("weight_dtype" in layout) + " panels" * bool(layout),
+                    {"tokens": tokens, "width": width, "out": out, "dtype": dtype, "bias": out % 2 == 1 or bool(layout)}
+                    | layout,
                     CaseCost(stored + rows, 2 * tokens * width * out),
                     timed=width > 500 and dtype == torch.bfloat16,
                 )

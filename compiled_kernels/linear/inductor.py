@@ -1,13 +1,10 @@
-"""Products for torch.compile: one row as a multiply-reduce, which reads each weight once at the memory's pace where a
-library's matrix product reaches about half of it; more rows as a matrix product."""
+"""Products of one row for torch.compile: a multiply-reduce, which reads each weight once at the memory's pace where a
+library's matrix product reaches about half of it."""
 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-
-from compiled_kernels.linear.quantize import dequantize_grouped, dequantize_int8
 
 
 def reduces(x: Tensor) -> bool:
@@ -21,8 +18,6 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def linear_int8(x: Tensor, values: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
-    if not reduces(x):
-        return F.linear(x, dequantize_int8(values, scales).to(x.dtype), bias)
     exact = torch.promote_types(x.dtype, torch.float32)
     return _with_bias(((values.to(exact) * x.to(exact)).sum(dim=-1) * scales)[None], bias, x.dtype)
 
@@ -31,8 +26,6 @@ def linear_grouped(
     x: Tensor, codes: Tensor, scales: Tensor, minima: Tensor | None, bias: Tensor | None, group: int
 ) -> Tensor:
     codes = e4m3_numbers(codes) if codes.dtype == torch.float8_e4m3fn else codes
-    if not reduces(x):
-        return F.linear(x, dequantize_grouped(codes, scales, minima, group).to(x.dtype), bias)
     exact = torch.promote_types(x.dtype, torch.float32)
     row = x[0].to(exact)
     whole = x.shape[1] // group  # groups, before one that has fewer columns

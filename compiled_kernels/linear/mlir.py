@@ -1,8 +1,9 @@
 """The backend mlir of the products, run on torch's threads.
 
-A weight in panels (one that is not is laid out so at each call, unless it is dense) has a compiled function for each
-number of rows up to `TILE_ROWS`, whose columns the threads share, and one for all others, whose rows they share. A
-dense weight row by row has one for each number of rows below `MAX_ROWS_TOGETHER`, and one for all others.
+A weight in panels (one that is not is laid out so at each call, unless it is float32 or bfloat16) has a compiled
+function for each number of rows up to `TILE_ROWS`, whose columns the threads share, and one for all others, whose rows
+they share. One of float32 or bfloat16 row by row has one for each number of rows below `MAX_ROWS_TOGETHER`, and one for
+all others.
 """
 
 from __future__ import annotations
@@ -70,12 +71,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     width = width if panels else x.shape[1]
     check_argument("linear", "x", x, (len(x), width), COMPUTE_DTYPES, contiguous=False)
     if panels:
-        if weight.dtype != x.dtype:
+        if weight.dtype not in (x.dtype, torch.float16):
             raise BackendError(f"linear: backend mlir reads a weight in panels of {x.dtype}, not of {weight.dtype}")
     else:
-        check_argument("linear", "weight", weight, (out, width), COMPUTE_DTYPES, contiguous=False)
+        check_argument("linear", "weight", weight, (out, width), (*COMPUTE_DTYPES, torch.float16), contiguous=False)
     weights = Weight(MLIR_TYPES[weight.dtype], 0, (weight,))
-    return multiply("linear", x, weights, bias, row_by_row=not panels)
+    return multiply("linear", x, weights, bias, row_by_row=not panels and weight.dtype in COMPUTE_DTYPES)
 
 
 def linear_int8(x: Tensor, values: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
@@ -249,8 +250,9 @@ def stages(case: Case, operator: str = "linear") -> Mapping[str, str]:
     """Return every stage of the function that runs for `case`."""
     of = case.arguments
     dense = MLIR_TYPES[of["dtype"]]
-    row_by_row = operator == "linear" and not of.get("panels")
-    kind, group, beside = dense, 0, []
+    stored = of.get("weight_dtype", of["dtype"])
+    row_by_row = operator == "linear" and not of.get("panels") and stored in COMPUTE_DTYPES
+    kind, group, beside = MLIR_TYPES[stored], 0, []
     if of.get("format") in WORDS:
         kind, group = of["format"], WORDS[of["format"]].group
         beside = [MLIR_TYPES[WORDS[kind].scales], *["f16"] * WORDS[kind].minima]

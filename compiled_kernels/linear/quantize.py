@@ -6,7 +6,8 @@ INT4 is words of eight columns (see planes.py), each code as value + 8, beside m
 from __future__ import annotations
 
 import torch
-from einops import rearrange, repeat
+import torch.nn.functional as F
+from einops import rearrange
 from jaxtyping import Float, Int8, Int32, UInt8
 from torch import Tensor
 
@@ -66,7 +67,7 @@ def quantize_matrix(weight: Float[Tensor, "out width"], format: MatrixFormat) ->
         return quantize_int4(weight, format.group)
     rows, columns = weight.shape
     group = format.group or columns
-    padded = torch.nn.functional.pad(weight.float(), (0, -columns % group), mode="replicate")
+    padded = F.pad(weight.float(), (0, -columns % group), mode="replicate")
     grouped = rearrange(padded, "out (column_group column) -> out column_group column", column=group)
     least, most = {"int8": (-128, 127), "int4": (-8, 7), "fp8": (-448, 448)}[format.codes]
     low, high = grouped.amin(-1, keepdim=True), grouped.amax(-1, keepdim=True)
@@ -109,11 +110,9 @@ def dequantize_grouped(
     if codes.dtype == torch.int32:
         codes = unpack_planes(codes, (4,)).view(torch.int8) - (8 if minima is None else 0)
     columns = codes.shape[1]
-
-    def spread(each: Tensor) -> Tensor:
-        if columns % group:  # Inductor of torch 2.13 multiplies a product with a slice of a repetition wrongly
-            return each.to(exact)[:, torch.arange(columns, device=each.device) // group]
-        return repeat(each.to(exact), "out column_group -> out (column_group column)", column=group)
-
-    values = codes.to(exact) * spread(scales)
-    return values if minima is None else values + spread(minima)
+    group = min(group, columns)
+    numbers = codes.to(exact)
+    if missing := -columns % group:
+        numbers = F.pad(numbers, (0, missing))
+    numbers = numbers.unflatten(1, (-1, group)).mul_(scales.to(exact)[..., None])
+    return (numbers if minima is None else numbers.add_(minima.to(exact)[..., None])).flatten(1)[:, :columns]

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from compiled_kernels.backends import BackendError
+from compiled_kernels.linear import by_blocks
 from compiled_kernels.linear.matrix_format import WORDS, MatrixFormat, WordLayout
 from compiled_kernels.linear.triton_kernels import add_parts, one_row, one_row_grouped, product
 from compiled_kernels.linear.triton_words import one_row_words
@@ -184,7 +185,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Compute the vendor's product, on a GPU cuBLAS: no dense product is written here. Under Triton's interpreter it
     is that of the processor."""
     check("linear", x, weight, bias)
-    return F.linear(x, weight, bias)
+    return F.linear(x, weight, bias) if weight.dtype == x.dtype else by_blocks.linear(x, weight, bias)
 
 
 def linear_int8(x: Tensor, values: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:

@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -113,13 +114,26 @@ def compile_shape(
     machine and from these sources, it is not even written, and torch-mlir not imported.
     """
     level, libraries, directory = level or _level(), (libgomp_path(),), directory or cache_directory()
-    recipe = f"{write.__module__}.{write.__qualname__}{shape!r}"
-    made = key_of(recipe=recipe, name=entry, sources=own_code(), **_content(level))
+    recipe = f"{write.__module__}.{write.__qualname__}"
+    made = key_of(recipe=recipe, shape=all_fields(shape), name=entry, sources=own_code(), **_content(level))
 
     def build() -> Kernel:
         return compile_text(write(*shape), entry, level=level, libraries=libraries, directory=directory)
 
     return _by_recipe(made, entry, build, directory, libraries)
+
+
+def all_fields(value: object) -> Any:
+    """Return a shape as JSON that no other shape has: every field of it, whatever its repr leaves out. Raises
+    TypeError where it holds what is no number, text, tuple or dataclass: its repr might be another's."""
+    if is_dataclass(value):
+        held = {each.name: all_fields(getattr(value, each.name)) for each in fields(value)}
+        return {"": type(value).__qualname__, **held}
+    if isinstance(value, tuple):
+        return [all_fields(each) for each in value]
+    if value is None or isinstance(value, str | int | float):
+        return value
+    raise TypeError(f"a shape that code is kept under holds {value!r}, which may look like another")
 
 
 def _by_recipe(

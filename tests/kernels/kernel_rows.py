@@ -110,7 +110,7 @@ KERNELS: dict[str, KernelRows] = {
     "kv_write": KernelRows(
         {"tokens": [1, 5], "pages": [5], "num_kv_heads": [2, 1], "size": [4, 1], "dim": [8, 7], "dtype": DTYPES}
     ),
-    "linear": KernelRows(DENSE, MANY),
+    "linear": KernelRows({**DENSE, "weight_dtype": [None, torch.float16]}, MANY),
     "linear_int8": KernelRows(DENSE, MANY),
     "linear_w8a8": KernelRows(DENSE, MANY),
     "linear_grouped": KernelRows(

@@ -5,16 +5,22 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from compiled_kernels.level import Level
+from compiled_kernels.masks import AndMask, Causal
 from compiled_kernels.mlir import artifacts, compile, compile_text
 from compiled_kernels.mlir.artifacts import ArtifactCache, key_of
+from compiled_kernels.mlir.compile import all_fields
 from compiled_kernels.mlir.execute import JITCode, SharedObject
+from compiled_kernels.mlir_text import Target
 from tests.helpers.kernels import needs_mlir
 from tests.helpers.refusals import kernel_refuses
 from tests.kernels import small_kernels
@@ -72,6 +78,32 @@ def test_key_has_all_that_decides_the_code(change: str, tmp_path: Path, monkeypa
 
 def missed(*_: Any) -> str:
     raise LookupError("compiled anew")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A shape whose repr leaves a field out, with one of the package's own."""
+
+    rows: int | float | None
+    target: Target
+    unseen: str = field(default="", repr=False)
+
+
+@given(st.data())
+def test_shapes_that_differ_have_keys_that_differ(data: st.DataObject) -> None:
+    """In any field, also one that the repr of a shape leaves out."""
+    numbers = st.none() | st.integers() | st.floats(allow_nan=False)
+    shapes = st.builds(Shape, numbers, st.builds(Target, st.sampled_from(Level)), st.text(max_size=2))
+    one, other = data.draw(shapes), data.draw(shapes)
+    for changed in (other, replace(one, unseen=other.unseen), replace(one, target=other.target)):
+        same = key_of(shape=all_fields((one, 1))) == key_of(shape=all_fields((changed, 1)))
+        assert same == (repr((one, one.unseen)) == repr((changed, changed.unseen)))
+
+
+def test_a_shape_of_what_looks_alike_is_refused(tmp_path: Path) -> None:
+    """Two masks of one name look alike."""
+    with pytest.raises(TypeError, match="may look like another"):
+        compile.compile_shape(str, AndMask(Causal(), lambda query, key: key > 3), entry="f", directory=tmp_path)
 
 
 DAMAGES: dict[str, Callable[[bytes], bytes | None]] = {

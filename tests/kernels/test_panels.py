@@ -23,13 +23,13 @@ from compiled_kernels.mlir_text import MLIR_TYPES, Target
 from tests.helpers.kernels import needs_mlir
 from tests.helpers.levels import at_every_level
 
-KINDS = ("float32", "bfloat16", "int8")
+KINDS = ("float32", "bfloat16", "float16", "int8")
 WIDTH, OUT = 352, 192  # two blocks along the width, of which the second is shorter; three pairs of panels
 
 
 @given(
     panels=st.integers(1, 3), words_long=st.integers(1, 9),
-    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.int32]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.int32]),
 )  # fmt: skip
 def test_the_layout_is_a_rearrangement(panels: int, words_long: int, dtype: torch.dtype) -> None:
     """Column c of panel p is row 32 p + c of the weight; a matrix in words keeps them."""
@@ -82,7 +82,7 @@ def inputs(kind: str) -> tuple[Tensor, ...]:
     generator = torch.Generator().manual_seed(3)
     dtype = torch.float32 if kind == "float32" else torch.bfloat16
     x, weight, bias = (random_normal(generator, dtype, shape) for shape in ((17, WIDTH), (OUT, WIDTH), (OUT,)))
-    values, *scales = quantize_int8(weight) if kind == "int8" else (weight,)
+    values, *scales = quantize_int8(weight) if kind == "int8" else (weight.half() if kind == "float16" else weight,)
     return x, to_panels(values), *scales, bias
 
 

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-import sys
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.profiler import ProfilerActivity, profile
 
 import compiled_kernels
 from compiled_kernels import Backend
-from compiled_kernels.linear.by_blocks import multiply_by_blocks
-from compiled_kernels.linear.matrix_format import INT8_MATRIX, MatrixFormat
-from compiled_kernels.linear.quantize import dequantize_grouped, dequantize_matrix, quantize_int4, quantize_matrix
+from compiled_kernels.linear import by_blocks
+from compiled_kernels.linear.cases import GROUPED
+from compiled_kernels.linear.matrix_format import INT8_MATRIX, WORDS, MatrixFormat
+from compiled_kernels.linear.quantize import (
+    dequantize_grouped,
+    dequantize_matrix,
+    quantize_int4,
+    quantize_int8,
+    quantize_matrix,
+)
 from tests.helpers.kernels import needs_mlir
 from tests.thorough import tries
 
@@ -79,7 +88,7 @@ def test_hostile_scales(codes: str, dtype: torch.dtype, backend: Backend) -> Non
 
 
 def test_blocks_in_threads_have_the_bits_of_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules[multiply_by_blocks.__module__], "BLOCK_VALUES", 256)
+    monkeypatch.setattr(by_blocks, "BLOCK_VALUES", 256)
     x, count = torch.randn(3, 64), torch.get_num_threads()
     weight, scales, minima = quantize_matrix(torch.randn(50, 64), MatrixFormat.named("q4_1"))
     plain = compiled_kernels.linear_quantized(x, weight, scales, minima, None, "q4_1")
@@ -97,3 +106,31 @@ def test_int4_packing_is_exact() -> None:
     values = torch.arange(-8, 8).repeat(4)[None].float()  # 64 columns hold every code
     packed, scales = quantize_int4(values * 0.5, group=32)
     assert torch.equal(dequantize_grouped(packed, scales, None, 32), values * 0.5)
+
+
+@pytest.mark.parametrize("backend", [Backend.EAGER, Backend.INDUCTOR])
+def test_a_product_dequantizes_by_block(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No allocation of a product of several rows is as large as its matrix, in whatever format that is."""
+    monkeypatch.setattr(by_blocks, "BLOCK_VALUES", 4096)
+    monkeypatch.setattr(by_blocks, "in_threads", map)  # the profiler sees its own thread alone
+    width, out, x = 512, 128, torch.randn(3, 512)
+    weight, products = torch.randn(out, width), []
+    for name, format in {**GROUPED, **{name: MatrixFormat.named(name) for name in WORDS}}.items():
+        codes, scales, *minima = quantize_matrix(weight, format)
+        run, last = (
+            (compiled_kernels.linear_quantized, name)
+            if format.words
+            else (compiled_kernels.linear_grouped, min(format.group, width))
+        )
+        products.append(partial(run, x, codes, scales, *(minima or [None]), None, last, backend=backend))
+    for run in (compiled_kernels.linear_int8, compiled_kernels.linear_w8a8):
+        products.append(partial(run, x, *quantize_int8(weight), None, backend=backend))
+    multiply = torch.compile(lambda: [run() for run in products]) if backend is Backend.INDUCTOR else None
+    multiply = multiply or (lambda: [run() for run in products])
+    with torch.inference_mode():
+        multiply()
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+            multiply()
+    trace: Any = seen.profiler
+    sizes = [each.nbytes() for each in trace.kineto_results.events() if each.name() == "[memory]"]
+    assert 4 * by_blocks.BLOCK_VALUES <= max(sizes) <= 8 * by_blocks.BLOCK_VALUES < 2 * weight.numel()
