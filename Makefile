@@ -36,7 +36,7 @@ AT_V3 = $(addprefix tests/kernels/test_, agreement.py decode_step.py laws.py lay
 
 # Six times as many examples of every law, drawn anew, all cases, and every numerical test at AVX2: before an issue is ended.
 test-thorough: export WORKBENCH_TESTS_THOROUGH = 1
-test-thorough: AT_V3 += $(addprefix tests/kernels/test_, check.py mlir_backend.py mlir_text.py) $(addprefix tests/engine/test_, compiled.py \
+test-thorough: AT_V3 += $(addprefix tests/kernels/test_, check.py mlir_backend.py builder.py) $(addprefix tests/engine/test_, compiled.py \
 	kinds.py oracle.py quantized_cache.py autotune.py) tests/model/test_every_family.py tests/measure/test_run.py tests/test_cli.py
 test-thorough: test test-tiers
 

@@ -17,9 +17,9 @@ from compiled_kernels.blocked.numbers import parts, scales_at, unit_words
 from compiled_kernels.blocked.registers import InputRows, step_sums
 from compiled_kernels.blocked.shape import TILE_ROWS, Panels, rows_type
 from compiled_kernels.builder.functions import function, loop, room
+from compiled_kernels.builder.target import Named, largest_divisor, memref
 from compiled_kernels.builder.values import Value, constant, fma, index
 from compiled_kernels.builder.vectors import total
-from compiled_kernels.mlir_text import Named, largest_divisor, memref
 
 MAX_WIDENED_BYTES = 1 << 19  # bytes of float32 that a thread may hold of bfloat16 rows, so as to widen them once
 # Bytes from what is read of a panel to what is fetched meanwhile. Of bfloat16, 1,024 read a tenth faster than 4,096 on

@@ -35,8 +35,8 @@ from compiled_kernels.blocked.numbers import half_floats, parts, scales_at, unit
 from compiled_kernels.blocked.registers import step_sums
 from compiled_kernels.blocked.shape import TILE_ROWS, VALUES_PER_WORD, Panels, rows_type
 from compiled_kernels.builder.functions import call, function, loop, room, when
+from compiled_kernels.builder.target import SIZE_BOUND, Named, memref
 from compiled_kernels.builder.values import Value, constant, index
-from compiled_kernels.mlir_text import SIZE_BOUND, Named, memref
 
 MAX_RUN_ROWS = 384  # a multiple of TILE_ROWS: sums of that many rows times a pair of panels are 96 KiB
 UNROLL = 4  # steps along the width between two branches, float32; pairs of bfloat16 take two columns a step

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from compiled_kernels.builder.target import Named
 from compiled_kernels.builder.values import Number, Value, attributes, constants_at, index, mlir, typed
-from compiled_kernels.mlir_text.functions import Named
 
 Given = dict[str, Value]
 """A function's values at hand, by name."""

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from compiled_kernels.builder.functions import Given, call, declare, function
+from compiled_kernels.builder.target import Named
 from compiled_kernels.builder.values import Value, index
-from compiled_kernels.mlir_text.functions import Named
 
 NUMBERS = {"thread": "omp_get_thread_num", "threads": "omp_get_num_threads"}
 

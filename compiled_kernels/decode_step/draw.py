@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from compiled_kernels.builder.functions import Given, either, loop
+from compiled_kernels.builder.target import Named, largest_divisor, memref
 from compiled_kernels.builder.threads import share
 from compiled_kernels.builder.values import Value, constant, exp, index
 from compiled_kernels.builder.vectors import total
 from compiled_kernels.decode_step.shape import StepShape
-from compiled_kernels.mlir_text import Named, largest_divisor, memref
 
 MAX_THREADS = 256
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 from compiled_kernels.builder.functions import Given, function, loop
+from compiled_kernels.builder.target import Named, indices, largest_divisor, memref
 from compiled_kernels.builder.values import Value, exp
 from compiled_kernels.builder.vectors import norm_factor, silu
 from compiled_kernels.decode_step.layer_kernel import LayerKernel
 from compiled_kernels.decode_step.shape import StepShape
-from compiled_kernels.mlir_text import Named, indices, largest_divisor, memref
 
 
 def norm(shape: StepShape, kind: str) -> None:

@@ -8,6 +8,7 @@ At a bar all threads wait for one another; where rows are of one sequence, after
 from __future__ import annotations
 
 from compiled_kernels.builder.functions import Given, call, function, loop, room, when
+from compiled_kernels.builder.target import Named, indices, largest_divisor, memref
 from compiled_kernels.builder.threads import share, wait
 from compiled_kernels.builder.values import Value
 from compiled_kernels.decode_step.elementwise import add_normed, gate
@@ -20,7 +21,6 @@ from compiled_kernels.decode_step.layer_kernel import (
 )
 from compiled_kernels.decode_step.mixture import mixture, mixture_buffers, mixture_functions
 from compiled_kernels.decode_step.rotary import keep, rotate_queries
-from compiled_kernels.mlir_text import Named, indices, largest_divisor, memref
 from compiled_kernels.page_selection.mlir import select, summarize
 from compiled_kernels.paged_attention.mlir_decode import attention
 from compiled_kernels.quantized_attention.mlir_decode import quantized_attention

@@ -14,13 +14,13 @@ from math import inf
 
 from compiled_kernels.blocked.layout import PANEL_PAIR
 from compiled_kernels.builder.functions import Given, call, loop, room, when
+from compiled_kernels.builder.target import Named, largest_divisor, memref
 from compiled_kernels.builder.threads import share, wait
 from compiled_kernels.builder.values import Value, constant, exp, fma, index, negative
 from compiled_kernels.builder.vectors import copy
 from compiled_kernels.decode_step.elementwise import gate
 from compiled_kernels.decode_step.layer_kernel import LayerKernel, multiply, weight_arguments_of
 from compiled_kernels.expert_linear.mlir_text import ListedRows, each_named_expert, few, sort_rows
-from compiled_kernels.mlir_text import Named, largest_divisor, memref
 
 
 def mixture_buffers(layer: LayerKernel) -> list[Named]:

@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from math import inf, lcm
 
 from compiled_kernels.builder.functions import Given, call, function, loop, text_of, when
+from compiled_kernels.builder.target import Named, indices, largest_divisor, memref
 from compiled_kernels.builder.threads import entry, wait
 from compiled_kernels.builder.values import constant
 from compiled_kernels.builder.vectors import copy
@@ -19,7 +20,6 @@ from compiled_kernels.decode_step.draw import MAX_THREADS, draw, end_row, expone
 from compiled_kernels.decode_step.layer_kernel import head_product, rotary_arguments
 from compiled_kernels.decode_step.shape import StepShape
 from compiled_kernels.decode_step.text import arguments, make_step, step_functions
-from compiled_kernels.mlir_text import Named, indices, largest_divisor, memref
 
 
 def steps_text(shape: StepShape, max_steps: int, context: int, weighs: bool = False) -> str:

@@ -6,10 +6,10 @@ from __future__ import annotations
 from typing import Literal
 
 from compiled_kernels.builder.functions import Given, loop
+from compiled_kernels.builder.target import largest_divisor
 from compiled_kernels.builder.values import Value
 from compiled_kernels.builder.vectors import copy, norm_factor
 from compiled_kernels.decode_step.layer_kernel import LayerKernel
-from compiled_kernels.mlir_text import largest_divisor
 
 Place = tuple[Value | int, ...]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from compiled_kernels.mlir_text import Target, memref
+from compiled_kernels.builder.target import Target, memref
 from compiled_kernels.page_selection.selection import PageSelection
 from compiled_kernels.paged_attention.mlir_shape import HeadShape
 from compiled_kernels.quantized_attention.mlir_shape import QuantizedLayout

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from compiled_kernels.backends import BackendError
+from compiled_kernels.builder.target import MLIR_TYPES, SIZE_BOUND, Named
 from compiled_kernels.decode_step.draw import MAX_THREADS
 from compiled_kernels.decode_step.multi_step import loop_buffers, loop_inputs, steps_text
 from compiled_kernels.decode_step.shape import StepShape
 from compiled_kernels.decode_step.text import buffers, step_inputs, step_text
 from compiled_kernels.mlir import compile_shape
 from compiled_kernels.mlir.invoke import BoundCall, check_argument
-from compiled_kernels.mlir_text import MLIR_TYPES, SIZE_BOUND, Named
 
 
 class DecodeStep:

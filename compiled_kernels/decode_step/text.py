@@ -8,6 +8,7 @@ What is small (norms, merging, angles) every thread computes for itself rather t
 from __future__ import annotations
 
 from compiled_kernels.builder.functions import Given, call, room, text_of
+from compiled_kernels.builder.target import Named, memref
 from compiled_kernels.builder.threads import entry, share
 from compiled_kernels.builder.values import Value
 from compiled_kernels.decode_step.elementwise import norm
@@ -23,7 +24,6 @@ from compiled_kernels.decode_step.layer_kernel import (
     weight_arguments_of,
 )
 from compiled_kernels.decode_step.shape import LayerShape, StepShape
-from compiled_kernels.mlir_text import Named, memref
 from compiled_kernels.quantized_attention.mlir_decode import span_function
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from compiled_kernels.backends import BackendError
 from compiled_kernels.blocked.layout import PANEL, VALUES_PER_WORD, as_words, in_panels, shape_of
+from compiled_kernels.builder.target import MLIR_TYPES, Target
 from compiled_kernels.cases import Case
 from compiled_kernels.expert_linear.mlir_text import ExpertProduct, expert_text
 from compiled_kernels.expert_linear.stacks import stack_format
@@ -19,7 +20,6 @@ from compiled_kernels.linear.matrix_format import WORDS, MatrixFormat
 from compiled_kernels.linear.mlir import Weight, weight_kind
 from compiled_kernels.mlir import Kernel, compile_text
 from compiled_kernels.mlir.invoke import COMPUTE_DTYPES, INDEX_DTYPES, BoundCall, check_argument, libgomp_path
-from compiled_kernels.mlir_text import MLIR_TYPES, Target
 
 NAME = "expert_linear"
 

@@ -22,9 +22,9 @@ from compiled_kernels.blocked.layout import PANEL, PANEL_PAIR
 from compiled_kernels.blocked.many import ORDER_TYPE, ManyRows, listed_arguments, many, store_sums
 from compiled_kernels.blocked.shape import TILE_ROWS, rows_type
 from compiled_kernels.builder.functions import Given, call, function, loop, room, text_of, when
+from compiled_kernels.builder.target import SIZE_BOUND, Named, Target, indices, memref
 from compiled_kernels.builder.threads import entry, share, wait
 from compiled_kernels.builder.values import Value, constant, index
-from compiled_kernels.mlir_text import SIZE_BOUND, Named, Target, indices, memref
 
 LAST_TILES = (1, 2, 4, TILE_ROWS)  # rows of an expert's last tile, each with code of its own
 

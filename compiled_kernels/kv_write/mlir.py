@@ -10,13 +10,13 @@ from torch import Tensor
 
 from compiled_kernels.backends import BackendError
 from compiled_kernels.builder.functions import loop, text_of, when
+from compiled_kernels.builder.target import MLIR_TYPES, SIZE_BOUND, Named, Target, largest_divisor, memref
 from compiled_kernels.builder.threads import entry
 from compiled_kernels.builder.values import constant
 from compiled_kernels.builder.vectors import copy
 from compiled_kernels.cases import Case
 from compiled_kernels.mlir import Kernel, compile_text
 from compiled_kernels.mlir.invoke import FLOAT_DTYPES, INDEX_DTYPES, BoundCall, check_argument, libgomp_path
-from compiled_kernels.mlir_text import MLIR_TYPES, SIZE_BOUND, Named, Target, largest_divisor, memref
 
 SINGLE_THREAD_TOKENS = 64  # tokens that one thread writes before a second one would be awake
 

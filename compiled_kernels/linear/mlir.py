@@ -33,6 +33,7 @@ from compiled_kernels.blocked.layout import (
 from compiled_kernels.blocked.many import ManyRows, many, store_sums
 from compiled_kernels.blocked.shape import TILE_ROWS, Panels
 from compiled_kernels.builder.functions import call, text_of
+from compiled_kernels.builder.target import MLIR_TYPES, SIZE_BOUND, Named, Target, memref
 from compiled_kernels.builder.threads import entry, share, wait
 from compiled_kernels.cases import Case
 from compiled_kernels.linear.matrix_format import SCALE_DTYPES, WORDS, MatrixFormat
@@ -40,7 +41,6 @@ from compiled_kernels.linear.rows import MAX_ROWS_TOGETHER, RowByRow, by_row
 from compiled_kernels.linear_w8a8.mlir_rows import quantize
 from compiled_kernels.mlir import Kernel, compile_text
 from compiled_kernels.mlir.invoke import COMPUTE_DTYPES, BoundCall, check_argument, libgomp_path
-from compiled_kernels.mlir_text import MLIR_TYPES, SIZE_BOUND, Named, Target, memref
 
 Product = FewRows | ManyRows | RowByRow
 INT8_ROWS = "linear_w8a8"

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from compiled_kernels.builder.functions import function, loop
+from compiled_kernels.builder.target import SIZE_BOUND, Named, Target, largest_divisor, memref
 from compiled_kernels.builder.values import Value, constant, fma
 from compiled_kernels.builder.vectors import dot_pairs, total, totals
-from compiled_kernels.mlir_text import SIZE_BOUND, Named, Target, largest_divisor, memref
 
 MAX_ROWS_TOGETHER = 4  # tokens whose sums are kept at once; more pass again over weights in the nearest cache
 PREFETCH_BLOCK_BYTES = 8192  # bytes: with blocks of weights up to this size the next block is fetched while one is read

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 
 from compiled_kernels.blocked.layout import BYTE_OF_COLUMN
 from compiled_kernels.builder.functions import function, loop
+from compiled_kernels.builder.target import Named, Target, indices, largest_divisor, memref
 from compiled_kernels.builder.values import Value, constant, rounded
-from compiled_kernels.mlir_text import Named, Target, indices, largest_divisor, memref
 
 LINE = 16  # words of a line of cache
 SMALLEST = 1.1754943508222875e-38  # the smallest normal float32: quantize_rows' least scale

@@ -6,9 +6,9 @@ from __future__ import annotations
 import math
 
 from compiled_kernels.builder.functions import function, loop, room, when
+from compiled_kernels.builder.target import SIZE_BOUND, Named, memref
 from compiled_kernels.builder.values import Value, constant
 from compiled_kernels.builder.vectors import total
-from compiled_kernels.mlir_text import SIZE_BOUND, Named, memref
 from compiled_kernels.page_selection.selection import PageSelection
 from compiled_kernels.paged_attention.mlir_shape import DecodeAttention
 from compiled_kernels.scalar_code.mlir import scalar_code

@@ -15,9 +15,9 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 
 from compiled_kernels.builder.functions import call, call_with, either, function, give, loop, repeat, room
+from compiled_kernels.builder.target import Named, indices
 from compiled_kernels.builder.threads import entry, share, wait
 from compiled_kernels.builder.values import Value, constant, index
-from compiled_kernels.mlir_text import Named, indices
 from compiled_kernels.paged_attention.mlir_shape import DecodeAttention
 from compiled_kernels.paged_attention.mlir_softmax import first_seen, may_see, mixed, shares
 from compiled_kernels.paged_attention.mlir_tile import DecodePages, ReadDensePages, tile, tile_arguments, work

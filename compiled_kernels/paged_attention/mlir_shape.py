@@ -10,7 +10,7 @@ from torch import Tensor
 
 from compiled_kernels.attention import AttentionParameters
 from compiled_kernels.backends import Backend
-from compiled_kernels.mlir_text import MLIR_TYPES, SIZE_BOUND, Target, largest_divisor, memref
+from compiled_kernels.builder.target import MLIR_TYPES, SIZE_BOUND, Target, largest_divisor, memref
 
 HEADS_TOGETHER = 4  # query heads whose sums are kept in registers at once
 BLOCK_POSITIONS = 64  # positions

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from compiled_kernels.builder.functions import function, loop
+from compiled_kernels.builder.target import Named, indices
 from compiled_kernels.builder.values import Value, constant, counted
 from compiled_kernels.builder.vectors import spread_pair
-from compiled_kernels.mlir_text import Named, indices
 from compiled_kernels.paged_attention.mlir_shape import BLOCK_POSITIONS, QUERIES_TOGETHER, SpanAttention
 from compiled_kernels.paged_attention.mlir_softmax import Keys, Query, in_window, mixed, shares
 from compiled_kernels.paged_attention.mlir_tile import ReadPages, attend, products

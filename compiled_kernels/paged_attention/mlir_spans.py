@@ -15,9 +15,9 @@ import math
 from collections.abc import Sequence
 
 from compiled_kernels.builder.functions import call_with, function, loop, room, when
+from compiled_kernels.builder.target import Named, indices, largest_divisor
 from compiled_kernels.builder.threads import entry, wait
 from compiled_kernels.builder.values import Value, constant
-from compiled_kernels.mlir_text import Named, indices, largest_divisor
 from compiled_kernels.paged_attention.mlir_shape import BLOCK_POSITIONS, QUERIES_TOGETHER, SpanAttention
 from compiled_kernels.paged_attention.mlir_softmax import first_seen, may_see
 from compiled_kernels.paged_attention.mlir_span_tile import (

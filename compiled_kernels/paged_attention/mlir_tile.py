@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 from compiled_kernels.builder.functions import function, loop
+from compiled_kernels.builder.target import Named, indices
 from compiled_kernels.builder.values import Value, constant, counted, fma
 from compiled_kernels.builder.vectors import dot_pairs, spread_pair, total, totals
-from compiled_kernels.mlir_text import Named, indices
 from compiled_kernels.paged_attention.mlir_shape import HEADS_TOGETHER, DecodeAttention
 from compiled_kernels.paged_attention.mlir_softmax import Keys, Query, weigh
 

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from compiled_kernels.backends import BackendError
 from compiled_kernels.blocked.shape import TILE_ROWS
+from compiled_kernels.builder.target import MLIR_TYPES, Named
 from compiled_kernels.decode_step.step import check_tensors
 from compiled_kernels.mlir import Kernel, compile_shape
 from compiled_kernels.mlir.invoke import BoundCall, check_argument
-from compiled_kernels.mlir_text import MLIR_TYPES, Named
 from compiled_kernels.prefill.shape import BlockShape
 from compiled_kernels.prefill.text import after_text, before_text
 

@@ -9,9 +9,9 @@ from functools import cached_property
 from compiled_kernels.blocked.few import FewRows
 from compiled_kernels.blocked.layout import PANEL
 from compiled_kernels.blocked.many import ManyRows
+from compiled_kernels.builder.target import SIZE_BOUND, Named, Target, memref
 from compiled_kernels.decode_step.layer_kernel import AnyProduct, LayerKernel, int8_buffers, weight_arguments_of
 from compiled_kernels.decode_step.shape import LayerShape, StepShape
-from compiled_kernels.mlir_text import SIZE_BOUND, Named, Target, memref
 
 
 @dataclass(frozen=True)

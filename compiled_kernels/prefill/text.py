@@ -16,12 +16,12 @@ from compiled_kernels.blocked.layout import PANEL
 from compiled_kernels.blocked.many import Done, Finish, ManyRows, add_sums, even_runs, many, pair_sums, store_sums
 from compiled_kernels.blocked.shape import TILE_ROWS
 from compiled_kernels.builder.functions import Given, call, loop, text_of, when
+from compiled_kernels.builder.target import SIZE_BOUND, Named, largest_divisor
 from compiled_kernels.builder.threads import entry, share
 from compiled_kernels.builder.vectors import copy
 from compiled_kernels.decode_step.elementwise import activated, add_normed, norm
 from compiled_kernels.decode_step.layer_kernel import LayerKernel, make_quantizers, multiply
 from compiled_kernels.decode_step.rotary import copy_value, rotated_head
-from compiled_kernels.mlir_text import SIZE_BOUND, Named, largest_divisor
 from compiled_kernels.prefill.shape import BlockShape
 
 

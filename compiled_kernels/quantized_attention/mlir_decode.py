@@ -17,8 +17,8 @@ are still seen.
 from __future__ import annotations
 
 from compiled_kernels.builder.functions import call, call_with, function, give, loop, when
+from compiled_kernels.builder.target import Named, indices
 from compiled_kernels.builder.values import Value, index
-from compiled_kernels.mlir_text import Named, indices
 from compiled_kernels.paged_attention.mlir_decode import attention_entry, begin_item, merge, run, walks
 from compiled_kernels.paged_attention.mlir_softmax import first_seen
 from compiled_kernels.paged_attention.mlir_tile import ReadDensePages

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from compiled_kernels.mlir_text import SIZE_BOUND, Target, largest_divisor, memref
+from compiled_kernels.builder.target import SIZE_BOUND, Target, largest_divisor, memref
 from compiled_kernels.paged_attention.mlir_shape import HEADS_TOGETHER, DecodeAttention
 from compiled_kernels.quantized_attention.pages import QuantizationRule
 from compiled_kernels.quantized_attention.quantize import QuantFormat, codes_per_word

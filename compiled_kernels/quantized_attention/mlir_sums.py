@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Self
 
 from compiled_kernels.builder.functions import loop, room
+from compiled_kernels.builder.target import Named
 from compiled_kernels.builder.values import Value, constant, fma, rounded
 from compiled_kernels.builder.vectors import dot_bytes, total
-from compiled_kernels.mlir_text import Named
 from compiled_kernels.paged_attention.mlir_softmax import Query
 from compiled_kernels.paged_attention.mlir_tile import DecodePages, products
 from compiled_kernels.quantized_attention.mlir_shape import QuantizedAttention, QuantizedOperand

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import torch
 
+from compiled_kernels.builder.target import SIZE_BOUND, Target
 from compiled_kernels.decode_step import DecodeStep, LayerShape, StepShape, WeightLayout
 from compiled_kernels.decode_step.step import allocate
 from compiled_kernels.decode_step.text import step_inputs
 from compiled_kernels.level import Level
 from compiled_kernels.mlir import Kernel, compile, compile_shape
-from compiled_kernels.mlir_text import SIZE_BOUND, Target
 
 CALLS_MISSING_FUNCTION = """
 func.func private @missing_function(f32) -> f32

@@ -14,13 +14,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compiled_kernels.builder.target import Target
 from compiled_kernels.level import Level
 from compiled_kernels.masks import AndMask, Causal
 from compiled_kernels.mlir import artifacts, compile, compile_text
 from compiled_kernels.mlir.artifacts import ArtifactCache, key_of
 from compiled_kernels.mlir.compile import all_fields
 from compiled_kernels.mlir.execute import JITCode, SharedObject
-from compiled_kernels.mlir_text import Target
 from tests.helpers.kernels import needs_mlir
 from tests.helpers.refusals import kernel_refuses
 from tests.kernels import small_kernels

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from compiled_kernels.builder.target import SIZE_BOUND, Target
 from compiled_kernels.decode_step import DecodeStep, LayerShape, StepShape, WeightLayout
 from compiled_kernels.decode_step.step import _read
 from compiled_kernels.decode_step.text import step_inputs
 from compiled_kernels.level import Level
-from compiled_kernels.mlir_text import SIZE_BOUND, Target
 from tests.helpers.refusals import kernel_refuses
 
 DENSE, INT8 = WeightLayout("bf16", bias=True), WeightLayout("i8", panels=True)

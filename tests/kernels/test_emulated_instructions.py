@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from compiled_kernels.builder.functions import function, text_of
+from compiled_kernels.builder.target import Named, memref
 from compiled_kernels.builder.values import Value
 from compiled_kernels.builder.vectors import (
     dot_bytes,
@@ -26,7 +27,6 @@ from compiled_kernels.builder.vectors import (
 from compiled_kernels.level import Level, available_levels
 from compiled_kernels.mlir import Kernel, compile_text
 from compiled_kernels.mlir import compile as compiling
-from compiled_kernels.mlir_text import Named, memref
 from tests.helpers.kernels import needs_mlir
 
 WORDS = 16  # of 32 bits in a vector

@@ -14,12 +14,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compiled_kernels.builder.target import memref
 from compiled_kernels.cases import case_of, suite_of
 from compiled_kernels.level import Level, available_levels, current_level, level_of, limited_to
 from compiled_kernels.mlir import compile_text
 from compiled_kernels.mlir.execute import Kernel
 from compiled_kernels.mlir.show import stages
-from compiled_kernels.mlir_text import memref
 from tests.helpers.kernels import needs_mlir
 from tests.helpers.levels import at_executed_levels, levels
 from tests.helpers.refusals import kernel_refuses

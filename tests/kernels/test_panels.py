@@ -14,12 +14,12 @@ from torch import Tensor
 from compiled_kernels.blocked import as_words, from_panels, panels_problem, to_panels
 from compiled_kernels.blocked.layout import VALUES_PER_WORD, over_rows
 from compiled_kernels.blocked.shape import TILE_ROWS
+from compiled_kernels.builder.target import MLIR_TYPES, Target
 from compiled_kernels.cases import random_normal
 from compiled_kernels.level import Level, limited_to
 from compiled_kernels.linear import mlir
 from compiled_kernels.linear.quantize import quantize_int8
 from compiled_kernels.mlir.invoke import BoundCall
-from compiled_kernels.mlir_text import MLIR_TYPES, Target
 from tests.helpers.kernels import needs_mlir
 from tests.helpers.levels import at_every_level
 

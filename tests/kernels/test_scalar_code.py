@@ -16,11 +16,11 @@ from torch import Tensor
 from compiled_kernels.attention_rules import MASK_INPUTS as MASK_INPUTS_OF_HEADS
 from compiled_kernels.attention_rules import SCORE_INPUTS, known_rules, rules_of
 from compiled_kernels.builder.functions import function, loop, text_of
+from compiled_kernels.builder.target import Named, Target
 from compiled_kernels.builder.values import counted
 from compiled_kernels.masks import ALiBi, AndMask, Causal, ChainedScore, Chunked, ScoreTemperature, SlidingWindow
 from compiled_kernels.mlir import compile_text
 from compiled_kernels.mlir.invoke import BoundCall
-from compiled_kernels.mlir_text import Named, Target
 from compiled_kernels.scalar_code.intervals import ranges, reach
 from compiled_kernels.scalar_code.lower import lowered
 from compiled_kernels.scalar_code.mlir import scalar_code

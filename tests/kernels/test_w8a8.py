@@ -18,6 +18,7 @@ from compiled_kernels import Backend
 from compiled_kernels.agreement import nan_filled_memory
 from compiled_kernels.blocked import to_panels
 from compiled_kernels.blocked.layout import regrouped, scales_to_panels, whole_panels
+from compiled_kernels.builder.target import Target
 from compiled_kernels.level import Level, limited_to
 from compiled_kernels.linear import mlir
 from compiled_kernels.linear.api import linear_reference
@@ -25,7 +26,6 @@ from compiled_kernels.linear.matrix_format import MatrixFormat
 from compiled_kernels.linear.quantize import dequantize_matrix
 from compiled_kernels.linear_w8a8.api import MAX_EXACT_COLUMNS, linear_w8a8_reference, quantize_rows, rounded_to_int8
 from compiled_kernels.linear_w8a8.cases import FORMATS
-from compiled_kernels.mlir_text import Target
 from tests.helpers.kernels import needs_mlir
 from tests.helpers.levels import at_every_level, at_executed_levels
 from tests.thorough import run_seed, tries

@@ -13,10 +13,10 @@ from torch.nn import Module
 from compiled_kernels.attention_rules import rules_of
 from compiled_kernels.backends import BackendError
 from compiled_kernels.blocked.layout import as_words, in_panels, whole_panels
+from compiled_kernels.builder.target import MLIR_TYPES, Target
 from compiled_kernels.decode_step import DecodeStep, LayerShape, MixtureShape, QuantizedLayout, StepShape, WeightLayout
 from compiled_kernels.linear.matrix_format import MatrixFormat
 from compiled_kernels.linear.mlir import weight_kind
-from compiled_kernels.mlir_text import MLIR_TYPES, Target
 from workbench.errors import WorkbenchError
 from workbench.executors.contention import StepThreads
 from workbench.executors.packing import MIN_TABLE_WIDTH, bucket_for, pack_batch, verify_bucket_for

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from compiled_kernels import Backend
 from compiled_kernels.blocked.layout import PANEL, in_panels
-from compiled_kernels.mlir_text import Target
+from compiled_kernels.builder.target import Target
 from compiled_kernels.prefill import BlockShape, PrefillBlock
 from compiled_kernels.prefill.block import PrefillBuffers
 from workbench.batch import TokenBatch

@@ -1,9 +1,10 @@
-"""The processor that kernels are written for: its vectors, and how MLIR spells types."""
+"""The processor that kernels are written for: its vectors, and how MLIR spells types and arguments."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -74,3 +75,15 @@ def largest_divisor(count: int, most: int) -> int:
 
 def memref(shape: Iterable[int], kind: str) -> str:
     return f"memref<{'x'.join(map(str, shape))}x{kind}>"
+
+
+class Named(NamedTuple):
+    """A value by its name, and its type as MLIR spells it."""
+
+    name: str
+    type: str
+
+
+def indices(*names: str) -> list[Named]:
+    """Return arguments that are indices."""
+    return [Named(name, "index") for name in names]

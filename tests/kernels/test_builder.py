@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from compiled_kernels import Backend
 from compiled_kernels.blocked.shape import TILE_ROWS
 from compiled_kernels.builder.functions import function, text_of
+from compiled_kernels.builder.target import Named, largest_divisor
 from compiled_kernels.builder.vectors import totals
 from compiled_kernels.cases import Case, CaseCost
 from compiled_kernels.linear import mlir
@@ -20,7 +21,6 @@ from compiled_kernels.linear.cases import SUITES
 from compiled_kernels.linear_w8a8.cases import SUITES as W8A8_SUITES
 from compiled_kernels.mlir import compile_text
 from compiled_kernels.mlir.invoke import BoundCall
-from compiled_kernels.mlir_text import Named, largest_divisor
 from tests.helpers.kernels import kernel_problem, needs_mlir
 
 
